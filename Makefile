@@ -1,0 +1,51 @@
+# Everything that a fresh clone needs: `make run` starts the gateway, `make test` checks it.
+# Needs Python 3.11 or later; PYTHON=... chooses which. ARGS=... is handed on to the program.
+
+PYTHON ?= python3
+VENV   := .venv
+BIN    := $(VENV)/bin
+STAMP  := $(VENV)/.installed
+
+.PHONY: run test lint format bench fuzz peers clean
+.DELETE_ON_ERROR:
+
+run: $(STAMP)
+	$(BIN)/gateway run $(ARGS)
+
+test: lint peers
+	$(BIN)/pytest -q $(ARGS)
+
+lint: $(STAMP)
+	$(BIN)/ruff check .
+	$(BIN)/ruff format --check .
+	$(BIN)/mypy --strict gateway
+	$(BIN)/lint-imports --no-logo
+
+format: $(STAMP)
+	$(BIN)/ruff check --fix .
+	$(BIN)/ruff format .
+
+bench: $(STAMP) peers
+	$(BIN)/python -m tests.benchmarks $(ARGS)
+
+fuzz: $(STAMP)
+	FUZZ_COUNT=$${FUZZ_COUNT:-3000000} $(BIN)/pytest -q tests/fuzz $(ARGS)
+
+peers:
+	@tests/interop/peers.sh
+
+$(STAMP): requirements.lock pyproject.toml
+	@$(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 11))' || \
+	    { echo "$(PYTHON) is older than Python 3.11; say PYTHON=/path/to/python3.11"; exit 1; }
+	@test -x $(BIN)/python || $(PYTHON) -c 'import ensurepip' 2>/dev/null || \
+	    { test "$$(id -u)" = 0 && apt-get install -y python3-venv || \
+	      { test "$$(id -u)" = 0 && apt-get update && apt-get install -y python3-venv; } || \
+	      { echo "Python's venv is missing: apt-get install python3-venv"; exit 1; }; }
+	test -x $(BIN)/python || $(PYTHON) -m venv $(VENV)
+	$(BIN)/python -m pip install -q --disable-pip-version-check -r requirements.lock
+	$(BIN)/python -m pip install -q --disable-pip-version-check --no-deps --no-build-isolation -e .
+	@touch $@
+
+clean:
+	rm -rf $(VENV) .node .mypy_cache .pytest_cache .ruff_cache .hypothesis .import_linter_cache build dist
+	find . -name __pycache__ -type d -prune -exec rm -rf {} +

@@ -1,0 +1,132 @@
+"""The HTTP side: Starlette's routes on Hypercorn's Trio worker, in the gateway's own event loop.
+
+/livez       200 as long as the event loop turns
+/readyz      200, or 503 with one reason per line
+/metrics     Prometheus
+/api/status  everything that the page shows, as JSON
+/            the live page
+"""
+
+from __future__ import annotations
+
+import logging
+import socket
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from importlib.resources import files
+from typing import Final
+
+import orjson
+import trio
+from hypercorn.config import Config, Sockets
+from hypercorn.trio import serve as hypercorn_serve
+from hypercorn.typing import ASGIFramework
+from starlette.applications import Starlette
+from starlette.requests import Request
+from starlette.responses import HTMLResponse, PlainTextResponse, Response
+from starlette.routing import Route
+from starlette.types import Receive, Scope, Send
+
+from gateway.admin.readiness import Readiness
+from gateway.admin.status import status
+from gateway.errors import ConfigurationError
+from gateway.settings import Http
+from gateway.telemetry.metrics import CONTENT_TYPE, Metrics
+
+# The page is one file without anything from elsewhere, and the browser is told to hold it to that.
+PAGE_POLICY: Final = (
+    "default-src 'none'; style-src 'unsafe-inline'; script-src 'unsafe-inline'; connect-src 'self'; "
+    "img-src data:; base-uri 'none'; form-action 'none'; frame-ancestors 'none'"
+)
+NEVER_STORE: Final = {"Cache-Control": "no-store", "X-Content-Type-Options": "nosniff"}
+
+
+@dataclass
+class AdminState:
+    """What HTTP shows of the running gateway. `clock` gives monotonic seconds."""
+
+    metrics: Metrics
+    readiness: Readiness
+    clock: Callable[[], float] = trio.current_time
+    started_secs: float = field(init=False)
+
+    def __post_init__(self) -> None:
+        self.started_secs = self.clock()
+
+
+def application(state: AdminState) -> Starlette:
+    """The ASGI application."""
+
+    async def livez(_: Request) -> Response:
+        return PlainTextResponse("alive\n", headers=NEVER_STORE)
+
+    async def readyz(_: Request) -> Response:
+        reasons = state.readiness.reasons()
+        text = "".join(f"{reason}\n" for reason in reasons) or "ready\n"
+        return PlainTextResponse(text, 503 if reasons else 200, NEVER_STORE)
+
+    async def metrics(_: Request) -> Response:
+        return Response(state.metrics.exposition(), headers={"Content-Type": CONTENT_TYPE})
+
+    async def api_status(_: Request) -> Response:
+        document = status(state.metrics, state.readiness.reasons(), state.clock(), state.started_secs)
+        return Response(orjson.dumps(document), headers=NEVER_STORE, media_type="application/json")
+
+    page = files("gateway.admin").joinpath("page.html").read_text(encoding="utf-8")
+
+    async def live_page(_: Request) -> Response:
+        return HTMLResponse(page, headers=NEVER_STORE | {"Content-Security-Policy": PAGE_POLICY})
+
+    routes = [
+        Route("/", live_page),
+        Route("/api/status", api_status),
+        Route("/livez", livez),
+        Route("/metrics", metrics),
+        Route("/readyz", readyz),
+    ]
+    return Starlette(routes=routes)
+
+
+def _listen(http: Http) -> socket.socket:
+    """Bind ourselves, since a taken port is our error to explain."""
+    family = socket.AF_INET6 if ":" in http.host else socket.AF_INET
+    both = http.host == "::" and socket.has_dualstack_ipv6()
+    try:
+        bound = socket.create_server((http.host, http.port), family=family, dualstack_ipv6=both)
+    except OSError as error:
+        place = f"{http.host}:{http.port}"
+        raise ConfigurationError(f"http: cannot listen on {place}: {error.strerror or error}") from error
+    bound.setblocking(False)
+    return bound
+
+
+class _Quiet(Config):
+    """Hypercorn on a socket that is bound already; no log line per request."""
+
+    def __init__(self, bound: socket.socket) -> None:
+        super().__init__()
+        self._sockets = Sockets([], [bound], [])
+        self.accesslog = None
+        self.errorlog = logging.getLogger("gateway.admin")
+        self.include_server_header = False
+        self.graceful_timeout = 1.0
+
+    def create_sockets(self) -> Sockets:
+        return self._sockets
+
+
+async def serve(
+    http: Http, state: AdminState, *, task_status: trio.TaskStatus[int] = trio.TASK_STATUS_IGNORED
+) -> None:
+    """Serve until cancelled; `started` tells the port. Raises ConfigurationError when it cannot listen."""
+    bound = _listen(http)
+    port = int(bound.getsockname()[1])
+    app = application(state)
+
+    async def asgi(scope: Scope, receive: Receive, send: Send) -> None:
+        await app(scope, receive, send)
+
+    framework: ASGIFramework = asgi  # type: ignore[assignment]  # Hypercorn spells the same protocol differently
+    async with trio.open_nursery() as nursery:
+        await nursery.start(hypercorn_serve, framework, _Quiet(bound))
+        task_status.started(port)

@@ -1,0 +1,83 @@
+"""The state of the gateway as one JSON document, which the live page polls.
+
+Counters only grow; whoever wants rates subtracts two documents and divides by the difference of `at_secs`.
+"""
+
+from __future__ import annotations
+
+from typing import Any, Final
+
+from gateway.telemetry.metrics import Metrics
+from gateway.telemetry.stats import EndpointStats, LinkStats, ListenerStats, RouteCounts
+
+FRAMES_SHOWN_MAX: Final = 200  # a document that is polled each second stays small
+
+
+def status(metrics: Metrics, reasons: list[str], at_secs: float, started_secs: float) -> dict[str, Any]:
+    """The document. `at_secs` and `started_secs` are monotonic; `reasons` say why it is not ready."""
+    return {
+        "version": metrics.version,
+        "at_secs": at_secs,
+        "uptime_secs": at_secs - started_secs,
+        "ready": not reasons,
+        "not_ready": reasons,
+        "endpoints": [_endpoint(stats) for stats in metrics.endpoints()],
+        "routes": [_route(route) for route in metrics.routes()],
+        "broker": metrics.broker(),
+        "mapping_reloads": dict(metrics.mapping_reloads),
+    }
+
+
+def _endpoint(stats: EndpointStats) -> dict[str, Any]:
+    octets_in, octets_out = stats.octets()
+    frames = sorted(stats.frames().items(), key=lambda item: -item[1])[:FRAMES_SHOWN_MAX]
+    common: dict[str, Any] = {
+        "name": stats.name,
+        "protocol": stats.protocol,
+        "connections": stats.connections,
+        "messages_in": stats.messages_in,
+        "messages_out": stats.messages_out,
+        "bytes_in": octets_in,
+        "bytes_out": octets_out,
+        "settled": [
+            {"outcome": outcome, "reason": reason, "count": count}
+            for outcome, reason, count in stats.settled()
+        ],
+        "protocol_errors": dict(stats.protocol_errors.counts),
+        "latency_secs": {"p50": stats.latency.quantile(0.5), "p99": stats.latency.quantile(0.99)},
+        "frames": [
+            {"version": version, "direction": direction, "frame": frame, "count": count}
+            for (version, direction, frame), count in frames
+        ],
+    }
+    return common | _own(stats)
+
+
+def _own(stats: EndpointStats) -> dict[str, Any]:
+    if isinstance(stats, ListenerStats):
+        return {"kind": "listener", "accepted": stats.accepted, "refused": dict(stats.refused.counts)}
+    assert isinstance(stats, LinkStats)
+    return {
+        "kind": "link",
+        "up": stats.up,
+        "reconnects": stats.reconnects,
+        "in_flight": stats.in_flight,
+        "failures": dict(stats.failures.counts),
+    }
+
+
+def _route(route: RouteCounts) -> dict[str, Any]:
+    return {
+        "name": route.name,
+        "source": route.source,
+        "target": route.target_endpoint,
+        "matched": route.matched,
+        "delivered": route.delivered,
+        "failed": route.failed,
+        "retried": route.retried,
+        "dropped": route.dropped,
+        "unparsable": route.unparsable,
+        "undecided": route.undecided,
+        "reply_kept": route.reply_kept,
+        "in_flight": route.in_flight,
+    }

@@ -1,0 +1,123 @@
+"""Who may connect, publish and subscribe: the one place that every protocol asks.
+
+Passwords are argon2 hashes. Verifying one takes tens of milliseconds by design, so it runs in a thread, and a
+password that was right is remembered for a while as a keyed digest: a fleet that reconnects does not wait
+for it.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import hmac
+import ipaddress
+import os
+import time
+from collections.abc import Mapping
+from typing import Final
+
+import argon2
+import trio
+
+from gateway.model.address import Address
+
+REMEMBERED_SECS: Final = 300.0
+REMEMBERED_MAX: Final = 10_000  # one digest and one time each
+VERIFIERS_MAX: Final = 2  # argon2 takes 64 MiB each; more would starve the poller of memory and cores
+
+GUEST: Final = "guest"
+
+
+class Principal:
+    """Who a connection acts for; "" is the anonymous user."""
+
+    __slots__ = ("name",)
+
+    def __init__(self, name: str) -> None:
+        self.name = name
+
+
+def is_loopback(remote: str) -> bool:
+    """Is the address (host, or host:port as streams write it) on this machine?"""
+    host = remote.rsplit(":", 1)[0].strip("[]")
+    try:
+        address = ipaddress.ip_address(host)
+    except ValueError:
+        return False
+    mapped = getattr(address, "ipv4_mapped", None)
+    return bool((mapped or address).is_loopback)
+
+
+class Access:
+    """Decides. `users` maps names to argon2 hashes; `guest` and `anonymous` are `loopback`, `always` or
+    `never`.
+    """
+
+    def __init__(self, users: Mapping[str, str], *, guest: str = "loopback") -> None:
+        self._users = dict(users)
+        self._guest = guest
+        self._key = os.urandom(32)
+        self._remembered: dict[tuple[str, bytes], float] = {}
+        self._limiter: trio.CapacityLimiter | None = None
+        self._principals: dict[str, Principal] = {}
+
+    def anonymous(self, remote: str, policy: str) -> Principal | None:
+        """The anonymous principal, if `policy` lets it connect from `remote`."""
+        if policy == "always" or (policy == "loopback" and is_loopback(remote)):
+            return self._principal("")
+        return None
+
+    def known(self, user: str, password: bytes, remote: str) -> Principal | None:
+        """The principal, when that can be said without work; None: ask `verify`."""
+        if user == GUEST and user not in self._users:
+            allowed = self._guest == "always" or (self._guest == "loopback" and is_loopback(remote))
+            return self._principal(GUEST) if allowed and password == GUEST.encode() else None
+        if user not in self._users:
+            return None
+        until = self._remembered.get((user, self._digest(password)), 0.0)
+        return self._principal(user) if until > time.monotonic() else None
+
+    async def verify(self, user: str, password: bytes) -> Principal | None:
+        """The principal, if the password is right; takes tens of milliseconds in a thread."""
+        stored = self._users.get(user)
+        if self._limiter is None:
+            self._limiter = trio.CapacityLimiter(VERIFIERS_MAX)
+        # An unknown user costs the same time as a wrong password, so that names cannot be found out.
+        right = await trio.to_thread.run_sync(_matches, stored or _DECOY, password, limiter=self._limiter)
+        if not right or stored is None:
+            return None
+        if len(self._remembered) >= REMEMBERED_MAX:
+            self._remembered.clear()
+        self._remembered[user, self._digest(password)] = time.monotonic() + REMEMBERED_SECS
+        return self._principal(user)
+
+    def may_publish(self, principal: Principal, endpoint: str, address: Address) -> bool:
+        """May the principal publish to this address? Asked once per address and cached by its asker."""
+        return True
+
+    def may_subscribe(self, principal: Principal, endpoint: str, pattern: str) -> bool:
+        """May the principal read what matches `pattern` (a topic filter, or a queue)?"""
+        return True
+
+    def _principal(self, name: str) -> Principal:
+        return self._principals.setdefault(name, Principal(name))
+
+    def _digest(self, password: bytes) -> bytes:
+        return hmac.digest(self._key, password, hashlib.sha256)
+
+
+_HASHER = argon2.PasswordHasher()
+_DECOY = _HASHER.hash(os.urandom(16))
+
+
+def hash_password(password: str) -> str:
+    """The argon2id hash of `password`, as `users` wants it."""
+    return _HASHER.hash(password)
+
+
+def _matches(stored: str, password: bytes) -> bool:
+    try:
+        return _HASHER.verify(stored, password)
+    except argon2.exceptions.VerifyMismatchError:
+        return False
+    except argon2.exceptions.InvalidHashError:
+        return False

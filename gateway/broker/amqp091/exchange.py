@@ -1,0 +1,111 @@
+"""Exchanges: where a published message goes, by key, by pattern, by header, or everywhere.
+
+`route` adds the destinations of one message to a set. An exchange may be bound to another, so a walk keeps
+the exchanges that it has seen. Only a headers exchange looks into the message.
+"""
+
+from __future__ import annotations
+
+from typing import Any, Final
+
+from gateway.broker.queue import Queue
+from gateway.broker.topics import Trie
+from gateway.model.message import Message
+from gateway.model.properties import Headers
+
+TYPES: Final = ("direct", "fanout", "topic", "headers")
+
+
+class Exchange:
+    """One exchange and its bindings. `kind` is one of TYPES."""
+
+    def __init__(
+        self, name: str, kind: str, *, durable: bool, auto_delete: bool = False, internal: bool = False
+    ) -> None:
+        self.name = name
+        self.kind = kind
+        self.durable = durable
+        self.auto_delete = auto_delete
+        self.internal = internal
+        self.bindings: dict[tuple[Queue | Exchange, str, Headers], None] = {}
+        self._keys: dict[str, dict[Queue | Exchange, None]] = {}
+        self._patterns: Trie[Queue | Exchange] = Trie("*", "#")
+
+    def bind(self, destination: Queue | Exchange, key: str, arguments: Headers) -> bool:
+        """Add a binding; False: it was there."""
+        binding = (destination, key, arguments)
+        if binding in self.bindings:
+            return False
+        self.bindings[binding] = None
+        if self.kind == "topic":
+            self._patterns.add(key.split("."), destination)
+        elif self.kind == "direct":
+            self._keys.setdefault(key, {})[destination] = None
+        return True
+
+    def unbind(self, destination: Queue | Exchange, key: str, arguments: Headers) -> bool:
+        """Remove a binding; False: it was not there."""
+        if (destination, key, arguments) not in self.bindings:
+            return False
+        del self.bindings[destination, key, arguments]
+        if any(other == (destination, key) for other in ((to, by) for to, by, _ in self.bindings)):
+            return True  # the same key is still bound with other arguments
+        if self.kind == "topic":
+            self._patterns.remove(key.split("."), destination)
+        elif self.kind == "direct":
+            del self._keys[key][destination]
+            if not self._keys[key]:
+                del self._keys[key]
+        return True
+
+    def unbind_all(self, destination: Queue | Exchange) -> bool:
+        """Remove every binding to `destination`; False: there was none."""
+        gone = [binding for binding in self.bindings if binding[0] is destination]
+        for _, key, arguments in gone:
+            self.unbind(destination, key, arguments)
+        return bool(gone)
+
+    @property
+    def selective(self) -> bool:
+        """True: the address alone does not decide."""
+        return self.kind == "headers" or any(
+            isinstance(to, Exchange) and to is not self and to.kind == "headers" for to, _, _ in self.bindings
+        )
+
+    def route(self, key: str, message: Message | None, found: dict[Queue, None], seen: set[Exchange]) -> None:
+        """Add the queues that a message with `key` goes to. `message` is None when only the key is known."""
+        seen.add(self)
+        for destination in self._destinations(key, message):
+            if isinstance(destination, Queue):
+                found[destination] = None
+            elif destination not in seen:
+                destination.route(key, message, found, seen)
+
+    def _destinations(self, key: str, message: Message | None) -> dict[Queue | Exchange, None]:
+        if self.kind == "direct":
+            return self._keys.get(key, {})
+        if self.kind == "topic":
+            return self._patterns.match(key.split("."))
+        if self.kind == "fanout":
+            return {destination: None for destination, _, _ in self.bindings}
+        headers = {} if message is None else {name: value.value for name, value in message.properties.headers}
+        return {to: None for to, _, arguments in self.bindings if headers_match(arguments, headers)}
+
+
+def headers_match(arguments: Headers, headers: dict[str, Any]) -> bool:
+    """Does a headers binding match? `x-match`: all (default), any, all-with-x, any-with-x.
+
+    Other arguments that begin with `x-` take no part, except with the `-with-x` forms. An argument without a
+    value (void) matches a header that is merely there.
+    """
+    mode = "all"
+    wanted = []
+    for name, value in arguments:
+        if name == "x-match":
+            mode = str(value.value)
+        else:
+            wanted.append((name, value.value))
+    if not mode.endswith("-with-x"):
+        wanted = [pair for pair in wanted if not pair[0].startswith("x-")]
+    hits = [name in headers and (value is None or headers[name] == value) for name, value in wanted]
+    return all(hits) if mode.startswith("all") else any(hits)

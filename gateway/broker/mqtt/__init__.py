@@ -1,0 +1,3 @@
+"""MQTT's namespace in the broker: subscriptions, sessions that outlive their connections, retained
+messages.
+"""

@@ -1,0 +1,134 @@
+"""The topic tree: who subscribed to what, what each topic retains, and which sessions exist."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable
+
+from gateway.broker.mqtt.session import (
+    Grant,
+    Session,
+    SessionLimits,
+    SessionTally,
+    SubscriptionOptions,
+)
+from gateway.broker.topics import Trie, topic_matches
+from gateway.model.address import Address, MqttAddress
+from gateway.model.batch import Sink
+from gateway.model.message import Message
+
+
+class MqttNamespace:
+    """Subscriptions, retained messages and sessions of one gateway."""
+
+    def __init__(
+        self,
+        changed: Callable[[], None],
+        limits: SessionLimits | None = None,
+        *,
+        sessions_max: int = 100_000,
+        retained_max: int = 100_000,
+    ) -> None:
+        self.limits = limits or SessionLimits()
+        self.sessions_max = sessions_max
+        self.retained_max = (
+            retained_max  # each holds a body; beyond it a new topic is not retained, and counted
+        )
+        self.retained_refused = 0
+        self.tally = SessionTally()
+        self.sessions: dict[str, Session] = {}
+        self.retained: dict[str, Message] = {}
+        self._changed = changed
+        self._trie: Trie[tuple[Session, SubscriptionOptions]] = Trie("+", "#")
+
+    @property
+    def subscriptions(self) -> int:
+        """How many subscriptions exist."""
+        return len(self._trie)
+
+    def sinks(self, address: Address) -> tuple[Sink, ...]:
+        """The sessions that get messages of this topic, each once."""
+        assert isinstance(address, MqttAddress)
+        levels = address.topic.split("/")
+        merged: dict[Session, list[SubscriptionOptions]] = {}
+        for session, options in self._trie.match(levels, hidden=levels[0].startswith("$")):
+            merged.setdefault(session, []).append(options)
+        return tuple(Grant(session, options) for session, options in merged.items())
+
+    def choose(self, message: Message) -> tuple[Sink, ...]:
+        """MQTT never looks beyond the address."""
+        return self.sinks(message.address)
+
+    def retain(self, message: Message) -> None:
+        """Keep `message` for its topic; an empty body forgets the topic."""
+        assert isinstance(message.address, MqttAddress)
+        topic = message.address.topic
+        if not message.body:
+            self.retained.pop(topic, None)
+        elif topic in self.retained or len(self.retained) < self.retained_max:
+            self.retained[topic] = message
+        else:
+            self.retained_refused += 1
+
+    def subscribe(self, session: Session, topic_filter: str, options: SubscriptionOptions) -> list[Message]:
+        """Add or replace a subscription; returns the retained messages that it must be sent."""
+        pattern = topic_filter.split("/")
+        before = session.subscriptions.get(topic_filter)
+        if before is not None:
+            self._trie.remove(pattern, (session, before))
+        session.subscriptions[topic_filter] = options
+        self._trie.add(pattern, (session, options))
+        self._changed()
+        if options.retain_handling == 2 or (options.retain_handling == 1 and before is not None):
+            return []
+        return self._retained_for(pattern)
+
+    def unsubscribe(self, session: Session, topic_filter: str) -> bool:
+        """Remove a subscription; False when there was none."""
+        options = session.subscriptions.pop(topic_filter, None)
+        if options is None:
+            return False
+        self._trie.remove(topic_filter.split("/"), (session, options))
+        self._changed()
+        return True
+
+    def open(self, client_id: str, *, clean: bool, persistent: bool) -> tuple[Session, bool]:
+        """The session of `client_id`, and whether it is an earlier one that is resumed."""
+        session = self.sessions.get(client_id)
+        if session is not None and clean:
+            self.discard(session)
+            session = None
+        present = session is not None
+        if session is None:
+            session = Session(client_id, self.limits, self.tally)
+            self.sessions[client_id] = session
+        session.persistent = persistent
+        return session, present
+
+    def discard(self, session: Session) -> None:
+        """End the session: its subscriptions and what it was owed go."""
+        for topic_filter in list(session.subscriptions):
+            self.unsubscribe(session, topic_filter)
+        if self.sessions.get(session.client_id) is session:
+            del self.sessions[session.client_id]
+
+    def expire(self, now: float) -> None:
+        """Discard the disconnected sessions whose time has come (monotonic `now`)."""
+        due = [
+            session
+            for session in self.sessions.values()
+            if session.outlet is None and 0 < session.expires_at <= now
+        ]
+        for session in due:
+            self.discard(session)
+
+    def _retained_for(self, pattern: list[str]) -> list[Message]:
+        utc = time.time()
+        topic = "/".join(pattern)
+        if "+" not in pattern and "#" not in pattern:
+            found = [self.retained[topic]] if topic in self.retained else []
+        else:
+            found = [
+                message for name, message in self.retained.items() if topic_matches(pattern, name.split("/"))
+            ]
+        return [message for message in found if not message.expires or message.expires > utc]

@@ -1,0 +1,233 @@
+"""The switch: from a published message to every lane that must take it.
+
+A message goes to its own protocol's namespace, and through the routes that match its address into others.
+What
+the address alone decides is worked out once and kept as an Entry; sources hold entries in caches keyed by the
+octets that they read, and drop them when `generation` moves (a binding, a subscription or the mapping
+changed).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Protocol
+
+from gateway.broker.dead_letters import DeadLetters
+from gateway.mapping.crossings import Crossing, Route
+from gateway.mapping.router import Router
+from gateway.model.address import Address
+from gateway.model.batch import Batch, Lane, Receipt, Sink
+from gateway.model.message import Message
+from gateway.model.outcome import ACCEPTED, Outcome, Reason, Verdict, worse
+
+UNROUTED = Outcome(Verdict.REJECTED, Reason.NO_ROUTE, "no queue or subscription takes it")
+
+Cross = Callable[[Message], "Message | Outcome | None"]
+
+
+class Namespace(Protocol):
+    """Where an endpoint's messages can end: an embedded namespace, or a link."""
+
+    def sinks(self, address: Address) -> tuple[Sink, ...] | None:
+        """The sinks of an address; None when only the message decides."""
+
+    def choose(self, message: Message) -> tuple[Sink, ...]:
+        """The sinks of one message."""
+
+    def retain(self, message: Message) -> None:
+        """Keep a retained message."""
+
+
+class RouteLane(Lane):
+    """A lane that a route leads to: keeps the route's tally, and its dead letters."""
+
+    __slots__ = ("_dead_letters", "_route")
+
+    def __init__(self, sink: Sink, route: Route, dead_letters: DeadLetters) -> None:
+        super().__init__(sink)
+        self._route = route
+        self._dead_letters = dead_letters
+
+    @property
+    def mandatory(self) -> bool:
+        """Whether a message that the sink's broker cannot route has to be refused."""
+        return self._route.mandatory
+
+    def sent(self, count: int) -> None:
+        """Count what is on its way."""
+        self._route.in_flight += count
+
+    def settled(self, messages: list[Message], outcome: Outcome) -> Outcome:
+        """Count what arrived; a message refused for good is a dead letter if the route says so."""
+        route = self._route
+        route.in_flight -= len(messages)
+        if outcome is ACCEPTED:
+            route.delivered += len(messages)
+            return outcome
+        route.failed += len(messages)
+        if outcome.verdict is Verdict.REJECTED and route.on_reject == "dead_letter":
+            self._dead_letters.add(messages, route.name, outcome)
+            return ACCEPTED
+        return outcome
+
+
+class Way:
+    """One crossing out of an address, with the lanes at its end when the address decides them."""
+
+    __slots__ = ("cross", "crossing", "lanes", "namespace")
+
+    def __init__(self, crossing: Crossing, namespace: Namespace, lanes: tuple[Lane, ...] | None) -> None:
+        self.crossing = crossing
+        self.cross: Cross = crossing.cross
+        self.namespace = namespace
+        self.lanes = lanes
+
+
+class Entry:
+    """Everything that the address of a message decides."""
+
+    __slots__ = ("address", "cross", "lanes", "namespace", "only", "ways")
+
+    def __init__(
+        self,
+        address: Address,
+        namespace: Namespace | None,
+        lanes: tuple[Lane, ...] | None,
+        ways: tuple[Way, ...],
+    ) -> None:
+        self.address = address
+        self.namespace = namespace  # None: what a link brings in takes routes only
+        self.lanes = lanes  # in its own namespace; None: the message decides
+        self.ways = ways
+        # The common case, one lane in all, is prepared so that it costs no loop.
+        self.only: Lane | None = None
+        self.cross: Cross | None = None
+        if lanes is not None and len(lanes) == 1 and not ways:
+            self.only = lanes[0]
+        elif lanes == () and len(ways) == 1 and ways[0].lanes is not None and len(ways[0].lanes) == 1:
+            self.only = ways[0].lanes[0]
+            self.cross = ways[0].cross
+
+
+class Switch:
+    """Joins the namespaces of all endpoints by the routes in force."""
+
+    def __init__(self, router: Router, dead_letters: DeadLetters) -> None:
+        self.router = router
+        self.dead_letters = dead_letters
+        self.generation = 0
+        self.namespaces: dict[str, Namespace] = {}
+        self._lanes: dict[tuple[Sink, str], Lane] = {}
+
+    def changed(self) -> None:
+        """What addresses lead to may have changed: entries made before are stale."""
+        self.generation += 1
+        self._lanes.clear()
+
+    def use(self, router: Router) -> None:
+        """Put new mappings in force."""
+        self.router = router
+        self.changed()
+
+    def entry(self, endpoint: str, namespace: Namespace | None, address: Address, queue: str = "") -> Entry:
+        """Work out where messages from `endpoint` to `address` go.
+
+        `namespace` is None for a link, whose broker has them already: they take routes only. `queue` is the
+        queue that a link consumed them from, if a route named it.
+        """
+        sinks = () if namespace is None else namespace.sinks(address)
+        lanes = None if sinks is None else tuple(self._lane(sink, None) for sink in sinks)
+        ways = []
+        for crossing in self.router.crossings(endpoint, address, queue):
+            target = self.namespaces.get(crossing.route.target_endpoint)
+            if target is None:
+                continue
+            ends = target.sinks(crossing.target) if crossing.target is not None else None
+            found = None if ends is None else tuple(self._lane(sink, crossing.route) for sink in ends)
+            ways.append(Way(crossing, target, found))
+        return Entry(address, namespace, lanes, tuple(ways))
+
+    def publish(self, batch: Batch, entry: Entry, message: Message, receipt: Receipt) -> bool:
+        """Put a message on its lanes. False: there is none, and the receipt is still the caller's to
+        answer.
+        """
+        lane = entry.only
+        if lane is None:
+            return self._publish_all(batch, entry, message, receipt)
+        cross = entry.cross
+        if cross is None:
+            batch.add_only(receipt, lane, message)
+            return True
+        crossed = cross(message)
+        if type(crossed) is Message:
+            if crossed.retain:
+                entry.ways[0].namespace.retain(crossed)
+            batch.add_only(receipt, lane, crossed)
+            return True
+        if crossed is None:
+            return False
+        assert isinstance(crossed, Outcome)
+        return self._place(
+            batch, receipt, [], self._refuse(entry.ways[0].crossing.route, message, crossed, None)
+        )
+
+    def _publish_all(self, batch: Batch, entry: Entry, message: Message, receipt: Receipt) -> bool:
+        placed: list[tuple[Lane, Message]] = []
+        lanes = entry.lanes
+        if lanes is None:
+            assert entry.namespace is not None
+            lanes = tuple(self._lane(sink, None) for sink in entry.namespace.choose(message))
+        for lane in lanes:
+            placed.append((lane, message))
+        refused: Outcome | None = None
+        for way in entry.ways:
+            crossed = way.cross(message)
+            if crossed is None:
+                continue
+            if isinstance(crossed, Outcome):
+                refused = self._refuse(way.crossing.route, message, crossed, refused)
+                continue
+            if crossed.retain:
+                way.namespace.retain(crossed)
+            ends = way.lanes
+            if ends is None:
+                ends = self._lanes_of(way, crossed)
+            if not ends and way.crossing.route.mandatory:
+                way.crossing.route.failed += 1
+                refused = self._refuse(way.crossing.route, message, UNROUTED, refused)
+            for lane in ends:
+                placed.append((lane, crossed))
+        return self._place(batch, receipt, placed, refused)
+
+    def _place(
+        self, batch: Batch, receipt: Receipt, placed: list[tuple[Lane, Message]], refused: Outcome | None
+    ) -> bool:
+        if not placed and refused is None:
+            return False
+        slot = batch.open(receipt, len(placed) + (refused is not None))
+        for lane, crossed in placed:
+            batch.add(slot, lane, crossed)
+        if refused is not None:
+            batch.settle([slot], refused)
+        return True
+
+    def _refuse(self, route: Route, message: Message, outcome: Outcome, before: Outcome | None) -> Outcome:
+        """A route matched but cannot take the message."""
+        if route.on_reject == "dead_letter":
+            self.dead_letters.add([message], route.name, outcome)
+            outcome = ACCEPTED
+        return outcome if before is None else worse(before, outcome)
+
+    def _lanes_of(self, way: Way, crossed: Message) -> tuple[Lane, ...]:
+        sinks = way.namespace.sinks(crossed.address)
+        if sinks is None:
+            sinks = way.namespace.choose(crossed)
+        return tuple(self._lane(sink, way.crossing.route) for sink in sinks)
+
+    def _lane(self, sink: Sink, route: Route | None) -> Lane:
+        key = (sink, "" if route is None else route.name)
+        lane = self._lanes.get(key)
+        if lane is None:
+            lane = Lane(sink) if route is None else RouteLane(sink, route, self.dead_letters)
+            self._lanes[key] = lane
+        return lane

@@ -1,0 +1,94 @@
+"""`gateway check`: is this configuration right, before anything runs?
+
+Prints the configuration with its defaults and without its secrets on standard output, and what is wrong with
+it on standard error; warnings alone leave the exit code 0.
+"""
+
+from __future__ import annotations
+
+import os
+from typing import Any, Final
+
+import orjson
+import typer
+from rich.console import Console
+from rich.text import Text
+
+from gateway.cli.exits import Exit
+from gateway.cli.options import AsJson, ConfigFile, settings_of
+from gateway.errors import ConfigurationError, MappingError
+from gateway.mapping import load
+from gateway.mapping.linter import Finding, Severity, lint
+from gateway.settings import Settings, masked
+
+app = typer.Typer()
+
+COLOURS: Final = {Severity.ERROR: "red", Severity.WARNING: "yellow", Severity.NOTE: "dim"}
+
+
+@app.command()
+def check(config: ConfigFile = None, as_json: AsJson = False) -> None:
+    """Check the configuration and its mapping files, and print what they come to."""
+    try:
+        settings: Settings | None = settings_of(config)
+    except ConfigurationError as error:
+        settings, findings = None, [_error(line) for line in str(error).splitlines()]
+    if settings is not None:
+        findings = [*unreadable(settings), *mapping_findings(settings)]
+    wrong = any(finding.severity is Severity.ERROR for finding in findings)
+    if as_json:
+        typer.echo(orjson.dumps(_document(settings, findings, not wrong)))
+    else:
+        if settings is not None:
+            typer.echo(masked(settings), nl=False)
+        _print(findings)
+    if wrong:
+        raise typer.Exit(Exit.CONFIGURATION)
+
+
+def unreadable(settings: Settings) -> list[Finding]:
+    """The files that the configuration names and that this process may not read."""
+    return [
+        _error(f"{key}: this file cannot be read", str(path))
+        for key, path in settings.files()
+        if not (path.is_file() and os.access(path, os.R_OK))
+    ]
+
+
+def mapping_findings(settings: Settings) -> list[Finding]:
+    """What is wrong or unwise in the mapping files, for the endpoints that are configured."""
+    files = settings.mapping_files()
+    if not files:
+        reason = f"mappings: no file is found by {', '.join(settings.mappings)}"
+        return [Finding(Severity.WARNING, "empty", reason, "", 0)]
+    try:
+        mappings = load(files)
+    except MappingError as error:
+        return [_error(error.reason, error.file, error.line)]
+    return lint(mappings, settings.endpoints(), settings.links)
+
+
+def place_and_text(finding: Finding) -> str:
+    """One line: where, how bad, what."""
+    place = (
+        f"{finding.file}:{finding.line}: " if finding.line else f"{finding.file}: " if finding.file else ""
+    )
+    return f"{place}{finding.severity.value}: {finding.text}"
+
+
+def _error(text: str, file: str = "", line: int = 0) -> Finding:
+    return Finding(Severity.ERROR, "invalid", text, file, line)
+
+
+def _document(settings: Settings | None, findings: list[Finding], good: bool) -> dict[str, Any]:
+    return {
+        "ok": good,
+        "findings": [finding._asdict() for finding in findings],
+        "configuration": None if settings is None else settings.model_dump(mode="json"),
+    }
+
+
+def _print(findings: list[Finding]) -> None:
+    console = Console(stderr=True, soft_wrap=True, highlight=False)
+    for finding in findings:
+        console.print(Text(place_and_text(finding), style=COLOURS[finding.severity]))

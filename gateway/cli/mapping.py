@@ -1,0 +1,120 @@
+"""`gateway test` and `gateway explain`: what mapping files do, before anything runs."""
+
+from __future__ import annotations
+
+from dataclasses import asdict
+from pathlib import Path
+from typing import Annotated, Any
+
+import orjson
+import typer
+
+from gateway.cli.exits import Exit
+from gateway.cli.options import AsJson, ConfigFile, settings_of
+from gateway.errors import ConfigurationError
+from gateway.mapping import load
+from gateway.mapping.cases import run_cases
+from gateway.mapping.explain import Explanation, explain
+from gateway.mapping.router import Router
+from gateway.mapping.schema import json_schema
+from gateway.model.address import Address, AmqpAddress, FastAddress, MqttAddress
+from gateway.model.message import Sender
+
+app = typer.Typer()
+
+Files = Annotated[
+    list[Path] | None, typer.Argument(help="Mapping files; default: those of the configuration.")
+]
+
+
+@app.command(name="test")
+def run_tests(files: Files = None, config: ConfigFile = None, as_json: AsJson = False) -> None:
+    """Run the tests that stand in mapping files. Exit code 1 when one fails."""
+    chosen = files or settings_of(config).mapping_files()
+    results = [(str(mapping.file), result) for mapping in load(chosen) for result in run_cases(mapping)]
+    failed = [result for _, result in results if not result.passed]
+    if as_json:
+        rows = [
+            {
+                "file": file,
+                "test": result.name,
+                "passed": result.passed,
+                "differences": list(result.differences),
+            }
+            for file, result in results
+        ]
+        typer.echo(orjson.dumps({"passed": len(results) - len(failed), "failed": len(failed), "tests": rows}))
+    else:
+        for file, result in results:
+            typer.echo(f"{'ok    ' if result.passed else 'FAILED'} {file}: {result.name}")
+            for difference in result.differences:
+                typer.echo(f"         {difference}")
+        typer.echo(f"{len(results) - len(failed)} passed, {len(failed)} failed")
+    if failed:
+        raise typer.Exit(Exit.FAILED)
+
+
+@app.command(name="explain")
+def explain_address(
+    endpoint: Annotated[str, typer.Argument(help="Endpoint that brings the message in.")],
+    topic: Annotated[str | None, typer.Option(help="MQTT topic.")] = None,
+    exchange: Annotated[str | None, typer.Option(help="AMQP 0-9-1 exchange.")] = None,
+    routing_key: Annotated[str, typer.Option(help="AMQP 0-9-1 routing key.")] = "",
+    queue: Annotated[str | None, typer.Option(help="AMQP 0-9-1 queue.")] = None,
+    service: Annotated[str, typer.Option(help="AMQP/Fast service: queue, topic or peer.")] = "topic",
+    destination: Annotated[str | None, typer.Option(help="AMQP/Fast destination.")] = None,
+    client: Annotated[str, typer.Option(help="Client identifier, for templates that name it.")] = "",
+    user: Annotated[str, typer.Option(help="User, for templates that name it.")] = "",
+    config: ConfigFile = None,
+    as_json: AsJson = False,
+) -> None:
+    """Show which routes take an address, what they produce, and why the others do not."""
+    settings = settings_of(config)
+    endpoints = settings.endpoints()
+    if endpoint not in endpoints:
+        raise ConfigurationError(f"{endpoint!r} is no endpoint; there are: {', '.join(endpoints)}")
+    address: Address
+    if topic is not None:
+        address = MqttAddress(topic)
+    elif destination is not None:
+        address = FastAddress(service, destination)
+    elif queue is not None or exchange is not None:
+        address = AmqpAddress(exchange or "", queue if exchange is None and queue else routing_key)
+    else:
+        raise typer.BadParameter("say --topic, --exchange with --routing-key, --queue, or --destination")
+    if address.protocol != endpoints[endpoint]:
+        raise typer.BadParameter(
+            f"{endpoint} speaks {endpoints[endpoint]}, the address is of {address.protocol}"
+        )
+    router = Router(load(settings.mapping_files()), endpoints, hops_max=settings.limits.hops_max)
+    found = explain(router, endpoint, address, queue or "", Sender(endpoint, client, user))
+    if as_json:
+        typer.echo(orjson.dumps(asdict(found)))
+    else:
+        typer.echo(_text(found))
+
+
+def _text(found: Explanation) -> str:
+    lines = [f"{found.endpoint}: {found.address}"]
+    for match in found.matches:
+        lines.append(f"  + {match.route} ({match.file}:{match.line})")
+        lines.append(
+            f"      refused: {match.refused}"
+            if match.refused
+            else f"      -> {match.endpoint}: {match.address}"
+        )
+        if match.captures:
+            lines.append("      " + ", ".join(f"{name}={value!r}" for name, value in match.captures.items()))
+        if match.when is not None:
+            lines.append(f"      when {match.when}")
+        lines.append(f"      settle {match.settle}")
+    for miss in found.misses:
+        lines.append(f"  - {miss.route} ({miss.file}:{miss.line}): {miss.reason}")
+    return "\n".join(lines)
+
+
+@app.command()
+def schema() -> None:
+    """Print the JSON Schema of mapping files, for editors."""
+    document: dict[str, Any] = json_schema()
+    typer.echo(orjson.dumps(document, option=orjson.OPT_INDENT_2))

@@ -1,0 +1,395 @@
+"""One connection of an AMQP 0-9-1 link: handshake, its channels, and what the broker says on them.
+
+There is one channel to publish on, in confirm mode; one per queue that is consumed; and, while something has
+to be looked up or declared, one for that. The link is up when the publishing channel confirms and the broker
+has answered for everything that the routes need, whether or not all of it exists.
+"""
+
+from __future__ import annotations
+
+import time
+from typing import TYPE_CHECKING, Final
+
+import structlog
+import trio
+
+from gateway import __version__
+from gateway.egress.amqp091_intake import Intake
+from gateway.egress.amqp091_topology import Declarer, Need
+from gateway.errors import LocalProtocolError, RemoteProtocolError
+from gateway.model.message import NEVER, Message, Sender
+from gateway.model.outcome import Outcome, Reason, Verdict
+from gateway.model.properties import Headers, Value, ValueType, string
+from gateway.protocols.amqp091 import methods as m
+from gateway.protocols.amqp091.client import ClientConnection
+from gateway.protocols.amqp091.codec import PLAIN, encode_response
+from gateway.protocols.amqp091.events import (
+    Challenged,
+    ChannelClosed,
+    ChannelOpened,
+    Closed,
+    Confirms,
+    Deliveries,
+    Event,
+    MethodReceived,
+    Opened,
+    Returned,
+)
+from gateway.protocols.amqp091.spec import BASIC, BASIC_PUBLISH, ReplyCode
+from gateway.protocols.amqp091.translate import content_properties, facts
+from gateway.settings.endpoints import Target
+from gateway.transport.stream import Stream
+
+if TYPE_CHECKING:
+    from gateway.egress.amqp091 import AmqpConversation
+
+log = structlog.get_logger()
+
+VERSION: Final = "0-9-1"
+GUEST: Final = "guest"  # who connects when the URL names nobody, as with every other client
+CAPABILITIES: Final = (
+    "publisher_confirms",
+    "basic.nack",
+    "consumer_cancel_notify",
+    "connection.blocked",
+    "authentication_failure_close",
+)
+PUBLISH_METHOD: Final = BASIC_PUBLISH & 0xFFFF
+# Closing the connection with one of these, a broker complains of what it was sent.
+CONTENT_FAULTS: Final = frozenset({ReplyCode.FRAME_ERROR, ReplyCode.SYNTAX_ERROR, ReplyCode.UNEXPECTED_FRAME})
+POLITE: Final = frozenset({ReplyCode.SUCCESS, ReplyCode.CONNECTION_FORCED})
+
+
+def client_properties(connection_name: str) -> Headers:
+    """What connection.start-ok says of us."""
+    yes = Value(ValueType.BOOL, True)
+    return (
+        ("product", string("gateway")),
+        ("version", string(__version__)),
+        ("platform", string("Python")),
+        ("connection_name", string(connection_name)),
+        ("capabilities", Value(ValueType.TABLE, tuple((name, yes) for name in CAPABILITIES))),
+    )
+
+
+class AmqpPeer:
+    """The peer object of a link's stream, for as long as that connection lives."""
+
+    def __init__(self, conversation: AmqpConversation, stream: Stream, target: Target, now: float) -> None:
+        settings, limits = conversation.settings, conversation.limits
+        self.machine = ClientConnection(
+            mechanism=PLAIN,
+            response=encode_response(PLAIN, target.username or GUEST, target.password or GUEST),
+            virtual_host=target.virtual_host,
+            client_properties=client_properties(conversation.client_id),
+            frame_max=limits.frame_bytes_max,
+            channel_max=limits.channels_max,
+            heartbeat=settings.heartbeat_secs,
+            message_bytes_max=limits.message_bytes_max,
+        )
+        self._conversation = conversation
+        self._stream = stream
+        self._sender = Sender(conversation.name, address=stream.remote)
+        self._deadline = now + settings.connect_timeout_secs
+        self._open = False
+        self._up = False
+        self._blocked = False
+        self._publishing = 0  # channel number
+        self._confirming = False
+        self._intakes: dict[int, Intake] = {}  # by channel number
+        self._owing: dict[Intake, None] = {}  # acknowledgements
+        self._declarer = Declarer(self.machine, settings.declare, self._answered)
+        self._why = ""
+
+    # What the stream asks.
+
+    def receive(self, data: bytes, now: float) -> None:
+        """Octets arrived."""
+        self._process(self.machine.receive_data(data, now))
+
+    def data_to_send(self) -> bytes:
+        """Acknowledgements that have gathered, and whatever was encoded."""
+        self._acknowledge()
+        return self.machine.data_to_send()
+
+    def drained(self) -> None:
+        """The broker reads again."""
+        self._conversation.outgoing.pump()
+
+    def lost(self, reason: str) -> None:
+        """The connection is gone: nobody waits for our acknowledgements, and publishes must be repeated."""
+        for intake in self._intakes.values():
+            intake.live = False
+        self._intakes.clear()
+        self._owing.clear()
+        self._conversation.disconnected(self, self._why or reason)
+
+    # What the link asks.
+
+    def tick(self, now: float) -> None:
+        """Heartbeats, the time for the handshake, and what was put off."""
+        errors = self._conversation.stats.protocol_errors
+        if not self._open and now >= self._deadline:
+            errors.add("connect_timeout")
+            self._stream.abort("no handshake in time")
+            return
+        self.machine.tick(now)
+        if self.machine.timed_out(now):
+            errors.add("heartbeat_timeout")
+            self._stream.abort("heartbeat timeout")
+            return
+        for intake in self._intakes.values():
+            intake.tick(now)
+        if self._open:
+            self._declarer.ask(self._conversation.topology.due(now))
+        self._stream.mark()
+
+    def shut_down(self) -> None:
+        """The gateway is stopping: acknowledge, say goodbye, end the stream."""
+        self._acknowledge()
+        self.machine.close(ReplyCode.SUCCESS, "the gateway is stopping")
+        self._stream.end("the gateway is stopping")
+
+    # What the conversation asks.
+
+    @property
+    def outstanding(self) -> int:
+        """Messages that the broker awaits an answer to."""
+        return sum(intake.outstanding for intake in self._intakes.values())
+
+    def rearrange(self, fresh: list[Need]) -> None:
+        """The mapping changed: ask for what is new, leave the queues that are not wanted any more."""
+        if not self._open:
+            return
+        topology = self._conversation.topology
+        for intake in list(self._intakes.values()):
+            need = topology.in_force(intake.need)
+            if (need is None or not need.consume) and not intake.stopping:
+                intake.stop()
+                self._leave(intake)
+        self._declarer.ask([*topology.leftovers(), *fresh])
+        self._arranged()
+        self._stream.mark()
+
+    def _acknowledge(self) -> None:
+        if self._owing:
+            owing, self._owing = self._owing, {}
+            for intake in owing:
+                intake.flush()
+                self._leave(intake)
+
+    # Events.
+
+    def _process(self, events: list[Event]) -> None:
+        for event in events:
+            if isinstance(event, Confirms):
+                self._conversation.outgoing.confirm(event.confirms)
+            elif isinstance(event, Deliveries):
+                self._deliveries(event.contents)
+            elif isinstance(event, MethodReceived):
+                self._method(event)
+            elif isinstance(event, Returned):
+                self._returned(event)
+            elif isinstance(event, ChannelOpened):
+                self._channel_opened(event.channel)
+            elif isinstance(event, ChannelClosed):
+                self._channel_closed(event)
+            elif isinstance(event, Opened):
+                self._opened()
+            elif isinstance(event, Challenged):
+                self._why = "the broker wants more than a name and password"
+                self.machine.close(ReplyCode.NOT_ALLOWED, self._why)
+            elif isinstance(event, Closed):
+                self._closed(event)
+        if self.machine.closed:
+            self._stream.end(self._why or "closed")
+        self._stream.mark()
+
+    def _opened(self) -> None:
+        conversation = self._conversation
+        conversation.stats.spoke(self.machine, VERSION)
+        self._open = True
+        self._publishing = self._new_channel()
+        self._declarer.ask(conversation.topology.connected())
+
+    def _new_channel(self) -> int:
+        """Ask for a channel; 0 when the connection is ending, or has no number left."""
+        try:
+            return self.machine.open_channel()
+        except LocalProtocolError as error:
+            log.warning("no channel", link=self._conversation.name, error=str(error))
+            return 0
+
+    def _channel_opened(self, number: int) -> None:
+        if number == self._publishing:
+            self.machine.send_method(number, m.ConfirmSelect())
+        elif number == self._declarer.channel:
+            self._declarer.opened()
+        elif number in self._intakes:
+            self._intakes[number].begin(self._conversation.settings.prefetch)
+
+    def _channel_closed(self, event: ChannelClosed) -> None:
+        number = event.channel
+        if not event.by_peer:
+            self._count_fault(event.reply_code)
+        if number == self._publishing:
+            log.warning("publishing channel closed", link=self._conversation.name, error=event.text)
+            self._confirming = False
+            self._conversation.outgoing.close_over(event.reply_code, event.text)
+            self._publishing = self._new_channel()
+        elif number == self._declarer.channel:
+            self._declarer.hear(event)
+        elif number in self._intakes:
+            self._conversation.failed(self._drop(number), event.text, trio.current_time())
+
+    def _closed(self, event: Closed) -> None:
+        self._why = f"{event.reply_code} {event.text}"
+        if event.reply_code not in POLITE:
+            self._count_fault(event.reply_code)
+        over_content = (event.class_id, event.method_id) == (BASIC, PUBLISH_METHOD)
+        if event.by_peer and (over_content or event.reply_code in CONTENT_FAULTS):
+            self._conversation.outgoing.close_over(event.reply_code, event.text)
+
+    def _count_fault(self, code: int) -> None:
+        try:
+            word = ReplyCode(code).name.lower()
+        except ValueError:
+            word = "other"
+        self._conversation.stats.protocol_errors.add(word)
+
+    def _method(self, event: MethodReceived) -> None:
+        method, number = event.method, event.channel
+        if isinstance(method, m.ConnectionBlocked):
+            log.warning("the broker blocks publishing", link=self._conversation.name, reason=method.reason)
+            self._block(True)
+        elif isinstance(method, m.ConnectionUnblocked):
+            self._block(False)
+        elif number == self._publishing:
+            if isinstance(method, m.ConfirmSelectOk) and number in self.machine.channels:
+                self._confirming = True
+                self._conversation.outgoing.open(self.machine, number, self._stream)
+                self._arranged()
+            elif isinstance(method, m.ChannelFlow):
+                self.machine.send_method(number, m.ChannelFlowOk(method.active))
+                self._block(not method.active)
+        elif number == self._declarer.channel:
+            self._declarer.hear(method)
+        elif number in self._intakes:
+            self._consumer_method(self._intakes[number], method)
+
+    def _block(self, on: bool) -> None:
+        self._blocked = on
+        self._arranged()
+
+    def _returned(self, event: Returned) -> None:
+        if not self._conversation.outgoing.returned(event):
+            self._conversation.stats.protocol_errors.add("return_unknown")
+            log.error("the broker returned a message that is not on its way", link=self._conversation.name)
+
+    # What the routes need.
+
+    def _arranged(self) -> None:
+        """Something changed that decides whether messages may flow, or that the link is up."""
+        ready = self._confirming and self._conversation.topology.surveyed
+        if ready and not self._up:
+            self._up = True
+            self._conversation.link.came_up()
+        self._conversation.outgoing.flow(ready and not self._blocked)
+
+    def _answered(self, need: Need, why: str) -> None:
+        conversation = self._conversation
+        if why:
+            conversation.failed(need, why, trio.current_time())
+        elif conversation.met(need) and need.consume:
+            self._consume(need)
+        self._arranged()
+
+    def _consume(self, need: Need) -> None:
+        for intake in self._intakes.values():
+            if intake.need.name == need.name and not intake.stopping:
+                intake.need = need
+                return
+        number = self._new_channel()
+        if number:
+            self._intakes[number] = Intake(need, self.machine, number, self._wake)
+        else:
+            self._conversation.failed(need, "no channel left", trio.current_time())
+
+    def _consumer_method(self, intake: Intake, method: m.Method) -> None:
+        if isinstance(method, m.BasicConsumeOk):
+            intake.tag = method.consumer_tag
+            if intake.stopping:
+                intake.stop()
+        elif isinstance(method, m.BasicCancel):
+            self.machine.close_channel(intake.channel)
+            need = self._drop(intake.channel)
+            self._conversation.failed(need, "the broker cancelled the consumer", trio.current_time())
+        elif isinstance(method, m.BasicCancelOk):
+            self._leave(intake)
+
+    def _drop(self, number: int) -> Need:
+        intake = self._intakes.pop(number)
+        intake.live = False
+        self._owing.pop(intake, None)
+        return intake.need
+
+    def _leave(self, intake: Intake) -> None:
+        """Close the channel of a queue that is not wanted any more, when all its messages are answered."""
+        if intake.stopping and intake.tag and not intake.outstanding and intake.live:
+            self.machine.close_channel(intake.channel)
+            self._drop(intake.channel)
+
+    def _wake(self, intake: Intake) -> None:
+        self._owing[intake] = None
+        self._stream.mark()
+
+    # Messages.
+
+    def _deliveries(self, contents: list[tuple[int, bytes, int, bool, bytes, bytes, bytes]]) -> None:
+        conversation = self._conversation
+        caches = conversation.caches()
+        publish = conversation.switch.publish
+        batch = conversation.batch
+        intakes = self._intakes
+        sender = self._sender
+        number = 0
+        intake: Intake | None = None
+        for row_number, _, tag, _, wire, raw, body in contents:
+            if row_number != number:
+                number = row_number
+                intake = intakes.get(number)
+                if intake is not None:
+                    entries = caches.setdefault(intake.need.route_queue, {})
+            if intake is None:
+                continue  # it was closed meanwhile, the message is back in its queue
+            intake.last = tag
+            entry = entries.get(wire)
+            property_set = content_properties(raw)
+            try:
+                if entry is None:
+                    entry = conversation.resolve(intake.need.route_queue, wire, entries)
+                durable, expiration, retained, hops = facts(property_set)
+            except RemoteProtocolError as error:
+                self._malformed(intake, tag, error)
+                continue
+            message = Message(
+                entry.address,
+                body,
+                property_set,
+                1 if durable else 0,
+                durable,
+                retained,
+                NEVER if expiration is None else time.time() + expiration / 1000,
+                hops,
+                sender,
+            )
+            receipt = (intake, tag)
+            if not publish(batch, entry, message, receipt):
+                conversation.unclaimed(entry, message, receipt)
+        conversation.stats.messages_in += len(contents)
+
+    def _malformed(self, intake: Intake, tag: int, error: RemoteProtocolError) -> None:
+        outcome = Outcome(Verdict.REJECTED, Reason.MALFORMED, str(error))
+        self._conversation.stats.refuse(outcome)
+        log.warning("a message cannot be read", link=self._conversation.name, error=str(error))
+        intake.refused(tag, outcome, trio.current_time())

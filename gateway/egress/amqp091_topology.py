@@ -1,0 +1,327 @@
+"""What the routes of a link need at its broker, and how that is looked up and made.
+
+A Need is an exchange, a queue, or a queue of the link's own with its bindings. Each is first asked for
+passively, because it may exist in any form; only what is missing is declared. A broker answers a question
+about something that does not exist by closing the channel, so all of this happens on a channel that nothing
+else uses. What a need takes is written as a generator of methods, which is sent the broker's answers one by
+one.
+"""
+
+from __future__ import annotations
+
+import hashlib
+from collections import deque
+from collections.abc import Callable, Generator, Iterable
+from enum import Enum, auto
+from typing import Final, Literal
+
+from gateway.errors import LocalProtocolError
+from gateway.mapping.router import Subscriptions, Targets
+from gateway.model.address import ADDRESS_OCTETS_MAX
+from gateway.protocols.amqp091 import methods as m
+from gateway.protocols.amqp091.client import ClientConnection
+from gateway.protocols.amqp091.events import ChannelClosed
+from gateway.protocols.amqp091.spec import ReplyCode
+
+Declare = Literal["create", "check", "none"]
+Kind = Literal["exchange", "queue", "bound"]
+Answer = m.Method | ChannelClosed
+Steps = Generator[m.Method, Answer, str]  # returns why the need cannot be met; "" when it is
+
+RETRY_SECS_MIN: Final = 1.0
+# Exchanges that only messages name (by templates) and that a publish found missing: how many are remembered.
+UNDECLARED_MAX: Final = 256
+RESERVED: Final = "amq."  # 3.1.3.1: such names are the broker's own, and exist or cannot be made
+
+
+class Standing(Enum):
+    """How far a need has come on this connection."""
+
+    NEW = auto()  # not answered yet; publishing waits for it
+    THERE = auto()
+    FAILED = auto()  # waits for `retry_at`
+    AGAIN = auto()  # being asked for again
+
+
+class Need:
+    """Something that has to exist. `consume`: its messages are wanted. `keys`: bindings to `exchange`."""
+
+    __slots__ = (
+        "consume",
+        "drop",
+        "exchange",
+        "keys",
+        "kind",
+        "name",
+        "retry_at",
+        "standing",
+        "undeclared",
+        "wait",
+        "why",
+    )
+
+    def __init__(
+        self,
+        kind: Kind,
+        name: str,
+        *,
+        consume: bool = False,
+        exchange: str = "",
+        keys: frozenset[str] = frozenset(),
+        drop: frozenset[str] = frozenset(),
+        undeclared: bool = False,
+    ) -> None:
+        self.kind = kind
+        self.name = name
+        self.consume = consume
+        self.exchange = exchange
+        self.keys = keys
+        self.drop = drop  # bindings that an earlier mapping wanted
+        self.undeclared = undeclared  # only messages name it: it is looked for, and never made
+        self.standing = Standing.NEW
+        self.why = ""
+        self.wait = RETRY_SECS_MIN
+        self.retry_at = 0.0
+
+    def says_the_same(self, other: Need) -> bool:
+        """Whether `other` wants nothing else."""
+        return (self.consume, self.exchange, self.keys) == (other.consume, other.exchange, other.keys)
+
+    @property
+    def route_queue(self) -> str:
+        """The queue by which routes know its messages; "" for a queue of the link's own."""
+        return self.name if self.kind == "queue" else ""
+
+    def steps(self, declare: Declare) -> Steps:
+        """What has to be said to the broker."""
+        create = declare == "create" and not self.undeclared
+        if self.kind == "exchange":
+            return (yield from _exchange(self.name, create))
+        if declare == "none":
+            return ""
+        if self.kind == "bound" and not self.exchange.startswith(RESERVED):
+            why = yield from _exchange(self.exchange, create)
+            if why:
+                return why
+        why = yield from _queue(self.name, create)
+        if why or not create:
+            return why
+        for key in sorted(self.drop):
+            answer = yield m.QueueUnbind(self.name, self.exchange, key)
+            if isinstance(answer, ChannelClosed):
+                return answer.text
+        for key in sorted(self.keys):
+            answer = yield m.QueueBind(self.name, self.exchange, key)
+            if isinstance(answer, ChannelClosed):
+                return answer.text
+        return ""
+
+
+def _exchange(name: str, create: bool) -> Steps:
+    made = m.ExchangeDeclare(name, "topic", durable=True) if create else None
+    return (yield from _found_or_made(m.ExchangeDeclare(name, passive=True), made))
+
+
+def _queue(name: str, create: bool) -> Steps:
+    made = m.QueueDeclare(name, durable=True) if create else None
+    return (yield from _found_or_made(m.QueueDeclare(name, passive=True), made))
+
+
+def _found_or_made(find: m.Method, make: m.Method | None) -> Steps:
+    answer = yield find
+    if not isinstance(answer, ChannelClosed):
+        return ""
+    if make is None or answer.reply_code != ReplyCode.NOT_FOUND:
+        return answer.text
+    answer = yield make
+    return answer.text if isinstance(answer, ChannelClosed) else ""
+
+
+def own_queue(client_id: str, exchange: str) -> str:
+    """The name of the link's own queue for what it wants from `exchange`; at most 255 octets."""
+    name = f"{client_id}.{exchange}"
+    if len(name.encode()) <= ADDRESS_OCTETS_MAX:
+        return name
+    return f"gateway.{hashlib.sha256(name.encode()).hexdigest()}"
+
+
+class Topology:
+    """All needs of a link. It outlives connections; `connected` starts a new round of questions."""
+
+    def __init__(self, client_id: str, declare: Declare, wait_max: float) -> None:
+        self.declare: Declare = declare
+        self.needs: dict[tuple[Kind, str], Need] = {}
+        self._client_id = client_id
+        self._wait_max = wait_max
+        self._leftovers: list[Need] = []
+
+    @property
+    def surveyed(self) -> bool:
+        """Every need has been answered on this connection, one way or the other."""
+        return all(need.standing is not Standing.NEW for need in self.needs.values())
+
+    def want(self, subscriptions: Subscriptions, targets: Targets) -> tuple[list[Need], list[Need]]:
+        """The mapping changed. Returns the needs that are new or changed, and those that are gone."""
+        before = self.needs
+        wanted = {(need.kind, need.name): need for need in self._needs_of(subscriptions, targets)}
+        kept = {key: need for key, need in before.items() if need.undeclared and key not in wanted}
+        fresh: list[Need] = []
+        for key, need in wanted.items():
+            old = before.get(key)
+            if old is not None and not old.undeclared and old.says_the_same(need):
+                wanted[key] = old
+                continue
+            if old is not None:
+                need.drop = (old.keys | old.drop) - need.keys
+            fresh.append(need)
+        self.needs = wanted | kept
+        gone = [need for key, need in before.items() if key not in self.needs]
+        if self.declare == "create":
+            self._leftovers += [
+                Need(need.kind, need.name, exchange=need.exchange, drop=need.keys | need.drop)
+                for need in gone
+                if need.keys or need.drop
+            ]
+        return fresh, gone
+
+    def _needs_of(self, subscriptions: Subscriptions, targets: Targets) -> Iterable[Need]:
+        if self.declare != "none":
+            for name in targets.exchanges:
+                if name and not name.startswith(RESERVED):
+                    yield Need("exchange", name)
+            for name in targets.queues:
+                if name not in subscriptions.queues:
+                    yield Need("queue", name)
+        for name in subscriptions.queues:
+            yield Need("queue", name, consume=True)
+        keys: dict[str, set[str]] = {}
+        for exchange, key in subscriptions.bindings:
+            keys.setdefault(exchange, set()).add(key)
+        for exchange, bound in keys.items():
+            name = own_queue(self._client_id, exchange)
+            yield Need("bound", name, consume=True, exchange=exchange, keys=frozenset(bound))
+
+    def in_force(self, need: Need) -> Need | None:
+        """The need of that kind and name in the mapping of today."""
+        return self.needs.get((need.kind, need.name))
+
+    def connected(self) -> list[Need]:
+        """A connection stands: returns all that has to be asked for."""
+        for need in self.needs.values():
+            need.standing = Standing.NEW
+            need.wait = RETRY_SECS_MIN
+        return [*self.leftovers(), *self.needs.values()]
+
+    def leftovers(self) -> list[Need]:
+        """Bindings that nobody wants any more, once."""
+        leftovers, self._leftovers = self._leftovers, []
+        return leftovers
+
+    def due(self, now: float) -> list[Need]:
+        """The failed needs whose turn it is; they count as asked for."""
+        found = [
+            need for need in self.needs.values() if need.standing is Standing.FAILED and need.retry_at <= now
+        ]
+        for need in found:
+            need.standing = Standing.AGAIN
+        return found
+
+    def failed(self, need: Need, why: str, now: float) -> bool:
+        """The need is not met; it is tried again later. Returns whether the reason is news."""
+        news = need.why != why
+        need.why = why
+        need.standing = Standing.FAILED
+        need.retry_at = now + need.wait
+        need.wait = min(need.wait * 2, self._wait_max)
+        return news
+
+    def refused(self, exchange: str) -> tuple[Need, list[Need]]:
+        """The need for an exchange that a publish found missing; and such needs that had to be forgotten."""
+        found = self.needs.get(("exchange", exchange))
+        if found is not None:
+            return found, []
+        forgotten = [need for need in self.needs.values() if need.undeclared]
+        if len(forgotten) < UNDECLARED_MAX:
+            forgotten = []
+        for need in forgotten:
+            del self.needs[need.kind, need.name]
+        made = self.needs["exchange", exchange] = Need("exchange", exchange, undeclared=True)
+        return made, forgotten
+
+
+class Declarer:
+    """Asks the broker for needs, one question at a time, on a channel that it opens and closes itself.
+
+    `answered` is called with each need and why it cannot be met ("" when it is).
+    """
+
+    def __init__(
+        self, machine: ClientConnection, declare: Declare, answered: Callable[[Need, str], None]
+    ) -> None:
+        self.channel = 0  # 0: none is open
+        self._machine = machine
+        self._declare: Declare = declare
+        self._answered = answered
+        self._queue: deque[Need] = deque()
+        self._need: Need | None = None
+        self._steps: Steps | None = None
+        self._question: m.Method | None = None  # waits for its channel
+
+    def ask(self, needs: Iterable[Need]) -> None:
+        """Work through `needs` as well."""
+        self._queue.extend(needs)
+        if self._need is None:
+            self._next()
+
+    def opened(self) -> None:
+        """The channel can be used."""
+        if self._question is not None:
+            self._machine.send_method(self.channel, self._question)
+            self._question = None
+
+    def hear(self, answer: Answer) -> None:
+        """The broker answered the question, or closed the channel over it."""
+        if isinstance(answer, ChannelClosed):
+            self.channel = 0
+            self._question = None
+        if self._steps is None:
+            return
+        try:
+            question = self._steps.send(answer)
+        except StopIteration as end:
+            self._finish(end.value)
+        else:
+            self._say(question)
+
+    def _next(self) -> None:
+        while self._queue and self._need is None:
+            need = self._need = self._queue.popleft()
+            steps = self._steps = need.steps(self._declare)
+            try:
+                question = next(steps)
+            except StopIteration as end:
+                self._need = self._steps = None
+                self._answered(need, end.value)
+            else:
+                self._say(question)
+        if self._need is None and self.channel:
+            self._machine.close_channel(self.channel)
+            self.channel = 0
+
+    def _finish(self, why: str) -> None:
+        need, self._need, self._steps = self._need, None, None
+        assert need is not None
+        self._answered(need, why)
+        self._next()
+
+    def _say(self, question: m.Method) -> None:
+        if self.channel and self._question is None:
+            self._machine.send_method(self.channel, question)
+            return
+        self._question = question
+        if not self.channel:
+            try:
+                self.channel = self._machine.open_channel()
+            except LocalProtocolError as error:
+                self._question = None
+                self._finish(str(error))

@@ -1,0 +1,216 @@
+"""A link: one supervised connection to a remote broker.
+
+The task here connects, hands the socket to a poller, waits until the connection is lost, and tries again after
+a jittered, doubling wait. What is said over the connection is the conversation's business: one class per
+protocol, which outlives connections and keeps what has not been confirmed.
+"""
+
+from __future__ import annotations
+
+import random
+import socket
+import ssl
+from collections.abc import Callable
+from typing import Final, Protocol
+
+import structlog
+import trio
+
+from gateway.errors import ConfigurationError, LinkError
+from gateway.mapping.router import Subscriptions, Targets
+from gateway.model.address import Address
+from gateway.model.batch import Sink
+from gateway.model.message import Message
+from gateway.settings.endpoints import Link as LinkSettings
+from gateway.settings.endpoints import Target
+from gateway.telemetry.stats import FrameCounts, LinkStats
+from gateway.transport.poller import Poller
+from gateway.transport.stream import Peer, Stream, WriteSet
+from gateway.transport.tls import TlsFilter
+
+TICK_SECS: Final = 1.0
+# A connection that held this long was a success: the next failure starts with the shortest wait again.
+STABLE_SECS: Final = 10.0
+
+log = structlog.get_logger()
+
+
+class LinkPeer(Peer, Protocol):
+    """One connection of a conversation."""
+
+    @property
+    def machine(self) -> FrameCounts:
+        """The protocol machine, which counts frames."""
+
+    def tick(self, now: float) -> None:
+        """Keep-alive, and the time for the handshake."""
+
+    def shut_down(self) -> None:
+        """Say goodbye in the protocol's words and end the stream."""
+
+
+class Conversation(Protocol):
+    """What a link says and hears; it outlives its connections. It is a namespace of the switch."""
+
+    link: Link
+
+    @property
+    def idle(self) -> bool:
+        """Nothing waits for the broker, and nothing that it sent waits for us."""
+
+    def sinks(self, address: Address) -> tuple[Sink, ...] | None:
+        """Where messages for an address of the remote broker go: itself."""
+
+    def choose(self, message: Message) -> tuple[Sink, ...]:
+        """The address decides; never asked."""
+
+    def retain(self, message: Message) -> None:
+        """The remote broker retains what is published with the flag."""
+
+    def route(self, subscriptions: Subscriptions, targets: Targets) -> None:
+        """The mapping changed: what to subscribe to and what must exist; put in force if connected."""
+
+    def connect(self, stream: Stream, target: Target, now: float) -> LinkPeer:
+        """A connection stands: begin the handshake. Call `Link.up` when it is usable."""
+
+    def turn_done(self) -> None:
+        """Send on the batch that this wake-up has gathered."""
+
+    def tick(self, now: float) -> None:
+        """Once a second, connected or not."""
+
+
+class Link:
+    """Supervises the connection of one conversation."""
+
+    def __init__(
+        self,
+        name: str,
+        settings: LinkSettings,
+        conversation: Conversation,
+        writes: WriteSet,
+        stats: LinkStats,
+        *,
+        jitter: Callable[[], float] = random.random,
+    ) -> None:
+        self.name = name
+        self.settings = settings
+        self.conversation = conversation
+        self.stats = stats
+        self._writes = writes
+        self._jitter = jitter
+        self._poller = Poller(writes, conversation.turn_done)
+        self._peer: LinkPeer | None = None
+        self._lost = trio.Event()
+        self.why = ""
+
+    @property
+    def up(self) -> bool:
+        """The conversation has said that its connection is usable."""
+        return self.stats.up
+
+    def came_up(self) -> None:
+        """The handshake is over; called by the conversation."""
+        self.stats.up = True
+        self.stats.connects += 1
+        log.info("link is up", link=self.name)
+
+    def went_down(self, why: str) -> None:
+        """The connection is gone; called by the conversation's peer when it is lost."""
+        self.stats.up = False
+        self.why = why
+        self._lost.set()
+
+    def flush(self) -> None:
+        """Write what was encoded outside a wake-up."""
+        self._writes.flush()
+
+    def shut_down(self) -> None:
+        """The gateway is stopping: say goodbye."""
+        if self._peer is not None:
+            self._peer.shut_down()
+
+    async def run(self) -> None:
+        """Keep the link up until cancelled."""
+        async with trio.open_nursery() as nursery:
+            nursery.start_soon(self._poller.run)
+            nursery.start_soon(self._tick)
+            wait = self.settings.reconnect_min_secs
+            while True:
+                began = trio.current_time()
+                try:
+                    await self._once()
+                except LinkError as error:
+                    self.why = str(error)
+                held = trio.current_time() - began > STABLE_SECS
+                self.stats.failures.add("lost" if held else "failed")
+                if held:
+                    wait = self.settings.reconnect_min_secs
+                pause = wait * (0.5 + self._jitter() / 2)
+                log.warning("link is down", link=self.name, why=self.why, retry_in_secs=round(pause, 2))
+                await trio.sleep(pause)
+                wait = min(wait * 2, self.settings.reconnect_max_secs)
+
+    async def _once(self) -> None:
+        """One connection, from its socket to its end. Raises LinkError when there is none."""
+        try:
+            target = self.settings.target()
+        except ConfigurationError as error:
+            raise LinkError(str(error)) from error
+        sock = await self._open(target)
+        self._lost = trio.Event()
+        stream = Stream(sock, f"{target.host}:{target.port}", self._poller, self._writes, self._layer(target))
+        self._peer = self.conversation.connect(stream, target, trio.current_time())
+        stream.peer = self._peer
+        machine = self._peer.machine
+        self.stats.opened(machine, stream)
+        try:
+            self._poller.watch(stream)
+            stream.mark()
+            self._writes.flush()
+            await self._lost.wait()
+        finally:
+            self._peer = None
+            self.stats.up = False
+            self.stats.closed(machine)
+            if not stream.closed:
+                stream.abort(self.why or "the link was stopped")
+
+    async def _open(self, target: Target) -> socket.socket:
+        timeout = self.settings.connect_timeout_secs
+        try:
+            with trio.fail_after(timeout):
+                opened = await trio.open_tcp_stream(target.host, target.port)
+        except trio.TooSlowError:
+            raise LinkError(f"{target.host}:{target.port} did not answer within {timeout} s") from None
+        except OSError as error:
+            raise LinkError(f"{target.host}:{target.port}: {error}") from error
+        sock = socket.socket(fileno=opened.socket.detach())
+        sock.setblocking(False)
+        sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
+        return sock
+
+    def _layer(self, target: Target) -> TlsFilter | None:
+        if not target.tls:
+            return None
+        tls = self.settings.tls
+        try:
+            context = ssl.create_default_context(cafile=tls.ca_file)
+            if not tls.verify:
+                context.check_hostname = False
+                context.verify_mode = ssl.CERT_NONE
+            if tls.cert_file is not None:
+                context.load_cert_chain(tls.cert_file, tls.key_file)
+        except OSError as error:
+            raise LinkError(f"the TLS files of links.{self.name} cannot be used: {error}") from error
+        return TlsFilter(context, server_side=False, server_hostname=target.host)
+
+    async def _tick(self) -> None:
+        while True:
+            await trio.sleep(TICK_SECS)
+            now = trio.current_time()
+            if self._peer is not None:
+                self._peer.tick(now)
+            self.conversation.tick(now)
+            self.conversation.turn_done()
+            self._writes.flush()

@@ -1,0 +1,201 @@
+"""The MQTT link: what is said to and heard from one remote MQTT broker, over all its connections.
+
+The conversation is the endpoint's namespace in the switch, and the sink of every route that ends there
+(mqtt_outgoing.py). What the broker sends goes through the routes that start there (mqtt_incoming.py), whose
+filters are subscribed to (mqtt_filters.py). A connection (mqtt_peer.py) comes and goes; the session stays.
+
+With `version: auto` a link says MQTT 5.0. A broker that refuses that version is from then on spoken to in
+3.1.1. Where the connection only ends without a CONNACK, as old brokers do and also brokers that are just
+starting, the other version is tried next and nothing is remembered: a moment's weakness must not cost a
+broker of MQTT 5 its properties for ever.
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any, Final
+
+from gateway.broker.switch import Switch
+from gateway.egress.mqtt_filters import Filters
+from gateway.egress.mqtt_incoming import Incoming
+from gateway.egress.mqtt_outgoing import Outgoing, Terms
+from gateway.egress.mqtt_peer import MqttPeer
+from gateway.mapping.router import Subscriptions, Targets
+from gateway.model.address import Address
+from gateway.model.batch import Part, Sink
+from gateway.model.message import Message, Sender
+from gateway.protocols.mqtt.client import ClientConnection
+from gateway.protocols.mqtt.packets import Connect
+from gateway.protocols.mqtt.spec import VARINT_MAX, WORD_MAX, Property, Version
+from gateway.settings import Limits
+from gateway.settings.endpoints import Link as LinkSettings
+from gateway.settings.endpoints import Target
+from gateway.telemetry.stats import LinkStats
+from gateway.transport.stream import Stream
+
+if TYPE_CHECKING:
+    from gateway.egress.link import Link
+
+PACKET_OCTETS_MAX: Final = VARINT_MAX + 5
+VERSIONS: Final = {"5.0": Version.V5, "3.1.1": Version.V311, "3.1": Version.V31}
+
+
+class MqttConversation:
+    """One link's side of everything. Implements `Conversation` and `Sink`."""
+
+    link: Link
+
+    def __init__(
+        self,
+        name: str,
+        settings: LinkSettings,
+        switch: Switch,
+        limits: Limits,
+        stats: LinkStats,
+        *,
+        client_id: str,
+    ) -> None:
+        self.name = name
+        self.stats = stats
+        self.outgoing = Outgoing(
+            stats,
+            messages_max=limits.queue_messages_max,
+            octets_max=limits.queue_bytes_max,
+            window_max=settings.in_flight_max,
+        )
+        self.incoming = Incoming(name, switch, limits, stats, self.balance)
+        self.filters = Filters(name, settings.qos)
+        self._settings = settings
+        self._limits = limits
+        self._client_id = client_id
+        self._peer: MqttPeer | None = None
+        self._sinks: tuple[Sink, ...] = (self,)
+        self._older = False  # the broker has refused MQTT 5.0
+        self._other = False  # it went away without a word: try the other version once
+
+    # What the link asks.
+
+    @property
+    def idle(self) -> bool:
+        """Nothing waits for the broker, and nothing that it sent waits for us."""
+        outgoing = self.outgoing
+        return not (outgoing.waiting or outgoing.in_flight or self.incoming.unsettled)
+
+    def route(self, subscriptions: Subscriptions, targets: Targets) -> None:
+        """The mapping changed: subscribe to what its routes need. Topics need no declaration."""
+        self.filters.want(subscriptions.topics)
+        if self._peer is not None:
+            self._peer.stream.mark()
+
+    def connect(self, stream: Stream, target: Target, now: float) -> MqttPeer:
+        """A connection stands: say CONNECT."""
+        limits = self._limits
+        version = self._version()
+        five = version is Version.V5
+        most = PACKET_OCTETS_MAX  # before MQTT 5 the broker cannot be told a limit; see Incoming
+        if five:
+            most = min(most, limits.message_bytes_max + limits.connect_bytes_max)
+        machine = ClientConnection(packet_bytes_max=most)
+        expiry = self._settings.session_expiry_secs
+        machine.connect(
+            Connect(
+                self._client_id,
+                version,
+                clean_start=not five and not expiry,
+                keep_alive=self._settings.heartbeat_secs,
+                user_name=target.username or None,
+                password=target.password.encode() if target.password else None,
+                properties=self._announced(most) if five else {},
+            ),
+            now,
+        )
+        sender = Sender(self.name, self._client_id, target.username, stream.remote)
+        return MqttPeer(self, stream, machine, sender, now + self._settings.connect_timeout_secs)
+
+    def turn_done(self) -> None:
+        """Send on the batch that this wake-up has gathered."""
+        self.incoming.turn_done()
+
+    def tick(self, now: float) -> None:
+        """Refused filters and released messages get another chance."""
+        self.filters.tick(now)
+        self.incoming.tick(now)
+        if self._peer is not None:
+            self._peer.stream.mark()
+
+    # What the switch asks: a namespace, and the sink of everything in it.
+
+    def sinks(self, address: Address) -> tuple[Sink, ...]:
+        """Every topic of the broker is reached through this link."""
+        return self._sinks
+
+    def choose(self, message: Message) -> tuple[Sink, ...]:
+        """The address decides; never asked."""
+        return self._sinks
+
+    def retain(self, message: Message) -> None:
+        """The broker retains what is published with the flag."""
+
+    def publish(self, part: Part) -> None:
+        """Owe the messages to the broker."""
+        self.outgoing.publish(part)
+        if self._peer is not None and self._peer.held:
+            self.balance()
+
+    # What the connection tells.
+
+    def came_up(self, peer: MqttPeer, *, present: bool) -> None:
+        """The broker has let us in; `present`: it knows the session of before (5: 3.2.2.1.1)."""
+        machine = peer.machine
+        self._peer = peer
+        self._other = False
+        self.stats.spoke(machine, machine.version.name.lower())
+        self.link.came_up()
+        self.incoming.attach(peer, present=present)
+        self.filters.attach(machine, present=present)
+        terms = Terms(
+            machine.version is Version.V5, machine.peer_receive_max, machine.max_qos, machine.retain_available
+        )
+        # MQTT 3.1 has no word for it, and to repeat with the same ids is right in either case.
+        self.outgoing.attach(peer, terms, present=present or machine.version is Version.V31)
+        peer.stream.mark()
+
+    def lost(self, peer: MqttPeer, reason: str) -> None:
+        """The connection is gone; before it was usable, that may be for the version."""
+        if peer is self._peer:
+            self._peer = None
+            self.incoming.detach()
+            self.filters.detach()
+            self.outgoing.detach(too_large=peer.too_large)
+        elif peer.refuses_version:
+            self._older = True
+        elif not peer.answered:
+            self._other = not self._other
+        self.link.went_down(reason)
+
+    def balance(self) -> None:
+        """Stop reading while the broker has sent more than `prefetch` unsettled messages, which only those
+        can that Receive Maximum does not bind. While we wait for acknowledgements we must go on."""
+        peer = self._peer
+        if peer is None:
+            return
+        most = self._settings.prefetch
+        unsettled = self.incoming.unsettled
+        if peer.held or unsettled > most:
+            peer.hold(unsettled > (most // 2 if peer.held else most) and not self.outgoing.in_flight)
+
+    def _version(self) -> Version:
+        said = self._settings.version
+        if said != "auto":
+            return VERSIONS[said]
+        return Version.V311 if self._older or self._other else Version.V5
+
+    def _announced(self, packet_bytes_max: int) -> dict[Property, Any]:
+        """The properties of CONNECT (5: 3.1.2.11)."""
+        found: dict[Property, Any] = {Property.MAXIMUM_PACKET_SIZE: packet_bytes_max}
+        if self._settings.session_expiry_secs:
+            found[Property.SESSION_EXPIRY_INTERVAL] = self._settings.session_expiry_secs
+        if self._settings.prefetch < WORD_MAX:
+            found[Property.RECEIVE_MAXIMUM] = self._settings.prefetch
+        if self._limits.topic_alias_max:
+            found[Property.TOPIC_ALIAS_MAXIMUM] = self._limits.topic_alias_max
+        return found

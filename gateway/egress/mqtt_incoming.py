@@ -1,0 +1,256 @@
+"""What the remote MQTT broker sends us: the source of a link's batches.
+
+A receipt is (connection, packet id, QoS, message, attempts). An accepted message is acknowledged on the
+connection that brought it, and on no other: a QoS 1 message whose connection has gone is delivered again by
+the broker. A QoS 2 message belongs to the session instead: its id is known until PUBREL, over reconnects, so
+that it is taken once. A broker that lost the session starts a new epoch, in which the old ids mean nothing.
+
+A message that a target released is tried again on the tick, unacknowledged meanwhile.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable
+from typing import TYPE_CHECKING, Final
+
+import trio
+
+from gateway.broker.switch import Entry, Switch
+from gateway.model.address import MqttAddress
+from gateway.model.batch import Batch
+from gateway.model.message import NEVER, Message
+from gateway.model.outcome import Outcome, Reason, Verdict
+from gateway.model.properties import NO_PROPERTIES
+from gateway.protocols.mqtt.octets import decode_topic
+from gateway.protocols.mqtt.packets import Row
+from gateway.protocols.mqtt.spec import PacketType, Version
+from gateway.protocols.mqtt.translate import REASON_CODES, publish_facts
+from gateway.settings import Limits
+from gateway.telemetry.stats import LinkStats
+
+if TYPE_CHECKING:
+    from gateway.egress.mqtt_peer import MqttPeer
+
+RETRY_SECS_MIN: Final = 1.0
+RETRY_SECS_MAX: Final = 30.0
+OVERSIZED: Final = Outcome(Verdict.REJECTED, Reason.TOO_LARGE, "larger than limits.message_bytes_max")
+
+Receipt = tuple["MqttPeer", int, int, Message, int]
+
+
+class Incoming:
+    """The messages that one link brings in. `settled` is called after each settlement.
+
+    `duplicates`: QoS 2 messages that the broker sent again and that were taken only once.
+    """
+
+    def __init__(
+        self, name: str, switch: Switch, limits: Limits, stats: LinkStats, settled: Callable[[], None]
+    ) -> None:
+        self.epoch = 0
+        self.unsettled = 0
+        self.duplicates = 0
+        self.batch = Batch(self, 0.0)
+        self._name = name
+        self._switch = switch
+        self._limits = limits
+        self._stats = stats
+        self._settled = settled
+        self._peer: MqttPeer | None = None
+        self._entries: dict[bytes, Entry] = {}
+        self._generation = -1
+        self._once: dict[int, bool] = {}  # QoS 2 ids before PUBREL; True: accepted, PUBREC may be said
+        self._retries: list[tuple[float, Receipt]] = []
+
+    def attach(self, peer: MqttPeer, *, present: bool) -> None:
+        """A connection is usable; `present`: the broker kept the session."""
+        if not present:
+            self.epoch += 1
+            self._once.clear()
+        peer.epoch = self.epoch
+        self._peer = peer
+
+    def detach(self) -> None:
+        """The connection is gone."""
+        self._peer = None
+
+    # What the connection tells.
+
+    def take(self, peer: MqttPeer, rows: list[Row], now: float) -> None:
+        """A run of PUBLISH: put each on its way; the batch leaves at the end of the wake-up."""
+        switch = self._switch
+        if self._generation != switch.generation:
+            self._generation = switch.generation
+            self._entries.clear()
+        batch = self.batch
+        if not batch.receipts:
+            batch.received = now
+        if peer.machine.version is not Version.V5:
+            rows = self._within_limits(peer, rows)
+        entries = self._entries
+        publish = switch.publish
+        sender = peer.sender
+        for flags, topic, packet_id, raw, body in rows:
+            entry = entries.get(topic)
+            if entry is None:
+                entry = self._resolve(topic)
+            qos = flags >> 1 & 3
+            properties, expires, hops = NO_PROPERTIES, NEVER, 0
+            if raw:
+                properties, interval, hops = publish_facts(raw)
+                if interval is not None:
+                    expires = time.time() + interval
+            message = Message(
+                entry.address, body, properties, qos, qos > 0, flags & 1 == 1, expires, hops, sender
+            )
+            receipt: Receipt | None = None
+            if qos:
+                if qos == 2 and not self._first_time(peer, packet_id):
+                    continue
+                self.unsettled += 1
+                receipt = (peer, packet_id, qos, message, 0)
+            if not publish(batch, entry, message, receipt) and receipt is not None:
+                self._accept(receipt)
+        self._stats.messages_in += len(rows)
+
+    def release(self, rows: list[tuple[int, int]]) -> tuple[list[int], list[int]]:
+        """PUBREL: the ids of a QoS 2 message are free again. Returns those that we knew, and the others."""
+        known: list[int] = []
+        strangers: list[int] = []
+        for packet_id, _ in rows:
+            (known if self._once.pop(packet_id, None) is not None else strangers).append(packet_id)
+        return known, strangers
+
+    def turn_done(self) -> None:
+        """Send the batch that has gathered on its way."""
+        batch = self.batch
+        if batch.receipts:
+            self.batch = Batch(self, 0.0)
+            batch.send()
+
+    def tick(self, now: float) -> None:
+        """Try released messages again whose turn it is; while the broker is away they wait."""
+        if not self._retries or self._peer is None:
+            return
+        due = [receipt for at, receipt in self._retries if at <= now]
+        self._retries = [one for one in self._retries if one[0] > now]
+        if due and not self.batch.receipts:
+            self.batch.received = now
+        for receipt in due:
+            self._retry(receipt)
+
+    # What batches ask: this is their source.
+
+    def settle(
+        self, receipts: list[Receipt | None], refused: dict[int, Outcome] | None, received: float
+    ) -> None:
+        """The broker hears what became of its messages."""
+        peer = self._peer
+        plain = [one[1] for one in receipts if one is not None and one[2] == 1 and one[0] is peer]
+        if peer is not None and refused is None and len(plain) == len(receipts):
+            self.unsettled -= len(plain)
+            peer.pubacks += plain
+            peer.stream.mark()
+        else:
+            for at, receipt in enumerate(receipts):
+                if receipt is None:
+                    continue
+                if refused is not None and at in refused:
+                    self._refuse(receipt, refused[at])
+                else:
+                    self._accept(receipt)
+        stats = self._stats
+        stats.latency.observe(trio.current_time() - received, len(receipts))
+        stats.accepted_messages += len(receipts) - (len(refused) if refused else 0)
+        for outcome in refused.values() if refused else ():
+            stats.refuse(outcome)
+        self._settled()
+
+    def _accept(self, receipt: Receipt) -> None:
+        """Acknowledge a message."""
+        self.unsettled -= 1
+        peer, packet_id, qos, _, _ = receipt
+        if qos == 1:
+            if peer is self._peer:
+                peer.pubacks.append(packet_id)
+                peer.stream.mark()
+        elif peer.epoch == self.epoch and packet_id in self._once:
+            self._once[packet_id] = True
+            if self._peer is not None:
+                self._peer.pubrecs.append(packet_id)
+                self._peer.stream.mark()
+
+    def _refuse(self, receipt: Receipt, outcome: Outcome) -> None:
+        """Released: later again. Rejected: MQTT 5 says so. Before it, or while nobody is there to be told,
+        the message becomes a dead letter and is acknowledged: it would only block those behind it."""
+        peer, packet_id, qos, message, attempts = receipt
+        if outcome.verdict is Verdict.RELEASED:
+            wait = min(RETRY_SECS_MIN * 2 ** min(attempts, 6), RETRY_SECS_MAX)
+            retry: Receipt = (peer, packet_id, qos, message, attempts + 1)
+            self._retries.append((trio.current_time() + wait, retry))
+            return
+        answers = peer if qos == 1 else self._peer
+        if answers is None or answers.machine.version is not Version.V5:
+            self._switch.dead_letters.add([message], "", outcome)
+            self._accept(receipt)
+            return
+        self.unsettled -= 1
+        if answers is not self._peer or peer.epoch != self.epoch:
+            return
+        if qos == 2:
+            self._once.pop(packet_id, None)
+        kind = PacketType.PUBACK if qos == 1 else PacketType.PUBREC
+        answers.refuse(kind, packet_id, REASON_CODES[outcome.reason], outcome.text)
+
+    def _retry(self, receipt: Receipt) -> None:
+        peer, _, qos, message, _ = receipt
+        if qos == 1 and peer is not self._peer and peer.epoch == self.epoch:
+            self.unsettled -= 1  # the broker has delivered it again on this connection
+            return
+        entry = self._switch.entry(self._name, None, message.address)
+        for way in entry.ways:
+            way.crossing.route.retried += 1
+        if not self._switch.publish(self.batch, entry, message, receipt):
+            self._accept(receipt)
+
+    def _resolve(self, topic: bytes) -> Entry:
+        """A topic seen for the first time since the mapping changed; RemoteProtocolError if it is none."""
+        entry = self._switch.entry(self._name, None, MqttAddress(decode_topic(topic), topic))
+        if len(self._entries) >= self._limits.cache_entries_max:
+            self._entries.clear()
+        self._entries[topic] = entry
+        return entry
+
+    def _first_time(self, peer: MqttPeer, packet_id: int) -> bool:
+        """QoS 2: False when this packet id was taken before and not released (5: 4.3.3)."""
+        accepted = self._once.get(packet_id)
+        if accepted is None:
+            self._once[packet_id] = False
+            return True
+        self.duplicates += 1
+        if accepted:
+            peer.pubrecs.append(packet_id)
+        return False
+
+    def _within_limits(self, peer: MqttPeer, rows: list[Row]) -> list[Row]:
+        """Before MQTT 5 a broker cannot be told how much we take; hanging up would bring the same message
+        again, for ever. So it is acknowledged and kept as a dead letter."""
+        limit = self._limits.message_bytes_max
+        if not any(len(row[4]) > limit for row in rows):
+            return rows
+        kept: list[Row] = []
+        for row in rows:
+            if len(row[4]) <= limit:
+                kept.append(row)
+                continue
+            flags, topic, packet_id, _, body = row
+            qos = flags >> 1 & 3
+            address = MqttAddress(decode_topic(topic), topic)
+            message = Message(address, body, NO_PROPERTIES, qos, sender=peer.sender)
+            self._switch.dead_letters.add([message], "", OVERSIZED)
+            self._stats.refuse(OVERSIZED)
+            if qos and (qos == 1 or self._first_time(peer, packet_id)):
+                self.unsettled += 1
+                self._accept((peer, packet_id, qos, message, 0))
+        return kept

@@ -1,0 +1,55 @@
+"""The exception hierarchy: every error that the gateway raises on purpose descends from GatewayError.
+
+A protocol error names the guilty side. `RemoteProtocolError` is the peer's fault and carries what the wire
+has to answer; `LocalProtocolError` is ours and is a bug.
+"""
+
+from __future__ import annotations
+
+
+class GatewayError(Exception):
+    """The base of all deliberate errors."""
+
+
+class ConfigurationError(GatewayError):
+    """A configuration that cannot be used; the text says where, why and what to do."""
+
+
+class MappingError(ConfigurationError):
+    """A mapping file that cannot be used.
+
+    `file` and `line` (from 1; 0 when unknown) say where.
+    """
+
+    def __init__(self, reason: str, *, file: str = "", line: int = 0) -> None:
+        place = f"{file}:{line}: " if line else f"{file}: " if file else ""
+        super().__init__(place + reason)
+        self.reason = reason
+        self.file = file
+        self.line = line
+
+
+class ProtocolError(GatewayError):
+    """A rule of a protocol was broken."""
+
+
+class LocalProtocolError(ProtocolError):
+    """We tried to say what the protocol does not allow in this state: a bug of ours."""
+
+
+class RemoteProtocolError(ProtocolError):
+    """The peer broke a rule.
+
+    `reason` is the code of the peer's protocol that answers it (an MQTT 5 reason code, an AMQP reply code).
+    `class_id` and `method_id` name the AMQP method at fault (0: none).
+    """
+
+    def __init__(self, text: str, *, reason: int, class_id: int = 0, method_id: int = 0) -> None:
+        super().__init__(text)
+        self.reason = reason
+        self.class_id = class_id
+        self.method_id = method_id
+
+
+class LinkError(GatewayError):
+    """A remote broker could not be reached, refused us, or went away."""

@@ -1,0 +1,404 @@
+"""One AMQP 0-9-1 client: its handshake, its channels, and what its methods do on the broker."""
+
+from __future__ import annotations
+
+import time
+from typing import TYPE_CHECKING, Any
+
+from gateway.broker.access import Principal
+from gateway.broker.amqp091.virtual_host import Refused, VirtualHost
+from gateway.broker.queue import Queue
+from gateway.broker.switch import Entry
+from gateway.errors import RemoteProtocolError
+from gateway.ingress.amqp091_channel import AmqpChannel
+from gateway.ingress.amqp091_methods import METHODS
+from gateway.model.address import AmqpAddress
+from gateway.model.message import NEVER, Message, Sender
+from gateway.model.outcome import Outcome, Reason
+from gateway.protocols.amqp091 import methods as m
+from gateway.protocols.amqp091.codec import decode_publish
+from gateway.protocols.amqp091.events import (
+    Acks,
+    Authenticate,
+    ChannelClosed,
+    ChannelOpened,
+    Closed,
+    Event,
+    MethodReceived,
+    Open,
+    Publishes,
+)
+from gateway.protocols.amqp091.server import ServerConnection
+from gateway.protocols.amqp091.spec import ReplyCode
+from gateway.protocols.amqp091.table import plain
+from gateway.protocols.amqp091.translate import content_properties, facts
+from gateway.transport.stream import Stream
+
+if TYPE_CHECKING:
+    from gateway.ingress.amqp091 import AmqpIngress
+
+Content = tuple[int, bytes, bytes, bytes]  # channel, method, properties, body
+Receipt = tuple[AmqpChannel, int, "Content | None"]  # confirm number (0: none), content if it is mandatory
+
+
+class Found:
+    """What was found out about the octets of a basic.publish."""
+
+    __slots__ = ("entry", "mandatory", "method")
+
+    def __init__(self, entry: Entry, method: m.BasicPublish) -> None:
+        self.entry = entry
+        self.method = method
+        self.mandatory = method.mandatory
+
+
+class AmqpConnection:
+    """The peer object of one client's stream."""
+
+    def __init__(self, ingress: AmqpIngress, stream: Stream, now: float) -> None:
+        limits = ingress.limits
+        self.ingress = ingress
+        self.stream = stream
+        self.host: VirtualHost = ingress.host
+        self.hears_cancel = False
+        self.machine = ServerConnection(
+            frame_max=limits.frame_bytes_max,
+            channel_max=limits.channels_max,
+            heartbeat=limits.heartbeat_secs,
+            message_bytes_max=limits.message_bytes_max,
+            server_properties=ingress.server_properties,
+            mechanisms="PLAIN AMQPLAIN",
+        )
+        self.unsettled = 0
+        self._deadline = now + limits.connect_timeout_secs
+        self.channels: dict[int, AmqpChannel] = {}
+        self.principal: Principal | None = None
+        self._sender = Sender(ingress.name)
+        self._client_properties: dict[str, Any] = {}
+        self._ready = False
+        self._confirming: dict[AmqpChannel, None] = {}
+        self._held = False
+
+    # What the stream asks.
+
+    def receive(self, data: bytes, now: float) -> None:
+        """Octets arrived."""
+        self._process(self.machine.receive_data(data, now))
+
+    def data_to_send(self) -> bytes:
+        """Confirms that have gathered, and whatever was encoded."""
+        if self._confirming:
+            channels, self._confirming = self._confirming, {}
+            for channel in channels:
+                channel.tell_confirms()
+        return self.machine.data_to_send()
+
+    def drained(self) -> None:
+        """The client reads again: its consumers may go on."""
+        for channel in self.channels.values():
+            for consumer in list(channel.consumers.values()):
+                consumer.queue.dispatch()
+
+    def lost(self, reason: str) -> None:
+        """The connection is gone: deliveries return to their queues, exclusive queues go."""
+        self._leave()
+        self.ingress.forget(self)
+
+    def _leave(self) -> None:
+        channels = list(self.channels.values())
+        self.channels.clear()
+        for channel in channels:
+            channel.close()
+        self.host.owner_gone(self)
+
+    # What the listener asks.
+
+    @property
+    def idle(self) -> bool:
+        """Nothing that this client published awaits its outcome."""
+        return not self.unsettled
+
+    def tick(self, now: float) -> None:
+        """Heartbeats, and the time for the handshake."""
+        if not self._ready and now >= self._deadline:
+            self.ingress.stats.protocol_errors.add("connect_timeout")
+            self.stream.abort("no handshake in time")
+            return
+        self.machine.tick(now)
+        if self.machine.timed_out(now):
+            self.ingress.stats.protocol_errors.add("heartbeat_timeout")
+            self.stream.abort("heartbeat timeout")
+            return
+        self.stream.mark()
+
+    def shut_down(self) -> None:
+        """The gateway stops: 320."""
+        self.machine.close(ReplyCode.CONNECTION_FORCED, "CONNECTION_FORCED - the gateway is stopping")
+        self.stream.end("the gateway is stopping")
+
+    # Events.
+
+    def _process(self, events: list[Event]) -> None:
+        for event in events:
+            if isinstance(event, Publishes):
+                self._publishes(event.contents, events)
+            elif isinstance(event, Acks):
+                self._acks(event.acks)
+            elif isinstance(event, MethodReceived):
+                self._method(event)
+            elif isinstance(event, ChannelOpened):
+                self.channels[event.channel] = AmqpChannel(
+                    self, event.channel, self.ingress.limits.prefetch_max
+                )
+            elif isinstance(event, ChannelClosed):
+                self._channel_closed(event)
+            elif isinstance(event, Authenticate):
+                self._authenticate(event)
+            elif isinstance(event, Open):
+                self._open(event)
+            elif isinstance(event, Closed):
+                self._closed(event)
+        if self.machine.closed:
+            self.stream.end("closed")
+        self.stream.mark()
+
+    def _channel_closed(self, event: ChannelClosed) -> None:
+        if not event.by_peer:
+            self._report(event.reply_code, event.text)
+        channel = self.channels.pop(event.channel, None)
+        if channel is not None:
+            channel.close()
+
+    def _closed(self, event: Closed) -> None:
+        if not event.by_peer:
+            self._report(event.reply_code, event.text)
+        self._leave()
+
+    def _report(self, code: int, text: str) -> None:
+        try:
+            word = ReplyCode(code).name.lower()
+        except ValueError:
+            word = "other"
+        self.ingress.stats.protocol_errors.add(word)
+        self.ingress.report(self.stream.remote, text)
+
+    # The handshake.
+
+    def _authenticate(self, event: Authenticate) -> None:
+        self._client_properties = plain(event.client_properties)
+        capabilities = self._client_properties.get("capabilities")
+        self.hears_cancel = isinstance(capabilities, dict) and bool(
+            capabilities.get("consumer_cancel_notify")
+        )
+        credentials = self.ingress.credentials(event.mechanism, event.response)
+        if credentials is None:
+            self._deny(f"{event.mechanism} response cannot be read")
+            return
+        user, password = credentials
+        principal = self.ingress.access.known(user, password, self.stream.remote)
+        if principal is not None:
+            self._admit(principal)
+        else:
+            self.stream.hold()
+            self.ingress.verify(user, password, self._verified)
+
+    def _verified(self, principal: Principal | None) -> None:
+        if self.stream.closed or self.stream.ending:
+            return
+        self.stream.release()
+        if principal is None:
+            self._deny("the name or password is wrong, or guest came from another machine")
+        else:
+            self._admit(principal)
+            self._process(self.machine.receive_data(b"", self.ingress.now()))
+
+    def _deny(self, why: str) -> None:
+        self.ingress.stats.refused.add("access_refused")
+        self.ingress.report(self.stream.remote, why)
+        self.machine.close(
+            ReplyCode.ACCESS_REFUSED,
+            "ACCESS_REFUSED - Login was refused using authentication mechanism PLAIN."
+            " For details see the gateway's log.",
+        )
+        self.stream.mark()
+
+    def _admit(self, principal: Principal) -> None:
+        self.principal = principal
+        name = self._client_properties.get("connection_name", "")
+        client = name if isinstance(name, str) else ""
+        self._sender = Sender(self.ingress.name, client, principal.name, self.stream.remote)
+        self.machine.authenticated()
+        self.stream.mark()
+
+    def _open(self, event: Open) -> None:
+        if event.virtual_host != self.host.name:
+            self.machine.close(
+                ReplyCode.NOT_ALLOWED, f"NOT_ALLOWED - vhost {event.virtual_host} not found", 10, 40
+            )
+            return
+        self._ready = True
+        self.machine.opened()
+        self.ingress.stats.spoke(self.machine, "0-9-1")
+
+    # Publishing.
+
+    def _publishes(self, contents: list[Content], events: list[Event]) -> None:
+        ingress = self.ingress
+        entries = ingress.entries_of(self.principal)
+        publish = ingress.switch.publish
+        batch = ingress.batch
+        channels = self.channels
+        sender = self._sender
+        for content in contents:
+            number, octets, raw, body = content
+            channel = channels.get(number)
+            if channel is None:
+                continue  # it was closed by a message before this one
+            found = entries.get(octets)
+            if found is None:
+                try:
+                    found = self._resolve(octets, entries)
+                except (RemoteProtocolError, Refused) as error:
+                    self._refuse(number, error, 60, 40)
+                    continue
+            entry = found.entry
+            property_set = content_properties(raw)
+            try:
+                durable, expiration, retained, hops = facts(property_set)
+            except RemoteProtocolError as error:
+                self._refuse(number, error, 60, 40)
+                continue
+            message = Message(
+                entry.address,
+                body,
+                property_set,
+                1 if durable or channel.confirming else 0,
+                durable,
+                retained,
+                NEVER if expiration is None else time.time() + expiration / 1000,
+                hops,
+                sender,
+            )
+            confirm = channel.expect_confirm() if channel.confirming else 0
+            receipt: Receipt | None = None
+            if confirm or found.mandatory:
+                receipt = (channel, confirm, content if found.mandatory else None)
+                self.unsettled += 1
+            if not publish(batch, entry, message, receipt):
+                ingress.unclaimed(message, receipt)
+        ingress.stats.messages_in += len(contents)
+        if self.unsettled >= ingress.unsettled_max and not self._held:
+            self._held = True
+            self.stream.hold()
+
+    def _resolve(self, octets: bytes, entries: dict[bytes, Found]) -> Found:
+        """A basic.publish seen for the first time: where does it lead?"""
+        method = decode_publish(octets)
+        ingress = self.ingress
+        if method.immediate:
+            raise RemoteProtocolError(
+                "NOT_IMPLEMENTED - immediate=true",
+                reason=ReplyCode.NOT_IMPLEMENTED,
+                class_id=60,
+                method_id=40,
+            )
+        if method.exchange and self.host.exchange(method.exchange).internal:
+            text = f"cannot publish to internal exchange '{method.exchange}' in vhost '{self.host.name}'"
+            raise Refused(ReplyCode.ACCESS_REFUSED, f"ACCESS_REFUSED - {text}")
+        address = AmqpAddress(method.exchange, method.routing_key)
+        assert self.principal is not None
+        if not ingress.access.may_publish(self.principal, ingress.name, address):
+            raise Refused(
+                ReplyCode.ACCESS_REFUSED,
+                f"ACCESS_REFUSED - publishing to exchange '{method.exchange}' is not allowed",
+            )
+        found = Found(ingress.switch.entry(ingress.name, self.host, address), method)
+        if len(entries) >= ingress.limits.cache_entries_max:
+            entries.clear()
+        entries[octets] = found
+        return found
+
+    def settled(self, receipt: Receipt, outcome: Outcome | None) -> None:
+        """A message has been settled; `outcome` is None when it was accepted."""
+        channel, confirm, content = receipt
+        self.unsettled -= 1
+        if self._held and self.unsettled <= self.ingress.unsettled_max // 2:
+            self._held = False
+            self.stream.release()
+        if outcome is not None and content is not None and outcome.reason is Reason.NO_ROUTE:
+            self.give_back(content)
+            outcome = None
+        if not confirm:
+            return
+        if outcome is None:
+            channel.confirmed(confirm)
+            self._confirming[channel] = None
+        else:
+            channel.refused(confirm)
+        self.stream.mark()
+
+    def give_back(self, content: Content) -> None:
+        """A mandatory message that nothing takes: basic.return, before its ack."""
+        number, octets, raw, body = content
+        method = decode_publish(octets)
+        self.machine.send_content(
+            number,
+            m.BasicReturn(ReplyCode.NO_ROUTE, "NO_ROUTE", method.exchange, method.routing_key),
+            raw,
+            body,
+        )
+        self.stream.mark()
+
+    # Acknowledging.
+
+    def _acks(self, acks: list[tuple[int, int, bool]]) -> None:
+        touched: dict[Queue, None] = {}
+        channels = self.channels
+        for number, tag, multiple in acks:
+            channel = channels.get(number)
+            if channel is not None and not channel.acknowledge(tag, multiple, touched):
+                self._unknown_tag(number, tag, 80)
+        for queue in touched:
+            queue.dispatch()
+
+    def _unknown_tag(self, number: int, tag: int, method_id: int) -> None:
+        self._refuse(
+            number,
+            Refused(ReplyCode.PRECONDITION_FAILED, f"PRECONDITION_FAILED - unknown delivery tag {tag}"),
+            60,
+            method_id,
+        )
+
+    def _refuse(
+        self, number: int, error: RemoteProtocolError | Refused, class_id: int, method_id: int
+    ) -> None:
+        """Close the channel or the connection, as the code asks."""
+        code = error.code if isinstance(error, Refused) else error.reason
+        fault = RemoteProtocolError(str(error), reason=code, class_id=class_id, method_id=method_id)
+        events: list[Event] = []
+        self.machine.refuse(fault, number, events)
+        for event in events:
+            if isinstance(event, ChannelClosed):
+                self._channel_closed(event)
+            elif isinstance(event, Closed):
+                self._closed(event)
+
+    # Methods.
+
+    def _method(self, event: MethodReceived) -> None:
+        channel = self.channels.get(event.channel)
+        method = event.method
+        if channel is None:
+            if isinstance(method, m.ConnectionUpdateSecret):
+                self.machine.send_method(0, m.ConnectionUpdateSecretOk())
+            return
+        ids = method.index >> 16, method.index & 0xFFFF
+        action = METHODS.get(type(method))
+        if action is None:
+            text = f"NOT_IMPLEMENTED - {method.name}"
+            self._refuse(event.channel, Refused(ReplyCode.NOT_IMPLEMENTED, text), *ids)
+            return
+        try:
+            action(self, channel, method)
+        except Refused as error:
+            self._refuse(event.channel, error, *ids)

@@ -1,0 +1,189 @@
+"""A listener: accepts connections of one protocol, and gives them to its poller.
+
+Connections are objects, not tasks. The tasks here are three: accepting, polling, and a tick once a second for
+whatever is due by the clock (keep-alive, heartbeats, handshakes that take too long).
+"""
+
+from __future__ import annotations
+
+import errno
+import socket
+import ssl
+from collections.abc import Callable
+from typing import Final, Protocol
+
+import structlog
+import trio
+
+from gateway.errors import ConfigurationError
+from gateway.telemetry.stats import FrameCounts, ListenerStats
+from gateway.transport.poller import Poller
+from gateway.transport.stream import Peer, Stream, WriteSet
+from gateway.transport.tls import TlsFilter
+
+TICK_SECS: Final = 1.0
+BACKLOG: Final = 4096  # ten thousand devices may reconnect at once
+ACCEPTS_PER_TURN: Final = 256  # then the poller has its turn
+OUT_OF_DESCRIPTORS: Final = (errno.EMFILE, errno.ENFILE, errno.ENOBUFS, errno.ENOMEM)
+
+log = structlog.get_logger()
+
+
+class Connection(Peer, Protocol):
+    """A peer object of a listener."""
+
+    stream: Stream
+
+    @property
+    def machine(self) -> FrameCounts:
+        """The protocol machine, which counts frames."""
+
+    def tick(self, now: float) -> None:
+        """Do what is due by the clock."""
+
+    def shut_down(self) -> None:
+        """The gateway is stopping: say goodbye in the protocol's words and end the stream."""
+
+    @property
+    def idle(self) -> bool:
+        """True: nothing of this connection awaits settlement."""
+
+
+class Ingress(Protocol):
+    """What a listener needs of its protocol."""
+
+    def connect(self, stream: Stream, now: float) -> Connection:
+        """A new connection's peer object."""
+
+    def turn_done(self) -> None:
+        """Route the batch that this wake-up has gathered."""
+
+    def tick(self, now: float) -> None:
+        """Do what is due by the clock, beside its connections."""
+
+
+class Listener:
+    """One listening address of one protocol."""
+
+    def __init__(
+        self,
+        name: str,
+        host: str,
+        port: int,
+        protocol: Ingress,
+        writes: WriteSet,
+        stats: ListenerStats,
+        *,
+        connections_max: int,
+        tls: Callable[[], ssl.SSLContext] | None = None,
+    ) -> None:
+        self.name = name
+        self.host = host
+        self.port = port
+        self.stats = stats
+        self.connections: dict[Connection, None] = {}
+        self.open = False
+        self._protocol = protocol
+        self._writes = writes
+        self._connections_max = connections_max
+        self._tls = tls
+        self._sockets: list[socket.socket] = []
+        self._poller = Poller(writes, protocol.turn_done)
+        self._accepting = trio.CancelScope()
+
+    def bind(self) -> None:
+        """Open the listening sockets; port 0 takes a free one and sets `port`. ConfigurationError when
+        refused.
+        """
+        try:
+            found = socket.getaddrinfo(
+                self.host or None, self.port, type=socket.SOCK_STREAM, flags=socket.AI_PASSIVE
+            )
+            for family, kind, proto, _, address in found:
+                sock = socket.socket(family, kind, proto)
+                self._sockets.append(sock)
+                sock.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+                if family == socket.AF_INET6:
+                    sock.setsockopt(socket.IPPROTO_IPV6, socket.IPV6_V6ONLY, 1)
+                sock.bind((address[0], self.port, *address[2:]))
+                sock.listen(BACKLOG)
+                sock.setblocking(False)
+                self.port = sock.getsockname()[1]
+        except OSError as error:
+            self.close()
+            raise ConfigurationError(
+                f"listeners.{self.name}: cannot listen on {self.host}:{self.port}: {error.strerror or error}"
+            ) from error
+        self.open = True
+
+    def close(self) -> None:
+        """Accept no more."""
+        self.open = False
+        self._accepting.cancel()
+        for sock in self._sockets:
+            sock.close()
+        self._sockets.clear()
+
+    async def run(self) -> None:
+        """Serve until cancelled."""
+        async with trio.open_nursery() as nursery:
+            nursery.start_soon(self._poller.run)
+            nursery.start_soon(self._tick)
+            with self._accepting:
+                async with trio.open_nursery() as accepting:
+                    for sock in self._sockets:
+                        accepting.start_soon(self._accept, sock)
+            await trio.sleep_forever()
+
+    async def _accept(self, sock: socket.socket) -> None:
+        while True:
+            await trio.lowlevel.wait_readable(sock)
+            for _ in range(ACCEPTS_PER_TURN):
+                try:
+                    accepted, address = sock.accept()
+                except BlockingIOError:
+                    break
+                except OSError as error:
+                    self.stats.refused.add("accept")
+                    if error.errno in OUT_OF_DESCRIPTORS:
+                        log.error(
+                            "no descriptor or memory for a connection", listener=self.name, error=str(error)
+                        )
+                        await trio.sleep(TICK_SECS)
+                    break  # anything else concerns a connection that died while it waited
+                self._add(accepted, f"{address[0]}:{address[1]}")
+
+    def _add(self, sock: socket.socket, remote: str) -> None:
+        if len(self.connections) >= self._connections_max:
+            self.stats.refused.add("connections_max")
+            sock.close()
+            return
+        sock.setblocking(False)
+        sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
+        layer = TlsFilter(self._tls(), server_side=True) if self._tls is not None else None
+        stream = Stream(sock, remote, self._poller, self._writes, layer)
+        connection = self._protocol.connect(stream, trio.current_time())
+        stream.peer = connection
+        self.connections[connection] = None
+        self.stats.accepted += 1
+        self.stats.opened(connection.machine, stream)
+        self._poller.watch(stream)
+
+    def forget(self, connection: Connection) -> None:
+        """A connection has ended."""
+        self.connections.pop(connection, None)
+        self.stats.closed(connection.machine)
+
+    def flush(self) -> None:
+        """Write what was encoded outside a wake-up."""
+        self._writes.flush()
+
+    async def _tick(self) -> None:
+        while True:
+            await trio.sleep(TICK_SECS)
+            now = trio.current_time()
+            for connection in list(self.connections):
+                connection.tick(now)
+            self._protocol.tick(now)
+            self._protocol.turn_done()
+            self._writes.flush()

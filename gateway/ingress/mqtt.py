@@ -1,0 +1,218 @@
+"""MQTT on a listener: the published messages of a wake-up become one batch, and its outcomes become PUBACKs.
+
+A receipt is (connection, packet id, qos, message, entry): enough to answer the message in its own words, or
+to try a refused one again for a client whose version has no word for refusal.
+"""
+
+from __future__ import annotations
+
+import secrets
+import time
+from collections.abc import Callable
+from typing import Any
+
+import structlog
+import trio
+
+from gateway.broker.access import Access, Principal
+from gateway.broker.dead_letters import DeadLetters
+from gateway.broker.mqtt.namespace import MqttNamespace
+from gateway.broker.mqtt.session import Session
+from gateway.broker.switch import UNROUTED, Entry, Switch
+from gateway.errors import RemoteProtocolError
+from gateway.ingress.listener import Listener
+from gateway.ingress.mqtt_connection import MqttConnection, Receipt
+from gateway.model.address import MqttAddress
+from gateway.model.batch import Batch
+from gateway.model.message import NEVER, Message, Sender
+from gateway.model.outcome import Outcome
+from gateway.protocols.mqtt.octets import ByteOrder
+from gateway.protocols.mqtt.packets import Will
+from gateway.protocols.mqtt.properties import encode_list
+from gateway.protocols.mqtt.spec import PacketType, Property
+from gateway.protocols.mqtt.translate import publish_facts
+from gateway.settings import Limits
+from gateway.telemetry.stats import ListenerStats
+from gateway.transport.stream import Stream
+
+log = structlog.get_logger()
+
+
+class MqttIngress:
+    """The MQTT side of one listener, and the source of its batches."""
+
+    def __init__(
+        self,
+        name: str,
+        *,
+        namespace: MqttNamespace,
+        switch: Switch,
+        access: Access,
+        limits: Limits,
+        stats: ListenerStats,
+        dead_letters: DeadLetters,
+        nursery: trio.Nursery,
+        anonymous: str = "loopback",
+        byte_order: ByteOrder = "auto",
+    ) -> None:
+        self.name = name
+        self.namespace = namespace
+        self.switch = switch
+        self.access = access
+        self.limits = limits
+        self.stats = stats
+        self.anonymous = anonymous
+        self.byte_order = byte_order
+        self.listener: Listener | None = None
+        self.batch = Batch(self, trio.current_time())
+        self._dead_letters = dead_letters
+        self._nursery = nursery
+        self._entries: dict[str, dict[bytes, Entry]] = {}
+        self._generation = -1
+        self._wills: dict[Session, tuple[float, Message]] = {}
+
+    # What the listener asks.
+
+    def connect(self, stream: Stream, now: float) -> MqttConnection:
+        """A client has connected."""
+        return MqttConnection(self, stream, now)
+
+    def turn_done(self) -> None:
+        """Send the batch that has gathered on its way."""
+        batch = self.batch
+        if len(batch):
+            self.batch = Batch(self, trio.current_time())
+            batch.send()
+
+    def tick(self, now: float) -> None:
+        """Publish the wills whose delay is over (5: 3.1.3.2.2)."""
+        due = [session for session, (at, _) in self._wills.items() if at <= now]
+        for session in due:
+            self._publish(self._wills.pop(session)[1])
+
+    # What batches ask: this is their source.
+
+    def settle(
+        self, receipts: list[Receipt | None], refused: dict[int, Outcome] | None, received: float
+    ) -> None:
+        """Each receipt's client hears what became of its message."""
+        for at, receipt in enumerate(receipts):
+            if receipt is None:
+                continue
+            if refused is not None and at in refused:
+                receipt[0].refused(receipt, refused[at])
+            else:
+                receipt[0].accepted(receipt[1], receipt[2])
+        self.stats.latency.observe(self.now() - received, len(receipts))
+        lost = len(refused) if refused else 0
+        self.stats.accepted_messages += len(receipts) - lost
+        if refused:
+            for outcome in refused.values():
+                self.stats.refuse(outcome)
+
+    # What connections ask.
+
+    @staticmethod
+    def now() -> float:
+        """Monotonic seconds, Trio's clock."""
+        return trio.current_time()
+
+    @property
+    def sessions_full(self) -> bool:
+        """No further session may be opened."""
+        return len(self.namespace.sessions) >= self.namespace.sessions_max
+
+    @staticmethod
+    def new_client_id() -> str:
+        """An identifier for a client that brought none."""
+        return f"auto-{secrets.token_hex(8)}"
+
+    def entries_of(self, principal: Principal | None) -> dict[bytes, Entry]:
+        """What topics lead to, for a principal; emptied when something has changed since."""
+        if self._generation != self.switch.generation:
+            self._generation = self.switch.generation
+            self._entries.clear()
+        name = "" if principal is None else principal.name
+        found = self._entries.get(name)
+        if found is None:
+            found = self._entries[name] = {}
+        return found
+
+    def unclaimed(self, message: Message, receipt: Receipt | None) -> None:
+        """No subscription and no route takes the message: that is no error of the client (5: 3.4.2.1)."""
+        if not self.switch.router.crossings(self.name, message.address):
+            self._dead_letters.add([message], "", UNROUTED)
+        if receipt is not None:
+            receipt[0].accepted(receipt[1], receipt[2])
+
+    def publish_again(self, receipt: Receipt) -> None:
+        """A message that was refused gets another chance."""
+        _, _, _, message, entry = receipt
+        entry = self.switch.entry(self.name, self.namespace, entry.address)
+        for way in entry.ways:
+            way.crossing.route.retried += 1
+        if not self.switch.publish(self.batch, entry, message, receipt):
+            self.unclaimed(message, receipt)
+
+    def take_over(self, client_id: str) -> None:
+        """A client connects: whoever has its identifier must go; a delayed will is not published."""
+        session = self.namespace.sessions.get(client_id)
+        if session is None:
+            return
+        self._wills.pop(session, None)
+        if isinstance(session.outlet, MqttConnection):
+            session.outlet.taken_over()
+
+    def verify(self, user: str, password: bytes, then: Callable[[Principal | None], None]) -> None:
+        """Look at a password beside the loop, then call `then`."""
+
+        async def look() -> None:
+            then(await self.access.verify(user, password))
+            self.turn_done()
+            assert self.listener is not None
+            self.listener.flush()
+
+        self._nursery.start_soon(look)
+
+    def will_message(self, will: Will, sender: Sender) -> Message:
+        """The message that a will would be."""
+        kept: dict[Property, Any] = {
+            key: value for key, value in will.properties.items() if key is not Property.WILL_DELAY_INTERVAL
+        }
+        properties, interval, _ = publish_facts(encode_list(kept, PacketType.PUBLISH))
+        expires = NEVER if interval is None else time.time() + interval
+        return Message(
+            MqttAddress(will.topic),
+            will.body,
+            properties,
+            will.qos,
+            will.qos > 0,
+            will.retain,
+            expires,
+            0,
+            sender,
+        )
+
+    def publish_will(self, session: Session, will: Message, delay: float) -> None:
+        """Publish a will now, or when its delay is over and the client has not come back."""
+        if delay:
+            self._wills[session] = (self.now() + delay, will)
+        else:
+            self._publish(will)
+
+    def _publish(self, message: Message) -> None:
+        if message.retain:
+            self.namespace.retain(message)
+        entry = self.switch.entry(self.name, self.namespace, message.address)
+        if not self.switch.publish(self.batch, entry, message, None):
+            self.unclaimed(message, None)
+        self.turn_done()
+
+    def forget(self, connection: MqttConnection) -> None:
+        """A connection has ended."""
+        assert self.listener is not None
+        self.listener.forget(connection)
+
+    def report(self, remote: str, error: RemoteProtocolError) -> None:
+        """Say what a client did wrong."""
+        log.warning("mqtt client broke the protocol", listener=self.name, remote=remote, error=str(error))

@@ -1,0 +1,525 @@
+"""One MQTT client: what its packets do on the broker, and how the broker's answers reach it."""
+
+from __future__ import annotations
+
+import time
+from typing import TYPE_CHECKING, Any, Final
+
+from gateway.broker.access import Principal
+from gateway.broker.mqtt.session import Grant, Row, Session, SubscriptionOptions
+from gateway.broker.switch import Entry
+from gateway.errors import RemoteProtocolError
+from gateway.model.address import MqttAddress
+from gateway.model.message import NEVER, Message, Sender
+from gateway.model.outcome import Outcome
+from gateway.model.properties import NO_PROPERTIES
+from gateway.protocols.mqtt.octets import decode_topic
+from gateway.protocols.mqtt.packets import (
+    Acks,
+    Connect,
+    Disconnect,
+    Event,
+    Pingreq,
+    Publishes,
+    Subscribe,
+    Unsubscribe,
+)
+from gateway.protocols.mqtt.server import ServerConnection
+from gateway.protocols.mqtt.spec import PacketType, Property, ReasonCode, Version
+from gateway.protocols.mqtt.translate import REASON_CODES, encode_properties, publish_facts
+from gateway.transport.stream import Stream
+
+if TYPE_CHECKING:
+    from gateway.ingress.mqtt import MqttIngress
+
+Receipt = tuple["MqttConnection", int, int, Message, Entry]
+
+RETRY_SECS_MIN: Final = 1.0
+RETRY_SECS_MAX: Final = 30.0
+NO_EXPIRY: Final = 0xFFFF_FFFF  # MQTT 5 §3.1.2.11.2: the session does not expire
+
+
+class MqttConnection:
+    """The peer object of one client's stream, and its session's outlet."""
+
+    def __init__(self, ingress: MqttIngress, stream: Stream, now: float) -> None:
+        limits = ingress.limits
+        self.stream = stream
+        self.session: Session | None = None
+        self.machine = ServerConnection(
+            packet_bytes_max=limits.message_bytes_max + limits.connect_bytes_max,
+            connect_bytes_max=limits.connect_bytes_max,
+            byte_order=ingress.byte_order,
+            topic_alias_max=limits.topic_alias_max,
+            receive_max=limits.inflight_max,
+        )
+        self.unsettled = 0
+        self._ingress = ingress
+        self._deadline = now + limits.connect_timeout_secs
+        self._principal: Principal | None = None
+        self._entries: dict[bytes, Entry] = {}
+        self._sender = Sender(ingress.name)
+        self._will: Message | None = None
+        self._will_delay = 0.0
+        self._held = False
+        self._bridge = False  # a bridge of Mosquitto's kind (level 0x83, 0x84): no local, retain as published
+        self._pubacks: list[int] = []
+        self._pubrecs: list[int] = []
+        self._retries: list[tuple[float, Receipt]] = []
+        self._attempts: dict[int, int] = {}  # by packet id, of messages that were refused
+        self._expiry_secs = 0.0
+
+    # What the stream asks.
+
+    def receive(self, data: bytes, now: float) -> None:
+        """Octets arrived; a client's fault ends this connection and is counted."""
+        try:
+            self._process(self.machine.receive_data(data, now))
+            while self.machine.pending and not self.stream.ending:
+                self._process(self.machine.receive_data(b"", now))
+        except RemoteProtocolError as error:
+            self._fail(error)
+
+    def data_to_send(self) -> bytes:
+        """Acknowledgements that have gathered, and whatever was encoded."""
+        if self._pubacks:
+            self.machine.acknowledge(PacketType.PUBACK, self._pubacks)
+            self._pubacks = []
+        if self._pubrecs:
+            self.machine.acknowledge(PacketType.PUBREC, self._pubrecs)
+            self._pubrecs = []
+        return self.machine.data_to_send()
+
+    def drained(self) -> None:
+        """The client reads again."""
+        if self.session is not None and self.session.outlet is self:
+            self.session.pump()
+
+    def lost(self, reason: str) -> None:
+        """The connection is gone; the session may stay, the will may be published."""
+        ingress = self._ingress
+        ingress.forget(self)
+        session = self.session
+        if session is None:
+            return
+        if session.outlet is self:
+            session.detach()
+            ends = not session.persistent
+            if self._will is not None:
+                ingress.publish_will(session, self._will, 0.0 if ends else self._will_delay)
+            if ends:
+                ingress.namespace.discard(session)
+            elif self._expiry_secs:
+                session.expires_at = ingress.now() + self._expiry_secs
+        self._will = None
+
+    # What the listener asks.
+
+    @property
+    def idle(self) -> bool:
+        """Nothing that this client published awaits its outcome."""
+        return not self.unsettled
+
+    def tick(self, now: float) -> None:
+        """Keep-alive, the time to CONNECT, and refused messages whose turn it is."""
+        if self.session is None:
+            if now >= self._deadline:
+                self._ingress.stats.protocol_errors.add("connect_timeout")
+                self.stream.abort("no CONNECT in time")
+            return
+        if self.machine.timed_out(now):
+            self._ingress.stats.protocol_errors.add("keep_alive_timeout")
+            self.machine.send_disconnect(ReasonCode.KEEP_ALIVE_TIMEOUT)
+            self.stream.end("keep-alive timeout")
+            return
+        if self._retries:
+            self._retry(now)
+
+    def shut_down(self) -> None:
+        """The gateway stops (MQTT 5: reason 0x8B); the will is not the client's fault and is kept quiet."""
+        self._will = None
+        self.machine.send_disconnect(ReasonCode.SERVER_SHUTTING_DOWN)
+        self.stream.end("the gateway is stopping")
+
+    # What the session asks: this is its outlet.
+
+    @property
+    def congested(self) -> bool:
+        """The client does not read fast enough."""
+        return self.stream.congested
+
+    def send(self, rows: list[Row]) -> list[Row]:
+        """Encode the rows; returns those larger than the client's Maximum Packet Size."""
+        five = self.machine.version is Version.V5
+        utc = time.time() if five else 0.0
+        raw = b""
+        octets = 0
+        said = []
+        for message, grant, qos, packet_id, dup in rows:
+            if five:
+                raw = encode_properties(message, utc, subscription_ids=grant.identifiers)
+            retain = grant.retained or (message.retain and grant.retain_as_published)
+            body = message.body
+            octets += len(body) + 32
+            said.append((dup << 3 | qos << 1 | retain, message.address.wire, packet_id, raw, body))
+        too_large = [rows[at] for at in self.machine.publish_many(said)]
+        self._ingress.stats.messages_out += len(rows) - len(too_large)
+        self.stream.queued += octets
+        self.stream.mark()
+        return too_large
+
+    def send_release(self, packet_id: int) -> None:
+        """PUBREL."""
+        self.machine.send_ack(PacketType.PUBREL, packet_id, ReasonCode.SUCCESS)
+        self.stream.mark()
+
+    # What the ingress tells of published messages.
+
+    def accepted(self, packet_id: int, qos: int) -> None:
+        """Every target has the message."""
+        self.unsettled -= 1
+        if self._attempts:
+            self._attempts.pop(packet_id, None)
+        if qos == 1:
+            if not self._pubacks:
+                self.stream.mark()
+            self._pubacks.append(packet_id)
+        else:
+            self._accept_once(packet_id)
+        if self._held and self.unsettled <= self._ingress.limits.inflight_max // 2:
+            self._held = False
+            self.stream.release()
+
+    def _accept_once(self, packet_id: int) -> None:
+        """QoS 2: the session remembers; whichever connection it has now says PUBREC."""
+        session = self.session
+        if session is None or packet_id not in session.incoming:
+            return
+        session.incoming[packet_id] = True
+        outlet = session.outlet
+        if isinstance(outlet, MqttConnection):
+            outlet._pubrecs.append(packet_id)
+            outlet.stream.mark()
+
+    def refused(self, receipt: Receipt, outcome: Outcome) -> None:
+        """A target did not take the message: MQTT 5 has words for it, older versions are tried again."""
+        _, packet_id, qos, _, _ = receipt
+        if self.machine.version == Version.V5:
+            self.unsettled -= 1
+            if qos == 2 and self.session is not None:
+                self.session.incoming.pop(packet_id, None)
+            if not self.stream.closed:
+                kind = PacketType.PUBACK if qos == 1 else PacketType.PUBREC
+                self.machine.send_ack(kind, packet_id, REASON_CODES[outcome.reason], outcome.text)
+                self.stream.mark()
+        elif self.stream.closed:
+            if qos == 2 and self.session is not None:
+                self.session.incoming.pop(packet_id, None)  # the client sends it again when it returns
+        else:
+            attempts = self._attempts[packet_id] = self._attempts.get(packet_id, 0) + 1
+            wait = min(RETRY_SECS_MIN * 2 ** min(attempts - 1, 5), RETRY_SECS_MAX)
+            self._retries.append((self._ingress.now() + wait, receipt))
+
+    def _retry(self, now: float) -> None:
+        due = [receipt for at, receipt in self._retries if at <= now]
+        if due:
+            self._retries = [retry for retry in self._retries if retry[0] > now]
+            for receipt in due:
+                self._ingress.publish_again(receipt)
+
+    # Packets.
+
+    def _process(self, events: list[Event]) -> None:
+        for event in events:
+            if isinstance(event, Publishes):
+                self._publishes(event.rows)
+            elif isinstance(event, Acks):
+                self._acks(event.kind, event.rows)
+            elif isinstance(event, Connect):
+                self._connect(event)
+            elif isinstance(event, Subscribe):
+                self._subscribe(event)
+            elif isinstance(event, Unsubscribe):
+                self._unsubscribe(event)
+            elif isinstance(event, Disconnect):
+                self._disconnect(event)
+            elif not isinstance(event, Pingreq):  # the machine has answered that
+                raise RemoteProtocolError(
+                    "enhanced authentication is not offered", reason=ReasonCode.PROTOCOL_ERROR
+                )
+            if self.stream.ending or self.stream.closed:
+                return
+        self.stream.mark()  # the machine may have answered by itself
+
+    def _publishes(self, rows: list[tuple[int, bytes, int, bytes, bytes]]) -> None:
+        ingress = self._ingress
+        entries = ingress.entries_of(self._principal)
+        publish = ingress.switch.publish
+        batch = ingress.batch
+        sender = self._sender
+        for flags, topic, packet_id, raw, body in rows:
+            entry = entries.get(topic)
+            if entry is None:
+                entry = self._resolve(topic, entries)
+            qos = flags >> 1 & 3
+            if raw:
+                property_set, interval, hops = publish_facts(raw)
+                message = Message(
+                    entry.address,
+                    body,
+                    property_set,
+                    qos,
+                    qos > 0,
+                    flags & 1 == 1,
+                    NEVER if interval is None else time.time() + interval,
+                    hops,
+                    sender,
+                )
+            else:
+                message = Message(
+                    entry.address, body, NO_PROPERTIES, qos, qos > 0, flags & 1 == 1, NEVER, 0, sender
+                )
+            if qos:
+                if qos == 2 and not self._first_time(packet_id):
+                    continue
+                self.unsettled += 1
+                receipt: Receipt | None = (self, packet_id, qos, message, entry)
+            else:
+                receipt = None
+            if flags & 1:
+                ingress.namespace.retain(message)
+            if not publish(batch, entry, message, receipt):
+                ingress.unclaimed(message, receipt)
+        ingress.stats.messages_in += len(rows)
+        if self.unsettled >= ingress.limits.inflight_max and not self._held:
+            self._held = True
+            self.stream.hold()
+
+    def _resolve(self, topic: bytes, entries: dict[bytes, Entry]) -> Entry:
+        """A topic seen for the first time: check it, ask for permission, find out where it leads."""
+        name = decode_topic(topic)
+        address = MqttAddress(name, topic)
+        ingress = self._ingress
+        assert self._principal is not None
+        if not ingress.access.may_publish(self._principal, ingress.name, address):
+            raise RemoteProtocolError(f"not allowed to publish to {name!r}", reason=ReasonCode.NOT_AUTHORIZED)
+        entry = ingress.switch.entry(ingress.name, ingress.namespace, address)
+        if len(entries) >= ingress.limits.cache_entries_max:
+            entries.clear()
+        entries[topic] = entry
+        return entry
+
+    def _first_time(self, packet_id: int) -> bool:
+        """QoS 2: False when this packet id was taken before and not released (§4.3.3)."""
+        session = self.session
+        assert session is not None
+        known = session.incoming.get(packet_id)
+        if known is None:
+            session.incoming[packet_id] = False
+            return True
+        self._ingress.stats.duplicates += 1
+        if known:
+            self._pubrecs.append(packet_id)
+            self.stream.mark()
+        return False
+
+    def _acks(self, kind: PacketType, rows: list[tuple[int, int]]) -> None:
+        session = self.session
+        assert session is not None
+        if kind is PacketType.PUBACK or kind is PacketType.PUBCOMP:
+            for packet_id, _ in rows:
+                session.finish(packet_id)
+            session.pump()
+        elif kind is PacketType.PUBREC:
+            for packet_id, reason in rows:
+                if reason >= ReasonCode.UNSPECIFIED_ERROR:
+                    session.finish(packet_id)
+                elif session.received(packet_id):
+                    self.machine.send_ack(PacketType.PUBREL, packet_id, ReasonCode.SUCCESS)
+                else:
+                    self.machine.send_ack(
+                        PacketType.PUBREL, packet_id, ReasonCode.PACKET_IDENTIFIER_NOT_FOUND
+                    )
+        else:
+            for packet_id, _ in rows:
+                known = session.incoming.pop(packet_id, None) is not None
+                reason = ReasonCode.SUCCESS if known else ReasonCode.PACKET_IDENTIFIER_NOT_FOUND
+                self.machine.send_ack(PacketType.PUBCOMP, packet_id, reason)
+        self.stream.mark()
+
+    def _subscribe(self, packet: Subscribe) -> None:
+        ingress = self._ingress
+        session = self.session
+        assert session is not None and self._principal is not None
+        given = packet.properties.get(Property.SUBSCRIPTION_IDENTIFIER, (0,))
+        reasons = []
+        owed: list[tuple[list[Message], SubscriptionOptions]] = []
+        for wanted in packet.subscriptions:
+            if not ingress.access.may_subscribe(self._principal, ingress.name, wanted.filter):
+                reasons.append(self._suback_refusal(ReasonCode.NOT_AUTHORIZED))
+                continue
+            if wanted.filter.startswith("$share/"):
+                reasons.append(self._suback_refusal(ReasonCode.SHARED_SUBSCRIPTIONS_NOT_SUPPORTED))
+                continue
+            if wanted.filter not in session.subscriptions and (
+                len(session.subscriptions) >= ingress.limits.subscriptions_max
+            ):
+                reasons.append(self._suback_refusal(ReasonCode.QUOTA_EXCEEDED))
+                continue
+            options = SubscriptionOptions(
+                wanted.qos,
+                wanted.no_local or self._bridge,
+                wanted.retain_as_published or self._bridge,
+                wanted.retain_handling,
+                given[0],
+            )
+            owed.append((ingress.namespace.subscribe(session, wanted.filter, options), options))
+            reasons.append(wanted.qos)
+        self.machine.send_suback(packet.packet_id, reasons)
+        for messages, options in owed:
+            if messages:
+                session.offer(messages, Grant(session, [options], retained=True))
+
+    def _suback_refusal(self, reason: ReasonCode) -> int:
+        """Before MQTT 5 there is one word for all refusals (3.1.1 §3.9.3)."""
+        return reason if self.machine.version == Version.V5 else ReasonCode.UNSPECIFIED_ERROR
+
+    def _unsubscribe(self, packet: Unsubscribe) -> None:
+        session = self.session
+        assert session is not None
+        reasons = [
+            ReasonCode.SUCCESS
+            if self._ingress.namespace.unsubscribe(session, topic_filter)
+            else ReasonCode.NO_SUBSCRIPTION_EXISTED
+            for topic_filter in packet.filters
+        ]
+        self.machine.send_unsuback(packet.packet_id, reasons)
+
+    def _disconnect(self, packet: Disconnect) -> None:
+        if packet.reason != ReasonCode.DISCONNECT_WITH_WILL:
+            self._will = None
+        expiry = packet.properties.get(Property.SESSION_EXPIRY_INTERVAL)
+        if expiry is not None and self.session is not None:
+            if expiry and not self.session.persistent:
+                raise RemoteProtocolError(
+                    "a session that was to end with its connection cannot be prolonged",
+                    reason=ReasonCode.PROTOCOL_ERROR,
+                )
+            self.session.persistent = expiry > 0
+            self._expiry_secs = self._granted_expiry(expiry)
+        self.stream.abort("DISCONNECT")
+
+    # CONNECT.
+
+    def _connect(self, packet: Connect) -> None:
+        """Admit the client, refuse it, or have its password verified; the machine holds what follows."""
+        ingress = self._ingress
+        if Property.AUTHENTICATION_METHOD in packet.properties:
+            self._refuse(ReasonCode.BAD_AUTHENTICATION_METHOD, "enhanced authentication is not offered")
+            return
+        if packet.user_name is None:
+            principal = ingress.access.anonymous(self.stream.remote, ingress.anonymous)
+            self._admit(packet, principal, ReasonCode.NOT_AUTHORIZED)
+            return
+        password = packet.password or b""
+        principal = ingress.access.known(packet.user_name, password, self.stream.remote)
+        if principal is not None:
+            self._admit(packet, principal, ReasonCode.SUCCESS)
+        else:
+            self.stream.hold()
+            ingress.verify(packet.user_name, password, lambda found: self._verified(packet, found))
+
+    def _verified(self, packet: Connect, principal: Principal | None) -> None:
+        """The password has been looked at; go on with what came behind CONNECT."""
+        if self.stream.closed or self.stream.ending:
+            return
+        self.stream.release()
+        self._admit(packet, principal, ReasonCode.BAD_USER_NAME_OR_PASSWORD)
+        if not self.stream.ending:
+            self.receive(b"", self._ingress.now())
+
+    def _admit(self, packet: Connect, principal: Principal | None, otherwise: ReasonCode) -> None:
+        ingress = self._ingress
+        if principal is None:
+            self._refuse(otherwise, "")
+            return
+        client_id = packet.client_id
+        if (
+            not client_id
+            and (packet.version < Version.V311 or not packet.clean_start)
+            and packet.version < Version.V5
+        ):
+            self._refuse(ReasonCode.CLIENT_IDENTIFIER_NOT_VALID, "a client identifier is needed")
+            return
+        if client_id not in ingress.namespace.sessions and ingress.sessions_full:
+            self._refuse(ReasonCode.QUOTA_EXCEEDED, "limits.sessions_max is reached")
+            return
+        assigned = client_id or ingress.new_client_id()
+        expiry = packet.properties.get(Property.SESSION_EXPIRY_INTERVAL, 0)
+        if packet.version < Version.V5:
+            expiry = 0 if packet.clean_start else NO_EXPIRY
+        self._expiry_secs = self._granted_expiry(expiry)
+        ingress.take_over(assigned)
+        session, present = ingress.namespace.open(assigned, clean=packet.clean_start, persistent=expiry > 0)
+        session.expires_at = 0.0
+        self.session = session
+        self._principal = principal
+        self._bridge = packet.bridge
+        self._sender = Sender(ingress.name, assigned, principal.name, self.stream.remote)
+        self._will = self._will_of(packet)
+        properties = self._connack_properties(packet, assigned)
+        self.machine.send_connack(session_present=present, properties=properties)
+        ingress.stats.spoke(self.machine, packet.version.name.lower())
+        maximum = packet.properties.get(Property.RECEIVE_MAXIMUM, ingress.limits.inflight_max)
+        session.attach(self, min(maximum, ingress.limits.inflight_max))
+        self.stream.mark()
+
+    def _connack_properties(self, packet: Connect, assigned: str) -> dict[Property, Any]:
+        limits = self._ingress.limits
+        if packet.version < Version.V5:
+            return {}
+        properties: dict[Property, Any] = {Property.SHARED_SUBSCRIPTION_AVAILABLE: 0}
+        if not packet.client_id:
+            properties[Property.ASSIGNED_CLIENT_IDENTIFIER] = assigned
+        if not packet.keep_alive or packet.keep_alive > limits.keep_alive_secs_max:
+            if limits.keep_alive_secs_max < 65_535:
+                properties[Property.SERVER_KEEP_ALIVE] = limits.keep_alive_secs_max
+        expiry = packet.properties.get(Property.SESSION_EXPIRY_INTERVAL, 0)
+        if expiry > limits.session_expiry_secs_max:
+            properties[Property.SESSION_EXPIRY_INTERVAL] = limits.session_expiry_secs_max
+        return properties
+
+    def _granted_expiry(self, wanted: int) -> float:
+        return float(min(wanted, self._ingress.limits.session_expiry_secs_max))
+
+    def _will_of(self, packet: Connect) -> Message | None:
+        will = packet.will
+        if will is None:
+            return None
+        self._will_delay = float(will.properties.get(Property.WILL_DELAY_INTERVAL, 0))
+        return self._ingress.will_message(will, self._sender)
+
+    def _refuse(self, reason: ReasonCode, text: str) -> None:
+        self._ingress.stats.refused.add(reason.name.lower())
+        properties = {Property.REASON_STRING: text} if text and self.machine.version == Version.V5 else {}
+        self.machine.send_connack(reason=reason, properties=properties)
+        self.stream.end(f"CONNECT refused: {reason.name.lower()}")
+
+    def taken_over(self) -> None:
+        """Another connection has come with the same client identifier (§3.1.4)."""
+        self.machine.send_disconnect(ReasonCode.SESSION_TAKEN_OVER)
+        self.stream.end("taken over")
+
+    def _fail(self, error: RemoteProtocolError) -> None:
+        ingress = self._ingress
+        ingress.stats.protocol_errors.add(_reason_name(error.reason))
+        ingress.report(self.stream.remote, error)
+        self.machine.fail(error)
+        self.stream.end(str(error))
+
+
+def _reason_name(reason: int) -> str:
+    try:
+        return ReasonCode(reason).name.lower()
+    except ValueError:
+        return "other"

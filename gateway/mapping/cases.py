@@ -1,0 +1,186 @@
+"""The tests of a mapping file: publish one message, compare what crosses with what the file expects.
+
+Nothing but the routes is involved: no connection, no clock. In `publish` and `expect` the guarantee is said
+in the endpoint's words: MQTT's `qos`; AMQP's `delivery_mode` 1 or 2; AMQP/Fast's `persistent`.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from collections.abc import Mapping as Map
+from typing import Any, Final, NamedTuple
+
+from gateway.mapping.conditions import plain_headers
+from gateway.mapping.loading import Mapping
+from gateway.mapping.names import NameRefused, make_address, show_address
+from gateway.mapping.router import HOPS_MAX, Router
+from gateway.mapping.schema import PROTOCOL_OF_WORD, Case, Expected, Published
+from gateway.mapping.templates import typed_value
+from gateway.model.address import Address, AmqpAddress, FastAddress
+from gateway.model.message import Message, Sender
+from gateway.model.outcome import Outcome
+from gateway.model.properties import Properties, property_set
+
+_ABSENT: Final = "absent"
+
+
+class CaseResult(NamedTuple):
+    """A test and in what it differs; no differences: it passed."""
+
+    name: str
+    file: str
+    line: int
+    differences: tuple[str, ...]
+
+    @property
+    def passed(self) -> bool:
+        """Whether everything arrived as expected."""
+        return not self.differences
+
+
+class Arrival(NamedTuple):
+    """A message that crossed, and the endpoint that it crossed to."""
+
+    route: str
+    endpoint: str
+    message: Message
+
+
+def endpoints_of(mappings: Iterable[Mapping]) -> dict[str, str]:
+    """The endpoints that the routes name, with the protocol whose words they use: enough to test without a
+    configuration."""
+    found: dict[str, str] = {}
+    for mapping in mappings:
+        for rule in mapping.document.routes:
+            for words in (rule.source, rule.to):
+                found.setdefault(words.endpoint, words.protocol)
+    return found
+
+
+def run_cases(
+    mapping: Mapping, endpoints: Map[str, str] | None = None, *, hops_max: int = HOPS_MAX
+) -> list[CaseResult]:
+    """Run the tests of `mapping` against its own routes. Raises MappingError when these do not compile."""
+    known = endpoints_of([mapping]) if endpoints is None else dict(endpoints)
+    router = Router([mapping], known, hops_max=hops_max)
+    return [
+        CaseResult(case.name, mapping.file, mapping.line(("tests", at)), tuple(_run(router, case)))
+        for at, case in enumerate(mapping.document.tests)
+    ]
+
+
+def _run(router: Router, case: Case) -> list[str]:
+    try:
+        message, queue = _published(router, case.publish)
+    except (NameRefused, ValueError) as error:
+        return [f"publish: {error}"]
+    arrivals: list[Arrival] = []
+    refusals: list[str] = []
+    for crossing in router.crossings(case.publish.endpoint, message.address, queue):
+        crossed = crossing.cross(message)
+        if isinstance(crossed, Message):
+            arrivals.append(Arrival(crossing.route.name, crossing.route.target_endpoint, crossed))
+        elif isinstance(crossed, Outcome):
+            refusals.append(crossed.reason.value)
+    differences = _compare_all(case.expect, arrivals)
+    if refusals != case.refused:
+        differences.append(f"refused: expected {case.refused}, got {refusals}")
+    return differences
+
+
+def _published(router: Router, words: Published) -> tuple[Message, str]:
+    """The message, and the queue that a link would have taken it from ("" for every other way in)."""
+    protocol = router.endpoints.get(words.endpoint)
+    if protocol is None:
+        raise ValueError(f"unknown endpoint {words.endpoint!r}")
+    given = [word for word in PROTOCOL_OF_WORD if getattr(words, word, None) is not None]
+    if not given or any(PROTOCOL_OF_WORD[word] != protocol for word in given):
+        raise ValueError(
+            f"{words.endpoint!r} speaks {protocol}, the address is {', '.join(given) or 'missing'}"
+        )
+    address, queue = _address(protocol, words)
+    durable = bool(words.persistent) if words.delivery_mode is None else words.delivery_mode == 2
+    assurance = words.qos if words.qos is not None else int(durable)
+    properties = Properties(
+        content_type=words.content_type,
+        reply_to=words.reply_to,
+        headers=tuple((name, typed_value(value)) for name, value in words.headers.items()),
+    )
+    message = Message(
+        address,
+        words.body.encode(),
+        property_set(properties),
+        assurance=assurance,
+        durable=durable or bool(words.qos),
+        retain=words.retain,
+        hops=words.hops,
+        sender=Sender(words.endpoint, words.client_id, words.user),
+    )
+    return message, queue
+
+
+def _address(protocol: str, words: Published) -> tuple[Address, str]:
+    if protocol == "mqtt":
+        return make_address(protocol, "", words.topic or ""), ""
+    if protocol == "amqpfast":
+        return make_address(protocol, words.service or "topic", words.destination or ""), ""
+    if words.queue is None:
+        return make_address(protocol, words.exchange or "", words.routing_key or ""), ""
+    if words.exchange is None and words.routing_key is None:
+        return make_address(protocol, "", words.queue), ""  # published to the queue, by the default exchange
+    return make_address(protocol, words.exchange or "", words.routing_key or ""), words.queue
+
+
+def _compare_all(expected: list[Expected], arrivals: list[Arrival]) -> list[str]:
+    differences: list[str] = []
+    for at in range(max(len(expected), len(arrivals))):
+        if at >= len(arrivals):
+            differences.append(f"expect[{at}]: nothing arrived at {expected[at].endpoint!r}")
+        elif at >= len(expected):
+            name, endpoint, message = arrivals[at]
+            where = show_address(message.address)
+            differences.append(f"not expected: route {name!r} brought {where!r} to {endpoint!r}")
+        else:
+            differences.extend(f"expect[{at}].{text}" for text in _compare(expected[at], arrivals[at]))
+    return differences
+
+
+def _compare(expected: Expected, arrival: Arrival) -> list[str]:
+    """Each given word that differs, as `word: expected X, got Y`."""
+    got = _described(arrival)
+    wanted: dict[str, Any] = expected.model_dump(exclude_unset=True, exclude={"headers"})
+    pairs = [(word, value, got.get(word, _ABSENT)) for word, value in wanted.items()]
+    headers = plain_headers(arrival.message.properties.headers)
+    pairs += [
+        (f"headers.{name}", value, headers.get(name, _ABSENT)) for name, value in expected.headers.items()
+    ]
+    return [f"{word}: expected {want!r}, got {have!r}" for word, want, have in pairs if not _same(want, have)]
+
+
+def _same(want: Any, have: Any) -> bool:
+    return bool(want == have) and isinstance(want, bool) == isinstance(have, bool)
+
+
+def _described(arrival: Arrival) -> dict[str, Any]:
+    """A crossed message in the words of `expect`."""
+    message = arrival.message
+    address = message.address
+    words: dict[str, Any] = {
+        "endpoint": arrival.endpoint,
+        "body": message.body.decode("utf-8", "backslashreplace"),
+        "qos": message.assurance,
+        "delivery_mode": 2 if message.durable else 1,
+        "persistent": message.durable,
+        "retain": message.retain,
+        "content_type": message.properties.content_type,
+        "reply_to": message.properties.reply_to,
+    }
+    if isinstance(address, AmqpAddress):
+        words.update(exchange=address.exchange, routing_key=address.routing_key)
+        if not address.exchange:
+            words["queue"] = address.routing_key
+    elif isinstance(address, FastAddress):
+        words.update(service=address.service, destination=address.destination)
+    else:
+        words["topic"] = address.topic
+    return words

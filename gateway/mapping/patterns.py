@@ -1,0 +1,300 @@
+"""What matches addresses, compiled from the words of `from`.
+
+A pattern is a list of tokens over the levels of a name: a literal, one level, or any number of levels (zero
+included), the latter two with or without a capture's name. MQTT writes them `+` and `#`, AMQP and AMQP/Fast
+`*` and `#`; a capture is `{name}` or `{name...}`. As in MQTT 4.7.1.2 `#` ends a topic filter; in a binding
+key it may stand anywhere, and there the leftmost takes as much as it can. A topic pattern that does not begin
+with a literal leaves topics that begin with `$` alone (MQTT 4.7.2).
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Mapping
+from enum import Enum
+from typing import Final, NamedTuple
+
+from gateway.errors import MappingError
+from gateway.mapping.names import SEPARATORS, Levels, levels_of, split_levels
+from gateway.model.address import Address, AmqpAddress, FastAddress
+
+Captures = dict[str, Levels]
+
+WORDS_OF_ADDRESS: Final = {
+    "mqtt": ("topic",),
+    "amqp091": ("exchange", "routing_key", "queue"),
+    "amqpfast": ("service", "destination"),
+}
+WORDS_OF_SENDER: Final = ("client_id", "user")
+WORDS_OF_MESSAGE: Final = ("body", "qos", "retain", "durable", "headers", "content_type", "size")
+RESERVED: Final = frozenset(
+    (*sum(WORDS_OF_ADDRESS.values(), ()), *WORDS_OF_SENDER, *WORDS_OF_MESSAGE, "endpoint")
+)
+_CAPTURE: Final = re.compile(r"\{([A-Za-z_][A-Za-z0-9_]*)(\.\.\.)?\}")
+
+
+class Kind(Enum):
+    """LITERAL: this level. ONE: any single level. REST: any number of levels."""
+
+    LITERAL = "literal"
+    ONE = "one"
+    REST = "rest"
+
+
+class Token(NamedTuple):
+    """A literal's text, or a capture's name ("" without a name)."""
+
+    kind: Kind
+    text: str
+
+
+Tokens = tuple[Token, ...]
+
+
+def parse_tokens(protocol: str, text: str) -> Tokens:
+    """The tokens of a topic filter, binding key or destination pattern. Raises MappingError."""
+    one = "+" if protocol == "mqtt" else "*"
+    levels = split_levels(text, SEPARATORS[protocol])
+    if protocol == "mqtt" and not levels:
+        raise MappingError("a topic has at least one character")
+    tokens = [_token(level, one) for level in levels]
+    if protocol == "mqtt" and any(token.kind is Kind.REST for token in tokens[:-1]):
+        raise MappingError(f"{text!r}: '#' and '{{name...}}' end a topic filter (MQTT 4.7.1.2)")
+    names = [token.text for token in tokens if token.kind is not Kind.LITERAL and token.text]
+    for name in names:
+        if names.count(name) > 1:
+            raise MappingError(f"{text!r}: the name {{{name}}} is used twice")
+        if name in RESERVED:
+            raise MappingError(f"{text!r}: {name!r} is a word of the language; give the capture another name")
+    return tuple(tokens)
+
+
+def _token(level: str, one: str) -> Token:
+    if level == one:
+        return Token(Kind.ONE, "")
+    if level == "#":
+        return Token(Kind.REST, "")
+    capture = _CAPTURE.fullmatch(level)
+    if capture:
+        return Token(Kind.REST if capture[2] else Kind.ONE, capture[1])
+    if any(character in level for character in "{}\0" + one + "#"):
+        raise MappingError(
+            f"{level!r}: a wildcard or capture takes a whole level: {{name}}, {{name...}}, {one}, #"
+        )
+    return Token(Kind.LITERAL, level)
+
+
+class Pattern:
+    """The addresses of `protocol` that a route takes.
+
+    `scope` is the exchange or the AMQP/Fast service. `queue`, when not None, is a queue of AMQP 0-9-1, and
+    the tokens then match any key. `first` is a literal first level, else None: a quick way to No.
+    """
+
+    __slots__ = ("first", "names", "protocol", "queue", "scope", "tokens")
+
+    def __init__(self, protocol: str, tokens: Tokens, scope: str = "", queue: str | None = None) -> None:
+        self.protocol = protocol
+        self.tokens = tokens
+        self.scope = scope
+        self.queue = queue
+        self.first = tokens[0].text if tokens and tokens[0].kind is Kind.LITERAL else None
+        self.names = tuple(token.text for token in tokens if token.kind is not Kind.LITERAL and token.text)
+
+    def match(self, address: Address, queue: str = "") -> Captures | None:
+        """The captured levels, or None.
+
+        `queue` names the queue that a link consumed the message from, when a route asked for that queue;
+        then only routes from this queue match, for the message reaches the others through their bindings.
+        """
+        if self._scope_differs(address, queue):
+            return None
+        return self.match_levels(levels_of(address))
+
+    def match_levels(self, levels: Levels) -> Captures | None:
+        """The captured levels when the tokens match, or None."""
+        return None if self._dollar(levels) else self.capture(levels)
+
+    def capture(self, levels: Levels) -> Captures | None:
+        """As `match_levels`, but `$` is a letter like any other: for names that we make ourselves."""
+        spans = _place(self.tokens, levels)
+        if spans is None:
+            return None
+        return {
+            token.text: levels[start:end]
+            for token, (start, end) in zip(self.tokens, spans, strict=True)
+            if token.text and token.kind is not Kind.LITERAL
+        }
+
+    def mismatch(self, address: Address, queue: str = "") -> str:
+        """Why the address does not match, for people; "" when it does."""
+        differs = self._scope_differs(address, queue)
+        if differs:
+            return differs
+        levels = levels_of(address)
+        if self._dollar(levels):
+            return "a wildcard or capture at the first level leaves topics that begin with '$' alone"
+        if _place(self.tokens, levels) is not None:
+            return ""
+        for at, token in enumerate(self.tokens):
+            if token.kind is Kind.REST:
+                break
+            if at >= len(levels):
+                return f"the address has {len(levels)} levels, the pattern asks for more"
+            if token.kind is Kind.LITERAL and token.text != levels[at]:
+                return f"level {at + 1} is {levels[at]!r}, not {token.text!r}"
+        else:
+            return f"the address has {len(levels)} levels, the pattern only {len(self.tokens)}"
+        return f"the levels do not fit {self.show()!r}"
+
+    def render(self, captures: Mapping[str, Levels]) -> Levels | None:
+        """The levels of the address with these captures; None when an unnamed wildcard leaves it open."""
+        levels: list[str] = []
+        for token in self.tokens:
+            if token.kind is Kind.LITERAL:
+                levels.append(token.text)
+            elif token.text not in captures:
+                return None
+            else:
+                levels.extend(captures[token.text])
+        return tuple(levels)
+
+    def show(self) -> str:
+        """The pattern in its protocol's own wildcards, as a subscription or binding needs it."""
+        one = "+" if self.protocol == "mqtt" else "*"
+        words = {Kind.ONE: one, Kind.REST: "#"}
+        texts = (token.text if token.kind is Kind.LITERAL else words[token.kind] for token in self.tokens)
+        return SEPARATORS[self.protocol].join(texts)
+
+    def literal_prefix(self) -> str:
+        """The text that every match begins with: the whole name, or up to the separator before a wildcard."""
+        literal: list[str] = []
+        for token in self.tokens:
+            if token.kind is not Kind.LITERAL:
+                return "".join(text + SEPARATORS[self.protocol] for text in literal)
+            literal.append(token.text)
+        return SEPARATORS[self.protocol].join(literal)
+
+    def _scope_differs(self, address: Address, queue: str) -> str:
+        """Why protocol, exchange, service or queue do not fit; "" when they do."""
+        if address.protocol != self.protocol:
+            return f"a {self.protocol} route, not {address.protocol}"
+        if isinstance(address, AmqpAddress):
+            if self.queue is None:
+                if queue:
+                    return f"taken from queue {queue!r}; this route takes from exchange {self.scope!r}"
+                if address.exchange != self.scope:
+                    return f"exchange is {address.exchange!r}, not {self.scope!r}"
+            elif queue:
+                return "" if queue == self.queue else f"queue is {queue!r}, not {self.queue!r}"
+            elif address.exchange or address.routing_key != self.queue:
+                return f"not published to queue {self.queue!r}"
+        elif isinstance(address, FastAddress) and address.service != self.scope:
+            return f"service is {address.service!r}, not {self.scope!r}"
+        return ""
+
+    def _dollar(self, levels: Levels) -> bool:
+        if self.protocol != "mqtt" or not levels or not levels[0].startswith("$"):
+            return False
+        return self.tokens[0].kind is not Kind.LITERAL
+
+
+def _place(tokens: Tokens, levels: Levels) -> list[tuple[int, int]] | None:
+    """Where each token lies in `levels`. Dead ends are remembered: at most tokens times levels of them."""
+    dead: set[tuple[int, int]] = set()
+
+    def place(token: int, at: int) -> list[tuple[int, int]] | None:
+        if token == len(tokens):
+            return [] if at == len(levels) else None
+        if (token, at) in dead:
+            return None
+        kind, text = tokens[token]
+        if kind is Kind.REST:
+            ends = range(len(levels), at - 1, -1)
+        elif at < len(levels) and (kind is Kind.ONE or levels[at] == text):
+            ends = range(at + 1, at, -1)
+        else:
+            return None
+        for end in ends:
+            rest = place(token + 1, end)
+            if rest is not None:
+                rest.insert(0, (at, end))
+                return rest
+        dead.add((token, at))
+        return None
+
+    return place(0, 0)
+
+
+def covers(wide: Pattern, narrow: Pattern) -> bool:
+    """Whether every address that `narrow` takes is also taken by `wide`. Never wrongly yes."""
+    if not _same_scope(wide, narrow) or _first_dollar(wide, narrow):
+        return False
+    return _covers(wide.tokens, narrow.tokens)
+
+
+def _covers(wide: Tokens, narrow: Tokens) -> bool:
+    if not wide:
+        return not narrow
+    head = wide[0]
+    if head.kind is Kind.REST:
+        return any(_covers(wide[1:], narrow[taken:]) for taken in range(len(narrow) + 1))
+    if not narrow or narrow[0].kind is Kind.REST:
+        return False
+    if head.kind is Kind.LITERAL and narrow[0] != head:
+        return False
+    return _covers(wide[1:], narrow[1:])
+
+
+def witness(one: Pattern, other: Pattern) -> Levels | None:
+    """The levels of an address that both patterns take, or None when there is none."""
+    if not _same_scope(one, other) or _first_dollar(one, other) or _first_dollar(other, one):
+        return None
+    seen: set[tuple[int, int]] = set()
+
+    def meet(i: int, j: int) -> list[str] | None:
+        if i == len(one.tokens) and j == len(other.tokens):
+            return []
+        if (i, j) in seen:
+            return None
+        seen.add((i, j))
+        a = one.tokens[i] if i < len(one.tokens) else None
+        b = other.tokens[j] if j < len(other.tokens) else None
+        steps: list[tuple[int, int, str | None]] = []
+        if a and b and a.kind is not Kind.REST and b.kind is not Kind.REST:
+            if a.kind is b.kind is Kind.LITERAL and a.text != b.text:
+                return None
+            steps.append((i + 1, j + 1, _either(a, b)))
+        if a and a.kind is Kind.REST:
+            steps.append((i + 1, j, None))
+            if b and b.kind is not Kind.REST:
+                steps.append((i, j + 1, _either(b, b)))
+        if b and b.kind is Kind.REST:
+            steps.append((i, j + 1, None))
+            if a and a.kind is not Kind.REST:
+                steps.append((i + 1, j, _either(a, a)))
+        for next_i, next_j, level in steps:
+            rest = meet(next_i, next_j)
+            if rest is not None:
+                return rest if level is None else [level, *rest]
+        return None
+
+    found = meet(0, 0)
+    return None if found is None else tuple(found)
+
+
+def _either(a: Token, b: Token) -> str:
+    literal = a if a.kind is Kind.LITERAL else b
+    return literal.text if literal.kind is Kind.LITERAL else "x"
+
+
+def _same_scope(one: Pattern, other: Pattern) -> bool:
+    return (one.protocol, one.scope, one.queue) == (other.protocol, other.scope, other.queue)
+
+
+def _first_dollar(wild: Pattern, literal: Pattern) -> bool:
+    """Whether `literal` begins with `$...` where `wild` has a wildcard, which leaves such topics alone."""
+    if wild.protocol != "mqtt" or wild.tokens[0].kind is Kind.LITERAL:
+        return False
+    first = literal.tokens[0]
+    return first.kind is Kind.LITERAL and first.text.startswith("$")

@@ -1,0 +1,283 @@
+"""Which routes a message takes.
+
+`compile_routes` turns mapping files into routes for the endpoints at hand; a `Router` answers per endpoint
+and address. Its answers depend on nothing else and may be kept as long as the router itself.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable
+from collections.abc import Mapping as Map
+from dataclasses import dataclass
+from difflib import get_close_matches
+from functools import partial
+from typing import Final, NamedTuple, TypeVar
+
+from gateway.errors import MappingError
+from gateway.mapping.conditions import Condition
+from gateway.mapping.crossings import Crossing, Route, Target
+from gateway.mapping.loading import Mapping, Place
+from gateway.mapping.names import NameRefused, levels_of, make_address
+from gateway.mapping.patterns import Kind, Pattern, Token, covers, parse_tokens
+from gateway.mapping.schema import From, HeaderValue, RouteRule, Words
+from gateway.mapping.templates import Template, Text, Vocabulary, typed_value, vocabulary
+from gateway.model.address import ADDRESS_OCTETS_MAX, Address
+from gateway.model.properties import Value
+
+HOPS_MAX: Final = 8  # longer chains of gateways are loops, in every deployment that we know of
+_EVERY_KEY: Final = (Token(Kind.REST, ""),)
+Built = TypeVar("Built")
+
+
+class Skipped(NamedTuple):
+    """An optional route that was left out, and the endpoint that it lacks."""
+
+    route: str
+    endpoint: str
+    file: str
+    line: int
+
+
+class Compiled(NamedTuple):
+    """The routes in the order of the files, what keeps others from being routes, and what was left out."""
+
+    routes: tuple[Route, ...]
+    problems: tuple[MappingError, ...]
+    skipped: tuple[Skipped, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class Subscriptions:
+    """What a link subscribes to for the routes that start at it, without what another entry covers.
+
+    `topics`: filters. `queues`: to consume from. `bindings`: (exchange, key) for a queue of the link's own.
+    `destinations`: (service, name); a name that ends in "." or is empty is a prefix.
+    """
+
+    topics: tuple[str, ...] = ()
+    queues: tuple[str, ...] = ()
+    bindings: tuple[tuple[str, str], ...] = ()
+    destinations: tuple[tuple[str, str], ...] = ()
+
+
+@dataclass(frozen=True, slots=True)
+class Targets:
+    """What the routes that end at an endpoint need there, as far as no message decides the name."""
+
+    exchanges: tuple[str, ...] = ()
+    queues: tuple[str, ...] = ()
+    destinations: tuple[tuple[str, str], ...] = ()
+
+
+class Router:
+    """The routes of all mapping files, for `endpoints` (name -> `mqtt`, `amqp091` or `amqpfast`).
+
+    Raises MappingError for the first thing that the linter calls an error.
+    """
+
+    def __init__(
+        self, mappings: Iterable[Mapping], endpoints: Map[str, str], *, hops_max: int = HOPS_MAX
+    ) -> None:
+        compiled = compile_routes(mappings, endpoints)
+        if compiled.problems:
+            raise compiled.problems[0]
+        self.routes = compiled.routes
+        self.skipped = compiled.skipped
+        self.endpoints = dict(endpoints)
+        self.hops_max = hops_max
+        self._by_source: dict[str, list[Route]] = {}
+        for route in self.routes:
+            self._by_source.setdefault(route.source, []).append(route)
+        for route in self.routes:
+            route.reverses = tuple(self._reverses(route.source, route.target_endpoint))
+
+    def crossings(self, endpoint: str, address: Address, queue: str = "") -> tuple[Crossing, ...]:
+        """What happens to messages that `endpoint` brings in for `address`, in the order of the files.
+
+        `queue` is the queue that a link consumed them from, if a route named it; see Pattern.match.
+        """
+        found: list[Crossing] = []
+        levels = levels_of(address)
+        start = levels[0] if levels else None
+        for route in self._by_source.get(endpoint, ()):
+            first = route.pattern.first
+            if first is not None and first != start:
+                continue
+            captures = route.pattern.match(address, queue)
+            if captures is not None:
+                crossing = route.crossing(address, captures, queue, self.hops_max)
+                if crossing is not None:
+                    found.append(crossing)
+        return tuple(found)
+
+    def reply_address(self, origin: str, target: str, text: str) -> str | None:
+        """The reply address at `target` from which a route leads back to `text` at `origin`.
+
+        None when no route does; the text is then kept as it is. The first route in file order decides.
+        """
+        for route in self._reverses(origin, target):
+            there = route.invert(text)
+            if there is not None:
+                return there
+        return None
+
+    def subscriptions(self, endpoint: str) -> Subscriptions:
+        """What the link `endpoint` has to subscribe to."""
+        sources = _widest([route.pattern for route in self._by_source.get(endpoint, ())])
+        keyed = [one for one in sources if one.protocol == "amqp091"]
+        return Subscriptions(
+            topics=_once(one.show() for one in sources if one.protocol == "mqtt"),
+            queues=_once(one.queue for one in keyed if one.queue is not None),
+            bindings=_once((one.scope, one.show()) for one in keyed if one.queue is None),
+            destinations=_once(
+                (one.scope, one.literal_prefix()) for one in sources if one.protocol == "amqpfast"
+            ),
+        )
+
+    def targets(self, endpoint: str) -> Targets:
+        """What has to exist at `endpoint` for the routes that end there."""
+        ends = [route.target for route in self.routes if route.target_endpoint == endpoint]
+        keyed = [one for one in ends if one.protocol == "amqp091"]
+        literal = [one for one in ends if one.protocol == "amqpfast" and not one.name.names]
+        return Targets(
+            exchanges=_once(
+                one.scope.render(_nothing)
+                for one in keyed
+                if one.scope and one.scope.text and not one.scope.names
+            ),
+            queues=_once(
+                one.name.render(_nothing) for one in keyed if one.scope is None and not one.name.names
+            ),
+            destinations=_once((one.service, one.name.render(_nothing)) for one in literal),
+        )
+
+    def _reverses(self, origin: str, target: str) -> list[Route]:
+        return [
+            route
+            for route in self._by_source.get(target, ())
+            if route.target_endpoint == origin and route.reversible
+        ]
+
+
+def _nothing(name: str) -> tuple[str, ...]:
+    raise AssertionError(f"a template without names asked for {name}")
+
+
+def _widest(patterns: list[Pattern]) -> list[Pattern]:
+    """The patterns that no other one covers; of equal ones the first."""
+    kept: list[Pattern] = []
+    for pattern in patterns:
+        if not any(covers(other, pattern) for other in kept):
+            kept = [other for other in kept if not covers(pattern, other)]
+            kept.append(pattern)
+    return kept
+
+
+def _once(items: Iterable[Built]) -> tuple[Built, ...]:
+    return tuple(dict.fromkeys(items))
+
+
+def compile_routes(mappings: Iterable[Mapping], endpoints: Map[str, str]) -> Compiled:
+    """Compile every rule; a rule that cannot be compiled is a problem, and the others still are routes."""
+    routes: list[Route] = []
+    problems: list[MappingError] = []
+    skipped: list[Skipped] = []
+    names: dict[str, str] = {}
+    for mapping in mappings:
+        for at, rule in enumerate(mapping.document.routes):
+            place: Place = ("routes", at)
+            line = mapping.line((*place, "name"))
+            if rule.name in names:
+                reason = f"{rule.name!r} is also the name of the route at {names[rule.name]}"
+                problems.append(mapping.error((*place, "name"), reason))
+                continue
+            names[rule.name] = f"{mapping.file}:{line}"
+            missing = [words.endpoint for words in (rule.source, rule.to) if words.endpoint not in endpoints]
+            if missing and rule.optional:
+                skipped.append(Skipped(rule.name, missing[0], mapping.file, line))
+                continue
+            try:
+                routes.append(_compile(mapping, rule, place, endpoints))
+            except MappingError as error:
+                problems.append(error)
+    return Compiled(tuple(routes), tuple(problems), tuple(skipped))
+
+
+def _compile(mapping: Mapping, rule: RouteRule, place: Place, endpoints: Map[str, str]) -> Route:
+    def located(inner: tuple[str, ...], build: Callable[[], Built]) -> Built:
+        try:
+            return build()
+        except MappingError as error:
+            raise mapping.error((*place, *inner), error.reason) from error
+
+    located(("from",), lambda: _check_words(rule.source, endpoints))
+    located(("to",), lambda: _check_words(rule.to, endpoints))
+    pattern = located(("from", _name_word(rule.source)), lambda: _pattern(rule.source))
+    words = vocabulary(pattern)
+    to = rule.to
+    text = to.topic or to.queue or to.destination or to.routing_key or ""
+    name = located(("to", _name_word(to)), lambda: Template(text, to.protocol, words))
+    scope = None
+    if to.exchange is not None:
+        exchange = to.exchange
+        scope = located(("to", "exchange"), lambda: Template(exchange, "amqp091", words))
+    service = (to.service or "topic") if to.protocol == "amqpfast" else ""
+    target = Target(to.protocol, name, scope, service)
+    located(("to", _name_word(to)), lambda: _check_literals(target))
+    headers = tuple(
+        (header, located(("headers", header), partial(_header, value, words)))
+        for header, value in rule.headers.items()
+    )
+    condition = None
+    if rule.when is not None:
+        when = rule.when
+        condition = located(("when",), lambda: Condition(when, words.known))
+    return Route(rule, pattern, target, headers, condition, mapping.file, mapping.line((*place, "name")))
+
+
+def _header(value: HeaderValue, words: Vocabulary) -> Text | Value:
+    return Text(value, words) if isinstance(value, str) else typed_value(value)
+
+
+def _name_word(words: Words) -> str:
+    """The word whose line a complaint about the name points to."""
+    given = words.given()
+    order = ("topic", "queue", "destination", "binding_key", "routing_key", "exchange")
+    return next(word for word in order if word in given)
+
+
+def _check_words(words: Words, endpoints: Map[str, str]) -> None:
+    protocol = endpoints.get(words.endpoint)
+    if protocol is None:
+        near = get_close_matches(words.endpoint, sorted(endpoints), 1)
+        known = f"did you mean {near[0]!r}?" if near else f"known: {', '.join(sorted(endpoints)) or 'none'}"
+        raise MappingError(f"unknown endpoint {words.endpoint!r}; {known}")
+    if protocol != words.protocol:
+        raise MappingError(
+            f"{words.endpoint!r} speaks {protocol}, but {', '.join(words.given())} are {words.protocol}'s"
+        )
+
+
+def _pattern(source: From) -> Pattern:
+    if source.topic is not None:
+        return Pattern("mqtt", parse_tokens("mqtt", source.topic))
+    if source.queue is not None:
+        return Pattern("amqp091", _EVERY_KEY, queue=source.queue)
+    if source.destination is not None:
+        return Pattern("amqpfast", parse_tokens("amqpfast", source.destination), source.service or "topic")
+    tokens = _EVERY_KEY if source.binding_key is None else parse_tokens("amqp091", source.binding_key)
+    return Pattern("amqp091", tokens, source.exchange or "")
+
+
+def _check_literals(target: Target) -> None:
+    """Refuse a target that no message could ever have."""
+    octets = target.name.literal_octets()
+    if target.names:
+        if target.protocol != "mqtt" and octets > ADDRESS_OCTETS_MAX:
+            raise MappingError(f"its own text has {octets} octets, and a name at most {ADDRESS_OCTETS_MAX}")
+        return
+    scope = target.scope.render(_nothing) if target.scope else target.service
+    try:
+        make_address(target.protocol, scope, target.name.render(_nothing))
+    except NameRefused as error:
+        raise MappingError(str(error)) from error

@@ -1,0 +1,183 @@
+"""How the address and the headers of a crossed message are made from what the route's pattern captured.
+
+A template is split at the target's separator before anything is filled in, so a captured level can never
+change the number of levels by what it holds. A name that stands for several levels (`{rest...}`, or the whole
+`{topic}`) stands alone between two separators and puts in each of its levels; a name of one level may stand
+inside one (`dev-{id}`). `{{` and `}}` are braces.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Callable, Iterable
+from difflib import get_close_matches
+from typing import Final, NamedTuple
+
+from gateway.errors import MappingError
+from gateway.mapping.names import SEPARATORS, Levels
+from gateway.mapping.patterns import WORDS_OF_ADDRESS, WORDS_OF_SENDER, Captures, Kind, Pattern, Token
+from gateway.model.properties import Value, ValueType, string
+
+Values = Callable[[str], Levels]
+WHOLE_ADDRESS: Final = {"mqtt": "topic", "amqp091": "routing_key", "amqpfast": "destination"}
+_PIECE: Final = re.compile(r"\{\{|\}\}|\{([A-Za-z_][A-Za-z0-9_]*)(\.\.\.)?\}|[{}]|[^{}]+")
+
+
+class Name(NamedTuple):
+    """A reference in a template."""
+
+    name: str
+
+
+class Vocabulary(NamedTuple):
+    """The names that a route's templates may use: those of several levels, and all."""
+
+    several: frozenset[str]
+    known: frozenset[str]
+
+
+def vocabulary(pattern: Pattern) -> Vocabulary:
+    """What a route from `pattern` knows: its captures, its address's words, the sender, and `endpoint`."""
+    rest = {token.text for token in pattern.tokens if token.kind is Kind.REST and token.text}
+    words = WORDS_OF_ADDRESS[pattern.protocol]
+    return Vocabulary(
+        frozenset(rest | {word for word in words if word != "service"}),
+        frozenset((*pattern.names, *words, *WORDS_OF_SENDER, "endpoint")),
+    )
+
+
+def unknown_name(name: str, known: Iterable[str]) -> str:
+    """The text of an error about `name`, with a suggestion when one is near."""
+    options = sorted(known)
+    near = get_close_matches(name, options, 1)
+    return f"unknown name {name!r}; " + (
+        f"did you mean {near[0]!r}?" if near else f"known: {', '.join(options)}"
+    )
+
+
+def _pieces(text: str, words: Vocabulary) -> list[str | Name]:
+    found: list[str | Name] = []
+    for piece in _PIECE.finditer(text):
+        if piece[1]:
+            if piece[1] not in words.known:
+                raise MappingError(f"{text!r}: {unknown_name(piece[1], words.known)}")
+            if piece[2] and piece[1] not in words.several:
+                raise MappingError(f"{text!r}: {{{piece[1]}}} is one level; write it without the dots")
+            found.append(Name(piece[1]))
+        elif piece[0] in ("{", "}"):
+            raise MappingError(f"{text!r}: a brace that belongs to no name; write {{{{ or }}}} for a brace")
+        else:
+            found.append(piece[0][0] if piece[0] in ("{{", "}}") else piece[0])
+    return found
+
+
+class Template:
+    """A name in `protocol`'s form with references in it.
+
+    `levels` holds the pieces of each level; `names` what it refers to. Raises MappingError for a name that
+    the route does not know or that stands where it cannot.
+    """
+
+    __slots__ = ("levels", "names", "per_message", "separator", "text")
+
+    def __init__(self, text: str, protocol: str, words: Vocabulary) -> None:
+        self.text = text
+        self.separator = SEPARATORS[protocol]
+        self.levels: list[list[str | Name]] = [[]]
+        for piece in _pieces(text, words):
+            if isinstance(piece, Name):
+                self.levels[-1].append(piece)
+                continue
+            first, *more = piece.split(self.separator)
+            self.levels[-1].append(first)
+            self.levels.extend([level] for level in more)
+        self.levels = [[piece for piece in level if piece != ""] for level in self.levels]
+        for level in self.levels:
+            for piece in level:
+                if isinstance(piece, Name) and piece.name in words.several and len(level) > 1:
+                    raise MappingError(
+                        f"{text!r}: {{{piece.name}...}} stands alone between two {self.separator!r}"
+                    )
+        if not text:
+            self.levels = []
+        self.names = frozenset(
+            piece.name for level in self.levels for piece in level if isinstance(piece, Name)
+        )
+        self.per_message = not self.names.isdisjoint(WORDS_OF_SENDER)
+
+    def render(self, values: Values) -> str:
+        """The name; `values` gives the levels of a reference in the target's form."""
+        levels: list[str] = []
+        for level in self.levels:
+            if len(level) == 1 and isinstance(level[0], Name):
+                levels.extend(values(level[0].name))
+            else:
+                texts = (values(piece.name)[0] if isinstance(piece, Name) else piece for piece in level)
+                levels.append("".join(texts))
+        return self.separator.join(levels)
+
+    def literal_octets(self) -> int:
+        """How many octets the template has of its own, whatever is filled in."""
+        texts = (piece for level in self.levels for piece in level if isinstance(piece, str))
+        return sum(len(text.encode()) for text in texts)
+
+    def pattern(self, protocol: str, scope: str, several: frozenset[str]) -> Pattern | None:
+        """The pattern of the names that this template makes, or None when a reference shares its level.
+
+        A name used twice stays two captures (`name`, then `name '`), which `agree` joins again.
+        """
+        tokens: list[Token] = []
+        used: set[str] = set()
+        for level in self.levels:
+            if len(level) > 1:
+                return None
+            if not level or isinstance(level[0], str):
+                tokens.append(Token(Kind.LITERAL, str(level[0]) if level else ""))
+                continue
+            name = level[0].name
+            tokens.append(Token(Kind.REST if name in several else Kind.ONE, _fresh(name, used)))
+        return Pattern(protocol, tuple(tokens), scope)
+
+
+def _fresh(name: str, used: set[str]) -> str:
+    while name in used:
+        name += " '"
+    used.add(name)
+    return name
+
+
+def agree(captures: Captures) -> Captures | None:
+    """The captures under their own names; None when a repeated name has two values."""
+    joined: Captures = {}
+    for key, levels in captures.items():
+        if joined.setdefault(key.rstrip(" '"), levels) != levels:
+            return None
+    return joined
+
+
+class Text:
+    """A header's template: nothing is escaped, and several levels are joined as the source joins them."""
+
+    __slots__ = ("_pieces", "names", "per_message")
+
+    def __init__(self, text: str, words: Vocabulary) -> None:
+        self._pieces = _pieces(text, words)
+        self.names = frozenset(piece.name for piece in self._pieces if isinstance(piece, Name))
+        self.per_message = not self.names.isdisjoint(WORDS_OF_SENDER)
+
+    def render(self, value: Callable[[str], str]) -> str:
+        """The text; `value` gives the text of a reference as the source wrote it."""
+        return "".join(value(piece.name) if isinstance(piece, Name) else piece for piece in self._pieces)
+
+
+def typed_value(value: str | int | float | bool) -> Value:
+    """A header's value as YAML says it, with its type. Raises MappingError beyond 64 bits."""
+    if isinstance(value, bool):
+        return Value(ValueType.BOOL, value)
+    if isinstance(value, int):
+        if not -(2**63) <= value < 2**63:
+            raise MappingError(f"{value} has more than 64 bits")
+        return Value(ValueType.INT64, value)
+    if isinstance(value, float):
+        return Value(ValueType.DOUBLE, value)
+    return string(value)

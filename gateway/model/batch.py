@@ -1,0 +1,167 @@
+"""The messages of one wake-up, moving together with their settlement.
+
+A source opens a Batch and adds, for each message, a *receipt* (whatever it needs to answer the message) and
+the lanes that must take it (a lane is a sink, and the route that leads there). `send` hands every lane's sink
+its Part. A sink settles each message of its part once, at
+once or later, alone or in ranges; when the last lane of a message has settled, the source gets the receipt
+back with the worst outcome. Slots are positions in the batch; a part's `messages` and `slots` are parallel.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from typing import Any, Protocol
+
+from gateway.model.message import Message
+from gateway.model.outcome import ACCEPTED, Outcome, worse
+
+Receipt = Any
+_EVERY: set[int] = set()  # by identity: the part was settled whole
+
+
+class Source(Protocol):
+    """Who published a batch and waits to hear what became of it."""
+
+    def settle(self, receipts: list[Receipt], refused: dict[int, Outcome] | None, received: float) -> None:
+        """Answer `receipts`. `refused` maps a position in `receipts` to an outcome that is not ACCEPTED;
+        None: all were accepted. `received` is the batch's time of arrival (monotonic seconds)."""
+
+
+class Sink(Protocol):
+    """What a message can end in: a queue, a subscription, a link."""
+
+    def publish(self, part: Part) -> None:
+        """Take the messages. Never blocks, never awaits, never raises for what a message holds."""
+
+
+class Lane:
+    """One way out: a sink, and whoever counts what becomes of the messages that take it.
+
+    A lane is made once for its sink and route; batches group by it.
+    """
+
+    __slots__ = ("sink",)
+
+    def __init__(self, sink: Sink) -> None:
+        self.sink = sink
+
+    def sent(self, count: int) -> None:
+        """`count` messages have been handed to the sink."""
+
+    def settled(self, messages: list[Message], outcome: Outcome) -> Outcome:
+        """The sink has settled `messages`; returns the outcome that the source shall hear of."""
+        return outcome
+
+
+class Batch:
+    """One wake-up's messages, joined over all their lanes."""
+
+    __slots__ = ("_open", "_parts", "_worst", "receipts", "received", "source")
+
+    def __init__(self, source: Source, received: float) -> None:
+        self.source = source
+        self.received = received
+        self.receipts: list[Receipt] = []
+        self._open: list[int] = []
+        self._parts: dict[Lane, Part] = {}
+        self._worst: dict[int, Outcome] = {}
+
+    def __len__(self) -> int:
+        return len(self.receipts)
+
+    def open(self, receipt: Receipt, lanes: int) -> int:
+        """Register a message that `lanes` lanes must settle; returns its slot."""
+        slot = len(self.receipts)
+        self.receipts.append(receipt)
+        self._open.append(lanes)
+        return slot
+
+    def add(self, slot: int, lane: Lane, message: Message) -> None:
+        """Put `message` into the part of `lane`."""
+        part = self._parts.get(lane)
+        if part is None:
+            part = self._parts[lane] = Part(self, lane)
+        part.messages.append(message)
+        part.slots.append(slot)
+
+    def add_only(self, receipt: Receipt, lane: Lane, message: Message) -> None:
+        """`open` and `add` in one, for the message that has a single lane."""
+        part = self._parts.get(lane)
+        if part is None:
+            part = self._parts[lane] = Part(self, lane)
+        part.messages.append(message)
+        part.slots.append(len(self.receipts))
+        self.receipts.append(receipt)
+        self._open.append(1)
+
+    def send(self) -> None:
+        """Hand every sink its part, in the order in which the lanes were first named."""
+        parts, self._parts = self._parts, {}
+        for lane, part in parts.items():
+            lane.sent(len(part.messages))
+            lane.sink.publish(part)
+
+    def settle(self, slots: list[int], outcome: Outcome = ACCEPTED) -> None:
+        """One lane says what became of the messages in `slots`."""
+        left = self._open
+        if outcome is not ACCEPTED:
+            worst = self._worst
+            for slot in slots:
+                worst[slot] = worse(worst.get(slot, ACCEPTED), outcome)
+        done = []
+        for slot in slots:
+            count = left[slot] = left[slot] - 1
+            if not count:
+                done.append(slot)
+            elif count < 0:
+                raise AssertionError(f"slot {slot} was settled more often than it has lanes")
+        if done:
+            self._tell(done)
+
+    def _tell(self, done: list[int]) -> None:
+        receipts = self.receipts
+        worst = self._worst
+        refused = {at: worst[slot] for at, slot in enumerate(done) if slot in worst} if worst else None
+        self.source.settle([receipts[slot] for slot in done], refused or None, self.received)
+
+
+class Part:
+    """The messages of a batch that take one lane; its sink settles each of them exactly once."""
+
+    __slots__ = ("_settled", "batch", "lane", "messages", "slots")
+
+    def __init__(self, batch: Batch, lane: Lane) -> None:
+        self.batch = batch
+        self.lane = lane
+        self.messages: list[Message] = []
+        self.slots: list[int] = []
+        self._settled: set[int] | None = None  # None: none yet. Positions, once settled one by one
+
+    def accept(self) -> None:
+        """All messages of this part are accepted."""
+        self.settle(ACCEPTED)
+
+    def settle(self, outcome: Outcome) -> None:
+        """All messages of this part that are still open have the same outcome."""
+        if self._settled is not None:
+            self.settle_at(range(len(self.slots)), outcome)
+            return
+        self._settled = _EVERY
+        told = self.lane.settled(self.messages, outcome)
+        self.batch.settle(self.slots, told)
+
+    def settle_at(self, positions: Iterable[int], outcome: Outcome = ACCEPTED) -> None:
+        """The messages at `positions` of this part have this outcome; one settled before is passed over."""
+        settled = self._settled
+        if settled is _EVERY:
+            return
+        if settled is None:
+            settled = self._settled = set()
+        chosen = [at for at in positions if at not in settled]
+        if not chosen:
+            return
+        settled.update(chosen)
+        messages = self.messages
+        slots = self.slots
+        told = self.lane.settled([messages[at] for at in chosen], outcome)
+        self.batch.settle([slots[at] for at in chosen], told)

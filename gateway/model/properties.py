@@ -1,0 +1,108 @@
+"""What a message says about itself besides its body and address.
+
+`Properties` is the meaning; a `PropertySet` is the same as some protocol wrote it, decoded when asked for.
+Device traffic repeats a few property sets endlessly, so a set is shared by all messages that carry the same
+octets, and remembers in `forms` how other protocols write it: translating costs one dictionary look-up.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from enum import Enum
+from typing import Any, Final, NamedTuple
+
+
+class ValueType(Enum):
+    """The type of a header value, so that it survives a round trip. The members are AMQP's field types."""
+
+    VOID = "void"
+    BOOL = "bool"
+    INT8 = "int8"
+    UINT8 = "uint8"
+    INT16 = "int16"
+    UINT16 = "uint16"
+    INT32 = "int32"
+    UINT32 = "uint32"
+    INT64 = "int64"
+    FLOAT = "float"
+    DOUBLE = "double"
+    DECIMAL = "decimal"  # decimal.Decimal
+    STRING = "string"  # str, or bytes when the octets are not UTF-8
+    BYTES = "bytes"
+    TIMESTAMP = "timestamp"  # int, POSIX seconds
+    ARRAY = "array"  # tuple[Value, ...]
+    TABLE = "table"  # Headers
+
+
+class Value(NamedTuple):
+    """A header value with its type."""
+
+    type: ValueType
+    value: Any
+
+
+Headers = tuple[tuple[str, Value], ...]
+"""Ordered; a name may repeat."""
+
+
+def string(text: str) -> Value:
+    """A header value of type string."""
+    return Value(ValueType.STRING, text)
+
+
+@dataclass(frozen=True, slots=True)
+class Properties:
+    """A message's properties in no protocol's form. None: not said."""
+
+    content_type: str | None = None
+    content_encoding: str | None = None
+    utf8: bool | None = None  # MQTT 5 payload format indicator: True says that the body is UTF-8
+    correlation: bytes | None = None
+    reply_to: str | None = None  # in the words of the protocol that the message came from
+    priority: int | None = None
+    timestamp: int | None = None  # POSIX seconds
+    message_id: str | None = None
+    type: str | None = None
+    app_id: str | None = None
+    user_id: str | None = None
+    headers: Headers = field(default=())
+
+
+class PropertySet:
+    """Properties as `protocol` wrote them (`raw`), decoded once, when something asks.
+
+    `forms` is for translators: what they made of this set, under a key of their own.
+    """
+
+    __slots__ = ("_decode", "_properties", "forms", "protocol", "raw")
+
+    def __init__(
+        self,
+        protocol: str,
+        raw: bytes,
+        decode: Callable[[bytes], Properties] | None = None,
+        properties: Properties | None = None,
+    ) -> None:
+        self.protocol = protocol
+        self.raw = raw
+        self.forms: dict[object, Any] = {}
+        self._decode = decode
+        self._properties = properties
+
+    @property
+    def properties(self) -> Properties:
+        """The meaning. Raises RemoteProtocolError when the octets are malformed."""
+        found = self._properties
+        if found is None:
+            assert self._decode is not None
+            found = self._properties = self._decode(self.raw)
+        return found
+
+
+def property_set(properties: Properties) -> PropertySet:
+    """A set that no protocol has written yet."""
+    return PropertySet("model", b"", properties=properties)
+
+
+NO_PROPERTIES: Final = property_set(Properties())

@@ -1,0 +1,341 @@
+"""The link's side of a connection.
+
+    START -> AUTHENTICATING [-> AUTHENTICATING ...] -> OPENING -> OPEN
+
+The protocol header is queued at once. Tune is answered without asking (the smaller limit of the two wins, 0
+says none), and the virtual host is asked for in the same breath.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from struct import Struct
+from typing import Any, ClassVar, Final
+
+from gateway.errors import LocalProtocolError, RemoteProtocolError
+from gateway.model.properties import Headers
+from gateway.protocols.amqp091 import methods as m
+from gateway.protocols.amqp091.codec import CONTENT_HEADER_MIN, decode_method
+from gateway.protocols.amqp091.connection import MESSAGE_BYTES_MAX, SETTLE, SETTLE_SIZE, Connection
+from gateway.protocols.amqp091.events import (
+    Challenged,
+    ChannelOpened,
+    Confirms,
+    Deliveries,
+    Event,
+    Got,
+    MethodReceived,
+    Opened,
+    Returned,
+)
+from gateway.protocols.amqp091.spec import (
+    BASIC_ACK,
+    BASIC_DELIVER,
+    BASIC_GET_OK,
+    BASIC_NACK,
+    BASIC_RETURN,
+    BASIC_WEIGHT,
+    DELIVER_METHOD_MAX,
+    FRAME_BODY,
+    FRAME_END,
+    FRAME_HEADER,
+    FRAME_METHOD,
+    FRAME_MIN,
+    PROTOCOL_HEADER,
+    ReplyCode,
+)
+from gateway.protocols.amqp091.states import Channel, ChannelState, State, legal_methods
+
+METHOD_HEAD: Final = Struct(">BHII").unpack_from  # type, channel, size, ids
+TAG: Final = Struct(">QB").unpack_from  # delivery tag, redelivered
+CONTENT_HEAD: Final = Struct(">BHIIQ").unpack_from  # type, channel, size, class and weight, body size
+CONTENT_HEAD_SIZE: Final = 19
+BODY_HEAD: Final = Struct(">BHI").unpack_from
+DELIVER_METHOD_MIN: Final = 1 + 8 + 1 + 1 + 1  # lengths, tag and redelivered, without the strings
+READ_SETTLE: Final = SETTLE.unpack_from
+Delivery = tuple[int, bytes, int, bool, bytes, bytes, bytes]
+Lead = tuple[bytes, int, bytes, int, int, int, bytes, bytes, bytes]
+# Octets before the delivery tag and their number, octets between redelivered and body and their number, body
+# size, channel, consumer tag, address, properties. One octet is never equal to none.
+NO_LEAD: Final[Lead] = (b"", 1, b"", 0, 0, 0, b"", b"", b"")
+
+
+class ClientConnection(Connection):
+    """Our connection to a server: octets in, events out.
+
+    `frame_max`, `channel_max` and `heartbeat` (seconds) are what we ask for at most; 0 leaves it to the
+    server. `response` is what `encode_response` makes for `mechanism`.
+    """
+
+    _contents: ClassVar[dict[int, int]] = {
+        BASIC_DELIVER: DELIVER_METHOD_MAX,
+        BASIC_RETURN: DELIVER_METHOD_MAX,
+        BASIC_GET_OK: DELIVER_METHOD_MAX,
+    }
+    _legal = legal_methods(m.TO_CLIENT)
+
+    def __init__(
+        self,
+        *,
+        mechanism: str,
+        response: bytes,
+        virtual_host: str = "/",
+        client_properties: Headers = (),
+        frame_max: int = 131_072,
+        channel_max: int = 2047,
+        heartbeat: int = 60,
+        message_bytes_max: int = MESSAGE_BYTES_MAX,
+    ) -> None:
+        super().__init__(State.START, message_bytes_max=message_bytes_max)
+        self._wish = (channel_max, frame_max, heartbeat)
+        self._start_ok = m.ConnectionStartOk(client_properties, mechanism, response, "en_US")
+        self._virtual_host = virtual_host
+        self._server_properties: Headers = ()
+        self._lead = NO_LEAD
+        self._runs = {
+            BASIC_DELIVER.to_bytes(4, "big"): self._read_deliveries,
+            BASIC_ACK.to_bytes(4, "big"): self._read_confirms,
+            BASIC_NACK.to_bytes(4, "big"): self._read_confirms,
+        }
+        self.out.append(PROTOCOL_HEADER)
+
+    # --- what the application says
+
+    def secure_ok(self, response: bytes) -> None:
+        """The answer to Challenged."""
+        if self._state is not State.AUTHENTICATING:
+            raise LocalProtocolError("no challenge to answer")
+        self._send(0, m.ConnectionSecureOk(response))
+
+    def open_channel(self) -> int:
+        """Ask for a channel; ChannelOpened says when it can be used.
+
+        Raises LocalProtocolError when the connection is not open or has no number left.
+        """
+        if self._state is not State.OPEN:
+            raise LocalProtocolError("a channel needs an open connection")
+        number = next((n for n in range(1, self.channel_max + 1) if n not in self._channels), 0)
+        if not number:
+            raise LocalProtocolError(f"all {self.channel_max} channels are in use")
+        self._channels[number] = Channel(number, ChannelState.OPENING)
+        self._send(number, m.ChannelOpen())
+        return number
+
+    # --- the handshake
+
+    def _read_greeting(self, data: bytes, events: list[Event]) -> int:
+        if self._state is State.START and data[:1] == PROTOCOL_HEADER[:1]:
+            # 4.2.2: a server that does not speak our version says which it speaks, and closes.
+            spoken = ".".join(str(octet) for octet in data[5:8])
+            raise RemoteProtocolError(f"the server speaks {spoken}", reason=ReplyCode.FRAME_ERROR)
+        return 0
+
+    def _take_start(self, method: m.ConnectionStart, events: list[Event]) -> None:
+        offered = method.mechanisms.decode(errors="replace").split()
+        if self._start_ok.mechanism not in offered:
+            text = f"the server offers {' '.join(offered)}, not {self._start_ok.mechanism}"
+            raise self._fault(text, ReplyCode.NOT_ALLOWED, method.index)
+        self._server_properties = method.server_properties
+        self._send(0, self._start_ok)
+        self._state = State.AUTHENTICATING
+
+    def _take_secure(self, method: m.ConnectionSecure, events: list[Event]) -> None:
+        events.append(Challenged(method.challenge))
+
+    def _take_tune(self, method: m.ConnectionTune, events: list[Event]) -> None:
+        channel_max, frame_max, heartbeat = (
+            min(ours, theirs) if ours and theirs else ours or theirs
+            for ours, theirs in zip(
+                self._wish, (method.channel_max, method.frame_max, method.heartbeat), strict=True
+            )
+        )
+        frame_max = frame_max or 131_072
+        channel_max = channel_max or 65_535
+        if frame_max < FRAME_MIN:
+            raise self._fault(
+                f"frame-max {frame_max} is below {FRAME_MIN}", ReplyCode.NOT_ALLOWED, method.index
+            )
+        self._send(0, m.ConnectionTuneOk(channel_max, frame_max, heartbeat))
+        self._agree(channel_max, frame_max, heartbeat)
+        self._send(0, m.ConnectionOpen(self._virtual_host))
+        self._state = State.OPENING
+
+    def _take_open_ok(self, method: m.ConnectionOpenOk, events: list[Event]) -> None:
+        self._state = State.OPEN
+        events.append(Opened(self._server_properties))
+
+    def _take_notice(self, method: m.Method, events: list[Event]) -> None:
+        events.append(MethodReceived(0, method))
+
+    def _connection_method(self, method: m.Method, events: list[Event]) -> None:
+        action = TABLE[self._state].get(type(method))
+        if action is None:
+            raise self._invalid(method)
+        action(self, method, events)
+
+    def _open_method(
+        self, number: int, channel: Channel | None, method: m.Method, events: list[Event]
+    ) -> bool:
+        if (
+            channel is None
+            or channel.state is not ChannelState.OPENING
+            or not isinstance(method, m.ChannelOpenOk)
+        ):
+            return False
+        channel.state = ChannelState.OPEN
+        self._ready.add(number)
+        events.append(ChannelOpened(number))
+        return True
+
+    # --- messages
+
+    def _forget_lead(self) -> None:
+        self._lead = NO_LEAD
+
+    def _content(
+        self, number: int, index: int, method: bytes, properties: bytes, body: bytes, events: list[Event]
+    ) -> None:
+        if index == BASIC_DELIVER:
+            if not method or len(method) < method[0] + DELIVER_METHOD_MIN:
+                raise self._fault("basic.deliver is cut short", ReplyCode.SYNTAX_ERROR, index)
+            tag_at = 1 + method[0]
+            tag, redelivered = TAG(method, tag_at)
+            address = method[tag_at + 9 :]
+            delivery = (number, method[:tag_at], tag, redelivered & 1 == 1, address, properties, body)
+            self._took_deliveries([delivery], events)
+            return
+        found = decode_method(index.to_bytes(4, "big") + method)
+        if isinstance(found, m.BasicReturn):
+            events.append(Returned(number, found, properties, body))
+        elif isinstance(found, m.BasicGetOk):
+            events.append(Got(number, found, properties, body))
+
+    def _read_deliveries(self, data: bytes, at: int, end: int, events: list[Event]) -> int:
+        """Take the messages from `at` on that are whole, with one body frame or none; returns their end."""
+        contents: list[Delivery] = []
+        add = contents.append
+        lead, lead_size, middle, middle_size, size, number, consumer_tag, address, properties = self._lead
+        empty = 0
+        while True:
+            tag_at = at + lead_size
+            middle_at = tag_at + 9
+            body_at = middle_at + middle_size
+            if data[at:tag_at] != lead or data[middle_at:body_at] != middle:
+                found = self._lead_at(data, at, end)
+                if found is None:
+                    break
+                self._lead = found
+                lead, lead_size, middle, middle_size, size, number, consumer_tag, address, properties = found
+                tag_at = at + lead_size
+                body_at = tag_at + 9 + middle_size
+            after = body_at + size
+            if after >= end or data[after] != FRAME_END:
+                break
+            tag, redelivered = TAG(data, tag_at)
+            add((number, consumer_tag, tag, redelivered & 1 == 1, address, properties, data[body_at:after]))
+            at = after + 1
+            if not size:
+                empty += 1
+        if contents:
+            count = len(contents)
+            self.received["basic.deliver"] += count
+            self.received["header"] += count
+            self.received["body"] += count - empty
+            self._took_deliveries(contents, events)
+        return at
+
+    def _lead_at(self, data: bytes, at: int, end: int) -> Lead | None:
+        """What the message at `at` begins with, around its tag; None when that is not plainly right.
+
+        An empty message has its last octet where the end of a body frame would be.
+        """
+        if at + 11 >= end:
+            return None
+        kind, number, method_size, index = METHOD_HEAD(data, at)
+        header_at = at + method_size + 8
+        if (
+            index != BASIC_DELIVER
+            or kind != FRAME_METHOD
+            or number not in self._ready
+            or header_at + 22 > end
+        ):
+            return None
+        tag_at = at + 12 + data[at + 11]
+        kind, header_number, header_size, weight, size = CONTENT_HEAD(data, header_at)
+        last = header_at + header_size + 7
+        if (
+            kind != FRAME_HEADER
+            or header_number != number
+            or weight != BASIC_WEIGHT
+            or header_size < CONTENT_HEADER_MIN
+            or not tag_at + 12 <= header_at <= at + DELIVER_METHOD_MAX
+            or last >= end
+            or data[header_at - 1] != FRAME_END
+            or data[last] != FRAME_END
+        ):
+            return None
+        properties = data[header_at + CONTENT_HEAD_SIZE : last]
+        body_at = last
+        if size:
+            body_at = last + 8
+            if body_at > end or BODY_HEAD(data, last + 1) != (FRAME_BODY, number, size):
+                return None
+        if body_at + size - at > self._whole_max:
+            return None
+        middle = data[tag_at + 9 : body_at]
+        address = data[tag_at + 9 : header_at - 1]
+        lead = data[at:tag_at]
+        return lead, tag_at - at, middle, len(middle), size, number, lead[11:], address, properties
+
+    def _took_deliveries(self, contents: list[Delivery], events: list[Event]) -> None:
+        last = events[-1] if events else None
+        if isinstance(last, Deliveries):
+            last.contents += contents
+        else:
+            events.append(Deliveries(contents))
+
+    def _read_confirms(self, data: bytes, at: int, end: int, events: list[Event]) -> int:
+        """Take the basic.ack and basic.nack from `at` on; returns where they end."""
+        confirms: list[tuple[int, int, bool, bool]] = []
+        ready = self._ready
+        last_whole = end - SETTLE.size
+        nacks = 0
+        while at <= last_whole:
+            kind, number, size, index, tag, bits, last = READ_SETTLE(data, at)
+            if size != SETTLE_SIZE or last != FRAME_END or number not in ready or kind != FRAME_METHOD:
+                break
+            if index == BASIC_NACK:
+                nacks += 1
+            elif index != BASIC_ACK:
+                break
+            confirms.append((number, tag, bits & 1 == 1, index == BASIC_ACK))
+            at += SETTLE.size
+        if confirms:
+            self.received["basic.ack"] += len(confirms) - nacks
+            self.received["basic.nack"] += nacks
+            previous = events[-1] if events else None
+            if isinstance(previous, Confirms):
+                previous.confirms += confirms
+            else:
+                events.append(Confirms(confirms))
+        return at
+
+
+Action = Callable[[ClientConnection, Any, list[Event]], None]
+CLOSING: Final[dict[type[m.Method], Action]] = {m.ConnectionClose: ClientConnection._take_close}
+TABLE: Final[dict[State, dict[type[m.Method], Action]]] = {
+    State.START: {m.ConnectionStart: ClientConnection._take_start, **CLOSING},
+    State.AUTHENTICATING: {
+        m.ConnectionSecure: ClientConnection._take_secure,
+        m.ConnectionTune: ClientConnection._take_tune,
+        **CLOSING,
+    },
+    State.OPENING: {m.ConnectionOpenOk: ClientConnection._take_open_ok, **CLOSING},
+    State.OPEN: {
+        m.ConnectionBlocked: ClientConnection._take_notice,
+        m.ConnectionUnblocked: ClientConnection._take_notice,
+        m.ConnectionUpdateSecretOk: ClientConnection._take_notice,
+        **CLOSING,
+    },
+    State.CLOSING: {m.ConnectionCloseOk: ClientConnection._take_close_ok, **CLOSING},
+}

@@ -1,0 +1,409 @@
+"""Octets <-> frames, methods and content headers (4.2).
+
+A decoder answers with a value, with None (more octets are needed), or raises RemoteProtocolError with the
+reply code and the ids of the method at fault. The loops that messages go through in number are not here but
+in `server.py` and `client.py`: they fall back on these functions for whatever is not the common case.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from struct import Struct
+from struct import error as StructError
+from typing import Any, Final
+
+from gateway.errors import LocalProtocolError, RemoteProtocolError
+from gateway.model.properties import Headers, ValueType, string
+from gateway.protocols.amqp091.methods import METHODS, BasicPublish, Method
+from gateway.protocols.amqp091.spec import (
+    BASIC,
+    BASIC_PUBLISH,
+    BASIC_WEIGHT,
+    FLAG_CONTINUED,
+    FRAME_BODY,
+    FRAME_END,
+    FRAME_HEADER,
+    FRAME_HEARTBEAT,
+    FRAME_KINDS,
+    FRAME_METHOD,
+    FRAME_OVERHEAD,
+    FRAME_PREFIX,
+    PROPERTIES,
+    SHORT_STRING_MAX,
+    ReplyCode,
+)
+from gateway.protocols.amqp091.table import decode_fields, decode_table, encode_table, syntax_error
+
+FRAME: Final = Struct(">BHI")
+U16: Final = Struct(">H")
+U32: Final = Struct(">I")
+U64: Final = Struct(">Q")
+CONTENT: Final = Struct(">HHQ")  # class-id, weight, body size
+END: Final = bytes((FRAME_END,))
+CONTENT_HEADER_MIN: Final = CONTENT.size + 2  # with one word of flags
+
+
+# --- frames
+
+
+def decode_frame(data: bytes, at: int, frame_max: int) -> tuple[int, int, bytes, int] | None:
+    """The frame at `at`: (type, channel, payload, position behind it); None when it is not complete.
+
+    Raises RemoteProtocolError 501 as soon as its first seven octets say that it cannot be a frame or that it
+    is larger than `frame_max` octets, and when it does not end as a frame ends.
+    """
+    begin = at + FRAME_PREFIX
+    if begin > len(data):
+        return None
+    kind, channel, size = FRAME.unpack_from(data, at)
+    if kind not in FRAME_KINDS:
+        raise frame_error(f"frame type {kind} is not known")
+    if size + FRAME_OVERHEAD > frame_max:
+        raise frame_error(f"a frame of {size} octets exceeds frame-max {frame_max}")
+    if kind == FRAME_HEARTBEAT and (channel or size):
+        raise frame_error("a heartbeat is empty and on channel 0")
+    end = begin + size
+    if end >= len(data):
+        return None
+    if data[end] != FRAME_END:
+        raise frame_error(f"a frame ends with 0x{data[end]:02x}")
+    return kind, channel, data[begin:end], end + 1
+
+
+def encode_frame(kind: int, channel: int, payload: bytes) -> bytes:
+    """One frame, whatever its size."""
+    return FRAME.pack(kind, channel, len(payload)) + payload + END
+
+
+def encode_method_frame(channel: int, method: Method) -> bytes:
+    """The frame of a method."""
+    return encode_frame(FRAME_METHOD, channel, encode_method(method))
+
+
+def encode_content_frames(channel: int, properties: bytes, body: bytes, frame_max: int) -> list[bytes]:
+    """Content header and body frames; `properties` from the flags on. An empty body has none."""
+    header = CONTENT.pack(BASIC, 0, len(body)) + properties
+    frames = [encode_frame(FRAME_HEADER, channel, header)]
+    room = frame_max - FRAME_OVERHEAD
+    frames += [encode_frame(FRAME_BODY, channel, body[at : at + room]) for at in range(0, len(body), room)]
+    return frames
+
+
+def frame_error(text: str) -> RemoteProtocolError:
+    """Frames that are none: 501."""
+    return RemoteProtocolError(text, reason=ReplyCode.FRAME_ERROR)
+
+
+# --- domains
+
+
+def _read_short_bytes(data: bytes, at: int) -> tuple[bytes, int]:
+    end = at + 1 + data[at]
+    if end > len(data):
+        raise syntax_error("a short string reaches beyond its frame")
+    return data[at + 1 : end], end
+
+
+def _read_short_string(data: bytes, at: int) -> tuple[str, int]:
+    octets, end = _read_short_bytes(data, at)
+    try:
+        return octets.decode(), end
+    except UnicodeDecodeError:
+        raise syntax_error("a short string is not UTF-8") from None
+
+
+def _read_long_string(data: bytes, at: int) -> tuple[bytes, int]:
+    begin = at + 4
+    end = begin + U32.unpack_from(data, at)[0]
+    if end > len(data):
+        raise syntax_error("a long string reaches beyond its frame")
+    return data[begin:end], end
+
+
+def _read_octet(data: bytes, at: int) -> tuple[int, int]:
+    return data[at], at + 1
+
+
+def _read_short(data: bytes, at: int) -> tuple[int, int]:
+    return U16.unpack_from(data, at)[0], at + 2
+
+
+def _read_long(data: bytes, at: int) -> tuple[int, int]:
+    return U32.unpack_from(data, at)[0], at + 4
+
+
+def _read_long_long(data: bytes, at: int) -> tuple[int, int]:
+    return U64.unpack_from(data, at)[0], at + 8
+
+
+def _read_table(data: bytes, at: int) -> tuple[Headers, int]:
+    return decode_table(data, at)
+
+
+READ: Final[dict[str, Callable[[bytes, int], tuple[Any, int]]]] = {
+    "o": _read_octet,
+    "s": _read_short,
+    "l": _read_long,
+    "ll": _read_long_long,
+    "ss": _read_short_string,
+    "sb": _read_short_bytes,
+    "ls": _read_long_string,
+    "T": _read_table,
+}
+
+
+def encode_short_string(text: str | bytes) -> bytes:
+    """Length octet and UTF-8. Raises LocalProtocolError beyond 255 octets."""
+    octets = text.encode() if isinstance(text, str) else text
+    if len(octets) > SHORT_STRING_MAX:
+        raise LocalProtocolError("a short string has at most 255 octets")
+    return bytes((len(octets),)) + octets
+
+
+def _write_long_string(octets: bytes) -> bytes:
+    return U32.pack(len(octets)) + octets
+
+
+def _write_octet(number: int) -> bytes:
+    return bytes((number,))
+
+
+WRITE: Final[dict[str, Callable[[Any], bytes]]] = {
+    "o": _write_octet,
+    "s": U16.pack,
+    "l": U32.pack,
+    "ll": U64.pack,
+    "ss": encode_short_string,
+    "sb": encode_short_string,
+    "ls": _write_long_string,
+    "T": encode_table,
+}
+ZERO: Final[dict[str, Any]] = {"o": 0, "s": 0, "l": 0, "ll": 0, "ss": "", "ls": b"", "T": (), "b": False}
+
+
+# --- methods
+
+
+def decode_method(payload: bytes) -> Method:
+    """The method in a frame's payload.
+
+    Raises RemoteProtocolError 540 for a method that is not known, 502 for arguments that do not fit it.
+    """
+    if len(payload) < U32.size:
+        raise syntax_error("a method frame holds no method")
+    index = U32.unpack_from(payload)[0]
+    kind = METHODS.get(index)
+    if kind is None:
+        text = f"method {index >> 16}.{index & 0xFFFF} is not known"
+        raise RemoteProtocolError(
+            text, reason=ReplyCode.NOT_IMPLEMENTED, class_id=index >> 16, method_id=index & 0xFFFF
+        )
+    try:
+        return _decode_arguments(kind, payload)
+    except (StructError, IndexError):
+        text = f"{kind.name} is cut short"
+    except RemoteProtocolError as fault:
+        text = f"{kind.name}: {fault}"
+    raise RemoteProtocolError(
+        text, reason=ReplyCode.SYNTAX_ERROR, class_id=index >> 16, method_id=index & 0xFFFF
+    )
+
+
+def _decode_arguments(kind: type[Method], payload: bytes) -> Method:
+    values = {}
+    at = U32.size
+    bit = 0  # the mask of the next bit in the octet before `at`; 0: a new octet begins
+    for domain, name in kind.layout:
+        value: Any
+        if domain == "b":  # 4.2.5.2: the first bit is the lowest
+            if not bit:
+                bit = 1
+                at += 1
+            value = bool(payload[at - 1] & bit)
+            bit = bit << 1 & 0xFF
+        else:
+            bit = 0
+            value, at = READ[domain](payload, at)
+        if name:
+            values[name] = value
+    if at != len(payload):
+        raise syntax_error("octets follow the last argument")
+    return kind(**values)
+
+
+def encode_method(method: Method) -> bytes:
+    """The payload of a method's frame. Raises LocalProtocolError when an argument does not fit."""
+    parts = [U32.pack(method.index)]
+    octet, mask = 0, 1
+    for domain, name in method.layout:
+        value = getattr(method, name) if name else ZERO[domain]
+        if domain == "b":
+            if mask > 0x80:
+                parts.append(bytes((octet,)))
+                octet, mask = 0, 1
+            octet |= mask if value else 0
+            mask <<= 1
+            continue
+        if mask > 1:
+            parts.append(bytes((octet,)))
+            octet, mask = 0, 1
+        try:
+            parts.append(WRITE[domain](value))
+        except (StructError, ValueError):
+            raise LocalProtocolError(f"{method.name}: {name} cannot hold {value!r}") from None
+    if mask > 1:
+        parts.append(bytes((octet,)))
+    return b"".join(parts)
+
+
+PUBLISH_IDS: Final = U32.pack(BASIC_PUBLISH)
+
+
+def decode_publish(method: bytes) -> BasicPublish:
+    """What the octets of a basic.publish after its ids say. Raises RemoteProtocolError 502."""
+    found = decode_method(PUBLISH_IDS + method)
+    assert isinstance(found, BasicPublish)
+    return found
+
+
+def decode_address(wire: bytes) -> tuple[str, str]:
+    """Exchange and routing key of an AmqpAddress.wire. Raises RemoteProtocolError 502."""
+    try:
+        exchange, at = _read_short_string(wire, 0)
+        routing_key, at = _read_short_string(wire, at)
+    except IndexError:
+        raise syntax_error("exchange and routing key are cut short") from None
+    if at != len(wire):
+        raise syntax_error("octets follow the routing key")
+    return exchange, routing_key
+
+
+# --- content headers
+
+
+@dataclass(slots=True)
+class BasicProperties:
+    """The properties of class basic, as they are on the wire. None: not present."""
+
+    content_type: str | None = None
+    content_encoding: str | None = None
+    headers: Headers | None = None
+    delivery_mode: int | None = None
+    priority: int | None = None
+    correlation_id: bytes | None = None
+    reply_to: str | None = None
+    expiration: str | None = None
+    message_id: str | None = None
+    timestamp: int | None = None
+    type: str | None = None
+    user_id: str | None = None
+    app_id: str | None = None
+    cluster_id: str | None = None
+
+
+PROPERTY_FLAGS: Final = sum(flag for _, _, flag in PROPERTIES)
+
+
+def decode_content_header(payload: bytes) -> tuple[int, bytes]:
+    """(body size, octets from the property flags on) of a content header frame.
+
+    Raises RemoteProtocolError 501 when it is none of class basic.
+    """
+    if len(payload) < CONTENT_HEADER_MIN:
+        raise frame_error("a content header is cut short")
+    class_id, weight, size = CONTENT.unpack_from(payload)
+    if class_id << 16 | weight != BASIC_WEIGHT:
+        raise frame_error(f"a content header of class {class_id}, weight {weight}")
+    return size, payload[CONTENT.size :]
+
+
+def decode_properties(raw: bytes) -> BasicProperties:
+    """Property flags and property list (4.2.6.1). Raises RemoteProtocolError 502."""
+    try:
+        return _decode_properties(raw)
+    except (StructError, IndexError):
+        raise syntax_error("the properties are cut short") from None
+
+
+def _decode_properties(raw: bytes) -> BasicProperties:
+    flags = more = U16.unpack_from(raw)[0]
+    at = 2
+    while more & FLAG_CONTINUED:
+        more = U16.unpack_from(raw, at)[0]
+        at += 2
+        if more & ~FLAG_CONTINUED:
+            raise syntax_error("a property beyond the fourteen of class basic")
+    if flags & ~(PROPERTY_FLAGS | FLAG_CONTINUED):
+        raise syntax_error("property flag 1 has no property")
+    found = BasicProperties()
+    for name, domain, flag in PROPERTIES:
+        if flags & flag:
+            value, at = READ[domain](raw, at)
+            setattr(found, name, value)
+    if at != len(raw):
+        raise syntax_error("octets follow the last property")
+    return found
+
+
+def encode_basic_properties(properties: BasicProperties) -> bytes:
+    """Property flags and property list. Raises LocalProtocolError when a value does not fit."""
+    flags = 0
+    parts = [b""]
+    for name, domain, flag in PROPERTIES:
+        value = getattr(properties, name)
+        if value is not None:
+            flags |= flag
+            try:
+                parts.append(WRITE[domain](value))
+            except (StructError, ValueError):
+                raise LocalProtocolError(f"property {name} cannot hold {value!r}") from None
+    parts[0] = U16.pack(flags)
+    return b"".join(parts)
+
+
+# --- credentials
+
+PLAIN: Final = "PLAIN"
+AMQPLAIN: Final = "AMQPLAIN"
+EXTERNAL: Final = "EXTERNAL"
+
+
+def encode_response(mechanism: str, user: str, password: str) -> bytes:
+    """The response of connection.start-ok. EXTERNAL says nothing: the certificate has spoken."""
+    if mechanism == PLAIN:
+        return b"\0" + user.encode() + b"\0" + password.encode()
+    if mechanism == AMQPLAIN:
+        return encode_table((("LOGIN", string(user)), ("PASSWORD", string(password))))[4:]
+    return b""
+
+
+def decode_response(mechanism: str, response: bytes) -> tuple[str, str]:
+    """(user, password) of a PLAIN (RFC 4616) or AMQPLAIN response; empty for EXTERNAL.
+
+    Raises RemoteProtocolError 502 when the response does not have the mechanism's form, 530 for a mechanism
+    that is not known.
+    """
+    if mechanism == EXTERNAL:
+        return "", ""
+    if mechanism == PLAIN:
+        parts = response.split(b"\0")
+        if len(parts) != 3:
+            raise _malformed(mechanism)
+        try:
+            return parts[1].decode(), parts[2].decode()
+        except UnicodeDecodeError:
+            raise _malformed(mechanism) from None
+    if mechanism == AMQPLAIN:
+        said = {
+            name: value.value for name, value in decode_fields(response) if value.type is ValueType.STRING
+        }
+        user, password = said.get("LOGIN"), said.get("PASSWORD")
+        if not isinstance(user, str) or not isinstance(password, str):
+            raise _malformed(mechanism)
+        return user, password
+    raise RemoteProtocolError(f"mechanism {mechanism!r} is not offered", reason=ReplyCode.NOT_ALLOWED)
+
+
+def _malformed(mechanism: str) -> RemoteProtocolError:
+    return RemoteProtocolError(f"a malformed {mechanism} response", reason=ReplyCode.SYNTAX_ERROR)

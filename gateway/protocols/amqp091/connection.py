@@ -1,0 +1,492 @@
+"""What both sides of a connection have in common: frames, channels, contents in parts, closing, heartbeats.
+
+Octets go in with the time, events come out, and what has to be written gathers in `out`. The connection has a
+state, each channel has a state, and which method is legal in which is a table: a missing key is the error.
+A fault of the peer never leaves `receive_data` as an exception; it becomes the close that the specification
+asks for, of the channel (soft codes) or of the connection, and an event.
+
+Frames that come in number are taken by the loops of the two sides, which see whole runs at once; `_runs` says
+which. They take only what is complete and plainly right, and leave the rest to `_take`, one frame at a time,
+which is the authority on what is an error.
+"""
+
+from __future__ import annotations
+
+from abc import ABC, abstractmethod
+from collections import defaultdict
+from collections.abc import Callable
+from struct import Struct
+from typing import ClassVar, Final
+
+from gateway.errors import LocalProtocolError, RemoteProtocolError
+from gateway.protocols.amqp091 import methods as m
+from gateway.protocols.amqp091.codec import (
+    decode_content_header,
+    decode_frame,
+    decode_method,
+    encode_content_frames,
+    encode_method_frame,
+    frame_error,
+)
+from gateway.protocols.amqp091.events import ChannelClosed, Closed, Event, MethodReceived
+from gateway.protocols.amqp091.spec import (
+    BASIC,
+    BASIC_ACK,
+    BASIC_NACK,
+    CLOSE_WAIT_SECS,
+    CONTENTS_IN_PARTS,
+    FRAME_BODY,
+    FRAME_END,
+    FRAME_HEADER,
+    FRAME_METHOD,
+    FRAME_OVERHEAD,
+    HANDSHAKE_FRAME_MAX,
+    HEARTBEAT_FRAME,
+    PAUSED_BYTES_MAX,
+    SHORT_STRING_MAX,
+    SOFT_CODES,
+    ReplyCode,
+)
+from gateway.protocols.amqp091.states import CONNECTION_CLASS, Channel, ChannelState, State
+
+MESSAGE_BYTES_MAX: Final = 16 * 1024 * 1024
+SETTLE_SIZE: Final = 4 + 8 + 1  # payload of basic.ack and basic.nack
+SETTLE: Final = Struct(">BHIIQBB")  # their whole frame: type, channel, size, ids, tag, bits, end
+SILENT_INTERVALS: Final = 2  # 4.2.7: heartbeats that may be missing
+
+
+class Connection(ABC):
+    """One side of a connection; see ServerConnection and ClientConnection."""
+
+    _contents: ClassVar[
+        dict[int, int]
+    ]  # ids of the methods that bring content -> largest size of their arguments
+    _legal: ClassVar[dict[ChannelState, frozenset[type[m.Method]]]]
+    _paused: ClassVar[frozenset[State]] = frozenset()  # states in which the application has to speak first
+
+    def __init__(self, state: State, *, message_bytes_max: int) -> None:
+        self.out: list[bytes] = []
+        self.frame_max = HANDSHAKE_FRAME_MAX
+        self.channel_max = 0
+        self.heartbeat = 0
+        self.message_bytes_max = message_bytes_max
+        self.received: defaultdict[str, int] = defaultdict(int)
+        self.sent: defaultdict[str, int] = defaultdict(int)
+        self._state = state
+        self._rest = b""
+        self._channels: dict[int, Channel] = {}
+        self._ready: set[int] = set()  # open channels that have begun no content
+        self._runs: dict[bytes, Callable[[bytes, int, int, list[Event]], int]] = {}
+        self._whole_max = 0  # the largest message that a run may take, with all its frames
+        self._partial = 0  # octets of contents that have begun, over all channels
+        self._now = 0.0
+        self._heard = 0.0
+        self._spoke = False
+        self._beat_at = 0.0
+        self._closing_since = 0.0
+
+    # --- octets
+
+    @property
+    def closed(self) -> bool:
+        """Nothing more will be said or heard: write what is queued, then close the socket."""
+        return self._state is State.CLOSED
+
+    @property
+    def channels(self) -> list[int]:
+        """The channels that can be used."""
+        return [number for number, channel in self._channels.items() if channel.state is ChannelState.OPEN]
+
+    def data_to_send(self) -> bytes:
+        """All that has to be written, once."""
+        out = self.out
+        if not out:
+            return b""
+        octets = out[0] if len(out) == 1 else b"".join(out)
+        out.clear()
+        self._spoke = True
+        return octets
+
+    def receive_data(self, data: bytes, now: float) -> list[Event]:
+        """What the octets say, in order. `now` is monotonic seconds.
+
+        While the application owes an answer (Authenticate, Open), octets wait; after giving it, call this
+        with b"" to have them read.
+        """
+        self._now = now
+        if data:
+            self._heard = now
+        if self._rest:
+            data = self._rest + data
+            self._rest = b""
+        events: list[Event] = []
+        if self.closed:
+            return events
+        try:
+            at = self._read(data, events)
+        except RemoteProtocolError as fault:
+            # The frames themselves are broken, so nothing behind the fault can be read, not even a close-ok.
+            self.refuse(fault, 0, events)
+            self._state = State.CLOSED
+            return events
+        if not self.closed:
+            self._rest = data[at:]
+            if len(self._rest) > PAUSED_BYTES_MAX and self._state in self._paused:
+                self.refuse(frame_error("too many octets before the connection is open"), 0, events)
+        return events
+
+    def _read(self, data: bytes, events: list[Event]) -> int:
+        """Read all complete frames; returns where the incomplete one begins."""
+        at = self._read_greeting(data, events)
+        end = len(data)
+        runs = self._runs
+        while at < end and not self.closed and self._state not in self._paused:
+            run = runs.get(data[at + 7 : at + 11])
+            if run is not None:
+                after = run(data, at, end, events)
+                if after != at:
+                    at = after
+                    continue
+            frame = decode_frame(data, at, self.frame_max)
+            if frame is None:
+                break
+            kind, number, payload, at = frame
+            try:
+                self._take(kind, number, payload, events)
+            except RemoteProtocolError as fault:
+                self.refuse(fault, number, events)
+        return at
+
+    @abstractmethod
+    def _read_greeting(self, data: bytes, events: list[Event]) -> int:
+        """Read the protocol header, if this is its place; returns where frames begin."""
+
+    # --- frames, one by one
+
+    def _take(self, kind: int, number: int, payload: bytes, events: list[Event]) -> None:
+        if kind == FRAME_METHOD:
+            self._take_method(number, payload, events)
+        elif kind == FRAME_HEADER:
+            self.received["header"] += 1
+            channel = self._content_channel(number, begun=True)
+            if channel is not None:
+                self._take_header(channel, payload, events)
+        elif kind == FRAME_BODY:
+            self.received["body"] += 1
+            channel = self._content_channel(number, begun=True)
+            if channel is not None:
+                self._take_body(channel, payload, events)
+        else:
+            self.received["heartbeat"] += 1
+
+    def _take_method(self, number: int, payload: bytes, events: list[Event]) -> None:
+        index = int.from_bytes(payload[:4], "big")
+        if index in self._contents:
+            self.received[m.METHODS[index].name] += 1
+            channel = self._content_channel(number, begun=False)
+            if channel is not None:
+                self._begin(channel, index, payload)
+            return
+        method = decode_method(payload)
+        self.received[method.name] += 1
+        if number == 0:
+            if self._state is State.CLOSING and type(method) not in (m.ConnectionClose, m.ConnectionCloseOk):
+                return
+            self._connection_method(method, events)
+        elif self._state is State.OPEN:
+            self._channel_method(number, method, events)
+        elif self._state is not State.CLOSING:
+            raise self._invalid(method)
+
+    def _content_channel(self, number: int, begun: bool) -> Channel | None:
+        """The channel of a content frame; None when the frame has to be discarded.
+
+        `begun` says whether the frame continues a content: if that is not what the channel has come to, 505.
+        """
+        if self._state is State.CLOSING:
+            return None
+        channel = self._channels.get(number)
+        if channel is None:
+            raise RemoteProtocolError(
+                f"content on channel {number}, which is not open",
+                reason=ReplyCode.CHANNEL_ERROR,
+                class_id=BASIC,
+            )
+        if channel.state is ChannelState.CLOSING:
+            return None
+        if channel.state is not ChannelState.OPEN or bool(channel.index) is not begun:
+            raise RemoteProtocolError(
+                "content out of order", reason=ReplyCode.UNEXPECTED_FRAME, class_id=BASIC
+            )
+        return channel
+
+    def _begin(self, channel: Channel, index: int, payload: bytes) -> None:
+        if len(payload) - 4 > self._contents[index]:
+            raise self._fault("arguments too long", ReplyCode.SYNTAX_ERROR, index)
+        self._unready(channel.number)
+        channel.index = index
+        channel.method = payload[4:]
+        self._hold(len(channel.method))
+
+    def _take_header(self, channel: Channel, payload: bytes, events: list[Event]) -> None:
+        if channel.properties is not None:
+            raise self._fault("a second content header", ReplyCode.UNEXPECTED_FRAME, channel.index)
+        size, properties = decode_content_header(payload)
+        if size > self.message_bytes_max:
+            text = f"a message of {size} octets exceeds {self.message_bytes_max}"
+            raise self._fault(text, ReplyCode.CONTENT_TOO_LARGE, channel.index)
+        channel.properties = properties
+        channel.left = size
+        self._hold(len(properties))
+        if not size:
+            self._complete(channel, b"", events)
+
+    def _take_body(self, channel: Channel, payload: bytes, events: list[Event]) -> None:
+        if channel.properties is None:
+            raise self._fault("a body before its header", ReplyCode.UNEXPECTED_FRAME, channel.index)
+        size = len(payload)
+        if size > channel.left:
+            raise self._fault("a body longer than announced", ReplyCode.FRAME_ERROR, channel.index)
+        if size == channel.left and not channel.body:
+            self._complete(channel, payload, events)
+            return
+        channel.left -= size
+        channel.body += payload
+        self._hold(size)
+        if not channel.left:
+            self._complete(channel, bytes(channel.body), events)
+
+    def _complete(self, channel: Channel, body: bytes, events: list[Event]) -> None:
+        index, method, properties = channel.index, channel.method, channel.properties
+        assert properties is not None
+        self._drop_content(channel)
+        self._ready.add(channel.number)
+        self._content(channel.number, index, method, properties, body, events)
+
+    @abstractmethod
+    def _content(
+        self, number: int, index: int, method: bytes, properties: bytes, body: bytes, events: list[Event]
+    ) -> None:
+        """Report a content that is complete; `method` is its method without the ids."""
+
+    def _hold(self, octets: int) -> None:
+        self._partial += octets
+        if self._partial > CONTENTS_IN_PARTS * self.message_bytes_max + self.frame_max:
+            raise RemoteProtocolError("too many unfinished messages", reason=ReplyCode.RESOURCE_ERROR)
+
+    def _drop_content(self, channel: Channel) -> None:
+        self._partial -= channel.held
+        channel.reset()
+
+    def _unready(self, number: int) -> None:
+        self._ready.discard(number)
+        self._forget_lead()
+
+    @abstractmethod
+    def _forget_lead(self) -> None:
+        """Forget what the last message of a run began with: its channel may no longer take one."""
+
+    # --- methods
+
+    @abstractmethod
+    def _connection_method(self, method: m.Method, events: list[Event]) -> None:
+        """Take a method on channel 0 by the table of this side."""
+
+    @abstractmethod
+    def _open_method(
+        self, number: int, channel: Channel | None, method: m.Method, events: list[Event]
+    ) -> bool:
+        """Take channel.open or channel.open-ok if `method` is that and legal; returns whether it was."""
+
+    def _channel_method(self, number: int, method: m.Method, events: list[Event]) -> None:
+        if method.index >> 16 == CONNECTION_CLASS:
+            raise self._invalid(method)
+        channel = self._channels.get(number)
+        if self._open_method(number, channel, method, events):
+            return
+        if channel is None:
+            raise self._fault(f"channel {number} is not open", ReplyCode.CHANNEL_ERROR, method.index)
+        if channel.state is ChannelState.CLOSING:
+            if isinstance(method, m.ChannelCloseOk):
+                self._forget(channel)
+            elif isinstance(method, m.ChannelClose):
+                self._send(number, m.ChannelCloseOk())
+            return
+        if channel.index:
+            raise self._fault("a method within a content", ReplyCode.UNEXPECTED_FRAME, method.index)
+        if type(method) not in self._legal[channel.state]:
+            raise self._invalid(method)
+        if isinstance(method, m.ChannelClose):
+            self._send(number, m.ChannelCloseOk())
+            self._forget(channel)
+            ids = (method.class_id, method.method_id)
+            events.append(ChannelClosed(number, method.reply_code, method.reply_text, *ids, by_peer=True))
+        else:
+            events.append(MethodReceived(number, method))
+
+    def _forget(self, channel: Channel) -> None:
+        channel.state = ChannelState.CLOSED
+        self._channels.pop(channel.number, None)
+        self._drop_content(channel)
+        self._unready(channel.number)
+
+    def _take_close(self, method: m.ConnectionClose, events: list[Event]) -> None:
+        told = self._state is State.CLOSING
+        self._forget_all()
+        self._send(0, m.ConnectionCloseOk())
+        self._state = State.CLOSED
+        if not told:
+            ids = (method.class_id, method.method_id)
+            events.append(Closed(method.reply_code, method.reply_text, *ids, by_peer=True))
+
+    def _take_close_ok(self, method: m.ConnectionCloseOk, events: list[Event]) -> None:
+        self._state = State.CLOSED
+
+    def _forget_all(self) -> None:
+        for channel in list(self._channels.values()):
+            self._forget(channel)
+
+    @staticmethod
+    def _fault(text: str, code: ReplyCode, index: int) -> RemoteProtocolError:
+        return RemoteProtocolError(text, reason=code, class_id=index >> 16, method_id=index & 0xFFFF)
+
+    def _invalid(self, method: m.Method) -> RemoteProtocolError:
+        return self._fault(f"{method.name} is not legal here", ReplyCode.COMMAND_INVALID, method.index)
+
+    # --- what the application says
+
+    def _send(self, number: int, method: m.Method) -> None:
+        self.out.append(encode_method_frame(number, method))
+        self.sent[method.name] += 1
+
+    def _usable(self, number: int) -> bool:
+        channel = self._channels.get(number)
+        return channel is not None and channel.state is ChannelState.OPEN
+
+    def send_method(self, channel: int, method: m.Method) -> None:
+        """Send a method without content. On a channel that has been closed meanwhile it is dropped, as the
+        peer would discard it."""
+        if method.content:
+            raise LocalProtocolError(f"{method.name} needs a content")
+        if channel == 0 and self._state is not State.OPEN:
+            raise LocalProtocolError(f"{method.name} before the connection is open")
+        if channel == 0 or self._usable(channel):
+            self._send(channel, method)
+
+    def send_content(self, channel: int, method: m.Method, properties: bytes, body: bytes) -> None:
+        """Send one method with its content: get-ok, return, or a message outside the fast path.
+
+        `properties` are octets from the property flags on. Dropped on a channel that has been closed.
+        """
+        if not method.content:
+            raise LocalProtocolError(f"{method.name} has no content")
+        if self._usable(channel):
+            self._send(channel, method)
+            frames = encode_content_frames(channel, properties, body, self.frame_max)
+            self.out += frames
+            self.sent["header"] += 1
+            self.sent["body"] += len(frames) - 1
+
+    def ack(self, channel: int, delivery_tag: int, multiple: bool = False) -> None:
+        """basic.ack: a server confirms a publish, a client acknowledges a delivery."""
+        if channel in self._ready or self._usable(channel):
+            self.out.append(
+                SETTLE.pack(FRAME_METHOD, channel, SETTLE_SIZE, BASIC_ACK, delivery_tag, multiple, FRAME_END)
+            )
+            self.sent["basic.ack"] += 1
+
+    def nack(self, channel: int, delivery_tag: int, multiple: bool = False, requeue: bool = False) -> None:
+        """basic.nack: a server refuses a publish (`requeue` means nothing then), a client a delivery."""
+        if channel in self._ready or self._usable(channel):
+            bits = multiple | requeue << 1
+            self.out.append(
+                SETTLE.pack(FRAME_METHOD, channel, SETTLE_SIZE, BASIC_NACK, delivery_tag, bits, FRAME_END)
+            )
+            self.sent["basic.nack"] += 1
+
+    def close_channel(
+        self,
+        channel: int,
+        code: int = ReplyCode.SUCCESS,
+        text: str = "",
+        class_id: int = 0,
+        method_id: int = 0,
+    ) -> None:
+        """Close a channel; what still arrives on it is discarded until the peer agrees."""
+        found = self._channels.get(channel)
+        if found is not None and found.state in (ChannelState.OPEN, ChannelState.OPENING):
+            found.state = ChannelState.CLOSING
+            self._drop_content(found)
+            self._unready(channel)
+            self._send(channel, m.ChannelClose(code, _reply_text(text), class_id, method_id))
+
+    def close(
+        self, code: int = ReplyCode.SUCCESS, text: str = "", class_id: int = 0, method_id: int = 0
+    ) -> None:
+        """Close the connection; what still arrives is discarded until the peer agrees (`closed`)."""
+        if self._state in (State.CLOSING, State.CLOSED):
+            return
+        self._forget_all()
+        if self._state is State.HEADER:
+            self._state = State.CLOSED
+            return
+        self._send(0, m.ConnectionClose(code, _reply_text(text), class_id, method_id))
+        self._state = State.CLOSING
+        self._closing_since = self._now
+
+    def refuse(self, fault: RemoteProtocolError, channel: int, events: list[Event]) -> None:
+        """Answer a fault of the peer with the close that its code asks for, and append the event.
+
+        For faults that only the application finds, such as octets that `decode_publish` cannot read.
+        """
+        code, text, ids = fault.reason, str(fault), (fault.class_id, fault.method_id)
+        if code in SOFT_CODES and self._usable(channel):
+            self.close_channel(channel, code, text, *ids)
+            events.append(ChannelClosed(channel, code, text, *ids, by_peer=False))
+        elif self._state not in (State.CLOSING, State.CLOSED):
+            self.close(code, text, *ids)
+            events.append(Closed(code, text, *ids, by_peer=False))
+
+    # --- time
+
+    def _agree(self, channel_max: int, frame_max: int, heartbeat: int) -> None:
+        """The limits that hold from now on."""
+        self.channel_max = channel_max
+        self.frame_max = frame_max
+        self.heartbeat = heartbeat
+        self._whole_max = min(self.payload_max, self.message_bytes_max)
+        self._beat_at = self._now + heartbeat / 2
+
+    def deadline(self) -> float | None:
+        """When `tick` and `timed_out` have to be asked next."""
+        if self._state is State.CLOSING:
+            return self._closing_since + CLOSE_WAIT_SECS
+        if not self.heartbeat or self._state is State.CLOSED:
+            return None
+        return min(self._beat_at, self._heard + SILENT_INTERVALS * self.heartbeat)
+
+    def tick(self, now: float) -> None:
+        """Queue a heartbeat when nothing was written for half an interval; any octet is one (4.2.7)."""
+        self._now = now
+        if self.heartbeat and now >= self._beat_at and self._state is not State.CLOSED:
+            if not self._spoke and not self.out:
+                self.out.append(HEARTBEAT_FRAME)
+                self.sent["heartbeat"] += 1
+            self._spoke = False
+            self._beat_at = now + self.heartbeat / 2
+
+    def timed_out(self, now: float) -> bool:
+        """The peer has been silent for two heartbeats, or does not answer our close."""
+        if self._state is State.CLOSING and now >= self._closing_since + CLOSE_WAIT_SECS:
+            return True
+        return bool(self.heartbeat) and now >= self._heard + SILENT_INTERVALS * self.heartbeat
+
+    @property
+    def payload_max(self) -> int:
+        """The largest payload of a frame."""
+        return self.frame_max - FRAME_OVERHEAD
+
+
+def _reply_text(text: str) -> str:
+    """As much of a text as a short string takes."""
+    return text.encode()[:SHORT_STRING_MAX].decode(errors="ignore")

@@ -1,0 +1,491 @@
+"""Every method of AMQP 0-9-1 and RabbitMQ's extensions: the one table of ids, directions and arguments.
+
+The annotation of an argument is its domain on the wire, so a class is at once the type that programs use and
+the layout that the codec reads. Reserved arguments are named in the decorator (`before` and `after` the
+others), written as zeros and ignored when read.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass, fields
+from typing import Annotated, ClassVar, Final, TypeVar, dataclass_transform, get_type_hints
+
+from gateway.model.properties import Headers
+
+Octet = Annotated[int, "o"]
+Short = Annotated[int, "s"]
+Long = Annotated[int, "l"]
+LongLong = Annotated[int, "ll"]
+ShortStr = Annotated[str, "ss"]
+LongStr = Annotated[bytes, "ls"]
+Table = Annotated[Headers, "T"]
+Bit = Annotated[bool, "b"]
+
+TO_SERVER: Final = 1
+TO_CLIENT: Final = 2
+BOTH: Final = TO_SERVER | TO_CLIENT
+
+
+class Method:
+    """A method. `index` is class-id << 16 | method-id; `layout`: (domain, argument or "" if reserved)."""
+
+    __slots__ = ()
+    name: ClassVar[str]
+    index: ClassVar[int]
+    direction: ClassVar[int]
+    content: ClassVar[bool]
+    layout: ClassVar[tuple[tuple[str, str], ...]]
+
+
+METHODS: Final[dict[int, type[Method]]] = {}
+M = TypeVar("M", bound=Method)
+
+
+@dataclass_transform()
+def method(
+    name: str,
+    class_id: int,
+    method_id: int,
+    direction: int,
+    before: str = "",
+    after: str = "",
+    content: bool = False,
+) -> Callable[[type[M]], type[M]]:
+    """Make a class a method and enter it in METHODS. `before`, `after`: domains separated by spaces."""
+
+    def enter(declared: type[M]) -> type[M]:
+        made = dataclass(slots=True)(declared)
+        hints = get_type_hints(made, globalns=globals(), include_extras=True)
+        made.name = name
+        made.index = class_id << 16 | method_id
+        made.direction = direction
+        made.content = content
+        made.layout = (
+            *((domain, "") for domain in before.split()),
+            *((hints[each.name].__metadata__[0], each.name) for each in fields(made)),  # type: ignore[arg-type]
+            *((domain, "") for domain in after.split()),
+        )
+        METHODS[made.index] = made
+        return made
+
+    return enter
+
+
+@method("connection.start", 10, 10, TO_CLIENT)
+class ConnectionStart(Method):
+    version_major: Octet = 0
+    version_minor: Octet = 9
+    server_properties: Table = ()
+    mechanisms: LongStr = b""
+    locales: LongStr = b"en_US"
+
+
+@method("connection.start-ok", 10, 11, TO_SERVER)
+class ConnectionStartOk(Method):
+    client_properties: Table = ()
+    mechanism: ShortStr = ""
+    response: LongStr = b""
+    locale: ShortStr = "en_US"
+
+
+@method("connection.secure", 10, 20, TO_CLIENT)
+class ConnectionSecure(Method):
+    challenge: LongStr = b""
+
+
+@method("connection.secure-ok", 10, 21, TO_SERVER)
+class ConnectionSecureOk(Method):
+    response: LongStr = b""
+
+
+@method("connection.tune", 10, 30, TO_CLIENT)
+class ConnectionTune(Method):
+    channel_max: Short = 0
+    frame_max: Long = 0
+    heartbeat: Short = 0
+
+
+@method("connection.tune-ok", 10, 31, TO_SERVER)
+class ConnectionTuneOk(Method):
+    channel_max: Short = 0
+    frame_max: Long = 0
+    heartbeat: Short = 0
+
+
+@method("connection.open", 10, 40, TO_SERVER, after="ss b")
+class ConnectionOpen(Method):
+    virtual_host: ShortStr = "/"
+
+
+@method("connection.open-ok", 10, 41, TO_CLIENT, after="ss")
+class ConnectionOpenOk(Method):
+    pass
+
+
+@method("connection.close", 10, 50, BOTH)
+class ConnectionClose(Method):
+    reply_code: Short = 200
+    reply_text: ShortStr = ""
+    class_id: Short = 0
+    method_id: Short = 0
+
+
+@method("connection.close-ok", 10, 51, BOTH)
+class ConnectionCloseOk(Method):
+    pass
+
+
+@method("connection.blocked", 10, 60, TO_CLIENT)
+class ConnectionBlocked(Method):
+    reason: ShortStr = ""
+
+
+@method("connection.unblocked", 10, 61, TO_CLIENT)
+class ConnectionUnblocked(Method):
+    pass
+
+
+@method("connection.update-secret", 10, 70, TO_SERVER)
+class ConnectionUpdateSecret(Method):
+    new_secret: LongStr = b""
+    reason: ShortStr = ""
+
+
+@method("connection.update-secret-ok", 10, 71, TO_CLIENT)
+class ConnectionUpdateSecretOk(Method):
+    pass
+
+
+@method("channel.open", 20, 10, TO_SERVER, before="ss")
+class ChannelOpen(Method):
+    pass
+
+
+@method("channel.open-ok", 20, 11, TO_CLIENT, before="ls")
+class ChannelOpenOk(Method):
+    pass
+
+
+@method("channel.flow", 20, 20, BOTH)
+class ChannelFlow(Method):
+    active: Bit = True
+
+
+@method("channel.flow-ok", 20, 21, BOTH)
+class ChannelFlowOk(Method):
+    active: Bit = True
+
+
+@method("channel.close", 20, 40, BOTH)
+class ChannelClose(Method):
+    reply_code: Short = 200
+    reply_text: ShortStr = ""
+    class_id: Short = 0
+    method_id: Short = 0
+
+
+@method("channel.close-ok", 20, 41, BOTH)
+class ChannelCloseOk(Method):
+    pass
+
+
+@method("access.request", 30, 10, TO_SERVER)
+class AccessRequest(Method):
+    """A remnant of 0-8 that old clients still send; it is answered with ticket 1."""
+
+    realm: ShortStr = ""
+    exclusive: Bit = False
+    passive: Bit = False
+    active: Bit = False
+    write: Bit = False
+    read: Bit = False
+
+
+@method("access.request-ok", 30, 11, TO_CLIENT)
+class AccessRequestOk(Method):
+    ticket: Short = 1
+
+
+@method("exchange.declare", 40, 10, TO_SERVER, before="s")
+class ExchangeDeclare(Method):
+    exchange: ShortStr = ""
+    type: ShortStr = "direct"
+    passive: Bit = False
+    durable: Bit = False
+    auto_delete: Bit = False
+    internal: Bit = False
+    no_wait: Bit = False
+    arguments: Table = ()
+
+
+@method("exchange.declare-ok", 40, 11, TO_CLIENT)
+class ExchangeDeclareOk(Method):
+    pass
+
+
+@method("exchange.delete", 40, 20, TO_SERVER, before="s")
+class ExchangeDelete(Method):
+    exchange: ShortStr = ""
+    if_unused: Bit = False
+    no_wait: Bit = False
+
+
+@method("exchange.delete-ok", 40, 21, TO_CLIENT)
+class ExchangeDeleteOk(Method):
+    pass
+
+
+@method("exchange.bind", 40, 30, TO_SERVER, before="s")
+class ExchangeBind(Method):
+    destination: ShortStr = ""
+    source: ShortStr = ""
+    routing_key: ShortStr = ""
+    no_wait: Bit = False
+    arguments: Table = ()
+
+
+@method("exchange.bind-ok", 40, 31, TO_CLIENT)
+class ExchangeBindOk(Method):
+    pass
+
+
+@method("exchange.unbind", 40, 40, TO_SERVER, before="s")
+class ExchangeUnbind(Method):
+    destination: ShortStr = ""
+    source: ShortStr = ""
+    routing_key: ShortStr = ""
+    no_wait: Bit = False
+    arguments: Table = ()
+
+
+@method("exchange.unbind-ok", 40, 51, TO_CLIENT)
+class ExchangeUnbindOk(Method):
+    pass
+
+
+@method("queue.declare", 50, 10, TO_SERVER, before="s")
+class QueueDeclare(Method):
+    queue: ShortStr = ""
+    passive: Bit = False
+    durable: Bit = False
+    exclusive: Bit = False
+    auto_delete: Bit = False
+    no_wait: Bit = False
+    arguments: Table = ()
+
+
+@method("queue.declare-ok", 50, 11, TO_CLIENT)
+class QueueDeclareOk(Method):
+    queue: ShortStr = ""
+    message_count: Long = 0
+    consumer_count: Long = 0
+
+
+@method("queue.bind", 50, 20, TO_SERVER, before="s")
+class QueueBind(Method):
+    queue: ShortStr = ""
+    exchange: ShortStr = ""
+    routing_key: ShortStr = ""
+    no_wait: Bit = False
+    arguments: Table = ()
+
+
+@method("queue.bind-ok", 50, 21, TO_CLIENT)
+class QueueBindOk(Method):
+    pass
+
+
+@method("queue.purge", 50, 30, TO_SERVER, before="s")
+class QueuePurge(Method):
+    queue: ShortStr = ""
+    no_wait: Bit = False
+
+
+@method("queue.purge-ok", 50, 31, TO_CLIENT)
+class QueuePurgeOk(Method):
+    message_count: Long = 0
+
+
+@method("queue.delete", 50, 40, TO_SERVER, before="s")
+class QueueDelete(Method):
+    queue: ShortStr = ""
+    if_unused: Bit = False
+    if_empty: Bit = False
+    no_wait: Bit = False
+
+
+@method("queue.delete-ok", 50, 41, TO_CLIENT)
+class QueueDeleteOk(Method):
+    message_count: Long = 0
+
+
+@method("queue.unbind", 50, 50, TO_SERVER, before="s")
+class QueueUnbind(Method):
+    queue: ShortStr = ""
+    exchange: ShortStr = ""
+    routing_key: ShortStr = ""
+    arguments: Table = ()
+
+
+@method("queue.unbind-ok", 50, 51, TO_CLIENT)
+class QueueUnbindOk(Method):
+    pass
+
+
+@method("basic.qos", 60, 10, TO_SERVER)
+class BasicQos(Method):
+    prefetch_size: Long = 0
+    prefetch_count: Short = 0
+    global_: Bit = False
+
+
+@method("basic.qos-ok", 60, 11, TO_CLIENT)
+class BasicQosOk(Method):
+    pass
+
+
+@method("basic.consume", 60, 20, TO_SERVER, before="s")
+class BasicConsume(Method):
+    queue: ShortStr = ""
+    consumer_tag: ShortStr = ""
+    no_local: Bit = False
+    no_ack: Bit = False
+    exclusive: Bit = False
+    no_wait: Bit = False
+    arguments: Table = ()
+
+
+@method("basic.consume-ok", 60, 21, TO_CLIENT)
+class BasicConsumeOk(Method):
+    consumer_tag: ShortStr = ""
+
+
+@method("basic.cancel", 60, 30, BOTH)
+class BasicCancel(Method):
+    consumer_tag: ShortStr = ""
+    no_wait: Bit = False
+
+
+@method("basic.cancel-ok", 60, 31, BOTH)
+class BasicCancelOk(Method):
+    consumer_tag: ShortStr = ""
+
+
+@method("basic.publish", 60, 40, TO_SERVER, before="s", content=True)
+class BasicPublish(Method):
+    exchange: ShortStr = ""
+    routing_key: ShortStr = ""
+    mandatory: Bit = False
+    immediate: Bit = False
+
+
+@method("basic.return", 60, 50, TO_CLIENT, content=True)
+class BasicReturn(Method):
+    reply_code: Short = 312
+    reply_text: ShortStr = ""
+    exchange: ShortStr = ""
+    routing_key: ShortStr = ""
+
+
+@method("basic.deliver", 60, 60, TO_CLIENT, content=True)
+class BasicDeliver(Method):
+    consumer_tag: ShortStr = ""
+    delivery_tag: LongLong = 0
+    redelivered: Bit = False
+    exchange: ShortStr = ""
+    routing_key: ShortStr = ""
+
+
+@method("basic.get", 60, 70, TO_SERVER, before="s")
+class BasicGet(Method):
+    queue: ShortStr = ""
+    no_ack: Bit = False
+
+
+@method("basic.get-ok", 60, 71, TO_CLIENT, content=True)
+class BasicGetOk(Method):
+    delivery_tag: LongLong = 0
+    redelivered: Bit = False
+    exchange: ShortStr = ""
+    routing_key: ShortStr = ""
+    message_count: Long = 0
+
+
+@method("basic.get-empty", 60, 72, TO_CLIENT, before="ss")
+class BasicGetEmpty(Method):
+    pass
+
+
+@method("basic.ack", 60, 80, BOTH)
+class BasicAck(Method):
+    delivery_tag: LongLong = 0
+    multiple: Bit = False
+
+
+@method("basic.reject", 60, 90, TO_SERVER)
+class BasicReject(Method):
+    delivery_tag: LongLong = 0
+    requeue: Bit = True
+
+
+@method("basic.recover-async", 60, 100, TO_SERVER)
+class BasicRecoverAsync(Method):
+    requeue: Bit = False
+
+
+@method("basic.recover", 60, 110, TO_SERVER)
+class BasicRecover(Method):
+    requeue: Bit = False
+
+
+@method("basic.recover-ok", 60, 111, TO_CLIENT)
+class BasicRecoverOk(Method):
+    pass
+
+
+@method("basic.nack", 60, 120, BOTH)
+class BasicNack(Method):
+    delivery_tag: LongLong = 0
+    multiple: Bit = False
+    requeue: Bit = True
+
+
+@method("confirm.select", 85, 10, TO_SERVER)
+class ConfirmSelect(Method):
+    no_wait: Bit = False
+
+
+@method("confirm.select-ok", 85, 11, TO_CLIENT)
+class ConfirmSelectOk(Method):
+    pass
+
+
+@method("tx.select", 90, 10, TO_SERVER)
+class TxSelect(Method):
+    pass
+
+
+@method("tx.select-ok", 90, 11, TO_CLIENT)
+class TxSelectOk(Method):
+    pass
+
+
+@method("tx.commit", 90, 20, TO_SERVER)
+class TxCommit(Method):
+    pass
+
+
+@method("tx.commit-ok", 90, 21, TO_CLIENT)
+class TxCommitOk(Method):
+    pass
+
+
+@method("tx.rollback", 90, 30, TO_SERVER)
+class TxRollback(Method):
+    pass
+
+
+@method("tx.rollback-ok", 90, 31, TO_CLIENT)
+class TxRollbackOk(Method):
+    pass

@@ -1,0 +1,302 @@
+"""The listener's side of a connection.
+
+    HEADER -> START -> AUTHENTICATING [-> SECURE -> AUTHENTICATING ...] -> TUNE -> TUNED -> OPENING -> OPEN
+
+In AUTHENTICATING and OPENING the application decides; everywhere else the client speaks next. Messages are
+read by `_read_publishes`, which hands them on undecoded: what a client repeats from message to message
+(address, properties, size) is recognised by comparing octets with those of its last message.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from struct import Struct
+from typing import Any, ClassVar, Final
+
+from gateway.errors import LocalProtocolError
+from gateway.model.properties import Headers
+from gateway.protocols.amqp091 import methods as m
+from gateway.protocols.amqp091.codec import CONTENT_HEADER_MIN
+from gateway.protocols.amqp091.connection import MESSAGE_BYTES_MAX, SETTLE, SETTLE_SIZE, Connection
+from gateway.protocols.amqp091.events import (
+    Acks,
+    Authenticate,
+    ChannelOpened,
+    Event,
+    MethodReceived,
+    Open,
+    Publishes,
+    SecureResponse,
+)
+from gateway.protocols.amqp091.spec import (
+    BASIC_ACK,
+    BASIC_PUBLISH,
+    BASIC_WEIGHT,
+    FRAME_BODY,
+    FRAME_END,
+    FRAME_HEADER,
+    FRAME_METHOD,
+    FRAME_MIN,
+    PROTOCOL_HEADER,
+    PUBLISH_METHOD_MAX,
+    ReplyCode,
+)
+from gateway.protocols.amqp091.states import Channel, ChannelState, State, legal_methods
+
+METHOD_HEAD: Final = Struct(">BHII").unpack_from  # type, channel, size, ids
+CONTENT_HEAD: Final = Struct(">BHIIQ").unpack_from  # type, channel, size, class and weight, body size
+CONTENT_HEAD_SIZE: Final = 19
+BODY_HEAD: Final = Struct(">BHI").unpack_from
+READ_SETTLE: Final = SETTLE.unpack_from
+Lead = tuple[bytes, int, int, int, bytes, bytes]
+# Octets before the body and their number, body size, channel, arguments of the method, properties.
+NO_LEAD: Final[Lead] = (b"", 1, 0, 0, b"", b"")  # one octet is never equal to none
+
+
+class ServerConnection(Connection):
+    """A client's connection as a listener sees it: octets in, events out.
+
+    `frame_max`, `channel_max` and `heartbeat` (seconds) are offered; the client may ask for less.
+    """
+
+    _contents: ClassVar[dict[int, int]] = {BASIC_PUBLISH: PUBLISH_METHOD_MAX}
+    _legal = legal_methods(m.TO_SERVER)
+    _paused = frozenset({State.HEADER, State.AUTHENTICATING, State.OPENING})
+
+    def __init__(
+        self,
+        *,
+        frame_max: int = 131_072,
+        channel_max: int = 2047,
+        heartbeat: int = 60,
+        message_bytes_max: int = MESSAGE_BYTES_MAX,
+        server_properties: Headers = (),
+        mechanisms: str = "PLAIN AMQPLAIN EXTERNAL",
+    ) -> None:
+        super().__init__(State.HEADER, message_bytes_max=message_bytes_max)
+        self._offer = m.ConnectionTune(channel_max, frame_max, heartbeat)
+        self._server_properties = server_properties
+        self._mechanisms = mechanisms
+        self._lead = NO_LEAD
+        self._runs = {
+            BASIC_PUBLISH.to_bytes(4, "big"): self._read_publishes,
+            BASIC_ACK.to_bytes(4, "big"): self._read_acks,
+        }
+
+    # --- what the application answers
+
+    def authenticated(self) -> None:
+        """The answer to Authenticate or SecureResponse: welcome. Offers the limits (1.4.2.5)."""
+        self._expect(State.AUTHENTICATING)
+        self._send(0, self._offer)
+        self._state = State.TUNE
+
+    def secure(self, challenge: bytes) -> None:
+        """The answer to Authenticate or SecureResponse: say more."""
+        self._expect(State.AUTHENTICATING)
+        self._send(0, m.ConnectionSecure(challenge))
+        self._state = State.SECURE
+
+    def opened(self) -> None:
+        """The answer to Open: the virtual host is yours."""
+        self._expect(State.OPENING)
+        self._send(0, m.ConnectionOpenOk())
+        self._state = State.OPEN
+
+    def _expect(self, state: State) -> None:
+        if self._state is not state:
+            raise LocalProtocolError(f"the connection is in {self._state.name}, not in {state.name}")
+
+    # --- the handshake
+
+    def _read_greeting(self, data: bytes, events: list[Event]) -> int:
+        if self._state is not State.HEADER:
+            return 0
+        said = data[: len(PROTOCOL_HEADER)]
+        if not PROTOCOL_HEADER.startswith(said):
+            self.out.append(PROTOCOL_HEADER)  # 4.2.2: what we would have understood
+            self._state = State.CLOSED
+            return 0
+        if len(said) < len(PROTOCOL_HEADER):
+            return 0
+        start = m.ConnectionStart(0, 9, self._server_properties, self._mechanisms.encode(), b"en_US")
+        self._send(0, start)
+        self._state = State.START
+        return len(PROTOCOL_HEADER)
+
+    def _take_start_ok(self, method: m.ConnectionStartOk, events: list[Event]) -> None:
+        if method.mechanism not in self._mechanisms.split():
+            text = f"mechanism {method.mechanism!r} is not offered"
+            raise self._fault(text, ReplyCode.NOT_ALLOWED, method.index)
+        self._state = State.AUTHENTICATING
+        events.append(Authenticate(method.mechanism, method.response, method.client_properties))
+
+    def _take_secure_ok(self, method: m.ConnectionSecureOk, events: list[Event]) -> None:
+        self._state = State.AUTHENTICATING
+        events.append(SecureResponse(method.response))
+
+    def _take_tune_ok(self, method: m.ConnectionTuneOk, events: list[Event]) -> None:
+        offer = self._offer
+        frame_max = method.frame_max or offer.frame_max
+        channel_max = method.channel_max or offer.channel_max
+        if not FRAME_MIN <= frame_max <= offer.frame_max:
+            text = f"frame-max {frame_max} is not between {FRAME_MIN} and {offer.frame_max}"
+            raise self._fault(text, ReplyCode.NOT_ALLOWED, method.index)
+        if channel_max > offer.channel_max:
+            text = f"channel-max {channel_max} exceeds {offer.channel_max}"
+            raise self._fault(text, ReplyCode.NOT_ALLOWED, method.index)
+        self._agree(channel_max, frame_max, method.heartbeat)
+        self._state = State.TUNED
+
+    def _take_open(self, method: m.ConnectionOpen, events: list[Event]) -> None:
+        self._state = State.OPENING
+        events.append(Open(method.virtual_host))
+
+    def _take_update_secret(self, method: m.ConnectionUpdateSecret, events: list[Event]) -> None:
+        events.append(MethodReceived(0, method))
+
+    def _connection_method(self, method: m.Method, events: list[Event]) -> None:
+        action = TABLE[self._state].get(type(method))
+        if action is None:
+            raise self._invalid(method)
+        action(self, method, events)
+
+    def _open_method(
+        self, number: int, channel: Channel | None, method: m.Method, events: list[Event]
+    ) -> bool:
+        if channel is not None or not isinstance(method, m.ChannelOpen):
+            return False
+        if number > self.channel_max:
+            text = f"channel {number} exceeds channel-max {self.channel_max}"
+            raise self._fault(text, ReplyCode.CHANNEL_ERROR, method.index)
+        self._channels[number] = Channel(number, ChannelState.OPEN)
+        self._ready.add(number)
+        self._send(number, m.ChannelOpenOk())
+        events.append(ChannelOpened(number))
+        return True
+
+    # --- messages
+
+    def _forget_lead(self) -> None:
+        self._lead = NO_LEAD
+
+    def _content(
+        self, number: int, index: int, method: bytes, properties: bytes, body: bytes, events: list[Event]
+    ) -> None:
+        last = events[-1] if events else None
+        if isinstance(last, Publishes):
+            last.contents.append((number, method, properties, body))
+        else:
+            events.append(Publishes([(number, method, properties, body)]))
+
+    def _read_publishes(self, data: bytes, at: int, end: int, events: list[Event]) -> int:
+        """Take the messages from `at` on that are whole, with one body frame or none; returns their end."""
+        contents: list[tuple[int, bytes, bytes, bytes]] = []
+        add = contents.append
+        lead, lead_size, size, number, method, properties = self._lead
+        empty = 0
+        while True:
+            body_at = at + lead_size
+            if data[at:body_at] != lead:
+                found = self._lead_at(data, at, end)
+                if found is None:
+                    break
+                lead, lead_size, size, number, method, properties = self._lead = found
+                body_at = at + lead_size
+            after = body_at + size
+            if after >= end or data[after] != FRAME_END:
+                break
+            add((number, method, properties, data[body_at:after]))
+            at = after + 1
+            if not size:
+                empty += 1
+        if contents:
+            count = len(contents)
+            self.received["basic.publish"] += count
+            self.received["header"] += count
+            self.received["body"] += count - empty
+            last = events[-1] if events else None
+            if isinstance(last, Publishes):
+                last.contents += contents
+            else:
+                events.append(Publishes(contents))
+        return at
+
+    def _lead_at(self, data: bytes, at: int, end: int) -> Lead | None:
+        """What the message at `at` begins with; None when it is not plainly right, or not here yet.
+
+        The lead of an empty message ends before the last octet of its header frame, which then stands where
+        the end of a body frame would.
+        """
+        if at + 11 > end:
+            return None
+        kind, number, method_size, index = METHOD_HEAD(data, at)
+        header_at = at + method_size + 8
+        if (
+            index != BASIC_PUBLISH
+            or kind != FRAME_METHOD
+            or number not in self._ready
+            or header_at + 22 > end
+        ):
+            return None
+        kind, header_number, header_size, weight, size = CONTENT_HEAD(data, header_at)
+        last = header_at + header_size + 7
+        if (
+            kind != FRAME_HEADER
+            or header_number != number
+            or weight != BASIC_WEIGHT
+            or header_size < CONTENT_HEADER_MIN
+            or method_size > PUBLISH_METHOD_MAX
+            or last >= end
+            or data[header_at - 1] != FRAME_END
+            or data[last] != FRAME_END
+        ):
+            return None
+        properties = data[header_at + CONTENT_HEAD_SIZE : last]
+        body_at = last
+        if size:
+            body_at = last + 8
+            if body_at > end or BODY_HEAD(data, last + 1) != (FRAME_BODY, number, size):
+                return None
+        if body_at + size - at > self._whole_max:
+            return None
+        return data[at:body_at], body_at - at, size, number, data[at + 11 : header_at - 1], properties
+
+    def _read_acks(self, data: bytes, at: int, end: int, events: list[Event]) -> int:
+        """Take the basic.ack from `at` on; returns where they end."""
+        acks: list[tuple[int, int, bool]] = []
+        add = acks.append
+        ready = self._ready
+        last_whole = end - SETTLE.size
+        while at <= last_whole:
+            kind, number, size, index, tag, bits, last = READ_SETTLE(data, at)
+            if (
+                index != BASIC_ACK
+                or size != SETTLE_SIZE
+                or last != FRAME_END
+                or number not in ready
+                or kind != 1
+            ):
+                break
+            add((number, tag, bits & 1 == 1))
+            at += 21
+        if acks:
+            self.received["basic.ack"] += len(acks)
+            previous = events[-1] if events else None
+            if isinstance(previous, Acks):
+                previous.acks += acks
+            else:
+                events.append(Acks(acks))
+        return at
+
+
+Action = Callable[[ServerConnection, Any, list[Event]], None]
+CLOSING: Final[dict[type[m.Method], Action]] = {m.ConnectionClose: ServerConnection._take_close}
+TABLE: Final[dict[State, dict[type[m.Method], Action]]] = {
+    State.START: {m.ConnectionStartOk: ServerConnection._take_start_ok, **CLOSING},
+    State.SECURE: {m.ConnectionSecureOk: ServerConnection._take_secure_ok, **CLOSING},
+    State.TUNE: {m.ConnectionTuneOk: ServerConnection._take_tune_ok, **CLOSING},
+    State.TUNED: {m.ConnectionOpen: ServerConnection._take_open, **CLOSING},
+    State.OPEN: {m.ConnectionUpdateSecret: ServerConnection._take_update_secret, **CLOSING},
+    State.CLOSING: {m.ConnectionCloseOk: ServerConnection._take_close_ok, **CLOSING},
+}

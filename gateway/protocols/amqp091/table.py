@@ -1,0 +1,223 @@
+"""Field tables and arrays (4.2.5.5) <-> model headers, every type of RabbitMQ's column.
+
+Types are kept: what a table said is what the model says, and what is written again. A repeated name is kept
+too; whether a target may see one is the translator's business.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from decimal import Decimal
+from struct import Struct
+from struct import error as StructError
+from typing import Any, Final
+
+from gateway.errors import LocalProtocolError, RemoteProtocolError
+from gateway.model.properties import Headers, Value, ValueType
+from gateway.protocols.amqp091.spec import (
+    FIELD_ARRAY,
+    FIELD_BYTES,
+    FIELD_DECIMAL,
+    FIELD_STRING,
+    FIELD_TABLE,
+    FIELD_VOID,
+    FIXED_FIELDS,
+    FIXED_FIELDS_READ_ONLY,
+    NESTING_MAX,
+    SHORT_STRING_MAX,
+    ReplyCode,
+)
+
+U32: Final = Struct(">I")
+DECIMAL: Final = Struct(">Bi")
+VOID: Final = Value(ValueType.VOID, None)
+DECIMAL_SCALE_MAX: Final = 255
+DECIMAL_DIGITS_MAX: Final = 10  # of a signed 32-bit number
+
+READ_FIXED: Final = {
+    ord(tag): (kind, Struct(form), Struct(form).size)
+    for tag, kind, form in (*FIXED_FIELDS, *FIXED_FIELDS_READ_ONLY)
+}
+WRITE_FIXED: Final = {kind: (tag.encode(), Struct(form)) for tag, kind, form in FIXED_FIELDS}
+
+
+def syntax_error(text: str) -> RemoteProtocolError:
+    """Arguments that cannot be read: 502."""
+    return RemoteProtocolError(text, reason=ReplyCode.SYNTAX_ERROR)
+
+
+def decode_table(data: bytes, at: int = 0) -> tuple[Headers, int]:
+    """The table at `at`, which begins with its length, and the position behind it.
+
+    Raises RemoteProtocolError (502) for anything that is not a table within `data`.
+    """
+    try:
+        return _read_table(data, at, 0)
+    except (StructError, IndexError):
+        raise syntax_error("a field table is cut short") from None
+
+
+def encode_table(headers: Headers) -> bytes:
+    """A table with its length. Raises LocalProtocolError for a value that its type cannot hold."""
+    octets = b"".join(_write_pairs(headers, 0))
+    return U32.pack(len(octets)) + octets
+
+
+def decode_fields(data: bytes) -> Headers:
+    """The pairs of a table without its length, as AMQPLAIN sends them."""
+    return decode_table(U32.pack(len(data)) + data)[0]
+
+
+def encode_value(value: Value) -> bytes:
+    """One value with its tag. Raises LocalProtocolError for a value that its type cannot hold."""
+    return _write_value(value, 0)
+
+
+def plain(headers: Headers) -> dict[str, Any]:
+    """The table as Python values without their types; a repeated name holds a list."""
+    found: dict[str, Any] = {}
+    repeated: set[str] = set()
+    for name, value in headers:
+        bare = _plain_value(value)
+        if name not in found:
+            found[name] = bare
+        elif name in repeated:
+            found[name].append(bare)
+        else:
+            found[name] = [found[name], bare]
+            repeated.add(name)
+    return found
+
+
+def _plain_value(value: Value) -> Any:
+    if value.type is ValueType.TABLE:
+        return plain(value.value)
+    if value.type is ValueType.ARRAY:
+        return [_plain_value(each) for each in value.value]
+    return value.value
+
+
+def _extent(data: bytes, at: int) -> tuple[int, int]:
+    """Begin and end of what a u32 length at `at` announces."""
+    begin = at + 4
+    end = begin + U32.unpack_from(data, at)[0]
+    if end > len(data):
+        raise syntax_error("a field reaches beyond its frame")
+    return begin, end
+
+
+def _read_table(data: bytes, at: int, depth: int) -> tuple[Headers, int]:
+    if depth > NESTING_MAX:
+        raise syntax_error(f"tables are nested deeper than {NESTING_MAX}")
+    at, end = _extent(data, at)
+    pairs = []
+    while at < end:
+        name_end = at + 1 + data[at]
+        if name_end >= end:
+            raise syntax_error("a field name reaches beyond its table")
+        try:
+            name = data[at + 1 : name_end].decode()
+        except UnicodeDecodeError:
+            raise syntax_error("a field name is not UTF-8") from None
+        value, at = _read_value(data, name_end, depth)
+        pairs.append((name, value))
+    if at != end:
+        raise syntax_error("a field value reaches beyond its table")
+    return tuple(pairs), at
+
+
+def _read_array(data: bytes, at: int, depth: int) -> tuple[Value, int]:
+    if depth > NESTING_MAX:
+        raise syntax_error(f"arrays are nested deeper than {NESTING_MAX}")
+    at, end = _extent(data, at)
+    values = []
+    while at < end:
+        value, at = _read_value(data, at, depth)
+        values.append(value)
+    if at != end:
+        raise syntax_error("an array value reaches beyond its array")
+    return Value(ValueType.ARRAY, tuple(values)), at
+
+
+def _read_value(data: bytes, at: int, depth: int) -> tuple[Value, int]:
+    tag = data[at]
+    at += 1
+    if tag == FIELD_STRING:
+        begin, end = _extent(data, at)
+        octets = data[begin:end]
+        try:
+            return Value(ValueType.STRING, octets.decode()), end
+        except UnicodeDecodeError:
+            return Value(ValueType.STRING, octets), end
+    fixed = READ_FIXED.get(tag)
+    if fixed is not None:
+        kind, form, size = fixed
+        return Value(kind, form.unpack_from(data, at)[0]), at + size
+    if tag == FIELD_TABLE:
+        table, end = _read_table(data, at, depth + 1)
+        return Value(ValueType.TABLE, table), end
+    if tag == FIELD_ARRAY:
+        return _read_array(data, at, depth + 1)
+    if tag == FIELD_BYTES:
+        begin, end = _extent(data, at)
+        return Value(ValueType.BYTES, data[begin:end]), end
+    if tag == FIELD_DECIMAL:
+        scale, number = DECIMAL.unpack_from(data, at)
+        digits = tuple(map(int, str(abs(number))))
+        return Value(ValueType.DECIMAL, Decimal((int(number < 0), digits, -scale))), at + DECIMAL.size
+    if tag == FIELD_VOID:
+        return VOID, at
+    raise syntax_error(f"field type 0x{tag:02x} is not known")
+
+
+def _write_pairs(headers: Headers, depth: int) -> Iterable[bytes]:
+    if depth > NESTING_MAX:
+        raise LocalProtocolError(f"tables are nested deeper than {NESTING_MAX}")
+    for name, value in headers:
+        octets = name.encode()
+        if len(octets) > SHORT_STRING_MAX:
+            raise LocalProtocolError("a field name has at most 255 octets")
+        yield bytes((len(octets),)) + octets
+        yield _write_value(value, depth)
+
+
+def _write_value(value: Value, depth: int) -> bytes:
+    kind, bare = value
+    fixed = WRITE_FIXED.get(kind)
+    if fixed is not None:
+        tag, form = fixed
+        try:
+            return tag + form.pack(bare)
+        except (StructError, OverflowError):
+            raise LocalProtocolError(f"a field of type {kind.value} cannot hold {bare!r}") from None
+    if kind is ValueType.STRING:
+        octets = bare.encode() if isinstance(bare, str) else bare
+        return b"S" + U32.pack(len(octets)) + octets
+    if kind is ValueType.TABLE:
+        octets = b"".join(_write_pairs(bare, depth + 1))
+        return b"F" + U32.pack(len(octets)) + octets
+    if kind is ValueType.ARRAY:
+        if depth >= NESTING_MAX:
+            raise LocalProtocolError(f"arrays are nested deeper than {NESTING_MAX}")
+        octets = b"".join([_write_value(each, depth + 1) for each in bare])
+        return b"A" + U32.pack(len(octets)) + octets
+    if kind is ValueType.BYTES:
+        return b"x" + U32.pack(len(bare)) + bytes(bare)
+    if kind is ValueType.DECIMAL:
+        return b"D" + _write_decimal(bare)
+    return b"V"
+
+
+def _write_decimal(number: Decimal) -> bytes:
+    sign, digits, exponent = number.as_tuple()
+    if (
+        not isinstance(exponent, int)
+        or exponent < -DECIMAL_SCALE_MAX
+        or len(digits) + exponent > DECIMAL_DIGITS_MAX
+    ):
+        raise LocalProtocolError(f"a decimal field cannot hold {number}")
+    unscaled = int("".join(map(str, digits))) * 10 ** max(exponent, 0)
+    try:
+        return DECIMAL.pack(max(-exponent, 0), -unscaled if sign else unscaled)
+    except StructError:
+        raise LocalProtocolError(f"a decimal field cannot hold {number}") from None

@@ -1,0 +1,491 @@
+"""Class basic's properties <-> what a message says of itself.
+
+A property set that AMQP wrote goes out as it came in, octet for octet, as long as nothing changed on the way.
+When something did (a hop, durability), it is changed among the native properties, so nothing else is lost.
+Sets of other protocols are translated from the model. Both are remembered in the set's `forms`, so a device
+that repeats itself costs one look-up per message; only a relative expiration is put in for each message.
+
+What AMQP has no property for travels in headers of the gateway's own (`x-mqtt-...`, `x-gateway-...`; `x-...`
+for texts longer than a short string), which are taken out again on the way back. LOSSES lists what is left.
+"""
+
+from __future__ import annotations
+
+from base64 import b64decode, b64encode
+from binascii import Error as Base64Error
+from contextlib import suppress
+from functools import lru_cache
+from math import ceil
+from struct import error as StructError
+from typing import Any, Final, NamedTuple
+
+from gateway.errors import LocalProtocolError, RemoteProtocolError
+from gateway.model.message import NEVER, Message
+from gateway.model.outcome import Reason
+from gateway.model.properties import Headers, Properties, PropertySet, Value, ValueType, string
+from gateway.protocols.amqp091.codec import (
+    U16,
+    U32,
+    BasicProperties,
+    decode_properties,
+    encode_basic_properties,
+    encode_short_string,
+)
+from gateway.protocols.amqp091.spec import (
+    FLAG_CONTINUED,
+    FLAG_DELIVERY_MODE,
+    FLAG_EXPIRATION,
+    FLAG_HEADERS,
+    PROPERTIES,
+    SHORT_STRING_MAX,
+    ReplyCode,
+)
+from gateway.protocols.amqp091.table import decode_table, encode_value, syntax_error
+
+PROTOCOL: Final = "amqp091"
+SETS_MAX: Final = 4096  # property sets that are remembered, and
+SET_OCTETS_MAX: Final = 1024  # the largest that is worth it
+HOPS_MAX: Final = 65_535  # a header may claim more than a message can ever have crossed
+FORMS_MAX: Final = 64  # encodings of one set: a peer chooses the hop count that a message begins with
+
+RETAIN_HEADER: Final = "x-mqtt-retain"
+UTF8_HEADER: Final = "x-mqtt-utf8"
+HOPS_HEADER: Final = "x-gateway-hops"
+CORRELATION_HEADER: Final = "x-correlation-id"  # octets that do not fit a short string
+ENCODING_HEADER: Final = "x-correlation-encoding"  # base64: correlation-id is not the text it looks like
+BASE64: Final = "base64"
+LONG_TEXTS: Final = {
+    "content_type": "x-content-type",
+    "content_encoding": "x-content-encoding",
+    "reply_to": "x-reply-to",
+    "message_id": "x-message-id",
+    "type": "x-type",
+    "app_id": "x-app-id",
+    "user_id": "x-user-id",
+}
+OWN_HEADERS: Final = frozenset(
+    {RETAIN_HEADER, UTF8_HEADER, HOPS_HEADER, CORRELATION_HEADER, ENCODING_HEADER, *LONG_TEXTS.values()}
+)
+BEFORE_EXPIRATION: Final = PROPERTIES[: [name for name, _, _ in PROPERTIES].index("expiration")]
+BEFORE_HEADERS: Final = 0xC000  # flags of the two short strings before the table
+FLAGS_UNUSED: Final = 0x0002 | FLAG_CONTINUED
+HOPS_PAIR: Final = encode_short_string(HOPS_HEADER) + b"I"
+PERSISTENT: Final = 2
+TRANSIENT: Final = 1
+
+
+class Loss(NamedTuple):
+    """What cannot be said in AMQP 0-9-1, under which condition, and what is done instead."""
+
+    name: str
+    subject: str
+    condition: str
+    policy: str  # encode, downgrade or drop
+
+
+LOSSES: Final = (
+    Loss("header_name_long", "headers", "a name longer than 255 octets", "drop"),
+    Loss("header_value", "headers", "a value that its type cannot hold on the wire", "downgrade"),
+    Loss("header_repeated", "headers", "repeated with values that are not all strings", "downgrade"),
+    Loss("header_order", "headers", "a repeated name with others between", "downgrade"),
+    Loss("header_own", "headers", "a name that the gateway uses for itself", "drop"),
+    Loss("priority_range", "priority", "not within 0 to 255", "drop"),
+    Loss("timestamp_range", "timestamp", "negative, or beyond 64 bits", "drop"),
+    Loss("long_text", "texts", "longer than 255 octets: in a header of its own", "encode"),
+    Loss("correlation_octets", "correlation", "not UTF-8, or too long: base64, or a header", "encode"),
+    Loss("assurance", "assurance", "2 is said as 1: once needs the record of ids", "downgrade"),
+    Loss("cluster_id", "cluster-id", "kept between AMQP peers, unknown to every other protocol", "drop"),
+)
+"""The named losses of this translation. `losses` tells which of them a message suffers."""
+
+REPLY_CODES: Final = {
+    Reason.NONE: ReplyCode.SUCCESS,
+    Reason.NO_ROUTE: ReplyCode.NO_ROUTE,
+    Reason.NOT_AUTHORIZED: ReplyCode.ACCESS_REFUSED,
+    Reason.NAME_INVALID: ReplyCode.PRECONDITION_FAILED,
+    Reason.TOO_LARGE: ReplyCode.CONTENT_TOO_LARGE,
+    Reason.QUOTA: ReplyCode.PRECONDITION_FAILED,
+    Reason.TARGET_DOWN: ReplyCode.NO_CONSUMERS,
+    Reason.TARGET_REFUSED: ReplyCode.PRECONDITION_FAILED,
+    Reason.EXPIRED: ReplyCode.PRECONDITION_FAILED,
+    Reason.HOPS: ReplyCode.PRECONDITION_FAILED,
+    Reason.MALFORMED: ReplyCode.PRECONDITION_FAILED,
+    Reason.LOST_PROPERTY: ReplyCode.PRECONDITION_FAILED,
+}
+"""What basic.return or channel.close says: soft codes, for one message is not worth a connection."""
+
+
+class Facts(NamedTuple):
+    """What routing needs to know of an AMQP property set; `expiration_ms` is None when it has none."""
+
+    durable: bool
+    expiration_ms: int | None
+    retain: bool
+    hops: int
+
+
+class Form(NamedTuple):
+    """Encoded properties in two parts, between which an expiration may stand, and their losses."""
+
+    head: bytes
+    tail: bytes
+    losses: tuple[str, ...]
+
+
+FACTS: Final = "amqp091 facts"
+# The forms of one set: without expiration, with room for a relative one between head and tail, with its own.
+NONE: Final = "amqp091 none"
+RELATIVE: Final = "amqp091 relative"
+KEPT: Final = "amqp091 kept"
+CROSSED: Final = "amqp091 crossed"  # as it came, with a hop count
+NO_FACTS: Final = Facts(False, None, False, 0)
+
+_sets: dict[bytes, PropertySet] = {}
+
+
+# --- from the wire
+
+
+def content_properties(raw: bytes) -> PropertySet:
+    """The property set of a content header's octets, from the flags on; the same object for the same octets.
+
+    Decoded when something asks, which raises RemoteProtocolError 502 for octets that are no properties.
+    """
+    found = _sets.get(raw)
+    if found is None:
+        found = PropertySet(PROTOCOL, raw, decode_model)
+        if len(raw) <= SET_OCTETS_MAX:
+            if len(_sets) >= SETS_MAX:
+                _sets.clear()
+            _sets[raw] = found
+    return found
+
+
+@lru_cache(maxsize=1024)
+def _present(flags: int) -> tuple[tuple[int, str], ...]:
+    """Flag and domain of the properties that `flags` announces."""
+    return tuple((flag, domain) for _, domain, flag in PROPERTIES if flags & flag)
+
+
+def _positions(raw: bytes) -> tuple[int, int, int]:
+    """Where headers, delivery-mode and expiration stand; 0 where there is none.
+
+    Finds the bounds of every property and decodes none. Raises RemoteProtocolError 502 when they do not end
+    where the octets do, so that what passes through undecoded cannot upset the peer that it is sent to.
+    """
+    headers = mode = expiration = 0
+    try:
+        flags = U16.unpack_from(raw)[0]
+        if flags & FLAGS_UNUSED:
+            decode_properties(raw)  # which knows what such flags mean
+        at = 2 if not flags & FLAG_CONTINUED else _behind_flags(raw)
+        for flag, domain in _present(flags):
+            if flag == FLAG_HEADERS:
+                headers = at
+            elif flag == FLAG_DELIVERY_MODE:
+                mode = at
+            elif flag == FLAG_EXPIRATION:
+                expiration = at
+            if domain == "o":
+                at += 1
+            elif domain == "T":
+                at += U32.unpack_from(raw, at)[0] + 4
+            elif domain == "ll":
+                at += 8
+            else:
+                at += raw[at] + 1
+    except (IndexError, StructError):
+        raise syntax_error("the properties are cut short") from None
+    if at != len(raw):
+        raise syntax_error("the properties do not end where they should")
+    return headers, mode, expiration
+
+
+def _behind_flags(raw: bytes) -> int:
+    at = 0
+    while U16.unpack_from(raw, at)[0] & FLAG_CONTINUED:
+        at += 2
+    return at + 2
+
+
+def delivery_mode(raw: bytes) -> int:
+    """The delivery-mode, 0 when there is none, without decoding the rest. Raises RemoteProtocolError 502."""
+    at = _positions(raw)[1]
+    return raw[at] if at else 0
+
+
+def expiration_ms(raw: bytes) -> int | None:
+    """The expiration in milliseconds, None when there is none, without decoding the rest.
+
+    Raises RemoteProtocolError: 502 for octets that are no properties, 406 when it is not a number.
+    """
+    at = _positions(raw)[2]
+    return _read_expiration(raw, at) if at else None
+
+
+def _read_expiration(raw: bytes, at: int) -> int:
+    text = raw[at + 1 : at + 1 + raw[at]]
+    if not text.isdigit():
+        fault = f"expiration {text!r} is not a number"
+        raise RemoteProtocolError(fault, reason=ReplyCode.PRECONDITION_FAILED)
+    return int(text)
+
+
+def facts(property_set: PropertySet) -> Facts:
+    """What routing needs to know, remembered with the set; nothing for a set of another protocol.
+
+    Raises RemoteProtocolError (502, 406) for octets that cannot be read.
+    """
+    found: Facts | None = property_set.forms.get(FACTS)
+    if found is None:
+        if property_set.protocol != PROTOCOL:
+            return NO_FACTS
+        raw = property_set.raw
+        headers, mode, expiration = _positions(raw)
+        durable = bool(mode) and raw[mode] == PERSISTENT
+        limit = _read_expiration(raw, expiration) if expiration else None
+        retained, crossed = False, 0
+        if headers:
+            for name, value in decode_table(raw, headers)[0]:
+                if name == RETAIN_HEADER:
+                    retained = value.value is True
+                elif name == HOPS_HEADER and type(value.value) is int:
+                    crossed = min(max(crossed, value.value), HOPS_MAX)
+        found = property_set.forms[FACTS] = Facts(durable, limit, retained, crossed)
+    return found
+
+
+def retain(property_set: PropertySet) -> bool:
+    """Whether the message was retained where it came from."""
+    return facts(property_set).retain
+
+
+def hops(property_set: PropertySet) -> int:
+    """How many routes the message has crossed before it came here."""
+    return facts(property_set).hops
+
+
+def decode_model(raw: bytes) -> Properties:
+    """The meaning of a content header's octets. Raises RemoteProtocolError 502."""
+    native = decode_properties(raw)
+    headers: list[tuple[str, Value]] = []
+    own: dict[str, Any] = {}
+    for name, value in native.headers or ():
+        if name in OWN_HEADERS:
+            own[name] = value.value
+        elif value.type is ValueType.ARRAY and _are_strings(value.value):
+            headers += [(name, each) for each in value.value]
+        else:
+            headers.append((name, value))
+    texts = {}
+    for attribute, name in LONG_TEXTS.items():
+        said = getattr(native, attribute)
+        texts[attribute] = own[name] if said is None and isinstance(own.get(name), str) else said
+    utf8 = own.get(UTF8_HEADER)
+    return Properties(
+        utf8=utf8 if isinstance(utf8, bool) else None,
+        correlation=_read_correlation(native.correlation_id, own),
+        priority=native.priority,
+        timestamp=native.timestamp,
+        headers=tuple(headers),
+        **texts,
+    )
+
+
+def _are_strings(values: tuple[Value, ...]) -> bool:
+    """Whether an array is how a repeated name was written."""
+    return len(values) > 1 and all(each.type is ValueType.STRING for each in values)
+
+
+def _read_correlation(said: bytes | None, own: dict[str, Any]) -> bytes | None:
+    if said is None:
+        octets = own.get(CORRELATION_HEADER)
+        return octets if isinstance(octets, bytes) else None
+    if own.get(ENCODING_HEADER) == BASE64:
+        with suppress(Base64Error):
+            return b64decode(said, validate=True)
+    return said
+
+
+# --- to the wire
+
+
+def encode_properties(message: Message, utc: float) -> bytes:
+    """The octets of a content header from the flags on, for a message of any protocol.
+
+    `utc` is the time in seconds, by which an expiry becomes a relative expiration (rounded up). Of a message
+    that AMQP wrote, an expiration that it still has is kept as it was. Raises RemoteProtocolError for
+    property octets that its sender malformed.
+    """
+    property_set = message.property_set
+    expires = message.expires
+    if property_set.protocol == PROTOCOL:
+        known = facts(property_set)
+        limited = expires != NEVER
+        if limited == (known.expiration_ms is not None):
+            if (message.durable, message.retain, message.hops) == (known.durable, known.retain, known.hops):
+                return property_set.raw
+            if not known.hops and (message.durable, message.retain) == (known.durable, known.retain):
+                return _with_hops(property_set, message.hops)
+            return _form(message, KEPT).head
+    if expires == NEVER:
+        return _form(message, NONE).head
+    form = _form(message, RELATIVE)
+    text = b"%d" % max(0, ceil((expires - utc) * 1000))
+    return form.head + bytes((len(text),)) + text + form.tail
+
+
+def _with_hops(property_set: PropertySet, crossed: int) -> bytes:
+    """The octets with a hop count put into their table: the one change that every crossing makes."""
+    found: tuple[int, bytes] | None = property_set.forms.get(CROSSED)
+    if found is not None and found[0] == crossed:
+        return found[1]
+    raw = property_set.raw
+    pair = HOPS_PAIR + U32.pack(crossed)
+    flags = U16.unpack_from(raw)[0]
+    if flags & FLAG_HEADERS:
+        at = _positions(raw)[0]
+        size = U32.unpack_from(raw, at)[0]
+        end = at + 4 + size
+        octets = raw[:at] + U32.pack(size + len(pair)) + raw[at + 4 : end] + pair + raw[end:]
+    else:
+        at = _behind_flags(raw)
+        for _ in _present(flags & BEFORE_HEADERS):
+            at += raw[at] + 1
+        octets = U16.pack(flags | FLAG_HEADERS) + raw[2:at] + U32.pack(len(pair)) + pair + raw[at:]
+    property_set.forms[CROSSED] = (crossed, octets)
+    return octets
+
+
+def losses(message: Message) -> tuple[str, ...]:
+    """The names of the LOSSES that `message` suffers in AMQP; to be asked when it is encoded, and counted."""
+    if message.property_set.protocol == PROTOCOL:
+        return ()
+    lost = _form(message, NONE if message.expires == NEVER else RELATIVE).losses
+    return (*lost, "assurance") if message.assurance > 1 else lost
+
+
+def _form(message: Message, expiry: str) -> Form:
+    """The encoding of a message's properties; `expiry` is NONE, RELATIVE or KEPT."""
+    memory = message.property_set.forms
+    forms: dict[object, Form] | None = memory.get(expiry)
+    if forms is None:
+        forms = memory[expiry] = {}
+    key = (message.durable, message.retain, message.hops)
+    found = forms.get(key)
+    if found is None:
+        if len(forms) >= FORMS_MAX:
+            forms.clear()
+        found = forms[key] = _make_form(message, expiry)
+    return found
+
+
+def _make_form(message: Message, expiry: str) -> Form:
+    property_set = message.property_set
+    lost: set[str] = set()
+    if property_set.protocol == PROTOCOL:
+        native = decode_properties(property_set.raw)
+        if message.durable != (native.delivery_mode == PERSISTENT):
+            native.delivery_mode = PERSISTENT if message.durable else TRANSIENT
+        kept = [pair for pair in native.headers or () if pair[0] not in (RETAIN_HEADER, HOPS_HEADER)]
+        had_table = native.headers is not None
+    else:
+        native, kept = _from_model(property_set.properties, lost)
+        native.delivery_mode = PERSISTENT if message.durable else TRANSIENT
+        had_table = False
+    if message.retain:
+        kept.append((RETAIN_HEADER, Value(ValueType.BOOL, True)))
+    if message.hops:
+        kept.append((HOPS_HEADER, Value(ValueType.INT32, message.hops)))
+    native.headers = tuple(kept) if kept or had_table else None
+    if expiry != KEPT:
+        native.expiration = None
+    raw = encode_basic_properties(native)
+    if expiry != RELATIVE:
+        return Form(raw, b"", tuple(sorted(lost)))
+    at = len(encode_basic_properties(_until_expiration(native)))
+    flags = U16.unpack_from(raw)[0] | FLAG_EXPIRATION
+    return Form(U16.pack(flags) + raw[2:at], raw[at:], tuple(sorted(lost)))
+
+
+def _until_expiration(native: BasicProperties) -> BasicProperties:
+    return BasicProperties(**{name: getattr(native, name) for name, _, _ in BEFORE_EXPIRATION})
+
+
+def _from_model(said: Properties, lost: set[str]) -> tuple[BasicProperties, list[tuple[str, Value]]]:
+    """Native properties without their table, and the pairs of the table, from what a message says."""
+    native = BasicProperties()
+    pairs = _unique(said.headers, lost)
+    for attribute, header in LONG_TEXTS.items():
+        text = getattr(said, attribute)
+        if text is not None and len(text.encode()) > SHORT_STRING_MAX:
+            lost.add("long_text")
+            pairs.append((header, string(text)))
+        else:
+            setattr(native, attribute, text)
+    if said.priority is not None:
+        if 0 <= said.priority <= 0xFF:
+            native.priority = said.priority
+        else:
+            lost.add("priority_range")
+    if said.timestamp is not None:
+        if 0 <= said.timestamp < 1 << 64:
+            native.timestamp = said.timestamp
+        else:
+            lost.add("timestamp_range")
+    if said.utf8 is not None:
+        pairs.append((UTF8_HEADER, Value(ValueType.BOOL, said.utf8)))
+    if said.correlation is not None:
+        pairs += _write_correlation(native, said.correlation, lost)
+    return native, pairs
+
+
+def _write_correlation(native: BasicProperties, octets: bytes, lost: set[str]) -> list[tuple[str, Value]]:
+    try:
+        octets.decode()
+        written, marked = octets, False
+    except UnicodeDecodeError:
+        written, marked = b64encode(octets), True
+    if marked or len(written) > SHORT_STRING_MAX:
+        lost.add("correlation_octets")
+    if len(written) > SHORT_STRING_MAX:
+        return [(CORRELATION_HEADER, Value(ValueType.BYTES, octets))]
+    native.correlation_id = written
+    return [(ENCODING_HEADER, string(BASE64))] if marked else []
+
+
+def _unique(headers: Headers, lost: set[str]) -> list[tuple[str, Value]]:
+    """The pairs of a table, whose names are unique: a repeated name becomes an array where it first stood."""
+    found: dict[str, list[Value]] = {}
+    last = None
+    for name, value in headers:
+        if name in OWN_HEADERS:
+            lost.add("header_own")
+            continue
+        if len(name.encode()) > SHORT_STRING_MAX:
+            lost.add("header_name_long")
+            continue
+        if name in found and name != last:
+            lost.add("header_order")
+        found.setdefault(name, []).append(_writable(value, lost))
+        last = name
+    pairs = []
+    for name, values in found.items():
+        if len(values) > 1:
+            if not _are_strings(tuple(values)):
+                lost.add("header_repeated")
+            pairs.append((name, Value(ValueType.ARRAY, tuple(values))))
+        else:
+            pairs.append((name, values[0]))
+    return pairs
+
+
+def _writable(value: Value, lost: set[str]) -> Value:
+    """The value, or its text when its type cannot hold it on the wire."""
+    try:
+        # One level deeper than a table's values, for a repeated name puts them into an array.
+        encode_value(Value(ValueType.ARRAY, (value,)))
+        return value
+    except LocalProtocolError:
+        lost.add("header_value")
+        return string(str(value.value))

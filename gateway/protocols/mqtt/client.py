@@ -1,0 +1,157 @@
+"""The link's side of an MQTT connection: the mirror of server.py.
+
+`connect` says CONNECT; the CONNACK arrives as an event and opens the connection, or closes it if it refuses.
+The peer's silence is broken by PINGREQ at half the keep-alive, whatever else is sent, for only an answer
+proves that the peer still reads.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import ClassVar, Final
+
+from gateway.errors import LocalProtocolError
+from gateway.protocols.mqtt.connection import Connection, State, Table
+from gateway.protocols.mqtt.octets import ByteOrder, violation
+from gateway.protocols.mqtt.packets import (
+    Auth,
+    Connack,
+    Connect,
+    Disconnect,
+    Packet,
+    Pingreq,
+    Subscribe,
+    Subscription,
+    Unsubscribe,
+)
+from gateway.protocols.mqtt.properties import NO_PROPERTIES, PropertyMap
+from gateway.protocols.mqtt.spec import FAILURE, PacketType, Property, Version
+
+_FROM_SERVER: Final = (
+    PacketType.PUBLISH,
+    PacketType.PUBACK,
+    PacketType.PUBREC,
+    PacketType.PUBREL,
+    PacketType.PUBCOMP,
+    PacketType.SUBACK,
+    PacketType.UNSUBACK,
+    PacketType.PINGRESP,
+    PacketType.AUTH,
+)
+CLIENT: Final[Table] = {
+    (State.CONNECTING, PacketType.CONNACK): State.OPEN,
+    (State.CONNECTING, PacketType.AUTH): State.CONNECTING,
+    (State.OPEN, PacketType.DISCONNECT): State.CLOSED,
+    **{(State.OPEN, kind): State.OPEN for kind in _FROM_SERVER},
+}
+
+
+class ClientConnection(Connection):
+    """One connection to a remote broker, in the version of the CONNECT that it says.
+
+    After the CONNACK: `client_id` (perhaps assigned by the server), `max_qos`, `retain_available`,
+    `peer_receive_max` and `peer_packet_bytes_max` hold what the server announced (5: 3.2.2.3).
+    """
+
+    __slots__ = ("_pinged_at", "_waits_pong", "client_id", "max_qos", "method", "retain_available")
+    table: ClassVar[Table] = CLIENT
+    reading: ClassVar[frozenset[State]] = frozenset((State.CONNECTING, State.OPEN))
+
+    def __init__(self, *, packet_bytes_max: int, byte_order: ByteOrder = "auto") -> None:
+        super().__init__(
+            version=Version.V311, packet_bytes_max=packet_bytes_max, byte_order=byte_order, topic_alias_max=0
+        )
+        self.client_id = ""
+        self.max_qos = 2
+        self.retain_available = True
+        self.method: str | None = None
+        self._pinged_at = 0.0
+        self._waits_pong = False
+
+    def connect(self, packet: Connect, now: float) -> None:
+        """Say CONNECT. Its properties are the caller's, but what they announce is held to here.
+
+        `now` is in monotonic seconds; silence counts from it.
+        """
+        self._require(State.START)
+        self._speak(packet.version)
+        properties = packet.properties
+        self.client_id = packet.client_id
+        self.keep_alive = packet.keep_alive
+        self.packet_bytes_max = min(
+            self.packet_bytes_max, properties.get(Property.MAXIMUM_PACKET_SIZE, self.packet_bytes_max)
+        )
+        self.topic_alias_max = properties.get(Property.TOPIC_ALIAS_MAXIMUM, 0)
+        self.method = properties.get(Property.AUTHENTICATION_METHOD)
+        self.send(packet)
+        self.last_received = self._pinged_at = now
+        self.state = State.CONNECTING
+
+    def _take(self, packet: Packet) -> None:
+        if isinstance(packet, Connack):
+            self._take_connack(packet)
+        elif packet.kind is PacketType.PINGRESP:
+            self._waits_pong = False
+        elif isinstance(packet, Auth):
+            if self.method is None:
+                raise violation("AUTH on a connection without an authentication method")
+        elif isinstance(packet, Disconnect):
+            if not self._v5:
+                raise violation("a server disconnects without a word before MQTT 5")
+            if Property.SESSION_EXPIRY_INTERVAL in packet.properties:
+                raise violation("a server must not set the session's expiry in DISCONNECT")
+
+    def _take_connack(self, packet: Connack) -> None:
+        if packet.reason >= FAILURE:
+            self.state = State.CLOSED
+            return
+        properties = packet.properties
+        self.client_id = properties.get(Property.ASSIGNED_CLIENT_IDENTIFIER, self.client_id)
+        self.keep_alive = properties.get(Property.SERVER_KEEP_ALIVE, self.keep_alive)
+        self.max_qos = properties.get(Property.MAXIMUM_QOS, 2)
+        self.retain_available = bool(properties.get(Property.RETAIN_AVAILABLE, 1))
+        self.peer_receive_max = properties.get(Property.RECEIVE_MAXIMUM, self.peer_receive_max)
+        self.peer_packet_bytes_max = properties.get(Property.MAXIMUM_PACKET_SIZE, self.peer_packet_bytes_max)
+
+    def ping_at(self) -> float:
+        """When the next PINGREQ is due; infinity while one is unanswered or keep-alive is off."""
+        if not self.keep_alive or self._waits_pong or self.state is not State.OPEN:
+            return float("inf")
+        return self._pinged_at + self.keep_alive / 2
+
+    def send_pingreq(self, now: float) -> None:
+        """Say PINGREQ and count from `now`."""
+        self._require(State.OPEN)
+        self._pinged_at = now
+        self._waits_pong = True
+        self.send(Pingreq())
+
+    def subscribe(
+        self,
+        packet_id: int,
+        subscriptions: Sequence[Subscription],
+        properties: PropertyMap = NO_PROPERTIES,
+    ) -> bool:
+        """Say SUBSCRIBE; False when it is larger than the server takes."""
+        self._require(State.OPEN)
+        if not subscriptions:
+            raise LocalProtocolError("a SUBSCRIBE has at least one topic filter")
+        return self.send(Subscribe(packet_id, tuple(subscriptions), properties))
+
+    def unsubscribe(self, packet_id: int, filters: Sequence[str]) -> bool:
+        """Say UNSUBSCRIBE; False when it is larger than the server takes."""
+        self._require(State.OPEN)
+        if not filters:
+            raise LocalProtocolError("an UNSUBSCRIBE has at least one topic filter")
+        return self.send(Unsubscribe(packet_id, tuple(filters)))
+
+    def send_auth(self, packet: Auth) -> None:
+        """Continue an enhanced authentication, or start a new one (5: 3.15)."""
+        self._require(State.CONNECTING, State.OPEN)
+        self.send(packet)
+
+    def disconnect(self, reason: int = 0) -> None:
+        """Say DISCONNECT, if the connection is open, and close; before MQTT 5 it carries no reason."""
+        if self.state is State.OPEN:
+            self.send(Disconnect(reason))
+        self.state = State.CLOSED

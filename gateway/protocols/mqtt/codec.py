@@ -1,0 +1,329 @@
+"""Octets <-> control packets, of every version.
+
+`decode` has three answers: a packet with the position behind it; None, need more; RemoteProtocolError,
+corrupt, whose `reason` is the MQTT 5 reason code that answers it. The connections of this room call
+`decode_packet` for everything that their fast path leaves over. The encoders are in writers.py.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Final
+
+from gateway.errors import RemoteProtocolError
+from gateway.protocols.mqtt.octets import (
+    ByteOrder,
+    Reader,
+    decode_length,
+    decode_topic,
+    is_little,
+    malformed,
+    violation,
+)
+from gateway.protocols.mqtt.packets import (
+    Ack,
+    Auth,
+    Connack,
+    Connect,
+    Disconnect,
+    Packet,
+    Pingreq,
+    Pingresp,
+    Publish,
+    Suback,
+    Subscribe,
+    Subscription,
+    Unsuback,
+    Unsubscribe,
+    Will,
+)
+from gateway.protocols.mqtt.properties import NO_PROPERTIES, PropertyMap, read_list
+from gateway.protocols.mqtt.spec import (
+    BRIDGE,
+    DUP,
+    FAILURE,
+    FLAGS,
+    PROTOCOLS,
+    REASONS,
+    RETAIN,
+    RETURN_CODES,
+    VARINT_MAX,
+    WILL,
+    PacketType,
+    Property,
+    ReasonCode,
+    Version,
+)
+
+
+def read_version(reader: Reader) -> tuple[Version, bool]:
+    """Protocol name and level of a CONNECT, and whether the bridge bit is set; 0x84 for an unknown pair."""
+    name = reader.binary()
+    level = reader.octet()
+    version = PROTOCOLS.get((name, level & ~BRIDGE))
+    if version is None or (level & BRIDGE and version not in (Version.V31, Version.V311)):
+        raise RemoteProtocolError(
+            f"protocol {name[:16]!r} level {level} is not spoken here",
+            reason=ReasonCode.UNSUPPORTED_PROTOCOL_VERSION,
+        )
+    return version, bool(level & BRIDGE)
+
+
+def _connect_flags(flags: int, version: Version) -> int:
+    """The flags without the bits that do not count; raises for those that must not be (5: 3.1.2.3)."""
+    if version is Version.MQIPDP:
+        flags &= 0x3F
+    elif version is Version.V31:
+        flags &= 0xFE
+    elif flags & 1:
+        raise malformed("the reserved connect flag is set")
+    if flags & 0x18 == 0x18:
+        raise malformed("a will has QoS 3")
+    if not flags & 0x04 and flags & 0x38:
+        if version >= Version.V311:
+            raise malformed("will flags without a will")
+        flags &= ~0x38
+    if flags & 0xC0 == 0x40 and version < Version.V5:
+        raise malformed("a password without a user name")
+    return flags
+
+
+def decode_connect(reader: Reader, byte_order: ByteOrder) -> Connect:
+    """5: 3.1. The bits and the empty client id that only some versions allow are judged here."""
+    version, bridge = read_version(reader)
+    flags = _connect_flags(reader.octet(), version)
+    reader.little = is_little(version, byte_order)
+    keep_alive = reader.dialect_word()
+    properties = read_list(reader, PacketType.CONNECT) if version is Version.V5 else NO_PROPERTIES
+    client_id = reader.text()
+    clean_start = bool(flags & 0x02)
+    if not client_id and (version < Version.V311 or (version is Version.V311 and not clean_start)):
+        raise RemoteProtocolError("an empty client identifier", reason=ReasonCode.CLIENT_IDENTIFIER_NOT_VALID)
+    will = _read_will(reader, flags, version) if flags & 0x04 else None
+    user_name = password = None
+    if version is Version.V31 and reader.at == reader.end:
+        flags &= 0x3F  # in 3.1 the remaining length outweighs these flags
+    if flags & 0x80:
+        user_name = reader.text()
+        if version is Version.V31 and reader.at == reader.end:
+            flags &= 0x3F
+    if flags & 0x40:
+        password = reader.binary()
+    reader.finish()
+    tncomp = version is Version.MQIPDP and bool(flags & 1)
+    return Connect(
+        client_id, version, clean_start, keep_alive, will, user_name, password, properties, bridge, tncomp
+    )
+
+
+def _read_will(reader: Reader, flags: int, version: Version) -> Will:
+    properties = read_list(reader, WILL) if version is Version.V5 else NO_PROPERTIES
+    topic = decode_topic(reader.binary())
+    return Will(topic, reader.binary(), flags >> 3 & 3, bool(flags & 0x20), properties)
+
+
+def _checked(reason: int, kind: PacketType) -> int:
+    if reason not in REASONS[kind]:
+        raise violation(f"{kind.name} must not carry reason {reason:#04x}")
+    return reason
+
+
+def _read_connack(reader: Reader, version: Version) -> Connack:
+    flags, code = reader.octet(), reader.octet()
+    if version < Version.V311:
+        flags = 0  # reserved, or the answer to a compression that nobody asked for
+    elif flags > 1:
+        raise malformed("reserved flags in CONNACK")
+    if version is Version.V5:
+        reason = _checked(code, PacketType.CONNACK)
+        properties = read_list(reader, PacketType.CONNACK)
+    else:
+        known = RETURN_CODES.get(code)
+        if known is None:
+            raise malformed(f"CONNACK return code {code}")
+        reason, properties = int(known), NO_PROPERTIES
+    if flags and reason:
+        raise violation("a refused connection has no session")
+    return Connack(bool(flags), reason, properties)
+
+
+def _read_publish(reader: Reader, version: Version, flags: int) -> Publish:
+    qos = flags >> 1 & 3
+    if qos == 3:
+        raise malformed("QoS 3")
+    if flags & DUP and not qos and version >= Version.V311:
+        raise malformed("DUP at QoS 0")
+    wire = reader.binary()
+    packet_id = reader.packet_id() if qos else 0
+    properties = read_list(reader, PacketType.PUBLISH) if version is Version.V5 else NO_PROPERTIES
+    aliased = not wire and Property.TOPIC_ALIAS in properties
+    if not wire and not aliased and version is Version.V5:
+        raise violation("neither a topic nor a topic alias")
+    topic = "" if aliased else decode_topic(wire)
+    return Publish(topic, reader.rest(), qos, bool(flags & RETAIN), bool(flags & DUP), packet_id, properties)
+
+
+def _read_ack(reader: Reader, version: Version, kind: PacketType) -> Ack:
+    packet_id = reader.packet_id()
+    if reader.at == reader.end or version < Version.V5:
+        return Ack(kind, packet_id)
+    reason = _checked(reader.octet(), kind)
+    properties = read_list(reader, kind) if reader.at < reader.end else NO_PROPERTIES
+    return Ack(kind, packet_id, reason, properties)
+
+
+def _read_options(options: int, filter: str, version: Version) -> Subscription:
+    qos = options & 3
+    if qos == 3:
+        raise malformed("a subscription asks for QoS 3")
+    if version < Version.V5:
+        if options > 3 and version is Version.V311:
+            raise malformed("reserved subscription options")
+        return Subscription(filter, qos)
+    if options & 0xC0:
+        raise malformed("reserved subscription options")
+    if options >> 4 == 3:
+        raise violation("retain handling 3")
+    no_local = bool(options & 4)
+    if no_local and filter.startswith("$share/"):
+        raise violation("no-local on a shared subscription")
+    return Subscription(filter, qos, no_local, bool(options & 8), options >> 4)
+
+
+def _read_filter(reader: Reader) -> str:
+    text = reader.text()
+    if not text:
+        raise malformed("an empty topic filter")
+    return text
+
+
+def _read_subscribe(reader: Reader, version: Version) -> Subscribe:
+    packet_id = reader.packet_id()
+    properties = read_list(reader, PacketType.SUBSCRIBE) if version is Version.V5 else NO_PROPERTIES
+    found = []
+    while reader.at < reader.end:
+        filter = _read_filter(reader)
+        found.append(_read_options(reader.octet(), filter, version))
+    if not found:
+        raise violation("SUBSCRIBE without a topic filter")
+    return Subscribe(packet_id, tuple(found), properties)
+
+
+def _read_unsubscribe(reader: Reader, version: Version) -> Unsubscribe:
+    packet_id = reader.packet_id()
+    properties = read_list(reader, PacketType.UNSUBSCRIBE) if version is Version.V5 else NO_PROPERTIES
+    found = []
+    while reader.at < reader.end:
+        found.append(_read_filter(reader))
+    if not found:
+        raise violation("UNSUBSCRIBE without a topic filter")
+    return Unsubscribe(packet_id, tuple(found), properties)
+
+
+def _read_suback(reader: Reader, version: Version) -> Suback:
+    packet_id = reader.packet_id()
+    properties = read_list(reader, PacketType.SUBACK) if version is Version.V5 else NO_PROPERTIES
+    reasons = tuple(reader.rest())
+    if not reasons:
+        raise violation("SUBACK without a reason")
+    for reason in reasons:
+        if version is Version.V5:
+            _checked(reason, PacketType.SUBACK)
+        elif reason > 2 and reason != FAILURE:
+            raise malformed(f"SUBACK return code {reason:#04x}")
+    return Suback(packet_id, reasons, properties)
+
+
+def _read_unsuback(reader: Reader, version: Version) -> Unsuback:
+    packet_id = reader.packet_id()
+    if version < Version.V5:
+        return Unsuback(packet_id)
+    properties = read_list(reader, PacketType.UNSUBACK)
+    reasons = tuple(_checked(reason, PacketType.UNSUBACK) for reason in reader.rest())
+    if not reasons:
+        raise violation("UNSUBACK without a reason")
+    return Unsuback(packet_id, reasons, properties)
+
+
+def _read_disconnect(reader: Reader, version: Version) -> Disconnect:
+    return Disconnect(*_read_ending(reader, version, PacketType.DISCONNECT))
+
+
+def _read_auth(reader: Reader, version: Version) -> Auth:
+    if version < Version.V5:
+        raise malformed("AUTH came with MQTT 5")
+    return Auth(*_read_ending(reader, version, PacketType.AUTH))
+
+
+def _read_ending(reader: Reader, version: Version, kind: PacketType) -> tuple[int, PropertyMap]:
+    if reader.at == reader.end or version < Version.V5:
+        return 0, NO_PROPERTIES
+    reason = _checked(reader.octet(), kind)
+    return reason, read_list(reader, kind) if reader.at < reader.end else NO_PROPERTIES
+
+
+_READERS: Final[dict[PacketType, Callable[[Reader, Version], Packet]]] = {
+    PacketType.CONNACK: _read_connack,
+    PacketType.SUBSCRIBE: _read_subscribe,
+    PacketType.SUBACK: _read_suback,
+    PacketType.UNSUBSCRIBE: _read_unsubscribe,
+    PacketType.UNSUBACK: _read_unsuback,
+    PacketType.PINGREQ: lambda reader, version: Pingreq(),
+    PacketType.PINGRESP: lambda reader, version: Pingresp(),
+    PacketType.DISCONNECT: _read_disconnect,
+    PacketType.AUTH: _read_auth,
+}
+_TYPES: Final = {int(kind): kind for kind in PacketType}
+
+
+def decode_packet(first: int, body: bytes, version: Version, byte_order: ByteOrder = "auto") -> Packet:
+    """The packet with this first octet and this body (all behind the remaining length).
+
+    `version` is the connection's; a CONNECT brings its own. Raises RemoteProtocolError.
+    """
+    kind = _TYPES.get(first >> 4)
+    if kind is None:
+        raise malformed("packet type 0")
+    flags = first & 0x0F
+    if kind is PacketType.CONNECT:
+        packet = decode_connect(Reader(body), byte_order)
+        if flags and packet.version >= Version.V311:
+            raise malformed("reserved flags in CONNECT")
+        return packet
+    reader = Reader(body, little=is_little(version, byte_order))
+    if kind is PacketType.PUBLISH:
+        return _read_publish(reader, version, flags)
+    if flags != FLAGS.get(kind, 0) and version >= Version.V311:
+        raise malformed(f"reserved flags in {kind.name}")
+    read = _READERS.get(kind)
+    found = _read_ack(reader, version, kind) if read is None else read(reader, version)
+    reader.finish()
+    return found
+
+
+def decode(
+    octets: bytes,
+    at: int = 0,
+    *,
+    version: Version = Version.V5,
+    byte_order: ByteOrder = "auto",
+    packet_bytes_max: int = VARINT_MAX,
+) -> tuple[Packet, int] | None:
+    """The packet at `at` and the position behind it; None: need more.
+
+    `packet_bytes_max` counts the whole packet and is held against its length before the rest has come.
+    """
+    if at >= len(octets):
+        return None
+    found = decode_length(octets, at + 1)
+    if found is None:
+        return None
+    size, start = found
+    stop = start + size
+    if stop - at > packet_bytes_max:
+        raise RemoteProtocolError(
+            f"a packet of {stop - at} octets, over {packet_bytes_max}", reason=ReasonCode.PACKET_TOO_LARGE
+        )
+    if stop > len(octets):
+        return None
+    return decode_packet(octets[at], octets[start:stop], version, byte_order), stop

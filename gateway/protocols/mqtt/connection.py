@@ -1,0 +1,451 @@
+"""What the two ends of an MQTT connection share: octets in, events out; calls in, octets out.
+
+The states are few and a table of each end says which packet type is legal in which, and where it leads; a
+missing row *is* the error. Nearly all traffic is PUBLISH and its acknowledgements in state OPEN: `_run`
+decodes runs of those in one loop with local variables, one plain tuple per packet, and stops at whatever it
+does not understand; `_one` then takes a single packet through the full codec, which also finds the words for
+what is wrong. Octets that wait for their rest are kept in one growing buffer, taken when the packet is whole.
+
+Events that precede a corrupt packet are not lost: they are returned, and the next call raises the error.
+`pending` says that calling `receive_data(b"", now)` again will tell more.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping, Sequence
+from enum import IntEnum
+from struct import pack
+from typing import ClassVar, Final
+
+from gateway.errors import LocalProtocolError, RemoteProtocolError
+from gateway.protocols.mqtt.codec import decode_packet
+from gateway.protocols.mqtt.octets import (
+    ByteOrder,
+    decode_length,
+    encode_varint,
+    is_little,
+    malformed,
+    violation,
+)
+from gateway.protocols.mqtt.packets import Ack, Acks, Event, Packet, Publish, Publishes, Row
+from gateway.protocols.mqtt.properties import NO_PROPERTIES, PropertyMap, spans
+from gateway.protocols.mqtt.spec import (
+    FAILURE,
+    FIRST_OCTET,
+    PIPELINED_BYTES_MAX,
+    VARINT_MAX,
+    PacketType,
+    Property,
+    ReasonCode,
+    Version,
+)
+from gateway.protocols.mqtt.writers import encode
+
+
+class State(IntEnum):
+    """CONNECTING: CONNECT was said, CONNACK not. AUTHENTICATING: the same, and AUTH goes to and fro."""
+
+    START = 0
+    CONNECTING = 1
+    AUTHENTICATING = 2
+    OPEN = 3
+    CLOSED = 4
+
+
+Table = Mapping[tuple[State, int], State]
+
+ACKS: Final = (PacketType.PUBACK, PacketType.PUBREC, PacketType.PUBREL, PacketType.PUBCOMP)
+_ACK_BY_FIRST: Final = {FIRST_OCTET[kind]: kind for kind in ACKS}
+_WORDS: Final = tuple(value.to_bytes(2, "big") for value in range(65_536))
+_PUBLISH_FIRST: Final = tuple(bytes((PacketType.PUBLISH << 4 | flags,)) for flags in range(16))
+_LENGTHS: Final = tuple(encode_varint(size) for size in range(4_096))
+_LENGTHS_END: Final = len(_LENGTHS)
+
+_BARE_MAX: Final = 4_096  # property lists remembered; devices repeat a few
+_BARE_OCTETS_MAX: Final = 1_024  # a longer list is hardly repeated
+_bare: dict[bytes, tuple[int, bytes]] = {}
+
+
+def _without_alias(raw: bytes) -> tuple[int, bytes]:
+    """The topic alias of a PUBLISH's property list (0: none) and the list without it; validates the list."""
+    found = _bare.get(raw)
+    if found is None:
+        found = (0, raw)
+        for span in spans(raw, PacketType.PUBLISH):
+            if span.id is Property.TOPIC_ALIAS:
+                found = (span.value, raw[: span.start] + raw[span.stop :])
+        if len(raw) <= _BARE_OCTETS_MAX:
+            if len(_bare) >= _BARE_MAX:
+                _bare.clear()
+            _bare[raw] = found
+    return found
+
+
+def _swap(word: int) -> int:
+    return (word & 0xFF) << 8 | word >> 8
+
+
+class Connection:
+    """One end of a connection. Subclasses bring the table and what is special about their end.
+
+    `received` and `sent` count packets by type. `out` holds what `data_to_send` will join.
+    """
+
+    __slots__ = (
+        "_aliases",
+        "_buffer",
+        "_byte_order",
+        "_error",
+        "_little",
+        "_needed",
+        "_v5",
+        "keep_alive",
+        "last_received",
+        "out",
+        "packet_bytes_max",
+        "peer_packet_bytes_max",
+        "peer_receive_max",
+        "received",
+        "sent",
+        "state",
+        "topic_alias_max",
+        "version",
+        "wants_problems",
+    )
+    table: ClassVar[Table] = {}
+    reading: ClassVar[frozenset[State]] = frozenset()
+
+    def __init__(
+        self, *, version: Version, packet_bytes_max: int, byte_order: ByteOrder, topic_alias_max: int
+    ) -> None:
+        self.state = State.START
+        self.packet_bytes_max = packet_bytes_max
+        self.topic_alias_max = topic_alias_max
+        self.peer_packet_bytes_max = VARINT_MAX + 5
+        self.peer_receive_max = 65_535
+        self.keep_alive = 0
+        self.wants_problems = True
+        self.last_received = 0.0
+        self.received = [0] * 16
+        self.sent = [0] * 16
+        self.out: list[bytes] = []
+        self._byte_order: ByteOrder = byte_order
+        self._aliases: dict[int, bytes] = {}
+        self._buffer = bytearray()
+        self._needed = 0
+        self._error: RemoteProtocolError | None = None
+        self._speak(version)
+
+    def _speak(self, version: Version) -> None:
+        self.version = version
+        self._v5 = version is Version.V5
+        self._little = is_little(version, self._byte_order)
+
+    # -- octets in
+
+    @property
+    def pending(self) -> bool:
+        """Whether `receive_data(b"", now)` would tell more: an error, or octets that waited for a CONNACK."""
+        return self._error is not None or (
+            len(self._buffer) > 0 and len(self._buffer) >= self._needed and self.state in self.reading
+        )
+
+    def receive_data(self, data: bytes, now: float) -> list[Event]:
+        """The events that `data` completes, in order of arrival; `now` is in monotonic seconds.
+
+        Raises RemoteProtocolError, after which the connection is CLOSED and ignores what comes.
+        """
+        if self._error is not None:
+            error, self._error = self._error, None
+            raise error
+        if data:
+            self.last_received = now
+        if self._buffer:
+            self._buffer += data
+            if self.state not in self.reading:
+                return self._hold()
+            if len(self._buffer) < self._needed:
+                return []
+            data = bytes(self._buffer)
+            self._buffer.clear()
+        events: list[Event] = []
+        at = 0
+        try:
+            while self.state in self.reading:
+                if self.state is State.OPEN and not self._little:
+                    at = self._run(data, at, events)
+                stop = self._one(data, at, events)
+                if stop == at:
+                    break
+                at = stop
+        except RemoteProtocolError as error:
+            self.state = State.CLOSED
+            if not events:
+                raise
+            self._error = error
+        for event in events:
+            if isinstance(event, Publishes | Acks):
+                self.received[event.kind] += len(event.rows)
+        if at < len(data) and self.state is not State.CLOSED:
+            self._buffer += data[at:]
+            if self.state not in self.reading:
+                self._hold()
+        return events
+
+    def _hold(self) -> list[Event]:
+        """Nothing is decoded now; what a peer may pipeline meanwhile is limited."""
+        self._needed = 0
+        if self.state is State.CLOSED:
+            self._buffer.clear()
+        elif len(self._buffer) > PIPELINED_BYTES_MAX:
+            self.state = State.CLOSED
+            self._error = RemoteProtocolError(
+                "too much was sent before the CONNACK", reason=ReasonCode.QUOTA_EXCEEDED
+            )
+        return []
+
+    def _run(self, data: bytes, at: int, events: list[Event]) -> int:
+        """Decode PUBLISH and plain acknowledgements from `at`; returns where something else begins."""
+        end = len(data)
+        limit = self.packet_bytes_max
+        v5 = self._v5
+        publishes: list[Row] | None = None
+        acks: list[tuple[int, int]] | None = None
+        ack_first = 0
+        while end - at > 3:
+            first = data[at]
+            size = data[at + 1]
+            start = at + 2
+            if size > 127:
+                if (high := data[start]) < 128:
+                    size += (high << 7) - 128
+                    start += 1
+                elif (found := decode_length(data, at + 1)) is None:
+                    break
+                else:
+                    size, start = found
+            stop = start + size
+            if stop > end or stop - at > limit:
+                break
+            if 0x30 <= first < 0x3E and size > 2:
+                topic_at = start + 2
+                body_at = topic_end = topic_at + (data[start] << 8 | data[start + 1])
+                packet_id = 0
+                if first > 0x31:
+                    body_at += 2
+                    qos = first & 6
+                    if body_at > stop or qos == 6 or not qos:
+                        break
+                    packet_id = data[topic_end] << 8 | data[topic_end + 1]
+                    if not packet_id:
+                        break
+                topic = data[topic_at:topic_end]
+                properties = b""
+                if v5:
+                    if body_at >= stop:
+                        break
+                    if data[body_at]:
+                        topic, properties, body_at = self._described(data, topic, body_at, stop)
+                    else:
+                        body_at += 1
+                if body_at > stop or not topic:
+                    break
+                if publishes is None:
+                    publishes, acks = self._publishes(events).rows, None
+                publishes.append((first & 15, topic, packet_id, properties, data[body_at:stop]))
+            elif size == 2 and first in _ACK_BY_FIRST and (packet_id := data[start] << 8 | data[start + 1]):
+                if acks is None or first != ack_first:
+                    acks, publishes = self._acks(events, _ACK_BY_FIRST[first]).rows, None
+                    ack_first = first
+                acks.append((packet_id, 0))
+            else:
+                break
+            at = stop
+        return at
+
+    def _publishes(self, events: list[Event]) -> Publishes:
+        """The event of the run that goes on, or a new one."""
+        if events and isinstance(last := events[-1], Publishes):
+            return last
+        event = Publishes([])
+        events.append(event)
+        return event
+
+    def _acks(self, events: list[Event], kind: PacketType) -> Acks:
+        if events and isinstance(last := events[-1], Acks) and last.kind is kind:
+            return last
+        event = Acks(kind, [])
+        events.append(event)
+        return event
+
+    def _described(self, data: bytes, topic: bytes, at: int, stop: int) -> tuple[bytes, bytes, int]:
+        """The topic, the properties without alias, and where the body starts."""
+        size = data[at]
+        start = at + 1
+        if size > 127:
+            found = decode_length(data, at)
+            if found is None:
+                raise malformed("a PUBLISH ends inside its property length")
+            size, start = found
+        body_at = start + size
+        if body_at > stop:
+            raise malformed("a PUBLISH ends inside its properties")
+        alias, properties = _without_alias(data[start:body_at])
+        if alias:
+            if alias > self.topic_alias_max:
+                raise RemoteProtocolError(f"topic alias {alias}", reason=ReasonCode.TOPIC_ALIAS_INVALID)
+            if topic:
+                self._aliases[alias] = topic
+            else:
+                known = self._aliases.get(alias)
+                if known is None:
+                    raise violation(f"topic alias {alias} stands for nothing yet")
+                topic = known
+        return topic, properties, body_at
+
+    def _one(self, data: bytes, at: int, events: list[Event]) -> int:
+        """Decode the packet at `at`, whatever it is; returns its end, or `at` when it is not yet whole."""
+        end = len(data)
+        self._needed = end - at + 1
+        if at == end:
+            return at
+        kind = data[at] >> 4
+        after = self.table.get((self.state, kind))
+        if after is None:
+            raise violation(f"packet type {kind} is not allowed in state {self.state.name}")
+        found = decode_length(data, at + 1)
+        if found is None:
+            return at
+        size, start = found
+        stop = start + size
+        limit = self._limit()
+        if stop - at > limit:
+            raise RemoteProtocolError(
+                f"a packet of {stop - at} octets, over {limit}", reason=ReasonCode.PACKET_TOO_LARGE
+            )
+        if stop > end:
+            self._needed = stop - at
+            return at
+        packet = self._decode(data[at], data[start:stop])
+        self.state = after
+        if isinstance(packet, Ack):
+            self._acks(events, packet.kind).rows.append((packet.packet_id, packet.reason))
+        elif isinstance(packet, Publish):
+            # Here only before MQTT 5: what `_run` leaves over of MQTT 5 is corrupt.
+            row = (data[at] & 15, packet.topic.encode(), packet.packet_id, b"", packet.body)
+            self._publishes(events).rows.append(row)
+        else:
+            self.received[kind] += 1
+            self._take(packet)
+            events.append(packet)
+        return stop
+
+    def _decode(self, first: int, body: bytes) -> Packet:
+        return decode_packet(first, body, self.version, self._byte_order)
+
+    def _limit(self) -> int:
+        """The octets that a packet may have in this state."""
+        return self.packet_bytes_max
+
+    def _take(self, packet: Packet) -> None:
+        """What a packet changes at this end, besides the state that the table gives."""
+
+    def timed_out(self, now: float) -> bool:
+        """Whether the peer has been silent for one and a half times the keep-alive (5: 3.1.2.10)."""
+        return now >= self.deadline()
+
+    def deadline(self) -> float:
+        """When the peer's silence ends the connection; infinity when keep-alive is off."""
+        return self.last_received + 1.5 * self.keep_alive if self.keep_alive else float("inf")
+
+    # -- octets out
+
+    def data_to_send(self) -> bytes:
+        """All that was said since the last call."""
+        out = self.out
+        if not out:
+            return b""
+        self.out = []
+        return out[0] if len(out) == 1 else b"".join(out)
+
+    def send(self, packet: Packet) -> bool:
+        """Say `packet`; False when it is larger than the peer takes, and then nothing was said."""
+        octets = encode(packet, self.version, self._byte_order)
+        if len(octets) > self.peer_packet_bytes_max:
+            return False
+        self.out.append(octets)
+        self.sent[packet.kind] += 1
+        return True
+
+    def _require(self, *states: State) -> None:
+        if self.state not in states:
+            raise LocalProtocolError(f"this must not be said in state {self.state.name}")
+
+    def publish(
+        self,
+        topic: bytes,
+        body: bytes,
+        qos: int = 0,
+        retain: bool = False,
+        dup: bool = False,
+        packet_id: int = 0,
+        properties: bytes = b"",
+    ) -> bool:
+        """Say one PUBLISH; False when it is larger than the peer takes, and then nothing was said."""
+        return not self.publish_many(((dup << 3 | qos << 1 | retain, topic, packet_id, properties, body),))
+
+    def publish_many(self, rows: Iterable[Row]) -> Sequence[int]:
+        """Say a run of PUBLISH; properties are left out before MQTT 5.
+
+        Returns the positions of those that are larger than the peer takes (5: 3.1.2.11.4) and were not said.
+        """
+        self._require(State.OPEN)
+        limit = self.peer_packet_bytes_max
+        v5 = self._v5
+        little = self._little
+        words, lengths, firsts, known = _WORDS, _LENGTHS, _PUBLISH_FIRST, _LENGTHS_END
+        out = self.out
+        before = len(out)
+        refused: list[int] = []
+        at = -1
+        for flags, topic, packet_id, properties, body in rows:
+            at += 1
+            if flags & 6:
+                if not packet_id:
+                    raise LocalProtocolError("a PUBLISH with QoS needs a packet identifier")
+                middle = words[_swap(packet_id) if little else packet_id]
+            else:
+                middle = b""
+            if v5:
+                middle += encode_varint(len(properties)) + properties if properties else b"\0"
+            size = len(topic) + 2 + len(middle) + len(body)
+            length = lengths[size] if size < known else encode_varint(size)
+            if size + 1 + len(length) > limit:
+                refused.append(at)
+                continue
+            out.append(firsts[flags] + length + words[len(topic)] + topic + middle + body)
+        self.sent[3] += len(out) - before
+        return refused
+
+    def acknowledge(self, kind: PacketType, ids: Sequence[int]) -> None:
+        """Say a run of acknowledgements of one type, all of them successes."""
+        self._require(State.OPEN)
+        base = FIRST_OCTET[kind] << 24 | 2 << 16
+        if self._little:
+            ids = [_swap(packet_id) for packet_id in ids]
+        self.out.append(pack(f">{len(ids)}I", *[base | packet_id for packet_id in ids]))
+        self.sent[kind] += len(ids)
+
+    def send_ack(self, kind: PacketType, packet_id: int, reason: int = 0, text: str = "") -> None:
+        """Say one acknowledgement, with a text for people where the peer wants it (MQTT 5).
+
+        Before MQTT 5 an acknowledgement can only mean yes: a refusal is LocalProtocolError there.
+        """
+        self._require(State.OPEN)
+        if not self._v5 and reason >= FAILURE:
+            raise LocalProtocolError(f"{self.version.name} has no acknowledgement that refuses")
+        if not self.send(Ack(kind, packet_id, reason, self._problem(text))):
+            self.send(Ack(kind, packet_id, reason))  # without the text it may fit (5: 3.4.2.2.2)
+
+    def _problem(self, text: str) -> PropertyMap:
+        return {Property.REASON_STRING: text} if text and self.wants_problems else NO_PROPERTIES

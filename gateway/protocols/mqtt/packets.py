@@ -1,0 +1,219 @@
+"""The control packets as values: one frozen class each, for all versions of the protocol.
+
+Fields are in the words of MQTT 5; what a version cannot say is left out when it is written. Reasons are
+reason codes of MQTT 5 throughout: CONNACK return codes and granted QoS of 3.x are translated by the codec.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from typing import ClassVar
+
+from gateway.protocols.mqtt.properties import NO_PROPERTIES, PropertyMap
+from gateway.protocols.mqtt.spec import PacketType, Version
+
+
+def _none() -> PropertyMap:
+    return NO_PROPERTIES
+
+
+@dataclass(frozen=True, slots=True)
+class Will:
+    """What the server publishes when the client is lost (5: 3.1.2.5)."""
+
+    topic: str
+    body: bytes = b""
+    qos: int = 0
+    retain: bool = False
+    properties: PropertyMap = field(default_factory=_none)
+
+
+@dataclass(frozen=True, slots=True)
+class Connect:
+    """5: 3.1. `keep_alive` in seconds. `bridge`: level bit 0x80. `tncomp`: level 2 asks for compression."""
+
+    kind: ClassVar = PacketType.CONNECT
+    client_id: str = ""
+    version: Version = Version.V5
+    clean_start: bool = True
+    keep_alive: int = 0
+    will: Will | None = None
+    user_name: str | None = None
+    password: bytes | None = None
+    properties: PropertyMap = field(default_factory=_none)
+    bridge: bool = False
+    tncomp: bool = False
+
+
+@dataclass(frozen=True, slots=True)
+class Connack:
+    """5: 3.2."""
+
+    kind: ClassVar = PacketType.CONNACK
+    session_present: bool = False
+    reason: int = 0
+    properties: PropertyMap = field(default_factory=_none)
+
+
+@dataclass(frozen=True, slots=True)
+class Publish:
+    """5: 3.3. `packet_id` is 0 at QoS 0."""
+
+    kind: ClassVar = PacketType.PUBLISH
+    topic: str
+    body: bytes = b""
+    qos: int = 0
+    retain: bool = False
+    dup: bool = False
+    packet_id: int = 0
+    properties: PropertyMap = field(default_factory=_none)
+
+
+@dataclass(frozen=True, slots=True)
+class Ack:
+    """PUBACK, PUBREC, PUBREL or PUBCOMP, as `kind` says (5: 3.4 to 3.7)."""
+
+    kind: PacketType
+    packet_id: int
+    reason: int = 0
+    properties: PropertyMap = field(default_factory=_none)
+
+
+@dataclass(frozen=True, slots=True)
+class Subscription:
+    """One filter of a SUBSCRIBE with its options (5: 3.8.3.1)."""
+
+    filter: str
+    qos: int = 0
+    no_local: bool = False
+    retain_as_published: bool = False
+    retain_handling: int = 0
+
+
+@dataclass(frozen=True, slots=True)
+class Subscribe:
+    """5: 3.8."""
+
+    kind: ClassVar = PacketType.SUBSCRIBE
+    packet_id: int
+    subscriptions: tuple[Subscription, ...]
+    properties: PropertyMap = field(default_factory=_none)
+
+
+@dataclass(frozen=True, slots=True)
+class Suback:
+    """5: 3.9. A reason per filter: granted QoS or a failure."""
+
+    kind: ClassVar = PacketType.SUBACK
+    packet_id: int
+    reasons: tuple[int, ...]
+    properties: PropertyMap = field(default_factory=_none)
+
+
+@dataclass(frozen=True, slots=True)
+class Unsubscribe:
+    """5: 3.10."""
+
+    kind: ClassVar = PacketType.UNSUBSCRIBE
+    packet_id: int
+    filters: tuple[str, ...]
+    properties: PropertyMap = field(default_factory=_none)
+
+
+@dataclass(frozen=True, slots=True)
+class Unsuback:
+    """5: 3.11. `reasons` is empty before MQTT 5."""
+
+    kind: ClassVar = PacketType.UNSUBACK
+    packet_id: int
+    reasons: tuple[int, ...] = ()
+    properties: PropertyMap = field(default_factory=_none)
+
+
+@dataclass(frozen=True, slots=True)
+class Pingreq:
+    """5: 3.12."""
+
+    kind: ClassVar = PacketType.PINGREQ
+
+
+@dataclass(frozen=True, slots=True)
+class Pingresp:
+    """5: 3.13."""
+
+    kind: ClassVar = PacketType.PINGRESP
+
+
+@dataclass(frozen=True, slots=True)
+class Disconnect:
+    """5: 3.14."""
+
+    kind: ClassVar = PacketType.DISCONNECT
+    reason: int = 0
+    properties: PropertyMap = field(default_factory=_none)
+
+
+@dataclass(frozen=True, slots=True)
+class Auth:
+    """5: 3.15; not before MQTT 5."""
+
+    kind: ClassVar = PacketType.AUTH
+    reason: int = 0
+    properties: PropertyMap = field(default_factory=_none)
+
+
+Packet = (
+    Connect
+    | Connack
+    | Publish
+    | Ack
+    | Subscribe
+    | Suback
+    | Unsubscribe
+    | Unsuback
+    | Pingreq
+    | Pingresp
+    | Disconnect
+    | Auth
+)
+
+Row = tuple[int, bytes, int, bytes, bytes]
+"""A PUBLISH: (flags, topic, packet id, properties, body).
+
+Flags are the low nibble of the first octet (DUP 8, QoS 6, RETAIN 1); the packet id is 0 at QoS 0. The topic
+is UTF-8 as it came, not yet validated (`decode_topic`). The properties are the list of MQTT 5 without its
+length and without a topic alias, already validated; b"" for none.
+"""
+
+
+@dataclass(slots=True)
+class Publishes:
+    """A run of PUBLISH packets with nothing else between them."""
+
+    kind: ClassVar = PacketType.PUBLISH
+
+    rows: list[Row]
+
+
+@dataclass(slots=True)
+class Acks:
+    """A run of acknowledgements of one type: (packet id, reason code)."""
+
+    kind: PacketType
+    rows: list[tuple[int, int]]
+
+
+Event = (
+    Publishes
+    | Acks
+    | Connect
+    | Connack
+    | Subscribe
+    | Suback
+    | Unsubscribe
+    | Unsuback
+    | Pingreq
+    | Pingresp
+    | Disconnect
+    | Auth
+)

@@ -1,0 +1,168 @@
+"""The property lists of MQTT 5 (5: 2.2.2): identifiers and values, checked against the table in spec.py.
+
+A decoded list is a mapping: the numbers, texts and octets of properties that stand once, a tuple of them for
+SUBSCRIPTION_IDENTIFIER, a tuple of (name, value) pairs for USER_PROPERTY. Bits are 0 or 1.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Mapping
+from typing import Any, Final, NamedTuple
+
+from gateway.errors import LocalProtocolError, RemoteProtocolError
+from gateway.protocols.mqtt.octets import (
+    Reader,
+    encode_binary,
+    encode_text,
+    encode_varint,
+    malformed,
+    violation,
+)
+from gateway.protocols.mqtt.spec import (
+    LONG_MAX,
+    PROPERTIES,
+    WORD_MAX,
+    Kind,
+    PacketType,
+    Property,
+    PropertyRule,
+)
+
+PropertyMap = Mapping[Property, Any]
+NO_PROPERTIES: Final[PropertyMap] = {}
+
+LISTED: Final = frozenset((Property.SUBSCRIPTION_IDENTIFIER, Property.USER_PROPERTY))
+"""Properties that a map holds as a tuple, for they may repeat."""
+
+
+class Span(NamedTuple):
+    """One property of a list: its value and the octets from `start` to `stop` that wrote it."""
+
+    id: Property
+    value: Any
+    start: int
+    stop: int
+
+
+def _pair(reader: Reader) -> tuple[str, str]:
+    return reader.text(), reader.text()
+
+
+def _bit(reader: Reader) -> int:
+    value = reader.octet()
+    if value > 1:
+        raise violation(f"a property that is 0 or 1 is {value}")
+    return value
+
+
+_READERS: Final[dict[Kind, Callable[[Reader], Any]]] = {
+    Kind.BIT: _bit,
+    Kind.WORD: Reader.word,
+    Kind.LONG: Reader.long,
+    Kind.VARINT: Reader.varint,
+    Kind.TEXT: Reader.text,
+    Kind.BINARY: Reader.binary,
+    Kind.PAIR: _pair,
+}
+_NUMBERS: Final = frozenset((Kind.WORD, Kind.LONG, Kind.VARINT))
+_RULES: Final[dict[int, tuple[Property, PropertyRule]]] = {
+    int(id): (id, rule) for id, rule in PROPERTIES.items()
+}
+
+
+def spans(octets: bytes, place: int) -> Iterator[Span]:
+    """The properties of a list (without its length) as they come; `place` is a PacketType or WILL.
+
+    Raises 0x81 for what cannot be parsed, 0x82 for what must not stand here, not twice, or not so.
+    """
+    reader = Reader(octets)
+    seen = 0
+    while (start := reader.at) < reader.end:
+        number = reader.octet()  # all identifiers that exist fit one octet of the varint
+        found = _RULES.get(number)
+        if found is None:
+            raise malformed(f"property identifier {number:#04x} does not exist")
+        id, rule = found
+        if place not in rule.places:
+            raise violation(f"{id.name} must not stand here")
+        if seen >> number & 1 and place not in rule.repeats:
+            raise violation(f"{id.name} stands twice")
+        seen |= 1 << number
+        value = _READERS[rule.kind](reader)
+        if rule.kind in _NUMBERS and value < rule.low:
+            raise RemoteProtocolError(f"{id.name} is {value}", reason=rule.fault)
+        if id is Property.RESPONSE_TOPIC and (not value or "+" in value or "#" in value):
+            raise violation("a response topic is empty or holds a wildcard")
+        yield Span(id, value, start, reader.at)
+    needed = 1 << Property.AUTHENTICATION_DATA
+    if seen & needed and not seen >> Property.AUTHENTICATION_METHOD & 1:
+        raise violation("authentication data without a method")
+
+
+def decode_list(octets: bytes, place: int) -> PropertyMap:
+    """The properties of a list without its length."""
+    if not octets:
+        return NO_PROPERTIES
+    found: dict[Property, Any] = {}
+    for span in spans(octets, place):
+        if span.id in LISTED:
+            found[span.id] = (*found.get(span.id, ()), span.value)
+        else:
+            found[span.id] = span.value
+    return found
+
+
+def read_list(reader: Reader, place: int) -> PropertyMap:
+    """The property length and the list behind it."""
+    return decode_list(reader.take(reader.varint()), place)
+
+
+def _number(value: int, low: int, high: int, octets: int) -> bytes:
+    if not low <= value <= high:
+        raise LocalProtocolError(f"a property's value {value} is not within {low} and {high}")
+    return value.to_bytes(octets, "big")
+
+
+def encode_property(id: Property, value: Any) -> bytes:
+    """One property: identifier and value; LocalProtocolError when the value does not fit."""
+    rule = PROPERTIES[id]
+    head = bytes((id,))
+    match rule.kind:
+        case Kind.BIT:
+            return head + _number(int(value), 0, 1, 1)
+        case Kind.WORD:
+            return head + _number(value, rule.low, WORD_MAX, 2)
+        case Kind.LONG:
+            return head + _number(value, rule.low, LONG_MAX, 4)
+        case Kind.VARINT:
+            if value < rule.low:
+                raise LocalProtocolError(f"{id.name} is {value}")
+            return head + encode_varint(value)
+        case Kind.TEXT:
+            return head + encode_text(value)
+        case Kind.BINARY:
+            return head + encode_binary(value)
+        case Kind.PAIR:
+            return head + encode_text(value[0]) + encode_text(value[1])
+
+
+def encode_list(properties: PropertyMap, place: int) -> bytes:
+    """A list without its length; LocalProtocolError when a property must not stand in `place`."""
+    pieces: list[bytes] = []
+    for id, value in properties.items():
+        rule = PROPERTIES[id]
+        if place not in rule.places:
+            raise LocalProtocolError(f"{id.name} must not stand in place {place}")
+        values = value if id in LISTED else (value,)
+        if len(values) > 1 and place not in rule.repeats:
+            raise LocalProtocolError(f"{id.name} must not repeat in {PacketType(place).name}")
+        pieces.extend(encode_property(id, one) for one in values)
+    return b"".join(pieces)
+
+
+def write_list(properties: PropertyMap, place: int) -> bytes:
+    """The property length and the list."""
+    if not properties:
+        return b"\0"
+    octets = encode_list(properties, place)
+    return encode_varint(len(octets)) + octets

@@ -1,0 +1,233 @@
+"""The listener's side of an MQTT connection.
+
+A CONNECT comes first and once. Until the ingress has judged it (`send_connack`), what the client pipelines
+waits undecoded: nothing of a client that has not been let in is looked at. Then the ingress calls
+`receive_data(b"", now)` while `pending`. With an authentication method (5: 4.12) AUTH packets pass before.
+PINGREQ is answered here; everything else is the ingress's to answer, through the methods below.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any, ClassVar, Final
+
+from gateway.errors import LocalProtocolError, RemoteProtocolError
+from gateway.protocols.mqtt.codec import read_version
+from gateway.protocols.mqtt.connection import Connection, State, Table
+from gateway.protocols.mqtt.octets import ByteOrder, Reader, violation
+from gateway.protocols.mqtt.packets import (
+    Auth,
+    Connack,
+    Connect,
+    Disconnect,
+    Packet,
+    Pingreq,
+    Pingresp,
+    Suback,
+    Unsuback,
+)
+from gateway.protocols.mqtt.properties import PropertyMap
+from gateway.protocols.mqtt.spec import (
+    CONNECT_BYTES_MAX,
+    FAILURE,
+    REASONS,
+    WORD_MAX,
+    PacketType,
+    Property,
+    ReasonCode,
+    Version,
+)
+
+_FROM_CLIENT: Final = (
+    PacketType.PUBLISH,
+    PacketType.PUBACK,
+    PacketType.PUBREC,
+    PacketType.PUBREL,
+    PacketType.PUBCOMP,
+    PacketType.SUBSCRIBE,
+    PacketType.UNSUBSCRIBE,
+    PacketType.PINGREQ,
+    PacketType.AUTH,
+)
+SERVER: Final[Table] = {
+    (State.START, PacketType.CONNECT): State.CONNECTING,
+    (State.AUTHENTICATING, PacketType.AUTH): State.AUTHENTICATING,
+    (State.AUTHENTICATING, PacketType.DISCONNECT): State.CLOSED,
+    (State.OPEN, PacketType.DISCONNECT): State.CLOSED,
+    **{(State.OPEN, kind): State.OPEN for kind in _FROM_CLIENT},
+}
+
+
+class ServerConnection(Connection):
+    """One client of a listener.
+
+    `connect` is the CONNECT once it has come. `wants_problems`: reason strings may be sent in answers
+    (5: 3.1.2.11.7). The limits that are given here are announced in the CONNACK of MQTT 5.
+    """
+
+    __slots__ = ("_connect_bytes_max", "connect", "receive_max")
+    table: ClassVar[Table] = SERVER
+    reading: ClassVar[frozenset[State]] = frozenset((State.START, State.AUTHENTICATING, State.OPEN))
+
+    def __init__(
+        self,
+        *,
+        packet_bytes_max: int,
+        connect_bytes_max: int = CONNECT_BYTES_MAX,
+        byte_order: ByteOrder = "auto",
+        topic_alias_max: int = 0,
+        receive_max: int = WORD_MAX,
+    ) -> None:
+        super().__init__(
+            version=Version.V311,
+            packet_bytes_max=packet_bytes_max,
+            byte_order=byte_order,
+            topic_alias_max=topic_alias_max,
+        )
+        self.connect: Connect | None = None
+        self.receive_max = receive_max
+        self._connect_bytes_max = connect_bytes_max
+
+    def _limit(self) -> int:
+        if self.state is State.OPEN:
+            return self.packet_bytes_max
+        return min(self._connect_bytes_max, self.packet_bytes_max)
+
+    def _decode(self, first: int, body: bytes) -> Packet:
+        if self.state is State.START:
+            self._speak(read_version(Reader(body))[0])  # before anything can fail: `fail` answers in it
+        return super()._decode(first, body)
+
+    def _take(self, packet: Packet) -> None:
+        if isinstance(packet, Pingreq):
+            self.send(Pingresp())
+        elif isinstance(packet, Connect):
+            self._take_connect(packet)
+        elif isinstance(packet, Auth):
+            self._check_auth(packet)
+        elif isinstance(packet, Disconnect):
+            self._check_disconnect(packet)
+
+    def _take_connect(self, packet: Connect) -> None:
+        self._speak(packet.version)
+        self.connect = packet
+        self.keep_alive = packet.keep_alive
+        properties = packet.properties
+        self.peer_packet_bytes_max = properties.get(Property.MAXIMUM_PACKET_SIZE, self.peer_packet_bytes_max)
+        self.peer_receive_max = properties.get(Property.RECEIVE_MAXIMUM, self.peer_receive_max)
+        self.wants_problems = bool(properties.get(Property.REQUEST_PROBLEM_INFORMATION, 1))
+        if Property.AUTHENTICATION_METHOD in properties:
+            self.state = State.AUTHENTICATING
+
+    def _check_auth(self, packet: Auth) -> None:
+        """An AUTH repeats the method of the CONNECT; an open connection may begin anew (5: 4.12.1)."""
+        assert self.connect is not None
+        method = self.connect.properties.get(Property.AUTHENTICATION_METHOD)
+        if method is None:
+            raise violation("AUTH on a connection without an authentication method")
+        if packet.properties.get(Property.AUTHENTICATION_METHOD) != method:
+            raise violation("AUTH with another authentication method")
+        if packet.reason == 0:
+            raise violation("only a server says that authentication succeeded")
+        if packet.reason == ReasonCode.REAUTHENTICATE and self.state is not State.OPEN:
+            raise violation("re-authentication before the first one is over")
+
+    def _check_disconnect(self, packet: Disconnect) -> None:
+        assert self.connect is not None
+        if Property.SERVER_REFERENCE in packet.properties:
+            raise violation("only a server refers to another")
+        interval = packet.properties.get(Property.SESSION_EXPIRY_INTERVAL, 0)
+        if interval and not self.connect.properties.get(Property.SESSION_EXPIRY_INTERVAL, 0):
+            raise violation("a session that ends with its connection cannot be prolonged")
+
+    def send_connack(
+        self, *, session_present: bool = False, reason: int = 0, properties: PropertyMap | None = None
+    ) -> None:
+        """Let the client in, or refuse it with a reason of MQTT 5; older clients get the nearest return code.
+
+        A success carries the limits of this connection unless `properties` says otherwise. A client that does
+        not take a packet of that size is refused instead: it could not know what it was promised.
+        """
+        self._require(State.CONNECTING, State.AUTHENTICATING)
+        given = dict(properties or {})
+        if reason < FAILURE:
+            if self._v5:
+                given = {**self._limits(), **given}
+                self.keep_alive = given.get(Property.SERVER_KEEP_ALIVE, self.keep_alive)
+            self.state = State.OPEN
+        else:
+            self.state = State.CLOSED
+        if not self.send(Connack(session_present, reason, given)):
+            self.state = State.CLOSED
+            self.send(Connack(reason=reason if reason >= FAILURE else ReasonCode.PACKET_TOO_LARGE))
+
+    def _limits(self) -> dict[Property, Any]:
+        found: dict[Property, Any] = {Property.MAXIMUM_PACKET_SIZE: self.packet_bytes_max}
+        if self.receive_max != WORD_MAX:
+            found[Property.RECEIVE_MAXIMUM] = self.receive_max
+        if self.topic_alias_max:
+            found[Property.TOPIC_ALIAS_MAXIMUM] = self.topic_alias_max
+        return found
+
+    def send_suback(self, packet_id: int, reasons: Sequence[int], text: str = "") -> None:
+        """Answer a SUBSCRIBE: a granted QoS or a reason per filter; before MQTT 5 a failure is 0x80."""
+        self._require(State.OPEN)
+        if not self.send(Suback(packet_id, tuple(reasons), self._problem(text))):
+            self.send(Suback(packet_id, tuple(reasons)))
+
+    def send_unsuback(self, packet_id: int, reasons: Sequence[int] = (), text: str = "") -> None:
+        """Answer an UNSUBSCRIBE: MQTT 5 wants a reason per filter."""
+        self._require(State.OPEN)
+        if self._v5 and not reasons:
+            raise LocalProtocolError("an UNSUBACK of MQTT 5 has a reason per filter")
+        if not self.send(Unsuback(packet_id, tuple(reasons), self._problem(text))):
+            self.send(Unsuback(packet_id, tuple(reasons)))
+
+    def send_auth(self, packet: Auth) -> None:
+        """Continue an enhanced authentication, or end a re-authentication (5: 3.15)."""
+        self._require(State.AUTHENTICATING, State.OPEN)
+        self.send(packet)
+
+    def send_disconnect(
+        self, reason: int = ReasonCode.SERVER_SHUTTING_DOWN, text: str = "", reference: str = ""
+    ) -> None:
+        """End the connection; only MQTT 5 has a packet for it. In any state; a second call says nothing."""
+        opened = self.state is State.OPEN
+        self.state = State.CLOSED
+        if not (opened and self._v5):
+            return
+        properties: dict[Property, Any] = {Property.REASON_STRING: text} if text else {}
+        if reference:
+            properties[Property.SERVER_REFERENCE] = reference
+        if not self.send(Disconnect(reason, properties)):
+            self.send(Disconnect(reason))
+
+    def fail(self, error: RemoteProtocolError) -> None:
+        """Say what `receive_data` raised, in the words that the client understands at this point, and close.
+
+        Before the CONNACK that is a CONNACK (5: 4.13; 3: 3.1.4), later the DISCONNECT of MQTT 5.
+        """
+        text = str(error)
+        if self.connect is not None and self.sent[PacketType.CONNACK]:
+            reason = error.reason
+            if self._v5:
+                known = reason in REASONS[PacketType.DISCONNECT]
+                properties = {Property.REASON_STRING: text}
+                packet = Disconnect(reason if known else ReasonCode.UNSPECIFIED_ERROR, properties)
+                if not self.sent[PacketType.DISCONNECT] and not self.send(packet):
+                    self.send(Disconnect(packet.reason))
+        elif not self.sent[PacketType.CONNACK]:
+            self._fail_connect(error)
+        self.state = State.CLOSED
+
+    def _fail_connect(self, error: RemoteProtocolError) -> None:
+        """A client whose CONNECT was not understood gets the CONNACK of 3.x where that has a code for it."""
+        reason = error.reason
+        if self._v5:
+            known = reason in REASONS[PacketType.CONNACK]
+            self.send(Connack(reason=reason if known else ReasonCode.UNSPECIFIED_ERROR))
+        elif reason in (
+            ReasonCode.UNSUPPORTED_PROTOCOL_VERSION,
+            ReasonCode.CLIENT_IDENTIFIER_NOT_VALID,
+        ):
+            self.send(Connack(reason=reason))

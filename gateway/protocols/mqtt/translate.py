@@ -1,0 +1,287 @@
+"""Properties of a PUBLISH <-> properties of the model.
+
+Into the model: a property list is decoded once per distinct list (`publish_facts`, a bounded cache), and its
+meaning only when something asks. Out of the model: `encode_properties` writes a set once and remembers it in
+`PropertySet.forms`; only what differs from message to message (expiry, hops, subscription ids) is added
+each time. A set that came from MQTT goes out as it came, in its order, less what is not to be forwarded.
+
+MQTT 5 has no place for some of what AMQP says. That travels in user properties with the names of FIELDS, and
+the types of headers in `gateway-types` (values.py), so that AMQP -> MQTT 5 -> AMQP restores fields and types.
+A header that has one of these names itself is written with `gateway-header-` before it.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterable, Sequence
+from math import ceil
+from typing import Any, Final, NamedTuple
+
+from gateway.model.message import Message
+from gateway.model.outcome import Reason
+from gateway.model.properties import Headers, Properties, PropertySet
+from gateway.protocols.mqtt.properties import encode_property, spans
+from gateway.protocols.mqtt.spec import LONG_MAX, STRING_OCTETS_MAX, PacketType, Property, ReasonCode
+from gateway.protocols.mqtt.values import Type, from_text, is_text, to_text
+
+HOPS: Final = "gateway-hops"
+TYPES: Final = "gateway-types"
+ESCAPED: Final = "gateway-header-"
+REPLY_TO: Final = "amqp-reply-to"
+HOPS_MAX: Final = 1_000_000  # far beyond any limit of a route; keeps a hostile number small
+
+FIELDS: Final = {
+    "content_encoding": "amqp-content-encoding",
+    "priority": "amqp-priority",
+    "timestamp": "amqp-timestamp",
+    "message_id": "amqp-message-id",
+    "type": "amqp-type",
+    "app_id": "amqp-app-id",
+    "user_id": "amqp-user-id",
+}
+"""Fields of the model without a place in MQTT 5, and the user property that carries each."""
+
+_NUMERIC: Final = {"priority": 255, "timestamp": 2**64 - 1}
+_FIELD_BY_NAME: Final = {name: field for field, name in FIELDS.items()} | {REPLY_TO: "reply_to"}
+_RESERVED: Final = frozenset((HOPS, TYPES, *_FIELD_BY_NAME))
+
+FORM: Final = "mqtt5"
+"""The key of what `encode_properties` remembers in PropertySet.forms."""
+
+LOSSES: Final[tuple[tuple[str, str, str], ...]] = (
+    (
+        "MQTT 3.1.1, 3.1, level 2",
+        "all properties, expiry and hops",
+        "left out: those versions have no properties",
+    ),
+    ("MQTT 5", "a header whose name, or its value as text, exceeds 65 535 octets", "left out"),
+    ("MQTT 5", "a header whose name is not UTF-8 or holds U+0000", "left out"),
+    ("MQTT 5", "header types, when their description exceeds 65 535 octets", "values become strings"),
+    ("MQTT 5", "a name that repeats inside a nested table", "the last one stays"),
+    ("MQTT 5", "a field that exceeds 65 535 octets or holds U+0000", "left out"),
+    ("MQTT 5", "a reply-to that is no topic name", f"user property {REPLY_TO}"),
+    ("MQTT 5", "fractions of a second of the expiry", "rounded up"),
+)
+"""What MQTT cannot say: (target, what, policy)."""
+
+REASON_CODES: Final = {
+    Reason.NONE: ReasonCode.UNSPECIFIED_ERROR,
+    Reason.NO_ROUTE: ReasonCode.IMPLEMENTATION_SPECIFIC_ERROR,
+    Reason.NOT_AUTHORIZED: ReasonCode.NOT_AUTHORIZED,
+    Reason.NAME_INVALID: ReasonCode.TOPIC_NAME_INVALID,
+    Reason.TOO_LARGE: ReasonCode.QUOTA_EXCEEDED,
+    Reason.QUOTA: ReasonCode.QUOTA_EXCEEDED,
+    Reason.TARGET_DOWN: ReasonCode.IMPLEMENTATION_SPECIFIC_ERROR,
+    Reason.TARGET_REFUSED: ReasonCode.IMPLEMENTATION_SPECIFIC_ERROR,
+    Reason.EXPIRED: ReasonCode.IMPLEMENTATION_SPECIFIC_ERROR,
+    Reason.HOPS: ReasonCode.IMPLEMENTATION_SPECIFIC_ERROR,
+    Reason.MALFORMED: ReasonCode.PAYLOAD_FORMAT_INVALID,
+    Reason.LOST_PROPERTY: ReasonCode.IMPLEMENTATION_SPECIFIC_ERROR,
+}
+"""Why a PUBLISH was refused, in the few codes that PUBACK and PUBREC may carry (5: 3.4.2.1, 3.5.2.1).
+
+0x10, no matching subscribers, would be a success, and a message without a route was refused. 0x95, packet
+too large, is for DISCONNECT only: a message over a limit of ours is over a quota. A target that is down or
+says no is 0x83: valid, but not accepted here; the reason string says why.
+"""
+
+REFUSALS: Final[dict[int, Reason]] = {
+    ReasonCode.NOT_AUTHORIZED: Reason.NOT_AUTHORIZED,
+    ReasonCode.TOPIC_NAME_INVALID: Reason.NAME_INVALID,
+    ReasonCode.QUOTA_EXCEEDED: Reason.QUOTA,
+    ReasonCode.PAYLOAD_FORMAT_INVALID: Reason.MALFORMED,
+}
+
+
+def refusal(code: int) -> Reason:
+    """Why a remote broker refused our PUBLISH with `code` (0x80 or above)."""
+    return REFUSALS.get(code, Reason.TARGET_REFUSED)
+
+
+class Facts(NamedTuple):
+    """What a property list says that every message needs: its set, expiry in seconds from arrival, hops."""
+
+    property_set: PropertySet
+    expiry: int | None
+    hops: int
+
+
+_FACTS_MAX: Final = 4_096
+_FACTS_OCTETS_MAX: Final = 1_024  # a longer list hardly repeats
+_facts: dict[bytes, Facts] = {}
+_NOTHING: Final = Facts(PropertySet("mqtt", b"", properties=Properties()), None, 0)
+
+
+def publish_facts(raw: bytes) -> Facts:
+    """What the property list `raw` of a PUBLISH says; raises RemoteProtocolError when it is malformed."""
+    if not raw:
+        return _NOTHING
+    found = _facts.get(raw)
+    if found is None:
+        found = _find(raw)
+        if len(raw) <= _FACTS_OCTETS_MAX:
+            if len(_facts) >= _FACTS_MAX:
+                _facts.clear()
+            _facts[raw] = found
+    return found
+
+
+def _find(raw: bytes) -> Facts:
+    expiry = None
+    hops = 0
+    for span in spans(raw, PacketType.PUBLISH):
+        if span.id is Property.MESSAGE_EXPIRY_INTERVAL:
+            expiry = span.value
+        elif span.id is Property.USER_PROPERTY and span.value[0] == HOPS:
+            hops = max(hops, _number(span.value[1], HOPS_MAX) or 0)
+    return Facts(PropertySet("mqtt", raw, decode_properties), expiry, hops)
+
+
+def publish_properties(raw: bytes) -> PropertySet:
+    """The property set of a list; one object for all messages that carry the same octets."""
+    return publish_facts(raw).property_set
+
+
+def expiry_interval(raw: bytes) -> int | None:
+    """Seconds until the message expires, counted from its arrival; None: never (5: 3.3.2.3.3)."""
+    return publish_facts(raw).expiry
+
+
+def _number(text: str, most: int) -> int | None:
+    """The number that a user property holds, None when it is none between 0 and `most`."""
+    if not text.isascii() or not text.isdigit() or len(text) > 20:
+        return None
+    value = int(text)
+    return value if value <= most else None
+
+
+_PLACES: Final = {
+    Property.CONTENT_TYPE: "content_type",
+    Property.RESPONSE_TOPIC: "reply_to",
+    Property.CORRELATION_DATA: "correlation",
+}
+
+
+def decode_properties(raw: bytes) -> Properties:
+    """The meaning of a PUBLISH's property list (without its length)."""
+    fields: dict[str, Any] = {}
+    named: list[tuple[str, str]] = []
+    types: Any = {}
+    for span in spans(raw, PacketType.PUBLISH):
+        if span.id in _PLACES:
+            fields[_PLACES[span.id]] = span.value
+        elif span.id is Property.PAYLOAD_FORMAT_INDICATOR:
+            fields["utf8"] = bool(span.value)
+        elif span.id is Property.USER_PROPERTY:
+            name, text = span.value
+            field = _FIELD_BY_NAME.get(name)
+            if field is not None:
+                value = _number(text, _NUMERIC[field]) if field in _NUMERIC else text
+                if value is not None:
+                    fields.setdefault(field, value)
+            elif name == TYPES:
+                types = _object(text)
+            elif name != HOPS:
+                named.append((name.removeprefix(ESCAPED), text))
+    return Properties(**fields, headers=_headers(named, types))
+
+
+def _object(text: str) -> dict[str, Any]:
+    try:
+        found = json.loads(text)
+    except (ValueError, RecursionError):
+        return {}  # somebody else's property of this name: the texts remain, as strings
+    return found if isinstance(found, dict) else {}
+
+
+def _headers(named: Iterable[tuple[str, str]], types: dict[str, Any]) -> Headers:
+    """The headers with their types; a list of types is taken in the order in which the name repeats."""
+    left = {name: iter(kind) for name, kind in types.items() if isinstance(kind, list)}
+    found = []
+    for name, text in named:
+        kind = next(left[name], None) if name in left else types.get(name)
+        found.append((name, from_text(text, kind)))
+    return tuple(found)
+
+
+def encode_properties(message: Message, utc: float, *, subscription_ids: Sequence[int] = ()) -> bytes:
+    """The property list (without its length) of a PUBLISH that carries `message`, at `utc` seconds.
+
+    A message that has expired is not to be sent; here it gets the least interval, 1 s.
+    """
+    property_set = message.property_set
+    octets: bytes | None = property_set.forms.get(FORM)
+    if octets is None:
+        octets = _forwarded(property_set) if property_set.protocol == "mqtt" else _encode(property_set)
+        property_set.forms[FORM] = octets
+    if message.expires:
+        left = min(max(ceil(message.expires - utc), 1), LONG_MAX)
+        octets += encode_property(Property.MESSAGE_EXPIRY_INTERVAL, left)
+    if message.hops:
+        octets += encode_property(Property.USER_PROPERTY, (HOPS, str(message.hops)))
+    for one in subscription_ids:
+        octets += encode_property(Property.SUBSCRIPTION_IDENTIFIER, one)
+    return octets
+
+
+_OF_THE_WAY: Final = frozenset(
+    (Property.MESSAGE_EXPIRY_INTERVAL, Property.TOPIC_ALIAS, Property.SUBSCRIPTION_IDENTIFIER)
+)
+"""Properties that belong to one transmission and are not forwarded as they are."""
+
+
+def _forwarded(property_set: PropertySet) -> bytes:
+    raw = property_set.raw
+    return b"".join(
+        raw[span.start : span.stop]
+        for span in spans(raw, PacketType.PUBLISH)
+        if span.id not in _OF_THE_WAY and not (span.id is Property.USER_PROPERTY and span.value[0] == HOPS)
+    )
+
+
+def _encode(property_set: PropertySet) -> bytes:
+    """The list of a set that came from elsewhere, without what differs from message to message."""
+    properties = property_set.properties
+    found: list[bytes] = []
+    pairs: list[tuple[str, str]] = []
+    if properties.utf8 is not None:
+        found.append(encode_property(Property.PAYLOAD_FORMAT_INDICATOR, properties.utf8))
+    if properties.content_type is not None and is_text(properties.content_type):
+        found.append(encode_property(Property.CONTENT_TYPE, properties.content_type))
+    if properties.reply_to is not None and is_text(properties.reply_to):
+        if properties.reply_to and not {"+", "#"} & set(properties.reply_to):
+            found.append(encode_property(Property.RESPONSE_TOPIC, properties.reply_to))
+        else:
+            pairs.append((REPLY_TO, properties.reply_to))
+    if properties.correlation is not None and len(properties.correlation) <= STRING_OCTETS_MAX:
+        found.append(encode_property(Property.CORRELATION_DATA, properties.correlation))
+    for field, name in FIELDS.items():
+        value = getattr(properties, field)
+        if value is not None and is_text(text := str(value)):
+            pairs.append((name, text))
+    pairs += _pairs(properties.headers)
+    found += (encode_property(Property.USER_PROPERTY, pair) for pair in pairs)
+    return b"".join(found)
+
+
+def _pairs(headers: Headers) -> list[tuple[str, str]]:
+    """Headers as user properties, in order, and behind them their types unless all are plain strings."""
+    pairs: list[tuple[str, str]] = []
+    types: dict[str, list[Type]] = {}
+    for name, value in headers:
+        text, kind = to_text(value)
+        reserved = name in _RESERVED or name.startswith(ESCAPED)
+        written = ESCAPED + name if reserved else name
+        if is_text(written) and is_text(text):
+            pairs.append((written, text))
+            types.setdefault(name, []).append(kind)
+    told = {
+        name: kinds[0] if len(kinds) == 1 else kinds
+        for name, kinds in types.items()
+        if any(kind is not None for kind in kinds)
+    }
+    if told:
+        described = json.dumps(told, ensure_ascii=False, separators=(",", ":"))
+        if is_text(described):
+            pairs.append((TYPES, described))
+    return pairs

@@ -1,0 +1,43 @@
+"""The configuration: one tree of strict, frozen parts, read from a YAML file and the environment.
+
+`load_settings` reads it, `masked` shows it; errors name the file, the line and the key.
+"""
+
+from gateway.settings.endpoints import (
+    Admission,
+    Link,
+    LinkTls,
+    Listener,
+    ListenerTls,
+    Protocol,
+    Target,
+    masked_url,
+    parse_url,
+    secret_from,
+)
+from gateway.settings.limits import Limits
+from gateway.settings.loading import CONFIG_VARIABLE, load_settings, masked
+from gateway.settings.tree import Http, Log, Settings, Store, User, shipped_mappings
+
+__all__ = [
+    "CONFIG_VARIABLE",
+    "Admission",
+    "Http",
+    "Limits",
+    "Link",
+    "LinkTls",
+    "Listener",
+    "ListenerTls",
+    "Log",
+    "Protocol",
+    "Settings",
+    "Store",
+    "Target",
+    "User",
+    "load_settings",
+    "masked",
+    "masked_url",
+    "parse_url",
+    "secret_from",
+    "shipped_mappings",
+]

@@ -1,0 +1,222 @@
+"""Endpoints: listeners, where clients connect to us, and links, our connections to remote brokers."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Annotated, Any, Final, Literal, NamedTuple, Self
+from urllib.parse import SplitResult, unquote, urlsplit, urlunsplit
+
+from pydantic import BeforeValidator, Field, SecretStr, Strict, field_serializer, model_validator
+
+from gateway.errors import ConfigurationError
+from gateway.settings.limits import Limits, Part
+
+Protocol = Literal["mqtt", "amqp091", "amqpfast"]
+Admission = Literal["loopback", "always", "never"]
+FilePath = Annotated[Path, Strict(False)]
+Port = Annotated[int, Field(ge=0, le=65_535)]
+MqttVersion = Annotated[
+    Literal["auto", "5.0", "3.1.1", "3.1"],
+    BeforeValidator(lambda given: f"{float(given)}" if isinstance(given, int | float) else given),
+]
+
+PORTS: Final = {
+    ("mqtt", "plain"): 1883,
+    ("mqtt", "tls"): 8883,
+    ("mqtt", "websocket"): 8083,
+    ("mqtt", "websocket+tls"): 8084,
+    ("amqp091", "plain"): 5672,
+    ("amqp091", "tls"): 5671,
+    ("amqpfast", "plain"): 3018,
+    ("amqpfast", "tls"): 3019,
+}
+
+SCHEMES: Final[dict[str, tuple[Protocol, bool]]] = {
+    "mqtt": ("mqtt", False),
+    "mqtts": ("mqtt", True),
+    "amqp": ("amqp091", False),
+    "amqps": ("amqp091", True),
+    "amqpfast": ("amqpfast", False),
+    "amqpfasts": ("amqpfast", True),
+}
+MASK: Final = "**********"
+
+
+def secret_from(path: Path) -> str:
+    """The text of a secret's file without its line end; raises ConfigurationError."""
+    try:
+        return path.read_text(encoding="utf-8").rstrip("\r\n")
+    except (OSError, UnicodeDecodeError) as error:
+        raise ConfigurationError(f"{path}: this secret cannot be read: {error}") from error
+
+
+class ListenerTls(Part):
+    """TLS of a listener. Files are PEM and are read again when they change."""
+
+    cert_file: FilePath
+    """Certificate with its chain."""
+    key_file: FilePath
+    """Private key of the certificate."""
+    client_ca_file: FilePath | None = None
+    """Clients must show a certificate that one of these authorities signed; absent: none is asked for."""
+
+
+class LinkTls(Part):
+    """TLS of a link; it takes part when the URL's scheme ends in `s`. Files are PEM."""
+
+    ca_file: FilePath | None = None
+    """Authorities that the broker's certificate is checked against; absent: those of the system."""
+    cert_file: FilePath | None = None
+    """Our own certificate, for brokers that ask for one."""
+    key_file: FilePath | None = None
+    """Private key of `cert_file`."""
+    verify: bool = True
+    """False takes any certificate: for a laboratory only."""
+
+    @model_validator(mode="after")
+    def _pairs(self) -> Self:
+        if (self.cert_file is None) != (self.key_file is None):
+            raise ValueError("cert_file and key_file belong together")
+        return self
+
+
+class Listener(Part):
+    """Where clients of one protocol connect to us."""
+
+    protocol: Protocol
+    host: str = "0.0.0.0"
+    """Address to bind; `::` is all of IPv6 and IPv4."""
+    port: Port = 0
+    """Absent: the protocol's own port. 0: any free one."""
+    tls: ListenerTls | None = None
+    websocket_path: str | None = Field(None, pattern=r"^/[!-~]*$")
+    """MQTT over WebSocket at this path, instead of MQTT over TCP."""
+    byte_order: Literal["auto", "little", "big"] = "auto"
+    """Of the older MQTT dialect; `auto` recognises it by its CONNECT."""
+    anonymous: Admission = "loopback"
+    """Who may connect without a name and password."""
+    limits: Limits | None = None
+    """Overrides of the limits for this listener."""
+
+    @model_validator(mode="before")
+    @classmethod
+    def _own_port(cls, given: Any) -> Any:
+        if not isinstance(given, dict) or given.get("port") is not None:
+            return given
+        way = "+".join(word for word in ("websocket", "tls") if given.get(_SAYS[word])) or "plain"
+        port = PORTS.get((given.get("protocol", ""), way))
+        return given if port is None else given | {"port": port}
+
+    @model_validator(mode="after")
+    def _consistent(self) -> Self:
+        if self.websocket_path and self.protocol != "mqtt":
+            raise ValueError("websocket_path is for protocol mqtt only")
+        return self
+
+    @field_serializer("limits")
+    def _only_overrides(self, limits: Limits | None) -> dict[str, Any] | None:
+        return None if limits is None else limits.model_dump(exclude_unset=True)
+
+
+_SAYS: Final = {"websocket": "websocket_path", "tls": "tls"}
+
+
+class Target(NamedTuple):
+    """What a link's URL says. `password` is "" when it says none; `virtual_host` is AMQP's."""
+
+    protocol: Protocol
+    tls: bool
+    host: str
+    port: int
+    virtual_host: str
+    username: str
+    password: str
+
+
+def parse_url(url: str) -> Target:
+    """Take a broker's URL apart; raises ValueError with what to write instead."""
+    parts = urlsplit(url)
+    if parts.scheme not in SCHEMES:
+        raise ValueError(f"a broker's URL begins with one of {', '.join(f'{name}://' for name in SCHEMES)}")
+    if not parts.hostname:
+        raise ValueError(f"the URL names no host: {parts.scheme}://host:port")
+    protocol, tls = SCHEMES[parts.scheme]
+    port = parts.port or PORTS[protocol, "tls" if tls else "plain"]
+    path = unquote(parts.path[1:])
+    if path and protocol == "mqtt":
+        raise ValueError("the URL of an MQTT broker has no path")
+    username, password = unquote(parts.username or ""), unquote(parts.password or "")
+    return Target(protocol, tls, parts.hostname, port, path or "/", username, password)
+
+
+def masked_url(url: str) -> str:
+    """The URL with its password hidden."""
+    parts = urlsplit(url)
+    if parts.password is None:
+        return url
+    user, _, place = parts.netloc.rpartition("@")
+    netloc = f"{user.partition(':')[0]}:{MASK}@{place}"
+    return urlunsplit(SplitResult(parts.scheme, netloc, parts.path, parts.query, parts.fragment))
+
+
+class Link(Part):
+    """Our client connection to one remote broker."""
+
+    url: str
+    """`amqps://user@host:port/virtual-host` or `mqtts://user@host:port`."""
+    username: str | None = None
+    """Instead of the URL's."""
+    password: SecretStr | None = None
+    password_file: FilePath | None = None
+    """Read at every connection, so that a rotated secret is taken."""
+    client_id: str = Field("gateway-{replica}", min_length=1)
+    """MQTT client identifier or AMQP connection name; `{replica}` is this process' own name."""
+    version: MqttVersion = "auto"
+    """Of MQTT; `auto` tries 5.0 and falls back to 3.1.1."""
+    tls: LinkTls = LinkTls()
+    required: bool = False
+    """Whether /readyz waits for this link."""
+    declare: Literal["create", "check", "none"] = "create"
+    """AMQP exchanges and queues that routes name: declare them, only look whether they exist, or trust."""
+    prefetch: int = Field(1_000, ge=1, le=65_535)
+    """Unsettled messages that the broker may send us."""
+    in_flight_max: int = Field(10_000, ge=1)
+    """Published and not yet confirmed; beyond it the link's sources stop reading."""
+    qos: Literal[0, 1, 2] = 1
+    """MQTT: of the subscriptions that routes need."""
+    session_expiry_secs: int = Field(3_600, ge=0, le=0xFFFF_FFFF)
+    """MQTT: how long the broker keeps our subscriptions while we are away."""
+    heartbeat_secs: int = Field(30, ge=0, le=65_535)
+    """MQTT keep-alive or AMQP heartbeat; 0 is none, and a dead peer is then not noticed."""
+    connect_timeout_secs: float = Field(10.0, gt=0)
+    reconnect_min_secs: float = Field(0.5, gt=0)
+    """First wait after a failure; it doubles each time, with jitter."""
+    reconnect_max_secs: float = Field(30.0, gt=0)
+    """Longest wait between two attempts."""
+
+    @model_validator(mode="after")
+    def _consistent(self) -> Self:
+        target = parse_url(self.url)
+        if (target.password != "") + (self.password is not None) + (self.password_file is not None) > 1:
+            raise ValueError("say the password once: in the url, as password, or in password_file")
+        if self.reconnect_min_secs > self.reconnect_max_secs:
+            raise ValueError("reconnect_min_secs is greater than reconnect_max_secs")
+        return self
+
+    @field_serializer("url")
+    def _hidden(self, url: str) -> str:
+        return masked_url(url)
+
+    @property
+    def protocol(self) -> Protocol:
+        return parse_url(self.url).protocol
+
+    def target(self) -> Target:
+        """Where to connect and as whom; reads `password_file`. Raises ConfigurationError."""
+        target = parse_url(self.url)
+        password = target.password
+        if self.password is not None:
+            password = self.password.get_secret_value()
+        elif self.password_file is not None:
+            password = secret_from(self.password_file)
+        return target._replace(username=self.username or target.username, password=password)

@@ -1,0 +1,87 @@
+"""A limit, with its reason, on everything that a peer can make grow.
+
+The defaults let a pod of 512 MiB serve ten thousand devices. A listener may override them by the same names.
+"""
+
+from __future__ import annotations
+
+from pydantic import BaseModel, ConfigDict, Field
+
+
+class Part(BaseModel):
+    """A part of the configuration: strict in its types, not changed once read, without unknown keys."""
+
+    model_config = ConfigDict(strict=True, frozen=True, extra="forbid", use_attribute_docstrings=True)
+
+
+class Limits(Part):
+    """How much of everything. Sizes are octets, times are seconds."""
+
+    connections_max: int = Field(10_000, ge=1)
+    """Connections of one listener: each costs a descriptor and some 10 KiB."""
+    connect_timeout_secs: float = Field(10.0, gt=0)
+    """From accepting a socket to the end of the greeting: whoever says nothing holds a descriptor."""
+    connect_bytes_max: int = Field(65_536, ge=256)
+    """One packet before authentication: a stranger may not make us reserve more."""
+    heartbeat_secs: int = Field(60, ge=0, le=65_535)
+    """AMQP heartbeat that we propose; 0 is none. A peer that vanished holds messages for twice as long."""
+    keep_alive_secs_max: int = Field(65_535, ge=1, le=65_535)
+    """MQTT keep-alive that we grant; a longer or absent one is lowered to it (MQTT 5: Server Keep Alive)."""
+
+    message_bytes_max: int = Field(16 * 1024 * 1024, ge=1, le=268_435_455)
+    """The body of one message, which is held whole; 256 MiB is the most that an MQTT packet can carry."""
+    frame_bytes_max: int = Field(131_072, ge=4_096, le=16 * 1024 * 1024)
+    """AMQP frame-max that we propose: larger frames hold up their connection's heartbeats."""
+    output_bytes_max: int = Field(32 * 1024 * 1024, ge=65_536)
+    """Written for one connection and not yet taken by its socket: a slow reader gets no more than that."""
+    turn_bytes_max: int = Field(65_536, ge=1_024)
+    """Read from one connection before the next has its turn: fairness."""
+    topic_levels_max: int = Field(128, ge=1)
+    """Levels of one topic, key or filter: matching is recursive in them."""
+    hops_max: int = Field(8, ge=1, le=255)
+    """Routes that one message may cross: two gateways that feed each other would never stop."""
+
+    inflight_max: int = Field(1_000, ge=1, le=65_535)
+    """Unacknowledged messages per MQTT connection and direction (Receive Maximum): each is held whole."""
+    topic_alias_max: int = Field(64, ge=0, le=65_535)
+    """MQTT 5 topic aliases per connection and direction: each keeps a topic."""
+    channels_max: int = Field(2_047, ge=1, le=65_535)
+    """AMQP channels per connection: each keeps its unacknowledged deliveries and unconfirmed publishes."""
+    prefetch_max: int = Field(10_000, ge=1, le=65_535)
+    """Unacknowledged deliveries to one AMQP consumer, also to one that asked for no limit."""
+    consumers_max: int = Field(1_000, ge=1)
+    """AMQP consumers per connection."""
+    transaction_messages_max: int = Field(10_000, ge=1)
+    """Messages of one uncommitted transaction: they are held until its end."""
+
+    sessions_max: int = Field(50_000, ge=1)
+    """MQTT sessions, connected or not: a client identifier costs nothing to invent."""
+    session_expiry_secs_max: int = Field(7 * 24 * 3_600, ge=0)
+    """How long an MQTT session is kept for a client that is away."""
+    subscriptions_max: int = Field(1_000, ge=1)
+    """Subscriptions of one MQTT session."""
+    retained_messages_max: int = Field(100_000, ge=0)
+    """MQTT topics with a retained message: they stay for ever unless cleared."""
+    retained_bytes_max: int = Field(256 * 1024 * 1024, ge=0)
+    """Octets of all retained messages."""
+
+    queues_max: int = Field(10_000, ge=1)
+    """AMQP queues of the embedded broker."""
+    exchanges_max: int = Field(1_000, ge=1)
+    """AMQP exchanges of the embedded broker."""
+    bindings_max: int = Field(100_000, ge=1)
+    """AMQP bindings of the embedded broker: each takes part in matching."""
+    queue_messages_max: int = Field(1_000_000, ge=1)
+    """Messages in one queue or one session; beyond it publishers are refused or wait."""
+    queue_bytes_max: int = Field(256 * 1024 * 1024, ge=1)
+    """Octets of bodies in one queue or one session."""
+    dead_letters_max: int = Field(10_000, ge=0)
+    """Dead letters kept; beyond it the oldest go."""
+    cache_entries_max: int = Field(10_000, ge=16)
+    """Entries of each cache of what is derived from an address (routes, encoded headers)."""
+
+    def overridden_by(self, other: Limits | None) -> Limits:
+        """These limits with those that `other` sets itself."""
+        if other is None:
+            return self
+        return self.model_copy(update={name: getattr(other, name) for name in other.model_fields_set})

@@ -1,0 +1,172 @@
+"""The whole configuration as one tree. Every key has a default that works; its key names an endpoint."""
+
+from __future__ import annotations
+
+import re
+from pathlib import Path
+from typing import Annotated, Final, Literal, Self
+
+from pydantic import Field, SecretStr, Strict, model_validator
+from pydantic_settings import BaseSettings, PydanticBaseSettingsSource, SettingsConfigDict
+
+from gateway.settings.endpoints import Admission, FilePath, Link, Listener, Port, secret_from
+from gateway.settings.limits import Limits, Part
+
+ENDPOINT_NAME: Final = re.compile(r"[A-Za-z][A-Za-z0-9_.-]{0,62}")
+PACKAGE: Final = Path(__file__).resolve().parent.parent
+
+
+def shipped_mappings() -> Path:
+    """The folder of the mapping files that ship with the gateway: in its wheel, or in a checkout."""
+    installed = PACKAGE / "shipped_mappings"
+    return installed if installed.is_dir() else PACKAGE.parent / "mappings"
+
+
+class Store(Part):
+    """What survives a crash."""
+
+    path: FilePath = Path("data")
+    """Folder of the database; made when it is missing."""
+
+
+class Http(Part):
+    """Health, metrics, and the live page."""
+
+    enabled: bool = True
+    host: str = "0.0.0.0"
+    port: Port = 8080
+
+
+class User(Part):
+    """Someone who may connect. `gateway passwd` makes the hash."""
+
+    password_hash: SecretStr | None = None
+    password_hash_file: FilePath | None = None
+
+    @model_validator(mode="after")
+    def _one_hash(self) -> Self:
+        if (self.password_hash is None) == (self.password_hash_file is None):
+            raise ValueError("say one of password_hash and password_hash_file")
+        return self
+
+    def hash(self) -> str:
+        """The argon2 hash, read from its file when it has one. Raises ConfigurationError."""
+        if self.password_hash is not None:
+            return self.password_hash.get_secret_value()
+        assert self.password_hash_file is not None
+        return secret_from(self.password_hash_file).strip()
+
+
+class Log(Part):
+    """What is logged, and how it looks."""
+
+    level: Literal["debug", "info", "warning", "error"] = "info"
+    format: Literal["auto", "console", "json"] = "auto"
+    """`auto`: console on a terminal, JSON lines elsewhere."""
+
+
+class Settings(BaseSettings):
+    """The configuration of one gateway process.
+
+    Files and environment are merged in `loading.py`, where an error still knows its file and line; this class
+    therefore takes nothing from the environment by itself.
+    """
+
+    model_config = SettingsConfigDict(strict=True, frozen=True, extra="forbid", use_attribute_docstrings=True)
+
+    replica: str = Field("gateway", min_length=1, max_length=64)
+    """Name of this process among its replicas; by default the host name. Fills `{replica}`."""
+    listeners: dict[str, Listener] = {}
+    links: dict[str, Link] = {}
+    mappings: Annotated[tuple[str, ...], Strict(False)] = ()
+    """Paths or globs of mapping files, relative to the working directory; none: the shipped identity.yaml."""
+    limits: Limits = Limits()
+    store: Store = Store()
+    http: Http = Http()
+    users: dict[str, User] = {}
+    guest: Admission = "loopback"
+    """Whether the user guest with the password guest may connect, and from where."""
+    drain_timeout_secs: float = Field(20.0, ge=0)
+    """After SIGTERM: how long messages in flight may take. Kubernetes kills after 30 s by default."""
+    log: Log = Log()
+
+    @classmethod
+    def settings_customise_sources(
+        cls,
+        settings_cls: type[BaseSettings],
+        init_settings: PydanticBaseSettingsSource,
+        env_settings: PydanticBaseSettingsSource,
+        dotenv_settings: PydanticBaseSettingsSource,
+        file_secret_settings: PydanticBaseSettingsSource,
+    ) -> tuple[PydanticBaseSettingsSource, ...]:
+        return (init_settings,)
+
+    @model_validator(mode="after")
+    def _names(self) -> Self:
+        for name in (*self.listeners, *self.links):
+            if not ENDPOINT_NAME.fullmatch(name):
+                raise ValueError(f"the endpoint name {name!r} must match {ENDPOINT_NAME.pattern}")
+        if both := sorted(self.listeners.keys() & self.links.keys()):
+            raise ValueError(
+                f"{both[0]!r} names a listener and a link; a mapping file could not tell them apart"
+            )
+        return self
+
+    @model_validator(mode="after")
+    def _ports(self) -> Self:
+        taken: dict[tuple[str, int], str] = {}
+        places = [(f"listeners.{name}", one.host, one.port) for name, one in self.listeners.items()]
+        if self.http.enabled:
+            places.append(("http", self.http.host, self.http.port))
+        for name, host, port in places:
+            if port and (other := taken.setdefault((host, port), name)) != name:
+                raise ValueError(f"{other} and {name} both want port {port} of {host}")
+        return self
+
+    def limits_of(self, listener: str) -> Limits:
+        """The limits of one listener."""
+        return self.limits.overridden_by(self.listeners[listener].limits)
+
+    def client_id_of(self, link: str) -> str:
+        """The client identifier of a link, with `{replica}` filled in."""
+        return self.links[link].client_id.replace("{replica}", self.replica)
+
+    def endpoints(self) -> dict[str, str]:
+        """The protocol of every endpoint, by its name."""
+        both: dict[str, Listener | Link] = {**self.listeners, **self.links}
+        return {name: one.protocol for name, one in both.items()}
+
+    def mapping_files(self) -> list[Path]:
+        """The mapping files that the globs find now, sorted; a path without wildcards always counts."""
+        if not self.mappings:
+            return [shipped_mappings() / "identity.yaml"]
+        found: set[Path] = set()
+        for pattern in self.mappings:
+            found.update(_glob(pattern) if set(pattern) & set("*?[") else [Path(pattern)])
+        return sorted(found)
+
+    def files(self) -> list[tuple[str, Path]]:
+        """Every file that the configuration names and that must be readable, with the key that names it."""
+        named: list[tuple[str, Path | None]] = []
+        for name, listener in self.listeners.items():
+            if (tls := listener.tls) is not None:
+                at = f"listeners.{name}.tls"
+                named += [(f"{at}.cert_file", tls.cert_file), (f"{at}.key_file", tls.key_file)]
+                named += [(f"{at}.client_ca_file", tls.client_ca_file)]
+        for name, link in self.links.items():
+            own = link.tls
+            named += [(f"links.{name}.password_file", link.password_file)]
+            named += [
+                (f"links.{name}.tls.ca_file", own.ca_file),
+                (f"links.{name}.tls.cert_file", own.cert_file),
+            ]
+            named += [(f"links.{name}.tls.key_file", own.key_file)]
+        named += [
+            (f"users.{name}.password_hash_file", user.password_hash_file) for name, user in self.users.items()
+        ]
+        return [(key, path) for key, path in named if path is not None]
+
+
+def _glob(pattern: str) -> list[Path]:
+    path = Path(pattern)
+    return list(Path(path.anchor).glob(str(path.relative_to(path.anchor))))

@@ -1,0 +1,221 @@
+"""Every metric of the gateway, by name, with its help and labels; collected when Prometheus asks.
+
+Labels come from bounded sets (endpoint, protocol, version, direction, frame, route, outcome, reason): a topic
+or a client identifier never becomes one.
+"""
+
+from __future__ import annotations
+
+import platform
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from typing import Final
+
+from prometheus_client import (
+    CollectorRegistry,
+    GCCollector,
+    PlatformCollector,
+    ProcessCollector,
+    generate_latest,
+)
+from prometheus_client.metrics_core import (
+    CounterMetricFamily,
+    GaugeMetricFamily,
+    HistogramMetricFamily,
+    InfoMetricFamily,
+    Metric,
+)
+from prometheus_client.registry import Collector
+
+from gateway.telemetry.stats import (
+    LATENCY_BUCKETS_SECS,
+    EndpointStats,
+    Latency,
+    LinkStats,
+    ListenerStats,
+    RouteCounts,
+)
+
+CONTENT_TYPE: Final = "text/plain; version=0.0.4; charset=utf-8"
+
+ENDPOINT: Final = ("endpoint", "protocol")
+
+COUNTERS: Final[dict[str, tuple[str, tuple[str, ...]]]] = {
+    "gateway_frames": ("Packets, frames or methods.", (*ENDPOINT, "version", "direction", "frame")),
+    "gateway_messages": ("Messages published by and delivered to peers.", (*ENDPOINT, "direction")),
+    "gateway_network_bytes": ("Octets read from and written to sockets.", (*ENDPOINT, "direction")),
+    "gateway_settled": ("Messages that were answered to their source.", (*ENDPOINT, "outcome", "reason")),
+    "gateway_protocol_errors": ("Connections that broke their protocol.", (*ENDPOINT, "reason")),
+    "gateway_connections_accepted": ("Connections that a listener took.", ENDPOINT),
+    "gateway_connections_refused": ("Connections that a listener turned away.", (*ENDPOINT, "reason")),
+    "gateway_duplicates": ("QoS 2 messages that came again and were not taken twice.", ENDPOINT),
+    "gateway_link_reconnects": ("Connections of a link after its first.", ENDPOINT),
+    "gateway_link_failures": ("Connections of a link that failed or were lost.", (*ENDPOINT, "reason")),
+    "gateway_route_messages": ("Messages of a route, by what became of them.", ("route", "outcome")),
+    "gateway_route_lost_properties": (
+        "Properties that a route could not say in the target.",
+        ("route", "reason"),
+    ),
+    "gateway_mapping_reloads": ("Attempts to take changed mapping files.", ("outcome",)),
+}
+GAUGES: Final[dict[str, tuple[str, tuple[str, ...]]]] = {
+    "gateway_connections": ("Open connections.", ENDPOINT),
+    "gateway_link_up": ("1 while the link is connected.", ENDPOINT),
+    "gateway_link_in_flight": ("Messages published by a link and not yet confirmed.", ENDPOINT),
+    "gateway_route_in_flight": ("Messages of a route that are on their way.", ("route",)),
+}
+BROKER_GAUGES: Final[dict[str, str]] = {
+    "gateway_bindings": "AMQP bindings of the embedded broker.",
+    "gateway_consumers": "AMQP consumers of the embedded broker.",
+    "gateway_dead_letters": "Dead letters kept.",
+    "gateway_exchanges": "AMQP exchanges of the embedded broker.",
+    "gateway_queue_bytes": "Octets of bodies in the embedded broker's queues.",
+    "gateway_queue_messages": "Messages in the embedded broker's queues.",
+    "gateway_queues": "AMQP queues of the embedded broker.",
+    "gateway_retained_messages": "MQTT topics with a retained message.",
+    "gateway_sessions": "MQTT sessions, connected or not.",
+    "gateway_subscriptions": "MQTT subscriptions.",
+}
+SETTLE_SECONDS: Final = "gateway_settle_seconds"
+ROUTE_OUTCOMES: Final = ("matched", "delivered", "failed", "retried", "dropped", "unparsable", "undecided")
+
+
+def no_routes() -> Iterable[RouteCounts]:
+    """The routes before any mapping is in force."""
+    return ()
+
+
+class Metrics(Collector):
+    """Knows what is counted where; one per process.
+
+    `routes` is asked at every scrape, since a reload replaces them.
+    """
+
+    def __init__(self, version: str) -> None:
+        self.version = version
+        self.listeners: dict[str, ListenerStats] = {}
+        self.links: dict[str, LinkStats] = {}
+        self.routes: Callable[[], Iterable[RouteCounts]] = no_routes
+        self.mapping_reloads = {"taken": 0, "refused": 0}
+        self._broker: dict[str, Callable[[], float]] = {}
+        self._registry = CollectorRegistry(auto_describe=False)
+        self._registry.register(self)
+        ProcessCollector(registry=self._registry)
+        PlatformCollector(registry=self._registry)
+        GCCollector(registry=self._registry)
+
+    def listener(self, name: str, protocol: str, frame_names: Sequence[str] = ()) -> ListenerStats:
+        """The counters of a new listener."""
+        stats = self.listeners[name] = ListenerStats(name, protocol, frame_names)
+        return stats
+
+    def link(self, name: str, protocol: str, frame_names: Sequence[str] = ()) -> LinkStats:
+        """The counters of a new link."""
+        stats = self.links[name] = LinkStats(name, protocol, frame_names)
+        return stats
+
+    def broker_gauge(self, name: str, read: Callable[[], float]) -> None:
+        """Ask `read` for one of BROKER_GAUGES at every scrape."""
+        if name not in BROKER_GAUGES:
+            raise KeyError(f"{name} is not in BROKER_GAUGES")
+        self._broker[name] = read
+
+    def broker(self) -> dict[str, float]:
+        """The broker's gauges as they are now."""
+        return {name: read() for name, read in sorted(self._broker.items())}
+
+    def endpoints(self) -> Iterator[EndpointStats]:
+        """Listeners, then links."""
+        yield from self.listeners.values()
+        yield from self.links.values()
+
+    def exposition(self) -> bytes:
+        """What /metrics answers, in CONTENT_TYPE."""
+        return generate_latest(self._registry)
+
+    def collect(self) -> Iterator[Metric]:
+        """Read all counters once."""
+        yield InfoMetricFamily(
+            "gateway_build",
+            "Version of the gateway and of Python.",
+            value={"version": self.version, "python": platform.python_version()},
+        )
+        families: dict[str, CounterMetricFamily | GaugeMetricFamily] = {}
+        for name, (text, labels) in COUNTERS.items():
+            families[name] = CounterMetricFamily(name, text, labels=labels)
+        for name, (text, labels) in GAUGES.items():
+            families[name] = GaugeMetricFamily(name, text, labels=labels)
+        for name, values, number in self._samples():
+            families[name].add_metric(values, number)
+        yield from families.values()
+        yield self._latencies()
+        for name, number in self.broker().items():
+            yield GaugeMetricFamily(name, BROKER_GAUGES[name], value=number)
+
+    def _samples(self) -> Iterator[tuple[str, Sequence[str], float]]:
+        for stats in self.endpoints():
+            yield from _endpoint_samples(stats)
+        for listener in self.listeners.values():
+            yield from _listener_samples(listener)
+        for link in self.links.values():
+            yield from _link_samples(link)
+        for route in self.routes():
+            for outcome in ROUTE_OUTCOMES:
+                yield "gateway_route_messages", (route.name, outcome), getattr(route, outcome)
+            yield "gateway_route_in_flight", (route.name,), route.in_flight
+            yield "gateway_route_lost_properties", (route.name, "reply_to"), route.reply_kept
+        for outcome, count in self.mapping_reloads.items():
+            yield "gateway_mapping_reloads", (outcome,), count
+
+    def _latencies(self) -> HistogramMetricFamily:
+        family = HistogramMetricFamily(
+            SETTLE_SECONDS, "From reading a message to answering its source.", labels=ENDPOINT
+        )
+        for stats in self.endpoints():
+            family.add_metric(
+                (stats.name, stats.protocol), _cumulative(stats.latency), stats.latency.sum_secs
+            )
+        return family
+
+
+def _cumulative(latency: Latency) -> list[tuple[str, float]]:
+    total = 0
+    buckets: list[tuple[str, float]] = []
+    for bound, count in zip((*LATENCY_BUCKETS_SECS, float("inf")), latency.counts, strict=True):
+        total += count
+        buckets.append(("+Inf" if bound == float("inf") else str(bound), total))
+    return buckets
+
+
+Sample = tuple[str, Sequence[str], float]
+
+
+def _endpoint_samples(stats: EndpointStats) -> Iterator[Sample]:
+    labels = (stats.name, stats.protocol)
+    yield "gateway_connections", labels, stats.connections
+    for (version, direction, frame), count in stats.frames().items():
+        yield "gateway_frames", (*labels, version, direction, frame), count
+    for direction, count in (("in", stats.messages_in), ("out", stats.messages_out)):
+        yield "gateway_messages", (*labels, direction), count
+    for direction, count in zip(("in", "out"), stats.octets(), strict=True):
+        yield "gateway_network_bytes", (*labels, direction), count
+    for outcome, reason, count in stats.settled():
+        yield "gateway_settled", (*labels, outcome, reason), count
+    for reason, count in stats.protocol_errors.counts.items():
+        yield "gateway_protocol_errors", (*labels, reason), count
+
+
+def _listener_samples(stats: ListenerStats) -> Iterator[Sample]:
+    labels = (stats.name, stats.protocol)
+    yield "gateway_connections_accepted", labels, stats.accepted
+    yield "gateway_duplicates", labels, stats.duplicates
+    for reason, count in stats.refused.counts.items():
+        yield "gateway_connections_refused", (*labels, reason), count
+
+
+def _link_samples(stats: LinkStats) -> Iterator[Sample]:
+    labels = (stats.name, stats.protocol)
+    yield "gateway_link_up", labels, int(stats.up)
+    yield "gateway_link_in_flight", labels, stats.in_flight
+    yield "gateway_link_reconnects", labels, stats.reconnects
+    for reason, count in stats.failures.counts.items():
+        yield "gateway_link_failures", (*labels, reason), count

@@ -1,0 +1,53 @@
+"""TLS contexts for listeners, read again when their files change: certificates are renewed while we run."""
+
+from __future__ import annotations
+
+import ssl
+from collections.abc import Callable
+from pathlib import Path
+
+import structlog
+
+from gateway.errors import ConfigurationError
+
+log = structlog.get_logger()
+
+
+def server_context(
+    name: str, cert_file: Path, key_file: Path, client_ca_file: Path | None = None
+) -> Callable[[], ssl.SSLContext]:
+    """A function that returns the context for the next connection of listener `name`.
+
+    Raises ConfigurationError when the files cannot be used at the start; later, the last good context stays.
+    """
+
+    def build() -> ssl.SSLContext:
+        context = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
+        context.load_cert_chain(cert_file, key_file)
+        if client_ca_file is not None:
+            context.load_verify_locations(client_ca_file)
+            context.verify_mode = ssl.CERT_REQUIRED
+        return context
+
+    def stamps() -> list[tuple[int, int]]:
+        files = [cert_file, key_file, *([client_ca_file] if client_ca_file is not None else [])]
+        return [(status.st_mtime_ns, status.st_ino) for status in (file.stat() for file in files)]
+
+    try:
+        current = build()
+        seen = stamps()
+    except OSError as error:
+        raise ConfigurationError(f"listeners.{name}.tls: the files cannot be used: {error}") from error
+
+    def latest() -> ssl.SSLContext:
+        nonlocal current, seen
+        try:
+            now = stamps()
+            if now != seen:
+                current, seen = build(), now
+                log.info("certificate was read again", listener=name)
+        except OSError as error:  # half of the files may have been replaced; the next connection tries again
+            log.error("certificate cannot be read again, the old one stays", listener=name, error=str(error))
+        return current
+
+    return latest

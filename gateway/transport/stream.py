@@ -1,0 +1,289 @@
+"""One connected socket: octets in from a poller, octets out once per wake-up.
+
+A stream never awaits. What its peer object wants to say is collected when the wake-up ends, written with one
+`send`, and the rest, if the socket would not take it, is kept until the poller says that it is writable.
+A filter (TLS, WebSocket) may stand between the socket and the peer object; it is pure bytes too.
+"""
+
+from __future__ import annotations
+
+import socket
+from typing import Final, Protocol
+
+READ_OCTETS: Final = 65_536
+# A stream with this much unsent is congested: its peer object gets no new deliveries until it has drained.
+BACKLOG_OCTETS_HIGH: Final = 1_048_576
+
+
+class Peer(Protocol):
+    """What a stream feeds: one protocol connection."""
+
+    def receive(self, data: bytes, now: float) -> None:
+        """Octets arrived. Whatever goes wrong in there ends this connection only."""
+
+    def data_to_send(self) -> bytes:
+        """Everything to be written now; called when a wake-up ends."""
+
+    def drained(self) -> None:
+        """A congested stream has written what it held: deliveries may go on."""
+
+    def lost(self, reason: str) -> None:
+        """The socket is gone; called once."""
+
+
+class Filter(Protocol):
+    """Turns the socket's octets into the peer's and back (TLS, WebSocket)."""
+
+    def receive(self, data: bytes) -> bytes:
+        """Octets for the peer; raises OSError when the other side breaks the rules of this layer."""
+
+    def send(self, data: bytes) -> bytes:
+        """Octets for the socket, including what the layer itself has to say (pass b"" to collect that)."""
+
+    def finish(self) -> bytes:
+        """The layer's farewell."""
+
+
+class Watcher(Protocol):
+    """The poller, as a stream sees it."""
+
+    def watch(self, stream: Stream) -> None:
+        """`stream.reading` or `stream.writing` changed."""
+
+    def forget(self, stream: Stream) -> None:
+        """The stream is about to close its socket."""
+
+
+class WriteSet:
+    """The streams that have something to write when this wake-up ends. One for the whole process."""
+
+    __slots__ = ("_marked",)
+
+    def __init__(self) -> None:
+        self._marked: list[Stream] = []
+
+    def mark(self, stream: Stream) -> None:
+        """Write `stream` at the next flush."""
+        if not stream.marked:
+            stream.marked = True
+            self._marked.append(stream)
+
+    def flush(self) -> None:
+        """One write for each marked stream. What writing marks anew (a closing stream) is written too."""
+        while self._marked:
+            marked, self._marked = self._marked, []
+            for stream in marked:
+                stream.marked = False
+                stream.flush()
+
+
+class Stream:
+    """A non-blocking socket, what it could not write yet, and the peer object that it feeds."""
+
+    __slots__ = (
+        "_backlog",
+        "_filter",
+        "_holds",
+        "_watcher",
+        "_writes",
+        "closed",
+        "ending",
+        "marked",
+        "octets_in",
+        "octets_out",
+        "peer",
+        "queued",
+        "reading",
+        "remote",
+        "sock",
+        "starved",
+        "writing",
+    )
+
+    def __init__(
+        self,
+        sock: socket.socket,
+        remote: str,
+        watcher: Watcher,
+        writes: WriteSet,
+        layer: Filter | None = None,
+    ) -> None:
+        self.sock = sock
+        self.remote = remote
+        self.peer: Peer | None = None
+        self.reading = True
+        self.writing = False
+        self.marked = False
+        self.starved = False  # deliveries were withheld because the stream was congested
+        self.closed = False
+        self.ending = False
+        self.queued = 0  # octets that the peer object has encoded since the last flush, and the backlog
+        self.octets_in = 0
+        self.octets_out = 0
+        self._filter = layer
+        self._watcher = watcher
+        self._writes = writes
+        self._backlog = b""
+        self._holds = 0
+
+    @property
+    def congested(self) -> bool:
+        """True: deliver nothing more until `drained`. Asking starves the stream, so that it will be told."""
+        if self.queued < BACKLOG_OCTETS_HIGH:
+            return False
+        if not self.starved:
+            self.starved = True
+            self.mark()
+        return True
+
+    def mark(self) -> None:
+        """Collect and write the peer's octets when this wake-up ends."""
+        if not self.marked:
+            self._writes.mark(self)
+
+    def hold(self) -> None:
+        """Stop reading until as many `release` calls have come: back-pressure is TCP's."""
+        self._holds += 1
+        if self._holds == 1 and not self.closed:
+            self.reading = False
+            self._watcher.watch(self)
+
+    def release(self) -> None:
+        """Undo one `hold`."""
+        self._holds -= 1
+        if self._holds == 0 and not self.closed and not self.ending:
+            self.reading = True
+            self._watcher.watch(self)
+
+    def read(self, now: float) -> int:
+        """The socket is readable: read once and feed the peer. Returns the octets read."""
+        try:
+            data = self.sock.recv(READ_OCTETS)
+        except BlockingIOError:
+            return 0
+        except OSError as error:
+            self.abort(f"read failed: {error.strerror or error}")
+            return 0
+        if not data:
+            self.abort("closed by the peer")
+            return 0
+        self.octets_in += len(data)
+        size = len(data)
+        if self._filter is not None:
+            try:
+                data = self._filter.receive(data)
+            except OSError as error:
+                self.end(f"{error.strerror or error}")
+                return size
+            self.mark()  # the layer may have to answer
+        if data and self.peer is not None:
+            self.peer.receive(data, now)
+        return size
+
+    def flush(self) -> None:
+        """Write what the peer object has to say."""
+        if self.closed:
+            return
+        data = self.peer.data_to_send() if self.peer is not None else b""
+        if self._filter is not None:
+            data = self._filter.send(data)
+        if self._backlog:
+            self._backlog += data
+        elif data and not self._write(data):
+            return
+        self.queued = len(self._backlog)
+        if self.ending and not self._backlog:
+            self._shut()
+        elif bool(self._backlog) is not self.writing or (self.starved and not self.writing):
+            self.writing = bool(self._backlog) or self.starved
+            self._watcher.watch(self)
+
+    def writable(self) -> None:
+        """The poller says that the socket takes octets again."""
+        if self._backlog:
+            data, self._backlog = self._backlog, b""
+            if not self._write(data):
+                return
+            self.queued = len(self._backlog)
+        if self._backlog:
+            return
+        if self.ending:
+            self._shut()
+            return
+        self.writing = False
+        self._watcher.watch(self)
+        if self.starved and self.peer is not None:
+            self.starved = False
+            self.peer.drained()
+
+    def end(self, reason: str) -> None:
+        """Read no more, write what is left, then close."""
+        if self.ending or self.closed:
+            return
+        self.ending = True
+        self.reading = False
+        self._watcher.watch(self)
+        self.mark()
+        self._lose(reason, keep=True)
+
+    def abort(self, reason: str) -> None:
+        """Close now."""
+        if not self.closed:
+            self._close()
+            self._lose(reason, keep=False)
+
+    def _lose(self, reason: str, *, keep: bool) -> None:
+        peer = self.peer
+        if peer is None:
+            return
+        if keep:
+            self.peer = Farewell(peer.data_to_send())
+        else:
+            self.peer = None
+        peer.lost(reason)
+
+    def _write(self, data: bytes) -> bool:
+        """False: that was the end of the stream."""
+        try:
+            sent = self.sock.send(data)
+        except BlockingIOError:
+            sent = 0
+        except OSError as error:
+            self.abort(f"write failed: {error.strerror or error}")
+            return False
+        self.octets_out += sent
+        if sent < len(data):
+            self._backlog = data[sent:]
+        return True
+
+    def _shut(self) -> None:
+        if self._filter is None or self._write(self._filter.finish()):
+            self._close()
+
+    def _close(self) -> None:
+        self.closed = True
+        self._watcher.forget(self)
+        self.sock.close()
+
+
+class Farewell:
+    """Stands in for a peer object that has ended, while its last octets are written."""
+
+    __slots__ = ("_data",)
+
+    def __init__(self, data: bytes) -> None:
+        self._data = data
+
+    def receive(self, data: bytes, now: float) -> None:
+        """Nobody listens any more."""
+
+    def data_to_send(self) -> bytes:
+        """The last words, once."""
+        data, self._data = self._data, b""
+        return data
+
+    def drained(self) -> None:
+        """Nothing is waiting."""
+
+    def lost(self, reason: str) -> None:
+        """Its predecessor has been told."""

@@ -1,0 +1,308 @@
+"""Who takes part in a load: one object per connection, which counts octets and decodes as little as it can.
+
+PUBACKs have four octets, confirms twenty-one, and all deliveries of a run have the size of the first one, so
+whole reads are counted by division. So that such a count cannot deceive, the first delivery is decoded fully
+and compared with what was published, and in every read the place where a message must begin is looked at.
+"""
+
+from __future__ import annotations
+
+import socket
+import struct
+from dataclasses import dataclass
+from typing import Final, Protocol
+
+from tests.benchmarks import wires
+
+READ: Final = 1 << 18
+QOS0_BURST: Final = 64  # messages per write
+CONFIRM: Final = struct.Struct(">11sQBx")
+ACK_HEAD: Final = b"\x01\x00\x01\x00\x00\x00\x0d\x00\x3c\x00\x50"
+ACK_TAG: Final = struct.Struct(">11sQH")
+
+_inbox = bytearray(READ)  # one per process: what is only counted is not kept
+
+
+@dataclass(frozen=True)
+class Load:
+    """One run. `publish` and `consume` are `mqtt` or `amqp`, each with the port of the server it goes to."""
+
+    publish: str
+    consume: str
+    publish_port: int
+    consume_port: int
+    connections: int = 20
+    window: int = 100
+    qos: int = 1
+    acknowledge: bool = True
+    body_octets: int = 128
+    seconds: float = 4.0
+    warm_up_secs: float = 1.0
+    queue: str = "bench"
+    durable: bool = False
+    exchange: str = "amq.topic"
+
+    @property
+    def body(self) -> bytes:
+        """What every message holds."""
+        return b"x" * self.body_octets
+
+    @property
+    def floods(self) -> bool:
+        """Nothing tells the publishers that a message has arrived: they send what TCP takes."""
+        return self.publish == "mqtt" and not self.qos
+
+    @property
+    def lossless(self) -> bool:
+        """Every message must arrive, so a run may end by waiting for all of them."""
+        return not self.floods and self.acknowledge
+
+
+class Wrong(Exception):
+    """What arrived is not what was published."""
+
+
+class Role(Protocol):
+    """One connection of the load. `sent`: messages published. `draining`: publish no more."""
+
+    sock: socket.socket
+    sent: int
+    draining: bool
+
+    def start(self) -> None:
+        """Begin."""
+
+    def readable(self) -> int:
+        """Read once; returns how many messages that settled or brought."""
+
+
+class MqttPublisher:
+    """Publishes to one topic; window by packet identifiers, which are used in turn."""
+
+    def __init__(self, load: Load, number: int) -> None:
+        self.sock = wires.mqtt_connect(load.publish_port, f"pub-{number:05d}")
+        self.sent = 0
+        self.draining = False
+        topic, body = wires.text(f"bench/{number:05d}"), load.body
+        if load.qos:
+            ring = [
+                wires.packet(0x32, topic + identifier.to_bytes(2, "big") + body)
+                for identifier in range(1, load.window + 1)
+            ]
+        else:
+            ring = [wires.packet(0x30, topic + body)] * QOS0_BURST
+        self._size = len(ring[0])
+        self._ring = b"".join(ring) * 2
+        self._window = len(ring)
+        self._next = 0
+        self._rest = 0
+
+    def start(self) -> None:
+        """The first window."""
+        self._send(self._window)
+
+    def _send(self, count: int) -> None:
+        begin = self._next * self._size
+        wires.send_all(self.sock, self._ring[begin : begin + count * self._size])
+        self._next = (self._next + count) % self._window
+        self.sent += count
+
+    def readable(self) -> int:
+        """PUBACKs have four octets each; as many messages follow."""
+        size = _count(self.sock)
+        if not self._rest and size and _inbox[0] != 0x40:
+            raise Wrong(f"no PUBACK: {bytes(_inbox[:size])!r}")
+        count, self._rest = divmod(self._rest + size, 4)
+        if count and not self.draining:
+            self._send(count)
+        return count
+
+    def burst(self) -> int:
+        """QoS 0: as much as the socket takes of one ring; the remainder of a packet is finished."""
+        try:
+            sent = self.sock.send(self._ring[: self._window * self._size])
+        except BlockingIOError:
+            return 0
+        rest = sent % self._size
+        if rest:
+            wires.send_all(self.sock, self._ring[rest : self._size])
+        count = -(-sent // self._size)
+        self.sent += count
+        return count
+
+
+class MqttSubscriber:
+    """One subscriber of everything under `bench/`; acknowledges every message singly."""
+
+    def __init__(self, load: Load, number: int) -> None:
+        self.sock = wires.mqtt_connect(load.consume_port, f"sub-{number:05d}")
+        wires.mqtt_subscribe(self.sock, "bench/#", load.qos)
+        self.sent = 0
+        self.draining = False
+        self._qos = load.qos
+        self._body = load.body
+        self._rest = b""
+        self._size = 0
+        self._id_at = 0
+        self._head = b""
+
+    def start(self) -> None:
+        """Deliveries come by themselves."""
+
+    def _measure(self, data: bytes) -> None:
+        parts = wires.publish_parts(data)
+        if parts is None:
+            return
+        size, first, topic, id_at, body = parts
+        if first & 6 != self._qos << 1 or not topic.startswith(b"bench/") or body != self._body:
+            raise Wrong(f"{data[:size]!r}")
+        self._size, self._id_at = size, id_at
+        self._head = data[1 : id_at - 5]  # length and topic, without the publisher's number
+
+    def readable(self) -> int:
+        """All packets have the size of the first; the identifier stands behind the topic."""
+        data = self._rest + _read(self.sock)
+        if not self._size:
+            self._measure(data)
+            if not self._size:
+                self._rest = data
+                return 0
+        size, at = self._size, self._id_at
+        count = len(data) // size
+        last = (count - 1) * size
+        if count and data[last + 1 : last + 1 + len(self._head)] != self._head:
+            raise Wrong(f"{data[last : last + size]!r}")
+        self._rest = data[count * size :]
+        if self._qos and count:
+            ids = [b"\x40\x02" + data[begin : begin + 2] for begin in range(at, count * size, size)]
+            wires.send_all(self.sock, b"".join(ids))
+        return count
+
+
+class AmqpConsumer:
+    """One consumer; acknowledges every delivery singly, or is a no-ack consumer."""
+
+    def __init__(self, load: Load, number: int) -> None:
+        self.sock = wires.amqp_connect(load.consume_port)
+        self.sent = 0
+        self.draining = False
+        if number == 0:
+            wires.amqp_queue(self.sock, load.queue, load.exchange, "bench.#", durable=load.durable)
+        wires.amqp_consume(self.sock, load.queue, acknowledge=load.acknowledge)
+        self._acknowledge = load.acknowledge
+        self._body = load.body
+        self._rest = 0
+        self._head = b""
+        self._size = 0
+        self._tag = 0
+
+    def start(self) -> None:
+        """Deliveries come by themselves."""
+
+    def _measure(self) -> None:
+        parts = wires.delivery_parts(self._head)
+        if parts is None:
+            return
+        size, tag, key, body = parts
+        if tag != 1 or not key.startswith(b"bench.") or body != self._body:
+            raise Wrong(f"{self._head[:size]!r}")
+        self._size = size
+
+    def readable(self) -> int:
+        """All deliveries have the size of the first; their tags are consecutive."""
+        if not self._size:
+            self._head += _read(self.sock)
+            self._measure()
+            if not self._size:
+                return 0
+            self._rest = len(self._head)
+        else:
+            begin = (self._size - self._rest) % self._size
+            read = _count(self.sock)
+            if begin < read and (_inbox[begin] != 1 or (begin and _inbox[begin - 1] != 0xCE)):
+                raise Wrong(f"{bytes(_inbox[:read])!r}")
+            self._rest += read
+        count, self._rest = divmod(self._rest, self._size)
+        if self._acknowledge and count:
+            first = self._tag + 1
+            self._tag += count
+            pack = ACK_TAG.pack
+            wires.send_all(
+                self.sock, b"".join([pack(ACK_HEAD, tag, 0xCE) for tag in range(first, first + count)])
+            )
+        return count
+
+
+class AmqpPublisher:
+    """Publishes persistent messages with confirms to one key of the exchange."""
+
+    def __init__(self, load: Load, number: int) -> None:
+        self.sock = wires.amqp_connect(load.publish_port)
+        self.sent = 0
+        self.draining = False
+        self.sock.sendall(wires.method(1, 85, 10, b"\x00"))
+        wires.expect(self.sock, 85, 11)
+        self._message = wires.publish_frames(load.exchange, f"bench.{number:05d}", load.body)
+        self._window = load.window
+        self._confirmed = 0
+        self._early: set[int] = set()
+        self._rest = b""
+
+    def start(self) -> None:
+        """The first window."""
+        self._send(self._window)
+
+    def _send(self, count: int) -> None:
+        self.sent += count
+        wires.send_all(self.sock, self._message * count)
+
+    def readable(self) -> int:
+        """Confirms have twenty-one octets; `multiple` covers all before."""
+        data = self._rest + _read(self.sock)
+        whole = len(data) - len(data) % CONFIRM.size
+        self._rest = data[whole:]
+        before = self._confirmed + len(self._early)
+        for head, tag, multiple in CONFIRM.iter_unpack(data[:whole]):
+            if head != ACK_HEAD:
+                raise Wrong(f"no confirm: {data[:whole]!r}")
+            if multiple:
+                self._confirmed = max(self._confirmed, tag)
+                self._early = {one for one in self._early if one > tag}
+            else:
+                self._early.add(tag)
+            while self._confirmed + 1 in self._early:
+                self._confirmed += 1
+                self._early.remove(self._confirmed)
+        count = self._confirmed + len(self._early) - before
+        if count and not self.draining:
+            self._send(count)
+        return count
+
+
+ROLES: Final[dict[tuple[str, str], type[MqttPublisher | AmqpPublisher | MqttSubscriber | AmqpConsumer]]] = {
+    ("publish", "mqtt"): MqttPublisher,
+    ("publish", "amqp"): AmqpPublisher,
+    ("consume", "mqtt"): MqttSubscriber,
+    ("consume", "amqp"): AmqpConsumer,
+}
+
+
+def _read(sock: socket.socket) -> bytes:
+    try:
+        data = sock.recv(READ)
+    except BlockingIOError:
+        return b""
+    if not data:
+        raise ConnectionError("the server closed the connection")
+    return data
+
+
+def _count(sock: socket.socket) -> int:
+    """How many octets were there; they stand in `_inbox` until the next call."""
+    try:
+        size = sock.recv_into(_inbox)
+    except BlockingIOError:
+        return 0
+    if not size:
+        raise ConnectionError("the server closed the connection")
+    return size

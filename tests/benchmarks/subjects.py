@@ -1,0 +1,157 @@
+"""What is measured: our gateway and RabbitMQ, each in processes of its own on free loopback ports."""
+
+from __future__ import annotations
+
+import os
+import signal
+import subprocess
+import sys
+import time
+from pathlib import Path
+from typing import Any, Final, Protocol, Self
+
+import yaml
+
+from tests.benchmarks.load import cpu_secs
+from tests.interop.servers import LOOPBACK, RabbitMQ, amqp_answers, free_ports, mqtt_answers
+
+START_SECS_MAX: Final = 30.0
+STOP_SECS_MAX: Final = 20.0
+POLL_SECS: Final = 0.05
+CHECKOUT: Final = Path(__file__).resolve().parents[2]
+PROGRAM: Final = (sys.executable, "-c", "from gateway.cli import main; main()", "run", "--config")
+
+
+class SubjectError(Exception):
+    """The gateway did not start, or did not end as it should."""
+
+
+class Subject(Protocol):
+    """A server with both protocols."""
+
+    name: str
+    mqtt_port: int
+    amqp_port: int
+    pid: int
+
+    def cpu(self) -> float:
+        """Processor seconds that it has used."""
+
+    def rss(self) -> int:
+        """Octets of memory that it occupies."""
+
+    def __enter__(self) -> Self:
+        """Start it."""
+
+    def __exit__(self, *_: object) -> None:
+        """Stop it."""
+
+
+def rss_octets(pid: int) -> int:
+    """Resident memory of a process."""
+    with open(f"/proc/{pid}/statm", encoding="ascii") as file:
+        return int(file.read().split()[1]) * os.sysconf("SC_PAGE_SIZE")
+
+
+class Gateway:
+    """Our gateway: `gateway run` with a configuration of its own. `more` is merged into that."""
+
+    name = "gateway"
+
+    def __init__(self, folder: Path, **more: Any) -> None:
+        folder.mkdir(parents=True, exist_ok=True)
+        self.mqtt_port, self.amqp_port = free_ports(2)
+        self.pid = 0
+        listeners = {
+            "mqtt": {"protocol": "mqtt", "host": LOOPBACK, "port": self.mqtt_port},
+            "amqp091": {"protocol": "amqp091", "host": LOOPBACK, "port": self.amqp_port},
+        }
+        own: dict[str, Any] = {"listeners": listeners, "http": {"enabled": False}, "log": {"level": "warning"}}
+        self._file = folder / "gateway.yaml"
+        self._file.write_text(yaml.safe_dump(own | more))
+        self._log = folder / "gateway.out"
+        self._process: subprocess.Popen[bytes] | None = None
+
+    def cpu(self) -> float:
+        """Processor seconds that it has used."""
+        return cpu_secs(self.pid)
+
+    def rss(self) -> int:
+        """Octets of memory that it occupies."""
+        return rss_octets(self.pid)
+
+    def __enter__(self) -> Self:
+        environment = {name: value for name, value in os.environ.items() if not name.startswith("GATEWAY_")}
+        with self._log.open("ab") as log:
+            process = subprocess.Popen(
+                (*PROGRAM, str(self._file)),
+                cwd=CHECKOUT,
+                env=environment,
+                stdin=subprocess.DEVNULL,
+                stdout=log,
+                stderr=subprocess.STDOUT,
+                start_new_session=True,
+            )
+        self._process = process
+        self.pid = process.pid
+        deadline = time.monotonic() + START_SECS_MAX
+        try:
+            while not (mqtt_answers(self.mqtt_port) and amqp_answers(self.amqp_port)):
+                if process.poll() is not None or time.monotonic() > deadline:
+                    raise SubjectError(f"the gateway did not start:\n{self._log.read_text()[-2_000:]}")
+                time.sleep(POLL_SECS)
+        except BaseException:
+            self.__exit__()
+            raise
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        process, self._process = self._process, None
+        if process is None or process.poll() is not None:
+            return
+        process.send_signal(signal.SIGTERM)
+        try:
+            process.wait(STOP_SECS_MAX)
+        except subprocess.TimeoutExpired:
+            process.kill()
+            process.wait()
+
+    @property
+    def said(self) -> str:
+        """What it has logged: warnings and errors only."""
+        return self._log.read_text()
+
+
+class Rabbit:
+    """RabbitMQ with its MQTT plugin, otherwise as it comes."""
+
+    name = "RabbitMQ"
+
+    def __init__(self, folder: Path) -> None:
+        self._broker = RabbitMQ(folder, mqtt=True)
+        self.mqtt_port, self.amqp_port = self._broker.mqtt_port, self._broker.port
+        self.pid = 0
+
+    def cpu(self) -> float:
+        """Processor seconds that its Erlang machine has used."""
+        return cpu_secs(self.pid)
+
+    def rss(self) -> int:
+        """Octets of memory that its Erlang machine occupies."""
+        return rss_octets(self.pid)
+
+    def version(self) -> str:
+        """Such as 3.10.8."""
+        return self._broker.control("version").strip()
+
+    def __enter__(self) -> Self:
+        self._broker.start()
+        try:
+            self.pid = int(self._broker.control("eval", "os:getpid().").strip().strip('"'))
+        except BaseException:
+            self._broker.stop()
+            raise
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self._broker.stop()

@@ -1,0 +1,223 @@
+"""The two protocols by hand, as far as a load needs them: packets and frames before and after the measurement.
+
+Nothing here is shared with the gateway, so that a fault of its codecs cannot hide itself.
+"""
+
+from __future__ import annotations
+
+import select
+import socket
+import struct
+from typing import Final
+
+WAIT_SECS: Final = 30.0
+FRAME_OVERHEAD: Final = 8
+
+
+def exactly(sock: socket.socket, size: int) -> bytes:
+    """`size` octets of a blocking socket. Raises ConnectionError at its end."""
+    data = b""
+    while len(data) < size:
+        piece = sock.recv(size - len(data))
+        if not piece:
+            raise ConnectionError("the server closed the connection")
+        data += piece
+    return data
+
+
+def send_all(sock: socket.socket, data: bytes) -> None:
+    """Everything, though the socket does not block."""
+    try:
+        sent = sock.send(data)
+    except BlockingIOError:
+        sent = 0
+    while sent < len(data):
+        waiting = select.poll()
+        waiting.register(sock, select.POLLOUT)
+        if not waiting.poll(WAIT_SECS * 1000):
+            raise TimeoutError("the server takes no more octets")
+        try:
+            sent += sock.send(memoryview(data)[sent:])
+        except BlockingIOError:
+            continue
+
+
+def open_socket(port: int) -> socket.socket:
+    """A connection to the loopback interface, without Nagle's delay."""
+    sock = socket.create_connection(("127.0.0.1", port), timeout=WAIT_SECS)
+    sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
+    return sock
+
+
+# MQTT 3.1.1.
+
+
+def text(value: str) -> bytes:
+    """A string with its length in two octets."""
+    return len(value).to_bytes(2, "big") + value.encode()
+
+
+def packet(first: int, rest: bytes) -> bytes:
+    """A control packet."""
+    size, length = len(rest), b""
+    while True:
+        size, low = divmod(size, 128)
+        length += bytes((low | (128 if size else 0),))
+        if not size:
+            return bytes((first,)) + length + rest
+
+
+def mqtt_say_connect(port: int, client_id: str) -> socket.socket:
+    """A client with a clean session and no keep-alive that has said CONNECT."""
+    sock = open_socket(port)
+    sock.sendall(packet(0x10, text("MQTT") + b"\x04\x02\x00\x00" + text(client_id)))
+    return sock
+
+
+def mqtt_expect_connack(sock: socket.socket) -> None:
+    """Wait until the server has accepted the client."""
+    answer = exactly(sock, 4)
+    if answer[0] != 0x20 or answer[3]:
+        raise ConnectionError(f"CONNACK {answer!r}")
+
+
+def mqtt_connect(port: int, client_id: str) -> socket.socket:
+    """A connected client with a clean session."""
+    sock = mqtt_say_connect(port, client_id)
+    mqtt_expect_connack(sock)
+    return sock
+
+
+def mqtt_subscribe(sock: socket.socket, topic_filter: str, qos: int) -> None:
+    """Subscribe, and be granted that QoS."""
+    sock.sendall(packet(0x82, b"\x00\x01" + text(topic_filter) + bytes((qos,))))
+    answer = exactly(sock, 5)
+    if answer != b"\x90\x03\x00\x01" + bytes((qos,)):
+        raise ConnectionError(f"SUBACK {answer!r}")
+
+
+def publish_parts(data: bytes) -> tuple[int, int, bytes, int, bytes] | None:
+    """The PUBLISH at the start of `data`: its octets, first octet, topic, where its packet identifier stands
+    (0: none), body. None when it is not whole. Its remaining length has one or two octets."""
+    if len(data) < 4:
+        return None
+    size, head = (data[1], 2) if data[1] < 128 else (data[1] - 128 + data[2] * 128, 3)
+    if len(data) < head + size:
+        return None
+    topic_end = head + 2 + int.from_bytes(data[head : head + 2], "big")
+    body_at = topic_end + (2 if data[0] & 6 else 0)
+    id_at = topic_end if data[0] & 6 else 0
+    return head + size, data[0], data[head + 2 : topic_end], id_at, data[body_at : head + size]
+
+
+# AMQP 0-9-1.
+
+
+def short(value: str) -> bytes:
+    """A string with its length in one octet."""
+    return bytes((len(value),)) + value.encode()
+
+
+def frame(kind: int, channel: int, payload: bytes) -> bytes:
+    """One frame."""
+    return struct.pack(">BHI", kind, channel, len(payload)) + payload + b"\xce"
+
+
+def method(channel: int, class_id: int, method_id: int, arguments: bytes = b"") -> bytes:
+    """A method frame."""
+    return frame(1, channel, struct.pack(">HH", class_id, method_id) + arguments)
+
+
+def content(channel: int, opening: bytes, properties: bytes, body: bytes) -> bytes:
+    """A method frame with its content: `properties` are the octets from the flags on."""
+    return opening + frame(2, channel, struct.pack(">HHQ", 60, 0, len(body)) + properties) + frame(3, channel, body)
+
+
+def publish_frames(exchange: str, routing_key: str, body: bytes) -> bytes:
+    """A persistent basic.publish on channel 1."""
+    opening = method(1, 60, 40, b"\x00\x00" + short(exchange) + short(routing_key) + b"\x00")
+    return content(1, opening, b"\x10\x00\x02", body)
+
+
+def expect(sock: socket.socket, class_id: int, method_id: int) -> bytes:
+    """The arguments of that method; whatever comes before it is passed over."""
+    while True:
+        kind, _, size = struct.unpack(">BHI", exactly(sock, 7))
+        payload = exactly(sock, size + 1)[:-1]
+        if kind == 1:
+            found = struct.unpack(">HH", payload[:4])
+            if found == (class_id, method_id):
+                return payload[4:]
+            if found in ((10, 50), (20, 40)):
+                raise ConnectionError(f"the server closed: {payload!r}")
+
+
+def amqp_connect(port: int) -> socket.socket:
+    """A connection of guest with channel 1 open and no heartbeat."""
+    sock = open_socket(port)
+    sock.sendall(b"AMQP\x00\x00\x09\x01")
+    expect(sock, 10, 10)
+    response = b"\x00guest\x00guest"
+    answer = b"\x00" * 4 + short("PLAIN") + struct.pack(">I", len(response)) + response + short("en_US")
+    sock.sendall(method(0, 10, 11, answer))
+    channels, frame_max, _ = struct.unpack(">HIH", expect(sock, 10, 30))
+    sock.sendall(method(0, 10, 31, struct.pack(">HIH", channels, frame_max, 0)))
+    sock.sendall(method(0, 10, 40, short("/") + b"\x00\x00"))
+    expect(sock, 10, 41)
+    sock.sendall(method(1, 20, 10, b"\x00"))
+    expect(sock, 20, 11)
+    return sock
+
+
+def amqp_delete(sock: socket.socket, queue: str) -> None:
+    """Delete a queue, whether or not it is there."""
+    sock.sendall(method(1, 50, 40, b"\x00\x00" + short(queue) + b"\x00"))
+    expect(sock, 50, 41)
+
+
+def amqp_queue(sock: socket.socket, queue: str, exchange: str, binding_key: str, *, durable: bool) -> None:
+    """A new and empty queue with one binding."""
+    amqp_delete(sock, queue)
+    flags = bytes((0x02 if durable else 0,))
+    sock.sendall(method(1, 50, 10, b"\x00\x00" + short(queue) + flags + b"\x00" * 4))
+    expect(sock, 50, 11)
+    bind = b"\x00\x00" + short(queue) + short(exchange) + short(binding_key) + b"\x00" + b"\x00" * 4
+    sock.sendall(method(1, 50, 20, bind))
+    expect(sock, 50, 21)
+
+
+def amqp_consume(sock: socket.socket, queue: str, *, acknowledge: bool, prefetch: int = 2000) -> None:
+    """Begin to consume."""
+    if acknowledge:
+        sock.sendall(method(1, 60, 10, struct.pack(">IHB", 0, prefetch, 0)))
+        expect(sock, 60, 11)
+    bits = b"\x00" if acknowledge else b"\x02"
+    sock.sendall(method(1, 60, 20, b"\x00\x00" + short(queue) + short("c") + bits + b"\x00" * 4))
+    expect(sock, 60, 21)
+
+
+def delivery_parts(data: bytes) -> tuple[int, int, bytes, bytes] | None:
+    """The basic.deliver at the start of `data`: its octets, delivery tag, routing key, body.
+
+    None when it is not whole. Its body is in one frame.
+    """
+    at, payloads = 0, []
+    for kind in (1, 2, 3):
+        if len(data) < at + 7:
+            return None
+        found, _, size = struct.unpack_from(">BHI", data, at)
+        end = at + size + FRAME_OVERHEAD
+        if len(data) < end:
+            return None
+        if found != kind or data[end - 1] != 0xCE:
+            raise ConnectionError(f"not a delivery: {data[at:end]!r}")
+        payloads.append(data[at + 7 : end - 1])
+        at = end
+    opening, _, body = payloads
+    if opening[:4] != b"\x00\x3c\x00\x3c":
+        raise ConnectionError(f"not a delivery: {opening!r}")
+    tag_at = 5 + opening[4]
+    tag = int.from_bytes(opening[tag_at : tag_at + 8], "big")
+    exchange_at = tag_at + 9
+    key_at = exchange_at + 1 + opening[exchange_at]
+    return at, tag, opening[key_at + 1 : key_at + 1 + opening[key_at]], body

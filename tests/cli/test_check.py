@@ -1,0 +1,94 @@
+"""`gateway check`, `passwd` and `version`: what they print, and how they exit."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import pytest
+import yaml
+from argon2 import PasswordHasher
+
+from gateway import __version__
+from gateway.cli.exits import Exit
+from tests.cli.conftest import Run
+
+ROUTE = """version: 1
+routes:
+  - name: up
+    from: {endpoint: mqtt, topic: "a/#"}
+    to: {endpoint: amqp091, exchange: amq.topic, routing_key: x}
+"""
+
+
+def configuration(folder: Path, mapping: str, more: str = "") -> str:
+    (folder / "mapping.yaml").write_text(mapping)
+    path = folder / "gateway.yaml"
+    path.write_text(f"mappings: ['{folder}/mapping.yaml']\n{more}")
+    return str(path)
+
+
+def test_a_right_configuration_is_printed_whole(tmp_path: Path, run: Run) -> None:
+    ran = run("check", "--config", configuration(tmp_path, ROUTE))
+    assert (ran.code, ran.err) == (Exit.OK, "")
+    assert yaml.safe_load(ran.out)["limits"]["hops_max"] == 8
+
+
+def test_the_default_configuration_is_right(run: Run) -> None:
+    assert run("check").code == Exit.OK
+
+
+WRONG = [
+    (ROUTE, "htp: {}\n", "gateway.yaml:2: htp: unknown key; did you mean http?"),
+    (ROUTE.replace("mqtt", "nobody"), "", "mapping.yaml:"),
+    (ROUTE.replace("topic:", "tpic:"), "", "mapping.yaml:4"),
+    (
+        ROUTE,
+        "links: {erp: {url: 'amqp://h', password_file: /absent}}\n",
+        "links.erp.password_file: this file cannot",
+    ),
+]
+
+
+@pytest.mark.parametrize("mapping, more, expected", WRONG)
+def test_what_is_wrong_is_told_with_its_place(
+    tmp_path: Path, run: Run, mapping: str, more: str, expected: str
+) -> None:
+    path = configuration(tmp_path, mapping, more)
+    ran = run("check", "-c", path)
+    assert ran.code == Exit.CONFIGURATION
+    assert expected in ran.err
+    document = json.loads(run("check", "-c", path, "--json").out)
+    assert document["ok"] is False
+    assert document["findings"][0]["severity"] == "error"
+
+
+def test_a_glob_that_finds_nothing_is_a_warning(tmp_path: Path, run: Run) -> None:
+    path = tmp_path / "gateway.yaml"
+    path.write_text(f"mappings: ['{tmp_path}/*.yml']\n")
+    ran = run("check", "-c", str(path))
+    assert ran.code == Exit.OK
+    assert "warning: mappings: no file is found" in ran.err
+
+
+def test_json_holds_the_masked_configuration(tmp_path: Path, run: Run) -> None:
+    path = configuration(tmp_path, ROUTE, "links: {erp: {url: 'amqp://u:hush@h'}}\n")
+    ran = run("check", "-c", path, "--json")
+    assert "hush" not in ran.out
+    assert json.loads(ran.out)["configuration"]["links"]["erp"]["url"] == "amqp://u:**********@h"
+
+
+def test_passwd_hashes_what_it_reads(run: Run) -> None:
+    ran = run("passwd", stdin="secret\n")
+    assert ran.code == Exit.OK
+    assert PasswordHasher().verify(ran.out.strip(), "secret")
+    assert run("passwd", stdin="\n").code == Exit.USAGE
+
+
+def test_version_is_told(run: Run) -> None:
+    assert run("version").out.startswith(f"gateway {__version__} ")
+    assert json.loads(run("version", "--json").out)["gateway"] == __version__
+
+
+def test_an_unknown_command_is_a_usage_error(run: Run) -> None:
+    assert run("nothing").code == Exit.USAGE

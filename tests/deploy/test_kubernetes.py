@@ -1,0 +1,73 @@
+"""What is deployed: manifests that Kubernetes takes, with a configuration inside that the gateway takes."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any, Final
+
+import kubernetes_validate
+import pytest
+import yaml
+
+from gateway.cli.check import mapping_findings
+from gateway.mapping.linter import Severity
+from gateway.settings import Settings, load_settings
+
+FOLDER: Final = Path(__file__).resolve().parents[2] / "deploy" / "kubernetes"
+VERSIONS: Final = ("1.31", "1.35")  # of Kubernetes, whose own schemas the validator brings along
+FILES = sorted(FOLDER.glob("*.yaml"))
+DOCUMENTS = [
+    pytest.param(document, id=f"{path.name}:{document['kind']}")
+    for path in FILES
+    for document in yaml.safe_load_all(path.read_text())
+]
+
+
+def documents(path: Path, kind: str) -> list[dict[str, Any]]:
+    return [one for one in yaml.safe_load_all(path.read_text()) if one["kind"] == kind]
+
+
+def configured(path: Path, folder: Path) -> Settings:
+    """The settings of a manifest's ConfigMap, with its mapping files put into `folder`."""
+    (held,) = documents(path, "ConfigMap")
+    for name, text in held["data"].items():
+        (folder / name).write_text(text.replace("/etc/gateway/", f"{folder}/"))
+    return load_settings(folder / "gateway.yaml", {})
+
+
+@pytest.mark.parametrize("version", VERSIONS)
+@pytest.mark.parametrize("document", DOCUMENTS)
+def test_kubernetes_takes_it(document: dict[str, Any], version: str) -> None:
+    kubernetes_validate.validate(document, version, strict=True)
+
+
+@pytest.mark.parametrize("path", FILES, ids=lambda path: path.name)
+def test_the_gateway_takes_its_configuration(path: Path, tmp_path: Path) -> None:
+    settings = configured(path, tmp_path)
+    wrong = [one for one in mapping_findings(settings) if one.severity is not Severity.NOTE]
+    assert wrong == []
+
+
+@pytest.mark.parametrize("path", FILES, ids=lambda path: path.name)
+def test_the_pod_is_probed_bounded_and_unprivileged(path: Path, tmp_path: Path) -> None:
+    (deployment,) = documents(path, "Deployment")
+    pod = deployment["spec"]["template"]["spec"]
+    assert pod["securityContext"]["runAsNonRoot"] is True
+    assert pod["terminationGracePeriodSeconds"] > configured(path, tmp_path).drain_timeout_secs
+    (gateway,) = [one for one in pod["containers"] if one["name"] == "gateway"]
+    assert gateway["livenessProbe"]["httpGet"]["path"] == "/livez"
+    assert gateway["readinessProbe"]["httpGet"]["path"] == "/readyz"
+    for container in pod["containers"]:
+        assert container["resources"]["requests"].keys() == {"cpu", "memory"}
+        assert container["resources"]["limits"].keys() == {"memory"}
+        assert container["securityContext"]["allowPrivilegeEscalation"] is False
+        assert container["securityContext"]["readOnlyRootFilesystem"] is True
+
+
+def test_a_service_leads_to_the_ports_of_the_pod() -> None:
+    path = FOLDER / "service.yaml"
+    (service,), (deployment,) = documents(path, "Service"), documents(path, "Deployment")
+    ports = {port["name"] for port in deployment["spec"]["template"]["spec"]["containers"][0]["ports"]}
+    assert {port["targetPort"] for port in service["spec"]["ports"]} == ports
+    labels = deployment["spec"]["template"]["metadata"]["labels"]
+    assert service["spec"]["selector"].items() <= labels.items()

@@ -1,0 +1,53 @@
+"""What is installed: a wheel with its page and mapping files, and the image that is made of it."""
+
+from __future__ import annotations
+
+import re
+import subprocess
+import sys
+import tomllib
+import zipfile
+from pathlib import Path
+from typing import Final
+
+from packaging.requirements import Requirement
+from packaging.utils import canonicalize_name
+
+ROOT: Final = Path(__file__).resolve().parents[2]
+
+
+def pinned() -> dict[str, str]:
+    lines = (ROOT / "requirements.lock").read_text().splitlines()
+    return {canonicalize_name(name): version for name, _, version in (line.partition("==") for line in lines)}
+
+
+def test_the_wheel_holds_the_page_and_the_mapping_files(tmp_path: Path) -> None:
+    build = [sys.executable, "-m", "hatchling", "build", "-t", "wheel", "-d", str(tmp_path)]
+    subprocess.run(build, cwd=ROOT, check=True, capture_output=True, timeout=120)
+    (wheel,) = tmp_path.glob("*.whl")
+    names = set(zipfile.ZipFile(wheel).namelist())
+    shipped = {f"gateway/shipped_mappings/{path.name}" for path in (ROOT / "mappings").glob("*.yaml")}
+    assert {"gateway/admin/page.html", "gateway/shipped_mappings/identity.yaml", *shipped} <= names
+    assert not any(name.startswith("tests") for name in names)
+
+
+def test_every_dependency_is_pinned_by_version_alone() -> None:
+    project = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]
+    wanted = [*project["dependencies"], *project["optional-dependencies"]["dev"]]
+    versions = pinned()
+    for text in wanted:
+        requirement = Requirement(text)
+        assert versions[canonicalize_name(requirement.name)] in requirement.specifier
+    assert all(re.fullmatch(r"[0-9][0-9a-z.]*", version) for version in versions.values())
+
+
+def test_the_image_runs_as_nobody_in_particular_and_copies_what_is_there() -> None:
+    text = (ROOT / "Dockerfile").read_text()
+    lines = text.replace("\\\n", " ").splitlines()
+    for line in lines:
+        if line.startswith("COPY ") and "--from" not in line:
+            for source in line.split()[1:-1]:
+                assert (ROOT / source).exists(), source
+    users = [line for line in lines if line.startswith("USER ")]
+    assert users == ["USER 10001:10001"]
+    assert any(line.startswith("HEALTHCHECK") and "/livez" in line for line in lines)

@@ -1,0 +1,327 @@
+"""A broker in memory at the other end of an AMQP 0-9-1 link: no sockets, no time, and it does as it is told."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from pathlib import Path
+from typing import Any, Final, cast
+
+import trio
+
+from gateway.broker.dead_letters import DeadLetters
+from gateway.broker.switch import Switch
+from gateway.egress.amqp091 import AmqpConversation
+from gateway.egress.amqp091_peer import AmqpPeer
+from gateway.mapping import load
+from gateway.mapping.router import Router, Subscriptions, Targets
+from gateway.model.address import Address, AmqpAddress
+from gateway.model.batch import Batch, Lane, Part, Sink
+from gateway.model.message import Message
+from gateway.model.outcome import ACCEPTED, Outcome
+from gateway.protocols.amqp091 import events as e
+from gateway.protocols.amqp091 import methods as m
+from gateway.protocols.amqp091.codec import decode_publish
+from gateway.protocols.amqp091.sending import Deliverer
+from gateway.protocols.amqp091.server import ServerConnection
+from gateway.settings import Limits
+from gateway.settings.endpoints import Link as LinkSettings
+from gateway.telemetry.stats import LinkStats
+
+NO_PROPERTIES: Final = b"\0\0"
+PERSISTENT: Final = b"\x10\0\x02"
+
+
+class Remote:
+    """The broker's side of one connection; what it knows is shared by all its connections (`world`)."""
+
+    def __init__(self, world: World) -> None:
+        self.world = world
+        self.machine = ServerConnection(server_properties=(), heartbeat=world.heartbeat)
+        self.numbers: dict[int, int] = {}  # publishes, by channel
+        self.consumers: dict[int, tuple[str, Deliverer]] = {}
+        self.tags: dict[int, int] = {}
+
+    def receive(self, data: bytes) -> None:
+        for event in self.machine.receive_data(data, 0.0):
+            if isinstance(event, e.Authenticate):
+                self.world.client_properties = event.client_properties
+                self.world.response = event.response
+                self.machine.authenticated()
+            elif isinstance(event, e.Open):
+                self.machine.opened()
+            elif isinstance(event, e.ChannelOpened):
+                self.numbers[event.channel] = self.tags[event.channel] = 0
+            elif isinstance(event, e.Publishes):
+                for content in event.contents:
+                    self._publish(*content)
+            elif isinstance(event, e.Acks):
+                self.world.acks += event.acks
+            elif isinstance(event, e.MethodReceived):
+                self._method(event.channel, event.method)
+
+    def _publish(self, channel: int, octets: bytes, properties: bytes, body: bytes) -> None:
+        if channel not in self.machine.channels:
+            return
+        world = self.world
+        method = decode_publish(octets)
+        number = self.numbers[channel] = self.numbers[channel] + 1
+        if method.exchange and method.exchange not in world.exchanges:
+            self._missing(channel, f"no exchange '{method.exchange}'", 60, 40)
+            return
+        if body in world.poison:
+            text = "PRECONDITION_FAILED - user_id property set to 'x' but authenticated user was 'guest'"
+            self.machine.close_channel(channel, 406, text, 60, 40)
+            return
+        world.published.append((method.exchange, method.routing_key, method.mandatory, properties, body))
+        if method.mandatory and method.routing_key in world.unroutable:
+            reply = m.BasicReturn(312, "NO_ROUTE", method.exchange, method.routing_key)
+            self.machine.send_content(channel, reply, properties, body)
+        if world.confirms:
+            self.machine.ack(channel, number)
+
+    def _method(self, channel: int, method: m.Method) -> None:
+        world, send = self.world, self.machine.send_method
+        world.heard.append(method)
+        if isinstance(method, m.ExchangeDeclare):
+            if method.passive and method.exchange not in world.exchanges:
+                self._missing(channel, f"no exchange '{method.exchange}'", 40, 10)
+                return
+            world.exchanges.setdefault(method.exchange, method.type)
+            send(channel, m.ExchangeDeclareOk())
+        elif isinstance(method, m.QueueDeclare):
+            if method.passive and method.queue not in world.queues:
+                self._missing(channel, f"no queue '{method.queue}'", 50, 10)
+                return
+            world.queues.add(method.queue)
+            send(channel, m.QueueDeclareOk(method.queue))
+        elif isinstance(method, m.QueueBind):
+            world.bindings.add((method.queue, method.exchange, method.routing_key))
+            send(channel, m.QueueBindOk())
+        elif isinstance(method, m.QueueUnbind):
+            world.bindings.discard((method.queue, method.exchange, method.routing_key))
+            send(channel, m.QueueUnbindOk())
+        elif isinstance(method, m.ConfirmSelect):
+            send(channel, m.ConfirmSelectOk())
+        elif isinstance(method, m.BasicQos):
+            send(channel, m.BasicQosOk())
+        elif isinstance(method, m.BasicConsume):
+            if method.queue not in world.queues:
+                self._missing(channel, f"no queue '{method.queue}'", 60, 20)
+                return
+            self.consumers[channel] = method.queue, Deliverer(self.machine, channel, f"tag{channel}")
+            send(channel, m.BasicConsumeOk(f"tag{channel}"))
+        elif isinstance(method, m.BasicCancel):
+            self.consumers.pop(channel, None)
+            send(channel, m.BasicCancelOk(method.consumer_tag))
+        elif isinstance(method, m.BasicNack):
+            world.nacks.append((channel, method.delivery_tag, method.requeue))
+
+    def _missing(self, channel: int, what: str, class_id: int, method_id: int) -> None:
+        self.machine.close_channel(channel, 404, f"NOT_FOUND - {what} in vhost '/'", class_id, method_id)
+
+    @property
+    def publishing(self) -> int:
+        """The channel that messages arrived on."""
+        return max(self.numbers, key=lambda channel: self.numbers[channel])
+
+    @property
+    def consumed(self) -> list[str]:
+        return sorted(queue for queue, _ in self.consumers.values())
+
+    def deliver(
+        self, queue: str, address: AmqpAddress, bodies: Iterable[bytes], properties: bytes = PERSISTENT
+    ) -> None:
+        channel, deliverer = next(
+            (channel, deliverer)
+            for channel, (name, deliverer) in self.consumers.items()
+            if name == queue
+        )
+        for body in bodies:
+            tag = self.tags[channel] = self.tags[channel] + 1
+            deliverer.deliver(tag, False, address.wire, properties, body)
+
+
+class World:
+    """What survives the broker's connections."""
+
+    def __init__(self) -> None:
+        self.heartbeat = 60
+        self.confirms = True
+        self.exchanges: dict[str, str] = {}
+        self.queues: set[str] = set()
+        self.bindings: set[tuple[str, str, str]] = set()
+        self.unroutable: set[str] = set()
+        self.poison: set[bytes] = set()
+        self.published: list[tuple[str, str, bool, bytes, bytes]] = []
+        self.heard: list[m.Method] = []
+        self.acks: list[tuple[int, int, bool]] = []
+        self.nacks: list[tuple[int, int, bool]] = []
+        self.client_properties: Any = ()
+        self.response = b""
+
+    @property
+    def bodies(self) -> list[bytes]:
+        return [row[4] for row in self.published]
+
+
+class MemoryStream:
+    """As much of a Stream as a peer object uses."""
+
+    def __init__(self) -> None:
+        self.peer: AmqpPeer | None = None
+        self.remote = "remote:5672"
+        self.queued = 0
+        self.congested = False
+        self.closed = False
+        self.last = b""
+
+    def mark(self) -> None:
+        return
+
+    def end(self, reason: str) -> None:
+        if not self.closed and self.peer is not None:
+            self.closed = True
+            self.last = self.peer.data_to_send()
+            self.peer.lost(reason)
+
+    abort = end
+
+
+class StubLink:
+    """Notes what the conversation tells its link."""
+
+    def __init__(self) -> None:
+        self.ups = 0
+        self.downs: list[str] = []
+
+    def came_up(self) -> None:
+        self.ups += 1
+
+    def went_down(self, why: str) -> None:
+        self.downs.append(why)
+
+
+class Settled:
+    """A source that writes down what became of its messages."""
+
+    def __init__(self) -> None:
+        self.outcomes: dict[object, Outcome] = {}
+        self.order: list[object] = []
+
+    def settle(self, receipts: list[Any], refused: dict[int, Outcome] | None, received: float) -> None:
+        for at, receipt in enumerate(receipts):
+            assert receipt not in self.outcomes, "settled twice"
+            self.outcomes[receipt] = (refused or {}).get(at, ACCEPTED)
+            self.order.append(receipt)
+
+    def part(self, messages: Iterable[Message], sink: Sink) -> Part:
+        """A part of messages whose receipts are their bodies."""
+        batch = Batch(self, trio.current_time())
+        lane = Lane(sink)
+        part = Part(batch, lane)
+        for message in messages:
+            batch.add_only(message.body, lane, message)
+            part.messages.append(message)
+            part.slots.append(len(part.slots))
+        return part
+
+    def publish(self, sink: Sink, exchange: str, bodies: Iterable[bytes], key: str = "k") -> None:
+        address = AmqpAddress(exchange, key)
+        sink.publish(self.part([Message(address, body, durable=True) for body in bodies], sink))
+
+
+class LinkRig:
+    """A conversation with its remote broker."""
+
+    def __init__(self, switch: Switch | None = None, limits: Limits | None = None, **settings: Any) -> None:
+        self.world = World()
+        self.link = StubLink()
+        self.stats = LinkStats("erp", "amqp091")
+        self.settings = LinkSettings(url="amqp://erp:secret@remote/prod", **settings)
+        self.switch = switch or Switch(Router([], {}), DeadLetters())
+        self.conversation = AmqpConversation(
+            "erp", self.settings, self.switch, limits or Limits(), self.stats, client_id="gw-1"
+        )
+        self.conversation.link = cast(Any, self.link)
+        self.stream = MemoryStream()
+        self.remote = Remote(self.world)
+
+    @property
+    def peer(self) -> AmqpPeer:
+        assert self.stream.peer is not None
+        return self.stream.peer
+
+    def route(self, subscriptions: Subscriptions = Subscriptions(), targets: Targets = Targets()) -> None:
+        self.conversation.route(subscriptions, targets)
+
+    def connect(self) -> None:
+        """A new connection, as far as both sides take it."""
+        self.stream = MemoryStream()
+        self.remote = Remote(self.world)
+        stream = cast(Any, self.stream)
+        self.stream.peer = self.conversation.connect(stream, self.settings.target(), trio.current_time())
+        self.stats.opened(self.peer.machine, cast(Any, OctetsOfNobody))
+        self.move()
+
+    def lose(self) -> None:
+        """The connection breaks."""
+        self.stream.abort("broken")
+
+    def move(self) -> None:
+        """Carry octets to and fro until neither side has more to say."""
+        for _ in range(200):
+            sent = self.peer.data_to_send()
+            self.stream.queued = 0
+            if sent:
+                self.remote.receive(sent)
+            said = self.remote.machine.data_to_send()
+            if said:
+                self.peer.receive(said, trio.current_time())
+                self.conversation.turn_done()
+            if not sent and not said:
+                return
+        raise AssertionError("they never stop talking")
+
+    def tick(self) -> None:
+        self.peer.tick(trio.current_time())
+        self.conversation.tick(trio.current_time())
+        self.conversation.turn_done()
+        self.move()
+
+
+class OctetsOfNobody:
+    octets_in = 0
+    octets_out = 0
+
+
+class Shelf:
+    """A namespace whose messages all end on one shelf, and are settled when the test says so."""
+
+    def __init__(self) -> None:
+        self.parts: list[Part] = []
+        self.outcome: Outcome | None = ACCEPTED
+
+    def publish(self, part: Part) -> None:
+        self.parts.append(part)
+        if self.outcome is not None:
+            part.settle(self.outcome)
+
+    @property
+    def messages(self) -> list[Message]:
+        return [message for part in self.parts for message in part.messages]
+
+    def sinks(self, address: Address) -> tuple[Sink, ...]:
+        return (self,)
+
+    def choose(self, message: Message) -> tuple[Sink, ...]:
+        return (self,)
+
+    def retain(self, message: Message) -> None:
+        return
+
+
+def routed(folder: Path, text: str) -> Router:
+    """A router for the endpoints `mqtt` and `erp` with the mapping `text`."""
+    path = folder / "mapping.yaml"
+    path.write_text(text)
+    return Router(load([path]), {"mqtt": "mqtt", "erp": "amqp091"})

@@ -1,0 +1,188 @@
+"""What an AMQP 0-9-1 link consumes: through the routes, and acknowledged when every target has settled it."""
+
+from __future__ import annotations
+
+import time
+from pathlib import Path
+
+import pytest
+import trio
+
+from gateway.broker.dead_letters import DeadLetters
+from gateway.broker.switch import Switch
+from gateway.model.address import AmqpAddress, MqttAddress
+from gateway.model.outcome import ACCEPTED, Outcome, Reason, Verdict
+from tests.egress.amqp091_remote import NO_PROPERTIES, LinkRig, Shelf, routed
+
+MAPPING = """
+version: 1
+routes:
+  - name: commands
+    from: {endpoint: erp, queue: commands}
+    to: {endpoint: mqtt, topic: "commands/{routing_key...}"}
+  - name: events
+    from: {endpoint: erp, exchange: events, binding_key: "{plant}.#"}
+    to: {endpoint: mqtt, topic: "events/{plant}"}
+  - name: hot
+    from: {endpoint: erp, queue: conditional}
+    to: {endpoint: mqtt, topic: "hot"}
+    when: "body.hot"
+"""
+DROPPED = Outcome(Verdict.REJECTED, Reason.NAME_INVALID, "no")
+BUSY = Outcome(Verdict.RELEASED, Reason.QUOTA, "later")
+EVENTS = AmqpAddress("events", "p1.x")
+
+
+@pytest.fixture
+def shelf() -> Shelf:
+    return Shelf()
+
+
+@pytest.fixture
+async def one(tmp_path: Path, shelf: Shelf) -> LinkRig:
+    router = routed(tmp_path, MAPPING)
+    switch = Switch(router, DeadLetters())
+    made = LinkRig(switch, prefetch=50)
+    switch.namespaces |= {"mqtt": shelf, "erp": made.conversation}
+    made.route(router.subscriptions("erp"), router.targets("erp"))
+    made.connect()
+    return made
+
+
+def consume(one: LinkRig, queue: str, address: AmqpAddress, *bodies: bytes, raw: bytes = b"\x10\0\x02") -> None:
+    one.remote.deliver(queue, address, bodies, raw)
+    one.move()
+
+
+async def test_messages_take_the_routes_of_their_queue(one: LinkRig, shelf: Shelf) -> None:
+    consume(one, "commands", AmqpAddress("", "commands"), b"a", b"b")
+    consume(one, "gw-1.events", EVENTS, b"c")
+    assert [(message.address, message.body) for message in shelf.messages] == [
+        (MqttAddress("commands/commands"), b"a"),
+        (MqttAddress("commands/commands"), b"b"),
+        (MqttAddress("events/p1"), b"c"),
+    ]
+    assert [ack[1:] for ack in one.world.acks] == [(2, True), (1, False)]
+    assert one.stats.messages_in == one.stats.accepted_messages == 3
+    assert shelf.messages[0].sender.endpoint == "erp"
+    assert one.conversation.idle
+
+
+async def test_what_the_properties_say_is_kept(one: LinkRig, shelf: Shelf) -> None:
+    consume(one, "commands", EVENTS, b"transient", raw=NO_PROPERTIES)
+    consume(one, "commands", EVENTS, b"persistent")
+    consume(one, "commands", EVENTS, b"mortal", raw=b"\x01\0\x045000")
+    table = b"\x0ex-gateway-hopsI\0\0\0\x03" + b"\x0dx-mqtt-retaint\x01"
+    consume(one, "commands", EVENTS, b"travelled", raw=b"\x20\0" + len(table).to_bytes(4, "big") + table)
+    transient, persistent, mortal, travelled = shelf.messages
+    assert (transient.assurance, transient.durable, transient.expires) == (0, False, 0.0)
+    assert (persistent.assurance, persistent.durable) == (1, True)
+    assert mortal.expires == pytest.approx(time.time() + 5, abs=2)
+    assert (travelled.hops, travelled.retain) == (4, True)
+
+
+async def test_acknowledgements_wait_for_the_targets(one: LinkRig, shelf: Shelf) -> None:
+    shelf.outcome = None
+    consume(one, "commands", EVENTS, *[b"%d" % at for at in range(6)])
+    consume(one, "commands", EVENTS, b"6")
+    assert one.world.acks == []
+    assert not one.conversation.idle
+    first, second = shelf.parts
+    first.settle_at([1, 4])
+    one.move()
+    assert [ack[1:] for ack in one.world.acks] == [(2, False), (5, False)]
+    first.settle_at([0, 2])
+    one.move()
+    assert [ack[1:] for ack in one.world.acks[2:]] == [(3, True)]
+    second.accept()
+    one.move()
+    assert [ack[1:] for ack in one.world.acks[3:]] == [(7, False)]
+    first.accept()
+    one.move()
+    assert [ack[1:] for ack in one.world.acks[4:]] == [(6, True)] or one.world.acks[4:][0][1:] == (4, False)
+    assert one.conversation.idle
+
+
+async def test_a_rejected_message_is_not_put_back(one: LinkRig, shelf: Shelf) -> None:
+    shelf.outcome = DROPPED
+    consume(one, "commands", EVENTS, b"a")
+    assert [nack[1:] for nack in one.world.nacks] == [(1, False)]
+    assert list(one.stats.settled())[1:] == [("rejected", "name_invalid", 1)]
+    shelf.outcome = ACCEPTED
+    consume(one, "commands", EVENTS, b"b")
+    assert [ack[1:] for ack in one.world.acks] == [(2, False)]
+
+
+async def test_a_released_message_goes_back_later(
+    one: LinkRig, shelf: Shelf, autojump_clock: trio.testing.MockClock
+) -> None:
+    shelf.outcome = BUSY
+    consume(one, "commands", EVENTS, b"a")
+    one.tick()
+    assert one.world.nacks == []
+    await trio.sleep(1.1)
+    one.tick()
+    assert [nack[1:] for nack in one.world.nacks] == [(1, True)]
+    assert one.conversation.idle
+
+
+async def test_without_a_route_it_is_a_dead_letter(one: LinkRig, shelf: Shelf) -> None:
+    consume(one, "gw-1.events", AmqpAddress("strange", "key"), b"lost")
+    assert [letter.message.body for letter in one.switch.dead_letters.newest(9)] == [b"lost"]
+    assert [ack[1:] for ack in one.world.acks] == [(1, False)]
+    assert shelf.messages == []
+
+
+async def test_what_a_condition_excludes_is_just_acknowledged(one: LinkRig, shelf: Shelf) -> None:
+    consume(one, "conditional", EVENTS, b'{"hot": false}', b'{"hot": true}')
+    assert [message.body for message in shelf.messages] == [b'{"hot": true}']
+    assert [ack[1:] for ack in one.world.acks] == [(2, True)]
+    assert len(one.switch.dead_letters) == 0
+
+
+async def test_a_message_that_cannot_be_read_is_refused_alone(one: LinkRig, shelf: Shelf) -> None:
+    consume(one, "commands", EVENTS, b"bad", raw=b"\x10\0")
+    consume(one, "commands", EVENTS, b"good")
+    assert [nack[1:] for nack in one.world.nacks] == [(1, False)]
+    assert [message.body for message in shelf.messages] == [b"good"]
+    assert [ack[1:] for ack in one.world.acks] == [(2, False)]
+
+
+async def test_a_settlement_after_the_connection_was_lost_is_dropped(one: LinkRig, shelf: Shelf) -> None:
+    shelf.outcome = None
+    consume(one, "commands", EVENTS, b"a", b"b")
+    one.lose()
+    one.connect()
+    old = shelf.parts.pop()
+    consume(one, "commands", EVENTS, b"a")
+    old.settle_at([0])
+    old.settle(BUSY)
+    one.tick()
+    assert one.world.acks == one.world.nacks == []
+    shelf.parts[0].accept()
+    one.move()
+    assert [ack[1:] for ack in one.world.acks] == [(1, False)]
+
+
+async def test_a_queue_that_is_not_wanted_is_left_when_its_messages_are_answered(
+    one: LinkRig, shelf: Shelf, tmp_path: Path
+) -> None:
+    shelf.outcome = None
+    consume(one, "commands", EVENTS, b"a")
+    router = routed(tmp_path, MAPPING.replace("queue: commands", "queue: others"))
+    one.switch.use(router)
+    one.route(router.subscriptions("erp"), router.targets("erp"))
+    one.move()
+    assert one.remote.consumed == ["conditional", "gw-1.events", "others"]
+    channels = len(one.remote.machine.channels)
+    shelf.parts[0].accept()
+    one.move()
+    assert [ack[1:] for ack in one.world.acks] == [(1, False)]
+    assert len(one.remote.machine.channels) == channels - 1
+
+
+async def test_prefetch_is_what_the_settings_say(one: LinkRig) -> None:
+    from gateway.protocols.amqp091.methods import BasicQos
+
+    asked = {method.prefetch_count for method in one.world.heard if isinstance(method, BasicQos)}
+    assert asked == {50}

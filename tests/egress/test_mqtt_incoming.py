@@ -1,0 +1,264 @@
+"""What an MQTT link brings in: acknowledged when its targets have it, and not before."""
+
+from __future__ import annotations
+
+import pytest
+import trio
+
+from gateway.model.address import MqttAddress
+from gateway.model.outcome import ACCEPTED, Outcome, Reason, Verdict
+from gateway.protocols.mqtt.properties import encode_list
+from gateway.protocols.mqtt.spec import PacketType, Property, ReasonCode
+from tests.egress.mqtt_remote import World, row
+
+RELEASED = Outcome(Verdict.RELEASED, Reason.TARGET_DOWN, "down")
+REJECTED = Outcome(Verdict.REJECTED, Reason.TOO_LARGE, "too much")
+VERSIONS = pytest.mark.parametrize("version", ["5.0", "3.1.1"])
+PUBACK, PUBREC, PUBCOMP = PacketType.PUBACK, PacketType.PUBREC, PacketType.PUBCOMP
+
+BACK = """
+version: 1
+routes:
+  - name: back
+    from: {endpoint: plant, topic: "up/{rest...}"}
+    to: {endpoint: plant, topic: "down/{rest...}"}
+"""
+
+
+@VERSIONS
+async def test_an_acknowledgement_waits_for_the_target(version: str) -> None:
+    world = World(version=version)
+    world.local.answer = None
+    remote = world.connect()
+    world.deliver(row("zero", 0), row("one", 1, 7), row("two", 2, 8))
+    assert [message.body for message in world.local.messages] == [b"zero", b"one", b"two"]
+    assert [message.assurance for message in world.local.messages] == [0, 1, 2]
+    assert not remote.acks_of(PUBACK)
+    assert not world.conversation.idle
+    world.local.parts[0].accept()
+    world.talk()
+    assert remote.acks_of(PUBACK) == [(7, 0)]
+    assert remote.acks_of(PUBREC) == [(8, 0)]
+    assert world.conversation.idle
+    remote.machine.acknowledge(PacketType.PUBREL, [8])
+    world.talk()
+    assert remote.acks_of(PUBCOMP) == [(8, 0)]
+    assert world.stats.messages_in == 3
+    assert world.stats.accepted_messages == 3
+
+
+async def test_addresses_properties_and_flags_cross() -> None:
+    world = World()
+    world.connect()
+    raw = encode_list(
+        {
+            Property.MESSAGE_EXPIRY_INTERVAL: 100,
+            Property.CONTENT_TYPE: "text/plain",
+            Property.USER_PROPERTY: (("a", "1"), ("a", "2"), ("gateway-hops", "2")),
+        },
+        PacketType.PUBLISH,
+    )
+    world.deliver(row("x", 1, 5, topic="up/b/c", raw=raw, flags=1))
+    (message,) = world.local.messages
+    assert message.address == MqttAddress("in/up/b/c")
+    assert (message.retain, message.durable, message.hops) == (True, True, 3)
+    assert message.expires > 0
+    assert message.properties.content_type == "text/plain"
+    assert [(name, value.value) for name, value in message.properties.headers] == [("a", "1"), ("a", "2")]
+    assert message.sender.endpoint == "plant"
+
+
+@VERSIONS
+@pytest.mark.parametrize("qos", [1, 2])
+async def test_a_message_without_a_route_is_acknowledged(version: str, qos: int) -> None:
+    world = World(version=version)
+    remote = world.connect()
+    world.deliver(row("x", qos, 5, topic="elsewhere"))
+    assert remote.acks_of(PUBACK if qos == 1 else PUBREC) == [(5, 0)]
+    assert (world.local.messages, len(world.dead_letters)) == ([], 0)
+    assert world.conversation.idle
+
+
+@VERSIONS
+@pytest.mark.parametrize("qos", [1, 2])
+async def test_a_rejected_message_is_answered_in_the_words_of_the_version(version: str, qos: int) -> None:
+    world = World(version=version)
+    world.local.answer = REJECTED
+    remote = world.connect()
+    world.deliver(row("x", qos, 5))
+    five = version == "5.0"
+    code = ReasonCode.QUOTA_EXCEEDED if five else 0
+    assert remote.acks_of(PUBACK if qos == 1 else PUBREC) == [(5, code)]
+    assert len(world.dead_letters) == (0 if five else 1)
+    assert world.stats.refused_messages == 1
+    assert world.conversation.idle
+    if five and qos == 2:  # the id is free again
+        world.local.answer = ACCEPTED
+        world.deliver(row("y", 2, 5))
+        assert remote.acks_of(PUBREC) == [(5, code), (5, 0)]
+
+
+@VERSIONS
+async def test_a_released_message_is_tried_again_with_growing_waits(version: str) -> None:
+    world = World(version=version)
+    world.local.answer = RELEASED
+    remote = world.connect()
+    world.deliver(row("one", 1, 5), row("two", 2, 6), row("zero", 0))
+    now = trio.current_time()
+    (route,) = world.switch.router.routes
+    for after, tries in ((0.5, 3), (1.5, 5), (1.6, 5), (3.9, 7)):
+        world.conversation.tick(now + after)
+        world.conversation.turn_done()
+        world.talk()
+        assert len(world.local.messages) == tries
+        assert not remote.acks_of(PUBACK)
+    assert route.retried == 4
+    world.local.answer = ACCEPTED
+    world.conversation.tick(now + 60)
+    world.conversation.turn_done()
+    world.talk()
+    assert remote.acks_of(PUBACK) == [(5, 0)]
+    assert remote.acks_of(PUBREC) == [(6, 0)]
+    assert world.conversation.idle
+
+
+async def test_a_qos_2_message_is_taken_once_while_the_session_lasts() -> None:
+    world = World()
+    world.local.answer = None
+    world.connect()
+    world.deliver(row("x", 2, 5))
+    world.drop()
+    world.present = True
+    remote = world.connect()
+    world.deliver(row("x", 2, 5, flags=8))
+    assert len(world.local.messages) == 1
+    assert not remote.acks_of(PUBREC)
+    world.local.parts[0].accept()
+    world.talk()
+    assert remote.acks_of(PUBREC) == [(5, 0)]
+    world.drop()
+    remote = world.connect()
+    world.deliver(row("x", 2, 5, flags=8))
+    assert remote.acks_of(PUBREC) == [(5, 0)]
+    assert len(world.local.messages) == 1
+    assert world.conversation.incoming.duplicates == 2
+    remote.machine.acknowledge(PacketType.PUBREL, [5])
+    world.talk()
+    world.deliver(row("another", 2, 5))
+    assert len(world.local.messages) == 2
+
+
+async def test_a_new_session_starts_with_no_known_ids() -> None:
+    world = World()
+    world.local.answer = None
+    world.connect()
+    world.deliver(row("old", 2, 5), row("old one", 1, 6))
+    world.drop()
+    remote = world.connect()
+    world.deliver(row("new", 2, 5))
+    assert [message.body for message in world.local.messages] == [b"old", b"old one", b"new"]
+    world.local.parts[0].accept()
+    world.talk()
+    assert not remote.acks_of(PUBREC)
+    assert not remote.acks_of(PUBACK)
+    world.local.parts[1].accept()
+    world.talk()
+    assert remote.acks_of(PUBREC) == [(5, 0)]
+    assert world.conversation.idle
+
+
+@pytest.mark.parametrize("present, tries", [(True, 1), (False, 2)])
+async def test_a_released_message_of_a_lost_connection_is_the_brokers_again(
+    present: bool, tries: int
+) -> None:
+    """On a kept session the broker delivers a QoS 1 message again; a lost session has nobody but us."""
+    world = World()
+    world.local.answer = RELEASED
+    world.connect()
+    world.deliver(row("x", 1, 5))
+    world.drop()
+    world.conversation.tick(trio.current_time() + 5)  # nobody to acknowledge to: not yet
+    assert len(world.local.messages) == 1
+    world.present = present
+    remote = world.connect()
+    world.local.answer = ACCEPTED
+    world.conversation.tick(trio.current_time() + 5)
+    world.conversation.turn_done()
+    world.talk()
+    assert len(world.local.messages) == tries
+    assert not remote.acks_of(PUBACK)
+    assert world.conversation.idle
+
+
+async def test_before_mqtt_5_an_oversized_message_is_kept_as_a_dead_letter() -> None:
+    """To hang up would bring it again and again."""
+    world = World(version="3.1.1", limits={"message_bytes_max": 10})
+    remote = world.connect()
+    world.deliver(row("x" * 70_000, 1, 5), row("small", 1, 6), row("y" * 70_000, 2, 7))
+    assert sorted(remote.acks_of(PUBACK)) == [(5, 0), (6, 0)]
+    assert remote.acks_of(PUBREC) == [(7, 0)]
+    assert [message.body for message in world.local.messages] == [b"small"]
+    assert world.dead_letters.counted["", "too_large"] == 2
+    assert world.link.went == []
+    assert world.conversation.idle
+
+
+async def test_mqtt_5_is_told_how_much_we_take() -> None:
+    world = World(limits={"message_bytes_max": 10, "connect_bytes_max": 1_000}, prefetch=5)
+    remote = world.connect()
+    assert remote.connect is not None
+    assert remote.connect.properties[Property.MAXIMUM_PACKET_SIZE] == 1_010
+    assert remote.connect.properties[Property.RECEIVE_MAXIMUM] == 5
+
+
+async def test_a_new_mapping_is_in_force_for_the_next_message() -> None:
+    world = World()
+    world.connect()
+    world.deliver(row("a", 1, 1))
+    world.switch.changed()
+    world.switch.namespaces.pop("local")
+    world.deliver(row("b", 1, 2))
+    assert [message.body for message in world.local.messages] == [b"a"]
+    assert world.remote.acks_of(PUBACK) == [(1, 0), (2, 0)]
+
+
+async def test_reading_stops_while_too_much_is_unsettled() -> None:
+    world = World(version="3.1.1", prefetch=4, heartbeat_secs=10)
+    world.local.answer = None
+    remote = world.connect()
+    world.deliver(*[row(str(number), 1, number) for number in range(1, 5)])
+    assert world.stream.holds == 0
+    world.deliver(*[row(str(number), 1, number) for number in range(5, 9)])
+    assert world.stream.holds == 1
+    for now in (6.0, 40.0):  # it is not the broker that is silent, and we must not be either
+        world.peer.tick(now)
+        assert world.stream.peer.data_to_send() == b"\xc0\x00"  # type: ignore[union-attr]
+    world.local.parts[0].accept()
+    assert world.stream.holds == 1
+    world.local.parts[1].settle_at([0, 1])
+    assert world.stream.holds == 0
+    world.peer.tick(41.0)
+    world.talk()
+    assert len(remote.acks_of(PUBACK)) == 6
+    assert world.link.went == []
+
+
+async def test_a_link_that_feeds_itself_goes_on_reading() -> None:
+    """What it brings in is settled by acknowledgements that come over the same connection."""
+    world = World(version="3.1.1", prefetch=2, routes=BACK)
+    world.acks = False
+    remote = world.connect()
+    world.deliver(*[row(str(number), 1, number) for number in range(1, 7)])
+    assert [(one[1], one[4]) for one in remote.rows] == [(b"down/a", b"%d" % at) for at in range(1, 7)]
+    assert world.stream.holds == 0
+    remote.ack(remote.rows)
+    world.talk()
+    assert remote.acks_of(PUBACK) == [(number, 0) for number in range(1, 7)]
+
+
+async def test_a_topic_that_is_none_ends_the_connection() -> None:
+    world = World()
+    world.connect()
+    world.deliver(row("x", 1, 5, topic="up/#"))
+    assert world.stream.ending
+    assert world.stats.protocol_errors.total == 1

@@ -1,0 +1,253 @@
+"""How an MQTT link connects, subscribes, keeps the connection alive and leaves."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import cast
+
+import pytest
+
+from gateway.protocols.mqtt.packets import Connect, Disconnect, Pingreq, Subscribe, Subscription, Unsubscribe
+from gateway.protocols.mqtt.spec import Property, ReasonCode, Version
+from gateway.transport.stream import Stream
+from tests.egress.mqtt_remote import FakeStream, Remote, World, message, row
+
+
+def connect_to(world: World, answer: bytes | None) -> Version:
+    """A connection whose broker gives `answer` to CONNECT, or hangs up; returns the version that was said."""
+    world.stream, world.remote = FakeStream(), Remote(world)
+    peer = world.conversation.connect(cast(Stream, world.stream), world.settings.target(), 0.0)
+    world.stream.peer = peer
+    world.stats.opened(peer.machine, world.stream)
+    said = peer.data_to_send()
+    assert said[:1] == b"\x10"
+    if answer is not None:
+        peer.receive(answer, 0.0)
+    if world.stream.peer is not None and not peer.opened:
+        world.drop()
+    return peer.machine.version
+
+
+FIVE, OLDER = Version.V5, Version.V311
+YES_5, YES_3 = b"\x20\x03\x00\x00\x00", b"\x20\x02\x00\x00"
+
+
+@pytest.mark.parametrize(
+    "version, answers, said",
+    [
+        ("auto", [YES_5, YES_5], [FIVE, FIVE]),
+        ("auto", [b"\x20\x02\x00\x01", YES_3, YES_3], [FIVE, OLDER, OLDER]),
+        ("auto", [b"\x20\x02\x00\x84", YES_3, YES_3], [FIVE, OLDER, OLDER]),
+        ("auto", [b"\x20\x03\x00\x84\x00", YES_3, YES_3], [FIVE, OLDER, OLDER]),
+        ("auto", [None, YES_3, None, YES_3], [FIVE, OLDER, FIVE, OLDER]),
+        ("auto", [None, None, YES_5, YES_5], [FIVE, OLDER, FIVE, FIVE]),
+        ("auto", [b"HTTP/1.1 503\r\n\r\n", None, YES_5], [FIVE, OLDER, FIVE]),
+        ("auto", [b"\x20\x03\x00\x87\x00", YES_5], [FIVE, FIVE]),
+        ("5.0", [b"\x20\x03\x00\x84\x00", YES_5], [FIVE, FIVE]),
+        ("3.1.1", [None, YES_3], [OLDER, OLDER]),
+        ("3.1", [None, YES_3], [Version.V31, Version.V31]),
+    ],
+)
+async def test_the_version_that_is_said(
+    version: str, answers: list[bytes | None], said: list[Version]
+) -> None:
+    world = World(version=version)
+    found = []
+    for answer in answers:
+        found.append(connect_to(world, answer))
+        if world.stream.peer is not None:
+            world.drop()
+    assert found == said
+
+
+async def test_what_connect_says(tmp_path: Path) -> None:
+    secret = tmp_path / "secret"
+    secret.write_text("pass\n")
+    world = World(username="me", password_file=secret, heartbeat_secs=20, session_expiry_secs=77)
+    packet = world.connect().connect
+    assert packet == Connect(
+        "us",
+        Version.V5,
+        clean_start=False,
+        keep_alive=20,
+        user_name="me",
+        password=b"pass",
+        properties={
+            Property.MAXIMUM_PACKET_SIZE: world.limits.message_bytes_max + world.limits.connect_bytes_max,
+            Property.SESSION_EXPIRY_INTERVAL: 77,
+            Property.RECEIVE_MAXIMUM: 1_000,
+            Property.TOPIC_ALIAS_MAXIMUM: 64,
+        },
+    )
+    assert world.link.came == 1
+
+
+@pytest.mark.parametrize("expiry, clean", [(0, True), (60, False)])
+async def test_before_mqtt_5_a_session_is_kept_or_not(expiry: int, clean: bool) -> None:
+    packet = World(version="3.1.1", session_expiry_secs=expiry).connect().connect
+    assert packet is not None
+    assert (packet.clean_start, packet.user_name, packet.password) == (clean, None, None)
+
+
+async def test_a_refused_connection_says_why() -> None:
+    world = World()
+    world.connack_reason = ReasonCode.BAD_USER_NAME_OR_PASSWORD
+    world.connect()
+    assert world.link.went == ["the broker refused us: bad_user_name_or_password"]
+    assert world.link.came == 0
+
+
+@pytest.mark.parametrize("qos", [0, 1, 2])
+async def test_filters_are_subscribed_to_with_the_options_of_a_bridge(qos: int) -> None:
+    world = World(qos=qos)
+    world.subscribe("a/#", "$share/g/b")
+    remote = world.connect()
+    (packet,) = remote.said(Subscribe)
+    assert packet.subscriptions == (
+        Subscription("a/#", qos, True, True, 1),
+        Subscription("$share/g/b", qos, False, True, 1),
+    )
+
+
+def filters(remote: Remote) -> list[str]:
+    return [one.filter for packet in remote.said(Subscribe) for one in packet.subscriptions]
+
+
+@pytest.mark.parametrize(
+    "version, present, again",
+    [
+        ("5.0", True, ["a", "b"]),
+        ("5.0", False, ["a", "b"]),
+        ("3.1.1", False, ["a", "b"]),
+        ("3.1.1", True, []),
+    ],
+)
+async def test_after_a_reconnect(version: str, present: bool, again: list[str]) -> None:
+    world = World(version=version)
+    world.subscribe("a", "b")
+    world.connect()
+    world.drop()
+    world.present = present
+    assert filters(world.connect()) == again
+
+
+async def test_many_filters_take_several_packets() -> None:
+    world = World()
+    names = [f"topic/{number}" for number in range(20)]
+    world.subscribe(*names)
+    remote = world.connect()
+    assert filters(remote) == names
+    assert [len(packet.subscriptions) for packet in remote.said(Subscribe)] == [8, 8, 4]
+    assert len({packet.packet_id for packet in remote.said(Subscribe)}) == 3
+
+
+async def test_a_filter_longer_than_the_broker_takes_does_not_keep_the_others() -> None:
+    world = World()
+    world.packet_bytes_max = 200
+    world.subscribe("a", "x" * 300, "b")
+    assert filters(world.connect()) == ["a", "b"]
+    assert world.conversation.filters.refusals == 1
+
+
+async def test_a_reload_says_the_difference() -> None:
+    world = World()
+    world.subscribe("a", "b")
+    remote = world.connect()
+    world.subscribe("b", "c")
+    world.talk()
+    assert filters(remote) == ["a", "b", "c"]
+    assert [packet.filters for packet in remote.said(Unsubscribe)] == [("a",)]
+    world.drop()
+    world.subscribe("c")
+    world.present = True
+    remote = world.connect()
+    assert filters(remote) == ["c"]
+    assert [packet.filters for packet in remote.said(Unsubscribe)] == [("b",)]
+
+
+async def test_a_refused_filter_is_asked_for_again() -> None:
+    world = World()
+    world.refused_filters = {"b": ReasonCode.NOT_AUTHORIZED}
+    world.subscribe("a", "b")
+    remote = world.connect()
+    asked = 1
+    for now, more in ((0.5, 0), (1.5, 1), (2.0, 0), (4.0, 1), (5.0, 0)):
+        world.conversation.tick(now)
+        world.talk(now)
+        asked += more
+        assert filters(remote).count("b") == asked
+    assert world.conversation.filters.refusals == 3
+    assert world.conversation.filters.granted == {"a"}
+    world.refused_filters = {}
+    world.conversation.tick(20.0)
+    world.talk(20.0)
+    assert world.conversation.filters.granted == {"a", "b"}
+    assert filters(remote).count("a") == 1
+
+
+async def test_silence_is_broken_by_pings_and_ends_the_connection() -> None:
+    world = World(heartbeat_secs=10)
+    remote = world.connect()
+    for now in (1.0, 4.9, 5.0, 6.0):
+        world.peer.tick(now)
+        world.talk(now)
+    assert len(remote.said(Pingreq)) == 1
+    world.peer.tick(10.5)
+    remote.receive(world.peer.data_to_send())
+    remote.machine.data_to_send()  # the broker's answer is lost
+    world.peer.tick(19.9)
+    assert not world.stream.closed
+    world.peer.tick(20.1)
+    assert world.stream.closed
+    assert world.link.went == ["the broker has been silent for 15 s"]
+    assert world.stats.protocol_errors.counts == {"keep_alive_timeout": 1}
+
+
+async def test_a_broker_that_does_not_answer_connect() -> None:
+    world = World(connect_timeout_secs=3.0)
+    stream = world.stream = FakeStream()
+    stream.peer = peer = world.conversation.connect(cast(Stream, stream), world.settings.target(), 100.0)
+    peer.tick(102.9)
+    assert not stream.closed
+    peer.tick(103.0)
+    assert stream.closed
+    assert world.link.went == ["no CONNACK in time"]
+
+
+async def test_goodbye() -> None:
+    world = World()
+    remote = world.connect()
+    world.deliver(row("x", 1, 5))
+    world.peer.shut_down()
+    world.talk()
+    assert remote.said(Disconnect) == [Disconnect(0)]
+    assert world.stream.ending
+    world.publish(message("later"))
+    assert world.conversation.outgoing.waiting == 1
+
+
+@pytest.mark.parametrize(
+    "reason, why",
+    [
+        (ReasonCode.SERVER_SHUTTING_DOWN, "the broker disconnected us: server_shutting_down"),
+        (
+            ReasonCode.SESSION_TAKEN_OVER,
+            "the broker disconnected us: session_taken_over; somebody else uses our client_id",
+        ),
+    ],
+)
+async def test_the_brokers_goodbye(reason: int, why: str) -> None:
+    world = World()
+    remote = world.connect()
+    remote.machine.send_disconnect(reason)
+    world.talk()
+    assert world.link.went == [why]
+
+
+async def test_a_broker_that_breaks_the_protocol_is_counted_and_left() -> None:
+    world = World()
+    world.connect()
+    world.peer.receive(b"\x40\x02\x00\x00", 0.0)
+    assert world.stream.ending
+    assert world.stats.protocol_errors.total == 1
+    assert len(world.link.went) == 1

@@ -1,0 +1,404 @@
+"""What an MQTT link owes its broker: settled when confirmed, in order, within the window, over reconnects."""
+
+from __future__ import annotations
+
+import random
+import time
+
+import pytest
+
+from gateway.egress.mqtt_outgoing import BARREN_MAX, PACKET_IDS
+from gateway.model.outcome import ACCEPTED, Reason, Verdict
+from gateway.model.properties import Properties, Value, ValueType, property_set
+from gateway.protocols.mqtt.spec import PacketType, Property, ReasonCode
+from gateway.protocols.mqtt.translate import publish_facts
+from tests.egress.mqtt_remote import World, broken, message
+
+
+def verdict(world: World, body: bytes) -> tuple[Verdict, Reason]:
+    outcome = world.outcomes[body]
+    return outcome.verdict, outcome.reason
+
+
+@pytest.mark.parametrize("version", ["5.0", "3.1.1", "3.1"])
+async def test_each_qos_is_settled_by_its_last_acknowledgement(version: str) -> None:
+    world = World(version=version)
+    remote = world.connect()
+    remote.acks = False
+    world.publish(message("zero", 0), message("one", 1), message("two", 2))
+    assert world.outcomes == {b"zero": ACCEPTED}
+    world.talk()
+    assert world.sent() == [(0, b"zero"), (2, b"one"), (4, b"two")]
+    assert world.stats.in_flight == 2
+    _, one, two = [row[2] for row in remote.rows]
+    remote.machine.acknowledge(PacketType.PUBACK, [one])
+    remote.machine.acknowledge(PacketType.PUBREC, [two])
+    world.talk()
+    assert world.outcomes == {b"zero": ACCEPTED, b"one": ACCEPTED}
+    assert remote.acks_of(PacketType.PUBREL) == [(two, 0)]
+    remote.machine.acknowledge(PacketType.PUBCOMP, [two])
+    world.talk()
+    assert world.outcomes[b"two"] is ACCEPTED
+    assert world.stats.in_flight == 0
+    assert world.stats.messages_out == 3
+    assert world.conversation.idle
+
+
+@pytest.mark.parametrize(
+    "receive_max, in_flight_max, window", [(2, 10_000, 2), (65_535, 3, 3), (1, 10_000, 1)]
+)
+async def test_the_window_bounds_what_is_in_flight(receive_max: int, in_flight_max: int, window: int) -> None:
+    world = World(in_flight_max=in_flight_max)
+    world.receive_max = receive_max
+    remote = world.connect()
+    remote.acks = False
+    bodies = [str(number) for number in range(7)]
+    world.publish(*[message(body) for body in bodies[:4]])
+    world.publish(*[message(body) for body in bodies[4:]])
+    world.talk()
+    done = 0
+    while done < 7:
+        assert len(remote.rows) == min(done + window, 7)
+        remote.ack(remote.rows[done : done + 1])
+        done += 1
+        world.talk()
+        assert len(world.outcomes) == done
+    assert [body.decode() for _, body in world.sent()] == bodies
+
+
+@pytest.mark.parametrize(
+    "code, reason",
+    [
+        (ReasonCode.NOT_AUTHORIZED, Reason.NOT_AUTHORIZED),
+        (ReasonCode.TOPIC_NAME_INVALID, Reason.NAME_INVALID),
+        (ReasonCode.QUOTA_EXCEEDED, Reason.QUOTA),
+        (ReasonCode.UNSPECIFIED_ERROR, Reason.TARGET_REFUSED),
+    ],
+)
+@pytest.mark.parametrize("qos", [1, 2])
+async def test_a_refusal_of_the_broker_rejects(code: int, reason: Reason, qos: int) -> None:
+    world = World()
+    remote = world.connect()
+    remote.acks = False
+    world.publish(message("no", qos), message("yes", 1))
+    world.talk()
+    kind = PacketType.PUBACK if qos == 1 else PacketType.PUBREC
+    remote.machine.send_ack(kind, remote.rows[0][2], code)
+    remote.ack(remote.rows[1:])
+    world.talk()
+    assert verdict(world, b"no") == (Verdict.REJECTED, reason)
+    assert world.outcomes[b"yes"] is ACCEPTED
+    assert world.conversation.idle
+
+
+async def test_no_matching_subscribers_is_a_success() -> None:
+    world = World()
+    remote = world.connect()
+    remote.acks = False
+    world.publish(message("x"))
+    world.talk()
+    remote.machine.send_ack(PacketType.PUBACK, remote.rows[0][2], ReasonCode.NO_MATCHING_SUBSCRIBERS)
+    world.talk()
+    assert world.outcomes[b"x"] is ACCEPTED
+
+
+@pytest.mark.parametrize("version", ["5.0", "3.1.1"])
+async def test_a_kept_session_resumes_with_dup_and_pubrel(version: str) -> None:
+    world = World(version=version)
+    first = world.connect()
+    first.acks = False
+    world.publish(message("a", 1), message("b", 2), message("c", 2), message("d", 1))
+    world.talk()
+    ids = [row[2] for row in first.rows]
+    first.machine.acknowledge(PacketType.PUBREC, [ids[1]])
+    world.talk()
+    world.drop()
+    world.publish(message("e", 1), message("f", 0))
+    assert world.outcomes == {}
+    world.present = True
+    world.acks = False
+    again = world.connect()
+    assert again.acks_of(PacketType.PUBREL) == [(ids[1], 0)]
+    assert world.sent() == [(10, b"a"), (12, b"c"), (10, b"d"), (2, b"e"), (0, b"f")]
+    assert [row[2] for row in again.rows[:3]] == [ids[0], ids[2], ids[3]]
+    again.acks = True
+    again.machine.acknowledge(PacketType.PUBCOMP, [ids[1]])
+    again.ack(again.rows)
+    world.talk()
+    assert world.outcomes == dict.fromkeys([b"a", b"b", b"c", b"d", b"e", b"f"], ACCEPTED)
+    assert world.conversation.idle
+
+
+async def test_a_lost_session_gets_everything_anew() -> None:
+    world = World()
+    first = world.connect()
+    first.acks = False
+    world.publish(message("a", 1), message("b", 2), message("c", 2))
+    world.talk()
+    first.machine.acknowledge(PacketType.PUBREC, [first.rows[1][2]])
+    world.talk()
+    world.drop()
+    world.connect()
+    assert world.sent() == [(2, b"a"), (4, b"b"), (4, b"c")]
+    assert world.outcomes == dict.fromkeys([b"a", b"b", b"c"], ACCEPTED)
+
+
+async def test_a_reconnect_does_not_flood() -> None:
+    world = World()
+    remote = world.connect()
+    remote.acks = False
+    world.publish(message("before"), *[message(str(number)) for number in range(10)])
+    world.talk()
+    remote.ack(remote.rows[:1])
+    world.talk()
+    world.drop()
+    world.present, world.acks, world.receive_max = True, False, 3
+    remote = world.connect()
+    assert [body for _, body in world.sent()] == [b"0", b"1", b"2"]
+    remote.ack(remote.rows[:2])
+    world.talk()
+    assert [body for _, body in world.sent()] == [b"0", b"1", b"2", b"3", b"4"]
+    world.drop()  # in the middle of it
+    world.acks = True
+    world.connect()
+    assert [body for _, body in world.sent()] == [b"%d" % number for number in range(2, 10)]
+    assert len(world.outcomes) == 11
+
+
+async def test_a_message_over_the_packet_limit_is_rejected_and_the_rest_goes() -> None:
+    world = World()
+    world.packet_bytes_max = 1_000
+    world.connect()
+    world.publish(message("a"), message("x" * 1_000), message("b"), message("y" * 1_000, 0), message("c", 0))
+    world.talk()
+    assert [body for _, body in world.sent()] == [b"a", b"b", b"c"]
+    assert verdict(world, b"x" * 1_000) == (Verdict.REJECTED, Reason.TOO_LARGE)
+    assert verdict(world, b"y" * 1_000) == (Verdict.REJECTED, Reason.TOO_LARGE)
+    assert [world.outcomes[body] for body in (b"a", b"b", b"c")] == [ACCEPTED] * 3
+    assert world.link.went == []
+
+
+@pytest.mark.parametrize(
+    "limits, kept", [({"queue_messages_max": 3}, 3), ({"queue_bytes_max": 5}, 5), ({"queue_bytes_max": 1}, 1)]
+)
+async def test_what_waits_is_bounded_and_the_newest_is_released(limits: dict[str, int], kept: int) -> None:
+    world = World(limits=limits)
+    bodies = [b"%d" % number for number in range(8)]
+    world.publish(*[message(body, at % 2) for at, body in enumerate(bodies[:4])])
+    world.publish(*[message(body) for body in bodies[4:]])
+    assert world.conversation.outgoing.waiting == kept
+    assert set(world.outcomes) == set(bodies[kept:])
+    assert {verdict(world, body) for body in bodies[kept:]} == {(Verdict.RELEASED, Reason.TARGET_DOWN)}
+    world.connect()
+    assert [body for _, body in world.sent()] == bodies[:kept]
+
+
+async def test_the_limits_are_for_what_waits_not_for_what_is_sent() -> None:
+    world = World(limits={"queue_messages_max": 1})
+    world.connect()
+    world.publish(*[message(str(number)) for number in range(600)])
+    world.talk()
+    assert set(world.outcomes.values()) == {ACCEPTED}
+
+
+@pytest.mark.parametrize("most, sent", [(1, [0, 2, 2]), (0, [0, 0, 0])])
+async def test_qos_above_the_brokers_is_lowered_and_counted(most: int, sent: list[int]) -> None:
+    world = World()
+    world.connack_properties = {Property.MAXIMUM_QOS: most, Property.RETAIN_AVAILABLE: 0}
+    world.connect()
+    world.publish(message("a", 0, retain=True), message("b", 1), message("c", 2))
+    world.talk()
+    assert [flags for flags, _ in world.sent()] == sent
+    assert set(world.outcomes.values()) == {ACCEPTED}
+    assert world.conversation.outgoing.lowered == 2 - most
+    assert world.conversation.outgoing.unretained == 1
+
+
+@pytest.mark.parametrize("version", ["5.0", "3.1.1"])
+async def test_an_expired_message_is_not_sent(version: str) -> None:
+    world = World(version=version)
+    past, future = time.time() - 5, time.time() + 500
+    world.publish(message("a"), message("late", expires=past), message("b", expires=future), message("c"))
+    world.connect()
+    assert [body for _, body in world.sent()] == [b"a", b"b", b"c"]
+    assert verdict(world, b"late") == (Verdict.REJECTED, Reason.EXPIRED)
+    facts = [publish_facts(row[3]) for row in world.remote.rows]
+    assert [fact.expiry is not None for fact in facts] == [False, version == "5.0", False]
+
+
+async def test_properties_nobody_can_read_reject_one_message() -> None:
+    world = World()
+    world.connect()
+    bad = broken()
+    world.publish(
+        message("a"), message("bad", properties=bad), message("b"), message("bad0", 0, properties=bad)
+    )
+    world.talk()
+    assert [body for _, body in world.sent()] == [b"a", b"b"]
+    assert verdict(world, b"bad") == (Verdict.REJECTED, Reason.MALFORMED)
+    assert verdict(world, b"bad0") == (Verdict.REJECTED, Reason.MALFORMED)
+
+
+async def test_properties_hops_and_retain_travel() -> None:
+    world = World()
+    world.connect()
+    headers = (("k", Value(ValueType.STRING, "1")), ("k", Value(ValueType.INT32, 2)))
+    properties = property_set(Properties(content_type="text/plain", headers=headers))
+    for _ in range(2):  # encoded, then remembered
+        world.publish(message("x", properties=properties, hops=3, retain=True), receipts=[object()])
+    world.talk()
+    assert [flags for flags, _ in world.sent()] == [3, 3]
+    for row in world.remote.rows:
+        facts = publish_facts(row[3])
+        assert facts.hops == 3
+        assert facts.property_set.properties.headers == headers
+        assert facts.property_set.properties.content_type == "text/plain"
+
+
+async def test_a_congested_connection_waits_until_it_has_drained() -> None:
+    world = World()
+    world.connect()
+    world.stream.congested = True
+    world.publish(message("a", 0), message("b"))
+    world.talk()
+    assert (world.sent(), world.outcomes) == ([], {})
+    world.stream.congested = False
+    world.peer.drained()
+    world.talk()
+    assert len(world.outcomes) == 2
+
+
+async def test_large_messages_go_in_bounded_pieces() -> None:
+    world = World()
+    world.packet_bytes_max = 1 << 22
+    world.connect()
+    bodies = [bytes([number]) * 600_000 for number in range(6)]
+    seen: list[int] = []
+    sending = world.peer.send
+
+    def watched(rows: list[tuple[int, bytes, int, bytes, bytes]], octets: int) -> object:
+        seen.append(octets)
+        return sending(rows, octets)
+
+    world.peer.send = watched  # type: ignore[method-assign, assignment]
+    world.publish(*[message(body) for body in bodies])
+    world.talk()
+    assert seen == [600_000] * 6
+    assert [body for _, body in world.sent()] == bodies
+
+
+async def test_packet_ids_are_unique_among_those_in_flight() -> None:
+    world = World()
+    remote = world.connect()
+    remote.acks = False
+    world.publish(message("stuck", 2), message("stuck too", 1))
+    world.talk()
+    stuck = {row[2] for row in remote.rows}
+    remote.acks = True
+    batch = [message("x") for _ in range(1_000)]
+    for turn in range(PACKET_IDS // 1_000 + 2):
+        world.publish(*batch, receipts=[(turn, at) for at in range(1_000)])
+        world.talk()
+        assert not stuck & {row[2] for row in remote.rows[2:]}
+        assert len({row[2] for row in remote.rows[2:]}) == 1_000
+        del remote.rows[2:]
+    assert world.stats.in_flight == 2
+
+
+@pytest.mark.parametrize(
+    "ends, most, reason",
+    [
+        (None, BARREN_MAX, Reason.TARGET_REFUSED),
+        (ReasonCode.NOT_AUTHORIZED, BARREN_MAX, Reason.TARGET_REFUSED),
+        (ReasonCode.PACKET_TOO_LARGE, 2, Reason.TOO_LARGE),
+    ],
+)
+async def test_a_message_that_the_broker_hangs_up_on_is_rejected_in_the_end(
+    ends: int | None, most: int, reason: Reason
+) -> None:
+    world = World()
+    world.present, world.acks = True, False
+    world.publish(message("a"), message("poison"), message("b"))
+    for _ in range(most + 3):
+        remote = world.connect()
+        for row in list(remote.rows):
+            if row[4] == b"poison":
+                break
+            remote.ack([row])
+            world.talk()
+        if not any(row[4] == b"poison" for row in remote.rows):
+            break
+        if ends is not None:
+            remote.machine.send_disconnect(ends)
+            world.talk()
+        world.drop()
+    assert verdict(world, b"poison") == (Verdict.REJECTED, reason)
+    remote = world.remote
+    remote.ack([row for row in remote.rows if row[4] == b"b"])
+    world.talk()
+    assert world.outcomes[b"a"] is ACCEPTED
+    assert world.outcomes[b"b"] is ACCEPTED
+    assert len(world.link.went) == most + 1  # once more, for "a" was acknowledged the first time
+
+
+async def test_unknown_acknowledgements_do_no_harm() -> None:
+    for version, code in (("5.0", ReasonCode.PACKET_IDENTIFIER_NOT_FOUND), ("3.1.1", 0)):
+        world = World(version=version)
+        remote = world.connect()
+        for kind in (PacketType.PUBACK, PacketType.PUBREC, PacketType.PUBCOMP, PacketType.PUBREL):
+            remote.machine.acknowledge(kind, [77])
+        world.talk()
+        assert remote.acks_of(PacketType.PUBREL) == [(77, code)]
+        assert remote.acks_of(PacketType.PUBCOMP) == [(77, code)]
+        assert world.link.went == []
+
+
+@pytest.mark.parametrize("seed", range(30))
+async def test_whatever_happens_each_message_is_settled_once_and_arrives_in_order(seed: int) -> None:
+    """Publish, acknowledge, lose the connection and the session at random; then let everything finish."""
+    chance = random.Random(seed)
+    world = World(version=chance.choice(["5.0", "3.1.1"]), in_flight_max=chance.choice([1, 3, 40]))
+    world.acks = False
+    published: list[bytes] = []
+    arrived: list[bytes] = []
+    connected = False
+    for _ in range(120):
+        match chance.randrange(5):
+            case 0:
+                bodies = [b"%d" % (len(published) + at) for at in range(chance.randrange(1, 9))]
+                published += bodies
+                world.publish(*[message(body, chance.randrange(3)) for body in bodies])
+            case 1 if not connected:
+                world.receive_max = chance.choice([1, 4, 65_535])
+                world.connect()
+                connected = True
+            case 2 if connected and chance.random() < 0.3:
+                world.drop()
+                arrived += [row[4] for row in world.remote.rows]
+                connected, world.present = False, chance.random() < 0.7
+            case _ if connected:
+                _answer_some(world, chance)
+        if connected:
+            world.talk()
+    if connected:
+        world.drop()
+        arrived += [row[4] for row in world.remote.rows]
+    world.acks, world.present = True, True
+    world.connect()
+    arrived += [row[4] for row in world.remote.rows]
+    assert set(world.outcomes) == set(published)
+    assert set(world.outcomes.values()) <= {ACCEPTED}
+    assert list(dict.fromkeys(arrived)) == published
+    assert world.conversation.idle
+
+
+def _answer_some(world: World, chance: random.Random) -> None:
+    """Acknowledge from the oldest on, as far as chance goes; in MQTT order is kept."""
+    remote = world.remote
+    released = [one for one, _ in remote.acks_of(PacketType.PUBREL)]
+    while remote.answered < len(remote.rows) and chance.random() < 0.7:
+        remote.ack([remote.rows[remote.answered]])
+        remote.answered += 1
+    if remote.completed < len(released):
+        remote.machine.acknowledge(PacketType.PUBCOMP, released[remote.completed :])
+        remote.completed = len(released)

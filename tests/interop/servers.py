@@ -1,0 +1,282 @@
+"""Real brokers for tests and benchmarks: RabbitMQ and Mosquitto from Debian's packages.
+
+Each runs in a folder of its own on free loopback ports, beside whatever else the machine runs, and as any
+user including root. `stop()` and `start()` are an outage: ports and data stay. A broker's processes form one
+process group, which `stop()` ends and waits for. `start()` returns when the broker answers its protocol.
+
+RabbitMQ is launched by the script in its library folder (the one in /usr/sbin insists on a system user). Its
+port mapper, epmd, would outlive it as a daemon; so it is started first, in the foreground, as our own child.
+"""
+
+from __future__ import annotations
+
+import os
+import shutil
+import signal
+import socket
+import subprocess
+import time
+from collections.abc import Callable, Sequence
+from pathlib import Path
+from typing import IO, Final, Self
+
+LOOPBACK: Final = "127.0.0.1"
+START_SECS_MAX: Final = 90.0
+STOP_SECS_MAX: Final = 30.0
+POLL_SECS: Final = 0.05
+RABBITMQ_SCRIPTS: Final = "/usr/lib/rabbitmq/lib"
+ALSO_SEARCHED: Final = ("/usr/sbin", "/usr/bin", "/usr/local/sbin")
+
+
+class PeerMissingError(Exception):
+    """The program is not installed on this machine."""
+
+
+class BrokerError(Exception):
+    """The broker did not start; the text ends with what it last wrote."""
+
+
+def free_ports(count: int) -> list[int]:
+    """`count` different TCP ports that nothing on the loopback interface is bound to."""
+    sockets = [socket.socket() for _ in range(count)]
+    try:
+        for one in sockets:
+            one.bind((LOOPBACK, 0))
+        return [int(one.getsockname()[1]) for one in sockets]
+    finally:
+        for one in sockets:
+            one.close()
+
+
+def program(name: str) -> str:
+    """The path of an installed program; raises PeerMissingError."""
+    found = shutil.which(name) or shutil.which(name, path=os.pathsep.join(ALSO_SEARCHED))
+    if found is None:
+        raise PeerMissingError(f"{name} is not installed")
+    return found
+
+
+def rabbitmq_script(name: str) -> str:
+    """A script of the newest RabbitMQ in its library folder; raises PeerMissingError."""
+    found = sorted(Path(RABBITMQ_SCRIPTS).glob(f"rabbitmq_server-*/sbin/{name}"))
+    if not found:
+        raise PeerMissingError("rabbitmq-server is not installed")
+    return str(found[-1])
+
+
+def answers(port: int, request: bytes, expected: bytes) -> bool:
+    """Whether the peer on `port` answers `request` with octets that begin with `expected`."""
+    try:
+        with socket.create_connection((LOOPBACK, port), timeout=2.0) as stream:
+            stream.sendall(request)
+            return stream.recv(len(expected)) == expected
+    except OSError:
+        return False
+
+
+def mqtt_answers(port: int) -> bool:
+    """Whether an MQTT broker accepts a connection."""
+    connect = b"\x10\x10\x00\x04MQTT\x04\x02\x00\x0a\x00\x04test"
+    return answers(port, connect, b"\x20\x02")
+
+
+def amqp_answers(port: int) -> bool:
+    """Whether an AMQP 0-9-1 broker greets: a method frame on channel 0."""
+    return answers(port, b"AMQP\x00\x00\x09\x01", b"\x01\x00\x00")
+
+
+class _Processes:
+    """One process group, started again and again with the same command line."""
+
+    def __init__(
+        self, command: Sequence[str], folder: Path, environment: dict[str, str] | None = None
+    ) -> None:
+        self._command = list(command)
+        self._environment = environment
+        self._folder = folder
+        self._log = folder / f"{Path(command[0]).name}.out"
+        self._process: subprocess.Popen[bytes] | None = None
+
+    @property
+    def running(self) -> bool:
+        return self._process is not None and self._process.poll() is None
+
+    def start(self, ready: Callable[[], bool]) -> None:
+        """Start, and return when `ready`; raises BrokerError when that takes too long."""
+        assert not self.running, "already running"
+        with self._log.open("ab") as log:
+            self._process = self._launch(log)
+        deadline = time.monotonic() + START_SECS_MAX
+        while not ready():
+            if not self.running or time.monotonic() > deadline:
+                self.stop()
+                raise BrokerError(f"{self._command[0]} did not start:\n{self._log.read_text()[-2_000:]}")
+            time.sleep(POLL_SECS)
+
+    def _launch(self, log: IO[bytes]) -> subprocess.Popen[bytes]:
+        return subprocess.Popen(
+            self._command,
+            cwd=self._folder,
+            env=self._environment,
+            stdin=subprocess.DEVNULL,
+            stdout=log,
+            stderr=subprocess.STDOUT,
+            start_new_session=True,
+        )
+
+    def stop(self, kill: bool = False) -> None:
+        """End the whole group: politely, or at once; then wait for it."""
+        process, self._process = self._process, None
+        if process is None:
+            return
+        if not kill:
+            self._signal(process.pid, signal.SIGTERM)
+            try:
+                process.wait(STOP_SECS_MAX)
+            except subprocess.TimeoutExpired:
+                kill = True
+        self._signal(process.pid, signal.SIGKILL)
+        process.wait(STOP_SECS_MAX)
+
+    @staticmethod
+    def _signal(group: int, number: signal.Signals) -> None:
+        try:
+            os.killpg(group, number)
+        except ProcessLookupError:
+            return  # all of the group have ended
+
+
+class _Broker:
+    """What both brokers share: start, stop, restart, and leaving nothing behind."""
+
+    def start(self) -> None:
+        raise NotImplementedError
+
+    def stop(self, kill: bool = False) -> None:
+        raise NotImplementedError
+
+    def restart(self) -> None:
+        """An outage from which the broker comes back at the same ports."""
+        self.stop()
+        self.start()
+
+    def __enter__(self) -> Self:
+        self.start()
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.stop()
+
+
+class Mosquitto(_Broker):
+    """A Mosquitto that anyone may use, without persistence. `lines` are added to its configuration file."""
+
+    def __init__(self, folder: Path, lines: Sequence[str] = ()) -> None:
+        folder.mkdir(parents=True, exist_ok=True)
+        (self.port,) = free_ports(1)
+        configuration = folder / "mosquitto.conf"
+        told = (f"listener {self.port} {LOOPBACK}", "allow_anonymous true", "persistence false", *lines)
+        account = ("user root",) if os.geteuid() == 0 else ()
+        configuration.write_text("\n".join((*account, *told)) + "\n")
+        self._processes = _Processes((program("mosquitto"), "-c", str(configuration)), folder)
+
+    @property
+    def url(self) -> str:
+        return f"mqtt://{LOOPBACK}:{self.port}"
+
+    @property
+    def running(self) -> bool:
+        return self._processes.running
+
+    def start(self) -> None:
+        self._processes.start(lambda: mqtt_answers(self.port))
+
+    def stop(self, kill: bool = False) -> None:
+        """End it; `kill` gives it no chance to say goodbye."""
+        self._processes.stop(kill)
+
+
+class RabbitMQ(_Broker):
+    """A RabbitMQ node with the user guest/guest; with `mqtt`, its MQTT plugin listens on `mqtt_port`.
+
+    `lines` are added to its rabbitmq.conf.
+    """
+
+    def __init__(self, folder: Path, *, mqtt: bool = False, lines: Sequence[str] = ()) -> None:
+        folder.mkdir(parents=True, exist_ok=True)
+        self._folder = folder
+        self._mqtt = mqtt
+        self.port, self.mqtt_port, self._epmd_port, self._distribution_port = free_ports(4)
+        self.node = f"gateway-test-{os.getpid()}-{self.port}@localhost"
+        told = [f"listeners.tcp.1 = {LOOPBACK}:{self.port}", "log.file.level = warning"]
+        if mqtt:
+            told += [f"mqtt.listeners.tcp.1 = {LOOPBACK}:{self.mqtt_port}", "mqtt.allow_anonymous = true"]
+        (folder / "rabbitmq.conf").write_text("\n".join((*told, *lines)) + "\n")
+        (folder / "enabled_plugins").write_text("[rabbitmq_mqtt].\n" if mqtt else "[].\n")
+        (folder / "environment.conf").write_text("")  # instead of the machine's /etc/rabbitmq
+        self.environment = self._environment()
+        self._epmd = _Processes(
+            (program("epmd"), "-address", LOOPBACK, "-port", str(self._epmd_port)), folder, self.environment
+        )
+        self._processes = _Processes((rabbitmq_script("rabbitmq-server"),), folder, self.environment)
+
+    def _environment(self) -> dict[str, str]:
+        kept = {name: text for name, text in os.environ.items() if not name.startswith(("RABBITMQ_", "ERL_"))}
+        kept.pop("NOTIFY_SOCKET", None)
+        folder = str(self._folder)
+        own = {
+            "HOME": folder,  # where Erlang keeps the cookie
+            "ERL_EPMD_ADDRESS": LOOPBACK,
+            "ERL_EPMD_PORT": str(self._epmd_port),
+            "RABBITMQ_NODENAME": self.node,
+            "RABBITMQ_DIST_PORT": str(self._distribution_port),
+            "RABBITMQ_CONF_ENV_FILE": f"{folder}/environment.conf",
+            "RABBITMQ_CONFIG_FILE": f"{folder}/rabbitmq.conf",
+            "RABBITMQ_ADVANCED_CONFIG_FILE": f"{folder}/none.config",
+            "RABBITMQ_ENABLED_PLUGINS_FILE": f"{folder}/enabled_plugins",
+            "RABBITMQ_MNESIA_BASE": f"{folder}/mnesia",
+            "RABBITMQ_LOG_BASE": f"{folder}/log",
+            "RABBITMQ_SERVER_ADDITIONAL_ERL_ARGS": "-kernel inet_dist_use_interface {127,0,0,1}",
+        }
+        return kept | own
+
+    @property
+    def url(self) -> str:
+        return f"amqp://guest:guest@{LOOPBACK}:{self.port}/%2F"
+
+    @property
+    def running(self) -> bool:
+        return self._processes.running
+
+    def start(self) -> None:
+        if not self._epmd.running:
+            self._epmd.start(lambda: _listens(self._epmd_port))
+        try:
+            self._processes.start(self._ready)
+        except BaseException:
+            self._epmd.stop()
+            raise
+
+    def _ready(self) -> bool:
+        return amqp_answers(self.port) and (not self._mqtt or mqtt_answers(self.mqtt_port))
+
+    def stop(self, kill: bool = False) -> None:
+        """End it and its port mapper; `kill` gives it no chance to say goodbye or write to disk."""
+        self._processes.stop(kill)
+        self._epmd.stop()
+
+    def control(self, *arguments: str) -> str:
+        """Run `rabbitmqctl` against this node (a second or two) and return what it printed."""
+        command = [rabbitmq_script("rabbitmqctl"), "--node", self.node, "--quiet", *arguments]
+        done = subprocess.run(
+            command, env=self.environment, capture_output=True, text=True, check=True, timeout=60
+        )
+        return done.stdout
+
+
+def _listens(port: int) -> bool:
+    try:
+        socket.create_connection((LOOPBACK, port), timeout=2.0).close()
+    except OSError:
+        return False
+    return True

@@ -1,0 +1,250 @@
+"""The configuration: what it means, where a value comes from, and how an error says where to look."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+import yaml
+from pydantic import ValidationError
+
+from gateway.errors import ConfigurationError
+from gateway.settings import Limits, Settings, Target, load_settings, masked, parse_url
+
+ERP = "links:\n  erp:\n    url: amqps://gateway@rabbit.internal/prod\n"
+
+
+def written(folder: Path, text: str) -> Path:
+    path = folder / "gateway.yaml"
+    path.write_text(text)
+    return path
+
+
+def test_without_a_file_everything_has_a_default() -> None:
+    settings = load_settings(None, {})
+    ports = {name: (one.protocol, one.port) for name, one in settings.listeners.items()}
+    assert ports == {"mqtt": ("mqtt", 1883), "amqp091": ("amqp091", 5672)}
+    assert [path.name for path in settings.mapping_files()] == ["identity.yaml"]
+    assert settings.links == {}
+
+
+def test_an_empty_file_is_no_file(tmp_path: Path) -> None:
+    assert load_settings(written(tmp_path, "# nothing\n"), {}) == load_settings(None, {})
+    assert load_settings(written(tmp_path, "links:\nlisteners:\n"), {}) == load_settings(None, {})
+
+
+PORTS = [
+    ("protocol: mqtt", 1883),
+    ("protocol: mqtt, tls: {cert_file: c, key_file: k}", 8883),
+    ("protocol: mqtt, websocket_path: /mqtt", 8083),
+    ("protocol: mqtt, websocket_path: /mqtt, tls: {cert_file: c, key_file: k}", 8084),
+    ("protocol: amqp091", 5672),
+    ("protocol: amqp091, tls: {cert_file: c, key_file: k}", 5671),
+    ("protocol: amqpfast", 3018),
+    ("protocol: mqtt, port: 0", 0),
+]
+
+
+@pytest.mark.parametrize("listener, port", PORTS)
+def test_a_listener_has_the_port_of_its_protocol(tmp_path: Path, listener: str, port: int) -> None:
+    settings = load_settings(written(tmp_path, f"listeners:\n  one: {{{listener}}}\n"), {})
+    assert settings.listeners["one"].port == port
+
+
+def test_the_environment_is_over_the_file(tmp_path: Path) -> None:
+    text = "listeners:\n  Plant-A: {protocol: mqtt, port: 1}\n" + ERP + "limits: {hops_max: 3}\n"
+    env = {
+        "GATEWAY_CONFIG": str(written(tmp_path, text)),
+        "GATEWAY_LISTENERS__PLANT_A__PORT": "1884",
+        "GATEWAY_LISTENERS__AMQP__PROTOCOL": "amqp091",
+        "GATEWAY_LINKS__ERP__PASSWORD": "1234",
+        "GATEWAY_LINKS__ERP__REQUIRED": "true",
+        "GATEWAY_LINKS__ERP__QOS": "2",
+        "GATEWAY_LINKS__ERP__VERSION": "5.0",
+        "GATEWAY_LINKS__ERP__TLS__CA_FILE": "/ca.pem",
+        "GATEWAY_MAPPINGS": "[a.yaml, b.yaml]",
+        "GATEWAY_LIMITS__CONNECT_TIMEOUT_SECS": "2.5",
+        "GATEWAY_REPLICA": "7",
+        "GATEWAY_PORT": "tcp://10.0.0.7:1883",
+        "GATEWAY_SERVICE_PORT_MQTT": "1883",
+        "GATEWAY_PORT_1883_TCP_ADDR": "10.0.0.7",
+        "OTHER": "x",
+    }
+    settings = load_settings(None, env)
+    assert settings.listeners["Plant-A"].port == 1884
+    assert settings.listeners["amqp"].port == 5672
+    link = settings.links["erp"]
+    assert (link.required, link.qos, link.version, link.tls.ca_file) == (True, 2, "5.0", Path("/ca.pem"))
+    assert link.target() == Target("amqp091", True, "rabbit.internal", 5671, "prod", "gateway", "1234")
+    assert settings.mappings == ("a.yaml", "b.yaml")
+    assert (settings.limits.hops_max, settings.limits.connect_timeout_secs) == (3, 2.5)
+    assert settings.client_id_of("erp") == "gateway-7"
+
+
+def test_a_variable_changes_a_default_listener_and_keeps_the_other() -> None:
+    settings = load_settings(None, {"GATEWAY_LISTENERS__MQTT__PORT": "1884"})
+    assert {name: one.port for name, one in settings.listeners.items()} == {"mqtt": 1884, "amqp091": 5672}
+
+
+FAULTS = [
+    ("listners: {}\n", ":1: listners: unknown key; did you mean listeners?"),
+    (
+        "listeners:\n  a: {protocol: mqtt}\n  b:\n    protocol: mqtt\n    prot: 1\n",
+        ":5: listeners.b.prot: unknown key",
+    ),
+    (ERP + "    prefech: 5\n", ":4: links.erp.prefech: unknown key; did you mean prefetch?"),
+    (ERP + "    tls: {ca: x}\n", ":4: links.erp.tls.ca: unknown key; did you mean ca_file?"),
+    ("limits: {hops: 1}\n", ":1: limits.hops: unknown key; did you mean hops_max?"),
+    ("limits:\n  hops_max: '8'\n", ":2: limits.hops_max: input should be a valid integer (given: '8')"),
+    (
+        "limits:\n  hops_max: 0\n",
+        ":2: limits.hops_max: input should be greater than or equal to 1 (given: 0)",
+    ),
+    ("http: {port: 70000}\n", ":1: http.port: input should be less than or equal to 65535 (given: 70000)"),
+    ("listeners: {a: {protocol: mqt}}\n", ":1: listeners.a.protocol: input should be 'mqtt', 'amqp091'"),
+    ("listeners: {a: {port: 1}}\n", ":1: listeners.a.protocol: field required"),
+    (
+        "listeners: {a: {protocol: amqp091, websocket_path: /x}}\n",
+        "listeners.a: websocket_path is for protocol mqtt",
+    ),
+    ("links: {a: {url: 'http://x'}}\n", ":1: links.a: a broker's URL begins with one of mqtt://, mqtts://"),
+    ("links: {a: {url: 'amqp:///x'}}\n", ":1: links.a: the URL names no host"),
+    ("links: {a: {url: 'mqtt://x/y'}}\n", ":1: links.a: the URL of an MQTT broker has no path"),
+    ("links: {a: {url: 'amqp://u:p@x', password_file: f}}\n", ":1: links.a: say the password once"),
+    ("links: {a: {url: 'amqp://x', reconnect_min_secs: 60}}\n", ":1: links.a: reconnect_min_secs is greater"),
+    (
+        "links: {a: {url: 'amqp://x', tls: {cert_file: f}}}\n",
+        "links.a.tls: cert_file and key_file belong together",
+    ),
+    ("links: {mqtt: {url: 'mqtt://x'}}\n", "'mqtt' names a listener and a link"),
+    ("links: {'a b': {url: 'mqtt://x'}}\n", "the endpoint name 'a b' must match"),
+    (
+        "listeners: {a: {protocol: mqtt}, b: {protocol: mqtt}}\n",
+        "listeners.a and listeners.b both want port 1883",
+    ),
+    ("http: {port: 1883}\n", "listeners.mqtt and http both want port 1883"),
+    ("users: {ann: {}}\n", ":1: users.ann: say one of password_hash and password_hash_file"),
+    ("http: {}\nhttp: {}\n", ":2: http: said before in line 1"),
+    ("http: [1\n", ":2: not YAML"),
+    ("- a\n", ":1: a configuration is a table of keys"),
+    ("http: {\x00}\n", "not YAML"),
+]
+
+
+@pytest.mark.parametrize("text, expected", FAULTS, ids=[row[1][:50] for row in FAULTS])
+def test_an_error_says_where_and_why(tmp_path: Path, text: str, expected: str) -> None:
+    path = written(tmp_path, text)
+    with pytest.raises(ConfigurationError) as caught:
+        load_settings(path, {})
+    assert str(caught.value).startswith(str(path))
+    assert expected in str(caught.value)
+    assert "\n" not in str(caught.value)
+
+
+def test_every_fault_is_told_on_a_line_of_its_own(tmp_path: Path) -> None:
+    with pytest.raises(ConfigurationError) as caught:
+        load_settings(written(tmp_path, "a: 1\nb: 2\nhttp: {prt: 1}\n"), {})
+    assert len(str(caught.value).splitlines()) == 3
+
+
+VARIABLES = [
+    ("GATEWAY_LISTNERS__MQTT__PORT", "1", "unknown key listners; did you mean listeners?"),
+    ("GATEWAY_LISTENERS__MQTT__PROT", "1", "unknown key listeners.mqtt.prot; did you mean port?"),
+    (
+        "GATEWAY_LISTENERS__MQTT__PORT",
+        "x",
+        "listeners.mqtt.port: input should be a valid integer (given: 'x')",
+    ),
+    ("GATEWAY_LISTENERS__MQTT__PORT__X", "1", "unknown key listeners.mqtt.port.x"),
+    ("GATEWAY_MAPPINGS", "[a", "not a YAML value"),
+]
+
+
+@pytest.mark.parametrize("variable, text, expected", VARIABLES)
+def test_an_error_names_the_variable(variable: str, text: str, expected: str) -> None:
+    with pytest.raises(ConfigurationError) as caught:
+        load_settings(None, {variable: text})
+    assert str(caught.value).startswith(f"environment {variable}: ")
+    assert expected in str(caught.value)
+
+
+def test_a_missing_file_is_named(tmp_path: Path) -> None:
+    with pytest.raises(ConfigurationError, match="absent.yaml: cannot be read"):
+        load_settings(tmp_path / "absent.yaml", {})
+
+
+URLS = [
+    ("mqtt://h", Target("mqtt", False, "h", 1883, "/", "", "")),
+    ("mqtts://u%40x:p%3A@h:1", Target("mqtt", True, "h", 1, "/", "u@x", "p:")),
+    ("amqp://h", Target("amqp091", False, "h", 5672, "/", "", "")),
+    ("amqp://h/", Target("amqp091", False, "h", 5672, "/", "", "")),
+    ("amqp://h/%2F", Target("amqp091", False, "h", 5672, "/", "", "")),
+    ("amqps://[::1]:9/a%2Fb", Target("amqp091", True, "::1", 9, "a/b", "", "")),
+    ("amqpfast://h", Target("amqpfast", False, "h", 3018, "/", "", "")),
+]
+
+
+@pytest.mark.parametrize("url, target", URLS)
+def test_a_url_is_taken_apart(url: str, target: Target) -> None:
+    assert parse_url(url) == target
+
+
+def test_a_secret_is_read_from_its_file_each_time(tmp_path: Path) -> None:
+    secret = tmp_path / "secret"
+    secret.write_text("one\n")
+    text = f"{ERP}    password_file: {secret}\nusers: {{ann: {{password_hash_file: {secret}}}}}\n"
+    settings = load_settings(written(tmp_path, text), {})
+    assert settings.links["erp"].target().password == "one"
+    secret.write_text("two")
+    assert settings.links["erp"].target().password == "two"
+    assert settings.users["ann"].hash() == "two"
+    assert settings.files() == [("links.erp.password_file", secret), ("users.ann.password_hash_file", secret)]
+    secret.unlink()
+    with pytest.raises(ConfigurationError, match="this secret cannot be read"):
+        settings.links["erp"].target()
+
+
+def test_what_is_shown_hides_secrets_and_can_be_read_again(tmp_path: Path) -> None:
+    text = (
+        "listeners: {m: {protocol: mqtt, limits: {hops_max: 2}}}\n"
+        "links: {a: {url: 'amqp://u:hush@h'}, b: {url: 'mqtt://h', password: hush}}\n"
+        "users: {ann: {password_hash: hush}}\n"
+    )
+    settings = load_settings(written(tmp_path, text), {})
+    shown = masked(settings)
+    assert "hush" not in shown
+    assert yaml.safe_load(shown)["listeners"]["m"]["limits"] == {"hops_max": 2}
+    assert load_settings(written(tmp_path, shown), {}).limits_of("m").hops_max == 2
+
+
+def test_a_fault_never_shows_a_secret(tmp_path: Path) -> None:
+    text = "links: {a: {url: 'http://u:hush@h'}, b: {url: 'mqtt://h', password: [hush]}}\n"
+    with pytest.raises(ConfigurationError) as caught:
+        load_settings(written(tmp_path, text), {})
+    assert "hush" not in str(caught.value)
+
+
+def test_a_listener_overrides_only_the_limits_it_names() -> None:
+    common = Limits(hops_max=3, queues_max=9)
+    assert common.overridden_by(Limits(queues_max=2)) == Limits(hops_max=3, queues_max=2)
+    assert common.overridden_by(None) is common
+
+
+def test_every_limit_says_its_reason() -> None:
+    assert [name for name, field in Limits.model_fields.items() if not field.description] == []
+
+
+def test_mapping_files_are_found_by_globs(tmp_path: Path) -> None:
+    for name in ("b.yaml", "a.yaml", "c.txt"):
+        (tmp_path / name).touch()
+    patterns = (f"{tmp_path}/*.yaml", f"{tmp_path}/missing.yaml")
+    assert [path.name for path in Settings(mappings=patterns).mapping_files()] == [
+        "a.yaml",
+        "b.yaml",
+        "missing.yaml",
+    ]
+
+
+def test_settings_do_not_change() -> None:
+    with pytest.raises(ValidationError, match="frozen"):
+        load_settings(None, {}).http.port = 1

@@ -1,0 +1,64 @@
+"""Counted things for tests of what is seen from outside: machines, streams and routes as plain data."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+
+from gateway.model.outcome import Outcome, Reason, Verdict
+from gateway.telemetry.metrics import Metrics
+
+
+@dataclass
+class Machine:
+    """A protocol machine that counts in lists or dictionaries."""
+
+    received: Sequence[int] | Mapping[str, int] = field(default_factory=lambda: [0, 1, 5])
+    sent: Sequence[int] | Mapping[str, int] = field(default_factory=lambda: [0, 0, 3])
+
+
+@dataclass
+class Octets:
+    octets_in: int = 100
+    octets_out: int = 30
+
+
+@dataclass
+class Crossing:
+    """A route's counters."""
+
+    name: str = "telemetry"
+    source: str = "mqtt"
+    target_endpoint: str = "erp"
+    matched: int = 10
+    delivered: int = 7
+    failed: int = 1
+    retried: int = 0
+    dropped: int = 0
+    unparsable: int = 2
+    undecided: int = 0
+    reply_kept: int = 1
+    in_flight: int = 2
+
+
+def metrics_with_traffic() -> Metrics:
+    """One listener with a connection, one link that is up, and one route."""
+    metrics = Metrics("1.2.3")
+    listener = metrics.listener("mqtt", "mqtt", ("", "connect", "publish"))
+    machine = Machine()
+    listener.accepted += 1
+    listener.opened(machine, Octets())
+    listener.spoke(machine, "5.0")
+    listener.messages_in += 5
+    listener.accepted_messages += 4
+    listener.refuse(Outcome(Verdict.REJECTED, Reason.QUOTA))
+    listener.refused.add("credentials", 2)
+    listener.latency.observe(0.0007, 4)
+    link = metrics.link("erp", "amqp091")
+    link.up = True
+    link.connects = 3
+    link.failures.add("refused", 2)
+    link.opened(Machine({"basic.ack": 4}, {"basic.publish": 4}), Octets(7, 8))
+    metrics.routes = lambda: [Crossing()]
+    metrics.broker_gauge("gateway_queues", lambda: 3)
+    return metrics
