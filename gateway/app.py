@@ -69,6 +69,7 @@ class Gateway:
             SessionLimits(limits.queue_messages_max, limits.queue_bytes_max, limits.inflight_max),
             sessions_max=limits.sessions_max,
             retained_max=limits.retained_messages_max,
+            retained_octets_max=limits.retained_bytes_max,
         )
         self.host = VirtualHost(
             "/",

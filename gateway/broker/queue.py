@@ -13,14 +13,12 @@ from collections import deque
 from collections.abc import Callable, Iterable
 from typing import Final, Protocol
 
+from gateway.broker.pressure import FULL, Pressure
 from gateway.model.batch import Part
 from gateway.model.message import Message
-from gateway.model.outcome import Outcome, Reason, Verdict
 
 # One consumer gets at most this many messages at a time, so that several share a long queue.
 DISPATCH_MESSAGES_MAX: Final = 256
-
-FULL: Final = Outcome(Verdict.RELEASED, Reason.QUOTA, "the queue is full")
 
 
 class Consumer(Protocol):
@@ -61,7 +59,8 @@ class Queue:
         self._first = 0
         self._turn = 0
         self._expired = expired
-        self._waiting: list[Callable[[], None]] = []
+        self.refused = 0
+        self._pressure = Pressure()
 
     def __len__(self) -> int:
         return len(self._ready) + len(self._returned)
@@ -71,12 +70,18 @@ class Queue:
         """True: its sources should stop reading until it has drained."""
         return len(self) >= self.messages_max or self.octets >= self.octets_max
 
-    def when_drained(self, call: Callable[[], None]) -> None:
-        """Have `call` called once when a full queue has room again."""
-        self._waiting.append(call)
-
     def publish(self, part: Part) -> None:
-        """Take the part; it is accepted, for nothing here needs to survive."""
+        """Take the part; it is accepted, for nothing here needs to survive.
+
+        A full queue has its sources stop reading. Whoever cannot be stopped (a connection that also consumes
+        must go on acknowledging) is refused at twice the limit.
+        """
+        if self.full:
+            if len(self) >= 2 * self.messages_max or self.octets >= 2 * self.octets_max:
+                self.refused += len(part.messages)
+                part.settle(FULL)
+                return
+            self._pressure.hold_sources(part)
         self.put(part.messages)
         part.accept()
         self.dispatch()
@@ -227,11 +232,9 @@ class Queue:
     def _taken(self, count: int, octets: int) -> None:
         self.unacknowledged += count
         self.octets -= octets
-        if self._waiting:
+        if self._pressure:
             self._tell_drained()
 
     def _tell_drained(self) -> None:
-        if self._waiting and len(self) <= self.messages_max // 2 and self.octets <= self.octets_max // 2:
-            waiting, self._waiting = self._waiting, []
-            for call in waiting:
-                call()
+        if len(self) <= self.messages_max // 2 and self.octets <= self.octets_max // 2:
+            self._pressure.relieve()

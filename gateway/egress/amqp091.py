@@ -7,6 +7,8 @@ takes routes only: its own subscribers have it already.
 
 from __future__ import annotations
 
+from collections.abc import Callable
+
 import structlog
 import trio
 
@@ -19,7 +21,7 @@ from gateway.egress.link import Link
 from gateway.mapping.router import Subscriptions, Targets
 from gateway.model.address import Address, AmqpAddress
 from gateway.model.batch import Batch, Sink
-from gateway.model.message import Message
+from gateway.model.message import Message, Sender
 from gateway.model.outcome import Outcome, Reason, Verdict
 from gateway.protocols.amqp091.codec import decode_address
 from gateway.settings import Limits
@@ -114,6 +116,10 @@ class AmqpConversation:
         """Everything that has its time belongs to a connection."""
 
     # What batches ask: this is their source.
+
+    def hold(self, senders: set[Sender]) -> list[Callable[[], None]]:
+        """A link goes on reading, for its own confirms come in between; it is refused and tries again."""
+        return []
 
     def settle(self, receipts: list[Receipt], refused: dict[int, Outcome] | None, received: float) -> None:
         """Acknowledge what was accepted; refuse, or give back later, what was not."""

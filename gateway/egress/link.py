@@ -1,8 +1,8 @@
 """A link: one supervised connection to a remote broker.
 
-The task here connects, hands the socket to a poller, waits until the connection is lost, and tries again after
-a jittered, doubling wait. What is said over the connection is the conversation's business: one class per
-protocol, which outlives connections and keeps what has not been confirmed.
+The task here connects, hands the socket to a poller, waits until the connection is lost, and tries again
+after a jittered, doubling wait. What is said over the connection is the conversation's business: one class
+per protocol, which outlives connections and keeps what has not been confirmed.
 """
 
 from __future__ import annotations

@@ -19,7 +19,7 @@ import trio
 from gateway.broker.switch import Entry, Switch
 from gateway.model.address import MqttAddress
 from gateway.model.batch import Batch
-from gateway.model.message import NEVER, Message
+from gateway.model.message import NEVER, Message, Sender
 from gateway.model.outcome import Outcome, Reason, Verdict
 from gateway.model.properties import NO_PROPERTIES
 from gateway.protocols.mqtt.octets import decode_topic
@@ -141,6 +141,10 @@ class Incoming:
             self._retry(receipt)
 
     # What batches ask: this is their source.
+
+    def hold(self, senders: set[Sender]) -> list[Callable[[], None]]:
+        """A link goes on reading, for acknowledgements come in between; it is refused and tries again."""
+        return []
 
     def settle(
         self, receipts: list[Receipt | None], refused: dict[int, Outcome] | None, received: float

@@ -16,12 +16,12 @@ from gateway import __version__
 from gateway.broker.access import Access, Principal
 from gateway.broker.amqp091.virtual_host import VirtualHost
 from gateway.broker.dead_letters import DeadLetters
-from gateway.broker.switch import UNROUTED, Switch
+from gateway.broker.switch import UNROUTED, Entry, Switch
 from gateway.errors import RemoteProtocolError
 from gateway.ingress.amqp091_connection import AmqpConnection, Found, Receipt
 from gateway.ingress.listener import Listener
 from gateway.model.batch import Batch
-from gateway.model.message import Message
+from gateway.model.message import Message, Sender
 from gateway.model.outcome import Outcome, Reason, Verdict
 from gateway.model.properties import Headers, Value, ValueType, string
 from gateway.protocols.amqp091.table import decode_table, plain
@@ -121,6 +121,15 @@ class AmqpIngress:
             for outcome in refused.values():
                 self.stats.refuse(outcome)
 
+    def hold(self, senders: set[Sender]) -> list[Callable[[], None]]:
+        """A queue or session is full: its publishers stop reading until it calls what is returned."""
+        assert self.listener is not None
+        return [
+            release
+            for connection in self.listener.connections
+            if connection.sender in senders and (release := connection.hold()) is not None
+        ]
+
     # What connections ask.
 
     @staticmethod
@@ -144,12 +153,12 @@ class AmqpIngress:
             found = self._entries[name] = {}
         return found
 
-    def unclaimed(self, message: Message, receipt: Receipt | None) -> None:
+    def unclaimed(self, entry: Entry, message: Message, receipt: Receipt | None) -> None:
         """No queue and no route takes the message: returned if it is mandatory, and confirmed all the
         same.
         """
         if receipt is None or receipt[2] is None:
-            if not self.switch.router.crossings(self.name, message.address):
+            if not entry.ways:
                 self._dead_letters.add([message], "", UNROUTED)
             outcome = None
         else:

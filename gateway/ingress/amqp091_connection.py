@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import time
+from collections.abc import Callable
 from typing import TYPE_CHECKING, Any
 
 from gateway.broker.access import Principal
@@ -73,7 +74,7 @@ class AmqpConnection:
         self._deadline = now + limits.connect_timeout_secs
         self.channels: dict[int, AmqpChannel] = {}
         self.principal: Principal | None = None
-        self._sender = Sender(ingress.name)
+        self.sender = Sender(ingress.name)
         self._client_properties: dict[str, Any] = {}
         self._ready = False
         self._confirming: dict[AmqpChannel, None] = {}
@@ -117,6 +118,13 @@ class AmqpConnection:
     def idle(self) -> bool:
         """Nothing that this client published awaits its outcome."""
         return not self.unsettled
+
+    def hold(self) -> Callable[[], None] | None:
+        """Stop reading, unless the client must go on acknowledging; returns what undoes it."""
+        if any(channel.consumers for channel in self.channels.values()):
+            return None
+        self.stream.hold()
+        return self.stream.release
 
     def tick(self, now: float) -> None:
         """Heartbeats, and the time for the handshake."""
@@ -226,7 +234,7 @@ class AmqpConnection:
         self.principal = principal
         name = self._client_properties.get("connection_name", "")
         client = name if isinstance(name, str) else ""
-        self._sender = Sender(self.ingress.name, client, principal.name, self.stream.remote)
+        self.sender = Sender(self.ingress.name, client, principal.name, self.stream.remote)
         self.machine.authenticated()
         self.stream.mark()
 
@@ -248,7 +256,7 @@ class AmqpConnection:
         publish = ingress.switch.publish
         batch = ingress.batch
         channels = self.channels
-        sender = self._sender
+        sender = self.sender
         for content in contents:
             number, octets, raw, body = content
             channel = channels.get(number)
@@ -285,7 +293,7 @@ class AmqpConnection:
                 receipt = (channel, confirm, content if found.mandatory else None)
                 self.unsettled += 1
             if not publish(batch, entry, message, receipt):
-                ingress.unclaimed(message, receipt)
+                ingress.unclaimed(entry, message, receipt)
         ingress.stats.messages_in += len(contents)
         if self.unsettled >= ingress.unsettled_max and not self._held:
             self._held = True

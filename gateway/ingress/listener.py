@@ -16,6 +16,7 @@ import structlog
 import trio
 
 from gateway.errors import ConfigurationError
+from gateway.model.message import Sender
 from gateway.telemetry.stats import FrameCounts, ListenerStats
 from gateway.transport.poller import Poller
 from gateway.transport.stream import Peer, Stream, WriteSet
@@ -33,6 +34,10 @@ class Connection(Peer, Protocol):
     """A peer object of a listener."""
 
     stream: Stream
+    sender: Sender
+
+    def hold(self) -> Callable[[], None] | None:
+        """Stop reading, a queue is full; returns what undoes it, None when this must not be stopped."""
 
     @property
     def machine(self) -> FrameCounts:

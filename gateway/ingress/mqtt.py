@@ -110,6 +110,15 @@ class MqttIngress:
             for outcome in refused.values():
                 self.stats.refuse(outcome)
 
+    def hold(self, senders: set[Sender]) -> list[Callable[[], None]]:
+        """A queue or session is full: its publishers stop reading until it calls what is returned."""
+        assert self.listener is not None
+        return [
+            release
+            for connection in self.listener.connections
+            if connection.sender in senders and (release := connection.hold()) is not None
+        ]
+
     # What connections ask.
 
     @staticmethod
@@ -138,9 +147,9 @@ class MqttIngress:
             found = self._entries[name] = {}
         return found
 
-    def unclaimed(self, message: Message, receipt: Receipt | None) -> None:
+    def unclaimed(self, entry: Entry, message: Message, receipt: Receipt | None) -> None:
         """No subscription and no route takes the message: that is no error of the client (5: 3.4.2.1)."""
-        if not self.switch.router.crossings(self.name, message.address):
+        if not entry.ways:
             self._dead_letters.add([message], "", UNROUTED)
         if receipt is not None:
             receipt[0].accepted(receipt[1], receipt[2])
@@ -152,7 +161,7 @@ class MqttIngress:
         for way in entry.ways:
             way.crossing.route.retried += 1
         if not self.switch.publish(self.batch, entry, message, receipt):
-            self.unclaimed(message, receipt)
+            self.unclaimed(entry, message, receipt)
 
     def take_over(self, client_id: str) -> None:
         """A client connects: whoever has its identifier must go; a delayed will is not published."""
@@ -205,7 +214,7 @@ class MqttIngress:
             self.namespace.retain(message)
         entry = self.switch.entry(self.name, self.namespace, message.address)
         if not self.switch.publish(self.batch, entry, message, None):
-            self.unclaimed(message, None)
+            self.unclaimed(entry, message, None)
         self.turn_done()
 
     def forget(self, connection: MqttConnection) -> None:

@@ -3,16 +3,25 @@
 from __future__ import annotations
 
 import time
-from typing import TYPE_CHECKING, Any, Final
+from collections.abc import Callable
+from typing import TYPE_CHECKING, Final
 
 from gateway.broker.access import Principal
-from gateway.broker.mqtt.session import Grant, Row, Session, SubscriptionOptions
+from gateway.broker.mqtt.session import Row, Session
 from gateway.broker.switch import Entry
 from gateway.errors import RemoteProtocolError
+from gateway.ingress.mqtt_admission import (
+    connack_properties,
+    expiry_secs,
+    identifier_refused,
+    reason_name,
+)
+from gateway.ingress.mqtt_subscriptions import subscribe, unsubscribe
 from gateway.model.address import MqttAddress
 from gateway.model.message import NEVER, Message, Sender
 from gateway.model.outcome import Outcome
 from gateway.model.properties import NO_PROPERTIES
+from gateway.protocols.mqtt.connection import State
 from gateway.protocols.mqtt.octets import decode_topic
 from gateway.protocols.mqtt.packets import (
     Acks,
@@ -36,7 +45,6 @@ Receipt = tuple["MqttConnection", int, int, Message, Entry]
 
 RETRY_SECS_MIN: Final = 1.0
 RETRY_SECS_MAX: Final = 30.0
-NO_EXPIRY: Final = 0xFFFF_FFFF  # MQTT 5 §3.1.2.11.2: the session does not expire
 
 
 class MqttConnection:
@@ -58,11 +66,10 @@ class MqttConnection:
         self._deadline = now + limits.connect_timeout_secs
         self._principal: Principal | None = None
         self._entries: dict[bytes, Entry] = {}
-        self._sender = Sender(ingress.name)
+        self.sender = Sender(ingress.name)
         self._will: Message | None = None
         self._will_delay = 0.0
         self._held = False
-        self._bridge = False  # a bridge of Mosquitto's kind (level 0x83, 0x84): no local, retain as published
         self._pubacks: list[int] = []
         self._pubrecs: list[int] = []
         self._retries: list[tuple[float, Receipt]] = []
@@ -82,6 +89,8 @@ class MqttConnection:
 
     def data_to_send(self) -> bytes:
         """Acknowledgements that have gathered, and whatever was encoded."""
+        if self.machine.state is not State.OPEN:
+            return self.machine.data_to_send()
         if self._pubacks:
             self.machine.acknowledge(PacketType.PUBACK, self._pubacks)
             self._pubacks = []
@@ -120,6 +129,13 @@ class MqttConnection:
         """Nothing that this client published awaits its outcome."""
         return not self.unsettled
 
+    def hold(self) -> Callable[[], None] | None:
+        """Stop reading, unless the client must go on acknowledging; returns what undoes it."""
+        if self.session is not None and self.session.subscriptions:
+            return None
+        self.stream.hold()
+        return self.stream.release
+
     def tick(self, now: float) -> None:
         """Keep-alive, the time to CONNECT, and refused messages whose turn it is."""
         if self.session is None:
@@ -145,8 +161,8 @@ class MqttConnection:
 
     @property
     def congested(self) -> bool:
-        """The client does not read fast enough."""
-        return self.stream.congested
+        """The client does not read fast enough, or not any more."""
+        return self.machine.state is not State.OPEN or self.stream.congested
 
     def send(self, rows: list[Row]) -> list[Row]:
         """Encode the rows; returns those larger than the client's Maximum Packet Size."""
@@ -208,11 +224,11 @@ class MqttConnection:
             self.unsettled -= 1
             if qos == 2 and self.session is not None:
                 self.session.incoming.pop(packet_id, None)
-            if not self.stream.closed:
+            if self.machine.state is State.OPEN:
                 kind = PacketType.PUBACK if qos == 1 else PacketType.PUBREC
                 self.machine.send_ack(kind, packet_id, REASON_CODES[outcome.reason], outcome.text)
                 self.stream.mark()
-        elif self.stream.closed:
+        elif self.machine.state is not State.OPEN:
             if qos == 2 and self.session is not None:
                 self.session.incoming.pop(packet_id, None)  # the client sends it again when it returns
         else:
@@ -238,9 +254,12 @@ class MqttConnection:
             elif isinstance(event, Connect):
                 self._connect(event)
             elif isinstance(event, Subscribe):
-                self._subscribe(event)
+                assert self.session is not None
+                assert self._principal is not None
+                subscribe(self._ingress, self.session, self._principal, self.machine, event)
             elif isinstance(event, Unsubscribe):
-                self._unsubscribe(event)
+                assert self.session is not None
+                unsubscribe(self._ingress, self.session, self.machine, event)
             elif isinstance(event, Disconnect):
                 self._disconnect(event)
             elif not isinstance(event, Pingreq):  # the machine has answered that
@@ -256,7 +275,7 @@ class MqttConnection:
         entries = ingress.entries_of(self._principal)
         publish = ingress.switch.publish
         batch = ingress.batch
-        sender = self._sender
+        sender = self.sender
         for flags, topic, packet_id, raw, body in rows:
             entry = entries.get(topic)
             if entry is None:
@@ -289,7 +308,7 @@ class MqttConnection:
             if flags & 1:
                 ingress.namespace.retain(message)
             if not publish(batch, entry, message, receipt):
-                ingress.unclaimed(message, receipt)
+                ingress.unclaimed(entry, message, receipt)
         ingress.stats.messages_in += len(rows)
         if self.unsettled >= ingress.limits.inflight_max and not self._held:
             self._held = True
@@ -347,54 +366,6 @@ class MqttConnection:
                 self.machine.send_ack(PacketType.PUBCOMP, packet_id, reason)
         self.stream.mark()
 
-    def _subscribe(self, packet: Subscribe) -> None:
-        ingress = self._ingress
-        session = self.session
-        assert session is not None and self._principal is not None
-        given = packet.properties.get(Property.SUBSCRIPTION_IDENTIFIER, (0,))
-        reasons = []
-        owed: list[tuple[list[Message], SubscriptionOptions]] = []
-        for wanted in packet.subscriptions:
-            if not ingress.access.may_subscribe(self._principal, ingress.name, wanted.filter):
-                reasons.append(self._suback_refusal(ReasonCode.NOT_AUTHORIZED))
-                continue
-            if wanted.filter.startswith("$share/"):
-                reasons.append(self._suback_refusal(ReasonCode.SHARED_SUBSCRIPTIONS_NOT_SUPPORTED))
-                continue
-            if wanted.filter not in session.subscriptions and (
-                len(session.subscriptions) >= ingress.limits.subscriptions_max
-            ):
-                reasons.append(self._suback_refusal(ReasonCode.QUOTA_EXCEEDED))
-                continue
-            options = SubscriptionOptions(
-                wanted.qos,
-                wanted.no_local or self._bridge,
-                wanted.retain_as_published or self._bridge,
-                wanted.retain_handling,
-                given[0],
-            )
-            owed.append((ingress.namespace.subscribe(session, wanted.filter, options), options))
-            reasons.append(wanted.qos)
-        self.machine.send_suback(packet.packet_id, reasons)
-        for messages, options in owed:
-            if messages:
-                session.offer(messages, Grant(session, [options], retained=True))
-
-    def _suback_refusal(self, reason: ReasonCode) -> int:
-        """Before MQTT 5 there is one word for all refusals (3.1.1 §3.9.3)."""
-        return reason if self.machine.version == Version.V5 else ReasonCode.UNSPECIFIED_ERROR
-
-    def _unsubscribe(self, packet: Unsubscribe) -> None:
-        session = self.session
-        assert session is not None
-        reasons = [
-            ReasonCode.SUCCESS
-            if self._ingress.namespace.unsubscribe(session, topic_filter)
-            else ReasonCode.NO_SUBSCRIPTION_EXISTED
-            for topic_filter in packet.filters
-        ]
-        self.machine.send_unsuback(packet.packet_id, reasons)
-
     def _disconnect(self, packet: Disconnect) -> None:
         if packet.reason != ReasonCode.DISCONNECT_WITH_WILL:
             self._will = None
@@ -406,8 +377,8 @@ class MqttConnection:
                     reason=ReasonCode.PROTOCOL_ERROR,
                 )
             self.session.persistent = expiry > 0
-            self._expiry_secs = self._granted_expiry(expiry)
-        self.stream.abort("DISCONNECT")
+            self._expiry_secs = float(min(expiry, self._ingress.limits.session_expiry_secs_max))
+        self.stream.end("DISCONNECT")
 
     # CONNECT.
 
@@ -443,61 +414,44 @@ class MqttConnection:
         if principal is None:
             self._refuse(otherwise, "")
             return
-        client_id = packet.client_id
-        if (
-            not client_id
-            and (packet.version < Version.V311 or not packet.clean_start)
-            and packet.version < Version.V5
-        ):
+        if identifier_refused(packet):
             self._refuse(ReasonCode.CLIENT_IDENTIFIER_NOT_VALID, "a client identifier is needed")
             return
-        if client_id not in ingress.namespace.sessions and ingress.sessions_full:
+        if packet.client_id not in ingress.namespace.sessions and ingress.sessions_full:
             self._refuse(ReasonCode.QUOTA_EXCEEDED, "limits.sessions_max is reached")
             return
-        assigned = client_id or ingress.new_client_id()
-        expiry = packet.properties.get(Property.SESSION_EXPIRY_INTERVAL, 0)
-        if packet.version < Version.V5:
-            expiry = 0 if packet.clean_start else NO_EXPIRY
-        self._expiry_secs = self._granted_expiry(expiry)
-        ingress.take_over(assigned)
-        session, present = ingress.namespace.open(assigned, clean=packet.clean_start, persistent=expiry > 0)
+        assigned = packet.client_id or ingress.new_client_id()
+        properties = connack_properties(packet, assigned, ingress.limits)
+        present = assigned in ingress.namespace.sessions and not packet.clean_start
+        self.machine.send_connack(session_present=present, properties=properties)
+        if self.machine.state is not State.OPEN:  # it takes no packet as large as our CONNACK
+            self.stream.end("the client's Maximum Packet Size is too small")
+            return
+        ingress.stats.spoke(self.machine, packet.version.name.lower())
+        self._principal = principal
+        self.sender = Sender(ingress.name, assigned, principal.name, self.stream.remote)
+        self._will = self._will_of(packet)
+        self._open_session(packet, assigned)
+
+    def _open_session(self, packet: Connect, client_id: str) -> None:
+        ingress = self._ingress
+        ingress.take_over(client_id)
+        self._expiry_secs = expiry_secs(packet, ingress.limits)
+        session, _ = ingress.namespace.open(
+            client_id, clean=packet.clean_start, persistent=self._expiry_secs > 0
+        )
         session.expires_at = 0.0
         self.session = session
-        self._principal = principal
-        self._bridge = packet.bridge
-        self._sender = Sender(ingress.name, assigned, principal.name, self.stream.remote)
-        self._will = self._will_of(packet)
-        properties = self._connack_properties(packet, assigned)
-        self.machine.send_connack(session_present=present, properties=properties)
-        ingress.stats.spoke(self.machine, packet.version.name.lower())
         maximum = packet.properties.get(Property.RECEIVE_MAXIMUM, ingress.limits.inflight_max)
         session.attach(self, min(maximum, ingress.limits.inflight_max))
         self.stream.mark()
-
-    def _connack_properties(self, packet: Connect, assigned: str) -> dict[Property, Any]:
-        limits = self._ingress.limits
-        if packet.version < Version.V5:
-            return {}
-        properties: dict[Property, Any] = {Property.SHARED_SUBSCRIPTION_AVAILABLE: 0}
-        if not packet.client_id:
-            properties[Property.ASSIGNED_CLIENT_IDENTIFIER] = assigned
-        if not packet.keep_alive or packet.keep_alive > limits.keep_alive_secs_max:
-            if limits.keep_alive_secs_max < 65_535:
-                properties[Property.SERVER_KEEP_ALIVE] = limits.keep_alive_secs_max
-        expiry = packet.properties.get(Property.SESSION_EXPIRY_INTERVAL, 0)
-        if expiry > limits.session_expiry_secs_max:
-            properties[Property.SESSION_EXPIRY_INTERVAL] = limits.session_expiry_secs_max
-        return properties
-
-    def _granted_expiry(self, wanted: int) -> float:
-        return float(min(wanted, self._ingress.limits.session_expiry_secs_max))
 
     def _will_of(self, packet: Connect) -> Message | None:
         will = packet.will
         if will is None:
             return None
         self._will_delay = float(will.properties.get(Property.WILL_DELAY_INTERVAL, 0))
-        return self._ingress.will_message(will, self._sender)
+        return self._ingress.will_message(will, self.sender)
 
     def _refuse(self, reason: ReasonCode, text: str) -> None:
         self._ingress.stats.refused.add(reason.name.lower())
@@ -512,14 +466,7 @@ class MqttConnection:
 
     def _fail(self, error: RemoteProtocolError) -> None:
         ingress = self._ingress
-        ingress.stats.protocol_errors.add(_reason_name(error.reason))
+        ingress.stats.protocol_errors.add(reason_name(error.reason))
         ingress.report(self.stream.remote, error)
         self.machine.fail(error)
         self.stream.end(str(error))
-
-
-def _reason_name(reason: int) -> str:
-    try:
-        return ReasonCode(reason).name.lower()
-    except ValueError:
-        return "other"

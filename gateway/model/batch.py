@@ -9,10 +9,10 @@ back with the worst outcome. Slots are positions in the batch; a part's `message
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 from typing import Any, Protocol
 
-from gateway.model.message import Message
+from gateway.model.message import Message, Sender
 from gateway.model.outcome import ACCEPTED, Outcome, worse
 
 Receipt = Any
@@ -25,6 +25,9 @@ class Source(Protocol):
     def settle(self, receipts: list[Receipt], refused: dict[int, Outcome] | None, received: float) -> None:
         """Answer `receipts`. `refused` maps a position in `receipts` to an outcome that is not ACCEPTED;
         None: all were accepted. `received` is the batch's time of arrival (monotonic seconds)."""
+
+    def hold(self, senders: set[Sender]) -> list[Callable[[], None]]:
+        """A sink is full: stop reading from these senders. Returns what lets them go on."""
 
 
 class Sink(Protocol):

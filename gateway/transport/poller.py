@@ -12,9 +12,12 @@ import selectors
 from collections.abc import Callable
 from typing import Final
 
+import structlog
 import trio
 
 from gateway.transport.stream import Stream, WriteSet
+
+log = structlog.get_logger()
 
 # After this many octets the batch is routed and written, so that one turn stays short and bounded.
 TURN_OCTETS_MAX: Final = 1_048_576
@@ -28,6 +31,7 @@ class Poller:
         self._writes = writes
         self._turn_done = turn_done
         self._watched: dict[Stream, int] = {}
+        self.faults = 0
 
     def watch(self, stream: Stream) -> None:
         """Register `stream`, or follow its `reading` and `writing`."""
@@ -66,14 +70,24 @@ class Poller:
         """Serve every stream that is ready, once."""
         octets = 0
         for key, events in self._selector.select(0):
-            stream: Stream = key.data
+            octets += self._serve(key.data, events, now)
+            if octets >= TURN_OCTETS_MAX:
+                octets = 0
+                self._turn_done()
+                self._writes.flush()
+        self._turn_done()
+        self._writes.flush()
+
+    def _serve(self, stream: Stream, events: int, now: float) -> int:
+        """One stream that is ready; returns the octets read. Where a connection's faults end."""
+        try:
             if events & selectors.EVENT_WRITE and not stream.closed:
                 stream.writable()
             if events & selectors.EVENT_READ and stream.reading and not stream.closed:
-                octets += stream.read(now)
-                if octets >= TURN_OCTETS_MAX:
-                    octets = 0
-                    self._turn_done()
-                    self._writes.flush()
-        self._turn_done()
-        self._writes.flush()
+                return stream.read(now)
+        except Exception:
+            # A bug of ours, met by this peer's input: it costs this connection, is counted, and says where.
+            self.faults += 1
+            log.exception("a connection was ended by an internal error", remote=stream.remote)
+            stream.abort("internal error")
+        return 0

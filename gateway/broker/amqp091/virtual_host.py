@@ -13,7 +13,7 @@ from gateway.broker.amqp091.exchange import TYPES, Exchange
 from gateway.broker.queue import Consumer, Queue
 from gateway.errors import GatewayError
 from gateway.model.address import Address, AmqpAddress
-from gateway.model.batch import Part, Sink
+from gateway.model.batch import Sink
 from gateway.model.message import Message
 from gateway.model.properties import Headers, ValueType
 
@@ -49,14 +49,11 @@ class AmqpQueue(Queue):
         self.used = time.monotonic()
         self.bound: dict[Exchange, None] = {}
 
-    def publish(self, part: Part) -> None:
-        """Take the part; a queue with `x-message-ttl` shortens its messages' lives."""
+    def put(self, messages: list[Message]) -> None:
+        """Append; a queue with `x-message-ttl` shortens its messages' lives."""
         if self.ttl_ms is not None:
-            self.put(self._shortened(part.messages, time.time() + self.ttl_ms / 1000))
-            part.accept()
-            self.dispatch()
-        else:
-            super().publish(part)
+            messages = self._shortened(messages, time.time() + self.ttl_ms / 1000)
+        super().put(messages)
 
     def remove(self, consumer: Consumer) -> None:
         """A consumer leaves; an exclusive one leaves the queue free."""

@@ -28,12 +28,15 @@ class MqttNamespace:
         *,
         sessions_max: int = 100_000,
         retained_max: int = 100_000,
+        retained_octets_max: int = 256 * 1024 * 1024,
     ) -> None:
         self.limits = limits or SessionLimits()
         self.sessions_max = sessions_max
         self.retained_max = (
             retained_max  # each holds a body; beyond it a new topic is not retained, and counted
         )
+        self.retained_octets_max = retained_octets_max
+        self.retained_octets = 0
         self.retained_refused = 0
         self.tally = SessionTally()
         self.sessions: dict[str, Session] = {}
@@ -63,10 +66,15 @@ class MqttNamespace:
         """Keep `message` for its topic; an empty body forgets the topic."""
         assert isinstance(message.address, MqttAddress)
         topic = message.address.topic
+        before = self.retained.pop(topic, None)
+        if before is not None:
+            self.retained_octets -= len(before.body)
         if not message.body:
-            self.retained.pop(topic, None)
-        elif topic in self.retained or len(self.retained) < self.retained_max:
+            return
+        size = len(message.body)
+        if len(self.retained) < self.retained_max and self.retained_octets + size <= self.retained_octets_max:
             self.retained[topic] = message
+            self.retained_octets += size
         else:
             self.retained_refused += 1
 

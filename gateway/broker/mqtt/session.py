@@ -13,6 +13,7 @@ from collections import deque
 from dataclasses import dataclass, field
 from typing import Final, NamedTuple, Protocol
 
+from gateway.broker.pressure import Pressure
 from gateway.model.batch import Part
 from gateway.model.message import Message
 
@@ -85,7 +86,10 @@ class Grant:
         if self.no_local:
             client = self.session.client_id
             messages = [message for message in messages if message.sender.client != client]
-        self.session.offer(messages, self)
+        session = self.session
+        if session.outlet is not None and session.full:
+            session.pressure.hold_sources(part)
+        session.offer(messages, self)
         part.accept()
 
 
@@ -125,6 +129,7 @@ class Session:
     in_flight: dict[int, Row] = field(default_factory=dict)
     released: set[int] = field(default_factory=set)  # in flight, PUBREC came, PUBREL was sent
     credit: int = 0
+    pressure: Pressure = field(default_factory=Pressure)
     _waiting: deque[tuple[Message, Grant]] = field(default_factory=deque)
     _octets: int = 0
     _last_id: int = 0
@@ -132,8 +137,17 @@ class Session:
     def __len__(self) -> int:
         return len(self._waiting)
 
+    @property
+    def full(self) -> bool:
+        """True: while the client is connected, its sources should stop reading."""
+        return len(self._waiting) >= self.limits.messages_max or self._octets >= self.limits.octets_max
+
     def offer(self, messages: list[Message], grant: Grant) -> None:
-        """Owe `messages` to the client. QoS 0 is for connected clients only."""
+        """Owe `messages` to the client. QoS 0 is for connected clients only.
+
+        A connected client's sources are held at the limit, so only what cannot be held is dropped, at twice
+        the limit. Of a client that is away the newest messages beyond the limit are dropped, and counted.
+        """
         waiting = self._waiting
         if self.outlet is None:
             kept = (
@@ -143,9 +157,10 @@ class Session:
             )
             self.tally.offline += len(messages) - len(kept)
             messages = kept
-        room = self.limits.messages_max - len(waiting)
-        if len(messages) > room or self._octets > self.limits.octets_max:
-            room = max(room, 0) if self._octets <= self.limits.octets_max else 0
+        stretch = 1 if self.outlet is None else 2
+        room = self.limits.messages_max * stretch - len(waiting)
+        if len(messages) > room or self._octets > self.limits.octets_max * stretch:
+            room = max(room, 0) if self._octets <= self.limits.octets_max * stretch else 0
             self.tally.queue_full += len(messages) - room
             messages = messages[:room]
         waiting.extend([(message, grant) for message in messages])
@@ -192,6 +207,8 @@ class Session:
                 in_flight[packet_id] = row
             rows.append(row)
         self._octets -= octets
+        if self.pressure and len(waiting) <= self.limits.messages_max // 2:
+            self.pressure.relieve()
         return rows
 
     def attach(self, outlet: Outlet, receive_maximum: int) -> None:
@@ -210,8 +227,9 @@ class Session:
         self.pump()
 
     def detach(self) -> None:
-        """The connection is gone."""
+        """The connection is gone; nobody waits for it any longer."""
         self.outlet = None
+        self.pressure.relieve()
 
     def received(self, packet_id: int) -> bool:
         """PUBREC came: the client has the message; PUBREL is next. False: the id is unknown."""

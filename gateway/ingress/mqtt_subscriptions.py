@@ -1,0 +1,77 @@
+"""SUBSCRIBE and UNSUBSCRIBE: each filter is granted or refused by itself; retained messages follow."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+from gateway.broker.mqtt.session import Grant, Session, SubscriptionOptions
+from gateway.errors import RemoteProtocolError
+from gateway.model.message import Message
+from gateway.protocols.mqtt.octets import is_filter
+from gateway.protocols.mqtt.packets import Subscribe, Subscription, Unsubscribe
+from gateway.protocols.mqtt.spec import Property, ReasonCode, Version
+
+if TYPE_CHECKING:
+    from gateway.broker.access import Principal
+    from gateway.ingress.mqtt import MqttIngress
+    from gateway.protocols.mqtt.server import ServerConnection
+
+
+def subscribe(
+    ingress: MqttIngress, session: Session, principal: Principal, machine: ServerConnection, packet: Subscribe
+) -> None:
+    """Answer with a SUBACK, then owe the retained messages. Raises RemoteProtocolError for 3.x filters."""
+    assert machine.connect is not None
+    bridge = machine.connect.bridge  # of Mosquitto's kind: levels 0x83 and 0x84
+    identifier = packet.properties.get(Property.SUBSCRIPTION_IDENTIFIER, (0,))[0]
+    reasons: list[int] = []
+    owed: list[tuple[list[Message], Grant]] = []
+    for wanted in packet.subscriptions:
+        refused = _refusal(ingress, session, principal, wanted)
+        if refused is not None:
+            if refused is ReasonCode.TOPIC_FILTER_INVALID and machine.version < Version.V5:
+                raise RemoteProtocolError(f"topic filter {wanted.filter!r} is malformed", reason=refused)
+            reasons.append(refused)  # before MQTT 5 the codec says 0x80 for all of them
+            continue
+        options = SubscriptionOptions(
+            wanted.qos,
+            wanted.no_local or bridge,
+            wanted.retain_as_published or bridge,
+            wanted.retain_handling,
+            identifier,
+        )
+        retained = ingress.namespace.subscribe(session, wanted.filter, options)
+        if retained:
+            owed.append((retained, Grant(session, [options], retained=True)))
+        reasons.append(wanted.qos)
+    machine.send_suback(packet.packet_id, reasons)
+    for messages, grant in owed:
+        session.offer(messages, grant)
+
+
+def _refusal(
+    ingress: MqttIngress, session: Session, principal: Principal, wanted: Subscription
+) -> ReasonCode | None:
+    if not is_filter(wanted.filter):
+        return ReasonCode.TOPIC_FILTER_INVALID
+    if not ingress.access.may_subscribe(principal, ingress.name, wanted.filter):
+        return ReasonCode.NOT_AUTHORIZED
+    if wanted.filter.startswith("$share/"):
+        return ReasonCode.SHARED_SUBSCRIPTIONS_NOT_SUPPORTED
+    known = wanted.filter in session.subscriptions
+    if not known and len(session.subscriptions) >= ingress.limits.subscriptions_max:
+        return ReasonCode.QUOTA_EXCEEDED
+    return None
+
+
+def unsubscribe(
+    ingress: MqttIngress, session: Session, machine: ServerConnection, packet: Unsubscribe
+) -> None:
+    """Answer with an UNSUBACK."""
+    reasons = [
+        ReasonCode.SUCCESS
+        if ingress.namespace.unsubscribe(session, topic_filter)
+        else ReasonCode.NO_SUBSCRIPTION_EXISTED
+        for topic_filter in packet.filters
+    ]
+    machine.send_unsuback(packet.packet_id, reasons)
