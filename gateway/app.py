@@ -46,6 +46,7 @@ from gateway.transport.stream import WriteSet
 log = structlog.get_logger()
 
 DRAIN_POLL_SECS: Final = 0.05
+WATCH_MILLISECONDS: Final = 200  # the watching thread looks up this often; stopping waits for it
 FAREWELL_SECS: Final = 1.0  # what was said to clients and brokers at the end has this long to be written
 MQTT_FRAMES: Final = tuple(
     PacketType(number).name.lower() if number in PacketType.__members__.values() else ""
@@ -289,7 +290,9 @@ class Gateway:
         folders |= {path.absolute().parent for path in self.settings.mapping_files()}
         present = [folder for folder in folders if folder.is_dir()]
         before = self._fingerprint()
-        async for _ in watchfiles.awatch(*present, recursive=False, debounce=200):
+        async for _ in watchfiles.awatch(
+            *present, recursive=False, debounce=200, rust_timeout=WATCH_MILLISECONDS
+        ):
             now = self._fingerprint()
             if now != before:
                 before = now

@@ -19,6 +19,8 @@ from gateway.model.message import Message
 
 # One consumer gets at most this many messages at a time, so that several share a long queue.
 DISPATCH_MESSAGES_MAX: Final = 256
+# And at most this much at a time (or one message), so that a client that does not read is noticed in time.
+DISPATCH_OCTETS_MAX: Final = 1_048_576
 
 
 class Consumer(Protocol):
@@ -186,10 +188,24 @@ class Queue:
             octets += len(message.body)
             if message.expires:
                 expiring = True
+        if octets > DISPATCH_OCTETS_MAX:
+            octets = self._shorten(messages)
         if expiring:
             return self._without_expired(messages)
         self._taken(len(messages), octets)
         return messages
+
+    def _shorten(self, messages: list[Message]) -> int:
+        """Put back what exceeds DISPATCH_OCTETS_MAX, but not the first message; returns the octets kept."""
+        octets = 0
+        for at, message in enumerate(messages):
+            if at and octets + len(message.body) > DISPATCH_OCTETS_MAX:
+                self._ready.extendleft(reversed(messages[at:]))
+                self._first -= len(messages) - at
+                del messages[at:]
+                break
+            octets += len(message.body)
+        return octets
 
     def _without_expired(self, messages: list[Message]) -> list[Message]:
         """Positions must stay consecutive: what follows an expired message goes back for the next round."""

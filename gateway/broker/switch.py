@@ -74,13 +74,15 @@ class RouteLane(Lane):
 class Way:
     """One crossing out of an address, with the lanes at its end when the address decides them."""
 
-    __slots__ = ("cross", "crossing", "lanes", "namespace")
+    __slots__ = ("cross", "crossing", "lanes", "mandatory", "namespace")
 
     def __init__(self, crossing: Crossing, namespace: Namespace, lanes: tuple[Lane, ...] | None) -> None:
         self.crossing = crossing
         self.cross: Cross = crossing.cross
         self.namespace = namespace
         self.lanes = lanes
+        # Only AMQP can ask for a queue; a topic without subscribers is no error in MQTT.
+        self.mandatory = crossing.route.mandatory and crossing.route.target.protocol == "amqp091"
 
 
 class Entry:
@@ -192,7 +194,7 @@ class Switch:
             ends = way.lanes
             if ends is None:
                 ends = self._lanes_of(way, crossed)
-            if not ends and way.crossing.route.mandatory:
+            if not ends and way.mandatory:
                 way.crossing.route.failed += 1
                 refused = self._refuse(way.crossing.route, message, UNROUTED, refused)
             for lane in ends:

@@ -133,7 +133,9 @@ class AmqpConnection:
             self.stream.abort("no handshake in time")
             return
         self.machine.tick(now)
-        if self.machine.timed_out(now):
+        if not self.stream.reading:
+            self.machine.excuse(now)
+        elif self.machine.timed_out(now):
             self.ingress.stats.protocol_errors.add("heartbeat_timeout")
             self.stream.abort("heartbeat timeout")
             return

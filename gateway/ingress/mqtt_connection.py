@@ -143,7 +143,9 @@ class MqttConnection:
                 self._ingress.stats.protocol_errors.add("connect_timeout")
                 self.stream.abort("no CONNECT in time")
             return
-        if self.machine.timed_out(now):
+        if not self.stream.reading:
+            self.machine.last_received = now  # we do not read: its silence is ours
+        elif self.machine.timed_out(now):
             self._ingress.stats.protocol_errors.add("keep_alive_timeout")
             self.machine.send_disconnect(ReasonCode.KEEP_ALIVE_TIMEOUT)
             self.stream.end("keep-alive timeout")

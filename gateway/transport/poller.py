@@ -21,6 +21,7 @@ log = structlog.get_logger()
 
 # After this many octets the batch is routed and written, so that one turn stays short and bounded.
 TURN_OCTETS_MAX: Final = 1_048_576
+LINGER_SECS: Final = 2.0  # at the most twice that: an ended stream waits for its peer's own end
 
 
 class Poller:
@@ -31,6 +32,7 @@ class Poller:
         self._writes = writes
         self._turn_done = turn_done
         self._watched: dict[Stream, int] = {}
+        self._lingering: set[Stream] = set()
         self.faults = 0
 
     def watch(self, stream: Stream) -> None:
@@ -55,16 +57,35 @@ class Poller:
         """Stop watching `stream`; its socket is still open."""
         if self._watched.pop(stream, 0):
             self._selector.unregister(stream.sock)
+        self._lingering.discard(stream)
+
+    def linger(self, stream: Stream) -> None:
+        """`stream` has said its last words: close it when its peer has closed, or soon."""
+        self._lingering.add(stream)
+        self.watch(stream)
 
     async def run(self, clock: Callable[[], float] = trio.current_time) -> None:
         """Poll until cancelled."""
         descriptor = self._selector.fileno()
         try:
-            while True:
-                await trio.lowlevel.wait_readable(descriptor)
-                self.turn(clock())
+            async with trio.open_nursery() as nursery:
+                nursery.start_soon(self._sweep)
+                while True:
+                    await trio.lowlevel.wait_readable(descriptor)
+                    self.turn(clock())
         finally:
+            for stream in list(self._watched):
+                stream.abort("the gateway has stopped")
             self._selector.close()
+
+    async def _sweep(self) -> None:
+        """Close the streams that have lingered since the last sweep."""
+        while True:
+            before = list(self._lingering)
+            await trio.sleep(LINGER_SECS)
+            for stream in before:
+                if stream in self._lingering:
+                    stream.abort("its peer does not close")
 
     def turn(self, now: float) -> None:
         """Serve every stream that is ready, once."""

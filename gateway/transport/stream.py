@@ -13,6 +13,7 @@ from typing import Final, Protocol
 READ_OCTETS: Final = 65_536
 # A stream with this much unsent is congested: its peer object gets no new deliveries until it has drained.
 BACKLOG_OCTETS_HIGH: Final = 1_048_576
+BACKLOG_OCTETS_MAX: Final = 64 * 1024 * 1024
 
 
 class Peer(Protocol):
@@ -53,6 +54,9 @@ class Watcher(Protocol):
     def forget(self, stream: Stream) -> None:
         """The stream is about to close its socket."""
 
+    def linger(self, stream: Stream) -> None:
+        """The stream has written all and said so; `abort` it when its peer does not close in time."""
+
 
 class WriteSet:
     """The streams that have something to write when this wake-up ends. One for the whole process."""
@@ -82,8 +86,10 @@ class Stream:
 
     __slots__ = (
         "_backlog",
+        "_backlog_max",
         "_filter",
         "_holds",
+        "_lingering",
         "_watcher",
         "_writes",
         "closed",
@@ -107,7 +113,10 @@ class Stream:
         watcher: Watcher,
         writes: WriteSet,
         layer: Filter | None = None,
+        *,
+        backlog_max: int = BACKLOG_OCTETS_MAX,
     ) -> None:
+        """`backlog_max`: a peer that lets more than these octets wait is cut off."""
         self.sock = sock
         self.remote = remote
         self.peer: Peer | None = None
@@ -124,7 +133,9 @@ class Stream:
         self._watcher = watcher
         self._writes = writes
         self._backlog = b""
+        self._backlog_max = backlog_max
         self._holds = 0
+        self._lingering = False
 
     @property
     def congested(self) -> bool:
@@ -169,6 +180,8 @@ class Stream:
             return 0
         self.octets_in += len(data)
         size = len(data)
+        if self._lingering:
+            return size
         if self._filter is not None:
             try:
                 data = self._filter.receive(data)
@@ -182,13 +195,16 @@ class Stream:
 
     def flush(self) -> None:
         """Write what the peer object has to say."""
-        if self.closed:
+        if self.closed or self._lingering:
             return
         data = self.peer.data_to_send() if self.peer is not None else b""
         if self._filter is not None:
             data = self._filter.send(data)
         if self._backlog:
             self._backlog += data
+            if len(self._backlog) > self._backlog_max:
+                self.abort("it does not read what it is sent")
+                return
         elif data and not self._write(data):
             return
         self.queued = len(self._backlog)
@@ -257,8 +273,21 @@ class Stream:
         return True
 
     def _shut(self) -> None:
-        if self._filter is None or self._write(self._filter.finish()):
+        """All is written. Closing while octets of the peer wait unread would reset the connection, and could
+        take our last words from it: so it is told that we are done, and what it still sends is thrown away.
+        """
+        if self._filter is not None and not self._write(self._filter.finish()):
+            return
+        try:
+            self.sock.shutdown(socket.SHUT_WR)
+        except OSError:
             self._close()
+            return
+        self._lingering = True
+        self._backlog = b""
+        self.writing = False
+        self.reading = True
+        self._watcher.linger(self)
 
     def _close(self) -> None:
         self.closed = True

@@ -19,10 +19,18 @@ class TlsFilter:
         )
         self._pending = b""
         self.established = False
+        self._broken = False
 
     def receive(self, data: bytes) -> bytes:
         """Decrypt; ssl.SSLError (an OSError) when the handshake or a record is bad."""
         self._incoming.write(data)
+        try:
+            return self._decrypted()
+        except ssl.SSLError:
+            self._broken = True  # what is left to send is the alert that says so
+            raise
+
+    def _decrypted(self) -> bytes:
         if not self.established and not self._shake():
             return b""
         pieces = []
@@ -40,6 +48,8 @@ class TlsFilter:
 
     def send(self, data: bytes) -> bytes:
         """Encrypt what can be, and collect what the handshake has to say."""
+        if self._broken:
+            return self._outgoing.read()
         if data:
             self._pending += data
         if not self.established and not self._shake():
@@ -51,8 +61,9 @@ class TlsFilter:
 
     def finish(self) -> bytes:
         """The close-notify alert."""
-        with contextlib.suppress(ssl.SSLError):  # the peer's own close-notify is not awaited
-            self._tls.unwrap()
+        if self.established and not self._broken:
+            with contextlib.suppress(ssl.SSLError):  # the peer's own close-notify is not awaited
+                self._tls.unwrap()
         return self._outgoing.read()
 
     def _shake(self) -> bool:

@@ -68,9 +68,15 @@ class Exchange:
     @property
     def selective(self) -> bool:
         """True: the address alone does not decide."""
-        return self.kind == "headers" or any(
-            isinstance(to, Exchange) and to is not self and to.kind == "headers" for to, _, _ in self.bindings
-        )
+        return any(exchange.kind == "headers" for exchange in self._reached(set()))
+
+    def _reached(self, seen: set[Exchange]) -> set[Exchange]:
+        """This exchange and all that it leads to, added to `seen`."""
+        seen.add(self)
+        for destination, _, _ in self.bindings:
+            if isinstance(destination, Exchange) and destination not in seen:
+                destination._reached(seen)
+        return seen
 
     def route(self, key: str, message: Message | None, found: dict[Queue, None], seen: set[Exchange]) -> None:
         """Add the queues that a message with `key` goes to. `message` is None when only the key is known."""

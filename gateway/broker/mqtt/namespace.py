@@ -43,6 +43,7 @@ class MqttNamespace:
         self.retained: dict[str, Message] = {}
         self._changed = changed
         self._trie: Trie[tuple[Session, SubscriptionOptions]] = Trie("+", "#")
+        self._wills: dict[Session, tuple[float, Callable[[], None]]] = {}
 
     @property
     def subscriptions(self) -> int:
@@ -101,7 +102,10 @@ class MqttNamespace:
         return True
 
     def open(self, client_id: str, *, clean: bool, persistent: bool) -> tuple[Session, bool]:
-        """The session of `client_id`, and whether it is an earlier one that is resumed."""
+        """The session of `client_id`, and whether it is an earlier one that is resumed.
+
+        A will that waits for its delay is not published when the session goes on (5: 3.1.3.2.2).
+        """
         session = self.sessions.get(client_id)
         if session is not None and clean:
             self.discard(session)
@@ -110,18 +114,27 @@ class MqttNamespace:
         if session is None:
             session = Session(client_id, self.limits, self.tally)
             self.sessions[client_id] = session
+        self._wills.pop(session, None)
         session.persistent = persistent
         return session, present
 
     def discard(self, session: Session) -> None:
-        """End the session: its subscriptions and what it was owed go."""
+        """End the session: its subscriptions and what it was owed go, a will that waits is published."""
         for topic_filter in list(session.subscriptions):
             self.unsubscribe(session, topic_filter)
         if self.sessions.get(session.client_id) is session:
             del self.sessions[session.client_id]
+        if session in self._wills:
+            self._wills.pop(session)[1]()
+
+    def delay_will(self, session: Session, at: float, publish: Callable[[], None]) -> None:
+        """Have `publish` called at `at` (monotonic seconds), or when the session ends before."""
+        self._wills[session] = (at, publish)
 
     def expire(self, now: float) -> None:
-        """Discard the disconnected sessions whose time has come (monotonic `now`)."""
+        """Publish the wills and discard the disconnected sessions whose time has come (monotonic `now`)."""
+        for session in [session for session, (at, _) in self._wills.items() if at <= now]:
+            self._wills.pop(session)[1]()
         due = [
             session
             for session in self.sessions.values()

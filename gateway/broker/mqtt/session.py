@@ -18,6 +18,9 @@ from gateway.model.batch import Part
 from gateway.model.message import Message
 
 PACKET_IDS: Final = 65_535
+# Written in one go, so that a congested connection is noticed in time.
+ROWS_MAX: Final = 256
+ROWS_OCTETS_MAX: Final = 1_048_576
 
 
 class Row(NamedTuple):
@@ -38,7 +41,7 @@ class Outlet(Protocol):
         """True: write nothing more now; `Session.pump` is called when it has drained."""
 
     def send(self, rows: list[Row]) -> list[Row]:
-        """Encode the rows; returns those that are larger than the client takes."""
+        """Encode the rows; returns those that cannot be said to this client, which the session forgets."""
 
     def send_release(self, packet_id: int) -> None:
         """Encode a PUBREL."""
@@ -100,7 +103,7 @@ class SessionTally:
     queue_full: int = 0
     offline: int = 0
     expired: int = 0
-    too_large: int = 0
+    undeliverable: int = 0  # larger than the client takes, or malformed by their sender
 
 
 @dataclass(slots=True)
@@ -130,6 +133,7 @@ class Session:
     released: set[int] = field(default_factory=set)  # in flight, PUBREC came, PUBREL was sent
     credit: int = 0
     pressure: Pressure = field(default_factory=Pressure)
+    _again: deque[Row] = field(default_factory=deque)  # in flight when the last connection was lost
     _waiting: deque[tuple[Message, Grant]] = field(default_factory=deque)
     _octets: int = 0
     _last_id: int = 0
@@ -171,22 +175,24 @@ class Session:
     def pump(self) -> None:
         """Write what waits, as far as credit and the connection allow."""
         outlet = self.outlet
-        while outlet is not None and self._waiting and not outlet.congested:
+        while outlet is not None and (self._waiting or self._again) and not outlet.congested:
             rows = self._next_rows()
             if not rows:
                 return
             for row in outlet.send(rows):
-                self.tally.too_large += 1
+                self.tally.undeliverable += 1
                 if row.qos:
                     self.finish(row.packet_id)
 
     def _next_rows(self) -> list[Row]:
-        """As many rows as there is credit for, at most 256, so that congestion is noticed in time."""
-        rows = []
+        """The rows that there is credit for, at most as many as are written in one go."""
+        if self._again:
+            return self._rows_again()
+        rows: list[Row] = []
         waiting = self._waiting
         in_flight = self.in_flight
         octets = 0
-        for _ in range(min(len(waiting), 256)):
+        while waiting and len(rows) < ROWS_MAX and octets < ROWS_OCTETS_MAX:
             message, grant = waiting[0]
             qos = message.assurance
             if qos > grant.qos:
@@ -211,19 +217,25 @@ class Session:
             self.pressure.relieve()
         return rows
 
+    def _rows_again(self) -> list[Row]:
+        """Rows that were in flight on an earlier connection, under their old packet ids (§4.4)."""
+        rows: list[Row] = []
+        octets = 0
+        while self._again and self.credit > 0 and len(rows) < ROWS_MAX and octets < ROWS_OCTETS_MAX:
+            row = self._again.popleft()
+            self.credit -= 1
+            octets += len(row.message.body)
+            rows.append(row._replace(dup=True))
+        return rows
+
     def attach(self, outlet: Outlet, receive_maximum: int) -> None:
         """A connection resumes the session: what was in flight is sent again first, in its order."""
         self.outlet = outlet
-        self.credit = receive_maximum - len(self.in_flight)
-        again = []
-        for packet_id, row in self.in_flight.items():
+        self.credit = receive_maximum - len(self.released)
+        self._again = deque(row for row in self.in_flight.values() if row.packet_id not in self.released)
+        for packet_id in self.in_flight:
             if packet_id in self.released:
                 outlet.send_release(packet_id)
-            else:
-                again.append(row._replace(dup=True))
-        for row in outlet.send(again) if again else ():
-            self.tally.too_large += 1
-            self.finish(row.packet_id)
         self.pump()
 
     def detach(self) -> None:

@@ -475,6 +475,10 @@ class Connection(ABC):
             self._spoke = False
             self._beat_at = now + self.heartbeat / 2
 
+    def excuse(self, now: float) -> None:
+        """The peer was not read up to `now`: its silence does not count."""
+        self._heard = now
+
     def timed_out(self, now: float) -> bool:
         """The peer has been silent for two heartbeats, or does not answer our close."""
         if self._state is State.CLOSING and now >= self._closing_since + CLOSE_WAIT_SECS:

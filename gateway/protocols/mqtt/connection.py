@@ -60,6 +60,8 @@ _WORDS: Final = tuple(value.to_bytes(2, "big") for value in range(65_536))
 _PUBLISH_FIRST: Final = tuple(bytes((PacketType.PUBLISH << 4 | flags,)) for flags in range(16))
 _LENGTHS: Final = tuple(encode_varint(size) for size in range(4_096))
 _LENGTHS_END: Final = len(_LENGTHS)
+FIXED_HEADER_MAX: Final = 5  # 5: 2.1
+PUBLISH_PIECES: Final = 6  # of each PUBLISH in `out`: joined once, all together, they cost least
 
 _BARE_MAX: Final = 4_096  # property lists remembered; devices repeat a few
 _BARE_OCTETS_MAX: Final = 1_024  # a longer list is hardly repeated
@@ -401,15 +403,14 @@ class Connection:
         """
         self._require(State.OPEN)
         limit = self.peer_packet_bytes_max
+        safe = limit - FIXED_HEADER_MAX
         v5 = self._v5
         little = self._little
         words, lengths, firsts, known = _WORDS, _LENGTHS, _PUBLISH_FIRST, _LENGTHS_END
         out = self.out
         before = len(out)
         refused: list[int] = []
-        at = -1
         for flags, topic, packet_id, properties, body in rows:
-            at += 1
             if flags & 6:
                 if not packet_id:
                     raise LocalProtocolError("a PUBLISH with QoS needs a packet identifier")
@@ -420,11 +421,11 @@ class Connection:
                 middle += encode_varint(len(properties)) + properties if properties else b"\0"
             size = len(topic) + 2 + len(middle) + len(body)
             length = lengths[size] if size < known else encode_varint(size)
-            if size + 1 + len(length) > limit:
-                refused.append(at)
+            if size > safe and size + 1 + len(length) > limit:
+                refused.append((len(out) - before) // PUBLISH_PIECES + len(refused))
                 continue
-            out.append(firsts[flags] + length + words[len(topic)] + topic + middle + body)
-        self.sent[3] += len(out) - before
+            out += (firsts[flags], length, words[len(topic)], topic, middle, body)
+        self.sent[3] += (len(out) - before) // PUBLISH_PIECES
         return refused
 
     def acknowledge(self, kind: PacketType, ids: Sequence[int]) -> None:
