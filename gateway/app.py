@@ -13,8 +13,9 @@ import gc
 import signal
 import sys
 from collections.abc import Callable
+from dataclasses import asdict
 from pathlib import Path
-from typing import Final
+from typing import Any, Final
 
 import structlog
 import trio
@@ -36,9 +37,10 @@ from gateway.ingress.amqp091 import AmqpIngress
 from gateway.ingress.listener import Listener
 from gateway.ingress.mqtt import MqttIngress
 from gateway.mapping import load
+from gateway.mapping.linter import unavailable_routes
 from gateway.mapping.router import Router
 from gateway.protocols.mqtt.spec import PacketType
-from gateway.settings import Settings
+from gateway.settings import Settings, unavailable
 from gateway.telemetry.metrics import Metrics
 from gateway.transport.certificates import server_context
 from gateway.transport.stream import WriteSet
@@ -47,6 +49,8 @@ log = structlog.get_logger()
 
 DRAIN_POLL_SECS: Final = 0.05
 WATCH_MILLISECONDS: Final = 200  # the watching thread looks up this often; stopping waits for it
+DEAD_LETTERS_SHOWN: Final = 100
+DEAD_LETTER_BODY_SHOWN: Final = 1_024  # octets
 FAREWELL_SECS: Final = 1.0  # what was said to clients and brokers at the end has this long to be written
 MQTT_FRAMES: Final = tuple(
     PacketType(number).name.lower() if number in PacketType.__members__.values() else ""
@@ -59,6 +63,8 @@ class Gateway:
 
     def __init__(self, settings: Settings) -> None:
         """Raises ConfigurationError (MappingError) when the configuration cannot be used."""
+        if missing := unavailable(settings):
+            raise ConfigurationError("\n".join(missing))
         self.settings = settings
         self.metrics = Metrics(__version__)
         self.readiness = Readiness()
@@ -76,6 +82,8 @@ class Gateway:
             "/",
             self.switch.changed,
             queues_max=limits.queues_max,
+            exchanges_max=limits.exchanges_max,
+            bindings_max=limits.bindings_max,
             queue_messages_max=limits.queue_messages_max,
             queue_octets_max=limits.queue_bytes_max,
         )
@@ -93,7 +101,7 @@ class Gateway:
         self, *, task_status: trio.TaskStatus[Gateway] = trio.TASK_STATUS_IGNORED, signals: bool = True
     ) -> None:
         """Serve until `stop`, or SIGTERM or SIGINT; `started` when every listener is open."""
-        state = AdminState(self.metrics, self.readiness)
+        state = AdminState(self.metrics, self.readiness, self._dead_letters_shown)
         async with trio.open_nursery() as nursery:
             if self.settings.http.enabled:
                 self.http_port = await nursery.start(serve, self.settings.http, state)
@@ -143,12 +151,8 @@ class Gateway:
         router = Router(
             load(self.settings.mapping_files()), endpoints, hops_max=self.settings.limits.hops_max
         )
-        for route in router.routes:
-            if route.settle == "stored":
-                raise ConfigurationError(
-                    f"{route.file}:{route.line}: route {route.name!r}: settle: stored needs a durable outbox,"
-                    " which this version does not have; use settle: confirmed"
-                )
+        if missing := unavailable_routes(router.routes):
+            raise ConfigurationError("\n".join(missing))
         self.metrics.routes = lambda: router.routes
         return router
 
@@ -186,9 +190,7 @@ class Gateway:
                 nursery=nursery,
             )
         else:
-            raise ConfigurationError(f"listeners.{name}: protocol {given.protocol} is not available yet")
-        if given.websocket_path is not None:
-            raise ConfigurationError(f"listeners.{name}.websocket_path: WebSocket is not available yet")
+            raise AssertionError(f"{given.protocol} passed `unavailable`")
         tls = None
         if given.tls is not None:
             tls = server_context(name, given.tls.cert_file, given.tls.key_file, given.tls.client_ca_file)
@@ -230,7 +232,7 @@ class Gateway:
                 client_id=self.settings.client_id_of(name),
             )
         else:
-            raise ConfigurationError(f"links.{name}: protocol {given.protocol} is not available yet")
+            raise AssertionError(f"{given.protocol} passed `unavailable`")
         link = Link(name, given, conversation, self.writes, stats)
         conversation.link = link
         self.switch.namespaces[name] = conversation
@@ -260,6 +262,28 @@ class Gateway:
         }
         for name, read in gauges.items():
             self.metrics.broker_gauge(name, read)
+        self.metrics.dropped = lambda: {
+            **asdict(self.mqtt.tally),
+            "retained_full": self.mqtt.retained_refused,
+            "queue_refused": sum(queue.refused for queue in self.host.queues.values()),
+        }
+        self.metrics.dead_lettered = lambda: self.dead_letters.counted
+
+    def _dead_letters_shown(self) -> list[dict[str, Any]]:
+        """The newest dead letters, for people: bodies are cut."""
+        return [
+            {
+                "utc": letter.utc,
+                "route": letter.route,
+                "reason": letter.outcome.reason.value,
+                "text": letter.outcome.text,
+                "address": repr(letter.message.address),
+                "sender": letter.message.sender._asdict(),
+                "body_bytes": len(letter.message.body),
+                "body": letter.message.body[:DEAD_LETTER_BODY_SHOWN].decode(errors="replace"),
+            }
+            for letter in self.dead_letters.newest(DEAD_LETTERS_SHOWN)
+        ]
 
     # Tasks.
 

@@ -4,6 +4,7 @@
 /readyz      200, or 503 with one reason per line
 /metrics     Prometheus
 /api/status  everything that the page shows, as JSON
+/api/dead-letters  the newest dead letters, as JSON
 /            the live page
 """
 
@@ -14,7 +15,7 @@ import socket
 from collections.abc import Callable
 from dataclasses import dataclass, field
 from importlib.resources import files
-from typing import Final
+from typing import Any, Final
 
 import orjson
 import trio
@@ -47,6 +48,7 @@ class AdminState:
 
     metrics: Metrics
     readiness: Readiness
+    dead_letters: Callable[[], list[dict[str, Any]]] = list
     clock: Callable[[], float] = trio.current_time
     started_secs: float = field(init=False)
 
@@ -72,6 +74,11 @@ def application(state: AdminState) -> Starlette:
         document = status(state.metrics, state.readiness.reasons(), state.clock(), state.started_secs)
         return Response(orjson.dumps(document), headers=NEVER_STORE, media_type="application/json")
 
+    async def api_dead_letters(_: Request) -> Response:
+        return Response(
+            orjson.dumps(state.dead_letters()), headers=NEVER_STORE, media_type="application/json"
+        )
+
     page = files("gateway.admin").joinpath("page.html").read_text(encoding="utf-8")
 
     async def live_page(_: Request) -> Response:
@@ -79,6 +86,7 @@ def application(state: AdminState) -> Starlette:
 
     routes = [
         Route("/", live_page),
+        Route("/api/dead-letters", api_dead_letters),
         Route("/api/status", api_status),
         Route("/livez", livez),
         Route("/metrics", metrics),
@@ -107,7 +115,7 @@ class _Quiet(Config):
         super().__init__()
         self._sockets = Sockets([], [bound], [])
         self.accesslog = None
-        self.errorlog = logging.getLogger("gateway.admin")
+        self.errorlog = logging.getLogger("gateway.admin.http")
         self.include_server_header = False
         self.graceful_timeout = 1.0
 

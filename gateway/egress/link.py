@@ -103,6 +103,7 @@ class Link:
         self._peer: LinkPeer | None = None
         self._lost = trio.Event()
         self.why = ""
+        self._stopping = False
 
     @property
     def up(self) -> bool:
@@ -127,6 +128,7 @@ class Link:
 
     def shut_down(self) -> None:
         """The gateway is stopping: say goodbye."""
+        self._stopping = True
         if self._peer is not None:
             self._peer.shut_down()
 
@@ -146,6 +148,8 @@ class Link:
                 self.stats.failures.add("lost" if held else "failed")
                 if held:
                     wait = self.settings.reconnect_min_secs
+                if self._stopping:
+                    return
                 pause = wait * (0.5 + self._jitter() / 2)
                 log.warning("link is down", link=self.name, why=self.why, retry_in_secs=round(pause, 2))
                 await trio.sleep(pause)

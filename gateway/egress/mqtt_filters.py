@@ -40,6 +40,7 @@ class Filters:
         self._attempts: dict[str, int] = {}
         self._due: dict[str, float] = {}
         self._next_id = FIRST_ID
+        self._version: Version | None = None  # in which the granted filters were asked for
 
     def want(self, filters: tuple[str, ...]) -> None:
         """Have exactly these; the difference is said at once if the link is up."""
@@ -54,7 +55,8 @@ class Filters:
         """A connection is usable; `present`: on a session that the broker kept.
 
         MQTT 5 repeats every subscription, which does no harm there. Before it, that would bring all retained
-        messages again, so a kept session is trusted.
+        messages again, so a kept session is trusted. After a change of the version each subscription is made
+        anew: Mosquitto keeps the options of one that is only repeated, and what we publish would come back.
         """
         self._machine = machine
         self._asked.clear()
@@ -62,8 +64,10 @@ class Filters:
         self._due.clear()
         if not present:
             self.granted.clear()
+        changed = machine.version is not self._version
+        self._version = machine.version
         self._said = set(self.granted)
-        self._unsubscribe([one for one in self._said if one not in self.wanted])
+        self._unsubscribe([one for one in self.granted if changed or one not in self.wanted])
         repeats = machine.version is Version.V5
         self._subscribe([one for one in self.wanted if repeats or one not in self._said])
 

@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Final, NamedTuple
 
 from gateway.broker.amqp091.virtual_host import AmqpQueue
 from gateway.broker.queue import DISPATCH_MESSAGES_MAX, Queue
+from gateway.errors import RemoteProtocolError
 from gateway.model.message import Message
 from gateway.protocols.amqp091.methods import BasicCancel
 from gateway.protocols.amqp091.sending import Deliverer
@@ -19,6 +20,18 @@ if TYPE_CHECKING:
 
 # What a delivery costs on the wire besides its body, about; for noticing congestion between flushes.
 DELIVERY_OVERHEAD: Final = 96
+
+
+# The flags of a content header without any property.
+NO_PROPERTIES: Final = b"\0\0"
+
+
+def sound_properties(message: Message, utc: float) -> bytes:
+    """The properties of a content header; none for a message whose sender malformed them."""
+    try:
+        return encode_properties(message, utc)
+    except RemoteProtocolError:
+        return NO_PROPERTIES
 
 
 class Unacknowledged(NamedTuple):
@@ -65,13 +78,19 @@ class AmqpConsumer:
         first = channel.next_tag
         channel.next_tag = first + len(messages)
         utc = time.time()
+        try:
+            properties = [encode_properties(message, utc) for message in messages]
+        except RemoteProtocolError:
+            properties = [sound_properties(message, utc) for message in messages]
         unsent = self._deliverer.deliver_many(
             first,
             [
-                (redelivered, message.address.wire, encode_properties(message, utc), message.body)
-                for message in messages
+                (redelivered, message.address.wire, raw, message.body)
+                for message, raw in zip(messages, properties, strict=True)
             ],
         )
+        for tag in unsent:
+            connection.ingress.undeliverable(messages[tag - first])
         if self.no_ack:
             queue.acknowledged(len(messages))
         else:
@@ -161,10 +180,7 @@ class AmqpChannel:
     def drop(self, tags: list[int]) -> None:
         """Deliveries whose properties do not fit a frame that the client takes: they can never be sent."""
         for tag in tags:
-            found = self.unacknowledged.get(tag)
-            if found is not None:
-                self.connection.ingress.undeliverable(found.message)
-                self.acknowledge(tag, False, {})
+            self.acknowledge(tag, False, {})
 
     def take_one(self, tag: int) -> list[Unacknowledged]:
         """Remove and return one delivery; an empty list when the tag is unknown."""

@@ -83,8 +83,12 @@ class AmqpConnection:
     # What the stream asks.
 
     def receive(self, data: bytes, now: float) -> None:
-        """Octets arrived."""
+        """Octets arrived. What a client sends ahead of our answers in the handshake waits in the machine."""
+        handshake = not self._ready
         self._process(self.machine.receive_data(data, now))
+        if handshake:
+            while events := self.machine.receive_data(b"", now):
+                self._process(events)
 
     def data_to_send(self) -> bytes:
         """Confirms that have gathered, and whatever was encoded."""
@@ -151,7 +155,7 @@ class AmqpConnection:
     def _process(self, events: list[Event]) -> None:
         for event in events:
             if isinstance(event, Publishes):
-                self._publishes(event.contents, events)
+                self._publishes(event.contents)
             elif isinstance(event, Acks):
                 self._acks(event.acks)
             elif isinstance(event, MethodReceived):
@@ -169,6 +173,8 @@ class AmqpConnection:
             elif isinstance(event, Closed):
                 self._closed(event)
         if self.machine.closed:
+            if not self.machine.received:
+                self._report(0, "it does not begin with the header of AMQP 0-9-1")
             self.stream.end("closed")
         self.stream.mark()
 
@@ -185,10 +191,11 @@ class AmqpConnection:
         self._leave()
 
     def _report(self, code: int, text: str) -> None:
+        """Count and log a fault; code 0: there is none, for AMQP was not spoken at all."""
         try:
             word = ReplyCode(code).name.lower()
         except ValueError:
-            word = "other"
+            word = "other" if code else "protocol_header"
         self.ingress.stats.protocol_errors.add(word)
         self.ingress.report(self.stream.remote, text)
 
@@ -252,7 +259,7 @@ class AmqpConnection:
 
     # Publishing.
 
-    def _publishes(self, contents: list[Content], events: list[Event]) -> None:
+    def _publishes(self, contents: list[Content]) -> None:
         ingress = self.ingress
         entries = ingress.entries_of(self.principal)
         publish = ingress.switch.publish
@@ -294,8 +301,11 @@ class AmqpConnection:
             if confirm or found.mandatory:
                 receipt = (channel, confirm, content if found.mandatory else None)
                 self.unsettled += 1
-            if not publish(batch, entry, message, receipt):
-                ingress.unclaimed(entry, message, receipt)
+            try:
+                if not publish(batch, entry, message, receipt):
+                    ingress.unclaimed(entry, message, receipt)
+            except RemoteProtocolError as error:  # a headers exchange looked into malformed properties
+                self._refuse(number, error, 60, 40)
         ingress.stats.messages_in += len(contents)
         if self.unsettled >= ingress.unsettled_max and not self._held:
             self._held = True
@@ -398,6 +408,8 @@ class AmqpConnection:
     def _method(self, event: MethodReceived) -> None:
         channel = self.channels.get(event.channel)
         method = event.method
+        if len(self.ingress.batch):
+            self.ingress.turn_done()  # what the client published before, its method must find in the queues
         if channel is None:
             if isinstance(method, m.ConnectionUpdateSecret):
                 self.machine.send_method(0, m.ConnectionUpdateSecretOk())

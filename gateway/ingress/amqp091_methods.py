@@ -10,11 +10,10 @@ from collections.abc import Callable
 from typing import TYPE_CHECKING, Any, Final, cast
 
 from gateway.broker.amqp091.virtual_host import AmqpQueue, Refused
-from gateway.ingress.amqp091_channel import AmqpChannel, AmqpConsumer, Unacknowledged
+from gateway.ingress.amqp091_channel import AmqpChannel, AmqpConsumer, Unacknowledged, sound_properties
 from gateway.model.address import AmqpAddress
 from gateway.protocols.amqp091 import methods as m
 from gateway.protocols.amqp091.spec import ReplyCode
-from gateway.protocols.amqp091.translate import encode_properties
 
 if TYPE_CHECKING:
     from gateway.ingress.amqp091_connection import AmqpConnection
@@ -193,7 +192,7 @@ def basic_get(connection: AmqpConnection, channel: AmqpChannel, method: m.BasicG
     connection.machine.send_content(
         channel.number,
         m.BasicGetOk(tag, redelivered, address.exchange, address.routing_key, len(queue)),
-        encode_properties(message, time.time()),
+        sound_properties(message, time.time()),
         message.body,
     )
 

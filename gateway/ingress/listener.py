@@ -17,6 +17,7 @@ import trio
 
 from gateway.errors import ConfigurationError
 from gateway.model.message import Sender
+from gateway.settings import Limits
 from gateway.telemetry.stats import FrameCounts, ListenerStats
 from gateway.transport.poller import Poller
 from gateway.transport.stream import Peer, Stream, WriteSet
@@ -56,6 +57,8 @@ class Connection(Peer, Protocol):
 
 class Ingress(Protocol):
     """What a listener needs of its protocol."""
+
+    limits: Limits
 
     def connect(self, stream: Stream, now: float) -> Connection:
         """A new connection's peer object."""
@@ -108,8 +111,8 @@ class Listener:
                 sock = socket.socket(family, kind, proto)
                 self._sockets.append(sock)
                 sock.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
-                if family == socket.AF_INET6:
-                    sock.setsockopt(socket.IPPROTO_IPV6, socket.IPV6_V6ONLY, 1)
+                if family == socket.AF_INET6:  # `::` is all of IPv6 and of IPv4
+                    sock.setsockopt(socket.IPPROTO_IPV6, socket.IPV6_V6ONLY, self.host != "::")
                 sock.bind((address[0], self.port, *address[2:]))
                 sock.listen(BACKLOG)
                 sock.setblocking(False)
@@ -166,7 +169,16 @@ class Listener:
         sock.setblocking(False)
         sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
         layer = TlsFilter(self._tls(), server_side=True) if self._tls is not None else None
-        stream = Stream(sock, remote, self._poller, self._writes, layer)
+        limits = self._protocol.limits
+        stream = Stream(
+            sock,
+            remote,
+            self._poller,
+            self._writes,
+            layer,
+            # A single message may exceed the limit: it is written whole.
+            backlog_max=limits.output_bytes_max + 2 * limits.message_bytes_max,
+        )
         connection = self._protocol.connect(stream, trio.current_time())
         stream.peer = connection
         self.connections[connection] = None

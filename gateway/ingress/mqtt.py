@@ -17,7 +17,6 @@ import trio
 from gateway.broker.access import Access, Principal
 from gateway.broker.dead_letters import DeadLetters
 from gateway.broker.mqtt.namespace import MqttNamespace
-from gateway.broker.mqtt.session import Session
 from gateway.broker.switch import UNROUTED, Entry, Switch
 from gateway.errors import RemoteProtocolError
 from gateway.ingress.listener import Listener
@@ -25,7 +24,7 @@ from gateway.ingress.mqtt_connection import MqttConnection, Receipt
 from gateway.model.address import MqttAddress
 from gateway.model.batch import Batch
 from gateway.model.message import NEVER, Message, Sender
-from gateway.model.outcome import Outcome
+from gateway.model.outcome import Outcome, Reason, Verdict
 from gateway.protocols.mqtt.octets import ByteOrder
 from gateway.protocols.mqtt.packets import Will
 from gateway.protocols.mqtt.properties import encode_list
@@ -36,6 +35,8 @@ from gateway.telemetry.stats import ListenerStats
 from gateway.transport.stream import Stream
 
 log = structlog.get_logger()
+
+MALFORMED = Outcome(Verdict.REJECTED, Reason.MALFORMED, "the properties are malformed")
 
 
 class MqttIngress:
@@ -69,7 +70,6 @@ class MqttIngress:
         self._nursery = nursery
         self._entries: dict[str, dict[bytes, Entry]] = {}
         self._generation = -1
-        self._wills: dict[Session, tuple[float, Message]] = {}
 
     # What the listener asks.
 
@@ -85,10 +85,8 @@ class MqttIngress:
             batch.send()
 
     def tick(self, now: float) -> None:
-        """Publish the wills whose delay is over (5: 3.1.3.2.2)."""
-        due = [session for session, (at, _) in self._wills.items() if at <= now]
-        for session in due:
-            self._publish(self._wills.pop(session)[1])
+        """Sessions that have been away for too long end; wills whose delay is over are published."""
+        self.namespace.expire(now)
 
     # What batches ask: this is their source.
 
@@ -164,12 +162,9 @@ class MqttIngress:
             self.unclaimed(entry, message, receipt)
 
     def take_over(self, client_id: str) -> None:
-        """A client connects: whoever has its identifier must go; a delayed will is not published."""
+        """A client connects: whoever has its identifier must go."""
         session = self.namespace.sessions.get(client_id)
-        if session is None:
-            return
-        self._wills.pop(session, None)
-        if isinstance(session.outlet, MqttConnection):
+        if session is not None and isinstance(session.outlet, MqttConnection):
             session.outlet.taken_over()
 
     def verify(self, user: str, password: bytes, then: Callable[[Principal | None], None]) -> None:
@@ -183,14 +178,18 @@ class MqttIngress:
 
         self._nursery.start_soon(look)
 
-    def will_message(self, will: Will, sender: Sender) -> Message:
-        """The message that a will would be."""
+    def undeliverable(self, messages: list[Message]) -> None:
+        """Messages whose sender wrote octets that are no properties: MQTT cannot say them."""
+        self._dead_letters.add(messages, "", MALFORMED)
+
+    def publish_will(self, will: Will, sender: Sender) -> None:
+        """Publish a will; its expiry counts from now (5: 3.1.3.2.4)."""
         kept: dict[Property, Any] = {
             key: value for key, value in will.properties.items() if key is not Property.WILL_DELAY_INTERVAL
         }
         properties, interval, _ = publish_facts(encode_list(kept, PacketType.PUBLISH))
         expires = NEVER if interval is None else time.time() + interval
-        return Message(
+        message = Message(
             MqttAddress(will.topic),
             will.body,
             properties,
@@ -201,15 +200,6 @@ class MqttIngress:
             0,
             sender,
         )
-
-    def publish_will(self, session: Session, will: Message, delay: float) -> None:
-        """Publish a will now, or when its delay is over and the client has not come back."""
-        if delay:
-            self._wills[session] = (self.now() + delay, will)
-        else:
-            self._publish(will)
-
-    def _publish(self, message: Message) -> None:
         if message.retain:
             self.namespace.retain(message)
         entry = self.switch.entry(self.name, self.namespace, message.address)

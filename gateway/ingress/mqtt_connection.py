@@ -4,22 +4,25 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable
+from functools import partial
 from typing import TYPE_CHECKING, Final
 
 from gateway.broker.access import Principal
 from gateway.broker.mqtt.session import Row, Session
 from gateway.broker.switch import Entry
 from gateway.errors import RemoteProtocolError
+from gateway.ingress.mqtt_acknowledgements import acknowledged
 from gateway.ingress.mqtt_admission import (
     connack_properties,
     expiry_secs,
     identifier_refused,
     reason_name,
 )
+from gateway.ingress.mqtt_retries import Retries
 from gateway.ingress.mqtt_subscriptions import subscribe, unsubscribe
 from gateway.model.address import MqttAddress
 from gateway.model.message import NEVER, Message, Sender
-from gateway.model.outcome import Outcome
+from gateway.model.outcome import Outcome, Reason, Verdict
 from gateway.model.properties import NO_PROPERTIES
 from gateway.protocols.mqtt.connection import State
 from gateway.protocols.mqtt.octets import decode_topic
@@ -32,6 +35,7 @@ from gateway.protocols.mqtt.packets import (
     Publishes,
     Subscribe,
     Unsubscribe,
+    Will,
 )
 from gateway.protocols.mqtt.server import ServerConnection
 from gateway.protocols.mqtt.spec import PacketType, Property, ReasonCode, Version
@@ -43,8 +47,7 @@ if TYPE_CHECKING:
 
 Receipt = tuple["MqttConnection", int, int, Message, Entry]
 
-RETRY_SECS_MIN: Final = 1.0
-RETRY_SECS_MAX: Final = 30.0
+TOO_LARGE: Final = Outcome(Verdict.REJECTED, Reason.TOO_LARGE, "the body exceeds limits.message_bytes_max")
 
 
 class MqttConnection:
@@ -65,15 +68,13 @@ class MqttConnection:
         self._ingress = ingress
         self._deadline = now + limits.connect_timeout_secs
         self._principal: Principal | None = None
-        self._entries: dict[bytes, Entry] = {}
         self.sender = Sender(ingress.name)
-        self._will: Message | None = None
-        self._will_delay = 0.0
+        self._will: Will | None = None
         self._held = False
+        self._lost = False
         self._pubacks: list[int] = []
         self._pubrecs: list[int] = []
-        self._retries: list[tuple[float, Receipt]] = []
-        self._attempts: dict[int, int] = {}  # by packet id, of messages that were refused
+        self._retries = Retries()
         self._expiry_secs = 0.0
 
     # What the stream asks.
@@ -82,7 +83,7 @@ class MqttConnection:
         """Octets arrived; a client's fault ends this connection and is counted."""
         try:
             self._process(self.machine.receive_data(data, now))
-            while self.machine.pending and not self.stream.ending:
+            while self.machine.pending and not self._lost:
                 self._process(self.machine.receive_data(b"", now))
         except RemoteProtocolError as error:
             self._fail(error)
@@ -107,20 +108,33 @@ class MqttConnection:
     def lost(self, reason: str) -> None:
         """The connection is gone; the session may stay, the will may be published."""
         ingress = self._ingress
+        self._lost = True
         ingress.forget(self)
         session = self.session
         if session is None:
             return
-        if session.outlet is self:
-            session.detach()
-            ends = not session.persistent
-            if self._will is not None:
-                ingress.publish_will(session, self._will, 0.0 if ends else self._will_delay)
-            if ends:
-                ingress.namespace.discard(session)
-            elif self._expiry_secs:
-                session.expires_at = ingress.now() + self._expiry_secs
-        self._will = None
+        for receipt in self._retries.give_up():
+            self._forget_incoming(receipt)
+        if session.outlet is not self:
+            return
+        session.detach()
+        self._leave_will(session)
+        if session.persistent:
+            session.expires_at = ingress.now() + self._expiry_secs
+        else:
+            ingress.namespace.discard(session)
+
+    def _leave_will(self, session: Session) -> None:
+        """Publish the will now, or when its delay is over or the session ends (5: 3.1.2.5)."""
+        will, self._will = self._will, None
+        if will is None:
+            return
+        publish = partial(self._ingress.publish_will, will, self.sender)
+        delay = will.properties.get(Property.WILL_DELAY_INTERVAL, 0)
+        if delay and session.persistent:
+            self._ingress.namespace.delay_will(session, self._ingress.now() + delay, publish)
+        else:
+            publish()
 
     # What the listener asks.
 
@@ -150,8 +164,8 @@ class MqttConnection:
             self.machine.send_disconnect(ReasonCode.KEEP_ALIVE_TIMEOUT)
             self.stream.end("keep-alive timeout")
             return
-        if self._retries:
-            self._retry(now)
+        for receipt in self._retries.due(now):
+            self._ingress.publish_again(receipt)
 
     def shut_down(self) -> None:
         """The gateway stops (MQTT 5: reason 0x8B); the will is not the client's fault and is kept quiet."""
@@ -167,7 +181,9 @@ class MqttConnection:
         return self.machine.state is not State.OPEN or self.stream.congested
 
     def send(self, rows: list[Row]) -> list[Row]:
-        """Encode the rows; returns those larger than the client's Maximum Packet Size."""
+        """Encode the rows; returns those that cannot be said: over the client's Maximum Packet Size, or with
+        octets for properties that are none.
+        """
         five = self.machine.version is Version.V5
         utc = time.time() if five else 0.0
         raw = b""
@@ -175,7 +191,10 @@ class MqttConnection:
         said = []
         for message, grant, qos, packet_id, dup in rows:
             if five:
-                raw = encode_properties(message, utc, subscription_ids=grant.identifiers)
+                try:
+                    raw = encode_properties(message, utc, subscription_ids=grant.identifiers)
+                except RemoteProtocolError:
+                    return self._send_sound(rows)
             retain = grant.retained or (message.retain and grant.retain_as_published)
             body = message.body
             octets += len(body) + 32
@@ -185,6 +204,20 @@ class MqttConnection:
         self.stream.queued += octets
         self.stream.mark()
         return too_large
+
+    def _send_sound(self, rows: list[Row]) -> list[Row]:
+        """Send all but the rows whose sender, of another protocol, wrote malformed properties."""
+        sound: list[Row] = []
+        malformed: list[Row] = []
+        for row in rows:
+            try:
+                row.message.property_set.properties  # noqa: B018 (decoded once, when it is asked for)
+            except RemoteProtocolError:
+                malformed.append(row)
+            else:
+                sound.append(row)
+        self._ingress.undeliverable([row.message for row in malformed])
+        return malformed + (self.send(sound) if malformed else sound)
 
     def send_release(self, packet_id: int) -> None:
         """PUBREL."""
@@ -196,15 +229,20 @@ class MqttConnection:
     def accepted(self, packet_id: int, qos: int) -> None:
         """Every target has the message."""
         self.unsettled -= 1
-        if self._attempts:
-            self._attempts.pop(packet_id, None)
+        if self._retries.attempts:
+            self._retries.attempts.pop(packet_id, None)
         if qos == 1:
             if not self._pubacks:
                 self.stream.mark()
             self._pubacks.append(packet_id)
         else:
             self._accept_once(packet_id)
-        if self._held and self.unsettled <= self._ingress.limits.inflight_max // 2:
+        if self._held:
+            self._read_on()
+
+    def _read_on(self) -> None:
+        """The client was held for having too much unsettled; that may be over."""
+        if self.unsettled <= self._ingress.limits.inflight_max // 2:
             self._held = False
             self.stream.release()
 
@@ -222,28 +260,24 @@ class MqttConnection:
     def refused(self, receipt: Receipt, outcome: Outcome) -> None:
         """A target did not take the message: MQTT 5 has words for it, older versions are tried again."""
         _, packet_id, qos, _, _ = receipt
-        if self.machine.version == Version.V5:
+        if self._lost or self.machine.state is not State.OPEN:
+            self._forget_incoming(receipt)
+        elif self.machine.version == Version.V5:
+            self._forget_incoming(receipt)
+            kind = PacketType.PUBACK if qos == 1 else PacketType.PUBREC
+            self.machine.send_ack(kind, packet_id, REASON_CODES[outcome.reason], outcome.text)
+            self.stream.mark()
             self.unsettled -= 1
-            if qos == 2 and self.session is not None:
-                self.session.incoming.pop(packet_id, None)
-            if self.machine.state is State.OPEN:
-                kind = PacketType.PUBACK if qos == 1 else PacketType.PUBREC
-                self.machine.send_ack(kind, packet_id, REASON_CODES[outcome.reason], outcome.text)
-                self.stream.mark()
-        elif self.machine.state is not State.OPEN:
-            if qos == 2 and self.session is not None:
-                self.session.incoming.pop(packet_id, None)  # the client sends it again when it returns
+            if self._held:
+                self._read_on()
         else:
-            attempts = self._attempts[packet_id] = self._attempts.get(packet_id, 0) + 1
-            wait = min(RETRY_SECS_MIN * 2 ** min(attempts - 1, 5), RETRY_SECS_MAX)
-            self._retries.append((self._ingress.now() + wait, receipt))
+            self._retries.add(receipt, self._ingress.now())
 
-    def _retry(self, now: float) -> None:
-        due = [receipt for at, receipt in self._retries if at <= now]
-        if due:
-            self._retries = [retry for retry in self._retries if retry[0] > now]
-            for receipt in due:
-                self._ingress.publish_again(receipt)
+    def _forget_incoming(self, receipt: Receipt) -> None:
+        """A QoS 2 message was not taken: when the client sends it again, that counts as the first time."""
+        _, packet_id, qos, _, _ = receipt
+        if qos == 2 and self.session is not None:
+            self.session.incoming.pop(packet_id, None)
 
     # Packets.
 
@@ -252,7 +286,8 @@ class MqttConnection:
             if isinstance(event, Publishes):
                 self._publishes(event.rows)
             elif isinstance(event, Acks):
-                self._acks(event.kind, event.rows)
+                assert self.session is not None
+                acknowledged(self.session, self.machine, event.kind, event.rows)
             elif isinstance(event, Connect):
                 self._connect(event)
             elif isinstance(event, Subscribe):
@@ -268,7 +303,7 @@ class MqttConnection:
                 raise RemoteProtocolError(
                     "enhanced authentication is not offered", reason=ReasonCode.PROTOCOL_ERROR
                 )
-            if self.stream.ending or self.stream.closed:
+            if self._lost:
                 return
         self.stream.mark()  # the machine may have answered by itself
 
@@ -278,6 +313,7 @@ class MqttConnection:
         publish = ingress.switch.publish
         batch = ingress.batch
         sender = self.sender
+        body_max = ingress.limits.message_bytes_max
         for flags, topic, packet_id, raw, body in rows:
             entry = entries.get(topic)
             if entry is None:
@@ -307,6 +343,9 @@ class MqttConnection:
                 receipt: Receipt | None = (self, packet_id, qos, message, entry)
             else:
                 receipt = None
+            if len(body) > body_max:
+                self._too_large(receipt)
+                continue
             if flags & 1:
                 ingress.namespace.retain(message)
             if not publish(batch, entry, message, receipt):
@@ -316,11 +355,22 @@ class MqttConnection:
             self._held = True
             self.stream.hold()
 
+    def _too_large(self, receipt: Receipt | None) -> None:
+        """A body over our limit in a packet within it. Before MQTT 5 only closing says no."""
+        self._ingress.stats.refuse(TOO_LARGE)
+        if receipt is None:
+            return
+        if self.machine.version < Version.V5:
+            raise RemoteProtocolError(TOO_LARGE.text, reason=ReasonCode.PACKET_TOO_LARGE)
+        self.refused(receipt, TOO_LARGE)
+
     def _resolve(self, topic: bytes, entries: dict[bytes, Entry]) -> Entry:
         """A topic seen for the first time: check it, ask for permission, find out where it leads."""
         name = decode_topic(topic)
         address = MqttAddress(name, topic)
         ingress = self._ingress
+        if name.count("/") >= ingress.limits.topic_levels_max:
+            raise RemoteProtocolError("a topic has too many levels", reason=ReasonCode.TOPIC_NAME_INVALID)
         assert self._principal is not None
         if not ingress.access.may_publish(self._principal, ingress.name, address):
             raise RemoteProtocolError(f"not allowed to publish to {name!r}", reason=ReasonCode.NOT_AUTHORIZED)
@@ -343,30 +393,6 @@ class MqttConnection:
             self._pubrecs.append(packet_id)
             self.stream.mark()
         return False
-
-    def _acks(self, kind: PacketType, rows: list[tuple[int, int]]) -> None:
-        session = self.session
-        assert session is not None
-        if kind is PacketType.PUBACK or kind is PacketType.PUBCOMP:
-            for packet_id, _ in rows:
-                session.finish(packet_id)
-            session.pump()
-        elif kind is PacketType.PUBREC:
-            for packet_id, reason in rows:
-                if reason >= ReasonCode.UNSPECIFIED_ERROR:
-                    session.finish(packet_id)
-                elif session.received(packet_id):
-                    self.machine.send_ack(PacketType.PUBREL, packet_id, ReasonCode.SUCCESS)
-                else:
-                    self.machine.send_ack(
-                        PacketType.PUBREL, packet_id, ReasonCode.PACKET_IDENTIFIER_NOT_FOUND
-                    )
-        else:
-            for packet_id, _ in rows:
-                known = session.incoming.pop(packet_id, None) is not None
-                reason = ReasonCode.SUCCESS if known else ReasonCode.PACKET_IDENTIFIER_NOT_FOUND
-                self.machine.send_ack(PacketType.PUBCOMP, packet_id, reason)
-        self.stream.mark()
 
     def _disconnect(self, packet: Disconnect) -> None:
         if packet.reason != ReasonCode.DISCONNECT_WITH_WILL:
@@ -404,11 +430,11 @@ class MqttConnection:
 
     def _verified(self, packet: Connect, principal: Principal | None) -> None:
         """The password has been looked at; go on with what came behind CONNECT."""
-        if self.stream.closed or self.stream.ending:
+        if self._lost:
             return
         self.stream.release()
         self._admit(packet, principal, ReasonCode.BAD_USER_NAME_OR_PASSWORD)
-        if not self.stream.ending:
+        if not self._lost:
             self.receive(b"", self._ingress.now())
 
     def _admit(self, packet: Connect, principal: Principal | None, otherwise: ReasonCode) -> None:
@@ -422,6 +448,12 @@ class MqttConnection:
         if packet.client_id not in ingress.namespace.sessions and ingress.sessions_full:
             self._refuse(ReasonCode.QUOTA_EXCEEDED, "limits.sessions_max is reached")
             return
+        will = packet.will
+        if will is not None and not ingress.access.may_publish(
+            principal, ingress.name, MqttAddress(will.topic)
+        ):
+            self._refuse(ReasonCode.NOT_AUTHORIZED, "not allowed to publish to the will's topic")
+            return
         assigned = packet.client_id or ingress.new_client_id()
         properties = connack_properties(packet, assigned, ingress.limits)
         present = assigned in ingress.namespace.sessions and not packet.clean_start
@@ -432,7 +464,7 @@ class MqttConnection:
         ingress.stats.spoke(self.machine, packet.version.name.lower())
         self._principal = principal
         self.sender = Sender(ingress.name, assigned, principal.name, self.stream.remote)
-        self._will = self._will_of(packet)
+        self._will = will
         self._open_session(packet, assigned)
 
     def _open_session(self, packet: Connect, client_id: str) -> None:
@@ -447,13 +479,6 @@ class MqttConnection:
         maximum = packet.properties.get(Property.RECEIVE_MAXIMUM, ingress.limits.inflight_max)
         session.attach(self, min(maximum, ingress.limits.inflight_max))
         self.stream.mark()
-
-    def _will_of(self, packet: Connect) -> Message | None:
-        will = packet.will
-        if will is None:
-            return None
-        self._will_delay = float(will.properties.get(Property.WILL_DELAY_INTERVAL, 0))
-        return self._ingress.will_message(will, self.sender)
 
     def _refuse(self, reason: ReasonCode, text: str) -> None:
         self._ingress.stats.refused.add(reason.name.lower())

@@ -300,3 +300,13 @@ def _level(level: list[str | Name], route: Route, several: frozenset[str]) -> li
         Token(kind, route.translate(text) if kind is Kind.LITERAL and route.escape != "reject" else text)
         for kind, text in route.pattern.tokens
     ]
+
+
+def unavailable_routes(routes: Iterable[Route]) -> list[str]:
+    """Routes that ask for what this version does not have, one line each."""
+    return [
+        f"{route.file}:{route.line}: route {route.name!r}: settle: stored needs a durable outbox, which this"
+        " version does not have; use settle: confirmed"
+        for route in routes
+        if route.settle == "stored"
+    ]

@@ -34,8 +34,6 @@ class Limits(Part):
     """AMQP frame-max that we propose: larger frames hold up their connection's heartbeats."""
     output_bytes_max: int = Field(32 * 1024 * 1024, ge=65_536)
     """Written for one connection and not yet taken by its socket: a slow reader gets no more than that."""
-    turn_bytes_max: int = Field(65_536, ge=1_024)
-    """Read from one connection before the next has its turn: fairness."""
     topic_levels_max: int = Field(128, ge=1)
     """Levels of one topic, key or filter: matching is recursive in them."""
     hops_max: int = Field(8, ge=1, le=255)
@@ -51,8 +49,6 @@ class Limits(Part):
     """Unacknowledged deliveries to one AMQP consumer, also to one that asked for no limit."""
     consumers_max: int = Field(1_000, ge=1)
     """AMQP consumers per connection."""
-    transaction_messages_max: int = Field(10_000, ge=1)
-    """Messages of one uncommitted transaction: they are held until its end."""
 
     sessions_max: int = Field(50_000, ge=1)
     """MQTT sessions, connected or not: a client identifier costs nothing to invent."""

@@ -170,3 +170,17 @@ class Settings(BaseSettings):
 def _glob(pattern: str) -> list[Path]:
     path = Path(pattern)
     return list(Path(path.anchor).glob(str(path.relative_to(path.anchor))))
+
+
+def unavailable(settings: Settings) -> list[str]:
+    """What the configuration asks for and this version does not have, one line each."""
+    found = []
+    for name, listener in settings.listeners.items():
+        if listener.protocol == "amqpfast":
+            found.append(f"listeners.{name}.protocol: AMQP/Fast is not available in this version")
+        if listener.websocket_path is not None:
+            found.append(f"listeners.{name}.websocket_path: WebSocket is not available in this version")
+    for name, link in settings.links.items():
+        if link.protocol == "amqpfast":
+            found.append(f"links.{name}.url: AMQP/Fast is not available in this version")
+    return found

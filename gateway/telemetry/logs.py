@@ -45,6 +45,8 @@ def configure_logs(level: str, form: LogFormat, stream: TextIO | None = None) ->
     root = logging.getLogger()
     root.handlers[:] = [writer]
     root.setLevel(number)
+    for chatty in ("watchfiles", "gateway.admin.http"):  # one line per file event, a banner of their own
+        logging.getLogger(chatty).setLevel(max(number, logging.WARNING))
 
 
 def _rendering(form: str, out: TextIO) -> list[Processor]:

@@ -7,7 +7,7 @@ or a client identifier never becomes one.
 from __future__ import annotations
 
 import platform
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from typing import Final
 
 from prometheus_client import (
@@ -55,6 +55,8 @@ COUNTERS: Final[dict[str, tuple[str, tuple[str, ...]]]] = {
         "Properties that a route could not say in the target.",
         ("route", "reason"),
     ),
+    "gateway_dropped": ("Messages that the embedded broker dropped.", ("reason",)),
+    "gateway_dead_lettered": ("Messages that became dead letters.", ("route", "reason")),
     "gateway_mapping_reloads": ("Attempts to take changed mapping files.", ("outcome",)),
 }
 GAUGES: Final[dict[str, tuple[str, tuple[str, ...]]]] = {
@@ -87,7 +89,8 @@ def no_routes() -> Iterable[RouteCounts]:
 class Metrics(Collector):
     """Knows what is counted where; one per process.
 
-    `routes` is asked at every scrape, since a reload replaces them.
+    `routes` is asked at every scrape, since a reload replaces them; so are `dropped` (by reason) and
+    `dead_lettered` (by route and reason), which the broker counts.
     """
 
     def __init__(self, version: str) -> None:
@@ -95,6 +98,8 @@ class Metrics(Collector):
         self.listeners: dict[str, ListenerStats] = {}
         self.links: dict[str, LinkStats] = {}
         self.routes: Callable[[], Iterable[RouteCounts]] = no_routes
+        self.dropped: Callable[[], Mapping[str, int]] = dict
+        self.dead_lettered: Callable[[], Mapping[tuple[str, str], int]] = dict
         self.mapping_reloads = {"taken": 0, "refused": 0}
         self._broker: dict[str, Callable[[], float]] = {}
         self._registry = CollectorRegistry(auto_describe=False)
@@ -163,6 +168,10 @@ class Metrics(Collector):
                 yield "gateway_route_messages", (route.name, outcome), getattr(route, outcome)
             yield "gateway_route_in_flight", (route.name,), route.in_flight
             yield "gateway_route_lost_properties", (route.name, "reply_to"), route.reply_kept
+        for reason, count in self.dropped().items():
+            yield "gateway_dropped", (reason,), count
+        for (name, reason), count in self.dead_lettered().items():
+            yield "gateway_dead_lettered", (name, reason), count
         for outcome, count in self.mapping_reloads.items():
             yield "gateway_mapping_reloads", (outcome,), count
 

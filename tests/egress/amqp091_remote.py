@@ -1,8 +1,8 @@
-"""A broker in memory at the other end of an AMQP 0-9-1 link: no sockets, no time, and it does as it is told."""
+"""A broker in memory at the other end of an AMQP 0-9-1 link: no sockets, no waiting, and it does as told."""
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 from pathlib import Path
 from typing import Any, Final, cast
 
@@ -16,7 +16,7 @@ from gateway.mapping import load
 from gateway.mapping.router import Router, Subscriptions, Targets
 from gateway.model.address import Address, AmqpAddress
 from gateway.model.batch import Batch, Lane, Part, Sink
-from gateway.model.message import Message
+from gateway.model.message import Message, Sender
 from gateway.model.outcome import ACCEPTED, Outcome
 from gateway.protocols.amqp091 import events as e
 from gateway.protocols.amqp091 import methods as m
@@ -29,6 +29,8 @@ from gateway.telemetry.stats import LinkStats
 
 NO_PROPERTIES: Final = b"\0\0"
 PERSISTENT: Final = b"\x10\0\x02"
+NOTHING: Final = Subscriptions()
+NOWHERE: Final = Targets()
 
 
 class Remote:
@@ -132,9 +134,7 @@ class Remote:
         self, queue: str, address: AmqpAddress, bodies: Iterable[bytes], properties: bytes = PERSISTENT
     ) -> None:
         channel, deliverer = next(
-            (channel, deliverer)
-            for channel, (name, deliverer) in self.consumers.items()
-            if name == queue
+            (channel, deliverer) for channel, (name, deliverer) in self.consumers.items() if name == queue
         )
         for body in bodies:
             tag = self.tags[channel] = self.tags[channel] + 1
@@ -214,6 +214,9 @@ class Settled:
             self.outcomes[receipt] = (refused or {}).get(at, ACCEPTED)
             self.order.append(receipt)
 
+    def hold(self, senders: set[Sender]) -> list[Callable[[], None]]:
+        return []
+
     def part(self, messages: Iterable[Message], sink: Sink) -> Part:
         """A part of messages whose receipts are their bodies."""
         batch = Batch(self, trio.current_time())
@@ -251,7 +254,7 @@ class LinkRig:
         assert self.stream.peer is not None
         return self.stream.peer
 
-    def route(self, subscriptions: Subscriptions = Subscriptions(), targets: Targets = Targets()) -> None:
+    def route(self, subscriptions: Subscriptions = NOTHING, targets: Targets = NOWHERE) -> None:
         self.conversation.route(subscriptions, targets)
 
     def connect(self) -> None:

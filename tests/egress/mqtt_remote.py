@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 from typing import Any, Final, cast
 
 from gateway.broker.dead_letters import DeadLetters
@@ -15,7 +15,7 @@ from gateway.mapping.loading import parse
 from gateway.mapping.router import Router, Subscriptions, Targets
 from gateway.model.address import Address, MqttAddress
 from gateway.model.batch import Batch, Lane, Part, Sink
-from gateway.model.message import NEVER, Message
+from gateway.model.message import NEVER, Message, Sender
 from gateway.model.outcome import ACCEPTED, Outcome
 from gateway.model.properties import NO_PROPERTIES, PropertySet
 from gateway.protocols.mqtt.packets import Acks, Connect, Event, Publishes, Row, Subscribe, Unsubscribe
@@ -116,6 +116,9 @@ class Collector:
 
     def retain(self, message: Message) -> None:
         """Nothing to keep."""
+
+    def hold(self, senders: set[Sender]) -> list[Callable[[], None]]:
+        return []
 
     def settle(self, receipts: list[Any], refused: dict[int, Outcome] | None, received: float) -> None:
         for at, receipt in enumerate(receipts):

@@ -12,6 +12,7 @@ from gateway.broker.dead_letters import DeadLetters
 from gateway.broker.switch import Switch
 from gateway.model.address import AmqpAddress, MqttAddress
 from gateway.model.outcome import ACCEPTED, Outcome, Reason, Verdict
+from gateway.protocols.amqp091.methods import BasicQos
 from tests.egress.amqp091_remote import NO_PROPERTIES, LinkRig, Shelf, routed
 
 MAPPING = """
@@ -49,7 +50,9 @@ async def one(tmp_path: Path, shelf: Shelf) -> LinkRig:
     return made
 
 
-def consume(one: LinkRig, queue: str, address: AmqpAddress, *bodies: bytes, raw: bytes = b"\x10\0\x02") -> None:
+def consume(
+    one: LinkRig, queue: str, address: AmqpAddress, *bodies: bytes, raw: bytes = b"\x10\0\x02"
+) -> None:
     one.remote.deliver(queue, address, bodies, raw)
     one.move()
 
@@ -99,7 +102,7 @@ async def test_acknowledgements_wait_for_the_targets(one: LinkRig, shelf: Shelf)
     assert [ack[1:] for ack in one.world.acks[3:]] == [(7, False)]
     first.accept()
     one.move()
-    assert [ack[1:] for ack in one.world.acks[4:]] == [(6, True)] or one.world.acks[4:][0][1:] == (4, False)
+    assert sorted(ack[1:] for ack in one.world.acks[4:]) == [(6, True)]
     assert one.conversation.idle
 
 
@@ -182,7 +185,5 @@ async def test_a_queue_that_is_not_wanted_is_left_when_its_messages_are_answered
 
 
 async def test_prefetch_is_what_the_settings_say(one: LinkRig) -> None:
-    from gateway.protocols.amqp091.methods import BasicQos
-
     asked = {method.prefetch_count for method in one.world.heard if isinstance(method, BasicQos)}
     assert asked == {50}

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import pytest
 import trio
 
 from gateway.egress.amqp091_topology import own_queue
@@ -72,7 +71,7 @@ def test_the_name_of_an_own_queue_fits_a_short_string() -> None:
     assert own_queue("g" * 200, "e" * 200) != own_queue("g" * 200, "f" * 200)
 
 
-async def test_check_only_looks(caplog: pytest.LogCaptureFixture) -> None:
+async def test_check_only_looks() -> None:
     one = LinkRig(declare="check")
     one.route(FROM_QUEUE, ALL)
     one.connect()
@@ -91,7 +90,9 @@ async def test_none_trusts_and_still_survives_what_is_not_there() -> None:
     one.route(Subscriptions(queues=("commands", "more")), ALL)
     one.world.queues.add("more")
     one.connect()
-    assert [method for method in one.world.heard if isinstance(method, m.ExchangeDeclare | m.QueueDeclare)] == []
+    assert [
+        method for method in one.world.heard if isinstance(method, m.ExchangeDeclare | m.QueueDeclare)
+    ] == []
     assert one.remote.consumed == ["more"]
     source = Settled()
     source.publish(one.conversation.outgoing, "amq.topic", [b"kept"])

@@ -34,7 +34,7 @@ async def test_an_acknowledgement_waits_for_the_target(version: str) -> None:
     assert [message.body for message in world.local.messages] == [b"zero", b"one", b"two"]
     assert [message.assurance for message in world.local.messages] == [0, 1, 2]
     assert not remote.acks_of(PUBACK)
-    assert not world.conversation.idle
+    assert world.conversation.incoming.unsettled == 2
     world.local.parts[0].accept()
     world.talk()
     assert remote.acks_of(PUBACK) == [(7, 0)]

@@ -1,4 +1,4 @@
-"""A gateway between MQTT clients and a real RabbitMQ: what is acknowledged is there, whatever happens to it."""
+"""A gateway between MQTT clients and a real RabbitMQ: what is acknowledged is there, whatever happens."""
 
 from __future__ import annotations
 
@@ -98,7 +98,7 @@ class Device:
         self.acked[mid] = reason.value
 
     def _on_message(self, client: object, data: object, message: paho.MQTTMessage) -> None:
-        self.heard.append((message.topic, message.payload))
+        self.heard.append((message.topic, bytes(message.payload)))
 
     def _on_subscribe(self, client: object, data: object, mid: int, *_: object) -> None:
         self.subscribed += 1
@@ -182,7 +182,9 @@ async def test_a_broker_that_dies_before_it_confirms(rabbitmq: RabbitMQ, tmp_pat
     async with gateway_to(rabbitmq, tmp_path) as gateway, Device(gateway) as device:
         await sink_queue(rabbitmq, "link.sink")
         link = gateway.links["erp"]
-        pid = int((await trio.to_thread.run_sync(rabbitmq.control, "eval", "os:getpid().")).strip().strip('"'))
+        pid = int(
+            (await trio.to_thread.run_sync(rabbitmq.control, "eval", "os:getpid().")).strip().strip('"')
+        )
         os.kill(pid, signal.SIGSTOP)
         device.publish("t/one", b"one")
         await until(lambda: link.stats.messages_out == 1)
@@ -202,9 +204,7 @@ async def test_a_broker_that_dies_before_it_confirms(rabbitmq: RabbitMQ, tmp_pat
 @pytest.mark.parametrize(
     "topic, word", [("t/unroutable", "NO_ROUTE"), ("absent/nowhere", "no exchange 'link.nowhere'")]
 )
-async def test_a_refusal_is_told_in_mqtt_5(
-    rabbitmq: RabbitMQ, tmp_path: Path, topic: str, word: str
-) -> None:
+async def test_a_refusal_is_told_in_mqtt_5(rabbitmq: RabbitMQ, tmp_path: Path, topic: str, word: str) -> None:
     async with gateway_to(rabbitmq, tmp_path) as gateway, Device(gateway) as device:
         mid = device.publish(topic, b"lost")
         await until(lambda: mid in device.acked)
@@ -218,7 +218,9 @@ async def test_a_refusal_is_told_in_mqtt_5(
     await drop(rabbitmq, queue="link.sink")
 
 
-async def test_mqtt_3_1_1_hears_nothing_until_the_exchange_is_there(rabbitmq: RabbitMQ, tmp_path: Path) -> None:
+async def test_mqtt_3_1_1_hears_nothing_until_the_exchange_is_there(
+    rabbitmq: RabbitMQ, tmp_path: Path
+) -> None:
     async with (
         gateway_to(rabbitmq, tmp_path) as gateway,
         Device(gateway, MQTTProtocolVersion.MQTTv311) as device,

@@ -90,11 +90,15 @@ class VirtualHost:
         queues_max: int = 50_000,
         queue_messages_max: int = 1_000_000,
         queue_octets_max: int = 1 << 30,
+        exchanges_max: int = 1_000,
+        bindings_max: int = 100_000,
     ) -> None:
         self.name = name
         self.queues_max = queues_max
         self.queue_messages_max = queue_messages_max
         self.queue_octets_max = queue_octets_max
+        self.exchanges_max = exchanges_max
+        self.bindings_max = bindings_max
         self.queues: dict[str, AmqpQueue] = {}
         self._changed = changed
         self._names = 0
@@ -165,6 +169,7 @@ class VirtualHost:
             if arguments:
                 text = f"argument '{arguments[0][0]}' of exchange '{name}' is not supported"
                 raise Refused(PRECONDITION_FAILED, f"PRECONDITION_FAILED - {text}")
+            self._check_room("exchanges_max", len(self.exchanges), self.exchanges_max)
             found = Exchange(name, kind, durable=durable, auto_delete=auto_delete, internal=internal)
             self.exchanges[name] = found
             self._changed()
@@ -190,14 +195,18 @@ class VirtualHost:
             raise Refused(
                 PRECONDITION_FAILED, f"PRECONDITION_FAILED - exchange '{name}' in vhost '{self.name}' in use"
             )
-        del self.exchanges[name]
-        for destination, _, _ in list(found.bindings):
-            if isinstance(destination, AmqpQueue):
-                destination.bound.pop(found, None)
-        for other in list(self.exchanges.values()):
-            if other.unbind_all(found):
-                self._drop_if_unused(other)
+        self._remove(found)
         self._changed()
+
+    def _remove(self, exchange: Exchange) -> None:
+        """Forget the exchange; those that were bound to it may be unused now."""
+        del self.exchanges[exchange.name]
+        for destination, _, _ in exchange.bindings:
+            if isinstance(destination, AmqpQueue):
+                destination.bound.pop(exchange, None)
+        for other in list(self.exchanges.values()):
+            if other.unbind_all(exchange):
+                self._drop_if_unused(other)
 
     # Queues.
 
@@ -229,10 +238,7 @@ class VirtualHost:
             raise Refused(
                 ACCESS_REFUSED, f"ACCESS_REFUSED - queue name '{name}' contains reserved prefix 'amq.*'"
             )
-        if len(self.queues) >= self.queues_max:
-            raise Refused(
-                RESOURCE_ERROR, f"RESOURCE_ERROR - limits.queues_max ({self.queues_max}) is reached"
-            )
+        self._check_room("queues_max", len(self.queues), self.queues_max)
         for key, value in arguments:
             self._check_argument(name, key, value.value, value.type)
         if not name:
@@ -326,6 +332,8 @@ class VirtualHost:
         if not source:
             raise Refused(ACCESS_REFUSED, "ACCESS_REFUSED - operation not permitted on the default exchange")
         exchange = self.exchange(source)
+        bindings = sum(len(one.bindings) for one in self.exchanges.values())
+        self._check_room("bindings_max", bindings, self.bindings_max)
         if exchange.bind(destination, key, arguments):
             if isinstance(destination, AmqpQueue):
                 destination.bound[exchange] = None
@@ -342,7 +350,12 @@ class VirtualHost:
 
     def _drop_if_unused(self, exchange: Exchange) -> None:
         if exchange.auto_delete and not exchange.bindings and self.exchanges.get(exchange.name) is exchange:
-            del self.exchanges[exchange.name]
+            self._remove(exchange)
+
+    @staticmethod
+    def _check_room(limit: str, count: int, most: int) -> None:
+        if count >= most:
+            raise Refused(RESOURCE_ERROR, f"RESOURCE_ERROR - limits.{limit} ({most}) is reached")
 
     def _inequivalent(self, word: str, what: str, name: str, now: object, was: object) -> str:
         def say(value: object) -> str:

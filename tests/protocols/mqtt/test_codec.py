@@ -285,7 +285,7 @@ CORRUPT: list[tuple[str, Version, str, int]] = [
     ("puback, flags", V5, "42 02 0001", 0x81),
     ("puback, one octet", V5, "40 01 00", 0x81),
     ("puback, long", V311, "40 03 0001 00", 0x81),
-    ("puback, reason of another packet", V5, "40 03 0001 92", 0x82),
+    ("puback, reason of another packet", V5, "40 03 0001 01", 0x82),
     ("pubrel, flags", V311, "60 02 0001", 0x81),
     ("subscribe, flags", V311, "80 06 0001 0001 23 01", 0x81),
     ("subscribe, nothing", V311, "82 02 0001", 0x82),
@@ -445,3 +445,13 @@ def test_topics() -> None:
         with pytest.raises(RemoteProtocolError) as caught:
             decode_topic(wire)
         assert caught.value.reason == reason
+
+
+@pytest.mark.parametrize("octets", ["40 03 0001 95", "50 03 0001 92"])
+def test_a_refusal_in_the_wrong_packet_is_still_a_refusal(octets: str) -> None:
+    """Mosquitto answers a PUBLISH over its size limit with PUBACK 0x95."""
+    found = decode(bytes.fromhex(octets), version=Version.V5)
+    assert found is not None
+    packet, _ = found
+    assert isinstance(packet, Ack)
+    assert packet.reason == int(octets[-2:], 16)

@@ -1,0 +1,39 @@
+"""Messages that a target refused, of clients whose version of MQTT has no word for it: tried again, later."""
+
+from __future__ import annotations
+
+from typing import Any, Final
+
+RETRY_SECS_MIN: Final = 1.0
+RETRY_SECS_MAX: Final = 30.0
+DOUBLINGS_MAX: Final = 5
+
+
+class Retries:
+    """The refused messages of one connection. A receipt's second member is its packet id."""
+
+    __slots__ = ("_waiting", "attempts")
+
+    def __init__(self) -> None:
+        self._waiting: list[tuple[float, Any]] = []
+        self.attempts: dict[int, int] = {}  # by packet id; an accepted message's are forgotten
+
+    def __bool__(self) -> bool:
+        return bool(self._waiting)
+
+    def add(self, receipt: Any, now: float) -> None:
+        """Try again after a wait that doubles each time."""
+        attempts = self.attempts[receipt[1]] = self.attempts.get(receipt[1], 0) + 1
+        wait = min(RETRY_SECS_MIN * 2 ** min(attempts - 1, DOUBLINGS_MAX), RETRY_SECS_MAX)
+        self._waiting.append((now + wait, receipt))
+
+    def due(self, now: float) -> list[Any]:
+        """Remove and return the receipts whose time has come."""
+        due = [receipt for at, receipt in self._waiting if at <= now]
+        if due:
+            self._waiting = [retry for retry in self._waiting if retry[0] > now]
+        return due
+
+    def give_up(self) -> list[Any]:
+        """The connection is gone: remove and return all."""
+        return self.due(float("inf"))

@@ -1,0 +1,83 @@
+"""Who may connect, and what becomes of messages that nothing takes."""
+
+from __future__ import annotations
+
+import pytest
+
+from gateway.broker.access import Access, hash_password, is_loopback
+from gateway.broker.dead_letters import DeadLetters
+from gateway.model.outcome import Outcome, Reason, Verdict
+from tests.broker.parts import amqp
+
+HERE, THERE = "127.0.0.1:4711", "192.0.2.7:4711"
+HASH = hash_password("right")
+LOST = Outcome(Verdict.REJECTED, Reason.NO_ROUTE)
+
+
+@pytest.mark.parametrize(
+    "remote, here",
+    [
+        (HERE, True),
+        ("127.9.9.9:1", True),
+        ("::1:80", True),
+        ("[::1]:80", True),
+        ("::ffff:127.0.0.1:80", True),
+        (THERE, False),
+        ("2001:db8::1:80", False),
+        ("::ffff:192.0.2.7:80", False),
+        ("localhost:80", False),
+        ("", False),
+    ],
+)
+def test_what_is_loopback(remote: str, here: bool) -> None:
+    assert is_loopback(remote) is here
+
+
+@pytest.mark.parametrize(
+    "policy, from_here, from_there",
+    [("loopback", True, False), ("always", True, True), ("never", False, False)],
+)
+def test_anonymous_and_guest_by_policy(policy: str, from_here: bool, from_there: bool) -> None:
+    access = Access({}, guest=policy)
+    for remote, allowed in ((HERE, from_here), (THERE, from_there)):
+        assert (access.anonymous(remote, policy) is not None) is allowed
+        assert (access.known("guest", b"guest", remote) is not None) is allowed
+        assert access.known("guest", b"wrong", remote) is None
+
+
+async def test_a_password_is_verified_and_then_remembered() -> None:
+    access = Access({"ann": HASH})
+    assert access.known("ann", b"right", HERE) is None
+    assert await access.verify("ann", b"wrong") is None
+    verified = await access.verify("ann", b"right")
+    assert verified is not None
+    assert verified.name == "ann"
+    assert access.known("ann", b"right", THERE) is verified
+    assert access.known("ann", b"wrong", HERE) is None
+
+
+async def test_unknown_users_and_broken_hashes_are_refused() -> None:
+    access = Access({"broken": "no hash at all"})
+    assert await access.verify("nobody", b"right") is None
+    assert await access.verify("broken", b"right") is None
+
+
+async def test_a_guest_with_a_password_of_its_own_is_a_user_like_others() -> None:
+    access = Access({"guest": HASH})
+    assert access.known("guest", b"guest", HERE) is None
+    assert await access.verify("guest", b"right") is not None
+
+
+def test_the_newest_dead_letters_are_kept_and_all_are_counted() -> None:
+    letters = DeadLetters(messages_max=3)
+    for number in range(5):
+        letters.add([amqp(bytes((number,)))], "route", LOST)
+    assert len(letters) == 3
+    assert [letter.message.body for letter in letters.newest(2)] == [b"\4", b"\3"]
+    assert letters.counted == {("route", "no_route"): 5}
+
+
+def test_dead_letters_are_bounded_in_octets() -> None:
+    letters = DeadLetters(octets_max=10)
+    letters.add([amqp(b"x" * 6), amqp(b"y" * 6)], "", LOST)
+    assert [letter.message.body for letter in letters.newest(9)] == [b"y" * 6]

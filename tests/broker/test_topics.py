@@ -1,0 +1,104 @@
+"""The trie of topic filters: as a naive matcher says, for the wildcards of MQTT and of AMQP."""
+
+from __future__ import annotations
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from gateway.broker.topics import Trie, topic_matches
+
+LEVEL = st.sampled_from(["a", "b", "", "$a", "é"])
+LEVELS = st.lists(LEVEL, min_size=1, max_size=5)
+MQTT_FILTER = st.builds(
+    lambda levels, rest: levels + ["#"] * rest,
+    st.lists(LEVEL | st.just("+"), min_size=1, max_size=4),
+    st.booleans(),
+)
+AMQP_PATTERN = st.lists(LEVEL | st.sampled_from(["*", "#"]), min_size=1, max_size=6)
+
+
+def naive_amqp(pattern: list[str], levels: list[str]) -> bool:
+    if not pattern:
+        return not levels
+    if pattern[0] == "#":
+        return any(naive_amqp(pattern[1:], levels[at:]) for at in range(len(levels) + 1))
+    return bool(levels) and pattern[0] in ("*", levels[0]) and naive_amqp(pattern[1:], levels[1:])
+
+
+def naive_mqtt(pattern: list[str], levels: list[str]) -> bool:
+    if levels[0].startswith("$") and pattern[0] in ("+", "#"):
+        return False
+    if pattern == ["#"] or not pattern:
+        return bool(pattern) or not levels
+    if pattern[-1] == "#":
+        head = pattern[:-1]
+        return len(levels) >= len(head) and all(p in ("+", one) for p, one in zip(head, levels, strict=False))
+    return len(pattern) == len(levels) and all(
+        p in ("+", one) for p, one in zip(pattern, levels, strict=True)
+    )
+
+
+@given(patterns=st.lists(MQTT_FILTER, max_size=8), levels=LEVELS)
+def test_mqtt_filters_match_as_a_naive_matcher_says(patterns: list[list[str]], levels: list[str]) -> None:
+    trie: Trie[int] = Trie("+", "#")
+    for number, pattern in enumerate(patterns):
+        trie.add(pattern, number)
+    found = trie.match(levels, hidden=levels[0].startswith("$"))
+    assert set(found) == {n for n, pattern in enumerate(patterns) if naive_mqtt(pattern, levels)}
+    assert set(found) == {n for n, pattern in enumerate(patterns) if topic_matches(pattern, levels)}
+
+
+@given(patterns=st.lists(AMQP_PATTERN, max_size=8), levels=LEVELS)
+def test_amqp_patterns_match_as_a_naive_matcher_says(patterns: list[list[str]], levels: list[str]) -> None:
+    trie: Trie[int] = Trie("*", "#")
+    for number, pattern in enumerate(patterns):
+        trie.add(pattern, number)
+    assert set(trie.match(levels)) == {n for n, pattern in enumerate(patterns) if naive_amqp(pattern, levels)}
+
+
+@given(patterns=st.lists(AMQP_PATTERN, max_size=8), kept=st.integers(0, 255))
+def test_what_is_removed_leaves_nothing_behind(patterns: list[list[str]], kept: int) -> None:
+    trie: Trie[int] = Trie("*", "#")
+    for number, pattern in enumerate(patterns):
+        trie.add(pattern, number)
+        trie.add(pattern, number)
+    assert len(trie) == len(patterns)
+    for number, pattern in enumerate(patterns):
+        if not kept >> number & 1:
+            assert trie.remove(pattern, number)
+            assert not trie.remove(pattern, number)
+    left = [(pattern, number) for number, pattern in enumerate(patterns) if kept >> number & 1]
+    assert sorted(trie.items()) == sorted(left)
+    assert len(trie) == len(left)
+
+
+@pytest.mark.parametrize(
+    "pattern, topic, matches",
+    [
+        ("#", "a/b", True),
+        ("#", "$SYS/uptime", False),
+        ("+/uptime", "$SYS/uptime", False),
+        ("$SYS/#", "$SYS/uptime", True),
+        ("$SYS/+", "$SYS/uptime", True),
+        ("a/#", "a", True),
+        ("a/+", "a", False),
+        ("a/+", "a/", True),
+        ("+/+", "/a", True),
+        ("/+", "/a", True),
+        ("+", "/a", False),
+        ("a/+/c", "a//c", True),
+    ],
+)
+def test_the_specifications_own_examples(pattern: str, topic: str, matches: bool) -> None:
+    trie: Trie[str] = Trie("+", "#")
+    trie.add(pattern.split("/"), "it")
+    levels = topic.split("/")
+    assert ("it" in trie.match(levels, hidden=topic.startswith("$"))) is matches
+    assert topic_matches(pattern.split("/"), levels) is matches
+
+
+def test_a_hostile_pattern_costs_no_exponential_time() -> None:
+    trie: Trie[int] = Trie("*", "#")
+    trie.add(["#", "a"] * 30 + ["b"], 1)
+    assert trie.match(["a"] * 120) == {}

@@ -1,0 +1,300 @@
+"""Exchanges, queues and bindings: where messages go, and what RabbitMQ's clients are refused with."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+import pytest
+
+from gateway.broker.amqp091.exchange import headers_match
+from gateway.broker.amqp091.virtual_host import AmqpQueue, Refused, VirtualHost
+from gateway.model.address import AmqpAddress
+from gateway.model.message import Message
+from gateway.model.properties import Headers, Properties, Value, ValueType, property_set, string
+from tests.broker.parts import Taker, amqp, publish
+
+ME, OTHER = object(), object()
+NONE: Headers = ()
+
+
+def integer(value: int) -> Value:
+    return Value(ValueType.INT32, value)
+
+
+class Host(VirtualHost):
+    """A virtual host that counts changes, with shorter words for the tests."""
+
+    def __init__(self, **limits: int) -> None:
+        self.changes = 0
+        super().__init__("/", self._note, **limits)
+
+    def _note(self) -> None:
+        self.changes += 1
+
+    def make(self, name: str, *arguments: tuple[str, Value], auto_delete: bool = False) -> AmqpQueue:
+        return self.declare_queue(
+            name, ME, durable=False, exclusive=False, auto_delete=auto_delete, arguments=arguments
+        )
+
+    def exchange_of(self, name: str, kind: str, *, auto_delete: bool = False, internal: bool = False) -> None:
+        self.declare_exchange(
+            name, kind, durable=False, auto_delete=auto_delete, internal=internal, arguments=NONE
+        )
+
+    def reached(self, exchange: str, key: str, headers: Headers = NONE) -> set[str]:
+        address = AmqpAddress(exchange, key)
+        sinks = self.sinks(address)
+        if sinks is None:
+            sinks = self.choose(Message(address, b"", property_set(Properties(headers=headers))))
+        names = [sink.name for sink in sinks if isinstance(sink, AmqpQueue)]
+        assert len(names) == len(set(names))
+        return set(names)
+
+
+@pytest.fixture
+def host() -> Host:
+    made = Host()
+    for name in ("one", "two"):
+        made.make(name)
+    return made
+
+
+BINDINGS = [
+    ("amq.direct", "a.b", {"a.b": {"one"}, "a.c": set()}),
+    ("amq.fanout", "ignored", {"a.b": {"one"}, "": {"one"}}),
+    ("amq.topic", "a.*", {"a.b": {"one"}, "a": set(), "a.b.c": set(), "a.": {"one"}}),
+    ("amq.topic", "a.#", {"a.b": {"one"}, "a": {"one"}, "a.b.c": {"one"}, "b": set()}),
+    ("amq.topic", "#.z.#", {"z": {"one"}, "a.z.b": {"one"}, "a.b": set()}),
+]
+
+
+@pytest.mark.parametrize("exchange, key, rows", BINDINGS)
+def test_exchanges_route_by_key(host: Host, exchange: str, key: str, rows: dict[str, set[str]]) -> None:
+    host.bind(exchange, host.queues["one"], key, NONE)
+    assert {routed: host.reached(exchange, routed) for routed in rows} == rows
+    host.unbind(exchange, host.queues["one"], key, NONE)
+    assert host.reached(exchange, "a.b") == set()
+
+
+def test_the_default_exchange_names_queues(host: Host) -> None:
+    assert host.reached("", "one") == {"one"}
+    assert host.reached("", "none") == set()
+    assert host.reached("no such exchange", "one") == set()
+
+
+def test_a_queue_that_is_bound_twice_gets_a_message_once(host: Host) -> None:
+    for key in ("a.*", "#", "a.b"):
+        host.bind("amq.topic", host.queues["one"], key, NONE)
+    host.bind("amq.topic", host.queues["one"], "#", (("other", string("arguments")),))
+    assert host.reached("amq.topic", "a.b") == {"one"}
+    host.unbind("amq.topic", host.queues["one"], "#", NONE)
+    assert host.reached("amq.topic", "x") == {"one"}
+
+
+HEADERS = [
+    ((), {}, True),
+    ((("a", string("1")),), {"a": "1", "b": "2"}, True),
+    ((("a", string("1")), ("b", string("2"))), {"a": "1"}, False),
+    ((("x-match", string("any")), ("a", string("1")), ("b", string("2"))), {"b": "2"}, True),
+    ((("x-match", string("any")), ("a", string("1"))), {"a": "2"}, False),
+    ((("a", Value(ValueType.VOID, None)),), {"a": 5}, True),
+    ((("a", Value(ValueType.VOID, None)),), {"b": 5}, False),
+    ((("x-other", string("1")), ("a", integer(1))), {"a": 1}, True),
+    ((("x-match", string("all-with-x")), ("x-other", string("1"))), {}, False),
+    ((("x-match", string("any-with-x")), ("x-other", string("1"))), {"x-other": "1"}, True),
+]
+
+
+@pytest.mark.parametrize("arguments, headers, matches", HEADERS)
+def test_headers_bindings(arguments: Headers, headers: dict[str, object], matches: bool) -> None:
+    assert headers_match(arguments, headers) is matches
+
+
+def test_a_headers_exchange_looks_into_the_message_also_behind_others(host: Host) -> None:
+    host.exchange_of("first", "fanout")
+    host.exchange_of("second", "fanout")
+    host.bind("first", host.exchange("second"), "", NONE)
+    assert host.sinks(AmqpAddress("first", "")) == ()
+    host.bind("second", host.exchange("amq.headers"), "", NONE)
+    host.bind("amq.headers", host.queues["one"], "", (("a", string("1")),))
+    assert host.sinks(AmqpAddress("first", "")) is None
+    assert host.reached("first", "", (("a", string("1")),)) == {"one"}
+    assert host.reached("first", "", (("a", string("2")),)) == set()
+
+
+def test_exchanges_bound_in_a_circle_end(host: Host) -> None:
+    host.exchange_of("left", "fanout")
+    host.exchange_of("right", "fanout")
+    host.bind("left", host.exchange("right"), "", NONE)
+    host.bind("right", host.exchange("left"), "", NONE)
+    host.bind("right", host.queues["two"], "", NONE)
+    assert host.reached("left", "") == {"two"}
+
+
+def declare(name: str, kind: str = "direct", **given: bool) -> Callable[[Host], object]:
+    said = {"durable": False, "auto_delete": False, "internal": False} | given
+    return lambda host: host.declare_exchange(name, kind, arguments=NONE, **said)
+
+
+def declare_queue(
+    name: str, owner: object = ME, arguments: Headers = NONE, **given: bool
+) -> Callable[[Host], object]:
+    said = {"durable": False, "exclusive": False, "auto_delete": False} | given
+    return lambda host: host.declare_queue(name, owner, arguments=arguments, **said)
+
+
+REFUSALS: list[tuple[str, Callable[[Host], object], int, str]] = [
+    ("default exchange", declare(""), 403, "default exchange"),
+    ("reserved exchange", declare("amq.mine"), 403, "reserved prefix"),
+    ("unknown type", declare("x", "x-delayed"), 503, "unknown exchange type"),
+    ("another type", declare("amq.topic", "direct", durable=True), 406, "inequivalent arg 'type'"),
+    ("another durability", declare("amq.topic", "topic"), 406, "'durable'.*received 'false'.*'true'"),
+    ("exchange missing", lambda host: host.exchange("none"), 404, "no exchange 'none' in vhost '/'"),
+    ("queue missing", lambda host: host.queue("none", ME), 404, "no queue 'none' in vhost '/'"),
+    ("reserved queue", declare_queue("amq.mine"), 403, "reserved prefix"),
+    ("another queue", declare_queue("one", durable=True), 406, "inequivalent arg 'durable' for queue 'one'"),
+    (
+        "another ttl",
+        declare_queue("one", arguments=(("x-message-ttl", integer(5)),)),
+        406,
+        "received '5'.*'none'",
+    ),
+    ("no such argument", declare_queue("x", arguments=(("x-wrong", integer(5)),)), 406, "not supported"),
+    ("bad ttl", declare_queue("x", arguments=(("x-message-ttl", integer(-1)),)), 406, "invalid arg"),
+    ("bad expiry", declare_queue("x", arguments=(("x-expires", string("1")),)), 406, "invalid arg"),
+    ("bind to default", lambda host: host.bind("", host.queues["one"], "k", NONE), 403, "default exchange"),
+    ("unbind default", lambda host: host.unbind("", host.queues["one"], "k", NONE), 403, "default"),
+    ("bind to none", lambda host: host.bind("none", host.queues["one"], "k", NONE), 404, "no exchange"),
+    (
+        "delete reserved",
+        lambda host: host.delete_exchange("amq.topic", if_unused=False),
+        403,
+        "not permitted",
+    ),
+]
+
+
+@pytest.mark.parametrize("name, action, code, text", REFUSALS, ids=[row[0] for row in REFUSALS])
+def test_refusals(host: Host, name: str, action: Callable[[Host], object], code: int, text: str) -> None:
+    changes = host.changes
+    with pytest.raises(Refused, match=text) as refused:
+        action(host)
+    assert refused.value.code == code
+    assert host.changes == changes
+
+
+def test_an_exclusive_queue_is_locked_to_its_connection_and_goes_with_it(host: Host) -> None:
+    declare_queue("mine", exclusive=True)(host)
+    host.bind("amq.topic", host.queues["mine"], "#", NONE)
+    for action in (declare_queue("mine", OTHER), lambda host: host.queue("mine", OTHER)):
+        with pytest.raises(Refused, match="exclusive access") as refused:
+            action(host)
+        assert refused.value.code == 405
+    host.owner_gone(OTHER)
+    assert host.reached("amq.topic", "a") == {"mine"}
+    host.owner_gone(ME)
+    assert host.reached("amq.topic", "a") == set()
+    assert "mine" not in host.queues
+
+
+def test_an_auto_delete_queue_goes_with_its_last_consumer(host: Host) -> None:
+    queue = host.make("brief", auto_delete=True)
+    host.consumer_left(queue)
+    assert "brief" not in host.queues, "nobody consumes"
+    queue = host.make("brief", auto_delete=True)
+    first, second = Taker(), Taker()
+    queue.add(first)
+    queue.add(second)
+    queue.remove(first)
+    host.consumer_left(queue)
+    assert "brief" in host.queues
+    queue.remove(second)
+    host.consumer_left(queue)
+    assert "brief" not in host.queues
+
+
+def test_auto_delete_exchanges_go_with_their_last_binding_and_take_others_along(host: Host) -> None:
+    for name in ("outer", "inner"):
+        host.exchange_of(name, "fanout", auto_delete=True)
+    host.bind("outer", host.exchange("inner"), "", NONE)
+    host.bind("inner", host.queues["one"], "", NONE)
+    host.delete_queue(host.queues["one"])
+    assert {"outer", "inner"} & set(host.exchanges) == set()
+
+
+def test_deleting_an_exchange_forgets_its_bindings_on_both_sides(host: Host) -> None:
+    host.exchange_of("middle", "fanout")
+    host.bind("amq.topic", host.exchange("middle"), "#", NONE)
+    host.bind("middle", host.queues["one"], "", NONE)
+    with pytest.raises(Refused, match="in use"):
+        host.delete_exchange("middle", if_unused=True)
+    host.delete_exchange("middle", if_unused=False)
+    host.delete_exchange("middle", if_unused=False)
+    assert host.reached("amq.topic", "a") == set()
+    assert host.queues["one"].bound == {}
+    assert not host.exchanges["amq.topic"].bindings
+
+
+@pytest.mark.parametrize("if_unused, if_empty, text", [(True, False, "in use"), (False, True, "not empty")])
+def test_conditions_of_deleting_a_queue(host: Host, if_unused: bool, if_empty: bool, text: str) -> None:
+    queue = host.queues["one"]
+    queue.add(Taker(credit=0))
+    publish(queue, [amqp(b"1"), amqp(b"2")])
+    with pytest.raises(Refused, match=text) as refused:
+        host.delete_queue(queue, if_unused=if_unused, if_empty=if_empty)
+    assert refused.value.code == 406
+    assert host.delete_queue(queue) == 2
+
+
+def test_names_are_made_for_queues_without_one(host: Host) -> None:
+    names = {host.make("").name for _ in range(3)}
+    assert len(names) == 3
+    assert all(name.startswith("amq.gen-") for name in names)
+
+
+def test_an_unused_queue_expires_and_a_used_one_does_not(host: Host) -> None:
+    queue = host.make("idle", ("x-expires", integer(1_000)))
+    host.expire(queue.used + 0.9)
+    assert "idle" in host.queues
+    taker = Taker()
+    queue.add(taker)
+    host.expire(queue.used + 5.0)
+    queue.remove(taker)
+    host.expire(queue.used + 1.1)
+    assert "idle" not in host.queues
+
+
+def test_a_time_to_live_shortens_the_lives_of_messages_in_this_queue_only(host: Host) -> None:
+    short = host.make("short", ("x-message-ttl", integer(0)))
+    long = host.queues["one"]
+    message = amqp(b"x")
+    publish(short, [message])
+    publish(long, [message])
+    assert short.take() is None
+    assert long.take() is not None
+
+
+@pytest.mark.parametrize(
+    "limits, text",
+    [
+        ({"queues_max": 1}, "queues_max"),
+        ({"exchanges_max": 6}, "exchanges_max"),
+        ({"bindings_max": 1}, "bindings_max"),
+    ],
+)
+def test_whatever_a_client_can_make_grow_has_a_limit(limits: dict[str, int], text: str) -> None:
+    host = Host(**limits)
+    queue = host.make("first")
+    host.exchange_of("first", "direct")
+    host.bind("first", queue, "a", NONE)
+    refused = []
+    for action in (
+        lambda: host.bind("first", queue, "b", NONE),
+        lambda: host.exchange_of("second", "direct"),
+        lambda: host.make("second"),
+    ):
+        try:
+            action()
+        except Refused as error:
+            refused.append((error.code, text in str(error)))
+    assert refused == [(506, True)]
