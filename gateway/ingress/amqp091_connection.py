@@ -264,6 +264,8 @@ class AmqpConnection:
         entries = ingress.entries_of(self.principal)
         publish = ingress.switch.publish
         batch = ingress.batch
+        if not batch:
+            batch.received = ingress.now()  # its first message: what waited before counts for nothing
         channels = self.channels
         sender = self.sender
         for content in contents:

@@ -312,6 +312,8 @@ class MqttConnection:
         entries = ingress.entries_of(self._principal)
         publish = ingress.switch.publish
         batch = ingress.batch
+        if not batch:
+            batch.received = ingress.now()  # its first message: what waited before counts for nothing
         sender = self.sender
         body_max = ingress.limits.message_bytes_max
         for flags, topic, packet_id, raw, body in rows:
@@ -321,21 +323,11 @@ class MqttConnection:
             qos = flags >> 1 & 3
             if raw:
                 property_set, interval, hops = publish_facts(raw)
-                message = Message(
-                    entry.address,
-                    body,
-                    property_set,
-                    qos,
-                    qos > 0,
-                    flags & 1 == 1,
-                    NEVER if interval is None else time.time() + interval,
-                    hops,
-                    sender,
-                )
+                expires = NEVER if interval is None else time.time() + interval
             else:
-                message = Message(
-                    entry.address, body, NO_PROPERTIES, qos, qos > 0, flags & 1 == 1, NEVER, 0, sender
-                )
+                property_set, expires, hops = NO_PROPERTIES, NEVER, 0
+            retain = flags & 1 == 1
+            message = Message(entry.address, body, property_set, qos, qos > 0, retain, expires, hops, sender)
             if qos:
                 if qos == 2 and not self._first_time(packet_id):
                     continue
@@ -346,7 +338,7 @@ class MqttConnection:
             if len(body) > body_max:
                 self._too_large(receipt)
                 continue
-            if flags & 1:
+            if retain:
                 ingress.namespace.retain(message)
             if not publish(batch, entry, message, receipt):
                 ingress.unclaimed(entry, message, receipt)
