@@ -1,7 +1,7 @@
-"""A whole gateway for tests: in a thread with its own Trio loop for clients that block, or in the test's own loop.
+"""A whole gateway for tests: in a thread of its own for clients that block, or in the test's own loop.
 
-It listens on free loopback ports, without HTTP. Whatever goes wrong inside, an exception that ends it or a line
-logged as an error, fails the test that used it, when the gateway is stopped.
+It listens on free loopback ports, without HTTP. Whatever goes wrong inside, an exception that ends it or a
+line logged as an error, fails the test that used it, when the gateway is stopped.
 """
 
 from __future__ import annotations
