@@ -48,7 +48,7 @@ from gateway.transport.stream import WriteSet
 log = structlog.get_logger()
 
 DRAIN_POLL_SECS: Final = 0.05
-WATCH_MILLISECONDS: Final = 200  # the watching thread looks up this often; stopping waits for it
+WATCH_MILLISECONDS: Final = 500  # the watching thread looks up this often; stopping waits for it
 DEAD_LETTERS_SHOWN: Final = 100
 DEAD_LETTER_BODY_SHOWN: Final = 1_024  # octets
 FAREWELL_SECS: Final = 1.0  # what was said to clients and brokers at the end has this long to be written
@@ -146,6 +146,7 @@ class Gateway:
     # Putting it together.
 
     def _load_router(self) -> Router:
+        self._taken = self._fingerprint()  # before reading: what changes meanwhile is seen by the watcher
         endpoints = {name: listener.protocol for name, listener in self.settings.listeners.items()}
         endpoints |= {name: link.protocol for name, link in self.settings.links.items()}
         router = Router(
@@ -313,20 +314,19 @@ class Gateway:
         folders = {path.resolve().parent for path in self.settings.mapping_files()}
         folders |= {path.absolute().parent for path in self.settings.mapping_files()}
         present = [folder for folder in folders if folder.is_dir()]
-        before = self._fingerprint()
+        # Looking at every time-out too finds what changed before the watch stood, and what no event tells of.
         async for _ in watchfiles.awatch(
-            *present, recursive=False, debounce=200, rust_timeout=WATCH_MILLISECONDS
+            *present, recursive=False, debounce=200, rust_timeout=WATCH_MILLISECONDS, yield_on_timeout=True
         ):
-            now = self._fingerprint()
-            if now != before:
-                before = now
+            if self._fingerprint() != self._taken:
                 self.reload_mappings()
 
-    def _fingerprint(self) -> dict[Path, bytes | None]:
-        found: dict[Path, bytes | None] = {}
+    def _fingerprint(self) -> dict[Path, tuple[int, int, int] | None]:
+        found: dict[Path, tuple[int, int, int] | None] = {}
         for path in self.settings.mapping_files():
             try:
-                found[path] = path.read_bytes()
+                status = path.stat()
+                found[path] = (status.st_mtime_ns, status.st_size, status.st_ino)
             except OSError:
                 found[path] = None
         return found

@@ -173,7 +173,7 @@ class AmqpConnection:
             elif isinstance(event, Closed):
                 self._closed(event)
         if self.machine.closed:
-            if not self.machine.received:
+            if not self.machine.sent:
                 self._report(0, "it does not begin with the header of AMQP 0-9-1")
             self.stream.end("closed")
         self.stream.mark()

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from gateway.broker.mqtt.session import Session
+from gateway.protocols.mqtt.connection import State
 from gateway.protocols.mqtt.server import ServerConnection
 from gateway.protocols.mqtt.spec import FAILURE, PacketType, ReasonCode, Version
 
@@ -30,6 +31,8 @@ def acknowledged(
 
 def _answer(machine: ServerConnection, kind: PacketType, packet_id: int, *, known: bool) -> None:
     """Before MQTT 5 an unknown packet id is answered like a known one (3.1.1: 4.3.3)."""
+    if machine.state is not State.OPEN:
+        return  # it sent DISCONNECT right behind
     said = known or machine.version < Version.V5
     reason = ReasonCode.SUCCESS if said else ReasonCode.PACKET_IDENTIFIER_NOT_FOUND
     machine.send_ack(kind, packet_id, reason)

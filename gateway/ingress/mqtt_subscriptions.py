@@ -1,4 +1,7 @@
-"""SUBSCRIBE and UNSUBSCRIBE: each filter is granted or refused by itself; retained messages follow."""
+"""SUBSCRIBE and UNSUBSCRIBE: each filter is granted or refused by itself; retained messages follow.
+
+A client that sent DISCONNECT right behind gets no answer; what it asked for is done: its session may stay.
+"""
 
 from __future__ import annotations
 
@@ -7,6 +10,7 @@ from typing import TYPE_CHECKING
 from gateway.broker.mqtt.session import Grant, Session, SubscriptionOptions
 from gateway.errors import RemoteProtocolError
 from gateway.model.message import Message
+from gateway.protocols.mqtt.connection import State
 from gateway.protocols.mqtt.octets import is_filter
 from gateway.protocols.mqtt.packets import Subscribe, Subscription, Unsubscribe
 from gateway.protocols.mqtt.spec import Property, ReasonCode, Version
@@ -44,7 +48,8 @@ def subscribe(
         if retained:
             owed.append((retained, Grant(session, [options], retained=True)))
         reasons.append(wanted.qos)
-    machine.send_suback(packet.packet_id, reasons)
+    if machine.state is State.OPEN:
+        machine.send_suback(packet.packet_id, reasons)
     for messages, grant in owed:
         session.offer(messages, grant)
 
@@ -74,4 +79,5 @@ def unsubscribe(
         else ReasonCode.NO_SUBSCRIPTION_EXISTED
         for topic_filter in packet.filters
     ]
-    machine.send_unsuback(packet.packet_id, reasons)
+    if machine.state is State.OPEN:
+        machine.send_unsuback(packet.packet_id, reasons)

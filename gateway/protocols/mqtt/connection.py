@@ -52,6 +52,7 @@ class State(IntEnum):
     CLOSED = 4
 
 
+OPEN: Final = State.OPEN  # a global name costs a quarter of an enum's attribute
 Table = Mapping[tuple[State, int], State]
 
 ACKS: Final = (PacketType.PUBACK, PacketType.PUBREC, PacketType.PUBREL, PacketType.PUBCOMP)
@@ -176,7 +177,7 @@ class Connection:
         at = 0
         try:
             while self.state in self.reading:
-                if self.state is State.OPEN and not self._little:
+                if self.state is OPEN and not self._little:
                     at = self._run(data, at, events)
                     if at == len(data):
                         break
@@ -405,7 +406,8 @@ class Connection:
 
         Returns the positions of those that are larger than the peer takes (5: 3.1.2.11.4) and were not said.
         """
-        self._require(State.OPEN)
+        if self.state is not OPEN:
+            self._require(OPEN)
         limit = self.peer_packet_bytes_max
         safe = limit - FIXED_HEADER_MAX
         v5 = self._v5
@@ -434,7 +436,8 @@ class Connection:
 
     def acknowledge(self, kind: PacketType, ids: Sequence[int]) -> None:
         """Say a run of acknowledgements of one type, all of them successes."""
-        self._require(State.OPEN)
+        if self.state is not OPEN:
+            self._require(OPEN)
         count = len(ids)
         if self._little:
             ids = [_swap(packet_id) for packet_id in ids]
