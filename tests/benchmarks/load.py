@@ -1,8 +1,8 @@
 """The load program: pre-encoded packets out, octets counted in. Neutral: it knows only bytes and sizes.
 
-Publishers and consumer are one process each, with an epoll loop. A publisher keeps `window` messages
-unacknowledged per connection (QoS 0: what TCP takes). A run that loses nothing ends with a drain: publishing
-stops, and all that was sent must have been acknowledged and must have arrived before DRAIN_SECS_MAX are over.
+Publishers and consumer are one process each. A publisher keeps `window` messages unacknowledged per
+connection, and all together keep at most `ahead_max` that have not arrived. A run ends with a drain: nothing
+more is published, and all that was sent must have arrived before DRAIN_SECS_MAX are over.
 """
 
 from __future__ import annotations
@@ -13,18 +13,21 @@ import select
 import signal
 import time
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from enum import IntEnum
 from multiprocessing.process import BaseProcess
-from typing import Any, Final
+from typing import Any, Final, NamedTuple
 
 from tests.benchmarks import wires
-from tests.benchmarks.roles import ROLES, Load, MqttPublisher
+from tests.benchmarks.roles import CONSUMERS, PUBLISHERS, Load, Publisher
 
 CONNECT_SECS_MAX: Final = 120.0
 DRAIN_SECS_MAX: Final = 30.0
 LOOK_SECS: Final = 0.05
-IDLE_SECS: Final = 0.0005  # between two tries when no socket takes octets
+REST_SECS_MAX: Final = 15.0
+REST_LOOK_SECS: Final = 0.3
+REST_SHARE: Final = 0.1  # of one core
+HELD_SECS: Final = 0.0005  # between two looks whether publishers that were held back may go on
 CLOCK_TICKS: Final = os.sysconf("SC_CLK_TCK")
 COUNTED, SENT, READY = range(3)  # what a process tells, in its shared array
 SIDES: Final = ("consume", "publish")
@@ -48,14 +51,24 @@ class Measured:
     """One run. Rates are messages/s at the consumer and acknowledgements/s at the publishers.
 
     `server_us` is CPU of the server per message that arrived; `busiest` the larger share of one core that a
-    process of the load took; `lost` what had not arrived at the end of the drain, None without a drain.
+    process of the load took; `lost` what had not arrived, or not been acknowledged, at the end of the drain.
     """
 
     rate: float
     acknowledged: float
     server_us: float
     busiest: float
-    lost: int | None
+    lost: int
+
+
+class _Counts(NamedTuple):
+    """What is known at one moment."""
+
+    at: float
+    consumed: int
+    acknowledged: int
+    server_secs: float
+    own_secs: tuple[float, ...]
 
 
 def cpu_secs(pid: int) -> float:
@@ -65,40 +78,90 @@ def cpu_secs(pid: int) -> float:
     return (int(fields[11]) + int(fields[12])) / CLOCK_TICKS
 
 
-def _play(load: Load, side: str, count: int, told: Any, phase: Any) -> None:
-    """One process: `count` connections of one role, until Phase.DONE."""
+def _consume(load: Load, told: Any, phase: Any) -> None:
+    """The consumer's process, until Phase.DONE."""
     signal.signal(signal.SIGINT, signal.SIG_IGN)  # the parent decides when it is over
-    kind = ROLES[side, load.publish if side == "publish" else load.consume]
-    roles = [kind(load, number) for number in range(count)]
-    flooders = [role for role in roles if isinstance(role, MqttPublisher)] if load.floods else []
-    epoll = select.epoll()
-    readers: dict[int, Callable[[], int]] = {}
-    for role in roles:
-        role.sock.setblocking(False)
-        epoll.register(role.sock, select.EPOLLIN)
-        readers[role.sock.fileno()] = role.readable
+    role = CONSUMERS[load.consume](load)
+    role.sock.setblocking(False)
+    ready = select.poll()
+    ready.register(role.sock, select.POLLIN)
+    told[READY] = 1
+    total = 0
+    while phase.value != Phase.DONE:
+        if ready.poll(LOOK_SECS * 1000):
+            total += role.readable()
+            told[COUNTED] = total
+
+
+class _Publishing:
+    """The publishers' process. `_held`: connections whose next messages must wait, and how many those are."""
+
+    def __init__(self, load: Load, told: Any, arrived: Any) -> None:
+        self._load = load
+        self._told = told
+        self._arrived = arrived
+        self._epoll = select.epoll()
+        self._roles: dict[int, Publisher] = {}
+        for number in range(load.connections):
+            role = PUBLISHERS[load.publish](load, number)
+            role.sock.setblocking(False)
+            self._epoll.register(role.sock, select.EPOLLIN)
+            self._roles[role.sock.fileno()] = role
+        self._held = {role: role.batch for role in self._roles.values()}
+        self._sent = 0
+        self._acknowledged = 0
+
+    def turn(self) -> None:
+        """Serve every connection that is ready, and whoever was held back."""
+        room = self._load.ahead_max - self._sent + self._arrived[COUNTED]
+        held = self._held
+        waiting, self._held = held, {}
+        for role, count in waiting.items():
+            room -= self._send(role, count, room)
+        acknowledged = 0
+        for descriptor, _ in self._epoll.poll(HELD_SECS if self._held else LOOK_SECS, 1024):
+            role = self._roles[descriptor]
+            count = role.readable()
+            acknowledged += count
+            if count:
+                room -= self._send(role, count, room)
+        if self._load.floods:
+            acknowledged = self._arrived[COUNTED] - self._acknowledged
+        self._acknowledged += acknowledged
+        self._told[COUNTED] = self._acknowledged
+
+    def _send(self, role: Publisher, count: int, room: int) -> int:
+        """Publish what there is room for; returns how much that was."""
+        now = max(0, min(count, role.batch, room))
+        if now:
+            role.send(now)
+            self._sent += now
+        if self._load.floods:
+            self._held[role] = role.batch
+        elif now < count:
+            self._held[role] = self._held.get(role, 0) + count - now
+        return now
+
+    def drain(self) -> None:
+        """Publish no more; only hear the acknowledgements that are still to come."""
+        if self._load.ahead_max:
+            self._load = replace(self._load, ahead_max=0)
+            self._told[SENT] = self._sent
+        self.turn()
+
+
+def _publish(load: Load, told: Any, arrived: Any, phase: Any) -> None:
+    """The publishers' process, until Phase.DONE."""
+    signal.signal(signal.SIGINT, signal.SIG_IGN)
+    publishing = _Publishing(load, told, arrived)
     told[READY] = 1
     while phase.value == Phase.CONNECT:
-        time.sleep(0.001)
-    for role in roles if not flooders else ():
-        role.start()
-    total = 0
-    stopped = False
+        time.sleep(HELD_SECS)
     while (now := phase.value) != Phase.DONE:
-        if now == Phase.DRAIN and not stopped:
-            stopped = True
-            for role in roles:
-                role.draining = True
-            told[SENT] = sum(role.sent for role in roles)
-        if flooders:
-            wrote = sum([role.burst() for role in flooders])
-            total += wrote
-            if not wrote:
-                time.sleep(IDLE_SECS)
+        if now == Phase.RUN:
+            publishing.turn()
         else:
-            for descriptor, _ in epoll.poll(LOOK_SECS, 1024):
-                total += readers[descriptor]()
-        told[COUNTED] = total
+            publishing.drain()
 
 
 class Run:
@@ -115,22 +178,23 @@ class Run:
     def __enter__(self) -> Run:
         """Connect the consumer, then the publishers."""
         try:
-            for side, count in (("consume", 1), ("publish", self._load.connections)):
-                process = self._context.Process(
-                    target=_play, args=(self._load, side, count, self._told[side], self._phase), daemon=True
-                )
-                self._processes[side] = process
-                process.start()
-                self._wait(lambda side=side: bool(self._told[side][READY]), CONNECT_SECS_MAX)
-                if not self._told[side][READY]:
-                    raise LoadError(f"the {side} side did not connect in time")
+            self._start("consume", _consume, self._told["consume"])
+            self._start("publish", _publish, self._told["publish"], self._told["consume"])
         except BaseException:
             self.__exit__()
             raise
         return self
 
+    def _start(self, side: str, play: Callable[..., None], *shared: Any) -> None:
+        process = self._context.Process(target=play, args=(self._load, *shared, self._phase), daemon=True)
+        self._processes[side] = process
+        process.start()
+        self._wait(lambda: bool(self._told[side][READY]), CONNECT_SECS_MAX)
+        if not self._told[side][READY]:
+            raise LoadError(f"the {side} side did not connect in time")
+
     def __exit__(self, *_: object) -> None:
-        """End them, and take their queue away."""
+        """End them."""
         self._phase.value = Phase.DONE
         for process in self._processes.values():
             process.join(5)
@@ -147,10 +211,10 @@ class Run:
                     raise LoadError(f"the {side} side of the load failed")
             time.sleep(min(LOOK_SECS, left))
 
-    def _counts(self, server: Callable[[], float]) -> tuple[float, int, int, float, list[float]]:
+    def _counts(self, server: Callable[[], float]) -> _Counts:
         consumed, acknowledged = (self._told[side][COUNTED] for side in SIDES)
-        own = [cpu_secs(process.pid or 0) for process in self._processes.values()]
-        return time.perf_counter(), consumed, acknowledged, server(), own
+        own = tuple(cpu_secs(process.pid or 0) for process in self._processes.values())
+        return _Counts(time.perf_counter(), consumed, acknowledged, server(), own)
 
     def measure(self, server: Callable[[], float]) -> Measured:
         """Warm up, count, drain. `server` tells the processor seconds that the server has used."""
@@ -160,15 +224,15 @@ class Run:
         before = self._counts(server)
         self._wait(lambda: False, load.seconds)
         after = self._counts(server)
-        lost = self._drain() if load.lossless else None
-        secs, consumed, acknowledged = (after[at] - before[at] for at in range(3))
+        lost = self._drain()
+        secs, consumed = after.at - before.at, after.consumed - before.consumed
         if not consumed:
             raise LoadError("no message arrived")
         return Measured(
             rate=consumed / secs,
-            acknowledged=acknowledged / secs,
-            server_us=(after[3] - before[3]) / consumed * 1e6,
-            busiest=max((new - old) / secs for new, old in zip(after[4], before[4], strict=True)),
+            acknowledged=(after.acknowledged - before.acknowledged) / secs,
+            server_us=(after.server_secs - before.server_secs) / consumed * 1e6,
+            busiest=max((new - old) / secs for new, old in zip(after.own_secs, before.own_secs, strict=True)),
             lost=lost,
         )
 
@@ -183,6 +247,15 @@ class Run:
         return int(publish[SENT] - min(publish[COUNTED], consume[COUNTED]))
 
 
+def rest(server: Callable[[], float]) -> None:
+    """Wait until a server has nothing left to do, so that it does not disturb the next run of another."""
+    for _ in range(int(REST_SECS_MAX / REST_LOOK_SECS)):
+        before = server()
+        time.sleep(REST_LOOK_SECS)
+        if server() - before <= REST_LOOK_SECS * REST_SHARE:
+            return
+
+
 def run(load: Load, server: Callable[[], float]) -> Measured:
     """One run of a load, with its queue removed afterwards. Raises LoadError, or OSError while connecting."""
     with Run(load) as running:
@@ -190,4 +263,5 @@ def run(load: Load, server: Callable[[], float]) -> Measured:
     if load.consume == "amqp":
         with wires.amqp_connect(load.consume_port) as sock:
             wires.amqp_delete(sock, load.queue)
+    rest(server)
     return measured

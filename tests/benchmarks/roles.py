@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import socket
 import struct
+from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Final, Protocol
 
@@ -25,7 +26,12 @@ _inbox = bytearray(READ)  # one per process: what is only counted is not kept
 
 @dataclass(frozen=True)
 class Load:
-    """One run. `publish` and `consume` are `mqtt` or `amqp`, each with the port of the server it goes to."""
+    """One run. `publish` and `consume` are `mqtt` or `amqp`, each with the port of the server it goes to.
+
+    `window`: messages of one connection that are published and not acknowledged. `ahead_max`: messages of
+    all connections that are published and have not arrived; so a server is measured at the rate that it
+    sustains, and not while a backlog grows in it.
+    """
 
     publish: str
     consume: str
@@ -36,6 +42,7 @@ class Load:
     qos: int = 1
     acknowledge: bool = True
     body_octets: int = 128
+    ahead_max: int = 4_000
     seconds: float = 4.0
     warm_up_secs: float = 1.0
     queue: str = "bench"
@@ -49,13 +56,8 @@ class Load:
 
     @property
     def floods(self) -> bool:
-        """Nothing tells the publishers that a message has arrived: they send what TCP takes."""
+        """Nothing is acknowledged to the publishers: they send whatever `ahead_max` allows."""
         return self.publish == "mqtt" and not self.qos
-
-    @property
-    def lossless(self) -> bool:
-        """Every message must arrive, so a run may end by waiting for all of them."""
-        return not self.floods and self.acknowledge
 
 
 class Wrong(Exception):
@@ -63,17 +65,21 @@ class Wrong(Exception):
 
 
 class Role(Protocol):
-    """One connection of the load. `sent`: messages published. `draining`: publish no more."""
+    """One connection of the load."""
 
     sock: socket.socket
-    sent: int
-    draining: bool
-
-    def start(self) -> None:
-        """Begin."""
 
     def readable(self) -> int:
         """Read once; returns how many messages that settled or brought."""
+
+
+class Publisher(Role, Protocol):
+    """A connection that publishes; `batch` is what it sends first, and at most, at once."""
+
+    batch: int
+
+    def send(self, count: int) -> None:
+        """Publish that many messages."""
 
 
 class MqttPublisher:
@@ -81,8 +87,6 @@ class MqttPublisher:
 
     def __init__(self, load: Load, number: int) -> None:
         self.sock = wires.mqtt_connect(load.publish_port, f"pub-{number:05d}")
-        self.sent = 0
-        self.draining = False
         topic, body = wires.text(f"bench/{number:05d}"), load.body
         if load.qos:
             ring = [
@@ -93,61 +97,37 @@ class MqttPublisher:
             ring = [wires.packet(0x30, topic + body)] * QOS0_BURST
         self._size = len(ring[0])
         self._ring = b"".join(ring) * 2
-        self._window = len(ring)
+        self.batch = len(ring)
         self._next = 0
         self._rest = 0
 
-    def start(self) -> None:
-        """The first window."""
-        self._send(self._window)
-
-    def _send(self, count: int) -> None:
+    def send(self, count: int) -> None:
+        """The next `count` packets of the ring."""
         begin = self._next * self._size
         wires.send_all(self.sock, self._ring[begin : begin + count * self._size])
-        self._next = (self._next + count) % self._window
-        self.sent += count
+        self._next = (self._next + count) % self.batch
 
     def readable(self) -> int:
-        """PUBACKs have four octets each; as many messages follow."""
+        """PUBACKs have four octets each."""
         size = _count(self.sock)
         if not self._rest and size and _inbox[0] != 0x40:
             raise Wrong(f"no PUBACK: {bytes(_inbox[:size])!r}")
         count, self._rest = divmod(self._rest + size, 4)
-        if count and not self.draining:
-            self._send(count)
-        return count
-
-    def burst(self) -> int:
-        """QoS 0: as much as the socket takes of one ring; the remainder of a packet is finished."""
-        try:
-            sent = self.sock.send(self._ring[: self._window * self._size])
-        except BlockingIOError:
-            return 0
-        rest = sent % self._size
-        if rest:
-            wires.send_all(self.sock, self._ring[rest : self._size])
-        count = -(-sent // self._size)
-        self.sent += count
         return count
 
 
 class MqttSubscriber:
     """One subscriber of everything under `bench/`; acknowledges every message singly."""
 
-    def __init__(self, load: Load, number: int) -> None:
-        self.sock = wires.mqtt_connect(load.consume_port, f"sub-{number:05d}")
+    def __init__(self, load: Load) -> None:
+        self.sock = wires.mqtt_connect(load.consume_port, "sub")
         wires.mqtt_subscribe(self.sock, "bench/#", load.qos)
-        self.sent = 0
-        self.draining = False
         self._qos = load.qos
         self._body = load.body
         self._rest = b""
         self._size = 0
         self._id_at = 0
         self._head = b""
-
-    def start(self) -> None:
-        """Deliveries come by themselves."""
 
     def _measure(self, data: bytes) -> None:
         parts = wires.publish_parts(data)
@@ -182,12 +162,9 @@ class MqttSubscriber:
 class AmqpConsumer:
     """One consumer; acknowledges every delivery singly, or is a no-ack consumer."""
 
-    def __init__(self, load: Load, number: int) -> None:
+    def __init__(self, load: Load) -> None:
         self.sock = wires.amqp_connect(load.consume_port)
-        self.sent = 0
-        self.draining = False
-        if number == 0:
-            wires.amqp_queue(self.sock, load.queue, load.exchange, "bench.#", durable=load.durable)
+        wires.amqp_queue(self.sock, load.queue, load.exchange, "bench.#", durable=load.durable)
         wires.amqp_consume(self.sock, load.queue, acknowledge=load.acknowledge)
         self._acknowledge = load.acknowledge
         self._body = load.body
@@ -196,24 +173,22 @@ class AmqpConsumer:
         self._size = 0
         self._tag = 0
 
-    def start(self) -> None:
-        """Deliveries come by themselves."""
-
-    def _measure(self) -> None:
+    def _measure(self) -> int:
+        """The octets of a delivery; 0 while the first one is not whole."""
         parts = wires.delivery_parts(self._head)
         if parts is None:
-            return
+            return 0
         size, tag, key, body = parts
         if tag != 1 or not key.startswith(b"bench.") or body != self._body:
             raise Wrong(f"{self._head[:size]!r}")
-        self._size = size
+        return size
 
     def readable(self) -> int:
         """All deliveries have the size of the first; their tags are consecutive."""
         if not self._size:
             self._head += _read(self.sock)
-            self._measure()
-            if not self._size:
+            self._size = self._measure()
+            if self._size == 0:
                 return 0
             self._rest = len(self._head)
         else:
@@ -238,22 +213,16 @@ class AmqpPublisher:
 
     def __init__(self, load: Load, number: int) -> None:
         self.sock = wires.amqp_connect(load.publish_port)
-        self.sent = 0
-        self.draining = False
         self.sock.sendall(wires.method(1, 85, 10, b"\x00"))
         wires.expect(self.sock, 85, 11)
         self._message = wires.publish_frames(load.exchange, f"bench.{number:05d}", load.body)
-        self._window = load.window
+        self.batch = load.window
         self._confirmed = 0
         self._early: set[int] = set()
         self._rest = b""
 
-    def start(self) -> None:
-        """The first window."""
-        self._send(self._window)
-
-    def _send(self, count: int) -> None:
-        self.sent += count
+    def send(self, count: int) -> None:
+        """The same message, `count` times."""
         wires.send_all(self.sock, self._message * count)
 
     def readable(self) -> int:
@@ -273,18 +242,14 @@ class AmqpPublisher:
             while self._confirmed + 1 in self._early:
                 self._confirmed += 1
                 self._early.remove(self._confirmed)
-        count = self._confirmed + len(self._early) - before
-        if count and not self.draining:
-            self._send(count)
-        return count
+        return self._confirmed + len(self._early) - before
 
 
-ROLES: Final[dict[tuple[str, str], type[MqttPublisher | AmqpPublisher | MqttSubscriber | AmqpConsumer]]] = {
-    ("publish", "mqtt"): MqttPublisher,
-    ("publish", "amqp"): AmqpPublisher,
-    ("consume", "mqtt"): MqttSubscriber,
-    ("consume", "amqp"): AmqpConsumer,
+PUBLISHERS: Final[dict[str, Callable[[Load, int], Publisher]]] = {
+    "mqtt": MqttPublisher,
+    "amqp": AmqpPublisher,
 }
+CONSUMERS: Final[dict[str, Callable[[Load], Role]]] = {"mqtt": MqttSubscriber, "amqp": AmqpConsumer}
 
 
 def _read(sock: socket.socket) -> bytes:

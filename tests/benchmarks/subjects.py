@@ -66,7 +66,11 @@ class Gateway:
             "mqtt": {"protocol": "mqtt", "host": LOOPBACK, "port": self.mqtt_port},
             "amqp091": {"protocol": "amqp091", "host": LOOPBACK, "port": self.amqp_port},
         }
-        own: dict[str, Any] = {"listeners": listeners, "http": {"enabled": False}, "log": {"level": "warning"}}
+        own: dict[str, Any] = {
+            "listeners": listeners,
+            "http": {"enabled": False},
+            "log": {"level": "warning"},
+        }
         self._file = folder / "gateway.yaml"
         self._file.write_text(yaml.safe_dump(own | more))
         self._log = folder / "gateway.out"

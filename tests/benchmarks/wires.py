@@ -1,4 +1,4 @@
-"""The two protocols by hand, as far as a load needs them: packets and frames before and after the measurement.
+"""The two protocols by hand, as far as a load needs them.
 
 Nothing here is shared with the gateway, so that a fault of its codecs cannot hide itself.
 """
@@ -130,7 +130,11 @@ def method(channel: int, class_id: int, method_id: int, arguments: bytes = b"") 
 
 def content(channel: int, opening: bytes, properties: bytes, body: bytes) -> bytes:
     """A method frame with its content: `properties` are the octets from the flags on."""
-    return opening + frame(2, channel, struct.pack(">HHQ", 60, 0, len(body)) + properties) + frame(3, channel, body)
+    return (
+        opening
+        + frame(2, channel, struct.pack(">HHQ", 60, 0, len(body)) + properties)
+        + frame(3, channel, body)
+    )
 
 
 def publish_frames(exchange: str, routing_key: str, body: bytes) -> bytes:
