@@ -144,9 +144,9 @@ class Listener:
             await trio.sleep_forever()
 
     async def _accept(self, sock: socket.socket) -> None:
-        while True:
+        while self.open:  # `close` may come before this task first runs, or between its wake-up and its turn
             await trio.lowlevel.wait_readable(sock)
-            for _ in range(ACCEPTS_PER_TURN):
+            for _ in range(ACCEPTS_PER_TURN if self.open else 0):
                 try:
                     accepted, address = sock.accept()
                 except BlockingIOError:

@@ -10,16 +10,21 @@ import threading
 from collections.abc import AsyncIterator, Callable, Iterator
 from contextlib import asynccontextmanager, contextmanager
 from typing import Any, Final, TypeVar
+from unittest.mock import patch
 
 import structlog
 import trio
 
+from gateway import app
 from gateway.app import Gateway
 from gateway.settings import Http, Limits, Listener, Settings
 
 LOOPBACK: Final = "127.0.0.1"
 START_SECS_MAX: Final = 30.0
 STOP_SECS_MAX: Final = 30.0
+WATCH_MILLISECONDS: Final = (
+    20  # the watch of mapping files ends at its next look: tests should not wait for it
+)
 
 T = TypeVar("T")
 
@@ -131,7 +136,7 @@ def no_errors_logged(*, but: str = "") -> Iterator[list[Any]]:
 @contextmanager
 def running(settings: Settings | None = None, *, but: str = "") -> Iterator[Running]:
     """A gateway in a thread; stopped and looked after when the block ends."""
-    with no_errors_logged(but=but):
+    with no_errors_logged(but=but), patch.object(app, "WATCH_MILLISECONDS", WATCH_MILLISECONDS):
         one = Running(settings or settings_of())
         one.start()
         try:
@@ -143,7 +148,7 @@ def running(settings: Settings | None = None, *, but: str = "") -> Iterator[Runn
 @asynccontextmanager
 async def gateway_here(settings: Settings | None = None) -> AsyncIterator[Gateway]:
     """A gateway in the loop of the test itself."""
-    with no_errors_logged():
+    with no_errors_logged(), patch.object(app, "WATCH_MILLISECONDS", WATCH_MILLISECONDS):
         gateway = Gateway(settings or settings_of())
         async with trio.open_nursery() as nursery:
             await nursery.start(_run_quietly, gateway)

@@ -1,0 +1,202 @@
+"""The switch: a message reaches its own namespace and, through routes, others; refusals find their source."""
+
+from __future__ import annotations
+
+import pytest
+
+from gateway.broker.amqp091.virtual_host import VirtualHost
+from gateway.broker.dead_letters import DeadLetters
+from gateway.broker.mqtt.session import SubscriptionOptions
+from gateway.broker.switch import Switch
+from gateway.mapping import parse
+from gateway.mapping.router import Router
+from gateway.model.address import AmqpAddress
+from gateway.model.batch import Batch, Part
+from gateway.model.message import Message
+from gateway.model.outcome import ACCEPTED, Outcome, Reason, Verdict
+from tests.broker.parts import Answers, Space, amqp, connected, mqtt
+
+ENDPOINTS = {"mqtt": "mqtt", "amqp": "amqp091", "erp": "amqp091"}
+UP = "{name: up, from: {endpoint: mqtt, topic: '{all...}'}, to: {endpoint: amqp, exchange: amq.topic,"
+UP += " routing_key: '{all...}'%s}%s}"
+DOWN = "{name: down, from: {endpoint: amqp, exchange: amq.topic, binding_key: '{all...}'},"
+DOWN += " to: {endpoint: mqtt, topic: '{all...}'}}"
+OUT = "{name: out, from: {endpoint: mqtt, topic: 'out/#'}, to: {endpoint: erp, queue: out}%s}"
+REFUSED = Outcome(Verdict.REJECTED, Reason.TARGET_REFUSED, "no")
+
+
+def routes(*rows: str) -> Router:
+    text = "version: 1\nroutes:\n" + "".join(f"  - {row}\n" for row in rows)
+    return Router([parse(text, "t.yaml")] if rows else [], ENDPOINTS)
+
+
+class Link:
+    """A remote broker: keeps the parts that it is sent."""
+
+    def __init__(self) -> None:
+        self.parts: list[Part] = []
+
+    def sinks(self, address: object) -> tuple[Link, ...]:
+        return (self,)
+
+    def choose(self, message: Message) -> tuple[Link, ...]:
+        raise AssertionError("the address decides")
+
+    def retain(self, message: Message) -> None:
+        """The remote broker's business."""
+
+    def publish(self, part: Part) -> None:
+        self.parts.append(part)
+
+
+class Bench:
+    """Two namespaces and a link joined by routes."""
+
+    def __init__(self, *rows: str) -> None:
+        self.letters = DeadLetters()
+        self.switch = Switch(routes(*rows), self.letters)
+        self.space = Space()
+        self.host = VirtualHost("/", self.switch.changed)
+        self.link = Link()
+        self.switch.namespaces = {"mqtt": self.space, "amqp": self.host, "erp": self.link}
+
+    def queue(self, name: str, key: str = "#", exchange: str = "amq.topic") -> None:
+        made = self.host.declare_queue(
+            name, self, durable=False, exclusive=False, auto_delete=False, arguments=()
+        )
+        self.host.bind(exchange, made, key, ())
+
+    def publish(self, endpoint: str, *messages: Message) -> tuple[Answers, list[bool]]:
+        source = Answers()
+        batch = Batch(source, 0.0)
+        placed = []
+        for number, message in enumerate(messages):
+            entry = self.switch.entry(endpoint, self.switch.namespaces[endpoint], message.address)
+            placed.append(self.switch.publish(batch, entry, message, number))
+        batch.send()
+        return source, placed
+
+    def counts(self, route: str) -> tuple[int, int, int, int]:
+        (found,) = [one for one in self.switch.router.routes if one.name == route]
+        return found.matched, found.delivered, found.failed, found.in_flight
+
+
+def test_a_message_fans_out_to_its_own_world_and_across() -> None:
+    bench = Bench(UP % (", mandatory: false", ""), DOWN)
+    bench.queue("q")
+    session = bench.space.session("c", "#")
+    outlet = connected(session)
+    source, placed = bench.publish("mqtt", mqtt("a/b.c", b"1"))
+    assert (source.outcomes, placed) == ([ACCEPTED], [True])
+    assert [row.message.address for row in outlet.rows] == [mqtt("a/b.c").address]
+    taken = bench.host.queues["q"].take()
+    assert taken is not None
+    assert taken[1].address == AmqpAddress("amq.topic", "a.b%2Ec")
+    assert taken[1].hops == 1
+    assert bench.counts("up") == (1, 1, 0, 0)
+
+
+def test_what_a_route_delivers_takes_no_further_route() -> None:
+    bench = Bench(UP % (", mandatory: false", ""), DOWN)
+    outlet = connected(bench.space.session("c", "#"))
+    bench.publish("mqtt", mqtt("a"))
+    assert len(outlet.rows) == 1
+
+
+@pytest.mark.parametrize(
+    "rows",
+    [(), (UP % (", mandatory: false", ""),), (DOWN,)],
+    ids=["no route", "a route that need not arrive", "no subscriber of a topic"],
+)
+def test_what_nothing_takes_is_the_callers_to_answer(rows: tuple[str, ...]) -> None:
+    bench = Bench(*rows)
+    endpoint, message = ("amqp", amqp(exchange="amq.topic")) if rows == (DOWN,) else ("mqtt", mqtt())
+    source, placed = bench.publish(endpoint, message)
+    assert (source.told, placed) == ([], [False])
+
+
+def test_a_mandatory_route_whose_target_has_no_queue_refuses() -> None:
+    bench = Bench(UP % ("", ""))
+    source, placed = bench.publish("mqtt", mqtt())
+    assert placed == [True]
+    assert [outcome.reason for outcome in source.outcomes] == [Reason.NO_ROUTE]
+    assert bench.counts("up") == (1, 0, 1, 0)
+
+
+def test_a_mandatory_route_that_dead_letters_accepts_and_keeps_the_message() -> None:
+    bench = Bench(UP % ("", ", on_reject: dead_letter"))
+    source, _ = bench.publish("mqtt", mqtt(body=b"kept"))
+    assert source.outcomes == [ACCEPTED]
+    (letter,) = bench.letters.newest(9)
+    assert (letter.message.body, letter.route, letter.outcome.reason) == (b"kept", "up", Reason.NO_ROUTE)
+
+
+def test_a_key_that_is_too_long_is_refused_alone() -> None:
+    bench = Bench(UP % ("", ""))
+    bench.queue("q")
+    source, _ = bench.publish("mqtt", mqtt("a" * 256), mqtt("a"))
+    assert [(receipt, outcome.reason) for receipt, outcome in source.told] == [
+        (0, Reason.NAME_INVALID),
+        (1, Reason.NONE),
+    ]
+
+
+def test_a_refusal_of_one_target_waits_for_the_others() -> None:
+    bench = Bench(OUT % "")
+    connected(bench.space.session("c", "#"))
+    source, _ = bench.publish("mqtt", mqtt("out/1"))
+    assert source.told == []
+    assert bench.counts("out") == (1, 0, 0, 1)
+    bench.link.parts[0].settle(REFUSED)
+    assert source.told == [(0, REFUSED)]
+    assert bench.counts("out") == (1, 0, 1, 0)
+    assert len(bench.letters) == 0
+
+
+def test_a_route_that_dead_letters_takes_the_blame_from_the_source() -> None:
+    bench = Bench(OUT % ", on_reject: dead_letter")
+    source, _ = bench.publish("mqtt", mqtt("out/1"))
+    bench.link.parts[0].settle(REFUSED)
+    assert source.outcomes == [ACCEPTED]
+    assert [letter.route for letter in bench.letters.newest(9)] == ["out"]
+
+
+def test_a_target_that_is_only_down_is_no_dead_letter() -> None:
+    bench = Bench(OUT % ", on_reject: dead_letter")
+    source, _ = bench.publish("mqtt", mqtt("out/1"))
+    bench.link.parts[0].settle(Outcome(Verdict.RELEASED, Reason.TARGET_DOWN))
+    assert [outcome.verdict for outcome in source.outcomes] == [Verdict.RELEASED]
+
+
+def test_messages_of_one_batch_that_take_one_lane_travel_together() -> None:
+    bench = Bench(OUT % "")
+    bench.publish("mqtt", *[mqtt(f"out/{number}") for number in range(3)])
+    (part,) = bench.link.parts
+    assert len(part.messages) == 3
+
+
+def test_a_retained_message_is_retained_across() -> None:
+    bench = Bench(DOWN)
+    plain = amqp(b"x", "a.b", "amq.topic")
+    bench.publish("amqp", Message(plain.address, b"kept", retain=True))
+    session = bench.space.session("later")
+    assert [one.body for one in bench.space.subscribe(session, "a/b", SubscriptionOptions())] == [b"kept"]
+
+
+def test_new_mappings_and_changed_bindings_make_entries_stale() -> None:
+    bench = Bench()
+    before = bench.switch.generation
+    bench.queue("q")
+    assert bench.switch.generation > before
+    before = bench.switch.generation
+    bench.switch.use(routes(UP % ("", "")))
+    assert bench.switch.generation > before
+    bench.publish("mqtt", mqtt("a"))
+    assert len(bench.host.queues["q"]) == 1
+
+
+def test_a_route_to_an_endpoint_that_is_not_here_is_passed_over() -> None:
+    bench = Bench(OUT % "")
+    del bench.switch.namespaces["erp"]
+    _, placed = bench.publish("mqtt", mqtt("out/1"))
+    assert placed == [False]

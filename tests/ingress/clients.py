@@ -1,0 +1,182 @@
+"""Blocking clients for tests that need every octet in hand: an MQTT machine, or nothing, on a socket."""
+
+from __future__ import annotations
+
+import socket
+import time
+from collections.abc import Callable
+from typing import Final, Self, TypeVar
+
+from gateway.protocols.mqtt.client import ClientConnection
+from gateway.protocols.mqtt.packets import (
+    Ack,
+    Acks,
+    Connack,
+    Connect,
+    Disconnect,
+    Event,
+    Publishes,
+    Row,
+    Suback,
+    Subscription,
+    Unsuback,
+    Will,
+)
+from gateway.protocols.mqtt.properties import PropertyMap
+from gateway.protocols.mqtt.spec import PacketType, Version
+from gateway.telemetry.stats import ListenerStats
+from tests.interop.gateway_fixture import LOOPBACK, Running
+
+PATIENCE_SECS: Final = 10.0
+Kind = TypeVar("Kind", Connack, Suback, Unsuback, Disconnect, Publishes, Acks)
+
+
+class Raw:
+    """A socket to the gateway."""
+
+    def __init__(self, port: int) -> None:
+        self.sock = socket.create_connection((LOOPBACK, port), timeout=PATIENCE_SECS)
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.sock.close()
+
+    def send(self, octets: bytes) -> Self:
+        self.sock.sendall(octets)
+        return self
+
+    def rest(self) -> bytes:
+        """All that comes until the gateway closes, which it must."""
+        found = b""
+        while True:
+            try:
+                octets = self.sock.recv(65_536)
+            except ConnectionResetError:
+                return found
+            if not octets:
+                return found
+            found += octets
+
+    def cut(self) -> None:
+        """Vanish without a word."""
+        self.sock.close()
+
+
+class Mqtt(Raw):
+    """A client that says and hears packets; nothing happens by itself."""
+
+    def __init__(self, port: int) -> None:
+        super().__init__(port)
+        self.machine = ClientConnection(packet_bytes_max=268_435_455)
+        self._events: list[Event] = []
+
+    def flush(self) -> None:
+        self.send(self.machine.data_to_send())
+
+    def say(self, packet: Connect) -> None:
+        self.machine.connect(packet, 0.0)
+        self.flush()
+
+    def next(self, kind: type[Kind]) -> Kind:
+        """The next event of a kind; others in between are passed over."""
+        while True:
+            while self._events:
+                event = self._events.pop(0)
+                if isinstance(event, kind):
+                    return event
+            octets = self.sock.recv(65_536)
+            if not octets:
+                raise ConnectionError("the gateway has closed the connection")
+            self._events += self.machine.receive_data(octets, 0.0)
+
+    def closed(self) -> bool:
+        """Wait until the gateway closes."""
+        self.rest()
+        return True
+
+    def subscribe(
+        self, topic_filter: str, qos: int = 0, properties: PropertyMap | None = None, **options: bool | int
+    ) -> int:
+        subscription = Subscription(topic_filter, qos, **options)  # type: ignore[arg-type]
+        self.machine.subscribe(1, [subscription], properties or {})
+        self.flush()
+        return self.next(Suback).reasons[0]
+
+    def publish(
+        self, topic: str, body: bytes = b"x", qos: int = 0, packet_id: int = 0, **more: bool | bytes
+    ) -> None:
+        self.machine.publish(topic.encode(), body, qos, packet_id=packet_id, **more)  # type: ignore[arg-type]
+        self.flush()
+
+    def row(self) -> Row:
+        """The next message: flags, topic, packet id, properties, body. Messages must come one at a time."""
+        publishes = self.next(Publishes)
+        first, *others = publishes.rows
+        if others:
+            self._events.insert(0, Publishes(others))
+        return first
+
+    def body(self) -> bytes:
+        return self.row()[4]
+
+    def ack(self, kind: PacketType, packet_id: int, reason: int = 0) -> None:
+        self.machine.send(Ack(kind, packet_id, reason))
+        self.flush()
+
+    def acked(self, kind: PacketType) -> tuple[int, int]:
+        """Packet id and reason of the next acknowledgement, which is of that kind."""
+        acks = self.next(Acks)
+        assert acks.kind is kind
+        first, *others = acks.rows
+        if others:
+            self._events.insert(0, Acks(kind, others))
+        return first
+
+    def ping(self) -> None:
+        """A round trip: whatever was sent before has been taken."""
+        self.machine.send_pingreq(0.0)
+        self.flush()
+        before = self.machine.received[PacketType.PINGRESP]
+        while self.machine.received[PacketType.PINGRESP] == before:
+            octets = self.sock.recv(65_536)
+            assert octets, "the gateway has closed the connection"
+            self._events += self.machine.receive_data(octets, 0.0)
+
+    def quiet(self) -> bool:
+        """Nothing but the answer to a ping has come."""
+        self.ping()
+        return not any(isinstance(event, Publishes) for event in self._events)
+
+
+def connect(
+    gateway: Running,
+    client_id: str = "c",
+    *,
+    version: Version = Version.V5,
+    clean: bool = True,
+    keep_alive: int = 0,
+    will: Will | None = None,
+    listener: str = "mqtt",
+    properties: PropertyMap | None = None,
+    user: tuple[str, bytes] | None = None,
+) -> tuple[Mqtt, Connack]:
+    """A connected client and the CONNACK that it got."""
+    client = Mqtt(gateway.port(listener))
+    name, password = user or (None, None)
+    given = properties or {}
+    client.say(Connect(client_id, version, clean, keep_alive, will, name, password, given))
+    return client, client.next(Connack)
+
+
+def stats(gateway: Running, listener: str = "mqtt") -> ListenerStats:
+    return gateway.gateway.listeners[listener].stats
+
+
+def eventually(condition: Callable[[], bool], seconds: float = PATIENCE_SECS) -> None:
+    """Return when the condition holds; AssertionError when it never does."""
+    end = time.monotonic() + seconds
+    while not condition():
+        assert time.monotonic() < end, "it did not come true"
+        time.sleep(0.01)

@@ -1,0 +1,264 @@
+"""An AMQP client on the listener, method by method: what client libraries never let happen, or hide."""
+
+from __future__ import annotations
+
+import time
+
+import pytest
+from pydantic import SecretStr
+
+from gateway.broker.access import hash_password
+from gateway.protocols.amqp091 import methods as m
+from gateway.protocols.amqp091.codec import encode_response
+from gateway.protocols.amqp091.events import (
+    ChannelClosed,
+    ChannelOpened,
+    Closed,
+    Confirms,
+    Got,
+    MethodReceived,
+    Returned,
+)
+from gateway.protocols.mqtt.spec import Property, Version
+from gateway.settings import Limits, User
+from tests.ingress.amqp_client import Amqp
+from tests.ingress.clients import connect, eventually, stats
+from tests.interop.gateway_fixture import Running, running, settings_of
+
+UNREADABLE = b"\x80\x00\x02\xff\xfe"  # a content type that is not UTF-8
+
+
+def tags(client: Amqp, count: int) -> list[tuple[int, bytes, bool]]:
+    return [(tag, body, again) for _, _, tag, again, _, _, body in client.delivered(count)]
+
+
+def queue(client: Amqp, name: str = "q", *, exclusive: bool = False) -> str:
+    return client.call(m.QueueDeclare(name, exclusive=exclusive), m.QueueDeclareOk).queue
+
+
+def test_what_is_published_before_a_method_is_there_for_the_method(gateway: Running) -> None:
+    with Amqp(gateway).open() as client:
+        queue(client)
+        for body in (b"1", b"2"):
+            client.machine.send_content(1, m.BasicPublish("", "q"), b"\0\0", body)
+        client.say(m.BasicGet("q"), m.QueueDeclare("q", passive=True))
+        got = client.next(Got)
+        assert (got.body, got.method.message_count) == (b"1", 1)
+        declared = client.next(MethodReceived).method
+        assert isinstance(declared, m.QueueDeclareOk)
+        assert declared.message_count == 1
+
+
+def test_confirms_come_in_runs_and_returns_come_before_theirs(gateway: Running) -> None:
+    with Amqp(gateway).open() as client:
+        queue(client)
+        client.call(m.ConfirmSelect(), m.ConfirmSelectOk)
+        client.publish("", "q", *[b"x"] * 5)
+        confirmed: list[tuple[int, int, bool, bool]] = []
+        while not confirmed or confirmed[-1][1] < 5:
+            confirmed += client.next(Confirms).confirms
+        assert all(is_ack for *_, is_ack in confirmed)
+        client.publish("", "nowhere", b"back", mandatory=True)
+        returned = client.next(Returned)
+        assert (returned.method.reply_code, returned.method.reply_text) == (312, "NO_ROUTE")
+        assert (returned.method.routing_key, returned.body) == ("nowhere", b"back")
+        assert client.next(Confirms).confirms == [(1, 6, False, True)]
+        client.publish("", "nowhere", b"gone")
+        assert client.next(Confirms).confirms == [(1, 7, False, True)]
+
+
+def test_prefetch_bounds_what_is_unacknowledged_and_requeueing_keeps_the_place(gateway: Running) -> None:
+    with Amqp(gateway).open() as client:
+        queue(client)
+        client.publish("", "q", *[str(number).encode() for number in range(6)])
+        client.call(m.BasicQos(prefetch_count=3), m.BasicQosOk)
+        client.call(m.BasicConsume("q"), m.BasicConsumeOk)
+        assert tags(client, 3) == [(1, b"0", False), (2, b"1", False), (3, b"2", False)]
+        client.say(m.BasicNack(2, requeue=True))
+        assert tags(client, 1) == [(4, b"1", True)]
+        client.say(m.BasicReject(1, requeue=False), m.BasicAck(4, multiple=True))
+        assert tags(client, 3) == [(5, b"3", False), (6, b"4", False), (7, b"5", False)]
+
+
+def test_deliveries_return_when_their_connection_is_lost(gateway: Running) -> None:
+    with Amqp(gateway).open() as other:
+        queue(other)
+        client = Amqp(gateway).open()
+        client.call(m.BasicConsume("q"), m.BasicConsumeOk)
+        other.publish("", "q", b"1", b"2")
+        assert [body for _, body, _ in tags(client, 2)] == [b"1", b"2"]
+        client.cut()
+        other.call(m.BasicConsume("q"), m.BasicConsumeOk)
+        assert tags(other, 2) == [(1, b"1", True), (2, b"2", True)]
+
+
+@pytest.mark.parametrize(
+    "method, code, text",
+    [
+        (m.BasicAck(9), 406, "unknown delivery tag 9"),
+        (m.BasicReject(9), 406, "unknown delivery tag 9"),
+        (m.BasicNack(9), 406, "unknown delivery tag 9"),
+        (m.QueueDeclare("none", passive=True), 404, "no queue 'none'"),
+        (m.ExchangeDeclare("none", "direct", passive=True), 404, "no exchange 'none'"),
+        (m.QueueBind("q", "none", "k"), 404, "no exchange 'none'"),
+        (m.BasicConsume("none"), 404, "no queue 'none'"),
+        (m.QueueDeclare("q", durable=True), 406, "inequivalent arg 'durable'"),
+        (m.ExchangeDeclare("amq.direct", "topic", durable=True), 406, "inequivalent arg 'type'"),
+        (m.ExchangeDeclare("amq.new", "topic"), 403, "reserved prefix"),
+        (m.QueueDelete("full", if_empty=True), 406, "not empty"),
+    ],
+)
+def test_soft_faults_close_the_channel_only(gateway: Running, method: m.Method, code: int, text: str) -> None:
+    with Amqp(gateway).open() as client:
+        queue(client)
+        queue(client, "full")
+        client.publish("", "full", b"x")
+        client.say(method)
+        refusal = client.refusal()
+        assert (refusal.reply_code, text in refusal.text) == (code, True)
+        assert (refusal.class_id, refusal.method_id) == (method.index >> 16, method.index & 0xFFFF)
+        queue(client)
+        word = {403: "access_refused", 404: "not_found", 406: "precondition_failed"}[code]
+        assert stats(gateway, "amqp091").protocol_errors.counts == {word: 1}
+
+
+@pytest.mark.parametrize(
+    "method, code",
+    [(m.TxSelect(), 540), (m.BasicQos(prefetch_size=1), 540), (m.ExchangeDeclare("x", "x-delayed"), 503)],
+)
+def test_hard_faults_close_the_connection(gateway: Running, method: m.Method, code: int) -> None:
+    with Amqp(gateway).open() as client:
+        client.say(method)
+        assert client.next(Closed).reply_code == code
+        assert client.rest() == b""
+
+
+def test_publishing_to_an_exchange_that_is_not_there_closes_the_channel(gateway: Running) -> None:
+    with Amqp(gateway).open() as client:
+        client.publish("none", "k", b"1", b"2")
+        refusal = client.refusal()
+        assert (refusal.reply_code, refusal.class_id, refusal.method_id) == (404, 60, 40)
+        queue(client)
+
+
+def test_a_consumer_hears_that_its_queue_was_deleted(gateway: Running) -> None:
+    with Amqp(gateway).open() as client, Amqp(gateway).open() as other:
+        queue(client)
+        client.call(m.BasicConsume("q", "tag"), m.BasicConsumeOk)
+        assert other.call(m.QueueDelete("q"), m.QueueDeleteOk).message_count == 0
+        other.call(m.QueueDelete("q"), m.QueueDeleteOk)
+        client.say(m.BasicCancel("tag"))
+        assert isinstance(client.next(MethodReceived).method, m.BasicCancelOk)
+
+
+def test_exclusive_queues_and_consumers(gateway: Running) -> None:
+    with Amqp(gateway).open() as owner, Amqp(gateway).open() as other:
+        name = queue(owner, "", exclusive=True)
+        other.say(m.BasicConsume(name))
+        assert other.refusal().reply_code == 405
+        queue(owner)
+        owner.call(m.BasicConsume("q", exclusive=True), m.BasicConsumeOk)
+        other.say(m.BasicConsume("q"))
+        assert other.refusal().reply_code == 403
+        owner.cut()
+        eventually(lambda: name not in gateway.gateway.host.queues)
+        other.call(m.BasicConsume("q"), m.BasicConsumeOk)
+
+
+def test_a_client_that_does_not_wait_for_our_answers_in_the_handshake(gateway: Running) -> None:
+    with Amqp(gateway) as client:
+        response = encode_response("PLAIN", "guest", "guest")
+        machine = client.machine
+        for method in (
+            m.ConnectionStartOk((), "PLAIN", response, "en_US"),
+            m.ConnectionTuneOk(10, 131_072, 0),
+            m.ConnectionOpen("/"),
+        ):
+            machine._send(0, method)
+        machine._send(1, m.ChannelOpen())
+        machine._send(1, m.QueueDeclare("early"))
+        client.flush()
+        eventually(lambda: "early" in gateway.gateway.host.queues)
+
+
+def test_passwords_are_verified_beside_the_loop() -> None:
+    with running(
+        settings_of(users={"ann": User(password_hash=SecretStr(hash_password("right")))})
+    ) as gateway:
+        with Amqp(gateway, user="ann", password="wrong") as client:
+            assert client.next(Closed).reply_code == 403
+        with Amqp(gateway, user="ann", password="right").open() as client:
+            queue(client)
+
+
+def test_a_silent_client_is_let_go_after_two_heartbeats(gateway: Running) -> None:
+    with Amqp(gateway, heartbeat=1).open() as client:
+        began = time.monotonic()
+        client.rest()
+        assert time.monotonic() - began > 1.0
+    assert stats(gateway, "amqp091").protocol_errors.counts == {"heartbeat_timeout": 1}
+
+
+def test_a_message_over_the_limit_closes_the_channel_and_one_at_the_limit_passes() -> None:
+    settings = settings_of(limits=Limits(message_bytes_max=100_000))
+    with running(settings) as gateway, Amqp(gateway, frame_max=8_192).open() as client:
+        queue(client)
+        client.publish("", "q", bytes(100_000), bytes(100_001))
+        refusal = client.refusal()
+        assert (refusal.reply_code, "100001" in refusal.text) == (311, True)
+        client.say(m.BasicGet("q", no_ack=True))
+        assert client.next(Got).body == bytes(100_000)
+
+
+def test_properties_that_cannot_be_read_harm_nobody_else(gateway: Running) -> None:
+    with Amqp(gateway).open() as client, connect(gateway, "five")[0] as five:
+        five.subscribe("#", 1)
+        with connect(gateway, "old", version=Version.V311)[0] as old:
+            old.subscribe("#", 1)
+            client.publish("amq.topic", "a", b"unreadable", properties=UNREADABLE)
+            client.publish("amq.topic", "a", b"fine")
+            assert five.body() == b"fine"
+            assert {old.body(), old.body()} == {b"unreadable", b"fine"}
+            assert gateway.ask(lambda: gateway.gateway.mqtt.tally.undeliverable) == 1
+            assert gateway.ask(lambda: len(gateway.gateway.dead_letters)) == 1
+
+
+def test_a_headers_exchange_that_must_read_them_ends_the_connection(gateway: Running) -> None:
+    with Amqp(gateway).open() as client:
+        queue(client)
+        client.call(m.QueueBind("q", "amq.headers", ""), m.QueueBindOk)
+        client.publish("amq.headers", "", b"x", properties=UNREADABLE)
+        assert client.next(Closed).reply_code == 502
+
+
+def test_properties_larger_than_the_consumers_frames_become_a_dead_letter(gateway: Running) -> None:
+    with Amqp(gateway).open() as client, connect(gateway, "device")[0] as device:
+        name = queue(client, "small")
+        client.call(m.QueueBind(name, "amq.topic", "#"), m.QueueBindOk)
+        with Amqp(gateway, frame_max=4_096).open() as small:
+            small.call(m.BasicConsume(name, no_ack=True), m.BasicConsumeOk)
+            pairs = tuple(("name", "v" * 1_000) for _ in range(6))
+            device.machine.publish(b"a", b"wide", 1, packet_id=1, properties=_user_properties(pairs))
+            device.publish("a", b"narrow", 1, 2)
+            assert [body for _, body, _ in tags(small, 1)] == [b"narrow"]
+        letters = gateway.ask(lambda: gateway.gateway.dead_letters.newest(9))
+        assert [letter.message.body for letter in letters] == [b"wide"]
+
+
+def _user_properties(pairs: tuple[tuple[str, str], ...]) -> bytes:
+    octets = b""
+    for pair in pairs:
+        octets += bytes((Property.USER_PROPERTY,))
+        octets += b"".join(len(text).to_bytes(2, "big") + text.encode() for text in pair)
+    return octets
+
+
+def test_channels_are_independent(gateway: Running) -> None:
+    with Amqp(gateway).open() as client:
+        client.machine.open_channel()
+        client.flush()
+        client.next(ChannelOpened)
+        client.machine.send_method(2, m.QueueDeclare("none", passive=True))
+        client.flush()
+        assert client.next(ChannelClosed).channel == 2
+        queue(client)

@@ -1,0 +1,154 @@
+"""The poller with real sockets: one turn serves all that is ready, and a fault costs one connection only."""
+
+from __future__ import annotations
+
+import socket
+from collections.abc import Iterator
+
+import pytest
+import trio
+from structlog.testing import capture_logs
+
+from gateway.transport import poller as poller_module
+from gateway.transport.poller import Poller
+from gateway.transport.stream import Stream, WriteSet
+from tests.transport.ends import Speaker
+
+MEGABYTE = 1_048_576
+
+
+class Bench:
+    """A poller with any number of connected streams."""
+
+    def __init__(self) -> None:
+        self.writes = WriteSet()
+        self.turns = 0
+        self.poller = Poller(self.writes, self._done)
+        self.sockets: list[socket.socket] = []
+
+    def _done(self) -> None:
+        self.turns += 1
+
+    def connect(self, peer: Speaker) -> socket.socket:
+        ours, theirs = socket.socketpair()
+        self.sockets += [ours, theirs]
+        ours.setblocking(False)
+        theirs.settimeout(5.0)
+        peer.stream = Stream(ours, "peer", self.poller, self.writes)
+        peer.stream.peer = peer
+        self.poller.watch(peer.stream)
+        return theirs
+
+
+@pytest.fixture
+def bench() -> Iterator[Bench]:
+    made = Bench()
+    yield made
+    made.poller._selector.close()
+    for sock in made.sockets:
+        sock.close()
+
+
+def echo(data: bytes) -> bytes:
+    return data.upper()
+
+
+def test_one_turn_reads_all_that_is_ready_and_answers_each_with_one_write(bench: Bench) -> None:
+    peers = [Speaker(echo) for _ in range(3)]
+    others = [bench.connect(peer) for peer in peers]
+    for number, other in enumerate(others):
+        other.sendall(f"hello {number}".encode())
+    bench.poller.turn(1.0)
+    assert [other.recv(100) for other in others] == [b"HELLO 0", b"HELLO 1", b"HELLO 2"]
+    assert bench.turns == 1
+
+
+def test_a_batch_moves_on_after_a_megabyte(bench: Bench, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(poller_module, "TURN_OCTETS_MAX", 10)
+    for _ in range(4):
+        bench.connect(Speaker()).sendall(b"123456")
+    bench.poller.turn(1.0)
+    assert bench.turns == 3
+
+
+def test_a_held_stream_is_not_read_until_it_is_released(bench: Bench) -> None:
+    peer = Speaker()
+    other = bench.connect(peer)
+    assert peer.stream is not None
+    peer.stream.hold()
+    other.sendall(b"waits")
+    bench.poller.turn(1.0)
+    assert peer.heard == b""
+    peer.stream.release()
+    bench.poller.turn(1.0)
+    assert peer.heard == b"waits"
+
+
+def test_a_large_write_goes_on_when_the_socket_takes_more(bench: Bench) -> None:
+    peer = Speaker(lambda data: bytes(8 * MEGABYTE))
+    other = bench.connect(peer)
+    other.sendall(b"go")
+    received = 0
+    while received < 8 * MEGABYTE:
+        bench.poller.turn(1.0)
+        received += len(other.recv(MEGABYTE))
+    assert peer.stream is not None
+    bench.poller.turn(1.0)
+    assert not peer.stream.writing
+
+
+def test_a_bug_costs_the_connection_that_met_it_and_is_counted(bench: Bench) -> None:
+    def fail(data: bytes) -> bytes:
+        raise KeyError("a bug")
+
+    bad, good = Speaker(fail), Speaker(echo)
+    bench.connect(bad).sendall(b"x")
+    other = bench.connect(good)
+    other.sendall(b"y")
+    with capture_logs() as lines:
+        bench.poller.turn(1.0)
+    assert other.recv(10) == b"Y"
+    assert bad.reasons == ["internal error"]
+    assert bench.poller.faults == 1
+    assert [line["log_level"] for line in lines] == ["error"]
+
+
+def test_a_stream_that_was_forgotten_is_not_served(bench: Bench) -> None:
+    peer = Speaker()
+    other = bench.connect(peer)
+    assert peer.stream is not None
+    other.sendall(b"x")
+    bench.poller.forget(peer.stream)
+    bench.poller.forget(peer.stream)
+    bench.poller.turn(1.0)
+    assert peer.heard == b""
+
+
+async def test_running_it_serves_until_cancelled_and_closes_what_is_left(
+    bench: Bench, nursery: trio.Nursery
+) -> None:
+    peer = Speaker(echo)
+    other = bench.connect(peer)
+    nursery.start_soon(bench.poller.run)
+    other.sendall(b"hello")
+    await trio.lowlevel.wait_readable(other)
+    assert other.recv(10) == b"HELLO"
+    nursery.cancel_scope.cancel()
+    await trio.lowlevel.checkpoint_if_cancelled()
+
+
+async def test_an_ended_stream_does_not_linger_for_ever(
+    bench: Bench, nursery: trio.Nursery, autojump_clock: trio.testing.MockClock
+) -> None:
+    peer = Speaker()
+    other = bench.connect(peer)
+    assert peer.stream is not None
+    peer.out = b"bye"
+    peer.stream.end("over")
+    bench.writes.flush()
+    assert other.recv(10) == b"bye"
+    assert other.recv(10) == b""
+    assert not peer.stream.closed
+    nursery.start_soon(bench.poller.run)
+    await trio.sleep(2 * poller_module.LINGER_SECS + 0.1)
+    assert peer.stream.closed

@@ -1,0 +1,174 @@
+"""A stream: partial writes, congestion, holding, ending, and faults of the socket."""
+
+from __future__ import annotations
+
+import pytest
+
+from gateway.transport.stream import BACKLOG_OCTETS_HIGH, Stream, WriteSet
+from tests.transport.ends import FakeSocket, Speaker, Watch
+
+
+class Bench:
+    """A stream between a fake socket and a peer object."""
+
+    def __init__(
+        self, *takes: int | OSError, reads: tuple[bytes | OSError, ...] = (), backlog_max: int = 1 << 30
+    ) -> None:
+        self.sock = FakeSocket(*takes, reads=reads)
+        self.watch = Watch()
+        self.writes = WriteSet()
+        self.peer = Speaker()
+        self.stream = Stream(self.sock, "peer", self.watch, self.writes, backlog_max=backlog_max)
+        self.stream.peer = self.peer
+
+    def say(self, data: bytes) -> None:
+        self.peer.out += data
+        self.stream.mark()
+        self.writes.flush()
+
+
+def test_what_the_peer_says_is_written_once_per_wake_up() -> None:
+    bench = Bench()
+    bench.peer.out = b"one"
+    bench.stream.mark()
+    bench.stream.mark()
+    bench.peer.out += b" two"
+    bench.writes.flush()
+    bench.writes.flush()
+    assert bench.sock.written == b"one two"
+    assert bench.stream.octets_out == 7
+    assert bench.watch.seen == []
+
+
+def test_what_the_socket_does_not_take_waits_for_it_in_order() -> None:
+    bench = Bench(3, 0, 2)
+    bench.say(b"abcdef")
+    assert bench.watch.seen == [(True, True)]
+    bench.say(b"ghi")
+    assert bench.sock.written == b"abc"
+    bench.stream.writable()
+    assert bench.sock.written == b"abc"
+    bench.stream.writable()
+    assert bench.sock.written == b"abcde"
+    bench.stream.writable()
+    assert bench.sock.written == b"abcdefghi"
+    assert bench.watch.seen[-1] == (True, False)
+    assert bench.stream.queued == 0
+
+
+def test_a_congested_stream_tells_its_peer_when_it_has_drained() -> None:
+    bench = Bench(1)
+    bench.stream.queued = BACKLOG_OCTETS_HIGH - 1
+    assert not bench.stream.congested
+    bench.stream.queued += 1
+    assert bench.stream.congested
+    bench.say(b"xyz")
+    assert bench.stream.queued == 2
+    assert bench.peer.drains == 0
+    bench.stream.writable()
+    assert bench.peer.drains == 1
+    bench.stream.writable()
+    assert bench.peer.drains == 1
+
+
+def test_congestion_that_one_write_cures_is_told_too() -> None:
+    bench = Bench()
+    bench.stream.queued = BACKLOG_OCTETS_HIGH
+    assert bench.stream.congested
+    bench.say(b"all of it")
+    assert bench.stream.writing
+    bench.stream.writable()
+    assert (bench.peer.drains, bench.stream.writing) == (1, False)
+
+
+def test_reading_stops_until_every_hold_is_released() -> None:
+    bench = Bench()
+    bench.stream.hold()
+    bench.stream.hold()
+    bench.stream.release()
+    assert not bench.stream.reading
+    bench.stream.release()
+    assert bench.stream.reading
+    assert bench.watch.seen == [(False, False), (True, False)]
+
+
+def test_a_release_after_the_end_reads_nothing() -> None:
+    bench = Bench(0)
+    bench.stream.hold()
+    bench.peer.out = b"bye"
+    bench.stream.end("over")
+    bench.stream.release()
+    assert not bench.stream.reading
+
+
+def test_octets_reach_the_peer() -> None:
+    bench = Bench(reads=(b"hello", b"world"))
+    assert [bench.stream.read(1.0), bench.stream.read(1.0), bench.stream.read(1.0)] == [5, 5, 0]
+    assert bench.peer.heard == b"helloworld"
+    assert bench.stream.octets_in == 10
+
+
+@pytest.mark.parametrize(
+    "read, reason", [(b"", "closed by the peer"), (ConnectionResetError(104, "reset"), "read failed: reset")]
+)
+def test_the_end_of_the_socket_is_told_once(read: bytes | OSError, reason: str) -> None:
+    bench = Bench(reads=(read,))
+    bench.stream.read(1.0)
+    bench.stream.abort("again")
+    bench.stream.end("again")
+    assert bench.peer.reasons == [reason]
+    assert bench.sock.is_closed
+    assert bench.watch.forgotten == 1
+    bench.say(b"nobody hears this")
+    assert bench.sock.written == b""
+
+
+def test_a_write_that_fails_ends_the_stream() -> None:
+    bench = Bench(BrokenPipeError(32, "broken"))
+    bench.say(b"x")
+    assert bench.peer.reasons == ["write failed: broken"]
+    assert bench.stream.closed
+
+
+def test_an_end_writes_the_last_words_however_slowly_and_waits_for_the_peers_own_end() -> None:
+    bench = Bench(2, 0, reads=(b"unread", b""))
+    bench.peer.out = b"farewell"
+    bench.stream.end("over")
+    assert bench.peer.reasons == ["over"]
+    bench.peer.out = b"too late"
+    bench.writes.flush()
+    bench.stream.writable()
+    assert not bench.sock.ended
+    bench.stream.writable()
+    assert bench.sock.written == b"farewell"
+    assert bench.sock.ended
+    assert bench.watch.lingering == [bench.stream]
+    assert bench.stream.reading
+    assert bench.stream.read(2.0) == 6
+    assert bench.peer.heard == b""
+    assert not bench.stream.closed
+    bench.stream.read(2.0)
+    assert bench.stream.closed
+    assert bench.peer.reasons == ["over"]
+
+
+def test_a_peer_that_lets_too_much_wait_is_cut_off() -> None:
+    bench = Bench(1, backlog_max=10)
+    bench.say(b"x" * 8)
+    bench.say(b"x" * 3)
+    assert not bench.stream.closed
+    bench.say(b"x")
+    assert bench.peer.reasons == ["it does not read what it is sent"]
+
+
+def test_a_write_that_marks_other_streams_writes_them_too() -> None:
+    first, second = Bench(BrokenPipeError(32, "broken")), Bench()
+
+    def tell(reason: str) -> None:
+        second.peer.out = b"the first is gone"
+        second.stream.mark()
+
+    first.peer.lost = tell  # type: ignore[method-assign]
+    second.stream._writes = first.writes
+    first.say(b"x")
+    assert second.sock.written == b"the first is gone"
