@@ -13,17 +13,11 @@ from pika.adapters.blocking_connection import BlockingChannel
 from pika.exceptions import NackError
 
 from gateway.protocols.mqtt.packets import Will
+from tests.clients.peers import Paho
 from tests.ingress.clients import connect
-from tests.interop.gateway_fixture import Running, running
-from tests.interop.test_mqtt_clients import Paho
+from tests.interop.gateway_fixture import Running
 
 MEGABYTE: Final = 1_048_576
-
-
-@pytest.fixture
-def gateway() -> Iterator[Running]:
-    with running() as one:
-        yield one
 
 
 @pytest.fixture

@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 import subprocess
 from collections.abc import Iterator
-from typing import Any, Final
+from typing import Any
 
 import aio_pika
 import pika
@@ -13,18 +13,10 @@ import pytest
 from pika.adapters.blocking_connection import BlockingChannel
 from pika.exceptions import ChannelClosedByBroker, NackError, UnroutableError
 
+from tests.clients.peers import PATIENCE_SECS, node
 from tests.conftest import missing
-from tests.interop.gateway_fixture import Running, running
+from tests.interop.gateway_fixture import Running
 from tests.interop.servers import PeerMissingError, program
-from tests.interop.test_mqtt_clients import node
-
-PATIENCE_SECS: Final = 20.0
-
-
-@pytest.fixture
-def gateway() -> Iterator[Running]:
-    with running() as one:
-        yield one
 
 
 @pytest.fixture
