@@ -79,16 +79,10 @@ class AmqpConsumer:
         channel.next_tag = first + len(messages)
         utc = time.time()
         try:
-            properties = [encode_properties(message, utc) for message in messages]
+            rows = [(redelivered, m.address.wire, encode_properties(m, utc), m.body) for m in messages]
         except RemoteProtocolError:
-            properties = [sound_properties(message, utc) for message in messages]
-        unsent = self._deliverer.deliver_many(
-            first,
-            [
-                (redelivered, message.address.wire, raw, message.body)
-                for message, raw in zip(messages, properties, strict=True)
-            ],
-        )
+            rows = [(redelivered, m.address.wire, sound_properties(m, utc), m.body) for m in messages]
+        unsent = self._deliverer.deliver_many(first, rows)
         for tag in unsent:
             connection.ingress.undeliverable(messages[tag - first])
         if self.no_ack:

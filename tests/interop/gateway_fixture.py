@@ -17,14 +17,14 @@ import trio
 
 from gateway import app
 from gateway.app import Gateway
+from gateway.ingress import listener
 from gateway.settings import Http, Limits, Listener, Settings
 
 LOOPBACK: Final = "127.0.0.1"
 START_SECS_MAX: Final = 30.0
 STOP_SECS_MAX: Final = 30.0
-WATCH_MILLISECONDS: Final = (
-    20  # the watch of mapping files ends at its next look: tests should not wait for it
-)
+WATCH_MILLISECONDS: Final = 20
+TICK_SECS: Final = 0.1
 
 T = TypeVar("T")
 
@@ -134,9 +134,19 @@ def no_errors_logged(*, but: str = "") -> Iterator[list[Any]]:
 
 
 @contextmanager
+def quickened() -> Iterator[None]:
+    """What is due by the clock comes at once, and stopping waits for nothing."""
+    with (
+        patch.object(app, "WATCH_MILLISECONDS", WATCH_MILLISECONDS),
+        patch.object(listener, "TICK_SECS", TICK_SECS),
+    ):
+        yield
+
+
+@contextmanager
 def running(settings: Settings | None = None, *, but: str = "") -> Iterator[Running]:
     """A gateway in a thread; stopped and looked after when the block ends."""
-    with no_errors_logged(but=but), patch.object(app, "WATCH_MILLISECONDS", WATCH_MILLISECONDS):
+    with no_errors_logged(but=but), quickened():
         one = Running(settings or settings_of())
         one.start()
         try:
@@ -148,7 +158,7 @@ def running(settings: Settings | None = None, *, but: str = "") -> Iterator[Runn
 @asynccontextmanager
 async def gateway_here(settings: Settings | None = None) -> AsyncIterator[Gateway]:
     """A gateway in the loop of the test itself."""
-    with no_errors_logged(), patch.object(app, "WATCH_MILLISECONDS", WATCH_MILLISECONDS):
+    with no_errors_logged(), quickened():
         gateway = Gateway(settings or settings_of())
         async with trio.open_nursery() as nursery:
             await nursery.start(_run_quietly, gateway)
