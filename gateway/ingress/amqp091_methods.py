@@ -10,7 +10,7 @@ from collections.abc import Callable
 from typing import TYPE_CHECKING, Any, Final, cast
 
 from gateway.broker.amqp091.virtual_host import AmqpQueue, Refused
-from gateway.ingress.amqp091_channel import AmqpChannel, AmqpConsumer, Unacknowledged, sound_properties
+from gateway.ingress.amqp091_channel import AmqpChannel, AmqpConsumer, sound_properties
 from gateway.model.address import AmqpAddress
 from gateway.protocols.amqp091 import methods as m
 from gateway.protocols.amqp091.spec import ReplyCode
@@ -185,7 +185,7 @@ def basic_get(connection: AmqpConnection, channel: AmqpChannel, method: m.BasicG
     if method.no_ack:
         queue.acknowledged(1)
     else:
-        channel.unacknowledged[tag] = Unacknowledged(queue, None, position, message)
+        channel.unacknowledged[tag] = (queue, None, position, message)
         channel.outstanding += 1
     address = message.address
     assert isinstance(address, AmqpAddress)

@@ -12,12 +12,7 @@ from gateway.broker.mqtt.session import Row, Session
 from gateway.broker.switch import Entry
 from gateway.errors import RemoteProtocolError
 from gateway.ingress.mqtt_acknowledgements import acknowledged
-from gateway.ingress.mqtt_admission import (
-    connack_properties,
-    expiry_secs,
-    identifier_refused,
-    reason_name,
-)
+from gateway.ingress.mqtt_admission import connack_properties, expiry_secs, identifier_refused, reason_name
 from gateway.ingress.mqtt_retries import Retries
 from gateway.ingress.mqtt_subscriptions import subscribe, unsubscribe
 from gateway.model.address import MqttAddress
@@ -48,6 +43,9 @@ if TYPE_CHECKING:
 Receipt = tuple["MqttConnection", int, int, Message, Entry]
 
 TOO_LARGE: Final = Outcome(Verdict.REJECTED, Reason.TOO_LARGE, "the body exceeds limits.message_bytes_max")
+# A global name costs a quarter of an enum's attribute, and these are on the way of every message.
+OPEN: Final = State.OPEN
+PUBACK: Final = PacketType.PUBACK
 
 
 class MqttConnection:
@@ -76,6 +74,8 @@ class MqttConnection:
         self._pubrecs: list[int] = []
         self._retries = Retries()
         self._expiry_secs = 0.0
+        self._entries: dict[bytes, Entry] = {}
+        self._generation = -1  # of the switch, when the entries were looked up
 
     # What the stream asks.
 
@@ -90,11 +90,13 @@ class MqttConnection:
 
     def data_to_send(self) -> bytes:
         """Acknowledgements that have gathered, and whatever was encoded."""
-        if self.machine.state is not State.OPEN:
-            return self.machine.data_to_send()
-        if self._pubacks:
-            self.machine.acknowledge(PacketType.PUBACK, self._pubacks)
+        machine = self.machine
+        if machine.state is not OPEN:
+            return machine.data_to_send()
+        pubacks = self._pubacks
+        if pubacks:
             self._pubacks = []
+            machine.acknowledge(PUBACK, pubacks)
         if self._pubrecs:
             self.machine.acknowledge(PacketType.PUBREC, self._pubrecs)
             self._pubrecs = []
@@ -309,8 +311,12 @@ class MqttConnection:
 
     def _publishes(self, rows: list[tuple[int, bytes, int, bytes, bytes]]) -> None:
         ingress = self._ingress
-        entries = ingress.entries_of(self._principal)
-        publish = ingress.switch.publish
+        switch = ingress.switch
+        if self._generation != switch.generation:
+            self._entries = ingress.entries_of(self._principal)
+            self._generation = switch.generation
+        entries = self._entries
+        publish = switch.publish
         batch = ingress.batch
         if not batch:
             batch.received = ingress.now()  # its first message: what waited before counts for nothing

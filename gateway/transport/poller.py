@@ -3,11 +3,12 @@
 A task per connection costs a Trio reschedule per read, several times what decoding costs. A poller keeps an
 epoll object of its own (kqueue elsewhere), registers it with Trio as one readable descriptor, and at each
 wake-up reads once from every ready stream, feeding its peer object synchronously. When all have been read, or
-a megabyte has, `settled` is called: the owner routes the batch that has gathered, and everything is flushed.
+a megabyte has, `turn_done` is called: the owner routes the batch that has gathered, and all is flushed.
 """
 
 from __future__ import annotations
 
+import select
 import selectors
 from collections.abc import Callable
 from typing import Final
@@ -21,14 +22,47 @@ log = structlog.get_logger()
 
 # After this many octets the batch is routed and written, so that one turn stays short and bounded.
 TURN_OCTETS_MAX: Final = 1_048_576
+READ: Final = 1  # EPOLLIN
+WRITE: Final = 4  # EPOLLOUT
 LINGER_SECS: Final = 2.0  # at the most twice that: an ended stream waits for its peer's own end
+
+
+class OtherReadiness:
+    """The interface of an epoll object where there is none (kqueue)."""
+
+    def __init__(self) -> None:
+        self._selector = selectors.DefaultSelector()
+        self.fileno = self._selector.fileno
+        self.unregister = self._selector.unregister
+        self.close = self._selector.close
+
+    def register(self, descriptor: int, events: int) -> None:
+        """Watch `descriptor` for READ, WRITE or both."""
+        self._selector.register(descriptor, _of_selectors(events))
+
+    def modify(self, descriptor: int, events: int) -> None:
+        """Watch it for something else."""
+        self._selector.modify(descriptor, _of_selectors(events))
+
+    def poll(self, timeout: float) -> list[tuple[int, int]]:
+        """What is ready now."""
+        return [
+            (key.fd, (events & selectors.EVENT_READ and READ) | (events & selectors.EVENT_WRITE and WRITE))
+            for key, events in self._selector.select(timeout)
+        ]
+
+
+def _of_selectors(events: int) -> int:
+    return (events & READ and selectors.EVENT_READ) | (events & WRITE and selectors.EVENT_WRITE)
 
 
 class Poller:
     """Reads the streams of one listener or link. `turn_done` runs whenever a batch should move on."""
 
     def __init__(self, writes: WriteSet, turn_done: Callable[[], None]) -> None:
-        self._selector = selectors.DefaultSelector()
+        # The selectors module would do, but its rows for every ready descriptor cost as much as a read.
+        self._ready = select.epoll() if hasattr(select, "epoll") else OtherReadiness()
+        self._streams: dict[int, Stream] = {}
         self._writes = writes
         self._turn_done = turn_done
         self._watched: dict[Stream, int] = {}
@@ -37,26 +71,29 @@ class Poller:
 
     def watch(self, stream: Stream) -> None:
         """Register `stream`, or follow its `reading` and `writing`."""
-        events = (selectors.EVENT_READ if stream.reading else 0) | (
-            selectors.EVENT_WRITE if stream.writing else 0
-        )
+        events = (READ if stream.reading else 0) | (WRITE if stream.writing else 0)
         before = self._watched.get(stream, 0)
         if events == before:
             return
+        descriptor = stream.sock.fileno()
         if not events:
-            self._selector.unregister(stream.sock)
+            self._ready.unregister(descriptor)
             del self._watched[stream]
+            del self._streams[descriptor]
             return
         if before:
-            self._selector.modify(stream.sock, events, stream)
+            self._ready.modify(descriptor, events)
         else:
-            self._selector.register(stream.sock, events, stream)
+            self._ready.register(descriptor, events)
+            self._streams[descriptor] = stream
         self._watched[stream] = events
 
     def forget(self, stream: Stream) -> None:
         """Stop watching `stream`; its socket is still open."""
         if self._watched.pop(stream, 0):
-            self._selector.unregister(stream.sock)
+            descriptor = stream.sock.fileno()
+            self._ready.unregister(descriptor)
+            del self._streams[descriptor]
         self._lingering.discard(stream)
 
     def linger(self, stream: Stream) -> None:
@@ -66,7 +103,7 @@ class Poller:
 
     async def run(self, clock: Callable[[], float] = trio.current_time) -> None:
         """Poll until cancelled."""
-        descriptor = self._selector.fileno()
+        descriptor = self._ready.fileno()
         try:
             async with trio.open_nursery() as nursery:
                 nursery.start_soon(self._sweep)
@@ -74,9 +111,13 @@ class Poller:
                     await trio.lowlevel.wait_readable(descriptor)
                     self.turn(clock())
         finally:
-            for stream in list(self._watched):
-                stream.abort("the gateway has stopped")
-            self._selector.close()
+            self.close()
+
+    def close(self) -> None:
+        """End every stream that is left, and the polling."""
+        for stream in list(self._watched):
+            stream.abort("the gateway has stopped")
+        self._ready.close()
 
     async def _sweep(self) -> None:
         """Close the streams that have lingered since the last sweep."""
@@ -90,25 +131,24 @@ class Poller:
     def turn(self, now: float) -> None:
         """Serve every stream that is ready, once."""
         octets = 0
-        for key, events in self._selector.select(0):
-            octets += self._serve(key.data, events, now)
+        streams = self._streams
+        for descriptor, events in self._ready.poll(0):
+            stream = streams.get(descriptor)
+            if stream is None:
+                continue  # it was closed by what another one said in this turn
+            try:
+                if events & WRITE and not stream.closed:
+                    stream.writable()
+                if events & ~WRITE and stream.reading and not stream.closed:
+                    octets += stream.read(now)
+            except Exception:
+                # A bug of ours, met by what this peer sent: it costs this connection, and is counted.
+                self.faults += 1
+                log.exception("a connection was ended by an internal error", remote=stream.remote)
+                stream.abort("internal error")
             if octets >= TURN_OCTETS_MAX:
                 octets = 0
                 self._turn_done()
                 self._writes.flush()
         self._turn_done()
         self._writes.flush()
-
-    def _serve(self, stream: Stream, events: int, now: float) -> int:
-        """One stream that is ready; returns the octets read. Where a connection's faults end."""
-        try:
-            if events & selectors.EVENT_WRITE and not stream.closed:
-                stream.writable()
-            if events & selectors.EVENT_READ and stream.reading and not stream.closed:
-                return stream.read(now)
-        except Exception:
-            # A bug of ours, met by this peer's input: it costs this connection, is counted, and says where.
-            self.faults += 1
-            log.exception("a connection was ended by an internal error", remote=stream.remote)
-            stream.abort("internal error")
-        return 0

@@ -44,7 +44,7 @@ class Bench:
 def bench() -> Iterator[Bench]:
     made = Bench()
     yield made
-    made.poller._selector.close()
+    made.poller.close()
     for sock in made.sockets:
         sock.close()
 

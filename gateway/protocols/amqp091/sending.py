@@ -32,6 +32,7 @@ HEADER: Final = Struct(">IIQ").pack  # size of the content header, class and wei
 HEADER_SIZE: Final = 12
 START: Final = Struct(">BH").pack  # frame type, channel
 BODY: Final = Struct(">BBHI").pack  # end of the frame before; type, channel, size
+PREPARED_OCTETS_MAX: Final = 4096  # larger properties hardly repeat; remembering them would cost memory
 ADDRESSES_MAX: Final = 4096  # method frames that one consumer or publisher remembers
 
 DeliverRow = tuple[bool, bytes, bytes, bytes]
@@ -50,6 +51,7 @@ class ContentWriter(ABC):
         self._sent = connection.sent
         self._payload_max = connection.payload_max
         self._frames: dict[bytes, tuple[bytes, bytes]] = {}
+        self._prepared: dict[tuple[bytes, int], tuple[bytes, bytes, bytes, bool]] = {}
         self._address = b""
         self._properties = b""
         self._size = -1
@@ -68,6 +70,11 @@ class ContentWriter(ABC):
 
     def _prepare(self, address: bytes, properties: bytes, size: int) -> bool:
         """Encode what goes around tag and body; False when the properties do not fit a frame."""
+        known = self._prepared.get((address, size))
+        if known is not None and known[0] is properties:
+            _, self._head, self._middle, self._whole = known
+            self._address, self._properties, self._size = address, properties, size
+            return True
         if len(properties) + HEADER_SIZE > self._payload_max:
             return False
         frames = self._frames
@@ -87,6 +94,9 @@ class ContentWriter(ABC):
         self._address = address
         self._properties = properties
         self._size = size
+        if len(self._prepared) >= ADDRESSES_MAX or len(properties) > PREPARED_OCTETS_MAX:
+            self._prepared.clear()
+        self._prepared[address, size] = (properties, self._head, self._middle, self._whole)
         return True
 
     def _body(self, body: bytes) -> None:
