@@ -82,9 +82,10 @@ class MqttConnection:
     def receive(self, data: bytes, now: float) -> None:
         """Octets arrived; a client's fault ends this connection and is counted."""
         try:
-            self._process(self.machine.receive_data(data, now))
-            while self.machine.pending and not self._lost:
-                self._process(self.machine.receive_data(b"", now))
+            machine = self.machine
+            self._process(machine.receive_data(data, now))
+            while machine.pending and not self._lost:
+                self._process(machine.receive_data(b"", now))
         except RemoteProtocolError as error:
             self._fail(error)
 
@@ -98,9 +99,9 @@ class MqttConnection:
             self._pubacks = []
             machine.acknowledge(PUBACK, pubacks)
         if self._pubrecs:
-            self.machine.acknowledge(PacketType.PUBREC, self._pubrecs)
+            machine.acknowledge(PacketType.PUBREC, self._pubrecs)
             self._pubrecs = []
-        return self.machine.data_to_send()
+        return machine.data_to_send()
 
     def drained(self) -> None:
         """The client reads again."""

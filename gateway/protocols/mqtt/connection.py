@@ -152,7 +152,7 @@ class Connection:
     def pending(self) -> bool:
         """Whether `receive_data(b"", now)` would tell more: an error, or octets that waited for a CONNACK."""
         return self._error is not None or (
-            len(self._buffer) > 0 and len(self._buffer) >= self._needed and self.state in self.reading
+            bool(self._buffer) and len(self._buffer) >= self._needed and self.state in self.reading
         )
 
     def receive_data(self, data: bytes, now: float) -> list[Event]:
@@ -165,6 +165,8 @@ class Connection:
             raise error
         if data:
             self.last_received = now
+        events: list[Event] = []
+        at = 0
         if self._buffer:
             self._buffer += data
             if self.state not in self.reading:
@@ -173,11 +175,10 @@ class Connection:
                 return []
             data = bytes(self._buffer)
             self._buffer.clear()
-        events: list[Event] = []
-        at = 0
         try:
-            while self.state in self.reading:
-                if self.state is OPEN and not self._little:
+            # Compared by identity: to ask the set costs an enum's hash, as much as a small packet.
+            while (state := self.state) is OPEN or state in self.reading:
+                if state is OPEN and not self._little:
                     at = self._run(data, at, events)
                     if at == len(data):
                         break
