@@ -27,6 +27,7 @@ from gateway.broker.access import Access
 from gateway.broker.amqp091.virtual_host import VirtualHost
 from gateway.broker.dead_letters import DeadLetters
 from gateway.broker.mqtt.namespace import MqttNamespace
+from gateway.broker.mqtt.retained import Retained
 from gateway.broker.mqtt.session import SessionLimits
 from gateway.broker.switch import Namespace, Switch
 from gateway.egress.amqp091 import AmqpConversation
@@ -75,8 +76,9 @@ class Gateway:
             self.switch.changed,
             SessionLimits(limits.queue_messages_max, limits.queue_bytes_max, limits.inflight_max),
             sessions_max=limits.sessions_max,
-            retained_max=limits.retained_messages_max,
-            retained_octets_max=limits.retained_bytes_max,
+            retained=Retained(
+                messages_max=limits.retained_messages_max, octets_max=limits.retained_bytes_max
+            ),
         )
         self.host = VirtualHost(
             "/",
@@ -265,7 +267,7 @@ class Gateway:
             self.metrics.broker_gauge(name, read)
         self.metrics.dropped = lambda: {
             **asdict(self.mqtt.tally),
-            "retained_full": self.mqtt.retained_refused,
+            "retained_full": self.mqtt.retained.refused,
             "queue_refused": sum(queue.refused for queue in self.host.queues.values()),
         }
         self.metrics.dead_lettered = lambda: self.dead_letters.counted

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import time
 from collections import Counter, deque
+from collections.abc import Callable
 from typing import NamedTuple
 
 from gateway.model.message import Message
@@ -36,8 +37,14 @@ class DeadLetters:
     def __len__(self) -> int:
         return len(self._letters)
 
-    def add(self, messages: list[Message], route: str, outcome: Outcome) -> None:
-        """Keep `messages`; the oldest letters make room."""
+    def add(
+        self,
+        messages: list[Message],
+        route: str,
+        outcome: Outcome,
+        then: Callable[[], None] | None = None,
+    ) -> None:
+        """Keep `messages`; the oldest letters make room. `then` is called when they are safe."""
         utc = time.time()
         self.counted[route, outcome.reason.value] += len(messages)
         for message in messages:
@@ -45,6 +52,8 @@ class DeadLetters:
             self._octets += len(message.body)
         while len(self._letters) > self.messages_max or self._octets > self.octets_max:
             self._octets -= len(self._letters.popleft().message.body)
+        if then is not None:
+            then()
 
     def newest(self, count: int) -> list[DeadLetter]:
         """At most `count` letters, newest first."""

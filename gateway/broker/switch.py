@@ -10,15 +10,16 @@ changed).
 from __future__ import annotations
 
 from collections.abc import Callable
+from functools import partial
 from typing import Protocol
 
 from gateway.broker.dead_letters import DeadLetters
 from gateway.mapping.crossings import Crossing, Route
 from gateway.mapping.router import Router
 from gateway.model.address import Address
-from gateway.model.batch import Batch, Lane, Receipt, Sink
+from gateway.model.batch import Batch, Lane, Part, Receipt, Sink
 from gateway.model.message import Message
-from gateway.model.outcome import ACCEPTED, Outcome, Reason, Verdict, worse
+from gateway.model.outcome import ACCEPTED, Outcome, Reason, Verdict
 
 UNROUTED = Outcome(Verdict.REJECTED, Reason.NO_ROUTE, "no queue or subscription takes it")
 
@@ -34,8 +35,9 @@ class Namespace(Protocol):
     def choose(self, message: Message) -> tuple[Sink, ...]:
         """The sinks of one message."""
 
-    def retain(self, message: Message) -> None:
-        """Keep a retained message."""
+    @property
+    def retained(self) -> Sink | None:
+        """What keeps retained messages; None where nothing is retained, or the remote broker does it."""
 
 
 class RouteLane(Lane):
@@ -57,18 +59,20 @@ class RouteLane(Lane):
         """Count what is on its way."""
         self._route.in_flight += count
 
-    def settled(self, messages: list[Message], outcome: Outcome) -> Outcome:
-        """Count what arrived; a message refused for good is a dead letter if the route says so."""
+    def settle(self, part: Part, messages: list[Message], slots: list[int], outcome: Outcome) -> None:
+        """Count what arrived; a message refused for good is a dead letter if the route says so, and accepted
+        when that is safe.
+        """
         route = self._route
         route.in_flight -= len(messages)
         if outcome is ACCEPTED:
             route.delivered += len(messages)
-            return outcome
-        route.failed += len(messages)
-        if outcome.verdict is Verdict.REJECTED and route.on_reject == "dead_letter":
-            self._dead_letters.add(messages, route.name, outcome)
-            return ACCEPTED
-        return outcome
+        else:
+            route.failed += len(messages)
+            if outcome.verdict is Verdict.REJECTED and route.on_reject == "dead_letter":
+                self._dead_letters.add(messages, route.name, outcome, partial(part.batch.settle, slots))
+                return
+        part.batch.settle(slots, outcome)
 
 
 class Way:
@@ -154,71 +158,83 @@ class Switch:
         answer.
         """
         lane = entry.only
-        if lane is None:
+        if lane is None or message.retain:
             return self._publish_all(batch, entry, message, receipt)
         cross = entry.cross
         if cross is None:
             batch.add_only(receipt, lane, message)
             return True
         crossed = cross(message)
-        if type(crossed) is Message:
-            if crossed.retain:
-                entry.ways[0].namespace.retain(crossed)
+        if type(crossed) is Message and not crossed.retain:
             batch.add_only(receipt, lane, crossed)
             return True
         if crossed is None:
             return False
-        assert isinstance(crossed, Outcome)
-        return self._place(
-            batch, receipt, [], self._refuse(entry.ways[0].crossing.route, message, crossed, None)
-        )
+        placed: list[tuple[Lane, Message]] = []
+        refused: list[tuple[Route, Outcome]] = []
+        self._place_crossed(entry.ways[0], crossed, placed, refused)
+        return self._place(batch, receipt, message, placed, refused)
 
     def _publish_all(self, batch: Batch, entry: Entry, message: Message, receipt: Receipt) -> bool:
         placed: list[tuple[Lane, Message]] = []
+        refused: list[tuple[Route, Outcome]] = []
+        namespace = entry.namespace
         lanes = entry.lanes
         if lanes is None:
-            assert entry.namespace is not None
-            lanes = tuple(self._lane(sink, None) for sink in entry.namespace.choose(message))
+            assert namespace is not None
+            lanes = tuple(self._lane(sink, None) for sink in namespace.choose(message))
         for lane in lanes:
             placed.append((lane, message))
-        refused: Outcome | None = None
+        if message.retain and namespace is not None and namespace.retained is not None:
+            placed.append((self._lane(namespace.retained, None), message))
         for way in entry.ways:
             crossed = way.cross(message)
-            if crossed is None:
-                continue
-            if isinstance(crossed, Outcome):
-                refused = self._refuse(way.crossing.route, message, crossed, refused)
-                continue
-            if crossed.retain:
-                way.namespace.retain(crossed)
-            ends = way.lanes
-            if ends is None:
-                ends = self._lanes_of(way, crossed)
-            if not ends and way.mandatory:
-                way.crossing.route.failed += 1
-                refused = self._refuse(way.crossing.route, message, UNROUTED, refused)
-            for lane in ends:
-                placed.append((lane, crossed))
-        return self._place(batch, receipt, placed, refused)
+            if crossed is not None:
+                self._place_crossed(way, crossed, placed, refused)
+        return self._place(batch, receipt, message, placed, refused)
+
+    def _place_crossed(
+        self,
+        way: Way,
+        crossed: Message | Outcome,
+        placed: list[tuple[Lane, Message]],
+        refused: list[tuple[Route, Outcome]],
+    ) -> None:
+        """Add the lanes of what came out of a crossing, or why there are none."""
+        route = way.crossing.route
+        if isinstance(crossed, Outcome):
+            refused.append((route, crossed))
+            return
+        ends = way.lanes
+        if ends is None:
+            ends = self._lanes_of(way, crossed)
+        if not ends and way.mandatory:
+            route.failed += 1
+            refused.append((route, UNROUTED))
+        for lane in ends:
+            placed.append((lane, crossed))
+        if crossed.retain and way.namespace.retained is not None:
+            placed.append((self._lane(way.namespace.retained, None), crossed))
 
     def _place(
-        self, batch: Batch, receipt: Receipt, placed: list[tuple[Lane, Message]], refused: Outcome | None
+        self,
+        batch: Batch,
+        receipt: Receipt,
+        message: Message,
+        placed: list[tuple[Lane, Message]],
+        refused: list[tuple[Route, Outcome]],
     ) -> bool:
-        if not placed and refused is None:
+        if not placed and not refused:
             return False
-        slot = batch.open(receipt, len(placed) + (refused is not None))
+        slot = batch.open(receipt, len(placed) + len(refused))
         for lane, crossed in placed:
             batch.add(slot, lane, crossed)
-        if refused is not None:
-            batch.settle([slot], refused)
+        for route, outcome in refused:
+            if route.on_reject == "dead_letter":
+                self.dead_letters.add([message], route.name, outcome, partial(batch.settle, [slot]))
+            else:
+                batch.settle([slot], outcome)
         return True
-
-    def _refuse(self, route: Route, message: Message, outcome: Outcome, before: Outcome | None) -> Outcome:
-        """A route matched but cannot take the message."""
-        if route.on_reject == "dead_letter":
-            self.dead_letters.add([message], route.name, outcome)
-            outcome = ACCEPTED
-        return outcome if before is None else worse(before, outcome)
 
     def _lanes_of(self, way: Way, crossed: Message) -> tuple[Lane, ...]:
         sinks = way.namespace.sinks(crossed.address)

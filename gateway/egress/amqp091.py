@@ -80,7 +80,8 @@ class AmqpConversation:
         """The address has decided."""
         return (self.outgoing,)
 
-    def retain(self, message: Message) -> None:
+    @property
+    def retained(self) -> None:
         """Retaining is not for AMQP: the flag travels as a header."""
 
     # What the link asks.

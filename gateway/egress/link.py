@@ -64,7 +64,8 @@ class Conversation(Protocol):
     def choose(self, message: Message) -> tuple[Sink, ...]:
         """The address decides; never asked."""
 
-    def retain(self, message: Message) -> None:
+    @property
+    def retained(self) -> None:
         """The remote broker retains what is published with the flag."""
 
     def route(self, subscriptions: Subscriptions, targets: Targets) -> None:

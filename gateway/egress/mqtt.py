@@ -132,7 +132,8 @@ class MqttConversation:
         """The address decides; never asked."""
         return self._sinks
 
-    def retain(self, message: Message) -> None:
+    @property
+    def retained(self) -> None:
         """The broker retains what is published with the flag."""
 
     def publish(self, part: Part) -> None:

@@ -200,8 +200,6 @@ class MqttIngress:
             0,
             sender,
         )
-        if message.retain:
-            self.namespace.retain(message)
         entry = self.switch.entry(self.name, self.namespace, message.address)
         if not self.switch.publish(self.batch, entry, message, None):
             self.unclaimed(entry, message, None)

@@ -345,8 +345,6 @@ class MqttConnection:
             if len(body) > body_max:
                 self._too_large(receipt)
                 continue
-            if retain:
-                ingress.namespace.retain(message)
             if not publish(batch, entry, message, receipt):
                 ingress.unclaimed(entry, message, receipt)
         ingress.stats.messages_in += len(rows)

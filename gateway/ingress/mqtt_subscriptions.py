@@ -26,6 +26,8 @@ def subscribe(
 ) -> None:
     """Answer with a SUBACK, then owe the retained messages. Raises RemoteProtocolError for 3.x filters."""
     assert machine.connect is not None
+    if len(ingress.batch):
+        ingress.turn_done()  # what was published before and is retained must be found
     bridge = machine.connect.bridge  # of Mosquitto's kind: levels 0x83 and 0x84
     identifier = packet.properties.get(Property.SUBSCRIPTION_IDENTIFIER, (0,))[0]
     reasons: list[int] = []

@@ -51,9 +51,9 @@ class Lane:
     def sent(self, count: int) -> None:
         """`count` messages have been handed to the sink."""
 
-    def settled(self, messages: list[Message], outcome: Outcome) -> Outcome:
-        """The sink has settled `messages`; returns the outcome that the source shall hear of."""
-        return outcome
+    def settle(self, part: Part, messages: list[Message], slots: list[int], outcome: Outcome) -> None:
+        """The sink has settled `messages` of `part`, which stand in `slots`: tell the batch, now or later."""
+        part.batch.settle(slots, outcome)
 
 
 class Batch:
@@ -150,8 +150,7 @@ class Part:
             self.settle_at(range(len(self.slots)), outcome)
             return
         self._settled = _EVERY
-        told = self.lane.settled(self.messages, outcome)
-        self.batch.settle(self.slots, told)
+        self.lane.settle(self, self.messages, self.slots, outcome)
 
     def settle_at(self, positions: Iterable[int], outcome: Outcome = ACCEPTED) -> None:
         """The messages at `positions` of this part have this outcome; one settled before is passed over."""
@@ -166,5 +165,4 @@ class Part:
         settled.update(chosen)
         messages = self.messages
         slots = self.slots
-        told = self.lane.settled([messages[at] for at in chosen], outcome)
-        self.batch.settle([slots[at] for at in chosen], told)
+        self.lane.settle(self, [messages[at] for at in chosen], [slots[at] for at in chosen], outcome)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from typing import Any
 
 from gateway.broker.mqtt.namespace import MqttNamespace
 from gateway.broker.mqtt.session import Row, Session, SessionLimits, SubscriptionOptions
@@ -121,7 +122,7 @@ class Connection:
 class Space(MqttNamespace):
     """A namespace with shorter words for the tests."""
 
-    def __init__(self, limits: SessionLimits | None = None, **more: int) -> None:
+    def __init__(self, limits: SessionLimits | None = None, **more: Any) -> None:
         self.changes = 0
         super().__init__(self._note, limits, **more)
 

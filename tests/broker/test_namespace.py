@@ -6,6 +6,7 @@ import time
 
 import pytest
 
+from gateway.broker.mqtt.retained import Retained
 from gateway.broker.mqtt.session import SubscriptionOptions
 from gateway.model.address import MqttAddress
 from tests.broker.parts import Space, connected, mqtt
@@ -13,7 +14,7 @@ from tests.broker.parts import Space, connected, mqtt
 
 def retained(space: Space, *topics: str) -> None:
     for topic in topics:
-        space.retain(mqtt(topic, topic.encode(), retain=True))
+        space.retained.keep(mqtt(topic, topic.encode(), retain=True))
 
 
 def found(space: Space, topic_filter: str, options: SubscriptionOptions | None = None) -> list[bytes]:
@@ -43,15 +44,15 @@ def test_a_new_subscription_gets_what_is_retained(topic_filter: str, bodies: lis
 def test_an_empty_body_forgets_and_a_later_one_replaces() -> None:
     space = Space()
     retained(space, "a", "b")
-    space.retain(mqtt("a", b"", retain=True))
-    space.retain(mqtt("b", b"newer", retain=True))
+    space.retained.keep(mqtt("a", b"", retain=True))
+    space.retained.keep(mqtt("b", b"newer", retain=True))
     assert found(space, "#") == [b"newer"]
-    assert space.retained_octets == 5
+    assert space.retained.octets == 5
 
 
 def test_what_is_retained_expires() -> None:
     space = Space()
-    space.retain(mqtt("a", b"x", retain=True, expires=time.time() - 1.0))
+    space.retained.keep(mqtt("a", b"x", retain=True, expires=time.time() - 1.0))
     assert found(space, "#") == []
 
 
@@ -63,12 +64,12 @@ def test_retain_handling(handling: int, first: int, again: int) -> None:
     assert [len(found(space, "a", options)) for _ in range(2)] == [first, again]
 
 
-@pytest.mark.parametrize("limits", [{"retained_max": 2}, {"retained_octets_max": 2}])
+@pytest.mark.parametrize("limits", [{"messages_max": 2}, {"octets_max": 2}])
 def test_retained_messages_are_bounded_and_the_refused_are_counted(limits: dict[str, int]) -> None:
-    space = Space(None, **limits)
+    space = Space(retained=Retained(**limits))
     retained(space, "a", "b", "c", "a")
     assert found(space, "#") == [b"b", b"a"]
-    assert space.retained_refused == 1
+    assert space.retained.refused == 1
 
 
 def test_a_clean_start_ends_the_session_before() -> None:

@@ -42,7 +42,8 @@ class Link:
     def choose(self, message: Message) -> tuple[Link, ...]:
         raise AssertionError("the address decides")
 
-    def retain(self, message: Message) -> None:
+    @property
+    def retained(self) -> None:
         """The remote broker's business."""
 
     def publish(self, part: Part) -> None:

@@ -319,7 +319,8 @@ class Shelf:
     def choose(self, message: Message) -> tuple[Sink, ...]:
         return (self,)
 
-    def retain(self, message: Message) -> None:
+    @property
+    def retained(self) -> None:
         return
 
 

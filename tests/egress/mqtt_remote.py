@@ -114,7 +114,8 @@ class Collector:
     def choose(self, message: Message) -> tuple[Sink, ...]:
         return (self,)
 
-    def retain(self, message: Message) -> None:
+    @property
+    def retained(self) -> None:
         """Nothing to keep."""
 
     def hold(self, senders: set[Sender]) -> list[Callable[[], None]]:

@@ -135,10 +135,10 @@ class Softening(Lane):
     def sent(self, count: int) -> None:
         self.on_its_way += count
 
-    def settled(self, messages: list[Message], outcome: Outcome) -> Outcome:
+    def settle(self, part: Part, messages: list[Message], slots: list[int], outcome: Outcome) -> None:
         self.on_its_way -= len(messages)
         self.seen.append((len(messages), outcome))
-        return ACCEPTED
+        part.batch.settle(slots, ACCEPTED)
 
 
 def test_a_lane_decides_what_the_source_hears() -> None:

@@ -128,7 +128,8 @@ class VirtualHost:
         assert isinstance(message.address, AmqpAddress)
         return self._route(message.address, message)
 
-    def retain(self, message: Message) -> None:
+    @property
+    def retained(self) -> None:
         """AMQP retains nothing; the header that says so travels on."""
 
     def _route(self, address: AmqpAddress, message: Message | None) -> tuple[Sink, ...]:

@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-import time
 from collections.abc import Callable
 
+from gateway.broker.mqtt.retained import Retained
 from gateway.broker.mqtt.session import (
     Grant,
     Session,
@@ -12,7 +12,7 @@ from gateway.broker.mqtt.session import (
     SessionTally,
     SubscriptionOptions,
 )
-from gateway.broker.topics import Trie, topic_matches
+from gateway.broker.topics import Trie
 from gateway.model.address import Address, MqttAddress
 from gateway.model.batch import Sink
 from gateway.model.message import Message
@@ -27,20 +27,13 @@ class MqttNamespace:
         limits: SessionLimits | None = None,
         *,
         sessions_max: int = 100_000,
-        retained_max: int = 100_000,
-        retained_octets_max: int = 256 * 1024 * 1024,
+        retained: Retained | None = None,
     ) -> None:
         self.limits = limits or SessionLimits()
         self.sessions_max = sessions_max
-        self.retained_max = (
-            retained_max  # each holds a body; beyond it a new topic is not retained, and counted
-        )
-        self.retained_octets_max = retained_octets_max
-        self.retained_octets = 0
-        self.retained_refused = 0
+        self.retained = Retained() if retained is None else retained
         self.tally = SessionTally()
         self.sessions: dict[str, Session] = {}
-        self.retained: dict[str, Message] = {}
         self._changed = changed
         self._trie: Trie[tuple[Session, SubscriptionOptions]] = Trie("+", "#")
         self._wills: dict[Session, tuple[float, Callable[[], None]]] = {}
@@ -63,22 +56,6 @@ class MqttNamespace:
         """MQTT never looks beyond the address."""
         return self.sinks(message.address)
 
-    def retain(self, message: Message) -> None:
-        """Keep `message` for its topic; an empty body forgets the topic."""
-        assert isinstance(message.address, MqttAddress)
-        topic = message.address.topic
-        before = self.retained.pop(topic, None)
-        if before is not None:
-            self.retained_octets -= len(before.body)
-        if not message.body:
-            return
-        size = len(message.body)
-        if len(self.retained) < self.retained_max and self.retained_octets + size <= self.retained_octets_max:
-            self.retained[topic] = message
-            self.retained_octets += size
-        else:
-            self.retained_refused += 1
-
     def subscribe(self, session: Session, topic_filter: str, options: SubscriptionOptions) -> list[Message]:
         """Add or replace a subscription; returns the retained messages that it must be sent."""
         pattern = topic_filter.split("/")
@@ -90,7 +67,7 @@ class MqttNamespace:
         self._changed()
         if options.retain_handling == 2 or (options.retain_handling == 1 and before is not None):
             return []
-        return self._retained_for(pattern)
+        return self.retained.find(pattern)
 
     def unsubscribe(self, session: Session, topic_filter: str) -> bool:
         """Remove a subscription; False when there was none."""
@@ -142,14 +119,3 @@ class MqttNamespace:
         ]
         for session in due:
             self.discard(session)
-
-    def _retained_for(self, pattern: list[str]) -> list[Message]:
-        utc = time.time()
-        topic = "/".join(pattern)
-        if "+" not in pattern and "#" not in pattern:
-            found = [self.retained[topic]] if topic in self.retained else []
-        else:
-            found = [
-                message for name, message in self.retained.items() if topic_matches(pattern, name.split("/"))
-            ]
-        return [message for message in found if not message.expires or message.expires > utc]
