@@ -13,6 +13,7 @@ import gc
 import signal
 import sys
 from collections.abc import Callable
+from contextlib import suppress
 from dataclasses import asdict
 from pathlib import Path
 from typing import Any, Final
@@ -24,6 +25,7 @@ import watchfiles
 from gateway import __version__
 from gateway.admin import AdminState, Readiness, serve
 from gateway.broker.access import Access
+from gateway.broker.amqp091.definitions import Definitions
 from gateway.broker.amqp091.virtual_host import VirtualHost
 from gateway.broker.dead_letters import DeadLetters
 from gateway.broker.mqtt.namespace import MqttNamespace
@@ -35,13 +37,17 @@ from gateway.egress.link import Conversation, Link
 from gateway.egress.mqtt import MqttConversation
 from gateway.errors import ConfigurationError, GatewayError
 from gateway.ingress.amqp091 import AmqpIngress
+from gateway.ingress.amqp091_connection import AmqpConnection
 from gateway.ingress.listener import Listener
 from gateway.ingress.mqtt import MqttIngress
 from gateway.mapping import load
 from gateway.mapping.linter import unavailable_routes
 from gateway.mapping.router import Router
+from gateway.protocols.amqp091.translate import content_properties
 from gateway.protocols.mqtt.spec import PacketType
+from gateway.protocols.mqtt.translate import publish_properties
 from gateway.settings import Settings, unavailable
+from gateway.store.store import Store
 from gateway.telemetry.metrics import Metrics
 from gateway.transport.certificates import server_context
 from gateway.transport.stream import WriteSet
@@ -70,6 +76,7 @@ class Gateway:
         self.metrics = Metrics(__version__)
         self.readiness = Readiness()
         limits = settings.limits
+        self.store = self._open_store()
         self.dead_letters = DeadLetters(messages_max=limits.dead_letters_max)
         self.switch = Switch(self._load_router(), self.dead_letters)
         self.mqtt = MqttNamespace(
@@ -88,11 +95,21 @@ class Gateway:
             bindings_max=limits.bindings_max,
             queue_messages_max=limits.queue_messages_max,
             queue_octets_max=limits.queue_bytes_max,
+            definitions=None
+            if self.store is None
+            else Definitions(
+                self.store,
+                "/",
+                memory_messages_max=limits.queue_memory_messages_max,
+                memory_octets_max=limits.queue_memory_bytes_max,
+            ),
         )
         self.access = Access(
             {name: user.hash() for name, user in settings.users.items()}, guest=settings.guest
         )
         self.writes = WriteSet()
+        if self.store is not None:
+            self.writes.wake_up_ends = self.store.flush
         self.listeners: dict[str, Listener] = {}
         self.links: dict[str, Link] = {}
         self.http_port = 0
@@ -103,6 +120,14 @@ class Gateway:
         self, *, task_status: trio.TaskStatus[Gateway] = trio.TASK_STATUS_IGNORED, signals: bool = True
     ) -> None:
         """Serve until `stop`, or SIGTERM or SIGINT; `started` when every listener is open."""
+        try:
+            self._start_store()
+            await self._serve(task_status, signals)
+        finally:
+            if self.store is not None:
+                self.store.close()
+
+    async def _serve(self, task_status: trio.TaskStatus[Gateway], signals: bool) -> None:
         state = AdminState(self.metrics, self.readiness, self._dead_letters_shown)
         async with trio.open_nursery() as nursery:
             if self.settings.http.enabled:
@@ -144,6 +169,48 @@ class Gateway:
         self.metrics.mapping_reloads["taken"] += 1
         log.info("mappings reloaded", routes=len(router.routes))
         return True
+
+    # The store.
+
+    def _open_store(self) -> Store | None:
+        given = self.settings.store
+        if not given.enabled:
+            return None
+        return Store(
+            given.path,
+            make_set={"mqtt": publish_properties, "amqp091": content_properties},
+            probe_secs=given.probe_secs,
+            letters_max=self.settings.limits.dead_letters_max,
+            letters_octets_max=self.settings.limits.dead_letters_bytes_max,
+            on_health=self._disk_changed,
+            on_damage=lambda text: log.error("the store is damaged", what=text),
+        )
+
+    def _start_store(self) -> None:
+        if self.store is None:
+            return
+        soon = trio.lowlevel.current_trio_token().run_sync_soon
+
+        def call(function: Callable[[], None]) -> None:
+            function()
+            self.writes.flush()
+
+        def call_soon(function: Callable[[], None]) -> None:
+            with suppress(trio.RunFinishedError):  # nobody is left to be told
+                soon(call, function)
+
+        self.store.start(call_soon)
+
+    def _disk_changed(self, healthy: bool) -> None:
+        assert self.store is not None
+        if healthy:
+            log.info("the store can be written again")
+        else:
+            log.error("the store cannot be written, durable messages are refused", why=self.store.failure)
+        for listener in self.listeners.values():
+            for connection in listener.connections:
+                if isinstance(connection, AmqpConnection):
+                    connection.blocked(self.store.failure)
 
     # Putting it together.
 
@@ -191,6 +258,7 @@ class Gateway:
                 stats=stats,
                 dead_letters=self.dead_letters,
                 nursery=nursery,
+                store=self.store,
             )
         else:
             raise AssertionError(f"{given.protocol} passed `unavailable`")

@@ -29,6 +29,10 @@ class MappingError(ConfigurationError):
         self.line = line
 
 
+class StoreError(GatewayError):
+    """The store cannot be opened, read or written; the text says what is wrong and what to do."""
+
+
 class ProtocolError(GatewayError):
     """A rule of a protocol was broken."""
 

@@ -10,17 +10,23 @@ from __future__ import annotations
 import heapq
 import time
 from collections import deque
-from collections.abc import Callable, Iterable
-from typing import Final, Protocol
+from collections.abc import Callable, Iterable, Sequence
+from typing import TYPE_CHECKING, Final, Protocol
 
 from gateway.broker.pressure import FULL, Pressure
+from gateway.model.address import AmqpAddress
 from gateway.model.batch import Part
 from gateway.model.message import Message
+
+if TYPE_CHECKING:
+    from gateway.broker.kept import Kept
 
 # One consumer gets at most this many messages at a time, so that several share a long queue.
 DISPATCH_MESSAGES_MAX: Final = 256
 # And at most this much at a time (or one message), so that a client that does not read is noticed in time.
 DISPATCH_OCTETS_MAX: Final = 1_048_576
+# Stands where a message was withdrawn, so that positions stay consecutive; it expired long ago.
+HOLE: Final = Message(AmqpAddress("", ""), b"", expires=1.0)
 
 
 class Consumer(Protocol):
@@ -56,16 +62,20 @@ class Queue:
         self.unacknowledged = 0
         self.deleted = False
         self.consumers: list[Consumer] = []
+        self.kept: Kept | None = None  # None: nothing of this queue is on disk
+        self.gone: list[int] | None = None  # positions that `kept` may forget, told once per wake-up
+        self.next = 0  # position of the next message to come
         self._ready: deque[Message] = deque()
         self._returned: list[tuple[int, Message]] = []
-        self._first = 0
+        self._first = 0  # position of the first in `_ready`
         self._turn = 0
         self._expired = expired
         self.refused = 0
         self._pressure = Pressure()
 
     def __len__(self) -> int:
-        return len(self._ready) + len(self._returned)
+        paged = 0 if self.kept is None else self.kept.count
+        return len(self._ready) + len(self._returned) + paged
 
     @property
     def full(self) -> bool:
@@ -73,7 +83,7 @@ class Queue:
         return len(self) >= self.messages_max or self.octets >= self.octets_max
 
     def publish(self, part: Part) -> None:
-        """Take the part; it is accepted, for nothing here needs to survive.
+        """Take the part. It is accepted when it is safe: at once, unless it is kept on disk.
 
         A full queue has its sources stop reading. Whoever cannot be stopped (a connection that also consumes
         must go on acknowledging) is refused at twice the limit.
@@ -84,14 +94,39 @@ class Queue:
                 part.settle(FULL)
                 return
             self._pressure.hold_sources(part)
-        self.put(part.messages)
-        part.accept()
+        messages = self.admitted(part.messages)
+        if self.kept is None:
+            self.put(messages)
+            part.accept()
+        else:
+            self.kept.take(part, messages)
         self.dispatch()
+
+    def admitted(self, messages: list[Message]) -> list[Message]:
+        """The messages as this queue keeps them; for a queue that changes them on the way in."""
+        return messages
 
     def put(self, messages: list[Message]) -> None:
         """Append without dispatching."""
         self._ready.extend(messages)
+        self.next += len(messages)
         self.octets += sum([len(message.body) for message in messages])
+
+    def refill(self, first: int, messages: list[Message]) -> None:
+        """Messages that were on disk alone; what was in memory before them is gone."""
+        assert not self._ready
+        self._first = first
+        self._ready.extend(messages)
+
+    def withdraw(self, first: int, count: int) -> None:
+        """The disk did not take `count` messages: whoever has not got them yet will not."""
+        ready = self._ready
+        for place in range(max(first - self._first, 0), first + count - self._first):
+            self.octets -= len(ready[place].body)
+            ready[place] = HOLE
+        while ready and ready[-1] is HOLE and self.next == self._first + len(ready):
+            ready.pop()
+            self.next -= 1
 
     def add(self, consumer: Consumer) -> None:
         """A consumer joins; messages that wait go out at once."""
@@ -104,9 +139,11 @@ class Queue:
 
     def dispatch(self) -> None:
         """Hand out what is ready to consumers with room, in turn."""
+        if self.gone:
+            self._tell_gone()
         while self._returned and self._hand_out_returned():
             pass
-        while self._ready and not self._returned:
+        while not self._returned and (self._ready or (self.kept is not None and self.kept.refill())):
             open_ = [(consumer, room) for consumer in self.consumers if (room := consumer.room()) > 0]
             if not open_:
                 return
@@ -121,20 +158,28 @@ class Queue:
         utc = time.time()
         while self._returned:
             position, message = heapq.heappop(self._returned)
-            if not self._drop_expired(message, utc):
+            if not self._drop_expired(position, message, utc):
                 self._taken(1, len(message.body))
                 return position, message, True
-        while self._ready:
+        while self._ready or (self.kept is not None and self.kept.refill()):
             message = self._ready.popleft()
+            position = self._first
             self._first += 1
-            if not self._drop_expired(message, utc):
+            if not self._drop_expired(position, message, utc):
                 self._taken(1, len(message.body))
-                return self._first - 1, message, False
+                return position, message, self._was_delivered(position)
         return None
 
-    def acknowledged(self, count: int) -> None:
-        """`count` messages taken earlier are done with."""
-        self.unacknowledged -= count
+    @property
+    def loading(self) -> bool:
+        """True: `take` finds nothing, for what comes next is still being read from the disk."""
+        return not self._ready and not self._returned and self.kept is not None and self.kept.count > 0
+
+    def acknowledged(self, positions: Sequence[int]) -> None:
+        """The messages at `positions`, taken earlier, are done with."""
+        self.unacknowledged -= len(positions)
+        if self.kept is not None:
+            self.kept.forget(positions)
 
     def requeue(self, taken: Iterable[tuple[int, Message]]) -> None:
         """Messages taken earlier return to their positions, and are redelivered."""
@@ -146,6 +191,9 @@ class Queue:
     def purge(self) -> int:
         """Drop all that is ready; returns how many."""
         count = len(self)
+        if self.kept is not None:
+            self.kept.forget([position for position, _ in self._returned])
+            self.kept.clear(self._first if self._ready else None)
         self._first += len(self._ready)
         self._ready.clear()
         self._returned.clear()
@@ -159,12 +207,26 @@ class Queue:
         consumers, self.consumers = self.consumers, []
         for consumer in consumers:
             consumer.cancelled(self)
-        return self.purge()
+        count = self.purge()
+        if self.kept is not None:
+            self.kept.drop()
+        return count
+
+    def _tell_gone(self) -> None:
+        assert self.kept is not None
+        assert self.gone is not None
+        self.kept.forget(self.gone[:])
+        self.gone.clear()
+
+    def _was_delivered(self, position: int) -> bool:
+        """Nobody knows what a gateway before this one has delivered: so it may have been."""
+        return self.kept is not None and position < self.kept.recovered
 
     def _hand_out(self, consumer: Consumer, count: int) -> None:
         messages = self._pop(count)
         if messages:
-            consumer.deliver(self, self._first - len(messages), messages, False)
+            position = self._first - len(messages)
+            consumer.deliver(self, position, messages, self._was_delivered(position))
 
     def _share(self, open_: list[tuple[Consumer, int]]) -> None:
         """Round-robin, one message each, for one round."""
@@ -211,8 +273,9 @@ class Queue:
         """Positions must stay consecutive: what follows an expired message goes back for the next round."""
         utc = time.time()
         kept: list[Message] = []
+        first = self._first - len(messages)
         for at, message in enumerate(messages):
-            if self._drop_expired(message, utc):
+            if self._drop_expired(first + at, message, utc):
                 if kept:
                     rest = messages[at + 1 :]
                     self._ready.extendleft(reversed(rest))
@@ -230,17 +293,21 @@ class Queue:
             consumer = self.consumers[(self._turn + offset) % count]
             if consumer.room() > 0:
                 position, message = heapq.heappop(self._returned)
-                if not self._drop_expired(message, time.time()):
+                if not self._drop_expired(position, message, time.time()):
                     self._turn += 1
                     self._taken(1, len(message.body))
                     consumer.deliver(self, position, [message], True)
                 return True
         return False
 
-    def _drop_expired(self, message: Message, utc: float) -> bool:
+    def _drop_expired(self, position: int, message: Message, utc: float) -> bool:
         if not message.expires or message.expires > utc:
             return False
+        if message is HOLE:
+            return True
         self.octets -= len(message.body)
+        if self.gone is not None:
+            self.gone.append(position)
         if self._expired is not None:
             self._expired(message)
         return True

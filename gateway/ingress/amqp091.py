@@ -26,6 +26,7 @@ from gateway.model.outcome import Outcome, Reason, Verdict
 from gateway.model.properties import Headers, Value, ValueType, string
 from gateway.protocols.amqp091.table import decode_table, plain
 from gateway.settings import Limits
+from gateway.store.store import Store
 from gateway.telemetry.stats import ListenerStats
 from gateway.transport.stream import Stream
 
@@ -70,8 +71,10 @@ class AmqpIngress:
         stats: ListenerStats,
         dead_letters: DeadLetters,
         nursery: trio.Nursery,
+        store: Store | None = None,
     ) -> None:
         self.name = name
+        self.store = store
         self.host = host
         self.switch = switch
         self.access = access

@@ -5,6 +5,7 @@ told.
 from __future__ import annotations
 
 import time
+from collections.abc import Sequence
 from typing import TYPE_CHECKING, Final
 
 from gateway.broker.amqp091.virtual_host import AmqpQueue
@@ -82,7 +83,7 @@ class AmqpConsumer:
         for tag in unsent:
             connection.ingress.undeliverable(messages[tag - first])
         if self.no_ack:
-            queue.acknowledged(len(messages))
+            queue.acknowledged(range(position, position + len(messages)))
         else:
             unacknowledged = channel.unacknowledged
             tag = first
@@ -132,20 +133,19 @@ class AmqpChannel:
 
     def acknowledge(self, tag: int, multiple: bool, touched: dict[Queue, None]) -> bool:
         """Settle one delivery, or all up to `tag` (0: all). False: the tag is unknown."""
+        taken: Sequence[Unacknowledged]
         if not multiple:
             found = self.unacknowledged.pop(tag, None)
             if found is None:
                 return False
             self.outstanding -= 1
-            queue, consumer, _, _ = found
+            taken = (found,)
+        else:
+            taken = self.take(tag)
+        for queue, consumer, position, _ in taken:
             queue.unacknowledged -= 1
-            if consumer is not None:
-                consumer.outstanding -= 1
-            touched[queue] = None
-            return True
-        taken = self.take(tag)
-        for queue, consumer, _, _ in taken:
-            queue.unacknowledged -= 1
+            if queue.gone is not None:
+                queue.gone.append(position)
             if consumer is not None:
                 consumer.outstanding -= 1
             touched[queue] = None
@@ -189,7 +189,7 @@ class AmqpChannel:
             if requeue and not queue.deleted:
                 queue.requeue([(position, message)])
             else:
-                queue.acknowledged(1)
+                queue.acknowledged((position,))
             touched[queue] = None
         for queue in touched:
             queue.dispatch()

@@ -7,15 +7,15 @@ from collections.abc import Callable
 from typing import TYPE_CHECKING, Any
 
 from gateway.broker.access import Principal
-from gateway.broker.amqp091.virtual_host import Refused, VirtualHost
+from gateway.broker.amqp091.virtual_host import AmqpQueue, Refused, VirtualHost
 from gateway.broker.queue import Queue
 from gateway.broker.switch import Entry
 from gateway.errors import RemoteProtocolError
 from gateway.ingress.amqp091_channel import AmqpChannel
-from gateway.ingress.amqp091_methods import METHODS
+from gateway.ingress.amqp091_methods import METHODS, Loading
 from gateway.model.address import AmqpAddress
 from gateway.model.message import NEVER, Message, Sender
-from gateway.model.outcome import Outcome, Reason
+from gateway.model.outcome import ACCEPTED, Outcome, Reason
 from gateway.protocols.amqp091 import methods as m
 from gateway.protocols.amqp091.codec import decode_publish
 from gateway.protocols.amqp091.events import (
@@ -62,6 +62,7 @@ class AmqpConnection:
         self.stream = stream
         self.host: VirtualHost = ingress.host
         self.hears_cancel = False
+        self._hears_blocked = False
         self.machine = ServerConnection(
             frame_max=limits.frame_bytes_max,
             channel_max=limits.channels_max,
@@ -153,13 +154,17 @@ class AmqpConnection:
     # Events.
 
     def _process(self, events: list[Event]) -> None:
-        for event in events:
+        for at, event in enumerate(events):
             if isinstance(event, Publishes):
                 self._publishes(event.contents)
             elif isinstance(event, Acks):
                 self._acks(event.acks)
             elif isinstance(event, MethodReceived):
-                self._method(event)
+                try:
+                    self._method(event)
+                except Loading as wait:
+                    self._wait_for(wait.queue, events[at:])
+                    break
             elif isinstance(event, ChannelOpened):
                 self.channels[event.channel] = AmqpChannel(
                     self, event.channel, self.ingress.limits.prefetch_max
@@ -177,6 +182,18 @@ class AmqpConnection:
                 self._report(0, "it does not begin with the header of AMQP 0-9-1")
             self.stream.end("closed")
         self.stream.mark()
+
+    def _wait_for(self, queue: AmqpQueue, events: list[Event]) -> None:
+        """Go on with `events` when what the queue has on disk alone has been read."""
+
+        def go_on() -> None:
+            if not self.stream.closed:
+                self.stream.release()
+                self._process(events)
+
+        assert queue.kept is not None
+        self.stream.hold()
+        queue.kept.when_loaded(go_on)
 
     def _channel_closed(self, event: ChannelClosed) -> None:
         if not event.by_peer:
@@ -204,9 +221,10 @@ class AmqpConnection:
     def _authenticate(self, event: Authenticate) -> None:
         self._client_properties = plain(event.client_properties)
         capabilities = self._client_properties.get("capabilities")
-        self.hears_cancel = isinstance(capabilities, dict) and bool(
-            capabilities.get("consumer_cancel_notify")
-        )
+        if not isinstance(capabilities, dict):
+            capabilities = {}
+        self.hears_cancel = bool(capabilities.get("consumer_cancel_notify"))
+        self._hears_blocked = bool(capabilities.get("connection.blocked"))
         credentials = self.ingress.credentials(event.mechanism, event.response)
         if credentials is None:
             self._deny(f"{event.mechanism} response cannot be read")
@@ -256,6 +274,8 @@ class AmqpConnection:
         self._ready = True
         self.machine.opened()
         self.ingress.stats.spoke(self.machine, "0-9-1")
+        if self.ingress.store is not None and not self.ingress.store.healthy:
+            self.blocked(self.ingress.store.failure)
 
     # Publishing.
 
@@ -426,3 +446,29 @@ class AmqpConnection:
             action(self, channel, method)
         except Refused as error:
             self._refuse(event.channel, error, *ids)
+        if self.host.written:
+            self.host.written = False
+            self._wait_for_commit()
+
+    def _wait_for_commit(self) -> None:
+        """What was declared or deleted is told when it is on disk; a disk that fails ends the connection, for
+        then nobody knows.
+        """
+
+        def committed(outcome: Outcome) -> None:
+            if outcome is ACCEPTED:
+                self.stream.release_output()
+            else:
+                self.stream.abort(outcome.text)
+
+        store = self.ingress.store
+        assert store is not None
+        self.stream.hold_output()
+        store.after_commit(committed)
+
+    def blocked(self, reason: str) -> None:
+        """Tell a client that understands it whether publishing is of use now; "": it is again."""
+        if not (self._ready and self._hears_blocked):
+            return
+        self.machine.send_method(0, m.ConnectionBlocked(reason) if reason else m.ConnectionUnblocked())
+        self.stream.mark()

@@ -19,6 +19,14 @@ if TYPE_CHECKING:
     from gateway.ingress.amqp091_connection import AmqpConnection
 
 
+class Loading(Exception):
+    """The method has to wait until `queue` has been read from the disk."""
+
+    def __init__(self, queue: AmqpQueue) -> None:
+        super().__init__(queue.name)
+        self.queue = queue
+
+
 def _reply(connection: AmqpConnection, channel: AmqpChannel, wanted: bool, method: m.Method) -> None:
     if wanted:
         connection.machine.send_method(channel.number, method)
@@ -175,6 +183,8 @@ def basic_cancel(connection: AmqpConnection, channel: AmqpChannel, method: m.Bas
 
 def basic_get(connection: AmqpConnection, channel: AmqpChannel, method: m.BasicGet) -> None:
     queue = _queue(connection, channel, method.queue)
+    if queue.loading:
+        raise Loading(queue)
     taken = queue.take()
     if taken is None:
         _reply(connection, channel, True, m.BasicGetEmpty())
@@ -183,7 +193,7 @@ def basic_get(connection: AmqpConnection, channel: AmqpChannel, method: m.BasicG
     tag = channel.next_tag
     channel.next_tag += 1
     if method.no_ack:
-        queue.acknowledged(1)
+        queue.acknowledged((position,))
     else:
         channel.unacknowledged[tag] = (queue, None, position, message)
         channel.outstanding += 1

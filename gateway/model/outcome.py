@@ -33,6 +33,7 @@ class Reason(Enum):
     HOPS = "hops"
     MALFORMED = "malformed"
     LOST_PROPERTY = "lost_property"
+    STORE = "store"  # our own disk is full or fails
 
 
 class Outcome(NamedTuple):

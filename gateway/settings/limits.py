@@ -71,8 +71,16 @@ class Limits(Part):
     """Messages in one queue or one session; beyond it publishers are refused or wait."""
     queue_bytes_max: int = Field(256 * 1024 * 1024, ge=1)
     """Octets of bodies in one queue or one session."""
+    queue_memory_messages_max: int = Field(100_000, ge=1)
+    """Messages of one durable queue or session that are held in memory; the others wait on disk alone."""
+    queue_memory_bytes_max: int = Field(64 * 1024 * 1024, ge=1)
+    """The same in octets of bodies."""
+    store_pending_bytes_max: int = Field(64 * 1024 * 1024, ge=65_536)
+    """Octets that wait for the disk; beyond it publishers are not read until it has caught up."""
     dead_letters_max: int = Field(10_000, ge=0)
     """Dead letters kept; beyond it the oldest go."""
+    dead_letters_bytes_max: int = Field(64 * 1024 * 1024, ge=0)
+    """Octets of their bodies."""
     cache_entries_max: int = Field(10_000, ge=16)
     """Entries of each cache of what is derived from an address (routes, encoded headers)."""
 

@@ -25,8 +25,12 @@ def shipped_mappings() -> Path:
 class Store(Part):
     """What survives a crash."""
 
+    enabled: bool = True
+    """Off: nothing does; durable queues, persistent sessions and retained messages are in memory only."""
     path: FilePath = Path("data")
-    """Folder of the database; made when it is missing."""
+    """Folder of the database; made when it is missing. Each gateway needs one of its own."""
+    probe_secs: float = Field(1.0, gt=0)
+    """How often a disk that took no more is tried again."""
 
 
 class Http(Part):

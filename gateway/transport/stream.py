@@ -8,6 +8,7 @@ A filter (TLS, WebSocket) may stand between the socket and the peer object; it i
 from __future__ import annotations
 
 import socket
+from collections.abc import Callable
 from typing import Final, Protocol
 
 READ_OCTETS: Final = 65_536
@@ -61,10 +62,11 @@ class Watcher(Protocol):
 class WriteSet:
     """The streams that have something to write when this wake-up ends. One for the whole process."""
 
-    __slots__ = ("_marked",)
+    __slots__ = ("_marked", "wake_up_ends")
 
     def __init__(self) -> None:
         self._marked: list[Stream] = []
+        self.wake_up_ends: Callable[[], None] | None = None  # called first at each flush
 
     def mark(self, stream: Stream) -> None:
         """Write `stream` at the next flush."""
@@ -74,6 +76,8 @@ class WriteSet:
 
     def flush(self) -> None:
         """One write for each marked stream. What writing marks anew (a closing stream) is written too."""
+        if self.wake_up_ends is not None:
+            self.wake_up_ends()
         while self._marked:
             marked, self._marked = self._marked, []
             for stream in marked:
@@ -90,6 +94,7 @@ class Stream:
         "_filter",
         "_holds",
         "_lingering",
+        "_output_holds",
         "_watcher",
         "_writes",
         "closed",
@@ -135,6 +140,7 @@ class Stream:
         self._backlog = b""
         self._backlog_max = backlog_max
         self._holds = 0
+        self._output_holds = 0
         self._lingering = False
 
     @property
@@ -166,6 +172,18 @@ class Stream:
             self.reading = True
             self._watcher.watch(self)
 
+    def hold_output(self) -> None:
+        """Write nothing until as many `release_output` calls have come: what the peer object says next
+        depends on something that is not done yet.
+        """
+        self._output_holds += 1
+
+    def release_output(self) -> None:
+        """Undo one `hold_output`."""
+        self._output_holds -= 1
+        if not self._output_holds:
+            self.mark()
+
     def read(self, now: float) -> int:
         """The socket is readable: read once and feed the peer. Returns the octets read."""
         try:
@@ -195,7 +213,7 @@ class Stream:
 
     def flush(self) -> None:
         """Write what the peer object has to say."""
-        if self.closed or self._lingering:
+        if self.closed or self._lingering or self._output_holds:
             return
         data = self.peer.data_to_send() if self.peer is not None else b""
         if self._filter is not None:

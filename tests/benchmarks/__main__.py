@@ -17,7 +17,7 @@ from dataclasses import asdict
 from pathlib import Path
 from typing import Any, Final
 
-from tests.benchmarks import bridge, codec, embedded, latency, memory
+from tests.benchmarks import bridge, codec, durable, embedded, latency, memory
 from tests.benchmarks.load import LoadError
 from tests.benchmarks.report import Figure, machine, table
 from tests.benchmarks.roles import Wrong
@@ -28,6 +28,7 @@ Measure = Callable[[Path, float, int], list[Figure]]
 SECTIONS: Final[dict[str, tuple[str, str, Measure]]] = {
     "codec": ("Codecs", "peer", lambda folder, seconds, repeat: codec.measure(seconds, repeat)),
     "embedded": ("Through the embedded broker, 128 octets", "RabbitMQ", embedded.measure),
+    "durable": ("To a durable queue, 128 octets", "peer", durable.measure),
     "bridge": ("Through a link, 128 octets, persistent", "direct", bridge.measure),
     "latency": ("Latency, MQTT QoS 1 -> AMQP with acks, 128 octets", "RabbitMQ", latency.measure),
     "memory": ("Memory", "RabbitMQ", memory.measure),

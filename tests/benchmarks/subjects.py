@@ -70,6 +70,7 @@ class Gateway:
             "listeners": listeners,
             "http": {"enabled": False},
             "log": {"level": "warning"},
+            "store": {"enabled": False},
         }
         self._file = folder / "gateway.yaml"
         self._file.write_text(yaml.safe_dump(own | more))

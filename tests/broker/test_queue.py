@@ -46,7 +46,7 @@ def test_messages_are_accepted_at_once_and_wait_in_order() -> None:
     assert (len(queue), queue.octets) == (5, 5)
     assert drained(queue) == [b"0", b"1", b"2", b"3", b"4"]
     assert (len(queue), queue.octets, queue.unacknowledged) == (0, 0, 5)
-    queue.acknowledged(5)
+    queue.acknowledged(range(5))
     assert queue.unacknowledged == 0
 
 
@@ -230,8 +230,8 @@ class QueueModel(RuleBasedStateMachine):
     @precondition(lambda self: self.out)
     @rule(data=st.data())
     def acknowledge(self, data: st.DataObject) -> None:
-        self.out.pop(data.draw(st.sampled_from(sorted(self.out))))
-        self.queue.acknowledged(1)
+        position, _ = self.out.pop(data.draw(st.sampled_from(sorted(self.out))))
+        self.queue.acknowledged((position,))
 
     @invariant()
     def counts_are_right(self) -> None:

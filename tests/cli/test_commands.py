@@ -54,6 +54,7 @@ class Process:
             "listeners": listeners,
             "http": {"host": "127.0.0.1", "port": self.http},
             "mappings": [str(self.mapping)],
+            "store": {"path": str(folder / "data")},
         }
         self.config.write_text(yaml.safe_dump(document))
         self.log = folder / "log"
@@ -200,5 +201,7 @@ def test_schema_is_json() -> None:
 
 
 def test_a_taken_port_is_an_error_with_its_key(gateway: Process) -> None:
-    said = call("run", "--config", str(gateway.config), expect=1)
+    other = gateway.config.with_name("other.yaml")
+    other.write_text(gateway.config.read_text().replace("/data", "/other"))
+    said = call("run", "--config", str(other), expect=1)
     assert "cannot listen on" in said

@@ -2,29 +2,24 @@
 
 from __future__ import annotations
 
-import os
 import re
 import signal
-import subprocess
-import sys
 import threading
 from collections.abc import Iterator
 from pathlib import Path
-from typing import Final
 
 import pytest
 
 from gateway.errors import ConfigurationError
 from gateway.protocols.mqtt.packets import Disconnect
 from gateway.protocols.mqtt.spec import PacketType, ReasonCode
-from gateway.settings import Http, Limits, Link, Settings
+from gateway.settings import Http, Limits, Link, Settings, Store
 from tests.ingress.amqp_client import Amqp
 from tests.ingress.clients import connect
 from tests.interop.gateway_fixture import LOOPBACK, Running, gateway_here, running, settings_of
+from tests.interop.gateway_process import PATIENCE_SECS, GatewayProcess
 from tests.interop.servers import free_ports
 
-ROOT: Final = Path(__file__).resolve().parents[2]
-PATIENCE_SECS: Final = 20.0
 COPY = """version: 1
 routes:
   - name: {name}
@@ -39,54 +34,18 @@ routes:
 """
 
 
-class Process:
-    """`gateway run` with a configuration of its own; `port` is that of its MQTT listener."""
+class Process(GatewayProcess):
+    """A gateway whose mapping file changes."""
 
     def __init__(self, folder: Path) -> None:
         self.mapping = folder / "mapping.yaml"
         self.mapping.write_text(COPY.format(name="copy", source="in", target="out"))
-        config = folder / "gateway.yaml"
-        config.write_text(
-            f"listeners:\n  mqtt: {{protocol: mqtt, host: {LOOPBACK}, port: 0}}\n"
-            f"http: {{enabled: false}}\nmappings: ['{self.mapping}']\nlog: {{format: json}}\n"
-        )
-        self._log = (folder / "log").open("w+b")
-        command = [
-            sys.executable,
-            "-c",
-            "from gateway.cli import main; main()",
-            "run",
-            "--config",
-            str(config),
-        ]
-        environment = {key: value for key, value in os.environ.items() if not key.startswith("GATEWAY_")}
-        self.process = subprocess.Popen(
-            command, cwd=ROOT, env=environment, stdout=subprocess.PIPE, stderr=self._log, text=True
-        )
-        self.port = self._announced()
+        super().__init__(folder, mappings=[str(self.mapping)])
 
-    def _announced(self) -> int:
-        assert self.process.stdout is not None
-        giving_up = threading.Timer(PATIENCE_SECS, self.process.kill)
-        giving_up.start()
-        try:
-            for line in self.process.stdout:
-                found = re.search(r"mqtt on [^ ]*:(\d+)", line)
-                if found:
-                    return int(found[1])
-        finally:
-            giving_up.cancel()
-        raise AssertionError(f"the gateway did not start: {self.log()}")
-
-    def log(self) -> str:
-        return Path(self._log.name).read_text()
-
-    def end(self) -> None:
-        self.process.kill()
-        self.process.wait(PATIENCE_SECS)
-        assert self.process.stdout is not None
-        self.process.stdout.close()
-        self._log.close()
+    @property
+    def port(self) -> int:
+        """Of MQTT."""
+        return self.ports["mqtt"]
 
 
 class AtPort(Running):
@@ -101,9 +60,8 @@ class AtPort(Running):
 
 @pytest.fixture
 def process(tmp_path: Path) -> Iterator[Process]:
-    made = Process(tmp_path)
-    yield made
-    made.end()
+    with Process(tmp_path) as made:
+        yield made
 
 
 def copied_to(process: Process) -> bytes:
@@ -126,14 +84,14 @@ def test_a_signal_drains_says_goodbye_and_exits_with_0(process: Process, number:
         process.process.send_signal(number)
         assert client.next(Disconnect).reason == ReasonCode.SERVER_SHUTTING_DOWN
         assert client.closed()
-    assert process.process.wait(PATIENCE_SECS) == 0, process.log()
+    assert process.process.wait(PATIENCE_SECS) == 0, process.log
 
 
 @pytest.mark.parametrize("signalled", [True, False], ids=["SIGHUP", "a change on disk"])
 def test_mappings_are_read_again(process: Process, signalled: bool) -> None:
     assert copied_to(process) == b"out/x"
     for text, target in ((BAD, b"out/x"), (COPY.format(name="copy", source="in", target="new"), b"new/x")):
-        before = process.log().count("mappings")
+        before = process.log.count("mappings")
         replacement = process.mapping.with_suffix(".new")
         replacement.write_text(text)
         replacement.rename(process.mapping)
@@ -141,17 +99,17 @@ def test_mappings_are_read_again(process: Process, signalled: bool) -> None:
             process.process.send_signal(signal.SIGHUP)
         wait_for_line(process, before)
         assert copied_to(process) == target
-    assert re.search(r"mapping.yaml:4.*unknown endpoint", process.log())
+    assert re.search(r"mapping.yaml:4.*unknown endpoint", process.log)
 
 
 def wait_for_line(process: Process, before: int) -> None:
     """Until the log says something new about mappings."""
     pause = threading.Event()
     for _ in range(1_000):
-        if process.log().count("mappings") > before:
+        if process.log.count("mappings") > before:
             return
         pause.wait(0.02)
-    raise AssertionError(process.log())
+    raise AssertionError(process.log)
 
 
 def test_a_bad_mapping_leaves_the_old_one_in_force_and_is_counted(tmp_path: Path) -> None:
@@ -208,6 +166,7 @@ def test_a_port_that_is_taken_is_an_error_of_the_configuration() -> None:
         taken = Settings(
             listeners={"mqtt": taken.listeners["mqtt"].model_copy(update={"port": gateway.mqtt})},
             http=Http(enabled=False),
+            store=Store(enabled=False),
             limits=Limits(),
         )
         other = Running(taken)

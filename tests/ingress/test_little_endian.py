@@ -9,8 +9,8 @@ import socket
 
 import pytest
 
-from gateway.settings import Http, Listener, Settings
-from tests.interop.gateway_fixture import LOOPBACK, running
+from gateway.settings import Listener
+from tests.interop.gateway_fixture import LOOPBACK, running, settings_of
 
 CONNECT = bytes.fromhex("10 11 0006 4d51 4970 6470 02 02 3c00 0003 6f6c64".replace(" ", ""))
 SUBSCRIBE = bytes.fromhex("82 08 0100 0003 612f62 01".replace(" ", ""))
@@ -21,7 +21,7 @@ def converse(byte_order: str) -> bytes:
     """Everything that the listener answers to CONNECT, SUBSCRIBE to a/b and PUBLISH of hello, QoS 1."""
     listener = Listener(protocol="mqtt", host=LOOPBACK, port=0, byte_order=byte_order)
     with (
-        running(Settings(listeners={"mqtt": listener}, http=Http(enabled=False))) as gateway,
+        running(settings_of(listeners={"mqtt": listener})) as gateway,
         socket.create_connection((LOOPBACK, gateway.mqtt), 5) as sock,
     ):
         sock.settimeout(5)

@@ -18,7 +18,7 @@ import trio
 from gateway import app
 from gateway.app import Gateway
 from gateway.ingress import listener
-from gateway.settings import Http, Limits, Listener, Settings
+from gateway.settings import Http, Limits, Listener, Settings, Store
 
 LOOPBACK: Final = "127.0.0.1"
 START_SECS_MAX: Final = 30.0
@@ -39,6 +39,7 @@ def settings_of(*, limits: Limits | None = None, drain_timeout_secs: float = 2.0
         "http": Http(enabled=False),
         "limits": limits or Limits(),
         "drain_timeout_secs": drain_timeout_secs,
+        "store": Store(enabled=False),
     }
     return Settings(**(given | more))
 

@@ -11,8 +11,8 @@ from pathlib import Path
 import pika
 import pytest
 
-from gateway.settings import Http, Listener, ListenerTls, Settings
-from tests.interop.gateway_fixture import LOOPBACK, Running, running
+from gateway.settings import Listener, ListenerTls
+from tests.interop.gateway_fixture import LOOPBACK, Running, running, settings_of
 
 
 def make_certificate(folder: Path, name: str) -> None:
@@ -50,7 +50,7 @@ def secure(tmp_path: Path) -> Iterator[Running]:
         "mqtt": Listener(protocol="mqtt", host=LOOPBACK, port=0, tls=tls),
         "amqp091": Listener(protocol="amqp091", host=LOOPBACK, port=0, tls=tls),
     }
-    with running(Settings(listeners=listeners, http=Http(enabled=False))) as started:
+    with running(settings_of(listeners=listeners)) as started:
         yield started
 
 

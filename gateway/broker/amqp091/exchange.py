@@ -58,12 +58,12 @@ class Exchange:
                 del self._keys[key]
         return True
 
-    def unbind_all(self, destination: Queue | Exchange) -> bool:
-        """Remove every binding to `destination`; False: there was none."""
-        gone = [binding for binding in self.bindings if binding[0] is destination]
-        for _, key, arguments in gone:
+    def unbind_all(self, destination: Queue | Exchange) -> list[tuple[str, Headers]]:
+        """Remove every binding to `destination`; returns their keys and arguments."""
+        gone = [(key, arguments) for to, key, arguments in self.bindings if to is destination]
+        for key, arguments in gone:
             self.unbind(destination, key, arguments)
-        return bool(gone)
+        return gone
 
     @property
     def selective(self) -> bool:

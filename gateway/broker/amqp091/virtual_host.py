@@ -9,6 +9,7 @@ import time
 from collections.abc import Callable
 from typing import Any, Final
 
+from gateway.broker.amqp091.definitions import QUEUE, Definitions
 from gateway.broker.amqp091.exchange import TYPES, Exchange
 from gateway.broker.queue import Consumer, Queue
 from gateway.errors import GatewayError
@@ -49,11 +50,11 @@ class AmqpQueue(Queue):
         self.used = time.monotonic()
         self.bound: dict[Exchange, None] = {}
 
-    def put(self, messages: list[Message]) -> None:
-        """Append; a queue with `x-message-ttl` shortens its messages' lives."""
-        if self.ttl_ms is not None:
-            messages = self._shortened(messages, time.time() + self.ttl_ms / 1000)
-        super().put(messages)
+    def admitted(self, messages: list[Message]) -> list[Message]:
+        """A queue with `x-message-ttl` shortens its messages' lives."""
+        if self.ttl_ms is None:
+            return messages
+        return self._shortened(messages, time.time() + self.ttl_ms / 1000)
 
     def remove(self, consumer: Consumer) -> None:
         """A consumer leaves; an exclusive one leaves the queue free."""
@@ -92,7 +93,9 @@ class VirtualHost:
         queue_octets_max: int = 1 << 30,
         exchanges_max: int = 1_000,
         bindings_max: int = 100_000,
+        definitions: Definitions | None = None,
     ) -> None:
+        """`definitions`: what survives a restart; None: nothing does."""
         self.name = name
         self.queues_max = queues_max
         self.queue_messages_max = queue_messages_max
@@ -112,6 +115,25 @@ class VirtualHost:
                 ("amq.match", "headers"),
             )
         }
+        self._definitions = definitions
+        self.written = False  # something durable was declared or deleted; who did it sets it back
+        if definitions is not None:
+            self._restore(definitions)
+
+    def _restore(self, definitions: Definitions) -> None:
+        """What an earlier process left."""
+        for exchange in definitions.exchanges():
+            self.exchanges[exchange.name] = exchange
+        for name, auto_delete, arguments in definitions.queues():
+            queue = AmqpQueue(name, self, durable=True, auto_delete=auto_delete, arguments=arguments)
+            self.queues[name] = queue
+            definitions.keep(queue)
+        for source, kind, name, key, arguments in definitions.bindings():
+            to = self.queues.get(name) if kind == QUEUE else self.exchanges.get(name)
+            if to is not None and source in self.exchanges:
+                self.exchanges[source].bind(to, key, arguments)
+                if isinstance(to, AmqpQueue):
+                    to.bound[self.exchanges[source]] = None
 
     # Routing: what the switch asks.
 
@@ -171,8 +193,11 @@ class VirtualHost:
                 text = f"argument '{arguments[0][0]}' of exchange '{name}' is not supported"
                 raise Refused(PRECONDITION_FAILED, f"PRECONDITION_FAILED - {text}")
             self._check_room("exchanges_max", len(self.exchanges), self.exchanges_max)
+            self._check_disk(durable)
             found = Exchange(name, kind, durable=durable, auto_delete=auto_delete, internal=internal)
             self.exchanges[name] = found
+            if self._definitions is not None:
+                self.written |= self._definitions.add_exchange(found)
             self._changed()
             return found
         for word, was, now in (
@@ -202,12 +227,26 @@ class VirtualHost:
     def _remove(self, exchange: Exchange) -> None:
         """Forget the exchange; those that were bound to it may be unused now."""
         del self.exchanges[exchange.name]
-        for destination, _, _ in exchange.bindings:
+        for destination, key, arguments in exchange.bindings:
             if isinstance(destination, AmqpQueue):
                 destination.bound.pop(exchange, None)
+            self._forget(exchange, destination, key, arguments)
         for other in list(self.exchanges.values()):
-            if other.unbind_all(exchange):
-                self._drop_if_unused(other)
+            self._unbind_all(other, exchange)
+        if self._definitions is not None:
+            self.written |= self._definitions.remove_exchange(exchange)
+
+    def _unbind_all(self, exchange: Exchange, destination: AmqpQueue | Exchange) -> None:
+        """`destination` goes; the exchange may be unused now."""
+        gone = exchange.unbind_all(destination)
+        for key, arguments in gone:
+            self._forget(exchange, destination, key, arguments)
+        if gone:
+            self._drop_if_unused(exchange)
+
+    def _forget(self, source: Exchange, to: Queue | Exchange, key: str, arguments: Headers) -> None:
+        if self._definitions is not None:
+            self.written |= self._definitions.remove_binding(source, to, key, arguments)
 
     # Queues.
 
@@ -240,6 +279,7 @@ class VirtualHost:
                 ACCESS_REFUSED, f"ACCESS_REFUSED - queue name '{name}' contains reserved prefix 'amq.*'"
             )
         self._check_room("queues_max", len(self.queues), self.queues_max)
+        self._check_disk(durable and not exclusive)
         for key, value in arguments:
             self._check_argument(name, key, value.value, value.type)
         if not name:
@@ -248,6 +288,8 @@ class VirtualHost:
         queue = AmqpQueue(name, self, durable=durable, auto_delete=auto_delete, arguments=arguments)
         queue.owner = owner if exclusive else None
         self.queues[name] = queue
+        if durable and not exclusive and self._definitions is not None:
+            self.written |= self._definitions.add_queue(queue)
         self._changed()
         return queue
 
@@ -300,8 +342,9 @@ class VirtualHost:
             )
         self.queues.pop(queue.name, None)
         for exchange in list(queue.bound):
-            exchange.unbind_all(queue)
-            self._drop_if_unused(exchange)
+            self._unbind_all(exchange, queue)
+        if queue.kept is not None and self._definitions is not None:
+            self.written |= self._definitions.remove_queue(queue)
         self._changed()
         return queue.delete()
 
@@ -338,6 +381,8 @@ class VirtualHost:
         if exchange.bind(destination, key, arguments):
             if isinstance(destination, AmqpQueue):
                 destination.bound[exchange] = None
+            if self._definitions is not None:
+                self.written |= self._definitions.add_binding(exchange, destination, key, arguments)
             self._changed()
 
     def unbind(self, source: str, destination: AmqpQueue | Exchange, key: str, arguments: Headers) -> None:
@@ -346,12 +391,17 @@ class VirtualHost:
             raise Refused(ACCESS_REFUSED, "ACCESS_REFUSED - operation not permitted on the default exchange")
         exchange = self.exchange(source)
         if exchange.unbind(destination, key, arguments):
+            self._forget(exchange, destination, key, arguments)
             self._drop_if_unused(exchange)
             self._changed()
 
     def _drop_if_unused(self, exchange: Exchange) -> None:
         if exchange.auto_delete and not exchange.bindings and self.exchanges.get(exchange.name) is exchange:
             self._remove(exchange)
+
+    def _check_disk(self, durable: bool) -> None:
+        if durable and self._definitions is not None and (failure := self._definitions.failure):
+            raise Refused(RESOURCE_ERROR, f"RESOURCE_ERROR - the store cannot be written: {failure}")
 
     @staticmethod
     def _check_room(limit: str, count: int, most: int) -> None:

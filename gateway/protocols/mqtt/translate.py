@@ -77,6 +77,7 @@ REASON_CODES: Final = {
     Reason.HOPS: ReasonCode.IMPLEMENTATION_SPECIFIC_ERROR,
     Reason.MALFORMED: ReasonCode.PAYLOAD_FORMAT_INVALID,
     Reason.LOST_PROPERTY: ReasonCode.IMPLEMENTATION_SPECIFIC_ERROR,
+    Reason.STORE: ReasonCode.QUOTA_EXCEEDED,
 }
 """Why a PUBLISH was refused, in the few codes that PUBACK and PUBREC may carry (5: 3.4.2.1, 3.5.2.1).
 

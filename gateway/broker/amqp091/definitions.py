@@ -1,0 +1,147 @@
+"""What of a virtual host survives a restart: durable exchanges and queues, and the bindings between them.
+
+Each is a record of its own in the store, so that one more binding costs one small write. A record's key and
+value are JSON; arguments keep their types (gateway/store/properties.py).
+"""
+
+from __future__ import annotations
+
+import json
+from typing import TYPE_CHECKING, Any, Final
+
+from gateway.broker.amqp091.exchange import Exchange
+from gateway.broker.kept import Kept
+from gateway.broker.queue import Queue
+from gateway.model.properties import Headers, Properties
+from gateway.store.properties import decode_properties, encode_properties
+from gateway.store.store import Store
+
+if TYPE_CHECKING:
+    from gateway.broker.amqp091.virtual_host import AmqpQueue
+
+EXCHANGE: Final = "exchange"
+QUEUE: Final = "queue"
+BINDING: Final = "binding"
+
+
+class Definitions:
+    """The records of one virtual host."""
+
+    def __init__(self, store: Store, host: str, *, memory_messages_max: int, memory_octets_max: int) -> None:
+        """`memory_...`: beyond them the messages of a durable queue wait on disk alone."""
+        self._store = store
+        self._host = host
+        self._memory = memory_messages_max, memory_octets_max
+
+    @property
+    def failure(self) -> str:
+        """Why nothing can be recorded now; empty when it can."""
+        return self._store.failure
+
+    # Exchanges.
+
+    def add_exchange(self, exchange: Exchange) -> bool:
+        """Record a durable exchange. Like the others that add and remove: was anything written?"""
+        if exchange.durable:
+            said = {
+                "type": exchange.kind,
+                "auto_delete": exchange.auto_delete,
+                "internal": exchange.internal,
+            }
+            self._store.put(EXCHANGE, self._key(exchange.name), json.dumps(said).encode())
+        return exchange.durable
+
+    def remove_exchange(self, exchange: Exchange) -> bool:
+        """The exchange is deleted; its bindings are removed one by one."""
+        if exchange.durable:
+            self._store.delete(EXCHANGE, self._key(exchange.name))
+        return exchange.durable
+
+    def exchanges(self) -> list[Exchange]:
+        """The recorded exchanges, without their bindings."""
+        return [
+            Exchange(
+                name, said["type"], durable=True, auto_delete=said["auto_delete"], internal=said["internal"]
+            )
+            for (name,), said in self._records(EXCHANGE)
+        ]
+
+    # Queues.
+
+    def add_queue(self, queue: AmqpQueue) -> bool:
+        """Record a durable queue, and keep its messages from now on."""
+        said = {"auto_delete": queue.auto_delete, "arguments": _written(queue.arguments)}
+        self._store.put(QUEUE, self._key(queue.name), json.dumps(said).encode())
+        self.keep(queue)
+        return True
+
+    def keep(self, queue: AmqpQueue) -> None:
+        """Give the queue what the store has of it."""
+        messages, octets = self._memory
+        log = self._store.log(QUEUE, self._key(queue.name))
+        Kept(queue, self._store, log, memory_messages_max=messages, memory_octets_max=octets)
+
+    def remove_queue(self, queue: AmqpQueue) -> bool:
+        """The queue is deleted; it drops its messages itself."""
+        self._store.delete(QUEUE, self._key(queue.name))
+        return True
+
+    def queues(self) -> list[tuple[str, bool, Headers]]:
+        """Name, auto-delete and arguments of the recorded queues."""
+        return [
+            (name, said["auto_delete"], _read(said["arguments"])) for (name,), said in self._records(QUEUE)
+        ]
+
+    # Bindings.
+
+    def add_binding(self, source: Exchange, to: Queue | Exchange, key: str, arguments: Headers) -> bool:
+        """Record a binding between what is durable."""
+        lasting = _lasting(source, to)
+        if lasting:
+            self._store.put(BINDING, self._binding(source, to, key, arguments), b"{}")
+        return lasting
+
+    def remove_binding(self, source: Exchange, to: Queue | Exchange, key: str, arguments: Headers) -> bool:
+        """The binding is gone."""
+        lasting = _lasting(source, to)
+        if lasting:
+            self._store.delete(BINDING, self._binding(source, to, key, arguments))
+        return lasting
+
+    def bindings(self) -> list[tuple[str, str, str, str, Headers]]:
+        """Source exchange, kind (QUEUE or EXCHANGE) and name of the destination, key, arguments."""
+        return [
+            (source, kind, name, key, _read(arguments))
+            for (source, kind, name, key, arguments), _ in self._records(BINDING)
+        ]
+
+    def _binding(self, source: Exchange, to: Queue | Exchange, key: str, arguments: Headers) -> str:
+        kind = QUEUE if isinstance(to, Queue) else EXCHANGE
+        return self._key(source.name, kind, to.name, key, _written(arguments))
+
+    # Records.
+
+    def _key(self, *words: str) -> str:
+        return json.dumps([self._host, *words])
+
+    def _records(self, kind: str) -> list[tuple[list[str], dict[str, Any]]]:
+        found = []
+        for key, value in self._store.things(kind):
+            assert isinstance(key, str)
+            assert isinstance(value, bytes)
+            host, *words = json.loads(key)
+            if host == self._host:
+                found.append((words, json.loads(value)))
+        return found
+
+
+def _lasting(source: Exchange, to: Queue | Exchange) -> bool:
+    return source.durable and (to.durable if isinstance(to, Exchange) else to.kept is not None)
+
+
+def _written(arguments: Headers) -> str:
+    return encode_properties(Properties(headers=arguments)).decode()
+
+
+def _read(text: str) -> Headers:
+    return decode_properties(text.encode()).headers if text else ()

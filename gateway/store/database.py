@@ -1,0 +1,389 @@
+"""The database: opened, checked, read at the start, and one transaction for each group."""
+
+from __future__ import annotations
+
+import os
+import sqlite3
+from array import array
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from pathlib import Path
+from typing import Final, NamedTuple
+
+from gateway.errors import StoreError
+from gateway.model.message import Message
+from gateway.store.group import Group, Key, Run
+from gateway.store.index import TRANSIENT, WHOLE, Index, Log, octets_of
+from gateway.store.letters import DeadLetter, Letters, Line, letter
+from gateway.store.messages import MessageReader, encode_message, encode_messages
+from gateway.store.schema import STEPS, Step, migrate, refuse_others
+from gateway.store.statements import delete, insert, transaction
+
+FILE: Final = "gateway.db"
+CHECK_OCTETS_MAX: Final = (
+    268_435_456  # a larger database is checked without its messages: they have checksums
+)
+CACHE_KIBIBYTES: Final = 8_192
+GARBAGE_MAX: Final = 2_000  # rows of dropped logs that are deleted with one commit
+VACUUM_PAGES: Final = 1_024  # given back to the disk in one go, when there is nothing else to do
+VACUUM_PAGE_OCTETS: Final = 3 * 4_096  # what giving back one page may add to the log
+BUSY_SECS: Final = 5.0  # somebody may look into the file with a tool of SQLite's
+
+Damage = Callable[[str], None]
+Stored = tuple[int, Message, bytes]
+"""A position, its message, and the tag under which it was appended."""
+
+
+def connect(
+    folder: Path, factory: type[sqlite3.Connection] = sqlite3.Connection, steps: Sequence[Step] = STEPS
+) -> sqlite3.Connection:
+    """Open the database, creating or migrating it. Raises StoreError, which says what to do."""
+    path = folder / FILE
+    connection = None
+    try:
+        path.touch(mode=0o600)  # what SQLite puts beside it has the same rights
+        connection = sqlite3.connect(
+            path, timeout=BUSY_SECS, isolation_level=None, check_same_thread=False, factory=factory
+        )
+        _prepare(connection, path, steps)
+    except (OSError, sqlite3.Error, StoreError) as error:
+        if connection is not None:
+            connection.close()
+        advice = _advice(error) if isinstance(error, sqlite3.Error) else str(error)
+        raise StoreError(f"the store {path} cannot be opened: {advice}") from error
+    return connection
+
+
+def _prepare(connection: sqlite3.Connection, path: Path, steps: Sequence[Step]) -> None:
+    if not path.stat().st_size:
+        connection.execute("PRAGMA auto_vacuum = INCREMENTAL")  # before anything is read, or never
+    version = refuse_others(connection, steps)  # before anything is changed
+    (mode,) = connection.execute("PRAGMA journal_mode = WAL").fetchone()
+    if mode != "wal":
+        raise StoreError(f"its file system has no shared memory for a write-ahead log (mode {mode})")
+    connection.execute("PRAGMA synchronous = FULL")
+    connection.execute("PRAGMA temp_store = MEMORY")
+    # Some builds overwrite what is deleted, which costs as much as writing it did.
+    connection.execute("PRAGMA secure_delete = OFF")
+    connection.execute(f"PRAGMA cache_size = -{CACHE_KIBIBYTES}")
+    migrate(connection, version, steps)
+    clean = connection.execute("SELECT value FROM meta WHERE key = 'clean'").fetchone()
+    if clean != (1,):
+        _check(connection, path)
+
+
+def _check(connection: sqlite3.Connection, path: Path) -> None:
+    """After an end that was not clean. Raises StoreError naming the first fault."""
+    tables = (
+        [""] if path.stat().st_size <= CHECK_OCTETS_MAX else ["(meta)", "(logs)", "(settled)", "(things)"]
+    )
+    for table in tables:
+        (found,) = connection.execute(f"PRAGMA quick_check{table}").fetchone()
+        if found != "ok":
+            raise sqlite3.DatabaseError(found)
+
+
+def _advice(error: sqlite3.Error) -> str:
+    """What SQLite said, and what to do about it."""
+    code = getattr(error, "sqlite_errorcode", sqlite3.SQLITE_CORRUPT) & 0xFF
+    if code in (sqlite3.SQLITE_CORRUPT, sqlite3.SQLITE_NOTADB):
+        advice = (
+            "the file is damaged. Restore it from a backup, or save what can be read with "
+            "`sqlite3 gateway.db .recover`; to start empty, move gateway.db, gateway.db-wal and "
+            "gateway.db-shm away together"
+        )
+    elif code == sqlite3.SQLITE_FULL:
+        advice = "free some space on this disk"
+    elif code in (sqlite3.SQLITE_BUSY, sqlite3.SQLITE_LOCKED):
+        advice = "another program holds it open for writing; end that program"
+    else:
+        advice = "make the folder and the files in it readable and writable for this user"
+    return f"{error}: {advice}"
+
+
+class Written(NamedTuple):
+    """What a transaction wrote: messages, and octets of encoded messages."""
+
+    messages: int
+    octets: int
+
+
+class Database:
+    """The tables, and what is known of them in memory. One thread at a time may use it."""
+
+    def __init__(
+        self,
+        connection: sqlite3.Connection,
+        folder: Path,
+        reader: MessageReader,
+        *,
+        letters_max: int,
+        letters_octets_max: int,
+        damage: Damage,
+    ) -> None:
+        """Reads what is stored, without messages. Raises StoreError when that cannot be read."""
+        self.connection = connection
+        self._path = folder / FILE
+        self.reader = reader
+        self.damage = damage
+        self.index = Index()
+        self.garbage: array[int] = array("q")
+        self._last_row = 0
+        try:
+            self.letters = Letters(connection, letters_max, letters_octets_max)
+            self.logs = [
+                Log(*line) for line in connection.execute("SELECT id, kind, name FROM logs ORDER BY id")
+            ]
+            self.last_log = max((log.id for log in self.logs), default=0)
+            self._load_rows()
+        except sqlite3.Error as error:
+            connection.close()
+            raise StoreError(f"the store cannot be read: {_advice(error)}") from error
+
+    def _load_rows(self) -> None:
+        of = {log.id: self.index.of(log.id).add for log in self.logs}
+        id = 0
+        for id, log, first, count, octets, tag in self.connection.execute(
+            "SELECT id, log, first, count, octets, tag FROM rows ORDER BY id"
+        ):
+            add = of.get(log)
+            if add is None:  # its log was dropped
+                self.garbage.append(id)
+                self.last_log = max(self.last_log, log)
+            elif tag == TRANSIENT:
+                self.garbage.append(id)
+            else:
+                add(id, first, count, octets)
+        self._last_row = id
+        for id, bits in self.connection.execute("SELECT row, bits FROM settled"):
+            self.index.settled[id] = int.from_bytes(bits, "little")
+        for id in self.garbage:
+            self.index.settled.pop(id, None)
+
+    def mark(self, clean: bool) -> None:
+        """Note whether this gateway has ended in good order. Raises sqlite3.Error."""
+        self.connection.execute("UPDATE meta SET value = ? WHERE key = 'clean'", (int(clean),))
+
+    # One transaction.
+
+    def commit(self, group: Group) -> Written | None:
+        """Write the group. Raises sqlite3.Error: nothing has changed.
+
+        None: everything in the group has cancelled out, and the disk was not touched.
+        """
+        runs = [(self._next_row(), run) for run in group.runs()]
+        if not runs and not group.changed:
+            return None
+        lines = [
+            (
+                *(id, run.log, run.first, run.count, run.octets, run.tag),
+                encode_messages(run.messages, run.offsets),
+            )
+            for id, run in runs
+        ]
+        with transaction(self.connection):
+            self._write_logs(group)
+            insert(self.connection, "rows", 7, lines)
+            self._write_settled(group, runs)
+            self._write_things(group)
+            self.letters.write()
+            collected = self._delete_garbage()
+        self._committed(group, runs, collected)
+        return Written(sum(len(run.messages) for _, run in runs), sum(len(line[-1]) for line in lines))
+
+    def _next_row(self) -> int:
+        self._last_row += 1
+        return self._last_row
+
+    def _write_logs(self, group: Group) -> None:
+        delete(self.connection, "logs", "id", group.dropped)
+        insert(self.connection, "logs", 3, [(log.id, log.kind, log.name) for log in group.created.values()])
+
+    def _write_settled(self, group: Group, runs: list[tuple[int, Run]]) -> None:
+        known = self.index.settled
+        whole = [id for id, change in group.changes.items() if change.bits == WHOLE]
+        delete(self.connection, "rows", "id", whole)
+        delete(self.connection, "settled", "row", [id for id in whole if id in known])
+        parts = [
+            (id, octets_of(change.bits, change.count))
+            for id, change in group.changes.items()
+            if change.bits != WHOLE
+        ]
+        parts += [(id, octets_of(gaps_of(run), run.count)) for id, run in runs if run.offsets is not None]
+        insert(self.connection, "settled", 2, parts)
+
+    def _write_things(self, group: Group) -> None:
+        connection = self.connection
+        for kind, prefix in group.emptied:
+            if not prefix:
+                connection.execute("DELETE FROM things WHERE kind = ?", (kind,))
+                continue
+            end = after(prefix)
+            connection.execute(
+                "DELETE FROM things"
+                " WHERE kind = ? AND key >= ? AND (key < ? OR ? IS NULL) AND typeof(key) = ?",
+                (kind, prefix, end, end, "text" if isinstance(prefix, str) else "blob"),
+            )
+        lines: list[tuple[str, Key, int, bytes]] = []
+        gone: dict[str, list[Key]] = {}
+        for (kind, key), value in group.things.items():
+            if value is None:
+                gone.setdefault(kind, []).append(key)
+            elif isinstance(value, Message):
+                lines.append((kind, key, 1, encode_message(value)))
+            else:
+                lines.append((kind, key, 0, value))
+        for kind, keys in gone.items():
+            delete(connection, "things", "key", keys, kind=kind)
+        insert(connection, "things", 4, lines)
+
+    def _delete_garbage(self) -> array[int]:
+        """Delete some of what dropped logs have left."""
+        some = self.garbage[-GARBAGE_MAX:]
+        delete(self.connection, "rows", "id", some)
+        delete(self.connection, "settled", "row", some)
+        return some
+
+    def _committed(self, group: Group, runs: list[tuple[int, Run]], collected: array[int]) -> None:
+        """The index follows the tables."""
+        index = self.index
+        settled = index.settled
+        self._forget_garbage(collected)
+        for log in group.dropped:
+            rows = index.logs.pop(log, None)
+            if rows is not None:
+                ids = rows.ids()
+                self.garbage += ids
+                for id in ids:
+                    settled.pop(id, None)
+        touched = set()
+        for id, change in group.changes.items():
+            if change.bits == WHOLE:
+                settled.pop(id, None)
+                rows = index.logs[change.log]
+                rows.remove(id, change.first)
+                touched.add(rows)
+            else:
+                settled[id] = change.bits
+        for rows in touched:
+            rows.compact()
+        for id, run in runs:
+            index.of(run.log).add(id, run.first, run.count, run.octets)
+            if run.offsets is not None:
+                settled[id] = gaps_of(run)
+        self.letters.written()
+
+    def _forget_garbage(self, collected: array[int]) -> None:
+        del self.garbage[len(self.garbage) - len(collected) :]
+
+    # Reading.
+
+    def messages(self, ids: Sequence[int], bits: Callable[[int], int]) -> list[Stored]:
+        """The messages of these rows, less those that `bits` says are settled.
+
+        A row that cannot be read is reported as damage and left out; it stays where it is.
+        """
+        found: list[Stored] = []
+        for id in ids:
+            try:
+                line = self.connection.execute(
+                    "SELECT first, tag, messages FROM rows WHERE id = ?", (id,)
+                ).fetchone()
+                if line is None:
+                    continue
+                first, tag, octets = line
+                offsets, messages = self.reader.decode(octets)
+            except (sqlite3.Error, StoreError) as error:
+                self.damage(f"row {id} of the store cannot be read, its messages are left out: {error}")
+                continue
+            settled = bits(id)
+            found += [
+                (first + offset, message, tag)
+                for offset, message in zip(offsets, messages, strict=True)
+                if not settled or not settled >> offset & 1
+            ]
+        return found
+
+    def things(self, kind: str) -> Iterator[tuple[Key, bytes | Message]]:
+        """Keys and values of a kind, in order of key. Raises StoreError for a value that cannot be read."""
+        for key, message, value in self.connection.execute(
+            "SELECT key, message, value FROM things WHERE kind = ? ORDER BY key", (kind,)
+        ):
+            yield key, self.reader.decode_one(value) if message else value
+
+    def dead_letters(self, query: Callable[[], Iterable[Line]]) -> list[DeadLetter]:
+        """The letters that `query` finds, less those that cannot be read, which are reported as damage."""
+        found = []
+        try:
+            for line in query():
+                found.append(letter(self.reader, line))
+        except (sqlite3.Error, StoreError) as error:
+            self.damage(f"a dead letter of the store cannot be read, nor can those behind it: {error}")
+        return found
+
+    # Keeping house.
+
+    def tidy(self, pages: int = VACUUM_PAGES) -> bool:
+        """Give `pages` back to the disk, shorten the log. True: there are more. Raises sqlite3.Error.
+
+        On a disk that is nearly full it leaves room for what has to be written: a log that cannot grow keeps
+        what is settled from being deleted.
+        """
+        if self.garbage:
+            with transaction(self.connection):
+                collected = self._delete_garbage()
+            self._forget_garbage(collected)
+        free = self._number("PRAGMA freelist_count")
+        possible = min(pages, self._room() // VACUUM_PAGE_OCTETS)
+        if free and possible:
+            # Each page is a step without columns, and `execute` takes only the first of such.
+            self.connection.executescript(f"PRAGMA incremental_vacuum({possible})")
+        self.shorten()
+        return free > possible > 0 or len(self.garbage) > 0
+
+    def shorten(self) -> bool:
+        """Empty the log into the file. False: the disk has no room for that. Raises sqlite3.Error.
+
+        Without room it is not even tried: halfway the file would have grown, and the log not have shrunk.
+        """
+        size = self._number("PRAGMA page_count") * self._number("PRAGMA page_size")
+        if size - self._path.stat().st_size > self._room():
+            return False
+        (busy, _, _) = self.connection.execute("PRAGMA wal_checkpoint(TRUNCATE)").fetchone()
+        return not busy
+
+    def checkpoints(self, pages: int) -> None:
+        """Shorten the log by itself whenever it has so many pages; 0: never."""
+        self.connection.execute(f"PRAGMA wal_autocheckpoint = {pages}").fetchall()
+
+    def _number(self, pragma: str) -> int:
+        found: int = self.connection.execute(pragma).fetchone()[0]
+        return found
+
+    def _room(self) -> int:
+        disk = os.statvfs(self._path.parent)
+        return disk.f_bavail * disk.f_frsize
+
+    def close(self) -> None:
+        """Let go of the file."""
+        self.connection.close()
+
+
+def gaps_of(run: Run) -> int:
+    """The bits of what was settled before the run was written."""
+    assert run.offsets is not None
+    live = 0
+    for offset in run.offsets:
+        live |= 1 << offset
+    return ~live & ((1 << run.count) - 1)
+
+
+def after(prefix: Key) -> Key | None:
+    """The least key beyond all that begin with `prefix`, in SQLite's order; None: there is none."""
+    if isinstance(prefix, bytes):
+        kept = prefix.rstrip(b"\xff")
+        return kept[:-1] + bytes((kept[-1] + 1,)) if kept else None
+    text = prefix.rstrip("\U0010ffff")
+    if not text:
+        return None
+    point = ord(text[-1]) + 1
+    return text[:-1] + chr(0xE000 if 0xD800 <= point <= 0xDFFF else point)

@@ -1,0 +1,237 @@
+"""Which rows are stored of each log, in memory: SQLite itself keeps no index.
+
+A row is a run of messages with consecutive positions. Rows of one log never overlap. What of a row is settled
+is a number, bit k standing for position `first` + k; WHOLE has all bits set, however long the row.
+"""
+
+from __future__ import annotations
+
+from array import array
+from bisect import bisect_left, bisect_right
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass
+from typing import Final, NamedTuple
+
+WHOLE: Final = -1
+TRANSIENT: Final = b"transient"
+"""The tag of messages that only overflow from memory: they are not there after a restart."""
+_BEYOND: Final = 1 << 62  # no position comes so far
+_HOLES_MIN: Final = 64  # fewer removed rows are not worth moving the others
+
+
+@dataclass(slots=True, eq=False)
+class Log:
+    """One durable sequence of messages: a queue, a session's queue, an outbox. `dropped`: it is no more."""
+
+    id: int
+    kind: str
+    name: str
+    dropped: bool = False
+
+
+class Row(NamedTuple):
+    """What is stored under `id`: positions `first` to `first + count - 1`, bodies of `octets` in all.
+
+    `settled` has a bit for each position, the first in the lowest bit of the first octet; None: none is
+    settled. `octets` counts what was settled since it was written.
+    """
+
+    id: int
+    first: int
+    count: int  # type: ignore[assignment]  # tuple.count is of no use here
+    octets: int
+    settled: bytes | None
+
+    @property
+    def live(self) -> int:
+        """How many messages are not settled."""
+        return self.count - (int.from_bytes(self.settled, "little").bit_count() if self.settled else 0)
+
+
+class Extent(NamedTuple):
+    """A log in sum: its messages that are not settled stand from `first` to `end - 1`.
+
+    `octets` counts what was settled since it was written.
+    """
+
+    first: int
+    end: int
+    count: int  # type: ignore[assignment]  # as in Row
+    octets: int
+
+
+class LogRows:
+    """The rows of one log in order of position. Removed ones stay as holes of count 0 for a while."""
+
+    __slots__ = ("_counts", "_firsts", "_holes", "_ids", "_octets")
+
+    def __init__(self) -> None:
+        self._firsts = array("q")
+        self._ids = array("q")
+        self._counts = array("I")
+        self._octets = array("q")
+        self._holes = 0
+
+    def __len__(self) -> int:
+        return len(self._ids) - self._holes
+
+    def add(self, id: int, first: int, count: int, octets: int) -> None:
+        """A row was written; usually behind all others."""
+        at = len(self._firsts)
+        if at and first < self._firsts[-1]:
+            at = bisect_left(self._firsts, first)
+        self._firsts.insert(at, first)
+        self._ids.insert(at, id)
+        self._counts.insert(at, count)
+        self._octets.insert(at, octets)
+
+    def overlapping(self, start: int, stop: int) -> Iterator[tuple[int, int, int, int]]:
+        """(id, first, count, octets) of the rows that have positions of `start` to `stop - 1`, in order."""
+        firsts, ids, counts = self._firsts, self._ids, self._counts
+        at = max(bisect_right(firsts, start) - 1, 0)
+        # A hole keeps its first, and a row may have been written at the same one again.
+        while at and not counts[at]:
+            at -= 1
+        for place in range(at, len(firsts)):
+            first = firsts[place]
+            if first >= stop:
+                return
+            if first + counts[place] > start and counts[place]:
+                yield ids[place], first, counts[place], self._octets[place]
+
+    def remove(self, id: int, first: int) -> None:
+        """A row was deleted."""
+        at = bisect_left(self._firsts, first)
+        while self._ids[at] != id:
+            at += 1
+        self._counts[at] = 0
+        self._holes += 1
+
+    def compact(self) -> None:
+        """Forget the holes when they are many."""
+        holes, places = self._holes, len(self._ids)
+        if holes != places and (holes < _HOLES_MIN or holes * 2 < places):
+            return
+        kept = [at for at, count in enumerate(self._counts) if count]
+        self._firsts = array("q", map(self._firsts.__getitem__, kept))
+        self._ids = array("q", map(self._ids.__getitem__, kept))
+        self._octets = array("q", map(self._octets.__getitem__, kept))
+        self._counts = array("I", map(self._counts.__getitem__, kept))
+        self._holes = 0
+
+    def from_position(self, position: int, count: int, octets: int, bits: Callable[[int], int]) -> list[int]:
+        """The ids of as many rows as have `count` unsettled messages, or `octets`, from `position` on."""
+        chosen: list[int] = []
+        for id, first, size, more in self.overlapping(position, _BEYOND):
+            settled = bits(id)
+            if settled == WHOLE:
+                continue
+            chosen.append(id)
+            before = max(position - first, 0)
+            count -= size - before - (settled >> before).bit_count()
+            octets -= more
+            if count <= 0 or octets <= 0:
+                break
+        return chosen
+
+    def all(self) -> Iterator[tuple[int, int, int, int]]:
+        """(id, first, count, octets) in order of position."""
+        for row in zip(self._ids, self._firsts, self._counts, self._octets, strict=True):
+            if row[2]:
+                yield row
+
+    def ids(self) -> array[int]:
+        """The ids of all rows."""
+        return array("q", [id for id, count in zip(self._ids, self._counts, strict=True) if count])
+
+
+class Index:
+    """The rows of every log, and what of them is settled."""
+
+    def __init__(self) -> None:
+        self.logs: dict[int, LogRows] = {}
+        self.settled: dict[int, int] = {}  # by row; a row that is missing has none settled
+
+    def of(self, log: int) -> LogRows:
+        """The rows of a log."""
+        rows = self.logs.get(log)
+        if rows is None:
+            rows = self.logs[log] = LogRows()
+        return rows
+
+    def extent(self, log: int) -> Extent:
+        """What there is of a log, in sum."""
+        found = self.logs.get(log)
+        if found is None or not len(found):
+            return Extent(0, 0, 0, 0)
+        start = end = messages = sizes = 0
+        for id, first, count, octets in found.all():
+            if not messages:
+                start = first
+            end = first + count
+            settled = self.settled.get(id)
+            messages += count if settled is None else count - settled.bit_count()
+            sizes += octets
+        return Extent(start, end, messages, sizes)
+
+    def rows(self, log: int) -> list[Row]:
+        """The rows of a log as its owner sees them."""
+        found = self.logs.get(log)
+        if found is None:
+            return []
+        if not self.settled:
+            return [Row(id, first, count, octets, None) for id, first, count, octets in found.all()]
+        settled = self.settled
+        return [
+            Row(id, first, count, octets, octets_of(settled[id], count) if id in settled else None)
+            for id, first, count, octets in found.all()
+        ]
+
+
+def ranges(positions: Sequence[int] | range) -> Iterator[tuple[int, int]]:
+    """(start, stop) of the unbroken stretches of `positions`, which may come in any order, even twice."""
+    if not positions:
+        return
+    if isinstance(positions, range) and positions.step == 1:
+        yield positions.start, positions.stop
+        return
+    first, last = positions[0], positions[-1]
+    if last - first + 1 == len(positions) and list(positions) == list(range(first, last + 1)):
+        yield first, last + 1
+        return
+    ordered = sorted(set(positions))
+    start = stop = ordered[0]
+    for position in ordered:
+        if position != stop:
+            yield start, stop
+            start = stop = position
+        stop += 1
+    yield start, stop
+
+
+def stretch(first: int, count: int, start: int, stop: int) -> int:
+    """The bits of positions `start` to `stop - 1` in a row; WHOLE when it has no others."""
+    low = start - first if start > first else 0
+    high = stop - first if stop - first < count else count
+    if high - low == count:
+        return WHOLE
+    return ((1 << (high - low)) - 1) << low
+
+
+def merged(bits: int, more: int, count: int) -> int:
+    """Both, WHOLE when nothing is left."""
+    bits |= more
+    return WHOLE if bits == WHOLE or bits == (1 << count) - 1 else bits
+
+
+def octets_of(bits: int, count: int) -> bytes:
+    """The bits as they are stored."""
+    return (bits & ((1 << count) - 1)).to_bytes((count + 7) // 8, "little")
+
+
+def unsettled(bits: int, count: int) -> list[int]:
+    """The offsets whose bits are clear."""
+    if bits == WHOLE:
+        return []
+    text = f"{bits:0{count}b}"
+    return [offset for offset, bit in enumerate(reversed(text)) if bit == "0"]

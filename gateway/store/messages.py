@@ -1,0 +1,272 @@
+"""A run of messages <-> octets.
+
+Written by columns, for devices repeat themselves: a dictionary each of the distinct addresses, property sets
+and senders, whose numbers stand for them, then the few numbers of every message, then the bodies joined. What
+is the same in all messages is written once. Nothing here runs per message but C loops over whole lists.
+
+Little-endian. CRC-32 of all that follows (u32), version (u8), count of messages (u32), then the columns:
+
+| column | element |
+|---|---|
+| offset: where the message stands in its run, which has gaps when some were settled before | u16 |
+| number of the address, of the property set, of the sender | u16 each |
+| assurance (2 bits), durable (1), retain (1), hops (28), from the lowest bit | u32 |
+| expires, UTC seconds, 0 is never | f64 |
+| octets of the body | u32 |
+
+A column is a mark (u8) and: 0, one element that holds for all; 1, an element for each; 2, nothing: 0, 1, 2...
+Then the dictionaries of addresses, property sets and senders, and the bodies, joined. A dictionary is the
+number of its entries (u32), their lengths (u32 each), and the entries, joined. An entry of the first two is
+the length of the protocol's name (u8), the name, and the wire or raw octets; for protocol `model` those are
+JSON, see properties.py. A sender is endpoint, client, user and address, each after its length (u32).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from functools import lru_cache
+from itertools import accumulate, chain, pairwise
+from struct import Struct, calcsize, pack, unpack_from
+from struct import error as StructError
+from typing import Any, Final, TypeVar
+from zlib import crc32
+
+from gateway.errors import GatewayError, StoreError
+from gateway.model.address import Address, AmqpAddress, FastAddress, MqttAddress
+from gateway.model.message import Message, Sender
+from gateway.model.properties import NO_PROPERTIES, PropertySet, property_set
+from gateway.store.properties import decode_properties, encode_properties
+
+VERSION: Final = 1
+MESSAGES_MAX: Final = 65_536  # of one run: its numbers are u16
+MODEL: Final = "model"
+REMEMBERED_MAX: Final = 10_000  # addresses, senders and model sets that are shared between runs
+REMEMBERED_OCTETS_MAX: Final = 1_024  # a longer one hardly repeats
+
+SAME: Final = 0
+EACH: Final = 1
+COUNTING: Final = 2
+
+HOPS_SHIFT: Final = 4
+_HEAD: Final = Struct("<BI")
+_CRC: Final = Struct("<I")
+_NEVER: Final = pack("<Bd", SAME, 0.0)
+
+MakeSet = Mapping[str, Callable[[bytes], PropertySet]]
+"""By protocol: what makes a property set of its octets, the same object for the same octets."""
+
+
+def encode_messages(messages: Sequence[Message], offsets: Sequence[int] | None = None) -> bytes:
+    """`messages` (1 to MESSAGES_MAX), which stand at `offsets` of their run; None: at 0, 1, 2 ..."""
+    count = len(messages)
+    bodies = [message.body for message in messages]
+    address_ids = [id(message.address) for message in messages]
+    set_ids = [id(message.property_set) for message in messages]
+    sender_ids = [id(message.sender) for message in messages]
+    expires = [message.expires for message in messages]
+    marks = [
+        message.assurance | message.durable << 2 | message.retain << 3 | message.hops << HOPS_SHIFT
+        for message in messages
+    ]
+    addresses, with_address = _numbers(address_ids, messages)
+    sets, with_set = _numbers(set_ids, messages)
+    senders, with_sender = _numbers(sender_ids, messages)
+    content = b"".join(
+        (
+            _HEAD.pack(VERSION, count),
+            bytes((COUNTING,)) if offsets is None else _column("H", offsets),
+            addresses,
+            sets,
+            senders,
+            _column("I", marks),
+            _column("d", expires) if any(expires) else _NEVER,
+            _column("I", list(map(len, bodies))),
+            _dictionary([_name(message.address.protocol) + message.address.wire for message in with_address]),
+            _dictionary([_set_octets(message.property_set) for message in with_set]),
+            _dictionary([_sender_octets(message.sender) for message in with_sender]),
+            *bodies,
+        )
+    )
+    return _CRC.pack(crc32(content)) + content
+
+
+def _numbers(ids: list[int], messages: Sequence[Message]) -> tuple[bytes, list[Message]]:
+    """The column of numbers in a dictionary, and for each of its entries a message that has it.
+
+    By identity: the objects are shared, and comparing them would cost more than a repeated entry.
+    """
+    if ids.count(ids[0]) == len(ids):
+        return _FIRST, [messages[0]]
+    found = dict(zip(ids, messages, strict=True))
+    places = dict(zip(found, range(len(found)), strict=True))
+    return _column("H", list(map(places.__getitem__, ids))), list(found.values())
+
+
+def _column(code: str, values: Sequence[int] | Sequence[float]) -> bytes:
+    first = values[0]
+    count = len(values)
+    if values.count(first) == count:
+        return pack("<B" + code, SAME, first)
+    return pack(f"<B{count}{code}", EACH, *values)
+
+
+_FIRST: Final = pack("<BH", SAME, 0)
+
+
+@lru_cache(maxsize=64)
+def _name(protocol: str) -> bytes:
+    octets = protocol.encode()
+    return bytes((len(octets),)) + octets
+
+
+def _set_octets(one: PropertySet) -> bytes:
+    return _name(one.protocol) + (_model_octets(one) if one.protocol == MODEL else one.raw)
+
+
+@lru_cache(maxsize=1_024)
+def _model_octets(one: PropertySet) -> bytes:
+    return encode_properties(one.properties)
+
+
+@lru_cache(maxsize=REMEMBERED_MAX)
+def _sender_octets(sender: Sender) -> bytes:
+    texts = [text.encode("utf-8", "surrogatepass") for text in sender]
+    return b"".join(chain.from_iterable((pack("<I", len(text)), text) for text in texts))
+
+
+def _dictionary(entries: list[bytes]) -> bytes:
+    if len(entries) == 1:
+        return pack("<II", 1, len(entries[0])) + entries[0]
+    return pack(f"<I{len(entries)}I", len(entries), *map(len, entries)) + b"".join(entries)
+
+
+def encode_message(message: Message) -> bytes:
+    """A run of one."""
+    return encode_messages((message,))
+
+
+_ADDRESSES: Final[dict[str, Callable[[bytes], Address]]] = {
+    MqttAddress.protocol: lambda wire: MqttAddress(wire.decode(), wire),
+    AmqpAddress.protocol: lambda wire: AmqpAddress(
+        wire[1 : 1 + wire[0]].decode(), wire[2 + wire[0] :].decode()
+    ),
+    FastAddress.protocol: lambda wire: FastAddress(*wire.decode().split(":", 1)),
+}
+
+
+class MessageReader:
+    """Reads what `encode_messages` wrote. Equal addresses, property sets and senders become one object."""
+
+    def __init__(self, make_set: MakeSet) -> None:
+        self._make_set = make_set
+        self._addresses: dict[bytes, Address] = {}
+        self._sets: dict[bytes, PropertySet] = {}
+        self._senders: dict[bytes, Sender] = {}
+
+    def decode(self, octets: bytes) -> tuple[Sequence[int], list[Message]]:
+        """Offsets in the run, and the messages. Raises StoreError when the octets are damaged or newer."""
+        if len(octets) <= _CRC.size or _CRC.unpack_from(octets)[0] != crc32(memoryview(octets)[_CRC.size :]):
+            raise StoreError("stored messages are damaged: their checksum does not fit")
+        if octets[_CRC.size] != VERSION:
+            raise StoreError(f"stored messages have form {octets[_CRC.size]}, this gateway reads {VERSION}")
+        try:
+            return self._decode(octets)
+        except (GatewayError, ValueError, LookupError, TypeError, StructError) as error:
+            raise StoreError(f"stored messages cannot be read: {error!r}") from error
+
+    def decode_one(self, octets: bytes) -> Message:
+        """The message that `encode_message` wrote. Raises StoreError."""
+        return self.decode(octets)[1][0]
+
+    def _decode(self, octets: bytes) -> tuple[Sequence[int], list[Message]]:
+        _, count = _HEAD.unpack_from(octets, _CRC.size)
+        at = _CRC.size + _HEAD.size
+        columns = []
+        for code in ("H", "H", "H", "H", "I", "d", "I"):
+            values, at = _values(code, octets, at, count)
+            columns.append(values)
+        offsets, of_addresses, of_sets, of_senders, marks, expires, lengths = columns
+        entries, at = _entries(octets, at)
+        addresses = [_shared(self._addresses, entry, _address) for entry in entries]
+        entries, at = _entries(octets, at)
+        sets = [_shared(self._sets, entry, self._set) for entry in entries]
+        entries, at = _entries(octets, at)
+        senders = [_shared(self._senders, entry, _sender) for entry in entries]
+        bodies = [octets[start:end] for start, end in pairwise(accumulate(lengths, initial=at))]
+        messages = [
+            Message(
+                addresses[address],
+                body,
+                sets[one],
+                mark & 3,
+                mark & 4 != 0,
+                mark & 8 != 0,
+                expiry,
+                mark >> HOPS_SHIFT,
+                senders[sender],
+            )
+            for address, body, one, mark, expiry, sender in zip(
+                of_addresses, bodies, of_sets, marks, expires, of_senders, strict=True
+            )
+        ]
+        return offsets, messages
+
+    def _set(self, entry: bytes) -> PropertySet:
+        protocol, raw = _split(entry)
+        if protocol != MODEL:
+            return self._make_set[protocol](raw)
+        return property_set(decode_properties(raw)) if raw else NO_PROPERTIES
+
+
+def _values(code: str, octets: bytes, at: int, count: int) -> tuple[Sequence[Any], int]:
+    """The column at `at`, and where it ends."""
+    mark = octets[at]
+    if mark == COUNTING:
+        return range(count), at + 1
+    if mark == SAME:
+        return unpack_from("<" + code, octets, at + 1) * count, at + 1 + calcsize("<" + code)
+    form = f"<{count}{code}"
+    return unpack_from(form, octets, at + 1), at + 1 + calcsize(form)
+
+
+def _entries(octets: bytes, at: int) -> tuple[list[bytes], int]:
+    """The dictionary at `at`, and where it ends."""
+    (number,) = unpack_from("<I", octets, at)
+    lengths = unpack_from(f"<{number}I", octets, at + 4)
+    ends = list(accumulate(lengths, initial=at + 4 + 4 * number))
+    return [octets[start:end] for start, end in pairwise(ends)], ends[-1]
+
+
+T = TypeVar("T")
+
+
+def _shared(remembered: dict[bytes, T], entry: bytes, make: Callable[[bytes], T]) -> T:
+    found = remembered.get(entry)
+    if found is None:
+        found = make(entry)
+        if len(entry) <= REMEMBERED_OCTETS_MAX:
+            if len(remembered) >= REMEMBERED_MAX:
+                remembered.clear()
+            remembered[entry] = found
+    return found
+
+
+def _split(entry: bytes) -> tuple[str, bytes]:
+    """The protocol's name, and what follows it."""
+    end = 1 + entry[0]
+    return entry[1:end].decode(), entry[end:]
+
+
+def _address(entry: bytes) -> Address:
+    protocol, wire = _split(entry)
+    return _ADDRESSES[protocol](wire)
+
+
+def _sender(entry: bytes) -> Sender:
+    texts = []
+    at = 0
+    while at < len(entry):
+        start = at + 4
+        at = start + unpack_from("<I", entry, at)[0]
+        texts.append(entry[start:at].decode("utf-8", "surrogatepass"))
+    return Sender(*texts)

@@ -1,0 +1,116 @@
+"""Properties as JSON, for what has no protocol's octets: the one form in which the model itself is written.
+
+An object of the fields that were said, under their names in `Properties`; `correlation` is base64. `headers`
+is a list of `[name, type, value]`, in order, with a name as often as it repeats. The type is a ValueType's
+word and decides how its value stands:
+
+| type | value |
+|---|---|
+| void | `null` |
+| bool | `true`, `false` |
+| int8 ... int64, uint8 ... uint32, timestamp | a number |
+| float, double | a number, or `"nan"`, `"inf"`, `"-inf"` |
+| decimal | a string, as Python writes a Decimal |
+| string | a string; `{"base64": ...}` when its octets are no UTF-8 |
+| bytes | a string, base64 |
+| array | a list of `[type, value]` |
+| table | a list of `[name, type, value]` |
+
+No properties at all are no octets at all.
+"""
+
+from __future__ import annotations
+
+import json
+from base64 import b64decode, b64encode
+from decimal import Decimal
+from math import isfinite
+from typing import Any, Final
+
+from gateway.model.properties import Headers, Properties, Value, ValueType
+
+TEXTS: Final = (
+    "content_type",
+    "content_encoding",
+    "utf8",
+    "reply_to",
+    "priority",
+    "timestamp",
+    "message_id",
+    "type",
+    "app_id",
+    "user_id",
+)
+"""The fields that JSON has a type for; `correlation` and `headers` are the others."""
+
+NOTHING: Final = Properties()
+
+
+def encode_properties(properties: Properties) -> bytes:
+    """`properties` as JSON in ASCII; empty when nothing is said."""
+    if properties == NOTHING:
+        return b""
+    said: dict[str, Any] = {}
+    for name in TEXTS:
+        value = getattr(properties, name)
+        if value is not None:
+            said[name] = value
+    if properties.correlation is not None:
+        said["correlation"] = b64encode(properties.correlation).decode()
+    if properties.headers:
+        said["headers"] = _written(properties.headers)
+    return json.dumps(said, separators=(",", ":")).encode()
+
+
+def decode_properties(octets: bytes) -> Properties:
+    """The properties that `encode_properties` wrote. Raises ValueError, KeyError or TypeError for others."""
+    if not octets:
+        return NOTHING
+    said = json.loads(octets)
+    headers = _read(said.pop("headers", ()))
+    correlation = said.pop("correlation", None)
+    return Properties(
+        **said, correlation=None if correlation is None else b64decode(correlation), headers=headers
+    )
+
+
+def _written(headers: Headers) -> list[Any]:
+    return [[name, value.type.value, _plain(value)] for name, value in headers]
+
+
+def _plain(value: Value) -> Any:
+    kind, content = value
+    if kind is ValueType.ARRAY:
+        return [[one.type.value, _plain(one)] for one in content]
+    if kind is ValueType.TABLE:
+        return _written(content)
+    if kind is ValueType.DECIMAL:
+        return str(content)
+    if kind is ValueType.BYTES:
+        return b64encode(content).decode()
+    if isinstance(content, bytes):
+        return {"base64": b64encode(content).decode()}
+    if isinstance(content, float) and not isfinite(content):
+        return str(content)
+    return content
+
+
+def _read(headers: Any) -> Headers:
+    return tuple((name, _value(kind, plain)) for name, kind, plain in headers)
+
+
+def _value(word: str, plain: Any) -> Value:
+    kind = ValueType(word)
+    if kind is ValueType.ARRAY:
+        return Value(kind, tuple(_value(*one) for one in plain))
+    if kind is ValueType.TABLE:
+        return Value(kind, _read(plain))
+    if kind is ValueType.DECIMAL:
+        return Value(kind, Decimal(plain))
+    if kind is ValueType.BYTES:
+        return Value(kind, b64decode(plain))
+    if kind is ValueType.STRING and isinstance(plain, dict):
+        return Value(kind, b64decode(plain["base64"]))
+    if kind in (ValueType.FLOAT, ValueType.DOUBLE) and isinstance(plain, str):
+        return Value(kind, float(plain))
+    return Value(kind, plain)

@@ -1,0 +1,58 @@
+"""Transactions, and statements for many rows at a time.
+
+Every step of a statement lets go of the interpreter lock, and a busy event loop may take milliseconds to give
+it back: one statement for many rows is worth more than many fast ones.
+"""
+
+from __future__ import annotations
+
+import sqlite3
+from collections.abc import Iterable, Iterator, Sequence
+from contextlib import contextmanager
+from itertools import chain, islice
+from typing import Any, Final
+
+ROWS_MAX: Final = 64  # as many statements are kept ready by the connection
+
+
+@contextmanager
+def transaction(connection: sqlite3.Connection) -> Iterator[None]:
+    """All or nothing. Raises sqlite3.Error when it cannot be written."""
+    if connection.in_transaction:
+        connection.rollback()  # which failed before
+    connection.execute("BEGIN IMMEDIATE")
+    try:
+        yield
+        connection.commit()
+    except BaseException:
+        if connection.in_transaction:  # SQLite has rolled back itself after some errors
+            connection.rollback()
+        raise
+
+
+def insert(connection: sqlite3.Connection, table: str, columns: int, rows: Sequence[Sequence[Any]]) -> None:
+    """Put `rows` into `table`, in place of those with the same key."""
+    one = f"({','.join('?' * columns)})"
+    for at in range(0, len(rows), ROWS_MAX):
+        some = rows[at : at + ROWS_MAX]
+        connection.execute(
+            f"INSERT OR REPLACE INTO {table} VALUES {','.join([one] * len(some))}",
+            tuple(chain.from_iterable(some)),
+        )
+
+
+def delete(
+    connection: sqlite3.Connection,
+    table: str,
+    column: str,
+    keys: Iterable[int | str | bytes],
+    *,
+    kind: str | None = None,
+) -> None:
+    """Delete the rows of `table` whose `column` is one of `keys`; of this `kind` only, if it is given."""
+    rest = iter(keys)
+    only = "" if kind is None else "kind = ? AND "
+    before = () if kind is None else (kind,)
+    while some := tuple(islice(rest, ROWS_MAX)):
+        condition = f"{only}{column} IN ({','.join('?' * len(some))})"
+        connection.execute(f"DELETE FROM {table} WHERE {condition}", before + some)

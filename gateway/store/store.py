@@ -1,0 +1,310 @@
+"""The store, as the event loop sees it.
+
+Every call only adds to a list; `flush`, at the end of a wake-up, hands the list to the writing thread, and
+all that one wake-up has handed in is committed together, in the order given. The loop never waits for the
+disk, except in the constructor and in `close`. Functions given to the store are called in the loop, through
+`call_soon`.
+
+Positions are the owner's: messages of a log are appended at rising positions, and never two at the same one
+as long as the first is stored. What is appended to a log that was dropped goes with it.
+"""
+
+from __future__ import annotations
+
+import sqlite3
+import threading
+import time
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from functools import partial
+from pathlib import Path
+from typing import Final
+
+from gateway.model.message import Message
+from gateway.model.outcome import Outcome
+from gateway.store.database import Database, Stored, connect
+from gateway.store.folder import FolderLock, Reserve
+from gateway.store.group import Done, Group, Key
+from gateway.store.index import Extent, Log, Row
+from gateway.store.letters import DeadLetter, Line
+from gateway.store.messages import MakeSet, MessageReader
+from gateway.store.schema import STEPS, Step
+from gateway.store.writer import Calls, CallSoon, Figures, Writer
+
+PROBE_SECS: Final = 1.0
+PENDING_OCTETS_MAX: Final = 67_108_864
+RESERVE_OCTETS: Final = 8_388_608
+LETTERS_MAX: Final = 10_000
+LETTERS_OCTETS_MAX: Final = 67_108_864
+
+
+class Store:
+    """What survives a crash."""
+
+    def __init__(
+        self,
+        folder: Path,
+        *,
+        make_set: MakeSet,
+        probe_secs: float = PROBE_SECS,
+        pending_octets_max: int = PENDING_OCTETS_MAX,
+        reserve_octets: int = RESERVE_OCTETS,
+        letters_max: int = LETTERS_MAX,
+        letters_octets_max: int = LETTERS_OCTETS_MAX,
+        on_health: Callable[[bool], None] = lambda healthy: None,
+        on_damage: Callable[[str], None] = lambda text: None,
+        factory: type[sqlite3.Connection] = sqlite3.Connection,
+        steps: Sequence[Step] = STEPS,
+    ) -> None:
+        """Open `folder`, creating it if need be, and read what is stored, without messages.
+
+        More than `pending_octets_max` waiting for the disk makes the store congested.
+
+        `make_set` makes a property set of its octets, by protocol. `on_health` hears when the disk begins or
+        ceases to take what is written, `on_damage` what could not be read. `factory` and `steps` are for
+        tests. Raises StoreError, which says what is wrong and what to do.
+        """
+        self.figures = Figures()
+        self._pending_octets_max = pending_octets_max
+        self._on_damage = on_damage
+        self._calls: Calls = []
+        self._thread: threading.Thread | None = None
+        self._closed = False
+        self._lock = FolderLock(folder)
+        try:
+            reserve = Reserve(folder, reserve_octets)
+            failure = "" if reserve.plenty() else "the disk is full"
+            if failure:
+                reserve.give_up()
+            self._database = Database(
+                connect(folder, factory, steps),
+                folder,
+                MessageReader(make_set),
+                letters_max=letters_max,
+                letters_octets_max=letters_octets_max,
+                damage=self._damaged,
+            )
+            self._writer = Writer(
+                self._database,
+                reserve,
+                self.figures,
+                probe_secs=probe_secs,
+                on_health=on_health,
+                failure=failure or self._open(reserve),
+            )
+        except BaseException:
+            self._lock.release()
+            raise
+        self._logs = {(log.kind, log.name): log for log in self._database.logs}
+        self._last_log = self._database.last_log
+
+    def _open(self, reserve: Reserve) -> str:
+        """The first write: from now on the end is not a clean one. Returns why it cannot be written."""
+        try:
+            self._database.mark(clean=False)
+        except sqlite3.Error as error:
+            reserve.give_up()
+            return str(error)
+        return "" if reserve.take() else "the disk is full"
+
+    def start(self, call_soon: CallSoon) -> None:
+        """Start the thread. `call_soon`, which it calls, has the event loop run a function."""
+        self._writer.call_soon = call_soon
+        self._thread = threading.Thread(target=self._writer.run, name="store", daemon=True)
+        self._thread.start()
+
+    def close(self) -> None:
+        """Commit what has gathered, and let go of the folder; waits for the disk. May be called again."""
+        if self._closed:
+            return
+        self._closed = True
+        self.flush()
+        self._writer.calls.put(None)
+        if self._thread is None:
+            self._writer.run()
+        else:
+            self._thread.join()
+        self._writer.end()
+        self._lock.release()
+
+    def flush(self) -> None:
+        """The wake-up is over: what it has handed in is a transaction, or a part of one."""
+        if self._calls:
+            calls, self._calls = self._calls, []
+            self._writer.calls.put(calls)
+            if self._writer.broken:
+                self._writer.refuse_calls()
+
+    @property
+    def healthy(self) -> bool:
+        """False: the disk is full or fails; messages are refused until it takes them again."""
+        return not self._writer.failure
+
+    @property
+    def failure(self) -> str:
+        """What is wrong with the disk; empty when nothing is."""
+        return self._writer.failure
+
+    # Logs.
+
+    def logs(self) -> list[Log]:
+        """All logs, the oldest first."""
+        return list(self._logs.values())
+
+    def log(self, kind: str, name: str) -> Log:
+        """The log of this kind and name; a new one is written with the next commit."""
+        found = self._logs.get((kind, name))
+        if found is None:
+            _sound(name)
+            self._last_log += 1
+            found = self._logs[kind, name] = Log(self._last_log, kind, name)
+            self._calls.append((Group.create, found))
+        return found
+
+    def drop(self, log: Log) -> None:
+        """The log is no more, nor are its messages."""
+        if not log.dropped:
+            log.dropped = True
+            del self._logs[log.kind, log.name]
+            self._calls.append((Group.drop, log))
+
+    def extent(self, log: Log) -> Extent:
+        """What is stored of a log, in sum. Before `start`, or of a log that is new since."""
+        return self._database.index.extent(log.id)
+
+    def rows(self, log: Log) -> list[Row]:
+        """What is stored of a log, in order of position. Before `start` only."""
+        self._before_start()
+        return self._database.index.rows(log.id)
+
+    # Messages.
+
+    def append(self, log: Log, first: int, messages: list[Message], done: Done, *, tag: bytes = b"") -> None:
+        """Store `messages` at positions `first` and on, with a tag that comes back with them.
+
+        `done` hears ACCEPTED when they are on disk, or settled meanwhile; otherwise (RELEASED, STORE), and
+        they are forgotten. Under the tag TRANSIENT they are forgotten at the next start, too.
+        """
+        octets = sum([len(message.body) for message in messages])
+        self.figures.pending += len(messages)
+        self.figures.pending_octets += octets
+        self._calls.append((Group.append, log, first, messages, octets, tag, done))
+
+    @property
+    def congested(self) -> bool:
+        """So much waits for the disk that sources should stop."""
+        return self.figures.pending_octets > self._pending_octets_max
+
+    def settle(self, log: Log, positions: Sequence[int] | range) -> None:
+        """The messages at these positions need not survive any more. Unknown ones are passed over."""
+        self._calls.append((Group.settle, log, positions))
+
+    def read_from(
+        self,
+        log: Log,
+        position: int,
+        then: Callable[[list[Stored]], None],
+        *,
+        messages_max: int,
+        octets_max: int,
+    ) -> None:
+        """`then` gets what is stored at `position` and behind it, less what is settled, in order.
+
+        Rows are read whole until either limit is reached, so there may be more; none: nothing is stored there
+        or behind. Sees what was handed in before it. What cannot be read is left out, counted, and told to
+        `on_damage`. Before `start`, `then` is called at once.
+        """
+
+        def job() -> Callable[[], None]:
+            bits = self._writer.group.bits
+            rows = self._database.index.of(log.id)
+            ids = [] if log.dropped else rows.from_position(position, messages_max, octets_max, bits)
+            found = self._database.messages(ids, bits)
+            return partial(then, [one for one in found if one[0] >= position])
+
+        self._do(job)
+
+    def _do(self, job: Callable[[], Callable[[], None]]) -> None:
+        """In the thread; before there is one, here and now."""
+        if self._thread is None:
+            job()()
+        else:
+            self._calls.append((Group.read, job))
+
+    # Small things.
+
+    def put(self, kind: str, key: Key, value: bytes | Message) -> None:
+        """Store a value under its kind and key, in place of an earlier one."""
+        self._calls.append((Group.put, kind, _sound(key), value))
+
+    def delete(self, kind: str, key: Key) -> None:
+        """Delete a value, if there is one."""
+        self._calls.append((Group.put, kind, _sound(key), None))
+
+    def delete_all(self, kind: str, prefix: Key = "") -> None:
+        """Delete the values whose keys begin with `prefix`; all of the kind without one."""
+        self._calls.append((Group.empty, kind, _sound(prefix)))
+
+    def things(self, kind: str) -> Iterator[tuple[Key, bytes | Message]]:
+        """Keys and values on disk, in order of key. Before `start` only. Raises StoreError when damaged."""
+        self._before_start()
+        return self._database.things(kind)
+
+    def after_commit(self, done: Done) -> None:
+        """`done` hears ACCEPTED when everything handed in before is on disk, at once if there is nothing.
+
+        When the disk does not take it, `done` hears (RELEASED, STORE); settlements, values and logs are
+        written none the less, when it takes them again.
+        """
+        self._calls.append((Group.barrier, done))
+
+    # Dead letters.
+
+    def add_letters(self, messages: Iterable[Message], route: str, outcome: Outcome) -> None:
+        """Keep messages that nothing would take; the oldest make room."""
+        self._calls.append((Group.add_letters, list(messages), route, outcome, time.time()))
+
+    def delete_letters(self, ids: Iterable[int] | None = None) -> None:
+        """Delete the dead letters with these ids; without ids all."""
+        self._calls.append((Group.delete_letters, None if ids is None else list(ids)))
+
+    def newest_letters(
+        self, count: int, then: Callable[[list[DeadLetter]], None], *, before: int | None = None
+    ) -> None:
+        """`then` gets at most `count` letters, the newest first, older than the letter with id `before`.
+
+        Before `start`, `then` is called at once.
+        """
+        letters = self._database.letters
+        self._letters(lambda: letters.newest(count, before), then)
+
+    def find_letters(self, ids: Iterable[int], then: Callable[[list[DeadLetter]], None]) -> None:
+        """`then` gets the letters with these ids that there are, in this order; before `start` at once."""
+        letters, wanted = self._database.letters, list(ids)
+        self._letters(lambda: letters.find(wanted), then)
+
+    def _letters(self, query: Callable[[], Iterable[Line]], then: Callable[[list[DeadLetter]], None]) -> None:
+        self._do(lambda: partial(then, self._database.dead_letters(query)))
+
+    @property
+    def letters_count(self) -> int:
+        """Dead letters that are kept."""
+        return len(self._database.letters)
+
+    @property
+    def letters_octets(self) -> int:
+        """Octets of their bodies."""
+        return self._database.letters.octets
+
+    def _before_start(self) -> None:
+        assert self._thread is None, "the thread has the database now"
+
+    def _damaged(self, text: str) -> None:
+        self.figures.damaged += 1
+        self._writer.call_soon(partial(self._on_damage, text))
+
+
+def _sound(key: Key) -> Key:
+    """The key; raises UnicodeEncodeError here, in the caller, for a string that is no text."""
+    if isinstance(key, str):
+        key.encode()
+    return key

@@ -1,0 +1,126 @@
+"""A gateway as a process of its own, which can be killed and started again on the same folder."""
+
+from __future__ import annotations
+
+import os
+import re
+import signal
+import subprocess
+import sys
+import threading
+from pathlib import Path
+from typing import Any, Final, Self
+
+import yaml
+
+from tests.interop.gateway_fixture import LOOPBACK
+from tests.interop.servers import free_ports
+
+ROOT: Final = Path(__file__).resolve().parents[2]
+PATIENCE_SECS: Final = 30.0
+PROGRAM: Final = (sys.executable, "-c", "from gateway.cli import main; main()")
+ANNOUNCED: Final = re.compile(r"^  (\S+) +\S+(?: with TLS)? on \S*:(\d+)$|page +http://localhost:(\d+)/")
+
+
+def environment() -> dict[str, str]:
+    """Ours, without what would configure the gateway."""
+    return {key: value for key, value in os.environ.items() if not key.startswith("GATEWAY_")}
+
+
+class GatewayProcess:
+    """`gateway run` on a folder with the configuration; listeners on ports that a restart keeps.
+
+    `more` are keys of gateway.yaml; the store stands in `folder` unless they say otherwise.
+    """
+
+    def __init__(self, folder: Path, **more: Any) -> None:
+        folder.mkdir(parents=True, exist_ok=True)
+        self.folder = folder
+        mqtt, amqp = free_ports(2)
+        own: dict[str, Any] = {
+            "listeners": {
+                "mqtt": {"protocol": "mqtt", "host": LOOPBACK, "port": mqtt},
+                "amqp091": {"protocol": "amqp091", "host": LOOPBACK, "port": amqp},
+            },
+            "http": {"enabled": False},
+            "log": {"format": "json"},
+            "store": {"path": str(folder / "data")},
+        }
+        self.configuration = own | more
+        self.ports: dict[str, int] = {}
+        self._process: subprocess.Popen[str] | None = None
+
+    def __enter__(self) -> Self:
+        self.start()
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.kill()
+
+    def start(self) -> None:
+        """Return when every listener is open. AssertionError with the log when it does not come to that."""
+        file = self.folder / "gateway.yaml"
+        file.write_text(yaml.safe_dump(self.configuration))
+        with (self.folder / "log").open("ab") as log:
+            self._process = subprocess.Popen(
+                (*PROGRAM, "run", "--config", str(file)),
+                cwd=self.folder,
+                env=environment() | {"PYTHONPATH": str(ROOT)},
+                stdout=subprocess.PIPE,
+                stderr=log,
+                text=True,
+            )
+        self.ports = self._announced(self._process)
+
+    def _announced(self, process: subprocess.Popen[str]) -> dict[str, int]:
+        assert process.stdout is not None
+        giving_up = threading.Timer(PATIENCE_SECS, process.kill)
+        giving_up.start()
+        found = {}
+        try:
+            for line in process.stdout:
+                if match := ANNOUNCED.search(line.rstrip()):
+                    found[match[1] or "http"] = int(match[2] or match[3])
+                elif found and not line.strip():
+                    return found
+        finally:
+            giving_up.cancel()
+        if found:
+            return found
+        raise AssertionError(f"the gateway did not start: {self.log}")
+
+    @property
+    def process(self) -> subprocess.Popen[str]:
+        """The process that runs."""
+        assert self._process is not None
+        return self._process
+
+    @property
+    def log(self) -> str:
+        """What it has logged, over all its lives."""
+        return (self.folder / "log").read_text()
+
+    def kill(self) -> None:
+        """SIGKILL; a second time does nothing."""
+        if self._process is not None:
+            self._process.kill()
+            self._end()
+
+    def terminate(self) -> int:
+        """SIGTERM; returns the exit code."""
+        self.process.send_signal(signal.SIGTERM)
+        code = self.process.wait(PATIENCE_SECS)
+        self._end()
+        return code
+
+    def restart(self) -> None:
+        """Kill it and start it again."""
+        self.kill()
+        self.start()
+
+    def _end(self) -> None:
+        process = self.process
+        process.wait(PATIENCE_SECS)
+        assert process.stdout is not None
+        process.stdout.close()
+        self._process = None

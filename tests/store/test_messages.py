@@ -1,0 +1,201 @@
+"""Messages and properties as octets: round trips of every field, damage, and what is shared."""
+
+from __future__ import annotations
+
+from decimal import Decimal
+from math import isnan
+from typing import Final
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from gateway.errors import StoreError
+from gateway.model.address import Address, AmqpAddress, FastAddress, MqttAddress
+from gateway.model.message import NOBODY, Message, Sender
+from gateway.model.properties import (
+    NO_PROPERTIES,
+    Properties,
+    PropertySet,
+    Value,
+    ValueType,
+    property_set,
+    string,
+)
+from gateway.protocols.amqp091.translate import content_properties
+from gateway.protocols.mqtt.translate import publish_properties
+from gateway.store.messages import MESSAGES_MAX, MessageReader, encode_message, encode_messages
+from gateway.store.properties import decode_properties, encode_properties
+from tests.store.parts import MAKE_SET
+
+V = ValueType
+
+EVERY_TYPE: Final = (
+    Value(V.VOID, None),
+    Value(V.BOOL, True),
+    Value(V.INT8, -128),
+    Value(V.UINT8, 255),
+    Value(V.INT16, -32_768),
+    Value(V.UINT16, 65_535),
+    Value(V.INT32, -(2**31)),
+    Value(V.UINT32, 2**32 - 1),
+    Value(V.INT64, -(2**63)),
+    Value(V.FLOAT, 0.5),
+    Value(V.FLOAT, 3.0),
+    Value(V.DOUBLE, 1e300),
+    Value(V.DOUBLE, float("inf")),
+    Value(V.DOUBLE, float("-inf")),
+    Value(V.DECIMAL, Decimal("-12.340")),
+    string("text \u00e9 \ud800 \0"),
+    Value(V.STRING, b"\xff\x00"),
+    Value(V.BYTES, b"\x00\xff"),
+    Value(V.TIMESTAMP, 2**40),
+    Value(
+        V.ARRAY, (string("a"), Value(V.INT8, 1), Value(V.ARRAY, ()), Value(V.TABLE, (("n", string("v")),)))
+    ),
+    Value(V.TABLE, (("n", Value(V.BYTES, b"\xff")), ("n", string("again")), ("t", Value(V.TABLE, ())))),
+)
+
+PROPERTIES: Final = (
+    Properties(),
+    Properties(content_type="", utf8=False, correlation=b""),
+    Properties(
+        "a/b", "gzip", True, b"\x00\xff", "reply/to", 9, 2**40, "id", "type", "app", "user",
+        (("one", string("1")), ("two", Value(V.BOOL, False)), ("one", string("again"))),
+    ),
+    *(Properties(headers=(("h", value),)) for value in EVERY_TYPE),
+)  # fmt: skip
+
+
+def test_every_type_of_a_value_has_a_row() -> None:
+    assert {value.type for value in EVERY_TYPE} == set(ValueType)
+
+
+@pytest.mark.parametrize("properties", PROPERTIES, ids=repr)
+def test_properties_survive(properties: Properties) -> None:
+    octets = encode_properties(properties)
+    octets.decode("ascii")
+    again = decode_properties(octets)
+    assert again == properties
+    assert [value.type for _, value in again.headers] == [value.type for _, value in properties.headers]
+
+
+def test_a_number_that_is_none_survives() -> None:
+    octets = encode_properties(Properties(headers=(("h", Value(V.DOUBLE, float("nan"))),)))
+    assert isnan(decode_properties(octets).headers[0][1].value)
+
+
+ADDRESSES: Final[tuple[Address, ...]] = (
+    MqttAddress("a/b"),
+    MqttAddress("/"),
+    MqttAddress("\u00e9/\U0001f600"),
+    AmqpAddress("", "queue"),
+    AmqpAddress("amq.topic", ""),
+    AmqpAddress("x" * 255, "\u00e9" * 127),
+    FastAddress("queue", "a.b"),
+    FastAddress("topic", "with:colon"),
+)
+SETS: Final = (
+    NO_PROPERTIES,
+    property_set(Properties(content_type="x", headers=(("a", string("b")),))),
+    publish_properties(b""),
+    publish_properties(b"\x01\x01"),
+    publish_properties(b"\x03\x00\x01x" + b"\x26\x00\x01a\x00\x01b" * 500),
+    content_properties(b"\x00\x00"),
+    content_properties(b"\x90\x00\x01x\x02"),
+)
+SENDERS: Final = (NOBODY, Sender("mqtt", "c1", "user", "10.0.0.1:1"), Sender("m", "\u00e9\0", "", "\ud800"))
+
+some_messages = st.builds(
+    Message,
+    st.sampled_from(ADDRESSES),
+    st.one_of(st.binary(max_size=8), st.just(b"x" * 1000)),
+    st.sampled_from(SETS),
+    st.integers(0, 2),
+    st.booleans(),
+    st.booleans(),
+    st.one_of(st.just(0.0), st.floats(1.0, 1e12)),
+    st.one_of(st.just(0), st.integers(0, 1_000_000)),
+    st.sampled_from(SENDERS),
+)
+
+
+def facts(message: Message) -> tuple[object, ...]:
+    names = ("address", "body", "assurance", "durable", "retain", "expires", "hops", "sender")
+    one = message.property_set
+    return one.protocol, one.raw, one.properties, *(getattr(message, name) for name in names)
+
+
+@given(st.lists(some_messages, min_size=1, max_size=30))
+def test_messages_survive(run: list[Message]) -> None:
+    offsets, again = MessageReader(MAKE_SET).decode(encode_messages(run))
+    assert list(offsets) == list(range(len(run)))
+    assert list(map(facts, again)) == list(map(facts, run))
+
+
+@given(some_messages)
+def test_one_message_survives(message: Message) -> None:
+    assert facts(MessageReader(MAKE_SET).decode_one(encode_message(message))) == facts(message)
+
+
+@pytest.mark.parametrize(
+    "offsets", [[0], [5], [0, 2], [1, 2, 3], [0, 65_535], list(range(1000)), list(range(0, 1000, 2))]
+)
+def test_offsets_survive(offsets: list[int]) -> None:
+    run = [Message(ADDRESSES[0], b"%d" % at) for at in offsets]
+    again, found = MessageReader(MAKE_SET).decode(encode_messages(run, offsets))
+    assert list(again) == offsets
+    assert [message.body for message in found] == [message.body for message in run]
+
+
+def test_the_longest_run() -> None:
+    run = [Message(MqttAddress(str(at)), b"") for at in range(MESSAGES_MAX)]
+    _, found = MessageReader(MAKE_SET).decode(encode_messages(run))
+    assert [message.address for message in found] == [message.address for message in run]
+
+
+def test_equal_octets_are_one_object() -> None:
+    reader = MessageReader(MAKE_SET)
+    octets = [
+        encode_message(
+            Message(MqttAddress("a"), b"", PropertySet("mqtt", b"\x01\x01"), sender=Sender("m", "c"))
+        )
+        for _ in range(2)
+    ]
+    one, other = map(reader.decode_one, octets)
+    assert one.address is other.address
+    assert one.property_set is other.property_set
+    assert one.property_set is publish_properties(b"\x01\x01")
+    assert one.sender is other.sender
+    assert reader.decode_one(encode_message(Message(MqttAddress("a"), b""))).property_set is NO_PROPERTIES
+
+
+def test_an_octet_changed_anywhere_is_damage() -> None:
+    octets = encode_messages([Message(one, b"body", SETS[1]) for one in ADDRESSES[:3]])
+    reader = MessageReader(MAKE_SET)
+    for at in range(len(octets)):
+        damaged = bytearray(octets)
+        damaged[at] ^= 0x10
+        with pytest.raises(StoreError, match="checksum"):
+            reader.decode(bytes(damaged))
+
+
+def test_octets_cut_short_are_damage() -> None:
+    octets = encode_message(Message(ADDRESSES[0], b"body"))
+    for length in range(len(octets)):
+        with pytest.raises(StoreError):
+            MessageReader(MAKE_SET).decode(octets[:length])
+
+
+def test_a_form_of_a_newer_gateway_is_named(monkeypatch: pytest.MonkeyPatch) -> None:
+    with monkeypatch.context() as patch:
+        patch.setattr("gateway.store.messages.VERSION", 2)
+        octets = encode_message(Message(ADDRESSES[0], b""))
+    with pytest.raises(StoreError, match="have form 2, this gateway reads 1"):
+        MessageReader(MAKE_SET).decode(octets)
+
+
+def test_a_protocol_that_nobody_reads_is_an_error() -> None:
+    octets = encode_message(Message(ADDRESSES[0], b"", publish_properties(b"\x01\x01")))
+    with pytest.raises(StoreError, match="mqtt"):
+        MessageReader({}).decode(octets)

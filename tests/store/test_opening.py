@@ -1,0 +1,231 @@
+"""Opening: who may, what is refused and with which advice, migrations, damaged files."""
+
+from __future__ import annotations
+
+import os
+import shutil
+import sqlite3
+import stat
+import subprocess
+import sys
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+
+from gateway.errors import StoreError
+from gateway.store.schema import STEPS
+from tests.store.parts import Opened, content, log_of, numbered, opened
+
+
+def filled(folder: Path) -> None:
+    with Opened(folder) as one:
+        log = one.store.log("queue", "q")
+        for first in range(0, 2000, 20):
+            one.append(log, first, *[b"x" * 100] * 20)
+        one.store.put("kind", "key", b"value")
+        one.commit()
+
+
+def unclean(folder: Path) -> None:
+    """As if the last gateway had been killed."""
+    connection = sqlite3.connect(folder / "gateway.db", isolation_level=None)
+    connection.execute("UPDATE meta SET value = 0 WHERE key = 'clean'")
+    connection.execute("PRAGMA wal_checkpoint(TRUNCATE)")
+    connection.close()
+
+
+def refusal(folder: Path, **options: object) -> str:
+    with pytest.raises(StoreError) as caught:
+        opened(folder, **options)
+    return str(caught.value)
+
+
+def test_the_folder_is_ours_alone(tmp_path: Path) -> None:
+    folder = tmp_path / "new" / "data"
+    store = opened(folder)
+    assert stat.S_IMODE(folder.stat().st_mode) == 0o700
+    for name in ("gateway.db", "gateway.db-wal", "gateway.db-shm", "gateway.lock"):
+        assert stat.S_IMODE((folder / name).stat().st_mode) == 0o600
+    store.close()
+
+
+def test_a_folder_that_is_in_use_is_refused_and_names_the_process(tmp_path: Path) -> None:
+    store = opened(tmp_path)
+    told = refusal(tmp_path)
+    assert f"another gateway, process {os.getpid()}" in told
+    assert "store.path" in told
+    store.close()
+    opened(tmp_path).close()
+
+
+def test_a_lock_of_another_process_counts_until_it_ends(tmp_path: Path) -> None:
+    program = (
+        "import sys; from pathlib import Path; from tests.store.parts import opened\n"
+        "store = opened(Path(sys.argv[1])); print('open', flush=True); sys.stdin.read()"
+    )
+    with subprocess.Popen(
+        [sys.executable, "-c", program, str(tmp_path)], stdin=subprocess.PIPE, stdout=subprocess.PIPE
+    ) as other:
+        assert other.stdout is not None
+        assert other.stdout.readline() == b"open\n"
+        assert f"process {other.pid}:" in refusal(tmp_path)
+        other.kill()
+    opened(tmp_path).close()
+
+
+def test_a_refused_store_lets_go_of_the_folder(tmp_path: Path) -> None:
+    (tmp_path / "gateway.db").write_bytes(b"no database at all" * 100)
+    refusal(tmp_path)
+    (tmp_path / "gateway.db").unlink()
+    opened(tmp_path).close()
+
+
+def test_a_folder_that_cannot_be_made_is_named(tmp_path: Path) -> None:
+    (tmp_path / "file").write_bytes(b"")
+    told = refusal(tmp_path / "file" / "data")
+    assert "file/data cannot be written (Not a directory)" in told
+    assert "store.path" in told
+
+
+def test_a_file_that_cannot_be_opened_is_named(tmp_path: Path) -> None:
+    (tmp_path / "gateway.db").mkdir()
+    assert "unable to open database file: make the folder and the files in it readable" in refusal(tmp_path)
+
+
+def test_a_newer_store_is_refused(tmp_path: Path) -> None:
+    opened(tmp_path, steps=(*STEPS, lambda connection: None)).close()
+    before = (tmp_path / "gateway.db").read_bytes()
+    told = refusal(tmp_path)
+    assert "written by a newer gateway: its schema is 2, this gateway knows 1" in told
+    assert (tmp_path / "gateway.db").read_bytes() == before
+
+
+def test_a_database_of_another_program_is_refused_and_not_touched(tmp_path: Path) -> None:
+    connection = sqlite3.connect(tmp_path / "gateway.db")
+    connection.execute("CREATE TABLE theirs (x)")
+    connection.close()
+    before = (tmp_path / "gateway.db").read_bytes()
+    assert "belongs to another program" in refusal(tmp_path)
+    assert (tmp_path / "gateway.db").read_bytes() == before
+
+
+def test_an_older_store_is_migrated_and_keeps_its_content(tmp_path: Path) -> None:
+    filled(tmp_path)
+
+    def second(connection: sqlite3.Connection) -> None:
+        connection.execute("ALTER TABLE logs ADD COLUMN colour TEXT DEFAULT 'red'")
+
+    store = opened(tmp_path, steps=(*STEPS, second))
+    connection = store._database.connection
+    assert connection.execute("PRAGMA user_version").fetchone() == (2,)
+    assert connection.execute("SELECT colour FROM logs").fetchall() == [("red",)]
+    assert len(content(store, log_of(store))) == 2000
+    store.close()
+    opened(tmp_path, steps=(*STEPS, second)).close()
+
+
+def test_a_migration_that_fails_leaves_the_old_version(tmp_path: Path) -> None:
+    filled(tmp_path)
+
+    def broken(connection: sqlite3.Connection) -> None:
+        connection.execute("DROP TABLE things")
+        connection.execute("ALTER TABLE nonsense ADD COLUMN x")
+
+    assert "nonsense" in refusal(tmp_path, steps=(*STEPS, broken))
+    store = opened(tmp_path)
+    assert list(store.things("kind")) == [("key", b"value")]
+    store.close()
+
+
+def overwrite(path: Path, start: int, octets: bytes) -> None:
+    with path.open("r+b") as file:
+        file.seek(start)
+        file.write(octets)
+
+
+def cut(path: Path, octets: int) -> None:
+    with path.open("r+b") as file:
+        file.truncate(octets)
+
+
+DAMAGES: list[tuple[str, Callable[[Path], None]]] = [
+    ("no header", lambda path: overwrite(path, 0, b"\xff" * 100)),
+    ("no magic", lambda path: overwrite(path, 0, b"SQLite format 9\0")),
+    ("another page size", lambda path: overwrite(path, 16, b"\x00\x07")),
+    ("no schema", lambda path: overwrite(path, 100, b"\xff" * 3000)),
+    ("half a page", lambda path: cut(path, 2048)),
+    ("half a file", lambda path: cut(path, path.stat().st_size // 2)),
+    ("the last page", lambda path: cut(path, path.stat().st_size - 4096)),
+]
+
+
+@pytest.mark.parametrize("name, damage", DAMAGES, ids=[name for name, _ in DAMAGES])
+@pytest.mark.parametrize("killed", [True, False])
+def test_a_damaged_file_is_refused(
+    tmp_path: Path, name: str, damage: Callable[[Path], None], killed: bool
+) -> None:
+    filled(tmp_path)
+    if killed:
+        unclean(tmp_path)
+    damage(tmp_path / "gateway.db")
+    told = refusal(tmp_path)
+    assert "gateway.db" in told
+    assert "the file is damaged. Restore it" in told
+
+
+def test_any_damaged_page_is_found_after_a_crash_or_does_no_harm(tmp_path: Path) -> None:
+    filled(tmp_path / "whole")
+    unclean(tmp_path / "whole")
+    whole = tmp_path / "whole" / "gateway.db"
+    pages = whole.stat().st_size // 4096
+    assert pages > 50
+    refused = 0
+    for page in range(pages):
+        folder = tmp_path / str(page)
+        folder.mkdir()
+        shutil.copy(whole, folder)
+        overwrite(folder / "gateway.db", page * 4096, b"\xa5" * 64)
+        try:
+            store = opened(folder)
+        except StoreError:
+            refused += 1
+            continue
+        content(store, log_of(store))
+        store.close()
+    assert refused > pages // 2
+
+
+def test_a_large_file_is_checked_without_its_messages(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("gateway.store.database.CHECK_OCTETS_MAX", 10_000)
+    filled(tmp_path)
+    unclean(tmp_path)
+    store = opened(tmp_path)
+    assert len(content(store, log_of(store))) == 2000
+    store.close()
+
+
+def test_a_store_that_was_not_closed_keeps_everything(tmp_path: Path) -> None:
+    with Opened(tmp_path / "running") as one:
+        log = one.store.log("queue", "q")
+        one.append(log, 0, *numbered(0, 10))
+        shutil.copytree(tmp_path / "running", tmp_path / "copy")
+        one.append(log, 10, b"later")
+    store = opened(tmp_path / "copy")
+    assert content(store, log_of(store)) == list(enumerate(numbered(0, 10)))
+    store.close()
+
+
+def test_the_file_is_checked_after_a_crash_only(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    checked: list[Path] = []
+    monkeypatch.setattr("gateway.store.database._check", lambda connection, path: checked.append(path))
+    filled(tmp_path)
+    opened(tmp_path).close()
+    assert checked == []
+    unclean(tmp_path)
+    opened(tmp_path).close()
+    assert len(checked) == 1
+    opened(tmp_path).close()
+    assert len(checked) == 1
