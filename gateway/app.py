@@ -77,6 +77,8 @@ class Gateway:
         self.readiness = Readiness()
         limits = settings.limits
         self.store = self._open_store()
+        if self.store is not None:
+            self.metrics.store = self.store.figures
         self.dead_letters = DeadLetters(messages_max=limits.dead_letters_max)
         self.switch = Switch(self._load_router(), self.dead_letters)
         self.mqtt = MqttNamespace(

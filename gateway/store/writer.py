@@ -50,6 +50,7 @@ class Figures:
     failures: int = 0
     refused: int = 0  # messages
     damaged: int = 0  # rows and letters that could not be read
+    healthy: bool = True
 
 
 class Writer:
@@ -69,6 +70,7 @@ class Writer:
         self.calls: queue.SimpleQueue[Calls | None] = queue.SimpleQueue()
         self.call_soon: CallSoon = _call
         self.failure = failure
+        figures.healthy = not failure
         self.broken = False  # by a bug: nobody reads `calls` any more
         self.group = Group(database.index, database.letters)
         self._database = database
@@ -233,6 +235,7 @@ class Writer:
     def _sicken(self, text: str) -> None:
         self._figures.failures += 1
         told, self.failure = bool(self.failure), text
+        self._figures.healthy = False
         self._probe_at = monotonic()
         self._reserve.give_up()
         self._database.checkpoints(0)  # `tidy` makes them, when there is room
@@ -257,6 +260,7 @@ class Writer:
         else:
             if shortened and self._reserve.take():
                 self.failure = ""
+                self._figures.healthy = True
                 self._database.checkpoints(self._reserve.pages)
                 self.call_soon(partial(self._on_health, True))
         self._probe_at = monotonic() + self._probe_secs

@@ -77,6 +77,20 @@ BROKER_GAUGES: Final[dict[str, str]] = {
     "gateway_sessions": "MQTT sessions, connected or not.",
     "gateway_subscriptions": "MQTT subscriptions.",
 }
+STORE_COUNTERS: Final[dict[str, tuple[str, str]]] = {
+    "gateway_store_commits": ("Transactions of the store.", "commits"),
+    "gateway_store_messages": ("Messages written to the store.", "messages"),
+    "gateway_store_written_bytes": ("Octets of encoded messages written to the store.", "octets"),
+    "gateway_store_failures": ("Transactions that the disk did not take.", "failures"),
+    "gateway_store_refused": ("Messages refused because the disk did not take them.", "refused"),
+    "gateway_store_damaged": ("Stored rows that could not be read.", "damaged"),
+}
+STORE_GAUGES: Final[dict[str, tuple[str, str]]] = {
+    "gateway_store_pending_messages": ("Messages that wait for the disk.", "pending"),
+    "gateway_store_pending_bytes": ("Octets of their bodies.", "pending_octets"),
+    "gateway_store_commit_seconds": ("What the last transaction took.", "commit_secs"),
+    "gateway_store_healthy": ("1 while the disk takes what is written.", "healthy"),
+}
 SETTLE_SECONDS: Final = "gateway_settle_seconds"
 ROUTE_OUTCOMES: Final = ("matched", "delivered", "failed", "retried", "dropped", "unparsable", "undecided")
 
@@ -101,6 +115,7 @@ class Metrics(Collector):
         self.dropped: Callable[[], Mapping[str, int]] = dict
         self.dead_lettered: Callable[[], Mapping[tuple[str, str], int]] = dict
         self.mapping_reloads = {"taken": 0, "refused": 0}
+        self.store: object | None = None  # with the attributes that STORE_COUNTERS and STORE_GAUGES name
         self._broker: dict[str, Callable[[], float]] = {}
         self._registry = CollectorRegistry(auto_describe=False)
         self._registry.register(self)
@@ -155,6 +170,11 @@ class Metrics(Collector):
         yield self._latencies()
         for name, number in self.broker().items():
             yield GaugeMetricFamily(name, BROKER_GAUGES[name], value=number)
+        if self.store is not None:
+            for name, (text, attribute) in STORE_COUNTERS.items():
+                yield CounterMetricFamily(name, text, value=getattr(self.store, attribute))
+            for name, (text, attribute) in STORE_GAUGES.items():
+                yield GaugeMetricFamily(name, text, value=getattr(self.store, attribute))
 
     def _samples(self) -> Iterator[tuple[str, Sequence[str], float]]:
         for stats in self.endpoints():

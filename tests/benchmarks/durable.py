@@ -1,7 +1,7 @@
 """MQTT QoS 1 into a durable queue: against RabbitMQ's persistent messages, and against what durability costs.
 
-The load of scenario A of `embedded`, to a durable queue. Three servers take turns: the gateway with its store,
-the gateway without (the queue is in memory, whatever was declared), and RabbitMQ.
+The load of scenario A of `embedded`, to a durable queue. Three servers take turns: the gateway with its
+store, the gateway without (the queue is in memory, whatever was declared), and RabbitMQ.
 """
 
 from __future__ import annotations

@@ -42,21 +42,6 @@ class Process(GatewayProcess):
         self.mapping.write_text(COPY.format(name="copy", source="in", target="out"))
         super().__init__(folder, mappings=[str(self.mapping)])
 
-    @property
-    def port(self) -> int:
-        """Of MQTT."""
-        return self.ports["mqtt"]
-
-
-class AtPort(Running):
-    """A gateway that runs elsewhere, known by its MQTT port."""
-
-    def __init__(self, port: int) -> None:
-        self._port = port
-
-    def port(self, listener: str) -> int:
-        return self._port
-
 
 @pytest.fixture
 def process(tmp_path: Path) -> Iterator[Process]:
@@ -66,7 +51,7 @@ def process(tmp_path: Path) -> Iterator[Process]:
 
 def copied_to(process: Process) -> bytes:
     """Publish at `in/x`; the topic of the first message that comes back from elsewhere than there."""
-    with connect(AtPort(process.port), "prober")[0] as client:
+    with connect(process, "prober")[0] as client:
         client.subscribe("+/x")
         client.publish("in/x")
         while True:
@@ -77,7 +62,7 @@ def copied_to(process: Process) -> bytes:
 
 @pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT])
 def test_a_signal_drains_says_goodbye_and_exits_with_0(process: Process, number: signal.Signals) -> None:
-    with connect(AtPort(process.port))[0] as client:
+    with connect(process)[0] as client:
         client.subscribe("#", 1)
         client.publish("in/x", b"x", 1, 1)
         assert client.acked(PacketType.PUBACK) == (1, 0)

@@ -20,8 +20,7 @@ from gateway.protocols.amqp091.events import (
     Opened,
     Returned,
 )
-from tests.ingress.clients import Raw
-from tests.interop.gateway_fixture import Running
+from tests.ingress.clients import Ported, Raw
 
 Kind = TypeVar(
     "Kind", ChannelClosed, ChannelOpened, Closed, Confirms, Deliveries, Got, MethodReceived, Opened, Returned
@@ -36,7 +35,7 @@ class Amqp(Raw):
 
     def __init__(
         self,
-        gateway: Running,
+        gateway: Ported,
         *,
         user: str = "guest",
         password: str = "guest",

@@ -5,7 +5,7 @@ from __future__ import annotations
 import socket
 import time
 from collections.abc import Callable
-from typing import Final, Self, TypeVar
+from typing import Final, Protocol, Self, TypeVar
 
 from gateway.protocols.mqtt.client import ClientConnection
 from gateway.protocols.mqtt.packets import (
@@ -29,6 +29,13 @@ from tests.interop.gateway_fixture import LOOPBACK, Running
 
 PATIENCE_SECS: Final = 10.0
 Kind = TypeVar("Kind", Connack, Suback, Unsuback, Disconnect, Publishes, Acks)
+
+
+class Ported(Protocol):
+    """A gateway, in this process or another: what its clients need of it."""
+
+    def port(self, listener: str) -> int:
+        """The port of a listener."""
 
 
 class Raw:
@@ -151,7 +158,7 @@ class Mqtt(Raw):
 
 
 def connect(
-    gateway: Running,
+    gateway: Ported,
     client_id: str = "c",
     *,
     version: Version = Version.V5,

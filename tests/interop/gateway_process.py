@@ -89,6 +89,10 @@ class GatewayProcess:
             return found
         raise AssertionError(f"the gateway did not start: {self.log}")
 
+    def port(self, listener: str) -> int:
+        """The port of a listener, or of `http`."""
+        return self.ports[listener]
+
     @property
     def process(self) -> subprocess.Popen[str]:
         """The process that runs."""
