@@ -1,0 +1,443 @@
+"""Octets <-> command frames, commands and message heads (2.2.4, 3.1.1, 3.4).
+
+A decoder answers with a value, with None (more octets are needed), or raises RemoteProtocolError with the
+reply code. The loops that messages go through in number are not here but in `server.py` and `client.py`: they
+fall back on these functions for whatever is not the common case. Fragments stand outside of frames; where
+they begin and end is the business of the connection.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Callable, Iterable
+from dataclasses import dataclass
+from struct import Struct
+from struct import error as StructError
+from typing import Any, Final
+
+from gateway.errors import LocalProtocolError, RemoteProtocolError
+from gateway.model.properties import Headers, string
+from gateway.protocols.amqpfast.commands import COMMANDS, Command, HandleBrowse
+from gateway.protocols.amqpfast.spec import (
+    FRAME_END,
+    FRAME_SIZE_MIN,
+    HANDSHAKE_FRAME_MAX,
+    HANDSHAKE_TYPE_MAX,
+    INDEX_OCTETS_MAX,
+    LOGIN_FIELD,
+    LONG_SIZE_MAX,
+    NONE,
+    PASSWORD_FIELD,
+    PLAIN,
+    SHORT_SIZE_MAX,
+    SHORT_STRING_MAX,
+    SIZE_ESCAPE,
+    ReplyCode,
+)
+from gateway.protocols.amqpfast.tables import bad_field, decode_table, encode_table
+
+U16: Final = Struct(">H")
+U32: Final = Struct(">I")
+END: Final = bytes((FRAME_END,))
+BROWSE_WITHOUT_TAG: Final = 6  # octets of the fields of HANDLE BROWSE as the grammar has them
+
+
+def framing_error(text: str) -> RemoteProtocolError:
+    """Frames that are none: 501."""
+    return RemoteProtocolError(text, reason=ReplyCode.FRAMING_ERROR)
+
+
+# --- frames
+
+
+def decode_frame(data: bytes, at: int, frame_max: int) -> tuple[int, int, int] | None:
+    """The frame at `at`: where its type octet, its end octet and what follows it are; None: not complete.
+
+    Raises RemoteProtocolError 501 as soon as the size says that it cannot be a frame or that it exceeds
+    `frame_max` (4096 for the commands of the handshake, whatever was agreed), and when it does not end as a
+    frame ends.
+    """
+    have = len(data) - at
+    if have < 2:
+        return None
+    size = U16.unpack_from(data, at)[0]
+    begin = at + 2
+    if size == SIZE_ESCAPE:
+        if have < 6:
+            return None
+        size = U32.unpack_from(data, begin)[0]
+        begin += 4
+    if not FRAME_SIZE_MIN <= size <= LONG_SIZE_MAX:
+        raise framing_error(f"a frame of {size} octets")
+    if size > frame_max:
+        raise framing_error(f"a frame of {size} octets exceeds frame-max {frame_max}")
+    if begin < len(data) and size > HANDSHAKE_FRAME_MAX and data[begin] <= HANDSHAKE_TYPE_MAX:
+        raise framing_error(f"a frame of {size} octets exceeds {HANDSHAKE_FRAME_MAX} for its type")
+    end = begin + size - 1
+    if end >= len(data):
+        return None
+    if data[end] != FRAME_END:
+        raise framing_error(f"a frame ends with 0x{data[end]:02x}")
+    return begin, end, end + 1
+
+
+def frame_octets(data: bytes, at: int) -> int:
+    """How many octets of the incomplete frame at `at` are needed before it says more than it does now."""
+    have = len(data) - at
+    if have < 3:
+        return 3  # the size, and the type on which its limit depends
+    size: int = U16.unpack_from(data, at)[0]
+    if size != SIZE_ESCAPE:
+        return size + 2
+    return 7 if have < 7 else int(U32.unpack_from(data, at + 2)[0]) + 6
+
+
+def encode_frame(content: bytes) -> bytes:
+    """The frame of a type octet with its fields; in the short form if that holds it."""
+    size = len(content) + 1
+    if size <= SHORT_SIZE_MAX:
+        return U16.pack(size) + content + END
+    return b"\xff\xff" + U32.pack(size) + content + END
+
+
+# --- domains
+
+
+def _read_short_octets(data: bytes, at: int) -> tuple[bytes, int]:
+    end = at + 1 + data[at]
+    if end > len(data):
+        raise framing_error("a short string reaches beyond its frame")
+    return data[at + 1 : end], end
+
+
+def _read_short_string(data: bytes, at: int) -> tuple[str, int]:
+    octets, end = _read_short_octets(data, at)
+    if 0 in octets:
+        raise framing_error("a short string holds a zero octet")
+    try:
+        return octets.decode(), end
+    except UnicodeDecodeError:
+        raise framing_error("a short string is not UTF-8") from None
+
+
+def _read_long_string(data: bytes, at: int) -> tuple[bytes, int]:
+    begin = at + 2
+    end = begin + U16.unpack_from(data, at)[0]
+    if end > len(data):
+        raise framing_error("a long string reaches beyond its frame")
+    return data[begin:end], end
+
+
+def _read_table(data: bytes, at: int) -> tuple[Headers, int]:
+    octets, end = _read_long_string(data, at)
+    return decode_table(U16.pack(len(octets)) + octets)[0], end
+
+
+def _read_octet(data: bytes, at: int) -> tuple[int, int]:
+    return data[at], at + 1
+
+
+def _read_short(data: bytes, at: int) -> tuple[int, int]:
+    return U16.unpack_from(data, at)[0], at + 2
+
+
+def _read_long(data: bytes, at: int) -> tuple[int, int]:
+    return U32.unpack_from(data, at)[0], at + 4
+
+
+READ: Final[dict[str, Callable[[bytes, int], tuple[Any, int]]]] = {
+    "o": _read_octet,
+    "s": _read_short,
+    "l": _read_long,
+    "ss": _read_short_string,
+    "sb": _read_short_octets,
+    "ls": _read_long_string,
+    "T": _read_table,
+}
+
+
+def encode_short_string(text: str | bytes) -> bytes:
+    """Length octet and UTF-8. Raises LocalProtocolError beyond 255 octets, or for a zero octet in a text."""
+    octets = text.encode() if isinstance(text, str) else text
+    if len(octets) > SHORT_STRING_MAX:
+        raise LocalProtocolError(f"a short string has at most {SHORT_STRING_MAX} octets")
+    if isinstance(text, str) and "\0" in text:
+        raise LocalProtocolError("a short string holds no zero octet")
+    return bytes((len(octets),)) + octets
+
+
+def _write_long_string(octets: bytes) -> bytes:
+    return U16.pack(len(octets)) + octets
+
+
+def _write_octet(number: int) -> bytes:
+    return bytes((number,))
+
+
+WRITE: Final[dict[str, Callable[[Any], bytes]]] = {
+    "o": _write_octet,
+    "s": U16.pack,
+    "l": U32.pack,
+    "ss": encode_short_string,
+    "sb": encode_short_string,
+    "ls": _write_long_string,
+    "T": encode_table,
+}
+
+
+# --- commands
+
+
+def decode_command(content: bytes) -> Command:
+    """The command of a frame's content: its type octet and its fields, without the end octet.
+
+    HANDLE BROWSE is taken with and without its confirm-tag. Raises RemoteProtocolError: 501 for a type that
+    is not known and for fields that do not fill the frame exactly, 502 for a table that is none.
+    """
+    kind = COMMANDS.get(content[0])
+    if kind is None:
+        raise framing_error(f"command type {content[0]} is not known")
+    if kind is HandleBrowse and len(content) == 1 + BROWSE_WITHOUT_TAG:
+        content = content[:3] + b"\0\0" + content[3:]
+    try:
+        return _decode_fields(kind, content)
+    except (StructError, IndexError):
+        raise framing_error(f"{kind.name} is cut short") from None
+    except RemoteProtocolError as fault:
+        raise RemoteProtocolError(f"{kind.name}: {fault}", reason=fault.reason) from None
+
+
+def _decode_fields(kind: type[Command], content: bytes) -> Command:
+    values = []
+    at = 1
+    bit = 0  # the mask of the next bit in the octet before `at`; 0: a new octet begins
+    for domain, _ in kind.layout:
+        value: Any
+        if domain == "b":  # the first bit is the lowest
+            if not bit:
+                bit = 1
+                at += 1
+            value = bool(content[at - 1] & bit)
+            bit = bit << 1 & 0xFF
+        else:
+            bit = 0
+            value, at = READ[domain](content, at)
+        values.append(value)
+    if at != len(content):
+        raise framing_error("octets follow the last field")
+    return kind(*values)
+
+
+def encode_command(command: Command) -> bytes:
+    """The frame of a command. Raises LocalProtocolError when a field does not fit."""
+    parts = [bytes((command.type,))]
+    octet, mask = 0, 1
+    for domain, name in command.layout:
+        value = getattr(command, name)
+        if domain == "b":  # no command has more than eight in a row
+            octet |= mask if value else 0
+            mask <<= 1
+            continue
+        if mask > 1:
+            parts.append(bytes((octet,)))
+            octet, mask = 0, 1
+        try:
+            parts.append(WRITE[domain](value))
+        except (StructError, ValueError):
+            raise LocalProtocolError(f"{command.name}: {name} cannot hold {value!r}") from None
+    if mask > 1:
+        parts.append(bytes((octet,)))
+    return encode_frame(b"".join(parts))
+
+
+# --- the head of a message
+#
+#     body-size u32 | persistent | priority | expiration u32 | mime-type | encoding | identifier | headers
+#
+# Its first fragment begins with it (3.4). Everything behind the body-size is called the *properties* of the
+# message: like messages share these octets, whatever the size of their bodies, so caches are keyed by them.
+
+BODY_SIZE: Final = Struct(">I")
+FIXED: Final = Struct(">BBI")  # persistent, priority, expiration
+HEAD_FIXED: Final = BODY_SIZE.size + FIXED.size
+HEAD_MIN: Final = HEAD_FIXED + 3 + 2  # with empty strings and an empty table
+
+
+def contents_invalid(text: str) -> RemoteProtocolError:
+    """A message that is none: 542."""
+    return RemoteProtocolError(text, reason=ReplyCode.MESSAGE_CONTENTS_INVALID)
+
+
+@dataclass(slots=True)
+class Head:
+    """What a message says of itself, as it is on the wire. `expiration`: UTC seconds, 0 for never."""
+
+    persistent: bool = False
+    priority: int = 0
+    expiration: int = 0
+    mime_type: str = ""
+    encoding: str = ""
+    identifier: str = ""
+    headers: Headers = ()
+
+
+def find_head_end(data: bytes, at: int, stop: int) -> int:
+    """Where the head at `at` ends. Raises RemoteProtocolError 542 when it does not end before `stop`."""
+    try:
+        end = at + HEAD_FIXED
+        end += 1 + data[end]
+        end += 1 + data[end]
+        end += 1 + data[end]
+        end += 2 + int(U16.unpack_from(data, end)[0])
+    except (IndexError, StructError):
+        end = stop + 1
+    if end > stop:
+        raise contents_invalid("the first fragment does not hold the head of its message")
+    return end
+
+
+def decode_head(data: bytes, at: int = 0) -> tuple[int, Head, int]:
+    """(body size, head, position behind it). Raises RemoteProtocolError 542."""
+    end = find_head_end(data, at, len(data))
+    begin = at + BODY_SIZE.size
+    return BODY_SIZE.unpack_from(data, at)[0], decode_head_properties(data[begin:end]), end
+
+
+def decode_head_properties(raw: bytes) -> Head:
+    """The head whose octets behind the body-size are `raw`. Raises RemoteProtocolError 542."""
+    try:
+        persistent, priority, expiration = FIXED.unpack_from(raw)
+        mime_type, at = _read_text(raw, FIXED.size)
+        encoding, at = _read_text(raw, at)
+        identifier, at = _read_text(raw, at)
+        headers, at = decode_table(raw, at)
+    except (IndexError, StructError):
+        raise contents_invalid("the head of a message is cut short") from None
+    except RemoteProtocolError as fault:
+        raise contents_invalid(f"the head of a message: {fault}") from None
+    if at != len(raw):
+        raise contents_invalid("octets follow the headers of a message")
+    return Head(bool(persistent & 1), priority, expiration, mime_type, encoding, identifier, headers)
+
+
+def _read_text(raw: bytes, at: int) -> tuple[str, int]:
+    end = at + 1 + raw[at]
+    octets = raw[at + 1 : end]
+    if end > len(raw) or 0 in octets:
+        raise contents_invalid("a short string is cut short or holds a zero octet")
+    try:
+        return octets.decode(), end
+    except UnicodeDecodeError:
+        raise contents_invalid("a short string is not UTF-8") from None
+
+
+def encode_head_properties(head: Head, *, strict: bool = True) -> bytes:
+    """The octets behind the body-size. Raises LocalProtocolError when a value does not fit.
+
+    Without `strict` the headers may have any name that a peer has written.
+    """
+    texts = [encode_short_string(text) for text in (head.mime_type, head.encoding, head.identifier)]
+    fixed = FIXED.pack(head.persistent, head.priority, head.expiration)
+    return fixed + b"".join(texts) + encode_table(head.headers, strict=strict)
+
+
+def encode_head(body_size: int, head: Head) -> bytes:
+    """A whole head. Raises LocalProtocolError when a value does not fit."""
+    return BODY_SIZE.pack(body_size) + encode_head_properties(head)
+
+
+# --- message lists, 3.5.12
+
+LIST_ITEM: Final = re.compile(r"(\d{1,10})(?:-(\d{1,10}))?\Z")
+LIST_SEPARATORS: Final = re.compile(r"[,.;\s]+")
+
+
+def encode_message_list(
+    numbers: Iterable[int], *, singly: bool = False, octets_max: int = INDEX_OCTETS_MAX
+) -> tuple[bytes, int]:
+    """(the list of HANDLE INDEX, how many of `numbers` it holds); `numbers` ascend.
+
+    Items are separated by commas, and neighbours are written as a range; `singly` separates every number by
+    a blank, which is all that the C client of 2005 understands.
+    """
+    parts: list[str] = []
+    size = taken = 0
+    separator = " " if singly else ","
+    first = last = -1
+    for number in numbers:
+        joins = not singly and number == last + 1 and last >= 0
+        part = f"{first}-{number}" if joins else str(number)
+        grown = size + len(part) + 1 - (len(parts[-1]) + 1 if joins else 0)
+        if grown - 1 > octets_max:
+            break
+        if joins:
+            parts[-1] = part
+        else:
+            parts.append(part)
+            first = number
+        size, last = grown, number
+        taken += 1
+    return separator.join(parts).encode(), taken
+
+
+def decode_message_list(octets: bytes) -> list[tuple[int, int]]:
+    """The ranges (first, last) of a HANDLE INDEX; single numbers are ranges of one.
+
+    Numbers may be separated by `,`, `.`, `;` or blanks. Raises RemoteProtocolError 502.
+    """
+    text = octets.decode("ascii", errors="replace").strip()
+    ranges = []
+    for item in LIST_SEPARATORS.split(text) if text else ():
+        found = LIST_ITEM.match(item)
+        if found is None:
+            raise bad_field(f"message-list: {item!r} is no number and no range")
+        first = int(found[1])
+        last = int(found[2] or found[1])
+        if last < first:
+            raise bad_field(f"message-list: {item!r} runs backwards")
+        ranges.append((first, last))
+    return ranges
+
+
+# --- credentials and hashes
+
+SHA1_OCTETS: Final = 20
+
+
+def encode_credentials(user: str, password: str) -> Headers:
+    """The responses of mechanism PLAIN."""
+    return ((LOGIN_FIELD, string(user)), (PASSWORD_FIELD, string(password)))
+
+
+def decode_credentials(mechanism: str, responses: Headers) -> tuple[str, str] | None:
+    """(user, password) of a CONNECTION RESPONSE; None when it names nobody.
+
+    An empty PLAIN and mechanism NONE name nobody: so did the clients of 2005. Mechanism and names are
+    compared without regard to case. Raises RemoteProtocolError 502 for another mechanism, or responses that
+    have not its form.
+    """
+    word = mechanism.upper()
+    if word not in (PLAIN, NONE):
+        raise bad_field(f"mechanism {mechanism!r} is not offered")
+    if not responses or word != PLAIN:
+        return None
+    said = {name.upper().rstrip(":"): value.value for name, value in responses}
+    user, password = said.get(LOGIN_FIELD), said.get(PASSWORD_FIELD, "")
+    if not isinstance(user, str) or not isinstance(password, str):
+        raise bad_field("responses: a login and a password are needed")
+    return user, password
+
+
+def read_content_hash(octets: bytes) -> bytes | None:
+    """The SHA-1 digest of a content-hash, which is 40 hexadecimal digits or the raw octets; b"": none given.
+
+    None when it is neither.
+    """
+    if not octets or len(octets) == SHA1_OCTETS:
+        return octets
+    if len(octets) != 2 * SHA1_OCTETS:
+        return None
+    try:
+        return bytes.fromhex(octets.decode("ascii"))
+    except ValueError:
+        return None

@@ -1,0 +1,313 @@
+"""The 28 commands of AMQP/Fast: the one table of types, directions and fields (3.1.1).
+
+The annotation of a field is its domain on the wire, so a class is at once the type that programs use and the
+layout that the codec reads. A command whose `fragment` is true is followed by `fragment_size` octets outside
+its frame, unless they are out of band.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass, fields
+from typing import Annotated, ClassVar, Final, TypeVar, dataclass_transform, get_type_hints
+
+from gateway.model.properties import Headers
+
+Octet = Annotated[int, "o"]
+Short = Annotated[int, "s"]
+Long = Annotated[int, "l"]
+ShortStr = Annotated[str, "ss"]
+ShortOctets = Annotated[bytes, "sb"]  # a content hash may be raw octets
+LongStr = Annotated[bytes, "ls"]
+Table = Annotated[Headers, "T"]
+Bit = Annotated[bool, "b"]
+
+TO_SERVER: Final = 1
+TO_CLIENT: Final = 2
+BOTH: Final = TO_SERVER | TO_CLIENT
+
+
+class Command:
+    """A command. `layout`: (domain, field) in the order of the wire. `tagged`: it has a confirm-tag."""
+
+    __slots__ = ()
+    name: ClassVar[str]
+    type: ClassVar[int]
+    direction: ClassVar[int]
+    fragment: ClassVar[bool]
+    tagged: ClassVar[bool]
+    layout: ClassVar[tuple[tuple[str, str], ...]]
+
+
+class HandleCommand(Command):
+    """A command of a handle."""
+
+    __slots__ = ()
+    handle_id: int
+
+
+class ChannelCommand(Command):
+    """A command of a channel."""
+
+    __slots__ = ()
+    channel_id: int
+
+
+COMMANDS: Final[dict[int, type[Command]]] = {}
+C = TypeVar("C", bound=Command)
+
+
+@dataclass_transform()
+def command(name: str, kind: int, direction: int, fragment: bool = False) -> Callable[[type[C]], type[C]]:
+    """Make a class a command and enter it in COMMANDS."""
+
+    def enter(declared: type[C]) -> type[C]:
+        made = dataclass(slots=True)(declared)
+        hints = get_type_hints(made, globalns=globals(), include_extras=True)
+        made.name = name
+        made.type = kind
+        made.direction = direction
+        made.fragment = fragment
+        made.layout = tuple(
+            (hints[each.name].__metadata__[0], each.name)
+            for each in fields(made)  # type: ignore[arg-type]
+        )
+        made.tagged = any(field == "tag" for _, field in made.layout) and not name.endswith("reply")
+        COMMANDS[kind] = made
+        return made
+
+    return enter
+
+
+@command("connection.challenge", 10, TO_CLIENT)
+class ConnectionChallenge(Command):
+    version: Octet = 1
+    mechanisms: ShortStr = ""
+    challenges: Table = ()
+
+
+@command("connection.response", 11, TO_SERVER)
+class ConnectionResponse(Command):
+    mechanism: ShortStr = ""
+    responses: Table = ()
+
+
+@command("connection.tune", 12, BOTH)
+class ConnectionTune(Command):
+    frame_max: Long = 0
+    channel_max: Short = 0
+    handle_max: Short = 0
+    heartbeat: Short = 0
+    options: Table = ()
+
+
+@command("connection.open", 13, TO_SERVER)
+class ConnectionOpen(Command):
+    tag: Short = 0
+    virtual_path: ShortStr = "/"
+    client_name: ShortStr = ""
+    options: Table = ()
+
+
+@command("connection.ping", 14, BOTH)
+class ConnectionPing(Command):
+    respond: Bit = False
+
+
+@command("connection.reply", 18, TO_CLIENT)
+class ConnectionReply(Command):
+    tag: Short = 0
+    reply_code: Short = 200
+    reply_text: ShortStr = ""
+
+
+@command("connection.close", 19, BOTH)
+class ConnectionClose(Command):
+    reply_code: Short = 200
+    reply_text: ShortStr = ""
+
+
+@command("channel.open", 20, TO_SERVER)
+class ChannelOpen(ChannelCommand):
+    channel_id: Short = 0
+    tag: Short = 0
+    transacted: Bit = False
+    restartable: Bit = False
+    options: Table = ()
+    out_of_band: ShortStr = ""
+
+
+@command("channel.ack", 21, TO_SERVER)
+class ChannelAck(ChannelCommand):
+    channel_id: Short = 0
+    tag: Short = 0
+    message_number: Long = 0
+
+
+@command("channel.commit", 22, TO_SERVER)
+class ChannelCommit(ChannelCommand):
+    channel_id: Short = 0
+    tag: Short = 0
+    options: Table = ()
+
+
+@command("channel.rollback", 23, TO_SERVER)
+class ChannelRollback(ChannelCommand):
+    channel_id: Short = 0
+    tag: Short = 0
+    options: Table = ()
+
+
+@command("channel.reply", 28, TO_CLIENT)
+class ChannelReply(ChannelCommand):
+    channel_id: Short = 0
+    tag: Short = 0
+    reply_code: Short = 200
+    reply_text: ShortStr = ""
+
+
+@command("channel.close", 29, BOTH)
+class ChannelClose(ChannelCommand):
+    channel_id: Short = 0
+    reply_code: Short = 200
+    reply_text: ShortStr = ""
+
+
+@command("handle.open", 30, TO_SERVER)
+class HandleOpen(HandleCommand):
+    channel_id: Short = 0
+    handle_id: Short = 0
+    service_type: Short = 1
+    tag: Short = 0
+    producer: Bit = False
+    consumer: Bit = False
+    browser: Bit = False
+    temporary: Bit = False
+    dest_name: ShortStr = ""
+    mime_type: ShortStr = ""
+    encoding: ShortStr = ""
+    options: Table = ()
+
+
+@command("handle.send", 31, TO_SERVER, fragment=True)
+class HandleSend(HandleCommand):
+    handle_id: Short = 0
+    tag: Short = 0
+    fragment_size: Long = 0
+    partial: Bit = False
+    out_of_band: Bit = False
+    recovery: Bit = False
+    streaming: Bit = False
+    dest_name: ShortStr = ""
+
+
+@command("handle.consume", 32, TO_SERVER)
+class HandleConsume(HandleCommand):
+    handle_id: Short = 0
+    tag: Short = 0
+    prefetch: Short = 0
+    no_local: Bit = False
+    unreliable: Bit = False
+    dest_name: ShortStr = ""
+    identifier: ShortStr = ""
+    selector: LongStr = b""
+    mime_type: ShortStr = ""
+
+
+@command("handle.cancel", 33, TO_SERVER)
+class HandleCancel(HandleCommand):
+    handle_id: Short = 0
+    tag: Short = 0
+    dest_name: ShortStr = ""
+    identifier: ShortStr = ""
+
+
+@command("handle.flow", 34, TO_SERVER)
+class HandleFlow(HandleCommand):
+    handle_id: Short = 0
+    tag: Short = 0
+    flow_pause: Bit = False
+
+
+@command("handle.unget", 35, TO_SERVER)
+class HandleUnget(HandleCommand):
+    handle_id: Short = 0
+    tag: Short = 0
+    message_number: Long = 0
+
+
+@command("handle.query", 36, TO_SERVER)
+class HandleQuery(HandleCommand):
+    handle_id: Short = 0
+    message_number: Long = 0
+    dest_name: ShortStr = ""
+    selector: LongStr = b""
+    mime_type: ShortStr = ""
+
+
+@command("handle.browse", 37, TO_SERVER)
+class HandleBrowse(HandleCommand):
+    handle_id: Short = 0
+    tag: Short = 0
+    message_number: Long = 0
+
+
+@command("handle.created", 40, TO_CLIENT)
+class HandleCreated(HandleCommand):
+    handle_id: Short = 0
+    dest_name: ShortStr = ""
+
+
+@command("handle.notify", 41, TO_CLIENT, fragment=True)
+class HandleNotify(HandleCommand):
+    handle_id: Short = 0
+    message_number: Long = 0
+    fragment_size: Long = 0
+    partial: Bit = False
+    out_of_band: Bit = False
+    recovery: Bit = False
+    delivered: Bit = False
+    redelivered: Bit = False
+    streaming: Bit = False
+    dest_name: ShortStr = ""
+
+
+@command("handle.index", 42, TO_CLIENT)
+class HandleIndex(HandleCommand):
+    handle_id: Short = 0
+    message_number: Long = 0
+    message_list: LongStr = b""
+
+
+@command("handle.prepare", 43, BOTH, fragment=True)
+class HandlePrepare(HandleCommand):
+    handle_id: Short = 0
+    fragment_size: Long = 0
+    content_hash: ShortOctets = b""
+
+
+@command("handle.ready", 44, BOTH)
+class HandleReady(HandleCommand):
+    handle_id: Short = 0
+    message_size: Long = 0
+
+
+@command("handle.reply", 48, TO_CLIENT)
+class HandleReply(HandleCommand):
+    handle_id: Short = 0
+    tag: Short = 0
+    reply_code: Short = 200
+    reply_text: ShortStr = ""
+
+
+@command("handle.close", 49, BOTH)
+class HandleClose(HandleCommand):
+    handle_id: Short = 0
+    reply_code: Short = 200
+    reply_text: ShortStr = ""
+
+
+FRAME_NAMES: Final = tuple(
+    COMMANDS[kind].name if kind in COMMANDS else "" for kind in range(max(COMMANDS) + 1)
+)
+"""Names of the commands by type, for counters; "" where there is no command."""

@@ -1,0 +1,426 @@
+"""How a connection, its channels and its handles end, and when (3.2.7, 3.2.9, 3.3.7, 3.5.16).
+
+Either side may say CLOSE of any of the three at any time; the other side's CLOSE is the answer, and when both
+say it at once, each counts as the other's answer. Whoever said it discards what comes before the answer, save
+that a handle which is closed without a fault goes on processing. The clock is the caller's: `deadline` says
+when `tick` and `timed_out` have to be asked next.
+"""
+
+from __future__ import annotations
+
+from abc import ABC, abstractmethod
+from typing import ClassVar, Final
+
+from gateway.errors import RemoteProtocolError
+from gateway.protocols.amqpfast import commands as m
+from gateway.protocols.amqpfast.codec import decode_command, decode_frame, encode_command
+from gateway.protocols.amqpfast.events import (
+    ChannelClosed,
+    Closed,
+    Event,
+    HandleClosed,
+    NegotiationFailed,
+    Released,
+)
+from gateway.protocols.amqpfast.spec import (
+    CLOSE_AGAIN_SECS,
+    CLOSE_WAIT_SECS,
+    HANDSHAKE_FRAME_MAX,
+    LONG_SIZE_MAX,
+    NEGOTIATION_PAUSE_SECS,
+    SHORT_STRING_MAX,
+    SILENT_INTERVALS,
+    ReplyCode,
+    Scope,
+)
+from gateway.protocols.amqpfast.states import (
+    CHANNEL_LEFT,
+    Channel,
+    ChannelState,
+    Handle,
+    HandleState,
+    ScopedFault,
+    State,
+    handle_left,
+)
+
+PING: Final = encode_command(m.ConnectionPing(respond=False))
+PING_RESPOND: Final = encode_command(m.ConnectionPing(respond=True))
+NEGOTIATING: Final = frozenset({State.INITIATION, State.AUTHENTICATION, State.AUTHENTICATING, State.TUNING})
+SILENT: Final = frozenset({State.FAILED, State.ENDING, State.CLOSED})
+
+
+class Lifetime(ABC):
+    """The part of a connection that knows how things end."""
+
+    _pauses: ClassVar[bool]  # whether a failed negotiation is held up before it is ended: a server's duty
+
+    def __init__(self, state: State, negotiation_pause: float = NEGOTIATION_PAUSE_SECS) -> None:
+        self.out: list[bytes] = []
+        self.frame_max = HANDSHAKE_FRAME_MAX
+        self.channel_max = 0
+        self.handle_max = 0
+        self.heartbeat = 0
+        self.peer_heartbeat = 0
+        self.pause_until = 0.0
+        self.received = [0] * len(m.FRAME_NAMES)
+        self.sent = [0] * len(m.FRAME_NAMES)
+        self._negotiation_pause = negotiation_pause
+        self._state = state
+        self._channels: dict[int, Channel] = {}
+        self._handles: dict[int, Handle] = {}
+        self._gone: set[int] = set()  # channels that were open once
+        self._leaving: dict[Channel, None] = {}  # channels that owe the answer to a close
+        self._ready: dict[int, Handle] = {}  # handles whose messages a run may take
+        self._now = 0.0
+        self._heard = 0.0
+        self._asked = False  # whether the peer lives, since we heard it last
+        self._spoke = False
+        self._beat_at = 0.0
+        self._closing_since = 0.0
+        self._said_at = 0.0
+        self._last_words: m.ConnectionClose | None = None
+
+    @abstractmethod
+    def _forget_lead(self) -> None:
+        """Forget what the last message of a run began with: it may no longer be taken so."""
+
+    def _send(self, command: m.Command, out: list[bytes] | None = None) -> None:
+        (self.out if out is None else out).append(encode_command(command))
+        self.sent[command.type] += 1
+
+    # --- faults
+
+    def refuse(self, fault: RemoteProtocolError, events: list[Event]) -> None:
+        """Answer a fault of the peer with the close that its scope asks for, and append the event."""
+        code, text = fault.reason, str(fault)
+        if not isinstance(fault, ScopedFault) or fault.scope is Scope.CONNECTION:
+            self._fail(fault, events)
+        elif fault.scope is Scope.CHANNEL:
+            self.close_channel(fault.number, code, text)
+            events.append(ChannelClosed(fault.number, code, text, by_peer=False))
+        else:
+            channel = self._handles[fault.number].channel.number
+            self.close_handle(fault.number, code, text)
+            events.append(HandleClosed(fault.number, channel, code, text, by_peer=False))
+
+    def _fail(self, fault: RemoteProtocolError, events: list[Event]) -> None:
+        """A fault that costs the connection: at once, or after the pause when it has not been let in yet."""
+        code, text = fault.reason, str(fault)
+        if self._pauses and self._state in NEGOTIATING:
+            unparsable = code == ReplyCode.FRAMING_ERROR and self._state is not State.TUNING
+            self._pause(code, text, speak=not unparsable)
+            events.append(NegotiationFailed(code, text))
+        elif self._state not in (State.CLOSING, State.LEFT) and self._state not in SILENT:
+            self.close(code, text)
+            events.append(Closed(code, text, by_peer=False))
+
+    def _pause(self, code: int, text: str, *, speak: bool) -> None:
+        self._state = State.FAILED
+        self._last_words = m.ConnectionClose(code, reply_text(text)) if speak else None
+        self.pause_until = self._now + self._negotiation_pause
+
+    # --- what the application ends
+
+    def close(self, code: int = ReplyCode.SUCCESS, text: str = "") -> None:
+        """Close the connection; what still arrives is discarded until the peer agrees (`closed`)."""
+        if self._state in (State.CLOSING, State.LEFT) or self._state in SILENT:
+            return
+        self._forget_all()
+        if self._state is State.INITIATION:
+            self._state = State.CLOSED
+            return
+        self._send(m.ConnectionClose(code, reply_text(text)))
+        self._state = State.CLOSING
+        self._closing_since = self._said_at = self._now
+
+    def close_channel(self, channel: int, code: int = ReplyCode.SUCCESS, text: str = "") -> None:
+        """Close a channel with its handles; what still arrives on it is discarded until the peer agrees."""
+        found = self._channels.get(channel)
+        if found is None or found.state not in (ChannelState.OPEN, ChannelState.LEFT):
+            return
+        self._send(m.ChannelClose(channel, code, reply_text(text)))
+        if found.state is ChannelState.LEFT:
+            self._forget_channel(found)
+            return
+        found.state = ChannelState.CLOSING
+        found.said_at = self._now
+        self._drop_sending(found)
+        self._disarm(found, HandleState.CLOSING)
+        found.owed.clear()
+        found.done.clear()
+        self._leaving.pop(found, None)
+
+    def close_handle(self, handle: int, code: int = ReplyCode.SUCCESS, text: str = "") -> None:
+        """Close a handle. With a code of success, what still arrives on it is reported until the peer agrees;
+        with any other it is discarded. Replies that it was owed are forgotten."""
+        found = self._handles.get(handle)
+        if found is None or found.channel.state is ChannelState.CLOSING:
+            return
+        command = m.HandleClose(handle, code, reply_text(text))
+        if found.state is HandleState.LEFT:
+            self._send_close(found, command)
+            self._forget_handle(found)
+        elif found.state is HandleState.OPEN or (
+            found.state is HandleState.LEAVING and code >= ReplyCode.MESSAGE_NOT_FOUND
+        ):
+            if found.state is HandleState.OPEN:
+                self._send_close(found, command)
+            found.channel.forget_owed(handle)
+            found.state = HandleState.LEAVING
+            if code >= ReplyCode.MESSAGE_NOT_FOUND:
+                found.state = HandleState.CLOSING
+                self._ready.pop(handle, None)
+                self._drop_incoming(found)
+
+    def _send_close(self, handle: Handle, command: m.HandleClose) -> None:
+        """Between the fragments of a message only the close of its own handle may be said."""
+        channel = handle.channel
+        if channel.sending is handle:
+            self._send(command)
+            held = channel.out if channel.out is not self.out else []
+            self._drop_sending(channel)
+            channel.out += without_handle(b"".join(held), handle.number)
+        else:
+            self._send(command, channel.out)
+
+    # --- what the peer ends
+
+    def _take_close(self, command: m.ConnectionClose, events: list[Event]) -> None:
+        events.append(Closed(command.reply_code, command.reply_text, by_peer=True))
+        self._state = State.LEFT
+        self._closing_since = self._now
+
+    def _take_while_closing(self, command: m.Command) -> None:
+        if isinstance(command, m.ConnectionClose):
+            self._state = State.CLOSED
+        elif self._now >= self._said_at + CLOSE_AGAIN_SECS:
+            self._said_at = self._now
+            self._send(m.ConnectionClose())
+
+    def _take_channel_close(self, command: m.ChannelClose, events: list[Event]) -> None:
+        channel = self._channels[command.channel_id]
+        if channel.state is ChannelState.CLOSING:
+            self._forget_channel(channel)
+            events.append(Released(channel.number, 0))
+            return
+        channel.state = ChannelState.LEFT
+        self._drop_sending(channel)
+        self._disarm(channel, HandleState.LEFT)
+        self._leave(channel, CHANNEL_LEFT)
+        events.append(ChannelClosed(channel.number, command.reply_code, command.reply_text, by_peer=True))
+
+    def _take_handle_close(self, command: m.HandleClose, events: list[Event]) -> None:
+        handle = self._handles[command.handle_id]
+        channel = handle.channel
+        if handle.state is not HandleState.OPEN:
+            self._forget_handle(handle)
+            events.append(Released(0, handle.number))
+            return
+        handle.state = HandleState.LEFT
+        self._ready.pop(handle.number, None)
+        self._drop_incoming(handle)
+        self._leave(channel, handle_left(handle.number))
+        events.append(
+            HandleClosed(handle.number, channel.number, command.reply_code, command.reply_text, by_peer=True)
+        )
+
+    def _leave(self, channel: Channel, key: int) -> None:
+        if channel not in self._leaving:
+            self._leaving[channel] = None
+            channel.answer_by = self._now + CLOSE_WAIT_SECS
+        channel.owed.append(key)
+
+    def _answer_closes(self, *, now: float | None = None) -> None:
+        """Answer the closes for which nothing is owed any more; with `now` also those that have waited."""
+        for channel in list(self._leaving):
+            if now is not None and now >= channel.answer_by:
+                self._answer_late(channel)
+            for key in channel.left():
+                self._answer_close(channel, key)
+            if not any(key < 0 for key in channel.owed):
+                self._leaving.pop(channel, None)
+        if self._state is State.LEFT:
+            late = now is not None and now >= self._closing_since + CLOSE_WAIT_SECS
+            if late or not any(channel.owed for channel in self._channels.values()):
+                self._forget_all()
+                self._send(m.ConnectionClose())
+                self._state = State.ENDING
+                self._closing_since = self._now
+
+    def _answer_late(self, channel: Channel) -> None:
+        if channel.state is ChannelState.LEFT:
+            channel.owed.clear()
+            channel.owed.append(CHANNEL_LEFT)
+            return
+        for key in [key for key in channel.owed if key < 0]:
+            channel.forget_owed(CHANNEL_LEFT - 1 - key)
+            self._answer_close(channel, key)
+
+    def _answer_close(self, channel: Channel, key: int) -> None:
+        if key == CHANNEL_LEFT:
+            self._send(m.ChannelClose(channel.number))
+            self._forget_channel(channel)
+        else:
+            handle = self._handles[CHANNEL_LEFT - 1 - key]
+            self._send_close(handle, m.HandleClose(handle.number))
+            self._forget_handle(handle)
+
+    def _answer_early(self, handle: Handle) -> None:
+        """The peer uses the number of a handle again without waiting for our answer: here it is."""
+        handle.channel.forget_owed(handle.number)
+        self._answer_close(handle.channel, handle_left(handle.number))
+
+    def _close_again(self, channel: Channel) -> None:
+        if self._now >= channel.said_at + CLOSE_AGAIN_SECS:
+            channel.said_at = self._now
+            self._send(m.ChannelClose(channel.number))
+
+    # --- forgetting
+
+    def _disarm(self, channel: Channel, state: HandleState) -> None:
+        """No handle of the channel speaks or is heard any more."""
+        channel.incoming = None
+        for handle in channel.handles.values():
+            handle.state = state
+            self._ready.pop(handle.number, None)
+        self._forget_lead()
+
+    def _drop_incoming(self, handle: Handle) -> None:
+        incoming = handle.channel.incoming
+        if incoming is not None and incoming.handle is handle:
+            handle.channel.incoming = None
+        self._forget_lead()
+
+    def _drop_sending(self, channel: Channel) -> None:
+        """Whatever of ours was under way in fragments is over."""
+        channel.sending = None
+        channel.streaming = False
+        channel.out = self.out
+
+    def _forget_handle(self, handle: Handle) -> None:
+        handle.state = HandleState.NONE
+        channel = handle.channel
+        self._ready.pop(handle.number, None)
+        self._handles.pop(handle.number, None)
+        channel.handles.pop(handle.number, None)
+        channel.forget_owed(handle.number)
+        channel.forget_awaited(handle.number)
+        self._drop_incoming(handle)
+
+    def _forget_channel(self, channel: Channel) -> None:
+        self._disarm(channel, HandleState.NONE)
+        for number in channel.handles:
+            self._handles.pop(number, None)
+        channel.handles.clear()
+        channel.owed.clear()
+        channel.state = ChannelState.GONE
+        self._channels.pop(channel.number, None)
+        self._gone.add(channel.number)
+        self._leaving.pop(channel, None)
+
+    def _forget_all(self) -> None:
+        for channel in list(self._channels.values()):
+            self._drop_sending(channel)
+            self._forget_channel(channel)
+
+    # --- time
+
+    def _agree(self, tune: m.ConnectionTune, peer_heartbeat: int) -> None:
+        """The limits that hold from now on."""
+        self.frame_max = tune.frame_max
+        self.channel_max = tune.channel_max
+        self.handle_max = tune.handle_max
+        self.peer_heartbeat = peer_heartbeat
+        self._beat_at = self._now + peer_heartbeat / 2
+
+    @property
+    def _silence_max(self) -> float:
+        """How long the peer may be silent until we ask, and after that until we give up."""
+        return self.heartbeat * (SILENT_INTERVALS + self._asked)
+
+    @property
+    def _tuned(self) -> bool:
+        return self._state in (State.TUNED, State.OPENING, State.ACTIVE)
+
+    def deadline(self) -> float | None:
+        """When `tick` and `timed_out` have to be asked next."""
+        if self._state is State.FAILED:
+            return self.pause_until
+        if self._state in (State.CLOSING, State.LEFT, State.ENDING):
+            return self._closing_since + CLOSE_WAIT_SECS
+        times = [channel.answer_by for channel in self._leaving]
+        if self._tuned:
+            if self.peer_heartbeat:
+                times.append(self._beat_at)
+            if self.heartbeat:
+                times.append(self._heard + self._silence_max)
+        return min(times, default=None)
+
+    def tick(self, now: float) -> None:
+        """Do what is due: end a failed negotiation, answer closes that have waited, send a PING.
+
+        A PING goes out when nothing was written for half of the peer's interval, and asks for an answer when
+        the peer has been silent for two of ours.
+        """
+        self._now = now
+        if self._state is State.FAILED and now >= self.pause_until:
+            if self._last_words is not None:
+                self._send(self._last_words)
+            self._state = State.CLOSED
+        elif self._leaving or self._state is State.LEFT:
+            self._answer_closes(now=now)
+        if not self._tuned:
+            return
+        if self.peer_heartbeat and now >= self._beat_at:
+            if not self._spoke and not self.out:
+                self._ping(PING)
+            self._spoke = False
+            self._beat_at = now + self.peer_heartbeat / 2
+        if self.heartbeat and not self._asked and now >= self._heard + self._silence_max:
+            self._asked = True
+            self._ping(PING_RESPOND)
+
+    def _ping(self, octets: bytes) -> None:
+        """Ahead of everything that is queued, which is whole commands with their fragments."""
+        self.out.insert(0, octets)
+        self.sent[m.ConnectionPing.type] += 1
+
+    def _take_ping(self, command: m.ConnectionPing, events: list[Event]) -> None:
+        if command.respond:
+            self._ping(PING)
+
+    def excuse(self, now: float) -> None:
+        """The peer was not read up to `now`: its silence does not count."""
+        self._heard = now
+        self._asked = False
+
+    def timed_out(self, now: float) -> bool:
+        """The peer is silent though we asked, or does not answer our close, or does not end the stream."""
+        if self._state in (State.CLOSING, State.ENDING):
+            return now >= self._closing_since + CLOSE_WAIT_SECS
+        if not (self.heartbeat and self._asked and self._tuned):
+            return False
+        return now >= self._heard + self._silence_max
+
+
+def without_handle(octets: bytes, handle: int) -> list[bytes]:
+    """Commands with their fragments, without those of a handle that was closed before they could leave."""
+    kept = []
+    at = 0
+    while at < len(octets):
+        frame = decode_frame(octets, at, LONG_SIZE_MAX)
+        assert frame is not None
+        begin, stop, after = frame
+        command = decode_command(octets[begin:stop])
+        if command.fragment and not getattr(command, "out_of_band", False):
+            after += command.fragment_size  # type: ignore[attr-defined]
+        if not isinstance(command, m.HandleCommand) or command.handle_id != handle:
+            kept.append(octets[at:after])
+        at = after
+    return kept
+
+
+def reply_text(text: str) -> str:
+    """As much of a text as a short string takes."""
+    return text.replace("\0", "").encode()[:SHORT_STRING_MAX].decode(errors="ignore")

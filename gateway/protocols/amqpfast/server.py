@@ -1,0 +1,483 @@
+"""The listener's side of a connection (3.2.2 - 3.2.8).
+
+    INITIATION -> AUTHENTICATION -> AUTHENTICATING [-> AUTHENTICATION ...]
+        -> TUNING -> TUNED -> OPENING -> ACTIVE
+
+In AUTHENTICATING and OPENING the application decides; everywhere else the client speaks next. A negotiation
+that fails goes to FAILED, where `deadline` says when `tick` will end it. Messages are read by `_read_sends`,
+which hands them on undecoded: what a client repeats from message to message (handle, name, head, size) is
+recognised by comparing octets with those of its last message.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable
+from struct import Struct
+from typing import ClassVar, Final
+
+from gateway.errors import LocalProtocolError, RemoteProtocolError
+from gateway.model.properties import Headers
+from gateway.protocols.amqpfast import commands as m
+from gateway.protocols.amqpfast.codec import BODY_SIZE, HEAD_MIN, find_head_end, framing_error
+from gateway.protocols.amqpfast.connection import Action, Connection
+from gateway.protocols.amqpfast.events import (
+    Acks,
+    Authenticate,
+    CommandReceived,
+    Event,
+    Open,
+    SendRow,
+    Sends,
+)
+from gateway.protocols.amqpfast.lifetime import reply_text
+from gateway.protocols.amqpfast.spec import (
+    CHANNEL_ACK,
+    FRAME_END,
+    FRAME_MAX,
+    FRAME_MAX_MIN,
+    HANDLE_REPLY,
+    HANDLE_SEND,
+    MESSAGE_BYTES_MAX,
+    NEGOTIATION_PAUSE_SECS,
+    PROTOCOL_ID,
+    PROTOCOL_VERSION,
+    ReplyCode,
+    Scope,
+    Service,
+)
+from gateway.protocols.amqpfast.states import (
+    CHANNEL_KEY,
+    CHANNEL_LEFT,
+    RIGHTS,
+    SERVICE_FAULTS,
+    Channel,
+    ChannelState,
+    Fragmented,
+    Handle,
+    HandleState,
+    ScopedFault,
+    State,
+    admit,
+)
+
+SEND: Final = Struct(">HBHHIBB").unpack_from  # size, type, handle, tag, fragment-size, bits, length of name
+SEND_FIELDS: Final = 12  # the size of SEND with an empty name
+ACK: Final = Struct(">HBHHIB")
+ACK_SIZE: Final = 10
+REPLY: Final = Struct(">HBHHHBB").pack  # size, type, handle, tag, code, length of text, end
+REPLY_SIZE: Final = 9
+OPEN: Final = HandleState.OPEN  # a global name costs a quarter of an enum's attribute
+LEFT: Final = HandleState.LEFT
+SUCCESS: Final = int(ReplyCode.SUCCESS)
+Lead = tuple[bytes, bytes, int, int, int, Callable[[int], None], bytes, bytes]
+# Octets before the tag; those behind it up to the body, and their number; body size, handle, what takes the
+# key of a reply that is owed, head, name.
+NOTHING_OWED: Final[list[int]] = []
+NO_LEAD: Final[Lead] = (b"", b"", 0, 0, 0, NOTHING_OWED.append, b"", b"")
+
+
+class ServerConnection(Connection):
+    """A client's connection as a listener sees it: octets in, events out.
+
+    `frame_max`, `channel_max`, `handle_max` (0: no limit) are offered; the client may ask for less.
+    `heartbeat` is how often, in seconds, we want to hear from the client; with 0 we never send PING unasked
+    either, for the Java client of 2005 cannot bear it. `mechanisms` are separated by blanks.
+    """
+
+    _side: ClassVar[int] = m.TO_SERVER
+    _pauses: ClassVar[bool] = True
+    _paused = frozenset({State.INITIATION, State.AUTHENTICATING, State.OPENING})
+
+    def __init__(
+        self,
+        *,
+        frame_max: int = FRAME_MAX,
+        channel_max: int = 1024,
+        handle_max: int = 8192,
+        heartbeat: int = 30,
+        message_bytes_max: int = MESSAGE_BYTES_MAX,
+        negotiation_pause: float = NEGOTIATION_PAUSE_SECS,
+        mechanisms: str = "PLAIN",
+    ) -> None:
+        super().__init__(
+            State.INITIATION, message_bytes_max=message_bytes_max, negotiation_pause=negotiation_pause
+        )
+        self.heartbeat = heartbeat
+        self._offer = m.ConnectionTune(frame_max, channel_max, handle_max, heartbeat)
+        self._mechanisms = mechanisms
+        self._version = PROTOCOL_VERSION
+        self._open_tag = 0
+        self._lead = NO_LEAD
+        self._runs = {HANDLE_SEND: self._read_sends, CHANNEL_ACK: self._read_acks}
+
+    # --- what the application answers
+
+    def challenge(self, challenges: Headers) -> None:
+        """The answer to Authenticate: say more."""
+        self._expect(State.AUTHENTICATING)
+        self._send(m.ConnectionChallenge(self._version, self._mechanisms, challenges))
+        self._state = State.AUTHENTICATION
+
+    def tune(self) -> None:
+        """The answer to Authenticate: welcome. Proposes the limits (3.2.5)."""
+        self._expect(State.AUTHENTICATING)
+        self._send(self._offer)
+        self._state = State.TUNING
+
+    def fail(self, code: int, text: str) -> None:
+        """The answer to Authenticate: no (403; 502 for a mechanism that is not offered). Pauses first."""
+        self._expect(State.AUTHENTICATING)
+        self._pause(code, text, speak=True)
+
+    def opened(self) -> None:
+        """The answer to Open: the virtual host is yours."""
+        self._expect(State.OPENING)
+        if self._open_tag:
+            self._send(m.ConnectionReply(self._open_tag))
+        self._state = State.ACTIVE
+
+    def _expect(self, state: State) -> None:
+        if self._state is not state:
+            raise LocalProtocolError(f"the connection is in {self._state.name}, not in {state.name}")
+
+    def reply_channel(self, channel: int, tag: int, code: int = ReplyCode.SUCCESS, text: str = "") -> None:
+        """CHANNEL REPLY to the command with this tag; see `reply`."""
+        found = self._channels.get(channel)
+        if not tag or found is None or found.state is ChannelState.CLOSING:
+            return
+        command = m.ChannelReply(channel, tag, code, reply_text(text))
+        found.reply(CHANNEL_KEY | tag, self._reply_octets(command))
+
+    def reply(self, handle: int, tag: int, code: int = ReplyCode.SUCCESS, text: str = "") -> None:
+        """HANDLE REPLY to the command with this tag; for tag 0 none, but every BROWSE has to be replied.
+
+        Replies of a channel leave in the order of its commands: one that is early waits for those before it.
+        Dropped when handle or channel have been closed meanwhile; that the number has not been opened again
+        since the command is the caller's to know.
+        """
+        found = self._usable(handle)
+        key = handle << 16 | tag
+        if found is None or (not tag and key not in found.channel.owed):
+            return
+        said = b""
+        if tag or code >= ReplyCode.MESSAGE_NOT_FOUND:
+            said = self._reply_octets(m.HandleReply(handle, tag, code, reply_text(text)))
+        found.channel.reply(key, said)
+
+    def reply_many(self, rows: Iterable[tuple[int, int]]) -> None:
+        """HANDLE REPLY 200 for rows of (handle, tag), as `reply`; those with tag 0 have none."""
+        handles = self._handles
+        count = 0
+        for number, tag in rows:
+            handle = handles.get(number)
+            if tag and handle is not None and (handle.state is OPEN or handle.state is LEFT):
+                said = REPLY(REPLY_SIZE, HANDLE_REPLY, number, tag, SUCCESS, 0, FRAME_END)
+                handle.channel.reply(number << 16 | tag, said)
+                count += 1
+        self.sent[HANDLE_REPLY] += count
+
+    def _reply_octets(self, command: m.Command) -> bytes:
+        said: list[bytes] = []
+        self._send(command, said)
+        return said[0]
+
+    def send(self, command: m.HandleCreated | m.HandleIndex) -> None:
+        """CREATED or INDEX. Dropped when the handle has been closed meanwhile."""
+        handle = self._usable(command.handle_id)
+        if handle is not None:
+            self._send(command, handle.channel.out)
+
+    # --- the negotiation
+
+    def _read_initiation(self, data: bytes, events: list[Event]) -> int:
+        if self._state is not State.INITIATION or not data:
+            return 0
+        if data[0] != PROTOCOL_ID or data[1:2] == b"\0":
+            self._fail(framing_error("this is no initiation of AMQP/Fast"), events)
+        elif len(data) > 1:
+            self._version = min(data[1], PROTOCOL_VERSION)
+            self._send(m.ConnectionChallenge(self._version, self._mechanisms))
+            self._state = State.AUTHENTICATION
+            return 2
+        return 0
+
+    def _take_response(self, command: m.ConnectionResponse, events: list[Event]) -> None:
+        self._state = State.AUTHENTICATING
+        offered = command.mechanism.upper() in self._mechanisms.upper().split()
+        events.append(Authenticate(command.mechanism, command.responses, offered))
+
+    def _take_tune(self, command: m.ConnectionTune, events: list[Event]) -> None:
+        offer = self._offer
+        if not FRAME_MAX_MIN <= command.frame_max <= offer.frame_max:
+            raise _bad_tune("frame-max", command.frame_max, offer.frame_max)
+        if offer.channel_max and command.channel_max > offer.channel_max:
+            raise _bad_tune("channel-max", command.channel_max, offer.channel_max)
+        if offer.handle_max and command.handle_max > offer.handle_max:
+            raise _bad_tune("handle-max", command.handle_max, offer.handle_max)
+        agreed = m.ConnectionTune(
+            command.frame_max,
+            command.channel_max or offer.channel_max,
+            command.handle_max or offer.handle_max,
+        )
+        self._agree(agreed, command.heartbeat if self.heartbeat else 0)
+        self._state = State.TUNED
+
+    def _take_open(self, command: m.ConnectionOpen, events: list[Event]) -> None:
+        self._state = State.OPENING
+        self._open_tag = command.tag
+        events.append(Open(command.virtual_path, command.client_name, command.options))
+
+    # --- channels
+
+    def _channel_command(self, command: m.ChannelCommand, events: list[Event]) -> None:
+        if isinstance(command, m.ChannelOpen):
+            self._open_channel(command, events)
+            return
+        if isinstance(command, m.ChannelClose):
+            self._take_channel_close(command, events)
+            return
+        channel = self._channels[command.channel_id]
+        if isinstance(command, m.ChannelAck):
+            if command.tag:
+                channel.owed.append(CHANNEL_KEY | command.tag)
+            self._took_acks([(channel.number, command.tag, command.message_number)], events)
+            return
+        assert isinstance(command, m.ChannelCommit | m.ChannelRollback)
+        if not channel.transacted:
+            text = f"{command.name} on a channel without transactions"
+            raise ScopedFault(text, ReplyCode.COMMAND_NOT_VALID, Scope.CHANNEL, channel.number)
+        if command.tag:
+            channel.owed.append(CHANNEL_KEY | command.tag)
+        events.append(CommandReceived(command))
+
+    def _open_channel(self, command: m.ChannelOpen, events: list[Event]) -> None:
+        number = command.channel_id
+        if not number:
+            raise RemoteProtocolError("channel-id 0", reason=ReplyCode.BAD_FIELD_VALUE)
+        left = self._channels.get(number)
+        if left is not None:  # the client does not wait for our answer, so here it is
+            left.owed.clear()
+            self._answer_close(left, CHANNEL_LEFT)
+        if self.channel_max and len(self._channels) >= self.channel_max <= len(self.channels):
+            text = f"more than {self.channel_max} channels"
+            raise RemoteProtocolError(text, reason=ReplyCode.INSUFFICIENT_RESOURCES)
+        channel = self._channels[number] = Channel(number, self.out, command)
+        self._gone.discard(number)
+        if command.tag:
+            channel.owed.append(CHANNEL_KEY | command.tag)
+        events.append(CommandReceived(command))
+
+    # --- handles
+
+    def _handle_command(self, command: m.HandleCommand, events: list[Event]) -> None:
+        if isinstance(command, m.HandleOpen):
+            self._open_handle(command, events)
+            return
+        if isinstance(command, m.HandleClose):
+            self._take_handle_close(command, events)
+            return
+        handle = self._handles[command.handle_id]
+        if isinstance(command, m.HandleReady):
+            self._take_ready(handle, command, events)
+            return
+        kind = type(command)
+        code = SERVICE_FAULTS.get((kind, handle.service))
+        if code is not None:
+            text = f"{command.name} is not valid for this service"
+            raise ScopedFault(text, code, Scope.HANDLE, handle.number)
+        right = RIGHTS.get(kind)
+        if right is not None and right not in handle.granted:
+            raise _no_right(handle, right)
+        tag = getattr(command, "tag", 0)
+        self._owe(handle, tag)
+        if not tag and isinstance(command, m.HandleBrowse):  # for a failure, which is replied in any case
+            handle.channel.owed.append(handle.number << 16)
+        events.append(CommandReceived(command))
+
+    def _open_handle(self, command: m.HandleOpen, events: list[Event]) -> None:
+        number = command.handle_id
+        if not command.channel_id:
+            raise RemoteProtocolError("channel-id 0", reason=ReplyCode.BAD_FIELD_VALUE)
+        channel = self._channels.get(command.channel_id)
+        if channel is None or channel.state is ChannelState.LEFT:
+            text = f"channel {command.channel_id} is not open"
+            raise RemoteProtocolError(text, reason=ReplyCode.CHANNEL_NOT_READY)
+        left = self._handles.get(number)
+        if left is not None:  # the client does not wait for our answer, so here it is
+            self._answer_early(left)
+        handle = Handle(number, channel, command)
+        if channel.state is ChannelState.CLOSING:
+            handle.state = HandleState.CLOSING
+            self._close_again(channel)
+        elif self.handle_max and len(self._handles) >= self.handle_max <= len(self.handles):
+            text = f"more than {self.handle_max} handles"
+            raise ScopedFault(text, ReplyCode.INSUFFICIENT_RESOURCES, Scope.CHANNEL, channel.number)
+        self._handles[number] = channel.handles[number] = handle
+        if handle.state is OPEN:
+            self._check_service(handle, command)
+            if "producer" in handle.granted or handle.service == Service.PEER:
+                self._ready[number] = handle
+            self._owe(handle, command.tag)
+            events.append(CommandReceived(command))
+
+    @staticmethod
+    def _check_service(handle: Handle, command: m.HandleOpen) -> None:
+        if not Service.QUEUE <= command.service_type <= Service.PEER:
+            text = f"service-type {command.service_type}"
+            raise ScopedFault(text, ReplyCode.SERVICE_TYPE_NOT_VALID, Scope.HANDLE, handle.number)
+        if handle.service == Service.PEER and (command.consumer or command.browser or command.temporary):
+            text = "consumer, browser and temporary are not for peers"
+            raise ScopedFault(text, ReplyCode.BAD_FIELD_VALUE, Scope.HANDLE, handle.number)
+
+    # --- messages
+
+    def _forget_lead(self) -> None:
+        self._lead = NO_LEAD
+
+    def _admit(self, handle: Handle, command: Fragmented) -> None:
+        if handle.number not in self._ready:
+            raise _no_right(handle, "producer")
+        admit(handle.channel, handle, command)
+
+    def _took_whole(
+        self,
+        handle: Handle,
+        command: m.HandleSend | m.HandleNotify,
+        head: bytes,
+        body: bytes,
+        events: list[Event],
+    ) -> None:
+        assert isinstance(command, m.HandleSend)
+        self._took_sends([(handle.number, command.tag, head, body, command.dest_name.encode())], events)
+
+    @staticmethod
+    def _took_sends(rows: list[SendRow], events: list[Event]) -> None:
+        last = events[-1] if events else None
+        if isinstance(last, Sends):
+            last.rows += rows
+        else:
+            events.append(Sends(rows))
+
+    def _read_sends(self, data: bytes, at: int, end: int, events: list[Event]) -> int:
+        """Take the messages from `at` on that are whole and in one fragment; returns their end."""
+        rows: list[SendRow] = []
+        add = rows.append
+        lead, middle, middle_size, size, number, owe, head, name = self._lead
+        while True:
+            body_at = at + 7 + middle_size
+            if data[at : at + 5] != lead or data[at + 7 : body_at] != middle:
+                found = self._lead_at(data, at, end)
+                if found is None:
+                    break
+                lead, middle, middle_size, size, number, owe, head, name = self._lead = found
+                body_at = at + 7 + middle_size
+            after = body_at + size
+            if after > end:
+                break
+            tag = data[at + 5] << 8 | data[at + 6]
+            if tag:
+                owe(number << 16 | tag)
+            add((number, tag, head, data[body_at:after], name))
+            at = after
+        if rows:
+            self.received[HANDLE_SEND] += len(rows)
+            self._took_sends(rows, events)
+        return at
+
+    def _lead_at(self, data: bytes, at: int, end: int) -> Lead | None:
+        """What the message at `at` has around its tag; None when it is not plainly right, or not here yet."""
+        if at + SEND_FIELDS + 2 > end:
+            return None
+        size, kind, number, _, fragment_size, bits, name_size = SEND(data, at)
+        handle = self._ready.get(number)
+        begin = at + size + 2
+        stop = begin + fragment_size
+        if (
+            kind != HANDLE_SEND
+            or handle is None
+            or handle.state is not OPEN
+            or handle.channel.incoming is not None
+            or bits & 0x0F
+            or size != SEND_FIELDS + name_size
+            or size > self.frame_max
+            or not HEAD_MIN <= fragment_size <= self.frame_max
+            or stop > end
+            or data[begin - 1] != FRAME_END
+        ):
+            return None
+        name = data[at + 13 : begin - 1]
+        try:
+            name.decode()
+            body_at = find_head_end(data, begin, stop)
+        except (UnicodeDecodeError, RemoteProtocolError):
+            return None
+        body_size = BODY_SIZE.unpack_from(data, begin)[0]
+        if body_at + body_size != stop or body_size > self.message_bytes_max or 0 in name:
+            return None
+        handle.begin()
+        middle = data[at + 7 : body_at]
+        head = data[begin + 4 : body_at]
+        return (
+            data[at : at + 5],
+            middle,
+            len(middle),
+            body_size,
+            number,
+            handle.channel.owed.append,
+            head,
+            name,
+        )
+
+    def _read_acks(self, data: bytes, at: int, end: int, events: list[Event]) -> int:
+        """Take the CHANNEL ACK from `at` on; returns where they end."""
+        rows: list[tuple[int, int, int]] = []
+        channels = self._channels
+        last_whole = end - ACK.size
+        while at <= last_whole:
+            size, kind, number, tag, message, mark = ACK.unpack_from(data, at)
+            channel = channels.get(number)
+            if (
+                size != ACK_SIZE
+                or kind != CHANNEL_ACK
+                or mark != FRAME_END
+                or channel is None
+                or channel.state is not ChannelState.OPEN
+            ):
+                break
+            if tag:
+                channel.owed.append(CHANNEL_KEY | tag)
+            rows.append((number, tag, message))
+            at += 12
+        if rows:
+            self.received[CHANNEL_ACK] += len(rows)
+            self._took_acks(rows, events)
+        return at
+
+    @staticmethod
+    def _took_acks(rows: list[tuple[int, int, int]], events: list[Event]) -> None:
+        last = events[-1] if events else None
+        if isinstance(last, Acks):
+            last.rows += rows
+        else:
+            events.append(Acks(rows))
+
+
+def _bad_tune(field: str, value: int, most: int) -> RemoteProtocolError:
+    return RemoteProtocolError(f"{field} {value} does not fit {most}", reason=ReplyCode.BAD_FIELD_VALUE)
+
+
+def _no_right(handle: Handle, right: str) -> ScopedFault:
+    text = f"the handle was not opened as {right}"
+    return ScopedFault(text, ReplyCode.ACCESS_REFUSED, Scope.HANDLE, handle.number)
+
+
+ALWAYS: Final[dict[type[m.Command], Action]] = {
+    m.ConnectionPing: ServerConnection._take_ping,
+    m.ConnectionClose: ServerConnection._take_close,
+}
+ServerConnection._table = {
+    State.AUTHENTICATION: {m.ConnectionResponse: ServerConnection._take_response, **ALWAYS},
+    State.TUNING: {m.ConnectionTune: ServerConnection._take_tune, **ALWAYS},
+    State.TUNED: {m.ConnectionOpen: ServerConnection._take_open, **ALWAYS},
+    State.ACTIVE: ALWAYS,
+}

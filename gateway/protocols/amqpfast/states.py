@@ -1,0 +1,454 @@
+"""The states of connection, channel and handle, and what may arrive in which.
+
+RULES are complete: for each side, each command of a channel or handle and each state there is one row, whose
+clause says where it comes from. What each side expects of the connection itself is in the side's own table,
+in `server.py` and `client.py`; there a missing row is the error.
+"""
+
+from __future__ import annotations
+
+from collections import deque
+from collections.abc import Iterator
+from enum import Enum, auto
+from typing import Final, NamedTuple
+
+from gateway.errors import RemoteProtocolError
+from gateway.protocols.amqpfast import commands as m
+from gateway.protocols.amqpfast.codec import BODY_SIZE, find_head_end
+from gateway.protocols.amqpfast.spec import (
+    NOTIFY_STREAMING,
+    OUT_OF_BAND,
+    RECOVERY,
+    ReplyCode,
+    Scope,
+    Service,
+)
+
+STREAMING: Final = NOTIFY_STREAMING  # as the mode of a message in either direction
+Fragmented = m.HandleSend | m.HandleNotify | m.HandlePrepare
+
+
+class State(Enum):
+    """Of a connection."""
+
+    INITIATION = auto()  # server: 80 01 is due
+    AUTHENTICATION = auto()  # server: RESPONSE is due; client: CHALLENGE or TUNE
+    AUTHENTICATING = auto()  # the application decides
+    TUNING = auto()  # server: TUNE is due
+    TUNED = auto()  # server: OPEN is due
+    OPENING = auto()  # server: the application decides; client: REPLY is due
+    ACTIVE = auto()
+    CLOSING = auto()  # we said CLOSE, and discard everything until the peer does
+    LEFT = auto()  # the peer said CLOSE; our answer waits for the replies that we owe
+    FAILED = auto()  # the negotiation failed: deaf until the pause is over
+    ENDING = auto()  # the last word is said: deaf until the peer ends the stream
+    CLOSED = auto()
+
+
+DEAF: Final = frozenset({State.LEFT, State.FAILED, State.ENDING, State.CLOSED})
+
+
+class ChannelState(Enum):
+    """Of a channel."""
+
+    NONE = auto()
+    OPEN = auto()
+    CLOSING = auto()  # we said CLOSE, and discard everything until the peer does
+    LEFT = auto()  # the peer said CLOSE; our answer waits for the replies that we owe
+    GONE = auto()  # it was open once: a close that was said twice may still be under way
+
+
+class HandleState(Enum):
+    """Of a handle."""
+
+    NONE = auto()
+    OPEN = auto()
+    LEAVING = auto()  # we said CLOSE 200, and go on processing until the peer does (3.5.16)
+    CLOSING = auto()  # we said CLOSE for a fault, or its channel did: everything is discarded
+    LEFT = auto()  # the peer said CLOSE; our answer waits for the replies that we owe
+
+
+class ScopedFault(RemoteProtocolError):
+    """A fault of the peer that costs it no more than a channel or a handle, whose number is `number`."""
+
+    def __init__(self, text: str, reason: ReplyCode, scope: Scope, number: int) -> None:
+        super().__init__(text, reason=reason)
+        self.scope = scope
+        self.number = number
+
+
+# --- rules
+
+
+class Answer(Enum):
+    """What is done with a command."""
+
+    TAKE = auto()
+    DISCARD = auto()
+    AGAIN = auto()  # discard, and say CLOSE again
+    REFUSE = auto()
+
+
+class Rule(NamedTuple):
+    """A row: the answer, what a refusal costs, its code, and the clause."""
+
+    answer: Answer
+    clause: str
+    scope: Scope = Scope.CONNECTION
+    code: ReplyCode = ReplyCode.SUCCESS
+
+
+def _refuse(clause: str, code: ReplyCode, scope: Scope = Scope.CONNECTION) -> Rule:
+    return Rule(Answer.REFUSE, clause, scope, code)
+
+
+CHANNEL_COMMANDS: Final = frozenset(kind for kind in m.COMMANDS.values() if 20 <= kind.type < 30)
+HANDLE_COMMANDS: Final = frozenset(kind for kind in m.COMMANDS.values() if kind.type >= 30)
+Rules = dict[ChannelState | HandleState, dict[type[m.Command], Rule]]
+
+
+def _rules(direction: int) -> Rules:
+    """The rules of the side that `direction` names; later rows replace earlier ones."""
+    found: Rules = {}
+    for states, commands, clause, rows in (
+        (ChannelState, CHANNEL_COMMANDS, "3.3.9", _channel_rows()),
+        (HandleState, HANDLE_COMMANDS, "3.5.17", _handle_rows()),
+    ):
+        never = _refuse(clause, ReplyCode.COMMAND_NOT_VALID)
+        for state, default, exceptions in rows:
+            found[state] = {kind: exceptions.get(kind, default) for kind in commands}
+            found[state] |= {kind: never for kind in commands if not kind.direction & direction}
+        assert set(states) <= set(found)
+    return found
+
+
+Row = tuple[ChannelState | HandleState, Rule, dict[type[m.Command], Rule]]
+
+
+def _channel_rows() -> Iterator[Row]:
+    not_open = _refuse("3.3.10", ReplyCode.CHANNEL_NOT_READY)
+    take, discard = Rule(Answer.TAKE, "3.3.9"), Rule(Answer.DISCARD, "3.3.7")
+    again = Rule(Answer.AGAIN, "3.3.7")
+    opened = _refuse("3.3.9", ReplyCode.COMMAND_NOT_VALID, Scope.CHANNEL)
+    yield ChannelState.NONE, not_open, {m.ChannelOpen: take}
+    yield ChannelState.OPEN, take, {m.ChannelOpen: opened}
+    yield ChannelState.CLOSING, again, {m.ChannelClose: Rule(Answer.TAKE, "3.3.7")}
+    yield ChannelState.LEFT, not_open, {m.ChannelOpen: take, m.ChannelClose: discard}
+    yield ChannelState.GONE, not_open, {m.ChannelOpen: take, m.ChannelClose: discard}
+
+
+def _handle_rows() -> Iterator[Row]:
+    not_open = _refuse("3.5.17", ReplyCode.HANDLE_NOT_READY)
+    take, discard = Rule(Answer.TAKE, "3.5.17"), Rule(Answer.DISCARD, "3.5.16")
+    opened = _refuse("3.5.17", ReplyCode.COMMAND_NOT_VALID, Scope.HANDLE)
+    yield HandleState.NONE, not_open, {m.HandleOpen: take}
+    yield HandleState.OPEN, take, {m.HandleOpen: opened}
+    yield HandleState.LEAVING, Rule(Answer.TAKE, "3.5.16"), {m.HandleOpen: opened}
+    yield HandleState.CLOSING, discard, {m.HandleClose: Rule(Answer.TAKE, "3.5.16")}
+    yield HandleState.LEFT, not_open, {m.HandleOpen: take, m.HandleClose: discard}
+
+
+RULES: Final = {direction: _rules(direction) for direction in (m.TO_SERVER, m.TO_CLIENT)}
+"""Side (TO_SERVER: what a server may hear) -> state -> command -> rule."""
+
+SERVICE_FAULTS: Final[dict[tuple[type[m.Command], int], ReplyCode]] = {
+    (m.HandleConsume, Service.PEER): ReplyCode.COMMAND_NOT_VALID,  # 3.5.4
+    (m.HandleCancel, Service.PEER): ReplyCode.COMMAND_NOT_VALID,  # 3.5.5
+    (m.HandleCancel, Service.QUEUE): ReplyCode.BAD_FIELD_VALUE,
+    (m.HandleFlow, Service.PEER): ReplyCode.COMMAND_NOT_VALID,  # 3.5.6
+    (m.HandleUnget, Service.PEER): ReplyCode.COMMAND_NOT_VALID,  # 3.5.7
+    (m.HandleUnget, Service.TOPIC): ReplyCode.COMMAND_NOT_VALID,
+    (m.HandleQuery, Service.PEER): ReplyCode.COMMAND_NOT_VALID,  # 3.5.8
+    (m.HandleBrowse, Service.PEER): ReplyCode.COMMAND_NOT_VALID,  # 3.5.9
+}
+"""Commands that a service does not know cost the handle."""
+
+RIGHTS: Final[dict[type[m.Command], str]] = {
+    m.HandleConsume: "consumer",
+    m.HandleQuery: "browser",
+    m.HandleBrowse: "browser",
+}
+"""What a handle has to be opened as for a command (403); SEND needs `producer`, except on a peer service."""
+
+
+# --- channels and handles
+
+CHANNEL_KEY: Final = 1 << 32  # a reply of a channel; those of a handle have its number in bits 16 to 31
+CHANNEL_LEFT: Final = -1  # the answer to CHANNEL CLOSE; that to HANDLE CLOSE is -2 less the handle's number
+
+
+def handle_left(number: int) -> int:
+    """The key of the answer to the peer's close of a handle."""
+    return CHANNEL_LEFT - 1 - number
+
+
+class Channel:
+    """A channel.
+
+    What leaves on it is appended to `out`, which is the connection's own list, or, while a message of ours is
+    under way in fragments (`sending`), one that waits for its end (2.2.8.8), unless it is a stream
+    (`streaming`), which has none. `owed` are the replies that we
+    owe, in the order of their commands; `done` are those among them that are known but have to wait for an
+    earlier one. `awaited` are the replies that a client expects. `incoming` is the message that the peer has
+    begun.
+    """
+
+    __slots__ = (
+        "answer_by",
+        "awaited",
+        "done",
+        "handles",
+        "incoming",
+        "last_tag",
+        "number",
+        "out",
+        "out_of_band",
+        "owed",
+        "restartable",
+        "said_at",
+        "sending",
+        "state",
+        "streaming",
+        "transacted",
+    )
+
+    def __init__(self, number: int, out: list[bytes], opened: m.ChannelOpen) -> None:
+        self.number = number
+        self.state = ChannelState.OPEN
+        self.transacted = opened.transacted
+        self.restartable = opened.restartable
+        self.out_of_band = opened.out_of_band
+        self.handles: dict[int, Handle] = {}
+        self.incoming: Incoming | None = None
+        self.out = out
+        self.sending: Handle | None = None
+        self.streaming = False
+        self.owed: deque[int] = deque()
+        self.done: dict[int, list[bytes]] = {}
+        self.awaited: deque[int] = deque()
+        self.last_tag = 0
+        self.said_at = 0.0
+        self.answer_by = 0.0
+
+    def reply(self, key: int, octets: bytes) -> None:
+        """`octets` answer the command with `key`, as soon as every command before it has been answered."""
+        owed = self.owed
+        if owed and owed[0] == key:
+            owed.popleft()
+            if octets:
+                self.out.append(octets)
+            if self.done:
+                self._reply_done()
+        elif owed:
+            self.done.setdefault(key, []).append(octets)
+
+    def _reply_done(self) -> None:
+        owed, done = self.owed, self.done
+        while owed:
+            waiting = done.get(owed[0])
+            if waiting is None:
+                return
+            key = owed.popleft()
+            octets = waiting.pop(0)
+            if not waiting:
+                del done[key]
+            if octets:
+                self.out.append(octets)
+        done.clear()
+
+    def left(self) -> Iterator[int]:
+        """Take the answers to closes for which no earlier reply is owed any more."""
+        while self.owed and self.owed[0] < 0:
+            yield self.owed.popleft()
+            self._reply_done()
+
+    def forget_owed(self, handle: int) -> None:
+        """Nothing is owed to `handle` any more."""
+        owed = self.owed
+        if any(key >> 16 == handle or key == handle_left(handle) for key in owed):
+            kept = [key for key in owed if key >> 16 != handle and key != handle_left(handle)]
+            owed.clear()
+            owed.extend(kept)
+            for key in [key for key in self.done if key >> 16 == handle]:
+                del self.done[key]
+        self._reply_done()
+
+    def forget_awaited(self, handle: int) -> None:
+        """No reply to `handle` is expected any more."""
+        kept = [key for key in self.awaited if key >> 16 != handle]
+        if len(kept) != len(self.awaited):
+            self.awaited.clear()
+            self.awaited.extend(kept)
+
+
+class Handle:
+    """A handle. `granted`: the rights that it was opened with.
+
+    `prepared` is (head, body size, octets held) of the message that the peer has announced; the octets held
+    are None until our READY. `announced` is the body size of the one that we have announced, None when there
+    is none. `asked`: a client has reason to hear NOTIFY; `queries`: how many INDEX it waits for.
+    """
+
+    __slots__ = (
+        "announced",
+        "asked",
+        "channel",
+        "granted",
+        "number",
+        "prepared",
+        "queries",
+        "service",
+        "state",
+        "unnamed",
+    )
+
+    def __init__(self, number: int, channel: Channel, opened: m.HandleOpen) -> None:
+        self.number = number
+        self.channel = channel
+        self.state = HandleState.OPEN
+        self.service = opened.service_type
+        self.granted = frozenset(
+            right for right in ("producer", "consumer", "browser") if getattr(opened, right)
+        )
+        self.unnamed = opened.temporary  # CREATED is still to come
+        self.prepared: tuple[bytes, int, int | None] | None = None
+        self.announced: int | None = None
+        self.asked = opened.service_type == Service.PEER
+        self.queries = 0
+
+    def begin(self) -> None:
+        """A message begins: whatever the peer had prepared and we were ready for is this one, or void."""
+        if self.prepared is not None and self.prepared[2] is not None:
+            self.prepared = None
+
+
+class Incoming:
+    """A message of the peer that has begun: how much of it has come.
+
+    `body_size` is -1 when the machine cannot know it: streaming has no end, and what is out of band is not
+    seen.
+    """
+
+    __slots__ = ("body_size", "got", "handle", "mode", "number")
+
+    def __init__(self, handle: Handle, mode: int, number: int, body_size: int, got: int) -> None:
+        self.handle = handle
+        self.mode = mode  # the bits RECOVERY, OUT_OF_BAND and streaming, which stay the same
+        self.number = number
+        self.body_size = body_size
+        self.got = got
+
+
+# --- messages in fragments, 2.2.8.8 and 3.5.3
+
+
+def admit(channel: Channel, handle: Handle, command: Fragmented) -> None:
+    """Raise the fault of a SEND, NOTIFY or PREPARE that may not come now, whatever its octets are."""
+    incoming = channel.incoming
+    if isinstance(command, m.HandlePrepare):
+        if incoming is not None or not channel.restartable:
+            raise _channel_fault(channel, "PREPARE is not valid now on this channel")
+        if handle.prepared is not None and handle.prepared[2] is None:
+            raise _handle_fault(handle, "a second PREPARE before READY", ReplyCode.COMMAND_NOT_VALID)
+        return
+    if incoming is None:
+        _admit_mode(channel, handle, command)
+    elif incoming.handle is not handle or incoming.number != getattr(command, "message_number", 0):
+        raise _channel_fault(channel, "a message begins within another")
+    elif incoming.mode != mode_of(command):
+        if incoming.mode & STREAMING:
+            raise _channel_fault(channel, "a message begins within a stream")
+        raise _handle_fault(handle, "the fragments of a message differ in mode", ReplyCode.BAD_FIELD_VALUE)
+    if command.streaming and not command.partial:
+        raise _handle_fault(handle, "streaming without partial", ReplyCode.BAD_FIELD_VALUE)
+
+
+def _admit_mode(channel: Channel, handle: Handle, command: m.HandleSend | m.HandleNotify) -> None:
+    if command.streaming:
+        if handle.service != Service.PEER:
+            raise _handle_fault(handle, "only peers stream", ReplyCode.COMMAND_NOT_VALID)
+        if command.recovery:
+            raise _handle_fault(handle, "streaming with recovery", ReplyCode.BAD_FIELD_VALUE)
+    if command.out_of_band and not channel.out_of_band:
+        raise _handle_fault(handle, "no out-of-band transfer was agreed", ReplyCode.NOT_IMPLEMENTED)
+    if command.recovery and (handle.prepared is None or handle.prepared[2] is None):
+        raise _handle_fault(handle, "recovery without PREPARE and READY", ReplyCode.COMMAND_NOT_VALID)
+
+
+def mode_of(command: m.HandleSend | m.HandleNotify) -> int:
+    """The bits that all fragments of a message share."""
+    return command.out_of_band * OUT_OF_BAND | command.recovery * RECOVERY | command.streaming * STREAMING
+
+
+Part = tuple[bool, bytes, int, int, bytes]
+
+
+def take_fragment(
+    channel: Channel, handle: Handle, command: m.HandleSend | m.HandleNotify, octets: bytes, limit: int
+) -> Part:
+    """Take an admitted fragment: (whether it is the first, head, body size, offset, octets of the body).
+
+    Raises ScopedFault for a head that is none, a body over `limit` octets and sizes that do not add up.
+    """
+    mode, incoming = mode_of(command), channel.incoming
+    head = b""
+    if incoming is not None:
+        body_size, offset = incoming.body_size, incoming.got
+    elif mode & OUT_OF_BAND:
+        body_size, offset = -1, 0
+    elif mode & RECOVERY:
+        assert handle.prepared is not None
+        _, body_size, held = handle.prepared
+        offset = held or 0
+    else:
+        head, body_size, octets = _take_head(channel, handle, octets, limit)
+        offset = 0
+        if mode & STREAMING:
+            if body_size:
+                raise _handle_fault(handle, "a stream with a body-size", ReplyCode.BAD_FIELD_VALUE)
+            body_size = -1
+    got = offset + (command.fragment_size if mode & OUT_OF_BAND else len(octets))
+    last = not command.partial
+    if body_size >= 0 and (got > body_size or (last and got != body_size)):
+        text = f"{got} octets of a body of {body_size}"
+        raise _handle_fault(handle, text, ReplyCode.MESSAGE_CONTENTS_INVALID)
+    if incoming is None:
+        handle.begin()
+    if last:
+        channel.incoming = None
+    elif incoming is not None:
+        incoming.got = got
+    else:
+        number = getattr(command, "message_number", 0)
+        channel.incoming = Incoming(handle, mode, number, body_size, got)
+    return incoming is None, head, max(body_size, 0), offset, octets
+
+
+def take_prepare(channel: Channel, handle: Handle, octets: bytes, limit: int) -> tuple[bytes, int, bytes]:
+    """Take an admitted PREPARE: (head, body size, first octets of the body). Raises ScopedFault."""
+    head, body_size, octets = _take_head(channel, handle, octets, limit)
+    if len(octets) > body_size:
+        text = f"{len(octets)} octets of a body of {body_size}"
+        raise _handle_fault(handle, text, ReplyCode.MESSAGE_CONTENTS_INVALID)
+    handle.prepared = (head, body_size, None)
+    return head, body_size, octets
+
+
+def _take_head(channel: Channel, handle: Handle, octets: bytes, limit: int) -> tuple[bytes, int, bytes]:
+    try:
+        end = find_head_end(octets, 0, len(octets))
+    except RemoteProtocolError as fault:
+        raise _handle_fault(handle, str(fault), ReplyCode.MESSAGE_CONTENTS_INVALID) from None
+    body_size: int = BODY_SIZE.unpack_from(octets)[0]
+    if body_size > limit:
+        text = f"a message of {body_size} octets exceeds {limit}"
+        raise ScopedFault(text, ReplyCode.MESSAGE_TOO_LARGE, Scope.CHANNEL, channel.number)
+    return octets[BODY_SIZE.size : end], body_size, octets[end:]
+
+
+def _channel_fault(channel: Channel, text: str) -> ScopedFault:
+    return ScopedFault(text, ReplyCode.COMMAND_NOT_VALID, Scope.CHANNEL, channel.number)
+
+
+def _handle_fault(handle: Handle, text: str, code: ReplyCode) -> ScopedFault:
+    return ScopedFault(text, code, Scope.HANDLE, handle.number)

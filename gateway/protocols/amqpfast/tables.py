@@ -1,0 +1,352 @@
+"""Field tables <-> headers of the model.
+
+A table knows four types: S strings, I 32-bit integers, D decimals, T times. `decode_table` and `encode_table`
+speak those and nothing else. Names begin with a letter, `$` or `#` and go on with letters, digits and these
+signs and `_`; what is read may be any text, what is written keeps to the rule.
+
+Headers of other protocols know more: more types, any name, names that repeat. `say` writes these in the words
+of a table, so that `understand` finds them again: a foreign name is written `#_` with its odd octets as
+`_` and two hexadecimal digits; a foreign type is written as a number or a text that a person can read, and
+GATEWAY_TYPES says in JSON which type each such name has.
+"""
+
+from __future__ import annotations
+
+import json
+import re
+from base64 import b64decode, b64encode
+from binascii import Error as Base64Error
+from decimal import Decimal, DecimalException
+from struct import Struct
+from struct import error as StructError
+from typing import Any, Final
+
+from gateway.errors import LocalProtocolError, RemoteProtocolError
+from gateway.model.properties import Headers, Value, ValueType, string
+from gateway.protocols.amqpfast.spec import (
+    FIELD_DECIMAL,
+    FIELD_INTEGER,
+    FIELD_STRING,
+    FIELD_TIME,
+    LONG_STRING_MAX,
+    NAME_OCTETS_MAX,
+    ReplyCode,
+)
+
+U16: Final = Struct(">H")
+I32: Final = Struct(">i")
+U32: Final = Struct(">I")
+DECIMAL: Final = Struct(">Bi")
+DECIMAL_PLACES_MAX: Final = 255
+EMPTY_TABLE: Final = b"\0\0"
+TYPES: Final = "GATEWAY_TYPES"
+REPEATED: Final = "repeated"  # the type of a name that repeats: its values are in a JSON list
+ESCAPED: Final = "#_"
+NESTING_MAX: Final = 32  # of arrays and tables in JSON
+PLAIN_OCTETS: Final = frozenset(b"abcdefghijklmnopqrstuvwxyzABCDEFGHIJKLMNOPQRSTUVWXYZ0123456789")
+NAME: Final = re.compile(r"[A-Za-z$#][A-Za-z0-9_$#]*\Z")
+
+
+def bad_field(text: str) -> RemoteProtocolError:
+    """A field that cannot be read: 502."""
+    return RemoteProtocolError(text, reason=ReplyCode.BAD_FIELD_VALUE)
+
+
+# --- the table itself
+
+
+def decode_table(data: bytes, at: int = 0) -> tuple[Headers, int]:
+    """The table at `at`, which begins with its length, and the position behind it.
+
+    A string whose octets are not UTF-8 is bytes. Of a name that repeats, the first stands. Raises
+    RemoteProtocolError (502) for anything that is not a table within `data`.
+    """
+    try:
+        end = at + 2 + U16.unpack_from(data, at)[0]
+        if end > len(data):
+            raise bad_field("a field table reaches beyond its frame")
+        return _read_pairs(data, at + 2, end), end
+    except (StructError, IndexError):
+        raise bad_field("a field table is cut short") from None
+
+
+def _read_pairs(data: bytes, at: int, end: int) -> Headers:
+    pairs: dict[str, Value] = {}
+    while at < end:
+        name_end = at + 1 + data[at]
+        if name_end >= end:
+            raise bad_field("a field name reaches beyond its table")
+        try:
+            name = data[at + 1 : name_end].decode()
+        except UnicodeDecodeError:
+            raise bad_field("a field name is not UTF-8") from None
+        value, at = _read_value(data, name_end)
+        if at > end:
+            raise bad_field("a field value reaches beyond its table")
+        pairs.setdefault(name, value)
+    return tuple(pairs.items())
+
+
+def _read_value(data: bytes, at: int) -> tuple[Value, int]:
+    tag = data[at]
+    at += 1
+    if tag == FIELD_STRING:
+        end = at + 2 + U16.unpack_from(data, at)[0]
+        octets = data[at + 2 : end]
+        try:
+            return Value(ValueType.STRING, octets.decode()), end
+        except UnicodeDecodeError:
+            return Value(ValueType.STRING, octets), end
+    if tag == FIELD_INTEGER:
+        return Value(ValueType.INT32, I32.unpack_from(data, at)[0]), at + 4
+    if tag == FIELD_TIME:
+        return Value(ValueType.TIMESTAMP, U32.unpack_from(data, at)[0]), at + 4
+    if tag == FIELD_DECIMAL:
+        places, number = DECIMAL.unpack_from(data, at)
+        return Value(ValueType.DECIMAL, Decimal((number < 0, _digits(number), -places))), at + 5
+    raise bad_field(f"field type 0x{tag:02x} is not known")
+
+
+def _digits(number: int) -> tuple[int, ...]:
+    return tuple(map(int, str(abs(number))))
+
+
+def encode_table(headers: Headers, *, strict: bool = True) -> bytes:
+    """A table with its length. Raises LocalProtocolError for a name or value that a table cannot hold.
+
+    Without `strict` any name that a peer has written is written again.
+    """
+    octets = b"".join(encode_pair(name, value, strict=strict) for name, value in headers)
+    if len(octets) > LONG_STRING_MAX:
+        raise LocalProtocolError(f"a field table has at most {LONG_STRING_MAX} octets")
+    return U16.pack(len(octets)) + octets
+
+
+def encode_pair(name: str, value: Value, *, strict: bool = True) -> bytes:
+    """One name with its value; see `encode_table`."""
+    octets = name.encode()
+    if strict and (not NAME.match(name) or len(octets) > NAME_OCTETS_MAX):
+        raise LocalProtocolError(f"{name!r} is not the name of a field")
+    written = _write_value(value)
+    if written is None:
+        raise LocalProtocolError(f"{name} cannot hold {value!r}")
+    return bytes((len(octets),)) + octets + written
+
+
+def _write_value(value: Value) -> bytes | None:
+    """The value with its tag; None when a table has no type for it."""
+    kind, content = value
+    try:
+        if kind is ValueType.STRING:
+            octets = content.encode() if isinstance(content, str) else content
+            return b"S" + U16.pack(len(octets)) + octets
+        if kind is ValueType.INT32:
+            return b"I" + I32.pack(content)
+        if kind is ValueType.TIMESTAMP:
+            return b"T" + U32.pack(content)
+    except (StructError, UnicodeEncodeError):
+        return None
+    return _write_decimal(content) if kind is ValueType.DECIMAL else None
+
+
+def _write_decimal(number: Decimal) -> bytes | None:
+    sign, digits, exponent = number.as_tuple()
+    if not isinstance(exponent, int) or not -DECIMAL_PLACES_MAX <= exponent <= 0 or len(digits) > 10:
+        return None
+    plain = int("".join(map(str, digits)) or "0")
+    if sign and not plain:
+        return None  # a negative zero
+    try:
+        return b"D" + DECIMAL.pack(-exponent, -plain if sign else plain)
+    except StructError:
+        return None
+
+
+# --- headers of other protocols
+
+
+def write_name(name: str) -> str:
+    """The name as a table takes it; longer than NAME_OCTETS_MAX when it takes it in no form."""
+    if NAME.match(name) and not name.startswith(ESCAPED):
+        return name
+    return escape_name(name)
+
+
+def escape_name(name: str) -> str:
+    """The escaped form, which no other name has."""
+    octets = name.encode(errors="surrogatepass")
+    return ESCAPED + "".join(
+        chr(one) if chr(one).isalnum() and one < 0x80 else f"_{one:02x}" for one in octets
+    )
+
+
+def read_name(name: str) -> str:
+    """The name that `write_name` wrote."""
+    if not name.startswith(ESCAPED):
+        return name
+    parts = name[len(ESCAPED) :].split("_")
+    try:
+        octets = parts[0].encode() + b"".join(
+            bytes.fromhex(part[:2]) + part[2:].encode() if len(part) > 1 else _none() for part in parts[1:]
+        )
+        found = octets.decode()
+    except ValueError:
+        return name  # somebody else's name
+    return found
+
+
+def _none() -> bytes:
+    raise ValueError
+
+
+def say(headers: Headers, reserved: frozenset[str], lost: set[str]) -> list[tuple[str, Value]]:
+    """Pairs that a table can hold, GATEWAY_TYPES last. Names in `reserved` are escaped.
+
+    Adds to `lost`: `header_name_long`, `header_value_long`, `header_order`, `header_types_long`.
+    """
+    found: dict[str, list[Value]] = {}
+    last = None
+    for name, value in headers:
+        if name in found and name != last:
+            lost.add("header_order")
+        found.setdefault(name, []).append(value)
+        last = name
+    pairs = []
+    types: dict[str, str] = {}
+    for name, values in found.items():
+        written = escape_name(name) if name in reserved else write_name(name)
+        if len(written) > NAME_OCTETS_MAX:
+            lost.add("header_name_long")
+            continue
+        value, kind = _say_value(values)
+        if _write_value(value) is None:
+            lost.add("header_value_long")
+            continue
+        pairs.append((written, value))
+        if kind:
+            types[written] = kind
+    if types:
+        told = string(json.dumps(types, separators=(",", ":")))
+        if _write_value(told) is None:
+            lost.add("header_types_long")
+        else:
+            pairs.append((TYPES, told))
+    return pairs
+
+
+def _say_value(values: list[Value]) -> tuple[Value, str]:
+    """A value that a table can hold, and the type that it really has ("": the same)."""
+    if len(values) > 1:
+        return string(json.dumps([_to_json(each, 0) for each in values], ensure_ascii=False)), REPEATED
+    value = values[0]
+    kind, content = value
+    if _write_value(value) is not None:
+        return value, ""
+    if kind in (ValueType.ARRAY, ValueType.TABLE):
+        return string(json.dumps(_to_json(value, 0)[1], ensure_ascii=False)), kind.value
+    if kind is ValueType.BYTES:
+        return Value(ValueType.STRING, content), kind.value
+    if kind is ValueType.STRING:
+        return value, ""
+    if kind in SMALL:
+        return Value(ValueType.INT32, int(content)), kind.value
+    return string("" if content is None else str(content)), kind.value
+
+
+SMALL: Final = frozenset((ValueType.BOOL, ValueType.INT8, ValueType.UINT8, ValueType.INT16, ValueType.UINT16))
+FLOATS: Final = frozenset((ValueType.FLOAT, ValueType.DOUBLE))
+
+
+def understand(pairs: Headers) -> Headers:
+    """The headers that `say` wrote, or that somebody else wrote in the words of a table."""
+    types: dict[str, Any] = {}
+    for name, value in pairs:
+        if name == TYPES and isinstance(value.value, str):
+            types = _object(value.value)
+    found: list[tuple[str, Value]] = []
+    for written, value in pairs:
+        if written == TYPES:
+            continue
+        name, kind = read_name(written), types.get(written)
+        try:
+            if kind == REPEATED:
+                found += [(name, _from_json(each, 0)) for each in json.loads(value.value)]
+            else:
+                found.append((name, value if kind is None else _understand_value(value, ValueType(kind))))
+        except (ValueError, TypeError, DecimalException, RecursionError):
+            found.append((name, value))  # not what we wrote: it is what the table says
+    return tuple(found)
+
+
+def _object(text: str) -> dict[str, Any]:
+    try:
+        found = json.loads(text)
+    except (ValueError, RecursionError):
+        return {}
+    return found if isinstance(found, dict) else {}
+
+
+def _understand_value(value: Value, kind: ValueType) -> Value:
+    said = value.value
+    if kind in (ValueType.ARRAY, ValueType.TABLE):
+        return _from_json([kind.value, json.loads(said)], 0)
+    if kind is ValueType.BYTES:
+        return Value(kind, said.encode() if isinstance(said, str) else said)
+    if kind is ValueType.VOID:
+        return Value(kind, None)
+    if kind is ValueType.BOOL:
+        return Value(kind, bool(said))
+    if kind is ValueType.DECIMAL:
+        return Value(kind, Decimal(said))
+    return Value(kind, float(said) if kind in FLOATS else int(said))
+
+
+def _to_json(value: Value, depth: int) -> list[Any]:
+    """[type, content], where the content is what JSON can say."""
+    kind, content = value
+    said: Any = content
+    if depth > NESTING_MAX:
+        kind, said = ValueType.STRING, str(content)
+    elif kind is ValueType.ARRAY:
+        said = [_to_json(each, depth + 1) for each in content]
+    elif kind is ValueType.TABLE:
+        said = [[name, _to_json(each, depth + 1)] for name, each in content]
+    elif isinstance(content, bytes):
+        said = {"base64": b64encode(content).decode()}
+    elif kind is ValueType.DECIMAL or kind in FLOATS:
+        said = str(content)
+    return [kind.value, said]
+
+
+def _from_json(said: Any, depth: int) -> Value:
+    """The value of a [type, content]; raises ValueError or TypeError when it is none."""
+    if depth > NESTING_MAX + 1:
+        raise ValueError
+    word, content = said
+    kind = ValueType(word)
+    if kind is ValueType.ARRAY:
+        return Value(kind, tuple(_from_json(each, depth + 1) for each in content))
+    if kind is ValueType.TABLE:
+        return Value(kind, tuple((_text(name), _from_json(each, depth + 1)) for name, each in content))
+    if kind in (ValueType.STRING, ValueType.BYTES):
+        return Value(kind, _octets(content) if isinstance(content, dict) else _text(content))
+    if kind is ValueType.VOID:
+        return Value(kind, None)
+    if kind is ValueType.BOOL:
+        return Value(kind, bool(content))
+    if kind is ValueType.DECIMAL:
+        return Value(kind, Decimal(content))
+    return Value(kind, float(content) if kind in FLOATS else int(content))
+
+
+def _text(said: Any) -> str:
+    if not isinstance(said, str):
+        raise TypeError
+    return said
+
+
+def _octets(said: dict[str, Any]) -> bytes:
+    try:
+        return b64decode(said["base64"], validate=True)
+    except (KeyError, Base64Error):
+        raise ValueError from None

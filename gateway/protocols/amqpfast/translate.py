@@ -1,0 +1,373 @@
+"""Message heads <-> what a message says of itself.
+
+A head that AMQP/Fast wrote goes out as it came in, octet for octet, as long as nothing changed on the way;
+what did (a hop, durability, expiry) is changed among its octets, so nothing else is lost. Sets of other
+protocols are translated from the model. Both are remembered in the set's `forms`. Expiration is absolute in
+either world, so nothing has to be put in for each message.
+
+What a head has no field for travels in headers with upper-case names, as the predefined ones have, which are
+taken out again on the way back; a header of another protocol that has such a name is escaped (tables.py).
+LOSSES lists what cannot be said.
+"""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from math import ceil
+from typing import Any, Final, NamedTuple
+
+from gateway.model.message import NEVER, Message
+from gateway.model.outcome import Reason
+from gateway.model.properties import Headers, Properties, PropertySet, Value, ValueType, string
+from gateway.protocols.amqpfast.codec import (
+    FIXED,
+    Head,
+    decode_head_properties,
+    encode_head_properties,
+    encode_short_string,
+)
+from gateway.protocols.amqpfast.spec import (
+    LONG_STRING_MAX,
+    SHORT_STRING_MAX,
+    ReplyCode,
+    Scope,
+)
+from gateway.protocols.amqpfast.tables import TYPES, encode_pair, say, understand
+
+PROTOCOL: Final = "amqpfast"
+SETS_MAX: Final = 4096  # property sets that are remembered, and
+SET_OCTETS_MAX: Final = 1024  # the largest that is worth it
+HOPS_MAX: Final = 65_535  # a header may claim more than a message can ever have crossed
+FORMS_MAX: Final = 64  # encodings of one set: every second of expiry is another
+EXPIRATION_MAX: Final = 0xFFFF_FFFF
+
+CORRELATION: Final = "CORRELATION_ID"
+REPLY_TO: Final = "REPLY_TO"
+TIMESTAMP: Final = "TIMESTAMP"
+RETAIN: Final = "RETAIN"
+HOPS: Final = "HOPS"
+UTF8: Final = "UTF8"
+TEXTS: Final = {
+    "reply_to": REPLY_TO,
+    "type": "TYPE",
+    "app_id": "APP_ID",
+    "user_id": "USER_ID",
+}
+"""Texts of the model without a field in a head."""
+FIELDS: Final = {
+    "content_type": ("mime_type", "MIME_TYPE"),
+    "content_encoding": ("encoding", "ENCODING"),
+    "message_id": ("identifier", "IDENTIFIER"),
+}
+"""Texts with a field, and the header for what does not fit it."""
+OWN_HEADERS: Final = frozenset(
+    {CORRELATION, TIMESTAMP, RETAIN, HOPS, UTF8, TYPES, *TEXTS.values(), *(one for _, one in FIELDS.values())}
+)
+OF_THE_WAY: Final = frozenset({RETAIN, HOPS})
+
+
+class Loss(NamedTuple):
+    """What cannot be said in AMQP/Fast, under which condition, and what is done instead."""
+
+    name: str
+    subject: str
+    condition: str
+    policy: str  # encode, downgrade or drop
+
+
+LOSSES: Final = (
+    Loss("header_name_long", "headers", "a name over 128 octets, or over that when escaped", "drop"),
+    Loss("header_value_long", "headers", "a value over 65 535 octets in its written form", "drop"),
+    Loss("header_order", "headers", "a repeated name with others between", "downgrade"),
+    Loss("header_types_long", "headers", "types over 65 535 octets: values become texts", "downgrade"),
+    Loss("headers_long", "headers", "what does not fit a table of 65 535 octets: the last ones", "drop"),
+    Loss("long_text", "texts", "over 255 octets, or with a zero octet: in a header of its own", "encode"),
+    Loss("text_longer", "texts", "over 65 535 octets", "drop"),
+    Loss("text_empty", "content type, encoding, message id", "empty is the same as not said", "downgrade"),
+    Loss("priority_zero", "priority", "0 is the same as not said", "downgrade"),
+    Loss("priority_range", "priority", "not within 0 to 255", "drop"),
+    Loss("timestamp_range", "timestamp", "not within 32 bits", "drop"),
+    Loss("correlation_long", "correlation", "over 65 535 octets", "drop"),
+    Loss("expiration_fraction", "expiry", "fractions of a second are rounded up", "downgrade"),
+    Loss("expiration_range", "expiry", "beyond 32 bits: never", "downgrade"),
+    Loss("assurance", "assurance", "2 is said as 1: once needs a transacted channel", "downgrade"),
+)
+"""The named losses of this translation. `losses` tells which of them a message suffers."""
+
+REFUSALS: Final = {
+    Reason.NONE: (Scope.HANDLE, ReplyCode.INTERNAL_ERROR),
+    Reason.NO_ROUTE: (Scope.HANDLE, ReplyCode.DESTINATION_NOT_FOUND),
+    Reason.NOT_AUTHORIZED: (Scope.HANDLE, ReplyCode.ACCESS_REFUSED),
+    Reason.NAME_INVALID: (Scope.HANDLE, ReplyCode.BAD_FIELD_VALUE),
+    Reason.TOO_LARGE: (Scope.CHANNEL, ReplyCode.MESSAGE_TOO_LARGE),
+    Reason.QUOTA: (Scope.CHANNEL, ReplyCode.INSUFFICIENT_RESOURCES),
+    Reason.TARGET_DOWN: (Scope.HANDLE, ReplyCode.TEMPORARILY_FORBIDDEN),
+    Reason.TARGET_REFUSED: (Scope.HANDLE, ReplyCode.TEMPORARILY_FORBIDDEN),
+    Reason.EXPIRED: (Scope.HANDLE, ReplyCode.MESSAGE_CONTENTS_INVALID),
+    Reason.HOPS: (Scope.HANDLE, ReplyCode.MESSAGE_CONTENTS_INVALID),
+    Reason.MALFORMED: (Scope.HANDLE, ReplyCode.MESSAGE_CONTENTS_INVALID),
+    Reason.LOST_PROPERTY: (Scope.HANDLE, ReplyCode.MESSAGE_CONTENTS_INVALID),
+    Reason.STORE: (Scope.CHANNEL, ReplyCode.INSUFFICIENT_RESOURCES),
+}
+"""What is closed for a message that was not accepted, and with which code: there is no negative reply."""
+
+REASONS: Final[dict[int, Reason]] = {
+    ReplyCode.MESSAGE_TOO_LARGE: Reason.TOO_LARGE,
+    ReplyCode.ACCESS_REFUSED: Reason.NOT_AUTHORIZED,
+    ReplyCode.DESTINATION_NOT_FOUND: Reason.NO_ROUTE,
+    ReplyCode.BAD_FIELD_VALUE: Reason.NAME_INVALID,
+    ReplyCode.INSUFFICIENT_RESOURCES: Reason.QUOTA,
+    ReplyCode.TEMPORARILY_FORBIDDEN: Reason.TARGET_REFUSED,
+    ReplyCode.MESSAGE_CONTENTS_INVALID: Reason.MALFORMED,
+}
+
+
+def refusal(code: int) -> Reason:
+    """Why a server closed our handle or channel with `code`."""
+    return REASONS.get(code, Reason.TARGET_REFUSED)
+
+
+class Facts(NamedTuple):
+    """What routing needs to know of a head; `expires` is UTC in seconds, or NEVER."""
+
+    durable: bool
+    priority: int
+    expires: float
+    retain: bool
+    hops: int
+
+
+FACTS: Final = "amqpfast facts"
+FORMS: Final = "amqpfast forms"
+NO_FACTS: Final = Facts(False, 0, NEVER, False, 0)
+
+_sets: dict[bytes, PropertySet] = {}
+
+
+# --- from the wire
+
+
+def head_properties(raw: bytes) -> PropertySet:
+    """The property set of a head's octets behind the body-size; the same object for the same octets.
+
+    Decoded when something asks, which raises RemoteProtocolError 542 for octets that are no head.
+    """
+    found = _sets.get(raw)
+    if found is None:
+        found = PropertySet(PROTOCOL, raw, decode_model)
+        if len(raw) <= SET_OCTETS_MAX:
+            if len(_sets) >= SETS_MAX:
+                _sets.clear()
+            _sets[raw] = found
+    return found
+
+
+def facts(property_set: PropertySet) -> Facts:
+    """What routing needs to know, remembered with the set; nothing for a set of another protocol.
+
+    Looks at every octet, so that what passes through undecoded cannot upset the peer that it is sent to.
+    Raises RemoteProtocolError 542 for octets that are no head.
+    """
+    found: Facts | None = property_set.forms.get(FACTS)
+    if found is None:
+        if property_set.protocol != PROTOCOL:
+            return NO_FACTS
+        head = decode_head_properties(property_set.raw)
+        retained, crossed = False, 0
+        for name, (_, value) in head.headers:
+            if name == RETAIN:
+                retained = value == 1
+            elif name == HOPS and isinstance(value, int):
+                crossed = min(max(value, 0), HOPS_MAX)
+        found = Facts(head.persistent, head.priority, float(head.expiration), retained, crossed)
+        property_set.forms[FACTS] = found
+    return found
+
+
+def retain(property_set: PropertySet) -> bool:
+    """Whether the message was retained where it came from."""
+    return facts(property_set).retain
+
+
+def hops(property_set: PropertySet) -> int:
+    """How many routes the message has crossed before it came here."""
+    return facts(property_set).hops
+
+
+def decode_model(raw: bytes) -> Properties:
+    """The meaning of a head's octets. Raises RemoteProtocolError 542."""
+    head = decode_head_properties(raw)
+    own: dict[str, Any] = {}
+    others: list[tuple[str, Value]] = []
+    for name, value in head.headers:
+        if name in OWN_HEADERS and name != TYPES:
+            own[name] = value.value
+        else:
+            others.append((name, value))
+    texts = {field: _text(own.get(header)) for field, header in TEXTS.items()}
+    for field, (native, header) in FIELDS.items():
+        texts[field] = getattr(head, native) or _text(own.get(header))
+    correlation, utf8, timestamp = own.get(CORRELATION), own.get(UTF8), own.get(TIMESTAMP)
+    return Properties(
+        correlation=correlation.encode() if isinstance(correlation, str) else _octets(correlation),
+        utf8=bool(utf8) if isinstance(utf8, int) else None,
+        timestamp=timestamp if isinstance(timestamp, int) and timestamp >= 0 else None,
+        priority=head.priority or None,
+        headers=understand(tuple(others)),
+        **texts,
+    )
+
+
+def _text(said: Any) -> str | None:
+    return said if isinstance(said, str) else None
+
+
+def _octets(said: Any) -> bytes | None:
+    return said if isinstance(said, bytes) else None
+
+
+# --- to the wire
+
+
+def encode_properties(message: Message) -> bytes:
+    """The octets of a head behind the body-size, for a message of any protocol; one object as long as nothing
+    changes. Raises RemoteProtocolError 542 for octets that a peer malformed."""
+    property_set = message.property_set
+    if property_set.protocol == PROTOCOL:
+        known = facts(property_set)
+        if (
+            message.expires == known.expires
+            and message.durable == known.durable
+            and message.hops == known.hops
+            and message.retain == known.retain
+        ):
+            return property_set.raw
+    return _form(message)[0]
+
+
+def losses(message: Message) -> tuple[str, ...]:
+    """The names of the LOSSES that `message` suffers; to be asked when it is encoded, and counted."""
+    if message.property_set.protocol == PROTOCOL:
+        return ()
+    lost = _form(message)[1]
+    return (*lost, "assurance") if message.assurance > 1 else lost
+
+
+Form = tuple[bytes, tuple[str, ...]]
+
+
+def _form(message: Message) -> Form:
+    forms: dict[object, Form] = message.property_set.forms.setdefault(FORMS, {})
+    key = (message.durable, message.expires, message.retain, message.hops)
+    found = forms.get(key)
+    if found is None:
+        if len(forms) >= FORMS_MAX:
+            forms.clear()
+        found = forms[key] = _make_form(message)
+    return found
+
+
+def _make_form(message: Message) -> Form:
+    property_set = message.property_set
+    lost: set[str] = set()
+    if property_set.protocol == PROTOCOL:
+        head = decode_head_properties(property_set.raw)
+        pairs = [pair for pair in head.headers if pair[0] not in OF_THE_WAY]
+    else:
+        head, pairs = _from_model(property_set.properties, lost)
+    first: list[tuple[str, Value]] = []
+    if message.retain:
+        first.append((RETAIN, Value(ValueType.INT32, 1)))
+    if message.hops:
+        first.append((HOPS, Value(ValueType.INT32, message.hops)))
+    head.headers = _fitting((*first, *pairs), lost)
+    head.persistent = message.durable
+    head.expiration = _expiration(message.expires, lost)
+    return encode_head_properties(head, strict=False), tuple(sorted(lost))
+
+
+def _expiration(expires: float, lost: set[str]) -> int:
+    seconds = ceil(expires)
+    if seconds > EXPIRATION_MAX:
+        lost.add("expiration_range")
+        return 0
+    if seconds != expires:
+        lost.add("expiration_fraction")
+    return max(seconds, 0)
+
+
+def _fitting(pairs: Headers, lost: set[str]) -> Headers:
+    """As many of the pairs as a table holds; GATEWAY_TYPES, the last one, goes before what it describes."""
+    if pairs and pairs[-1][0] == TYPES:
+        pairs = (pairs[-1], *pairs[:-1])
+    size = 0
+    for at, (name, value) in enumerate(pairs):
+        size += len(encode_pair(name, value, strict=False))
+        if size > LONG_STRING_MAX:
+            lost.add("headers_long")
+            return pairs[:at]
+    return pairs
+
+
+def _from_model(said: Properties, lost: set[str]) -> tuple[Head, list[tuple[str, Value]]]:
+    """A head without its headers, and these, from what a message says."""
+    head = Head()
+    pairs: list[tuple[str, Value]] = []
+    for field, (native, header) in FIELDS.items():
+        text = getattr(said, field)
+        if text == "":
+            lost.add("text_empty")
+        elif text is not None and (len(text.encode()) > SHORT_STRING_MAX or "\0" in text):
+            lost.add("long_text")
+            _add_text(pairs, header, text, lost)
+        elif text is not None:
+            setattr(head, native, text)
+    for field, header in TEXTS.items():
+        _add_text(pairs, header, getattr(said, field), lost)
+    if said.correlation is not None:
+        if len(said.correlation) > LONG_STRING_MAX:
+            lost.add("correlation_long")
+        else:
+            pairs.append((CORRELATION, Value(ValueType.STRING, said.correlation)))
+    if said.utf8 is not None:
+        pairs.append((UTF8, Value(ValueType.INT32, int(said.utf8))))
+    if said.timestamp is not None:
+        if 0 <= said.timestamp <= EXPIRATION_MAX:
+            pairs.append((TIMESTAMP, Value(ValueType.TIMESTAMP, said.timestamp)))
+        else:
+            lost.add("timestamp_range")
+    if said.priority is not None:
+        if 0 <= said.priority <= 0xFF:
+            head.priority = said.priority
+        if not 0 < said.priority <= 0xFF:
+            lost.add("priority_range" if said.priority else "priority_zero")
+    return head, pairs + say(said.headers, OWN_HEADERS, lost)
+
+
+def _add_text(pairs: list[tuple[str, Value]], name: str, text: str | None, lost: set[str]) -> None:
+    if text is None:
+        return
+    if len(text.encode()) > LONG_STRING_MAX:
+        lost.add("text_longer")
+    else:
+        pairs.append((name, string(text)))
+
+
+# --- what a handle adds
+
+
+def fill_defaults(raw: bytes, mime_type: str, encoding: str) -> bytes:
+    """The head of a SEND with the handle's own mime-type and encoding where it has none (3.5.2).
+
+    Raises RemoteProtocolError 542 for octets that are no head.
+    """
+    at = FIXED.size
+    if raw[at] and (raw[at + 1 + raw[at]] or not encoding):
+        return raw
+    head = decode_head_properties(raw)
+    filled = replace(head, mime_type=head.mime_type or mime_type, encoding=head.encoding or encoding)
+    if filled == head:
+        return raw
+    texts = [encode_short_string(one) for one in (filled.mime_type, filled.encoding)]
+    skip = at + 2 + len(head.mime_type.encode()) + len(head.encoding.encode())
+    return raw[:at] + b"".join(texts) + raw[skip:]
