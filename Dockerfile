@@ -27,7 +27,7 @@ ENV PATH=/opt/gateway/bin:$PATH PYTHONUNBUFFERED=1 GATEWAY_STORE__PATH=/var/lib/
 USER 10001:10001
 WORKDIR /etc/gateway
 VOLUME /var/lib/gateway
-EXPOSE 1883 5672 8080
+EXPOSE 1883 3018 5672 8080
 HEALTHCHECK --interval=10s --timeout=3s --start-period=10s --retries=3 \
     CMD ["python", "-c", "import urllib.request as r; r.urlopen('http://127.0.0.1:8080/livez', timeout=2)"]
 STOPSIGNAL SIGTERM

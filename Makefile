@@ -6,7 +6,7 @@ VENV   := .venv
 BIN    := $(VENV)/bin
 STAMP  := $(VENV)/.installed
 
-.PHONY: run test lint format bench fuzz peers clean
+.PHONY: run test lint format bench fuzz chaos peers clean
 .DELETE_ON_ERROR:
 
 run: $(STAMP)
@@ -30,6 +30,10 @@ bench: $(STAMP) peers
 
 fuzz: $(STAMP)
 	FUZZ_COUNT=$${FUZZ_COUNT:-3000000} $(BIN)/pytest -q tests/fuzz $(ARGS)
+
+# Kill, cut and fill up what there is, for so many seconds: make chaos SECONDS=600 SEED=7
+chaos: $(STAMP) peers
+	$(BIN)/python -m tests.chaos --seconds $(or $(SECONDS),600) $(if $(SEED),--seed $(SEED)) $(ARGS)
 
 peers:
 	@tests/interop/peers.sh

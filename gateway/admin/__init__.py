@@ -1,9 +1,11 @@
 """What a browser, Prometheus and Kubernetes see over HTTP: health, metrics, status, and a live page.
 
-It only reads; nothing in here changes what the gateway does.
+Whatever changes something needs admission (admission.py); the rest only reads.
 """
 
+from gateway.admin.admission import Admission
+from gateway.admin.dead_letters import LettersApi
 from gateway.admin.readiness import Readiness
 from gateway.admin.server import AdminState, application, serve
 
-__all__ = ["AdminState", "Readiness", "application", "serve"]
+__all__ = ["AdminState", "Admission", "LettersApi", "Readiness", "application", "serve"]

@@ -4,7 +4,7 @@
 /readyz      200, or 503 with one reason per line
 /metrics     Prometheus
 /api/status  everything that the page shows, as JSON
-/api/dead-letters  the newest dead letters, as JSON
+/api/dead-letters  see dead_letters.py
 /            the live page
 """
 
@@ -15,7 +15,7 @@ import socket
 from collections.abc import Callable
 from dataclasses import dataclass, field
 from importlib.resources import files
-from typing import Any, Final
+from typing import Final
 
 import orjson
 import trio
@@ -25,11 +25,13 @@ from hypercorn.typing import ASGIFramework
 from starlette.applications import Starlette
 from starlette.requests import Request
 from starlette.responses import HTMLResponse, PlainTextResponse, Response
-from starlette.routing import Route
+from starlette.routing import BaseRoute, Route
 from starlette.types import Receive, Scope, Send
 
+from gateway.admin.dead_letters import NEVER_STORE, LettersApi
 from gateway.admin.readiness import Readiness
 from gateway.admin.status import status
+from gateway.broker.outbox.outbox import OutboxState
 from gateway.errors import ConfigurationError
 from gateway.settings import Http
 from gateway.telemetry.metrics import CONTENT_TYPE, Metrics
@@ -39,16 +41,16 @@ PAGE_POLICY: Final = (
     "default-src 'none'; style-src 'unsafe-inline'; script-src 'unsafe-inline'; connect-src 'self'; "
     "img-src data:; base-uri 'none'; form-action 'none'; frame-ancestors 'none'"
 )
-NEVER_STORE: Final = {"Cache-Control": "no-store", "X-Content-Type-Options": "nosniff"}
 
 
 @dataclass
 class AdminState:
-    """What HTTP shows of the running gateway. `clock` gives monotonic seconds."""
+    """What HTTP shows of the running gateway, and may change. `clock` gives monotonic seconds."""
 
     metrics: Metrics
     readiness: Readiness
-    dead_letters: Callable[[], list[dict[str, Any]]] = list
+    dead_letters: LettersApi | None = None
+    outboxes: Callable[[], list[OutboxState]] = list
     clock: Callable[[], float] = trio.current_time
     started_secs: float = field(init=False)
 
@@ -72,26 +74,23 @@ def application(state: AdminState) -> Starlette:
 
     async def api_status(_: Request) -> Response:
         document = status(state.metrics, state.readiness.reasons(), state.clock(), state.started_secs)
+        document["outboxes"] = [outbox._asdict() for outbox in state.outboxes()]
         return Response(orjson.dumps(document), headers=NEVER_STORE, media_type="application/json")
-
-    async def api_dead_letters(_: Request) -> Response:
-        return Response(
-            orjson.dumps(state.dead_letters()), headers=NEVER_STORE, media_type="application/json"
-        )
 
     page = files("gateway.admin").joinpath("page.html").read_text(encoding="utf-8")
 
     async def live_page(_: Request) -> Response:
         return HTMLResponse(page, headers=NEVER_STORE | {"Content-Security-Policy": PAGE_POLICY})
 
-    routes = [
+    routes: list[BaseRoute] = [
         Route("/", live_page),
-        Route("/api/dead-letters", api_dead_letters),
         Route("/api/status", api_status),
         Route("/livez", livez),
         Route("/metrics", metrics),
         Route("/readyz", readyz),
     ]
+    if state.dead_letters is not None:
+        routes += state.dead_letters.routes()
     return Starlette(routes=routes)
 
 

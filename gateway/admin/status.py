@@ -79,5 +79,6 @@ def _route(route: RouteCounts) -> dict[str, Any]:
         "unparsable": route.unparsable,
         "undecided": route.undecided,
         "reply_kept": route.reply_kept,
+        "duplicates": route.duplicates,
         "in_flight": route.in_flight,
     }

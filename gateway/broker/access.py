@@ -11,6 +11,7 @@ import hashlib
 import hmac
 import ipaddress
 import os
+import secrets
 import time
 from collections.abc import Mapping
 from typing import Final
@@ -18,6 +19,7 @@ from typing import Final
 import argon2
 import trio
 
+from gateway.broker.scram import ITERATIONS, SALT_OCTETS, Exchange, Keys
 from gateway.model.address import Address
 
 REMEMBERED_SECS: Final = 300.0
@@ -48,12 +50,15 @@ def is_loopback(remote: str) -> bool:
 
 
 class Access:
-    """Decides. `users` maps names to argon2 hashes; `guest` and `anonymous` are `loopback`, `always` or
-    `never`.
+    """Decides. `users` maps names to argon2 hashes, "" for who has no password here; `scram` to the keys of
+    SCRAM; `guest` and `anonymous` are `loopback`, `always` or `never`.
     """
 
-    def __init__(self, users: Mapping[str, str], *, guest: str = "loopback") -> None:
+    def __init__(
+        self, users: Mapping[str, str], *, guest: str = "loopback", scram: Mapping[str, Keys] | None = None
+    ) -> None:
         self._users = dict(users)
+        self._scram = dict(scram or {})
         self._guest = guest
         self._key = os.urandom(32)
         self._remembered: dict[tuple[str, bytes], float] = {}
@@ -76,6 +81,31 @@ class Access:
         until = self._remembered.get((user, self._digest(password)), 0.0)
         return self._principal(user) if until > time.monotonic() else None
 
+    def certified(self, name: str) -> Principal | None:
+        """The principal of a client whose name is proved already; None: there is no such user."""
+        return self._principal(name) if name in self._users else None
+
+    @property
+    def proves(self) -> bool:
+        """Some user may authenticate by SCRAM."""
+        return bool(self._scram)
+
+    def exchange(self) -> Exchange:
+        """Begin an authentication by SCRAM."""
+        return Exchange(self._keys_of, secrets.token_urlsafe(18))
+
+    def _keys_of(self, user: str) -> Keys:
+        found = self._scram.get(user)
+        if found is None:
+            salt = hmac.digest(self._key, user.encode(), hashlib.sha256)[:SALT_OCTETS]
+            return Keys(salt, self._usual_iterations(), os.urandom(32), os.urandom(32))
+        return found
+
+    def _usual_iterations(self) -> int:
+        """An unknown user's must not stand out."""
+        counts = [keys.iterations for keys in self._scram.values()]
+        return max(set(counts), key=counts.count) if counts else ITERATIONS
+
     async def verify(self, user: str, password: bytes) -> Principal | None:
         """The principal, if the password is right; takes tens of milliseconds in a thread."""
         stored = self._users.get(user)
@@ -83,7 +113,7 @@ class Access:
             self._limiter = trio.CapacityLimiter(VERIFIERS_MAX)
         # An unknown user costs the same time as a wrong password, so that names cannot be found out.
         right = await trio.to_thread.run_sync(_matches, stored or _DECOY, password, limiter=self._limiter)
-        if not right or stored is None:
+        if not right or not stored:
             return None
         if len(self._remembered) >= REMEMBERED_MAX:
             self._remembered.clear()

@@ -4,6 +4,8 @@ A durable message is written, and accepted when the commit has it; meanwhile it 
 and may be delivered. When the queue holds more in memory than it should, what comes is written only (the
 transient too, or the order would be lost) and read again in pieces when its turn has come. Positions in the
 queue are positions in the store's log.
+
+`Aside` is what waits on disk alone, of whatever keeps its messages in a log; `Kept` is the side of a Queue.
 """
 
 from __future__ import annotations
@@ -31,31 +33,124 @@ PIECE_OCTETS_MAX: Final = 4_194_304
 PIECES_MAX: Final = 2
 
 
-class Kept:
+class Aside:
+    """What of a log is on disk alone, in order of position; it is read in pieces."""
+
+    def __init__(self, store: Store, log: Log, arrived: Callable[[int], None]) -> None:
+        """`arrived` is called when a piece has been read, with the octets that were counted and are not
+        there: what was settled after it was written counts until all has been read.
+        """
+        self.log = log
+        self.count = 0  # messages on disk alone, and those read that have not been taken
+        self.octets = 0
+        self._store = store
+        self._arrived = arrived
+        self._runs: deque[tuple[int, int]] = deque()  # (first, end) of what is on disk alone, in order
+        self._pieces: deque[list[Stored]] = deque()  # of consecutive positions each
+        self._reading = False
+        self._epoch = 0  # a read that was asked for before it was cleared comes too late
+
+    def __bool__(self) -> bool:
+        return bool(self._runs or self._pieces)
+
+    def put(self, first: int, end: int, count: int, octets: int) -> None:
+        """`count` messages from `first` to before `end`, behind all others, are on disk alone."""
+        if self._runs and self._runs[-1][1] == first:
+            first = self._runs.pop()[0]
+        self._runs.append((first, end))
+        self.count += count
+        self.octets += octets
+
+    def take_back(self, count: int, octets: int) -> None:
+        """So much was put that the disk did not take."""
+        self.count -= count
+        self.octets -= octets
+
+    def next_piece(self) -> list[Stored]:
+        """What comes next, no longer counted here. Empty: there is nothing, or it is still being read."""
+        piece = self._pieces.popleft() if self._pieces else []
+        self.count -= len(piece)
+        self.octets -= sum([len(message.body) for _, message, _ in piece])
+        self.read_ahead()
+        return piece
+
+    def read_ahead(self) -> None:
+        """See to it that a piece is on its way or here."""
+        if self._runs and not self._reading and len(self._pieces) < PIECES_MAX:
+            self._reading = True
+            self._store.read_from(
+                self.log,
+                self._runs[0][0],
+                partial(self._read, self._epoch, self._runs[-1][1]),
+                messages_max=PIECE_MESSAGES_MAX,
+                octets_max=PIECE_OCTETS_MAX,
+            )
+
+    def _read(self, epoch: int, end: int, found: list[Stored]) -> None:
+        """The store has read; `end` is where all that was put had ended when that was asked for."""
+        if epoch != self._epoch:
+            return
+        self._reading = False
+        if found:
+            end = found[-1][0] + 1  # there may be more behind it
+        runs = self._runs
+        while runs and runs[0][1] <= end:
+            runs.popleft()
+        if runs and runs[0][0] < end:
+            runs[0] = (end, runs[0][1])
+        for _, piece in groupby(enumerate(found), lambda row: row[1][0] - row[0]):
+            self._pieces.append([stored for _, stored in piece])
+        if sum(len(piece) for piece in self._pieces) >= self.count:
+            runs.clear()  # what they hold besides is settled
+        self._arrived(0 if runs else self._recount())
+
+    def _recount(self) -> int:
+        """All has been read: what it was thought to be and was not is no more. Returns its octets."""
+        octets = sum(len(message.body) for piece in self._pieces for _, message, _ in piece)
+        lacking = self.octets - octets
+        self.count = sum(len(piece) for piece in self._pieces)
+        self.octets = octets
+        return lacking
+
+    def unload(self) -> None:
+        """Nobody will take what has been read for a while: leave it on disk."""
+        if self._pieces:
+            self._runs.appendleft((self._pieces[0][0][0], self._pieces[-1][-1][0] + 1))
+            self._pieces.clear()
+        self._epoch += 1
+        self._reading = False
+
+    @property
+    def first(self) -> int | None:
+        """The first position that is on disk alone."""
+        return self._pieces[0][0][0] if self._pieces else self._runs[0][0] if self._runs else None
+
+    def empty(self) -> None:
+        """Nothing is on disk alone any more."""
+        self._runs.clear()
+        self._pieces.clear()
+        self.count = self.octets = 0
+        self._epoch += 1
+        self._reading = False
+
+
+class Kept(Aside):
     """What a durable queue has on disk."""
 
     def __init__(
         self, queue: Queue, store: Store, log: Log, *, memory_messages_max: int, memory_octets_max: int
     ) -> None:
         """`memory_...`: beyond them messages wait on disk alone."""
-        self.log = log
-        self.count = 0  # messages on disk alone, and those read that have not been handed to the queue
-        self.octets = 0
+        super().__init__(store, log, self._has_arrived)
         self._queue = queue
-        self._store = store
         self._messages_max = memory_messages_max
         self._octets_max = memory_octets_max
-        self._runs: deque[tuple[int, int]] = deque()  # (first, end) of what is on disk alone, in order
-        self._pieces: deque[tuple[int, list[Message]]] = deque()
-        self._reading = False
-        self._epoch = 0  # a read that was asked for before a purge comes too late
         self._loaded: list[Callable[[], None]] = []
         self._pressure = Pressure()
         extent = store.extent(log)
         self.recovered = extent.end  # positions below it are from before this process
         if extent.count:
-            self._runs.append((extent.first, extent.end))
-            self.count, self.octets = extent.count, extent.octets
+            self.put(*extent)
             queue.octets += extent.octets
         queue.next = extent.end
         queue.kept = self
@@ -66,7 +161,10 @@ class Kept:
     def take(self, part: Part, messages: list[Message]) -> None:
         """Queue the messages, in memory or on disk alone, and write those that must be written."""
         queue = self._queue
-        alone = bool(self._runs or self._pieces) or self._memory_full()
+        alone = bool(self) or self._memory_full()
+        if not self._store.healthy:
+            self._take_unwritten(part, messages, alone)
+            return
         first = queue.next
         if not alone:
             queue.put(messages)
@@ -85,6 +183,15 @@ class Kept:
         if self._store.congested:
             self._pressure.hold_sources(part)
 
+    def _take_unwritten(self, part: Part, messages: list[Message], alone: bool) -> None:
+        """The disk takes nothing now: neither does the queue, but for what is transient and fits into memory.
+        To queue the others until they are refused would deliver them first.
+        """
+        taken = [] if alone else [at for at, message in enumerate(messages) if not message.durable]
+        self._queue.put([messages[at] for at in taken])
+        part.settle_at(taken)
+        part.settle(self._store.refusal)
+
     def _memory_full(self) -> bool:
         queue = self._queue
         return len(queue) - self.count >= self._messages_max or queue.octets - self.octets >= self._octets_max
@@ -93,22 +200,17 @@ class Kept:
         queue = self._queue
         count = len(messages)
         octets = sum([len(message.body) for message in messages])
-        if self._runs and self._runs[-1][1] == first:
-            first = self._runs.pop()[0]
-        self._runs.append((first, queue.next + count))
-        self.count += count
-        self.octets += octets
         queue.next += count
         queue.octets += octets
+        self.put(first, queue.next, count, octets)
 
     def _written(self, part: Part, start: int, stop: int, first: int, alone: bool, outcome: Outcome) -> None:
         """The store has committed the messages, or could not."""
         if outcome is not ACCEPTED:
             messages = part.messages[start:stop]
             if alone:
-                self.count -= len(messages)
                 octets = sum([len(message.body) for message in messages])
-                self.octets -= octets
+                self.take_back(len(messages), octets)
                 self._queue.octets -= octets
             else:
                 self._queue.withdraw(first, len(messages))
@@ -128,74 +230,35 @@ class Kept:
 
     def refill(self) -> bool:
         """The queue has nothing in memory: give it the next piece. False: there is none, or not yet."""
-        if not self._pieces:
-            self._read_ahead()
-            return False
-        first, messages = self._pieces.popleft()
-        self.count -= len(messages)
-        self.octets -= sum([len(message.body) for message in messages])
-        self._queue.refill(first, messages)
-        self._read_ahead()
-        return True
+        piece = self.next_piece()
+        if piece:
+            self._queue.refill(piece[0][0], [message for _, message, _ in piece])
+        return bool(piece)
 
     def when_loaded(self, then: Callable[[], None]) -> None:
         """Call `then` when what the queue lacks has been read."""
         self._loaded.append(then)
-        self._read_ahead()
+        self.read_ahead()
 
-    def _read_ahead(self) -> None:
-        if self._runs and not self._reading and len(self._pieces) < PIECES_MAX:
-            self._reading = True
-            self._store.read_from(
-                self.log,
-                self._runs[0][0],
-                partial(self._read, self._epoch, self._queue.next),
-                messages_max=PIECE_MESSAGES_MAX,
-                octets_max=PIECE_OCTETS_MAX,
-            )
-
-    def _read(self, epoch: int, end: int, found: list[Stored]) -> None:
-        """The store has read; `end` is where the queue ended when that was asked for."""
-        if epoch != self._epoch:
-            return
-        self._reading = False
-        if found:
-            end = found[-1][0] + 1  # there may be more behind it
-        runs = self._runs
-        while runs and runs[0][1] <= end:
-            runs.popleft()
-        if runs and runs[0][0] < end:
-            runs[0] = (end, runs[0][1])
-        for _, piece in groupby(enumerate(found), lambda row: row[1][0] - row[0]):
-            rows = [row for _, row in piece]
-            self._pieces.append((rows[0][0], [message for _, message, _ in rows]))
-        if not runs:
-            self._recount()
+    def _has_arrived(self, lacking: int) -> None:
+        self._queue.octets -= lacking
         self._queue.dispatch()
         loaded, self._loaded = self._loaded, []
         for then in loaded:
             then()
-
-    def _recount(self) -> None:
-        """All that was on disk alone has been read: what it was thought to be and was not is no more."""
-        count = sum(len(messages) for _, messages in self._pieces)
-        octets = sum(len(message.body) for _, messages in self._pieces for message in messages)
-        self._queue.octets -= self.octets - octets
-        self.count, self.octets = count, octets
 
     # The end.
 
     def clear(self, first: int | None) -> None:
         """Forget everything from position `first` on; None: from what is on disk alone."""
         if first is None:
-            first = self._pieces[0][0] if self._pieces else self._runs[0][0] if self._runs else None
-        if first is not None:
+            first = self.first
+        if not self._queue.unacknowledged:  # all of it: cheaper than to settle each
+            self._store.drop(self.log)
+            self.log = self._store.log(self.log.kind, self.log.name)
+        elif first is not None:
             self.forget(range(first, self._queue.next))
-        self._runs.clear()
-        self._pieces.clear()
-        self.count = self.octets = 0
-        self._epoch += 1
-        self._reading = False
+        self.empty()
 
     def drop(self) -> None:
         """The queue is deleted."""

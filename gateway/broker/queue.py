@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING, Final, Protocol
 from gateway.broker.pressure import FULL, Pressure
 from gateway.model.address import AmqpAddress
 from gateway.model.batch import Part
-from gateway.model.message import Message
+from gateway.model.message import NEVER, Message
 
 if TYPE_CHECKING:
     from gateway.broker.kept import Kept
@@ -108,6 +108,8 @@ class Queue:
 
     def put(self, messages: list[Message]) -> None:
         """Append without dispatching."""
+        if not self._ready:
+            self._first = self.next  # what was on disk alone may have ended before
         self._ready.extend(messages)
         self.next += len(messages)
         self.octets += sum([len(message.body) for message in messages])
@@ -144,7 +146,7 @@ class Queue:
         while self._returned and self._hand_out_returned():
             pass
         while not self._returned and (self._ready or (self.kept is not None and self.kept.refill())):
-            open_ = [(consumer, room) for consumer in self.consumers if (room := consumer.room()) > 0]
+            open_ = self._open()
             if not open_:
                 return
             if len(open_) == 1:
@@ -152,6 +154,10 @@ class Queue:
                 self._hand_out(consumer, min(room, DISPATCH_MESSAGES_MAX))
             else:
                 self._share(open_)
+
+    def _open(self) -> list[tuple[Consumer, int]]:
+        """Who may have the next message, and how many of them."""
+        return [(consumer, room) for consumer in self.consumers if (room := consumer.room()) > 0]
 
     def take(self) -> tuple[int, Message, bool] | None:
         """The next message for a `get`: position, message, redelivered."""
@@ -169,6 +175,24 @@ class Queue:
                 self._taken(1, len(message.body))
                 return position, message, self._was_delivered(position)
         return None
+
+    def drop_expired(self) -> float:
+        """Drop what has expired at the head; returns when what is there now will (UTC), or NEVER."""
+        utc = time.time()
+        while self._returned:
+            position, message = self._returned[0]
+            if not self._drop_expired(position, message, utc):
+                return message.expires
+            heapq.heappop(self._returned)
+        while self._ready:
+            message = self._ready[0]
+            if not self._drop_expired(self._first, message, utc):
+                return message.expires
+            self._ready.popleft()
+            self._first += 1
+            if not self._ready and self.kept is not None:
+                self.kept.refill()
+        return NEVER
 
     @property
     def loading(self) -> bool:
@@ -230,9 +254,11 @@ class Queue:
 
     def _share(self, open_: list[tuple[Consumer, int]]) -> None:
         """Round-robin, one message each, for one round."""
-        self._turn += 1
         start = self._turn % len(open_)
         for consumer, _ in open_[start:] + open_[:start]:
+            if not self._ready:
+                return
+            self._turn += 1
             self._hand_out(consumer, 1)
 
     def _pop(self, count: int) -> list[Message]:
@@ -288,17 +314,16 @@ class Queue:
 
     def _hand_out_returned(self) -> bool:
         """One returned message to a consumer with room; False when there is none."""
-        count = len(self.consumers)
-        for offset in range(count):
-            consumer = self.consumers[(self._turn + offset) % count]
-            if consumer.room() > 0:
-                position, message = heapq.heappop(self._returned)
-                if not self._drop_expired(position, message, time.time()):
-                    self._turn += 1
-                    self._taken(1, len(message.body))
-                    consumer.deliver(self, position, [message], True)
-                return True
-        return False
+        open_ = self._open()
+        if not open_:
+            return False
+        consumer = open_[self._turn % len(open_)][0]
+        position, message = heapq.heappop(self._returned)
+        if not self._drop_expired(position, message, time.time()):
+            self._turn += 1
+            self._taken(1, len(message.body))
+            consumer.deliver(self, position, [message], True)
+        return True
 
     def _drop_expired(self, position: int, message: Message, utc: float) -> bool:
         if not message.expires or message.expires > utc:

@@ -1,19 +1,24 @@
 """The switch: from a published message to every lane that must take it.
 
 A message goes to its own protocol's namespace, and through the routes that match its address into others.
-What
-the address alone decides is worked out once and kept as an Entry; sources hold entries in caches keyed by the
-octets that they read, and drop them when `generation` moves (a binding, a subscription or the mapping
+What the address alone decides is worked out once and kept as an Entry; sources hold entries in caches keyed
+by the octets that they read, and drop them when `generation` moves (a binding, a subscription or the mapping
 changed).
+
+A route that settles when a message is stored leads to its outbox in front of the link, and one that refuses
+repeats to its guard in front of either.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections import deque
+from collections.abc import Callable, Collection
 from functools import partial
 from typing import Protocol
 
 from gateway.broker.dead_letters import DeadLetters
+from gateway.broker.deduplication import Deduplication, Guard
+from gateway.broker.journaling import Journaling
 from gateway.mapping.crossings import Crossing, Route
 from gateway.mapping.router import Router
 from gateway.model.address import Address
@@ -21,6 +26,8 @@ from gateway.model.batch import Batch, Lane, Part, Receipt, Sink
 from gateway.model.message import Message
 from gateway.model.outcome import ACCEPTED, Outcome, Reason, Verdict
 
+FILTERS_MAX = 64  # subscriptions that come and go between two looks; beyond it everything is looked up again
+STORED = "stored"  # the journal's word for what an outbox has accepted
 UNROUTED = Outcome(Verdict.REJECTED, Reason.NO_ROUTE, "no queue or subscription takes it")
 
 Cross = Callable[[Message], "Message | Outcome | None"]
@@ -41,38 +48,62 @@ class Namespace(Protocol):
 
 
 class RouteLane(Lane):
-    """A lane that a route leads to: keeps the route's tally, and its dead letters."""
+    """A lane that a route leads to: keeps the route's tally, and its dead letters (None: makes none)."""
 
-    __slots__ = ("_dead_letters", "_route")
+    __slots__ = ("_dead_letters", "route")
 
-    def __init__(self, sink: Sink, route: Route, dead_letters: DeadLetters) -> None:
+    def __init__(self, sink: Sink, route: Route, dead_letters: DeadLetters | None) -> None:
         super().__init__(sink)
-        self._route = route
+        self.route = route
         self._dead_letters = dead_letters
 
     @property
     def mandatory(self) -> bool:
         """Whether a message that the sink's broker cannot route has to be refused."""
-        return self._route.mandatory
+        return self.route.mandatory
 
     def sent(self, count: int) -> None:
         """Count what is on its way."""
-        self._route.in_flight += count
+        self.route.in_flight += count
 
     def settle(self, part: Part, messages: list[Message], slots: list[int], outcome: Outcome) -> None:
         """Count what arrived; a message refused for good is a dead letter if the route says so, and accepted
         when that is safe.
         """
-        route = self._route
+        if self.journal is not None:
+            self.record(part, messages, slots, outcome)
+        route = self.route
         route.in_flight -= len(messages)
         if outcome is ACCEPTED:
             route.delivered += len(messages)
         else:
             route.failed += len(messages)
-            if outcome.verdict is Verdict.REJECTED and route.on_reject == "dead_letter":
-                self._dead_letters.add(messages, route.name, outcome, partial(part.batch.settle, slots))
+        self.answer(part, messages, slots, outcome)
+
+    def answer(self, part: Part, messages: list[Message], slots: list[int], outcome: Outcome) -> None:
+        """Tell the batch, or keep dead letters and tell it then."""
+        if outcome.verdict is Verdict.REJECTED:
+            route, letters = self.route, self._dead_letters
+            if letters is not None and route.on_reject == "dead_letter":
+                then = partial(part.batch.settle, slots)
+                letters.add(messages, route.name, outcome, then, crossed=True)
                 return
         part.batch.settle(slots, outcome)
+
+
+class Entrance(RouteLane):
+    """A lane to a route's guard or outbox, behind which the tally is kept."""
+
+    __slots__ = ()
+
+    def sent(self, count: int) -> None:
+        """It is not on its way yet."""
+
+    def settle(self, part: Part, messages: list[Message], slots: list[int], outcome: Outcome) -> None:
+        """Only tell the batch; the journal hears that an outbox has accepted."""
+        if self.journal is not None and self.route.settle == "stored":
+            self.record(part, messages, slots, outcome._replace(text=outcome.text or STORED))
+        self.answer(part, messages, slots, outcome)
 
 
 class Way:
@@ -85,8 +116,7 @@ class Way:
         self.cross: Cross = crossing.cross
         self.namespace = namespace
         self.lanes = lanes
-        # Only AMQP can ask for a queue; a topic without subscribers is no error in MQTT.
-        self.mandatory = crossing.route.mandatory and crossing.route.target.protocol == "amqp091"
+        self.mandatory = _mandatory(crossing.route)
 
 
 class Entry:
@@ -116,23 +146,52 @@ class Entry:
 
 
 class Switch:
-    """Joins the namespaces of all endpoints by the routes in force."""
+    """Joins the namespaces of all endpoints by the routes in force.
 
-    def __init__(self, router: Router, dead_letters: DeadLetters) -> None:
+    `links` are the endpoints that are remote brokers. `outbox` gives that of a route with `settle: stored`;
+    None when there is no store, and no such route.
+    """
+
+    def __init__(
+        self, router: Router, dead_letters: DeadLetters, deduplication: Deduplication | None = None
+    ) -> None:
         self.router = router
         self.dead_letters = dead_letters
+        self.deduplication = deduplication or Deduplication()
         self.generation = 0
         self.namespaces: dict[str, Namespace] = {}
+        self.links: Collection[str] = ()
+        self.outbox: Callable[[Route], Namespace] | None = None
+        self.journaling: Journaling | None = None
         self._lanes: dict[tuple[Sink, str], Lane] = {}
+        self._guards: dict[str, Guard] = {}
+        self._filters: deque[list[str]] = deque(maxlen=FILTERS_MAX)  # of the last changes, if only those
 
     def changed(self) -> None:
         """What addresses lead to may have changed: entries made before are stale."""
+        self._filters.clear()
+        self._changed()
+
+    def _changed(self) -> None:
         self.generation += 1
         self._lanes.clear()
+        self._guards.clear()
+
+    def subscribed(self, pattern: list[str]) -> None:
+        """The same, of what leads to MQTT topics that match this filter (its levels), and of nothing else."""
+        self._filters.append(pattern)
+        self._changed()
+
+    def filters_since(self, generation: int) -> list[list[str]] | None:
+        """The filters of `subscribed` since `generation`; None: more than that has changed."""
+        count = self.generation - generation
+        return None if count > len(self._filters) else list(self._filters)[len(self._filters) - count :]
 
     def use(self, router: Router) -> None:
         """Put new mappings in force."""
         self.router = router
+        if self.journaling is not None:
+            self.journaling.router = router
         self.changed()
 
     def entry(self, endpoint: str, namespace: Namespace | None, address: Address, queue: str = "") -> Entry:
@@ -142,10 +201,10 @@ class Switch:
         queue that a link consumed them from, if a route named it.
         """
         sinks = () if namespace is None else namespace.sinks(address)
-        lanes = None if sinks is None else tuple(self._lane(sink, None) for sink in sinks)
+        lanes = None if sinks is None else tuple(self._lane(sink, None, endpoint) for sink in sinks)
         ways = []
         for crossing in self.router.crossings(endpoint, address, queue):
-            target = self.namespaces.get(crossing.route.target_endpoint)
+            target = self._entrance(crossing.route)
             if target is None:
                 continue
             ends = target.sinks(crossing.target) if crossing.target is not None else None
@@ -153,10 +212,46 @@ class Switch:
             ways.append(Way(crossing, target, found))
         return Entry(address, namespace, lanes, tuple(ways))
 
+    def end(self, route: Route) -> Namespace | None:
+        """What a route leads to: its endpoint, or the outbox in front of it. None: it is not here."""
+        if self.outbox is not None and route.settle == "stored":
+            return self.outbox(route)
+        return self.namespaces.get(route.target_endpoint)
+
+    def outboxed(self, route: Route) -> bool:
+        """Whether what a route leads to is an outbox."""
+        return route.settle == "stored" and self.outbox is not None
+
+    def _entrance(self, route: Route) -> Namespace | None:
+        """`end`, or the guard in front of it."""
+        end = self.end(route)
+        if end is None or route.rule.deduplicate is None:
+            return end
+        guard = self._guards.get(route.name)
+        if guard is None:
+            guard = self._guards[route.name] = Guard(
+                self.deduplication,
+                route,
+                partial(self._behind, end, route),
+                local=route.settle == "stored" or route.target_endpoint not in self.links,
+                unrouted=UNROUTED if _mandatory(route) else ACCEPTED,
+            )
+        return guard
+
+    def _behind(self, end: Namespace, route: Route, message: Message) -> tuple[tuple[Lane, ...], bool]:
+        """The lanes of a message at the end of a route, and whether the address alone decides them."""
+        sinks = end.sinks(message.address)
+        lanes = tuple(self._lane(sink, route) for sink in (end.choose(message) if sinks is None else sinks))
+        if message.retain and end.retained is not None:
+            return (*lanes, self._lane(end.retained, None)), False
+        return lanes, sinks is not None
+
     def publish(self, batch: Batch, entry: Entry, message: Message, receipt: Receipt) -> bool:
         """Put a message on its lanes. False: there is none, and the receipt is still the caller's to
         answer.
         """
+        if self.journaling is not None:
+            batch.sources.append(message)
         lane = entry.only
         if lane is None or message.retain:
             return self._publish_all(batch, entry, message, receipt)
@@ -169,6 +264,8 @@ class Switch:
             batch.add_only(receipt, lane, crossed)
             return True
         if crossed is None:
+            if self.journaling is not None:
+                batch.sources.pop()
             return False
         placed: list[tuple[Lane, Message]] = []
         refused: list[tuple[Route, Outcome]] = []
@@ -182,11 +279,12 @@ class Switch:
         lanes = entry.lanes
         if lanes is None:
             assert namespace is not None
-            lanes = tuple(self._lane(sink, None) for sink in namespace.choose(message))
+            endpoint = message.sender.endpoint
+            lanes = tuple(self._lane(sink, None, endpoint) for sink in namespace.choose(message))
         for lane in lanes:
             placed.append((lane, message))
         if message.retain and namespace is not None and namespace.retained is not None:
-            placed.append((self._lane(namespace.retained, None), message))
+            placed.append((self._lane(namespace.retained, None, message.sender.endpoint), message))
         for way in entry.ways:
             crossed = way.cross(message)
             if crossed is not None:
@@ -225,11 +323,15 @@ class Switch:
         refused: list[tuple[Route, Outcome]],
     ) -> bool:
         if not placed and not refused:
+            if self.journaling is not None:
+                batch.sources.pop()
             return False
         slot = batch.open(receipt, len(placed) + len(refused))
         for lane, crossed in placed:
             batch.add(slot, lane, crossed)
         for route, outcome in refused:
+            if self.journaling is not None:
+                self.journaling.refuse(route, message, outcome, batch.received)
             if route.on_reject == "dead_letter":
                 self.dead_letters.add([message], route.name, outcome, partial(batch.settle, [slot]))
             else:
@@ -242,10 +344,23 @@ class Switch:
             sinks = way.namespace.choose(crossed)
         return tuple(self._lane(sink, way.crossing.route) for sink in sinks)
 
-    def _lane(self, sink: Sink, route: Route | None) -> Lane:
+    def _lane(self, sink: Sink, route: Route | None, endpoint: str = "") -> Lane:
+        """The lane of a sink and route; without a route, `endpoint` is where its messages are published."""
         key = (sink, "" if route is None else route.name)
         lane = self._lanes.get(key)
         if lane is None:
-            lane = Lane(sink) if route is None else RouteLane(sink, route, self.dead_letters)
+            if route is None:
+                lane = Lane(sink)
+            elif self.outboxed(route) or sink is self._guards.get(route.name):
+                lane = Entrance(sink, route, self.dead_letters)
+            else:
+                lane = RouteLane(sink, route, self.dead_letters)
+            if self.journaling is not None:
+                self.journaling.note(lane, route, endpoint)
             self._lanes[key] = lane
         return lane
+
+
+def _mandatory(route: Route) -> bool:
+    """Only AMQP can ask for a queue; a topic without subscribers is no error in MQTT."""
+    return route.mandatory and route.target.protocol == "amqp091"

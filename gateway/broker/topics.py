@@ -1,6 +1,7 @@
 """Topic filters in a trie: what matches a topic is found level by level, whatever does not is never touched.
 
-One trie serves MQTT subscriptions and AMQP topic bindings; only the wildcards and the separator differ.
+One trie serves MQTT subscriptions and AMQP topic bindings; only the wildcards and the separator differ. Its
+mirror, the tree of topics, holds names and is asked by filter: that is how retained messages are found.
 """
 
 from __future__ import annotations
@@ -64,6 +65,10 @@ class Trie(Generic[T]):
             del path[at].children[pattern[at]]
         return True
 
+    def begins(self, level: str) -> bool:
+        """Does any pattern begin with this level, by name?"""
+        return level in self._root.children
+
     def match(self, levels: list[str], *, hidden: bool = False) -> dict[T, None]:
         """The values whose patterns match `levels`, each once.
 
@@ -120,6 +125,67 @@ class Trie(Generic[T]):
                 yield path, value
             for level, child in node.children.items():
                 stack.append((child, [*path, level]))
+
+
+class Branch(Generic[T]):
+    """One level of a tree of topics; `value` is that of the topic which ends here."""
+
+    __slots__ = ("children", "value")
+
+    def __init__(self) -> None:
+        self.children: dict[str, Branch[T]] = {}
+        self.value: T | None = None
+
+
+class TopicTree(Generic[T]):
+    """MQTT topics (lists of levels) to values, which a filter finds without touching what it cannot match."""
+
+    def __init__(self) -> None:
+        self._root: Branch[T] = Branch()
+
+    def put(self, levels: list[str], value: T) -> None:
+        """Set the value of a topic, in place of an earlier one."""
+        branch = self._root
+        for level in levels:
+            child = branch.children.get(level)
+            if child is None:
+                child = branch.children[level] = Branch()
+            branch = child
+        branch.value = value
+
+    def remove(self, levels: list[str]) -> None:
+        """Forget a topic that is there, and the levels that this leaves empty."""
+        path = [self._root]
+        for level in levels:
+            path.append(path[-1].children[level])
+        path[-1].value = None
+        for at in range(len(levels) - 1, -1, -1):
+            child = path[at + 1]
+            if child.value is not None or child.children:
+                break
+            del path[at].children[levels[at]]
+
+    def find(self, pattern: list[str]) -> list[T]:
+        """The values of the topics that a filter matches; no wildcard matches a first level with `$`."""
+        found: list[T] = []
+        stack: list[tuple[Branch[T], int]] = [(self._root, 0)]
+        end = len(pattern)
+        while stack:
+            branch, at = stack.pop()
+            rest = at < end and pattern[at] == "#"
+            if (at >= end or rest) and branch.value is not None:
+                found.append(branch.value)
+            if at >= end:
+                continue
+            level = pattern[at]
+            if rest or level == "+":
+                after = at if rest else at + 1
+                for name, child in reversed(branch.children.items()):
+                    if at or branch is not self._root or not name.startswith("$"):
+                        stack.append((child, after))
+            elif (named := branch.children.get(level)) is not None:
+                stack.append((named, at + 1))
+        return found
 
 
 def topic_matches(pattern: list[str], levels: list[str]) -> bool:

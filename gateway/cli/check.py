@@ -18,9 +18,9 @@ from gateway.cli.exits import Exit
 from gateway.cli.options import AsJson, ConfigFile, settings_of
 from gateway.errors import ConfigurationError, MappingError
 from gateway.mapping import load
-from gateway.mapping.linter import Finding, Severity, lint, unavailable_routes
+from gateway.mapping.linter import Finding, Severity, lint, unstorable_routes
 from gateway.mapping.router import compile_routes
-from gateway.settings import Settings, masked, unavailable
+from gateway.settings import Settings, masked
 
 app = typer.Typer()
 
@@ -35,8 +35,7 @@ def check(config: ConfigFile = None, as_json: AsJson = False) -> None:
     except ConfigurationError as error:
         settings, findings = None, [_error(line) for line in str(error).splitlines()]
     if settings is not None:
-        findings = [_error(line) for line in unavailable(settings)]
-        findings += [*unreadable(settings), *mapping_findings(settings)]
+        findings = [*unreadable(settings), *mapping_findings(settings)]
     wrong = any(finding.severity is Severity.ERROR for finding in findings)
     if as_json:
         typer.echo(orjson.dumps(_document(settings, findings, not wrong)))
@@ -68,8 +67,8 @@ def mapping_findings(settings: Settings) -> list[Finding]:
     except MappingError as error:
         return [_error(error.reason, error.file, error.line)]
     routes = compile_routes(mappings, settings.endpoints()).routes
-    missing = [_error(line) for line in unavailable_routes(routes)]
-    return [*missing, *lint(mappings, settings.endpoints(), settings.links)]
+    refused = unstorable_routes(routes, settings.links, store=settings.store.enabled)
+    return [*map(_error, refused), *lint(mappings, settings.endpoints(), settings.links)]
 
 
 def place_and_text(finding: Finding) -> str:

@@ -2,16 +2,24 @@
 
 from __future__ import annotations
 
+import os
 import sys
 
 import typer
 from argon2 import PasswordHasher
 
+from gateway.broker.scram import ITERATIONS, ITERATIONS_MAX, SALT_OCTETS, make_keys
+
 app = typer.Typer()
 
 
 @app.command()
-def passwd() -> None:
+def passwd(
+    scram: bool = typer.Option(False, "--scram", help="Make keys for users.NAME.scram instead."),
+    iterations: int = typer.Option(
+        ITERATIONS, min=ITERATIONS, max=ITERATIONS_MAX, help="Of --scram: more cost clients, and thieves."
+    ),
+) -> None:
     """Hash a password for users.NAME.password_hash; it is asked for, or read from standard input."""
     if sys.stdin.isatty():
         password = typer.prompt("Password", hide_input=True, confirmation_prompt=True)
@@ -19,4 +27,10 @@ def passwd() -> None:
         password = sys.stdin.readline().rstrip("\r\n")
     if not password:
         raise typer.BadParameter("the password is empty")
-    typer.echo(PasswordHasher().hash(password))
+    if not scram:
+        typer.echo(PasswordHasher().hash(password))
+        return
+    try:
+        typer.echo(make_keys(password, os.urandom(SALT_OCTETS), iterations))
+    except ValueError as error:
+        raise typer.BadParameter(str(error)) from error

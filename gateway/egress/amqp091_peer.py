@@ -368,7 +368,7 @@ class AmqpPeer:
             try:
                 if entry is None:
                     entry = conversation.resolve(intake.need.route_queue, wire, entries)
-                durable, expiration, retained, hops = facts(property_set)
+                durable, expiration, retained, hops, _ = facts(property_set)
             except RemoteProtocolError as error:
                 self._malformed(intake, tag, error)
                 continue

@@ -1,16 +1,7 @@
-"""What a link publishes: what waits to be sent, what was sent and is not confirmed, and what becomes of it.
+"""What an AMQP 0-9-1 link publishes: `confirming.py`, with this protocol's confirms, returns and closes.
 
-A broker confirms messages by their number on the channel. Consecutive numbers that were given to messages of
-one part form a Run, so that a confirm of many costs little more than a confirm of one: the runs below the
-lowest unconfirmed number (`floor`) are settled whole. Whatever is confirmed, refused or returned out of order
-is settled at once and remembered until the floor has passed it.
-
-Parts that cannot be sent now wait in order. When the channel is gone, what it had not confirmed goes to the
-front of them, and all of it is sent again, never more than the window allows at a time.
-
-A broker that dislikes one message closes the channel, and rarely says which message it was. An exchange that
-it names is refused from then on, until it has been found. Otherwise the window is halved for the messages
-that were on their way, and again each time that it happens, until one message is alone and so found out.
+A broker confirms messages by their number on the channel. One that it closes the channel over is found out
+there; an exchange that its text names is refused from then on, until it has been found.
 """
 
 from __future__ import annotations
@@ -18,13 +9,11 @@ from __future__ import annotations
 import re
 import time
 from bisect import bisect_right
-from collections import deque
-from collections.abc import Callable, Sequence
-from typing import Final, NamedTuple
-
-import trio
+from collections.abc import Callable
+from typing import Final
 
 from gateway.broker.switch import RouteLane
+from gateway.egress.confirming import ConfirmedSink, Positions, Run
 from gateway.errors import ProtocolError
 from gateway.model.address import AmqpAddress
 from gateway.model.batch import Part
@@ -38,90 +27,15 @@ from gateway.protocols.amqp091.translate import encode_properties
 from gateway.telemetry.stats import LinkStats
 from gateway.transport.stream import Stream
 
-# What has waited is sent in pieces of at most this much, between which the stream may call a halt.
-SLICE_MESSAGES_MAX: Final = 500
-SLICE_OCTETS_MAX: Final = 1_048_576
-MESSAGE_OVERHEAD: Final = 64  # octets on the wire besides body and properties, about
-
-WAITING_FULL: Final = Outcome(
-    Verdict.RELEASED, Reason.TARGET_DOWN, "the link is down or slow, its queue is full"
-)
 REFUSED_BY_BROKER: Final = Outcome(Verdict.REJECTED, Reason.TARGET_REFUSED, "basic.nack")
 FRAME_TOO_SMALL: Final = Outcome(
     Verdict.REJECTED, Reason.TOO_LARGE, "the properties do not fit the broker's frame-max"
 )
-EXPIRED: Final = Outcome(Verdict.REJECTED, Reason.EXPIRED, "it expired while it waited for the link")
 NAMED_EXCHANGE: Final = re.compile(r"exchange '(.*?)' in vhost")  # how RabbitMQ words 403 and 404
 
-Positions = Sequence[int]
 
-
-class Waiting(NamedTuple):
-    """Messages of a part that have to be sent."""
-
-    part: Part
-    positions: Positions
-
-
-class Run:
-    """Messages with consecutive numbers `first` to `last`; offset n is message `positions[n]` of `part`."""
-
-    __slots__ = ("done", "first", "last", "mandatory", "part", "positions", "sent", "settled")
-
-    def __init__(self, first: int, part: Part, positions: Positions, mandatory: bool, sent: float) -> None:
-        self.first = first
-        self.last = first + len(positions) - 1
-        self.part = part
-        self.positions = positions
-        self.mandatory = mandatory
-        self.sent = sent
-        self.done = 0  # offsets below it are settled
-        self.settled: set[int] = set()  # offsets above it that are
-
-    def settle_to(self, number: int, outcome: Outcome) -> None:
-        """Everything up to `number` that is still open has this outcome."""
-        begin, self.done = self.done, min(number, self.last) - self.first + 1
-        if not begin and self.done == len(self.part.slots):
-            self.part.settle(outcome)
-        else:
-            self.part.settle_at(self.positions[begin : self.done], outcome)
-
-    def settle_some(self, offsets: list[int], outcome: Outcome) -> None:
-        """These offsets have this outcome, those below them may still be open."""
-        self.settled.update(offsets)
-        positions = self.positions
-        self.part.settle_at([positions[offset] for offset in offsets], outcome)
-
-    def left(self) -> Positions:
-        """The positions that are not settled."""
-        if not self.settled:
-            return self.positions[self.done :]
-        return [
-            self.positions[offset]
-            for offset in range(self.done, len(self.positions))
-            if offset not in self.settled
-        ]
-
-    def find(self, start: int, address: AmqpAddress, properties: bytes | None, body: bytes) -> int:
-        """The first open offset from number `start` on that is this message; -1 when there is none.
-
-        `properties` are not compared when they are None, or hold what is left of a lifetime.
-        """
-        messages = self.part.messages
-        for offset in range(max(self.done, start - self.first), len(self.positions)):
-            message = messages[self.positions[offset]]
-            if (
-                message.body == body
-                and message.address == address
-                and offset not in self.settled
-                and (properties is None or message.expires or encode_properties(message, 0.0) == properties)
-            ):
-                return offset
-        return -1
-
-
-class Outgoing:
-    """The sink of a link: takes parts, and settles their messages as the broker confirms them.
+class Outgoing(ConfirmedSink):
+    """The sink of an AMQP 0-9-1 link.
 
     `missing` is called with an exchange that the broker does not have or does not let us use, and why.
     """
@@ -135,32 +49,10 @@ class Outgoing:
         messages_max: int,
         octets_max: int,
     ) -> None:
-        self.in_flight_max = in_flight_max
-        self.messages_max = messages_max
-        self.octets_max = octets_max
-        self.in_flight = 0
-        self.waiting_messages = 0
-        self.waiting_octets = 0
-        self._stats = stats
+        super().__init__(stats, in_flight_max=in_flight_max, messages_max=messages_max, octets_max=octets_max)
         self._missing = missing
-        self._waiting: deque[Waiting] = deque()
-        self._refusals: dict[str, Outcome] = {}  # by exchange
-        self._flowing = False
-        self._stream: Stream | None = None
         self._publishers: tuple[Publisher, Publisher] | None = None  # not mandatory, mandatory
-        self._runs: list[Run] = []
-        self._firsts: list[int] = []  # of the runs
-        self._next = 1
-        self._floor = 1
-        self._early: set[int] = set()  # numbers above the floor that are confirmed
         self._returned = 0  # number of the last message that came back
-        self._window = in_flight_max
-        self._suspects = 0  # messages for which the window stays narrow
-
-    @property
-    def idle(self) -> bool:
-        """Nothing waits, and everything sent is confirmed."""
-        return not self._waiting and not self._runs
 
     # The channel.
 
@@ -178,18 +70,8 @@ class Outgoing:
 
     def close(self) -> int:
         """The channel is gone: what it has not confirmed is to be sent again. Returns how many messages."""
-        self._flowing = False
         self._publishers = None
-        self._stream = None
-        runs, self._runs, self._firsts = self._runs, [], []
-        self._early.clear()
-        self._next = self._floor = 1
-        self._count_in_flight()
-        again = [Waiting(run.part, left) for run in runs if (left := run.left())]
-        for waiting in again:
-            self._count_waiting(waiting, 1)
-        self._waiting.extendleft(reversed(again))
-        return sum(len(waiting.positions) for waiting in again)
+        return super().close()
 
     def close_over(self, code: int, text: str) -> None:
         """The broker closed the channel, or the connection, because of a message that it was sent."""
@@ -204,104 +86,20 @@ class Outgoing:
         if named is not None and self._concerns(named[1]):
             self.refuse(named[1], outcome)
             self._missing(named[1], outcome)
-        elif left == 1:
-            waiting = self._take(1)
-            waiting.part.settle_at(waiting.positions, outcome)
-            self._widen()
         else:
-            self._window = max(1, left // 2)
-            self._suspects = left
-
-    def refuse(self, exchange: str, outcome: Outcome) -> None:
-        """Messages for `exchange` are not sent any more; those that wait are settled too."""
-        self._refusals[exchange] = outcome
-        waiting, self._waiting = self._waiting, deque()
-        for one in waiting:
-            kept = self._without_refused(one.part, one.positions)
-            if len(kept) == len(one.positions):
-                self._waiting.append(one)
-                continue
-            self._count_waiting(one, -1)
-            if kept:
-                self._waiting.append(Waiting(one.part, kept))
-                self._count_waiting(self._waiting[-1], 1)
-
-    def allow(self, exchange: str) -> None:
-        """The exchange is there."""
-        self._refusals.pop(exchange, None)
+            self._suspect(left, outcome)
 
     # Sending.
 
-    def publish(self, part: Part) -> None:
-        """Send the part now, if nothing waits and there is room, or let it wait."""
-        messages = part.messages
-        if (
-            self._flowing
-            and not self._waiting
-            and not self._refusals
-            and self.in_flight + len(messages) <= self._window
-            and not self._stream.congested  # type: ignore[union-attr]
-        ):
-            self._send(part, range(len(messages)), messages)
-            return
-        kept = self._without_refused(part, range(len(messages))) if self._refusals else range(len(messages))
-        if not kept:
-            return
-        one = Waiting(part, kept)
-        octets = sum([len(message.body) for message in messages])
-        if (
-            self.waiting_messages + len(messages) > self.messages_max
-            or self.waiting_octets + octets > self.octets_max
-        ):
-            part.settle_at(kept, WAITING_FULL)
-            return
-        self._waiting.append(one)
-        self._count_waiting(one, 1)
-        self.pump()
+    @property
+    def _usable(self) -> bool:
+        return self._publishers is not None and self._publishers[0].usable
 
-    def pump(self) -> None:
-        """Send what waits, as far as the window and the stream go."""
-        while self._waiting and self._flowing:
-            assert self._stream is not None
-            assert self._publishers is not None
-            room = self._window - self.in_flight
-            if room <= 0 or not self._publishers[0].usable or self._stream.congested:
-                return
-            part, positions = self._take(min(room, SLICE_MESSAGES_MAX))
-            messages = [part.messages[at] for at in positions]
-            utc = time.time()
-            late = {
-                at
-                for at, message in zip(positions, messages, strict=True)
-                if message.expires and message.expires <= utc
-            }
-            if late:
-                part.settle_at(late, EXPIRED)
-                positions = [at for at in positions if at not in late]
-                messages = [part.messages[at] for at in positions]
-            if messages:
-                self._send(part, positions, messages)
+    def _place(self, message: Message) -> str:
+        return _exchange_of(message)
 
-    def _take(self, room: int) -> Waiting:
-        """The next of what waits, at most `room` messages and SLICE_OCTETS_MAX, but at least one message."""
-        part, positions = self._waiting.popleft()
-        messages = part.messages
-        octets = 0
-        count = 0
-        for at in positions[:room]:
-            octets += len(messages[at].body)
-            if count and octets > SLICE_OCTETS_MAX:
-                break
-            count += 1
-        taken = Waiting(part, positions[:count])
-        self._count_waiting(taken, -1)
-        if count < len(positions):
-            self._waiting.appendleft(Waiting(part, positions[count:]))
-        return taken
-
-    def _send(self, part: Part, positions: Positions, messages: list[Message]) -> None:
+    def _send(self, part: Part, positions: Positions, messages: list[Message]) -> Positions:
         assert self._publishers is not None
-        assert self._stream is not None
         lane = part.lane
         mandatory = not isinstance(lane, RouteLane) or lane.mandatory
         utc = time.time()
@@ -315,18 +113,8 @@ class Outgoing:
         if unsent:
             part.settle_at([positions[at] for at in unsent], FRAME_TOO_SMALL)
             positions = [at for row, at in enumerate(positions) if row not in unsent]
-        count = len(positions)
-        if not count:
-            return
-        self._runs.append(Run(self._next, part, positions, mandatory, trio.current_time()))
-        self._firsts.append(self._next)
-        self._next += count
-        stats = self._stats
-        stats.messages_out += count
-        self._count_in_flight()
-        stream = self._stream
-        stream.queued += sum([len(row[2]) for row in rows]) + MESSAGE_OVERHEAD * count
-        stream.mark()
+        self._sent(part, positions, sum([len(row[2]) for row in rows]), mandatory=mandatory)
+        return ()
 
     @staticmethod
     def _rows_one_by_one(part: Part, positions: Positions, utc: float) -> tuple[list[PublishRow], list[int]]:
@@ -376,65 +164,6 @@ class Outgoing:
         self._count_in_flight()
         self.pump()
 
-    def _advance(self, floor: int, outcome: Outcome = ACCEPTED) -> None:
-        """Everything below `floor` that is still open has this outcome."""
-        early = self._early
-        if early:
-            if floor - self._floor < len(early):
-                early.difference_update(range(self._floor, floor))
-            else:
-                early.difference_update([number for number in early if number < floor])
-            while floor in early:
-                early.remove(floor)
-                floor += 1
-        floor = min(floor, self._next)
-        passed = floor - self._floor
-        if passed <= 0:
-            return
-        self._floor = floor
-        whole = bisect_right(self._firsts, floor - 1)
-        if self._runs[whole - 1].last >= floor:
-            whole -= 1
-            rest: Run | None = self._runs[whole]
-        else:
-            rest = None
-        finished = self._runs[:whole]
-        del self._runs[:whole]
-        del self._firsts[:whole]
-        now = trio.current_time()
-        observe = self._stats.latency.observe
-        for run in finished:
-            observe(now - run.sent, run.last - run.first + 1)
-            run.settle_to(run.last, outcome)
-        if rest is not None:
-            rest.settle_to(floor - 1, outcome)
-        if self._suspects:
-            self._suspects -= passed
-            if self._suspects <= 0:
-                self._widen()
-
-    def _settle_singles(self, numbers: list[int], outcome: Outcome) -> None:
-        """These numbers have this outcome; none of them need be the lowest that is open."""
-        at = 0
-        while at < len(numbers):
-            run = self._run_of(numbers[at])
-            if run is None:
-                at += 1
-                continue
-            begin = at
-            while at < len(numbers) and run.first <= numbers[at] <= run.last:
-                at += 1
-            run.settle_some([number - run.first for number in numbers[begin:at]], outcome)
-        if numbers and outcome is not ACCEPTED:
-            self._early.update(number for number in numbers if self._floor <= number < self._next)
-            self._advance(self._floor)
-
-    def _run_of(self, number: int) -> Run | None:
-        index = bisect_right(self._firsts, number) - 1
-        if index < 0 or number > self._runs[index].last:
-            return None  # confirmed before, or never sent
-        return self._runs[index]
-
     def returned(self, event: Returned) -> bool:
         """A mandatory message came back. Returns arrive in the order of publishing, each before its ack.
 
@@ -449,44 +178,30 @@ class Outgoing:
         for start, properties in ((after, event.properties), (after, None), (0, None)):
             for index in range(max(0, bisect_right(self._firsts, start) - 1), len(self._runs)):
                 run = self._runs[index]
-                offset = run.find(start, address, properties, event.body) if run.mandatory else -1
+                offset = _find(run, start, address, properties, event.body) if run.mandatory else -1
                 if offset >= 0:
                     self._returned = run.first + offset
                     run.settle_some([offset], Outcome(Verdict.REJECTED, reason, text))
                     return True
         return False
 
-    # Counting.
 
-    def _concerns(self, exchange: str) -> bool:
-        """Whether a message for `exchange` waits."""
-        return any(_exchange_of(part.messages[at]) == exchange for part, left in self._waiting for at in left)
+def _find(run: Run, start: int, address: AmqpAddress, properties: bytes | None, body: bytes) -> int:
+    """The first open offset of `run` from number `start` on that is this message; -1 when there is none.
 
-    def _without_refused(self, part: Part, positions: Positions) -> Positions:
-        """The positions whose exchange is not refused; the others are settled."""
-        refused: dict[str, list[int]] = {}
-        for at in positions:
-            exchange = _exchange_of(part.messages[at])
-            if exchange in self._refusals:
-                refused.setdefault(exchange, []).append(at)
-        if not refused:
-            return positions
-        out = {at for found in refused.values() for at in found}
-        for exchange, found in refused.items():
-            part.settle_at(found, self._refusals[exchange])
-        return [at for at in positions if at not in out]
-
-    def _widen(self) -> None:
-        self._window = self.in_flight_max
-        self._suspects = 0
-
-    def _count_waiting(self, one: Waiting, sign: int) -> None:
-        messages = one.part.messages
-        self.waiting_messages += sign * len(one.positions)
-        self.waiting_octets += sign * sum([len(messages[at].body) for at in one.positions])
-
-    def _count_in_flight(self) -> None:
-        self.in_flight = self._stats.in_flight = self._next - self._floor - len(self._early)
+    `properties` are not compared when they are None, or hold what is left of a lifetime.
+    """
+    messages = run.part.messages
+    for offset in range(max(run.done, start - run.first), len(run.positions)):
+        message = messages[run.positions[offset]]
+        if (
+            message.body == body
+            and message.address == address
+            and offset not in run.settled
+            and (properties is None or message.expires or encode_properties(message, 0.0) == properties)
+        ):
+            return offset
+    return -1
 
 
 def _exchange_of(message: Message) -> str:

@@ -104,6 +104,7 @@ class Link:
         self._peer: LinkPeer | None = None
         self._lost = trio.Event()
         self.why = ""
+        self.when_up: Callable[[], None] | None = None  # called each time that it has come up
         self._stopping = False
 
     @property
@@ -116,6 +117,8 @@ class Link:
         self.stats.up = True
         self.stats.connects += 1
         log.info("link is up", link=self.name)
+        if self.when_up is not None:
+            self.when_up()
 
     def went_down(self, why: str) -> None:
         """The connection is gone; called by the conversation's peer when it is lost."""

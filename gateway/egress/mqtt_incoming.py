@@ -12,6 +12,7 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable
+from functools import partial
 from typing import TYPE_CHECKING, Final
 
 import trio
@@ -196,8 +197,7 @@ class Incoming:
             return
         answers = peer if qos == 1 else self._peer
         if answers is None or answers.machine.version is not Version.V5:
-            self._switch.dead_letters.add([message], "", outcome)
-            self._accept(receipt)
+            self._switch.dead_letters.add([message], "", outcome, partial(self._buried, receipt))
             return
         self.unsettled -= 1
         if answers is not self._peer or peer.epoch != self.epoch:
@@ -206,6 +206,11 @@ class Incoming:
             self._once.pop(packet_id, None)
         kind = PacketType.PUBACK if qos == 1 else PacketType.PUBREC
         answers.refuse(kind, packet_id, REASON_CODES[outcome.reason], outcome.text)
+
+    def _buried(self, receipt: Receipt) -> None:
+        """The message is safe among the dead letters."""
+        self._accept(receipt)
+        self._settled()
 
     def _retry(self, receipt: Receipt) -> None:
         peer, _, qos, message, _ = receipt
@@ -252,9 +257,10 @@ class Incoming:
             qos = flags >> 1 & 3
             address = MqttAddress(decode_topic(topic), topic)
             message = Message(address, body, NO_PROPERTIES, qos, sender=peer.sender)
-            self._switch.dead_letters.add([message], "", OVERSIZED)
             self._stats.refuse(OVERSIZED)
+            then = None
             if qos and (qos == 1 or self._first_time(peer, packet_id)):
                 self.unsettled += 1
-                self._accept((peer, packet_id, qos, message, 0))
+                then = partial(self._buried, (peer, packet_id, qos, message, 0))
+            self._switch.dead_letters.add([message], "", OVERSIZED, then)
         return kept

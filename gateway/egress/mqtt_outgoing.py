@@ -9,6 +9,11 @@ A broker that closes the connection whenever it meets a certain message (too lar
 3: 3.3.5 gives it no other word) would be met with that message for ever. So a connection on which we
 published and nothing was acknowledged is *barren*: after one, messages are sent one at a time until one is
 acknowledged, and after BARREN_MAX in a row the message that was sent alone is rejected.
+
+A gateway that was killed does not know which packet ids it used, but the broker's session does: ids of QoS 2
+that wait for their PUBREL fill the broker's Receive Maximum, and a new message under one of them would be
+taken for a repeat (5: 4.3.3). So before the first message of QoS 2 on a session of an earlier life every id
+is released, until an answer shows that the broker has heard it.
 """
 
 from __future__ import annotations
@@ -29,6 +34,7 @@ from gateway.protocols.mqtt.translate import encode_properties, refusal
 from gateway.telemetry.stats import LinkStats
 
 PACKET_IDS: Final = 65_000  # of PUBLISH; those above belong to SUBSCRIBE and UNSUBSCRIBE
+TWICE: Final = 4  # the flag of QoS 2
 CHUNK_MESSAGES: Final = 256  # encoded at a time, so that congestion is noticed soon
 CHUNK_OCTETS: Final = 1_048_576
 PACKET_OCTETS_MAX: Final = VARINT_MAX - 32 * 1_048_576  # of a body: topic and properties need room too
@@ -104,6 +110,8 @@ class Outgoing:
         self._released: dict[int, None] = {}  # of those in flight: PUBREC came, PUBREL is said
         self._again: deque[tuple[int, Part, int]] = deque()  # in flight on the connection before
         self._dup = 0
+        self._inherited = True  # the broker may hold ids of QoS 2 that we know nothing of
+        self._sweeps = False  # they are to be released before more is sent
         self._next_id = 1
         self._barren = 0
         self._fruitful = False  # something was acknowledged on this connection
@@ -159,6 +167,8 @@ class Outgoing:
                 outlet.release(list(self._released))
         else:
             self._released.clear()
+            self._inherited = False
+        self._sweeps = self._inherited
         self._again.extendleft((key, *entry) for key, entry in reversed(before.items()))
         self._dup = DUP if present else 0
         self._fruitful = False
@@ -206,6 +216,8 @@ class Outgoing:
         """PUBACK, PUBREC or PUBCOMP came: (packet id, reason). Returns the unknown ids of PUBREC."""
         if kind is PacketType.PUBREC:
             done, strangers = self._received(rows)
+        elif kind is PacketType.PUBCOMP:  # of those that we swept, too
+            done, strangers = [row for row in rows if row[0] in self._released], []
         else:
             done, strangers = rows, []
         if done:
@@ -239,6 +251,8 @@ class Outgoing:
                     part.settle_at((start,), outcome)
                     return True
         octets = self._advance(part, start, stop, count)
+        if self._sweeps:
+            self._sweep(outlet, rows)
         if assured:
             entries = zip(repeat(part), range(start, start + count), strict=False)
             self._in_flight.update(zip(ids, entries, strict=False))
@@ -368,12 +382,20 @@ class Outgoing:
             rows.append((flags, message.address.wire, packet_id, raw, message.body))
             entries.append((part, at))
             octets += len(message.body)
+        if self._sweeps:
+            self._sweep(outlet, rows)
         for at in outlet.send(rows, octets):
             self._in_flight.pop(rows[at][2], None)
             settled.insert(0, (entries[at], TOO_LARGE))
         for (part, at), outcome in settled:
             part.settle_at((at,), outcome)
         return True
+
+    def _sweep(self, outlet: Outlet, rows: list[Row]) -> None:
+        """Release every id, if one of `rows` is of QoS 2. Whoever does not speak it would not understand."""
+        if any(row[0] & TWICE for row in rows):
+            self._sweeps = False
+            outlet.release(list(range(1, PACKET_IDS + 1)))
 
     def _take(self, count: int) -> Sequence[int]:
         """`count` packet ids that are not in use; there are more of them than the window is wide."""
@@ -413,6 +435,7 @@ class Outgoing:
             else:
                 strangers.append(packet_id)
         if taken:
+            self._inherited = False
             self._bore_fruit()
             self._released.update(dict.fromkeys(taken))
             if self._outlet is not None:

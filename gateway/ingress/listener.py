@@ -1,5 +1,8 @@
 """A listener: accepts connections of one protocol, and gives them to its poller.
 
+What a connection has to pass before its protocol (TLS, WebSocket, a header of the PROXY protocol) is the
+listener's front; a shared port gives its connections to other listeners, which adopt them.
+
 Connections are objects, not tasks. The tasks here are three: accepting, polling, and a tick once a second for
 whatever is due by the clock (keep-alive, heartbeats, handshakes that take too long).
 """
@@ -8,7 +11,6 @@ from __future__ import annotations
 
 import errno
 import socket
-import ssl
 from collections.abc import Callable
 from typing import Final, Protocol
 
@@ -16,12 +18,15 @@ import structlog
 import trio
 
 from gateway.errors import ConfigurationError
+from gateway.ingress.front.announced import Unannounced, within_any
+from gateway.ingress.front.layers import Front
+from gateway.ingress.front.waiting import Waiting
 from gateway.model.message import Sender
 from gateway.settings import Limits
-from gateway.telemetry.stats import FrameCounts, ListenerStats
+from gateway.telemetry.stats import FrameCounts, ListenerStats, OctetCounts
 from gateway.transport.poller import Poller
-from gateway.transport.stream import Peer, Stream, WriteSet
-from gateway.transport.tls import TlsFilter
+from gateway.transport.stacked import within
+from gateway.transport.stream import Ending, Filter, Peer, Stream, WriteSet
 
 TICK_SECS: Final = 1.0
 BACKLOG: Final = 4096  # ten thousand devices may reconnect at once
@@ -61,7 +66,7 @@ class Ingress(Protocol):
     limits: Limits
 
     def connect(self, stream: Stream, now: float) -> Connection:
-        """A new connection's peer object."""
+        """A new connection's peer object; `now` is when it was accepted."""
 
     def turn_done(self) -> None:
         """Route the batch that this wake-up has gathered."""
@@ -83,7 +88,7 @@ class Listener:
         stats: ListenerStats,
         *,
         connections_max: int,
-        tls: Callable[[], ssl.SSLContext] | None = None,
+        front: Front | None = None,
     ) -> None:
         self.name = name
         self.host = host
@@ -91,10 +96,10 @@ class Listener:
         self.stats = stats
         self.connections: dict[Connection, None] = {}
         self.open = False
+        self.front = front or Front()
         self._protocol = protocol
         self._writes = writes
         self._connections_max = connections_max
-        self._tls = tls
         self._sockets: list[socket.socket] = []
         self._poller = Poller(writes, protocol.turn_done)
         self._accepting = trio.CancelScope()
@@ -159,32 +164,81 @@ class Listener:
                         )
                         await trio.sleep(TICK_SECS)
                     break  # anything else concerns a connection that died while it waited
-                self._add(accepted, f"{address[0]}:{address[1]}")
+                self._add(accepted, address[0], address[1])
 
-    def _add(self, sock: socket.socket, remote: str) -> None:
-        if len(self.connections) >= self._connections_max:
-            self.stats.refused.add("connections_max")
+    def _add(self, sock: socket.socket, host: str, port: int) -> None:
+        proxies = self.front.proxies
+        if self.full or (proxies is not None and not within_any(proxies, host)):
+            self.stats.refused.add("connections_max" if self.full else "proxy_protocol_from")
             sock.close()
             return
         sock.setblocking(False)
         sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
-        layer = TlsFilter(self._tls(), server_side=True) if self._tls is not None else None
+        stream = Stream(sock, f"{host}:{port}", self._poller, self._writes)
+        now = trio.current_time()
+        self.stats.accepted += 1
+        if proxies is None:
+            self.begin(stream, now, b"", now)
+        else:
+            unannounced = Unannounced(self, stream, now)
+            self._enter(unannounced, stream, unannounced)
+        self._poller.watch(stream)
+
+    @property
+    def full(self) -> bool:
+        """No further connection is taken."""
+        return len(self.connections) >= self._connections_max
+
+    @property
+    def limits(self) -> Limits:
+        """Those of its protocol on this listener."""
+        return self._protocol.limits
+
+    def begin(self, stream: Stream, since: float, octets: bytes, now: float) -> None:
+        """`stream`, accepted at `since`, passes this listener's layers from here on, beginning with
+        `octets`.
+        """
+        stream.layer = self.front.secured()
+        self._connect(stream, since)
+        if octets:
+            stream.feed(octets, now, stream.layer)
+
+    def adopt(self, stream: Stream, since: float, octets: bytes, now: float) -> None:
+        """Take a connection from a shared port, which has read `octets` of it, through TLS if need be."""
+        stream.move(self._poller)
+        self.stats.accepted += 1
+        stream.feed(octets, now, self._connect(stream, since))
+
+    def _connect(self, stream: Stream, since: float) -> Filter | None:
+        """The protocol begins, behind WebSocket if that is how it is spoken here; returns that layer."""
         limits = self._protocol.limits
-        stream = Stream(
-            sock,
-            remote,
-            self._poller,
-            self._writes,
-            layer,
-            # A single message may exceed the limit: it is written whole.
-            backlog_max=limits.output_bytes_max + 2 * limits.message_bytes_max,
-        )
-        connection = self._protocol.connect(stream, trio.current_time())
+        # A single message may exceed the limit: it is written whole.
+        stream.backlog_max = limits.output_bytes_max + 2 * limits.message_bytes_max
+        stream.layer_ended = self._layer_ended
+        websocket = self.front.upgraded(stream.backlog_max)
+        stream.layer = within(stream.layer, websocket)
+        connection = self._protocol.connect(stream, since)
+        self._enter(connection, stream, connection if isinstance(connection, Waiting) else stream)
+        return websocket
+
+    def _enter(self, connection: Connection, stream: Stream, counts: OctetCounts) -> None:
         stream.peer = connection
         self.connections[connection] = None
-        self.stats.accepted += 1
-        self.stats.opened(connection.machine, stream)
-        self._poller.watch(stream)
+        self.stats.opened(connection.machine, counts)
+
+    def _layer_ended(self, stream: Stream, ending: Ending) -> None:
+        """TLS or WebSocket came to its end: count what was wrong."""
+        if ending.broke:
+            self.stats.protocol_errors.add(ending.broke)
+        elif ending.refused:
+            self.stats.refused.add(ending.refused)
+        else:
+            return
+        log.warning("a connection was refused", listener=self.name, remote=stream.remote, error=ending.text)
+
+    def turn_done(self) -> None:
+        """Route what has gathered."""
+        self._protocol.turn_done()
 
     def forget(self, connection: Connection) -> None:
         """A connection has ended."""

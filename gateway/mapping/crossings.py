@@ -61,13 +61,15 @@ class Route:
 
     `matched`: crossed here; `failed`: refused here or by the target; `unparsable`: `when` wanted JSON and
     the body was none; `undecided`: `when` had no value; `reply_kept`: property sets whose reply address no
-    reverse route could translate. The others are counted by whoever delivers.
+    reverse route could translate; `duplicates`: repeats that went no further. The others are counted by
+    whoever delivers.
     """
 
     __slots__ = (
         "condition",
         "delivered",
         "dropped",
+        "duplicates",
         "escape",
         "failed",
         "file",
@@ -127,7 +129,7 @@ class Route:
         self.key = f"route {rule.name}"
         self.reverses: tuple[Route, ...] = ()
         self.matched = self.delivered = self.failed = self.retried = self.dropped = self.in_flight = 0
-        self.unparsable = self.undecided = self.reply_kept = 0
+        self.unparsable = self.undecided = self.reply_kept = self.duplicates = 0
 
     def __repr__(self) -> str:
         return f"Route({self.name!r}, {self.source!r} -> {self.target_endpoint!r})"

@@ -78,6 +78,7 @@ def _alone(route: Route, links: Collection[str]) -> Iterator[Finding]:
     yield from _weakened(route)
     yield from _unreachable(route, links)
     yield from _long_key(route)
+    yield from _unidentified(route)
     separators = {SEPARATORS[route.pattern.protocol], SEPARATORS[route.target.protocol]}
     if route.escape == "keep" and len(separators) == 2 and route.target.names:
         text = (
@@ -139,6 +140,16 @@ def _long_key(route: Route) -> Iterator[Finding]:
             f"a topic can make a key of more than {ADDRESS_OCTETS_MAX} octets; it is refused as name_invalid"
         )
         yield _found(Severity.NOTE, "long_key", route, text)
+
+
+def _unidentified(route: Route) -> Iterator[Finding]:
+    if route.rule.deduplicate is None:
+        return
+    where = "properties.message_id"
+    if route.pattern.protocol == "mqtt":
+        where = "the user property amqp-message-id, which needs MQTT 5"
+    text = f"deduplicate compares message ids ({where}); a message without one always crosses"
+    yield _found(Severity.NOTE, "unidentified", route, text)
 
 
 # Two routes for one message
@@ -302,11 +313,18 @@ def _level(level: list[str | Name], route: Route, several: frozenset[str]) -> li
     ]
 
 
-def unavailable_routes(routes: Iterable[Route]) -> list[str]:
-    """Routes that ask for what this version does not have, one line each."""
-    return [
-        f"{route.file}:{route.line}: route {route.name!r}: settle: stored needs a durable outbox, which this"
-        " version does not have; use settle: confirmed"
-        for route in routes
-        if route.settle == "stored"
-    ]
+def unstorable_routes(routes: Iterable[Route], links: Collection[str], *, store: bool) -> list[str]:
+    """Routes whose `settle: stored` cannot be: without a link, or without a store. One line each."""
+    found: list[str] = []
+    for route in routes:
+        if route.settle != "stored":
+            continue
+        place = f"{route.file}:{route.line}: route {route.name!r}: settle: stored"
+        if route.target_endpoint not in links:
+            found.append(
+                f"{place} is for links; {route.target_endpoint!r} is served here, where durable queues and"
+                " persistent sessions accept a message when it is on disk anyway: leave it out"
+            )
+        elif not store:
+            found.append(f"{place} needs the store, and store.enabled is false; use settle: confirmed")
+    return found

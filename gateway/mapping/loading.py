@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterable
 from difflib import get_close_matches
 from glob import glob, has_magic
+from hashlib import sha256
 from pathlib import Path
 from typing import Any, Final
 
@@ -12,10 +13,23 @@ import yaml
 from pydantic import BaseModel, ValidationError
 
 from gateway.errors import MappingError
-from gateway.mapping.schema import Case, Delivery, Expected, From, MappingFile, Published, RouteRule, To
+from gateway.mapping.schema import (
+    Case,
+    Deduplicate,
+    Delivery,
+    Expected,
+    From,
+    MappingFile,
+    OutboxRule,
+    Published,
+    RouteRule,
+    To,
+)
 
 Place = tuple[str | int, ...]
 MAPPING_FILE_MAX: Final = 4_194_304  # octets; far above any hand-written file, far below what would hurt
+
+VERSION_DIGITS: Final = 12  # of its digest
 
 # Which model stands at a place, list positions left out.
 _MODELS: Final[dict[Place, type[BaseModel]]] = {
@@ -24,6 +38,8 @@ _MODELS: Final[dict[Place, type[BaseModel]]] = {
     ("routes", "from"): From,
     ("routes", "to"): To,
     ("routes", "delivery"): Delivery,
+    ("routes", "outbox"): OutboxRule,
+    ("routes", "deduplicate"): Deduplicate,
     ("tests",): Case,
     ("tests", "publish"): Published,
     ("tests", "expect"): Expected,
@@ -31,14 +47,18 @@ _MODELS: Final[dict[Place, type[BaseModel]]] = {
 
 
 class Mapping:
-    """A checked mapping file: `document`, and the line (from 1) of every place in it."""
+    """A checked mapping file: `document`, and the line (from 1) of every place in it.
 
-    __slots__ = ("document", "file", "lines")
+    `version` is short and differs when the text does.
+    """
 
-    def __init__(self, file: str, document: MappingFile, lines: dict[Place, int]) -> None:
+    __slots__ = ("document", "file", "lines", "version")
+
+    def __init__(self, file: str, document: MappingFile, lines: dict[Place, int], version: str) -> None:
         self.file = file
         self.document = document
         self.lines = lines
+        self.version = version
 
     def line(self, place: Place) -> int:
         """The line of `place`, or of what encloses it when it was not written."""
@@ -93,7 +113,8 @@ def parse(text: str, file: str = "<text>") -> Mapping:
     if not isinstance(content, dict):
         raise MappingError("a mapping file is a YAML mapping with version and routes", file=file, line=1)
     try:
-        return Mapping(file, MappingFile.model_validate(content), lines)
+        version = sha256(text.encode()).hexdigest()[:VERSION_DIGITS]
+        return Mapping(file, MappingFile.model_validate(content), lines, version)
     except ValidationError as error:
         raise _complaint(error, file, lines) from error
 
@@ -137,6 +158,8 @@ def _reason(detail: Any, place: Place) -> str:
         return f"needs {detail['loc'][-1]!r}"
     if kind == "value_error":
         return str(detail["ctx"]["error"])
+    if place[-1] == "window":
+        return f"a number and s, m, h or d, as 10m; not {value!r}"
     text = str(detail["msg"])
     text = text[0].lower() + text[1:]
     if kind == "literal_error":

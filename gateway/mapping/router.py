@@ -78,7 +78,9 @@ class Router:
     def __init__(
         self, mappings: Iterable[Mapping], endpoints: Map[str, str], *, hops_max: int = HOPS_MAX
     ) -> None:
+        mappings = tuple(mappings)
         compiled = compile_routes(mappings, endpoints)
+        self.versions = {mapping.file: mapping.version for mapping in mappings}
         if compiled.problems:
             raise compiled.problems[0]
         self.routes = compiled.routes

@@ -18,6 +18,8 @@ HeaderValue = str | int | float | bool
 
 # A route's name is a metric label: short, and of characters that need no quoting anywhere.
 RouteName = Annotated[str, StringConstraints(pattern=r"^[A-Za-z0-9][A-Za-z0-9_.-]*$", max_length=64)]
+WINDOW = r"^[1-9][0-9]{0,6}[smhd]$"
+SECONDS_OF = {"s": 1, "m": 60, "h": 3_600, "d": 86_400}
 PROTOCOL_OF_WORD = {
     "topic": "mqtt",
     "exchange": "amqp091",
@@ -113,6 +115,35 @@ class Delivery(Strict):
     persistent: Qos | None = None
 
 
+class OutboxRule(Strict):
+    """How much may wait in a route's outbox; what is not given is as the link's options say."""
+
+    messages_max: Annotated[int, Field(ge=1)] | None = Field(None, description="Messages that wait.")
+    bytes_max: Annotated[int, Field(ge=1)] | None = Field(None, description="Octets of their bodies.")
+    age_secs_max: Annotated[float, Field(gt=0, strict=False)] | None = Field(
+        None, description="Seconds that a message may wait; default: for ever."
+    )
+    policy: Literal["reject", "drop_oldest", "dead_letter"] | None = Field(
+        None,
+        description="At a limit: refuse new messages, drop the oldest, or make them dead letters.",
+    )
+
+
+class Deduplicate(Strict):
+    """Which messages a route takes for repeats of one that it has accepted."""
+
+    by: Literal["message_id"] = "message_id"
+    window: Annotated[str, StringConstraints(pattern=WINDOW)] = Field(
+        description="How long an id is remembered: a number and s, m, h or d.", examples=["10m"]
+    )
+    ids_max: int = Field(1_000_000, ge=1, description="Ids remembered; beyond it the oldest are forgotten.")
+
+    @property
+    def window_secs(self) -> float:
+        """The window in seconds."""
+        return float(int(self.window[:-1]) * SECONDS_OF[self.window[-1]])
+
+
 class RouteRule(Strict):
     """One rule: from an endpoint's pattern to an endpoint's address template."""
 
@@ -123,6 +154,15 @@ class RouteRule(Strict):
     headers: dict[str, HeaderValue] = Field({}, description="Headers to set; strings are templates.")
     when: str | None = Field(None, description="CEL expression; only messages for which it is true cross.")
     settle: Literal["confirmed", "stored"] = "confirmed"
+    outbox: OutboxRule | None = Field(None, description="Limits of the outbox; with settle: stored.")
+    attempts_max: int = Field(
+        5,
+        ge=1,
+        le=1_000,
+        description="Attempts until a message that the target refuses is a dead letter; with settle: stored.",
+    )
+    deduplicate: Deduplicate | None = Field(None, description="Accept repeats without passing them on.")
+    journal: bool = Field(False, description="Write it down even when the journal does not note all.")
     escape: Escape = "percent"
     on_reject: Literal["dead_letter", "retry"] = "retry"
     optional: bool = Field(
@@ -135,6 +175,13 @@ class RouteRule(Strict):
             self.delivery.transient is not None or self.delivery.persistent is not None
         ):
             raise ValueError("to.qos and delivery.transient/persistent both say the QoS; give one of them")
+        return self
+
+    @model_validator(mode="after")
+    def _outbox_words(self) -> RouteRule:
+        said = [word for word in ("outbox", "attempts_max") if word in self.model_fields_set]
+        if said and self.settle != "stored":
+            raise ValueError(f"{said[0]} is for settle: stored; without it there is no outbox")
         return self
 
 

@@ -37,34 +37,64 @@ class Sink(Protocol):
         """Take the messages. Never blocks, never awaits, never raises for what a message holds."""
 
 
+class Journal(Protocol):
+    """Who notes what became of messages."""
+
+    def record(
+        self,
+        facts: Any,
+        messages: list[Message],
+        outcome: Outcome,
+        received: float,
+        sources: list[Message] | None = None,
+    ) -> None:
+        """`messages` were settled; `sources` are the same as they came in, when a route changed them."""
+
+
 class Lane:
     """One way out: a sink, and whoever counts what becomes of the messages that take it.
 
-    A lane is made once for its sink and route; batches group by it.
+    A lane is made once for its sink and route; batches group by it. `journal` hears of every settlement, with
+    `facts`, which say to it what lane this is.
     """
 
-    __slots__ = ("sink",)
+    __slots__ = ("facts", "journal", "sink")
 
     def __init__(self, sink: Sink) -> None:
         self.sink = sink
+        self.journal: Journal | None = None
+        self.facts: Any = None
 
     def sent(self, count: int) -> None:
         """`count` messages have been handed to the sink."""
 
     def settle(self, part: Part, messages: list[Message], slots: list[int], outcome: Outcome) -> None:
         """The sink has settled `messages` of `part`, which stand in `slots`: tell the batch, now or later."""
+        if self.journal is not None:
+            self.record(part, messages, slots, outcome)
         part.batch.settle(slots, outcome)
+
+    def record(self, part: Part, messages: list[Message], slots: list[int], outcome: Outcome) -> None:
+        """Tell the journal."""
+        batch = part.batch
+        came = batch.sources
+        sources = None
+        if came:  # slots rise, so as many as there are is all of them
+            sources = came if len(slots) == len(came) else [came[slot] for slot in slots]
+        assert self.journal is not None
+        self.journal.record(self.facts, messages, outcome, batch.received, sources)
 
 
 class Batch:
     """One wake-up's messages, joined over all their lanes."""
 
-    __slots__ = ("_open", "_parts", "_worst", "receipts", "received", "source")
+    __slots__ = ("_open", "_parts", "_worst", "receipts", "received", "source", "sources")
 
     def __init__(self, source: Source, received: float) -> None:
         self.source = source
         self.received = received
         self.receipts: list[Receipt] = []
+        self.sources: list[Message] = []  # for a journal: the message of each slot as it came in; or empty
         self._open: list[int] = []
         self._parts: dict[Lane, Part] = {}
         self._worst: dict[int, Outcome] = {}

@@ -17,7 +17,7 @@ from gateway.settings.endpoints import (
 )
 from gateway.settings.limits import Limits
 from gateway.settings.loading import CONFIG_VARIABLE, load_settings, masked
-from gateway.settings.tree import Http, Log, Settings, Store, User, shipped_mappings, unavailable
+from gateway.settings.tree import Http, Log, Settings, Store, User, shipped_mappings
 
 __all__ = [
     "CONFIG_VARIABLE",
@@ -40,5 +40,4 @@ __all__ = [
     "parse_url",
     "secret_from",
     "shipped_mappings",
-    "unavailable",
 ]

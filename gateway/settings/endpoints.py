@@ -9,9 +9,13 @@ from urllib.parse import SplitResult, unquote, urlsplit, urlunsplit
 from pydantic import BeforeValidator, Field, SecretStr, Strict, field_serializer, model_validator
 
 from gateway.errors import ConfigurationError
+from gateway.settings.amqpfast import FastOptions, FastVirtualHost
+from gateway.settings.front import FrontOptions
 from gateway.settings.limits import Limits, Part
+from gateway.settings.mqtt import MqttOptions
 
 Protocol = Literal["mqtt", "amqp091", "amqpfast"]
+ListenerProtocol = Literal["mqtt", "amqp091", "amqpfast", "shared"]
 Admission = Literal["loopback", "always", "never"]
 FilePath = Annotated[Path, Strict(False)]
 Port = Annotated[int, Field(ge=0, le=65_535)]
@@ -80,17 +84,16 @@ class LinkTls(Part):
         return self
 
 
-class Listener(Part):
+class Listener(FrontOptions, FastOptions, MqttOptions):
     """Where clients of one protocol connect to us."""
 
-    protocol: Protocol
+    protocol: ListenerProtocol
+    """`shared` is one port for several other listeners, which `shares` names."""
     host: str = "0.0.0.0"
     """Address to bind; `::` is all of IPv6 and IPv4."""
     port: Port = 0
-    """Absent: the protocol's own port. 0: any free one."""
+    """Absent: the protocol's own port; `shared` has none. 0: any free one."""
     tls: ListenerTls | None = None
-    websocket_path: str | None = Field(None, pattern=r"^/[!-~]*$")
-    """MQTT over WebSocket at this path, instead of MQTT over TCP."""
     byte_order: Literal["auto", "little", "big"] = "auto"
     """Of the older MQTT dialect; `auto` recognises it by its CONNECT."""
     anonymous: Admission = "loopback"
@@ -104,6 +107,8 @@ class Listener(Part):
         if not isinstance(given, dict) or given.get("port") is not None:
             return given
         way = "+".join(word for word in ("websocket", "tls") if given.get(_SAYS[word])) or "plain"
+        if given.get("protocol") == "shared":
+            raise ValueError("protocol shared has no port of its own: say port")
         port = PORTS.get((given.get("protocol", ""), way))
         return given if port is None else given | {"port": port}
 
@@ -111,6 +116,19 @@ class Listener(Part):
     def _consistent(self) -> Self:
         if self.websocket_path and self.protocol != "mqtt":
             raise ValueError("websocket_path is for protocol mqtt only")
+        if self.websocket_origins is not None and self.websocket_path is None:
+            raise ValueError("websocket_origins needs websocket_path")
+        if (self.protocol == "shared") != bool(self.shares):
+            raise ValueError("protocol shared and shares, the names of other listeners, belong together")
+        for name, field in MqttOptions.model_fields.items():
+            if self.protocol != "mqtt" and getattr(self, name) != field.default:
+                raise ValueError(f"{name} is for protocol mqtt only")
+        for name, field in FastOptions.model_fields.items():
+            if name == "virtual_hosts" and self.protocol == "amqp091":
+                if any(said != FastVirtualHost() for said in self.virtual_hosts.values()):
+                    raise ValueError("virtual_hosts of protocol amqp091 is a list of names")
+            elif self.protocol != "amqpfast" and getattr(self, name) != field.default:
+                raise ValueError(f"{name} is for protocol amqpfast only")
         return self
 
     @field_serializer("limits")
@@ -159,18 +177,36 @@ def masked_url(url: str) -> str:
     return urlunsplit(SplitResult(parts.scheme, netloc, parts.path, parts.query, parts.fragment))
 
 
+class Outbox(Part):
+    """How much may wait for a link in the outbox of each of its routes with `settle: stored`.
+
+    A route may say otherwise by the same names.
+    """
+
+    messages_max: int = Field(1_000_000, ge=1)
+    """Messages that wait; those that are on their way to the broker do not count."""
+    bytes_max: int = Field(1024 * 1024 * 1024, ge=1)
+    """Octets of their bodies."""
+    age_secs_max: float | None = Field(None, gt=0)
+    """How long a message may wait; absent: for ever."""
+    policy: Literal["reject", "drop_oldest", "dead_letter"] = "reject"
+    """At a limit: refuse new messages, drop the oldest, or make them dead letters."""
+
+
 class Link(Part):
     """Our client connection to one remote broker."""
 
     url: str
-    """`amqps://user@host:port/virtual-host` or `mqtts://user@host:port`."""
+    """`amqps://user@host:port/virtual-host`, `mqtts://user@host:port` or
+    `amqpfasts://user@host:port/virtual-host`."""
     username: str | None = None
     """Instead of the URL's."""
     password: SecretStr | None = None
     password_file: FilePath | None = None
     """Read at every connection, so that a rotated secret is taken."""
     client_id: str = Field("gateway-{replica}", min_length=1)
-    """MQTT client identifier or AMQP connection name; `{replica}` is this process' own name."""
+    """MQTT client identifier, AMQP connection name or AMQP/Fast client-name; `{replica}` is this process' own
+    name."""
     version: MqttVersion = "auto"
     """Of MQTT; `auto` tries 5.0 and falls back to 3.1.1."""
     tls: LinkTls = LinkTls()
@@ -184,6 +220,10 @@ class Link(Part):
     """Published and not yet confirmed; beyond it the link's sources stop reading."""
     qos: Literal[0, 1, 2] = 1
     """MQTT: of the subscriptions that routes need."""
+    outbox: Outbox = Outbox()
+    """Of routes with `settle: stored`."""
+    durable_subscriptions: bool = True
+    """AMQP/Fast: the server keeps what topics that routes name receive while we are away."""
     session_expiry_secs: int = Field(3_600, ge=0, le=0xFFFF_FFFF)
     """MQTT: how long the broker keeps our subscriptions while we are away."""
     heartbeat_secs: int = Field(30, ge=0, le=65_535)

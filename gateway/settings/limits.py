@@ -30,6 +30,21 @@ class Limits(Part):
 
     message_bytes_max: int = Field(16 * 1024 * 1024, ge=1, le=268_435_455)
     """The body of one message, which is held whole; 256 MiB is the most that an MQTT packet can carry."""
+    fast_message_bytes_max: int = Field(256 * 1024 * 1024, ge=1, le=0xFFFF_FFFF)
+    """The body of one AMQP/Fast message; routes to other endpoints take `message_bytes_max` of it at most."""
+    fast_memory_bytes_max: int = Field(16 * 1024 * 1024, ge=1024 * 1024, le=268_435_455)
+    """The body of one AMQP/Fast message that arrives in fragments and is held in memory; a larger one is
+    written to the folder `spool` of the store as it comes, and stays there."""
+    fast_memory_total_bytes_max: int = Field(64 * 1024 * 1024, ge=0)
+    """The same of all that arrive at once; beyond it those over 1 MiB are written to the disk, too."""
+    spool_bytes_max: int = Field(8 * 1024**3, ge=1)
+    """Octets on disk of bodies that are not held in memory, those that arrive or have been broken off too."""
+    fast_partials_max: int = Field(1_000, ge=1)
+    """Restartable AMQP/Fast transfers that were broken off and may be resumed; beyond it the oldest go."""
+    fast_partial_bytes_max: int = Field(2 * 1024**3, ge=0)
+    """Octets of all of them; beyond it the oldest go."""
+    fast_partial_age_secs: float = Field(24 * 3_600.0, gt=0)
+    """How long such a transfer waits for its sender."""
     frame_bytes_max: int = Field(131_072, ge=4_096, le=16 * 1024 * 1024)
     """AMQP frame-max that we propose: larger frames hold up their connection's heartbeats."""
     output_bytes_max: int = Field(32 * 1024 * 1024, ge=65_536)
@@ -45,13 +60,20 @@ class Limits(Part):
     """MQTT 5 topic aliases per connection and direction: each keeps a topic."""
     channels_max: int = Field(2_047, ge=1, le=65_535)
     """AMQP channels per connection: each keeps its unacknowledged deliveries and unconfirmed publishes."""
+    handles_max: int = Field(8_192, ge=1, le=65_535)
+    """AMQP/Fast handles per connection: each keeps its consumers and what its names lead to."""
+    transaction_messages_max: int = Field(100_000, ge=1)
+    """Messages that an AMQP/Fast channel may send before COMMIT: they wait in memory."""
+    transaction_bytes_max: int = Field(64 * 1024 * 1024, ge=1)
+    """The same in octets of bodies."""
     prefetch_max: int = Field(10_000, ge=1, le=65_535)
     """Unacknowledged deliveries to one AMQP consumer, also to one that asked for no limit."""
     consumers_max: int = Field(1_000, ge=1)
     """AMQP consumers per connection."""
 
     sessions_max: int = Field(50_000, ge=1)
-    """MQTT sessions, connected or not: a client identifier costs nothing to invent."""
+    """MQTT sessions, connected or not, and durable subscriptions of one AMQP/Fast virtual host: a client
+    identifier costs nothing to invent."""
     session_expiry_secs_max: int = Field(7 * 24 * 3_600, ge=0)
     """How long an MQTT session is kept for a client that is away."""
     subscriptions_max: int = Field(1_000, ge=1)
@@ -62,7 +84,9 @@ class Limits(Part):
     """Octets of all retained messages."""
 
     queues_max: int = Field(10_000, ge=1)
-    """AMQP queues of the embedded broker."""
+    """AMQP queues of the embedded broker, and AMQP/Fast queues of one virtual host."""
+    topics_max: int = Field(10_000, ge=1)
+    """AMQP/Fast topics of one virtual host: a name that a client uses is remembered."""
     exchanges_max: int = Field(1_000, ge=1)
     """AMQP exchanges of the embedded broker."""
     bindings_max: int = Field(100_000, ge=1)

@@ -24,7 +24,7 @@ from gateway.settings.tree import Settings
 PREFIX: Final = "GATEWAY_"
 CONFIG_VARIABLE: Final = "GATEWAY_CONFIG"
 SERVICE_LINK: Final = re.compile(r"SERVICE_(HOST|PORT)(_.*)?|PORT(_\d+_(TCP|UDP|SCTP).*)?")
-DEFAULT_LISTENERS: Final = {"mqtt": {"protocol": "mqtt"}, "amqp091": {"protocol": "amqp091"}}
+DEFAULT_LISTENERS: Final = {name: {"protocol": name} for name in ("mqtt", "amqp091", "amqpfast")}
 
 KeyPath = tuple[str, ...]
 Tree = dict[str, Any]

@@ -9,7 +9,11 @@ from typing import Annotated, Final, Literal, Self
 from pydantic import Field, SecretStr, Strict, model_validator
 from pydantic_settings import BaseSettings, PydanticBaseSettingsSource, SettingsConfigDict
 
+from gateway.model.address import Address, AmqpAddress, MqttAddress
+from gateway.settings.amqpfast import FastVirtualHost
 from gateway.settings.endpoints import Admission, FilePath, Link, Listener, Port, secret_from
+from gateway.settings.front import check_shares
+from gateway.settings.journal import Journal
 from gateway.settings.limits import Limits, Part
 
 ENDPOINT_NAME: Final = re.compile(r"[A-Za-z][A-Za-z0-9_.-]{0,62}")
@@ -39,26 +43,89 @@ class Http(Part):
     enabled: bool = True
     host: str = "0.0.0.0"
     port: Port = 8080
+    token_file: FilePath | None = None
+    """File with a secret. Whoever shows it (`Authorization: Bearer`) may change things; without it, only
+    callers on this machine may."""
+
+
+class Forward(Part):
+    """An address for copies of dead letters, in its endpoint's protocol's words."""
+
+    endpoint: str
+    topic: str | None = Field(None, min_length=1)
+    """MQTT topic, without wildcards."""
+    exchange: str | None = None
+    """AMQP 0-9-1 exchange."""
+    routing_key: str | None = None
+    """With `exchange`."""
+    queue: str | None = Field(None, min_length=1)
+    """AMQP 0-9-1 queue."""
+    qos: Literal[0, 1, 2] = 1
+    """Of the copies; for AMQP, above 0 is persistent."""
+
+    @model_validator(mode="after")
+    def _one_address(self) -> Self:
+        if sum(word is not None for word in (self.topic, self.exchange, self.queue)) != 1:
+            raise ValueError("give one address: topic, exchange (with routing_key) or queue")
+        if self.routing_key is not None and self.exchange is None:
+            raise ValueError("routing_key stands with exchange")
+        if self.topic is not None and set(self.topic) & set("+#\0"):
+            raise ValueError("topic has wildcards; a message is published to one topic")
+        return self
+
+    @property
+    def protocol(self) -> str:
+        """The protocol that the words belong to."""
+        return "amqp091" if self.topic is None else "mqtt"
+
+    def address(self) -> Address:
+        """The address. Raises ValueError for one that is too long."""
+        if self.topic is not None:
+            return MqttAddress(self.topic)
+        if self.queue is not None:
+            return AmqpAddress("", self.queue)
+        return AmqpAddress(self.exchange or "", self.routing_key or "")
+
+
+class DeadLetters(Part):
+    """What no route, limit or target would take."""
+
+    forward: Forward | None = None
+    """Where a copy of each goes."""
 
 
 class User(Part):
-    """Someone who may connect. `gateway passwd` makes the hash."""
+    """Someone who may connect. `gateway passwd` makes the hash, and the keys of SCRAM with `--scram`."""
 
     password_hash: SecretStr | None = None
     password_hash_file: FilePath | None = None
+    scram: SecretStr | None = None
+    """Keys for MQTT 5 clients that authenticate by SCRAM-SHA-256, beside the hash or instead of it."""
+    scram_file: FilePath | None = None
 
     @model_validator(mode="after")
-    def _one_hash(self) -> Self:
-        if (self.password_hash is None) == (self.password_hash_file is None):
-            raise ValueError("say one of password_hash and password_hash_file")
+    def _one_of_each(self) -> Self:
+        said = [
+            (self.password_hash is not None) + (self.password_hash_file is not None),
+            (self.scram is not None) + (self.scram_file is not None),
+        ]
+        if max(said) > 1 or not any(said):
+            raise ValueError("say one of password_hash and password_hash_file, one of scram and scram_file")
         return self
 
     def hash(self) -> str:
-        """The argon2 hash, read from its file when it has one. Raises ConfigurationError."""
-        if self.password_hash is not None:
-            return self.password_hash.get_secret_value()
-        assert self.password_hash_file is not None
-        return secret_from(self.password_hash_file).strip()
+        """The argon2 hash, read from its file when it has one; "" for none. Raises ConfigurationError."""
+        return _secret(self.password_hash, self.password_hash_file)
+
+    def scram_keys(self) -> str:
+        """The keys of SCRAM, likewise."""
+        return _secret(self.scram, self.scram_file)
+
+
+def _secret(given: SecretStr | None, file: Path | None) -> str:
+    if given is not None:
+        return given.get_secret_value()
+    return "" if file is None else secret_from(file).strip()
 
 
 class Log(Part):
@@ -86,7 +153,9 @@ class Settings(BaseSettings):
     """Paths or globs of mapping files, relative to the working directory; none: the shipped identity.yaml."""
     limits: Limits = Limits()
     store: Store = Store()
+    journal: Journal = Journal()
     http: Http = Http()
+    dead_letters: DeadLetters = DeadLetters()
     users: dict[str, User] = {}
     guest: Admission = "loopback"
     """Whether the user guest with the password guest may connect, and from where."""
@@ -117,6 +186,53 @@ class Settings(BaseSettings):
         return self
 
     @model_validator(mode="after")
+    def _shares(self) -> Self:
+        check_shares(self.listeners)
+        return self
+
+    @model_validator(mode="after")
+    def _forward(self) -> Self:
+        forward = self.dead_letters.forward
+        if forward is not None:
+            known = self.endpoints()
+            at = "dead_letters.forward"
+            if forward.endpoint not in known:
+                raise ValueError(f"{at}: unknown endpoint {forward.endpoint!r}; known: {', '.join(known)}")
+            if known[forward.endpoint] != forward.protocol:
+                raise ValueError(
+                    f"{at}: {forward.endpoint!r} speaks {known[forward.endpoint]}, the address is"
+                    f" {forward.protocol}'s"
+                )
+            forward.address()
+        return self
+
+    @model_validator(mode="after")
+    def _virtual_hosts(self) -> Self:
+        said: dict[str, tuple[str, FastVirtualHost]] = {}
+        for name, one in self.listeners.items():
+            for host, given in one.virtual_hosts.items() if one.protocol == "amqpfast" else ():
+                other, same = said.setdefault(host, (name, given))
+                if same != given:
+                    raise ValueError(
+                        f"{other} and {name} share virtual host {host!r} and say different things"
+                    )
+        return self
+
+    def amqp_hosts(self) -> list[str]:
+        """The virtual hosts of all AMQP 0-9-1 listeners; "/" when there are none."""
+        amqp = [one for one in self.listeners.values() if one.protocol == "amqp091"]
+        return list(dict.fromkeys(host for one in amqp for host in one.virtual_hosts)) or ["/"]
+
+    def virtual_hosts(self) -> dict[str, FastVirtualHost]:
+        """The virtual hosts of all AMQP/Fast listeners."""
+        return {
+            host: given
+            for one in self.listeners.values()
+            if one.protocol == "amqpfast"
+            for host, given in one.virtual_hosts.items()
+        }
+
+    @model_validator(mode="after")
     def _ports(self) -> Self:
         taken: dict[tuple[str, int], str] = {}
         places = [(f"listeners.{name}", one.host, one.port) for name, one in self.listeners.items()]
@@ -135,10 +251,14 @@ class Settings(BaseSettings):
         """The client identifier of a link, with `{replica}` filled in."""
         return self.links[link].client_id.replace("{replica}", self.replica)
 
+    def journal_path(self) -> Path:
+        """The folder of the journal."""
+        return self.store.path / "journal" if self.journal.path is None else self.journal.path
+
     def endpoints(self) -> dict[str, str]:
-        """The protocol of every endpoint, by its name."""
+        """The protocol of every endpoint, by its name. A shared port is none: its connections are others'."""
         both: dict[str, Listener | Link] = {**self.listeners, **self.links}
-        return {name: one.protocol for name, one in both.items()}
+        return {name: one.protocol for name, one in both.items() if one.protocol != "shared"}
 
     def mapping_files(self) -> list[Path]:
         """The mapping files that the globs find now, sorted; a path without wildcards always counts."""
@@ -165,26 +285,14 @@ class Settings(BaseSettings):
                 (f"links.{name}.tls.cert_file", own.cert_file),
             ]
             named += [(f"links.{name}.tls.key_file", own.key_file)]
+        named += [("http.token_file", self.http.token_file)]
         named += [
             (f"users.{name}.password_hash_file", user.password_hash_file) for name, user in self.users.items()
         ]
+        named += [(f"users.{name}.scram_file", user.scram_file) for name, user in self.users.items()]
         return [(key, path) for key, path in named if path is not None]
 
 
 def _glob(pattern: str) -> list[Path]:
     path = Path(pattern)
     return list(Path(path.anchor).glob(str(path.relative_to(path.anchor))))
-
-
-def unavailable(settings: Settings) -> list[str]:
-    """What the configuration asks for and this version does not have, one line each."""
-    found = []
-    for name, listener in settings.listeners.items():
-        if listener.protocol == "amqpfast":
-            found.append(f"listeners.{name}.protocol: AMQP/Fast is not available in this version")
-        if listener.websocket_path is not None:
-            found.append(f"listeners.{name}.websocket_path: WebSocket is not available in this version")
-    for name, link in settings.links.items():
-        if link.protocol == "amqpfast":
-            found.append(f"links.{name}.url: AMQP/Fast is not available in this version")
-    return found

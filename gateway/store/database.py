@@ -11,7 +11,7 @@ from typing import Final, NamedTuple
 
 from gateway.errors import StoreError
 from gateway.model.message import Message
-from gateway.store.group import Group, Key, Run
+from gateway.store.group import RUN_OCTETS_MAX, Group, Key, Run
 from gateway.store.index import TRANSIENT, WHOLE, Index, Log, octets_of
 from gateway.store.letters import DeadLetter, Letters, Line, letter
 from gateway.store.messages import MessageReader, encode_message, encode_messages
@@ -302,6 +302,21 @@ class Database:
                 if not settled or not settled >> offset & 1
             ]
         return found
+
+    def references(self) -> Iterator[tuple[int, int, Message]]:
+        """Log, position and message of what will be there after a restart with its body in a file.
+
+        Such rows are found without reading them: they are shorter than their bodies.
+        """
+        ids = self.connection.execute(
+            "SELECT id, log FROM rows WHERE octets > ? AND octets > length(messages) AND tag != ?",
+            (RUN_OCTETS_MAX, TRANSIENT),
+        ).fetchall()
+        dropped = set(self.garbage)
+        for id, log in ids:
+            if id not in dropped:
+                for position, message, _ in self.messages([id], lambda row: 0):
+                    yield log, position, message
 
     def things(self, kind: str) -> Iterator[tuple[Key, bytes | Message]]:
         """Keys and values of a kind, in order of key. Raises StoreError for a value that cannot be read."""

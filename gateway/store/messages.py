@@ -4,6 +4,9 @@ Written by columns, for devices repeat themselves: a dictionary each of the dist
 and senders, whose numbers stand for them, then the few numbers of every message, then the bodies joined. What
 is the same in all messages is written once. Nothing here runs per message but C loops over whole lists.
 
+A message whose body is a file of its own (model/spooled.py) is a run of one, in version BY_REFERENCE, with
+the file's name and size as a text in place of the body.
+
 Little-endian. CRC-32 of all that follows (u32), version (u8), count of messages (u32), then the columns:
 
 | column | element |
@@ -35,9 +38,12 @@ from gateway.errors import GatewayError, StoreError
 from gateway.model.address import Address, AmqpAddress, FastAddress, MqttAddress
 from gateway.model.message import Message, Sender
 from gateway.model.properties import NO_PROPERTIES, PropertySet, property_set
+from gateway.model.spooled import Spooled
 from gateway.store.properties import decode_properties, encode_properties
 
 VERSION: Final = 1
+BY_REFERENCE: Final = 2
+VERSIONS: Final = f"{VERSION} and {BY_REFERENCE}"
 MESSAGES_MAX: Final = 65_536  # of one run: its numbers are u16
 MODEL: Final = "model"
 REMEMBERED_MAX: Final = 10_000  # addresses, senders and model sets that are shared between runs
@@ -53,6 +59,8 @@ _CRC: Final = Struct("<I")
 _NEVER: Final = pack("<Bd", SAME, 0.0)
 
 MakeSet = Mapping[str, Callable[[bytes], PropertySet]]
+MakeBody = Callable[[str, int], Spooled]
+"""The body in the file of a name and a size. Raises StoreError when it is not there."""
 """By protocol: what makes a property set of its octets, the same object for the same octets."""
 
 
@@ -60,6 +68,9 @@ def encode_messages(messages: Sequence[Message], offsets: Sequence[int] | None =
     """`messages` (1 to MESSAGES_MAX), which stand at `offsets` of their run; None: at 0, 1, 2 ..."""
     count = len(messages)
     bodies = [message.body for message in messages]
+    version = VERSION
+    if count == 1 and isinstance(bodies[0], Spooled):
+        version, bodies = BY_REFERENCE, [f"{bodies[0].file.name} {bodies[0].size}".encode()]
     address_ids = [id(message.address) for message in messages]
     set_ids = [id(message.property_set) for message in messages]
     sender_ids = [id(message.sender) for message in messages]
@@ -73,7 +84,7 @@ def encode_messages(messages: Sequence[Message], offsets: Sequence[int] | None =
     senders, with_sender = _numbers(sender_ids, messages)
     content = b"".join(
         (
-            _HEAD.pack(VERSION, count),
+            _HEAD.pack(version, count),
             bytes((COUNTING,)) if offsets is None else _column("H", offsets),
             addresses,
             sets,
@@ -145,6 +156,10 @@ def encode_message(message: Message) -> bytes:
     return encode_messages((message,))
 
 
+def _no_body(name: str, size: int) -> Spooled:
+    raise StoreError(f"nobody knows where the body {name} is")
+
+
 _ADDRESSES: Final[dict[str, Callable[[bytes], Address]]] = {
     MqttAddress.protocol: lambda wire: MqttAddress(wire.decode(), wire),
     AmqpAddress.protocol: lambda wire: AmqpAddress(
@@ -158,6 +173,7 @@ class MessageReader:
     """Reads what `encode_messages` wrote. Equal addresses, property sets and senders become one object."""
 
     def __init__(self, make_set: MakeSet) -> None:
+        self.make_body: MakeBody = _no_body
         self._make_set = make_set
         self._addresses: dict[bytes, Address] = {}
         self._sets: dict[bytes, PropertySet] = {}
@@ -167,8 +183,8 @@ class MessageReader:
         """Offsets in the run, and the messages. Raises StoreError when the octets are damaged or newer."""
         if len(octets) <= _CRC.size or _CRC.unpack_from(octets)[0] != crc32(memoryview(octets)[_CRC.size :]):
             raise StoreError("stored messages are damaged: their checksum does not fit")
-        if octets[_CRC.size] != VERSION:
-            raise StoreError(f"stored messages have form {octets[_CRC.size]}, this gateway reads {VERSION}")
+        if octets[_CRC.size] not in (VERSION, BY_REFERENCE):
+            raise StoreError(f"stored messages have form {octets[_CRC.size]}, this gateway reads {VERSIONS}")
         try:
             return self._decode(octets)
         except (GatewayError, ValueError, LookupError, TypeError, StructError) as error:
@@ -193,6 +209,9 @@ class MessageReader:
         entries, at = _entries(octets, at)
         senders = [_shared(self._senders, entry, _sender) for entry in entries]
         bodies = [octets[start:end] for start, end in pairwise(accumulate(lengths, initial=at))]
+        if octets[_CRC.size] == BY_REFERENCE:
+            name, size = bodies[0].decode().split()
+            bodies = [self.make_body(name, int(size))]
         messages = [
             Message(
                 addresses[address],

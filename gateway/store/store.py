@@ -21,12 +21,13 @@ from typing import Final
 
 from gateway.model.message import Message
 from gateway.model.outcome import Outcome
+from gateway.model.spooled import Spooled
 from gateway.store.database import Database, Stored, connect
 from gateway.store.folder import FolderLock, Reserve
 from gateway.store.group import Done, Group, Key
 from gateway.store.index import Extent, Log, Row
 from gateway.store.letters import DeadLetter, Line
-from gateway.store.messages import MakeSet, MessageReader
+from gateway.store.messages import MakeBody, MakeSet, MessageReader
 from gateway.store.schema import STEPS, Step
 from gateway.store.writer import Calls, CallSoon, Figures, Writer
 
@@ -63,6 +64,7 @@ class Store:
         ceases to take what is written, `on_damage` what could not be read. `factory` and `steps` are for
         tests. Raises StoreError, which says what is wrong and what to do.
         """
+        self.folder = folder
         self.figures = Figures()
         self._pending_octets_max = pending_octets_max
         self._on_damage = on_damage
@@ -138,6 +140,11 @@ class Store:
     def healthy(self) -> bool:
         """False: the disk is full or fails; messages are refused until it takes them again."""
         return not self._writer.failure
+
+    @property
+    def refusal(self) -> Outcome:
+        """What sources are told while it is not healthy."""
+        return self._writer.refusal
 
     @property
     def failure(self) -> str:
@@ -229,6 +236,19 @@ class Store:
             job()()
         else:
             self._calls.append((Group.read, job))
+
+    def use_bodies(self, make_body: MakeBody) -> list[tuple[int, int, Spooled]]:
+        """Bodies that are files are found by `make_body` from now on. Before `start` only.
+
+        Returns the log, position and body of those that are stored.
+        """
+        self._before_start()
+        self._database.reader.make_body = make_body
+        return [
+            (log, position, message.body)
+            for log, position, message in self._database.references()
+            if isinstance(message.body, Spooled)
+        ]
 
     # Small things.
 

@@ -32,12 +32,14 @@ from gateway.telemetry.stats import (
     Latency,
     LinkStats,
     ListenerStats,
+    OutboxCounts,
     RouteCounts,
 )
 
 CONTENT_TYPE: Final = "text/plain; version=0.0.4; charset=utf-8"
 
 ENDPOINT: Final = ("endpoint", "protocol")
+OUTBOX: Final = ("endpoint", "route")
 
 COUNTERS: Final[dict[str, tuple[str, tuple[str, ...]]]] = {
     "gateway_frames": ("Packets, frames or methods.", (*ENDPOINT, "version", "direction", "frame")),
@@ -47,7 +49,15 @@ COUNTERS: Final[dict[str, tuple[str, tuple[str, ...]]]] = {
     "gateway_protocol_errors": ("Connections that broke their protocol.", (*ENDPOINT, "reason")),
     "gateway_connections_accepted": ("Connections that a listener took.", ENDPOINT),
     "gateway_connections_refused": ("Connections that a listener turned away.", (*ENDPOINT, "reason")),
-    "gateway_duplicates": ("QoS 2 messages that came again and were not taken twice.", ENDPOINT),
+    "gateway_duplicates": (
+        "Messages that came again and were not taken twice: QoS 2, or by a route that deduplicates.",
+        (*ENDPOINT, "route"),
+    ),
+    "gateway_deduplication_forgotten": (
+        "Message ids that a route forgot before their time, since there were too many.",
+        ("route",),
+    ),
+    "gateway_dead_letters_forwarded": ("Copies of dead letters, by what became of them.", ("outcome",)),
     "gateway_link_reconnects": ("Connections of a link after its first.", ENDPOINT),
     "gateway_link_failures": ("Connections of a link that failed or were lost.", (*ENDPOINT, "reason")),
     "gateway_route_messages": ("Messages of a route, by what became of them.", ("route", "outcome")),
@@ -64,11 +74,16 @@ GAUGES: Final[dict[str, tuple[str, tuple[str, ...]]]] = {
     "gateway_link_up": ("1 while the link is connected.", ENDPOINT),
     "gateway_link_in_flight": ("Messages published by a link and not yet confirmed.", ENDPOINT),
     "gateway_route_in_flight": ("Messages of a route that are on their way.", ("route",)),
+    "gateway_outbox_messages": ("Messages in an outbox.", OUTBOX),
+    "gateway_outbox_bytes": ("Octets of their bodies.", OUTBOX),
+    "gateway_outbox_oldest_seconds": ("How long the oldest of them has waited, about.", OUTBOX),
 }
 BROKER_GAUGES: Final[dict[str, str]] = {
     "gateway_bindings": "AMQP bindings of the embedded broker.",
     "gateway_consumers": "AMQP consumers of the embedded broker.",
     "gateway_dead_letters": "Dead letters kept.",
+    "gateway_dead_letters_bytes": "Octets of their bodies.",
+    "gateway_deduplication_ids": "Message ids remembered by routes that deduplicate.",
     "gateway_exchanges": "AMQP exchanges of the embedded broker.",
     "gateway_queue_bytes": "Octets of bodies in the embedded broker's queues.",
     "gateway_queue_messages": "Messages in the embedded broker's queues.",
@@ -91,6 +106,16 @@ STORE_GAUGES: Final[dict[str, tuple[str, str]]] = {
     "gateway_store_commit_seconds": ("What the last transaction took.", "commit_secs"),
     "gateway_store_healthy": ("1 while the disk takes what is written.", "healthy"),
 }
+JOURNAL_COUNTERS: Final[dict[str, tuple[str, str]]] = {
+    "gateway_journal_rows": ("Rows written to the journal.", "rows"),
+    "gateway_journal_written_bytes": ("Octets written to the journal.", "octets"),
+    "gateway_journal_dropped": ("Rows that the journal's disk did not take in time.", "dropped"),
+    "gateway_journal_errors": ("Writes of the journal that failed.", "errors"),
+}
+JOURNAL_GAUGES: Final[dict[str, tuple[str, str]]] = {
+    "gateway_journal_backlog_rows": ("Rows that wait to be written.", "backlog"),
+    "gateway_journal_healthy": ("1 while the journal can be written.", "healthy"),
+}
 SETTLE_SECONDS: Final = "gateway_settle_seconds"
 ROUTE_OUTCOMES: Final = ("matched", "delivered", "failed", "retried", "dropped", "unparsable", "undecided")
 
@@ -103,8 +128,9 @@ def no_routes() -> Iterable[RouteCounts]:
 class Metrics(Collector):
     """Knows what is counted where; one per process.
 
-    `routes` is asked at every scrape, since a reload replaces them; so are `dropped` (by reason) and
-    `dead_lettered` (by route and reason), which the broker counts.
+    `routes` is asked at every scrape, since a reload replaces them; so is what the broker counts: `dropped`
+    (by reason), `dead_lettered` (by route and reason), `forwarded` (copies of dead letters, by outcome),
+    `forgotten_ids` (by route) and `outboxes`.
     """
 
     def __init__(self, version: str) -> None:
@@ -114,8 +140,12 @@ class Metrics(Collector):
         self.routes: Callable[[], Iterable[RouteCounts]] = no_routes
         self.dropped: Callable[[], Mapping[str, int]] = dict
         self.dead_lettered: Callable[[], Mapping[tuple[str, str], int]] = dict
+        self.forwarded: Callable[[], Mapping[str, int]] = dict
+        self.forgotten_ids: Callable[[], Mapping[str, int]] = dict
+        self.outboxes: Callable[[], Iterable[OutboxCounts]] = list
         self.mapping_reloads = {"taken": 0, "refused": 0}
         self.store: object | None = None  # with the attributes that STORE_COUNTERS and STORE_GAUGES name
+        self.journal: object | None = None  # likewise
         self._broker: dict[str, Callable[[], float]] = {}
         self._registry = CollectorRegistry(auto_describe=False)
         self._registry.register(self)
@@ -170,11 +200,8 @@ class Metrics(Collector):
         yield self._latencies()
         for name, number in self.broker().items():
             yield GaugeMetricFamily(name, BROKER_GAUGES[name], value=number)
-        if self.store is not None:
-            for name, (text, attribute) in STORE_COUNTERS.items():
-                yield CounterMetricFamily(name, text, value=getattr(self.store, attribute))
-            for name, (text, attribute) in STORE_GAUGES.items():
-                yield GaugeMetricFamily(name, text, value=getattr(self.store, attribute))
+        yield from _attributes(self.store, STORE_COUNTERS, STORE_GAUGES)
+        yield from _attributes(self.journal, JOURNAL_COUNTERS, JOURNAL_GAUGES)
 
     def _samples(self) -> Iterator[tuple[str, Sequence[str], float]]:
         for stats in self.endpoints():
@@ -188,12 +215,27 @@ class Metrics(Collector):
                 yield "gateway_route_messages", (route.name, outcome), getattr(route, outcome)
             yield "gateway_route_in_flight", (route.name,), route.in_flight
             yield "gateway_route_lost_properties", (route.name, "reply_to"), route.reply_kept
+            if route.duplicates and (source := self._endpoint(route.source)) is not None:
+                labels = (source.name, source.protocol, route.name)
+                yield "gateway_duplicates", labels, route.duplicates
         for reason, count in self.dropped().items():
             yield "gateway_dropped", (reason,), count
         for (name, reason), count in self.dead_lettered().items():
             yield "gateway_dead_lettered", (name, reason), count
+        for outcome, count in self.forwarded().items():
+            yield "gateway_dead_letters_forwarded", (outcome,), count
+        for name, count in self.forgotten_ids().items():
+            yield "gateway_deduplication_forgotten", (name,), count
+        for outbox in self.outboxes():
+            at = (outbox.link, outbox.route)
+            yield "gateway_outbox_messages", at, outbox.messages
+            yield "gateway_outbox_bytes", at, outbox.octets
+            yield "gateway_outbox_oldest_seconds", at, outbox.oldest_secs
         for outcome, count in self.mapping_reloads.items():
             yield "gateway_mapping_reloads", (outcome,), count
+
+    def _endpoint(self, name: str) -> EndpointStats | None:
+        return self.listeners.get(name) or self.links.get(name)
 
     def _latencies(self) -> HistogramMetricFamily:
         family = HistogramMetricFamily(
@@ -204,6 +246,18 @@ class Metrics(Collector):
                 (stats.name, stats.protocol), _cumulative(stats.latency), stats.latency.sum_secs
             )
         return family
+
+
+def _attributes(
+    counted: object | None, counters: Mapping[str, tuple[str, str]], gauges: Mapping[str, tuple[str, str]]
+) -> Iterator[Metric]:
+    """What an object counts in its own attributes; nothing when there is none."""
+    if counted is None:
+        return
+    for name, (text, attribute) in counters.items():
+        yield CounterMetricFamily(name, text, value=getattr(counted, attribute))
+    for name, (text, attribute) in gauges.items():
+        yield GaugeMetricFamily(name, text, value=getattr(counted, attribute))
 
 
 def _cumulative(latency: Latency) -> list[tuple[str, float]]:
@@ -236,7 +290,7 @@ def _endpoint_samples(stats: EndpointStats) -> Iterator[Sample]:
 def _listener_samples(stats: ListenerStats) -> Iterator[Sample]:
     labels = (stats.name, stats.protocol)
     yield "gateway_connections_accepted", labels, stats.accepted
-    yield "gateway_duplicates", labels, stats.duplicates
+    yield "gateway_duplicates", (*labels, ""), stats.duplicates
     for reason, count in stats.refused.counts.items():
         yield "gateway_connections_refused", (*labels, reason), count
 

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import socket
 from collections.abc import Callable
-from typing import Final, Protocol
+from typing import Final, NamedTuple, Protocol
 
 READ_OCTETS: Final = 65_536
 # A stream with this much unsent is congested: its peer object gets no new deliveries until it has drained.
@@ -33,11 +33,25 @@ class Peer(Protocol):
         """The socket is gone; called once."""
 
 
+class Ending(NamedTuple):
+    """Why no more octets come through a layer. `broke` and `refused` are short words to count it by: a rule
+    of the layer was broken, or the client was turned away; neither: the other side said goodbye.
+    """
+
+    text: str
+    broke: str = ""
+    refused: str = ""
+
+
 class Filter(Protocol):
     """Turns the socket's octets into the peer's and back (TLS, WebSocket)."""
 
+    @property
+    def ended(self) -> Ending | None:
+        """Set once nothing more will be received; what `send` still gives is to be written."""
+
     def receive(self, data: bytes) -> bytes:
-        """Octets for the peer; raises OSError when the other side breaks the rules of this layer."""
+        """Octets for the peer, up to whatever sets `ended`."""
 
     def send(self, data: bytes) -> bytes:
         """Octets for the socket, including what the layer itself has to say (pass b"" to collect that)."""
@@ -90,15 +104,16 @@ class Stream:
 
     __slots__ = (
         "_backlog",
-        "_backlog_max",
-        "_filter",
         "_holds",
         "_lingering",
         "_output_holds",
         "_watcher",
         "_writes",
+        "backlog_max",
         "closed",
         "ending",
+        "layer",
+        "layer_ended",
         "marked",
         "octets_in",
         "octets_out",
@@ -123,6 +138,9 @@ class Stream:
     ) -> None:
         """`backlog_max`: a peer that lets more than these octets wait is cut off."""
         self.sock = sock
+        self.layer = layer
+        self.layer_ended: Callable[[Stream, Ending], None] | None = None  # told when a layer ends the stream
+        self.backlog_max = backlog_max
         self.remote = remote
         self.peer: Peer | None = None
         self.reading = True
@@ -134,11 +152,9 @@ class Stream:
         self.queued = 0  # octets that the peer object has encoded since the last flush, and the backlog
         self.octets_in = 0
         self.octets_out = 0
-        self._filter = layer
         self._watcher = watcher
         self._writes = writes
         self._backlog = b""
-        self._backlog_max = backlog_max
         self._holds = 0
         self._output_holds = 0
         self._lingering = False
@@ -152,6 +168,11 @@ class Stream:
             self.starved = True
             self.mark()
         return True
+
+    @property
+    def backlogged(self) -> bool:
+        """True: the socket has not taken all that was written last."""
+        return bool(self._backlog)
 
     def mark(self) -> None:
         """Collect and write the peer's octets when this wake-up ends."""
@@ -200,27 +221,40 @@ class Stream:
         size = len(data)
         if self._lingering:
             return size
-        if self._filter is not None:
-            try:
-                data = self._filter.receive(data)
-            except OSError as error:
-                self.end(f"{error.strerror or error}")
-                return size
+        if self.layer is not None:
+            self.feed(data, now, self.layer)
+        elif self.peer is not None:
+            self.peer.receive(data, now)
+        return size
+
+    def feed(self, data: bytes, now: float, layer: Filter | None) -> None:
+        """Give the peer object octets that have been read; `layer` is what they still have to pass."""
+        if layer is not None:
+            data = layer.receive(data)
             self.mark()  # the layer may have to answer
         if data and self.peer is not None:
             self.peer.receive(data, now)
-        return size
+        if layer is not None and layer.ended is not None and not (self.ending or self.closed):
+            if self.layer_ended is not None:
+                self.layer_ended(self, layer.ended)
+            self.end(layer.ended.text)
+
+    def move(self, watcher: Watcher) -> None:
+        """Another poller reads it from now on."""
+        self._watcher.forget(self)
+        self._watcher = watcher
+        watcher.watch(self)
 
     def flush(self) -> None:
         """Write what the peer object has to say."""
         if self.closed or self._lingering or self._output_holds:
             return
         data = self.peer.data_to_send() if self.peer is not None else b""
-        if self._filter is not None:
-            data = self._filter.send(data)
+        if self.layer is not None:
+            data = self.layer.send(data)
         if self._backlog:
             self._backlog += data
-            if len(self._backlog) > self._backlog_max:
+            if len(self._backlog) > self.backlog_max:
                 self.abort("it does not read what it is sent")
                 return
         elif data and not self._write(data):
@@ -294,7 +328,7 @@ class Stream:
         """All is written. Closing while octets of the peer wait unread would reset the connection, and could
         take our last words from it: so it is told that we are done, and what it still sends is thrown away.
         """
-        if self._filter is not None and not self._write(self._filter.finish()):
+        if self.layer is not None and not self._write(self.layer.finish()):
             return
         try:
             self.sock.shutdown(socket.SHUT_WR)

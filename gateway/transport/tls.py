@@ -4,6 +4,9 @@ from __future__ import annotations
 
 import contextlib
 import ssl
+from typing import Any
+
+from gateway.transport.stream import Ending
 
 
 class TlsFilter:
@@ -19,36 +22,27 @@ class TlsFilter:
         )
         self._pending = b""
         self.established = False
-        self._broken = False
+        self.ended: Ending | None = None
 
     def receive(self, data: bytes) -> bytes:
-        """Decrypt; ssl.SSLError (an OSError) when the handshake or a record is bad."""
+        """Decrypt. A bad handshake or record ends it; what is left to send then is the alert that says so."""
         self._incoming.write(data)
-        try:
-            return self._decrypted()
-        except ssl.SSLError:
-            self._broken = True  # what is left to send is the alert that says so
-            raise
-
-    def _decrypted(self) -> bytes:
-        if not self.established and not self._shake():
-            return b""
         pieces = []
-        while True:
-            try:
-                piece = self._tls.read(65_536)
-            except ssl.SSLWantReadError:
-                break
-            except ssl.SSLZeroReturnError:
-                break  # the peer said that it will send no more; the socket's end follows
-            if not piece:
-                break
-            pieces.append(piece)
+        try:
+            if self.established or self._shake():
+                while piece := self._tls.read(65_536):
+                    pieces.append(piece)
+        except ssl.SSLWantReadError:
+            pass
+        except ssl.SSLZeroReturnError:
+            pass  # the peer said that it will send no more; the socket's end follows
+        except ssl.SSLError as error:
+            self.ended = Ending(error.strerror or str(error), broke="tls")
         return b"".join(pieces)
 
     def send(self, data: bytes) -> bytes:
         """Encrypt what can be, and collect what the handshake has to say."""
-        if self._broken:
+        if self.ended is not None:
             return self._outgoing.read()
         if data:
             self._pending += data
@@ -59,9 +53,16 @@ class TlsFilter:
             self._pending = b""
         return self._outgoing.read()
 
+    @property
+    def common_name(self) -> str:
+        """The common name in the peer's certificate; empty when it has shown none."""
+        certificate = self._tls.getpeercert() or {}
+        subject: Any = certificate.get("subject", ())
+        return next((value for part in subject for key, value in part if key == "commonName"), "")
+
     def finish(self) -> bytes:
         """The close-notify alert."""
-        if self.established and not self._broken:
+        if self.established and self.ended is None:
             with contextlib.suppress(ssl.SSLError):  # the peer's own close-notify is not awaited
                 self._tls.unwrap()
         return self._outgoing.read()

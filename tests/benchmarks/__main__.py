@@ -17,18 +17,25 @@ from dataclasses import asdict
 from pathlib import Path
 from typing import Any, Final
 
-from tests.benchmarks import bridge, codec, durable, embedded, latency, memory
 from tests.benchmarks.load import LoadError
 from tests.benchmarks.report import Figure, machine, table
 from tests.benchmarks.roles import Wrong
+from tests.benchmarks.sections import bridge, codec, durable, embedded, fast, journal, latency, memory, topics
 from tests.benchmarks.subjects import SubjectError
 from tests.interop.servers import BrokerError, PeerMissingError
 
 Measure = Callable[[Path, float, int], list[Figure]]
 SECTIONS: Final[dict[str, tuple[str, str, Measure]]] = {
     "codec": ("Codecs", "peer", lambda folder, seconds, repeat: codec.measure(seconds, repeat)),
+    "topics": (
+        "Topics, of 100 000",
+        "of 1 000",
+        lambda folder, seconds, repeat: topics.measure(seconds, repeat),
+    ),
     "embedded": ("Through the embedded broker, 128 octets", "RabbitMQ", embedded.measure),
     "durable": ("To a durable queue, 128 octets", "peer", durable.measure),
+    "fast": ("AMQP/Fast through the embedded broker, 128 octets and 64 MiB", "peer", fast.measure),
+    "journal": ("With the journal, 128 octets", "without", journal.measure),
     "bridge": ("Through a link, 128 octets, persistent", "direct", bridge.measure),
     "latency": ("Latency, MQTT QoS 1 -> AMQP with acks, 128 octets", "RabbitMQ", latency.measure),
     "memory": ("Memory", "RabbitMQ", memory.measure),

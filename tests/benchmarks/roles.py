@@ -19,6 +19,10 @@ READ: Final = 1 << 18
 QOS0_BURST: Final = 64  # messages per write
 CONFIRM: Final = struct.Struct(">11sQBx")
 ACK_HEAD: Final = b"\x01\x00\x01\x00\x00\x00\x0d\x00\x3c\x00\x50"
+REPLY_HEAD: Final = b"\x00\x09\x30"
+REPLY_OCTETS: Final = 11
+NOTIFY: Final = 41
+FAST_ACK: Final = struct.Struct(">HBHHIB")
 ACK_TAG: Final = struct.Struct(">11sQH")
 
 _inbox = bytearray(READ)  # one per process: what is only counted is not kept
@@ -26,7 +30,7 @@ _inbox = bytearray(READ)  # one per process: what is only counted is not kept
 
 @dataclass(frozen=True)
 class Load:
-    """One run. `publish` and `consume` are `mqtt` or `amqp`, each with the port of the server it goes to.
+    """One run. `publish` and `consume` are `mqtt`, `amqp` or `fast`, each with the port of its server.
 
     `window`: messages of one connection that are published and not acknowledged. `ahead_max`: messages of
     all connections that are published and have not arrived; so a server is measured at the rate that it
@@ -245,11 +249,91 @@ class AmqpPublisher:
         return self._confirmed + len(self._early) - before
 
 
+class FastPublisher:
+    """Sends persistent messages with confirm-tags, used in turn, to one queue."""
+
+    def __init__(self, load: Load, number: int) -> None:
+        self.sock = wires.fast_connect(load.publish_port, load.queue, producer=True)
+        fragment = wires.fast_head(len(load.body), persistent=True) + load.body
+        ring = [wires.fast_send(tag, fragment) for tag in range(1, load.window + 1)]
+        self._size = len(ring[0])
+        self._ring = b"".join(ring) * 2
+        self.batch = load.window
+        self._next = 0
+        self._rest = 0
+
+    def send(self, count: int) -> None:
+        """The next `count` messages of the ring."""
+        begin = self._next * self._size
+        wires.send_all(self.sock, self._ring[begin : begin + count * self._size])
+        self._next = (self._next + count) % self.batch
+
+    def readable(self) -> int:
+        """HANDLE REPLY 200 has eleven octets."""
+        size = _count(self.sock)
+        if not self._rest and size and bytes(_inbox[:3]) != REPLY_HEAD:
+            raise Wrong(f"no HANDLE REPLY: {bytes(_inbox[:size])!r}")
+        count, self._rest = divmod(self._rest + size, REPLY_OCTETS)
+        return count
+
+
+class FastConsumer:
+    """Consumes one queue; acknowledges every message singly."""
+
+    def __init__(self, load: Load) -> None:
+        self.sock = wires.fast_connect(load.consume_port, load.queue, producer=False)
+        wires.fast_consume(self.sock)
+        self._body = load.body
+        self._head = b""
+        self._size = 0
+        self._rest = 0
+        self._number = 0
+
+    def _measure(self) -> None:
+        parts = wires.notify_parts(self._head)
+        if parts is None:
+            return
+        size, number, body = parts
+        if number != 1 or body != self._body:
+            raise Wrong(f"{self._head[:size]!r}")
+        self._size = size
+
+    def readable(self) -> int:
+        """All messages have the size of the first; their numbers are consecutive."""
+        if not self._size:
+            self._head += _read(self.sock)
+            self._measure()
+            if not self._size:
+                return 0
+            self._rest = len(self._head)
+        else:
+            begin = (self._size - self._rest) % self._size
+            read = _count(self.sock)
+            if begin + 3 <= read and _inbox[begin + 2] != NOTIFY:
+                raise Wrong(f"{bytes(_inbox[:read])!r}")
+            self._rest += read
+        count, self._rest = divmod(self._rest, self._size)
+        if count:
+            first = self._number + 1
+            self._number += count
+            pack = FAST_ACK.pack
+            wires.send_all(
+                self.sock,
+                b"".join([pack(10, 21, 1, 0, number, 0xCE) for number in range(first, first + count)]),
+            )
+        return count
+
+
 PUBLISHERS: Final[dict[str, Callable[[Load, int], Publisher]]] = {
     "mqtt": MqttPublisher,
     "amqp": AmqpPublisher,
+    "fast": FastPublisher,
 }
-CONSUMERS: Final[dict[str, Callable[[Load], Role]]] = {"mqtt": MqttSubscriber, "amqp": AmqpConsumer}
+CONSUMERS: Final[dict[str, Callable[[Load], Role]]] = {
+    "mqtt": MqttSubscriber,
+    "amqp": AmqpConsumer,
+    "fast": FastConsumer,
+}
 
 
 def _read(sock: socket.socket) -> bytes:

@@ -60,11 +60,12 @@ class Gateway:
 
     def __init__(self, folder: Path, **more: Any) -> None:
         folder.mkdir(parents=True, exist_ok=True)
-        self.mqtt_port, self.amqp_port = free_ports(2)
+        self.mqtt_port, self.amqp_port, self.fast_port = free_ports(3)
         self.pid = 0
         listeners = {
             "mqtt": {"protocol": "mqtt", "host": LOOPBACK, "port": self.mqtt_port},
             "amqp091": {"protocol": "amqp091", "host": LOOPBACK, "port": self.amqp_port},
+            "amqpfast": {"protocol": "amqpfast", "host": LOOPBACK, "port": self.fast_port},
         }
         own: dict[str, Any] = {
             "listeners": listeners,

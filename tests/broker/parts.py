@@ -5,14 +5,17 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import Any
 
+from gateway.broker.dead_letters import DeadLetters, Letter
 from gateway.broker.mqtt.namespace import MqttNamespace
-from gateway.broker.mqtt.session import Row, Session, SessionLimits, SubscriptionOptions
+from gateway.broker.mqtt.session import Row, Session, SessionLimits
+from gateway.broker.mqtt.subscription import SubscriptionOptions
 from gateway.broker.queue import Queue
+from gateway.errors import RemoteProtocolError
 from gateway.model.address import AmqpAddress, MqttAddress
 from gateway.model.batch import Batch, Lane, Sink
 from gateway.model.message import NEVER, Message, Sender
 from gateway.model.outcome import ACCEPTED, Outcome
-from gateway.model.properties import NO_PROPERTIES, PropertySet
+from gateway.model.properties import NO_PROPERTIES, Properties, PropertySet
 
 SENDER = Sender("test", "publisher")
 
@@ -32,6 +35,15 @@ def mqtt(
     properties: PropertySet = NO_PROPERTIES,
 ) -> Message:
     return Message(MqttAddress(topic), body, properties, qos, qos > 0, retain, expires, 0, sender)
+
+
+def unreadable() -> PropertySet:
+    """Properties whose octets are malformed."""
+
+    def decode(raw: bytes) -> Properties:
+        raise RemoteProtocolError("malformed", reason=1)
+
+    return PropertySet("amqp091", b"", decode)
 
 
 class Answers:
@@ -56,6 +68,13 @@ class Answers:
     @property
     def outcomes(self) -> list[Outcome]:
         return [outcome for _, outcome in self.told]
+
+
+def newest(letters: DeadLetters, count: int = 99, route: str | None = None) -> list[Letter]:
+    """The newest of dead letters that are in memory."""
+    found: list[Letter] = []
+    letters.newest(count, found.extend, route=route)
+    return found
 
 
 def publish(sink: Sink, messages: list[Message], source: Answers | None = None) -> Answers:
@@ -102,6 +121,7 @@ class Connection:
         self.rows: list[Row] = []
         self.runs: list[int] = []
         self.releases: list[int] = []
+        self.receipts: list[int] = []
         self.congested = False
         self._too_large = too_large
 
@@ -113,6 +133,9 @@ class Connection:
 
     def send_release(self, packet_id: int) -> None:
         self.releases.append(packet_id)
+
+    def send_received(self, packet_id: int) -> None:
+        self.receipts.append(packet_id)
 
     @property
     def said(self) -> list[tuple[bytes, int, int, bool]]:
@@ -126,11 +149,11 @@ class Space(MqttNamespace):
         self.changes = 0
         super().__init__(self._note, limits, **more)
 
-    def _note(self) -> None:
+    def _note(self, pattern: list[str]) -> None:
         self.changes += 1
 
     def session(self, client: str, *filters: str, qos: int = 1, persistent: bool = True) -> Session:
-        session, _ = self.open(client, clean=False, persistent=persistent)
+        session, _ = self.open(client, clean=False, expiry_secs=60.0 if persistent else 0.0)
         for one in filters:
             self.subscribe(session, one, SubscriptionOptions(qos))
         return session

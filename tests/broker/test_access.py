@@ -1,17 +1,13 @@
-"""Who may connect, and what becomes of messages that nothing takes."""
+"""Who may connect."""
 
 from __future__ import annotations
 
 import pytest
 
 from gateway.broker.access import Access, hash_password, is_loopback
-from gateway.broker.dead_letters import DeadLetters
-from gateway.model.outcome import Outcome, Reason, Verdict
-from tests.broker.parts import amqp
 
 HERE, THERE = "127.0.0.1:4711", "192.0.2.7:4711"
 HASH = hash_password("right")
-LOST = Outcome(Verdict.REJECTED, Reason.NO_ROUTE)
 
 
 @pytest.mark.parametrize(
@@ -66,18 +62,3 @@ async def test_a_guest_with_a_password_of_its_own_is_a_user_like_others() -> Non
     access = Access({"guest": HASH})
     assert access.known("guest", b"guest", HERE) is None
     assert await access.verify("guest", b"right") is not None
-
-
-def test_the_newest_dead_letters_are_kept_and_all_are_counted() -> None:
-    letters = DeadLetters(messages_max=3)
-    for number in range(5):
-        letters.add([amqp(bytes((number,)))], "route", LOST)
-    assert len(letters) == 3
-    assert [letter.message.body for letter in letters.newest(2)] == [b"\4", b"\3"]
-    assert letters.counted == {("route", "no_route"): 5}
-
-
-def test_dead_letters_are_bounded_in_octets() -> None:
-    letters = DeadLetters(octets_max=10)
-    letters.add([amqp(b"x" * 6), amqp(b"y" * 6)], "", LOST)
-    assert [letter.message.body for letter in letters.newest(9)] == [b"y" * 6]

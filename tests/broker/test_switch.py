@@ -6,7 +6,7 @@ import pytest
 
 from gateway.broker.amqp091.virtual_host import VirtualHost
 from gateway.broker.dead_letters import DeadLetters
-from gateway.broker.mqtt.session import SubscriptionOptions
+from gateway.broker.mqtt.subscription import SubscriptionOptions
 from gateway.broker.switch import Switch
 from gateway.mapping import parse
 from gateway.mapping.router import Router
@@ -14,7 +14,7 @@ from gateway.model.address import AmqpAddress
 from gateway.model.batch import Batch, Part
 from gateway.model.message import Message
 from gateway.model.outcome import ACCEPTED, Outcome, Reason, Verdict
-from tests.broker.parts import Answers, Space, amqp, connected, mqtt
+from tests.broker.parts import Answers, Space, amqp, connected, mqtt, newest
 
 ENDPOINTS = {"mqtt": "mqtt", "amqp": "amqp091", "erp": "amqp091"}
 UP = "{name: up, from: {endpoint: mqtt, topic: '{all...}'}, to: {endpoint: amqp, exchange: amq.topic,"
@@ -128,7 +128,7 @@ def test_a_mandatory_route_that_dead_letters_accepts_and_keeps_the_message() -> 
     bench = Bench(UP % ("", ", on_reject: dead_letter"))
     source, _ = bench.publish("mqtt", mqtt(body=b"kept"))
     assert source.outcomes == [ACCEPTED]
-    (letter,) = bench.letters.newest(9)
+    (letter,) = newest(bench.letters)
     assert (letter.message.body, letter.route, letter.outcome.reason) == (b"kept", "up", Reason.NO_ROUTE)
 
 
@@ -159,7 +159,7 @@ def test_a_route_that_dead_letters_takes_the_blame_from_the_source() -> None:
     source, _ = bench.publish("mqtt", mqtt("out/1"))
     bench.link.parts[0].settle(REFUSED)
     assert source.outcomes == [ACCEPTED]
-    assert [letter.route for letter in bench.letters.newest(9)] == ["out"]
+    assert [letter.route for letter in newest(bench.letters)] == ["out"]
 
 
 def test_a_target_that_is_only_down_is_no_dead_letter() -> None:

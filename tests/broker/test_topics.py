@@ -6,7 +6,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from gateway.broker.topics import Trie, topic_matches
+from gateway.broker.topics import TopicTree, Trie, topic_matches
 
 LEVEL = st.sampled_from(["a", "b", "", "$a", "é"])
 LEVELS = st.lists(LEVEL, min_size=1, max_size=5)
@@ -102,3 +102,22 @@ def test_a_hostile_pattern_costs_no_exponential_time() -> None:
     trie: Trie[int] = Trie("*", "#")
     trie.add(["#", "a"] * 30 + ["b"], 1)
     assert trie.match(["a"] * 120) == {}
+
+
+@given(
+    topics=st.sets(st.lists(LEVEL, min_size=1, max_size=4).map(tuple), max_size=8),
+    gone=st.integers(0, 255),
+    pattern=MQTT_FILTER,
+)
+def test_a_filter_finds_topics_as_a_naive_matcher_says(
+    topics: set[tuple[str, ...]], gone: int, pattern: list[str]
+) -> None:
+    tree: TopicTree[tuple[str, ...]] = TopicTree()
+    for topic in topics:
+        tree.put(list(topic), topic)
+    left = {topic for number, topic in enumerate(sorted(topics)) if not gone >> number & 1}
+    for topic in topics - left:
+        tree.remove(list(topic))
+    found = tree.find(pattern)
+    assert len(found) == len(set(found))
+    assert set(found) == {topic for topic in left if naive_mqtt(pattern, list(topic))}

@@ -2,53 +2,17 @@
 
 from __future__ import annotations
 
+import time
 from collections.abc import Callable
 
 import pytest
 
 from gateway.broker.amqp091.exchange import headers_match
-from gateway.broker.amqp091.virtual_host import AmqpQueue, Refused, VirtualHost
+from gateway.broker.amqp091.refusals import Refused
 from gateway.model.address import AmqpAddress
-from gateway.model.message import Message
-from gateway.model.properties import Headers, Properties, Value, ValueType, property_set, string
+from gateway.model.properties import Headers, Value, ValueType, string
+from tests.broker.amqp_parts import ME, NONE, OTHER, Host, integer
 from tests.broker.parts import Taker, amqp, publish
-
-ME, OTHER = object(), object()
-NONE: Headers = ()
-
-
-def integer(value: int) -> Value:
-    return Value(ValueType.INT32, value)
-
-
-class Host(VirtualHost):
-    """A virtual host that counts changes, with shorter words for the tests."""
-
-    def __init__(self, **limits: int) -> None:
-        self.changes = 0
-        super().__init__("/", self._note, **limits)
-
-    def _note(self) -> None:
-        self.changes += 1
-
-    def make(self, name: str, *arguments: tuple[str, Value], auto_delete: bool = False) -> AmqpQueue:
-        return self.declare_queue(
-            name, ME, durable=False, exclusive=False, auto_delete=auto_delete, arguments=arguments
-        )
-
-    def exchange_of(self, name: str, kind: str, *, auto_delete: bool = False, internal: bool = False) -> None:
-        self.declare_exchange(
-            name, kind, durable=False, auto_delete=auto_delete, internal=internal, arguments=NONE
-        )
-
-    def reached(self, exchange: str, key: str, headers: Headers = NONE) -> set[str]:
-        address = AmqpAddress(exchange, key)
-        sinks = self.sinks(address)
-        if sinks is None:
-            sinks = self.choose(Message(address, b"", property_set(Properties(headers=headers))))
-        names = [sink.name for sink in sinks if isinstance(sink, AmqpQueue)]
-        assert len(names) == len(set(names))
-        return set(names)
 
 
 @pytest.fixture
@@ -157,7 +121,7 @@ REFUSALS: list[tuple[str, Callable[[Host], object], int, str]] = [
         "another ttl",
         declare_queue("one", arguments=(("x-message-ttl", integer(5)),)),
         406,
-        "received '5'.*'none'",
+        "received the value '5' of type 'signedint' but current is none",
     ),
     ("no such argument", declare_queue("x", arguments=(("x-wrong", integer(5)),)), 406, "not supported"),
     ("bad ttl", declare_queue("x", arguments=(("x-message-ttl", integer(-1)),)), 406, "invalid arg"),
@@ -169,7 +133,7 @@ REFUSALS: list[tuple[str, Callable[[Host], object], int, str]] = [
         "delete reserved",
         lambda host: host.delete_exchange("amq.topic", if_unused=False),
         403,
-        "not permitted",
+        "deletion of system exchange 'amq.topic'",
     ),
 ]
 
@@ -254,13 +218,16 @@ def test_names_are_made_for_queues_without_one(host: Host) -> None:
 
 def test_an_unused_queue_expires_and_a_used_one_does_not(host: Host) -> None:
     queue = host.make("idle", ("x-expires", integer(1_000)))
-    host.expire(queue.used + 0.9)
-    assert "idle" in host.queues
     taker = Taker()
     queue.add(taker)
-    host.expire(queue.used + 5.0)
+    queue.used -= 5.0
+    host.alarms.ring(time.time() + 5.0)
+    assert "idle" in host.queues, "it has a consumer"
     queue.remove(taker)
-    host.expire(queue.used + 1.1)
+    host.alarms.ring(time.time() + 5.0)
+    assert "idle" in host.queues, "it had one until now"
+    queue.used -= 1.1
+    host.alarms.ring(time.time() + 5.0)
     assert "idle" not in host.queues
 
 

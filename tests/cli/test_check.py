@@ -42,6 +42,13 @@ WRONG = [
     (ROUTE, "htp: {}\n", "gateway.yaml:2: htp: unknown key; did you mean http?"),
     (ROUTE.replace("mqtt", "nobody"), "", "mapping.yaml:"),
     (ROUTE.replace("topic:", "tpic:"), "", "mapping.yaml:4"),
+    (ROUTE, "http: {token_file: /absent}\n", "http.token_file: this file cannot"),
+    (f"{ROUTE}    settle: stored\n", "", "mapping.yaml:3: route 'up': settle: stored is for links"),
+    (
+        f"{ROUTE}    settle: stored\n".replace("amqp091", "erp"),
+        "links: {erp: {url: 'amqp://h'}}\nstore: {enabled: false}\n",
+        "mapping.yaml:3: route 'up': settle: stored needs the store",
+    ),
     (
         ROUTE,
         "links: {erp: {url: 'amqp://h', password_file: /absent}}\n",

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import queue
 import shutil
+import ssl
 import subprocess
 from pathlib import Path
 from typing import Any, Final, Self
@@ -23,7 +24,15 @@ PAHO: Final = {"3.1": paho.MQTTv31, "3.1.1": paho.MQTTv311, "5.0": paho.MQTTv5}
 class Paho:
     """paho-mqtt, with its callbacks turned into queues."""
 
-    def __init__(self, gateway: Running, version: str, client_id: str = "", **more: Any) -> None:
+    def __init__(
+        self,
+        gateway: Running,
+        version: str,
+        client_id: str = "",
+        *,
+        tls: ssl.SSLContext | None = None,
+        **more: Any,
+    ) -> None:
         five = version == "5.0"
         if not five:
             more.setdefault("clean_session", True)
@@ -39,6 +48,8 @@ class Paho:
             f"pub {mid}", reason
         )
         self.client.on_disconnect = lambda client, data, flags, reason, properties: self._note("left", reason)
+        if tls is not None:
+            self.client.tls_set_context(tls)
         self.client.connect(LOOPBACK, gateway.mqtt, 60)
         self.client.loop_start()
         reason = self.wait("connect")

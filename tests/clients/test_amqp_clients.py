@@ -227,7 +227,7 @@ def test_pika_hears_that_a_body_is_too_large(channel: BlockingChannel) -> None:
     channel.confirm_delivery()
     with pytest.raises(ChannelClosedByBroker) as closed:
         channel.basic_publish("", "q", bytes(16 * 1024 * 1024 + 1))
-    assert closed.value.reply_code == 311
+    assert closed.value.reply_code == 406
 
 
 def test_pika_is_nacked_for_a_key_that_is_no_topic(channel: BlockingChannel) -> None:

@@ -191,3 +191,110 @@ def test_a_long_queue_is_purged_whole(tmp_path: Path) -> None:
         gateway.restart()
         with channel(gateway) as opened:
             assert taken(opened, 1) == [7]
+
+
+DEAD = {"x-dead-letter-exchange": "", "x-dead-letter-routing-key": "dead"}
+
+
+def declare_dying(opened: BlockingChannel, **arguments: Any) -> None:
+    """A durable queue "q" whose dead letters go to a durable queue "dead"."""
+    said = {name.replace("_", "-"): value for name, value in arguments.items()}
+    opened.queue_declare("dead", durable=True)
+    opened.queue_declare("q", durable=True, arguments=DEAD | said)
+
+
+def deaths(opened: BlockingChannel, count: int) -> list[tuple[int, str, int]]:
+    """Body, reason and count of the first deaths of the letters in "dead"."""
+    found = []
+    for method, properties, body in opened.consume("dead", inactivity_timeout=20, auto_ack=True):
+        assert method is not None, f"only {len(found)} of {count} letters came"
+        death = properties.headers["x-death"][0]
+        assert (properties.headers["x-first-death-queue"], death["queue"]) == ("q", "q")
+        found.append((int(body), death["reason"], death["count"]))
+        if len(found) == count:
+            break
+    opened.cancel()
+    return found
+
+
+def test_arguments_of_queues_and_exchanges_hold_after_a_restart(gateway: GatewayProcess) -> None:
+    with channel(gateway) as opened:
+        opened.exchange_declare("rest", "fanout", durable=True)
+        opened.exchange_declare("first", "direct", durable=True, arguments={"alternate-exchange": "rest"})
+        declare_dying(opened, x_max_length=2)
+        opened.queue_declare("levels", durable=True, arguments={"x-max-priority": 5})
+        opened.queue_bind("levels", "rest")
+    gateway.restart()
+    with channel(gateway) as opened:
+        declare_dying(opened, x_max_length=2)
+        opened.exchange_declare("first", "direct", durable=True, arguments={"alternate-exchange": "rest"})
+        publish(opened, 4)
+        assert deaths(opened, 2) == [(0, "maxlen", 1), (1, "maxlen", 1)]
+        for level in (1, 4, 2):
+            said = pika.BasicProperties(delivery_mode=2, priority=level)
+            opened.basic_publish("first", "unbound", str(level).encode(), said)
+        assert taken(opened, 3, queue="levels") == [4, 2, 1]
+        with pytest.raises(pika.exceptions.ChannelClosedByBroker, match="406"):
+            opened.queue_declare("q", durable=True)
+
+
+def test_dead_letters_and_their_history_survive_and_their_messages_do_not(gateway: GatewayProcess) -> None:
+    with channel(gateway) as opened:
+        declare_dying(opened)
+        publish(opened, 3)
+        for _ in range(3):
+            method, _, _ = opened.basic_get("q")
+            opened.basic_reject(method.delivery_tag, requeue=False)
+        assert opened.queue_declare("dead", passive=True).method.message_count == 3
+        opened.queue_declare("unrelated", durable=True)
+        publish(opened, 1, queue="unrelated")  # confirmed behind the letters
+    gateway.restart()
+    with channel(gateway) as opened:
+        assert opened.queue_declare("q", passive=True).method.message_count == 0
+        assert deaths(opened, 3) == [(number, "rejected", 1) for number in range(3)]
+
+
+def test_what_expires_while_the_gateway_is_down_becomes_a_dead_letter_when_it_is_back(
+    gateway: GatewayProcess,
+) -> None:
+    with channel(gateway) as opened:
+        declare_dying(opened, x_message_ttl=300)
+        publish(opened, 5)
+    gateway.restart()
+    with channel(gateway) as opened:
+        assert deaths(opened, 5) == [(number, "expired", 1) for number in range(5)]
+        assert opened.queue_declare("q", passive=True).method.message_count == 0
+
+
+def test_a_committed_transaction_survives_and_an_open_one_does_not(gateway: GatewayProcess) -> None:
+    with channel(gateway, confirm=False) as opened:
+        opened.queue_declare("q", durable=True)
+        opened.tx_select()
+        publish(opened, 3)
+        opened.tx_commit()
+        method, _, _ = opened.basic_get("q")
+        opened.basic_ack(method.delivery_tag)
+        publish(opened, 1, first=3)
+        opened.tx_commit()
+        method, _, _ = opened.basic_get("q")
+        opened.basic_ack(method.delivery_tag)
+        publish(opened, 1, first=4)
+        gateway.restart()
+    with channel(gateway) as opened:
+        assert taken(opened, 3) == [1, 2, 3]
+        assert opened.queue_declare("q", durable=True, passive=True).method.message_count == 0
+
+
+@pytest.mark.parametrize("restart", [False, True])
+def test_a_limit_and_a_time_to_live_hold_for_what_waits_on_disk(tmp_path: Path, restart: bool) -> None:
+    with GatewayProcess(tmp_path, limits=SMALL) as gateway:
+        with channel(gateway) as opened:
+            declare_dying(opened, x_max_length=400, x_message_ttl=3_000)
+            publish(opened, 500)
+            if restart:
+                gateway.restart()
+        with channel(gateway) as opened:
+            found = deaths(opened, 500)
+            assert [number for number, _, _ in found] == list(range(500))
+            assert {reason for _, reason, _ in found[:100]} == {"maxlen"}
+            assert {reason for _, reason, _ in found[100:]} == {"expired"}

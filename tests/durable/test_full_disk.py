@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import subprocess
 from collections.abc import Iterator
+from contextlib import suppress
 from pathlib import Path
 from typing import Final
 
@@ -95,3 +96,25 @@ def test_mqtt_5_hears_quota_exceeded(gateway: GatewayProcess) -> None:
             assert client.acked(PacketType.PUBACK) == (1, ReasonCode.QUOTA_EXCEEDED)
             client.publish("elsewhere", BODY, 1, 2)
             assert client.acked(PacketType.PUBACK) == (2, 0)
+
+
+def test_what_is_refused_for_the_disk_is_delivered_to_nobody(gateway: GatewayProcess, small: Path) -> None:
+    """But for what was on its way when the disk filled up."""
+    with channel(gateway) as opened, channel(gateway) as consuming:
+        opened.queue_declare("seen", durable=True)
+        with (small / "ballast").open("wb", buffering=0) as ballast, suppress(OSError):
+            while True:
+                ballast.write(b"x" * 4_096)
+        found: list[int] = []
+        consuming.basic_consume("seen", lambda *given: found.append(int(given[3].split()[0])))
+        consuming.connection.process_data_events(0.05)
+        refused = []
+        for number in range(50):
+            try:
+                opened.basic_publish("", "seen", b"%d " % number + BODY, PERSISTENT)
+            except pika.exceptions.NackError:
+                refused.append(number)
+            consuming.connection.process_data_events(0)
+        consuming.connection.process_data_events(0.2)
+        assert len(refused) > 10
+        assert set(refused[1:]) & set(found) == set()

@@ -10,7 +10,8 @@ import pytest
 from gateway.egress.mqtt_outgoing import BARREN_MAX, PACKET_IDS
 from gateway.model.outcome import ACCEPTED, Reason, Verdict
 from gateway.model.properties import Properties, Value, ValueType, property_set
-from gateway.protocols.mqtt.spec import PacketType, Property, ReasonCode
+from gateway.protocols.mqtt.packets import Publishes
+from gateway.protocols.mqtt.spec import DUP, PacketType, Property, ReasonCode
 from gateway.protocols.mqtt.translate import publish_facts
 from tests.egress.mqtt_remote import World, broken, message
 
@@ -35,7 +36,9 @@ async def test_each_qos_is_settled_by_its_last_acknowledgement(version: str) -> 
     remote.machine.acknowledge(PacketType.PUBREC, [two])
     world.talk()
     assert world.outcomes == {b"zero": ACCEPTED, b"one": ACCEPTED}
-    assert remote.acks_of(PacketType.PUBREL) == [(two, 0)]
+    released = remote.acks_of(PacketType.PUBREL)
+    swept = PACKET_IDS if version == "3.1" else 0  # MQTT 3.1 does not say whether there was a session
+    assert (len(released), released[-1]) == (swept + 1, (two, 0))
     remote.machine.acknowledge(PacketType.PUBCOMP, [two])
     world.talk()
     assert world.outcomes[b"two"] is ACCEPTED
@@ -127,6 +130,38 @@ async def test_a_kept_session_resumes_with_dup_and_pubrel(version: str) -> None:
     world.talk()
     assert world.outcomes == dict.fromkeys([b"a", b"b", b"c", b"d", b"e", b"f"], ACCEPTED)
     assert world.conversation.idle
+
+
+async def test_ids_of_an_earlier_life_are_released_before_qos_2() -> None:
+    world = World()
+    world.present = True
+    remote = world.connect()
+    world.publish(message("one", 1))
+    world.talk()
+    assert remote.acks_of(PacketType.PUBREL) == []
+    remote.acks = world.acks = False
+    world.publish(message("found", 2))
+    for _ in range(2):  # a sweep that nobody answered is not known to have come
+        world.talk()
+        assert len(remote.acks_of(PacketType.PUBREL)) == PACKET_IDS
+        assert isinstance(remote.events[-1], Publishes)
+        world.drop()
+        remote = world.connect()
+    assert world.sent() == [(4 | DUP, b"found")]
+    packet_id = remote.rows[0][2]
+    remote.machine.acknowledge(PacketType.PUBCOMP, range(1, PACKET_IDS + 1))  # of the sweep
+    world.talk()
+    assert world.outcomes == {b"one": ACCEPTED}
+    for kind in (PacketType.PUBREC, PacketType.PUBCOMP):
+        remote.machine.acknowledge(kind, [packet_id])
+        world.talk()
+    assert world.outcomes == dict.fromkeys([b"one", b"found"], ACCEPTED)
+    world.drop()
+    world.acks = True
+    remote = world.connect()
+    world.publish(message("two", 2))
+    world.talk()
+    assert len(remote.acks_of(PacketType.PUBREL)) == 1
 
 
 async def test_a_lost_session_gets_everything_anew() -> None:

@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import ssl
 from collections.abc import Sequence
 from typing import TypeVar
 
+from gateway.egress.amqp091_peer import client_properties
 from gateway.protocols.amqp091 import methods as m
 from gateway.protocols.amqp091.client import ClientConnection
 from gateway.protocols.amqp091.codec import encode_response
@@ -43,14 +45,19 @@ class Amqp(Raw):
         heartbeat: int = 60,
         frame_max: int = 131_072,
         listener: str = "amqp091",
+        mechanism: str = "PLAIN",
+        tls: ssl.SSLContext | None = None,
     ) -> None:
         super().__init__(gateway.port(listener))
+        if tls is not None:
+            self.sock = tls.wrap_socket(self.sock, server_hostname="127.0.0.1")
         self.machine = ClientConnection(
-            mechanism="PLAIN",
-            response=encode_response("PLAIN", user, password),
+            mechanism=mechanism,
+            response=encode_response(mechanism, user, password),
             virtual_host=virtual_host,
             heartbeat=heartbeat,
             frame_max=frame_max,
+            client_properties=client_properties("test"),
         )
         self._events: list[Event] = []
         self.flush()
@@ -58,10 +65,25 @@ class Amqp(Raw):
     def open(self) -> Amqp:
         """Wait for the handshake and open channel 1."""
         self.next(Opened)
+        self.open_channel()
+        return self
+
+    def open_channel(self) -> None:
+        """One more channel."""
         self.machine.open_channel()
         self.flush()
         self.next(ChannelOpened)
-        return self
+
+    def events(self) -> list[Event]:
+        """What has been heard and not been asked for yet; waits until there is something."""
+        while not self._events:
+            octets = self.sock.recv(65_536)
+            if not octets:
+                raise ConnectionError("the gateway has closed the connection")
+            self._events += self.machine.receive_data(octets, 0.0)
+            self.flush()
+        found, self._events = self._events, []
+        return found
 
     def flush(self) -> None:
         octets = self.machine.data_to_send()

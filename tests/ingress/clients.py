@@ -11,6 +11,7 @@ from gateway.protocols.mqtt.client import ClientConnection
 from gateway.protocols.mqtt.packets import (
     Ack,
     Acks,
+    Auth,
     Connack,
     Connect,
     Disconnect,
@@ -28,7 +29,7 @@ from gateway.telemetry.stats import ListenerStats
 from tests.interop.gateway_fixture import LOOPBACK, Running
 
 PATIENCE_SECS: Final = 10.0
-Kind = TypeVar("Kind", Connack, Suback, Unsuback, Disconnect, Publishes, Acks)
+Kind = TypeVar("Kind", Auth, Connack, Suback, Unsuback, Disconnect, Publishes, Acks)
 
 
 class Ported(Protocol):

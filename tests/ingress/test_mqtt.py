@@ -231,13 +231,6 @@ def test_a_bad_filter_ends_older_clients(gateway: Running, version: Version) -> 
     assert stats(gateway).protocol_errors.counts == {"topic_filter_invalid": 1}
 
 
-def test_shared_subscriptions_are_refused_as_the_connack_said(gateway: Running) -> None:
-    client, connack = connect(gateway)
-    with client:
-        assert connack.properties[Property.SHARED_SUBSCRIPTION_AVAILABLE] == 0
-        assert client.subscribe("$share/g/a") == ReasonCode.SHARED_SUBSCRIPTIONS_NOT_SUPPORTED
-
-
 @pytest.mark.parametrize(
     "version, client_id, clean, reason",
     [
@@ -311,11 +304,11 @@ def test_bodies_up_to_the_limit_pass_and_one_over_it_is_refused_in_the_clients_w
         assert stats(gateway).protocol_errors.counts == {"packet_too_large": 2}
 
 
-def test_a_publisher_is_read_no_further_than_what_may_be_unsettled() -> None:
+def test_a_publisher_before_5_is_read_no_further_than_what_may_be_unsettled() -> None:
     with running(settings_of(limits=Limits(inflight_max=10))) as gateway:
-        client, connack = connect(gateway)
-        with client:
-            assert connack.properties[Property.RECEIVE_MAXIMUM] == 10
+        client, _ = connect(gateway, version=Version.V311)
+        with client, connect(gateway, "reader")[0] as reader:
+            reader.subscribe("a")
             for packet_id in range(1, 101):
                 client.machine.publish(b"a", b"x", 1, packet_id=packet_id)
             client.flush()

@@ -15,8 +15,7 @@ from unittest.mock import patch
 import structlog
 import trio
 
-from gateway import app
-from gateway.app import Gateway
+from gateway.app import Gateway, mappings
 from gateway.ingress import listener
 from gateway.settings import Http, Limits, Listener, Settings, Store
 
@@ -35,6 +34,7 @@ def settings_of(*, limits: Limits | None = None, drain_timeout_secs: float = 2.0
         "listeners": {
             "mqtt": Listener(protocol="mqtt", host=LOOPBACK, port=0),
             "amqp091": Listener(protocol="amqp091", host=LOOPBACK, port=0),
+            "amqpfast": Listener(protocol="amqpfast", host=LOOPBACK, port=0),
         },
         "http": Http(enabled=False),
         "limits": limits or Limits(),
@@ -138,7 +138,7 @@ def no_errors_logged(*, but: str = "") -> Iterator[list[Any]]:
 def quickened() -> Iterator[None]:
     """What is due by the clock comes at once, and stopping waits for nothing."""
     with (
-        patch.object(app, "WATCH_MILLISECONDS", WATCH_MILLISECONDS),
+        patch.object(mappings, "WATCH_MILLISECONDS", WATCH_MILLISECONDS),
         patch.object(listener, "TICK_SECS", TICK_SECS),
     ):
         yield

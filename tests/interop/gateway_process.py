@@ -36,11 +36,12 @@ class GatewayProcess:
     def __init__(self, folder: Path, **more: Any) -> None:
         folder.mkdir(parents=True, exist_ok=True)
         self.folder = folder
-        mqtt, amqp = free_ports(2)
+        mqtt, amqp, fast = free_ports(3)
         own: dict[str, Any] = {
             "listeners": {
                 "mqtt": {"protocol": "mqtt", "host": LOOPBACK, "port": mqtt},
                 "amqp091": {"protocol": "amqp091", "host": LOOPBACK, "port": amqp},
+                "amqpfast": {"protocol": "amqpfast", "host": LOOPBACK, "port": fast},
             },
             "http": {"enabled": False},
             "log": {"format": "json"},

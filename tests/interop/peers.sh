@@ -1,11 +1,11 @@
 #!/bin/sh
 # Installs the programs that the interoperability tests talk to: Debian's brokers and command line clients, and
-# the two usual Node clients into .node/. Does nothing when they are there. Without the right to install, says
+# the usual Node clients into .node/. Does nothing when they are there. Without the right to install, says
 # what is missing; the tests that need it are skipped then, or fail under CI=true.
 set -u
 cd "$(dirname "$0")/../.."
 
-NODE_PACKAGES="mqtt@5.16.0 amqplib@2.3.1"
+NODE_PACKAGES="mqtt@5.16.0 amqplib@2.3.1 rabbitmq-client@5.0.8"
 
 missing_debian() {
     for pair in mosquitto:mosquitto mosquitto_pub:mosquitto-clients amqp-publish:amqp-tools node:nodejs npm:npm; do
@@ -24,7 +24,8 @@ if [ -n "$wanted" ] && [ "$(id -u)" = 0 ] && command -v apt-get >/dev/null 2>&1;
     wanted=$(missing_debian)
 fi
 
-if [ ! -d .node/node_modules/mqtt ] || [ ! -d .node/node_modules/amqplib ]; then
+if [ ! -d .node/node_modules/mqtt ] || [ ! -d .node/node_modules/amqplib ] ||
+    [ ! -d .node/node_modules/rabbitmq-client ]; then
     if command -v npm >/dev/null 2>&1; then
         mkdir -p .node
         # shellcheck disable=SC2086

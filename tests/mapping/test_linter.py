@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import pytest
 
-from gateway.mapping.linter import Finding, Severity, lint
+from gateway.mapping.linter import Finding, Severity, lint, unstorable_routes
+from gateway.mapping.router import compile_routes
 from tests.mapping.rows import ENDPOINTS, down, mapping, up
 
 LINKS = ("plant", "erp", "hall")
@@ -166,6 +167,39 @@ def test_findings_name_the_other_route() -> None:
     first = route("a", "mqtt, topic: 'a/+'", "amqp, queue: q")
     (found,) = lint_rows(first, route("b", "mqtt, topic: '+/b'", "amqp, queue: q"))
     assert found.text == "route 'b': overlaps 'a' (test.yaml:3): 'a/b' arrives twice at one address"
+
+
+@pytest.mark.parametrize(
+    "text, where",
+    [(up(", deduplicate: {window: 10m}"), "MQTT 5"), (down(", deduplicate: {window: 1d}"), "id")],
+)
+def test_what_deduplicates_needs_ids(text: str, where: str) -> None:
+    (note,) = [one for one in lint([mapping(text)], ENDPOINTS, LINKS) if one.code == "unidentified"]
+    assert note.severity is Severity.NOTE
+    assert where in note.text
+
+
+@pytest.mark.parametrize(
+    "to, settle, store, expected",
+    [
+        ("erp, queue: q", "stored", True, ""),
+        ("erp, queue: q", "confirmed", False, ""),
+        ("erp, queue: q", "stored", False, "t.yaml:3: route 'a': settle: stored needs the store"),
+        (
+            "amqp, queue: q",
+            "stored",
+            True,
+            "t.yaml:3: route 'a': settle: stored is for links; 'amqp'",
+        ),
+        ("amqp, queue: q", "confirmed", True, ""),
+    ],
+)
+def test_only_links_store_and_only_with_a_store(to: str, settle: str, store: bool, expected: str) -> None:
+    text = route("a", "mqtt, topic: a", to, f", settle: {settle}")
+    routes = compile_routes([mapping(text, file="t.yaml")], ENDPOINTS).routes
+    found = unstorable_routes(routes, LINKS, store=store)
+    assert len(found) == bool(expected)
+    assert all(line.startswith(expected) for line in found)
 
 
 def test_errors_come_first() -> None:

@@ -23,7 +23,7 @@ def written(folder: Path, text: str) -> Path:
 def test_without_a_file_everything_has_a_default() -> None:
     settings = load_settings(None, {})
     ports = {name: (one.protocol, one.port) for name, one in settings.listeners.items()}
-    assert ports == {"mqtt": ("mqtt", 1883), "amqp091": ("amqp091", 5672)}
+    assert ports == {"mqtt": ("mqtt", 1883), "amqp091": ("amqp091", 5672), "amqpfast": ("amqpfast", 3018)}
     assert [path.name for path in settings.mapping_files()] == ["identity.yaml"]
     assert settings.links == {}
 
@@ -83,7 +83,8 @@ def test_the_environment_is_over_the_file(tmp_path: Path) -> None:
 
 def test_a_variable_changes_a_default_listener_and_keeps_the_other() -> None:
     settings = load_settings(None, {"GATEWAY_LISTENERS__MQTT__PORT": "1884"})
-    assert {name: one.port for name, one in settings.listeners.items()} == {"mqtt": 1884, "amqp091": 5672}
+    ports = {name: one.port for name, one in settings.listeners.items()}
+    assert ports == {"mqtt": 1884, "amqp091": 5672, "amqpfast": 3018}
 
 
 FAULTS = [
@@ -123,6 +124,20 @@ FAULTS = [
         "listeners.a and listeners.b both want port 1883",
     ),
     ("http: {port: 1883}\n", "listeners.mqtt and http both want port 1883"),
+    ("dead_letters: {forward: {endpoint: mqtt}}\n", ":1: dead_letters.forward: give one address"),
+    (
+        "dead_letters: {forward: {endpoint: mqtt, topic: a, queue: b}}\n",
+        ":1: dead_letters.forward: give one address",
+    ),
+    (
+        "dead_letters: {forward: {endpoint: mqtt, topic: a, routing_key: b}}\n",
+        ":1: dead_letters.forward: routing_key stands with exchange",
+    ),
+    ("dead_letters: {forward: {endpoint: mqtt, topic: a/#}}\n", "topic has wildcards"),
+    ("dead_letters: {forward: {endpoint: erp, queue: a}}\n", "dead_letters.forward: unknown endpoint 'erp'"),
+    ("dead_letters: {forward: {endpoint: mqtt, queue: a}}\n", "'mqtt' speaks mqtt, the address is amqp091's"),
+    (ERP + "    outbox: {policy: block}\n", ":4: links.erp.outbox.policy: input should be 'reject'"),
+    (ERP + "    outbox: {mesages_max: 1}\n", "did you mean messages_max?"),
     ("users: {ann: {}}\n", ":1: users.ann: say one of password_hash and password_hash_file"),
     ("http: {}\nhttp: {}\n", ":2: http: said before in line 1"),
     ("http: [1\n", ":2: not YAML"),

@@ -43,13 +43,18 @@ class Loop:
 class Opened:
     """A store with its thread and a loop."""
 
-    def __init__(self, folder: Path, **options: Any) -> None:
+    def __init__(
+        self, folder: Path, *, before: Callable[[Store], None] | None = None, **options: Any
+    ) -> None:
+        """`before` is called with the store before its thread starts."""
         self.loop = Loop()
         self.health: list[bool] = []
         self.damage: list[str] = []
         self.store = opened(
             folder, **{"on_health": self.health.append, "on_damage": self.damage.append, **options}
         )
+        if before is not None:
+            before(self.store)
         self.store.start(self.loop.call_soon)
 
     def __enter__(self) -> Opened:

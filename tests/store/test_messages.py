@@ -22,6 +22,7 @@ from gateway.model.properties import (
     property_set,
     string,
 )
+from gateway.model.spooled import Spooled
 from gateway.protocols.amqp091.translate import content_properties
 from gateway.protocols.mqtt.translate import publish_properties
 from gateway.store.messages import MESSAGES_MAX, MessageReader, encode_message, encode_messages
@@ -189,9 +190,9 @@ def test_octets_cut_short_are_damage() -> None:
 
 def test_a_form_of_a_newer_gateway_is_named(monkeypatch: pytest.MonkeyPatch) -> None:
     with monkeypatch.context() as patch:
-        patch.setattr("gateway.store.messages.VERSION", 2)
+        patch.setattr("gateway.store.messages.VERSION", 3)
         octets = encode_message(Message(ADDRESSES[0], b""))
-    with pytest.raises(StoreError, match="have form 2, this gateway reads 1"):
+    with pytest.raises(StoreError, match="have form 3, this gateway reads 1 and 2"):
         MessageReader(MAKE_SET).decode(octets)
 
 
@@ -199,3 +200,31 @@ def test_a_protocol_that_nobody_reads_is_an_error() -> None:
     octets = encode_message(Message(ADDRESSES[0], b"", publish_properties(b"\x01\x01")))
     with pytest.raises(StoreError, match="mqtt"):
         MessageReader({}).decode(octets)
+
+
+def test_a_body_in_a_file_is_stored_by_its_name() -> None:
+    file = NamedFile("f.body")
+    message = Message(ADDRESSES[0], Spooled(file, 5_000_000_000), durable=True)
+    octets = encode_message(message)
+    assert len(octets) < 200
+    reader = MessageReader(MAKE_SET)
+    with pytest.raises(StoreError, match=r"f\.body"):
+        reader.decode_one(octets)
+    reader.make_body = lambda name, size: Spooled(NamedFile(name), size)
+    found = reader.decode_one(octets)
+    assert found.body == message.body
+    assert len(found.body) == 5_000_000_000
+    assert found.durable
+
+
+class NamedFile:
+    """A file that is never read."""
+
+    def __init__(self, name: str) -> None:
+        self.name = name
+
+    def read(self, at: int, count: int) -> bytes:
+        raise AssertionError
+
+    def keep(self) -> None:
+        raise AssertionError

@@ -10,8 +10,8 @@ from gateway.errors import StoreError
 from gateway.model.message import Message
 from gateway.model.outcome import ACCEPTED, Outcome
 from gateway.store.database import Stored
-from gateway.store.group import RUN_MESSAGES_MAX, RUN_OCTETS_MAX
-from gateway.store.index import TRANSIENT
+from gateway.store.group import RUN_MESSAGES_MAX, RUN_OCTETS_MAX, Group
+from gateway.store.index import TRANSIENT, Log
 from gateway.store.letters import DeadLetter
 from tests.store.parts import TOPIC, Disk, Opened, accepted, content, log_of, messages, numbered, opened
 
@@ -345,6 +345,18 @@ def test_messages_of_a_log_that_is_dropped_at_once_are_not_written(tmp_path: Pat
         one.store.drop(brief)
         one.commit()
         assert one.store.figures.commits == commits
+
+
+def test_a_group_forgets_what_was_appended_before_the_log_was_dropped(tmp_path: Path) -> None:
+    store = opened(tmp_path)
+    database = store._database
+    group = Group(database.index, database.letters)
+    kept, gone = Log(1, "queue", "kept"), Log(2, "queue", "gone")
+    for log in (kept, gone):
+        group.append(log, 0, messages(b"a"), 1, b"", accepted)
+    group.drop(gone)
+    assert [run.log for run in group.runs()] == [kept.id]
+    store.close()
 
 
 def test_what_a_dropped_log_left_is_cleared_after_a_crash(

@@ -39,6 +39,18 @@ class Crossing:
     undecided: int = 0
     reply_kept: int = 1
     in_flight: int = 2
+    duplicates: int = 4
+
+
+@dataclass
+class Waiting:
+    """An outbox's counters."""
+
+    link: str = "erp"
+    route: str = "telemetry"
+    messages: int = 9
+    octets: int = 900
+    oldest_secs: float = 1.5
 
 
 def metrics_with_traffic() -> Metrics:
@@ -60,5 +72,8 @@ def metrics_with_traffic() -> Metrics:
     link.failures.add("refused", 2)
     link.opened(Machine({"basic.ack": 4}, {"basic.publish": 4}), Octets(7, 8))
     metrics.routes = lambda: [Crossing()]
+    metrics.forgotten_ids = lambda: {"telemetry": 6}
+    metrics.forwarded = lambda: {"refused": 8}
+    metrics.outboxes = lambda: [Waiting()]
     metrics.broker_gauge("gateway_queues", lambda: 3)
     return metrics

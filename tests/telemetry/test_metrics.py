@@ -55,6 +55,13 @@ SAMPLES = [
     ('gateway_route_messages_total{outcome="unparsable",route="telemetry"}', 2),
     ('gateway_route_in_flight{route="telemetry"}', 2),
     ('gateway_route_lost_properties_total{reason="reply_to",route="telemetry"}', 1),
+    ('gateway_duplicates_total{endpoint="mqtt",protocol="mqtt",route=""}', 0),
+    ('gateway_duplicates_total{endpoint="mqtt",protocol="mqtt",route="telemetry"}', 4),
+    ('gateway_deduplication_forgotten_total{route="telemetry"}', 6),
+    ('gateway_dead_letters_forwarded_total{outcome="refused"}', 8),
+    ('gateway_outbox_messages{endpoint="erp",route="telemetry"}', 9),
+    ('gateway_outbox_bytes{endpoint="erp",route="telemetry"}', 900),
+    ('gateway_outbox_oldest_seconds{endpoint="erp",route="telemetry"}', 1.5),
     ('gateway_mapping_reloads_total{outcome="refused"}', 0),
     ("gateway_queues", 3),
 ]

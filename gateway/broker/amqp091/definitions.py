@@ -7,6 +7,7 @@ value are JSON; arguments keep their types (gateway/store/properties.py).
 from __future__ import annotations
 
 import json
+from collections.abc import Callable
 from typing import TYPE_CHECKING, Any, Final
 
 from gateway.broker.amqp091.exchange import Exchange
@@ -17,7 +18,7 @@ from gateway.store.properties import decode_properties, encode_properties
 from gateway.store.store import Store
 
 if TYPE_CHECKING:
-    from gateway.broker.amqp091.virtual_host import AmqpQueue
+    from gateway.broker.amqp091.queue import AmqpQueue
 
 EXCHANGE: Final = "exchange"
 QUEUE: Final = "queue"
@@ -47,6 +48,7 @@ class Definitions:
                 "type": exchange.kind,
                 "auto_delete": exchange.auto_delete,
                 "internal": exchange.internal,
+                "alternate": exchange.alternate,
             }
             self._store.put(EXCHANGE, self._key(exchange.name), json.dumps(said).encode())
         return exchange.durable
@@ -57,11 +59,17 @@ class Definitions:
             self._store.delete(EXCHANGE, self._key(exchange.name))
         return exchange.durable
 
-    def exchanges(self) -> list[Exchange]:
-        """The recorded exchanges, without their bindings."""
+    def exchanges(self, find: Callable[[str], Exchange | None]) -> list[Exchange]:
+        """The recorded exchanges, without their bindings; `find` is how they look each other up."""
         return [
             Exchange(
-                name, said["type"], durable=True, auto_delete=said["auto_delete"], internal=said["internal"]
+                name,
+                said["type"],
+                durable=True,
+                auto_delete=said["auto_delete"],
+                internal=said["internal"],
+                alternate=said.get("alternate"),
+                find=find,
             )
             for (name,), said in self._records(EXCHANGE)
         ]

@@ -1,11 +1,13 @@
 """Exchanges: where a published message goes, by key, by pattern, by header, or everywhere.
 
 `route` adds the destinations of one message to a set. An exchange may be bound to another, so a walk keeps
-the exchanges that it has seen. Only a headers exchange looks into the message.
+the exchanges that it has seen. What nothing is bound for goes to the alternate exchange, which is looked up
+by name when that happens. Only a headers exchange looks into the message.
 """
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from typing import Any, Final
 
 from gateway.broker.queue import Queue
@@ -17,16 +19,26 @@ TYPES: Final = ("direct", "fanout", "topic", "headers")
 
 
 class Exchange:
-    """One exchange and its bindings. `kind` is one of TYPES."""
+    """One exchange and its bindings. `kind` is one of TYPES; `find` looks up its alternate by name."""
 
     def __init__(
-        self, name: str, kind: str, *, durable: bool, auto_delete: bool = False, internal: bool = False
+        self,
+        name: str,
+        kind: str,
+        *,
+        durable: bool,
+        auto_delete: bool = False,
+        internal: bool = False,
+        alternate: str | None = None,
+        find: Callable[[str], Exchange | None] = lambda name: None,
     ) -> None:
         self.name = name
         self.kind = kind
         self.durable = durable
         self.auto_delete = auto_delete
         self.internal = internal
+        self.alternate = alternate
+        self._find = find
         self.bindings: dict[tuple[Queue | Exchange, str, Headers], None] = {}
         self._keys: dict[str, dict[Queue | Exchange, None]] = {}
         self._patterns: Trie[Queue | Exchange] = Trie("*", "#")
@@ -73,15 +85,24 @@ class Exchange:
     def _reached(self, seen: set[Exchange]) -> set[Exchange]:
         """This exchange and all that it leads to, added to `seen`."""
         seen.add(self)
-        for destination, _, _ in self.bindings:
-            if isinstance(destination, Exchange) and destination not in seen:
-                destination._reached(seen)
+        further = [destination for destination, _, _ in self.bindings if isinstance(destination, Exchange)]
+        if (other := self._alternate()) is not None:
+            further.append(other)
+        for exchange in further:
+            if exchange not in seen:
+                exchange._reached(seen)
         return seen
+
+    def _alternate(self) -> Exchange | None:
+        return None if self.alternate is None else self._find(self.alternate)
 
     def route(self, key: str, message: Message | None, found: dict[Queue, None], seen: set[Exchange]) -> None:
         """Add the queues that a message with `key` goes to. `message` is None when only the key is known."""
         seen.add(self)
-        for destination in self._destinations(key, message):
+        destinations = self._destinations(key, message)
+        if not destinations and (other := self._alternate()) is not None and other not in seen:
+            other.route(key, message, found, seen)
+        for destination in destinations:
             if isinstance(destination, Queue):
                 found[destination] = None
             elif destination not in seen:

@@ -6,78 +6,35 @@ Refusals carry RabbitMQ's reply codes and texts, for its clients tell them apart
 from __future__ import annotations
 
 import time
-from collections.abc import Callable
-from typing import Any, Final
+from collections.abc import Callable, Iterable
+from typing import Final
 
+from gateway.broker.alarms import Alarms
+from gateway.broker.amqp091.arguments import ALTERNATE, alternate_exchange, check_match
+from gateway.broker.amqp091.deaths import Deaths, Lost
 from gateway.broker.amqp091.definitions import QUEUE, Definitions
 from gateway.broker.amqp091.exchange import TYPES, Exchange
-from gateway.broker.queue import Consumer, Queue
-from gateway.errors import GatewayError
+from gateway.broker.amqp091.queue import AmqpQueue, make_queue
+from gateway.broker.amqp091.refusals import (
+    COMMAND_INVALID,
+    RESOURCE_ERROR,
+    Refused,
+    access_refused,
+    differing,
+    equivalent,
+    failed,
+    inequivalent,
+    locked,
+    not_found,
+)
+from gateway.broker.amqp091.replies import PREFIX, Replies
+from gateway.broker.queue import Queue
 from gateway.model.address import Address, AmqpAddress
 from gateway.model.batch import Sink
 from gateway.model.message import Message
-from gateway.model.properties import Headers, ValueType
+from gateway.model.properties import Headers, string
 
-QUEUE_ARGUMENTS: Final = ("x-message-ttl", "x-expires", "x-queue-type", "x-queue-mode", "x-queue-version")
-ACCESS_REFUSED, NOT_FOUND, RESOURCE_LOCKED, PRECONDITION_FAILED = 403, 404, 405, 406
-RESOURCE_ERROR, NOT_ALLOWED, COMMAND_INVALID = 506, 530, 503
-
-
-class Refused(GatewayError):
-    """An operation on the virtual host that AMQP answers with a reply code."""
-
-    def __init__(self, code: int, text: str) -> None:
-        super().__init__(text)
-        self.code = code
-
-
-class AmqpQueue(Queue):
-    """A queue with what AMQP says of it."""
-
-    def __init__(
-        self, name: str, host: VirtualHost, *, durable: bool, auto_delete: bool, arguments: Headers
-    ) -> None:
-        super().__init__(
-            name, durable=durable, messages_max=host.queue_messages_max, octets_max=host.queue_octets_max
-        )
-        self.auto_delete = auto_delete
-        self.owner: object | None = None  # the connection of an exclusive queue
-        self.exclusive_consumer = False
-        self.arguments = arguments
-        plain = {key: value.value for key, value in arguments}
-        self.ttl_ms: int | None = plain.get("x-message-ttl")
-        self.expires_ms: int | None = plain.get("x-expires")
-        self.used = time.monotonic()
-        self.bound: dict[Exchange, None] = {}
-
-    def admitted(self, messages: list[Message]) -> list[Message]:
-        """A queue with `x-message-ttl` shortens its messages' lives."""
-        if self.ttl_ms is None:
-            return messages
-        return self._shortened(messages, time.time() + self.ttl_ms / 1000)
-
-    def remove(self, consumer: Consumer) -> None:
-        """A consumer leaves; an exclusive one leaves the queue free."""
-        super().remove(consumer)
-        self.exclusive_consumer = False
-        self.used = time.monotonic()
-
-    def _shortened(self, messages: list[Message], latest: float) -> list[Message]:
-        """Copies, for other queues hold the same messages."""
-        return [
-            Message(
-                m.address,
-                m.body,
-                m.property_set,
-                m.assurance,
-                m.durable,
-                m.retain,
-                min(m.expires, latest) if m.expires else latest,
-                m.hops,
-                m.sender,
-            )
-            for m in messages
-        ]
+DEFAULT: Final = "operation not permitted on the default exchange"
 
 
 class VirtualHost:
@@ -94,8 +51,12 @@ class VirtualHost:
         exchanges_max: int = 1_000,
         bindings_max: int = 100_000,
         definitions: Definitions | None = None,
+        alarms: Alarms | None = None,
+        lost: Lost | None = None,
     ) -> None:
-        """`definitions`: what survives a restart; None: nothing does."""
+        """`definitions`: what survives a restart; None: nothing does. `lost` gets dead letters that a queue
+        could not take.
+        """
         self.name = name
         self.queues_max = queues_max
         self.queue_messages_max = queue_messages_max
@@ -103,6 +64,9 @@ class VirtualHost:
         self.exchanges_max = exchanges_max
         self.bindings_max = bindings_max
         self.queues: dict[str, AmqpQueue] = {}
+        self.alarms = Alarms() if alarms is None else alarms
+        self.deaths = Deaths(self, lost)
+        self.replies = Replies()
         self._changed = changed
         self._names = 0
         self.exchanges: dict[str, Exchange] = {
@@ -122,48 +86,61 @@ class VirtualHost:
 
     def _restore(self, definitions: Definitions) -> None:
         """What an earlier process left."""
-        for exchange in definitions.exchanges():
+        for exchange in definitions.exchanges(self.exchanges.get):
             self.exchanges[exchange.name] = exchange
         for name, auto_delete, arguments in definitions.queues():
-            queue = AmqpQueue(name, self, durable=True, auto_delete=auto_delete, arguments=arguments)
+            queue = make_queue(name, self, durable=True, auto_delete=auto_delete, arguments=arguments)
             self.queues[name] = queue
             definitions.keep(queue)
+            queue.watch_use()
         for source, kind, name, key, arguments in definitions.bindings():
             to = self.queues.get(name) if kind == QUEUE else self.exchanges.get(name)
             if to is not None and source in self.exchanges:
                 self.exchanges[source].bind(to, key, arguments)
                 if isinstance(to, AmqpQueue):
                     to.bound[self.exchanges[source]] = None
+        for queue in self.queues.values():
+            queue.wake()
 
     # Routing: what the switch asks.
 
     def sinks(self, address: Address) -> tuple[Sink, ...] | None:
-        """The queues that a message to this address goes to; None when only the message decides."""
+        """The queues that a message to this address goes to; None when only the message decides, or the
+        moment: requesters of direct replies come and go.
+        """
         assert isinstance(address, AmqpAddress)
+        if not address.exchange and address.routing_key.startswith(PREFIX):
+            return None
         exchange = self.exchanges.get(address.exchange)
         if exchange is not None and exchange.selective:
             return None
         return self._route(address, None)
 
     def choose(self, message: Message) -> tuple[Sink, ...]:
-        """The queues of one message, which a headers exchange looks into."""
+        """Where one message goes: a requester, or the queues of a headers exchange that looks into it."""
         assert isinstance(message.address, AmqpAddress)
+        if not message.address.exchange and message.address.routing_key.startswith(PREFIX):
+            requester = self.replies.find(message.address.routing_key)
+            return () if requester is None else (requester,)
         return self._route(message.address, message)
 
     @property
     def retained(self) -> None:
         """AMQP retains nothing; the header that says so travels on."""
 
-    def _route(self, address: AmqpAddress, message: Message | None) -> tuple[Sink, ...]:
-        if not address.exchange:
-            queue = self.queues.get(address.routing_key)
-            return () if queue is None else (queue,)
-        exchange = self.exchanges.get(address.exchange)
-        if exchange is None:
-            return ()
+    def _route(self, address: AmqpAddress, message: Message | None) -> tuple[AmqpQueue, ...]:
+        return tuple(self.route_keys(address.exchange, (address.routing_key,), message))
+
+    def route_keys(self, exchange: str, keys: Iterable[str], message: Message | None) -> list[AmqpQueue]:
+        """The queues that a message goes to with any of several keys; each has it once."""
+        if not exchange:
+            return list({queue: None for key in keys if (queue := self.queues.get(key)) is not None})
         found: dict[Queue, None] = {}
-        exchange.route(address.routing_key, message, found, set())
-        return tuple(found)
+        named = self.exchanges.get(exchange)
+        if named is not None:
+            for key in keys:
+                named.route(key, message, found, set())
+        return [queue for queue in found if isinstance(queue, AmqpQueue)]
 
     # Exchanges.
 
@@ -171,35 +148,58 @@ class VirtualHost:
         """The exchange of that name; Refused 404."""
         found = self.exchanges.get(name)
         if found is None:
-            raise Refused(NOT_FOUND, f"NOT_FOUND - no exchange '{name}' in vhost '{self.name}'")
+            raise not_found(f"no exchange '{name}' in vhost '{self.name}'")
         return found
+
+    def bindable(self, name: str) -> Exchange:
+        """The exchange of that name, as an end of a binding; Refused 403 or 404."""
+        if not name:
+            raise access_refused(DEFAULT)
+        return self.exchange(name)
 
     def declare_exchange(
         self, name: str, kind: str, *, durable: bool, auto_delete: bool, internal: bool, arguments: Headers
     ) -> Exchange:
         """Create the exchange, or check that it is as declared."""
         if not name:
-            raise Refused(ACCESS_REFUSED, "ACCESS_REFUSED - operation not permitted on the default exchange")
+            raise access_refused(DEFAULT)
         if kind not in TYPES:
             raise Refused(COMMAND_INVALID, f"COMMAND_INVALID - unknown exchange type '{kind}'")
+        what = f"exchange '{name}' in vhost '{self.name}'"
         found = self.exchanges.get(name)
-        if found is None:
-            if name.startswith("amq."):
-                raise Refused(
-                    ACCESS_REFUSED,
-                    f"ACCESS_REFUSED - exchange name '{name}' contains reserved prefix 'amq.*'",
-                )
-            if arguments:
-                text = f"argument '{arguments[0][0]}' of exchange '{name}' is not supported"
-                raise Refused(PRECONDITION_FAILED, f"PRECONDITION_FAILED - {text}")
-            self._check_room("exchanges_max", len(self.exchanges), self.exchanges_max)
-            self._check_disk(durable)
-            found = Exchange(name, kind, durable=durable, auto_delete=auto_delete, internal=internal)
-            self.exchanges[name] = found
-            if self._definitions is not None:
-                self.written |= self._definitions.add_exchange(found)
-            self._changed()
+        if found is not None:
+            self._check_exchange(found, what, kind, durable, auto_delete, internal, arguments)
             return found
+        if name.startswith("amq."):
+            raise access_refused(f"exchange name '{name}' contains reserved prefix 'amq.*'")
+        alternate = alternate_exchange(arguments, what)
+        self._check_room("exchanges_max", len(self.exchanges), self.exchanges_max)
+        self._check_disk(durable)
+        found = Exchange(
+            name,
+            kind,
+            durable=durable,
+            auto_delete=auto_delete,
+            internal=internal,
+            alternate=alternate,
+            find=self.exchanges.get,
+        )
+        self.exchanges[name] = found
+        if self._definitions is not None:
+            self.written |= self._definitions.add_exchange(found)
+        self._changed()
+        return found
+
+    @staticmethod
+    def _check_exchange(
+        found: Exchange,
+        what: str,
+        kind: str,
+        durable: bool,
+        auto_delete: bool,
+        internal: bool,
+        arguments: Headers,
+    ) -> None:
         for word, was, now in (
             ("type", found.kind, kind),
             ("durable", found.durable, durable),
@@ -207,20 +207,23 @@ class VirtualHost:
             ("internal", found.internal, internal),
         ):
             if was != now:
-                raise Refused(PRECONDITION_FAILED, self._inequivalent(word, "exchange", name, now, was))
-        return found
+                raise inequivalent(word, what, now, was)
+        before = None if found.alternate is None else string(found.alternate)
+        after = dict(arguments).get(ALTERNATE)
+        if not equivalent(before, after):
+            raise differing(ALTERNATE, what, after, before)
 
     def delete_exchange(self, name: str, *, if_unused: bool) -> None:
         """Delete the exchange and its bindings; an unknown one is no error, as in RabbitMQ."""
-        if not name or name.startswith("amq."):
-            raise Refused(ACCESS_REFUSED, f"ACCESS_REFUSED - operation not permitted on exchange '{name}'")
+        if not name:
+            raise access_refused(DEFAULT)
+        if name.startswith("amq.") and name in self.exchanges:
+            raise access_refused(f"deletion of system exchange '{name}' in vhost '{self.name}' not allowed")
         found = self.exchanges.get(name)
         if found is None:
             return
         if if_unused and found.bindings:
-            raise Refused(
-                PRECONDITION_FAILED, f"PRECONDITION_FAILED - exchange '{name}' in vhost '{self.name}' in use"
-            )
+            raise failed(f"exchange '{name}' in vhost '{self.name}' in use")
         self._remove(found)
         self._changed()
 
@@ -254,10 +257,9 @@ class VirtualHost:
         """The queue of that name, which `owner` (a connection) may use; Refused 404 or 405."""
         found = self.queues.get(name)
         if found is None:
-            raise Refused(NOT_FOUND, f"NOT_FOUND - no queue '{name}' in vhost '{self.name}'")
+            raise not_found(f"no queue '{name}' in vhost '{self.name}'")
         if found.owner is not None and found.owner is not owner:
-            text = f"cannot obtain exclusive access to locked queue '{name}' in vhost '{self.name}'"
-            raise Refused(RESOURCE_LOCKED, f"RESOURCE_LOCKED - {text}")
+            raise locked(name, self.name)
         found.used = time.monotonic()
         return found
 
@@ -271,75 +273,57 @@ class VirtualHost:
         auto_delete: bool,
         arguments: Headers,
     ) -> AmqpQueue:
-        """Create the queue (an empty name gets one), or check that it is as declared."""
+        """Create the queue (an empty name gets one), or check that it is as declared.
+
+        An exclusive queue does not outlive its connection, and so is not durable.
+        """
+        durable = durable and not exclusive
         if name in self.queues:
-            return self._redeclared(name, owner, durable, exclusive, auto_delete, arguments)
-        if name.startswith("amq."):
-            raise Refused(
-                ACCESS_REFUSED, f"ACCESS_REFUSED - queue name '{name}' contains reserved prefix 'amq.*'"
+            return self._redeclared(
+                name, owner if exclusive else None, owner, durable, auto_delete, arguments
             )
+        if name.startswith("amq."):
+            raise access_refused(f"queue name '{name}' contains reserved prefix 'amq.*'")
         self._check_room("queues_max", len(self.queues), self.queues_max)
-        self._check_disk(durable and not exclusive)
-        for key, value in arguments:
-            self._check_argument(name, key, value.value, value.type)
+        self._check_disk(durable)
         if not name:
             self._names += 1
             name = f"amq.gen-{time.time_ns():x}-{self._names}"
-        queue = AmqpQueue(name, self, durable=durable, auto_delete=auto_delete, arguments=arguments)
+        queue = make_queue(name, self, durable=durable, auto_delete=auto_delete, arguments=arguments)
         queue.owner = owner if exclusive else None
         self.queues[name] = queue
-        if durable and not exclusive and self._definitions is not None:
+        if durable and self._definitions is not None:
             self.written |= self._definitions.add_queue(queue)
+        queue.watch_use()
         self._changed()
         return queue
 
     def _redeclared(
-        self, name: str, owner: object, durable: bool, exclusive: bool, auto_delete: bool, arguments: Headers
+        self, name: str, owned: object, owner: object, durable: bool, auto_delete: bool, arguments: Headers
     ) -> AmqpQueue:
         queue = self.queue(name, owner)
+        if queue.owner is not owned:
+            raise locked(name, self.name)
+        what = f"queue '{name}' in vhost '{self.name}'"
         for word, was, now in (
             ("durable", queue.durable, durable),
             ("auto_delete", queue.auto_delete, auto_delete),
-            ("exclusive", queue.owner is not None, exclusive),
         ):
             if was != now:
-                raise Refused(PRECONDITION_FAILED, self._inequivalent(word, "queue", name, now, was))
+                raise inequivalent(word, what, now, was)
         before, after = dict(queue.arguments), dict(arguments)
         for key in sorted({*before, *after}):
-            was_value = before[key].value if key in before else None
-            now_value = after[key].value if key in after else None
-            if was_value != now_value:
-                raise Refused(
-                    PRECONDITION_FAILED, self._inequivalent(key, "queue", name, now_value, was_value)
-                )
+            if not equivalent(before.get(key), after.get(key)):
+                raise differing(key, what, after.get(key), before.get(key))
         return queue
-
-    def _check_argument(self, name: str, key: str, value: Any, kind: ValueType) -> None:
-        if key not in QUEUE_ARGUMENTS:
-            raise Refused(
-                PRECONDITION_FAILED,
-                f"PRECONDITION_FAILED - argument '{key}' of queue '{name}' is not supported",
-            )
-        if key in ("x-message-ttl", "x-expires"):
-            lowest = 0 if key == "x-message-ttl" else 1
-            if not isinstance(value, int) or isinstance(value, bool) or value < lowest:
-                raise Refused(
-                    PRECONDITION_FAILED,
-                    f"PRECONDITION_FAILED - invalid arg '{key}' for queue '{name}': {value!r}",
-                )
 
     def delete_queue(self, queue: AmqpQueue, *, if_unused: bool = False, if_empty: bool = False) -> int:
         """Delete the queue, its bindings and its messages; returns how many were ready."""
+        queue.settle_head()
         if if_unused and queue.consumers:
-            raise Refused(
-                PRECONDITION_FAILED,
-                f"PRECONDITION_FAILED - queue '{queue.name}' in vhost '{self.name}' in use",
-            )
+            raise failed(f"queue '{queue.name}' in vhost '{self.name}' in use")
         if if_empty and len(queue):
-            raise Refused(
-                PRECONDITION_FAILED,
-                f"PRECONDITION_FAILED - queue '{queue.name}' in vhost '{self.name}' is not empty",
-            )
+            raise failed(f"queue '{queue.name}' in vhost '{self.name}' not empty")
         self.queues.pop(queue.name, None)
         for exchange in list(queue.bound):
             self._unbind_all(exchange, queue)
@@ -350,7 +334,6 @@ class VirtualHost:
 
     def consumer_left(self, queue: AmqpQueue) -> None:
         """The last consumer of an auto-delete queue takes it along."""
-        queue.used = time.monotonic()
         if queue.auto_delete and not queue.consumers and not queue.deleted:
             self.delete_queue(queue)
 
@@ -359,23 +342,13 @@ class VirtualHost:
         for queue in [queue for queue in self.queues.values() if queue.owner is owner]:
             self.delete_queue(queue)
 
-    def expire(self, now: float) -> None:
-        """Delete the queues that were unused for longer than their `x-expires` (monotonic `now`)."""
-        for queue in list(self.queues.values()):
-            if (
-                queue.expires_ms is not None
-                and not queue.consumers
-                and now - queue.used > queue.expires_ms / 1000
-            ):
-                self.delete_queue(queue)
-
     # Bindings.
 
     def bind(self, source: str, destination: AmqpQueue | Exchange, key: str, arguments: Headers) -> None:
         """Bind a queue or exchange to the exchange `source`."""
-        if not source:
-            raise Refused(ACCESS_REFUSED, "ACCESS_REFUSED - operation not permitted on the default exchange")
-        exchange = self.exchange(source)
+        exchange = self.bindable(source)
+        if exchange.kind == "headers":
+            check_match(arguments)
         bindings = sum(len(one.bindings) for one in self.exchanges.values())
         self._check_room("bindings_max", bindings, self.bindings_max)
         if exchange.bind(destination, key, arguments):
@@ -385,12 +358,14 @@ class VirtualHost:
                 self.written |= self._definitions.add_binding(exchange, destination, key, arguments)
             self._changed()
 
-    def unbind(self, source: str, destination: AmqpQueue | Exchange, key: str, arguments: Headers) -> None:
-        """Remove a binding; one that is not there is no error, as in RabbitMQ."""
+    def unbind(
+        self, source: str, destination: AmqpQueue | Exchange | None, key: str, arguments: Headers
+    ) -> None:
+        """Remove a binding; one that is not there is no error, nor are ends that are not, as in RabbitMQ."""
         if not source:
-            raise Refused(ACCESS_REFUSED, "ACCESS_REFUSED - operation not permitted on the default exchange")
-        exchange = self.exchange(source)
-        if exchange.unbind(destination, key, arguments):
+            raise access_refused(DEFAULT)
+        exchange = self.exchanges.get(source)
+        if exchange is not None and destination is not None and exchange.unbind(destination, key, arguments):
             self._forget(exchange, destination, key, arguments)
             self._drop_if_unused(exchange)
             self._changed()
@@ -407,12 +382,3 @@ class VirtualHost:
     def _check_room(limit: str, count: int, most: int) -> None:
         if count >= most:
             raise Refused(RESOURCE_ERROR, f"RESOURCE_ERROR - limits.{limit} ({most}) is reached")
-
-    def _inequivalent(self, word: str, what: str, name: str, now: object, was: object) -> str:
-        def say(value: object) -> str:
-            return str(value).lower() if isinstance(value, bool) else "none" if value is None else f"{value}"
-
-        return (
-            f"PRECONDITION_FAILED - inequivalent arg '{word}' for {what} '{name}' in vhost '{self.name}': "
-            f"received '{say(now)}' but current is '{say(was)}'"
-        )

@@ -1,21 +1,42 @@
-"""The topic tree: who subscribed to what, what each topic retains, and which sessions exist."""
+"""The topic tree: who subscribed to what, what each topic retains, and which sessions exist.
+
+With a store, sessions with an expiry, their subscriptions, and wills are there after a restart (records.py).
+"""
 
 from __future__ import annotations
 
 from collections.abc import Callable
+from math import inf
+from typing import Final, NamedTuple
 
+from gateway.broker.mqtt.kept_session import KeptSession
+from gateway.broker.mqtt.records import INCOMING, Records
 from gateway.broker.mqtt.retained import Retained
-from gateway.broker.mqtt.session import (
-    Grant,
-    Session,
-    SessionLimits,
-    SessionTally,
-    SubscriptionOptions,
-)
+from gateway.broker.mqtt.session import Session, SessionLimits, SessionTally
+from gateway.broker.mqtt.shared import SharedGroup, shared_pattern
+from gateway.broker.mqtt.subscription import Grant, SubscriptionOptions
+from gateway.broker.mqtt.system import SYS, System
 from gateway.broker.topics import Trie
 from gateway.model.address import Address, MqttAddress
 from gateway.model.batch import Sink
-from gateway.model.message import Message
+from gateway.model.message import Message, Sender
+from gateway.protocols.mqtt.packets import Will
+from gateway.protocols.mqtt.spec import Property
+from gateway.store.store import Store
+
+Subscriber = tuple[Session, SubscriptionOptions] | SharedGroup
+OVERDUE: Final = 0.0
+NEVER: Final = (inf, None)
+
+
+class LeftWill(NamedTuple):
+    """A will of a client that was lost with an earlier process, and the seconds until it is to be
+    published.
+    """
+
+    will: Will
+    sender: Sender
+    left_secs: float
 
 
 class MqttNamespace:
@@ -23,95 +44,254 @@ class MqttNamespace:
 
     def __init__(
         self,
-        changed: Callable[[], None],
+        changed: Callable[[list[str]], None],
         limits: SessionLimits | None = None,
         *,
         sessions_max: int = 100_000,
         retained: Retained | None = None,
+        store: Store | None = None,
     ) -> None:
+        """`changed` hears of the filters (levels) for which somebody or nobody is subscribed since.
+
+        `store`, which has not been started, brings back what it has; None: nothing survives.
+        """
         self.limits = limits or SessionLimits()
         self.sessions_max = sessions_max
         self.retained = Retained() if retained is None else retained
         self.tally = SessionTally()
         self.sessions: dict[str, Session] = {}
+        self.store = store
+        self.records = None if store is None else Records(store)
         self._changed = changed
-        self._trie: Trie[tuple[Session, SubscriptionOptions]] = Trie("+", "#")
-        self._wills: dict[Session, tuple[float, Callable[[], None]]] = {}
+        self.system = System(self)
+        self._trie: Trie[Subscriber] = Trie("+", "#")
+        self._groups: dict[str, SharedGroup] = {}  # by filter
+        self._members = 0  # of all groups
+        self._wills: dict[str, tuple[float, Callable[[], None]]] = {}  # that wait, by client id
+        self._left_wills: list[LeftWill] = []
+        self._left_sessions: list[Session] = []  # `expires_at` is still what is left of their time
+        if self.records is not None:
+            self._restore(self.records)
+
+    # From an earlier process.
+
+    def _restore(self, records: Records) -> None:
+        kept: dict[str, KeptSession] = {}
+        for client, record in records.sessions():
+            kept[client] = KeptSession(client, self.limits, self.tally, records)
+            kept[client].restore(record)
+        self.sessions.update(kept)
+        for client, topic_filter, options in records.subscriptions():
+            if client in kept:
+                self._enter(kept[client], topic_filter, options)
+        for client, packet_id, _ in sorted(records.released(), key=lambda one: one[2]):
+            if client in kept:
+                kept[client].restore_released(packet_id)
+        for log in records.store.logs():
+            if log.kind == INCOMING and log.name in kept:
+                kept[log.name].incoming.restore(log)
+        for session in kept.values():
+            session.expires_at = session.expiry_secs - session.away_secs
+            if session.expires_at <= 0:
+                self.discard(session)
+            else:
+                self._left_sessions.append(session)
+        for will, sender in records.wills():
+            left = 0.0
+            if sender.client in self.sessions:
+                left = will.properties.get(Property.WILL_DELAY_INTERVAL, 0) - kept[sender.client].away_secs
+            self._left_wills.append(LeftWill(will, sender, left))
+
+    def begin(self, now: float) -> None:
+        """The clock runs: what is left of sessions counts from `now` (monotonic). May be called again."""
+        left, self._left_sessions = self._left_sessions, []
+        for session in left:
+            session.expires_at += now
+
+    def left_wills(self, endpoint: str | None) -> list[LeftWill]:
+        """The wills that an earlier process has not published, once: of a listener, or all that are left."""
+        found = [left for left in self._left_wills if endpoint in (None, left.sender.endpoint)]
+        self._left_wills = [left for left in self._left_wills if left not in found]
+        return found
+
+    # Durability, as a connection sees it.
+
+    @property
+    def recorded(self) -> int:
+        """Moves with whatever a client must not be told before it is on disk."""
+        return 0 if self.records is None else self.records.changes
+
+    @property
+    def failing(self) -> bool:
+        """There is a store, and it takes nothing now."""
+        return self.records is not None and bool(self.records.failure)
+
+    # Topics.
 
     @property
     def subscriptions(self) -> int:
         """How many subscriptions exist."""
-        return len(self._trie)
+        return len(self._trie) - len(self._groups) + self._members
+
+    def asked_for(self, level: str) -> bool:
+        """Has anybody subscribed to a filter that begins with this level, by name?"""
+        return self._trie.begins(level)
 
     def sinks(self, address: Address) -> tuple[Sink, ...]:
-        """The sessions that get messages of this topic, each once."""
+        """The sessions that get messages of this topic, each once, and the groups."""
         assert isinstance(address, MqttAddress)
         levels = address.topic.split("/")
         merged: dict[Session, list[SubscriptionOptions]] = {}
-        for session, options in self._trie.match(levels, hidden=levels[0].startswith("$")):
-            merged.setdefault(session, []).append(options)
-        return tuple(Grant(session, options) for session, options in merged.items())
+        groups: list[SharedGroup] = []
+        for subscriber in self._trie.match(levels, hidden=levels[0].startswith("$")):
+            if isinstance(subscriber, SharedGroup):
+                groups.append(subscriber)
+            else:
+                merged.setdefault(subscriber[0], []).append(subscriber[1])
+        return (*[Grant(session, options) for session, options in merged.items()], *groups)
 
     def choose(self, message: Message) -> tuple[Sink, ...]:
         """MQTT never looks beyond the address."""
         return self.sinks(message.address)
 
     def subscribe(self, session: Session, topic_filter: str, options: SubscriptionOptions) -> list[Message]:
-        """Add or replace a subscription; returns the retained messages that it must be sent."""
-        pattern = topic_filter.split("/")
+        """Add or replace a subscription; returns the retained messages that it must be sent.
+
+        A shared one gets none (5: 4.8.2).
+        """
         before = session.subscriptions.get(topic_filter)
-        if before is not None:
-            self._trie.remove(pattern, (session, before))
-        session.subscriptions[topic_filter] = options
-        self._trie.add(pattern, (session, options))
-        self._changed()
-        if options.retain_handling == 2 or (options.retain_handling == 1 and before is not None):
+        self._enter(session, topic_filter, options)
+        if session.kept and self.records is not None and options != before:
+            self.records.put_subscription(session.client_id, topic_filter, options)
+        silent = options.retain_handling == 2 or (options.retain_handling == 1 and before is not None)
+        if silent or shared_pattern(topic_filter) is not None:
             return []
+        pattern = topic_filter.split("/")
+        if pattern[0] == SYS:
+            self.system.show()
         return self.retained.find(pattern)
+
+    def _enter(self, session: Session, topic_filter: str, options: SubscriptionOptions) -> None:
+        before = session.subscriptions.get(topic_filter)
+        session.subscriptions[topic_filter] = options
+        shared = shared_pattern(topic_filter)
+        if shared is None:
+            pattern = topic_filter.split("/")
+            if before is not None:
+                self._trie.remove(pattern, (session, before))
+            self._trie.add(pattern, (session, options))
+            self._changed(pattern)
+            return
+        group = self._groups.get(topic_filter)
+        if group is None:
+            group = self._groups[topic_filter] = SharedGroup(topic_filter)
+            self._trie.add(shared, group)
+            self._changed(shared)
+        self._members += session not in group.members
+        group.join(session, options)
 
     def unsubscribe(self, session: Session, topic_filter: str) -> bool:
         """Remove a subscription; False when there was none."""
-        options = session.subscriptions.pop(topic_filter, None)
-        if options is None:
+        if topic_filter not in session.subscriptions:
             return False
-        self._trie.remove(topic_filter.split("/"), (session, options))
-        self._changed()
+        self._remove(session, topic_filter)
+        if session.kept and self.records is not None:
+            self.records.delete_subscription(session.client_id, topic_filter)
         return True
 
-    def open(self, client_id: str, *, clean: bool, persistent: bool) -> tuple[Session, bool]:
+    def _remove(self, session: Session, topic_filter: str) -> None:
+        options = session.subscriptions.pop(topic_filter)
+        shared = shared_pattern(topic_filter)
+        if shared is None:
+            pattern = topic_filter.split("/")
+            self._trie.remove(pattern, (session, options))
+            self._changed(pattern)
+            return
+        group = self._groups[topic_filter]
+        del group.members[session]
+        self._members -= 1
+        if not group.members:
+            del self._groups[topic_filter]
+            self._trie.remove(shared, group)
+            self._changed(shared)
+
+    def hand_over(self, session: Session, *, ended: bool = False) -> None:
+        """The client was lost, or its session has `ended`: groups have others to send to."""
+
+        def pass_on(message: Message, grant: Grant) -> bool:
+            group = self._groups.get(grant.shared)
+            return group is not None and group.pass_on(message, session, away=ended)
+
+        session.share(pass_on)
+
+    # Sessions.
+
+    def open(self, client_id: str, *, clean: bool, expiry_secs: float) -> tuple[Session, bool]:
         """The session of `client_id`, and whether it is an earlier one that is resumed.
 
-        A will that waits for its delay is not published when the session goes on (5: 3.1.3.2.2).
+        It will outlive its connection by `expiry_secs`. A will that waits for its delay is not published when
+        the session goes on (5: 3.1.3.2.2).
         """
         session = self.sessions.get(client_id)
         if session is not None and clean:
             self.discard(session)
             session = None
         present = session is not None
+        if session is None or self._wills.get(client_id, NEVER)[0] <= OVERDUE:
+            self._publish_will(client_id)  # it is owed since an earlier process ended
         if session is None:
-            session = Session(client_id, self.limits, self.tally)
+            if self.records is not None and expiry_secs > 0:
+                session = KeptSession(client_id, self.limits, self.tally, self.records)
+            else:
+                session = Session(client_id, self.limits, self.tally)
             self.sessions[client_id] = session
-        self._wills.pop(session, None)
-        session.persistent = persistent
+        self._wills.pop(client_id, None)
+        session.expiry_secs = expiry_secs
+        session.expires_at = 0.0
         return session, present
 
     def discard(self, session: Session) -> None:
         """End the session: its subscriptions and what it was owed go, a will that waits is published."""
         for topic_filter in list(session.subscriptions):
-            self.unsubscribe(session, topic_filter)
+            self._remove(session, topic_filter)
+        self.hand_over(session, ended=True)
         if self.sessions.get(session.client_id) is session:
             del self.sessions[session.client_id]
-        if session in self._wills:
-            self._wills.pop(session)[1]()
+            self._publish_will(session.client_id)
+        session.discarded()
 
-    def delay_will(self, session: Session, at: float, publish: Callable[[], None]) -> None:
-        """Have `publish` called at `at` (monotonic seconds), or when the session ends before."""
-        self._wills[session] = (at, publish)
+    # Wills.
+
+    def keep_will(self, client_id: str, will: Will | None, sender: Sender) -> None:
+        """A client has connected with this will, or without one."""
+        if self.records is None:
+            return
+        if will is None:
+            self.records.delete_will(client_id)
+        else:
+            self.records.put_will(client_id, will, sender)
+
+    def forget_will(self, client_id: str) -> None:
+        """The will is published, or will not be."""
+        if self.records is not None:
+            self.records.delete_will(client_id)
+
+    def delay_will(self, client_id: str, at: float, publish: Callable[[], None]) -> None:
+        """Have `publish` called at `at` (monotonic seconds), or when the session ends before.
+
+        OVERDUE: when the clock next ticks, or the client returns before.
+        """
+        self._wills[client_id] = (at, publish)
+
+    def _publish_will(self, client_id: str) -> None:
+        if client_id in self._wills:
+            self._wills.pop(client_id)[1]()
+            self.forget_will(client_id)
 
     def expire(self, now: float) -> None:
         """Publish the wills and discard the disconnected sessions whose time has come (monotonic `now`)."""
-        for session in [session for session, (at, _) in self._wills.items() if at <= now]:
-            self._wills.pop(session)[1]()
+        for client_id in [client_id for client_id, (at, _) in self._wills.items() if at <= now]:
+            self._publish_will(client_id)
         due = [
             session
             for session in self.sessions.values()

@@ -1,25 +1,47 @@
-"""Retained messages: the last one of each topic, for whoever subscribes later. It is a sink of the switch."""
+"""Retained messages: the last one of each topic, for whoever subscribes later. It is a sink of the switch.
+
+With a store each is written, too, and is there after a restart. Whoever publishes one at QoS 1 or 2 is told
+when the commit has it. When the disk takes nothing the publisher is refused, and the message is written
+later.
+"""
 
 from __future__ import annotations
 
 import time
+from typing import Final
 
-from gateway.broker.topics import topic_matches
+from gateway.broker.topics import TopicTree
 from gateway.model.address import MqttAddress
 from gateway.model.batch import Part
 from gateway.model.message import Message
+from gateway.store.store import Store
+
+KIND: Final = "retained"  # of record in the store; its key is the topic, in UTF-8, its value the message
 
 
 class Retained:
     """The retained messages of one topic tree, by topic."""
 
-    def __init__(self, *, messages_max: int = 100_000, octets_max: int = 256 * 1024 * 1024) -> None:
-        """Each keeps a body: beyond the limits a new topic is not retained, and counted in `refused`."""
+    def __init__(
+        self,
+        *,
+        messages_max: int = 100_000,
+        octets_max: int = 256 * 1024 * 1024,
+        store: Store | None = None,
+    ) -> None:
+        """Each keeps a body: beyond the limits a new topic is not retained, and counted in `refused`.
+
+        What is in `store`, which has not been started, is retained from the beginning.
+        """
         self.messages_max = messages_max
         self.octets_max = octets_max
         self.octets = 0
         self.refused = 0
         self._messages: dict[str, Message] = {}
+        self._tree: TopicTree[Message] = TopicTree()
+        self._store = store
+        if store is not None:
+            self._restore(store)
 
     def __len__(self) -> int:
         return len(self._messages)
@@ -27,35 +49,63 @@ class Retained:
     def __contains__(self, topic: str) -> bool:
         return topic in self._messages
 
+    def _restore(self, store: Store) -> None:
+        utc = time.time()
+        for key, message in store.things(KIND):
+            assert isinstance(message, Message)
+            if message.expires and message.expires <= utc:
+                store.delete(KIND, key)
+            else:
+                self._set(message)
+
     def publish(self, part: Part) -> None:
         """Keep each message for its topic."""
         for message in part.messages:
             self.keep(message)
-        part.accept()
+        if self._store is None or not any(message.assurance for message in part.messages):
+            part.accept()
+            return
+        part.settle_at([at for at, message in enumerate(part.messages) if not message.assurance])
+        self._store.after_commit(part.settle)
 
     def keep(self, message: Message) -> None:
         """Keep `message` for its topic; an empty body forgets the topic (5: 3.3.1.3)."""
+        assert isinstance(message.address, MqttAddress)
+        address = message.address
+        known = address.topic in self._messages
+        kept = self._set(message)
+        if self._store is not None:
+            if kept:
+                self._store.put(KIND, address.wire, message)
+            elif known:
+                self._store.delete(KIND, address.wire)
+
+    def show(self, message: Message) -> None:
+        """Keep `message` for its topic as long as the process lives: it is made anew by the next one."""
+        self._set(message)
+
+    def _set(self, message: Message) -> bool:
+        """In memory; False: the topic has no retained message now."""
         assert isinstance(message.address, MqttAddress)
         topic = message.address.topic
         before = self._messages.pop(topic, None)
         if before is not None:
             self.octets -= len(before.body)
         size = len(message.body)
-        if not size:
-            return
-        if len(self._messages) < self.messages_max and self.octets + size <= self.octets_max:
-            self._messages[topic] = message
-            self.octets += size
-        else:
-            self.refused += 1
+        full = len(self._messages) >= self.messages_max or self.octets + size > self.octets_max
+        if not size or full:
+            self.refused += size > 0
+            if before is not None:
+                self._tree.remove(topic.split("/"))
+            return False
+        self._messages[topic] = message
+        self._tree.put(topic.split("/"), message)
+        self.octets += size
+        return True
 
     def find(self, pattern: list[str]) -> list[Message]:
         """The messages whose topics match the levels of a filter, without expired ones."""
         utc = time.time()
-        kept = self._messages
-        topic = "/".join(pattern)
-        if "+" not in pattern and "#" not in pattern:
-            found = [kept[topic]] if topic in kept else []
-        else:
-            found = [message for name, message in kept.items() if topic_matches(pattern, name.split("/"))]
-        return [message for message in found if not message.expires or message.expires > utc]
+        return [
+            message for message in self._tree.find(pattern) if not message.expires or message.expires > utc
+        ]

@@ -4,20 +4,25 @@ Outgoing: messages wait in order, go out as the client's Receive Maximum allows,
 last acknowledgement of their QoS. Incoming: the packet ids of QoS 2 messages that were taken but not
 released.
 The two directions have separate packet ids. A connection, while there is one, is the session's outlet.
+What is here ends with the process; kept_session.py has the sessions that do not.
 """
 
 from __future__ import annotations
 
 import time
 from collections import deque
+from collections.abc import Callable
 from dataclasses import dataclass, field
-from typing import Final, NamedTuple, Protocol
+from typing import ClassVar, Final, NamedTuple, Protocol
 
+from gateway.broker.mqtt.incoming import Incoming
+from gateway.broker.mqtt.subscription import Grant, SubscriptionOptions
 from gateway.broker.pressure import Pressure
 from gateway.model.batch import Part
 from gateway.model.message import Message
 
 PACKET_IDS: Final = 65_535
+UNKEPT: Final = -1  # position of a message that is in memory only
 # Written in one go, so that a congested connection is noticed in time.
 ROWS_MAX: Final = 256
 ROWS_OCTETS_MAX: Final = 1_048_576
@@ -46,54 +51,8 @@ class Outlet(Protocol):
     def send_release(self, packet_id: int) -> None:
         """Encode a PUBREL."""
 
-
-@dataclass(frozen=True, slots=True)
-class SubscriptionOptions:
-    """How a subscription wants its messages (MQTT 5 §3.8.3.1)."""
-
-    qos: int = 0
-    no_local: bool = False
-    retain_as_published: bool = False
-    retain_handling: int = 0
-    identifier: int = 0
-
-
-class Grant:
-    """What one session gets of a topic: its matching subscriptions, merged. It is a sink."""
-
-    __slots__ = ("identifiers", "no_local", "qos", "retain_as_published", "retained", "session")
-
-    def __init__(
-        self, session: Session, options: list[SubscriptionOptions], *, retained: bool = False
-    ) -> None:
-        self.session = session
-        self.retained = retained  # a retained message for a new subscription: it says so (§3.3.1.3)
-        self.qos = max(option.qos for option in options)
-        self.no_local = all(option.no_local for option in options)
-        self.retain_as_published = any(option.retain_as_published for option in options)
-        self.identifiers = tuple(sorted({option.identifier for option in options if option.identifier}))
-
-    def _key(self) -> tuple[object, ...]:
-        return (self.session.client_id, self.qos, self.no_local, self.retain_as_published, self.identifiers)
-
-    def __eq__(self, other: object) -> bool:
-        """Grants of one session with equal options are one lane, whatever their topics."""
-        return isinstance(other, Grant) and other.session is self.session and other._key() == self._key()
-
-    def __hash__(self) -> int:
-        return hash(self._key())
-
-    def publish(self, part: Part) -> None:
-        """The session owes the messages now; that is what acceptance means here."""
-        messages = part.messages
-        if self.no_local:
-            client = self.session.client_id
-            messages = [message for message in messages if message.sender.client != client]
-        session = self.session
-        if session.outlet is not None and session.full:
-            session.pressure.hold_sources(part)
-        session.offer(messages, self)
-        part.accept()
+    def send_received(self, packet_id: int) -> None:
+        """Encode a PUBREC."""
 
 
 @dataclass(slots=True)
@@ -113,28 +72,30 @@ class SessionLimits:
     messages_max: int = 100_000  # waiting; beyond it the newest is dropped and counted
     octets_max: int = 256 * 1024 * 1024
     in_flight_max: int = 256  # towards a client that states no Receive Maximum
+    memory_messages_max: int = 100_000  # of a session that is kept on disk; others wait there alone
+    memory_octets_max: int = 64 * 1024 * 1024
 
 
 @dataclass(slots=True, eq=False)
 class Session:
     """One client's subscriptions and what it is owed."""
 
+    kept: ClassVar[bool] = False  # by the store
+
     client_id: str
     limits: SessionLimits
     tally: SessionTally
     outlet: Outlet | None = None
-    persistent: bool = False
+    expiry_secs: float = 0.0  # how long it outlives its connection
     expires_at: float = 0.0  # monotonic; only while disconnected
     subscriptions: dict[str, SubscriptionOptions] = field(default_factory=dict)
-    incoming: dict[int, bool] = field(
-        default_factory=dict
-    )  # QoS 2 ids; True: accepted, PUBREC may be said again
+    incoming: Incoming = field(default_factory=Incoming)
     in_flight: dict[int, Row] = field(default_factory=dict)
-    released: set[int] = field(default_factory=set)  # in flight, PUBREC came, PUBREL was sent
+    released: dict[int, None] = field(default_factory=dict)  # in flight, PUBREC came, PUBREL was sent
     credit: int = 0
     pressure: Pressure = field(default_factory=Pressure)
     _again: deque[Row] = field(default_factory=deque)  # in flight when the last connection was lost
-    _waiting: deque[tuple[Message, Grant]] = field(default_factory=deque)
+    _waiting: deque[tuple[Message, Grant, int]] = field(default_factory=deque)  # position, or UNKEPT
     _octets: int = 0
     _last_id: int = 0
 
@@ -142,9 +103,31 @@ class Session:
         return len(self._waiting)
 
     @property
+    def persistent(self) -> bool:
+        """It outlives its connection."""
+        return self.expiry_secs > 0
+
+    @property
     def full(self) -> bool:
         """True: while the client is connected, its sources should stop reading."""
-        return len(self._waiting) >= self.limits.messages_max or self._octets >= self.limits.octets_max
+        return len(self) >= self.limits.messages_max or self._octets >= self.limits.octets_max
+
+    @property
+    def room(self) -> int:
+        """How many messages would be sent at once; 0 while the client is away or does not read."""
+        if self.outlet is None or self.outlet.congested:
+            return 0
+        return max(self.credit - len(self), 0)
+
+    def take(self, part: Part, grant: Grant) -> None:
+        """Owe the messages of the part, which is what acceptance means here."""
+        messages = part.messages
+        if grant.no_local:
+            messages = [message for message in messages if message.sender.client != self.client_id]
+        if self.outlet is not None and self.full:
+            self.pressure.hold_sources(part)
+        self.offer(messages, grant)
+        part.accept()
 
     def offer(self, messages: list[Message], grant: Grant) -> None:
         """Owe `messages` to the client. QoS 0 is for connected clients only.
@@ -152,25 +135,29 @@ class Session:
         A connected client's sources are held at the limit, so only what cannot be held is dropped, at twice
         the limit. Of a client that is away the newest messages beyond the limit are dropped, and counted.
         """
-        waiting = self._waiting
         if self.outlet is None:
-            kept = (
+            owed = (
                 [message for message in messages if message.assurance and grant.qos]
                 if self.persistent
                 else []
             )
-            self.tally.offline += len(messages) - len(kept)
-            messages = kept
+            self.tally.offline += len(messages) - len(owed)
+            messages = owed
+        messages = self._fitting(messages)
+        self._waiting.extend([(message, grant, UNKEPT) for message in messages])
+        self._octets += sum([len(message.body) for message in messages])
+        if self.outlet is not None:
+            self.pump()
+
+    def _fitting(self, messages: list[Message]) -> list[Message]:
+        """As many of the messages as there is room for."""
         stretch = 1 if self.outlet is None else 2
-        room = self.limits.messages_max * stretch - len(waiting)
+        room = self.limits.messages_max * stretch - len(self)
         if len(messages) > room or self._octets > self.limits.octets_max * stretch:
             room = max(room, 0) if self._octets <= self.limits.octets_max * stretch else 0
             self.tally.queue_full += len(messages) - room
             messages = messages[:room]
-        waiting.extend([(message, grant) for message in messages])
-        self._octets += sum([len(message.body) for message in messages])
-        if self.outlet is not None:
-            self.pump()
+        return messages
 
     def pump(self) -> None:
         """Write what waits, as far as credit and the connection allow."""
@@ -193,7 +180,7 @@ class Session:
         in_flight = self.in_flight
         octets = 0
         while waiting and len(rows) < ROWS_MAX and octets < ROWS_OCTETS_MAX:
-            message, grant = waiting[0]
+            message, grant, _ = waiting[0]
             qos = message.assurance
             if qos > grant.qos:
                 qos = grant.qos
@@ -203,19 +190,23 @@ class Session:
                     break
                 packet_id = self._free_id()
             waiting.popleft()
-            octets += len(message.body)
             if message.expires and message.expires <= time.time():
                 self.tally.expired += 1
+                self._octets -= len(message.body)
                 continue
+            octets += len(message.body)
             row = Row(message, grant, qos, packet_id, False)
             if qos:
                 self.credit -= 1
                 in_flight[packet_id] = row
             rows.append(row)
-        self._octets -= octets
-        if self.pressure and len(waiting) <= self.limits.messages_max // 2:
-            self.pressure.relieve()
+        self._sent(octets)
         return rows
+
+    def _sent(self, octets: int) -> None:
+        self._octets -= octets
+        if self.pressure and len(self) <= self.limits.messages_max // 2:
+            self.pressure.relieve()
 
     def _rows_again(self) -> list[Row]:
         """Rows that were in flight on an earlier connection, under their old packet ids (§4.4)."""
@@ -243,18 +234,47 @@ class Session:
         self.outlet = None
         self.pressure.relieve()
 
+    def share(self, pass_on: Callable[[Message, Grant], bool]) -> None:
+        """The client is gone: others may have what it was owed of shared subscriptions (5: 4.8.2).
+
+        `pass_on` says whether somebody took a message. QoS 2 that was sent stays: the client may have it.
+        """
+        sent = [(packet_id, row) for packet_id, row in self.in_flight.items() if row.grant.shared]
+        for packet_id, row in sent:
+            if row.qos == 1 and pass_on(row.message, row.grant):
+                self.finish(packet_id)
+        if not any(grant.shared for _, grant, _ in self._waiting):
+            self.pump()
+            return
+        waiting, self._waiting = self._waiting, deque()
+        for message, grant, position in waiting:
+            owed = grant.shared and grant.qos and message.assurance
+            if owed and pass_on(message, grant):
+                self._octets -= len(message.body)
+                self._passed(position)
+            else:
+                self._waiting.append((message, grant, position))
+        self.pump()
+
+    def _passed(self, position: int) -> None:
+        """Another session owes the message at this position now."""
+
+    def discarded(self) -> None:
+        """The session has ended; nothing of it stays."""
+        self.incoming.drop()
+
     def received(self, packet_id: int) -> bool:
         """PUBREC came: the client has the message; PUBREL is next. False: the id is unknown."""
         if packet_id not in self.in_flight:
             return False
-        self.released.add(packet_id)
+        self.released[packet_id] = None
         return True
 
     def finish(self, packet_id: int) -> bool:
         """The last acknowledgement of a message came. False: the id is unknown."""
         if self.in_flight.pop(packet_id, None) is None:
             return False
-        self.released.discard(packet_id)
+        self.released.pop(packet_id, None)
         self.credit += 1
         return True
 

@@ -19,7 +19,6 @@ from gateway.protocols.amqp091.methods import METHODS, BasicPublish, Method
 from gateway.protocols.amqp091.spec import (
     BASIC,
     BASIC_PUBLISH,
-    BASIC_WEIGHT,
     FLAG_CONTINUED,
     FRAME_BODY,
     FRAME_END,
@@ -51,7 +50,8 @@ def decode_frame(data: bytes, at: int, frame_max: int) -> tuple[int, int, bytes,
     """The frame at `at`: (type, channel, payload, position behind it); None when it is not complete.
 
     Raises RemoteProtocolError 501 as soon as its first seven octets say that it cannot be a frame or that it
-    is larger than `frame_max` octets, and when it does not end as a frame ends.
+    is larger than `frame_max` octets, and when it does not end as a frame ends; 505 for a heartbeat that is
+    none.
     """
     begin = at + FRAME_PREFIX
     if begin > len(data):
@@ -62,7 +62,8 @@ def decode_frame(data: bytes, at: int, frame_max: int) -> tuple[int, int, bytes,
     if size + FRAME_OVERHEAD > frame_max:
         raise frame_error(f"a frame of {size} octets exceeds frame-max {frame_max}")
     if kind == FRAME_HEARTBEAT and (channel or size):
-        raise frame_error("a heartbeat is empty and on channel 0")
+        text = "a heartbeat is empty and on channel 0"
+        raise RemoteProtocolError(text, reason=ReplyCode.UNEXPECTED_FRAME)
     end = begin + size
     if end >= len(data):
         return None
@@ -161,6 +162,11 @@ def encode_short_string(text: str | bytes) -> bytes:
     return bytes((len(octets),)) + octets
 
 
+def reply_text(text: str) -> str:
+    """As much of a text as a short string takes."""
+    return text.encode()[:SHORT_STRING_MAX].decode(errors="ignore")
+
+
 def _write_long_string(octets: bytes) -> bytes:
     return U32.pack(len(octets)) + octets
 
@@ -188,25 +194,25 @@ ZERO: Final[dict[str, Any]] = {"o": 0, "s": 0, "l": 0, "ll": 0, "ss": "", "ls": 
 def decode_method(payload: bytes) -> Method:
     """The method in a frame's payload.
 
-    Raises RemoteProtocolError 540 for a method that is not known, 502 for arguments that do not fit it.
+    Raises RemoteProtocolError 501 for a method that is not known, and for arguments that do not fit it.
     """
     if len(payload) < U32.size:
-        raise syntax_error("a method frame holds no method")
+        raise frame_error("a method frame holds no method")
     index = U32.unpack_from(payload)[0]
     kind = METHODS.get(index)
     if kind is None:
-        text = f"method {index >> 16}.{index & 0xFFFF} is not known"
+        text = f"FRAME_ERROR - method {index >> 16}.{index & 0xFFFF} is not known"
         raise RemoteProtocolError(
-            text, reason=ReplyCode.NOT_IMPLEMENTED, class_id=index >> 16, method_id=index & 0xFFFF
+            text, reason=ReplyCode.FRAME_ERROR, class_id=index >> 16, method_id=index & 0xFFFF
         )
     try:
         return _decode_arguments(kind, payload)
     except (StructError, IndexError):
-        text = f"{kind.name} is cut short"
+        text = f"FRAME_ERROR - {kind.name} is cut short"
     except RemoteProtocolError as fault:
-        text = f"{kind.name}: {fault}"
+        text = f"FRAME_ERROR - {kind.name}: {fault}"
     raise RemoteProtocolError(
-        text, reason=ReplyCode.SYNTAX_ERROR, class_id=index >> 16, method_id=index & 0xFFFF
+        text, reason=ReplyCode.FRAME_ERROR, class_id=index >> 16, method_id=index & 0xFFFF
     )
 
 
@@ -261,7 +267,7 @@ PUBLISH_IDS: Final = U32.pack(BASIC_PUBLISH)
 
 
 def decode_publish(method: bytes) -> BasicPublish:
-    """What the octets of a basic.publish after its ids say. Raises RemoteProtocolError 502."""
+    """What the octets of a basic.publish after its ids say. Raises RemoteProtocolError 501."""
     found = decode_method(PUBLISH_IDS + method)
     assert isinstance(found, BasicPublish)
     return found
@@ -305,16 +311,24 @@ class BasicProperties:
 PROPERTY_FLAGS: Final = sum(flag for _, _, flag in PROPERTIES)
 
 
-def decode_content_header(payload: bytes) -> tuple[int, bytes]:
+def decode_content_header(payload: bytes, index: int = 0) -> tuple[int, bytes]:
     """(body size, octets from the property flags on) of a content header frame.
 
-    Raises RemoteProtocolError 501 when it is none of class basic.
+    `index` is that of the method before it. Raises RemoteProtocolError 501 when it is none, 505 when it is of
+    another class.
     """
     if len(payload) < CONTENT_HEADER_MIN:
         raise frame_error("a content header is cut short")
     class_id, weight, size = CONTENT.unpack_from(payload)
-    if class_id << 16 | weight != BASIC_WEIGHT:
-        raise frame_error(f"a content header of class {class_id}, weight {weight}")
+    if weight:
+        raise frame_error(f"a content header of weight {weight}")
+    if class_id != BASIC:
+        text = (
+            f"UNEXPECTED_FRAME - expected content header for class {BASIC}, got one for class {class_id} "
+            "instead"
+        )
+        ids = index >> 16, index & 0xFFFF
+        raise RemoteProtocolError(text, reason=ReplyCode.UNEXPECTED_FRAME, class_id=ids[0], method_id=ids[1])
     return size, payload[CONTENT.size :]
 
 

@@ -27,6 +27,7 @@ from gateway.protocols.amqp091.codec import (
     encode_content_frames,
     encode_method_frame,
     frame_error,
+    reply_text,
 )
 from gateway.protocols.amqp091.events import ChannelClosed, Closed, Event, MethodReceived
 from gateway.protocols.amqp091.spec import (
@@ -43,11 +44,10 @@ from gateway.protocols.amqp091.spec import (
     HANDSHAKE_FRAME_MAX,
     HEARTBEAT_FRAME,
     PAUSED_BYTES_MAX,
-    SHORT_STRING_MAX,
     SOFT_CODES,
     ReplyCode,
 )
-from gateway.protocols.amqp091.states import CONNECTION_CLASS, Channel, ChannelState, State
+from gateway.protocols.amqp091.states import CONNECTION_CLASS, Channel, ChannelState, State, interrupted
 
 MESSAGE_BYTES_MAX: Final = 16 * 1024 * 1024
 SETTLE_SIZE: Final = 4 + 8 + 1  # payload of basic.ack and basic.nack
@@ -63,6 +63,7 @@ class Connection(ABC):
     ]  # ids of the methods that bring content -> largest size of their arguments
     _legal: ClassVar[dict[ChannelState, frozenset[type[m.Method]]]]
     _paused: ClassVar[frozenset[State]] = frozenset()  # states in which the application has to speak first
+    _silent: ClassVar[frozenset[State]] = frozenset()  # states in which a fault is not worth an answer
 
     def __init__(self, state: State, *, message_bytes_max: int) -> None:
         self.out: list[bytes] = []
@@ -196,7 +197,8 @@ class Connection(ABC):
         elif self._state is State.OPEN:
             self._channel_method(number, method, events)
         elif self._state is not State.CLOSING:
-            raise self._invalid(method)
+            text = "UNEXPECTED_FRAME - a channel before the connection is open"
+            raise RemoteProtocolError(text, reason=ReplyCode.UNEXPECTED_FRAME)
 
     def _content_channel(self, number: int, begun: bool) -> Channel | None:
         """The channel of a content frame; None when the frame has to be discarded.
@@ -214,10 +216,11 @@ class Connection(ABC):
             )
         if channel.state is ChannelState.CLOSING:
             return None
-        if channel.state is not ChannelState.OPEN or bool(channel.index) is not begun:
-            raise RemoteProtocolError(
-                "content out of order", reason=ReplyCode.UNEXPECTED_FRAME, class_id=BASIC
-            )
+        if channel.state is not ChannelState.OPEN or (begun and not channel.index):
+            text = "UNEXPECTED_FRAME - expected method frame, got non method frame instead"
+            raise RemoteProtocolError(text, reason=ReplyCode.UNEXPECTED_FRAME)
+        if channel.index and not begun:
+            raise interrupted(channel)
         return channel
 
     def _begin(self, channel: Channel, index: int, payload: bytes) -> None:
@@ -230,11 +233,12 @@ class Connection(ABC):
 
     def _take_header(self, channel: Channel, payload: bytes, events: list[Event]) -> None:
         if channel.properties is not None:
-            raise self._fault("a second content header", ReplyCode.UNEXPECTED_FRAME, channel.index)
-        size, properties = decode_content_header(payload)
+            raise interrupted(channel)
+        size, properties = decode_content_header(payload, channel.index)
         if size > self.message_bytes_max:
-            text = f"a message of {size} octets exceeds {self.message_bytes_max}"
-            raise self._fault(text, ReplyCode.CONTENT_TOO_LARGE, channel.index)
+            most = self.message_bytes_max
+            text = f"PRECONDITION_FAILED - message size {size} is larger than configured max size {most}"
+            raise self._fault(text, ReplyCode.PRECONDITION_FAILED, channel.index)
         channel.properties = properties
         channel.left = size
         self._hold(len(properties))
@@ -243,7 +247,7 @@ class Connection(ABC):
 
     def _take_body(self, channel: Channel, payload: bytes, events: list[Event]) -> None:
         if channel.properties is None:
-            raise self._fault("a body before its header", ReplyCode.UNEXPECTED_FRAME, channel.index)
+            raise interrupted(channel)
         size = len(payload)
         if size > channel.left:
             raise self._fault("a body longer than announced", ReplyCode.FRAME_ERROR, channel.index)
@@ -305,7 +309,8 @@ class Connection(ABC):
         if self._open_method(number, channel, method, events):
             return
         if channel is None:
-            raise self._fault(f"channel {number} is not open", ReplyCode.CHANNEL_ERROR, method.index)
+            text = "CHANNEL_ERROR - expected 'channel.open'"
+            raise self._fault(text, ReplyCode.CHANNEL_ERROR, method.index)
         if channel.state is ChannelState.CLOSING:
             if isinstance(method, m.ChannelCloseOk):
                 self._forget(channel)
@@ -313,7 +318,7 @@ class Connection(ABC):
                 self._send(number, m.ChannelCloseOk())
             return
         if channel.index:
-            raise self._fault("a method within a content", ReplyCode.UNEXPECTED_FRAME, method.index)
+            raise interrupted(channel)
         if type(method) not in self._legal[channel.state]:
             raise self._invalid(method)
         if isinstance(method, m.ChannelClose):
@@ -351,7 +356,7 @@ class Connection(ABC):
         return RemoteProtocolError(text, reason=code, class_id=index >> 16, method_id=index & 0xFFFF)
 
     def _invalid(self, method: m.Method) -> RemoteProtocolError:
-        return self._fault(f"{method.name} is not legal here", ReplyCode.COMMAND_INVALID, method.index)
+        return self._fault("COMMAND_INVALID - unimplemented method", ReplyCode.COMMAND_INVALID, method.index)
 
     # --- what the application says
 
@@ -418,7 +423,7 @@ class Connection(ABC):
             found.state = ChannelState.CLOSING
             self._drop_content(found)
             self._unready(channel)
-            self._send(channel, m.ChannelClose(code, _reply_text(text), class_id, method_id))
+            self._send(channel, m.ChannelClose(code, reply_text(text), class_id, method_id))
 
     def close(
         self, code: int = ReplyCode.SUCCESS, text: str = "", class_id: int = 0, method_id: int = 0
@@ -430,7 +435,7 @@ class Connection(ABC):
         if self._state is State.HEADER:
             self._state = State.CLOSED
             return
-        self._send(0, m.ConnectionClose(code, _reply_text(text), class_id, method_id))
+        self._send(0, m.ConnectionClose(code, reply_text(text), class_id, method_id))
         self._state = State.CLOSING
         self._closing_since = self._now
 
@@ -444,6 +449,8 @@ class Connection(ABC):
             self.close_channel(channel, code, text, *ids)
             events.append(ChannelClosed(channel, code, text, *ids, by_peer=False))
         elif self._state not in (State.CLOSING, State.CLOSED):
+            if self._state in self._silent:
+                self._state = State.CLOSED
             self.close(code, text, *ids)
             events.append(Closed(code, text, *ids, by_peer=False))
 
@@ -489,8 +496,3 @@ class Connection(ABC):
     def payload_max(self) -> int:
         """The largest payload of a frame."""
         return self.frame_max - FRAME_OVERHEAD
-
-
-def _reply_text(text: str) -> str:
-    """As much of a text as a short string takes."""
-    return text.encode()[:SHORT_STRING_MAX].decode(errors="ignore")

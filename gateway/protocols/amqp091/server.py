@@ -13,7 +13,7 @@ from collections.abc import Callable
 from struct import Struct
 from typing import Any, ClassVar, Final
 
-from gateway.errors import LocalProtocolError
+from gateway.errors import LocalProtocolError, RemoteProtocolError
 from gateway.model.properties import Headers
 from gateway.protocols.amqp091 import methods as m
 from gateway.protocols.amqp091.codec import CONTENT_HEADER_MIN
@@ -37,6 +37,7 @@ from gateway.protocols.amqp091.spec import (
     FRAME_HEADER,
     FRAME_METHOD,
     FRAME_MIN,
+    OLD_HEADERS,
     PROTOCOL_HEADER,
     PUBLISH_METHOD_MAX,
     ReplyCode,
@@ -62,6 +63,7 @@ class ServerConnection(Connection):
     _contents: ClassVar[dict[int, int]] = {BASIC_PUBLISH: PUBLISH_METHOD_MAX}
     _legal = legal_methods(m.TO_SERVER)
     _paused = frozenset({State.HEADER, State.AUTHENTICATING, State.OPENING})
+    _silent = frozenset({State.START, State.AUTHENTICATING, State.SECURE, State.TUNE})
 
     def __init__(
         self,
@@ -113,7 +115,7 @@ class ServerConnection(Connection):
         if self._state is not State.HEADER:
             return 0
         said = data[: len(PROTOCOL_HEADER)]
-        if not PROTOCOL_HEADER.startswith(said):
+        if not any(header.startswith(said) for header in (PROTOCOL_HEADER, *OLD_HEADERS)):
             self.out.append(PROTOCOL_HEADER)  # 4.2.2: what we would have understood
             self._state = State.CLOSED
             return 0
@@ -137,13 +139,12 @@ class ServerConnection(Connection):
 
     def _take_tune_ok(self, method: m.ConnectionTuneOk, events: list[Event]) -> None:
         offer = self._offer
-        frame_max = method.frame_max or offer.frame_max
-        channel_max = method.channel_max or offer.channel_max
+        frame_max, channel_max = method.frame_max, method.channel_max
         if not FRAME_MIN <= frame_max <= offer.frame_max:
             text = f"frame-max {frame_max} is not between {FRAME_MIN} and {offer.frame_max}"
             raise self._fault(text, ReplyCode.NOT_ALLOWED, method.index)
-        if channel_max > offer.channel_max:
-            text = f"channel-max {channel_max} exceeds {offer.channel_max}"
+        if not 0 < channel_max <= offer.channel_max:
+            text = f"channel-max {channel_max} is not between 1 and {offer.channel_max}"
             raise self._fault(text, ReplyCode.NOT_ALLOWED, method.index)
         self._agree(channel_max, frame_max, method.heartbeat)
         self._state = State.TUNED
@@ -158,17 +159,27 @@ class ServerConnection(Connection):
     def _connection_method(self, method: m.Method, events: list[Event]) -> None:
         action = TABLE[self._state].get(type(method))
         if action is None:
-            raise self._invalid(method)
+            state = "running" if self._state is State.OPEN else self._state.name.lower()
+            text = f"CHANNEL_ERROR - unexpected method in connection state {state}"
+            raise self._fault(text, ReplyCode.CHANNEL_ERROR, method.index)
         action(self, method, events)
 
     def _open_method(
         self, number: int, channel: Channel | None, method: m.Method, events: list[Event]
     ) -> bool:
-        if channel is not None or not isinstance(method, m.ChannelOpen):
+        if not isinstance(method, m.ChannelOpen) or (
+            channel is not None and channel.state is not ChannelState.OPEN
+        ):
             return False
-        if number > self.channel_max:
-            text = f"channel {number} exceeds channel-max {self.channel_max}"
+        if channel is not None:
+            text = "CHANNEL_ERROR - second 'channel.open' seen"
             raise self._fault(text, ReplyCode.CHANNEL_ERROR, method.index)
+        if len(self._channels) >= self.channel_max:
+            text = (
+                f"NOT_ALLOWED - number of channels opened ({len(self._channels)}) has reached the negotiated "
+                f"channel_max ({self.channel_max})"
+            )
+            raise RemoteProtocolError(text, reason=ReplyCode.NOT_ALLOWED)
         self._channels[number] = Channel(number, ChannelState.OPEN)
         self._ready.add(number)
         self._send(number, m.ChannelOpenOk())

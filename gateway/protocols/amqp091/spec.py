@@ -12,6 +12,10 @@ from typing import Final
 from gateway.model.properties import ValueType
 
 PROTOCOL_HEADER: Final = b"AMQP\x00\x00\x09\x01"  # 4.2.2
+OLD_HEADERS: Final = (
+    b"AMQP\x01\x01\x09\x01",
+    b"AMQP\x01\x01\x00\x09",
+)  # of clients that mean 0-9-1 all the same
 
 # Frames, 4.2.3: type octet, channel u16, size u32, payload, end octet.
 FRAME_METHOD: Final = 1
@@ -106,7 +110,9 @@ another word of flags follows. `sb` is a short string kept as octets: applicatio
 FLAG_CONTINUED: Final = 1
 FLAG_HEADERS: Final = 1 << 13
 FLAG_DELIVERY_MODE: Final = 1 << 12
+FLAG_REPLY_TO: Final = 1 << 9
 FLAG_EXPIRATION: Final = 1 << 8
+FLAG_USER_ID: Final = 1 << 4
 
 FIXED_FIELDS: Final = (
     ("t", ValueType.BOOL, ">?"),

@@ -8,7 +8,9 @@ from __future__ import annotations
 from enum import Enum, auto
 from typing import Final
 
+from gateway.errors import RemoteProtocolError
 from gateway.protocols.amqp091 import methods as m
+from gateway.protocols.amqp091.spec import ReplyCode
 
 CONNECTION_CLASS: Final = 10
 
@@ -60,6 +62,16 @@ class Channel:
     def held(self) -> int:
         """Octets of the content that has begun."""
         return len(self.method) + len(self.properties or b"") + len(self.body)
+
+
+def interrupted(channel: Channel) -> RemoteProtocolError:
+    """The fault of a peer whose channel has begun a content, and who says something else."""
+    what = "header" if channel.properties is None else "body"
+    text = f"UNEXPECTED_FRAME - expected content {what} for class 60, got non content {what} frame instead"
+    class_id, method_id = channel.index >> 16, channel.index & 0xFFFF
+    return RemoteProtocolError(
+        text, reason=ReplyCode.UNEXPECTED_FRAME, class_id=class_id, method_id=method_id
+    )
 
 
 def legal_methods(direction: int) -> dict[ChannelState, frozenset[type[m.Method]]]:

@@ -6,7 +6,8 @@ Sets of other protocols are translated from the model. Both are remembered in th
 that repeats itself costs one look-up per message; only a relative expiration is put in for each message.
 
 What AMQP has no property for travels in headers of the gateway's own (`x-mqtt-...`, `x-gateway-...`; `x-...`
-for texts longer than a short string), which are taken out again on the way back. LOSSES lists what is left.
+for texts longer than a short string), which are taken out again on the way back. What is left
+is in losses.py.
 """
 
 from __future__ import annotations
@@ -21,7 +22,6 @@ from typing import Any, Final, NamedTuple
 
 from gateway.errors import LocalProtocolError, RemoteProtocolError
 from gateway.model.message import NEVER, Message
-from gateway.model.outcome import Reason
 from gateway.model.properties import Headers, Properties, PropertySet, Value, ValueType, string
 from gateway.protocols.amqp091.codec import (
     U16,
@@ -36,6 +36,8 @@ from gateway.protocols.amqp091.spec import (
     FLAG_DELIVERY_MODE,
     FLAG_EXPIRATION,
     FLAG_HEADERS,
+    FLAG_REPLY_TO,
+    FLAG_USER_ID,
     PROPERTIES,
     SHORT_STRING_MAX,
     ReplyCode,
@@ -70,59 +72,22 @@ BEFORE_EXPIRATION: Final = PROPERTIES[: [name for name, _, _ in PROPERTIES].inde
 BEFORE_HEADERS: Final = 0xC000  # flags of the two short strings before the table
 FLAGS_UNUSED: Final = 0x0002 | FLAG_CONTINUED
 HOPS_PAIR: Final = encode_short_string(HOPS_HEADER) + b"I"
+EXPIRATION_MS_MAX: Final = 0xFFFF_FFFF  # RabbitMQ closes the channel for more
 PERSISTENT: Final = 2
 TRANSIENT: Final = 1
 
 
-class Loss(NamedTuple):
-    """What cannot be said in AMQP 0-9-1, under which condition, and what is done instead."""
-
-    name: str
-    subject: str
-    condition: str
-    policy: str  # encode, downgrade or drop
-
-
-LOSSES: Final = (
-    Loss("header_name_long", "headers", "a name longer than 255 octets", "drop"),
-    Loss("header_value", "headers", "a value that its type cannot hold on the wire", "downgrade"),
-    Loss("header_repeated", "headers", "repeated with values that are not all strings", "downgrade"),
-    Loss("header_order", "headers", "a repeated name with others between", "downgrade"),
-    Loss("header_own", "headers", "a name that the gateway uses for itself", "drop"),
-    Loss("priority_range", "priority", "not within 0 to 255", "drop"),
-    Loss("timestamp_range", "timestamp", "negative, or beyond 64 bits", "drop"),
-    Loss("long_text", "texts", "longer than 255 octets: in a header of its own", "encode"),
-    Loss("correlation_octets", "correlation", "not UTF-8, or too long: base64, or a header", "encode"),
-    Loss("assurance", "assurance", "2 is said as 1: once needs the record of ids", "downgrade"),
-    Loss("cluster_id", "cluster-id", "kept between AMQP peers, unknown to every other protocol", "drop"),
-)
-"""The named losses of this translation. `losses` tells which of them a message suffers."""
-
-REPLY_CODES: Final = {
-    Reason.NONE: ReplyCode.SUCCESS,
-    Reason.NO_ROUTE: ReplyCode.NO_ROUTE,
-    Reason.NOT_AUTHORIZED: ReplyCode.ACCESS_REFUSED,
-    Reason.NAME_INVALID: ReplyCode.PRECONDITION_FAILED,
-    Reason.TOO_LARGE: ReplyCode.CONTENT_TOO_LARGE,
-    Reason.QUOTA: ReplyCode.PRECONDITION_FAILED,
-    Reason.TARGET_DOWN: ReplyCode.NO_CONSUMERS,
-    Reason.TARGET_REFUSED: ReplyCode.PRECONDITION_FAILED,
-    Reason.EXPIRED: ReplyCode.PRECONDITION_FAILED,
-    Reason.HOPS: ReplyCode.PRECONDITION_FAILED,
-    Reason.MALFORMED: ReplyCode.PRECONDITION_FAILED,
-    Reason.LOST_PROPERTY: ReplyCode.PRECONDITION_FAILED,
-    Reason.STORE: ReplyCode.PRECONDITION_FAILED,
-}
-"""What basic.return or channel.close says: soft codes, for one message is not worth a connection."""
-
-
 class Facts(NamedTuple):
-    """What routing needs to know of an AMQP property set; `expiration_ms` is None when it has none."""
+    """What routing needs to know of an AMQP property set; `expiration_ms` is None when it has none.
+
+    `special`: it names a user, copies (`CC`, `BCC`) or the direct reply-to, which want a closer look.
+    """
 
     durable: bool
     expiration_ms: int | None
     retain: bool
     hops: int
+    special: bool = False
 
 
 class Form(NamedTuple):
@@ -139,7 +104,11 @@ NONE: Final = "amqp091 none"
 RELATIVE: Final = "amqp091 relative"
 KEPT: Final = "amqp091 kept"
 CROSSED: Final = "amqp091 crossed"  # as it came, with a hop count
-NO_FACTS: Final = Facts(False, None, False, 0)
+NO_FACTS: Final = Facts(False, None, False, 0, False)
+PRIORITY: Final = "amqp091 priority"
+COPIES: Final = ("CC", "BCC")
+DIRECT_REPLY_PREFIX: Final = b"amq.rabbitmq.reply-to."
+DIRECT_REPLY_TO: Final = encode_short_string("amq.rabbitmq.reply-to")
 
 _sets: dict[bytes, PropertySet] = {}
 
@@ -168,13 +137,13 @@ def _present(flags: int) -> tuple[tuple[int, str], ...]:
     return tuple((flag, domain) for _, domain, flag in PROPERTIES if flags & flag)
 
 
-def _positions(raw: bytes) -> tuple[int, int, int]:
-    """Where headers, delivery-mode and expiration stand; 0 where there is none.
+def _positions(raw: bytes) -> tuple[int, int, int, int, int]:
+    """Where headers, delivery-mode, expiration, reply-to and user-id stand; 0 where there is none.
 
     Finds the bounds of every property and decodes none. Raises RemoteProtocolError 502 when they do not end
     where the octets do, so that what passes through undecoded cannot upset the peer that it is sent to.
     """
-    headers = mode = expiration = 0
+    headers = mode = expiration = reply = user = 0
     try:
         flags = U16.unpack_from(raw)[0]
         if flags & FLAGS_UNUSED:
@@ -187,6 +156,10 @@ def _positions(raw: bytes) -> tuple[int, int, int]:
                 mode = at
             elif flag == FLAG_EXPIRATION:
                 expiration = at
+            elif flag == FLAG_REPLY_TO:
+                reply = at
+            elif flag == FLAG_USER_ID:
+                user = at
             if domain == "o":
                 at += 1
             elif domain == "T":
@@ -199,7 +172,7 @@ def _positions(raw: bytes) -> tuple[int, int, int]:
         raise syntax_error("the properties are cut short") from None
     if at != len(raw):
         raise syntax_error("the properties do not end where they should")
-    return headers, mode, expiration
+    return headers, mode, expiration, reply, user
 
 
 def _behind_flags(raw: bytes) -> int:
@@ -226,10 +199,20 @@ def expiration_ms(raw: bytes) -> int | None:
 
 def _read_expiration(raw: bytes, at: int) -> int:
     text = raw[at + 1 : at + 1 + raw[at]]
-    if not text.isdigit():
-        fault = f"expiration {text!r} is not a number"
-        raise RemoteProtocolError(fault, reason=ReplyCode.PRECONDITION_FAILED)
-    return int(text)
+    if text.isdigit() and int(text) <= EXPIRATION_MS_MAX:
+        return int(text)
+    digits = len(text) - len(text.lstrip(b"0123456789"))
+    said = text.decode(errors="replace")
+    if digits == len(text) and digits:
+        why = f"{{value_too_large,{said}}}"
+    elif text[:1] == b"-" and text[1:].isdigit():
+        why = f"{{value_negative,{said}}}"
+    elif digits:
+        why = f'{{leftover_string,"{said[digits:]}"}}'
+    else:
+        why = "no_integer"
+    fault = f"PRECONDITION_FAILED - invalid expiration '{said}': {why}"
+    raise RemoteProtocolError(fault, reason=ReplyCode.PRECONDITION_FAILED)
 
 
 def facts(property_set: PropertySet) -> Facts:
@@ -242,17 +225,33 @@ def facts(property_set: PropertySet) -> Facts:
         if property_set.protocol != PROTOCOL:
             return NO_FACTS
         raw = property_set.raw
-        headers, mode, expiration = _positions(raw)
+        headers, mode, expiration, reply, user = _positions(raw)
         durable = bool(mode) and raw[mode] == PERSISTENT
         limit = _read_expiration(raw, expiration) if expiration else None
         retained, crossed = False, 0
+        special = bool(user) or (bool(reply) and raw.startswith(DIRECT_REPLY_TO, reply))
         if headers:
             for name, value in decode_table(raw, headers)[0]:
                 if name == RETAIN_HEADER:
                     retained = value.value is True
                 elif name == HOPS_HEADER and type(value.value) is int:
                     crossed = min(max(crossed, value.value), HOPS_MAX)
-        found = property_set.forms[FACTS] = Facts(durable, limit, retained, crossed)
+                elif name in COPIES:
+                    special = True
+        found = property_set.forms[FACTS] = Facts(durable, limit, retained, crossed, special)
+    return found
+
+
+def priority_of(message: Message) -> int:
+    """The priority, remembered with the properties; 0 when there is none, or they are malformed."""
+    property_set = message.property_set
+    found: int | None = property_set.forms.get(PRIORITY)
+    if found is None:
+        try:
+            found = property_set.properties.priority or 0
+        except RemoteProtocolError:
+            found = 0
+        property_set.forms[PRIORITY] = found
     return found
 
 
@@ -332,7 +331,7 @@ def encode_properties(message: Message, utc: float) -> bytes:
     if expires == NEVER:
         return _form(message, NONE).head
     form = _form(message, RELATIVE)
-    text = b"%d" % max(0, ceil((expires - utc) * 1000))
+    text = b"%d" % min(max(0, ceil((expires - utc) * 1000)), EXPIRATION_MS_MAX)
     return form.head + bytes((len(text),)) + text + form.tail
 
 
@@ -359,7 +358,7 @@ def _with_hops(property_set: PropertySet, crossed: int) -> bytes:
 
 
 def losses(message: Message) -> tuple[str, ...]:
-    """The names of the LOSSES that `message` suffers in AMQP; to be asked when it is encoded, and counted."""
+    """The names of the LOSSES (losses.py) that `message` suffers in AMQP; asked when it is encoded."""
     if message.property_set.protocol == PROTOCOL:
         return ()
     lost = _form(message, NONE if message.expires == NEVER else RELATIVE).losses

@@ -73,6 +73,15 @@ def decode_text(octets: bytes) -> str:
     return text
 
 
+def is_utf8(octets: bytes) -> bool:
+    """Whether a body is what a payload format indicator of 1 says (5: 3.3.2.3.2)."""
+    try:
+        octets.decode()
+    except UnicodeDecodeError:
+        return False
+    return True
+
+
 def decode_topic(wire: bytes) -> str:
     """The topic name that `wire` holds (5: 4.7); raises 0x81 when it is no text, 0x90 when it is no name."""
     text = decode_text(wire)

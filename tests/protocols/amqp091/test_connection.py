@@ -58,7 +58,7 @@ def test_channel_max() -> None:
         wire.client.open_channel()
     (event,) = wire.server.receive_data(encode_method_frame(3, m.ChannelOpen()), 0)
     assert isinstance(event, e.Closed)
-    assert event.reply_code == ReplyCode.CHANNEL_ERROR
+    assert event.reply_code == ReplyCode.NOT_ALLOWED
 
 
 def test_the_server_closes_a_channel_and_discards() -> None:
@@ -290,7 +290,7 @@ ORDER_FAULTS = [
     (PUBLISH + encode_frame(2, 9, HEADER[7:-1]) + BODY, 504),
     (PUBLISH + HEADER[:-1] + b"\xcd" + BODY, 501),
     (PUBLISH[:-1] + b"\xcd" + HEADER + BODY, 501),
-    (PUBLISH + encode_frame(2, 1, bytes.fromhex("003d0000 0000000000000004 0000")) + BODY, 501),
+    (PUBLISH + encode_frame(2, 1, bytes.fromhex("003d0000 0000000000000004 0000")) + BODY, 505),
     (PUBLISH + encode_frame(2, 1, bytes.fromhex("003c0001 0000000000000004 0000")) + BODY, 501),
     (PUBLISH + encode_frame(2, 1, bytes.fromhex("003c0000")) + BODY, 501),
     (PUBLISH + encode_frame(2, 1, bytes.fromhex("003c0000 0000000000000004")) + BODY, 501),
@@ -298,14 +298,14 @@ ORDER_FAULTS = [
     (publish_octets(9, KEY, b"x"), 504),
     (encode_method_frame(9, m.TxSelect()), 504),
     (encode_method_frame(9, m.ChannelCloseOk()), 504),
-    (encode_method_frame(0, m.TxSelect()), 503),
+    (encode_method_frame(0, m.TxSelect()), 504),
     (encode_method_frame(1, m.ConnectionOpen()), 503),
     (encode_method_frame(1, m.BasicDeliver()), 503),
     (encode_frame(1, 1, bytes.fromhex("003c0028") + bytes(600)), 502),
-    (encode_frame(1, 1, bytes.fromhex("003c0050") + bytes(8)), 502),
-    (encode_frame(1, 1, b"\0"), 502),
-    (encode_frame(1, 1, bytes.fromhex("00630063")), 540),
-    (b"\x08\x00\x01\x00\x00\x00\x00\xce", 501),
+    (encode_frame(1, 1, bytes.fromhex("003c0050") + bytes(8)), 501),
+    (encode_frame(1, 1, b"\0"), 501),
+    (encode_frame(1, 1, bytes.fromhex("00630063")), 501),
+    (b"\x08\x00\x01\x00\x00\x00\x00\xce", 505),
     (b"\x05\x00\x01\x00\x00\x00\x00\xce", 501),
 ]
 
@@ -337,7 +337,7 @@ def test_a_message_too_large_costs_the_channel() -> None:
     )
     closed, publishes = wire.server.receive_data(octets, 0)
     assert isinstance(closed, e.ChannelClosed)
-    assert (closed.channel, closed.reply_code, closed.class_id, closed.method_id) == (1, 311, 60, 40)
+    assert (closed.channel, closed.reply_code, closed.class_id, closed.method_id) == (1, 406, 60, 40)
     assert isinstance(publishes, e.Publishes)
     assert [content[0] for content in publishes.contents] == [2]
     assert wire.server._partial == 0
@@ -436,7 +436,7 @@ CLIENT_FAULTS = [
     (encode_method_frame(1, m.BasicDeliver("t")) + encode_method_frame(1, m.BasicDeliver("t")), 505),
     (encode_frame(1, 1, bytes.fromhex("003c003c ff") + bytes(12)) + HEADER + BODY, 502),
     (encode_frame(1, 1, bytes.fromhex("003c003c 00") + bytes(10)) + HEADER + BODY, 502),
-    (encode_frame(1, 1, bytes.fromhex("003c0032 0138 05")) + HEADER + BODY, 502),
+    (encode_frame(1, 1, bytes.fromhex("003c0032 0138 05")) + HEADER + BODY, 501),
     (encode_method_frame(7, m.BasicAck(1)), 504),
     (DELIVER + encode_frame(2, 1, bytes.fromhex("003c0001 0000000000000004 0000")) + BODY, 501),
     (DELIVER + encode_frame(2, 1, bytes.fromhex("003c0000 0000000000000004")) + BODY, 501),

@@ -55,7 +55,7 @@ def test_a_challenge() -> None:
 
 
 @pytest.mark.parametrize(
-    "octets", [b"GET / HTTP/1.1\r\n", b"AMQP\x01\x01\x09\x01", b"\x10", b"AMQP\x00\x00\x09\x02"]
+    "octets", [b"GET / HTTP/1.1\r\n", b"AMQP\x03\x01\x00\x00", b"\x10", b"AMQP\x00\x00\x09\x02"]
 )
 def test_another_protocol_is_told_ours(octets: bytes) -> None:
     server = ServerConnection()
@@ -74,7 +74,7 @@ def test_a_server_of_another_version() -> None:
 
 def test_pipelined_octets_wait_for_the_decision() -> None:
     server = ServerConnection()
-    start = [m.ConnectionStartOk((), "PLAIN", b"\0a\0b"), m.ConnectionTuneOk(), m.ConnectionOpen()]
+    start = [m.ConnectionStartOk((), "PLAIN", b"\0a\0b"), m.ConnectionTuneOk(9, 9_999), m.ConnectionOpen()]
     octets = PROTOCOL_HEADER + b"".join(encode_method_frame(0, method) for method in start)
     octets += encode_method_frame(1, m.ChannelOpen())
     assert [type(event) for event in server.receive_data(octets, 0)] == [e.Authenticate]
@@ -97,7 +97,9 @@ def test_what_waits_is_limited() -> None:
 TUNE_FAULTS = [
     m.ConnectionTuneOk(0, 200_000, 0),
     m.ConnectionTuneOk(0, 4095, 0),
-    m.ConnectionTuneOk(3000, 0, 0),
+    m.ConnectionTuneOk(3000, 9_999, 0),
+    m.ConnectionTuneOk(9, 0, 0),
+    m.ConnectionTuneOk(0, 9_999, 0),
 ]
 
 
@@ -141,7 +143,8 @@ def test_only_the_methods_of_the_state(
         prepare(server)
         (event,) = server.receive_data(encode_method_frame(0, kind()), 0)
         assert isinstance(event, e.Closed), kind.name
-        assert event.reply_code == ReplyCode.COMMAND_INVALID, kind.name
+        assert event.reply_code == ReplyCode.CHANNEL_ERROR, kind.name
+        assert server.closed, "a stranger's faults are not worth an answer"
 
 
 @pytest.mark.parametrize("at_server", [True, False])
@@ -158,4 +161,5 @@ def test_the_methods_of_an_open_channel(at_server: bool) -> None:
             assert event == e.MethodReceived(1, kind())
         else:
             assert isinstance(event, e.Closed), kind.name
-            assert event.reply_code == ReplyCode.COMMAND_INVALID
+            second = at_server and kind is m.ChannelOpen
+            assert event.reply_code == (ReplyCode.CHANNEL_ERROR if second else ReplyCode.COMMAND_INVALID)

@@ -1,0 +1,271 @@
+"""One gateway process: what there is in it, how it serves, how it ends.
+
+The nursery tree: HTTP; one task set per listener (accept, poll, tick); one supervised task set per link; one
+that watches the mapping files and signals. SIGTERM drains: stop accepting, let what is in flight settle
+within `drain_timeout_secs`, say goodbye, leave. SIGHUP, or a changed file, reloads the mappings; a bad file
+leaves the old ones in force.
+"""
+
+from __future__ import annotations
+
+import signal
+from collections.abc import Callable
+from dataclasses import asdict
+from typing import Final
+
+import structlog
+import trio
+
+from gateway import __version__
+from gateway.admin import AdminState, Admission, LettersApi, Readiness, serve
+from gateway.app.access import access_of
+from gateway.app.endpoints import add_link, add_listener
+from gateway.app.mappings import MappingFiles
+from gateway.app.storage import open_store, start_store
+from gateway.broker.amqp091.hosts import AmqpHosts
+from gateway.broker.amqpfast.hosts import FastHosts
+from gateway.broker.backstop import Backstop
+from gateway.broker.journaling import open_journal
+from gateway.broker.mqtt.namespace import MqttNamespace
+from gateway.broker.mqtt.retained import Retained
+from gateway.broker.mqtt.session import SessionLimits
+from gateway.egress.link import Link
+from gateway.errors import ConfigurationError
+from gateway.ingress.amqp091.connection import AmqpConnection
+from gateway.ingress.front.shared_port import shared_listeners
+from gateway.ingress.listener import Listener
+from gateway.mapping.router import Router
+from gateway.model.message import Message
+from gateway.model.outcome import Outcome
+from gateway.settings import Settings
+from gateway.telemetry.metrics import Metrics
+from gateway.transport.stream import WriteSet
+
+log = structlog.get_logger()
+
+DRAIN_POLL_SECS: Final = 0.05
+FAREWELL_SECS: Final = 1.0  # what was said to clients and brokers at the end has this long to be written
+
+
+class Gateway:
+    """One gateway process. `run` serves until it is told to stop."""
+
+    def __init__(self, settings: Settings) -> None:
+        """Raises ConfigurationError (MappingError) when the configuration cannot be used."""
+        self.settings = settings
+        self.mapping_files = MappingFiles(settings)
+        self.metrics = Metrics(__version__)
+        self.readiness = Readiness()
+        limits = settings.limits
+        self.store = open_store(settings, self._disk_changed)
+        if self.store is not None:
+            self.metrics.store = self.store.figures
+        self.backstop = Backstop(
+            self.store,
+            self._load_router(),
+            limits,
+            links=settings.links,
+            forward=settings.dead_letters.forward,
+        )
+        self.dead_letters, self.switch = self.backstop.dead_letters, self.backstop.switch
+        if settings.journal.enabled:
+            journaling = open_journal(settings.journal, settings.journal_path(), self.switch.router)
+            self.switch.journaling, self.metrics.journal = journaling, journaling.writer
+        self.mqtt = MqttNamespace(
+            self.switch.subscribed,
+            SessionLimits(
+                limits.queue_messages_max,
+                limits.queue_bytes_max,
+                limits.inflight_max,
+                limits.queue_memory_messages_max,
+                limits.queue_memory_bytes_max,
+            ),
+            sessions_max=limits.sessions_max,
+            retained=Retained(
+                messages_max=limits.retained_messages_max,
+                octets_max=limits.retained_bytes_max,
+                store=self.store,
+            ),
+            store=self.store,
+        )
+        self.hosts = AmqpHosts(
+            settings.amqp_hosts(), self.switch.changed, limits, self.store, self._dead_letter
+        )
+        self.host = next(iter(self.hosts.values()))
+        self.fast_hosts = FastHosts(settings.virtual_hosts(), self.switch.changed, limits, self.store)
+        self.access = access_of(settings)
+        self.writes = WriteSet()
+        if self.store is not None:
+            self.writes.wake_up_ends = self.store.flush
+        self.listeners: dict[str, Listener] = {}
+        self.links: dict[str, Link] = {}
+        self.http_port = 0
+        self._stopping = trio.Event()
+        self._gauges()
+
+    async def run(
+        self, *, task_status: trio.TaskStatus[Gateway] = trio.TASK_STATUS_IGNORED, signals: bool = True
+    ) -> None:
+        """Serve until `stop`, or SIGTERM or SIGINT; `started` when every listener is open."""
+        try:
+            start_store(self.store, self.writes)
+            await self._serve(task_status, signals)
+        finally:
+            if self.store is not None:
+                self.store.close()
+            self.fast_hosts.close()
+            if self.switch.journaling is not None:
+                self.switch.journaling.writer.close()
+
+    async def _serve(self, task_status: trio.TaskStatus[Gateway], signals: bool) -> None:
+        admission = Admission(self.settings.http.token_file)
+        letters = LettersApi(self.dead_letters, self.backstop.redriving, self.writes.flush, admission)
+        state = AdminState(self.metrics, self.readiness, letters, self.backstop.outbox_states)
+        async with trio.open_nursery() as nursery:
+            if self.settings.http.enabled:
+                self.http_port = await nursery.start(serve, self.settings.http, state)
+            for name in self.settings.links:
+                add_link(self, name)
+            for name, given in self.settings.listeners.items():
+                if given.protocol != "shared":
+                    add_listener(self, name, nursery)
+            for listener in shared_listeners(self.settings, self.listeners, self.writes, self.metrics):
+                self.listeners[listener.name] = listener
+                self.readiness.require(f"listener {listener.name}")
+            self._route_links()
+            for listener in self.listeners.values():
+                listener.bind()
+                self.readiness.met(f"listener {listener.name}")
+                nursery.start_soon(listener.run)
+            for link in self.links.values():
+                nursery.start_soon(link.run)
+            nursery.start_soon(self.mapping_files.watch, self.reload_mappings)
+            nursery.start_soon(self._watch_links)
+            nursery.start_soon(self.hosts.alarms.run, self.writes.flush)
+            nursery.start_soon(self.backstop.run, self.writes.flush)
+            if signals:
+                nursery.start_soon(self._watch_signals)
+            task_status.started(self)
+            await self._stopping.wait()
+            await self._drain()
+            nursery.cancel_scope.cancel()
+
+    def stop(self) -> None:
+        """Drain and leave."""
+        self._stopping.set()
+
+    def reload_mappings(self) -> bool:
+        """Read the mapping files again; a bad one leaves the old ones in force. True: the new ones are."""
+        try:
+            router = self._load_router()
+        except ConfigurationError as error:
+            self.metrics.mapping_reloads["refused"] += 1
+            log.error("mappings not reloaded, the old ones stay in force", error=str(error))
+            return False
+        self.switch.use(router)
+        self._route_links()
+        self.metrics.mapping_reloads["taken"] += 1
+        log.info("mappings reloaded", routes=len(router.routes))
+        return True
+
+    # The store.
+
+    def _disk_changed(self, healthy: bool) -> None:
+        assert self.store is not None
+        if healthy:
+            log.info("the store can be written again")
+        else:
+            log.error("the store cannot be written, durable messages are refused", why=self.store.failure)
+        for listener in self.listeners.values():
+            for connection in listener.connections:
+                if isinstance(connection, AmqpConnection):
+                    connection.blocked(self.store.failure)
+
+    # Putting it together.
+
+    def _load_router(self) -> Router:
+        router = self.mapping_files.load()
+        self.metrics.routes = lambda: router.routes
+        return router
+
+    def _route_links(self) -> None:
+        """Tell the links what the mappings want of their brokers."""
+        router = self.switch.router
+        for name, link in self.links.items():
+            targets = self.backstop.targets(name, router.targets(name))
+            link.conversation.route(router.subscriptions(name), targets)
+        self.backstop.use(router.routes)
+        self.writes.flush()
+
+    def _gauges(self) -> None:
+        gauges: dict[str, Callable[[], float]] = {
+            "gateway_sessions": lambda: len(self.mqtt.sessions),
+            "gateway_subscriptions": lambda: self.mqtt.subscriptions,
+            "gateway_retained_messages": lambda: len(self.mqtt.retained),
+            **self.hosts.gauges(),
+            **self.backstop.gauges(),
+        }
+        for name, read in self.fast_hosts.added_to(gauges).items():
+            self.metrics.broker_gauge(name, read)
+        self.metrics.dropped = lambda: {
+            **asdict(self.mqtt.tally),
+            "retained_full": self.mqtt.retained.refused,
+            "queue_refused": self.hosts.refused + self.fast_hosts.refused,
+            **self.hosts.dropped(),
+        }
+        self.metrics.dead_lettered = lambda: self.dead_letters.counted
+        self.metrics.forwarded = self.backstop.forwarded
+        self.metrics.forgotten_ids = self.backstop.forgotten_ids
+        self.metrics.outboxes = self.backstop.outbox_states
+
+    def _dead_letter(self, messages: list[Message], outcome: Outcome) -> None:
+        self.dead_letters.add(messages, "", outcome)
+
+    # Tasks.
+
+    async def _watch_links(self) -> None:
+        """Readiness follows the required links."""
+        required = [link for link in self.links.values() if link.settings.required]
+        while required:
+            for link in required:
+                if link.up:
+                    self.readiness.met(f"link {link.name}")
+                else:
+                    self.readiness.lost(f"link {link.name}", link.why or "not connected yet")
+            await trio.sleep(0.2)
+
+    async def _watch_signals(self) -> None:
+        with trio.open_signal_receiver(signal.SIGTERM, signal.SIGINT, signal.SIGHUP) as received:
+            async for number in received:
+                if number == signal.SIGHUP:
+                    self.reload_mappings()
+                else:
+                    log.info("stopping", signal=signal.Signals(number).name)
+                    self.stop()
+                    return
+
+    async def _drain(self) -> None:
+        self.readiness.drain()
+        self.backstop.stop()
+        for listener in self.listeners.values():
+            listener.close()
+        with trio.move_on_after(self.settings.drain_timeout_secs) as waited:
+            while not self._idle():
+                await trio.sleep(DRAIN_POLL_SECS)
+        if waited.cancelled_caught:
+            log.warning("drain_timeout_secs is over, some messages are still in flight")
+        for listener in self.listeners.values():
+            for connection in list(listener.connections):
+                connection.shut_down()
+        for link in self.links.values():
+            link.shut_down()
+        self.writes.flush()
+        with trio.move_on_after(FAREWELL_SECS):
+            while any(listener.connections for listener in self.listeners.values()):
+                await trio.sleep(DRAIN_POLL_SECS)
+        log.info("stopped")
+
+    def _idle(self) -> bool:
+        return all(
+            connection.idle for listener in self.listeners.values() for connection in listener.connections
+        ) and all(link.conversation.idle for link in self.links.values())

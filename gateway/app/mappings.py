@@ -1,0 +1,65 @@
+"""The mapping files: read, and read again when they change."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from pathlib import Path
+from typing import Final
+
+import watchfiles
+
+from gateway.errors import ConfigurationError
+from gateway.mapping import load
+from gateway.mapping.linter import unstorable_routes
+from gateway.mapping.router import Router
+from gateway.settings import Settings
+
+WATCH_MILLISECONDS: Final = 500  # the watching thread looks up this often; stopping waits for it
+
+Taken = dict[Path, tuple[int, int, int] | None]
+
+
+class MappingFiles:
+    """The files that the configuration names."""
+
+    def __init__(self, settings: Settings) -> None:
+        self.settings = settings
+        self._taken: Taken = {}
+
+    def load(self) -> Router:
+        """The routes of the files as they are now. Raises ConfigurationError."""
+        self._taken = self._fingerprint()  # before reading: what changes meanwhile is seen by the watcher
+        endpoints = {name: listener.protocol for name, listener in self.settings.listeners.items()}
+        endpoints |= {name: link.protocol for name, link in self.settings.links.items()}
+        router = Router(
+            load(self.settings.mapping_files()), endpoints, hops_max=self.settings.limits.hops_max
+        )
+        given = self.settings
+        if missing := unstorable_routes(router.routes, given.links, store=given.store.enabled):
+            raise ConfigurationError("\n".join(missing))
+        return router
+
+    async def watch(self, changed: Callable[[], object]) -> None:
+        """Call `changed` when a file is not what was read.
+
+        Kubernetes swaps a ConfigMap's folder behind a symbolic link.
+        """
+        folders = {path.resolve().parent for path in self.settings.mapping_files()}
+        folders |= {path.absolute().parent for path in self.settings.mapping_files()}
+        present = [folder for folder in folders if folder.is_dir()]
+        # Looking at every time-out too finds what changed before the watch stood, and what no event tells of.
+        async for _ in watchfiles.awatch(
+            *present, recursive=False, debounce=200, rust_timeout=WATCH_MILLISECONDS, yield_on_timeout=True
+        ):
+            if self._fingerprint() != self._taken:
+                changed()
+
+    def _fingerprint(self) -> dict[Path, tuple[int, int, int] | None]:
+        found: dict[Path, tuple[int, int, int] | None] = {}
+        for path in self.settings.mapping_files():
+            try:
+                status = path.stat()
+                found[path] = (status.st_mtime_ns, status.st_size, status.st_ino)
+            except OSError:
+                found[path] = None
+        return found

@@ -1,0 +1,55 @@
+"""The store of a gateway: opened before the loop runs, started in it."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from contextlib import suppress
+from typing import Final
+
+import structlog
+import trio
+
+from gateway.protocols.amqp091.translate import content_properties
+from gateway.protocols.amqpfast.translate import head_properties
+from gateway.protocols.mqtt.translate import publish_properties
+from gateway.settings import Settings
+from gateway.store.store import Store
+from gateway.transport.stream import WriteSet
+
+log = structlog.get_logger()
+
+MAKE_SET: Final = {"mqtt": publish_properties, "amqp091": content_properties, "amqpfast": head_properties}
+
+
+def open_store(settings: Settings, on_health: Callable[[bool], None]) -> Store | None:
+    """The store, or None when there shall be none. Raises StoreError, which says what to do."""
+    given = settings.store
+    if not given.enabled:
+        return None
+    return Store(
+        given.path,
+        make_set=MAKE_SET,
+        probe_secs=given.probe_secs,
+        pending_octets_max=settings.limits.store_pending_bytes_max,
+        letters_max=settings.limits.dead_letters_max,
+        letters_octets_max=settings.limits.dead_letters_bytes_max,
+        on_health=on_health,
+        on_damage=lambda text: log.error("the store is damaged", what=text),
+    )
+
+
+def start_store(store: Store | None, writes: WriteSet) -> None:
+    """Start its thread. What it hands back runs in this loop, as a wake-up of its own."""
+    if store is None:
+        return
+    soon = trio.lowlevel.current_trio_token().run_sync_soon
+
+    def call(function: Callable[[], None]) -> None:
+        function()
+        writes.flush()
+
+    def call_soon(function: Callable[[], None]) -> None:
+        with suppress(trio.RunFinishedError):  # nobody is left to be told
+            soon(call, function)
+
+    store.start(call_soon)

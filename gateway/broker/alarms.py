@@ -1,0 +1,94 @@
+"""What has to happen at a time: messages that expire, queues that nobody uses.
+
+One task sleeps until the first alarm is due. Times are UTC in seconds, as messages carry them. Queues come
+and go faster than their alarms ring, so an alarm that is cancelled lets go of what it would have called, and
+the heap is made anew when half of it is cancelled alarms.
+"""
+
+from __future__ import annotations
+
+import heapq
+import math
+import time
+from collections.abc import Callable
+from itertools import count
+from typing import Final
+
+import trio
+
+SLEEP_SECS_MAX: Final = 3_600.0  # the wall clock may be set
+CANCELLED_MAX: Final = 1_024  # alarms that may wait in vain, besides as many as do not
+
+
+class Alarm:
+    """One call at one time."""
+
+    __slots__ = ("_alarms", "call", "utc")
+
+    def __init__(self, alarms: Alarms, utc: float, call: Callable[[], None]) -> None:
+        self.utc = utc
+        self.call: Callable[[], None] | None = call
+        self._alarms = alarms
+
+    def cancel(self) -> None:
+        """Do not ring."""
+        if self.call is not None:
+            self.call = None
+            self._alarms.one_cancelled()
+
+
+class Alarms:
+    """Calls functions when their time has come."""
+
+    def __init__(self) -> None:
+        self._alarms: list[tuple[float, int, Alarm]] = []
+        self._cancelled = 0
+        self._numbers = count()
+        self._sleep: trio.CancelScope | None = None
+
+    def __len__(self) -> int:
+        return len(self._alarms)
+
+    def set(self, utc: float, call: Callable[[], None]) -> Alarm:
+        """Call the function at `utc`, or soon when that has passed."""
+        alarm = Alarm(self, utc, call)
+        heapq.heappush(self._alarms, (utc, next(self._numbers), alarm))
+        if self._sleep is not None and self._alarms[0][2] is alarm:
+            self._sleep.cancel()
+        return alarm
+
+    def one_cancelled(self) -> None:
+        """An alarm in the heap will not ring."""
+        self._cancelled += 1
+        if self._cancelled > len(self._alarms) // 2 + CANCELLED_MAX:
+            self._alarms = [entry for entry in self._alarms if entry[2].call is not None]
+            heapq.heapify(self._alarms)
+            self._cancelled = 0
+
+    def ring(self, utc: float) -> float:
+        """Call what is due; returns when the next alarm is, infinity when there is none."""
+        due = []
+        while self._alarms and self._alarms[0][0] <= utc:
+            due.append(heapq.heappop(self._alarms)[2])
+        for alarm in due:
+            call, alarm.call = alarm.call, None
+            if call is None:
+                self._cancelled -= 1
+            else:
+                call()
+        return self.due
+
+    @property
+    def due(self) -> float:
+        """When the next alarm is; infinity when there is none."""
+        return self._alarms[0][0] if self._alarms else math.inf
+
+    async def run(self, rung: Callable[[], None]) -> None:
+        """Ring until cancelled; `rung` is called each time, to write what came of it."""
+        while True:
+            self.ring(time.time())
+            rung()
+            due = self.due  # what was called may have set others
+            with trio.CancelScope() as self._sleep:
+                await trio.sleep(max(0.0, min(due - time.time(), SLEEP_SECS_MAX)))
+            self._sleep = None

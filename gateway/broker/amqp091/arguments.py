@@ -1,0 +1,211 @@
+"""The arguments of queues, exchanges, bindings and consumers: what they may be, and what they mean.
+
+What RabbitMQ accepts and means nothing here (where a queue keeps its messages) is accepted; what would mean
+something and is not known is refused, for whoever asks for it relies on it.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Final, NamedTuple
+
+from gateway.broker.amqp091.refusals import TYPE_NAMES, Refused, failed
+from gateway.model.properties import Headers, Value, ValueType
+
+INTEGERS: Final = frozenset(
+    {
+        ValueType.INT8,
+        ValueType.UINT8,
+        ValueType.INT16,
+        ValueType.UINT16,
+        ValueType.INT32,
+        ValueType.UINT32,
+        ValueType.INT64,
+    }
+)
+EXPIRY_MS_MAX: Final = 0xFFFF_FFFF
+PRIORITY_MAX: Final = 255
+NAME_OCTETS_MAX: Final = 255
+OVERFLOWS: Final = ("drop-head", "reject-publish", "reject-publish-dlx")
+MODES: Final = ("default", "lazy")
+LOCATORS: Final = ("min-masters", "client-local", "random")
+MATCHES: Final = ("all", "any", "all-with-x", "any-with-x")
+ALTERNATE: Final = "alternate-exchange"
+
+Fault = str | None
+
+
+class QueueArguments(NamedTuple):
+    """What the arguments of a queue say."""
+
+    ttl_ms: int | None = None
+    expires_ms: int | None = None
+    length_max: int | None = None
+    octets_max: int | None = None
+    overflow: str = "drop-head"
+    dead_letter_exchange: str | None = None
+    dead_letter_key: str | None = None
+    priority_max: int = 0  # 0: without priorities
+    single_active: bool = False
+
+
+def _integer(given: Value) -> Fault:
+    if given.type in INTEGERS:
+        return None
+    return f'"expected integer, got {TYPE_NAMES[given.type]}"'
+
+
+def _natural(given: Value) -> Fault:
+    fault = _integer(given)
+    if fault is None and given.value < 0:
+        return f"{{value_negative,{given.value}}}"
+    return fault
+
+
+def _span(given: Value) -> Fault:
+    fault = _natural(given)
+    if fault is None and given.value > EXPIRY_MS_MAX:
+        return f"{{value_too_large,{given.value}}}"
+    return fault
+
+
+def _positive_span(given: Value) -> Fault:
+    fault = _span(given)
+    return "{value_zero,0}" if fault is None and given.value == 0 else fault
+
+
+def _priority(given: Value) -> Fault:
+    fault = _natural(given)
+    if fault is None and given.value > PRIORITY_MAX:
+        return f"{{max_value_exceeded,{given.value}}}"
+    return fault
+
+
+def _unacceptable(given: Value) -> Fault:
+    return f"{{unacceptable_type,{TYPE_NAMES[given.type]}}}"
+
+
+def _string(given: Value) -> Fault:
+    return None if isinstance(given.value, str) else _unacceptable(given)
+
+
+def _name(given: Value) -> Fault:
+    """What has to be a short string on the wire."""
+    fault = _string(given)
+    return (
+        "longer than 255 octets" if fault is None and len(given.value.encode()) > NAME_OCTETS_MAX else fault
+    )
+
+
+def _flag(given: Value) -> Fault:
+    return None if given.type is ValueType.BOOL else _unacceptable(given)
+
+
+def _overflow(given: Value) -> Fault:
+    fault = _string(given)
+    return "invalid_overflow" if fault is None and given.value not in OVERFLOWS else fault
+
+
+def _type(given: Value) -> Fault:
+    return None if given.value == "classic" else f"\"unsupported queue type '{given.value}'\""
+
+
+def _mode(given: Value) -> Fault:
+    return None if given.value in MODES else f"\"unsupported queue mode '{given.value}'\""
+
+
+def _version(given: Value) -> Fault:
+    return None if given.value in (1, 2) else f"\"unsupported queue version '{given.value}'\""
+
+
+def _locator(given: Value) -> Fault:
+    return None if given.value in LOCATORS else "invalid_queue_locator_arg"
+
+
+QUEUE_ARGUMENTS: Final[dict[str, Callable[[Value], Fault]]] = {
+    "x-message-ttl": _span,
+    "x-expires": _positive_span,
+    "x-max-length": _natural,
+    "x-max-length-bytes": _natural,
+    "x-overflow": _overflow,
+    "x-dead-letter-exchange": _name,
+    "x-dead-letter-routing-key": _name,
+    "x-max-priority": _priority,
+    "x-single-active-consumer": _flag,
+    "x-queue-type": _type,
+    "x-queue-mode": _mode,
+    "x-queue-version": _version,
+    "x-queue-master-locator": _locator,
+}
+
+
+def queue_arguments(arguments: Headers, what: str) -> QueueArguments:
+    """The meaning of a queue's arguments; `what` is "queue 'q' in vhost '/'". Refused 406."""
+    given = dict(arguments)
+    way = given.get("x-dead-letter-exchange")
+    if way is not None and way.type is not ValueType.STRING:
+        name = TYPE_NAMES[way.type]
+        raise failed(f"invalid type '{name}' for arg 'x-dead-letter-exchange' in {what}")
+    for key, value in arguments:
+        check = QUEUE_ARGUMENTS.get(key)
+        fault = "it is not supported" if check is None else check(value)
+        if fault is None and key == "x-dead-letter-routing-key" and way is None:
+            fault = "routing_key_but_no_dlx_defined"
+        if fault is not None:
+            raise invalid(key, what, fault)
+    said = {key: value.value for key, value in arguments}
+    return QueueArguments(
+        said.get("x-message-ttl"),
+        said.get("x-expires"),
+        said.get("x-max-length"),
+        said.get("x-max-length-bytes"),
+        said.get("x-overflow", "drop-head"),
+        said.get("x-dead-letter-exchange"),
+        said.get("x-dead-letter-routing-key"),
+        said.get("x-max-priority", 0),
+        said.get("x-single-active-consumer", False),
+    )
+
+
+def invalid(key: str, what: str, fault: str) -> Refused:
+    """406: an argument that cannot be."""
+    return failed(f"invalid arg '{key}' for {what}: {fault}")
+
+
+def alternate_exchange(arguments: Headers, what: str) -> str | None:
+    """What an exchange's arguments say; `what` is "exchange 'x' in vhost '/'". Refused 406."""
+    found: str | None = None
+    for key, value in arguments:
+        if key != ALTERNATE:
+            raise failed(f"invalid arg '{key}' for {what}: it is not supported")
+        if value.type is not ValueType.STRING:
+            raise failed(f"invalid type '{TYPE_NAMES[value.type]}' for arg '{ALTERNATE}' in {what}")
+        if fault := _name(value):
+            raise invalid(ALTERNATE, what, fault)
+        found = value.value
+    return found
+
+
+def check_match(arguments: Headers) -> None:
+    """The arguments of a binding to a headers exchange. Refused 406."""
+    match = dict(arguments).get("x-match")
+    if match is None:
+        return
+    if match.type is not ValueType.STRING:
+        raise failed(
+            f"Invalid x-match field type {TYPE_NAMES[match.type]} (value {match.value}); expected longstr"
+        )
+    if match.value not in MATCHES:
+        raise failed(
+            f'Invalid x-match field value <<"{match.value}">>; expected all, any, all-with-x, or any-with-x'
+        )
+
+
+def consumer_priority(arguments: Headers, what: str) -> int:
+    """The `x-priority` of basic.consume; `what` is the queue. Other arguments mean nothing. Refused 406."""
+    given = dict(arguments).get("x-priority")
+    if given is None:
+        return 0
+    if fault := _integer(given):
+        raise invalid("x-priority", what, fault)
+    return int(given.value)

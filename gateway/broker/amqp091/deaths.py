@@ -1,0 +1,247 @@
+"""Messages that leave a queue without having been consumed, and where they go then: dead-lettering.
+
+A death (expired, rejected, maxlen) is noted when it happens, and buried when the queue that is being worked
+on has come to rest: letters are routed by the queue's dead letter exchange and put into the queues there in
+the same wake-up, so that the store takes the letter and forgets the message in one commit. `x-death` says
+where a message has died before; a letter does not return to a queue that it has died in, unless somebody
+rejected it on the way, or it would travel for ever.
+"""
+
+from __future__ import annotations
+
+import time
+from collections import Counter
+from collections.abc import Callable
+from typing import TYPE_CHECKING, Any, Final
+
+from gateway.errors import LocalProtocolError, RemoteProtocolError
+from gateway.model.address import AmqpAddress
+from gateway.model.batch import Batch, Lane
+from gateway.model.message import NEVER, Message, Sender
+from gateway.model.outcome import Outcome
+from gateway.model.properties import Headers, Value, ValueType, string
+from gateway.protocols.amqp091.codec import BasicProperties, decode_properties, encode_basic_properties
+from gateway.protocols.amqp091.table import encode_table
+from gateway.protocols.amqp091.translate import PROTOCOL, content_properties, encode_properties, facts
+
+if TYPE_CHECKING:
+    from gateway.broker.amqp091.queue import AmqpQueue
+    from gateway.broker.amqp091.virtual_host import VirtualHost
+
+EXPIRED: Final = "expired"
+REJECTED: Final = "rejected"
+TOO_MANY: Final = "maxlen"
+HISTORY: Final = "x-death"
+COPIES: Final = "CC"
+COUNT_MAX: Final = (1 << 63) - 1  # deaths; a client may claim any number
+Lost = Callable[[list[Message], Outcome], None]
+
+
+class Deaths:
+    """The deaths of one virtual host; the source of its dead letters."""
+
+    def __init__(self, host: VirtualHost, lost: Lost | None = None) -> None:
+        """`lost` gets the letters that a queue could not take."""
+        self.noted: list[tuple[AmqpQueue, Message, str]] = []
+        self.dropped: Counter[str] = Counter()  # by reason: messages that died for good
+        self._host = host
+        self._lost = lost
+        self._burying = False
+
+    def note(self, queue: AmqpQueue, message: Message, reason: str) -> None:
+        """A message has died; its queue has let go of it."""
+        if queue.said.dead_letter_exchange is None or queue.deleted:
+            self.dropped[f"queue_{reason}"] += 1
+        else:
+            self.noted.append((queue, message, reason))
+
+    def bury(self) -> None:
+        """Send the letters on their way. What they cause to die goes the same way."""
+        if self._burying:
+            return
+        self._burying = True
+        try:
+            while self.noted:
+                self._bury(self.noted)
+        finally:
+            self._burying = False
+
+    def _bury(self, noted: list[tuple[AmqpQueue, Message, str]]) -> None:
+        self.noted = []
+        batch = Batch(self, time.monotonic())
+        lanes: dict[AmqpQueue, Lane] = {}
+        utc = time.time()
+        for queue, message, reason in noted:
+            targets, letter = self._letter(queue, message, reason, utc)
+            if not targets:
+                self.dropped[f"queue_{reason}"] += 1
+                continue
+            slot = batch.open(letter, len(targets))
+            for target in targets:
+                lane = lanes.get(target)
+                if lane is None:
+                    lane = lanes[target] = Lane(target)
+                batch.add(slot, lane, letter)
+        batch.send()
+
+    def _letter(
+        self, queue: AmqpQueue, message: Message, reason: str, utc: float
+    ) -> tuple[list[AmqpQueue], Message]:
+        address = message.address
+        assert isinstance(address, AmqpAddress)
+        exchange, key = queue.said.dead_letter_exchange, queue.said.dead_letter_key
+        assert exchange is not None
+        native = _native(queue, message, utc)
+        headers = _with_death(native, queue.name, reason, address, int(utc))
+        if not _can_be_written(headers):  # nested as deep as can be read, and now one deeper
+            headers = _with_death(BasicProperties(), queue.name, reason, address, int(utc))
+        copies = copied_keys(headers, COPIES)
+        if key is not None:
+            headers = tuple(pair for pair in headers if pair[0] != COPIES)
+            copies = []
+        native.headers = headers
+        native.expiration = None
+        first = address.routing_key if key is None else key
+        letter = Message(
+            AmqpAddress(exchange, first),
+            message.body,
+            content_properties(encode_basic_properties(native)),
+            message.assurance,
+            message.durable,
+            message.retain,
+            NEVER,
+            message.hops,
+            message.sender,
+        )
+        found = self._host.route_keys(exchange, [first, *copies], letter)
+        if reason != REJECTED:
+            found = [target for target in found if not _circles(headers, target.name)]
+        return found, letter
+
+    # What batches ask: this is their source.
+
+    def settle(self, letters: list[Message], refused: dict[int, Outcome] | None, received: float) -> None:
+        """What a queue would not take is lost to it, but neither uncounted nor unseen."""
+        for at, outcome in (refused or {}).items():
+            self.dropped["dead_letter_refused"] += 1
+            if self._lost is not None:
+                self._lost([letters[at]], outcome)
+
+    def hold(self, senders: set[Sender]) -> list[Callable[[], None]]:
+        """Nobody can be asked to let fewer messages die."""
+        return []
+
+
+def own_properties(queue: AmqpQueue, message: Message, utc: float) -> bytes:
+    """The octets of a message's properties as its consumer sees them.
+
+    A time to live of the queue is no property of the message. Raises RemoteProtocolError for octets that its
+    sender malformed.
+    """
+    if queue.said.ttl_ms is None or not message.expires or message.property_set.protocol != PROTOCOL:
+        return encode_properties(message, utc)
+    limited = facts(message.property_set).expiration_ms is not None
+    return encode_properties(_living(message, message.expires if limited else NEVER), utc)
+
+
+def _living(message: Message, expires: float) -> Message:
+    return Message(
+        message.address,
+        message.body,
+        message.property_set,
+        message.assurance,
+        message.durable,
+        message.retain,
+        expires,
+        message.hops,
+        message.sender,
+    )
+
+
+def _native(queue: AmqpQueue, message: Message, utc: float) -> BasicProperties:
+    """The properties; none where the sender malformed them."""
+    try:
+        return decode_properties(own_properties(queue, message, utc))
+    except RemoteProtocolError:
+        return BasicProperties()
+
+
+def copied_keys(headers: Headers | None, name: str) -> list[str]:
+    """The routing keys that a header of copies (`CC`, `BCC`) holds; what is no text there is passed over."""
+    found = dict(headers or ()).get(name)
+    if found is None or found.type is not ValueType.ARRAY:
+        return []
+    return [one.value for one in found.value if isinstance(one.value, str)]
+
+
+def _can_be_written(headers: Headers) -> bool:
+    try:
+        encode_table(headers)
+    except LocalProtocolError:
+        return False
+    return True
+
+
+def _with_death(native: BasicProperties, queue: str, reason: str, address: AmqpAddress, utc: int) -> Headers:
+    """The headers with one more death in their history, in the order in which RabbitMQ writes them."""
+    headers = dict(native.headers or ())
+    keys = [address.routing_key, *copied_keys(native.headers, COPIES)]
+    death = [
+        ("count", Value(ValueType.INT64, 1)),
+        ("reason", string(reason)),
+        ("queue", string(queue)),
+        ("time", Value(ValueType.TIMESTAMP, utc)),
+        ("exchange", string(address.exchange)),
+        ("routing-keys", Value(ValueType.ARRAY, tuple(string(key) for key in keys))),
+    ]
+    if native.expiration is not None:
+        death.append(("original-expiration", string(native.expiration)))
+    history = headers.get(HISTORY)
+    if history is None:
+        deaths: tuple[Value, ...] = (Value(ValueType.TABLE, tuple(death)),)
+        headers["x-first-death-reason"] = string(reason)
+        headers["x-first-death-queue"] = string(queue)
+        headers["x-first-death-exchange"] = string(address.exchange)
+    elif history.type is not ValueType.ARRAY:
+        deaths = (Value(ValueType.TABLE, tuple(death)),)
+    else:
+        deaths = _died_again(history.value, death, queue, reason)
+    headers[HISTORY] = Value(ValueType.ARRAY, deaths)
+    return tuple(sorted(headers.items()))
+
+
+def _died_again(
+    history: tuple[Value, ...], death: list[tuple[str, Value]], queue: str, reason: str
+) -> tuple[Value, ...]:
+    """One more of a death that there was counts there, and the last one stands first."""
+    others = []
+    known: dict[str, Value] | None = None
+    for one in history:
+        said = _said(one)
+        if known is None and (said.get("queue"), said.get("reason")) == (queue, reason):
+            known = dict(one.value)
+            count = said.get("count")
+            again = count + 1 if isinstance(count, int) and 0 <= count < COUNT_MAX else 1
+            known["count"] = Value(ValueType.INT64, again)
+        else:
+            others.append(one)
+    pairs = death if known is None else list(known.items())
+    return (Value(ValueType.TABLE, tuple(sorted(pairs))), *others)
+
+
+def _said(death: Value) -> dict[str, Any]:
+    """What an entry of the history says; nothing when it is none."""
+    if death.type is not ValueType.TABLE:
+        return {}
+    return {name: value.value for name, value in death.value}
+
+
+def _circles(headers: Headers, queue: str) -> bool:
+    """Whether the message has been in the queue, and nobody has rejected it since."""
+    for death in dict(headers)[HISTORY].value:
+        said = _said(death)
+        if said.get("reason") == REJECTED:
+            return False
+        if said.get("queue") == queue:
+            return True
+    return False

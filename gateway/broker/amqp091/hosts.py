@@ -1,0 +1,83 @@
+"""The virtual hosts of a gateway: worlds of their own, with one set of limits each, and their sums."""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Callable, Iterable, Iterator
+
+from gateway.broker.alarms import Alarms
+from gateway.broker.amqp091.deaths import Lost
+from gateway.broker.amqp091.definitions import Definitions
+from gateway.broker.amqp091.queue import AmqpQueue
+from gateway.broker.amqp091.virtual_host import VirtualHost
+from gateway.settings.limits import Limits
+from gateway.store.store import Store
+
+
+class AmqpHosts(dict[str, VirtualHost]):
+    """Virtual hosts by name."""
+
+    def __init__(
+        self,
+        names: Iterable[str],
+        changed: Callable[[], None],
+        limits: Limits,
+        store: Store | None,
+        lost: Lost,
+    ) -> None:
+        """`changed` is called when routing may have changed, `lost` gets dead letters that a queue could not
+        take. Before the store starts.
+        """
+        super().__init__()
+        self.alarms = Alarms()
+        for name in names:
+            definitions = None
+            if store is not None:
+                definitions = Definitions(
+                    store,
+                    name,
+                    memory_messages_max=limits.queue_memory_messages_max,
+                    memory_octets_max=limits.queue_memory_bytes_max,
+                )
+            self[name] = VirtualHost(
+                name,
+                changed,
+                queues_max=limits.queues_max,
+                exchanges_max=limits.exchanges_max,
+                bindings_max=limits.bindings_max,
+                queue_messages_max=limits.queue_messages_max,
+                queue_octets_max=limits.queue_bytes_max,
+                definitions=definitions,
+                alarms=self.alarms,
+                lost=lost,
+            )
+
+    def queues(self) -> Iterator[AmqpQueue]:
+        """All queues."""
+        for host in self.values():
+            yield from host.queues.values()
+
+    @property
+    def refused(self) -> int:
+        """Messages that full queues refused."""
+        return sum(queue.refused for queue in self.queues())
+
+    def dropped(self) -> dict[str, int]:
+        """Messages that died in a queue and became no dead letters there, by reason."""
+        counts: Counter[str] = Counter()
+        for host in self.values():
+            counts.update(host.deaths.dropped)
+        return dict(counts)
+
+    def gauges(self) -> dict[str, Callable[[], float]]:
+        """What is here, by the names of the broker's gauges."""
+        return {
+            "gateway_queues": lambda: sum(len(host.queues) for host in self.values()),
+            "gateway_queue_messages": lambda: sum(len(queue) for queue in self.queues()),
+            "gateway_queue_bytes": lambda: sum(queue.octets for queue in self.queues()),
+            "gateway_exchanges": lambda: sum(len(host.exchanges) for host in self.values()),
+            "gateway_bindings": lambda: sum(
+                len(one.bindings) for host in self.values() for one in host.exchanges.values()
+            ),
+            "gateway_consumers": lambda: sum(len(queue.consumers) for queue in self.queues()),
+        }

@@ -1,0 +1,338 @@
+"""A queue with what AMQP says of it: owner, time to live, limits, dead letters, priorities, active consumer.
+
+The queue of all protocols does the work; this one looks after it when it has come to rest (`dispatch`): what
+is too much goes, what has died is buried, and an alarm is set for what will expire at the head.
+"""
+
+from __future__ import annotations
+
+import sys
+import time
+from collections.abc import Iterable, Sequence
+from typing import TYPE_CHECKING, Any, Final
+
+from gateway.broker.alarms import Alarm
+from gateway.broker.amqp091.arguments import QueueArguments, queue_arguments
+from gateway.broker.amqp091.deaths import EXPIRED, REJECTED, TOO_MANY
+from gateway.broker.pressure import FULL
+from gateway.broker.priorities import PriorityQueue
+from gateway.broker.queue import Consumer, Queue
+from gateway.model.batch import Part
+from gateway.model.message import NEVER, Message
+from gateway.model.properties import Headers
+from gateway.protocols.amqp091.translate import priority_of
+
+if TYPE_CHECKING:
+    from gateway.broker.amqp091.exchange import Exchange
+    from gateway.broker.amqp091.virtual_host import VirtualHost
+
+BEYOND: Final = sys.maxsize  # a position that no message has
+
+
+class AmqpQueue(Queue):
+    """One queue of a virtual host."""
+
+    def __init__(
+        self,
+        name: str,
+        host: VirtualHost,
+        *,
+        durable: bool,
+        auto_delete: bool,
+        arguments: Headers,
+        said: QueueArguments,
+        **more: Any,
+    ) -> None:
+        super().__init__(
+            name,
+            durable=durable,
+            messages_max=host.queue_messages_max,
+            octets_max=host.queue_octets_max,
+            expired=self._has_expired,
+            **more,
+        )
+        self.auto_delete = auto_delete
+        self.owner: object | None = None  # the connection of an exclusive queue
+        self.exclusive_consumer: Consumer | None = None
+        self.arguments = arguments
+        self.said = said
+        self.used = time.monotonic()
+        self.bound: dict[Exchange, None] = {}
+        self._host = host
+        self._deaths = host.deaths
+        self._limited = said.length_max is not None or said.octets_max is not None
+        self._refuses = self._limited and said.overflow != "drop-head"
+        self._ranks: dict[Consumer, int] = {}  # of the consumers whose priority is not 0
+        self._arriving = BEYOND  # what is there from this position on goes to whoever waits, expired or not
+        self._alarm: Alarm | None = None  # for what expires at the head
+        self._watch: Alarm | None = None  # to look whether it is used
+
+    # In.
+
+    def publish(self, part: Part) -> None:
+        """Take the part, or of a queue that refuses what is too much, as many messages as fit."""
+        if self._refuses:
+            self._publish_what_fits(part)
+        else:
+            self._publish(part)
+
+    def _publish(self, part: Part) -> None:
+        self._arriving = self.next
+        super().publish(part)
+        self._arriving = BEYOND
+
+    def _publish_what_fits(self, part: Part) -> None:
+        """What consumers take at once makes room for the next."""
+        at = 0
+        while at < len(part.messages):
+            count = self._fitting(part.messages, at)
+            run = part_of(part, at, at + max(count, 1))
+            if count:
+                self._publish(run)
+            else:
+                self.refused += 1
+                if self.said.overflow == "reject-publish-dlx":
+                    self._deaths.note(self, run.messages[0], TOO_MANY)
+                run.settle(FULL)
+            at += len(run.messages)
+        self.come_to_rest()
+
+    def _fitting(self, messages: Sequence[Message], at: int) -> int:
+        """How many messages from `at` on fit, one after the other."""
+        said = self.said
+        most = BEYOND if said.length_max is None else said.length_max - len(self)
+        octets = BEYOND if said.octets_max is None else said.octets_max - self.octets
+        count = 0
+        while count < most and at + count < len(messages):
+            octets -= len(messages[at + count].body)
+            if octets < 0:
+                break
+            count += 1
+        return count
+
+    def admitted(self, messages: list[Message]) -> list[Message]:
+        """A queue with `x-message-ttl` shortens its messages' lives, in copies: others hold them too."""
+        ttl_ms = self.said.ttl_ms
+        if ttl_ms is None:
+            return messages
+        latest = time.time() + ttl_ms / 1000
+        return [
+            Message(
+                m.address,
+                m.body,
+                m.property_set,
+                m.assurance,
+                m.durable,
+                m.retain,
+                min(m.expires, latest) if m.expires else latest,
+                m.hops,
+                m.sender,
+            )
+            for m in messages
+        ]
+
+    # Consumers.
+
+    def add_ranked(self, consumer: Consumer, rank: int, *, exclusive: bool) -> None:
+        """A consumer joins behind those of its priority (`x-priority`)."""
+        if exclusive:
+            self.exclusive_consumer = consumer
+        if rank:
+            self._ranks[consumer] = rank
+        self.used = time.monotonic()
+        self.add(consumer)
+
+    def remove(self, consumer: Consumer) -> None:
+        """A consumer leaves; an exclusive one leaves the queue free, an active one makes way."""
+        super().remove(consumer)
+        self._ranks.pop(consumer, None)
+        if self.exclusive_consumer is consumer:
+            self.exclusive_consumer = None
+        self.used = time.monotonic()
+        self.watch_use()
+        if self.said.single_active:
+            self.dispatch()
+
+    def watch_use(self) -> None:
+        """See to it that a queue with `x-expires` is deleted when nobody has used it for so long."""
+        if self.said.expires_ms is None or self._watch is not None or self.consumers:
+            return
+        left = self.used + self.said.expires_ms / 1000 - time.monotonic()
+        self._watch = self._host.alarms.set(time.time() + left, self._look_at_use)
+
+    def _look_at_use(self) -> None:
+        self._watch = None
+        if self.consumers or self.said.expires_ms is None:
+            return
+        if time.monotonic() - self.used >= self.said.expires_ms / 1000:
+            self._host.delete_queue(self)
+        else:
+            self.watch_use()
+
+    def _open(self) -> list[tuple[Consumer, int]]:
+        """Who may have the next message: the active one, or those of the highest priority that have room."""
+        if self.said.single_active:
+            first = self.consumers[:1]
+            return [(one, room) for one in first if (room := one.room()) > 0]
+        open_ = super()._open()
+        if self._ranks and len(open_) > 1:
+            ranks = self._ranks
+            best = max(ranks.get(consumer, 0) for consumer, _ in open_)
+            return [one for one in open_ if ranks.get(one[0], 0) == best]
+        return open_
+
+    # Out.
+
+    def dispatch(self) -> None:
+        """Hand out what is ready, then see to what is left."""
+        super().dispatch()
+        self.come_to_rest()
+
+    def take(self) -> tuple[int, Message, bool] | None:
+        """The next message for a `get`: position, message, redelivered."""
+        found = super().take()
+        self.settle_head()  # the answer to a `get` counts what is left
+        return found
+
+    def reject(self, position: int, message: Message) -> None:
+        """A message taken earlier is not wanted: it becomes a dead letter, or is no more."""
+        self._let_go(position)
+        self._deaths.note(self, message, REJECTED)
+
+    def wake(self) -> None:
+        """Have the head read from the disk, so that it expires in time although nobody consumes."""
+        if self.said.ttl_ms is not None or self.said.dead_letter_exchange is not None:
+            self.dispatch()
+
+    def settle_head(self) -> None:
+        """Drop what has expired at the head, for whoever is about to count."""
+        self.drop_expired()
+        self.come_to_rest()
+
+    def _let_go(self, position: int) -> None:
+        self.unacknowledged -= 1
+        if self.gone is not None:
+            self.gone.append(position)
+
+    def come_to_rest(self) -> None:
+        """Drop what is too much, bury what has died, and see to it that somebody comes when more expires."""
+        if self._limited and not self._refuses:
+            self._drop_heads()
+        expires = self._next_expiry()
+        if expires and (self._alarm is None or expires < self._alarm.utc) and not self.deleted:
+            if self._alarm is not None:
+                self._alarm.cancel()
+            self._alarm = self._host.alarms.set(expires, self._alarmed)
+        if self.gone:
+            self._tell_gone()
+        if self._deaths.noted:
+            self._deaths.bury()
+
+    def _drop_heads(self) -> None:
+        said = self.said
+        while (said.length_max is not None and len(self) > said.length_max) or (
+            said.octets_max is not None and self.octets > said.octets_max
+        ):
+            taken = super().take()
+            if taken is None:  # the rest is still being read
+                return
+            self._let_go(taken[0])
+            self._deaths.note(self, taken[1], TOO_MANY)
+
+    def _next_expiry(self) -> float:
+        """When the head expires; NEVER when it does not, or is not in memory."""
+        if self._returned:
+            return self._returned[0][1].expires
+        return self._ready[0].expires if self._ready else NEVER
+
+    def _alarmed(self) -> None:
+        self._alarm = None
+        self.drop_expired()
+        self.dispatch()  # which also has more read from the disk
+
+    def delete(self) -> int:
+        """Cancel the consumers and drop all; returns how many messages were ready."""
+        count = super().delete()
+        for alarm in (self._alarm, self._watch):
+            if alarm is not None:
+                alarm.cancel()
+        return count
+
+    def _has_expired(self, message: Message) -> None:
+        self._deaths.note(self, message, EXPIRED)
+
+    def _drop_expired(self, position: int, message: Message, utc: float) -> bool:
+        return position < self._arriving and super()._drop_expired(position, message, utc)
+
+
+class AmqpPriorityQueue(AmqpQueue, PriorityQueue):
+    """A queue with `x-max-priority`. What is higher counts as the highest."""
+
+    def __init__(self, name: str, host: VirtualHost, *, said: QueueArguments, **more: Any) -> None:
+        self._soonest = NEVER  # no message in memory expires before
+        super().__init__(name, host, said=said, priority=self._level_of, **more)
+
+    def _level_of(self, message: Message) -> int:
+        return min(priority_of(message), self.said.priority_max)
+
+    def admitted(self, messages: list[Message]) -> list[Message]:
+        """As a queue without priorities does; the first to expire may stand anywhere."""
+        messages = super().admitted(messages)
+        self._look_at(messages)
+        return messages
+
+    def refill(self, first: int, messages: list[Message]) -> None:
+        """Messages that were on disk alone; what was in memory before them is gone."""
+        self._look_at(messages)
+        super().refill(first, messages)
+
+    def requeue(self, taken: Iterable[tuple[int, Message]]) -> None:
+        """Messages taken earlier return to their positions, and are redelivered."""
+        returned = list(taken)
+        self._look_at([message for _, message in returned])
+        super().requeue(returned)
+
+    def _look_at(self, messages: list[Message]) -> None:
+        soonest = min((message.expires for message in messages if message.expires), default=NEVER)
+        if soonest and (not self._soonest or soonest < self._soonest):
+            self._soonest = soonest
+
+    def _next_expiry(self) -> float:
+        return self._soonest
+
+    def drop_expired(self) -> float:
+        """Drop what has expired at the head of each priority; returns when the next one may."""
+        utc = time.time()
+        if not self._soonest or utc < self._soonest:
+            return self._soonest
+        self._soonest = NEVER
+        self._sort()
+        alive: set[int] = set()
+        for level, position in sorted(self._fresh_heap(None)):
+            message = self._waiting[position][0]
+            if level not in alive and self._drop_expired(position, message, utc):
+                del self._waiting[position]
+            else:
+                alive.add(level)
+                if message.expires > utc:
+                    self._look_at([message])
+        return self._soonest
+
+
+def part_of(part: Part, start: int, stop: int) -> Part:
+    """Some messages of a part, to be settled on their own."""
+    if start == 0 and stop >= len(part.messages):
+        return part
+    found = Part(part.batch, part.lane)
+    found.messages = part.messages[start:stop]
+    found.slots = part.slots[start:stop]
+    return found
+
+
+def make_queue(
+    name: str, host: VirtualHost, *, durable: bool, auto_delete: bool, arguments: Headers
+) -> AmqpQueue:
+    """A queue as its arguments want it. Refused 406."""
+    said = queue_arguments(arguments, f"queue '{name}' in vhost '{host.name}'")
+    kind = AmqpPriorityQueue if said.priority_max else AmqpQueue
+    return kind(name, host, durable=durable, auto_delete=auto_delete, arguments=arguments, said=said)

@@ -1,0 +1,94 @@
+"""What a virtual host refuses, with the reply codes and texts of RabbitMQ, which its clients know."""
+
+from __future__ import annotations
+
+from typing import Any, Final
+
+from gateway.errors import GatewayError
+from gateway.model.properties import Value, ValueType
+
+ACCESS_REFUSED, NOT_FOUND, RESOURCE_LOCKED, PRECONDITION_FAILED = 403, 404, 405, 406
+RESOURCE_ERROR, NOT_ALLOWED, COMMAND_INVALID = 506, 530, 503
+
+TYPE_NAMES: Final = {
+    ValueType.VOID: "void",
+    ValueType.BOOL: "bool",
+    ValueType.INT8: "byte",
+    ValueType.UINT8: "unsignedbyte",
+    ValueType.INT16: "short",
+    ValueType.UINT16: "unsignedshort",
+    ValueType.INT32: "signedint",
+    ValueType.UINT32: "unsignedint",
+    ValueType.INT64: "long",
+    ValueType.FLOAT: "float",
+    ValueType.DOUBLE: "double",
+    ValueType.DECIMAL: "decimal",
+    ValueType.STRING: "longstr",
+    ValueType.BYTES: "binary",
+    ValueType.TIMESTAMP: "timestamp",
+    ValueType.ARRAY: "array",
+    ValueType.TABLE: "table",
+}
+"""What RabbitMQ calls the types of fields in its texts."""
+
+
+class Refused(GatewayError):
+    """An operation on the virtual host that AMQP answers with a reply code."""
+
+    def __init__(self, code: int, text: str) -> None:
+        super().__init__(text)
+        self.code = code
+
+
+def access_refused(text: str) -> Refused:
+    """403."""
+    return Refused(ACCESS_REFUSED, f"ACCESS_REFUSED - {text}")
+
+
+def not_found(text: str) -> Refused:
+    """404."""
+    return Refused(NOT_FOUND, f"NOT_FOUND - {text}")
+
+
+def locked(queue: str, host: str) -> Refused:
+    """405: an exclusive queue of another connection, or one declared otherwise."""
+    text = (
+        f"cannot obtain exclusive access to locked queue '{queue}' in vhost '{host}'. It could be originally "
+        "declared on another connection or the exclusive property value does not match that of the original "
+        "declaration."
+    )
+    return Refused(RESOURCE_LOCKED, f"RESOURCE_LOCKED - {text}")
+
+
+def failed(text: str) -> Refused:
+    """406."""
+    return Refused(PRECONDITION_FAILED, f"PRECONDITION_FAILED - {text}")
+
+
+def inequivalent(word: str, what: str, now: object, was: object) -> Refused:
+    """406: declared again, and otherwise. `what` is "queue 'q' in vhost '/'"."""
+    return failed(f"inequivalent arg '{word}' for {what}: received {say(now)} but current is {say(was)}")
+
+
+def say(value: object) -> str:
+    """A value in such a text."""
+    if value is None:
+        return "none"
+    if isinstance(value, Value):
+        return f"the value '{value.value}' of type '{TYPE_NAMES[value.type]}'"
+    return f"'{str(value).lower() if isinstance(value, bool) else value}'"
+
+
+def equivalent(before: Value | None, after: Value | None) -> bool:
+    """Whether an argument is as it was; the width of an integer does not matter."""
+    if before is None or after is None:
+        return before is after
+    return type(before.value) is type(after.value) and bool(before.value == after.value)
+
+
+def differing(word: str, what: str, now: Value | None, was: Value | None) -> Refused:
+    """406: an argument of two declarations differs."""
+    bare: tuple[Any, Any] = (now, was)
+    if now is not None and was is not None and type(now.value) is type(was.value):
+        bare = (now.value, was.value)
+    return inequivalent(word, what, *bare)

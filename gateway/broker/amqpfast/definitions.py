@@ -1,0 +1,119 @@
+"""What of a virtual host survives a restart: queues, topics, durable subscriptions, and their messages.
+
+Each is a record of its own in the store. What clients had made is there again after a restart; when that is
+not allowed any more, only what still holds messages is, so that none is lost by a change of the
+configuration.
+"""
+
+from __future__ import annotations
+
+import json
+from base64 import b64decode, b64encode
+from typing import Any, Final
+
+from gateway.broker.amqpfast.destinations import Interest
+from gateway.broker.amqpfast.kept import FastKept
+from gateway.broker.amqpfast.selection import selection
+from gateway.broker.amqpfast.spool import Spool
+from gateway.broker.queue import Queue
+from gateway.model.spooled import Spooled
+from gateway.store.store import Store
+
+QUEUE: Final = "fast-queue"
+TOPIC: Final = "fast-topic"
+SUBSCRIPTION: Final = "fast-subscription"
+
+Bodies = dict[int, dict[int, Spooled]]
+"""By log and position. What nobody takes out of it, for its virtual host is not configured, stays on disk."""
+
+
+class FastDefinitions:
+    """The records of one virtual host."""
+
+    def __init__(
+        self,
+        store: Store,
+        host: str,
+        spool: Spool,
+        bodies: Bodies,
+        *,
+        memory_messages_max: int,
+        memory_octets_max: int,
+    ) -> None:
+        """`bodies`: those in files that are stored. `memory_...`: beyond them messages wait on disk alone."""
+        self._store = store
+        self._host = host
+        self._spool = spool
+        self._bodies = bodies
+        self._memory = memory_messages_max, memory_octets_max
+
+    def _key(self, *words: str) -> str:
+        return json.dumps([self._host, *words])
+
+    def add(self, kind: str, name: str) -> None:
+        """Record a QUEUE or TOPIC."""
+        self._store.put(kind, self._key(name), b"{}")
+
+    def remove(self, kind: str, name: str) -> None:
+        """It is deleted; a queue drops its messages itself."""
+        self._store.delete(kind, self._key(name))
+
+    def keep(self, queue: Queue, kind: str, *words: str) -> None:
+        """Give a queue or subscription what the store has of it, and keep its messages from now on."""
+        messages, octets = self._memory
+        log = self._store.log(kind, self._key(*words))
+        bodies = self._bodies.get(log.id, {})
+        FastKept(
+            queue,
+            self._store,
+            log,
+            self._spool,
+            bodies,
+            memory_messages_max=messages,
+            memory_octets_max=octets,
+        )
+
+    def add_subscription(self, client: str, identifier: str, interest: Interest) -> None:
+        """Record a durable subscription, in place of an earlier one."""
+        said = {
+            "name": interest.name,
+            "prefix": interest.prefix,
+            "selector": b64encode(interest.selector).decode(),
+            "mime_type": interest.mime_type,
+            "no_local": interest.no_local,
+        }
+        self._store.put(SUBSCRIPTION, self._key(client, identifier), json.dumps(said).encode())
+
+    def remove_subscription(self, client: str, identifier: str) -> None:
+        """It is cancelled."""
+        self._store.delete(SUBSCRIPTION, self._key(client, identifier))
+
+    def names(self, kind: str) -> list[str]:
+        """The recorded queues or topics."""
+        return [words[0] for words, _ in self._records(kind)]
+
+    def subscriptions(self) -> list[tuple[str, str, Interest]]:
+        """The recorded subscriptions: client, identifier, what for."""
+        found = []
+        for (client, identifier), said in self._records(SUBSCRIPTION):
+            selector = b64decode(said["selector"])
+            interest = Interest(
+                said["name"],
+                prefix=said["prefix"],
+                selector=selector,
+                mime_type=said["mime_type"],
+                selects=selection(said["mime_type"], selector),
+                no_local=said["no_local"],
+            )
+            found.append((client, identifier, interest))
+        return found
+
+    def _records(self, kind: str) -> list[tuple[list[str], dict[str, Any]]]:
+        found = []
+        for key, value in self._store.things(kind):
+            assert isinstance(key, str)
+            assert isinstance(value, bytes)
+            host, *words = json.loads(key)
+            if host == self._host:
+                found.append((words, json.loads(value)))
+        return found

@@ -1,0 +1,101 @@
+"""All virtual hosts of AMQP/Fast, as the configuration and the store have them, and their sums."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Mapping
+
+from gateway.broker.amqpfast.definitions import Bodies, FastDefinitions
+from gateway.broker.amqpfast.partials import Partials
+from gateway.broker.amqpfast.spool import Spool
+from gateway.broker.amqpfast.virtual_host import FastHost
+from gateway.broker.priorities import PriorityQueue
+from gateway.settings.amqpfast import FastVirtualHost
+from gateway.settings.limits import Limits
+from gateway.store.store import Store
+
+
+class FastHosts(dict[str, FastHost]):
+    """Virtual hosts by name."""
+
+    def __init__(
+        self,
+        given: Mapping[str, FastVirtualHost],
+        changed: Callable[[], None],
+        limits: Limits,
+        store: Store | None,
+    ) -> None:
+        """`changed` is called when routing may have changed. Before the store starts."""
+        super().__init__()
+        self.spool = Spool(
+            None if store is None else store.folder / "spool",
+            octets_max=limits.spool_bytes_max,
+            memory_octets_max=limits.fast_memory_bytes_max,
+            memory_total_max=limits.fast_memory_total_bytes_max,
+        )
+        self.partials = Partials(
+            self.spool,
+            store,
+            count_max=limits.fast_partials_max,
+            octets_max=limits.fast_partial_bytes_max,
+            age_secs=limits.fast_partial_age_secs,
+        )
+        self._bodies: Bodies = {}
+        if store is not None:
+            for log, position, body in store.use_bodies(self.spool.recall_body):
+                self._bodies.setdefault(log, {})[position] = body
+        self.spool.sweep()
+        for name, said in given.items():
+            definitions = None
+            if store is not None:
+                definitions = FastDefinitions(
+                    store,
+                    name,
+                    self.spool,
+                    self._bodies,
+                    memory_messages_max=limits.queue_memory_messages_max,
+                    memory_octets_max=limits.queue_memory_bytes_max,
+                )
+            self[name] = FastHost(
+                name,
+                changed,
+                queues=said.destinations.queues,
+                topics=said.destinations.topics,
+                peers=said.peers,
+                auto_create=said.creates,
+                queues_max=limits.queues_max,
+                topics_max=limits.topics_max,
+                durable_max=limits.sessions_max,
+                queue_messages_max=limits.queue_messages_max,
+                queue_octets_max=limits.queue_bytes_max,
+                definitions=definitions,
+            )
+
+    def close(self) -> None:
+        """The store is closed, the gateway ends."""
+        self.spool.close()
+
+    def queues(self) -> Iterator[PriorityQueue]:
+        """All queues, those of subscriptions included."""
+        for host in self.values():
+            yield from host.queues.values()
+            yield from host.subscriptions
+
+    @property
+    def refused(self) -> int:
+        """Messages that full queues refused."""
+        return sum(queue.refused for queue in self.queues())
+
+    def added_to(self, gauges: Mapping[str, Callable[[], float]]) -> dict[str, Callable[[], float]]:
+        """The gauges of the broker with what is here."""
+        own: dict[str, Callable[[], float]] = {
+            "gateway_subscriptions": lambda: sum(len(host.subscriptions) for host in self.values()),
+            "gateway_queues": lambda: sum(len(host.queues) for host in self.values()),
+            "gateway_queue_messages": lambda: sum(len(queue) for queue in self.queues()),
+            "gateway_queue_bytes": lambda: sum(queue.octets for queue in self.queues()),
+            "gateway_consumers": lambda: sum(len(queue.consumers) for queue in self.queues()),
+        }
+        return {name: _sum(read, own[name]) if name in own else read for name, read in gauges.items()}
+
+
+def _sum(one: Callable[[], float], other: Callable[[], float]) -> Callable[[], float]:
+    return lambda: one() + other()

@@ -1,0 +1,141 @@
+"""Restartable transfers that have been broken off, so that their senders can go on from there (3.5.14).
+
+A message is known again by its head, octet for octet, and the client-name of its sender. What has come of it
+is a file of the spool; the store has a record of which, so that this outlasts the gateway. How much has come
+is the size of the file: a file system writes what is appended before it says so.
+
+Nothing is promised of a transfer that is idle: the oldest are forgotten, and then their senders begin anew.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import time
+from contextlib import suppress
+from typing import Final
+
+from gateway.broker.amqpfast.spool import Spool, SpoolFile
+from gateway.errors import StoreError
+from gateway.store.store import Store
+
+PARTIAL: Final = "fast-partial"
+
+
+class Partial:
+    """A transfer: what of a body is in `file`. `key` is "" when it will not be known again."""
+
+    __slots__ = ("body_size", "busy", "file", "head", "key", "utc")
+
+    def __init__(self, key: str, head: bytes, body_size: int, file: SpoolFile, utc: float) -> None:
+        self.key = key
+        self.head = head  # empty when it was begun in an earlier life: the key says enough
+        self.body_size = body_size
+        self.file = file
+        self.busy = True  # somebody sends it
+        self.utc = utc  # when something was last heard of it
+
+
+class Partials:
+    """The transfers of all virtual hosts."""
+
+    def __init__(
+        self, spool: Spool, store: Store | None, *, count_max: int, octets_max: int, age_secs: float
+    ) -> None:
+        """Before the store starts. Those limits are for transfers that are idle."""
+        self._spool = spool
+        self._store = store
+        self._count_max = count_max
+        self._octets_max = octets_max
+        self._age_secs = age_secs
+        self._known: dict[str, Partial] = {}
+        self._idle: dict[str, Partial] = {}  # the oldest first
+        if store is not None:
+            self._restore(store)
+
+    def __len__(self) -> int:
+        return len(self._known)
+
+    def _restore(self, store: Store) -> None:
+        found = []
+        for key, value in store.things(PARTIAL):
+            assert isinstance(key, str)
+            assert isinstance(value, bytes)
+            said = json.loads(value)
+            try:
+                file = self._spool.recall(said["file"])
+            except StoreError:  # nothing had been written yet
+                store.delete(PARTIAL, key)
+                continue
+            found.append(Partial(key, b"", said["body_size"], file, said["utc"]))
+        for partial in sorted(found, key=lambda one: one.utc):
+            self._known[partial.key] = partial
+            partial.busy = False
+            self._idle[partial.key] = partial
+
+    def claim(self, host: str, client: str, head: bytes, body_size: int) -> Partial:
+        """The transfer of a message that a client announces; a new one, unless it was broken off."""
+        self.forget_old()
+        digest = hashlib.sha256(body_size.to_bytes(4, "big") + head).hexdigest()
+        key = json.dumps([host, client, digest])
+        found = self._known.get(key)
+        if found is not None and found.busy:  # the same message twice at once: the second is another one
+            return Partial("", head, body_size, self._spool.draft(), time.time())
+        if found is None:
+            found = self._known[key] = Partial(key, head, body_size, self._spool.draft(), time.time())
+        found.busy = True
+        found.head = head
+        self._idle.pop(key, None)
+        self._record(found)
+        return found
+
+    def _record(self, partial: Partial) -> None:
+        partial.utc = time.time()
+        if self._store is not None:
+            said = {"file": partial.file.name, "body_size": partial.body_size, "utc": partial.utc}
+            self._store.put(PARTIAL, partial.key, json.dumps(said).encode())
+
+    def release(self, partial: Partial) -> None:
+        """Nobody sends it any more: it waits to be resumed."""
+        if self._known.get(partial.key) is partial and partial.busy:
+            partial.busy = False
+            self._record(partial)
+            self._idle[partial.key] = partial
+            self.forget_old()
+
+    def drop(self, partial: Partial) -> None:
+        """It is complete, or of no use."""
+        if self._known.get(partial.key) is partial:
+            del self._known[partial.key]
+            self._idle.pop(partial.key, None)
+            if self._store is not None:
+                self._store.delete(PARTIAL, partial.key)
+
+    def hand_over(self, partial: Partial) -> None:
+        """Its message is published in this wake-up: from the commit that has it on, it is no transfer."""
+        if self._store is not None and partial.key:
+            self._store.delete(PARTIAL, partial.key)
+
+    def end(self, partial: Partial, *, taken: bool) -> None:
+        """It was complete; if its message was not taken, it may be sent again from what is here."""
+        if taken:
+            self.drop(partial)
+        else:
+            self.release(partial)
+
+    def drop_of(self, host: str, client: str) -> None:
+        """The client had no name, and nobody will be known by it again."""
+        begin = json.dumps([host, client])[:-1]
+        for key in [key for key in self._idle if key.startswith(begin)]:
+            self.drop(self._idle[key])
+
+    def forget_old(self) -> None:
+        """Drop those that are idle and too old, or too many."""
+        before = time.time() - self._age_secs
+        octets = sum(partial.file.size for partial in self._idle.values())
+        for partial in list(self._idle.values()):
+            if partial.utc > before and octets <= self._octets_max and len(self._idle) <= self._count_max:
+                return
+            octets -= partial.file.size
+            with suppress(KeyError):
+                self.drop(partial)

@@ -1,0 +1,127 @@
+"""What selects messages for a subscription or a query: the languages by their MIME type (3.5.4).
+
+`Application/JMS` (RFC 012; also when a client names none) is the selector language of selector.py: names are
+those of headers, then those of the head's fields in upper case, then the names that Java has for them.
+`application/cel` is a condition as mapping files have them in `when`.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from decimal import Decimal
+from typing import Any, Final
+
+from gateway.broker.amqpfast.selector import SelectorRefused, compile_selector
+from gateway.errors import MappingError, RemoteProtocolError
+from gateway.mapping.conditions import Condition
+from gateway.model.message import Message
+from gateway.model.properties import Properties, ValueType
+
+JMS: Final = "application/jms"
+CEL: Final = "application/cel"
+PRIORITY_DEFAULT: Final = 0
+
+Selects = Callable[[Message], bool]
+
+
+class LanguageUnknown(SelectorRefused):
+    """A MIME type that no selector language of ours has."""
+
+
+class Undecided:
+    """Counts what conditions could not decide."""
+
+    __slots__ = ("undecided", "unparsable")
+
+    def __init__(self) -> None:
+        self.unparsable = 0
+        self.undecided = 0
+
+
+def selection(mime_type: str, octets: bytes) -> Selects | None:
+    """What selects messages; None for an empty selector, which selects all.
+
+    Raises LanguageUnknown, or SelectorRefused for a text that is no selector of its language.
+    """
+    language = mime_type.lower() or JMS
+    if not octets:
+        return None
+    if language not in (JMS, CEL):
+        raise LanguageUnknown(f"selectors of type {mime_type!r} are not implemented")
+    try:
+        text = octets.decode()
+    except UnicodeDecodeError:
+        raise SelectorRefused("the selector is not UTF-8") from None
+    if not text.strip():
+        return None
+    return _jms(text) if language == JMS else _cel(text)
+
+
+def _cel(text: str) -> Selects:
+    counts = Undecided()
+    try:
+        condition = Condition(text, ())
+    except MappingError as error:
+        raise SelectorRefused(str(error)) from None
+    return lambda message: condition.holds(message, {}, counts)
+
+
+def _jms(text: str) -> Selects:
+    selects = compile_selector(text)
+
+    def look(message: Message) -> bool:
+        try:
+            properties = message.properties
+        except RemoteProtocolError:
+            return False  # its sender malformed it, so it says nothing
+        return selects(_Said(message, properties))
+
+    return look
+
+
+FIELDS: Final[dict[str, Callable[[Message, Properties], Any]]] = {
+    "PERSISTENT": lambda message, said: message.durable,
+    "PRIORITY": lambda message, said: said.priority or PRIORITY_DEFAULT,
+    "EXPIRATION": lambda message, said: int(message.expires),
+    "MIME_TYPE": lambda message, said: said.content_type,
+    "ENCODING": lambda message, said: said.content_encoding,
+    "IDENTIFIER": lambda message, said: said.message_id,
+    "CORRELATION_ID": lambda message, said: _text(said.correlation),
+    "REPLY_TO": lambda message, said: said.reply_to,
+    "TYPE": lambda message, said: said.type,
+    "TIMESTAMP": lambda message, said: said.timestamp,
+    "JMSDeliveryMode": lambda message, said: "PERSISTENT" if message.durable else "NON_PERSISTENT",
+    "JMSPriority": lambda message, said: said.priority or PRIORITY_DEFAULT,
+    "JMSMessageID": lambda message, said: said.message_id,
+    "JMSCorrelationID": lambda message, said: _text(said.correlation),
+    "JMSReplyTo": lambda message, said: said.reply_to,
+    "JMSType": lambda message, said: said.type,
+    "JMSTimestamp": lambda message, said: None if said.timestamp is None else said.timestamp * 1000,
+    "JMSExpiration": lambda message, said: int(message.expires * 1000),
+}
+"""Names that are no headers."""
+
+
+def _text(octets: bytes | None) -> str | None:
+    return None if octets is None else octets.decode(errors="replace")
+
+
+class _Said:
+    """What a message says, by name, looked up when a selector asks."""
+
+    __slots__ = ("_message", "_properties")
+
+    def __init__(self, message: Message, properties: Properties) -> None:
+        self._message = message
+        self._properties = properties
+
+    def get(self, name: str, /) -> Any:
+        """The value of a header or field; None when the message does not say it."""
+        for header, value in self._properties.headers:
+            if header == name:
+                if value.type is ValueType.DECIMAL:
+                    assert isinstance(value.value, Decimal)
+                    return float(value.value)
+                return value.value if isinstance(value.value, str | int | float) else None
+        read = FIELDS.get(name)
+        return None if read is None else read(self._message, self._properties)

@@ -1,0 +1,219 @@
+"""The folder of bodies that are too large to be held in memory.
+
+A body is written as it comes, and stays where it is until nobody needs it. Whoever does has its SpoolFile:
+messages that wait or are being delivered, durable queues for what they have on disk (kept.py), transfers that
+were broken off (partials.py). When the last one has let go, the file is removed: not at once, for removing a
+large one takes its time, but by `bury`, in a thread. What a gateway leaves that was killed is removed by the
+next one, unless something stored refers to it.
+
+No descriptor is kept, for clients may have as many transfers under way as they like.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import os
+import secrets
+import shutil
+import tempfile
+import threading
+from collections import deque
+from contextlib import suppress
+from pathlib import Path
+from typing import Final
+from weakref import WeakValueDictionary, finalize
+
+from gateway.errors import GatewayError, StoreError
+from gateway.model.spooled import Spooled
+from gateway.store.group import RUN_OCTETS_MAX
+
+SUFFIX: Final = ".body"
+# Smaller bodies are always held: the store has rows of its own for larger ones only.
+SPOOLED_OCTETS_MIN: Final = RUN_OCTETS_MAX + 1
+PIECE_OCTETS: Final = 1_048_576  # hashed at a time
+
+
+class SpoolFull(GatewayError):
+    """There is no room for more on the disk, or not so much is allowed."""
+
+
+class SpoolFile:
+    """One body, or the beginning of one: `size` octets."""
+
+    def __init__(self, spool: Spool, name: str, size: int) -> None:
+        self.name = name
+        self.size = size
+        self._spool = spool
+        self._path = spool.folder / name
+        self._finalize = finalize(self, spool.dead.append, name)
+        self._finalize.atexit = False
+
+    def write(self, octets: bytes) -> None:
+        """Append to it. Raises SpoolFull; what did fit counts."""
+        spool = self._spool
+        if spool.used + len(octets) > spool.octets_max:
+            raise SpoolFull(f"limits.spool_bytes_max ({spool.octets_max}) is reached")
+        view = memoryview(octets)
+        try:
+            descriptor = os.open(self._path, os.O_WRONLY | os.O_CREAT | os.O_CLOEXEC, 0o600)
+            try:
+                while view:
+                    count = os.pwrite(descriptor, view, self.size)
+                    view = view[count:]
+                    self.size += count
+                    spool.count(count)
+            finally:
+                os.close(descriptor)
+        except OSError as error:
+            raise SpoolFull(f"the spool cannot be written: {error.strerror}") from error
+
+    def read(self, at: int, count: int) -> bytes:
+        """`count` octets from `at` on, fewer at the end. Raises OSError."""
+        descriptor = os.open(self._path, os.O_RDONLY | os.O_CLOEXEC)
+        try:
+            return os.pread(descriptor, count, at)
+        finally:
+            os.close(descriptor)
+
+    def body(self) -> bytes:
+        """The body that it is; in memory, if it is small. Raises OSError."""
+        whole = Spooled(self, self.size)
+        return whole if self.size >= SPOOLED_OCTETS_MIN else whole.octets()
+
+    def sync(self) -> None:
+        """Have it survive a loss of power; waits for the disk. Raises OSError."""
+        for path in (self._path, self._path.parent):
+            descriptor = os.open(path, os.O_RDONLY | os.O_CLOEXEC)
+            try:
+                os.fsync(descriptor)
+            finally:
+                os.close(descriptor)
+
+    def digest(self) -> bytes:
+        """SHA-1 of all of it; takes its time. Raises OSError."""
+        found = hashlib.sha1(usedforsecurity=False)
+        with self._path.open("rb") as file:
+            while piece := file.read(PIECE_OCTETS):
+                found.update(piece)
+        return found.digest()
+
+    def keep(self) -> None:
+        """Whether it is needed is for the next gateway to say: it stays."""
+        self._finalize.detach()
+
+
+class Spool:
+    """The folder. `used` are the octets in it, `held` those reserved for bodies that arrive in memory."""
+
+    def __init__(
+        self, folder: Path | None, *, octets_max: int, memory_octets_max: int, memory_total_max: int
+    ) -> None:
+        """Without a folder there will be one for this process alone. Raises StoreError."""
+        self.lasting = folder is not None
+        self.octets_max = octets_max
+        self.used = 0
+        self.held = 0
+        self.dead: deque[str] = deque()  # names of files that nobody needs any more
+        self._memory_max = memory_octets_max
+        self._memory_total_max = memory_total_max
+        self._lock = threading.Lock()  # the thread of the store looks files up, too
+        self.files: WeakValueDictionary[str, SpoolFile] = WeakValueDictionary()
+        self._folder = folder
+        if folder is not None:
+            try:
+                folder.mkdir(mode=0o700, exist_ok=True)
+            except OSError as error:
+                raise StoreError(f"the folder {folder} cannot be made: {error.strerror}") from error
+
+    @property
+    def folder(self) -> Path:
+        """Where the files are. Raises SpoolFull when it has to be made and cannot."""
+        if self._folder is None:
+            try:
+                self._folder = Path(tempfile.mkdtemp(prefix="gateway-spool-"))
+            except OSError as error:
+                raise SpoolFull(f"no folder can be made: {error.strerror}") from error
+        return self._folder
+
+    def hold(self, size: int) -> bool:
+        """Whether a body of `size` octets may arrive in memory; it is counted until `let_go`."""
+        with self._lock:
+            fits = size <= self._memory_max and self.held + size <= self._memory_total_max
+            if fits or size < SPOOLED_OCTETS_MIN:
+                self.held += size
+                return True
+            return False
+
+    def let_go(self, size: int) -> None:
+        """It has arrived, or never will."""
+        with self._lock:
+            self.held -= size
+
+    def count(self, octets: int) -> None:
+        """So many octets more are in the folder."""
+        with self._lock:
+            self.used += octets
+
+    def draft(self) -> SpoolFile:
+        """A file for a body that begins to arrive. Raises SpoolFull."""
+        return self._enter(SpoolFile(self, secrets.token_hex(16) + SUFFIX, 0))
+
+    def recall(self, name: str, size: int | None = None) -> SpoolFile:
+        """The file that something stored refers to; None: what is there of it. Raises StoreError."""
+        with self._lock:
+            found = self.files.get(name)
+        if found is None:
+            found = SpoolFile(self, name, self._size(name))
+            if size is not None and found.size != size:
+                found.keep()
+                raise StoreError(f"{self.folder / name} has {found.size} octets, not {size}")
+            self._enter(found)
+        return found
+
+    def _enter(self, file: SpoolFile) -> SpoolFile:
+        with self._lock:
+            self.files[file.name] = file
+        return file
+
+    def _size(self, name: str) -> int:
+        try:
+            return (self.folder / name).stat().st_size
+        except OSError as error:
+            raise StoreError(f"{self.folder / name} is gone: {error.strerror}") from error
+
+    def recall_body(self, name: str, size: int) -> Spooled:
+        """The body that a stored message has in a file. Raises StoreError."""
+        return Spooled(self.recall(name, size), size)
+
+    def sweep(self) -> None:
+        """Everything that is stored has been recalled: remove the others."""
+        if not self.lasting:
+            return
+        for path in self.folder.glob("*" + SUFFIX):
+            size = path.stat().st_size
+            if path.name in self.files:
+                self.used += size
+            else:
+                path.unlink()
+
+    def bury(self) -> None:
+        """Remove the files that nobody needs any more; takes its time."""
+        while True:
+            try:
+                path = self.folder / self.dead.popleft()
+            except IndexError:
+                return
+            with suppress(FileNotFoundError):  # nothing had come of it yet
+                size = path.stat().st_size
+                path.unlink()
+                self.count(-size)
+
+    def close(self) -> None:
+        """The gateway ends: what is stored stays, also when those who need it are forgotten."""
+        if self._folder is None:
+            return
+        self.bury()
+        for file in list(self.files.values()):
+            file.keep()
+        if not self.lasting:
+            shutil.rmtree(self.folder, ignore_errors=True)

@@ -1,0 +1,323 @@
+"""A virtual host of AMQP/Fast: destinations by service and name, and what names mean (3.5.2.3).
+
+A name stands for the destination of that name; or, when a command adds nothing to the name of its handle,
+for all destinations whose names begin with it. Where neither is there, `auto_create` makes a queue or topic,
+but not of a name that is empty or ends in a dot: by custom that is the beginning of names, which for topics
+may be those of the future. Names are plain texts; the dots in them mean nothing here.
+"""
+
+from __future__ import annotations
+
+import re
+import secrets
+from collections.abc import Callable, Iterable
+from typing import Final, TypedDict
+
+from gateway.broker.amqpfast.definitions import QUEUE, SUBSCRIPTION, TOPIC, FastDefinitions
+from gateway.broker.amqpfast.destinations import FastQueue, Interest, Subscription, Topic
+from gateway.errors import GatewayError
+from gateway.model.address import ADDRESS_OCTETS_MAX, Address, FastAddress
+from gateway.model.batch import Part, Sink
+from gateway.model.message import Message
+from gateway.model.outcome import Outcome, Reason, Verdict
+from gateway.protocols.amqpfast.spec import ReplyCode
+
+# 3.5.2.3: names hold no `/ # &`; and nothing that a person could not see.
+INVALID: Final = re.compile(r"[/#&\x00-\x20\x7f]")
+INVALID_BUT_SLASH: Final = re.compile(r"[#&\x00-\x20\x7f]")
+TEMPORARY: Final = "tmp-"
+NOWHERE: Final = Outcome(Verdict.REJECTED, Reason.NO_ROUTE, "no such destination, and none may be created")
+
+Named = FastQueue | Topic
+
+
+class QueueLimits(TypedDict):
+    """How much a queue holds, as its constructor takes it."""
+
+    messages_max: int
+    octets_max: int
+
+
+class Refused(GatewayError):
+    """What a client asks of a destination and does not get: costs it the handle."""
+
+    def __init__(self, code: ReplyCode, text: str) -> None:
+        super().__init__(text)
+        self.code = code
+
+
+class Nowhere:
+    """Where a route leads whose destination is not there: its messages are refused, not lost silently."""
+
+    def publish(self, part: Part) -> None:
+        """Refuse the messages."""
+        part.settle(NOWHERE)
+
+
+class FastHost:
+    """The destinations of one name. `changed` is called when routing may have changed."""
+
+    def __init__(
+        self,
+        name: str,
+        changed: Callable[[], None],
+        *,
+        queues: Iterable[str] = (),
+        topics: Iterable[str] = (),
+        peers: Iterable[str] = (),
+        auto_create: bool = True,
+        queues_max: int = 10_000,
+        topics_max: int = 10_000,
+        durable_max: int = 50_000,
+        queue_messages_max: int = 1_000_000,
+        queue_octets_max: int = 1 << 30,
+        definitions: FastDefinitions | None = None,
+    ) -> None:
+        """`queues`, `topics`, `peers`: those that are declared. `definitions`: what survives a restart."""
+        self.name = name
+        self.auto_create = auto_create
+        self.queues: dict[str, FastQueue] = {}
+        self.topics: dict[str, Topic] = {}
+        self.peers = tuple(peers)
+        self.durable: dict[tuple[str, str], Subscription] = {}  # by client and identifier
+        self.clients: dict[str, object] = {}  # active connections by client-name
+        self._changed = changed
+        self._most = {"queue": queues_max, "topic": topics_max, "session": durable_max}
+        self._queue_limits = QueueLimits(messages_max=queue_messages_max, octets_max=queue_octets_max)
+        self._definitions = definitions
+        self._exact: dict[str, dict[Subscription, None]] = {}
+        self._prefixes: dict[Subscription, None] = {}
+        self._nowhere = Nowhere()
+        if definitions is not None:
+            self._restore(definitions, set(queues), set(topics))
+        for one in queues:
+            if one not in self.queues:
+                self._add_queue(one)
+        for one in topics:
+            if one not in self.topics:
+                self._add_topic(one)
+
+    def _restore(self, definitions: FastDefinitions, queues: set[str], topics: set[str]) -> None:
+        """What an earlier process left."""
+        for name in definitions.names(QUEUE):
+            queue = FastQueue(name, durable=True, **self._queue_limits)
+            definitions.keep(queue, QUEUE, name)
+            if self.auto_create or name in queues or len(queue):
+                self.queues[name] = queue
+            else:
+                definitions.remove(QUEUE, name)
+                queue.delete()
+        for name in definitions.names(TOPIC):
+            if self.auto_create or name in topics:
+                self.topics[name] = Topic(name)
+            else:
+                definitions.remove(TOPIC, name)
+        for client, identifier, interest in definitions.subscriptions():
+            found = Subscription(interest, key=(client, identifier), **self._queue_limits)
+            definitions.keep(found, SUBSCRIPTION, client, identifier)
+            self.durable[client, identifier] = found
+            self._enter(found)
+
+    # Routing: what the switch asks.
+
+    def sinks(self, address: Address) -> tuple[Sink, ...]:
+        """The queue, or the subscriptions, that a message to this address goes to."""
+        assert isinstance(address, FastAddress)
+        name = address.destination
+        if address.service == "topic":
+            found = dict(self._exact.get(name, ()))
+            for one in self._prefixes:
+                if one.interest.covers(name):
+                    found[one] = None
+            return tuple(found)
+        queue = self.queues.get(name) if address.service == "queue" else None
+        if queue is None and address.service == "queue":
+            try:
+                made = self._create("queue", name, INVALID)
+            except Refused:
+                made = None
+            queue = made if isinstance(made, FastQueue) else None
+        return (self._nowhere,) if queue is None else (queue,)
+
+    def choose(self, message: Message) -> tuple[Sink, ...]:
+        """A message's address says it all."""
+        return self.sinks(message.address)
+
+    @property
+    def retained(self) -> None:
+        """Nothing is retained; the header that says so travels on."""
+
+    # Names.
+
+    def find(
+        self, service: str, name: str, *, whole: bool, slashes: bool = False, creates: bool = True
+    ) -> list[Named]:
+        """What a name means to a command that sends, consumes or asks; `whole`: it may be a beginning.
+
+        With `creates`, it is created where that is allowed. Refused 404, 502, 506.
+        """
+        named: dict[str, FastQueue] | dict[str, Topic] = self.queues if service == "queue" else self.topics
+        found = named.get(name)
+        if found is not None:
+            return [found]
+        if whole and (several := [one for key, one in named.items() if key.startswith(name)]):
+            return several
+        made = self._create(service, name, INVALID_BUT_SLASH if slashes else INVALID) if creates else None
+        if made is None:
+            raise Refused(ReplyCode.DESTINATION_NOT_FOUND, f"there is no {service} {name!r}")
+        return [made]
+
+    def check_open(self, service: str, name: str, *, slashes: bool = False) -> None:
+        """Whether a handle may be opened for this name; Refused as `find`, which it otherwise is like."""
+        if service == "peer":
+            self.find_peers(name, whole=True)
+        elif not (self.auto_create and self._begins(name)):
+            self.find(service, name, whole=True, slashes=slashes)
+
+    def find_peers(self, name: str, *, whole: bool) -> list[str]:
+        """The peers of a name; Refused 404."""
+        if name in self.peers:
+            return [name]
+        found = [one for one in self.peers if one.startswith(name)] if whole else []
+        if not found:
+            raise Refused(ReplyCode.DESTINATION_NOT_FOUND, f"there is no peer {name!r}")
+        return found
+
+    @staticmethod
+    def _begins(name: str) -> bool:
+        return not name or name.endswith(".")
+
+    def _create(self, service: str, name: str, invalid: re.Pattern[str]) -> Named | None:
+        if not self.auto_create or self._begins(name):
+            return None
+        self._check_name(name, invalid)
+        return self._add_queue(name) if service == "queue" else self._add_topic(name)
+
+    @staticmethod
+    def _check_name(name: str, invalid: re.Pattern[str]) -> None:
+        if invalid.search(name):
+            raise Refused(ReplyCode.BAD_FIELD_VALUE, f"dest-name: {name!r} holds what no name may")
+        if len(name.encode()) > ADDRESS_OCTETS_MAX:
+            text = f"dest-name: more than {ADDRESS_OCTETS_MAX} octets in all"
+            raise Refused(ReplyCode.BAD_FIELD_VALUE, text)
+
+    def _check_room(self, service: str, count: int) -> None:
+        if count >= self._most[service]:
+            text = f"limits.{service}s_max ({self._most[service]}) is reached"
+            raise Refused(ReplyCode.INSUFFICIENT_RESOURCES, text)
+
+    def _add_queue(self, name: str, owner: str | None = None) -> FastQueue:
+        self._check_room("queue", len(self.queues))
+        queue = FastQueue(name, durable=owner is None, owner=owner, **self._queue_limits)
+        if owner is None and self._definitions is not None:
+            self._definitions.add(QUEUE, name)
+            self._definitions.keep(queue, QUEUE, name)
+        self.queues[name] = queue
+        self._changed()
+        return queue
+
+    def _add_topic(self, name: str, owner: str | None = None) -> Topic:
+        self._check_room("topic", len(self.topics))
+        topic = self.topics[name] = Topic(name, owner)
+        if owner is None and self._definitions is not None:
+            self._definitions.add(TOPIC, name)
+        self._changed()
+        return topic
+
+    # Temporary destinations, 3.5.2.2.
+
+    def create_temporary(
+        self, service: str, name: str, client: str, channel: object, *, slashes: bool = False
+    ) -> Named:
+        """A queue or topic of `client`, which ends with `channel`; the server names it unless it has a name.
+
+        One that the client has already is emptied. Refused 403 when the name is taken; 502, 506.
+        """
+        named: dict[str, FastQueue] | dict[str, Topic] = self.queues if service == "queue" else self.topics
+        name = name or TEMPORARY + secrets.token_hex(8)
+        found: Named | None = named.get(name)
+        if found is None:
+            self._check_name(name, INVALID_BUT_SLASH if slashes else INVALID)
+            found = self._add_queue(name, client) if service == "queue" else self._add_topic(name, client)
+        elif found.owner != client:
+            raise Refused(ReplyCode.ACCESS_REFUSED, f"{service} {name!r} belongs to somebody else")
+        elif isinstance(found, FastQueue):
+            found.purge()
+        found.channel = channel
+        return found
+
+    def channel_gone(self, channel: object) -> None:
+        """The temporary destinations of a channel end with it."""
+        for queue in [one for one in self.queues.values() if one.channel is channel]:
+            del self.queues[queue.name]
+            queue.delete()
+            self._changed()
+        for topic in [one for one in self.topics.values() if one.channel is channel]:
+            del self.topics[topic.name]
+            self._changed()
+
+    # Subscriptions.
+
+    def is_prefix(self, name: str, *, whole: bool, slashes: bool = False) -> bool:
+        """Whether a CONSUME for topics of this name means all that begin with it, also those to come.
+
+        Otherwise it means the one topic, which is there now. Refused as `find`.
+        """
+        if name in self.topics:
+            return False
+        if whole and (
+            (self.auto_create and self._begins(name)) or any(one.startswith(name) for one in self.topics)
+        ):
+            return True
+        self.find("topic", name, whole=False, slashes=slashes)
+        return False
+
+    def subscribe(self, interest: Interest, key: tuple[str, str] | None = None) -> Subscription:
+        """A subscription; of a durable one (`key`: client, identifier) the one that is there, if it is for
+        the same. Refused 507 when somebody consumes it."""
+        before = self.durable.get(key) if key is not None else None
+        if before is not None:
+            if before.attached:
+                text = f"subscription {before.key} is in use"
+                raise Refused(ReplyCode.TEMPORARILY_FORBIDDEN, text)
+            if before.interest == interest:
+                return before
+            self.unsubscribe(before)
+        if key is not None:
+            self._check_room("session", len(self.durable))
+        found = Subscription(interest, key=key, **self._queue_limits)
+        if key is not None:
+            self.durable[key] = found
+            if self._definitions is not None:
+                self._definitions.add_subscription(*key, interest)
+                self._definitions.keep(found, SUBSCRIPTION, *key)
+        self._enter(found)
+        self._changed()
+        return found
+
+    def _enter(self, found: Subscription) -> None:
+        if found.interest.prefix:
+            self._prefixes[found] = None
+        else:
+            self._exact.setdefault(found.interest.name, {})[found] = None
+
+    def unsubscribe(self, subscription: Subscription) -> None:
+        """The subscription is over, with all that it holds."""
+        self._prefixes.pop(subscription, None)
+        name = subscription.interest.name
+        same = self._exact.get(name)
+        if same is not None:
+            same.pop(subscription, None)
+            if not same:
+                del self._exact[name]
+        if subscription.key is not None:
+            self.durable.pop(subscription.key, None)
+            if self._definitions is not None:
+                self._definitions.remove_subscription(*subscription.key)
+        self._changed()
+        subscription.delete()
+
+    @property
+    def subscriptions(self) -> list[Subscription]:
+        """All subscriptions."""
+        return [*self._prefixes, *(one for same in self._exact.values() for one in same)]

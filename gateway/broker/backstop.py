@@ -1,0 +1,129 @@
+"""What stands behind the switch for messages that cannot simply be delivered, once: dead letters with their
+copies, the ids by which repeats are known, and the outboxes of the links. Put together here, and kept going.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Mapping
+from typing import Final
+
+import trio
+
+from gateway.broker.dead_letters import DeadLetters
+from gateway.broker.dead_letters.forwarding import Forwarding
+from gateway.broker.dead_letters.redriving import Redriving
+from gateway.broker.deduplication import Deduplication
+from gateway.broker.outbox.outbox import OutboxLimits, OutboxState, Way
+from gateway.broker.outbox.outboxes import Outboxes
+from gateway.broker.switch import Namespace, Switch
+from gateway.mapping.crossings import Route
+from gateway.mapping.router import Router, Targets
+from gateway.settings import Limits, Link
+from gateway.settings.tree import Forward
+from gateway.store.store import Store
+
+TICK_SECS: Final = 0.25
+
+
+class Backstop:
+    """Makes the switch. Without a store everything here is in memory, and there are no outboxes."""
+
+    def __init__(
+        self,
+        store: Store | None,
+        router: Router,
+        limits: Limits,
+        *,
+        links: Mapping[str, Link],
+        forward: Forward | None = None,
+    ) -> None:
+        """Before the store starts."""
+        self.dead_letters = DeadLetters(
+            messages_max=limits.dead_letters_max, octets_max=limits.dead_letters_bytes_max, store=store
+        )
+        self.deduplication = Deduplication(store)
+        self.switch = Switch(router, self.dead_letters, self.deduplication)
+        self.switch.links = links.keys()
+        self.redriving = Redriving(self.switch, self.dead_letters)
+        self.outboxes: Outboxes | None = None
+        self.forwarding: Forwarding | None = None
+        self._forward = forward
+        if store is not None:
+            self.outboxes = Outboxes(
+                store,
+                self.dead_letters,
+                memory_messages_max=limits.queue_memory_messages_max,
+                memory_octets_max=limits.queue_memory_bytes_max,
+            )
+            self.switch.outbox = self.outboxes.of
+        if forward is not None:
+            self.forwarding = Forwarding(
+                self.switch.namespaces, forward.endpoint, forward.address(), assurance=forward.qos
+            )
+            self.dead_letters.forward = self.forwarding.forward
+
+    def add_link(self, name: str, given: Link, namespace: Namespace, up: Callable[[], bool]) -> None:
+        """A link for outboxes. Its `link_up` is to be called whenever it has come up."""
+        if self.outboxes is not None:
+            said = given.outbox
+            limits = OutboxLimits(said.messages_max, said.bytes_max, said.age_secs_max, said.policy)
+            self.outboxes.add_way(name, Way(namespace, up, given.in_flight_max, limits))
+
+    def link_up(self, name: str) -> None:
+        """The link can be given messages."""
+        if self.outboxes is not None:
+            self.outboxes.link_up(name)
+
+    def use(self, routes: Iterable[Route]) -> None:
+        """These routes are in force; all links are known."""
+        if self.outboxes is not None:
+            self.outboxes.use(routes)
+
+    def targets(self, link: str, targets: Targets) -> Targets:
+        """What has to exist at a link: what its routes need, and where copies of dead letters go."""
+        forward = self._forward
+        if forward is None or forward.endpoint != link or forward.protocol != "amqp091":
+            return targets
+        exchanges, queues = targets.exchanges, targets.queues
+        if forward.exchange:
+            exchanges = tuple(dict.fromkeys((*exchanges, forward.exchange)))
+        if forward.queue is not None:
+            queues = tuple(dict.fromkeys((*queues, forward.queue)))
+        return Targets(exchanges, queues, targets.destinations)
+
+    async def run(self, flush: Callable[[], None]) -> None:
+        """What is due by the clock, until cancelled; `flush` ends each turn as it ends a wake-up."""
+        while True:
+            await trio.sleep(TICK_SECS)
+            if self.outboxes is not None:
+                self.outboxes.tick()
+            self.dead_letters.tick()
+            self.deduplication.tick()
+            flush()
+
+    def stop(self) -> None:
+        """The gateway is leaving: outboxes hand out nothing more."""
+        if self.outboxes is not None:
+            self.outboxes.stop()
+
+    # What is shown.
+
+    def outbox_states(self) -> list[OutboxState]:
+        """The outboxes as they are now."""
+        return [] if self.outboxes is None else self.outboxes.states()
+
+    def forwarded(self) -> Mapping[str, int]:
+        """Copies of dead letters, by what became of them."""
+        return {} if self.forwarding is None else self.forwarding.counted
+
+    def forgotten_ids(self) -> Mapping[str, int]:
+        """Message ids that were forgotten before their time, by route."""
+        return {ids.route: ids.forgotten for ids in self.deduplication}
+
+    def gauges(self) -> dict[str, Callable[[], float]]:
+        """Its share of the broker's gauges."""
+        return {
+            "gateway_dead_letters": lambda: len(self.dead_letters),
+            "gateway_dead_letters_bytes": lambda: self.dead_letters.octets,
+            "gateway_deduplication_ids": lambda: sum(len(ids.accepted) for ids in self.deduplication),
+        }

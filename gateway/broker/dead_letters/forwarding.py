@@ -1,0 +1,99 @@
+"""A copy of every dead letter, published to an address with headers that say why.
+
+A copy never makes another one: what becomes of it is only counted, it is no dead letter itself, and a message
+that has our header already (a route brought the copy back, and it failed again) is not forwarded.
+"""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Callable, Mapping
+from dataclasses import replace
+from datetime import UTC, datetime
+from typing import Final
+
+from gateway.broker.switch import Namespace
+from gateway.errors import RemoteProtocolError
+from gateway.model.address import Address
+from gateway.model.batch import Batch, Lane
+from gateway.model.message import Message, Sender
+from gateway.model.outcome import Outcome
+from gateway.model.properties import Properties, property_set, string
+
+REASON: Final = "x-gateway-reason"
+ROUTE: Final = "x-gateway-route"
+TEXT: Final = "x-gateway-text"
+TIME: Final = "x-gateway-time"
+
+
+class Forwarding:
+    """Publishes copies to `address` of the endpoint `endpoint`, one of `namespaces`.
+
+    `counted`: copies by what became of them; `absent` is an endpoint or address that nobody takes.
+    """
+
+    def __init__(
+        self, namespaces: Mapping[str, Namespace], endpoint: str, address: Address, *, assurance: int = 1
+    ) -> None:
+        self.counted: Counter[str] = Counter()
+        self._namespaces = namespaces
+        self._endpoint = endpoint
+        self._address = address
+        self._assurance = assurance
+
+    def forward(self, messages: list[Message], route: str, outcome: Outcome, utc: float) -> None:
+        """Publish copies of these messages."""
+        namespace = self._namespaces.get(self._endpoint)
+        batch = Batch(self, 0.0)
+        lanes: dict[object, Lane] = {}
+        for message in messages:
+            copy = self._copy(message, route, outcome, utc)
+            if copy is None:
+                self.counted["looped"] += 1
+                continue
+            sinks = None if namespace is None else namespace.sinks(copy.address)
+            if sinks is None:
+                sinks = () if namespace is None else namespace.choose(copy)
+            if not sinks:
+                self.counted["absent"] += 1
+                continue
+            slot = batch.open(None, len(sinks))
+            for sink in sinks:
+                batch.add(slot, lanes.setdefault(sink, Lane(sink)), copy)
+        batch.send()
+
+    def _copy(self, message: Message, route: str, outcome: Outcome, utc: float) -> Message | None:
+        try:
+            said = message.properties
+        except RemoteProtocolError:  # that may be why it is a dead letter
+            said = Properties()
+        if any(name == REASON for name, _ in said.headers):
+            return None
+        when = datetime.fromtimestamp(utc, UTC).isoformat(timespec="milliseconds")
+        why = (
+            (REASON, string(outcome.reason.value)),
+            (ROUTE, string(route)),
+            (TEXT, string(outcome.text)),
+            (TIME, string(when)),
+        )
+        return Message(
+            self._address,
+            message.body,
+            property_set(replace(said, headers=said.headers + why)),
+            self._assurance,
+            self._assurance > 0,
+            hops=message.hops + 1,
+            sender=message.sender,
+        )
+
+    # What batches ask: this is their source.
+
+    def hold(self, senders: set[Sender]) -> list[Callable[[], None]]:
+        """The senders have done nothing to this target; a full one refuses the copies."""
+        return []
+
+    def settle(self, receipts: list[None], refused: dict[int, Outcome] | None, received: float) -> None:
+        """Count: the letter itself is kept, whatever becomes of its copy."""
+        failed = len(refused) if refused else 0
+        self.counted["accepted"] += len(receipts) - failed
+        self.counted["refused"] += failed

@@ -1,0 +1,211 @@
+"""Messages that no route, limit or target would take, kept with the reason.
+
+With a store they are written there, and a source is told only when they are on disk: a dead letter has been
+accepted. What no route and no subscriber wanted (no route, NO_ROUTE) is held in memory only: a device that
+nobody listens to is no loss, and must not wear out the disk. Without a store all of them are in memory. In
+either place the newest are kept, within limits, and every one is counted by its reason.
+
+A letter holds the message as it came from its source, or as its route had made it for the target; `crossed`
+tells which. In the store's column for the route the latter has CROSSED behind the name, where no name has it.
+"""
+
+from __future__ import annotations
+
+import time
+from collections import Counter, deque
+from collections.abc import Callable, Iterable
+from typing import Final, NamedTuple
+
+from gateway.model.message import Message
+from gateway.model.outcome import ACCEPTED, Outcome, Reason
+from gateway.store.letters import DeadLetter
+from gateway.store.store import Store
+
+CROSSED: Final = ">"
+MEMORY: Final = "m"  # the ids of letters in memory begin with it
+PAGE_LETTERS: Final = 200  # read at a time when all are looked through
+
+Forward = Callable[[list[Message], str, Outcome, float], None]
+
+
+class Letter(NamedTuple):
+    """A message, the route that it took ("" when none), what was said of it, and when (UTC seconds)."""
+
+    id: str
+    message: Message
+    route: str
+    outcome: Outcome
+    utc: float
+    crossed: bool
+
+
+Letters = list[Letter]
+
+
+class DeadLetters:
+    """The newest dead letters. What is read of them comes to a function, for the disk may have to be asked.
+
+    `forward` is given what becomes a dead letter, for a copy elsewhere; not what is in memory only because
+    nobody wanted it.
+    """
+
+    def __init__(
+        self,
+        *,
+        messages_max: int = 10_000,
+        octets_max: int = 64 * 1024 * 1024,
+        store: Store | None = None,
+    ) -> None:
+        """The limits are those in memory; the store has its own."""
+        self.messages_max = messages_max
+        self.octets_max = octets_max
+        self.counted: Counter[tuple[str, str]] = Counter()  # (route, reason)
+        self.forward: Forward | None = None
+        self._store = store
+        self._letters: deque[Letter] = deque()
+        self._octets = 0
+        self._last = 0
+        self._owed: list[Callable[[], None]] = []  # told when the disk takes letters again
+
+    def __len__(self) -> int:
+        return len(self._letters) + (0 if self._store is None else self._store.letters_count)
+
+    @property
+    def octets(self) -> int:
+        """Octets of the bodies of all letters."""
+        return self._octets + (0 if self._store is None else self._store.letters_octets)
+
+    def add(
+        self,
+        messages: list[Message],
+        route: str,
+        outcome: Outcome,
+        then: Callable[[], None] | None = None,
+        *,
+        crossed: bool = False,
+    ) -> None:
+        """Keep `messages`; the oldest letters make room. `then` is called when they are safe.
+
+        `crossed`: they are as the route made them for its target.
+        """
+        self.counted[route, outcome.reason.value] += len(messages)
+        utc = time.time()
+        unwanted = not route and outcome.reason is Reason.NO_ROUTE
+        if self.forward is not None and not unwanted:
+            self.forward(messages, route, outcome, utc)
+        if self._store is None or unwanted:
+            self._hold(messages, route, outcome, utc, crossed=crossed)
+            if then is not None:
+                then()
+            return
+        self._store.add_letters(messages, route + CROSSED if crossed else route, outcome)
+        if then is not None:
+            self._when_safe(then)
+
+    def _hold(
+        self, messages: list[Message], route: str, outcome: Outcome, utc: float, *, crossed: bool
+    ) -> None:
+        for message in messages:
+            self._last += 1
+            self._letters.append(Letter(f"{MEMORY}{self._last}", message, route, outcome, utc, crossed))
+            self._octets += len(message.body)
+        while len(self._letters) > self.messages_max or self._octets > self.octets_max:
+            self._octets -= len(self._letters.popleft().message.body)
+
+    def _when_safe(self, then: Callable[[], None]) -> None:
+        """Letters outlast a full disk in memory, but their sources wait until they are on it."""
+        assert self._store is not None
+
+        def told(outcome: Outcome) -> None:
+            if outcome is ACCEPTED:
+                then()
+            else:
+                self._owed.append(then)
+
+        self._store.after_commit(told)
+
+    def tick(self) -> None:
+        """Once a second: when the disk takes letters again, whoever waits for that may be told."""
+        if self._owed and self._store is not None and self._store.healthy:
+            owed, self._owed = self._owed, []
+            for then in owed:
+                self._when_safe(then)
+
+    # What is read.
+
+    def newest(self, count: int, then: Callable[[Letters], None], *, route: str | None = None) -> None:
+        """`then` gets at most `count` letters, newest first; of one route, or all."""
+        held = [letter for letter in reversed(self._letters) if route is None or letter.route == route]
+        found: Letters = held[:count]
+        if self._store is None:
+            then(found)
+            return
+
+        def merged(stored: Letters) -> None:
+            then(sorted((*stored, *found), key=lambda letter: -letter.utc)[:count])
+
+        self._pages([], route, None, count, merged)
+
+    def _pages(
+        self,
+        found: Letters,
+        route: str | None,
+        before: int | None,
+        count: int,
+        then: Callable[[Letters], None],
+    ) -> None:
+        """Read on, older than the letter with id `before`, until `count` have been found."""
+        store = self._store
+        assert store is not None
+
+        def read(letters: list[DeadLetter]) -> None:
+            made = [_letter(one) for one in letters]
+            found.extend(one for one in made if route is None or one.route == route)
+            if len(letters) < PAGE_LETTERS or len(found) >= count:
+                then(found[:count])
+            else:
+                self._pages(found, route, letters[-1].id, count, then)
+
+        store.newest_letters(PAGE_LETTERS, read, before=before)
+        store.flush()
+
+    def ids(self, route: str | None, then: Callable[[list[str]], None]) -> None:
+        """`then` gets the ids of all letters of a route (None: of all), the oldest first."""
+        self.newest(len(self), lambda found: then([letter.id for letter in reversed(found)]), route=route)
+
+    def find(self, ids: Iterable[str], then: Callable[[Letters], None]) -> None:
+        """`then` gets the letters with these ids that there are, in this order."""
+        wanted = list(ids)
+        known = {letter.id: letter for letter in self._letters}
+        stored = _stored(wanted)
+
+        def merged(letters: list[DeadLetter]) -> None:
+            known.update((str(one.id), _letter(one)) for one in letters)
+            then([known[id] for id in wanted if id in known])
+
+        if self._store is None or not stored:
+            merged([])
+        else:
+            self._store.find_letters(stored, merged)
+            self._store.flush()
+
+    def delete(self, ids: Iterable[str]) -> None:
+        """Forget the letters with these ids."""
+        gone = set(ids)
+        kept = [letter for letter in self._letters if letter.id not in gone]
+        if len(kept) < len(self._letters):
+            self._letters = deque(kept)
+            self._octets = sum(len(letter.message.body) for letter in kept)
+        if self._store is not None and (stored := _stored(gone)):
+            self._store.delete_letters(stored)
+
+
+def _stored(ids: Iterable[str]) -> list[int]:
+    """The ids that can be of letters in the store."""
+    return [int(id) for id in ids if id.isascii() and id.isdigit() and len(id) < 19]
+
+
+def _letter(stored: DeadLetter) -> Letter:
+    crossed = stored.route.endswith(CROSSED)
+    route = stored.route.removesuffix(CROSSED)
+    return Letter(str(stored.id), stored.message, route, stored.outcome, stored.utc, crossed)

@@ -1,0 +1,130 @@
+"""Dead letters on their way again.
+
+A letter that its route had made goes straight to what the route leads to now; one that is as its source sent
+it crosses the route again; one without a route is published again for whatever routes and subscribers there
+are. Nothing is checked for repeats, since the first attempt counts as one. What is refused again stays the
+letter that it was, with its first reason. A letter goes when its message has been accepted, be it late.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Final
+
+from gateway.broker.dead_letters import DeadLetters, Letter
+from gateway.broker.switch import UNROUTED, Entrance, RouteLane, Switch
+from gateway.mapping.crossings import Route
+from gateway.model.batch import Batch, Lane, Sink
+from gateway.model.message import Message, Sender
+from gateway.model.outcome import ACCEPTED, Outcome, Reason, Verdict
+
+BUSY: Final = Outcome(Verdict.RELEASED, Reason.QUOTA, "it is on its way already")
+
+Told = Callable[[str, Outcome], None]
+Receipt = tuple[str, Told]
+
+
+class Redriving:
+    """Publishes dead letters again."""
+
+    def __init__(self, switch: Switch, dead_letters: DeadLetters) -> None:
+        self._switch = switch
+        self._dead_letters = dead_letters
+        self._open: set[str] = set()
+
+    def redrive(self, letters: list[Letter], told: Told) -> None:
+        """Send the letters on their way; `told` hears of each, by its id, what became of it."""
+        batch = Batch(self, 0.0)
+        lanes: dict[tuple[Sink, str], Lane] = {}
+        refused: list[tuple[str, Outcome]] = []
+        for letter in letters:
+            if letter.id in self._open:
+                refused.append((letter.id, BUSY))
+                continue
+            outcome = self._place(batch, lanes, letter, told)
+            if outcome is None:
+                self._open.add(letter.id)
+            else:
+                refused.append((letter.id, outcome))
+        for id, outcome in refused:
+            told(id, outcome)
+        batch.send()
+
+    def _place(
+        self, batch: Batch, lanes: dict[tuple[Sink, str], Lane], letter: Letter, told: Told
+    ) -> Outcome | None:
+        """Put a letter's message on its lanes; otherwise the outcome says why that cannot be."""
+        receipt: Receipt = (letter.id, told)
+        if not letter.route:
+            return self._publish(batch, letter.message, receipt)
+        route = next((one for one in self._switch.router.routes if one.name == letter.route), None)
+        if route is None:
+            return _no(f"the route {letter.route!r} is in no mapping")
+        made = self._made(route, letter)
+        if isinstance(made, Outcome):
+            return made
+        end = self._switch.end(route)
+        if end is None:
+            return _no(f"the endpoint {route.target_endpoint!r} is not here")
+        sinks = end.sinks(made.address)
+        if sinks is None:
+            sinks = end.choose(made)
+        if not sinks:
+            return UNROUTED
+        kind = Entrance if self._switch.outboxed(route) else RouteLane
+        slot = batch.open(receipt, len(sinks) + bool(made.retain and end.retained is not None))
+        for sink in sinks:
+            key = (sink, route.name)
+            if key not in lanes:
+                lanes[key] = kind(sink, route, None)
+            batch.add(slot, lanes[key], made)
+        if made.retain and end.retained is not None:
+            batch.add(slot, lanes.setdefault((end.retained, ""), Lane(end.retained)), made)
+        return None
+
+    @staticmethod
+    def _made(route: Route, letter: Letter) -> Message | Outcome:
+        """The message as the route delivers it."""
+        message = letter.message
+        wanted = route.target.protocol if letter.crossed else route.pattern.protocol
+        if message.address.protocol != wanted:
+            return _no(f"the route {route.name!r} speaks {wanted} there now")
+        if letter.crossed:
+            return message
+        queue = route.pattern.queue or ""
+        captures = route.pattern.match(message.address, queue)
+        crossing = None
+        if captures is not None:
+            crossing = route.crossing(message.address, captures, queue, message.hops + 1)
+        crossed = None if crossing is None else crossing.cross(message)
+        return _no(f"the route {route.name!r} does not take it any more") if crossed is None else crossed
+
+    def _publish(self, batch: Batch, message: Message, receipt: Receipt) -> Outcome | None:
+        """As its source's endpoint did."""
+        switch = self._switch
+        endpoint = message.sender.endpoint
+        namespace = switch.namespaces.get(endpoint)
+        if namespace is None:
+            return _no(f"the endpoint {endpoint!r} that it came from is not here")
+        local = None if endpoint in switch.links else namespace
+        entry = switch.entry(endpoint, local, message.address)
+        return None if switch.publish(batch, entry, message, receipt) else UNROUTED
+
+    # What batches ask: this is their source.
+
+    def hold(self, senders: set[Sender]) -> list[Callable[[], None]]:
+        """The senders are long gone."""
+        return []
+
+    def settle(self, receipts: list[Receipt], refused: dict[int, Outcome] | None, received: float) -> None:
+        """A letter whose message was accepted is no more."""
+        outcomes = [(refused or {}).get(at, ACCEPTED) for at in range(len(receipts))]
+        rows = list(zip(receipts, outcomes, strict=True))
+        self._open.difference_update([id for id, _ in receipts])
+        self._dead_letters.delete([id for (id, _), outcome in rows if outcome is ACCEPTED])
+        for (id, told), outcome in rows:
+            told(id, outcome)
+
+
+def _no(text: str) -> Outcome:
+    return Outcome(Verdict.REJECTED, Reason.NO_ROUTE, text)

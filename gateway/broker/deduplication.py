@@ -1,0 +1,282 @@
+"""Repeats refused: a message whose id a route has accepted within a window is not passed on again.
+
+A route that deduplicates has a Guard in front of what it leads to. A new id is passed on, and its repeats are
+released until the first has been settled, so that nothing is accepted early; from then on they are accepted
+and go no further. Ids that were accepted are in memory, and in the store with the time when they may be
+forgotten.
+
+Where the target is ours (a queue, a session, an outbox) the id is handed to the store in the wake-up in which
+the message is, so that one transaction has both; if the message is refused after all, the id goes. A remote
+broker's acceptance comes later: then the id is written first, and the source told when it is on disk.
+"""
+
+from __future__ import annotations
+
+import struct
+import time
+from collections.abc import Callable, Iterator
+from functools import partial
+from hashlib import blake2b
+from typing import Final
+
+from gateway.errors import RemoteProtocolError
+from gateway.mapping.crossings import Route
+from gateway.model.address import Address
+from gateway.model.batch import Batch, Lane, Part, Sink
+from gateway.model.message import Message, Sender
+from gateway.model.outcome import ACCEPTED, Outcome, Reason, Verdict
+from gateway.store.store import Store
+
+KIND: Final = "seen"  # the kind of thing in the store
+ID_OCTETS_MAX: Final = 255  # a longer id is remembered by its hash
+ADDRESSES_MAX: Final = 1_024  # whose lanes one guard remembers
+
+UNSETTLED: Final = Outcome(
+    Verdict.RELEASED, Reason.QUOTA, "a message with the same id is on its way and not accepted yet"
+)
+
+
+class Ids:
+    """The ids of one route: those accepted, oldest first, and until when (UTC); those on their way."""
+
+    __slots__ = ("accepted", "forgotten", "open", "route")
+
+    def __init__(self, route: str) -> None:
+        self.route = route
+        self.accepted: dict[str, float] = {}
+        self.open: set[str] = set()
+        self.forgotten = 0  # before their time, since there were too many
+
+
+class Deduplication:
+    """The ids of all routes. Made before the store starts, if there is one."""
+
+    def __init__(self, store: Store | None = None, utc: Callable[[], float] = time.time) -> None:
+        self.store = store
+        self.utc = utc
+        self._ids: dict[str, Ids] = {}
+        if store is not None:
+            self._load(store)
+
+    def __iter__(self) -> Iterator[Ids]:
+        return iter(self._ids.values())
+
+    def of(self, route: str) -> Ids:
+        """The ids of a route, which outlive its rule."""
+        found = self._ids.get(route)
+        if found is None:
+            found = self._ids[route] = Ids(route)
+        return found
+
+    def _load(self, store: Store) -> None:
+        utc = self.utc()
+        found: dict[str, list[tuple[float, str]]] = {}
+        for key, value in store.things(KIND):
+            assert isinstance(key, bytes)
+            assert isinstance(value, bytes)
+            route, _, id = key.decode("utf-8", "surrogatepass").partition("/")
+            (until,) = struct.unpack(">d", value)
+            if until > utc:
+                found.setdefault(route, []).append((until, id))
+            else:
+                store.delete(KIND, key)
+        for route, rows in found.items():
+            rows.sort()
+            self.of(route).accepted = {id: until for until, id in rows}
+
+    def record(self, ids: Ids, id: str, until: float) -> None:
+        """Have the store remember an id."""
+        if self.store is not None:
+            self.store.put(KIND, _key(ids, id), struct.pack(">d", until))
+
+    def forget(self, ids: Ids, id: str) -> None:
+        """Have the store forget an id."""
+        if self.store is not None:
+            self.store.delete(KIND, _key(ids, id))
+
+    def tick(self) -> None:
+        """Once a second: forget what is older than its window."""
+        utc = self.utc()
+        for ids in self._ids.values():
+            accepted = ids.accepted
+            late: list[str] = []
+            for id, until in accepted.items():
+                if until > utc:
+                    break
+                late.append(id)
+            for id in late:
+                del accepted[id]
+                self.forget(ids, id)
+
+
+class Guard:
+    """In front of what a route leads to: sink, and namespace, of the route. Made anew when anything changes.
+
+    `lanes_of` gives the lanes behind it for one message, and whether they are those of its address. `local`:
+    what it leads to is ours. `unrouted` is what a message without a lane is answered.
+    """
+
+    def __init__(
+        self,
+        deduplication: Deduplication,
+        route: Route,
+        lanes_of: Callable[[Message], tuple[tuple[Lane, ...], bool]],
+        *,
+        local: bool,
+        unrouted: Outcome,
+    ) -> None:
+        rule = route.rule.deduplicate
+        assert rule is not None
+        self.route = route
+        self.local = local
+        self.ids = deduplication.of(route.name)
+        self._deduplication = deduplication
+        self._lanes_of = lanes_of
+        self._unrouted = unrouted
+        self._lanes: dict[Address, tuple[Lane, ...]] = {}
+        self._window = rule.window_secs
+        self._ids_max = rule.ids_max
+
+    # What the switch asks: a namespace, and its only sink.
+
+    def sinks(self, address: Address) -> tuple[Sink, ...]:
+        """Everything goes through here."""
+        return (self,)
+
+    def choose(self, message: Message) -> tuple[Sink, ...]:
+        """The address has decided."""
+        return (self,)
+
+    @property
+    def retained(self) -> None:
+        """What retains messages stands behind us."""
+
+    def publish(self, part: Part) -> None:
+        """Pass on what is new."""
+        ids = self.ids
+        accepted, open_ = ids.accepted, ids.open
+        utc = self._deduplication.utc()
+        store = self._deduplication.store
+        refusal = None
+        if store is not None and not store.healthy:
+            refusal = Outcome(Verdict.RELEASED, Reason.STORE, f"its id cannot be stored: {store.failure}")
+        batch = Batch(Passage(self, part), part.batch.received)
+        repeats: list[int] = []
+        for at, message in enumerate(part.messages):
+            try:
+                id = message.properties.message_id
+            except RemoteProtocolError as error:
+                part.settle_at((at,), Outcome(Verdict.REJECTED, Reason.MALFORMED, str(error)))
+                continue
+            if id:
+                if len(id) > ID_OCTETS_MAX:
+                    id = blake2b(id.encode("utf-8", "surrogatepass")).hexdigest()
+                if id in open_:
+                    part.settle_at((at,), UNSETTLED)
+                    continue
+                if accepted.get(id, 0.0) > utc:
+                    repeats.append(at)
+                    continue
+                if refusal is not None:
+                    part.settle_at((at,), refusal)
+                    continue
+            self._pass_on(batch, part, at, id or "", message)
+        if repeats:
+            self.route.duplicates += len(repeats)
+            part.settle_at(repeats)
+        batch.send()
+
+    def _pass_on(self, batch: Batch, part: Part, at: int, id: str, message: Message) -> None:
+        lanes = self._lanes.get(message.address)
+        if lanes is None or message.retain:
+            lanes, always = self._lanes_of(message)
+            if always:
+                if len(self._lanes) >= ADDRESSES_MAX:
+                    self._lanes.clear()
+                self._lanes[message.address] = lanes
+        if not lanes:
+            self.route.failed += self._unrouted is not ACCEPTED
+            part.settle_at((at,), self._unrouted)
+            return
+        if id:
+            self.ids.open.add(id)
+            self.ids.accepted.pop(id, None)  # too long ago; what is recorded now must not go with it
+            if self.local:
+                self._deduplication.record(self.ids, id, self._deduplication.utc() + self._window)
+        slot = batch.open((at, id), len(lanes))
+        if came := part.batch.sources:
+            batch.sources.append(came[part.slots[at]])
+        for lane in lanes:
+            batch.add(slot, lane, message)
+
+    # What the passage tells.
+
+    def settled(self, part: Part, rows: list[tuple[int, str]], outcome: Outcome) -> None:
+        """The messages at these positions of `part`, with these ids, have this outcome."""
+        positions = [at for at, _ in rows]
+        named = [id for _, id in rows if id]
+        if outcome is not ACCEPTED:
+            self.ids.open.difference_update(named)
+            if self.local:
+                for id in named:
+                    self._deduplication.forget(self.ids, id)
+            part.settle_at(positions, outcome)
+            return
+        store = self._deduplication.store
+        until = self._deduplication.utc() + self._window
+        if self.local or store is None or not named:
+            self._accept(part, positions, named, until, ACCEPTED)
+            return
+        for id in named:
+            self._deduplication.record(self.ids, id, until)
+        store.after_commit(partial(self._accept, part, positions, named, until))
+
+    def _accept(
+        self, part: Part, positions: list[int], named: list[str], until: float, written: Outcome
+    ) -> None:
+        """The target has the messages, so they are accepted even where the disk failed us: the store goes on
+        trying to write the ids, and we know them.
+        """
+        ids = self.ids
+        accepted = ids.accepted
+        ids.open.difference_update(named)
+        for id in named:
+            accepted.pop(id, None)
+            accepted[id] = until
+        while len(accepted) > self._ids_max:
+            oldest = next(iter(accepted))
+            del accepted[oldest]
+            ids.forgotten += 1
+            self._deduplication.forget(ids, oldest)
+        part.settle_at(positions)
+
+
+class Passage:
+    """The source of what a guard passes on of one part. A receipt is (position in the part, id or "")."""
+
+    __slots__ = ("_guard", "_part")
+
+    def __init__(self, guard: Guard, part: Part) -> None:
+        self._guard = guard
+        self._part = part
+
+    def settle(
+        self, receipts: list[tuple[int, str]], refused: dict[int, Outcome] | None, received: float
+    ) -> None:
+        """The target says what became of messages."""
+        if refused is None:
+            self._guard.settled(self._part, receipts, ACCEPTED)
+            return
+        done = [receipt for at, receipt in enumerate(receipts) if at not in refused]
+        if done:
+            self._guard.settled(self._part, done, ACCEPTED)
+        for at, outcome in refused.items():
+            self._guard.settled(self._part, [receipts[at]], outcome)
+
+    def hold(self, senders: set[Sender]) -> list[Callable[[], None]]:
+        """Whoever published the part stops reading."""
+        return self._part.batch.source.hold(senders)
+
+
+def _key(ids: Ids, id: str) -> bytes:
+    return f"{ids.route}/{id}".encode("utf-8", "surrogatepass")

@@ -1,0 +1,167 @@
+"""What of MQTT survives a restart besides messages: small records in the store.
+
+| kind | key | value |
+|---|---|---|
+| session | client id | JSON, the fields of SessionRecord |
+| subscription | client id, U+0000, filter | JSON, the fields of SubscriptionOptions |
+| released | client id, U+0000, packet id in 2 octets | position of its message in 8 octets |
+| will | client id | JSON, see `put_will` |
+
+No client id holds U+0000 (5: 1.5.4.2), so what belongs to a client is found by its prefix; keys are UTF-8.
+Messages stand in two logs of the client's name: `session`, what it is owed, and `incoming`, the packet ids of
+QoS 2 that it has used. Retained messages see to themselves (retained.py).
+"""
+
+from __future__ import annotations
+
+import json
+from base64 import b64decode, b64encode
+from collections.abc import Iterator
+from dataclasses import asdict
+from typing import Final, NamedTuple
+
+from gateway.broker.mqtt.subscription import SubscriptionOptions
+from gateway.broker.pressure import Pressure
+from gateway.model.message import Sender
+from gateway.protocols.mqtt.packets import Will
+from gateway.protocols.mqtt.properties import decode_list, encode_list
+from gateway.protocols.mqtt.spec import WILL as WILL_LIST
+from gateway.store.store import Store
+
+SESSION: Final = "session"
+SUBSCRIPTION: Final = "subscription"
+RELEASED: Final = "released"
+WILL: Final = "will"
+INCOMING: Final = "incoming"
+END: Final = b"\0"  # of the client id in a key
+
+
+class SessionRecord(NamedTuple):
+    """A session that outlives its connection.
+
+    `utc`: when its client last came or went, in seconds. `attached`: it came. Messages at positions below
+    `sent` may have been sent; while attached nobody keeps that up to date.
+    """
+
+    expiry_secs: float
+    utc: float
+    attached: bool
+    sent: int
+
+
+class Records:
+    """The records of one topic tree. `changes` moves with each that a client may have to wait for."""
+
+    def __init__(self, store: Store) -> None:
+        self.store = store
+        self.changes = 0
+        self.pressure = Pressure()  # on those who publish more to sessions than the disk takes
+        self._wills: set[str] = set()
+
+    @property
+    def failure(self) -> str:
+        """Why nothing can be recorded now; empty when it can."""
+        return self.store.failure
+
+    # Sessions.
+
+    def put_session(self, client: str, record: SessionRecord) -> None:
+        """The session is there, and this is its state."""
+        self._put(SESSION, client.encode(), json.dumps(record._asdict()).encode())
+
+    def forget_session(self, client: str) -> None:
+        """The session has ended, with its subscriptions; the logs are dropped by their owners."""
+        self.changes += 1
+        self.store.delete(SESSION, client.encode())
+        self.store.delete_all(SUBSCRIPTION, client.encode() + END)
+        self.store.delete_all(RELEASED, client.encode() + END)
+
+    def sessions(self) -> Iterator[tuple[str, SessionRecord]]:
+        """Client ids and records. Like all that iterate: before the store is started."""
+        for key, value in self._things(SESSION):
+            yield key.decode(), SessionRecord(**json.loads(value))
+
+    # Subscriptions.
+
+    def put_subscription(self, client: str, topic_filter: str, options: SubscriptionOptions) -> None:
+        """The session has this subscription."""
+        self._put(SUBSCRIPTION, _key(client, topic_filter.encode()), json.dumps(asdict(options)).encode())
+
+    def delete_subscription(self, client: str, topic_filter: str) -> None:
+        """It has it no longer."""
+        self._delete(SUBSCRIPTION, _key(client, topic_filter.encode()))
+
+    def subscriptions(self) -> Iterator[tuple[str, str, SubscriptionOptions]]:
+        """Client id, filter and options."""
+        for key, value in self._things(SUBSCRIPTION):
+            client, _, topic_filter = key.partition(END)
+            yield client.decode(), topic_filter.decode(), SubscriptionOptions(**json.loads(value))
+
+    # QoS 2, outgoing: PUBREC has come, PUBCOMP has not.
+
+    def put_released(self, client: str, packet_id: int, position: int) -> None:
+        """The client has the message that was sent under `packet_id`."""
+        self.store.put(RELEASED, _key(client, packet_id.to_bytes(2, "big")), position.to_bytes(8, "big"))
+
+    def delete_released(self, client: str, packet_id: int) -> None:
+        """It knows that we know."""
+        self.store.delete(RELEASED, _key(client, packet_id.to_bytes(2, "big")))
+
+    def released(self) -> Iterator[tuple[str, int, int]]:
+        """Client id, packet id and position."""
+        for key, value in self._things(RELEASED):
+            client, _, packet_id = key.partition(END)
+            yield client.decode(), int.from_bytes(packet_id, "big"), int.from_bytes(value, "big")
+
+    # Wills.
+
+    def put_will(self, client: str, will: Will, sender: Sender) -> None:
+        """The client's will, if it is lost with us: a JSON object of the fields of Will and Sender.
+
+        The body and the property list (in the octets of MQTT 5) are base64.
+        """
+        said = {
+            "topic": will.topic,
+            "body": b64encode(will.body).decode(),
+            "qos": will.qos,
+            "retain": will.retain,
+            "properties": b64encode(encode_list(will.properties, WILL_LIST)).decode(),
+            "sender": sender._asdict(),
+        }
+        self._wills.add(client)
+        self._put(WILL, client.encode(), json.dumps(said).encode())
+
+    def delete_will(self, client: str) -> None:
+        """It has been published, or will not be."""
+        if client in self._wills:
+            self._wills.remove(client)
+            self._delete(WILL, client.encode())
+
+    def wills(self) -> Iterator[tuple[Will, Sender]]:
+        """What the clients left that were connected when the gateway ended, or whose wills were delayed."""
+        for key, value in self._things(WILL):
+            self._wills.add(key.decode())
+            said = json.loads(value)
+            properties = decode_list(b64decode(said["properties"]), WILL_LIST)
+            will = Will(said["topic"], b64decode(said["body"]), said["qos"], said["retain"], properties)
+            yield will, Sender(**said["sender"])
+
+    # All of them.
+
+    def _put(self, kind: str, key: bytes, value: bytes) -> None:
+        self.changes += 1
+        self.store.put(kind, key, value)
+
+    def _delete(self, kind: str, key: bytes) -> None:
+        self.changes += 1
+        self.store.delete(kind, key)
+
+    def _things(self, kind: str) -> Iterator[tuple[bytes, bytes]]:
+        for key, value in self.store.things(kind):
+            assert isinstance(key, bytes)
+            assert isinstance(value, bytes)
+            yield key, value
+
+
+def _key(client: str, rest: bytes) -> bytes:
+    return client.encode() + END + rest

@@ -1,0 +1,447 @@
+"""Outboxes: what a link shall have when it can, accepted as soon as our own store has it.
+
+An outbox is a durable queue in front of one link, for one route. Its only consumer hands batches to the
+link's conversation while the link is up, never more than the link's window at a time, and settles what the
+broker has confirmed. A message that the link releases goes back to its place, and the outbox waits a while.
+One that the broker refuses is tried again by itself, what follows passes it; after `attempts_max` refusals,
+or one that cannot change, it is a dead letter. How often it was refused is not remembered over a restart.
+
+The limits count what waits: what has been handed to the link is bounded by its window. What happens at a
+limit is the policy: new messages are refused, or the oldest are dropped or become dead letters. Ages are
+known by marks: now and then the position of the next message is noted with the time.
+
+An outbox whose route has gone from the mappings keeps what it holds, until the route returns.
+"""
+
+from __future__ import annotations
+
+import heapq
+from collections.abc import Callable, Iterable
+from typing import TYPE_CHECKING, Final, Literal, NamedTuple
+
+from gateway.broker.dead_letters import DeadLetters
+from gateway.broker.kept import Kept
+from gateway.broker.outbox.marks import MARK_SECS, Marks
+from gateway.broker.queue import Queue
+from gateway.broker.switch import Namespace, RouteLane
+from gateway.mapping.crossings import Route
+from gateway.model.address import Address
+from gateway.model.batch import Batch, Part, Sink
+from gateway.model.message import Message, Sender
+from gateway.model.outcome import ACCEPTED, Outcome, Reason, Verdict
+from gateway.store.store import Store
+
+if TYPE_CHECKING:
+    from gateway.mapping.schema import OutboxRule
+
+KIND: Final = "outbox"  # of the log in the store
+UNBOUNDED: Final = 1 << 62  # our own limits hold instead of the queue's
+IN_FLIGHT_OCTETS_MAX: Final = 16 * 1024 * 1024  # of one outbox: a window of large messages is memory, too
+RETRY_SECS_MIN: Final = 0.5
+RETRY_SECS_MAX: Final = 30.0
+DOUBLINGS_MAX: Final = 6
+
+FINAL: Final = frozenset(
+    (
+        *(Reason.EXPIRED, Reason.TOO_LARGE, Reason.HOPS),
+        *(Reason.NAME_INVALID, Reason.MALFORMED, Reason.LOST_PROPERTY),
+    )
+)
+"""Refusals that another attempt cannot change."""
+
+OUTBOX_FULL: Final = Outcome(Verdict.RELEASED, Reason.QUOTA, "the outbox is full")
+OUTBOX_STALE: Final = Outcome(Verdict.RELEASED, Reason.QUOTA, "what the outbox holds is too old")
+CROWDED_OUT: Final = Outcome(Verdict.REJECTED, Reason.QUOTA, "the outbox was full, newer messages came")
+TOO_OLD: Final = Outcome(Verdict.REJECTED, Reason.EXPIRED, "it waited longer than outbox.age_secs_max")
+EXPIRED: Final = Outcome(Verdict.REJECTED, Reason.EXPIRED, "it expired in the outbox")
+
+Policy = Literal["reject", "drop_oldest", "dead_letter"]
+
+
+class OutboxLimits(NamedTuple):
+    """How much may wait in one outbox, how long (seconds; None: for ever), and what happens then."""
+
+    messages_max: int = 1_000_000
+    octets_max: int = 1 << 30
+    age_secs_max: float | None = None
+    policy: Policy = "reject"
+
+    def overridden_by(self, rule: OutboxRule | None) -> OutboxLimits:
+        """These limits with those that a route gives itself."""
+        if rule is None:
+            return self
+        octets = self.octets_max if rule.bytes_max is None else rule.bytes_max
+        return OutboxLimits(
+            self.messages_max if rule.messages_max is None else rule.messages_max,
+            octets,
+            self.age_secs_max if rule.age_secs_max is None else rule.age_secs_max,
+            rule.policy or self.policy,
+        )
+
+
+class Way(NamedTuple):
+    """A link, as its outboxes see it. `window`: messages that may be on their way at a time."""
+
+    namespace: Namespace
+    up: Callable[[], bool]
+    window: int
+    limits: OutboxLimits = OutboxLimits()
+
+
+class OutboxState(NamedTuple):
+    """An outbox for people and metrics. `problem`: why nothing moves; "" when something can."""
+
+    link: str
+    route: str
+    messages: int
+    octets: int
+    in_flight: int
+    oldest_secs: float
+    dropped: int
+    problem: str
+
+
+class DeliveryLane(RouteLane):
+    """From an outbox to its link. Refusals are the outbox's business, which tries again."""
+
+    __slots__ = ()
+
+    def settle(self, part: Part, messages: list[Message], slots: list[int], outcome: Outcome) -> None:
+        """Count what arrived."""
+        route = self.route
+        route.in_flight -= len(messages)
+        if outcome is ACCEPTED:
+            route.delivered += len(messages)
+        part.batch.settle(slots, outcome)
+
+
+class Outbox:
+    """One outbox: sink and namespace of its route, consumer of its queue, source of what it sends."""
+
+    def __init__(
+        self,
+        name: str,
+        store: Store,
+        dead_letters: DeadLetters,
+        *,
+        marks: Iterable[tuple[int, float]],
+        memory_messages_max: int,
+        memory_octets_max: int,
+        jitter: Callable[[], float],
+        clock: Callable[[], float],
+        utc: Callable[[], float],
+    ) -> None:
+        """`name`: "<link>/<route>". `jitter` gives numbers from 0 to 1, `clock` monotonic seconds."""
+        self.name = name
+        self.link, _, self.route_name = name.partition("/")
+        self.dropped = 0
+        self._dead_letters = dead_letters
+        self._jitter = jitter
+        self._clock = clock
+        self._utc = utc
+        self._way: Way | None = None
+        self._route: Route | None = None
+        self._lane: DeliveryLane | None = None
+        self._limits = OutboxLimits()
+        self._attempts_max = 1
+        self._stopped = False
+        self._stale = False
+        self._sending = False
+        self._paused_until = 0.0
+        self._pauses = 0
+        self._open: dict[int, Message] = {}  # handed to the link, or waiting for another attempt
+        self._octets = 0  # of those
+        self._attempts: dict[int, int] = {}
+        self._later: list[tuple[float, int]] = []  # when to try which of them again
+        self._returned: set[int] = set()  # positions that were released and wait in the queue again
+        log = store.log(KIND, name)
+        extent = store.extent(log)
+        self._next_out = extent.first  # of those that were never handed out, the first; or before it
+        self._marks = Marks(store, name)
+        self._marks.recover(marks, extent.first, extent.end)
+        self._queue = Queue(
+            name, durable=True, messages_max=UNBOUNDED, octets_max=UNBOUNDED, expired=self._expired
+        )
+        self._kept = Kept(
+            self._queue,
+            store,
+            log,
+            memory_messages_max=memory_messages_max,
+            memory_octets_max=memory_octets_max,
+        )
+        self._queue.add(self)
+
+    def __len__(self) -> int:
+        return len(self._queue) + len(self._open)
+
+    def use(self, way: Way | None, route: Route | None) -> None:
+        """The route in force (None: it is gone) and its link."""
+        self._way = way
+        self._route = route
+        self._lane = None
+        if way is not None and route is not None:
+            self._limits = way.limits.overridden_by(route.rule.outbox)
+            self._attempts_max = route.rule.attempts_max
+            age = self._limits.age_secs_max
+            self._marks.interval = MARK_SECS if age is None else min(MARK_SECS, max(age / 100, 0.1))
+        self._make_room()
+        self._queue.dispatch()
+
+    def drop(self) -> None:
+        """The outbox is not needed any more."""
+        self._marks.clear()
+        self._queue.delete()
+
+    def stop(self) -> None:
+        """Hand out nothing more: the gateway is leaving."""
+        self._stopped = True
+
+    def state(self) -> OutboxState:
+        """What people and metrics are shown."""
+        return OutboxState(
+            self.link,
+            self.route_name,
+            len(self),
+            self._queue.octets + self._octets,
+            len(self._open) - len(self._later),
+            self._oldest_secs(),
+            self.dropped,
+            self._problem(),
+        )
+
+    def _problem(self) -> str:
+        if self._way is None:
+            return f"there is no link {self.link!r}"
+        if self._route is None:
+            return f"the route {self.route_name!r} is in no mapping"
+        return "" if self._way.up() else "the link is down"
+
+    # What the switch asks: a namespace, and its only sink.
+
+    def sinks(self, address: Address) -> tuple[Sink, ...]:
+        """Every address of the broker is reached through here."""
+        return (self,)
+
+    def choose(self, message: Message) -> tuple[Sink, ...]:
+        """The address has decided."""
+        return (self,)
+
+    @property
+    def retained(self) -> None:
+        """The remote broker retains what is published with the flag."""
+
+    def publish(self, part: Part) -> None:
+        """Store the part. Transient messages are accepted at once, the others when they are on disk."""
+        messages = part.messages
+        count = len(messages)
+        fits = self._room_for(messages) if self._limits.policy == "reject" else count
+        if fits:
+            self._marks.note(self._queue.next, self._utc())
+            self._kept.take(part, messages if fits == count else messages[:fits])
+            self._queue.dispatch()
+        if fits < count:
+            if self._route is not None:
+                self._route.failed += count - fits
+            part.settle_at(range(fits, count), OUTBOX_STALE if self._stale else OUTBOX_FULL)
+        self._make_room()
+
+    def _room_for(self, messages: list[Message]) -> int:
+        """How many of `messages` may come in."""
+        limits = self._limits
+        if self._stale:
+            return 0
+        room = min(len(messages), max(limits.messages_max - len(self._queue), 0))
+        octets = self._queue.octets
+        for at, message in enumerate(messages[:room]):
+            octets += len(message.body)
+            if octets > limits.octets_max:
+                return at
+        return room
+
+    def _make_room(self) -> None:
+        """Let the oldest go that are too many, too large in sum, or too old."""
+        limits = self._limits
+        if limits.policy == "reject":
+            return
+        queue = self._queue
+        positions: list[int] = []
+        crowded: list[Message] = []
+        old: list[Message] = []
+        cutoff = None if limits.age_secs_max is None else self._utc() - limits.age_secs_max
+        while len(queue):
+            too_many = len(queue) > limits.messages_max or queue.octets > limits.octets_max
+            if not too_many and not self._head_is_older(cutoff):
+                break
+            taken = queue.take()
+            if taken is None:
+                if queue.loading:
+                    self._kept.when_loaded(self._make_room)
+                break
+            position, message, _ = taken
+            positions.append(position)
+            (crowded if too_many else old).append(message)
+            self._returned.discard(position)
+            self._next_out = max(self._next_out, position + 1)
+        if positions:
+            queue.acknowledged(positions)
+            self._let_go(crowded, CROWDED_OUT)
+            self._let_go(old, TOO_OLD)
+
+    def _head_is_older(self, cutoff: float | None) -> bool:
+        """Whether the oldest message that waits came before `cutoff` (UTC)."""
+        if cutoff is None:
+            return False
+        came = self._marks.time_of(min(self._returned, default=self._next_out))
+        return came is not None and came + self._marks.interval <= cutoff
+
+    def _let_go(self, messages: list[Message], outcome: Outcome) -> None:
+        if not messages:
+            return
+        route = self._route
+        if self._limits.policy == "dead_letter":
+            self._bury(messages, outcome)
+            return
+        self.dropped += len(messages)
+        if route is not None:
+            route.dropped += len(messages)
+
+    # What the queue asks: this is its consumer.
+
+    def room(self) -> int:
+        """How many messages the link may be given now."""
+        way = self._way
+        if way is None or self._route is None or self._stopped or not way.up():
+            return 0
+        if self._octets >= IN_FLIGHT_OCTETS_MAX or self._clock() < self._paused_until:
+            return 0
+        return way.window - len(self._open)
+
+    def deliver(self, queue: Queue, position: int, messages: list[Message], redelivered: bool) -> None:
+        """Send a run of messages on its way."""
+        if self._returned:
+            self._returned.difference_update(range(position, position + len(messages)))
+        self._next_out = max(self._next_out, position + len(messages))
+        self._octets += sum([len(message.body) for message in messages])
+        self._open.update(enumerate(messages, position))
+        self._send(range(position, position + len(messages)), messages)
+
+    def cancelled(self, queue: Queue) -> None:
+        """Only we delete it."""
+
+    def _send(self, positions: Iterable[int], messages: list[Message]) -> None:
+        lane = self._lane
+        if lane is None:
+            assert self._way is not None
+            assert self._route is not None
+            (sink,) = self._way.namespace.sinks(messages[0].address) or ()
+            lane = self._lane = DeliveryLane(sink, self._route, None)
+        batch = Batch(self, self._clock())
+        for position, message in zip(positions, messages, strict=True):
+            batch.add_only(position, lane, message)
+        self._sending, before = True, self._sending
+        batch.send()
+        self._sending = before
+
+    def _expired(self, message: Message) -> None:
+        self._bury([message], EXPIRED)
+
+    # What batches ask: this is their source.
+
+    def hold(self, senders: set[Sender]) -> list[Callable[[], None]]:
+        """The senders have been answered long ago."""
+        return []
+
+    def settle(self, receipts: list[int], refused: dict[int, Outcome] | None, received: float) -> None:
+        """The link says what became of messages; receipts are positions."""
+        done = receipts
+        if refused is not None:
+            done = [position for at, position in enumerate(receipts) if at not in refused]
+        if done:
+            self._pauses = 0
+            self._finish(done)
+        if refused is not None:
+            self._refused([(receipts[at], outcome) for at, outcome in refused.items()])
+        if not self._sending:
+            self._queue.dispatch()
+
+    def _finish(self, positions: list[int]) -> None:
+        take = self._open.pop
+        self._octets -= sum([len(take(position).body) for position in positions])
+        if self._attempts:
+            for position in positions:
+                self._attempts.pop(position, None)
+        self._queue.acknowledged(positions)
+
+    def _refused(self, rows: list[tuple[int, Outcome]]) -> None:
+        now = self._clock()
+        back: list[tuple[int, Message]] = []
+        retried = 0
+        for position, outcome in rows:
+            if outcome.verdict is Verdict.RELEASED:
+                message = self._open.pop(position)
+                self._octets -= len(message.body)
+                self._returned.add(position)
+                back.append((position, message))
+                continue
+            attempts = self._attempts.get(position, 0) + 1
+            if outcome.reason in FINAL or attempts >= self._attempts_max:
+                self._bury([self._open[position]], outcome)
+                self._finish([position])
+            else:
+                retried += 1
+                self._attempts[position] = attempts
+                heapq.heappush(self._later, (now + self._wait(attempts), position))
+        if back:
+            retried += len(back)
+            if now >= self._paused_until:
+                self._pauses += 1
+                self._paused_until = now + self._wait(self._pauses)
+            self._queue.requeue(back)
+        if self._route is not None:
+            self._route.retried += retried
+
+    def _wait(self, attempts: int) -> float:
+        doublings = min(attempts - 1, DOUBLINGS_MAX)
+        wait = min(RETRY_SECS_MIN * (1 << doublings), RETRY_SECS_MAX)
+        return wait * (0.5 + self._jitter() / 2)
+
+    def _bury(self, messages: list[Message], outcome: Outcome) -> None:
+        """Dead letters; they are written together with the settlement that the caller makes."""
+        if self._route is not None:
+            self._route.failed += len(messages)
+        self._dead_letters.add(messages, self.route_name, outcome, crossed=True)
+
+    # Time.
+
+    def tick(self) -> None:
+        """Now and then: what has waited long enough is tried again, what is too old goes."""
+        now = self._clock()
+        way = self._way
+        if way is not None and self._route is not None and way.up() and not self._stopped:
+            due: list[int] = []
+            while self._later and self._later[0][0] <= now:
+                due.append(heapq.heappop(self._later)[1])
+            if due:
+                due.sort()
+                self._send(due, [self._open[position] for position in due])
+        oldest = self._oldest()
+        if oldest is None:
+            self._marks.clear()
+        else:
+            self._marks.forget_before(oldest)
+        age = self._limits.age_secs_max
+        self._stale = age is not None and self._oldest_secs() > age
+        self._make_room()
+        self._queue.dispatch()
+
+    def _oldest(self) -> int | None:
+        """The lowest position that is not settled; None: nothing is in here."""
+        if not len(self):
+            return None
+        waiting = (self._next_out,) if len(self._queue) > len(self._returned) else ()
+        return min((*self._open, *self._returned, *waiting), default=self._next_out)
+
+    def _oldest_secs(self) -> float:
+        oldest = self._oldest()
+        came = None if oldest is None else self._marks.time_of(oldest)
+        return 0.0 if came is None else max(0.0, self._utc() - came)

@@ -1,0 +1,126 @@
+"""All outboxes of the gateway: those of the routes in force, and those that still hold messages of others."""
+
+from __future__ import annotations
+
+import random
+import time
+from collections.abc import Callable, Iterable, Iterator
+
+import structlog
+
+from gateway.broker.dead_letters import DeadLetters
+from gateway.broker.outbox.marks import Marks
+from gateway.broker.outbox.outbox import KIND, Outbox, OutboxState, Way
+from gateway.mapping.crossings import Route
+from gateway.store.store import Store
+
+log = structlog.get_logger()
+
+
+class Outboxes:
+    """Knows the outbox of every route with `settle: stored`. Made before the store starts.
+
+    An outbox that was found, or is left by a route, and holds something, stays until it is empty.
+    """
+
+    def __init__(
+        self,
+        store: Store,
+        dead_letters: DeadLetters,
+        *,
+        memory_messages_max: int,
+        memory_octets_max: int,
+        jitter: Callable[[], float] = random.random,
+        clock: Callable[[], float] = time.monotonic,
+        utc: Callable[[], float] = time.time,
+    ) -> None:
+        """`memory_...`: of one outbox; what exceeds them waits on disk alone."""
+        self._store = store
+        self._dead_letters = dead_letters
+        self._memory = (memory_messages_max, memory_octets_max)
+        self._time = (jitter, clock, utc)
+        self._marks = Marks.load(store)
+        self._ways: dict[str, Way] = {}
+        self._routes: dict[str, Route] = {}  # in force, by the name that their outbox has
+        self._boxes: dict[str, Outbox] = {}
+        for found in store.logs():
+            if found.kind == KIND:
+                self._open(found.name)
+        self._marks.clear()
+
+    def __iter__(self) -> Iterator[Outbox]:
+        return iter(self._boxes.values())
+
+    def states(self) -> list[OutboxState]:
+        """All of them, for people and metrics."""
+        return [outbox.state() for outbox in self._boxes.values()]
+
+    def add_way(self, link: str, way: Way) -> None:
+        """There is a link of that name."""
+        self._ways[link] = way
+
+    def use(self, routes: Iterable[Route]) -> None:
+        """These routes are in force. What another route has left in an outbox stays there, and is told."""
+        self._routes = {
+            f"{route.target_endpoint}/{route.name}": route
+            for route in routes
+            if route.target_endpoint in self._ways
+        }
+        for name, route in self._routes.items():
+            if route.settle == "stored" and name not in self._boxes:
+                self._open(name)
+        for outbox in list(self):
+            outbox.use(self._ways.get(outbox.link), self._routes.get(outbox.name))
+            if outbox.name not in self._routes and len(outbox):
+                log.warning(
+                    "an outbox has lost its route and keeps its messages",
+                    outbox=outbox.name,
+                    messages=len(outbox),
+                    why=outbox.state().problem,
+                )
+        self._sweep()
+
+    def of(self, route: Route) -> Outbox:
+        """The outbox of a route in force that has `settle: stored`."""
+        return self._boxes[f"{route.target_endpoint}/{route.name}"]
+
+    def link_up(self, link: str) -> None:
+        """The link can be given messages."""
+        for outbox in list(self):
+            if outbox.link == link:
+                outbox.tick()
+
+    def tick(self) -> None:
+        """Several times a second."""
+        for outbox in list(self):
+            outbox.tick()
+        self._sweep()
+
+    def stop(self) -> None:
+        """The gateway is leaving: hand out nothing more."""
+        for outbox in self:
+            outbox.stop()
+
+    def _open(self, name: str) -> Outbox:
+        jitter, clock, utc = self._time
+        messages_max, octets_max = self._memory
+        outbox = self._boxes[name] = Outbox(
+            name,
+            self._store,
+            self._dead_letters,
+            marks=self._marks.get(name, ()),
+            memory_messages_max=messages_max,
+            memory_octets_max=octets_max,
+            jitter=jitter,
+            clock=clock,
+            utc=utc,
+        )
+        return outbox
+
+    def _sweep(self) -> None:
+        """Outboxes that no route fills any more go when they are empty."""
+        for name, outbox in list(self._boxes.items()):
+            route = self._routes.get(name)
+            if not len(outbox) and (route is None or route.settle != "stored"):
+                outbox.drop()
+                del self._boxes[name]

@@ -1,0 +1,175 @@
+"""SCRAM-SHA-256, the server's side (RFC 5802, RFC 7677): a password is proved without being said.
+
+What is kept of a user is made of the password and cannot be used to log in elsewhere: a salt, a number of
+iterations, and two keys, written `SCRAM-SHA-256$4096:salt$stored:server` with the three in base64. Nobody can
+find out by an exchange which users exist: an unknown one gets a salt as well, and fails at the end.
+Channel binding is not offered.
+"""
+
+from __future__ import annotations
+
+import base64
+import hashlib
+import hmac
+import stringprep
+import unicodedata
+from collections.abc import Callable
+from typing import Final, NamedTuple
+
+METHOD: Final = "SCRAM-SHA-256"
+ITERATIONS: Final = 4_096  # the least that RFC 7677 (section 4) allows; the server's keys cost more to steal
+ITERATIONS_MAX: Final = 10_000_000
+SALT_OCTETS: Final = 16
+MESSAGE_OCTETS_MAX: Final = 4_096
+
+
+class ScramError(Exception):
+    """The client has not proved that it knows the password, or said something else than SCRAM."""
+
+
+class Keys(NamedTuple):
+    """What is kept of a user."""
+
+    salt: bytes
+    iterations: int
+    stored: bytes
+    server: bytes
+
+    def __str__(self) -> str:
+        salt, stored, server = (
+            base64.b64encode(one).decode() for one in (self.salt, self.stored, self.server)
+        )
+        return f"{METHOD}${self.iterations}:{salt}${stored}:{server}"
+
+
+def parse_keys(text: str) -> Keys:
+    """The keys that `str` wrote; raises ValueError."""
+    method, _, rest = text.partition("$")
+    cost, _, keys = rest.partition("$")
+    iterations, _, salt = cost.partition(":")
+    stored, _, server = keys.partition(":")
+    octets = [base64.b64decode(one, validate=True) for one in (salt, stored, server)]
+    count = int(iterations)
+    sizes = [len(one) for one in octets[1:]]
+    if method != METHOD or not octets[0] or sizes != [32, 32] or not ITERATIONS <= count <= ITERATIONS_MAX:
+        raise ValueError(f"not {METHOD}$iterations:salt$stored:server")
+    return Keys(octets[0], count, *octets[1:])
+
+
+def make_keys(password: str, salt: bytes, iterations: int = ITERATIONS) -> Keys:
+    """The keys of a password; raises ValueError when it holds what SASLprep forbids (RFC 4013)."""
+    salted = hashlib.pbkdf2_hmac("sha256", prepared(password).encode(), salt, iterations)
+    client = _hmac(salted, b"Client Key")
+    return Keys(salt, iterations, hashlib.sha256(client).digest(), _hmac(salted, b"Server Key"))
+
+
+def prepared(text: str) -> str:
+    """The text as SASLprep normalises it (RFC 4013)."""
+    mapped = [" " if stringprep.in_table_c12(one) else one for one in text if not stringprep.in_table_b1(one)]
+    found = unicodedata.normalize("NFKC", "".join(mapped))
+    if any(table(one) for one in found for table in _FORBIDDEN):
+        raise ValueError("a character that SASLprep forbids")
+    right = [stringprep.in_table_d1(one) for one in found]
+    if any(right) and not (right[0] and right[-1] and not any(map(stringprep.in_table_d2, found))):
+        raise ValueError("letters that run from right to left stand beside others")
+    return found
+
+
+_FORBIDDEN: Final = (
+    stringprep.in_table_c12,
+    stringprep.in_table_c21_c22,
+    stringprep.in_table_c3,
+    stringprep.in_table_c4,
+    stringprep.in_table_c5,
+    stringprep.in_table_c6,
+    stringprep.in_table_c7,
+    stringprep.in_table_c8,
+    stringprep.in_table_c9,
+)
+
+
+def _hmac(key: bytes, message: bytes) -> bytes:
+    return hmac.digest(key, message, hashlib.sha256)
+
+
+def _attributes(text: str) -> dict[str, str]:
+    """The attributes of a message, by letter; raises ScramError."""
+    found: dict[str, str] = {}
+    for part in text.split(","):
+        name, equals, value = part.partition("=")
+        if len(name) != 1 or not equals or name in found:
+            raise ScramError("malformed")
+        found[name] = value
+    return found
+
+
+def _user(name: str) -> str:
+    """The user name as it is meant: `=2C` is a comma, `=3D` an equals sign (RFC 5802, 5.1)."""
+    if "=" in name.replace("=2C", "").replace("=3D", "") or not name:
+        raise ScramError("malformed user name")
+    return name.replace("=2C", ",").replace("=3D", "=")
+
+
+class Exchange:
+    """One authentication: `answer` to the client's first message, then to its last, and it is `done`."""
+
+    __slots__ = ("_bare", "_find", "_first", "_header", "_keys", "_nonce", "done", "user")
+
+    def __init__(self, find: Callable[[str], Keys], nonce: str) -> None:
+        """`find` gives the keys of a user, made up ones of an unknown one. `nonce`: random, printable."""
+        self.user = ""
+        self.done = False
+        self._find = find
+        self._nonce = nonce
+        self._header = self._bare = self._first = ""
+        self._keys: Keys | None = None
+
+    def answer(self, message: bytes) -> bytes:
+        """What to say to the client's next message; raises ScramError."""
+        if len(message) > MESSAGE_OCTETS_MAX:
+            raise ScramError("too long")
+        try:
+            text = message.decode()
+        except UnicodeDecodeError:
+            raise ScramError("not UTF-8") from None
+        said = self._begin(text) if self._keys is None else self._finish(text, self._keys)
+        return said.encode()
+
+    def _begin(self, text: str) -> str:
+        """The client's first message (RFC 5802, section 7): names the user, brings half of the nonce."""
+        binding, _, rest = text.partition(",")
+        other, _, bare = rest.partition(",")
+        if binding not in ("n", "y"):
+            raise ScramError("channel binding is not offered")
+        said = _attributes(bare)
+        if list(said)[:2] != ["n", "r"] or not said["r"]:
+            raise ScramError("malformed")
+        self.user = _user(said["n"])
+        if other and other != f"a={said['n']}":
+            raise ScramError("nobody acts for another here")
+        self._header, self._bare = f"{binding},{other},", bare
+        self._nonce = said["r"] + self._nonce
+        self._keys = keys = self._find(self.user)
+        self._first = f"r={self._nonce},s={base64.b64encode(keys.salt).decode()},i={keys.iterations}"
+        return self._first
+
+    def _finish(self, text: str, keys: Keys) -> str:
+        """The client's last message: the proof."""
+        before, _, proof = text.rpartition(",p=")
+        said = _attributes(before)
+        channel = base64.b64encode(self._header.encode()).decode()
+        if self.done or said.get("c") != channel or said.get("r") != self._nonce:
+            raise ScramError("malformed")
+        whole = f"{self._bare},{self._first},{before}".encode()
+        try:
+            proved = base64.b64decode(proof, validate=True)
+        except ValueError:
+            raise ScramError("malformed proof") from None
+        signature = _hmac(keys.stored, whole)
+        client = bytes(one ^ other for one, other in zip(proved, signature, strict=False))
+        if len(proved) != len(signature) or not hmac.compare_digest(
+            hashlib.sha256(client).digest(), keys.stored
+        ):
+            raise ScramError("the proof is wrong")
+        self.done = True
+        return f"v={base64.b64encode(_hmac(keys.server, whole)).decode()}"

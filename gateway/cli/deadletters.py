@@ -1,0 +1,165 @@
+"""`gateway deadletters list | show | redrive | purge`: what a running gateway could not deliver.
+
+The commands talk to its HTTP side. On the same machine that is enough; from elsewhere `--token-file` names
+the file with the secret that the gateway has in `http.token_file`.
+"""
+
+from __future__ import annotations
+
+import http.client
+from pathlib import Path
+from typing import Annotated, Any
+from urllib.error import HTTPError, URLError
+from urllib.parse import quote, urlencode
+from urllib.request import ProxyHandler, Request, build_opener
+
+import orjson
+import typer
+
+from gateway.cli.exits import Exit
+from gateway.cli.options import AsJson
+from gateway.errors import GatewayError
+from gateway.settings import secret_from
+
+letters = typer.Typer(name="deadletters", help="Messages that nothing would take: look, try again, forget.")
+app = typer.Typer()
+app.add_typer(letters)
+
+PATIENCE_SECS = 120.0
+
+Url = Annotated[str, typer.Option(metavar="URL", help="HTTP side of the gateway.")]
+TokenFile = Annotated[Path | None, typer.Option(metavar="FILE", help="Secret for a gateway elsewhere.")]
+Ids = Annotated[list[str] | None, typer.Argument(metavar="[ID]...", help="Dead letters by id.")]
+ByRoute = Annotated[str | None, typer.Option("--route", help="Those of a route.")]
+All = Annotated[bool, typer.Option("--all", help="All of them.")]
+HERE = "http://localhost:8080"
+
+
+@letters.command(name="list")
+def list_letters(
+    count: Annotated[int, typer.Option("--count", "-n", min=1, max=1_000, help="So many.")] = 100,
+    route: ByRoute = None,
+    url: Url = HERE,
+    token_file: TokenFile = None,
+    as_json: AsJson = False,
+) -> None:
+    """Print the newest dead letters, newest first."""
+    query = {"count": str(count)} | ({} if route is None else {"route": route})
+    found = _ask(url, token_file, f"/api/dead-letters?{urlencode(query)}")
+    if as_json:
+        typer.echo(orjson.dumps(found))
+        return
+    for one in found:
+        why = f"{one['reason']}: {one['text']}" if one["text"] else one["reason"]
+        place = f"{one['route'] or '-'} {one['protocol']} {one['address']}"
+        typer.echo(f"{one['id']:>6} {one['time']} {place} {one['body_bytes']} octets  {why}")
+    if not found:
+        typer.echo("there are none")
+
+
+@letters.command()
+def show(
+    id: Annotated[str, typer.Argument(metavar="ID", help="Of the dead letter, as `list` prints it.")],
+    url: Url = HERE,
+    token_file: TokenFile = None,
+    as_json: AsJson = False,
+) -> None:
+    """Print one dead letter with its properties and its body. Exit code 1 when there is none."""
+    found = _ask(url, token_file, f"/api/dead-letters/{quote(id, safe='')}")
+    if as_json:
+        typer.echo(orjson.dumps(found))
+        return
+    for name, value in found.items():
+        if name != "body":
+            typer.echo(
+                f"{name + ':':<14} {value if isinstance(value, str) else orjson.dumps(value).decode()}"
+            )
+    typer.echo()
+    typer.echo(found["body"])
+
+
+@letters.command()
+def redrive(
+    ids: Ids = None,
+    route: ByRoute = None,
+    every: All = False,
+    url: Url = HERE,
+    token_file: TokenFile = None,
+    as_json: AsJson = False,
+) -> None:
+    """Publish dead letters again. Those that are accepted are gone; exit code 1 when some are not."""
+    found = _ask(url, token_file, "/api/dead-letters/redrive", _choice(ids, route, every=every))
+    if as_json:
+        typer.echo(orjson.dumps(found))
+    else:
+        typer.echo(f"{found['redriven']} redriven")
+        for one in found["left"]:
+            typer.echo(f"{one['id']}: refused again: {one['reason']}: {one['text']}", err=True)
+        for id in found["waiting"]:
+            typer.echo(f"{id}: on its way, and not accepted yet", err=True)
+        for id in found["unknown"]:
+            typer.echo(f"{id}: there is no such dead letter", err=True)
+        if found["untried"]:
+            typer.echo(f"{found['untried']} more were not tried", err=True)
+    if any(found[word] for word in ("left", "waiting", "unknown", "untried")):
+        raise typer.Exit(Exit.FAILED)
+
+
+@letters.command()
+def purge(
+    ids: Ids = None,
+    route: ByRoute = None,
+    every: All = False,
+    url: Url = HERE,
+    token_file: TokenFile = None,
+    as_json: AsJson = False,
+) -> None:
+    """Forget dead letters. Exit code 1 when an id is not known."""
+    found = _ask(url, token_file, "/api/dead-letters/purge", _choice(ids, route, every=every))
+    if as_json:
+        typer.echo(orjson.dumps(found))
+    else:
+        typer.echo(f"{found['purged']} purged")
+        for id in found["unknown"]:
+            typer.echo(f"{id}: there is no such dead letter", err=True)
+    if found["unknown"]:
+        raise typer.Exit(Exit.FAILED)
+
+
+def _choice(ids: list[str] | None, route: str | None, *, every: bool) -> dict[str, Any]:
+    given: list[dict[str, Any]] = []
+    if ids:
+        given.append({"ids": ids})
+    if route is not None:
+        given.append({"route": route})
+    if every:
+        given.append({"all": True})
+    if len(given) != 1:
+        raise typer.BadParameter("give ids, --route or --all, and one of them only")
+    return given[0]
+
+
+def _ask(url: str, token_file: Path | None, path: str, choice: dict[str, Any] | None = None) -> Any:
+    """What the gateway answers. Raises GatewayError when it does not, or refuses."""
+    headers = {"Content-Type": "application/json"}
+    if token_file is not None:
+        headers["Authorization"] = f"Bearer {secret_from(token_file).strip()}"
+    if not url.startswith(("http://", "https://")):
+        raise typer.BadParameter(f"--url wants http:// or https://, not {url!r}")
+    body = None if choice is None else orjson.dumps(choice)
+    request = Request(url.rstrip("/") + path, body, headers)
+    try:
+        with build_opener(ProxyHandler({})).open(request, timeout=PATIENCE_SECS) as answer:
+            return orjson.loads(answer.read())
+    except HTTPError as error:
+        raise GatewayError(f"{url}: {_reason(error)}") from error
+    except (URLError, OSError, http.client.HTTPException, orjson.JSONDecodeError) as error:
+        why = error.reason if isinstance(error, URLError) else error
+        raise GatewayError(f"{url}: no answer of a gateway: {why}") from error
+
+
+def _reason(error: HTTPError) -> str:
+    try:
+        return f"{error.code}: {orjson.loads(error.read())['error']}"
+    except (orjson.JSONDecodeError, KeyError, TypeError):
+        return f"{error.code} {error.reason}"

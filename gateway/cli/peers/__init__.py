@@ -1,0 +1,1 @@
+"""Brokers at the end of a URL, for `gateway publish` and `gateway subscribe`."""

@@ -1,0 +1,238 @@
+"""AMQP/Fast for the command line: the client of `gateway.egress.amqpfast`, run to its end.
+
+A file of any size is sent a fragment at a time. Where the server takes restartable transfers, an upload that
+breaks off, by a lost connection or because this command was stopped, goes on where it was when the same file
+is sent to the same destination again: the client-name is made of those.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import secrets
+import shutil
+import signal
+import sys
+from collections.abc import Callable
+from contextlib import aclosing
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Final
+
+import trio
+
+from gateway.egress.amqpfast.channel import ClientChannel
+from gateway.egress.amqpfast.client import Lost, Refused, connect
+from gateway.egress.amqpfast.handles import Delivery
+from gateway.errors import LinkError
+from gateway.model.address import FastAddress
+from gateway.model.message import Message
+from gateway.protocols.amqpfast.spec import ReplyCode
+from gateway.protocols.amqpfast.translate import encode_properties
+from gateway.settings import Target
+
+NOT_RESTARTABLE: Final = frozenset((ReplyCode.COMMAND_NOT_VALID, ReplyCode.NOT_IMPLEMENTED))
+ATTEMPTS_MAX: Final = 6  # connections of one upload
+RETRY_SECS: Final = 1.0
+PREFETCH: Final = 100
+MEGABYTE: Final = 1_000_000
+
+Show = Callable[[Message, Path | None], bool]
+"""Prints a message, or where its body was saved; False: that was the last one that is wanted."""
+
+
+@dataclass(frozen=True)
+class FastPeer:
+    """A server and how to reach it."""
+
+    target: Target
+    timeout_secs: float
+    ca_file: str | None = None
+
+    def publish(self, message: Message, file: Path | None, transaction: int | None) -> str:
+        """Send one message, with the body of `file` if that is given; or, with `transaction`, each line of
+        its body as a message, committed after so many. Returns why it was refused, or "". Raises LinkError.
+        """
+        try:
+            if file is not None:
+                trio.run(self._upload, message, file)
+            else:
+                trio.run(self._send, message, transaction)
+        except Refused as refused:
+            return str(refused)
+        except trio.TooSlowError:
+            return f"no reply within {self.timeout_secs} s"
+        return ""
+
+    async def _send(self, message: Message, transaction: int | None) -> None:
+        address, head = _address(message), encode_properties(message)
+        async with connect(self.target, ca_file=self.ca_file, timeout_secs=self.timeout_secs) as client:
+            channel = await client.channel(transacted=transaction is not None)
+            sender = await channel.sender(address.service, address.destination)
+            with trio.fail_after(self.timeout_secs):
+                if transaction is None:
+                    await sender.send(message.body, head)
+                    return
+                lines = message.body.splitlines()
+                for at in range(0, len(lines), transaction):
+                    await sender.send_many(lines[at : at + transaction], head)
+                    await channel.commit()
+
+    async def _upload(self, message: Message, file: Path) -> None:
+        restartable = True
+        for attempt in range(1, ATTEMPTS_MAX + 1):
+            try:
+                await self._upload_once(message, file, restartable)
+                return
+            except Refused as refused:
+                if not restartable or refused.code not in NOT_RESTARTABLE:
+                    raise
+                restartable = False  # the server does not know of it
+            except Lost as lost:
+                if attempt == ATTEMPTS_MAX or not restartable:
+                    raise
+                print(f"{lost}; trying again", file=sys.stderr)
+                await trio.sleep(RETRY_SECS)
+
+    async def _upload_once(self, message: Message, file: Path, restartable: bool) -> None:
+        address, head = _address(message), encode_properties(message)
+        async with connect(
+            self.target,
+            client_name=self._name(address, file),
+            ca_file=self.ca_file,
+            timeout_secs=self.timeout_secs,
+        ) as client:
+            channel = await client.channel(restartable=restartable)
+            sender = await channel.sender(address.service, address.destination)
+            line = ProgressLine(file.name)
+            await sender.upload(file, head, progress=line.show)
+            line.finish(sender.resumed_at)
+
+    def _name(self, address: FastAddress, file: Path) -> str:
+        """The same for the same file and destination, so that the server knows us again."""
+        said = f"{self.target.host}:{self.target.port} {address.wire!r} {file.resolve()}"
+        return f"gateway-cli-{hashlib.sha256(said.encode()).hexdigest()[:16]}"
+
+    # Receiving.
+
+    def subscribe(
+        self,
+        address: FastAddress,
+        show: Show,
+        *,
+        seconds: float | None,
+        browse: bool = False,
+        transaction: int | None = None,
+        save: Path | None = None,
+    ) -> bool:
+        """Show messages until `show` has enough, `seconds` are over, or the user interrupts; `browse` only
+        looks at what waits. Each is acknowledged when it has been shown, and with `transaction` committed
+        after so many. `save`: a folder for the bodies. Returns whether it was the user. Raises LinkError."""
+        return trio.run(self._subscribe, address, show, seconds, browse, transaction, save)
+
+    async def _subscribe(
+        self,
+        address: FastAddress,
+        show: Show,
+        seconds: float | None,
+        browse: bool,
+        transaction: int | None,
+        save: Path | None,
+    ) -> bool:
+        failure: LinkError | None = None
+        async with trio.open_nursery() as nursery:
+            scope = nursery.cancel_scope
+            interrupted = trio.Event()
+            nursery.start_soon(_stop_when_interrupted, scope, interrupted)
+            if seconds is not None:
+                scope.deadline = trio.current_time() + seconds
+            try:
+                await self._receive(address, show, browse, transaction, save)
+            except LinkError as error:
+                failure = error  # raised again outside of the nursery, which would wrap it
+            scope.cancel()
+        if failure is not None:
+            raise failure
+        return interrupted.is_set()
+
+    async def _receive(
+        self, address: FastAddress, show: Show, browse: bool, transaction: int | None, save: Path | None
+    ) -> None:
+        async with connect(
+            self.target,
+            client_name=f"gateway-cli-{secrets.token_hex(4)}",
+            ca_file=self.ca_file,
+            timeout_secs=self.timeout_secs,
+        ) as client:
+            channel = await client.channel(transacted=transaction is not None)
+            if browse:
+                async with aclosing(channel.browse(address.service, address.destination)) as waiting:
+                    async for delivery in waiting:
+                        if not show(delivery.message, await _saved(delivery, save)):
+                            break
+            else:
+                await _consume(channel, address, show, transaction, save)
+
+
+async def _consume(
+    channel: ClientChannel, address: FastAddress, show: Show, transaction: int | None, save: Path | None
+) -> None:
+    taken = 0
+    # COMMIT may confirm whatever has been delivered, seen or not (3.3.4): so there is never more than the one
+    # message that is acknowledged together with it.
+    prefetch = PREFETCH if transaction is None else 1
+    async for delivery in await channel.consume(address.service, address.destination, prefetch=prefetch):
+        wants = show(delivery.message, await _saved(delivery, save))
+        await channel.ack(delivery)
+        taken += 1
+        if transaction is not None and (not wants or taken % transaction == 0):
+            await channel.commit()
+        if not wants:
+            break
+
+
+async def _saved(delivery: Delivery, folder: Path | None) -> Path | None:
+    """Where the body was saved; None: nowhere, it is small and nobody asked for it."""
+    if folder is None and delivery.file is None:
+        return None
+    place = (folder or Path.cwd()) / f"{delivery.number:08d}"
+    with place.open("wb") as saved:
+        if delivery.file is None:
+            saved.write(delivery.message.body)
+        else:
+            with delivery.file as body:
+                await trio.to_thread.run_sync(shutil.copyfileobj, body, saved)
+    return place
+
+
+async def _stop_when_interrupted(scope: trio.CancelScope, interrupted: trio.Event) -> None:
+    with trio.open_signal_receiver(signal.SIGINT) as received:
+        async for _ in received:
+            interrupted.set()
+            scope.cancel()
+
+
+def _address(message: Message) -> FastAddress:
+    assert isinstance(message.address, FastAddress)
+    return message.address
+
+
+class ProgressLine:
+    """How far an upload has come, on standard error: kept up to date on a terminal, else said once."""
+
+    def __init__(self, name: str) -> None:
+        self._name = name
+        self._size = 0
+        self._lively = sys.stderr.isatty()
+
+    def show(self, done: int, size: int) -> None:
+        """So many octets of all are there."""
+        self._size = size
+        if self._lively:
+            share = done / size if size else 1.0
+            print(f"\r{self._name}: {done / MEGABYTE:.1f} MB, {share:.0%}", end="", file=sys.stderr)
+
+    def finish(self, resumed_at: int) -> None:
+        """All is there; `resumed_at` octets were before."""
+        had = f", {resumed_at / MEGABYTE:.1f} MB of them before" if resumed_at else ""
+        begin = "\r" if self._lively else ""
+        print(f"{begin}{self._name}: {self._size / MEGABYTE:.1f} MB sent{had}", file=sys.stderr)

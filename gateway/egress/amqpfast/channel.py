@@ -1,0 +1,281 @@
+"""A channel of the client: it opens handles, acknowledges, and passes on what is heard."""
+
+from __future__ import annotations
+
+import tempfile
+from collections.abc import AsyncGenerator, Sequence
+from typing import IO, TYPE_CHECKING, Final, TypeVar
+
+from gateway.egress.amqpfast.handles import Awaited, ClientSender, Consumer, Delivery, Refused
+from gateway.egress.amqpfast.opening import SERVICES, open_for_sending, split_name
+from gateway.egress.amqpfast.reading import Unsettled
+from gateway.egress.amqpfast.sources import is_prefix
+from gateway.errors import LinkError, RemoteProtocolError
+from gateway.model.address import FastAddress
+from gateway.model.message import Message, Sender
+from gateway.protocols.amqpfast import commands as m
+from gateway.protocols.amqpfast.codec import decode_message_list
+from gateway.protocols.amqpfast.events import NO_HANDLE, Fragment, NotifyRow
+from gateway.protocols.amqpfast.spec import DELIVERED, REDELIVERED, ReplyCode, Scope
+from gateway.protocols.amqpfast.translate import NO_FACTS, facts, head_properties
+
+if TYPE_CHECKING:
+    from gateway.egress.amqpfast.client import Client
+
+SERVER: Final = Sender("server")
+OPEN_TAG: Final = 1  # of CHANNEL OPEN: the first that a channel gives
+MEMORY_OCTETS_MAX: Final = 16 * 1024 * 1024
+
+Opened = TypeVar("Opened", ClientSender, Consumer)
+
+
+class ClientChannel:
+    """One channel. `memory_octets_max`: larger bodies are delivered as temporary files."""
+
+    def __init__(self, client: Client, number: int, *, restartable: bool) -> None:
+        self.client = client
+        self.number = number
+        self.restartable = restartable
+        self.memory_octets_max = MEMORY_OCTETS_MAX
+        self.unsettled = Unsettled()
+        self._awaited: dict[int, Awaited] = {}  # by tag
+        self._handles: dict[int, ClientSender | Consumer] = {}
+        self._failure: LinkError | None = None
+        self._head = b""
+        self._spool: tempfile.SpooledTemporaryFile[bytes] | None = None
+
+    # Opening.
+
+    async def sender(self, service: str, name: str) -> ClientSender:
+        """A handle to send to exactly one destination, of service `queue`, `topic` or `peer`."""
+        self.check()
+        number, own = open_for_sending(self.client.machine, self.number, service, name)
+        return self._adopt(ClientSender(self, number, service, own))
+
+    async def consume(
+        self,
+        service: str,
+        name: str,
+        *,
+        prefetch: int = 100,
+        identifier: str = "",
+        selector: str = "",
+        selector_type: str = "",
+        no_local: bool = False,
+    ) -> Consumer:
+        """Consume a destination, or all that begin with `name` when that is empty or ends in a dot.
+
+        `identifier` makes the subscription of a topic durable: it goes on when the same client comes back.
+        """
+        begin, end = (name, "") if is_prefix(name) else split_name(service, name)
+        consumer = self._open(service, begin)
+        tag = self.client.machine.new_tag(self.number)
+        command = m.HandleConsume(
+            consumer.number, tag, prefetch, no_local, False, end, identifier, selector.encode(), selector_type
+        )
+        await self.say(command, tag, consumer.number)
+        return consumer
+
+    async def browse(self, service: str, name: str, *, selector: str = "") -> AsyncGenerator[Delivery, None]:
+        """What waits at a destination, without taking it; some may be gone before it is their turn."""
+        begin, end = split_name(service, name)
+        browser = self._open(service, begin, browses=True)
+        machine, above = self.client.machine, 0
+        while True:
+            machine.send(m.HandleQuery(browser.number, above, end, selector.encode()))
+            self.client.flush()
+            index = await browser.listed()
+            for first, last in decode_message_list(index.message_list):
+                for number in range(first, last + 1):
+                    tag = machine.new_tag(self.number)
+                    try:
+                        await self.say(m.HandleBrowse(browser.number, tag, number), tag, browser.number)
+                    except Refused as refused:
+                        if refused.code != ReplyCode.MESSAGE_NOT_FOUND or browser.failure is not None:
+                            raise
+                        continue
+                    found = browser.taken()
+                    if found is not None:
+                        yield found
+            above = index.message_number
+            if not above:
+                break
+        await browser.aclose()
+
+    def _open(self, service: str, name: str, *, browses: bool = False) -> Consumer:
+        self.check()
+        command = m.HandleOpen(
+            self.number,
+            service_type=SERVICES[service],
+            consumer=not browses,
+            browser=browses,
+            dest_name=name,
+        )
+        number = self.client.machine.open_handle(command, confirm=False)
+        return self._adopt(Consumer(self, number, service))
+
+    # Acknowledging, and transactions.
+
+    async def ack(self, delivery: Delivery) -> None:
+        """Done with this one. The server is told as soon as everything before it is done with, too; the
+        answer is not awaited."""
+        last = self.unsettled.settle((delivery.number,))
+        if last:
+            self.client.machine.ack(self.number, last)
+            self.client.flush()
+
+    async def unget(self, consumer: Consumer, delivery: Delivery) -> None:
+        """Give a message back to its queue, for somebody else."""
+        tag = self.client.machine.new_tag(self.number)
+        await self.say(m.HandleUnget(consumer.number, tag, delivery.number), tag, consumer.number)
+        await self.ack(delivery)
+
+    async def commit(self) -> None:
+        """What was sent and acknowledged since the last time holds; returns when it does."""
+        tag = self.client.machine.new_tag(self.number)
+        await self.say(m.ChannelCommit(self.number, tag), tag)
+
+    async def rollback(self) -> None:
+        """What was sent is dropped, what came since the last time comes again."""
+        tag = self.client.machine.new_tag(self.number)
+        await self.say(m.ChannelRollback(self.number, tag), tag)
+
+    async def aclose(self) -> None:
+        """CHANNEL CLOSE: what was not acknowledged is given back."""
+        self.client.machine.close_channel(self.number)
+        self.client.flush()
+
+    # For handles and the client.
+
+    def check(self) -> None:
+        """Raises what has closed the channel."""
+        self.client.check()
+        if self._failure is not None:
+            raise self._failure
+
+    async def say(self, command: m.Command, tag: int, handle: int = NO_HANDLE) -> None:
+        """Say something and wait for its reply. Raises Refused or Lost."""
+        self.check()
+        awaited = self.await_tags(handle, [tag])
+        if not self.client.machine.send(command):
+            del self._awaited[tag]
+            found = self._handles.get(handle)
+            raise (found and found.failure) or Refused(
+                ReplyCode.HANDLE_NOT_READY, "it is closed", Scope.HANDLE
+            )
+        self.client.flush()
+        await awaited.wait()
+
+    def await_tags(self, handle: int, tags: Sequence[int]) -> Awaited:
+        """What waits for the replies to all of these."""
+        awaited = Awaited(handle, len(tags))
+        for tag in tags:
+            self._awaited[tag] = awaited
+        return awaited
+
+    def close_handle(self, number: int) -> None:
+        """From our side."""
+        self.client.machine.close_handle(number)
+        self.client.flush()
+
+    def _adopt(self, handle: Opened) -> Opened:
+        self._handles[handle.number] = handle
+        self.client.adopt(handle.number, self)
+        return handle
+
+    def heard_reply(self, tag: int, code: int, text: str) -> None:
+        """A reply to a command of this channel or its handles."""
+        awaited = self._awaited.pop(tag, None)
+        if awaited is not None:
+            failed = code >= ReplyCode.MESSAGE_NOT_FOUND
+            awaited.came(Refused(code, text, Scope.HANDLE) if failed else None)
+
+    def heard_ready(self, handle: int, held: int) -> None:
+        """READY."""
+        found = self._handles.get(handle)
+        if isinstance(found, ClientSender):
+            found.heard_ready(held)
+
+    def heard_index(self, index: m.HandleIndex) -> None:
+        """INDEX."""
+        found = self._handles.get(index.handle_id)
+        if isinstance(found, Consumer):
+            found.heard_index(index)
+
+    def heard(self, row: NotifyRow, file: IO[bytes] | None = None) -> None:
+        """A message."""
+        handle, number, bits, head, body, name = row
+        found = self._handles.get(handle)
+        if found is None:
+            if file is not None:
+                file.close()
+            return
+        properties = head_properties(head)
+        try:
+            known = facts(properties)
+        except RemoteProtocolError:
+            known = NO_FACTS  # who asks for the properties is told
+        message = Message(
+            FastAddress(found.service, name.decode()),
+            body,
+            properties,
+            int(known.durable),
+            known.durable,
+            known.retain,
+            known.expires,
+            known.hops,
+            SERVER,
+        )
+        if bits & DELIVERED and found.service != "peer":
+            self.unsettled.add(number)
+        found.add(Delivery(number, bits & REDELIVERED != 0, message, file))
+
+    def heard_fragment(self, fragment: Fragment) -> None:
+        """A part of a message."""
+        if fragment.first:
+            self._head = fragment.head
+            # Whoever is given the delivery closes it.
+            if self._spool is not None:
+                self._spool.close()
+            self._spool = tempfile.SpooledTemporaryFile(self.memory_octets_max)  # noqa: SIM115
+        spool = self._spool
+        assert spool is not None
+        spool.write(fragment.octets)
+        if not fragment.last:
+            return
+        self._spool = None
+        spool.seek(0)
+        file: IO[bytes] | None = spool
+        body = b""
+        if fragment.body_size <= self.memory_octets_max:
+            body, file = spool.read(), None
+            spool.close()
+        row = (fragment.handle, fragment.number, fragment.bits, self._head, body, fragment.dest_name)
+        self.heard(row, file)
+
+    def released(self, number: int) -> None:
+        """The server has agreed to our close of a handle."""
+        self._handles.pop(number, None)
+        self.client.forget((number,))
+
+    def handle_closed(self, number: int, failure: LinkError) -> None:
+        """The server has closed a handle."""
+        found = self._handles.pop(number, None)
+        if found is not None:
+            found.closed(failure)
+        for tag in [tag for tag, one in self._awaited.items() if one.handle == number]:
+            self._awaited.pop(tag).came(failure)
+
+    def ended(self, failure: LinkError) -> None:
+        """The channel is over, or its connection."""
+        self._failure = self._failure or failure
+        if self._spool is not None:
+            self._spool.close()
+            self._spool = None
+        handles, self._handles = self._handles, {}
+        self.client.forget(handles)
+        for handle in handles.values():
+            handle.closed(failure)
+        awaited, self._awaited = self._awaited, {}
+        for one in awaited.values():
+            one.came(failure)

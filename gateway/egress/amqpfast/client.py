@@ -1,0 +1,331 @@
+"""A client of AMQP/Fast for programs on Trio.
+
+    from gateway.egress.amqpfast.client import connect, head_of
+
+    async with connect("amqpfast://guest:guest@localhost:3018/", client_name="billing") as client:
+        channel = await client.channel()
+        orders = await channel.sender("queue", "orders")
+        await orders.send(b"one", head_of(persistent=True, headers={"customer": "7"}))
+        await orders.upload(Path("scan.tiff"), progress=lambda done, size: print(done, size))
+
+        async for delivery in await channel.consume("queue", "orders", prefetch=10):
+            print(delivery.message.body)
+            await channel.ack(delivery)
+
+`send` returns when the server has taken the message; what it refuses raises Refused, which says by its `code`
+why and by its `scope` what is closed now. A lost connection raises Lost, and is not opened again by itself.
+
+It is the same as what the gateway's links use: the protocol machine, names and numbers, uploads. One task
+reads, one writes, one keeps the connection alive; the caller's own tasks may share a client.
+"""
+
+from __future__ import annotations
+
+import ssl
+from collections.abc import AsyncIterator, Awaitable, Callable, Iterable, Mapping
+from contextlib import asynccontextmanager
+from typing import Final
+
+import trio
+
+from gateway.egress.amqpfast.channel import OPEN_TAG, ClientChannel
+from gateway.egress.amqpfast.handles import Delivery, Refused
+from gateway.egress.amqpfast.opening import client_machine
+from gateway.errors import LinkError
+from gateway.model.properties import Value, ValueType, string
+from gateway.protocols.amqpfast.codec import Head, encode_head_properties
+from gateway.protocols.amqpfast.commands import HandleIndex
+from gateway.protocols.amqpfast.events import (
+    NO_HANDLE,
+    Challenged,
+    ChannelClosed,
+    Closed,
+    CommandReceived,
+    Event,
+    Fragment,
+    HandleClosed,
+    Notifies,
+    Opened,
+    Prepared,
+    Ready,
+    Released,
+    Replies,
+)
+from gateway.protocols.amqpfast.spec import BODY_SIZE_MAX, FRAME_MAX, ReplyCode, Scope
+from gateway.settings.endpoints import Target, parse_url
+
+__all__ = ["Client", "ClientChannel", "Delivery", "Lost", "Refused", "connect", "head_of"]
+
+READ_OCTETS: Final = 65_536
+TICK_SECS: Final = 1.0
+FAREWELL_SECS: Final = 5.0  # how long the server has to answer our close
+
+
+class Lost(LinkError):
+    """The connection is gone."""
+
+
+def head_of(
+    *,
+    persistent: bool = False,
+    priority: int = 0,
+    expiration: int = 0,
+    mime_type: str = "",
+    encoding: str = "",
+    identifier: str = "",
+    headers: Mapping[str, str | int] | None = None,
+) -> bytes:
+    """What a message says of itself, to be made once for many. `expiration` is UTC in seconds, 0 is never.
+
+    Raises LocalProtocolError when a value does not fit.
+    """
+    said = tuple(
+        (name, string(value) if isinstance(value, str) else Value(ValueType.INT32, value))
+        for name, value in (headers or {}).items()
+    )
+    return encode_head_properties(
+        Head(persistent, priority, expiration, mime_type, encoding, identifier, said)
+    )
+
+
+@asynccontextmanager
+async def connect(
+    url: str | Target,
+    *,
+    client_name: str = "",
+    ca_file: str | None = None,
+    timeout_secs: float = 10.0,
+    heartbeat_secs: int = 30,
+    frame_max: int = FRAME_MAX,
+) -> AsyncIterator[Client]:
+    """A connection, open; it is closed in the protocol's words at the end of the block.
+
+    `client_name` owns durable subscriptions, temporary destinations and uploads that were broken off; no two
+    clients may have the same at a time. Raises LinkError when the server cannot be reached or refuses us, and
+    ValueError for a URL of another protocol.
+    """
+    target = parse_url(url) if isinstance(url, str) else url
+    if target.protocol != "amqpfast":
+        raise ValueError("the URL of an AMQP/Fast server begins with amqpfast:// or amqpfasts://")
+    failure: Exception | None = None
+    async with trio.open_nursery() as nursery:
+        client = Client(target, client_name, heartbeat_secs, frame_max)
+        try:
+            await client.start(nursery, ca_file, timeout_secs)
+            yield client
+        except Exception as error:
+            failure = error  # raised again outside of the nursery, which would wrap it
+        finally:
+            with trio.move_on_after(FAREWELL_SECS, shield=True):
+                await client.aclose()
+    if failure is not None:
+        raise failure
+
+
+class Client:
+    """One connection; made by `connect`."""
+
+    def __init__(self, target: Target, client_name: str, heartbeat_secs: int, frame_max: int) -> None:
+        self.machine = client_machine(
+            target,
+            client_name,
+            frame_max=frame_max,
+            heartbeat=heartbeat_secs,
+            message_bytes_max=BODY_SIZE_MAX,
+        )
+        self._target = target
+        self._place = f"{target.host}:{target.port}"
+        self._stream: trio.abc.Stream | None = None
+        self._opened = trio.Event()
+        self._ended = trio.Event()
+        self._failure: LinkError | None = None
+        self._to_write = trio.Event()
+        self._written = trio.Event()
+        self._background: list[trio.CancelScope] = []
+        self._channels: dict[int, ClientChannel] = {}
+        self._by_handle: dict[int, ClientChannel] = {}
+
+    async def start(self, nursery: trio.Nursery, ca_file: str | None, timeout_secs: float) -> None:
+        """Connect, negotiate, and go on in the background. Called by `connect`."""
+        try:
+            with trio.fail_after(timeout_secs):
+                stream = self._stream = await self._reach(ca_file)
+                for task in (self._read, self._write, self._tick):
+                    nursery.start_soon(self._run, task, stream)
+                self.flush()
+                await self._opened.wait()
+        except trio.TooSlowError:
+            raise Lost(f"{self._place} did not answer within {timeout_secs} s") from None
+        self.check()
+
+    async def _reach(self, ca_file: str | None) -> trio.abc.Stream:
+        target = self._target
+        try:
+            opened = await trio.open_tcp_stream(target.host, target.port)
+            if not target.tls:
+                return opened
+            context = ssl.create_default_context(cafile=ca_file)
+            secured = trio.SSLStream(opened, context, server_hostname=target.host)
+            try:
+                await secured.do_handshake()
+            except BaseException:
+                await trio.aclose_forcefully(opened)
+                raise
+        except OSError as error:
+            raise Lost(f"{self._place}: {error}") from error
+        except trio.BrokenResourceError as error:
+            raise Lost(f"{self._place}: {error.__cause__ or error}") from error
+        return secured
+
+    async def _run(self, task: Callable[[trio.abc.Stream], Awaitable[None]], stream: trio.abc.Stream) -> None:
+        """A background task goes on when the block is cancelled, to say goodbye."""
+        with trio.CancelScope(shield=True) as scope:
+            self._background.append(scope)
+            await task(stream)
+
+    async def aclose(self) -> None:
+        """Say goodbye and wait for the answer; what was sent before has been read by then."""
+        stream = self._stream
+        if stream is None:
+            return
+        try:
+            if self._failure is None:
+                self.machine.close()
+                self.flush()
+                await self._ended.wait()
+        finally:
+            for scope in self._background:
+                scope.cancel()
+            await trio.aclose_forcefully(stream)
+
+    async def channel(self, *, transacted: bool = False, restartable: bool = False) -> ClientChannel:
+        """A new channel. `transacted`: what is sent and acknowledged counts at `commit`. `restartable`: an
+        upload that was broken off goes on where it was."""
+        self.check()
+        number = self.machine.open_channel(transacted=transacted, restartable=restartable)
+        channel = self._channels[number] = ClientChannel(self, number, restartable=restartable)
+        awaited = channel.await_tags(NO_HANDLE, [OPEN_TAG])
+        self.flush()
+        await awaited.wait()
+        return channel
+
+    # For channels.
+
+    def check(self) -> None:
+        """Raises what ended the connection, if something did."""
+        if self._failure is not None:
+            raise self._failure
+
+    def flush(self) -> None:
+        """Have written what was encoded."""
+        self._to_write.set()
+
+    async def drained(self) -> None:
+        """Wait until everything that was encoded has been given to the network."""
+        self._written = trio.Event()
+        self.flush()
+        await self._written.wait()
+        self.check()
+
+    def adopt(self, handle: int, channel: ClientChannel) -> None:
+        """What is heard on the handle is for the channel."""
+        self._by_handle[handle] = channel
+
+    def forget(self, handles: Iterable[int]) -> None:
+        """Nobody listens to these any more."""
+        for handle in handles:
+            self._by_handle.pop(handle, None)
+
+    # The background.
+
+    async def _read(self, stream: trio.abc.Stream) -> None:
+        try:
+            while data := await stream.receive_some(READ_OCTETS):
+                for event in self.machine.receive_data(bytes(data), trio.current_time()):
+                    self._event(event)
+                self.flush()
+                if self.machine.closed:
+                    break
+        except (trio.BrokenResourceError, trio.ClosedResourceError) as error:
+            self._end(Lost(f"{self._place}: {error.__cause__ or error}"))
+        else:
+            self._end(Lost(f"{self._place}: the connection was closed"))
+
+    async def _write(self, stream: trio.abc.Stream) -> None:
+        while True:
+            await self._to_write.wait()
+            self._to_write = trio.Event()
+            data = self.machine.data_to_send()
+            if data:
+                try:
+                    await stream.send_all(data)
+                except (trio.BrokenResourceError, trio.ClosedResourceError) as error:
+                    self._end(Lost(f"{self._place}: {error.__cause__ or error}"))
+            if not self._to_write.is_set():
+                self._written.set()
+
+    async def _tick(self, stream: trio.abc.Stream) -> None:
+        while True:
+            await trio.sleep(TICK_SECS)
+            now = trio.current_time()
+            self.machine.tick(now)
+            self.flush()
+            if self.machine.timed_out(now):
+                self._end(Lost(f"{self._place}: the server is silent"))
+                await trio.aclose_forcefully(stream)
+                return
+
+    def _end(self, failure: LinkError) -> None:
+        if self._failure is None:
+            self._failure = failure
+        for channel in list(self._channels.values()):
+            channel.ended(self._failure)
+        self._channels.clear()
+        self._by_handle.clear()
+        for event in (self._opened, self._ended, self._written):
+            event.set()
+
+    def _event(self, event: Event) -> None:
+        if isinstance(event, Replies):
+            for number, _, tag, code, text in event.rows:
+                if number in self._channels:
+                    self._channels[number].heard_reply(tag, code, text)
+        elif isinstance(event, Notifies):
+            for row in event.rows:
+                if row[0] in self._by_handle:
+                    self._by_handle[row[0]].heard(row)
+        elif isinstance(event, Fragment):
+            if event.handle in self._by_handle:
+                self._by_handle[event.handle].heard_fragment(event)
+        elif isinstance(event, HandleClosed):
+            found = self._by_handle.pop(event.handle, None)
+            if found is not None:
+                found.handle_closed(event.handle, Refused(event.reply_code, event.text, Scope.HANDLE))
+        elif isinstance(event, ChannelClosed):
+            channel_closed = self._channels.pop(event.channel, None)
+            if channel_closed is not None:
+                channel_closed.ended(Refused(event.reply_code, event.text, Scope.CHANNEL))
+        else:
+            self._rare(event)
+
+    def _rare(self, event: Event) -> None:
+        if isinstance(event, Opened):
+            self._opened.set()
+        elif isinstance(event, Ready):
+            if event.handle in self._by_handle:
+                self._by_handle[event.handle].heard_ready(event.handle, event.message_size)
+        elif isinstance(event, CommandReceived):
+            command = event.command
+            if isinstance(command, HandleIndex) and command.handle_id in self._by_handle:
+                self._by_handle[command.handle_id].heard_index(command)
+        elif isinstance(event, Released):
+            if event.handle in self._by_handle:
+                self._by_handle[event.handle].released(event.handle)
+        elif isinstance(event, Prepared):
+            self.machine.close_handle(
+                event.handle, ReplyCode.NOT_IMPLEMENTED, "nothing restartable was asked"
+            )
+        elif isinstance(event, Challenged):
+            self._end(Lost(f"{self._place}: the server wants more than a name and password"))
+        elif isinstance(event, Closed):
+            self._end(Refused(event.reply_code, event.text, Scope.CONNECTION))

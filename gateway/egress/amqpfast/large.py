@@ -1,0 +1,134 @@
+"""Large messages of a link: one at a time, on a channel of their own, by fragments as the stream drains.
+
+Where the server takes them restartably, a message that a lost connection cut off goes on where it was: what
+the server holds is known by the client-name and the head, which both stay the same. A server that does not
+know of it says so once per connection.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Final
+
+from gateway.egress.amqpfast.opening import open_for_sending, outcome_of
+from gateway.egress.amqpfast.upload import Upload, content_hash
+from gateway.errors import LocalProtocolError
+from gateway.model.address import FastAddress
+from gateway.model.message import Message
+from gateway.model.outcome import ACCEPTED, Outcome, Reason, Verdict
+from gateway.protocols.amqpfast.client import ClientConnection
+from gateway.protocols.amqpfast.spec import ReplyCode
+from gateway.transport.stream import Stream
+
+LARGE_OCTETS: Final = 1_048_576  # larger bodies go this way
+UNKNOWN: Final = frozenset((ReplyCode.COMMAND_NOT_VALID, ReplyCode.NOT_IMPLEMENTED))  # of PREPARE
+
+Settled = Callable[[Outcome, int], None]
+
+
+class LargeSender:
+    """Sends one large message. `settled` is called with its outcome and the code of the close (200: none)."""
+
+    def __init__(self, machine: ClientConnection, stream: Stream, settled: Settled) -> None:
+        self.channel = 0
+        self._machine = machine
+        self._stream = stream
+        self._settled = settled
+        self._restartable = True
+        self._upload: Upload | None = None
+        self._message: Message | None = None
+        self._head = b""
+
+    @property
+    def busy(self) -> bool:
+        """A message is on its way."""
+        return self._message is not None
+
+    def send(self, message: Message, head: bytes) -> None:
+        """Begin with a message; its outcome comes later. Raises LocalProtocolError when the server has no
+        channel or handle left for it."""
+        address, body = message.address, message.body
+        assert isinstance(address, FastAddress)
+        machine = self._machine
+        if not self.channel:
+            self.channel = machine.open_channel(restartable=self._restartable, confirm=False)
+        handle, name = open_for_sending(machine, self.channel, address.service, address.destination)
+        digest = content_hash(body) if self._restartable else b""
+        upload = Upload(
+            machine,
+            self.channel,
+            handle,
+            head,
+            len(body),
+            lambda at, size: body[at : at + size],
+            name=name,
+            digest=digest,
+        )
+        upload.begin(restartable=self._restartable)
+        self._message, self._head, self._upload = message, head, upload
+        self.write()
+
+    def ready(self, handle: int, held: int) -> None:
+        """READY: go on behind what the server holds."""
+        upload = self._upload
+        if upload is None or upload.handle != handle:
+            return
+        try:
+            upload.ready(held)
+        except LocalProtocolError:
+            return  # it has been closed since; that event follows
+        self.write()
+
+    def write(self) -> None:
+        """As much as the stream takes now."""
+        upload, stream = self._upload, self._stream
+        while upload is not None and upload.writable and not stream.congested:
+            stream.queued += upload.write()
+            stream.mark()
+
+    def replied(self, handle: int, code: int, text: str) -> None:
+        """The server has the message."""
+        upload = self._upload
+        if upload is not None and upload.handle == handle:
+            self._finish(ACCEPTED if code < ReplyCode.MESSAGE_NOT_FOUND else outcome_of(code, text), code)
+
+    def handle_closed(self, handle: int, code: int, text: str) -> None:
+        """The handle that it goes over, or went over, is closed."""
+        upload = self._upload
+        if upload is None or upload.handle != handle:
+            return
+        if upload.prepared and code in UNKNOWN:
+            self._again(restartable=False)
+        elif upload.resumed_at and code == ReplyCode.MESSAGE_CONTENTS_INVALID:
+            self._again(restartable=True)  # what the server held was not this body; now it holds nothing
+        else:
+            self._upload = None
+            self._finish(outcome_of(code, text), code)
+
+    def channel_closed(self, code: int, text: str) -> None:
+        """The channel is closed, with everything on it."""
+        upload, self.channel = self._upload, 0
+        if upload is None:
+            return
+        if upload.prepared and code in UNKNOWN:
+            self._again(restartable=False)
+        else:
+            self._upload = None
+            self._finish(outcome_of(code, text), code)
+
+    def _again(self, *, restartable: bool) -> None:
+        message = self._message
+        assert message is not None
+        self._restartable = restartable
+        self._upload = None
+        try:
+            self.send(message, self._head)
+        except LocalProtocolError as error:
+            self._finish(Outcome(Verdict.RELEASED, Reason.TARGET_DOWN, str(error)), ReplyCode.SUCCESS)
+
+    def _finish(self, outcome: Outcome, code: int) -> None:
+        upload, self._upload = self._upload, None
+        self._message = None
+        if upload is not None:
+            self._machine.close_handle(upload.handle)
+        self._settled(outcome, code)

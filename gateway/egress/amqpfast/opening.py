@@ -1,0 +1,74 @@
+"""What the link and the client say alike: who they are, how destinations are named, and what a close means.
+
+A name is split at its last dot between a handle and its commands, for a name that a handle has all by itself
+may also mean every destination that begins with it (3.5.2.3).
+"""
+
+from __future__ import annotations
+
+from typing import Final
+
+from gateway.model.outcome import Outcome, Verdict
+from gateway.protocols.amqpfast import commands as m
+from gateway.protocols.amqpfast.client import ClientConnection
+from gateway.protocols.amqpfast.codec import encode_credentials
+from gateway.protocols.amqpfast.spec import FRAME_MAX, MESSAGE_BYTES_MAX, PLAIN, ReplyCode, Service
+from gateway.protocols.amqpfast.translate import refusal
+from gateway.settings.endpoints import Target
+
+GUEST: Final = "guest"  # who connects when the URL names nobody, as in AMQP 0-9-1
+SERVICES: Final = {"queue": Service.QUEUE, "topic": Service.TOPIC, "peer": Service.PEER}
+
+OF_DESTINATIONS: Final = frozenset(
+    (
+        *(ReplyCode.SERVICE_TYPE_NOT_VALID, ReplyCode.ACCESS_REFUSED, ReplyCode.DESTINATION_NOT_FOUND),
+        *(ReplyCode.BAD_FIELD_VALUE, ReplyCode.INSUFFICIENT_RESOURCES, ReplyCode.TEMPORARILY_FORBIDDEN),
+        ReplyCode.NOT_IMPLEMENTED,
+    )
+)
+"""Codes that say something about where a message goes; the others are about the message, or about us."""
+FOR_NOW: Final = frozenset((ReplyCode.INSUFFICIENT_RESOURCES, ReplyCode.TEMPORARILY_FORBIDDEN))
+
+
+def outcome_of(code: int, text: str) -> Outcome:
+    """What became of a message over which a handle, a channel or the connection was closed."""
+    verdict = Verdict.RELEASED if code in FOR_NOW else Verdict.REJECTED
+    return Outcome(verdict, refusal(code), f"{code} {text}".rstrip())
+
+
+def client_machine(
+    target: Target,
+    client_name: str,
+    *,
+    frame_max: int = FRAME_MAX,
+    channel_max: int = 0,
+    heartbeat: int = 30,
+    message_bytes_max: int = MESSAGE_BYTES_MAX,
+) -> ClientConnection:
+    """Our side of a connection to `target`; `heartbeat` in seconds, `channel_max` 0 is no limit."""
+    return ClientConnection(
+        mechanism=PLAIN,
+        responses=encode_credentials(target.username or GUEST, target.password or GUEST),
+        virtual_path=target.virtual_host,
+        client_name=client_name,
+        frame_max=frame_max,
+        channel_max=channel_max,
+        heartbeat=heartbeat,
+        message_bytes_max=message_bytes_max,
+    )
+
+
+def split_name(service: str, name: str) -> tuple[str, str]:
+    """(the handle's part, the command's part) of exactly one destination."""
+    begin, dot, end = name.rpartition(".")
+    return (begin + dot, end) if end and service != "peer" else ("", name)
+
+
+def open_for_sending(machine: ClientConnection, channel: int, service: str, name: str) -> tuple[int, bytes]:
+    """A handle to send to one destination on; returns its number and the name that each SEND has.
+
+    Raises LocalProtocolError when no handle can be had now.
+    """
+    begin, end = split_name(service, name)
+    command = m.HandleOpen(channel, service_type=SERVICES[service], producer=True, dest_name=begin)
+    return machine.open_handle(command, confirm=False), end.encode()

@@ -1,0 +1,391 @@
+"""What a link publishes with confirms, whatever the protocol: what waits to be sent, what was sent and is not
+confirmed, and what becomes of it.
+
+Messages are numbered as they are sent. Consecutive numbers that were given to messages of one part form a
+Run, so that a confirm of many costs little more than a confirm of one: the runs below the lowest unconfirmed
+number (`_floor`) are settled whole. Whatever is settled out of order is remembered until the floor has passed
+it.
+
+Parts that cannot be sent now wait in order. When the connection is gone, what it had not confirmed goes to
+the front of them, and all of it is sent again, never more than the window allows at a time.
+
+A broker that dislikes one message may close what it came on without saying which message it was. The window
+is then halved for the messages that were on their way, and again each time that it happens, until one message
+is alone and so found out. A place (an exchange, a destination) that is found missing is refused as a whole.
+"""
+
+from __future__ import annotations
+
+import time
+from abc import ABC, abstractmethod
+from bisect import bisect_right
+from collections import deque
+from collections.abc import Callable, Iterable, Sequence
+from typing import Final, NamedTuple
+
+import trio
+
+from gateway.model.batch import Part
+from gateway.model.message import Message
+from gateway.model.outcome import ACCEPTED, Outcome, Reason, Verdict
+from gateway.telemetry.stats import LinkStats
+from gateway.transport.stream import Stream
+
+# What has waited is sent in pieces of at most this much, between which the stream may call a halt.
+SLICE_MESSAGES_MAX: Final = 500
+SLICE_OCTETS_MAX: Final = 1_048_576
+MESSAGE_OVERHEAD: Final = 64  # octets on the wire besides body and properties, about
+
+WAITING_FULL: Final = Outcome(
+    Verdict.RELEASED, Reason.TARGET_DOWN, "the link is down or slow, its queue is full"
+)
+EXPIRED: Final = Outcome(Verdict.REJECTED, Reason.EXPIRED, "it expired while it waited for the link")
+
+Positions = Sequence[int]
+Place = str | bytes
+
+
+class Waiting(NamedTuple):
+    """Messages of a part that have to be sent."""
+
+    part: Part
+    positions: Positions
+
+
+class Run:
+    """Messages with consecutive numbers `first` to `last`; offset n is message `positions[n]` of `part`."""
+
+    __slots__ = ("done", "first", "last", "mandatory", "part", "positions", "sent", "settled")
+
+    def __init__(self, first: int, part: Part, positions: Positions, mandatory: bool, sent: float) -> None:
+        self.first = first
+        self.last = first + len(positions) - 1
+        self.part = part
+        self.positions = positions
+        self.mandatory = mandatory
+        self.sent = sent
+        self.done = 0  # offsets below it are settled
+        self.settled: set[int] = set()  # offsets above it that are, or that this run has been rid of
+
+    def settle_to(self, number: int, outcome: Outcome) -> None:
+        """Everything up to `number` that is still open has this outcome."""
+        begin, self.done = self.done, min(number, self.last) - self.first + 1
+        if not begin and not self.settled and self.done == len(self.part.slots):
+            self.part.settle(outcome)
+        elif not self.settled:
+            self.part.settle_at(self.positions[begin : self.done], outcome)
+        else:
+            left = [offset for offset in range(begin, self.done) if offset not in self.settled]
+            self.part.settle_at([self.positions[offset] for offset in left], outcome)
+
+    def settle_some(self, offsets: list[int], outcome: Outcome) -> None:
+        """These offsets have this outcome, those below them may still be open."""
+        self.settled.update(offsets)
+        positions = self.positions
+        self.part.settle_at([positions[offset] for offset in offsets], outcome)
+
+    def open(self) -> list[int]:
+        """The offsets that are not settled."""
+        return [offset for offset in range(self.done, len(self.positions)) if offset not in self.settled]
+
+    def left(self) -> Positions:
+        """The positions that are not settled."""
+        if not self.settled:
+            return self.positions[self.done :]
+        return [self.positions[offset] for offset in self.open()]
+
+
+class ConfirmedSink(ABC):
+    """The sink of a link: takes parts, and settles their messages as the broker confirms them."""
+
+    def __init__(self, stats: LinkStats, *, in_flight_max: int, messages_max: int, octets_max: int) -> None:
+        """`in_flight_max`: messages that were sent and not confirmed; the others limit what waits."""
+        self.in_flight_max = in_flight_max
+        self.messages_max = messages_max
+        self.octets_max = octets_max
+        self.in_flight = 0
+        self.waiting_messages = 0
+        self.waiting_octets = 0
+        self._stats = stats
+        self._waiting: deque[Waiting] = deque()
+        self._refusals: dict[Place, Outcome] = {}
+        self._flowing = False
+        self._stream: Stream | None = None
+        self._runs: list[Run] = []
+        self._firsts: list[int] = []  # of the runs
+        self._next = 1
+        self._floor = 1
+        self._early: set[int] = set()  # numbers above the floor that are settled
+        self._window = in_flight_max
+        self._suspects = 0  # messages for which the window stays narrow
+
+    # What each protocol says itself.
+
+    @property
+    @abstractmethod
+    def _usable(self) -> bool:
+        """What is sent now will reach the broker."""
+
+    @abstractmethod
+    def _send(self, part: Part, positions: Positions, messages: list[Message]) -> Positions:
+        """Send `messages`, which stand at `positions`; returns the positions that have to wait still."""
+
+    @abstractmethod
+    def _place(self, message: Message) -> Place:
+        """Where the message goes, as far as the broker may refuse that as a whole."""
+
+    # The connection.
+
+    @property
+    def idle(self) -> bool:
+        """Nothing waits, and everything sent is confirmed."""
+        return not self._waiting and not self._runs
+
+    def close(self) -> int:
+        """The connection is gone: what it has not confirmed is to be sent again. Returns their number."""
+        self._flowing = False
+        self._stream = None
+        runs, self._runs, self._firsts = self._runs, [], []
+        self._early.clear()
+        self._next = self._floor = 1
+        self._count_in_flight()
+        return self._again([Waiting(run.part, left) for run in runs if (left := run.left())])
+
+    def _again(self, again: list[Waiting]) -> int:
+        """Put these in front of what waits; returns how many messages they are."""
+        for waiting in again:
+            self._count_waiting(waiting, 1)
+        self._waiting.extendleft(reversed(again))
+        return sum(len(waiting.positions) for waiting in again)
+
+    def _suspect(self, left: int, outcome: Outcome) -> Message | None:
+        """One of the `left` messages in front is to blame: when it is alone it has this outcome, and is
+        returned; otherwise fewer are sent at a time."""
+        if left > 1:
+            self._window = max(1, left // 2)
+            self._suspects = left + self.in_flight
+            return None
+        part, positions = self._take(1)
+        part.settle_at(positions, outcome)
+        self._widen()
+        return part.messages[positions[0]]
+
+    def refuse(self, place: Place, outcome: Outcome) -> None:
+        """Messages for `place` are not sent any more; those that wait are settled too."""
+        self._refusals[place] = outcome
+        waiting, self._waiting = self._waiting, deque()
+        for one in waiting:
+            kept = self._without_refused(one.part, one.positions)
+            if len(kept) == len(one.positions):
+                self._waiting.append(one)
+                continue
+            self._count_waiting(one, -1)
+            if kept:
+                self._waiting.append(Waiting(one.part, kept))
+                self._count_waiting(self._waiting[-1], 1)
+
+    def allow(self, place: Place) -> None:
+        """The place is there."""
+        self._refusals.pop(place, None)
+
+    # Sending.
+
+    def publish(self, part: Part) -> None:
+        """Send the part now, if nothing waits and there is room, or let it wait."""
+        messages = part.messages
+        every = range(len(messages))
+        if (
+            self._flowing
+            and not self._waiting
+            and not self._refusals
+            and self.in_flight + len(messages) <= self._window
+            and not self._stream.congested  # type: ignore[union-attr]
+        ):
+            rest = self._send(part, every, messages)
+            if rest:
+                self._again([Waiting(part, rest)])
+            return
+        kept = self._without_refused(part, every) if self._refusals else every
+        if not kept:
+            return
+        one = Waiting(part, kept)
+        octets = sum([len(message.body) for message in messages])
+        if (
+            self.waiting_messages + len(messages) > self.messages_max
+            or self.waiting_octets + octets > self.octets_max
+        ):
+            part.settle_at(kept, WAITING_FULL)
+            return
+        self._waiting.append(one)
+        self._count_waiting(one, 1)
+        self.pump()
+
+    def pump(self) -> None:
+        """Send what waits, as far as the window and the stream go."""
+        while self._waiting and self._flowing:
+            assert self._stream is not None
+            room = self._window - self.in_flight
+            if room <= 0 or not self._usable or self._stream.congested:
+                return
+            part, positions = self._take(min(room, SLICE_MESSAGES_MAX))
+            messages = [part.messages[at] for at in positions]
+            utc = time.time()
+            late = {
+                at
+                for at, message in zip(positions, messages, strict=True)
+                if message.expires and message.expires <= utc
+            }
+            if late:
+                part.settle_at(late, EXPIRED)
+                positions = [at for at in positions if at not in late]
+                messages = [part.messages[at] for at in positions]
+            if messages:
+                rest = self._send(part, positions, messages)
+                if rest:
+                    self._again([Waiting(part, rest)])
+                    return
+
+    def _take(self, room: int) -> Waiting:
+        """The next of what waits, at most `room` messages and SLICE_OCTETS_MAX, but at least one message."""
+        part, positions = self._waiting.popleft()
+        messages = part.messages
+        octets = 0
+        count = 0
+        for at in positions[:room]:
+            octets += len(messages[at].body)
+            if count and octets > SLICE_OCTETS_MAX:
+                break
+            count += 1
+        taken = Waiting(part, positions[:count])
+        self._count_waiting(taken, -1)
+        if count < len(positions):
+            self._waiting.appendleft(Waiting(part, positions[count:]))
+        return taken
+
+    def _sent(self, part: Part, positions: Positions, octets: int, *, mandatory: bool = False) -> None:
+        """The messages at `positions`, with bodies of `octets` in all, have the next numbers."""
+        count = len(positions)
+        if not count:
+            return
+        self._runs.append(Run(self._next, part, positions, mandatory, trio.current_time()))
+        self._firsts.append(self._next)
+        self._next += count
+        self._stats.messages_out += count
+        self._count_in_flight()
+        stream = self._stream
+        assert stream is not None
+        stream.queued += octets + MESSAGE_OVERHEAD * count
+        stream.mark()
+
+    # Outcomes.
+
+    def _advance(self, floor: int, outcome: Outcome = ACCEPTED) -> None:
+        """Everything below `floor` that is still open has this outcome."""
+        early = self._early
+        if early:
+            if floor - self._floor < len(early):
+                early.difference_update(range(self._floor, floor))
+            else:
+                early.difference_update([number for number in early if number < floor])
+            while floor in early:
+                early.remove(floor)
+                floor += 1
+        floor = min(floor, self._next)
+        passed = floor - self._floor
+        if passed <= 0:
+            return
+        self._floor = floor
+        whole = bisect_right(self._firsts, floor - 1)
+        if self._runs[whole - 1].last >= floor:
+            whole -= 1
+            rest: Run | None = self._runs[whole]
+        else:
+            rest = None
+        finished = self._runs[:whole]
+        del self._runs[:whole]
+        del self._firsts[:whole]
+        now = trio.current_time()
+        observe = self._stats.latency.observe
+        for run in finished:
+            observe(now - run.sent, run.last - run.first + 1)
+            run.settle_to(run.last, outcome)
+        if rest is not None:
+            rest.settle_to(floor - 1, outcome)
+        if self._suspects:
+            self._suspects -= passed
+            if self._suspects <= 0:
+                self._widen()
+
+    def _settle_singles(self, numbers: list[int], outcome: Outcome) -> None:
+        """These numbers have this outcome; none of them need be the lowest that is open."""
+        at = 0
+        while at < len(numbers):
+            run = self._run_of(numbers[at])
+            if run is None:
+                at += 1
+                continue
+            begin = at
+            while at < len(numbers) and run.first <= numbers[at] <= run.last:
+                at += 1
+            run.settle_some([number - run.first for number in numbers[begin:at]], outcome)
+        if numbers and outcome is not ACCEPTED:
+            self._early.update(number for number in numbers if self._floor <= number < self._next)
+            self._advance(self._floor)
+
+    def _run_of(self, number: int) -> Run | None:
+        index = bisect_right(self._firsts, number) - 1
+        if index < 0 or number > self._runs[index].last:
+            return None  # confirmed before, or never sent
+        return self._runs[index]
+
+    def _withdraw(self, wanted: Callable[[Message], bool]) -> list[Waiting]:
+        """Take the wanted ones of what is on its way back, unsettled; their numbers mean nothing any more."""
+        taken: list[Waiting] = []
+        for run in self._runs:
+            messages, positions = run.part.messages, run.positions
+            offsets = [offset for offset in run.open() if wanted(messages[positions[offset]])]
+            if offsets:
+                run.settled.update(offsets)
+                self._early.update(run.first + offset for offset in offsets)
+                taken.append(Waiting(run.part, [positions[offset] for offset in offsets]))
+        self._advance(self._floor)
+        self._count_in_flight()
+        return taken
+
+    # Counting.
+
+    def _concerns(self, place: Place) -> bool:
+        """Whether a message for `place` waits."""
+        return any(self._place(part.messages[at]) == place for part, left in self._waiting for at in left)
+
+    def _without_refused(self, part: Part, positions: Positions) -> Positions:
+        """The positions whose place is not refused; the others are settled."""
+        refused: dict[Place, list[int]] = {}
+        for at in positions:
+            place = self._place(part.messages[at])
+            if place in self._refusals:
+                refused.setdefault(place, []).append(at)
+        if not refused:
+            return positions
+        out = {at for found in refused.values() for at in found}
+        for place, found in refused.items():
+            part.settle_at(found, self._refusals[place])
+        return [at for at in positions if at not in out]
+
+    def _widen(self) -> None:
+        self._window = self.in_flight_max
+        self._suspects = 0
+
+    def _count_waiting(self, one: Waiting, sign: int) -> None:
+        messages = one.part.messages
+        self.waiting_messages += sign * len(one.positions)
+        self.waiting_octets += sign * sum([len(messages[at].body) for at in one.positions])
+
+    def _count_in_flight(self) -> None:
+        self.in_flight = self._stats.in_flight = self._next - self._floor - len(self._early)
+
+
+def settle_all(waiting: Iterable[Waiting], outcome: Outcome) -> None:
+    """These messages have this outcome."""
+    for part, positions in waiting:
+        part.settle_at(positions, outcome)

@@ -1,0 +1,309 @@
+"""One AMQP channel: its consumers, what they have not acknowledged, and what its publisher has not been
+told.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Sequence
+from functools import partial
+from typing import TYPE_CHECKING, Final
+
+from gateway.broker.amqp091.deaths import own_properties
+from gateway.broker.amqp091.queue import AmqpQueue
+from gateway.broker.amqp091.replies import ReplyTo
+from gateway.broker.queue import DISPATCH_MESSAGES_MAX, Queue
+from gateway.errors import RemoteProtocolError
+from gateway.ingress.amqp091.transaction import Transaction
+from gateway.model.message import Message
+from gateway.protocols.amqp091.codec import decode_publish
+from gateway.protocols.amqp091.methods import BasicCancel, BasicReturn
+from gateway.protocols.amqp091.sending import Deliverer
+from gateway.protocols.amqp091.spec import ReplyCode
+from gateway.protocols.amqp091.translate import encode_properties
+
+if TYPE_CHECKING:
+    from gateway.ingress.amqp091.connection import AmqpConnection, Content
+
+# What a delivery costs on the wire besides its body, about; for noticing congestion between flushes.
+DELIVERY_OVERHEAD: Final = 96
+
+
+# The flags of a content header without any property.
+NO_PROPERTIES: Final = b"\0\0"
+
+
+def sound_properties(queue: AmqpQueue, message: Message, utc: float) -> bytes:
+    """The properties of a content header; none for a message whose sender malformed them."""
+    try:
+        return own_properties(queue, message, utc)
+    except RemoteProtocolError:
+        return NO_PROPERTIES
+
+
+# A delivery that the client has to acknowledge: queue, consumer (None after basic.get), position, message. A
+# plain tuple, for one is made for every delivery and a named one costs four times as much.
+Unacknowledged = tuple[AmqpQueue, "AmqpConsumer | None", int, Message]
+
+
+class AmqpConsumer:
+    """A basic.consume: takes messages out of a queue as far as its credit goes."""
+
+    __slots__ = ("_channel", "_deliverer", "_properties", "no_ack", "outstanding", "prefetch", "queue", "tag")
+
+    def __init__(
+        self, channel: AmqpChannel, queue: AmqpQueue, tag: str, *, no_ack: bool, prefetch: int
+    ) -> None:
+        self.queue = queue
+        self.tag = tag
+        self.no_ack = no_ack
+        self.prefetch = prefetch  # never 0: without basic.qos it is limits.prefetch_max
+        self.outstanding = 0
+        self._channel = channel
+        self._deliverer = Deliverer(channel.connection.machine, channel.number, tag)
+        self._properties: Callable[[Message, float], bytes] = encode_properties
+        if queue.said.ttl_ms is not None:
+            self._properties = partial(own_properties, queue)
+
+    def room(self) -> int:
+        """Credit left; 0 while the client does not read."""
+        channel = self._channel
+        if channel.connection.stream.congested:
+            return 0
+        if self.no_ack:
+            return DISPATCH_MESSAGES_MAX
+        room = self.prefetch - self.outstanding
+        if channel.prefetch_all:
+            room = min(room, channel.prefetch_all - channel.outstanding)
+        return room
+
+    def deliver(self, queue: Queue, position: int, messages: list[Message], redelivered: bool) -> None:
+        """Encode the deliveries, and remember them until they are acknowledged."""
+        channel = self._channel
+        connection = channel.connection
+        first = channel.next_tag
+        channel.next_tag = first + len(messages)
+        utc = time.time()
+        properties, own = self._properties, self.queue
+        try:
+            rows = [(redelivered, m.address.wire, properties(m, utc), m.body) for m in messages]
+        except RemoteProtocolError:
+            rows = [(redelivered, m.address.wire, sound_properties(own, m, utc), m.body) for m in messages]
+        unsent = self._deliverer.deliver_many(first, rows)
+        for tag in unsent:
+            connection.ingress.undeliverable(messages[tag - first])
+        if self.no_ack:
+            queue.acknowledged(range(position, position + len(messages)))
+        else:
+            unacknowledged = channel.unacknowledged
+            tag = first
+            for message in messages:
+                unacknowledged[tag] = (own, self, position, message)
+                tag += 1
+                position += 1
+            self.outstanding += len(messages)
+            channel.outstanding += len(messages)
+        stream = connection.stream
+        stream.queued += sum([len(message.body) for message in messages]) + DELIVERY_OVERHEAD * len(messages)
+        stream.mark()
+        if unsent:
+            channel.drop(unsent)
+        connection.ingress.stats.messages_out += len(messages)
+
+    def cancelled(self, queue: Queue) -> None:
+        """The queue was deleted: tell the client, if it understands (`consumer_cancel_notify`)."""
+        channel = self._channel
+        channel.consumers.pop(self.tag, None)
+        connection = channel.connection
+        if connection.hears_cancel:
+            connection.machine.send_method(channel.number, BasicCancel(self.tag, True))
+            connection.stream.mark()
+
+
+class AmqpChannel:
+    """One channel's state."""
+
+    def __init__(self, connection: AmqpConnection, number: int, prefetch_max: int) -> None:
+        self.connection = connection
+        self.number = number
+        self.prefetch = prefetch_max  # for the next consumer
+        self.prefetch_all = 0  # basic.qos(global): over all consumers; 0 is no limit
+        self.outstanding = 0
+        self.next_tag = 1
+        self.consumers: dict[str, AmqpConsumer] = {}
+        self.unacknowledged: dict[int, Unacknowledged] = {}
+        self.last_queue = ""  # an empty queue name means the last one declared here
+        self.requester: ReplyTo | None = None  # of direct replies
+        self.requester_tag = ""
+        self.transaction: Transaction | None = None
+        self.confirming = False
+        self.published = 0  # publishes since confirm.select
+        self._unconfirmed: dict[int, None] = {}
+        self._settled: list[int] = []
+
+    # Deliveries.
+
+    def acknowledge(self, tag: int, multiple: bool, touched: dict[Queue, None]) -> bool:
+        """Settle one delivery, or all up to `tag` (0: all). False: the tag is unknown."""
+        if self.transaction is not None:
+            return self.transaction.settle(tag, multiple, None)
+        if not multiple:
+            found = self.unacknowledged.pop(tag, None)
+            if found is None:
+                return False
+            self.outstanding -= 1
+            self.settle((found,), None, touched)
+            return True
+        if tag and tag not in self.unacknowledged:
+            return False
+        self.settle([one for _, one in self.tagged(tag, True)], None, touched)
+        return True
+
+    def give_back(self, tag: int, multiple: bool, *, requeue: bool) -> bool:
+        """Reject one delivery, or all up to `tag` (0: all). False: the tag is unknown."""
+        if multiple and tag and tag not in self.unacknowledged:
+            return False
+        if self.transaction is not None:
+            return self.transaction.settle(tag, multiple, requeue)
+        taken = self.tagged(tag, multiple)
+        touched: dict[Queue, None] = {}
+        self.settle([one for _, one in taken], requeue, touched)
+        for queue in touched:
+            queue.dispatch()
+        return bool(taken) or (multiple and tag == 0)
+
+    def tagged(self, tag: int, multiple: bool) -> list[tuple[int, Unacknowledged]]:
+        """Take one delivery out of the client's hands, or all up to `tag` (0: all), in order, with their
+        tags. Empty: the tag is unknown.
+        """
+        unacknowledged = self.unacknowledged
+        if not multiple:
+            found = unacknowledged.pop(tag, None)
+            taken = [] if found is None else [(tag, found)]
+        elif tag == 0:
+            taken = list(unacknowledged.items())
+            unacknowledged.clear()
+        else:
+            tags = []
+            for candidate in unacknowledged:  # in order of delivery
+                if candidate > tag:
+                    break
+                tags.append(candidate)
+            taken = [(candidate, unacknowledged.pop(candidate)) for candidate in tags]
+        self.outstanding -= len(taken)
+        return taken
+
+    def untake(self, taken: list[tuple[int, Unacknowledged]]) -> None:
+        """What was taken is in the client's hands again."""
+        self.unacknowledged = dict(sorted((*self.unacknowledged.items(), *taken)))
+        self.outstanding += len(taken)
+
+    @staticmethod
+    def settle(taken: Sequence[Unacknowledged], requeue: bool | None, touched: dict[Queue, None]) -> None:
+        """Tell the queues of deliveries that were taken: acknowledged (None), returned, or not wanted."""
+        for queue, consumer, position, message in taken:
+            if consumer is not None:
+                consumer.outstanding -= 1
+            if requeue is None or queue.deleted:
+                queue.unacknowledged -= 1
+                if queue.gone is not None:
+                    queue.gone.append(position)
+            elif requeue:
+                queue.requeue([(position, message)])
+            else:
+                queue.reject(position, message)
+            touched[queue] = None
+
+    def drop(self, tags: list[int]) -> None:
+        """Deliveries whose properties do not fit a frame that the client takes: they can never be sent."""
+        for tag in tags:
+            self.settle([one for _, one in self.tagged(tag, False)], None, {})
+
+    def recover(self) -> None:
+        """Return all deliveries that are the client's; those settled within a transaction are not."""
+        touched: dict[Queue, None] = {}
+        self.settle([one for _, one in self.tagged(0, True)], True, touched)
+        for queue in touched:
+            queue.dispatch()
+
+    def request(self, tag: str) -> None:
+        """The channel consumes direct replies from now on."""
+        deliverer = Deliverer(self.connection.machine, self.number, tag)
+
+        def deliver(messages: list[Message]) -> None:
+            utc = time.time()
+            rows = [(False, m.address.wire, encode_properties(m, utc), m.body) for m in messages]
+            deliverer.deliver_many(self.next_tag, rows)
+            self.next_tag += len(rows)
+            self.connection.stream.queued += sum(len(m.body) + DELIVERY_OVERHEAD for m in messages)
+            self.connection.stream.mark()
+            self.connection.ingress.stats.messages_out += len(messages)
+
+        self.requester = self.connection.host.replies.add(deliver)
+        self.requester_tag = tag
+
+    def request_no_more(self) -> None:
+        """Direct replies to the channel are delivered to nobody."""
+        if self.requester is not None:
+            self.connection.host.replies.remove(self.requester)
+            self.requester = None
+
+    def close(self) -> None:
+        """The channel is gone: consumers leave, deliveries return."""
+        self.request_no_more()
+        if self.transaction is not None:
+            self.transaction.rollback()
+            self.transaction = None
+        consumers = list(self.consumers.values())
+        self.consumers.clear()
+        for consumer in consumers:
+            consumer.queue.remove(consumer)
+        self.recover()
+        for consumer in consumers:
+            self.connection.host.consumer_left(consumer.queue)
+
+    # Returns and confirms.
+
+    def send_back(self, content: Content) -> None:
+        """A mandatory message that nothing takes: basic.return, before its ack."""
+        number, octets, raw, body = content
+        method = decode_publish(octets)
+        self.connection.machine.send_content(
+            number,
+            BasicReturn(ReplyCode.NO_ROUTE, "NO_ROUTE", method.exchange, method.routing_key),
+            raw,
+            body,
+        )
+        self.connection.stream.mark()
+
+    def expect_confirm(self) -> int:
+        """The number of the next publish, which will be confirmed."""
+        self.published += 1
+        self._unconfirmed[self.published] = None
+        return self.published
+
+    def confirmed(self, number: int) -> None:
+        """A publish is safe; told when the wake-up ends, with others."""
+        if self._unconfirmed.pop(number, self) is None:
+            self._settled.append(number)
+
+    def refused(self, number: int) -> None:
+        """A publish was refused: basic.nack."""
+        if self._unconfirmed.pop(number, self) is None:
+            self.connection.machine.nack(self.number, number)
+
+    def tell_confirms(self) -> None:
+        """Write the gathered confirms: one `multiple` for all below the first open one, the rest singly."""
+        settled = self._settled
+        if not settled:
+            return
+        self._settled = []
+        first_open = next(iter(self._unconfirmed), self.published + 1)
+        below = [number for number in settled if number < first_open]
+        ack = self.connection.machine.ack
+        if below:
+            ack(self.number, max(below), len(below) > 1)
+        if len(below) < len(settled):
+            for number in settled:
+                if number > first_open:
+                    ack(self.number, number)

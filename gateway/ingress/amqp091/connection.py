@@ -1,0 +1,497 @@
+"""One AMQP 0-9-1 client: its handshake, its channels, and what its methods do on the broker."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable
+from functools import partial
+from typing import TYPE_CHECKING, Any
+
+from gateway.broker.access import Principal
+from gateway.broker.amqp091.refusals import Refused, access_refused, failed
+from gateway.broker.amqp091.virtual_host import VirtualHost
+from gateway.broker.queue import Queue
+from gateway.broker.switch import Entry
+from gateway.errors import RemoteProtocolError
+from gateway.ingress.amqp091.channel import AmqpChannel
+from gateway.ingress.amqp091.methods import METHODS, Later
+from gateway.ingress.amqp091.special import look_closer
+from gateway.ingress.amqp091.transaction import IN_TRANSACTION
+from gateway.model.address import AmqpAddress
+from gateway.model.message import NEVER, Message, Sender
+from gateway.model.outcome import ACCEPTED, Outcome, Reason
+from gateway.protocols.amqp091 import methods as m
+from gateway.protocols.amqp091.codec import EXTERNAL, decode_publish
+from gateway.protocols.amqp091.events import (
+    Acks,
+    Authenticate,
+    ChannelClosed,
+    ChannelOpened,
+    Closed,
+    Event,
+    MethodReceived,
+    Open,
+    Publishes,
+)
+from gateway.protocols.amqp091.server import ServerConnection
+from gateway.protocols.amqp091.spec import ReplyCode
+from gateway.protocols.amqp091.table import plain
+from gateway.protocols.amqp091.translate import DIRECT_REPLY_PREFIX, content_properties, facts
+from gateway.transport.stream import Stream
+from gateway.transport.tls import TlsFilter
+
+if TYPE_CHECKING:
+    from gateway.ingress.amqp091.ingress import AmqpIngress
+
+PUBLISH, ACK = m.BasicPublish, m.BasicAck
+Content = tuple[int, bytes, bytes, bytes]  # channel, method, properties, body
+Receipt = tuple[AmqpChannel, int, "Content | None"]  # confirm number (0: none), content if it is mandatory
+
+
+class Found:
+    """What was found out about the octets of a basic.publish."""
+
+    __slots__ = ("entry", "mandatory", "method")
+
+    def __init__(self, entry: Entry, method: m.BasicPublish) -> None:
+        self.entry = entry
+        self.method = method
+        self.mandatory = method.mandatory
+
+
+class AmqpConnection:
+    """The peer object of one client's stream."""
+
+    def __init__(self, ingress: AmqpIngress, stream: Stream, now: float) -> None:
+        limits = ingress.limits
+        self.ingress = ingress
+        self.stream = stream
+        self.host: VirtualHost = ingress.hosts[0]  # until it asks for another
+        self.endpoint = ingress.name
+        self.hears_cancel = False
+        self._hears_denial = False
+        self._hears_blocked = False
+        self.machine = ServerConnection(
+            frame_max=limits.frame_bytes_max,
+            channel_max=limits.channels_max,
+            heartbeat=limits.heartbeat_secs,
+            message_bytes_max=limits.message_bytes_max,
+            server_properties=ingress.server_properties,
+            mechanisms=ingress.mechanisms,
+        )
+        self.unsettled = 0
+        self._deadline = now + limits.connect_timeout_secs
+        self.channels: dict[int, AmqpChannel] = {}
+        self.principal: Principal | None = None
+        self.sender = Sender(ingress.name)
+        self._client_properties: dict[str, Any] = {}
+        self._ready = False
+        self._confirming: dict[AmqpChannel, None] = {}
+        self._held = False
+
+    # What the stream asks.
+
+    def receive(self, data: bytes, now: float) -> None:
+        """Octets arrived. What a client sends ahead of our answers in the handshake waits in the machine."""
+        handshake = not self._ready
+        self._process(self.machine.receive_data(data, now))
+        if handshake:
+            while events := self.machine.receive_data(b"", now):
+                self._process(events)
+
+    def data_to_send(self) -> bytes:
+        """Confirms that have gathered, and whatever was encoded."""
+        if self._confirming:
+            channels, self._confirming = self._confirming, {}
+            for channel in channels:
+                channel.tell_confirms()
+        return self.machine.data_to_send()
+
+    def drained(self) -> None:
+        """The client reads again: its consumers may go on."""
+        for channel in self.channels.values():
+            for consumer in list(channel.consumers.values()):
+                consumer.queue.dispatch()
+
+    def lost(self, reason: str) -> None:
+        """The connection is gone: deliveries return to their queues, exclusive queues go."""
+        self._leave()
+        self.ingress.forget(self)
+
+    def _leave(self) -> None:
+        channels = list(self.channels.values())
+        self.channels.clear()
+        for channel in channels:
+            channel.close()
+        self.host.owner_gone(self)
+
+    # What the listener asks.
+
+    @property
+    def idle(self) -> bool:
+        """Nothing that this client published awaits its outcome."""
+        return not self.unsettled
+
+    def hold(self) -> Callable[[], None] | None:
+        """Stop reading, unless the client must go on acknowledging; returns what undoes it."""
+        if any(channel.consumers for channel in self.channels.values()):
+            return None
+        self.stream.hold()
+        return self.stream.release
+
+    def tick(self, now: float) -> None:
+        """Heartbeats, and the time for the handshake."""
+        if not self._ready and now >= self._deadline:
+            self.ingress.stats.protocol_errors.add("connect_timeout")
+            self.stream.abort("no handshake in time")
+            return
+        self.machine.tick(now)
+        if not self.stream.reading:
+            self.machine.excuse(now)
+        elif self.machine.timed_out(now):
+            self.ingress.stats.protocol_errors.add("heartbeat_timeout")
+            self.stream.abort("heartbeat timeout")
+            return
+        self.stream.mark()
+
+    def shut_down(self) -> None:
+        """The gateway stops: 320."""
+        self.machine.close(ReplyCode.CONNECTION_FORCED, "CONNECTION_FORCED - the gateway is stopping")
+        self.stream.end("the gateway is stopping")
+
+    # Events.
+
+    def _process(self, events: list[Event]) -> None:
+        for at, event in enumerate(events):
+            if isinstance(event, Publishes):
+                self._publishes(event.contents)
+            elif isinstance(event, Acks):
+                self._acks(event.acks)
+            elif isinstance(event, MethodReceived):
+                try:
+                    self._method(event)
+                except Later as wait:
+                    self._wait_for(wait, events[at if wait.again else at + 1 :])
+                    break
+            elif isinstance(event, ChannelOpened):
+                self.channels[event.channel] = AmqpChannel(
+                    self, event.channel, self.ingress.limits.prefetch_max
+                )
+            elif isinstance(event, ChannelClosed):
+                self._channel_closed(event)
+            elif isinstance(event, Authenticate):
+                self._authenticate(event)
+            elif isinstance(event, Open):
+                self._open(event)
+            elif isinstance(event, Closed):
+                self._closed(event)
+        if self.machine.closed:
+            if not self.machine.sent:
+                self._report(0, "it does not begin with the header of AMQP 0-9-1")
+            self.stream.end("closed")
+        self.stream.mark()
+
+    def _wait_for(self, wait: Later, events: list[Event]) -> None:
+        """Go on with `events` when what is waited for has come."""
+
+        def go_on() -> None:
+            if not self.stream.closed:
+                self.stream.release()
+                self._process(events)
+
+        self.stream.hold()
+        wait.when(go_on)
+
+    def _channel_closed(self, event: ChannelClosed) -> None:
+        if not event.by_peer:
+            self._report(event.reply_code, event.text)
+        channel = self.channels.pop(event.channel, None)
+        if channel is not None:
+            channel.close()
+
+    def _closed(self, event: Closed) -> None:
+        if not event.by_peer:
+            self._report(event.reply_code, event.text)
+        self._leave()
+
+    def _report(self, code: int, text: str) -> None:
+        """Count and log a fault; code 0: there is none, for AMQP was not spoken at all."""
+        try:
+            word = ReplyCode(code).name.lower()
+        except ValueError:
+            word = "other" if code else "protocol_header"
+        self.ingress.stats.protocol_errors.add(word)
+        self.ingress.report(self.stream.remote, text)
+
+    # The handshake.
+
+    def _authenticate(self, event: Authenticate) -> None:
+        self._client_properties = plain(event.client_properties)
+        capabilities = self._client_properties.get("capabilities")
+        if not isinstance(capabilities, dict):
+            capabilities = {}
+        self.hears_cancel = bool(capabilities.get("consumer_cancel_notify"))
+        self._hears_denial = bool(capabilities.get("authentication_failure_close"))
+        if event.mechanism == EXTERNAL:
+            layer = self.stream.layer
+            name = layer.common_name if isinstance(layer, TlsFilter) else ""
+            certified = self.ingress.access.certified(name)
+            if certified is None:
+                self._deny(event.mechanism, "no user has the name of the certificate")
+            else:
+                self._admit(certified)
+            return
+        self._hears_blocked = bool(capabilities.get("connection.blocked"))
+        credentials = self.ingress.credentials(event.mechanism, event.response)
+        if credentials is None:
+            self._deny(event.mechanism, f"{event.mechanism} response cannot be read")
+            return
+        user, password = credentials
+        principal = self.ingress.access.known(user, password, self.stream.remote)
+        if principal is not None:
+            self._admit(principal)
+        else:
+            self.stream.hold()
+            self.ingress.verify(user, password, partial(self._verified, event.mechanism))
+
+    def _verified(self, mechanism: str, principal: Principal | None) -> None:
+        if self.stream.closed or self.stream.ending:
+            return
+        self.stream.release()
+        if principal is None:
+            self._deny(mechanism, "the name or password is wrong, or guest came from another machine")
+        else:
+            self._admit(principal)
+            self._process(self.machine.receive_data(b"", self.ingress.now()))
+
+    def _deny(self, mechanism: str, why: str) -> None:
+        """403 to a client that understands why its connection ends; others see it end."""
+        self.ingress.stats.refused.add("access_refused")
+        self.ingress.report(self.stream.remote, why)
+        if not self._hears_denial:
+            self.stream.end("login refused")
+            return
+        self.machine.close(
+            ReplyCode.ACCESS_REFUSED,
+            f"ACCESS_REFUSED - Login was refused using authentication mechanism {mechanism}."
+            " For details see the broker logfile.",
+        )
+        self.stream.mark()
+
+    def _admit(self, principal: Principal) -> None:
+        self.principal = principal
+        name = self._client_properties.get("connection_name", "")
+        client = name if isinstance(name, str) else ""
+        self.sender = Sender(self.ingress.name, client, principal.name, self.stream.remote)
+        self.machine.authenticated()
+        self.stream.mark()
+
+    def _open(self, event: Open) -> None:
+        hosts = self.ingress.hosts
+        found = next((host for host in hosts if host.name == event.virtual_host), None)
+        if found is None:
+            self.machine.close(
+                ReplyCode.NOT_ALLOWED, f"NOT_ALLOWED - vhost {event.virtual_host} not found", 10, 40
+            )
+            return
+        self.host = found
+        self.endpoint = self.ingress.endpoint_of(found)
+        self._ready = True
+        self.machine.opened()
+        self.ingress.stats.spoke(self.machine, "0-9-1")
+        if self.ingress.store is not None and not self.ingress.store.healthy:
+            self.blocked(self.ingress.store.failure)
+
+    # Publishing.
+
+    def _publishes(self, contents: list[Content]) -> None:
+        ingress = self.ingress
+        entries = ingress.entries_of(self.principal, self.host)
+        publish = ingress.switch.publish
+        batch = ingress.batch
+        if not batch:
+            batch.received = ingress.now()  # its first message: what waited before counts for nothing
+        channels = self.channels
+        sender = self.sender
+        for content in contents:
+            number, octets, raw, body = content
+            channel = channels.get(number)
+            if channel is None:
+                continue  # it was closed by a message before this one
+            found = entries.get(octets)
+            if found is None:
+                try:
+                    found = self._resolve(octets, entries)
+                except (RemoteProtocolError, Refused) as error:
+                    self.refuse(number, error, PUBLISH)
+                    continue
+            entry = found.entry
+            property_set = content_properties(raw)
+            try:
+                durable, expiration, retained, hops, special = facts(property_set)
+                if special:
+                    entry, property_set = look_closer(channel, entry, property_set)
+            except (RemoteProtocolError, Refused) as error:
+                self.refuse(number, error, PUBLISH)
+                continue
+            message = Message(
+                entry.address,
+                body,
+                property_set,
+                1 if durable or channel.confirming else 0,
+                durable,
+                retained,
+                NEVER if expiration is None else time.time() + expiration / 1000,
+                hops,
+                sender,
+            )
+            if channel.transaction is not None:
+                self._keep_for_commit(channel, entry, message, content if found.mandatory else None)
+                continue
+            confirm = channel.expect_confirm() if channel.confirming else 0
+            receipt: Receipt | None = None
+            if confirm or found.mandatory:
+                receipt = (channel, confirm, content if found.mandatory else None)
+                self.unsettled += 1
+            try:
+                if not publish(batch, entry, message, receipt):
+                    ingress.unclaimed(entry, message, receipt)
+            except RemoteProtocolError as error:  # a headers exchange looked into malformed properties
+                self.refuse(number, error, PUBLISH)
+        ingress.stats.messages_in += len(contents)
+        if self.unsettled >= ingress.unsettled_max and not self._held:
+            self._held = True
+            self.stream.hold()
+
+    def _keep_for_commit(
+        self, channel: AmqpChannel, entry: Entry, message: Message, content: Content | None
+    ) -> None:
+        assert channel.transaction is not None
+        if channel.transaction.publish(entry, message, content) > self.ingress.limits.queue_bytes_max:
+            text = "RESOURCE_ERROR - limits.queue_bytes_max is reached by one transaction"
+            self.refuse(channel.number, Refused(ReplyCode.RESOURCE_ERROR, text), PUBLISH)
+
+    def _resolve(self, octets: bytes, entries: dict[bytes, Found]) -> Found:
+        """A basic.publish seen for the first time: where does it lead?"""
+        method = decode_publish(octets)
+        ingress = self.ingress
+        if method.immediate:
+            raise RemoteProtocolError(
+                "NOT_IMPLEMENTED - immediate=true",
+                reason=ReplyCode.NOT_IMPLEMENTED,
+                class_id=60,
+                method_id=40,
+            )
+        if method.exchange and self.host.exchange(method.exchange).internal:
+            raise access_refused(
+                f"cannot publish to internal exchange '{method.exchange}' in vhost '{self.host.name}'"
+            )
+        address = AmqpAddress(method.exchange, method.routing_key)
+        assert self.principal is not None
+        if not ingress.access.may_publish(self.principal, ingress.name, address):
+            raise access_refused(f"publishing to exchange '{method.exchange}' is not allowed")
+        found = Found(ingress.switch.entry(self.endpoint, self.host, address), method)
+        if len(entries) >= ingress.limits.cache_entries_max:
+            entries.clear()
+        entries[octets] = found
+        return found
+
+    def settled(self, receipt: Receipt, outcome: Outcome | None) -> None:
+        """A message has been settled; `outcome` is None when it was accepted."""
+        channel, confirm, content = receipt
+        self.unsettled -= 1
+        if self._held and self.unsettled <= self.ingress.unsettled_max // 2:
+            self._held = False
+            self.stream.release()
+        if content is not None:
+            if outcome is not None and outcome.reason is Reason.NO_ROUTE:
+                channel.send_back(content)
+                outcome = None
+            elif outcome is None and DIRECT_REPLY_PREFIX in content[1]:
+                channel.send_back(content)  # no queue has it, so RabbitMQ returns what the requester has got
+        if not confirm:
+            return
+        if confirm == IN_TRANSACTION:
+            if channel.transaction is not None:
+                channel.transaction.told(outcome is None)
+            return
+        if outcome is None:
+            channel.confirmed(confirm)
+            self._confirming[channel] = None
+        else:
+            channel.refused(confirm)
+        self.stream.mark()
+
+    # Acknowledging.
+
+    def _acks(self, acks: list[tuple[int, int, bool]]) -> None:
+        touched: dict[Queue, None] = {}
+        channels = self.channels
+        for number, tag, multiple in acks:
+            channel = channels.get(number)
+            if channel is not None and not channel.acknowledge(tag, multiple, touched):
+                self.refuse(number, failed(f"unknown delivery tag {tag}"), ACK)
+        for queue in touched:
+            queue.dispatch()
+
+    def refuse(
+        self, number: int, error: RemoteProtocolError | Refused, method: type[m.Method] | m.Method
+    ) -> None:
+        """Close the channel or the connection, as the code asks; `method` is the one at fault."""
+        code = error.code if isinstance(error, Refused) else error.reason
+        ids = method.index >> 16, method.index & 0xFFFF
+        fault = RemoteProtocolError(str(error), reason=code, class_id=ids[0], method_id=ids[1])
+        events: list[Event] = []
+        self.machine.refuse(fault, number, events)
+        for event in events:
+            if isinstance(event, ChannelClosed):
+                self._channel_closed(event)
+            elif isinstance(event, Closed):
+                self._closed(event)
+
+    # Methods.
+
+    def _method(self, event: MethodReceived) -> None:
+        channel = self.channels.get(event.channel)
+        method = event.method
+        if len(self.ingress.batch):
+            self.ingress.turn_done()  # what the client published before, its method must find in the queues
+        if channel is None:
+            if isinstance(method, m.ConnectionUpdateSecret):
+                self.machine.send_method(0, m.ConnectionUpdateSecretOk())
+            return
+        action = METHODS.get(type(method))
+        if action is None:
+            text = "COMMAND_INVALID - unimplemented method"
+            self.refuse(event.channel, Refused(ReplyCode.COMMAND_INVALID, text), method)
+            return
+        try:
+            action(self, channel, method)
+        except Refused as error:
+            self.refuse(event.channel, error, method)
+        if self.host.written:
+            self.host.written = False
+            self._wait_for_commit()
+
+    def _wait_for_commit(self) -> None:
+        """What was declared or deleted is told when it is on disk; a disk that fails ends the connection, for
+        then nobody knows.
+        """
+
+        def committed(outcome: Outcome) -> None:
+            if outcome is ACCEPTED:
+                self.stream.release_output()
+            else:
+                self.stream.abort(outcome.text)
+
+        store = self.ingress.store
+        assert store is not None
+        self.stream.hold_output()
+        store.after_commit(committed)
+
+    def blocked(self, reason: str) -> None:
+        """Tell a client that understands it whether publishing is of use now; "": it is again."""
+        if not (self._ready and self._hears_blocked):
+            return
+        self.machine.send_method(0, m.ConnectionBlocked(reason) if reason else m.ConnectionUnblocked())
+        self.stream.mark()

@@ -1,0 +1,219 @@
+"""AMQP 0-9-1 on a listener: published messages become batches, and outcomes become confirms and returns.
+
+A receipt is (channel, confirm number, content): the number is 0 outside confirm mode, the content is kept for
+mandatory messages only. A message that nobody waits for has no receipt.
+"""
+
+from __future__ import annotations
+
+import secrets
+from collections.abc import Callable, Sequence
+
+import structlog
+import trio
+
+from gateway import __version__
+from gateway.broker.access import Access, Principal
+from gateway.broker.amqp091.virtual_host import VirtualHost
+from gateway.broker.dead_letters import DeadLetters
+from gateway.broker.switch import UNROUTED, Entry, Switch
+from gateway.errors import RemoteProtocolError
+from gateway.ingress.amqp091.connection import AmqpConnection, Found, Receipt
+from gateway.ingress.listener import Listener
+from gateway.model.batch import Batch
+from gateway.model.message import Message, Sender
+from gateway.model.outcome import Outcome, Reason, Verdict
+from gateway.model.properties import Headers, Value, ValueType, string
+from gateway.protocols.amqp091.table import decode_table, plain
+from gateway.settings import Limits
+from gateway.store.store import Store
+from gateway.telemetry.stats import ListenerStats
+from gateway.transport.stream import Stream
+
+log = structlog.get_logger()
+
+UNDELIVERABLE = Outcome(
+    Verdict.REJECTED, Reason.TOO_LARGE, "the properties do not fit the consumer's frame-max"
+)
+CAPABILITIES = (
+    "publisher_confirms",
+    "exchange_exchange_bindings",
+    "basic.nack",
+    "consumer_cancel_notify",
+    "connection.blocked",
+    "authentication_failure_close",
+    "per_consumer_qos",
+)
+
+
+def server_properties() -> Headers:
+    """What connection.start says of us; clients look for the capabilities."""
+    yes = Value(ValueType.BOOL, True)
+    return (
+        ("capabilities", Value(ValueType.TABLE, tuple((name, yes) for name in CAPABILITIES))),
+        ("product", string("gateway")),
+        ("version", string(__version__)),
+        ("platform", string("Python")),
+    )
+
+
+class AmqpIngress:
+    """The AMQP 0-9-1 side of one listener, and the source of its batches."""
+
+    def __init__(
+        self,
+        name: str,
+        *,
+        hosts: Sequence[VirtualHost],
+        switch: Switch,
+        access: Access,
+        limits: Limits,
+        stats: ListenerStats,
+        dead_letters: DeadLetters,
+        nursery: trio.Nursery,
+        store: Store | None = None,
+        certificates: bool = False,
+    ) -> None:
+        """`hosts`: the virtual hosts; routes belong to the first. `certificates`: every client shows one."""
+        self.name = name
+        self.store = store
+        self.hosts = hosts
+        self.mechanisms = "PLAIN AMQPLAIN EXTERNAL" if certificates else "PLAIN AMQPLAIN"
+        self.switch = switch
+        self.access = access
+        self.limits = limits
+        self.stats = stats
+        self.server_properties = server_properties()
+        self.listener: Listener | None = None
+        self.batch = Batch(self, trio.current_time())
+        # A publisher with more than this unconfirmed is not read until half of them are.
+        self.unsettled_max = limits.inflight_max * 10
+        self._dead_letters = dead_letters
+        self._nursery = nursery
+        self._entries: dict[tuple[str, str], dict[bytes, Found]] = {}
+        self._generation = -1
+
+    # What the listener asks.
+
+    def connect(self, stream: Stream, now: float) -> AmqpConnection:
+        """A client has connected."""
+        return AmqpConnection(self, stream, now)
+
+    def turn_done(self) -> None:
+        """Send the batch that has gathered on its way."""
+        batch = self.batch
+        if len(batch):
+            self.batch = Batch(self, trio.current_time())
+            batch.send()
+
+    def tick(self, now: float) -> None:
+        """Nothing is due but what connections see to themselves."""
+
+    # What batches ask: this is their source.
+
+    def settle(
+        self, receipts: list[Receipt | None], refused: dict[int, Outcome] | None, received: float
+    ) -> None:
+        """Each receipt's channel hears what became of its message."""
+        for at, receipt in enumerate(receipts):
+            if receipt is not None:
+                outcome = None if refused is None else refused.get(at)
+                receipt[0].connection.settled(receipt, outcome)
+        self.stats.latency.observe(self.now() - received, len(receipts))
+        lost = len(refused) if refused else 0
+        self.stats.accepted_messages += len(receipts) - lost
+        if refused:
+            for outcome in refused.values():
+                self.stats.refuse(outcome)
+
+    def hold(self, senders: set[Sender]) -> list[Callable[[], None]]:
+        """A queue or session is full: its publishers stop reading until it calls what is returned."""
+        assert self.listener is not None
+        return [
+            release
+            for connection in self.listener.connections
+            if connection.sender in senders and (release := connection.hold()) is not None
+        ]
+
+    # What connections ask.
+
+    @staticmethod
+    def now() -> float:
+        """Monotonic seconds, Trio's clock."""
+        return trio.current_time()
+
+    @staticmethod
+    def new_consumer_tag() -> str:
+        """A tag for a consumer that brought none."""
+        return f"amq.ctag-{secrets.token_urlsafe(16)}"
+
+    def endpoint_of(self, host: VirtualHost) -> str:
+        """Where routes look for what is published to a virtual host: the listener's name for the first one,
+        and a name that no route can say for the others.
+        """
+        return self.name if host is self.hosts[0] else f"{self.name}/{host.name}"
+
+    def entries_of(self, principal: Principal | None, host: VirtualHost) -> dict[bytes, Found]:
+        """What basic.publish octets lead to, for a principal; emptied when something has changed since."""
+        if self._generation != self.switch.generation:
+            self._generation = self.switch.generation
+            self._entries.clear()
+        key = (host.name, "" if principal is None else principal.name)
+        found = self._entries.get(key)
+        if found is None:
+            found = self._entries[key] = {}
+        return found
+
+    def unclaimed(self, entry: Entry, message: Message, receipt: Receipt | None) -> None:
+        """No queue and no route takes the message: returned if it is mandatory, and confirmed all the
+        same.
+        """
+        if receipt is None or receipt[2] is None:
+            if not entry.ways:
+                self._dead_letters.add([message], "", UNROUTED)
+            outcome = None
+        else:
+            outcome = UNROUTED
+        if receipt is not None:
+            receipt[0].connection.settled(receipt, outcome)
+
+    def undeliverable(self, message: Message) -> None:
+        """A delivery whose properties are larger than the client's frames."""
+        self._dead_letters.add([message], "", UNDELIVERABLE)
+
+    def verify(self, user: str, password: bytes, then: Callable[[Principal | None], None]) -> None:
+        """Look at a password beside the loop, then call `then`."""
+
+        async def look() -> None:
+            then(await self.access.verify(user, password))
+            self.turn_done()
+            assert self.listener is not None
+            self.listener.flush()
+
+        self._nursery.start_soon(look)
+
+    def forget(self, connection: AmqpConnection) -> None:
+        """A connection has ended."""
+        assert self.listener is not None
+        self.listener.forget(connection)
+
+    @staticmethod
+    def credentials(mechanism: str, response: bytes) -> tuple[str, bytes] | None:
+        """User and password of a SASL response; None when it cannot be read."""
+        if mechanism == "PLAIN":
+            parts = response.split(b"\0")
+            if len(parts) != 3:
+                return None
+            return parts[1].decode(errors="replace"), parts[2]
+        try:
+            table = plain(decode_table(len(response).to_bytes(4, "big") + response, 0)[0])
+        except RemoteProtocolError:
+            return None
+        login, password = table.get("LOGIN"), table.get("PASSWORD")
+        if not isinstance(login, str) or not isinstance(password, str):
+            return None
+        return login, password.encode()
+
+    def report(self, remote: str, text: str) -> None:
+        """Say what a client did wrong."""
+        log.warning("amqp client was refused", listener=self.name, remote=remote, error=text)

@@ -1,0 +1,339 @@
+"""What each AMQP 0-9-1 method does on the broker, in one table.
+
+An action replies through its connection, or raises Refused with the code that RabbitMQ answers.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable
+from typing import TYPE_CHECKING, Any, Final, cast
+
+from gateway.broker.amqp091.arguments import consumer_priority
+from gateway.broker.amqp091.queue import AmqpQueue
+from gateway.broker.amqp091.refusals import Refused, access_refused, failed, not_found
+from gateway.broker.amqp091.replies import PREFIX, REPLY_TO
+from gateway.ingress.amqp091.channel import AmqpChannel, AmqpConsumer, sound_properties
+from gateway.ingress.amqp091.transaction import Transaction
+from gateway.model.address import AmqpAddress
+from gateway.protocols.amqp091 import methods as m
+from gateway.protocols.amqp091.spec import ReplyCode
+
+if TYPE_CHECKING:
+    from gateway.ingress.amqp091.connection import AmqpConnection
+
+
+class Later(Exception):
+    """What follows has to wait: `when` is given what goes on then. `again`: begin with the same method."""
+
+    def __init__(self, when: Callable[[Callable[[], None]], None], *, again: bool) -> None:
+        super().__init__()
+        self.when = when
+        self.again = again
+
+
+def _reply(connection: AmqpConnection, channel: AmqpChannel, wanted: bool, method: m.Method) -> None:
+    if wanted:
+        connection.machine.send_method(channel.number, method)
+
+
+def _queue(connection: AmqpConnection, channel: AmqpChannel, name: str) -> AmqpQueue:
+    """An empty name is the last queue declared on the channel."""
+    if not name and not channel.last_queue:
+        raise not_found("no previously declared queue")
+    return connection.host.queue(name or channel.last_queue, connection)
+
+
+def _bindable(connection: AmqpConnection, channel: AmqpChannel, name: str) -> AmqpQueue | None:
+    """The queue of an unbinding: that it is not there is no error."""
+    if name and name not in connection.host.queues:
+        return None
+    return _queue(connection, channel, name)
+
+
+def access_request(connection: AmqpConnection, channel: AmqpChannel, method: m.AccessRequest) -> None:
+    _reply(connection, channel, True, m.AccessRequestOk(1))
+
+
+def channel_flow(connection: AmqpConnection, channel: AmqpChannel, method: m.ChannelFlow) -> None:
+    if not method.active:  # prefetch is how a client bounds what it gets
+        raise Refused(ReplyCode.NOT_IMPLEMENTED, "NOT_IMPLEMENTED - active=false")
+    _reply(connection, channel, True, m.ChannelFlowOk(True))
+
+
+def exchange_declare(connection: AmqpConnection, channel: AmqpChannel, method: m.ExchangeDeclare) -> None:
+    if method.passive:
+        if not method.exchange:
+            raise access_refused("operation not permitted on the default exchange")
+        connection.host.exchange(method.exchange)
+    else:
+        connection.host.declare_exchange(
+            method.exchange,
+            method.type,
+            durable=method.durable,
+            auto_delete=method.auto_delete,
+            internal=method.internal,
+            arguments=method.arguments,
+        )
+    _reply(connection, channel, not method.no_wait, m.ExchangeDeclareOk())
+
+
+def exchange_delete(connection: AmqpConnection, channel: AmqpChannel, method: m.ExchangeDelete) -> None:
+    connection.host.delete_exchange(method.exchange, if_unused=method.if_unused)
+    _reply(connection, channel, not method.no_wait, m.ExchangeDeleteOk())
+
+
+def exchange_bind(connection: AmqpConnection, channel: AmqpChannel, method: m.ExchangeBind) -> None:
+    to = connection.host.bindable(method.destination)
+    connection.host.bind(method.source, to, method.routing_key, method.arguments)
+    _reply(connection, channel, not method.no_wait, m.ExchangeBindOk())
+
+
+def exchange_unbind(connection: AmqpConnection, channel: AmqpChannel, method: m.ExchangeUnbind) -> None:
+    to = connection.host.exchanges.get(method.destination)
+    connection.host.unbind(method.source, to, method.routing_key, method.arguments)
+    _reply(connection, channel, not method.no_wait, m.ExchangeUnbindOk())
+
+
+def queue_declare(connection: AmqpConnection, channel: AmqpChannel, method: m.QueueDeclare) -> None:
+    if method.queue == REPLY_TO or method.queue.startswith(PREFIX):
+        if method.queue != REPLY_TO and connection.host.replies.find(method.queue) is None:
+            raise not_found(f"no queue '{method.queue}' in vhost '{connection.host.name}'")
+        _reply(connection, channel, not method.no_wait, m.QueueDeclareOk(method.queue, 0, 1))
+        return
+    if method.passive:
+        queue = _queue(connection, channel, method.queue)
+    else:
+        queue = connection.host.declare_queue(
+            method.queue,
+            connection,
+            durable=method.durable,
+            exclusive=method.exclusive,
+            auto_delete=method.auto_delete,
+            arguments=method.arguments,
+        )
+    queue.settle_head()
+    channel.last_queue = queue.name
+    _reply(
+        connection,
+        channel,
+        not method.no_wait,
+        m.QueueDeclareOk(queue.name, len(queue), len(queue.consumers)),
+    )
+
+
+def queue_bind(connection: AmqpConnection, channel: AmqpChannel, method: m.QueueBind) -> None:
+    queue = _queue(connection, channel, method.queue)
+    key = method.routing_key if method.queue or method.routing_key else queue.name
+    connection.host.bind(method.exchange, queue, key, method.arguments)
+    _reply(connection, channel, not method.no_wait, m.QueueBindOk())
+
+
+def queue_unbind(connection: AmqpConnection, channel: AmqpChannel, method: m.QueueUnbind) -> None:
+    queue = _bindable(connection, channel, method.queue)
+    connection.host.unbind(method.exchange, queue, method.routing_key, method.arguments)
+    _reply(connection, channel, True, m.QueueUnbindOk())
+
+
+def queue_purge(connection: AmqpConnection, channel: AmqpChannel, method: m.QueuePurge) -> None:
+    queue = _queue(connection, channel, method.queue)
+    queue.settle_head()
+    count = queue.purge()
+    _reply(connection, channel, not method.no_wait, m.QueuePurgeOk(count))
+
+
+def queue_delete(connection: AmqpConnection, channel: AmqpChannel, method: m.QueueDelete) -> None:
+    count = 0
+    queue = _bindable(connection, channel, method.queue)
+    if queue is not None:  # deleting what is not there is no error in RabbitMQ
+        count = connection.host.delete_queue(queue, if_unused=method.if_unused, if_empty=method.if_empty)
+    _reply(connection, channel, not method.no_wait, m.QueueDeleteOk(count))
+
+
+def basic_qos(connection: AmqpConnection, channel: AmqpChannel, method: m.BasicQos) -> None:
+    if method.prefetch_size:
+        raise Refused(
+            ReplyCode.NOT_IMPLEMENTED, f"NOT_IMPLEMENTED - prefetch_size!=0 ({method.prefetch_size})"
+        )
+    if method.global_:
+        channel.prefetch_all = method.prefetch_count
+    else:
+        most = connection.ingress.limits.prefetch_max
+        channel.prefetch = min(method.prefetch_count or most, most)
+    _reply(connection, channel, True, m.BasicQosOk())
+    for consumer in list(channel.consumers.values()):
+        consumer.queue.dispatch()
+
+
+def basic_consume(connection: AmqpConnection, channel: AmqpChannel, method: m.BasicConsume) -> None:
+    ingress = connection.ingress
+    tag = method.consumer_tag or ingress.new_consumer_tag()
+    if method.queue == REPLY_TO:
+        _consume_replies(connection, channel, method, tag)
+        return
+    queue = _queue(connection, channel, method.queue)
+    assert connection.principal is not None
+    if not ingress.access.may_subscribe(connection.principal, ingress.name, queue.name):
+        raise access_refused(f"reading queue '{queue.name}' is not allowed")
+    _check_tag(channel, tag)
+    what = f"queue '{queue.name}' in vhost '{connection.host.name}'"
+    rank = consumer_priority(method.arguments, what)
+    single = method.exclusive and (queue.consumers or queue.said.single_active)
+    if queue.exclusive_consumer is not None or single:
+        raise access_refused(f"{what} in exclusive use")
+    if sum(len(other.consumers) for other in connection.channels.values()) >= ingress.limits.consumers_max:
+        raise Refused(ReplyCode.RESOURCE_ERROR, "RESOURCE_ERROR - limits.consumers_max is reached")
+    consumer = AmqpConsumer(channel, queue, tag, no_ack=method.no_ack, prefetch=channel.prefetch)
+    channel.consumers[tag] = consumer
+    _reply(connection, channel, not method.no_wait, m.BasicConsumeOk(tag))
+    queue.add_ranked(consumer, rank, exclusive=method.exclusive)
+
+
+def _check_tag(channel: AmqpChannel, tag: str) -> None:
+    if tag in channel.consumers or (channel.requester is not None and tag == channel.requester_tag):
+        raise Refused(ReplyCode.NOT_ALLOWED, f"NOT_ALLOWED - attempt to reuse consumer tag '{tag}'")
+
+
+def _consume_replies(
+    connection: AmqpConnection, channel: AmqpChannel, method: m.BasicConsume, tag: str
+) -> None:
+    if channel.requester is not None:
+        raise failed("reply consumer already set")
+    if not method.no_ack:
+        raise failed("reply consumer cannot acknowledge")
+    _check_tag(channel, tag)
+    channel.request(tag)
+    _reply(connection, channel, not method.no_wait, m.BasicConsumeOk(tag))
+
+
+def basic_cancel(connection: AmqpConnection, channel: AmqpChannel, method: m.BasicCancel) -> None:
+    consumer = channel.consumers.pop(method.consumer_tag, None)
+    if consumer is not None:
+        consumer.queue.remove(consumer)
+        connection.host.consumer_left(consumer.queue)
+    elif channel.requester is not None and method.consumer_tag == channel.requester_tag:
+        channel.request_no_more()
+    _reply(connection, channel, not method.no_wait, m.BasicCancelOk(method.consumer_tag))
+
+
+def basic_get(connection: AmqpConnection, channel: AmqpChannel, method: m.BasicGet) -> None:
+    queue = _queue(connection, channel, method.queue)
+    if queue.loading:
+        assert queue.kept is not None
+        raise Later(queue.kept.when_loaded, again=True)
+    taken = queue.take()
+    if taken is None:
+        _reply(connection, channel, True, m.BasicGetEmpty())
+        return
+    position, message, redelivered = taken
+    tag = channel.next_tag
+    channel.next_tag += 1
+    if method.no_ack:
+        queue.acknowledged((position,))
+    else:
+        channel.unacknowledged[tag] = (queue, None, position, message)
+        channel.outstanding += 1
+    address = message.address
+    assert isinstance(address, AmqpAddress)
+    connection.machine.send_content(
+        channel.number,
+        m.BasicGetOk(tag, redelivered, address.exchange, address.routing_key, len(queue)),
+        sound_properties(queue, message, time.time()),
+        message.body,
+    )
+
+
+def basic_reject(connection: AmqpConnection, channel: AmqpChannel, method: m.BasicReject) -> None:
+    if not channel.give_back(method.delivery_tag, False, requeue=method.requeue):
+        raise failed(f"unknown delivery tag {method.delivery_tag}")
+
+
+def basic_nack(connection: AmqpConnection, channel: AmqpChannel, method: m.BasicNack) -> None:
+    if not channel.give_back(method.delivery_tag, method.multiple, requeue=method.requeue):
+        raise failed(f"unknown delivery tag {method.delivery_tag}")
+
+
+def basic_recover(
+    connection: AmqpConnection, channel: AmqpChannel, method: m.BasicRecover | m.BasicRecoverAsync
+) -> None:
+    if not method.requeue:
+        raise Refused(ReplyCode.NOT_IMPLEMENTED, "NOT_IMPLEMENTED - requeue=false")
+    _reply(connection, channel, isinstance(method, m.BasicRecover), m.BasicRecoverOk())
+    channel.recover()
+
+
+def confirm_select(connection: AmqpConnection, channel: AmqpChannel, method: m.ConfirmSelect) -> None:
+    if channel.transaction is not None:
+        raise failed("cannot switch from tx to confirm mode")
+    channel.confirming = True
+    _reply(connection, channel, not method.no_wait, m.ConfirmSelectOk())
+
+
+def tx_select(connection: AmqpConnection, channel: AmqpChannel, method: m.TxSelect) -> None:
+    if channel.confirming:
+        raise failed("cannot switch from confirm to tx mode")
+    if channel.transaction is None:
+        channel.transaction = Transaction(channel)
+    _reply(connection, channel, True, m.TxSelectOk())
+
+
+def tx_commit(connection: AmqpConnection, channel: AmqpChannel, method: m.TxCommit) -> None:
+    """What the client says next waits for the commit, or it could overtake it."""
+    told: list[bool] = []
+    waiting: list[Callable[[], None]] = []
+
+    def committed(whole: bool) -> None:
+        told.append(whole)
+        if whole:
+            _reply(connection, channel, True, m.TxCommitOk())
+        else:
+            connection.refuse(channel.number, failed("partial tx completion"), method)
+        connection.stream.mark()
+        for go_on in waiting:
+            go_on()
+
+    _transaction(channel).commit(committed)
+    if not told:
+        raise Later(waiting.append, again=False)
+
+
+def tx_rollback(connection: AmqpConnection, channel: AmqpChannel, method: m.TxRollback) -> None:
+    _transaction(channel).rollback()
+    _reply(connection, channel, True, m.TxRollbackOk())
+
+
+def _transaction(channel: AmqpChannel) -> Transaction:
+    if channel.transaction is None:
+        raise failed("channel is not transactional")
+    return channel.transaction
+
+
+Action = Callable[["AmqpConnection", AmqpChannel, Any], None]
+METHODS: Final = cast(
+    "dict[type[m.Method], Action]",
+    {
+        m.AccessRequest: access_request,
+        m.ChannelFlow: channel_flow,
+        m.ExchangeDeclare: exchange_declare,
+        m.ExchangeDelete: exchange_delete,
+        m.ExchangeBind: exchange_bind,
+        m.ExchangeUnbind: exchange_unbind,
+        m.QueueDeclare: queue_declare,
+        m.QueueBind: queue_bind,
+        m.QueueUnbind: queue_unbind,
+        m.QueuePurge: queue_purge,
+        m.QueueDelete: queue_delete,
+        m.BasicQos: basic_qos,
+        m.BasicConsume: basic_consume,
+        m.BasicCancel: basic_cancel,
+        m.BasicGet: basic_get,
+        m.BasicReject: basic_reject,
+        m.BasicNack: basic_nack,
+        m.BasicRecover: basic_recover,
+        m.BasicRecoverAsync: basic_recover,
+        m.ConfirmSelect: confirm_select,
+        m.TxSelect: tx_select,
+        m.TxCommit: tx_commit,
+        m.TxRollback: tx_rollback,
+    },
+)

@@ -1,0 +1,345 @@
+"""What each AMQP/Fast command does on the broker, in one table.
+
+An action replies through its connection, or raises Refused: most codes cost the client its handle, those for
+want of room or size its channel. Side effects that are told (CREATED, NOTIFY, INDEX) come before the reply,
+but for CONSUME, and for the clients of 2005 (section 12 of the notes), who expect the reply first.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from typing import TYPE_CHECKING, Any, Final, cast
+
+from gateway.broker.amqpfast.destinations import FastQueue, Interest, Topic
+from gateway.broker.amqpfast.selection import LanguageUnknown, Selects, selection
+from gateway.broker.amqpfast.selector import SelectorRefused
+from gateway.broker.amqpfast.virtual_host import Refused
+from gateway.broker.priorities import PriorityQueue
+from gateway.errors import LocalProtocolError
+from gateway.ingress.amqpfast.channel import FastChannel
+from gateway.ingress.amqpfast.handle import (
+    FastConsumer,
+    FastHandle,
+    Index,
+    name_octets,
+    notifier_of,
+    sound_head,
+)
+from gateway.ingress.amqpfast.outgoing import LARGE_OCTETS, Large
+from gateway.model.outcome import ACCEPTED, Outcome
+from gateway.protocols.amqpfast import commands as m
+from gateway.protocols.amqpfast.codec import encode_message_list
+from gateway.protocols.amqpfast.spec import ReplyCode
+
+if TYPE_CHECKING:
+    from gateway.ingress.amqpfast.connection import FastConnection
+
+
+def channel_open(connection: FastConnection, command: m.ChannelOpen) -> None:
+    connection.reopen_channel(command.channel_id)
+    channel = FastChannel(connection, command)
+    connection.channels[command.channel_id] = channel
+    if command.out_of_band:
+        try:
+            channel.folder = connection.ingress.share_folder(command.out_of_band)
+        except Refused as error:
+            connection.close_channel(channel, error.code, str(error))
+            return
+    connection.machine.reply_channel(command.channel_id, command.tag)
+
+
+def channel_commit(connection: FastConnection, command: m.ChannelCommit) -> None:
+    channel = connection.channels.get(command.channel_id)
+    if channel is not None:
+        connection.publisher.commit(channel, command)
+
+
+def channel_rollback(connection: FastConnection, command: m.ChannelRollback) -> None:
+    channel = connection.channels.get(command.channel_id)
+    if channel is not None:
+        channel.rollback()
+        connection.machine.reply_channel(command.channel_id, command.tag)
+
+
+def handle_open(connection: FastConnection, command: m.HandleOpen) -> None:
+    connection.reopen_handle(command.handle_id)
+    channel = connection.channels.get(command.channel_id)
+    if channel is None:
+        return
+    handle = FastHandle(channel, command, command.dest_name)
+    connection.handles[handle.number] = channel.handles[handle.number] = handle
+    ingress, host = connection.ingress, connection.host
+    machine = connection.machine
+    try:
+        if command.temporary:
+            made = host.create_temporary(
+                handle.service, handle.name, connection.owner, channel, slashes=ingress.slashes
+            )
+            handle.name = made.name
+        else:
+            host.check_open(handle.service, handle.name, slashes=ingress.slashes)
+    except Refused as error:
+        connection.refuse(handle, error.code, str(error))
+        return
+    created = m.HandleCreated(handle.number, handle.name)
+    if command.temporary and not ingress.replies_first:
+        machine.send(created)
+    machine.reply(handle.number, command.tag)
+    if command.temporary and ingress.replies_first:
+        machine.send(created)
+
+
+def _selects(selector: bytes, mime_type: str) -> Selects | None:
+    try:
+        return selection(mime_type, selector)
+    except LanguageUnknown as error:
+        raise Refused(ReplyCode.NOT_IMPLEMENTED, str(error)) from None
+    except SelectorRefused as error:
+        raise Refused(ReplyCode.BAD_FIELD_VALUE, f"selector: {error}") from None
+
+
+def _check_reading(connection: FastConnection, handle: FastHandle, name: str) -> None:
+    ingress = connection.ingress
+    assert connection.principal is not None
+    if not ingress.access.may_subscribe(connection.principal, ingress.name, name):
+        raise Refused(ReplyCode.ACCESS_REFUSED, f"reading {handle.service} {name!r} is not allowed")
+
+
+def handle_consume(connection: FastConnection, handle: FastHandle, command: m.HandleConsume) -> None:
+    name = handle.name + command.dest_name
+    _check_reading(connection, handle, name)
+    limits = connection.ingress.limits
+    if sum(len(one.consumers) for one in connection.handles.values()) >= limits.consumers_max:
+        raise Refused(ReplyCode.INSUFFICIENT_RESOURCES, "limits.consumers_max is reached")
+    selects = _selects(command.selector, command.mime_type)
+    consumer = FastConsumer(
+        handle, prefetch=min(command.prefetch or 1, limits.prefetch_max), unreliable=command.unreliable
+    )
+    if handle.service == "queue":
+        _consume_queues(connection, handle, command, consumer, selects)
+    else:
+        _consume_topic(connection, handle, command, consumer, selects)
+
+
+def _consume_queues(
+    connection: FastConnection,
+    handle: FastHandle,
+    command: m.HandleConsume,
+    consumer: FastConsumer,
+    selects: Selects | None,
+) -> None:
+    if command.identifier:
+        raise Refused(ReplyCode.BAD_FIELD_VALUE, "identifier: durable subscriptions are for topics")
+    found = connection.host.find(
+        "queue",
+        handle.name + command.dest_name,
+        whole=not command.dest_name,
+        slashes=connection.ingress.slashes,
+    )
+    for queue in found:
+        if queue.owner not in (None, connection.owner):
+            raise Refused(
+                ReplyCode.ACCESS_REFUSED, f"only its owner may consume the temporary queue {queue.name!r}"
+            )
+    connection.machine.reply(handle.number, command.tag)
+    handle.consumers.append(consumer)
+    queues = [queue for queue in found if isinstance(queue, FastQueue)]
+    consumer.queues += queues
+    for queue in queues:
+        queue.add(consumer, selects)
+
+
+def _consume_topic(
+    connection: FastConnection,
+    handle: FastHandle,
+    command: m.HandleConsume,
+    consumer: FastConsumer,
+    selects: Selects | None,
+) -> None:
+    host = connection.host
+    name = handle.name + command.dest_name
+    key = (connection.client_name, command.identifier) if command.identifier else None
+    if key is not None and not connection.client_name:
+        raise Refused(ReplyCode.BAD_FIELD_VALUE, "identifier: a durable subscription needs a client-name")
+    prefix = host.is_prefix(name, whole=not command.dest_name, slashes=connection.ingress.slashes)
+    topic = None if prefix else host.topics[name]
+    if topic is not None and topic.owner is not None:
+        if key is not None:
+            text = "a temporary topic has no durable subscriptions"
+            raise Refused(ReplyCode.TEMPORARILY_FORBIDDEN, text)
+        if topic.owner != connection.owner:
+            text = f"only its owner may consume the temporary topic {name!r}"
+            raise Refused(ReplyCode.ACCESS_REFUSED, text)
+    interest = Interest(
+        name,
+        prefix=prefix,
+        selector=command.selector,
+        mime_type=command.mime_type,
+        selects=selects,
+        no_local=command.no_local,
+    )
+    known = None if key is None else host.durable.get(key)
+    subscription = host.subscribe(interest, key)
+    subscription.attached = True
+    subscription.local = connection.sender if subscription.interest.no_local else None
+    handle.subscriptions.append(subscription)
+
+    def begin(outcome: Outcome) -> None:
+        if handle.silent:
+            return
+        if outcome is not ACCEPTED:
+            connection.refuse(handle, ReplyCode.INSUFFICIENT_RESOURCES, outcome.text)
+            return
+        connection.machine.reply(handle.number, command.tag)
+        connection.stream.mark()
+        if subscription in handle.subscriptions:
+            handle.consumers.append(consumer)
+            consumer.queues.append(subscription)
+            subscription.add(consumer)
+
+    if key is None or subscription is known:
+        begin(ACCEPTED)
+    else:  # a new durable subscription is promised when it is on disk
+        connection.ingress.after_commit(begin)
+
+
+def handle_cancel(connection: FastConnection, handle: FastHandle, command: m.HandleCancel) -> None:
+    if not command.identifier:
+        raise Refused(ReplyCode.BAD_FIELD_VALUE, "identifier: which subscription is to end")
+    host = connection.host
+    found = host.durable.get((connection.client_name, command.identifier))
+    if found is None:
+        text = f"there is no durable subscription {command.identifier!r}"
+        raise Refused(ReplyCode.DESTINATION_NOT_FOUND, text)
+    for one in connection.handles.values():
+        if found in one.subscriptions:
+            one.subscriptions.remove(found)
+    host.unsubscribe(found)
+
+    def ended(outcome: Outcome) -> None:
+        if handle.silent:
+            return
+        if outcome is ACCEPTED:
+            connection.machine.reply(handle.number, command.tag)
+            connection.stream.mark()
+        else:
+            connection.refuse(handle, ReplyCode.INSUFFICIENT_RESOURCES, outcome.text)
+
+    connection.ingress.after_commit(ended)
+
+
+def handle_flow(connection: FastConnection, handle: FastHandle, command: m.HandleFlow) -> None:
+    connection.machine.reply(handle.number, command.tag)
+    handle.pause(command.flow_pause)
+
+
+def handle_unget(connection: FastConnection, handle: FastHandle, command: m.HandleUnget) -> None:
+    if not handle.channel.unget(handle, command.message_number):
+        text = f"message {command.message_number} is not outstanding here"
+        raise Refused(ReplyCode.MESSAGE_NOT_FOUND, text)
+    connection.machine.reply(handle.number, command.tag)
+
+
+def handle_query(connection: FastConnection, handle: FastHandle, command: m.HandleQuery) -> None:
+    selects = _selects(command.selector, command.mime_type)
+    name = handle.name + command.dest_name
+    _check_reading(connection, handle, name)
+    anew = connection.ingress.replies_first
+    if anew:
+        handle.index = Index(0)
+    index = handle.listed()
+    above = -1 if anew and not command.message_number else command.message_number
+    waiting = _waiting(connection, handle, name, whole=not command.dest_name, selects=selects)
+    numbers, more = index.enter(waiting, above)
+    octets, taken = encode_message_list(numbers, singly=anew)
+    highest = numbers[taken - 1] if taken and (more or taken < len(numbers)) else 0
+    connection.machine.send(m.HandleIndex(handle.number, highest, octets))
+
+
+def _waiting(
+    connection: FastConnection, handle: FastHandle, name: str, *, whole: bool, selects: Selects | None
+) -> Iterator[tuple[PriorityQueue, int]]:
+    """Where the messages wait that a QUERY asks for: in queues, or in the handle's own subscriptions."""
+    if handle.service == "queue":
+        named: list[FastQueue | Topic] = connection.host.find("queue", name, whole=whole, creates=False)
+        queues: list[PriorityQueue] = [one for one in named if isinstance(one, FastQueue)]
+    else:
+        queues = list(handle.subscriptions)
+    wanted = name.encode()
+    for queue in queues:
+        for position, message in queue.browse():
+            if handle.service == "topic":
+                topic = name_octets(message.address)
+                if not (topic.startswith(wanted) if whole else topic == wanted):
+                    continue
+            if selects is None or selects(message):
+                yield queue, position
+
+
+def handle_browse(connection: FastConnection, handle: FastHandle, command: m.HandleBrowse) -> None:
+    machine = connection.machine
+    first = connection.ingress.replies_first
+    found = handle.listed().find(command.message_number)
+    if found is None:
+        text = f"message {command.message_number} is not there"
+        if first:
+            connection.close_channel(handle.channel, ReplyCode.MESSAGE_NOT_FOUND, text)
+        else:
+            machine.reply(handle.number, command.tag, ReplyCode.MESSAGE_NOT_FOUND, text)
+        return
+    if handle.browser is None:
+        handle.browser = notifier_of(handle, delivered=False)
+        if handle.browser is None:
+            machine.reply(handle.number, command.tag, ReplyCode.MESSAGE_NOT_FOUND, "the handle is closed")
+            return
+    queue, message = found
+    address = queue.address if isinstance(queue, FastQueue) else message.address
+    if first:
+        machine.reply(handle.number, command.tag)
+    number = 0 if first else command.message_number
+    outgoing = handle.channel.outgoing
+    if len(message.body) > LARGE_OCTETS or not outgoing.idle:
+
+        def said(sent: bool) -> None:
+            if sent and not first and not handle.silent:
+                machine.reply(handle.number, command.tag)
+
+        name = name_octets(address)
+        large = Large(handle, number, name, sound_head(message), message.body, said, delivered=False)
+        outgoing.say(large)
+        connection.delivered(handle.channel, 1, 0)
+        return
+    try:
+        sent = handle.browser.notify(number, False, name_octets(address), sound_head(message), message.body)
+    except LocalProtocolError as error:  # a stream of ours is under way on the channel
+        raise Refused(ReplyCode.COMMAND_NOT_VALID, str(error)) from None
+    if not sent:
+        raise Refused(ReplyCode.INSUFFICIENT_RESOURCES, "the head of the message exceeds frame-max")
+    connection.delivered(handle.channel, 1, len(message.body))
+    if not first:
+        machine.reply(handle.number, command.tag)
+
+
+OfConnection = Callable[["FastConnection", Any], None]
+OfHandle = Callable[["FastConnection", FastHandle, Any], None]
+CONNECTION_COMMANDS: Final = cast(
+    "dict[type[m.Command], OfConnection]",
+    {
+        m.ChannelOpen: channel_open,
+        m.ChannelCommit: channel_commit,
+        m.ChannelRollback: channel_rollback,
+        m.HandleOpen: handle_open,
+    },
+)
+"""Commands that open something, and those of channels."""
+HANDLE_COMMANDS: Final = cast(
+    "dict[type[m.Command], OfHandle]",
+    {
+        m.HandleConsume: handle_consume,
+        m.HandleCancel: handle_cancel,
+        m.HandleFlow: handle_flow,
+        m.HandleUnget: handle_unget,
+        m.HandleQuery: handle_query,
+        m.HandleBrowse: handle_browse,
+    },
+)

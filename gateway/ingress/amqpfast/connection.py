@@ -1,0 +1,461 @@
+"""One AMQP/Fast client: its negotiation, its channels and handles, and how each of them ends."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import TYPE_CHECKING, Final
+from weakref import WeakValueDictionary
+
+from gateway.broker.access import Principal
+from gateway.broker.amqpfast.virtual_host import FastHost, Refused
+from gateway.broker.queue import Queue
+from gateway.errors import RemoteProtocolError
+from gateway.ingress.amqpfast.arriving import Arrivals
+from gateway.ingress.amqpfast.channel import FastChannel
+from gateway.ingress.amqpfast.commands import CONNECTION_COMMANDS, HANDLE_COMMANDS
+from gateway.ingress.amqpfast.handle import DELIVERY_OVERHEAD, FastHandle
+from gateway.ingress.amqpfast.outgoing import Outgoing
+from gateway.ingress.amqpfast.publishing import Publisher
+from gateway.model.message import Sender
+from gateway.protocols.amqpfast import commands as m
+from gateway.protocols.amqpfast.codec import decode_credentials
+from gateway.protocols.amqpfast.events import (
+    Acks,
+    Authenticate,
+    ChannelClosed,
+    Closed,
+    CommandReceived,
+    Event,
+    Fragment,
+    HandleClosed,
+    NegotiationFailed,
+    Open,
+    Prepared,
+    Ready,
+    Sends,
+)
+from gateway.protocols.amqpfast.server import ServerConnection
+from gateway.protocols.amqpfast.spec import NONE, ReplyCode
+from gateway.protocols.amqpfast.states import State
+from gateway.transport.stream import Stream
+
+if TYPE_CHECKING:
+    from gateway.ingress.amqpfast.ingress import FastIngress
+
+# Refusals that cost a channel, for the want is not that of a handle alone (section 5 of the notes).
+OF_CHANNELS: Final = frozenset((ReplyCode.INSUFFICIENT_RESOURCES, ReplyCode.MESSAGE_TOO_LARGE))
+
+
+class FastConnection:
+    """The peer object of one client's stream."""
+
+    def __init__(self, ingress: FastIngress, stream: Stream, now: float, *, shunned: bool) -> None:
+        """`shunned`: its address has failed too often, it is not served."""
+        limits = ingress.limits
+        self.ingress = ingress
+        self.stream = stream
+        self.host: FastHost = ingress.hosts[0]
+        self.machine = ServerConnection(
+            frame_max=limits.frame_bytes_max,
+            channel_max=limits.channels_max,
+            handle_max=limits.handles_max,
+            heartbeat=limits.heartbeat_secs,
+            message_bytes_max=limits.fast_message_bytes_max,
+            negotiation_pause=ingress.options.negotiation_pause_secs,
+            mechanisms="PLAIN",
+        )
+        self.publisher = Publisher(self)
+        self.channels: dict[int, FastChannel] = {}
+        self.handles: dict[int, FastHandle] = {}
+        self.principal: Principal | None = None
+        self.sender = Sender(ingress.name)
+        self.client_name = ""
+        self.owner = ""  # of temporary destinations: the client-name, or a name for this connection alone
+        # The client has closed them, but hears what is settled before their numbers are used again.
+        self._left_channels: WeakValueDictionary[int, FastChannel] = WeakValueDictionary()
+        self._left_handles: WeakValueDictionary[int, FastHandle] = WeakValueDictionary()
+        self.arrivals = Arrivals(self)
+        self.sending: dict[Outgoing, None] = {}  # channels with a large message under way
+        self._pauses = 0
+        self._paused: list[Event] = []  # what has been read and is not done yet
+        self._delivering: dict[FastChannel, None] = {}
+        self._deadline = now + limits.connect_timeout_secs
+        self._ready = False
+        self._shunned = shunned
+
+    # What the stream asks.
+
+    def receive(self, data: bytes, now: float) -> None:
+        """Octets arrived. What a client sends ahead of our answers in the handshake waits in the machine."""
+        if self._shunned:
+            self._shun()
+            return
+        handshake = not self._ready
+        self._process(self.machine.receive_data(data, now))
+        if handshake:
+            while events := self.machine.receive_data(b"", now):
+                self._process(events)
+
+    def data_to_send(self) -> bytes:
+        """Whatever was encoded, and as much of large messages as the client takes."""
+        self._pump()
+        if self._delivering:
+            channels, self._delivering = self._delivering, {}
+            for channel in channels:
+                channel.flushed()
+        return self.machine.data_to_send()
+
+    def drained(self) -> None:
+        """The client reads again: large messages and its consumers may go on."""
+        self.stream.mark()
+        self._dispatch()
+
+    def _pump(self) -> None:
+        """Large messages, a fragment of each in turn."""
+        while self.sending:
+            for outgoing in list(self.sending):
+                if self.stream.congested:
+                    return
+                if outgoing in self.sending:
+                    outgoing.write()
+
+    def _dispatch(self) -> None:
+        for handle in list(self.handles.values()):
+            for consumer in list(handle.consumers):
+                for queue in list(consumer.queues):
+                    queue.dispatch()
+
+    def lost(self, reason: str) -> None:
+        """The connection is gone: deliveries return to their queues, what was temporary goes."""
+        self._leave()
+        self.ingress.forget(self)
+
+    # What takes its time.
+
+    def pause(self) -> None:
+        """Do nothing more of what the client says until `go_on`: something of it is not done yet."""
+        self._pauses += 1
+        self.stream.hold()
+
+    def go_on(self) -> None:
+        """It is done; as often as `pause`."""
+        self._pauses -= 1
+        self.stream.release()
+        if not self._pauses:
+            waiting, self._paused = self._paused, []
+            if not self.gone:
+                self._process(waiting)
+
+    @property
+    def gone(self) -> bool:
+        """Nobody is there to hear anything."""
+        return self.stream.closed or self.stream.ending
+
+    def _leave(self) -> None:
+        for channel in list(self.channels.values()):
+            self._drop_channel(channel, silent=False)
+        if self.host.clients.get(self.owner) is self:
+            del self.host.clients[self.owner]
+        if self.owner and not self.client_name:
+            self.ingress.partials.drop_of(self.host.name, self.owner)
+
+    # What the listener asks.
+
+    @property
+    def idle(self) -> bool:
+        """Nothing that this client wants to be told about awaits its outcome."""
+        return not self.publisher.unsettled and not self._pauses
+
+    def hold(self) -> Callable[[], None] | None:
+        """Stop reading, unless the client must go on acknowledging; returns what undoes it."""
+        if any(handle.consumers for handle in self.handles.values()):
+            return None
+        self.stream.hold()
+        return self.stream.release
+
+    def tick(self, now: float) -> None:
+        """Heartbeats, closes that wait, the pause of a failed negotiation, and the time for the handshake."""
+        machine = self.machine
+        if self._shunned:
+            self._shun()
+            return
+        failed = machine.state is State.FAILED
+        if not self._ready and not failed and now >= self._deadline:
+            self.ingress.stats.protocol_errors.add("connect_timeout")
+            self.stream.abort("no handshake in time")
+            return
+        machine.tick(now)
+        if machine.closed:
+            self.stream.end("closed")
+        elif not self.stream.reading:
+            machine.excuse(now)
+        elif machine.timed_out(now):
+            self.ingress.stats.protocol_errors.add("heartbeat_timeout")
+            self.stream.end("it is silent")
+            return
+        if any(channel.streamed for channel in self.channels.values()):
+            self._dispatch()  # a stream that held up deliveries may have ended
+        self.stream.mark()
+
+    def _shun(self) -> None:
+        self.ingress.stats.refused.add("address_blocked")
+        self.stream.abort("too many failed negotiations")
+
+    def shut_down(self) -> None:
+        """The gateway stops."""
+        self.machine.close(ReplyCode.SUCCESS, "the gateway is stopping")
+        self.stream.end("the gateway is stopping")
+
+    # Events.
+
+    def _process(self, events: list[Event]) -> None:
+        for at, event in enumerate(events):
+            if self._pauses:
+                self._paused += events[at:]
+                break
+            if isinstance(event, Sends):
+                self.publisher.sends(event.rows)
+            elif isinstance(event, Acks):
+                self._acks(event.rows)
+            elif isinstance(event, Fragment):
+                self.arrivals.fragment(event)
+            elif isinstance(event, CommandReceived):
+                self._command(event.command)
+            else:
+                self._rare(event)
+        if self.machine.closed:
+            self.stream.end("closed")
+        self.stream.mark()
+
+    def _rare(self, event: Event) -> None:
+        if isinstance(event, HandleClosed):
+            if not event.by_peer:
+                self._report(event.reply_code, event.text)
+            handle = self.handles.get(event.handle)
+            if handle is not None:
+                self._drop_handle(handle, silent=not event.by_peer)
+        elif isinstance(event, ChannelClosed):
+            if not event.by_peer:
+                self._report(event.reply_code, event.text)
+            channel = self.channels.get(event.channel)
+            if channel is not None:
+                self._drop_channel(channel, silent=not event.by_peer)
+        elif isinstance(event, Closed):
+            if not event.by_peer:
+                self._report(event.reply_code, event.text)
+            self._settle_before()
+            self._leave()
+        elif isinstance(event, Prepared):
+            self.arrivals.prepared(event)
+        elif isinstance(event, Ready):
+            found = self.handles.get(event.handle)
+            if found is not None:
+                found.channel.outgoing.ready(found, event.message_size)
+        elif isinstance(event, Authenticate):
+            self._authenticate(event)
+        elif isinstance(event, Open):
+            self._open(event)
+        elif isinstance(event, NegotiationFailed):
+            self._failed(event.reply_code, event.text)
+
+    def _settle_before(self) -> None:
+        """What the client published before, its command must find in the queues."""
+        if len(self.ingress.batch):
+            self.ingress.turn_done()
+
+    def _command(self, command: m.Command) -> None:
+        self._settle_before()
+        opens = CONNECTION_COMMANDS.get(type(command))
+        if opens is not None:
+            opens(self, command)
+            return
+        assert isinstance(command, m.HandleCommand)
+        handle = self.handles.get(command.handle_id)
+        if handle is None:
+            return  # it was closed by what the client said before
+        try:
+            HANDLE_COMMANDS[type(command)](self, handle, command)
+        except Refused as error:
+            self.refuse(handle, error.code, str(error))
+
+    def _acks(self, rows: list[tuple[int, int, int]]) -> None:
+        touched: dict[Queue, None] = {}
+        tagged: list[tuple[FastChannel, int]] = []
+        for number, tag, message_number in rows:
+            channel = self.channels.get(number)
+            if channel is not None:
+                channel.acknowledge(message_number, touched)
+                if tag:
+                    tagged.append((channel, tag))
+        for queue in touched:
+            queue.dispatch()
+        if tagged:
+            if any(queue.kept is not None for queue in touched):
+                self.ingress.after_commit(lambda outcome: self._acked(tagged))
+            else:
+                self._acked(tagged)
+
+    def _acked(self, tagged: list[tuple[FastChannel, int]]) -> None:
+        """What was acknowledged stays so; or, when the disk fails, is delivered again after a crash."""
+        for channel, tag in tagged:
+            if not channel.silent:
+                self.machine.reply_channel(channel.number, tag)
+        self.stream.mark()
+
+    def delivered(self, channel: FastChannel, count: int, octets: int) -> None:
+        """`count` messages of `octets` in all were encoded on a channel."""
+        self._delivering[channel] = None
+        stream = self.stream
+        stream.queued += octets + DELIVERY_OVERHEAD * count
+        stream.mark()
+        self.ingress.stats.messages_out += count
+        if channel.exhausted and not channel.closing:
+            channel.closing = True
+            text = "the message numbers of the channel are used up"
+            self.ingress.soon(lambda: self.close_channel(channel, ReplyCode.INSUFFICIENT_RESOURCES, text))
+
+    # Ends.
+
+    def refuse(self, handle: FastHandle, code: int, text: str) -> None:
+        """A command of a handle is refused: it costs the handle, or the channel."""
+        self._report(code, text)
+        if code in OF_CHANNELS:
+            self.close_channel(handle.channel, code, text)
+        else:
+            self.close_handle(handle, code, text)
+
+    def close_handle(self, handle: FastHandle, code: int, text: str) -> None:
+        """HANDLE CLOSE from our side."""
+        if not handle.silent:
+            self.machine.close_handle(handle.number, code, text)
+            self._drop_handle(handle, silent=True)
+            self.stream.mark()
+
+    def close_channel(self, channel: FastChannel, code: int, text: str) -> None:
+        """CHANNEL CLOSE from our side."""
+        if not channel.silent:
+            self.machine.close_channel(channel.number, code, text)
+            self._drop_channel(channel, silent=True)
+            self.stream.mark()
+
+    def _drop_handle(self, handle: FastHandle, *, silent: bool) -> None:
+        handle.silent = silent
+        if self.handles.get(handle.number) is handle:
+            del self.handles[handle.number]
+            del handle.channel.handles[handle.number]
+            self.arrivals.handle_gone(handle)
+            handle.close()
+            handle.channel.outgoing.handle_gone(handle)
+        if not silent:
+            self._left_handles[handle.number] = handle
+
+    def _drop_channel(self, channel: FastChannel, *, silent: bool) -> None:
+        channel.silent = silent
+        channel.outgoing.close()
+        for handle in list(channel.handles.values()):
+            self._drop_handle(handle, silent=silent)
+        if self.channels.get(channel.number) is channel:
+            del self.channels[channel.number]
+            self._delivering.pop(channel, None)
+            channel.close()
+            if channel.folder is not None:
+                self.ingress.unshare(channel.folder)
+        if not silent:
+            self._left_channels[channel.number] = channel
+
+    def reopen_channel(self, number: int) -> None:
+        """The number is used again: nothing that its former owner waited for may be answered under it."""
+        left = self._left_channels.pop(number, None)
+        if left is not None:
+            left.silent = True
+
+    def reopen_handle(self, number: int) -> None:
+        """The same for the number of a handle."""
+        left = self._left_handles.pop(number, None)
+        if left is not None:
+            left.silent = True
+
+    def _report(self, code: int, text: str) -> None:
+        try:
+            word = ReplyCode(code).name.lower()
+        except ValueError:
+            word = "other"
+        self.ingress.stats.protocol_errors.add(word)
+        self.ingress.report(self.stream.remote, text)
+
+    # The negotiation.
+
+    def _authenticate(self, event: Authenticate) -> None:
+        ingress = self.ingress
+        if not event.offered and event.mechanism.upper() != NONE:
+            self._deny(ReplyCode.BAD_FIELD_VALUE, f"mechanism {event.mechanism!r} is not offered")
+            return
+        try:
+            credentials = decode_credentials(event.mechanism, event.responses)
+        except RemoteProtocolError as error:
+            self._deny(error.reason, str(error))
+            return
+        remote = self.stream.remote
+        if credentials is None:
+            anonymous = ingress.access.anonymous(remote, ingress.anonymous)
+            if anonymous is None:
+                self._deny(ReplyCode.ACCESS_REFUSED, "a login and a password are needed")
+            else:
+                self._admit(anonymous)
+            return
+        user, password = credentials
+        principal = ingress.access.known(user, password.encode(), remote)
+        if principal is not None:
+            self._admit(principal)
+        else:
+            self.stream.hold()
+            ingress.verify(user, password.encode(), self._verified)
+
+    def _verified(self, principal: Principal | None) -> None:
+        if self.stream.closed or self.stream.ending:
+            return
+        self.stream.release()
+        if principal is None:
+            text = "the name or password is wrong, or guest came from another machine"
+            self._deny(ReplyCode.ACCESS_REFUSED, text)
+        else:
+            self._admit(principal)
+            while events := self.machine.receive_data(b"", self.ingress.now()):
+                self._process(events)
+
+    def _deny(self, code: int, text: str) -> None:
+        self.ingress.stats.refused.add("access_refused")
+        self.machine.fail(code, text)
+        self._failed(code, text)
+
+    def _failed(self, code: int, text: str) -> None:
+        """The machine pauses now, and ends the negotiation in `tick`; nothing more is read."""
+        self._report(code, text)
+        self.ingress.failures.add(self.stream.remote, self.ingress.now())
+        self.stream.hold()
+
+    def _admit(self, principal: Principal) -> None:
+        self.principal = principal
+        self.machine.tune()
+        self.stream.mark()
+
+    def _open(self, event: Open) -> None:
+        host = next((one for one in self.ingress.hosts if one.name == event.virtual_path), None)
+        if host is None:
+            text = f"there is no virtual host {event.virtual_path!r}"
+            self._report(ReplyCode.VIRTUAL_PATH_NOT_VALID, text)
+            self.machine.close(ReplyCode.VIRTUAL_PATH_NOT_VALID, text)
+            return
+        owner = event.client_name or self.ingress.new_owner()
+        if owner in host.clients:
+            text = f"client {owner!r} is active already"
+            self._report(ReplyCode.CLIENT_ALREADY_ACTIVE, text)
+            self.machine.close(ReplyCode.CLIENT_ALREADY_ACTIVE, text)
+            return
+        assert self.principal is not None
+        self.host, self.client_name, self.owner = host, event.client_name, owner
+        host.clients[owner] = self
+        self.sender = Sender(self.ingress.name, event.client_name, self.principal.name, self.stream.remote)
+        self._ready = True
+        self.machine.opened()
+        self.ingress.stats.spoke(self.machine, "0.7c0")

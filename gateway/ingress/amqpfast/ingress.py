@@ -1,0 +1,279 @@
+"""AMQP/Fast on a listener: sent messages become batches, and outcomes become replies, or closes.
+
+The virtual hosts of a listener are `hosts`; routes of the mapping files join the first of them, whose
+endpoint is the listener. A message within another host takes no route.
+"""
+
+from __future__ import annotations
+
+import secrets
+from collections import deque
+from collections.abc import Awaitable, Callable
+from pathlib import Path
+from typing import Final
+
+import structlog
+import trio
+
+from gateway.broker.access import Access, Principal
+from gateway.broker.amqpfast.partials import Partials
+from gateway.broker.amqpfast.spool import Spool
+from gateway.broker.amqpfast.virtual_host import FastHost, Refused
+from gateway.broker.dead_letters import DeadLetters
+from gateway.broker.switch import Switch
+from gateway.ingress.amqpfast.connection import FastConnection
+from gateway.ingress.amqpfast.handle import FastHandle
+from gateway.ingress.amqpfast.publishing import Receipt
+from gateway.ingress.amqpfast.shared_folder import SharedFolder, agreed
+from gateway.ingress.listener import Listener
+from gateway.model.batch import Batch
+from gateway.model.message import Message, Sender
+from gateway.model.outcome import ACCEPTED, Outcome, Reason, Verdict
+from gateway.protocols.amqpfast.spec import ReplyCode
+from gateway.settings import Limits
+from gateway.settings.amqpfast import FastOptions, Peer
+from gateway.store.store import Store
+from gateway.telemetry.stats import ListenerStats
+from gateway.transport.stream import Stream
+
+log = structlog.get_logger()
+
+UNDELIVERABLE: Final = Outcome(
+    Verdict.REJECTED, Reason.TOO_LARGE, "the head does not fit the client's frame-max"
+)
+ADDRESSES_MAX: Final = 10_000  # whose failures are remembered
+
+
+class Failures:
+    """Failed negotiations by source address; an address with too many of them is not served for a while."""
+
+    def __init__(self, most: int, seconds: float) -> None:
+        self._most = most
+        self._seconds = seconds
+        self._times: dict[str, deque[float]] = {}
+
+    def add(self, remote: str, now: float) -> None:
+        """Another one, from `remote` (host:port)."""
+        if self._most:
+            host = remote.rpartition(":")[0]
+            times = self._times.pop(host, None) or deque(maxlen=self._most)
+            times.append(now)
+            self._times[host] = times
+            if len(self._times) > ADDRESSES_MAX:
+                del self._times[next(iter(self._times))]
+
+    def too_many(self, remote: str, now: float) -> bool:
+        """Whether the address has failed too often in the last while."""
+        times = self._times.get(remote.rpartition(":")[0])
+        return times is not None and len(times) == self._most and now - times[0] < self._seconds
+
+
+class FastIngress:
+    """The AMQP/Fast side of one listener, and the source of its batches."""
+
+    def __init__(
+        self,
+        name: str,
+        *,
+        hosts: list[FastHost],
+        switch: Switch,
+        access: Access,
+        limits: Limits,
+        stats: ListenerStats,
+        dead_letters: DeadLetters,
+        nursery: trio.Nursery,
+        options: FastOptions,
+        anonymous: str,
+        spool: Spool,
+        partials: Partials,
+        store: Store | None = None,
+    ) -> None:
+        self.name = name
+        self.hosts = hosts
+        self.switch = switch
+        self.access = access
+        self.limits = limits
+        self.stats = stats
+        self.options = options
+        self.anonymous = anonymous
+        self.listener: Listener | None = None
+        self.batch = Batch(self, trio.current_time())
+        self.failures = Failures(options.failures_max, options.failures_secs)
+        self.peers: dict[str, dict[str, Peer]] = {
+            host: given.peers for host, given in options.virtual_hosts.items()
+        }
+        # What the clients of 2005 expect, where it is not what the text says.
+        self.slashes = self.replies_first = options.compatibility == "openamq-2005"
+        self.commits_all = options.commit_confirms == "all"
+        # A publisher with more than this unconfirmed is not read until half of them are.
+        self.unsettled_max = limits.inflight_max * 10
+        self.spool = spool
+        self.partials = partials
+        self.folders: set[Path] = set()  # shared with a channel each
+        self._store = store
+        self._dead_letters = dead_letters
+        self._nursery = nursery
+        self._soon: list[Callable[[], None]] = []
+
+    # What the listener asks.
+
+    def connect(self, stream: Stream, now: float) -> FastConnection:
+        """A client has connected."""
+        return FastConnection(self, stream, now, shunned=self.failures.too_many(stream.remote, now))
+
+    def turn_done(self) -> None:
+        """Send the batch that has gathered on its way."""
+        batch = self.batch
+        if len(batch):
+            self.batch = Batch(self, trio.current_time())
+            batch.send()
+        while self._soon:
+            self._soon.pop()()
+
+    def tick(self, now: float) -> None:
+        """Forget transfers that nobody resumes, remove files that nobody needs."""
+        self.partials.forget_old()
+        if self.spool.dead:
+            self._nursery.start_soon(trio.to_thread.run_sync, self.spool.bury)
+
+    # What batches ask: this is their source.
+
+    def settle(self, receipts: list[Receipt], refused: dict[int, Outcome] | None, received: float) -> None:
+        """Each receipt's handle hears what became of its message."""
+        if refused is None:
+            self._accept(receipts)
+        else:
+            for at, receipt in enumerate(receipts):
+                outcome = refused.get(at, ACCEPTED)
+                if isinstance(receipt, FastHandle):
+                    receipt.channel.connection.publisher.settled(receipt, outcome)
+                elif isinstance(receipt, tuple):
+                    receipt[0].channel.connection.publisher.settled(receipt, outcome)
+                else:
+                    receipt.settled(outcome)
+            for outcome in refused.values():
+                self.stats.refuse(outcome)
+        self.stats.latency.observe(self.now() - received, len(receipts))
+        self.stats.accepted_messages += len(receipts) - (len(refused) if refused else 0)
+
+    def _accept(self, receipts: list[Receipt]) -> None:
+        """The common case: replies to runs of messages of one connection."""
+        rows: list[tuple[int, int]] = []
+        last: FastConnection | None = None
+        count = 0
+        for receipt in receipts:
+            if type(receipt) is tuple:
+                handle, tag = receipt
+                connection = handle.channel.connection
+                if connection is not last:
+                    if last is not None:
+                        self._reply(last, rows, count)
+                    last, rows, count = connection, [], 0
+                count += 1
+                if not handle.silent:
+                    rows.append((handle.number, tag))
+            elif not isinstance(receipt, FastHandle | tuple):
+                receipt.settled(ACCEPTED)
+        if last is not None:
+            self._reply(last, rows, count)
+
+    @staticmethod
+    def _reply(connection: FastConnection, rows: list[tuple[int, int]], count: int) -> None:
+        connection.machine.reply_many(rows)
+        connection.publisher.replied(count)
+        connection.stream.mark()
+
+    def hold(self, senders: set[Sender]) -> list[Callable[[], None]]:
+        """A queue or session is full: its publishers stop reading until it calls what is returned."""
+        assert self.listener is not None
+        return [
+            release
+            for connection in self.listener.connections
+            if connection.sender in senders and (release := connection.hold()) is not None
+        ]
+
+    # What connections ask.
+
+    @staticmethod
+    def now() -> float:
+        """Monotonic seconds, Trio's clock."""
+        return trio.current_time()
+
+    @staticmethod
+    def new_owner() -> str:
+        """A name for a client that has none; none that a client could have, for it begins with a blank."""
+        return f" {secrets.token_hex(8)}"
+
+    def endpoint_of(self, host: FastHost) -> str:
+        """The endpoint by which routes know what comes from a virtual host; "": they do not."""
+        return self.name if host is self.hosts[0] else ""
+
+    def after_commit(self, then: Callable[[Outcome], None]) -> None:
+        """Call `then` when what was handed to the store is on disk; at once when there is no store."""
+        if self._store is None:
+            then(ACCEPTED)
+        else:
+            self._store.after_commit(then)
+
+    @property
+    def keeps(self) -> bool:
+        """Whether anything survives a restart."""
+        return self._store is not None
+
+    def share_folder(self, text: str) -> SharedFolder:
+        """The folder that a channel's out-of-band string names. Refused 540; 506 when another one has it."""
+        given = self.options.out_of_band
+        path = None if given is None else agreed(text, given.folder)
+        if path is None:
+            text = f"out-of-band transfer by {text!r} is not available"
+            raise Refused(ReplyCode.NOT_IMPLEMENTED, text)
+        if path in self.folders:
+            raise Refused(ReplyCode.INSUFFICIENT_RESOURCES, f"another channel uses {path}")
+        try:
+            folder = SharedFolder(path)
+        except OSError as error:
+            text = f"{path} cannot be used: {error.strerror}"
+            raise Refused(ReplyCode.INSUFFICIENT_RESOURCES, text) from None
+        self.folders.add(path)
+        return folder
+
+    def unshare(self, folder: SharedFolder) -> None:
+        """Its channel is over."""
+        self.folders.discard(folder.path)
+        folder.close()
+
+    def soon(self, then: Callable[[], None]) -> None:
+        """Call `then` when this turn is done."""
+        self._soon.append(then)
+
+    def start(self, task: Callable[[], Awaitable[None]]) -> None:
+        """Run a task beside the loop."""
+        self._nursery.start_soon(task)
+
+    def flush(self) -> None:
+        """Write what was encoded outside a wake-up."""
+        self.turn_done()
+        assert self.listener is not None
+        self.listener.flush()
+
+    def undeliverable(self, message: Message) -> None:
+        """A delivery whose head is larger than the client's frames."""
+        self._dead_letters.add([message], "", UNDELIVERABLE)
+
+    def verify(self, user: str, password: bytes, then: Callable[[Principal | None], None]) -> None:
+        """Look at a password beside the loop, then call `then`."""
+
+        async def look() -> None:
+            then(await self.access.verify(user, password))
+            self.flush()
+
+        self._nursery.start_soon(look)
+
+    def forget(self, connection: FastConnection) -> None:
+        """A connection has ended."""
+        assert self.listener is not None
+        self.listener.forget(connection)
+
+    def report(self, remote: str, text: str) -> None:
+        """Say what a client did wrong."""
+        log.warning("amqpfast client was refused", listener=self.name, remote=remote, error=text)

@@ -1,0 +1,215 @@
+"""Peer services: what answers on the handle that was asked.
+
+`echo` sends each message and each stream back. `tcp` is a tunnel: a handle that streams to it gets a
+connection of its own to the configured address, whose octets come back as a stream, until either side ends.
+Peer messages take message numbers, and never wait for acknowledgements (3.5.2.1).
+"""
+
+from __future__ import annotations
+
+from collections import deque
+from collections.abc import Callable
+from typing import TYPE_CHECKING, Final, Protocol
+
+import trio
+
+from gateway.broker.amqpfast.virtual_host import Refused
+from gateway.errors import LocalProtocolError
+from gateway.ingress.amqpfast.handle import notifier_of
+from gateway.ingress.amqpfast.outgoing import LARGE_OCTETS, Large
+from gateway.protocols.amqpfast.events import Fragment
+from gateway.protocols.amqpfast.sending import Transfer
+from gateway.protocols.amqpfast.spec import DELIVERED, ReplyCode
+from gateway.settings.amqpfast import Peer
+
+if TYPE_CHECKING:
+    from gateway.ingress.amqpfast.handle import FastHandle
+
+CONNECT_SECS_MAX: Final = 10.0
+READ_OCTETS: Final = 65_536
+UNSENT_OCTETS_HIGH: Final = 262_144  # towards the address; then the client is not read until half has gone
+CONGESTED_SECS: Final = 0.05  # how often a tunnel looks whether its client reads again
+
+
+class Conversation(Protocol):
+    """What a handle and a peer have to do with each other."""
+
+    def message(self, head: bytes, body: bytes) -> None:
+        """A whole message came. Raises Refused."""
+
+    def fragment(self, fragment: Fragment) -> None:
+        """A part of a stream came. Raises Refused."""
+
+    def end(self) -> None:
+        """The handle is over."""
+
+
+def converse(peer: Peer, handle: FastHandle, name: str) -> Conversation:
+    """The beginning of a conversation with the peer called `name`."""
+    return Tunnel(peer, handle, name) if peer.kind == "tcp" else Echo(handle, name)
+
+
+class Returning:
+    """What comes back on a handle as a stream."""
+
+    def __init__(self, handle: FastHandle, name: str, head: bytes) -> None:
+        """Raises Refused when something else is under way on the channel."""
+        channel = handle.channel
+        try:
+            self._transfer = Transfer(
+                channel.connection.machine,
+                handle.number,
+                head,
+                0,
+                name=name.encode(),
+                number=channel.take_numbers(1),
+                bits=DELIVERED,
+                streaming=True,
+            )
+        except LocalProtocolError as error:
+            raise Refused(ReplyCode.COMMAND_NOT_VALID, str(error)) from None
+        channel.streamed = True
+        self._connection = channel.connection
+
+    def write(self, octets: bytes) -> None:
+        """The next octets of the stream, in fragments that the client takes."""
+        at = 0
+        while at < len(octets) or not octets:
+            piece = octets[at : at + self._transfer.room]
+            self._transfer.write(piece)
+            at += len(piece)
+            if not octets:
+                break
+        self._connection.stream.queued += len(octets)
+        self._connection.stream.mark()
+
+
+class Echo:
+    """Sends back what it gets."""
+
+    def __init__(self, handle: FastHandle, name: str) -> None:
+        self._handle = handle
+        self._name = name
+        self._notifier = notifier_of(handle)
+        self._stream: Returning | None = None
+
+    def message(self, head: bytes, body: bytes) -> None:
+        """A whole message goes back."""
+        if self._notifier is None:
+            return  # nobody is there to hear it
+        channel = self._handle.channel
+        if len(body) > LARGE_OCTETS or not channel.outgoing.idle:
+            number, name = channel.take_numbers(1), self._name.encode()
+            channel.outgoing.say(Large(self._handle, number, name, head, body, lambda sent: None))
+            channel.connection.delivered(channel, 1, 0)
+            return
+        try:
+            self._notifier.notify(channel.take_numbers(1), False, self._name.encode(), head, body)
+        except LocalProtocolError as error:
+            raise Refused(ReplyCode.COMMAND_NOT_VALID, str(error)) from None
+        channel.connection.delivered(channel, 1, len(body))
+
+    def fragment(self, fragment: Fragment) -> None:
+        """A part of a stream goes back."""
+        if self._stream is None:
+            self._stream = Returning(self._handle, self._name, fragment.head)
+        self._stream.write(fragment.octets)
+
+    def end(self) -> None:
+        """Nothing is left to do."""
+
+
+class Tunnel:
+    """Octets between a handle and an address, both ways."""
+
+    def __init__(self, peer: Peer, handle: FastHandle, name: str) -> None:
+        self._peer = peer
+        self._handle = handle
+        self._name = name
+        self._returning: Returning | None = None
+        self._unsent: deque[bytes] = deque()
+        self._octets = 0
+        self._release: Callable[[], None] | None = None
+        self._more = trio.Event()
+        self._running = trio.CancelScope()
+        self._ended = False
+
+    def message(self, head: bytes, body: bytes) -> None:
+        """A tunnel takes streams only."""
+        raise Refused(ReplyCode.COMMAND_NOT_VALID, f"peer {self._name!r} takes streams only")
+
+    def fragment(self, fragment: Fragment) -> None:
+        """Octets for the address."""
+        if self._returning is None:
+            self._returning = Returning(self._handle, self._name, fragment.head)
+            self._returning.write(b"")  # its head: from now on the handle streams both ways
+            self._handle.channel.connection.ingress.start(self._run)
+        if not fragment.octets:
+            return
+        self._unsent.append(fragment.octets)
+        self._octets += len(fragment.octets)
+        self._more.set()
+        if self._octets > UNSENT_OCTETS_HIGH and self._release is None:
+            stream = self._handle.channel.connection.stream
+            stream.hold()
+            self._release = stream.release
+
+    def end(self) -> None:
+        """The handle is over, and so is the connection to the address."""
+        self._ended = True
+        self._running.cancel()
+        self._let_go()
+
+    def _let_go(self) -> None:
+        if self._release is not None:
+            release, self._release = self._release, None
+            release()
+
+    async def _run(self) -> None:
+        with self._running:
+            try:
+                with trio.fail_after(CONNECT_SECS_MAX):
+                    stream = await trio.open_tcp_stream(self._peer.host, self._peer.port)
+            except (OSError, trio.TooSlowError) as error:
+                self._close(
+                    ReplyCode.TEMPORARILY_FORBIDDEN, f"peer {self._name!r} cannot be reached: {error}"
+                )
+                return
+            async with stream, trio.open_nursery() as nursery:
+                nursery.start_soon(self._write, stream)
+                try:
+                    await self._read(stream)
+                    self._close(ReplyCode.SUCCESS, "the other side has ended")
+                except (trio.BrokenResourceError, trio.ClosedResourceError) as error:
+                    self._close(ReplyCode.TEMPORARILY_FORBIDDEN, f"peer {self._name!r}: {error}")
+
+    async def _read(self, stream: trio.SocketStream) -> None:
+        assert self._returning is not None
+        connection = self._handle.channel.connection
+        while data := await stream.receive_some(READ_OCTETS):
+            self._returning.write(data)
+            connection.ingress.flush()
+            while connection.stream.congested:
+                await trio.sleep(CONGESTED_SECS)
+
+    async def _write(self, stream: trio.SocketStream) -> None:
+        while True:
+            while self._unsent:
+                octets = self._unsent.popleft()
+                try:
+                    await stream.send_all(octets)
+                except (trio.BrokenResourceError, trio.ClosedResourceError) as error:
+                    self._close(ReplyCode.TEMPORARILY_FORBIDDEN, f"peer {self._name!r}: {error}")
+                    return
+                self._octets -= len(octets)
+                if self._octets <= UNSENT_OCTETS_HIGH // 2:
+                    self._let_go()
+            self._more = trio.Event()
+            await self._more.wait()
+
+    def _close(self, code: ReplyCode, text: str) -> None:
+        """This side has ended: the client hears it."""
+        if not self._ended:
+            connection = self._handle.channel.connection
+            connection.close_handle(self._handle, code, text)  # which calls `end`
+            connection.ingress.flush()

@@ -1,0 +1,369 @@
+"""What a client sends: from the rows of the machine to messages in the batch, and back to replies.
+
+What an acknowledged message is answered with, a receipt, is (handle, confirm-tag), or the handle alone when
+no reply is wanted: a message that is refused costs the handle or channel in any case. A message for several
+destinations, and a transaction, have a Join for a receipt. Receipts hold the handle's object, not its
+number, which may be opened again before the answer is known.
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Final
+
+from gateway.broker.amqpfast.virtual_host import Refused
+from gateway.broker.switch import Entry
+from gateway.errors import RemoteProtocolError
+from gateway.ingress.amqpfast.channel import FastChannel, Join
+from gateway.ingress.amqpfast.handle import FastHandle
+from gateway.ingress.amqpfast.peers import Conversation, converse
+from gateway.model.address import Address
+from gateway.model.message import Message
+from gateway.model.outcome import ACCEPTED, Outcome, Reason, Verdict
+from gateway.model.properties import PropertySet
+from gateway.model.spooled import Spooled
+from gateway.protocols.amqpfast.commands import ChannelCommit
+from gateway.protocols.amqpfast.events import Fragment, SendRow
+from gateway.protocols.amqpfast.spec import ReplyCode, Scope
+from gateway.protocols.amqpfast.translate import REFUSALS, facts, fill_defaults, head_properties
+
+if TYPE_CHECKING:
+    from gateway.broker.amqpfast.partials import Partial
+    from gateway.ingress.amqpfast.connection import FastConnection
+
+TOO_LARGE: Final = Outcome(
+    Verdict.REJECTED, Reason.TOO_LARGE, "a route takes no more than limits.message_bytes_max"
+)
+Receipt = FastHandle | tuple[FastHandle, int] | Join
+
+
+def _properties(handle: FastHandle, head: bytes) -> PropertySet:
+    """What a head says, with the handle's own mime-type and encoding where it says none."""
+    if handle.mime_type or handle.encoding:
+        head = fill_defaults(head, handle.mime_type, handle.encoding)
+    return head_properties(head)
+
+
+class Publisher:
+    """The publishing side of one connection. `unsettled` counts messages that are to be replied to."""
+
+    def __init__(self, connection: FastConnection) -> None:
+        self.unsettled = 0
+        self._connection = connection
+        self._held = False
+
+    def sends(self, rows: list[SendRow]) -> None:
+        """Whole messages."""
+        connection = self._connection
+        ingress = connection.ingress
+        batch = ingress.batch
+        if not batch:
+            batch.received = ingress.now()  # its first message: what waited before counts for nothing
+        publish = ingress.switch.publish
+        handles = connection.handles
+        sender = connection.sender
+        generation = ingress.switch.generation
+        replies: list[tuple[int, int]] = []
+        handle: FastHandle | None = None
+        last_number, last_head = -1, b""
+        for number, tag, head, body, name in rows:
+            if number != last_number or handle is None or handle.silent:
+                handle = handles.get(number)
+                if handle is None:
+                    continue  # it was closed by what one of these did
+                last_number, last_head = number, b""
+                if handle.generation != generation:
+                    handle.generation = generation
+                    handle.entries.clear()
+            entries = handle.entries.get(name)
+            if head is not last_head:
+                try:
+                    properties = _properties(handle, head)
+                    durable, _, expires, retained, hops = facts(properties)
+                except RemoteProtocolError as error:
+                    connection.refuse(handle, ReplyCode.MESSAGE_CONTENTS_INVALID, str(error))
+                    continue
+                last_head = head
+            if handle.service == "peer" or handle.channel.transacted or entries is None or len(entries) != 1:
+                self._send(handle, tag, properties.raw, body, name)
+                generation = ingress.switch.generation
+                continue
+            entry = entries[0]
+            message = Message(
+                entry.address,
+                body,
+                properties,
+                1 if durable or tag else 0,
+                durable,
+                retained,
+                expires,
+                hops,
+                sender,
+            )
+            if publish(batch, entry, message, (handle, tag) if tag else handle):
+                if tag:
+                    self.unsettled += 1
+            elif tag:
+                replies.append((number, tag))
+        if replies:
+            connection.machine.reply_many(replies)
+        ingress.stats.messages_in += len(rows)
+        self._hold_back()
+
+    def _hold_back(self) -> None:
+        """A client to whom too much is owed is not read."""
+        if self.unsettled >= self._connection.ingress.unsettled_max and not self._held:
+            self._held = True
+            self._connection.stream.hold()
+
+    def _send(
+        self,
+        handle: FastHandle,
+        tag: int,
+        head: bytes,
+        body: bytes,
+        name: bytes,
+        partial: Partial | None = None,
+    ) -> None:
+        """A message that is not the common case, or whose name has not been used since something changed."""
+        connection = self._connection
+        partials = connection.ingress.partials
+        try:
+            if handle.service == "peer":
+                for peer in connection.host.find_peers(handle.name + name.decode(), whole=not name):
+                    self._conversation(handle, peer).message(head, body)
+                if partial is not None:
+                    partials.drop(partial)
+                connection.machine.reply(handle.number, tag)
+                return
+            entries = self._entries(handle, name)
+        except Refused as error:
+            if partial is not None:
+                partials.release(partial)
+            connection.refuse(handle, error.code, str(error))
+            return
+        channel = handle.channel
+        known = facts(head_properties(head))
+        messages = [
+            Message(
+                entry.address,
+                body,
+                head_properties(head),
+                2 if channel.transacted else 1 if known.durable or tag else 0,
+                known.durable,
+                known.retain,
+                known.expires,
+                known.hops,
+                connection.sender,
+            )
+            for entry in entries
+        ]
+        if channel.transacted:
+            if partial is not None:
+                channel.transferred.append(partial)
+            self._provisional(handle, tag, list(zip(entries, messages, strict=True)))
+        elif len(entries) == 1 and partial is None:
+            self._publish(entries[0], messages[0], (handle, tag) if tag else handle, counts=bool(tag))
+        else:
+            self._publish_joined(handle, tag, list(zip(entries, messages, strict=True)), partial)
+
+    def _publish_joined(
+        self, handle: FastHandle, tag: int, sent: list[tuple[Entry, Message]], partial: Partial | None
+    ) -> None:
+        """Several copies have one reply; and a transfer ends when its message is taken."""
+        partials = self._connection.ingress.partials
+        if partial is not None:
+            partials.hand_over(partial)
+
+        def done(outcome: Outcome) -> None:
+            if partial is not None:
+                partials.end(partial, taken=outcome is ACCEPTED)
+            self.settled((handle, tag), outcome)
+
+        join = Join(len(sent), done)
+        self.unsettled += bool(tag)
+        for entry, message in sent:
+            self._publish(entry, message, join)
+
+    def _publish(self, entry: Entry, message: Message, receipt: Receipt, *, counts: bool = False) -> None:
+        ingress = self._connection.ingress
+        self.unsettled += counts
+        if entry.ways and isinstance(message.body, Spooled):
+            found = self._crossing(entry, message)
+            if isinstance(found, Outcome):
+                self.settled(receipt, found)
+                return
+            entry, message = found
+        if not ingress.switch.publish(ingress.batch, entry, message, receipt):
+            self.settled(receipt, ACCEPTED)  # a topic that nobody listens to
+
+    def _crossing(self, entry: Entry, message: Message) -> tuple[Entry, Message] | Outcome:
+        """A message that is on disk, for a name that routes lead away from: they take it from memory."""
+        body = message.body
+        assert isinstance(body, Spooled)
+        most = self._connection.ingress.limits.message_bytes_max
+        if body.size > most:
+            if any(way.cross(message) is not None for way in entry.ways):
+                return TOO_LARGE
+            return Entry(entry.address, entry.namespace, entry.lanes, ()), message
+        try:
+            octets = body.octets()
+        except OSError as error:
+            return Outcome(Verdict.RELEASED, Reason.STORE, f"the spool cannot be read: {error}")
+        held = Message(
+            message.address,
+            octets,
+            message.property_set,
+            message.assurance,
+            message.durable,
+            message.retain,
+            message.expires,
+            message.hops,
+            message.sender,
+        )
+        return entry, held
+
+    def _entries(self, handle: FastHandle, name: bytes) -> tuple[Entry, ...]:
+        """What a name behind that of the handle leads to. Raises Refused."""
+        found = handle.entries.get(name)
+        if found is not None:
+            return found
+        connection = self._connection
+        ingress, host = connection.ingress, connection.host
+        entries = []
+        for one in host.find(
+            handle.service, handle.name + name.decode(), whole=not name, slashes=ingress.slashes
+        ):
+            assert connection.principal is not None
+            if not ingress.access.may_publish(connection.principal, ingress.name, one.address):
+                raise Refused(ReplyCode.ACCESS_REFUSED, f"sending to {one.address.destination!r} is refused")
+            entries.append(ingress.switch.entry(ingress.endpoint_of(host), host, one.address))
+        if handle.generation != ingress.switch.generation:
+            handle.generation = ingress.switch.generation
+            handle.entries.clear()
+        if len(handle.entries) >= ingress.limits.cache_entries_max:
+            handle.entries.clear()
+        handle.entries[name] = tuple(entries)
+        return handle.entries[name]
+
+    def _conversation(self, handle: FastHandle, peer: str) -> Conversation:
+        found = handle.conversations.get(peer)
+        if found is None:
+            given = self._connection.ingress.peers[self._connection.host.name][peer]
+            found = handle.conversations[peer] = converse(given, handle, peer)
+        return found
+
+    def stream(self, handle: FastHandle, event: Fragment) -> None:
+        """A part of a stream is passed on as it comes."""
+        connection = self._connection
+        try:
+            for peer in connection.host.find_peers(handle.name, whole=True):
+                self._conversation(handle, peer).fragment(event)
+        except Refused as error:
+            connection.refuse(handle, error.code, str(error))
+            return
+        connection.machine.reply(event.handle, event.tag)
+
+    def send_large(
+        self, handle: FastHandle, tag: int, head: bytes, body: bytes, name: bytes, partial: Partial | None
+    ) -> None:
+        """A message that is on disk, and the transfer that brought it, if it could be resumed."""
+        connection = self._connection
+        ingress = connection.ingress
+        if not ingress.batch:
+            ingress.batch.received = ingress.now()
+        try:
+            properties = _properties(handle, head)
+            facts(properties)
+        except RemoteProtocolError as error:
+            if partial is not None:
+                ingress.partials.drop(partial)
+            connection.refuse(handle, ReplyCode.MESSAGE_CONTENTS_INVALID, str(error))
+            return
+        self._send(handle, tag, properties.raw, body, name, partial)
+        ingress.stats.messages_in += 1
+        self._hold_back()
+
+    # Transactions.
+
+    def _provisional(self, handle: FastHandle, tag: int, sent: list[tuple[Entry, Message]]) -> None:
+        """Nobody sees it until COMMIT; that it could be sent is what its reply says."""
+        channel = handle.channel
+        limits = self._connection.ingress.limits
+        channel.pending += sent
+        bodies = [message.body for _, message in sent]
+        channel.pending_octets += sum([len(body) for body in bodies if not isinstance(body, Spooled)])
+        if len(channel.pending) > limits.transaction_messages_max or (
+            channel.pending_octets > limits.transaction_bytes_max
+        ):
+            text = "more is sent within a transaction than limits.transaction_... allow"
+            self._connection.close_channel(channel, ReplyCode.INSUFFICIENT_RESOURCES, text)
+            return
+        self._connection.machine.reply(handle.number, tag)
+
+    def commit(self, channel: FastChannel, command: ChannelCommit) -> None:
+        """CHANNEL COMMIT: the reply waits until everything that was sent is settled, and what was
+        acknowledged is so on disk."""
+        connection = self._connection
+        ingress = connection.ingress
+        pending, lasting = channel.commit(everything=ingress.commits_all)
+        transferred, channel.transferred = channel.transferred, []
+        for partial in transferred:
+            ingress.partials.hand_over(partial)
+
+        def done(outcome: Outcome) -> None:
+            self.unsettled -= 1
+            for partial in transferred:
+                ingress.partials.end(partial, taken=outcome is ACCEPTED)
+            if channel.silent:
+                return
+            if outcome is ACCEPTED:
+                connection.machine.reply_channel(channel.number, command.tag)
+                connection.stream.mark()
+            else:
+                _, code = REFUSALS[outcome.reason]
+                connection.close_channel(channel, code, outcome.text)
+
+        join = Join(len(pending) + 1, done)
+        self.unsettled += 1
+        host, endpoint = connection.host, ingress.endpoint_of(connection.host)
+        entries: dict[Address, Entry] = {}  # anew, for something may have changed since they were sent
+        for entry, message in pending:
+            address = entry.address
+            if address not in entries:
+                entries[address] = ingress.switch.entry(endpoint, host, address)
+            self._publish(entries[address], message, join)
+        ingress.turn_done()
+        if lasting:
+            ingress.after_commit(join.settled)
+        else:
+            join.settled(ACCEPTED)
+
+    # Answers.
+
+    def settled(self, receipt: Receipt, outcome: Outcome) -> None:
+        """A message has been settled."""
+        connection = self._connection
+        if isinstance(receipt, Join):
+            receipt.settled(outcome)
+            return
+        handle, tag = receipt if isinstance(receipt, tuple) else (receipt, 0)
+        if tag:
+            self.replied(1)
+        if handle.silent:
+            return
+        if outcome is ACCEPTED:
+            connection.machine.reply(handle.number, tag)
+        else:
+            scope, code = REFUSALS[outcome.reason]
+            if scope is Scope.CHANNEL:
+                connection.close_channel(handle.channel, code, outcome.text)
+            else:
+                connection.close_handle(handle, code, outcome.text)
+        connection.stream.mark()
+
+    def replied(self, count: int) -> None:
+        """So many messages with a tag are settled."""
+        self.unsettled -= count
+        if self._held and self.unsettled <= self._connection.ingress.unsettled_max // 2:
+            self._held = False
+            self._connection.stream.release()

@@ -1,0 +1,107 @@
+"""Out-of-band transfers: bodies as files in a folder that client and gateway share (3.3.2, 3.5.3.1).
+
+The listener's configuration names a folder. CHANNEL OPEN names it again, or a folder directly in it, as
+`file:` and the path; one channel at a time has it. There are no other names to agree on:
+
+- `HANDLE-N.send` is the N-th out-of-band fragment, from 1, that the client sends on a handle of the channel:
+  the file is complete before its SEND, has exactly `fragment-size` octets, begins with the message's head if
+  it is the first fragment, and is removed by the gateway when it has been read.
+- `NUMBER.notify` is the message of that number, head and body, for the client to remove. What is left is
+  removed when the channel is closed.
+
+Names that are opened are made of numbers, and no symbolic link is followed, so no other file can be reached.
+"""
+
+from __future__ import annotations
+
+import os
+import re
+import stat
+from collections.abc import Iterator
+from contextlib import contextmanager, suppress
+from pathlib import Path
+from typing import Final
+
+from gateway.model.spooled import Spooled
+
+SCHEME: Final = "file:"
+OWN_NAME: Final = re.compile(r"[A-Za-z0-9_-][A-Za-z0-9._-]*")
+FILE_MODE: Final = 0o660
+PIECE_OCTETS: Final = 1_048_576
+READ: Final = os.O_RDONLY | os.O_CLOEXEC | os.O_NOFOLLOW | os.O_NONBLOCK
+WRITE: Final = os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC | os.O_NOFOLLOW
+FOLDER: Final = os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC | os.O_NOFOLLOW
+
+
+def agreed(text: str, folder: Path) -> Path | None:
+    """The folder that an out-of-band string names; None: it is not the one agreed on, or one in it."""
+    path = text.removeprefix(SCHEME)
+    base = str(folder.absolute())
+    if path == base:
+        return Path(base)
+    parent, _, name = path.rpartition("/")
+    return Path(path) if parent == base and OWN_NAME.fullmatch(name) else None
+
+
+class SharedFolder:
+    """One channel's folder. What reads and writes it takes its time: call it in a thread."""
+
+    def __init__(self, path: Path) -> None:
+        """Raises OSError when it is no folder."""
+        self.path = path
+        self._taken: dict[int, int] = {}  # fragments by handle
+        self._put: set[str] = set()
+        os.close(os.open(path, FOLDER))
+
+    def next_name(self, handle: int) -> str:
+        """The file of the next fragment that the client sends on `handle`."""
+        count = self._taken[handle] = self._taken.get(handle, 0) + 1
+        return f"{handle}-{count}.send"
+
+    @contextmanager
+    def reading(self, name: str, size: int) -> Iterator[int]:
+        """A descriptor of a file of exactly `size` octets, which is removed afterwards. Raises OSError."""
+        folder = os.open(self.path, FOLDER)
+        try:
+            descriptor = os.open(name, READ, dir_fd=folder)
+            try:
+                found = os.fstat(descriptor)
+                if not stat.S_ISREG(found.st_mode) or found.st_nlink != 1:
+                    raise OSError(f"{name} is no plain file")
+                if found.st_size != size:
+                    raise OSError(f"{name} has {found.st_size} octets, not {size}")
+                yield descriptor
+            finally:
+                os.close(descriptor)
+            with suppress(FileNotFoundError):
+                os.unlink(name, dir_fd=folder)
+        finally:
+            os.close(folder)
+
+    def put(self, number: int, head: bytes, body: bytes) -> None:
+        """Write a message for the client, its head with the body-size. Raises OSError."""
+        name = f"{number}.notify"
+        folder = os.open(self.path, FOLDER)
+        try:
+            descriptor = os.open(name, WRITE, FILE_MODE, dir_fd=folder)
+            self._put.add(name)
+            with os.fdopen(descriptor, "wb") as file:
+                file.write(head)
+                if isinstance(body, Spooled):
+                    for at in range(0, body.size, PIECE_OCTETS):
+                        file.write(body.read(at, min(PIECE_OCTETS, body.size - at)))
+                else:
+                    file.write(body)
+        finally:
+            os.close(folder)
+
+    def close(self) -> None:
+        """The channel is over: remove what its client has not."""
+        try:
+            folder = os.open(self.path, FOLDER)
+        except OSError:
+            return  # the client has removed the folder
+        for name in self._put:
+            with suppress(OSError):
+                os.unlink(name, dir_fd=folder)
+        os.close(folder)

@@ -1,0 +1,163 @@
+"""One port for several listeners: the first octets tell the protocols apart, for in all of them the client
+speaks first.
+
+0x10 is MQTT's CONNECT, 0x80 the initiation of AMQP/Fast (RFC 006, 3.2.2), `AMQP` the header of 0-9-1, 0x16 a
+TLS handshake, inside which the same is asked again, and a capital letter the method of an HTTP request. The
+connection then belongs to the listener that speaks what it has begun: to its statistics, limits and access.
+"""
+
+from __future__ import annotations
+
+import ssl
+from collections.abc import Callable, Iterable, Mapping
+from typing import Final
+
+from gateway.ingress.front.layers import front_of
+from gateway.ingress.front.waiting import Waiting
+from gateway.ingress.listener import Listener
+from gateway.settings import Limits, Settings
+from gateway.telemetry.metrics import Metrics
+from gateway.transport.http import Refusal, parse_request, response
+from gateway.transport.stream import Stream, WriteSet
+from gateway.transport.tls import TlsFilter
+
+FIRST_OCTETS: Final = {0x10: "mqtt", 0x80: "amqpfast", 0x16: "tls"}
+AMQP_HEADER: Final = b"AMQP"
+LIVENESS: Final = "/livez"
+SHOWN: Final = 8  # octets in the log of what nobody speaks
+
+
+def shared_listeners(
+    settings: Settings, listeners: Mapping[str, Listener], writes: WriteSet, metrics: Metrics
+) -> list[Listener]:
+    """The shared ports of the configuration, which give their connections to `listeners`."""
+    made = []
+    for name, given in settings.listeners.items():
+        if given.protocol != "shared":
+            continue
+        front, limits = front_of(name, given), settings.limits_of(name)
+        port = SharedPort(
+            [(settings.listeners[one].protocol, listeners[one]) for one in given.shares],
+            limits,
+            tls=front.tls,
+        )
+        port.listener = Listener(
+            name,
+            given.host,
+            given.port,
+            port,
+            writes,
+            metrics.listener(name, given.protocol),
+            connections_max=limits.connections_max,
+            front=front._replace(tls=None),  # with it and without: the first octet says
+        )
+        made.append(port.listener)
+    return made
+
+
+def recognise(octets: bytes) -> str:
+    """What begins with `octets`: a protocol, `tls` or `http`; "": more are needed; `unknown`."""
+    first = octets[0]
+    if first in FIRST_OCTETS:
+        return FIRST_OCTETS[first]
+    if octets.startswith(AMQP_HEADER):
+        return "amqp091"
+    if AMQP_HEADER.startswith(octets):
+        return ""
+    return "http" if ord("A") <= first <= ord("Z") else "unknown"
+
+
+class SharedPort:
+    """The protocol of a listener that has none of its own. `shares` are (protocol, listener)."""
+
+    def __init__(
+        self,
+        shares: Iterable[tuple[str, Listener]],
+        limits: Limits,
+        *,
+        tls: Callable[[], ssl.SSLContext] | None = None,
+    ) -> None:
+        self.limits = limits
+        self.tls = tls
+        self.listener: Listener | None = None
+        self.by_protocol: dict[str, Listener] = {}
+        self.by_path: dict[str, Listener] = {}
+        for protocol, listener in shares:
+            if path := listener.front.websocket_path:
+                self.by_path[path] = listener
+            else:
+                self.by_protocol[protocol] = listener
+
+    def connect(self, stream: Stream, now: float) -> Undecided:
+        """A client has connected."""
+        assert self.listener is not None
+        return Undecided(self, self.listener, stream, now)
+
+    def turn_done(self) -> None:
+        """What the connections said in the turn that decided about them is routed by their listeners."""
+        for listener in (*self.by_protocol.values(), *self.by_path.values()):
+            listener.turn_done()
+
+    def tick(self, now: float) -> None:
+        """Nothing is due beside the connections."""
+
+
+class Undecided(Waiting):
+    """A connection to the shared port whose first octets have not come."""
+
+    def __init__(self, port: SharedPort, listener: Listener, stream: Stream, since: float) -> None:
+        super().__init__(listener, stream, since)
+        self._port = port
+        self._secure = False
+
+    def look(self, now: float) -> None:
+        """Tell the protocols apart."""
+        spoken = recognise(self.octets)
+        if not spoken:
+            return
+        if spoken == "tls" and not self._secure:
+            self._secure_it(now)
+        elif spoken == "http":
+            self._http(now)
+        elif spoken in ("tls", "unknown"):
+            self.break_off("unknown_protocol", f"it begins with {self.octets[:SHOWN].hex(' ')}")
+        elif spoken in self._port.by_protocol:
+            self._hand_over(self._port.by_protocol[spoken], now)
+        else:
+            self.refuse("not_shared", f"no listener for {spoken} shares this port")
+
+    def _secure_it(self, now: float) -> None:
+        if self._port.tls is None:
+            self.refuse("no_tls", "this port has no certificate")
+            return
+        self._secure = True
+        hello, self.octets = self.octets, b""
+        self.stream.layer = TlsFilter(self._port.tls(), server_side=True)
+        self.stream.feed(hello, now, self.stream.layer)
+
+    def _hand_over(self, listener: Listener, now: float) -> None:
+        if listener.front.tls is not None and not self._secure:
+            self.refuse("tls_required", f"listener {listener.name} is for TLS only")
+        elif listener.full:
+            listener.stats.refused.add("connections_max")
+            self.stream.abort("connections_max")
+        else:
+            listener.adopt(self.stream, self.since, self.leave(), now)
+
+    def _http(self, now: float) -> None:
+        """WebSocket belongs to its listener; beside it there is a liveness probe, and nothing else."""
+        try:
+            request = parse_request(self.octets)
+            if request is None:
+                return
+            if listener := self._port.by_path.get(request.path):
+                self._hand_over(listener, now)
+                return
+            if request.path != LIVENESS:
+                raise Refusal(404, "there is nothing here")
+            if request.method not in ("GET", "HEAD"):
+                raise Refusal(405, "this is only to be read", {"Allow": "GET, HEAD"})
+        except Refusal as refusal:
+            self.refuse(f"http_{refusal.status}", str(refusal), refusal.response)
+        else:
+            self.answer(response(200, "alive\n", with_body=request.method == "GET"))

@@ -1,0 +1,222 @@
+"""What a CONNECT asks for, and what it is given: refusals, session expiry, properties of the CONNACK.
+
+While the disk takes nothing, no session that would have to be recorded is begun; one that is on disk already
+is resumed, for whoever reads makes room.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from functools import partial
+from typing import TYPE_CHECKING, Any, Final
+
+from gateway.broker.access import Principal
+from gateway.broker.mqtt.system import SYS
+from gateway.broker.scram import METHOD, ScramError
+from gateway.ingress.mqtt.authentication import Authentication
+from gateway.model.address import MqttAddress
+from gateway.model.message import Sender
+from gateway.protocols.mqtt.connection import State
+from gateway.protocols.mqtt.octets import is_utf8
+from gateway.protocols.mqtt.packets import Auth, Connect, Will
+from gateway.protocols.mqtt.properties import NO_PROPERTIES
+from gateway.protocols.mqtt.spec import Property, ReasonCode, Version
+from gateway.settings import Limits
+from gateway.settings.mqtt import MqttOptions
+
+if TYPE_CHECKING:
+    from gateway.ingress.mqtt.connection import MqttConnection
+    from gateway.ingress.mqtt.ingress import MqttIngress
+
+NO_EXPIRY: Final = 0xFFFF_FFFF  # MQTT 5 §3.1.2.11.2: the session does not expire
+KEEP_ALIVE_MOST: Final = 65_535
+
+
+def identifier_refused(packet: Connect) -> bool:
+    """Is the identifier missing? It may be absent in 5, and in 3.1.1 for a session that ends (§3.1.3.1)."""
+    if packet.client_id or packet.version >= Version.V5:
+        return False
+    return packet.version < Version.V311 or not packet.clean_start
+
+
+def expiry_secs(packet: Connect, limits: Limits) -> float:
+    """How long the session outlives its connection: 0, or at most `limits.session_expiry_secs_max`."""
+    if packet.version < Version.V5:
+        wanted = 0 if packet.clean_start else NO_EXPIRY
+    else:
+        wanted = packet.properties.get(Property.SESSION_EXPIRY_INTERVAL, 0)
+    return float(min(wanted, limits.session_expiry_secs_max))
+
+
+def connack_properties(
+    packet: Connect, assigned: str, limits: Limits, options: MqttOptions
+) -> dict[Property, Any]:
+    """What the CONNACK of MQTT 5 says besides the limits that the machine announces itself (§3.2.2.3)."""
+    if packet.version < Version.V5:
+        return {}
+    properties: dict[Property, Any] = {Property.SHARED_SUBSCRIPTION_AVAILABLE: 1}
+    if options.qos_max < 2:
+        properties[Property.MAXIMUM_QOS] = options.qos_max
+    if not options.retain:
+        properties[Property.RETAIN_AVAILABLE] = 0
+    if options.response_information and packet.properties.get(Property.REQUEST_RESPONSE_INFORMATION):
+        told = options.response_information.replace("{client_id}", assigned)
+        properties[Property.RESPONSE_INFORMATION] = told
+    if not packet.client_id:
+        properties[Property.ASSIGNED_CLIENT_IDENTIFIER] = assigned
+    most = limits.keep_alive_secs_max
+    if most < KEEP_ALIVE_MOST and not 0 < packet.keep_alive <= most:
+        properties[Property.SERVER_KEEP_ALIVE] = most
+    if packet.properties.get(Property.SESSION_EXPIRY_INTERVAL, 0) > limits.session_expiry_secs_max:
+        properties[Property.SESSION_EXPIRY_INTERVAL] = limits.session_expiry_secs_max
+    return properties
+
+
+def reason_name(reason: int) -> str:
+    """A reason code as a metric's label."""
+    known = reason in ReasonCode.__members__.values()
+    return ReasonCode(reason).name.lower() if known else "other"
+
+
+def connect(ingress: MqttIngress, connection: MqttConnection, packet: Connect) -> None:
+    """Admit the client, refuse it, or have its password verified; the machine holds what follows."""
+    remote = connection.stream.remote
+    method = packet.properties.get(Property.AUTHENTICATION_METHOD)
+    if method is not None:
+        if connection.machine.state is State.CLOSED:
+            return  # something else than AUTH came right behind, which is raised next
+        if method != METHOD or not ingress.access.proves:
+            text = (
+                f"{METHOD} is offered" if ingress.access.proves else "no enhanced authentication is offered"
+            )
+            refuse(ingress, connection, ReasonCode.BAD_AUTHENTICATION_METHOD, text)
+            return
+        connection.authentication = Authentication(ingress.access, packet)
+        authenticate(ingress, connection, packet)
+        return
+    if packet.user_name is None:
+        principal = ingress.access.anonymous(remote, ingress.anonymous)
+        _admit(ingress, connection, packet, principal, ReasonCode.NOT_AUTHORIZED)
+        return
+    password = packet.password or b""
+    principal = ingress.access.known(packet.user_name, password, remote)
+    if principal is not None:
+        _admit(ingress, connection, packet, principal, ReasonCode.SUCCESS)
+    else:
+        connection.stream.hold()
+        ingress.verify(packet.user_name, password, partial(_verified, ingress, connection, packet))
+
+
+def authenticate(ingress: MqttIngress, connection: MqttConnection, packet: Connect | Auth) -> None:
+    """The next step of an enhanced authentication, the first one or a later one."""
+    machine = connection.machine
+    if machine.state is State.CLOSED:
+        return  # likewise, or it left
+    ongoing = connection.authentication
+    assert ongoing is not None, "the machine lets no AUTH pass without a method in CONNECT"
+    try:
+        properties = ongoing.answer(packet)
+    except ScramError as error:
+        if machine.state is not State.OPEN:
+            refuse(ingress, connection, ReasonCode.NOT_AUTHORIZED, "")
+            return
+        ingress.stats.refused.add("not_authorized")
+        machine.send_disconnect(ReasonCode.NOT_AUTHORIZED)
+        connection.stream.end(f"authentication failed: {error}")
+        return
+    if not ongoing.done:
+        machine.send_auth(Auth(ReasonCode.CONTINUE_AUTHENTICATION, properties))
+    elif machine.state is State.OPEN:
+        machine.send_auth(Auth(ReasonCode.SUCCESS, properties))
+    else:
+        principal = ingress.access.certified(ongoing.user)
+        _admit(ingress, connection, ongoing.connect, principal, ReasonCode.NOT_AUTHORIZED, properties)
+
+
+def _verified(
+    ingress: MqttIngress, connection: MqttConnection, packet: Connect, principal: Principal | None
+) -> None:
+    """The password has been looked at; go on with what came behind CONNECT."""
+    if connection.gone:
+        return
+    connection.stream.release()
+    _admit(ingress, connection, packet, principal, ReasonCode.BAD_USER_NAME_OR_PASSWORD)
+    if not connection.gone:
+        connection.receive(b"", ingress.now())
+
+
+def _admit(
+    ingress: MqttIngress,
+    connection: MqttConnection,
+    packet: Connect,
+    principal: Principal | None,
+    otherwise: ReasonCode,
+    proof: Mapping[Property, Any] = NO_PROPERTIES,
+) -> None:
+    """`otherwise`: why not, without a principal. `proof`: what the CONNACK says of an authentication."""
+    if principal is None:
+        refuse(ingress, connection, otherwise, "")
+        return
+    refusal = _refusal(ingress, packet, principal)
+    if refusal is not None:
+        refuse(ingress, connection, *refusal)
+        return
+    namespace, machine = ingress.namespace, connection.machine
+    client_id = packet.client_id or ingress.new_client_id()
+    before = namespace.recorded
+    ingress.take_over(client_id)  # a session that ends with its connection is not found any more
+    present = client_id in namespace.sessions and not packet.clean_start
+    properties = connack_properties(packet, client_id, ingress.limits, ingress.options)
+    machine.send_connack(session_present=present, properties={**properties, **proof})
+    if machine.state is not State.OPEN:  # it takes no packet as large as our CONNACK
+        connection.stream.end("the client's Maximum Packet Size is too small")
+        return
+    ingress.stats.spoke(machine, packet.version.name.lower())
+    connection.principal = principal
+    connection.sender = Sender(ingress.name, client_id, principal.name, connection.stream.remote)
+    connection.will = packet.will
+    session, _ = namespace.open(
+        client_id, clean=packet.clean_start, expiry_secs=expiry_secs(packet, ingress.limits)
+    )
+    namespace.keep_will(client_id, packet.will, connection.sender)
+    most = ingress.limits.inflight_max
+    connection.open(session, min(packet.properties.get(Property.RECEIVE_MAXIMUM, most), most))
+    connection.wait_for_commit(before)
+
+
+def _refusal(ingress: MqttIngress, packet: Connect, principal: Principal) -> tuple[ReasonCode, str] | None:
+    """Why a client who may connect cannot have the session that it asks for."""
+    namespace = ingress.namespace
+    known = namespace.sessions.get(packet.client_id)
+    if identifier_refused(packet):
+        return ReasonCode.CLIENT_IDENTIFIER_NOT_VALID, "a client identifier is needed"
+    if known is None and ingress.sessions_full:
+        return ReasonCode.QUOTA_EXCEEDED, "limits.sessions_max is reached"
+    recorded = known is not None and known.kept and not packet.clean_start
+    if namespace.failing and not recorded and expiry_secs(packet, ingress.limits) > 0:
+        return ReasonCode.QUOTA_EXCEEDED, "the gateway cannot store a session now"
+    return None if packet.will is None else _will_refusal(ingress, packet.will, principal)
+
+
+def _will_refusal(ingress: MqttIngress, will: Will, principal: Principal) -> tuple[ReasonCode, str] | None:
+    """Why a will cannot be taken (5: 3.2.2.2; [MQTT-3.2.2-12], [MQTT-3.2.2-13])."""
+    if will.qos > ingress.options.qos_max:
+        return ReasonCode.QOS_NOT_SUPPORTED, "the will's QoS is too high here"
+    if will.retain and not ingress.options.retain:
+        return ReasonCode.RETAIN_NOT_SUPPORTED, "nothing is retained here"
+    if will.properties.get(Property.PAYLOAD_FORMAT_INDICATOR) and not is_utf8(will.body):
+        return ReasonCode.PAYLOAD_FORMAT_INVALID, "the will says that it is UTF-8, and is not"
+    address = MqttAddress(will.topic)
+    owned = will.topic.split("/", 1)[0] == SYS
+    if owned or not ingress.access.may_publish(principal, ingress.name, address):
+        return ReasonCode.NOT_AUTHORIZED, "not allowed to publish to the will's topic"
+    return None
+
+
+def refuse(ingress: MqttIngress, connection: MqttConnection, reason: ReasonCode, text: str) -> None:
+    """Say no in a CONNACK, and close."""
+    ingress.stats.refused.add(reason.name.lower())
+    machine = connection.machine
+    properties = {Property.REASON_STRING: text} if text and machine.version == Version.V5 else {}
+    machine.send_connack(reason=reason, properties=properties)
+    connection.stream.end(f"CONNECT refused: {reason.name.lower()}")

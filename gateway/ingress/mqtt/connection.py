@@ -1,0 +1,496 @@
+"""One MQTT client: what its packets do on the broker, and how the broker's answers reach it.
+
+What a client is told of its session must be on disk before. CONNACK, SUBACK, UNSUBACK and the end after a
+DISCONNECT hold back all output until the commit that they depend on; acknowledgements of QoS 2 wait by
+themselves. A commit that fails ends the connection: the client was told nothing, and will ask again.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable
+from functools import partial
+from typing import TYPE_CHECKING, Final
+
+from gateway.broker.access import Principal
+from gateway.broker.mqtt.session import Row, Session
+from gateway.broker.mqtt.system import SYS
+from gateway.broker.switch import Entry
+from gateway.errors import RemoteProtocolError
+from gateway.ingress.mqtt.acknowledgements import Answers, acknowledged
+from gateway.ingress.mqtt.admission import authenticate, connect, reason_name
+from gateway.ingress.mqtt.authentication import Authentication
+from gateway.ingress.mqtt.offered import NOT_TEXT, TOO_LARGE, UTF8, check_offered, is_what_it_says
+from gateway.ingress.mqtt.retries import Retries
+from gateway.ingress.mqtt.subscriptions import subscribe, unsubscribe
+from gateway.model.address import MqttAddress
+from gateway.model.message import NEVER, Message, Sender
+from gateway.model.outcome import ACCEPTED, Outcome
+from gateway.model.properties import NO_PROPERTIES
+from gateway.protocols.mqtt.connection import State
+from gateway.protocols.mqtt.octets import decode_topic
+from gateway.protocols.mqtt.packets import (
+    Acks,
+    Auth,
+    Connect,
+    Disconnect,
+    Event,
+    Pingreq,
+    Publishes,
+    Subscribe,
+    Unsubscribe,
+    Will,
+)
+from gateway.protocols.mqtt.server import ServerConnection
+from gateway.protocols.mqtt.spec import PacketType, Property, ReasonCode, Version
+from gateway.protocols.mqtt.translate import REASON_CODES, encode_properties, publish_facts
+from gateway.transport.stream import Stream
+
+if TYPE_CHECKING:
+    from gateway.ingress.mqtt.ingress import MqttIngress
+
+Receipt = tuple["MqttConnection", int, int, Message, Entry]
+
+# A global name costs a quarter of an enum's attribute, and these are on the way of every message.
+OPEN: Final = State.OPEN
+PUBACK: Final = PacketType.PUBACK
+
+
+class MqttConnection:
+    """The peer object of one client's stream, and its session's outlet."""
+
+    def __init__(self, ingress: MqttIngress, stream: Stream, now: float) -> None:
+        limits = ingress.limits
+        self.stream = stream
+        self.session: Session | None = None
+        self.machine = ServerConnection(
+            packet_bytes_max=limits.message_bytes_max + limits.connect_bytes_max,
+            connect_bytes_max=limits.connect_bytes_max,
+            byte_order=ingress.byte_order,
+            topic_alias_max=limits.topic_alias_max,
+            receive_max=limits.inflight_max,
+        )
+        self.unsettled = 0
+        self.principal: Principal | None = None
+        self.sender = Sender(ingress.name)
+        self.will: Will | None = None
+        self.gone = False
+        self.authentication: Authentication | None = None
+        self._yields = True  # what it was owed of shared subscriptions, when it is lost
+        self._ingress = ingress
+        self._deadline = now + limits.connect_timeout_secs
+        self._held = False
+        self._answers: Answers | None = None  # None: no acknowledgement waits for the disk
+        self._pubacks: list[int] = []
+        self._pubrecs: list[int] = []
+        self._retries = Retries()
+        self._entries: dict[bytes, Entry] = {}
+        self._generation = -1  # of the switch, when the entries were looked up
+
+    # What the stream asks.
+
+    def receive(self, data: bytes, now: float) -> None:
+        """Octets arrived; a client's fault ends this connection and is counted."""
+        try:
+            machine = self.machine
+            self._process(machine.receive_data(data, now))
+            while machine.pending and not self.gone:
+                self._process(machine.receive_data(b"", now))
+        except RemoteProtocolError as error:
+            self._fail(error)
+
+    def data_to_send(self) -> bytes:
+        """Acknowledgements that have gathered, and whatever was encoded."""
+        machine = self.machine
+        if machine.state is not OPEN:
+            return machine.data_to_send()
+        pubacks = self._pubacks
+        if pubacks:
+            self._pubacks = []
+            machine.acknowledge(PUBACK, pubacks)
+        if self._pubrecs:
+            machine.acknowledge(PacketType.PUBREC, self._pubrecs)
+            self._pubrecs = []
+        return machine.data_to_send()
+
+    def drained(self) -> None:
+        """The client reads again."""
+        if self.session is not None and self.session.outlet is self:
+            self.session.pump()
+
+    def lost(self, reason: str) -> None:
+        """The connection is gone; the session may stay, the will may be published."""
+        ingress = self._ingress
+        self.gone = True
+        ingress.forget(self)
+        session = self.session
+        if session is None:
+            return
+        for receipt in self._retries.give_up():
+            self._forget_incoming(receipt)
+        if session.outlet is not self:
+            return
+        session.detach()
+        self._leave_will(session)
+        if session.persistent:
+            if self._yields:
+                ingress.namespace.hand_over(session)
+            session.expires_at = ingress.now() + session.expiry_secs
+        else:
+            ingress.namespace.discard(session)
+
+    def _leave_will(self, session: Session) -> None:
+        """Publish the will now, or when its delay is over or the session ends (5: 3.1.2.5)."""
+        will, self.will = self.will, None
+        ingress, client_id = self._ingress, session.client_id
+        if will is None:
+            ingress.namespace.forget_will(client_id)
+            return
+        publish = partial(ingress.publish_will, will, self.sender)
+        delay = will.properties.get(Property.WILL_DELAY_INTERVAL, 0)
+        if delay and session.persistent:
+            ingress.namespace.delay_will(client_id, ingress.now() + delay, publish)
+        else:
+            publish()
+            ingress.namespace.forget_will(client_id)
+
+    # What the listener asks.
+
+    @property
+    def idle(self) -> bool:
+        """Nothing that this client published awaits its outcome."""
+        return not self.unsettled
+
+    def hold(self) -> Callable[[], None] | None:
+        """Stop reading, unless the client must go on acknowledging; returns what undoes it."""
+        if self.session is not None and self.session.subscriptions:
+            return None
+        self.stream.hold()
+        return self.stream.release
+
+    def tick(self, now: float) -> None:
+        """Keep-alive, the time to CONNECT, and refused messages whose turn it is."""
+        if self.session is None:
+            if now >= self._deadline:
+                self._ingress.stats.protocol_errors.add("connect_timeout")
+                self.stream.abort("no CONNECT in time")
+            return
+        if not self.stream.reading:
+            self.machine.last_received = now  # we do not read: its silence is ours
+        elif self.machine.timed_out(now):
+            self._ingress.stats.protocol_errors.add("keep_alive_timeout")
+            self.machine.send_disconnect(ReasonCode.KEEP_ALIVE_TIMEOUT)
+            self.stream.end("keep-alive timeout")
+            return
+        for receipt in self._retries.due(now):
+            self._ingress.publish_again(receipt)
+        if self._answers is not None:
+            self._answers.tick()
+
+    def shut_down(self) -> None:
+        """The gateway stops (MQTT 5: reason 0x8B); the will is not the client's fault and is kept quiet."""
+        self.will = None
+        self._yields = False
+        reference = self._ingress.options.server_reference
+        if reference is None:
+            self.machine.send_disconnect(ReasonCode.SERVER_SHUTTING_DOWN)
+        else:
+            self.machine.send_disconnect(ReasonCode.USE_ANOTHER_SERVER, reference=reference)
+        self.stream.end("the gateway is stopping")
+
+    # What the session asks: this is its outlet.
+
+    @property
+    def congested(self) -> bool:
+        """The client does not read fast enough, or not any more."""
+        return self.machine.state is not State.OPEN or self.stream.congested
+
+    def send(self, rows: list[Row]) -> list[Row]:
+        """Encode the rows; returns those that cannot be said: over the client's Maximum Packet Size, or with
+        octets for properties that are none.
+        """
+        five = self.machine.version is Version.V5
+        utc = time.time() if five else 0.0
+        raw = b""
+        octets = 0
+        said = []
+        for message, grant, qos, packet_id, dup in rows:
+            if five:
+                try:
+                    raw = encode_properties(message, utc, subscription_ids=grant.identifiers)
+                except RemoteProtocolError:
+                    return self._send_sound(rows)
+            retain = grant.retained or (message.retain and grant.retain_as_published)
+            body = message.body
+            octets += len(body) + 32
+            said.append((dup << 3 | qos << 1 | retain, message.address.wire, packet_id, raw, body))
+        if self.machine.alias_max:
+            said = self.machine.aliased(said)
+        too_large = [rows[at] for at in self.machine.publish_many(said)]
+        self._ingress.stats.messages_out += len(rows) - len(too_large)
+        self.stream.queued += octets
+        self.stream.mark()
+        return too_large
+
+    def _send_sound(self, rows: list[Row]) -> list[Row]:
+        """Send all but the rows whose sender, of another protocol, wrote malformed properties."""
+        sound: list[Row] = []
+        malformed: list[Row] = []
+        for row in rows:
+            try:
+                row.message.property_set.properties  # noqa: B018 (decoded once, when it is asked for)
+            except RemoteProtocolError:
+                malformed.append(row)
+            else:
+                sound.append(row)
+        self._ingress.undeliverable([row.message for row in malformed])
+        return malformed + (self.send(sound) if malformed else sound)
+
+    def send_release(self, packet_id: int) -> None:
+        """PUBREL, for a client that returns: behind a CONNACK that waits for the disk, unless it is full."""
+        if self._answers is not None and self._ingress.namespace.failing:
+            self._answers.say_when_safe(PacketType.PUBREL, [packet_id])
+            return
+        self.machine.send_ack(PacketType.PUBREL, packet_id, ReasonCode.SUCCESS)
+        self.stream.mark()
+
+    def send_received(self, packet_id: int) -> None:
+        """PUBREC."""
+        self._pubrecs.append(packet_id)
+        self.stream.mark()
+
+    # What the ingress tells of published messages.
+
+    def accepted(self, packet_id: int, qos: int) -> None:
+        """Every target has the message."""
+        self.unsettled -= 1
+        if self._retries.attempts:
+            self._retries.attempts.pop(packet_id, None)
+        if qos == 1:
+            if not self._pubacks:
+                self.stream.mark()
+            self._pubacks.append(packet_id)
+        else:
+            self._accept_once(packet_id)
+        if self._held:
+            self._read_on()
+
+    def _read_on(self) -> None:
+        """The client was held for having too much unsettled; that may be over."""
+        if self.unsettled <= self._ingress.limits.inflight_max // 2:
+            self._held = False
+            self.stream.release()
+
+    def _accept_once(self, packet_id: int) -> None:
+        """QoS 2: the session remembers; whichever connection it has now says PUBREC."""
+        session = self.session
+        if session is not None and session.incoming.accept(packet_id) and session.outlet is not None:
+            session.outlet.send_received(packet_id)
+
+    def refused(self, receipt: Receipt, outcome: Outcome) -> None:
+        """A target did not take the message: MQTT 5 has words for it, older versions are tried again."""
+        _, packet_id, qos, _, _ = receipt
+        if self.gone or self.machine.state is not State.OPEN:
+            self._forget_incoming(receipt)
+        elif self.machine.version == Version.V5:
+            self._forget_incoming(receipt)
+            kind = PacketType.PUBACK if qos == 1 else PacketType.PUBREC
+            self.machine.send_ack(kind, packet_id, REASON_CODES[outcome.reason], outcome.text)
+            self.stream.mark()
+            self.unsettled -= 1
+            if self._held:
+                self._read_on()
+        else:
+            if qos == 2 and self.session is not None:
+                self.session.incoming.doubt(packet_id)
+            self._retries.add(receipt, self._ingress.now())
+
+    def _forget_incoming(self, receipt: Receipt) -> None:
+        """A QoS 2 message was not taken: when the client sends it again, that counts as the first time."""
+        _, packet_id, qos, _, _ = receipt
+        if qos == 2 and self.session is not None:
+            self.session.incoming.forget(packet_id)
+
+    # Packets.
+
+    def _process(self, events: list[Event]) -> None:
+        for event in events:
+            if isinstance(event, Publishes):
+                self._publishes(event.rows)
+            elif isinstance(event, Acks):
+                assert self.session is not None
+                acknowledged(self.session, self.machine, self._answers, event.kind, event.rows)
+            elif isinstance(event, Connect):
+                connect(self._ingress, self, event)
+            elif isinstance(event, Auth):
+                authenticate(self._ingress, self, event)
+            elif not isinstance(event, Pingreq):  # the machine has answered that
+                before = self._ingress.namespace.recorded
+                self._control(event)
+                self.wait_for_commit(before)
+            if self.gone:
+                return
+        self.stream.mark()  # the machine may have answered by itself
+
+    def _control(self, event: Event) -> None:
+        if isinstance(event, Subscribe):
+            assert self.session is not None
+            assert self.principal is not None
+            subscribe(self._ingress, self.session, self.principal, self.machine, event)
+        elif isinstance(event, Unsubscribe):
+            assert self.session is not None
+            unsubscribe(self._ingress, self.session, self.machine, event)
+        else:
+            assert isinstance(event, Disconnect)
+            self._disconnect(event)
+
+    def _publishes(self, rows: list[tuple[int, bytes, int, bytes, bytes]]) -> None:
+        ingress = self._ingress
+        switch = ingress.switch
+        if self._generation != switch.generation:
+            assert self.principal is not None
+            self._entries = ingress.entries.of(self.principal.name)
+            self._generation = switch.generation
+        if ingress.narrowed:
+            check_offered(rows, ingress.options)
+        entries = self._entries
+        publish = switch.publish
+        batch = ingress.batch
+        if not batch:
+            batch.received = ingress.now()  # its first message: what waited before counts for nothing
+        sender = self.sender
+        body_max = ingress.limits.message_bytes_max
+        for flags, topic, packet_id, raw, body in rows:
+            entry = entries.get(topic)
+            if entry is None:
+                entry = self._resolve(topic, entries)
+            qos = flags >> 1 & 3
+            if raw:
+                property_set, interval, hops = publish_facts(raw)
+                expires = NEVER if interval is None else time.time() + interval
+            else:
+                property_set, expires, hops = NO_PROPERTIES, NEVER, 0
+            retain = flags & 1 == 1
+            message = Message(entry.address, body, property_set, qos, qos > 0, retain, expires, hops, sender)
+            if qos:
+                if qos == 2 and not self._first_time(packet_id, entry):
+                    continue
+                self.unsettled += 1
+                receipt: Receipt | None = (self, packet_id, qos, message, entry)
+            else:
+                receipt = None
+            if len(body) > body_max:
+                self._too_large(receipt)
+                continue
+            if raw and UTF8 in raw and not is_what_it_says(message):
+                ingress.stats.refuse(NOT_TEXT)
+                if receipt is not None:
+                    self.refused(receipt, NOT_TEXT)
+                continue
+            if not publish(batch, entry, message, receipt):
+                ingress.unclaimed(entry, message, receipt)
+        ingress.stats.messages_in += len(rows)
+        if self.unsettled >= ingress.limits.inflight_max and not self._held:
+            self._overrun()
+
+    def _overrun(self) -> None:
+        """As much is unsettled as may be. MQTT 5 clients were told how much; others are read no further."""
+        if self.machine.version is not Version.V5:
+            self._held = True
+            self.stream.hold()
+        elif self.unsettled > self._ingress.limits.inflight_max:
+            raise RemoteProtocolError(
+                "more is unacknowledged than our Receive Maximum", reason=ReasonCode.RECEIVE_MAXIMUM_EXCEEDED
+            )
+
+    def _too_large(self, receipt: Receipt | None) -> None:
+        """A body over our limit in a packet within it. Before MQTT 5 only closing says no."""
+        self._ingress.stats.refuse(TOO_LARGE)
+        if receipt is None:
+            return
+        if self.machine.version < Version.V5:
+            raise RemoteProtocolError(TOO_LARGE.text, reason=ReasonCode.PACKET_TOO_LARGE)
+        self.refused(receipt, TOO_LARGE)
+
+    def _resolve(self, topic: bytes, entries: dict[bytes, Entry]) -> Entry:
+        """A topic seen for the first time: check it, ask for permission, find out where it leads."""
+        name = decode_topic(topic)
+        address = MqttAddress(name, topic)
+        ingress = self._ingress
+        if name.count("/") >= ingress.limits.topic_levels_max:
+            raise RemoteProtocolError("a topic has too many levels", reason=ReasonCode.TOPIC_NAME_INVALID)
+        assert self.principal is not None
+        if not ingress.access.may_publish(self.principal, ingress.name, address):
+            raise RemoteProtocolError(f"not allowed to publish to {name!r}", reason=ReasonCode.NOT_AUTHORIZED)
+        if name.split("/", 1)[0] == SYS:
+            nowhere = Entry(address, None, (), ())
+            ingress.entries.keep(nowhere, entries)
+            return nowhere
+        return ingress.entries.resolve(address, entries)
+
+    def _first_time(self, packet_id: int, entry: Entry) -> bool:
+        """QoS 2: False when this packet id was taken before and not released (§4.3.3)."""
+        session = self.session
+        assert session is not None
+        here = session.kept and self._ingress.ends_here(entry)
+        if session.incoming.take(packet_id, here=here):
+            return True
+        self._ingress.stats.duplicates += 1
+        if session.incoming.accepted(packet_id):
+            self.send_received(packet_id)
+        return False
+
+    def _disconnect(self, packet: Disconnect) -> None:
+        if packet.reason != ReasonCode.DISCONNECT_WITH_WILL:
+            self.will = None
+        expiry = packet.properties.get(Property.SESSION_EXPIRY_INTERVAL)
+        if expiry is not None and self.session is not None:
+            if expiry and not self.session.persistent:
+                raise RemoteProtocolError(
+                    "a session that was to end with its connection cannot be prolonged",
+                    reason=ReasonCode.PROTOCOL_ERROR,
+                )
+            self.session.expiry_secs = float(min(expiry, self._ingress.limits.session_expiry_secs_max))
+        self.stream.end("DISCONNECT")
+
+    # The session, and what is said of it.
+
+    def open(self, session: Session, receive_max: int) -> None:
+        """The client is let in."""
+        self.session = session
+        store = self._ingress.namespace.store
+        if session.kept and store is not None:
+            self._answers = Answers(store, self.machine, self.stream)
+        session.attach(self, receive_max)
+        self.stream.mark()
+
+    def wait_for_commit(self, before: int) -> None:
+        """Say nothing until what has changed since `before` is on disk.
+
+        While the disk takes nothing, nothing new is promised to clients (mqtt_admission.py), and what ends
+        goes on at once.
+        """
+        namespace = self._ingress.namespace
+        if namespace.recorded != before and not namespace.failing:
+            assert namespace.store is not None
+            self.stream.hold_output()
+            namespace.store.after_commit(self._committed)
+
+    def _committed(self, outcome: Outcome) -> None:
+        if outcome is ACCEPTED:
+            self.stream.release_output()
+        else:
+            self.stream.abort(outcome.text)
+
+    def taken_over(self) -> None:
+        """Another connection has come with the same client identifier (§3.1.4)."""
+        self._yields = False  # the client is here again
+        self.machine.send_disconnect(ReasonCode.SESSION_TAKEN_OVER)
+        self.stream.end("taken over")
+
+    def _fail(self, error: RemoteProtocolError) -> None:
+        ingress = self._ingress
+        ingress.stats.protocol_errors.add(reason_name(error.reason))
+        ingress.report(self.stream.remote, error)
+        self.machine.fail(error)
+        self.stream.end(str(error))

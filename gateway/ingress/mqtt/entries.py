@@ -1,0 +1,82 @@
+"""What topics lead to, for each user: kept until something changes that a topic depends on.
+
+Of a subscription that came or went only the topics are forgotten that its filter may match: a fleet that
+connects, each device with a topic of its own, does not make the others be looked up again. A topic that a
+route leads back into the topic tree depends on filters that it does not match itself, and is forgotten with
+any of them.
+"""
+
+from __future__ import annotations
+
+from gateway.broker.switch import Entry, Namespace, Switch
+from gateway.model.address import MqttAddress
+
+WILDCARDS = frozenset("+#")
+
+
+class Entries:
+    """The entries of one listener, by user and topic."""
+
+    __slots__ = ("_endpoint", "_generation", "_most", "_namespace", "_through", "_users", "switch")
+
+    def __init__(self, endpoint: str, switch: Switch, namespace: Namespace, most: int) -> None:
+        """At most `most` topics are kept for a user."""
+        self.switch = switch
+        self._endpoint = endpoint
+        self._namespace = namespace
+        self._most = most
+        self._generation = -1
+        self._users: dict[str, dict[bytes, Entry]] = {}
+        self._through: set[bytes] = set()
+
+    def of(self, user: str) -> dict[bytes, Entry]:
+        """The entries of a user, without those that are stale; asked for when `switch.generation` moves."""
+        if self._generation != self.switch.generation:
+            filters = self.switch.filters_since(self._generation)
+            self._generation = self.switch.generation
+            if filters is None:
+                self._users.clear()
+                self._through.clear()
+            else:
+                self._forget(filters)
+        return self._users.setdefault(user, {})
+
+    def _forget(self, filters: list[list[str]]) -> None:
+        for entries in self._users.values():
+            for topic in self._through:
+                entries.pop(topic, None)
+            for pattern in filters:
+                _forget_matching(pattern, entries)
+        self._through.clear()
+
+    def resolve(self, address: MqttAddress, entries: dict[bytes, Entry]) -> Entry:
+        """Find out where a topic leads, and keep it among the `entries` of a user."""
+        entry = self.switch.entry(self._endpoint, self._namespace, address)
+        self.keep(entry, entries)
+        namespaces = self.switch.namespaces
+        if any(namespaces.get(way.crossing.route.target_endpoint) is self._namespace for way in entry.ways):
+            self._through.add(address.wire)
+        return entry
+
+    def keep(self, entry: Entry, entries: dict[bytes, Entry]) -> None:
+        """Keep an entry among those of a user."""
+        if len(entries) >= self._most:
+            entries.clear()
+        assert isinstance(entry.address, MqttAddress)
+        entries[entry.address.wire] = entry
+
+
+def _forget_matching(pattern: list[str], entries: dict[bytes, Entry]) -> None:
+    """Forget every topic that the filter (its levels) may match, and perhaps some more."""
+    named = 0
+    while named < len(pattern) and pattern[named] not in WILDCARDS:
+        named += 1
+    begin = "/".join(pattern[:named]).encode()
+    if not named:
+        entries.clear()
+        return
+    entries.pop(begin, None)
+    if named < len(pattern):
+        below = begin + b"/"
+        for topic in [topic for topic in entries if topic.startswith(below)]:
+            del entries[topic]

@@ -1,0 +1,238 @@
+"""MQTT on a listener: the published messages of a wake-up become one batch, and its outcomes become PUBACKs.
+
+A receipt is (connection, packet id, qos, message, entry): enough to answer the message in its own words, or
+to try a refused one again for a client whose version has no word for refusal.
+"""
+
+from __future__ import annotations
+
+import secrets
+import time
+from collections.abc import Callable
+from functools import partial
+from typing import Any
+
+import structlog
+import trio
+
+from gateway.broker.access import Access, Principal
+from gateway.broker.dead_letters import DeadLetters
+from gateway.broker.mqtt.namespace import OVERDUE, MqttNamespace
+from gateway.broker.switch import UNROUTED, Entry, Switch
+from gateway.errors import RemoteProtocolError
+from gateway.ingress.listener import Listener
+from gateway.ingress.mqtt.connection import MqttConnection, Receipt
+from gateway.ingress.mqtt.entries import Entries
+from gateway.model.address import MqttAddress
+from gateway.model.batch import Batch
+from gateway.model.message import NEVER, Message, Sender
+from gateway.model.outcome import Outcome, Reason, Verdict
+from gateway.protocols.mqtt.octets import ByteOrder
+from gateway.protocols.mqtt.packets import Will
+from gateway.protocols.mqtt.properties import encode_list
+from gateway.protocols.mqtt.spec import PacketType, Property, Version
+from gateway.protocols.mqtt.translate import publish_facts
+from gateway.settings import Limits
+from gateway.settings.mqtt import MqttOptions
+from gateway.telemetry.stats import ListenerStats
+from gateway.transport.stream import Stream
+
+log = structlog.get_logger()
+
+FORBIDDEN = Outcome(Verdict.REJECTED, Reason.NOT_AUTHORIZED, "the gateway's own topic")
+MALFORMED = Outcome(Verdict.REJECTED, Reason.MALFORMED, "the properties are malformed")
+
+
+class MqttIngress:
+    """The MQTT side of one listener, and the source of its batches."""
+
+    def __init__(
+        self,
+        name: str,
+        *,
+        namespace: MqttNamespace,
+        switch: Switch,
+        access: Access,
+        limits: Limits,
+        stats: ListenerStats,
+        dead_letters: DeadLetters,
+        nursery: trio.Nursery,
+        anonymous: str = "loopback",
+        byte_order: ByteOrder = "auto",
+        options: MqttOptions | None = None,
+    ) -> None:
+        self.name = name
+        self.namespace = namespace
+        self.switch = switch
+        self.access = access
+        self.limits = limits
+        self.stats = stats
+        self.anonymous = anonymous
+        self.byte_order = byte_order
+        self.options = options or MqttOptions()
+        self.entries = Entries(name, switch, namespace, limits.cache_entries_max)
+        self.narrowed = self.options.qos_max < 2 or not self.options.retain
+        self.listener: Listener | None = None
+        self.batch = Batch(self, trio.current_time())
+        self._dead_letters = dead_letters
+        self._nursery = nursery
+        namespace.begin(trio.current_time())
+        namespace.system.add(stats)
+        self._adopt(name)
+
+    # What the listener asks.
+
+    def connect(self, stream: Stream, now: float) -> MqttConnection:
+        """A client has connected."""
+        return MqttConnection(self, stream, now)
+
+    def turn_done(self) -> None:
+        """Send the batch that has gathered on its way."""
+        batch = self.batch
+        if len(batch):
+            self.batch = Batch(self, trio.current_time())
+            batch.send()
+
+    def tick(self, now: float) -> None:
+        """Sessions that have been away for too long end; wills whose delay is over are published."""
+        self._adopt(None)  # of listeners that are no more
+        self.namespace.expire(now)
+        self.namespace.system.tick(now, self.options.sys_interval_secs)
+
+    def _adopt(self, endpoint: str | None) -> None:
+        """Publish in time what clients left that an earlier process has lost."""
+        for will, sender, left_secs in self.namespace.left_wills(endpoint):
+            at = self.now() + left_secs if left_secs > 0 else OVERDUE
+            self.namespace.delay_will(sender.client, at, partial(self.publish_will, will, sender))
+
+    # What batches ask: this is their source.
+
+    def settle(
+        self, receipts: list[Receipt | None], refused: dict[int, Outcome] | None, received: float
+    ) -> None:
+        """Each receipt's client hears what became of its message."""
+        for at, receipt in enumerate(receipts):
+            if receipt is None:
+                continue
+            if refused is not None and at in refused:
+                receipt[0].refused(receipt, refused[at])
+            else:
+                receipt[0].accepted(receipt[1], receipt[2])
+        self.stats.latency.observe(self.now() - received, len(receipts))
+        lost = len(refused) if refused else 0
+        self.stats.accepted_messages += len(receipts) - lost
+        if refused:
+            for outcome in refused.values():
+                self.stats.refuse(outcome)
+
+    def hold(self, senders: set[Sender]) -> list[Callable[[], None]]:
+        """A queue or session is full: its publishers stop reading until it calls what is returned."""
+        assert self.listener is not None
+        return [
+            release
+            for connection in self.listener.connections
+            if connection.sender in senders and (release := connection.hold()) is not None
+        ]
+
+    # What connections ask.
+
+    @staticmethod
+    def now() -> float:
+        """Monotonic seconds, Trio's clock."""
+        return trio.current_time()
+
+    @property
+    def sessions_full(self) -> bool:
+        """No further session may be opened."""
+        return len(self.namespace.sessions) >= self.namespace.sessions_max
+
+    def ends_here(self, entry: Entry) -> bool:
+        """No remote broker has to confirm what is published to this address: it is stored here, or lost."""
+        links = self.switch.links
+        return all(
+            way.crossing.route.settle == "stored" or way.crossing.route.target_endpoint not in links
+            for way in entry.ways
+        )
+
+    @staticmethod
+    def new_client_id() -> str:
+        """An identifier for a client that brought none."""
+        return f"auto-{secrets.token_hex(8)}"
+
+    def unclaimed(self, entry: Entry, message: Message, receipt: Receipt | None) -> None:
+        """No subscription and no route takes the message: that is no error of the client (5: 3.4.2.1).
+
+        What may not be published leads nowhere at all; before MQTT 5 only an acknowledgement, or the end of
+        the connection, can answer it (3: [MQTT-3.3.5-2]).
+        """
+        if entry.namespace is None:
+            self.stats.refuse(FORBIDDEN)
+            if receipt is not None and receipt[0].machine.version is Version.V5:
+                receipt[0].refused(receipt, FORBIDDEN)
+                return
+        elif not entry.ways:
+            self._dead_letters.add([message], "", UNROUTED)
+        if receipt is not None:
+            receipt[0].accepted(receipt[1], receipt[2])
+
+    def publish_again(self, receipt: Receipt) -> None:
+        """A message that was refused gets another chance."""
+        _, _, _, message, entry = receipt
+        entry = self.switch.entry(self.name, self.namespace, entry.address)
+        for way in entry.ways:
+            way.crossing.route.retried += 1
+        if not self.switch.publish(self.batch, entry, message, receipt):
+            self.unclaimed(entry, message, receipt)
+
+    def take_over(self, client_id: str) -> None:
+        """A client connects: whoever has its identifier must go."""
+        session = self.namespace.sessions.get(client_id)
+        if session is not None and isinstance(session.outlet, MqttConnection):
+            session.outlet.taken_over()
+
+    def verify(self, user: str, password: bytes, then: Callable[[Principal | None], None]) -> None:
+        """Look at a password beside the loop, then call `then`."""
+
+        async def look() -> None:
+            then(await self.access.verify(user, password))
+            self.turn_done()
+            assert self.listener is not None
+            self.listener.flush()
+
+        self._nursery.start_soon(look)
+
+    def undeliverable(self, messages: list[Message]) -> None:
+        """Messages whose sender wrote octets that are no properties: MQTT cannot say them."""
+        self._dead_letters.add(messages, "", MALFORMED)
+
+    def publish_will(self, will: Will, sender: Sender) -> None:
+        """Publish a will; its expiry counts from now (5: 3.1.3.2.4)."""
+        kept: dict[Property, Any] = {
+            key: value for key, value in will.properties.items() if key is not Property.WILL_DELAY_INTERVAL
+        }
+        properties, interval, _ = publish_facts(encode_list(kept, PacketType.PUBLISH))
+        expires = NEVER if interval is None else time.time() + interval
+        message = Message(
+            MqttAddress(will.topic),
+            will.body,
+            properties,
+            will.qos,
+            will.qos > 0,
+            will.retain,
+            expires,
+            0,
+            sender,
+        )
+        entry = self.switch.entry(self.name, self.namespace, message.address)
+        if not self.switch.publish(self.batch, entry, message, None):
+            self.unclaimed(entry, message, None)
+        self.turn_done()
+
+    def forget(self, connection: MqttConnection) -> None:
+        """A connection has ended."""
+        assert self.listener is not None
+        self.listener.forget(connection)
+
+    def report(self, remote: str, error: RemoteProtocolError) -> None:
+        """Say what a client did wrong."""
+        log.warning("mqtt client broke the protocol", listener=self.name, remote=remote, error=str(error))

@@ -1,0 +1,88 @@
+"""SUBSCRIBE and UNSUBSCRIBE: each filter is granted or refused by itself; retained messages follow.
+
+A client that sent DISCONNECT right behind gets no answer; what it asked for is done: its session may stay.
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+from gateway.broker.mqtt.session import Session
+from gateway.broker.mqtt.shared import shared_pattern
+from gateway.broker.mqtt.subscription import Grant, SubscriptionOptions
+from gateway.errors import RemoteProtocolError
+from gateway.model.message import Message
+from gateway.protocols.mqtt.connection import State
+from gateway.protocols.mqtt.octets import is_filter
+from gateway.protocols.mqtt.packets import Subscribe, Subscription, Unsubscribe
+from gateway.protocols.mqtt.spec import Property, ReasonCode, Version
+
+if TYPE_CHECKING:
+    from gateway.broker.access import Principal
+    from gateway.ingress.mqtt.ingress import MqttIngress
+    from gateway.protocols.mqtt.server import ServerConnection
+
+
+def subscribe(
+    ingress: MqttIngress, session: Session, principal: Principal, machine: ServerConnection, packet: Subscribe
+) -> None:
+    """Answer with a SUBACK, then owe the retained messages. Raises RemoteProtocolError for 3.x filters."""
+    assert machine.connect is not None
+    if len(ingress.batch):
+        ingress.turn_done()  # what was published before and is retained must be found
+    bridge = machine.connect.bridge  # of Mosquitto's kind: levels 0x83 and 0x84
+    identifier = packet.properties.get(Property.SUBSCRIPTION_IDENTIFIER, (0,))[0]
+    reasons: list[int] = []
+    owed: list[tuple[list[Message], Grant]] = []
+    for wanted in packet.subscriptions:
+        refused = _refusal(ingress, session, principal, wanted)
+        if refused is not None:
+            if refused is ReasonCode.TOPIC_FILTER_INVALID and machine.version < Version.V5:
+                raise RemoteProtocolError(f"topic filter {wanted.filter!r} is malformed", reason=refused)
+            reasons.append(refused)  # before MQTT 5 the codec says 0x80 for all of them
+            continue
+        qos = min(wanted.qos, ingress.options.qos_max)
+        options = SubscriptionOptions(
+            qos,
+            wanted.no_local or (bridge and shared_pattern(wanted.filter) is None),
+            wanted.retain_as_published or bridge,
+            wanted.retain_handling,
+            identifier,
+        )
+        retained = ingress.namespace.subscribe(session, wanted.filter, options)
+        if retained:
+            owed.append((retained, Grant(session, [options], retained=True)))
+        reasons.append(qos)
+    if machine.state is State.OPEN:
+        machine.send_suback(packet.packet_id, reasons)
+    for messages, grant in owed:
+        session.offer(messages, grant)
+
+
+def _refusal(
+    ingress: MqttIngress, session: Session, principal: Principal, wanted: Subscription
+) -> ReasonCode | None:
+    if not is_filter(wanted.filter) or wanted.filter.count("/") >= ingress.limits.topic_levels_max:
+        return ReasonCode.TOPIC_FILTER_INVALID
+    if not ingress.access.may_subscribe(principal, ingress.name, wanted.filter):
+        return ReasonCode.NOT_AUTHORIZED
+    if session.kept and ingress.namespace.failing:
+        return ReasonCode.QUOTA_EXCEEDED  # it could not be recorded
+    known = wanted.filter in session.subscriptions
+    if not known and len(session.subscriptions) >= ingress.limits.subscriptions_max:
+        return ReasonCode.QUOTA_EXCEEDED
+    return None
+
+
+def unsubscribe(
+    ingress: MqttIngress, session: Session, machine: ServerConnection, packet: Unsubscribe
+) -> None:
+    """Answer with an UNSUBACK."""
+    reasons = [
+        ReasonCode.SUCCESS
+        if ingress.namespace.unsubscribe(session, topic_filter)
+        else ReasonCode.NO_SUBSCRIPTION_EXISTED
+        for topic_filter in packet.filters
+    ]
+    if machine.state is State.OPEN:
+        machine.send_unsuback(packet.packet_id, reasons)

@@ -1,0 +1,60 @@
+"""A body that stays on disk, for it is too large to be held.
+
+To whoever counts, it has its size; to whoever wants its octets as `bytes`, it is empty. What is as large as
+that is left alone by everything that looks at bodies (conditions, the journal): they have limits of their
+own. Whoever passes bodies on asks for the type first.
+"""
+
+from __future__ import annotations
+
+from typing import Protocol
+
+
+class BodyFile(Protocol):
+    """The octets of a body, somewhere; they are there as long as this object is."""
+
+    @property
+    def name(self) -> str:
+        """What the store knows it by."""
+
+    def read(self, at: int, count: int) -> bytes:
+        """`count` octets from `at` on, fewer at the end. Raises OSError."""
+
+    def keep(self) -> None:
+        """They stay when this object is gone."""
+
+
+class Spooled(bytes):
+    """The body of a message, `size` octets in `file`."""
+
+    file: BodyFile
+    size: int
+
+    def __new__(cls, file: BodyFile, size: int) -> Spooled:
+        made = super().__new__(cls)
+        made.file = file
+        made.size = size
+        return made
+
+    def __len__(self) -> int:
+        return self.size
+
+    def __eq__(self, other: object) -> bool:
+        return isinstance(other, Spooled) and other.file.name == self.file.name
+
+    def __hash__(self) -> int:
+        return hash(self.file.name)
+
+    def __repr__(self) -> str:
+        return f"Spooled({self.file.name!r}, {self.size})"
+
+    def read(self, at: int, count: int) -> bytes:
+        """`count` octets from `at` on, fewer at the end. Raises OSError."""
+        return self.file.read(at, count)
+
+    def octets(self) -> bytes:
+        """All of it, in memory. Raises OSError, also when the file is shorter than it was."""
+        found = self.read(0, self.size)
+        if len(found) != self.size:
+            raise OSError(f"{self.file.name} has {len(found)} octets, not {self.size}")
+        return found

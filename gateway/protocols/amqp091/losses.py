@@ -1,0 +1,50 @@
+"""What AMQP 0-9-1 cannot say of a message of another protocol, and what it says when one is refused."""
+
+from __future__ import annotations
+
+from typing import Final, NamedTuple
+
+from gateway.model.outcome import Reason
+from gateway.protocols.amqp091.spec import ReplyCode
+
+
+class Loss(NamedTuple):
+    """What cannot be said in AMQP 0-9-1, under which condition, and what is done instead."""
+
+    name: str
+    subject: str
+    condition: str
+    policy: str  # encode, downgrade or drop
+
+
+LOSSES: Final = (
+    Loss("header_name_long", "headers", "a name longer than 255 octets", "drop"),
+    Loss("header_value", "headers", "a value that its type cannot hold on the wire", "downgrade"),
+    Loss("header_repeated", "headers", "repeated with values that are not all strings", "downgrade"),
+    Loss("header_order", "headers", "a repeated name with others between", "downgrade"),
+    Loss("header_own", "headers", "a name that the gateway uses for itself", "drop"),
+    Loss("priority_range", "priority", "not within 0 to 255", "drop"),
+    Loss("timestamp_range", "timestamp", "negative, or beyond 64 bits", "drop"),
+    Loss("long_text", "texts", "longer than 255 octets: in a header of its own", "encode"),
+    Loss("correlation_octets", "correlation", "not UTF-8, or too long: base64, or a header", "encode"),
+    Loss("assurance", "assurance", "2 is said as 1: once needs the record of ids", "downgrade"),
+    Loss("cluster_id", "cluster-id", "kept between AMQP peers, unknown to every other protocol", "drop"),
+)
+"""The named losses of this translation. `losses` tells which of them a message suffers."""
+
+REPLY_CODES: Final = {
+    Reason.NONE: ReplyCode.SUCCESS,
+    Reason.NO_ROUTE: ReplyCode.NO_ROUTE,
+    Reason.NOT_AUTHORIZED: ReplyCode.ACCESS_REFUSED,
+    Reason.NAME_INVALID: ReplyCode.PRECONDITION_FAILED,
+    Reason.TOO_LARGE: ReplyCode.CONTENT_TOO_LARGE,
+    Reason.QUOTA: ReplyCode.PRECONDITION_FAILED,
+    Reason.TARGET_DOWN: ReplyCode.NO_CONSUMERS,
+    Reason.TARGET_REFUSED: ReplyCode.PRECONDITION_FAILED,
+    Reason.EXPIRED: ReplyCode.PRECONDITION_FAILED,
+    Reason.HOPS: ReplyCode.PRECONDITION_FAILED,
+    Reason.MALFORMED: ReplyCode.PRECONDITION_FAILED,
+    Reason.LOST_PROPERTY: ReplyCode.PRECONDITION_FAILED,
+    Reason.STORE: ReplyCode.PRECONDITION_FAILED,
+}
+"""What basic.return or channel.close says: soft codes, for one message is not worth a connection."""

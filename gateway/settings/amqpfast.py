@@ -1,0 +1,90 @@
+"""What a listener of AMQP/Fast offers: virtual hosts with their destinations, and how clients are treated."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Annotated, Any, Final, Literal, Self
+
+from pydantic import BeforeValidator, Field, Strict, StringConstraints, model_validator
+
+from gateway.settings.limits import Part
+
+NAME: Final = r"^[^/#&\x00-\x20\x7f]+$"  # 3.5.2.3
+Destination = Annotated[str, StringConstraints(max_length=255, pattern=NAME)]
+Destinations = Annotated[tuple[Destination, ...], Strict(False)]
+
+
+class Peer(Part):
+    """A service of the gateway itself, which answers what is sent to it."""
+
+    kind: Literal["echo", "tcp"] = "tcp"
+    """`echo` sends everything back. `tcp` connects to an address and passes octets both ways."""
+    host: str = ""
+    """Of `tcp`: where to connect for each handle that a client streams on."""
+    port: int = Field(0, ge=0, le=65_535)
+
+    @model_validator(mode="after")
+    def _address(self) -> Self:
+        said = bool(self.host), bool(self.port)
+        if said != ((True, True) if self.kind == "tcp" else (False, False)):
+            raise ValueError("a peer of kind tcp has a host and a port, and no other has")
+        return self
+
+
+class OutOfBand(Part):
+    """Bodies as files in a folder that this gateway shares with its clients, as a sidecar may."""
+
+    folder: Annotated[Path, Strict(False)]
+    """Clients name it as `file:` and its path in CHANNEL OPEN, each a folder of its own in it."""
+
+
+class DestinationNames(Part):
+    """Destinations that are there from the start, and after every restart."""
+
+    queues: Destinations = ()
+    topics: Destinations = ()
+
+
+class FastVirtualHost(Part):
+    """A virtual host of AMQP/Fast. Listeners that name the same one share it, and must agree on it."""
+
+    destinations: DestinationNames = DestinationNames()
+    auto_create: bool | None = None
+    """Whether clients make queues and topics by naming them; absent: unless destinations are declared."""
+    peers: dict[Destination, Peer] = Field({"echo": Peer(kind="echo")})
+    """Peer services by name."""
+
+    @property
+    def creates(self) -> bool:
+        """`auto_create`, decided."""
+        if self.auto_create is not None:
+            return self.auto_create
+        return not (self.destinations.queues or self.destinations.topics)
+
+
+def _by_name(given: Any) -> Any:
+    """A list of names stands for virtual hosts about which nothing more is said."""
+    return {name: {} for name in given} if isinstance(given, list | tuple) else given
+
+
+class FastOptions(Part):
+    """What is AMQP/Fast's own in a listener."""
+
+    virtual_hosts: Annotated[dict[str, FastVirtualHost], BeforeValidator(_by_name)] = Field(
+        {"/": FastVirtualHost()}, min_length=1
+    )
+    """By name; a list of names will do, and is all that AMQP 0-9-1 takes. Routes of the mapping files join
+    the first one; the others keep to themselves."""
+    out_of_band: OutOfBand | None = None
+    """Absent: clients send everything through their connection."""
+    compatibility: Literal["rfc", "openamq-2005"] = "rfc"
+    """`openamq-2005`: what the clients of the first implementation expect where it differs from the text."""
+    commit_confirms: Literal["all", "acked"] = "all"
+    """What CHANNEL COMMIT confirms: all messages that were written before, as the text has it, or those that
+    the client has acknowledged."""
+    negotiation_pause_secs: float = Field(3.0, ge=0, le=60)
+    """A failed negotiation is ended after this time, so that passwords cannot be tried quickly."""
+    failures_max: int = Field(5, ge=0)
+    """Failed negotiations within `failures_secs` after which an address is not served; 0: it always is."""
+    failures_secs: float = Field(60.0, gt=0)
+    """Also how long it is not served then."""

@@ -1,0 +1,281 @@
+"""How the octets of a journal lie, for whoever writes or reads them.
+
+A journal is a folder of *segments*, `<shard>-<sequence of the first row, 20 digits>.gwj`; a segment is blocks
+one behind the other; a block is what one flush wrote, complete in itself. All numbers are little-endian; a
+block's length and everything in it starts at a multiple of 8 octets from the start of the block.
+
+    header      72 octets, HEADER below; its last four are the CRC-32 of the 68 before
+    directory   where the buffers lie, then which columns there are
+    buffers     in any order, zero octets between them
+
+The content CRC covers everything behind the header. The directory is, for each buffer, three uint32: its
+offset in the block, the octets stored there, and its octets; where these differ it is compressed (zlib, RFC
+1950). Two buffers may lie at the same place. An empty buffer has three zeros. Then for each column: its kind
+(one octet), the length of its name (one octet), one octet for each buffer of its kind with that buffer's
+number in the table (255: the column has no such buffer), and its name in ASCII; then zeros up to a multiple
+of 8. A reader passes over columns whose names it does not know, and must refuse kinds that it does not know.
+
+| kind      | buffers                            | a row                                              |
+|-----------|------------------------------------|----------------------------------------------------|
+| 1 int64   | validity, values                   | eight octets, signed                               |
+| 2 uint32  | validity, values                   | four octets                                        |
+| 3 uint8   | validity, values                   | one octet                                          |
+| 4 time    | validity, values                   | int64: microseconds since 1970-01-01 UTC           |
+| 5 boolean | validity, values                   | one octet, 0 or 1                                  |
+| 6 text    | validity, offsets, octets          | UTF-8 between two int32 offsets (rows + 1 of them) |
+| 7 binary  | validity, offsets, octets          | the same without an encoding                       |
+| 8 coded   | indices, validity, offsets, octets | uint32: the place of its text in a dictionary      |
+
+The dictionary of a coded column is its last three buffers, as of kind 6; it is the block's own. A text may be
+there twice, or not be used by any row, so what it lacks no row has, but not the other way round.
+
+Nulls: a validity buffer has a bit for each row (of a dictionary: for each text), least significant first, 1:
+there is a value; without the buffer there are no nulls. A column whose values, offsets or indices are empty
+in a block with rows is null in every row. These are the layouts of Apache Arrow.
+
+The sequence number of a row is the header's `base` plus its place in the block; no number is used twice. A
+block with flag GAP has no rows: `rows` numbers from `base` on were not written, and a JSON object behind the
+header says why (`reason`: "backlog", "unwritable" or "error"; `text`). An incomplete block at the end of the
+last segment is torn: a reader stops before it (it may be in the middle of being written), the writer cuts it
+off when it starts.
+"""
+
+from __future__ import annotations
+
+import struct
+import zlib
+from collections.abc import Sequence
+from enum import IntEnum
+from typing import Final, NamedTuple
+
+from gateway.errors import GatewayError
+
+MAGIC: Final = b"GWJBLOCK"
+VERSION: Final = 1
+GAP: Final = 1  # flag: rows are missing here
+HEADER: Final = struct.Struct("<8sHHIQQIIqqHHII")
+HEADER_OCTETS: Final = HEADER.size + 4
+ABSENT: Final = 255  # in place of a buffer's number
+ALIGNMENT: Final = 8
+BLOCK_OCTETS_MAX: Final = (1 << 31) - 1  # int32 offsets reach no further
+COMPRESSED_FROM: Final = 64  # octets; a shorter buffer gains nothing
+CRC_OCTETS: Final = 5 * 1_024
+_BUFFER: Final = struct.Struct("<III")
+_PADDING: Final = tuple(bytes(count) for count in range(ALIGNMENT))
+
+
+class JournalError(GatewayError):
+    """A journal that cannot be written or read; the text says where and why."""
+
+
+class DamageError(JournalError):
+    """Octets of a journal are not what was written."""
+
+
+class Kind(IntEnum):
+    """The kind of a column."""
+
+    INT64 = 1
+    UINT32 = 2
+    UINT8 = 3
+    TIME = 4
+    BOOLEAN = 5
+    TEXT = 6
+    BINARY = 7
+    CODED = 8
+
+
+BUFFERS: Final = {
+    Kind.INT64: 2,
+    Kind.UINT32: 2,
+    Kind.UINT8: 2,
+    Kind.TIME: 2,
+    Kind.BOOLEAN: 2,
+    Kind.TEXT: 3,
+    Kind.BINARY: 3,
+    Kind.CODED: 4,
+}
+ITEM_OCTETS: Final = {Kind.INT64: 8, Kind.UINT32: 4, Kind.UINT8: 1, Kind.TIME: 8, Kind.BOOLEAN: 1}
+
+
+class Header(NamedTuple):
+    """What a block's header says. `octets`: of the whole block. `first_us`, `last_us`: the earliest and the
+    latest time of receipt among its rows, in microseconds UTC."""
+
+    version: int
+    flags: int
+    shard: int
+    octets: int
+    base: int
+    rows: int
+    first_us: int
+    last_us: int
+    columns: int
+    buffers: int
+    directory_octets: int
+    crc: int
+
+    @property
+    def gap(self) -> bool:
+        """True: the numbers base to base + rows were not written."""
+        return bool(self.flags & GAP)
+
+    @property
+    def next(self) -> int:
+        """The sequence number behind the block."""
+        return self.base + self.rows
+
+
+class Column(NamedTuple):
+    """A column of a block. `buffers`: numbers in the block's table, ABSENT where there is none."""
+
+    name: str
+    kind: Kind
+    buffers: tuple[int, ...]
+
+
+def padding(octets: int) -> bytes:
+    """The zeros behind `octets` octets."""
+    return _PADDING[-octets % ALIGNMENT]
+
+
+def encode_header(header: Header) -> bytes:
+    """The 72 octets."""
+    raw = HEADER.pack(
+        MAGIC,
+        header.version,
+        header.flags,
+        header.shard,
+        header.octets,
+        header.base,
+        header.rows,
+        header.columns,
+        header.first_us,
+        header.last_us,
+        header.buffers,
+        0,
+        header.directory_octets,
+        header.crc,
+    )
+    return raw + zlib.crc32(raw).to_bytes(4, "little")
+
+
+def decode_header(raw: bytes) -> Header | None:
+    """The header in the first 72 octets of `raw`; None when they are no header, or are damaged.
+
+    Raises JournalError when a newer gateway has written it.
+    """
+    if len(raw) < HEADER_OCTETS or not raw.startswith(MAGIC):
+        return None
+    if zlib.crc32(raw[: HEADER.size]) != int.from_bytes(raw[HEADER.size : HEADER_OCTETS], "little"):
+        return None
+    _, version, flags, shard, octets, base, rows, columns, first, last, buffers, _, directory, crc = (
+        HEADER.unpack_from(raw)
+    )
+    if version > VERSION:
+        raise JournalError(f"the journal is of format {version}; this gateway knows formats up to {VERSION}")
+    return Header(version, flags, shard, octets, base, rows, first, last, columns, buffers, directory, crc)
+
+
+def encode_columns(columns: Sequence[Column]) -> bytes:
+    """The second part of the directory."""
+    return b"".join(
+        bytes((kind, len(name), *buffers)) + name.encode("ascii") for name, kind, buffers in columns
+    )
+
+
+def decode_columns(raw: bytes, count: int) -> tuple[Column, ...]:
+    """The columns that `encode_columns` wrote. Raises DamageError for what no writer writes."""
+    columns = []
+    at = 0
+    for _ in range(count):
+        if at + 2 > len(raw):
+            raise DamageError("the directory ends within a column")
+        if raw[at] not in BUFFERS:
+            raise DamageError(f"a column has the unknown kind {raw[at]}")
+        kind, length = Kind(raw[at]), raw[at + 1]
+        names = at + 2 + BUFFERS[kind]
+        columns.append(Column(raw[names : names + length].decode("ascii"), kind, tuple(raw[at + 2 : names])))
+        at = names + length
+    return tuple(columns)
+
+
+class Laid(NamedTuple):
+    """A block as it is written: its header, and the pieces to write one behind the other, the header's octets
+    among them."""
+
+    header: Header
+    pieces: list[bytes]
+
+
+class Draft(NamedTuple):
+    """A block before it is laid out. `columns` is what `encode_columns` made. A buffer that stands there
+    twice (the same object) will be written once. The only buffer of a GAP is its JSON object.
+    """
+
+    header: Header
+    columns: bytes
+    buffers: list[bytes]
+
+
+def lay_out(draft: Draft, level: int) -> Laid:
+    """Lay out a block. `level` is zlib's, 0: nothing is compressed."""
+    header, columns, buffers = draft
+    if header.gap:
+        content = buffers[0] + b" " * (-len(buffers[0]) % ALIGNMENT)
+        done = header._replace(octets=HEADER_OCTETS + len(content), crc=zlib.crc32(content))
+        return Laid(done, [encode_header(done), content])
+    directory = len(buffers) * _BUFFER.size + len(columns)
+    pad = padding(HEADER_OCTETS + directory)
+    at = HEADER_OCTETS + directory + len(pad)
+    placed: dict[int, tuple[int, int, int]] = {}
+    table: list[int] = []
+    pieces: list[bytes] = []
+    for buffer in buffers:
+        octets = len(buffer)
+        if not octets:
+            table += (0, 0, 0)
+            continue
+        place = placed.get(id(buffer))
+        if place is None:
+            stored = _compressed(buffer, level) if level and octets >= COMPRESSED_FROM else buffer
+            place = placed[id(buffer)] = at, len(stored), octets
+            pieces.append(stored)
+            at += len(stored)
+            if tail := padding(at):
+                pieces.append(tail)
+                at += len(tail)
+        table += place
+    head = struct.pack(f"<{len(table)}I", *table) + columns + pad
+    crc = zlib.crc32(head)
+    for piece in pieces:
+        crc = _crc32(piece, crc)
+    done = header._replace(octets=at, buffers=len(buffers), directory_octets=directory + len(pad), crc=crc)
+    return Laid(done, [encode_header(done), head, *pieces])
+
+
+def _crc32(octets: bytes, crc: int) -> int:
+    """zlib's, which lets the interpreter's lock go for more than 5 KiB, to get it back from a busy event loop
+    takes longer than the sum: so it is fed less at a time."""
+    if len(octets) <= CRC_OCTETS:
+        return zlib.crc32(octets, crc)
+    view = memoryview(octets)
+    for begin in range(0, len(view), CRC_OCTETS):
+        crc = zlib.crc32(view[begin : begin + CRC_OCTETS], crc)
+    return crc
+
+
+def _compressed(buffer: bytes, level: int) -> bytes:
+    """`buffer` compressed, or itself when that gains nothing: equal lengths mean that it is not."""
+    made = zlib.compress(buffer, level)
+    return made if len(made) < len(buffer) else buffer
+
+
+def buffer_table(directory: bytes, count: int) -> list[tuple[int, int, int]]:
+    """The places of the buffers: (offset, stored, octets)."""
+    return list(_BUFFER.iter_unpack(directory[: count * _BUFFER.size]))
+
+
+def gap_draft(shard: int, base: int, rows: int, now_us: int, reason: bytes) -> Draft:
+    """A block that says that `rows` rows from `base` on were not written; `reason` is a JSON object."""
+    return Draft(Header(VERSION, GAP, shard, 0, base, rows, now_us, now_us, 0, 0, 0, 0), b"", [reason])

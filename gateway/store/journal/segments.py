@@ -1,0 +1,133 @@
+"""The files of a journal, and the blocks in one of them: found, checked, and found again behind damage."""
+
+from __future__ import annotations
+
+import re
+import zlib
+from collections.abc import Iterator
+from os import fstat
+from pathlib import Path
+from typing import BinaryIO, Final, NamedTuple
+
+from gateway.store.journal.format import (
+    ALIGNMENT,
+    HEADER_OCTETS,
+    MAGIC,
+    Header,
+    JournalError,
+    decode_header,
+)
+
+NAME: Final = re.compile(r"(\d{1,10})-(\d{20})\.gwj")
+SEARCH_OCTETS: Final = 1_048_576  # read at a time when looking for the next block
+
+
+class Segment(NamedTuple):
+    """A file of a journal. `shard` is its number, after the folder's name and a slash when the file lies in a
+    folder of its own; `first` is the sequence number of its first row; `octets` its size when it was seen."""
+
+    path: Path
+    shard: str
+    first: int
+    octets: int
+
+
+class At(NamedTuple):
+    """A block: which file, where in it, and its header."""
+
+    path: Path
+    offset: int
+    header: Header
+
+    @property
+    def end(self) -> int:
+        """The offset behind it."""
+        return self.offset + self.header.octets
+
+
+class Hole(NamedTuple):
+    """Octets of a file that are no block, though blocks follow."""
+
+    path: Path
+    offset: int
+    end: int
+
+
+def segment_name(shard: int, first: int) -> str:
+    """The name of the segment whose first row is number `first`."""
+    return f"{shard}-{first:020}.gwj"
+
+
+def segments_in(folder: Path, prefix: str = "") -> list[Segment]:
+    """The segments of one folder, in order of shard and sequence."""
+    found = []
+    for path in folder.iterdir():
+        name = NAME.fullmatch(path.name)
+        if name is None:
+            continue
+        try:
+            octets = path.stat().st_size
+        except FileNotFoundError:  # retention was faster
+            continue
+        found.append(Segment(path, f"{prefix}{int(name[1])}", int(name[2]), octets))
+    return sorted(found, key=lambda segment: (segment.shard, segment.first))
+
+
+def size_of(file: BinaryIO) -> int:
+    """The size of an open file, as it is now."""
+    return fstat(file.fileno()).st_size
+
+
+def walk(file: BinaryIO, path: Path, offset: int = 0) -> Iterator[At | Hole]:
+    """The blocks of a file from `offset` on, by their headers; ends before an incomplete one at its end.
+
+    `file` is unbuffered. Raises JournalError when a newer gateway wrote it.
+    """
+    while True:
+        at = block_at(file, path, offset)
+        if at is None:
+            following = _next_block(file, path, offset + ALIGNMENT)
+            if following is None:
+                return
+            yield Hole(path, offset, following.offset)
+            at = following
+        yield at
+        offset = at.end
+
+
+def block_at(file: BinaryIO, path: Path, offset: int) -> At | None:
+    """The block at `offset`; None when there is no complete one. Its content is not looked at."""
+    file.seek(offset)
+    try:
+        header = decode_header(file.read(HEADER_OCTETS))
+    except JournalError as error:
+        raise JournalError(f"{path}: {error}") from error
+    if header is None or header.octets < HEADER_OCTETS:
+        return None
+    return At(path, offset, header) if offset + header.octets <= size_of(file) else None
+
+
+def content_of(file: BinaryIO, at: At) -> bytes | None:
+    """The whole block; None when its content is not what was written."""
+    file.seek(at.offset)
+    octets = file.read(at.header.octets)
+    if len(octets) < at.header.octets:
+        return None
+    return octets if zlib.crc32(memoryview(octets)[HEADER_OCTETS:]) == at.header.crc else None
+
+
+def _next_block(file: BinaryIO, path: Path, offset: int) -> At | None:
+    """The next block behind damage: one with a sound header and content, for bodies may hold anything."""
+    while True:
+        file.seek(offset)
+        chunk = file.read(SEARCH_OCTETS)
+        place = chunk.find(MAGIC)
+        while place >= 0:
+            if (offset + place) % ALIGNMENT == 0:
+                at = block_at(file, path, offset + place)
+                if at is not None and content_of(file, at) is not None:
+                    return at
+            place = chunk.find(MAGIC, place + 1)
+        if len(chunk) < SEARCH_OCTETS:
+            return None
+        offset += SEARCH_OCTETS - ALIGNMENT  # the magic may lie across two chunks

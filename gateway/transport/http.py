@@ -1,0 +1,86 @@
+"""As much of HTTP/1.1 as a port of another protocol needs: read the head of one request, answer, and close.
+
+h11 reads the head, once it is whole. Nothing is ever read of a body.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from http import HTTPStatus
+from typing import Final, NamedTuple
+
+import h11
+
+HEAD_OCTETS_MAX: Final = 8_192  # of a request that nobody has authenticated; browsers send a tenth of it
+
+
+class Request(NamedTuple):
+    """The head of a request, and the octets behind it.
+
+    `path` is the target without its query. Header names are in lower case, repeated ones joined by commas.
+    """
+
+    method: str
+    path: str
+    version: str
+    headers: dict[str, str]
+    rest: bytes
+
+    def tokens(self, name: str) -> list[str]:
+        """The elements of a comma-separated header, in their order."""
+        return [piece.strip() for piece in self.headers.get(name, "").split(",") if piece.strip()]
+
+
+class Refusal(Exception):
+    """The request is answered with `status`, an error; the text says why."""
+
+    def __init__(self, status: int, text: str, headers: Mapping[str, str] | None = None) -> None:
+        super().__init__(text)
+        self.status = status
+        self.headers = headers or {}
+
+    @property
+    def response(self) -> bytes:
+        """What the client is told."""
+        return response(self.status, f"{self}\n", self.headers)
+
+
+def parse_request(data: bytes) -> Request | None:
+    """The request at the beginning of `data`; None: its head is not whole yet. Raises Refusal."""
+    if not b"A" <= data[:1] <= b"Z":
+        raise Refusal(400, "this is not HTTP")
+    if b"\n\r\n" not in data[: HEAD_OCTETS_MAX + 1]:
+        if len(data) > HEAD_OCTETS_MAX:
+            raise Refusal(431, f"the head of the request exceeds {HEAD_OCTETS_MAX} octets")
+        return None
+    connection = h11.Connection(h11.SERVER, max_incomplete_event_size=HEAD_OCTETS_MAX)
+    connection.receive_data(data)
+    try:
+        event = connection.next_event()
+    except h11.RemoteProtocolError as error:
+        raise Refusal(400, f"this is not HTTP/1.1: {error}") from error
+    if not isinstance(event, h11.Request):
+        raise Refusal(400, "this is not HTTP/1.1")
+    headers: dict[str, str] = {}
+    for raw, value in event.headers:
+        name, text = raw.decode("ascii"), value.decode("latin-1")
+        headers[name] = f"{headers[name]}, {text}" if name in headers else text
+    path = event.target.decode("ascii").partition("?")[0]
+    version = event.http_version.decode("ascii")
+    return Request(event.method.decode("ascii"), path, version, headers, connection.trailing_data[0])
+
+
+def response(
+    status: int, text: str, headers: Mapping[str, str] | None = None, *, with_body: bool = True
+) -> bytes:
+    """A whole response in plain text, after which the connection closes; `with_body` False is for HEAD."""
+    body = text.encode()
+    lines = [
+        f"HTTP/1.1 {status} {HTTPStatus(status).phrase}",
+        "Content-Type: text/plain; charset=utf-8",
+        f"Content-Length: {len(body)}",
+        "Cache-Control: no-store",
+        "Connection: close",
+        *(f"{name}: {value}" for name, value in (headers or {}).items()),
+    ]
+    return "\r\n".join([*lines, "", ""]).encode("latin-1") + (body if with_body else b"")

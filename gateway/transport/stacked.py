@@ -1,0 +1,38 @@
+"""Two filters as one: WebSocket within TLS."""
+
+from __future__ import annotations
+
+from gateway.transport.stream import Ending, Filter
+
+
+class Stacked:
+    """`outer` stands next to the socket, `inner` next to the peer object."""
+
+    def __init__(self, outer: Filter, inner: Filter) -> None:
+        self._outer = outer
+        self._inner = inner
+
+    @property
+    def ended(self) -> Ending | None:
+        """What ended either."""
+        return self._outer.ended or self._inner.ended
+
+    def receive(self, data: bytes) -> bytes:
+        """From the socket to the peer."""
+        data = self._outer.receive(data)
+        return self._inner.receive(data) if data else b""
+
+    def send(self, data: bytes) -> bytes:
+        """From the peer to the socket."""
+        return self._outer.send(self._inner.send(data))
+
+    def finish(self) -> bytes:
+        """Both farewells, the inner one first."""
+        return self._outer.send(self._inner.finish()) + self._outer.finish()
+
+
+def within(outer: Filter | None, inner: Filter | None) -> Filter | None:
+    """`inner` behind `outer`, of which either may be missing."""
+    if outer is None or inner is None:
+        return outer or inner
+    return Stacked(outer, inner)

@@ -1,0 +1,231 @@
+"""Dead letters over HTTP: what is shown, what is done, and who may."""
+
+from __future__ import annotations
+
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
+from pathlib import Path
+from typing import Any
+
+import httpx
+import pytest
+import trio
+from starlette.requests import Request
+
+from gateway.admin import AdminState, Admission, LettersApi, Readiness, serve
+from gateway.broker.dead_letters.redriving import Redriving
+from gateway.model.message import Sender
+from gateway.model.outcome import ACCEPTED, Outcome, Reason, Verdict
+from gateway.model.properties import Properties, property_set, string
+from gateway.settings import Http
+from tests.broker.parts import amqp, mqtt, newest, unreadable
+from tests.broker.test_dead_letters import Bench
+from tests.telemetry.samples import metrics_with_traffic
+
+LOOPBACK = "127.0.0.1"
+AT = "/api/dead-letters"
+REFUSED = Outcome(Verdict.REJECTED, Reason.TARGET_REFUSED, "no")
+
+
+@asynccontextmanager
+async def serving(
+    bench: Bench, *, token_file: Path | None = None, redrive_secs: float = 5.0
+) -> AsyncIterator[httpx.AsyncClient]:
+    redriving = Redriving(bench.switch, bench.letters)
+    admission = Admission(token_file)
+    api = LettersApi(bench.letters, redriving, lambda: None, admission, redrive_secs=redrive_secs)
+    state = AdminState(metrics_with_traffic(), Readiness(), api)
+    async with trio.open_nursery() as nursery:
+        port = await nursery.start(serve, Http(host=LOOPBACK, port=0), state)
+        async with httpx.AsyncClient(base_url=f"http://{LOOPBACK}:{port}", trust_env=False) as client:
+            yield client
+        nursery.cancel_scope.cancel()
+
+
+def filled() -> Bench:
+    """Three letters: m1 and m2 are of the route `up` (m2 too large to be shown whole), m3 of none."""
+    bench = Bench()
+    said = property_set(Properties(message_id="7", headers=(("own", string("x")),)))
+    sender = Sender("mqtt", "device", "ann", "10.0.0.1:9")
+    bench.letters.add([mqtt("in/1", b"one", properties=said, sender=sender)], "up", REFUSED)
+    bench.letters.add([amqp(b"\xff" * 2_000, "2", "e")], "up", REFUSED, crossed=True)
+    bench.letters.add([mqtt("x", b"three")], "", REFUSED)
+    return bench
+
+
+async def test_the_newest_are_listed() -> None:
+    async with serving(filled()) as client:
+        found = (await client.get(AT)).json()
+        assert [one["id"] for one in found] == ["m3", "m2", "m1"]
+        assert [one["id"] for one in (await client.get(AT, params={"count": 1})).json()] == ["m3"]
+        assert [one["id"] for one in (await client.get(AT, params={"route": "up"})).json()] == ["m2", "m1"]
+        assert (await client.get(AT, params={"count": "x"})).status_code == 400
+    one = found[2]
+    time = one.pop("time")
+    assert time.endswith("+00:00")
+    assert one == {
+        "id": "m1",
+        "route": "up",
+        "reason": "target_refused",
+        "text": "no",
+        "protocol": "mqtt",
+        "address": "in/1",
+        "crossed": False,
+        "sender": {"endpoint": "mqtt", "client": "device", "user": "ann", "address": "10.0.0.1:9"},
+        "body_bytes": 3,
+        "body": "one",
+    }
+    assert (found[1]["address"], found[1]["body_bytes"], len(found[1]["body"])) == ("e/2", 2_000, 1_024)
+
+
+async def test_one_is_shown_whole() -> None:
+    bench = filled()
+    bench.letters.add([mqtt(properties=unreadable())], "up", REFUSED)
+    async with serving(bench) as client:
+        one = (await client.get(f"{AT}/m1")).json()
+        assert (one["body"], one["body_encoding"], one["assurance"]) == ("one", "utf-8", 1)
+        assert one["properties"]["message_id"] == "7"
+        assert "own" in str(one["properties"]["headers"])
+        large = (await client.get(f"{AT}/m2")).json()
+        assert (large["body_encoding"], len(large["body"])) == ("base64", 2_668)
+        assert (await client.get(f"{AT}/m4")).json()["properties"] == {"unreadable": "malformed"}
+        answer = await client.get(f"{AT}/m9")
+        assert (answer.status_code, answer.json()) == (404, {"error": "there is no dead letter m9"})
+
+
+@pytest.mark.parametrize(
+    "choice, purged, left",
+    [
+        ({"ids": ["m1", "m9", "m1"]}, 1, ["m3", "m2"]),
+        ({"route": "up"}, 2, ["m3"]),
+        ({"route": ""}, 1, ["m2", "m1"]),
+        ({"all": True}, 3, []),
+    ],
+)
+async def test_the_chosen_are_purged(choice: dict[str, Any], purged: int, left: list[str]) -> None:
+    async with serving(filled()) as client:
+        answer = (await client.post(f"{AT}/purge", json=choice)).json()
+        assert answer == {"purged": purged, "unknown": ["m9"] if "ids" in choice else []}
+        assert [one["id"] for one in (await client.get(AT)).json()] == left
+
+
+@pytest.mark.parametrize(
+    "body",
+    [
+        b"",
+        b"[",
+        b"[]",
+        b"{}",
+        b'{"ids": [1]}',
+        b'{"ids": "m1"}',
+        b'{"all": false}',
+        b'{"route": 1}',
+        b'{"ids": [], "all": true}',
+        b'{"everything": true}',
+        b'{"ids": ["' + b"x" * 1_048_576 + b'"]}',
+    ],
+    ids=lambda body: body[:30].decode(),
+)
+@pytest.mark.parametrize("what", ["purge", "redrive"])
+async def test_a_choice_that_is_none_does_nothing(what: str, body: bytes) -> None:
+    async with serving(filled()) as client:
+        assert (await client.post(f"{AT}/{what}", content=body)).status_code == 400
+        assert len((await client.get(AT)).json()) == 3
+
+
+async def test_the_accepted_are_gone_and_the_others_say_why() -> None:
+    bench = filled()
+    bench.erp.outcome = ACCEPTED
+    async with serving(bench) as client:
+        answer = (await client.post(f"{AT}/redrive", json={"ids": ["m1", "m2", "m3", "m9"]})).json()
+        (left,) = answer.pop("left")
+        assert answer == {"redriven": 2, "waiting": [], "untried": 0, "unknown": ["m9"]}
+        assert (left["id"], left["reason"]) == ("m3", "no_route")
+        assert [one["id"] for one in (await client.get(AT)).json()] == ["m3"]
+    assert [message.body[:3] for message in bench.erp.messages] == [b"one", b"\xff\xff\xff"]
+
+
+async def test_what_takes_too_long_is_told_and_taken_off_the_list_later(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr("gateway.admin.dead_letters.REDRIVEN_AT_ONCE", 1)
+    bench = filled()
+    async with serving(bench, redrive_secs=0.01) as client:
+        answer = (await client.post(f"{AT}/redrive", json={"route": "up"})).json()
+        assert answer == {"redriven": 0, "left": [], "waiting": ["m1"], "untried": 1, "unknown": []}
+        assert len((await client.get(AT)).json()) == 3
+        bench.erp.parts[0].settle(ACCEPTED)
+        assert [one["id"] for one in (await client.get(AT)).json()] == ["m3", "m2"]
+
+
+ADMITTED = [
+    ({}, True),
+    ({"Host": "localhost:8080"}, True),
+    ({"Host": "[::1]:8080"}, True),
+    ({"Origin": "http://localhost:8080"}, True),
+    ({"Authorization": "Basic eDp5"}, True),
+    ({"Host": "gateway.example:8080"}, False),
+    ({"Origin": "https://evil.example"}, False),
+    ({"Origin": "null"}, False),
+    ({"X-Forwarded-For": "10.0.0.1"}, False),
+    ({"Forwarded": "for=10.0.0.1"}, False),
+    ({"Authorization": "Bearer wrong"}, False),
+    ({"Authorization": "Bearer secret", "Host": "gateway.example", "X-Forwarded-For": "10.0.0.1"}, True),
+    ({"Authorization": "bearer secret"}, True),
+]
+
+
+@pytest.mark.parametrize("headers, admitted", ADMITTED, ids=[str(row[0]) for row in ADMITTED])
+async def test_who_may_change_something(tmp_path: Path, headers: dict[str, str], admitted: bool) -> None:
+    token = tmp_path / "token"
+    token.write_text("secret\n")
+    bench = filled()
+    bench.erp.outcome = ACCEPTED
+    async with serving(bench, token_file=token) as client:
+        code = 200 if admitted else 403
+        assert (await client.get(f"{AT}/m1", headers=headers)).status_code == code
+        for what in ("redrive", "purge"):
+            answer = await client.post(f"{AT}/{what}", json={"ids": ["m1"]}, headers=headers)
+            assert answer.status_code == code
+            assert admitted or answer.json()["error"]
+        assert (await client.get(AT, headers=headers)).status_code == 200
+    assert (len(newest(bench.letters)) == 2) is admitted
+
+
+@pytest.mark.parametrize(
+    "client, authorization, token, admitted",
+    [
+        ("127.0.0.1", "", None, True),
+        ("::1", "", None, True),
+        ("::ffff:127.0.0.1", "", None, True),
+        ("10.0.0.7", "", None, False),
+        ("10.0.0.7", "Bearer ", None, False),
+        ("10.0.0.7", "Bearer ", "", False),
+        ("10.0.0.7", "", "secret", False),
+        ("10.0.0.7", "Bearer secre", "secret", False),
+        ("10.0.0.7", "Bearer s\xe9", "secret", False),
+        ("10.0.0.7", "Bearer secret", "secret", True),
+        ("10.0.0.7", "Bearer secret", None, False),
+        ("127.0.0.1", "Bearer secret", None, False),
+        (None, "", None, False),
+    ],
+)
+def test_admission(
+    tmp_path: Path, client: str | None, authorization: str, token: str | None, admitted: bool
+) -> None:
+    file = None
+    if token is not None:
+        file = tmp_path / "token"
+        file.write_text(token)
+    headers = [(b"host", b"localhost:8080"), (b"authorization", authorization.encode("latin-1"))]
+    scope = {
+        "type": "http",
+        "headers": headers if authorization else headers[:1],
+        "client": None if client is None else (client, 4_711),
+    }
+    assert (Admission(file).refusal(Request(scope)) == "") is admitted
+
+
+def test_a_token_file_that_cannot_be_read_admits_nobody(tmp_path: Path) -> None:
+    scope = {"type": "http", "headers": [(b"authorization", b"Bearer x")], "client": ("10.0.0.7", 1)}
+    assert Admission(tmp_path / "absent").refusal(Request(scope))

@@ -1,0 +1,1 @@
+"""The sections of `make bench`: each measures some figures side by side with a peer."""

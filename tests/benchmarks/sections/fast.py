@@ -1,0 +1,206 @@
+"""AMQP/Fast through the embedded broker: against AMQP 0-9-1 through it, and large bodies against bare TCP.
+
+Both protocols publish persistent messages with confirms to a durable queue, over as many connections with the
+same window, and one consumer acknowledges each message singly. A large body goes from one producer through
+the gateway to one consumer; its peer is a process that does nothing but copy octets from one Trio stream to
+another, for the same two programs at its ends.
+"""
+
+from __future__ import annotations
+
+import multiprocessing
+import socket
+import time
+from collections.abc import Callable
+from contextlib import closing
+from multiprocessing.connection import Connection
+from pathlib import Path
+from typing import Final
+
+import trio
+
+from tests.benchmarks import wires
+from tests.benchmarks.load import Measured, run
+from tests.benchmarks.report import Figure, median
+from tests.benchmarks.roles import Load, Wrong
+from tests.benchmarks.subjects import Gateway
+from tests.interop.servers import LOOPBACK
+
+TARGET: Final = 1.0
+LARGE: Final = {8 << 20: None, 64 << 20: 0.8}  # octets of a body, which is held in memory or on disk: target
+RUN_OCTETS: Final = 256 << 20  # of bodies, in one run
+FRAGMENT_OCTETS: Final = 131_072
+READ_OCTETS: Final = 1 << 18
+COPY_OCTETS: Final = 65_536  # what the gateway reads at a time, too
+MEGABYTE: Final = 1_000_000
+CONNECT_SECS_MAX: Final = 30.0
+
+
+def measure(folder: Path, seconds: float, repeat: int) -> list[Figure]:
+    """Messages against AMQP 0-9-1; and for each size of body MB/s against a bare copy."""
+    with Gateway(folder / "gateway", store={"path": str(folder / "data")}) as gateway:
+        fast: list[Measured] = []
+        amqp: list[Measured] = []
+        for _ in range(repeat):
+            load = Load("fast", "fast", gateway.fast_port, gateway.fast_port, durable=True, seconds=seconds)
+            fast.append(run(load, gateway.cpu))
+            load = Load("amqp", "amqp", gateway.amqp_port, gateway.amqp_port, durable=True, seconds=seconds)
+            amqp.append(run(load, gateway.cpu))
+        through = {size: [_through_gateway(gateway.fast_port, size) for _ in range(repeat)] for size in LARGE}
+    bare = {size: [_through_copy(size) for _ in range(repeat)] for size in LARGE}
+    return [_messages(fast, amqp), *[_octets(size, through[size], bare[size]) for size in LARGE]]
+
+
+def _messages(fast: list[Measured], amqp: list[Measured]) -> Figure:
+    rates = median([one.rate for one in fast]), median([one.rate for one in amqp])
+    return Figure(
+        "AMQP/Fast confirmed, persistent, 20 connections, window 100 -> acks",
+        "messages/s",
+        *rates,
+        ratio=rates[0] / rates[1],
+        target=TARGET,
+        more={
+            "CPU us/message": f"{median([one.server_us for one in fast]):.1f}",
+            "peer's": f"{median([one.server_us for one in amqp]):.1f}",
+            "load's core": f"{max(one.busiest for one in (*fast, *amqp)):.0%}",
+            "lost": sum(one.lost for one in (*fast, *amqp)),
+        },
+    )
+
+
+def _octets(size: int, ours: list[float], peer: list[float]) -> Figure:
+    rates = median(ours), median(peer)
+    return Figure(
+        f"AMQP/Fast body of {size >> 20} MiB in fragments, against a bare TCP copy",
+        "MB/s",
+        *rates,
+        ratio=rates[0] / rates[1],
+        target=LARGE[size],
+    )
+
+
+# Large bodies.
+
+
+def _timed(sending: Callable[[Connection], None], receive: Callable[[], int]) -> float:
+    """MB/s from the first octet sent to the last one received. `sending` runs in a process of its own, and
+    starts when it hears anything."""
+    context = multiprocessing.get_context("fork")
+    ours, theirs = context.Pipe()
+    process = context.Process(target=sending, args=(theirs,), daemon=True)
+    process.start()
+    try:
+        ours.recv()
+        begin = time.perf_counter()
+        ours.send(True)
+        octets = receive()
+        return octets / MEGABYTE / (time.perf_counter() - begin)
+    finally:
+        process.join(CONNECT_SECS_MAX)
+
+
+def _message(size: int) -> bytes:
+    """One message as its producer writes it, without a tag."""
+    head = wires.fast_head(size, persistent=False)
+    piece = bytes(FRAGMENT_OCTETS)
+    first = piece[: FRAGMENT_OCTETS - len(head)]
+    left = size - len(first)
+    parts = [wires.fast_send(0, head + first, partial=True)]
+    while left > 0:
+        octets = min(left, FRAGMENT_OCTETS)
+        left -= octets
+        parts.append(wires.fast_send(0, piece[:octets], partial=left > 0))
+    return b"".join(parts)
+
+
+def _write(sock: socket.socket, pipe: Connection, size: int) -> None:
+    message = _message(size)
+    pipe.send(True)
+    pipe.recv()
+    for _ in range(RUN_OCTETS // size):
+        sock.sendall(message)
+
+
+def _through_gateway(port: int, size: int) -> float:
+    count = RUN_OCTETS // size
+    with closing(wires.fast_connect(port, "large", producer=False)) as consumer:
+        wires.fast_consume(consumer, count)
+
+        def sending(pipe: Connection) -> None:
+            with closing(wires.fast_connect(port, "large", producer=True)) as sock:
+                _write(sock, pipe, size)
+                sock.shutdown(socket.SHUT_WR)
+                while sock.recv(READ_OCTETS):
+                    continue
+
+        return _timed(sending, lambda: sum(_read_message(consumer, size) for _ in range(count)))
+
+
+def _read_message(sock: socket.socket, wanted: int) -> int:
+    """Read one message in fragments and acknowledge it; returns the octets of its body."""
+    inbox = memoryview(bytearray(FRAGMENT_OCTETS + 64))
+    octets, partial, number = -15, True, 0
+    while partial:
+        size = int.from_bytes(wires.exactly(sock, 2), "big")
+        command = wires.exactly(sock, size)
+        if command[0] != 41 or command[-1] != 0xCE:
+            raise Wrong(f"no NOTIFY: {command!r}")
+        number = int.from_bytes(command[3:7], "big")
+        left = fragment = int.from_bytes(command[7:11], "big")
+        partial = bool(command[11] & 1)
+        while left:
+            read = sock.recv_into(inbox, left)
+            if not read:
+                raise ConnectionError("the server closed the connection")
+            left -= read
+        octets += fragment
+    if octets != wanted:
+        raise Wrong(f"{octets} octets of {wanted}")
+    sock.sendall(wires.fast_frame(21, b"\0\1\0\0" + number.to_bytes(4, "big")))
+    return octets
+
+
+def _through_copy(size: int) -> float:
+    """The same octets through a process that copies them."""
+    context = multiprocessing.get_context("fork")
+    ours, theirs = context.Pipe()
+    copier = context.Process(target=_copier, args=(theirs,), daemon=True)
+    copier.start()
+    port = ours.recv()
+    total = len(_message(size)) * (RUN_OCTETS // size)
+    with closing(wires.open_socket(port)) as sock:
+
+        def sending(pipe: Connection) -> None:
+            with closing(wires.open_socket(port)) as out:
+                _write(out, pipe, size)
+                out.shutdown(socket.SHUT_WR)
+
+        def receive() -> int:
+            left, inbox = total, bytearray(READ_OCTETS)
+            while left:
+                read = sock.recv_into(inbox)
+                if not read:
+                    raise ConnectionError("the copy ended early")
+                left -= read
+            return total
+
+        try:
+            return _timed(sending, receive)
+        finally:
+            copier.join(CONNECT_SECS_MAX)
+
+
+def _copier(pipe: Connection) -> None:
+    trio.run(_copy, pipe)
+
+
+async def _copy(pipe: Connection) -> None:
+    """Accept two connections, and copy what the second one says to the first one."""
+    (listener,) = await trio.open_tcp_listeners(0, host=LOOPBACK)
+    pipe.send(listener.socket.getsockname()[1])
+    async with listener:
+        target = await listener.accept()
+        source = await listener.accept()
+        async with target, source:
+            while data := await source.receive_some(COPY_OCTETS):
+                await target.send_all(data)

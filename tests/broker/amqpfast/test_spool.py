@@ -1,0 +1,218 @@
+"""The folder of large bodies, and the queues that need them."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from gateway.broker.amqpfast.hosts import FastHosts
+from gateway.broker.amqpfast.spool import SPOOLED_OCTETS_MIN, Spool, SpoolFull
+from gateway.errors import StoreError
+from gateway.model.address import FastAddress
+from gateway.model.batch import Batch, Lane
+from gateway.model.message import Message
+from gateway.model.outcome import Reason
+from gateway.model.spooled import Spooled
+from gateway.settings import Limits
+from gateway.settings.amqpfast import FastVirtualHost
+from gateway.store.store import Store
+from tests.broker.amqpfast.test_virtual_host import Changes, Publisher
+from tests.store.parts import Disk, Opened
+
+BODY = os.urandom(SPOOLED_OCTETS_MIN)
+
+
+def spool(folder: Path | None, octets_max: int = 1 << 30) -> Spool:
+    return Spool(folder, octets_max=octets_max, memory_octets_max=1 << 24, memory_total_max=1 << 24)
+
+
+@pytest.fixture
+def folder(tmp_path: Path) -> Path:
+    return tmp_path / "spool"
+
+
+def test_a_file_is_there_as_long_as_somebody_has_it(folder: Path) -> None:
+    one = spool(folder)
+    file = one.draft()
+    file.write(BODY[:1000])
+    file.write(BODY[1000:])
+    body = file.body()
+    assert isinstance(body, Spooled)
+    assert len(body) == one.used == len(BODY)
+    assert body.read(10, 5) == BODY[10:15]
+    assert body.octets() == BODY
+    assert one.recall(file.name, len(BODY)) is file
+    del file
+    one.bury()
+    assert len(list(folder.iterdir())) == 1
+    del body
+    one.bury()
+    assert list(folder.iterdir()) == []
+    assert one.used == 0
+
+
+def test_a_small_body_is_in_memory(folder: Path) -> None:
+    file = spool(folder).draft()
+    file.write(b"small")
+    assert type(file.body()) is bytes
+    assert file.body() == b"small"
+
+
+def test_what_is_stored_is_there_again_and_nothing_else(folder: Path) -> None:
+    one = spool(folder)
+    files = [one.draft(), one.draft(), one.draft()]
+    for file in files:
+        file.write(BODY)
+    names = [file.name for file in files]
+    one.close()
+    files.clear()
+    other = spool(folder)
+    body = other.recall_body(names[1], len(BODY))
+    other.sweep()
+    assert [path.name for path in folder.iterdir()] == [names[1]]
+    assert other.used == len(BODY)
+    assert body.octets() == BODY
+    for name, size in ((names[0], len(BODY)), (names[1] + "x", 1)):
+        with pytest.raises(StoreError, match="is gone"):
+            other.recall(name, size)
+
+
+def test_a_file_of_another_size_is_no_body(folder: Path) -> None:
+    one = spool(folder)
+    file = one.draft()
+    file.write(b"short")
+    name = file.name
+    file.keep()
+    del file
+    with pytest.raises(StoreError, match="has 5 octets, not 6"):
+        one.recall(name, 6)
+    assert (folder / name).exists()
+
+
+def test_limits(folder: Path) -> None:
+    one = spool(folder, octets_max=1_500)
+    file = one.draft()
+    file.write(bytes(1_000))
+    with pytest.raises(SpoolFull, match="spool_bytes_max"):
+        file.write(bytes(501))
+    file.write(bytes(500))
+    assert one.hold(1 << 24)
+    assert not one.hold(SPOOLED_OCTETS_MIN)
+    assert one.hold(SPOOLED_OCTETS_MIN - 1)  # too small for a file
+    one.let_go(1 << 24)
+    assert one.hold(SPOOLED_OCTETS_MIN)
+
+
+def test_a_folder_that_cannot_be_written(folder: Path) -> None:
+    one = spool(folder)
+    file = one.draft()
+    folder.rmdir()
+    with pytest.raises(SpoolFull, match="cannot be written"):
+        file.write(b"x")
+    assert file.size == one.used == 0
+
+
+def test_without_a_store_it_is_of_this_process_alone() -> None:
+    one = spool(None)
+    file = one.draft()
+    file.write(b"x")
+    place = one.folder
+    one.close()
+    assert not place.exists()
+
+
+# What durable queues have there.
+
+
+def send(hosts: FastHosts, *, durable: bool = True) -> Publisher:
+    file = hosts.spool.draft()
+    file.write(BODY)
+    publisher = Publisher()
+    batch = Batch(publisher, 0.0)  # type: ignore[arg-type]
+    address = FastAddress("queue", "q")
+    lane = Lane(hosts["/"].sinks(address)[0])
+    batch.add_only("x", lane, Message(address, file.body(), durable=durable))
+    batch.send()
+    return publisher
+
+
+class Host:
+    """A store with its thread, and the virtual hosts on it."""
+
+    def __init__(self, folder: Path, disk: Disk | None = None) -> None:
+        self.opened = Opened(folder, before=self._make, factory=(disk or Disk()).factory())
+
+    def _make(self, store: Store) -> None:
+        self.hosts = FastHosts({"/": FastVirtualHost()}, Changes(), Limits(), store)
+
+
+@pytest.fixture
+def disk() -> Disk:
+    return Disk()
+
+
+@pytest.fixture
+def host(tmp_path: Path, disk: Disk) -> Iterator[Host]:
+    made = Host(tmp_path, disk)
+    with made.opened:
+        yield made
+
+
+def files(hosts: FastHosts) -> int:
+    hosts.spool.bury()
+    return len(list(hosts.spool.folder.iterdir()))
+
+
+@pytest.mark.parametrize("end", ["purge", "delete"])
+@pytest.mark.parametrize("taken", [False, True])
+def test_a_queue_lets_go_when_the_disk_knows(host: Host, disk: Disk, end: str, taken: bool) -> None:
+    hosts, opened = host.hosts, host.opened
+    send(hosts)
+    send(hosts)
+    queue = hosts["/"].queues["q"]
+    opened.commit()
+    found = queue.take() if taken else None
+    disk.gate.clear()
+    if end == "purge":
+        queue.purge()
+    else:
+        queue.delete()
+    opened.store.flush()
+    assert files(hosts) == 2
+    disk.gate.set()
+    opened.commit()
+    assert files(hosts) == taken
+    if found is not None:
+        position, message, _ = found
+        assert isinstance(message.body, Spooled)
+        assert message.body.octets() == BODY
+        queue.acknowledged([position])
+        del found, message
+        opened.commit()
+        assert files(hosts) == 0
+
+
+def test_what_the_disk_does_not_take_leaves_no_file(host: Host, disk: Disk) -> None:
+    opened = host.opened
+    opened.commit()
+    disk.fault = "disk I/O error"
+    publisher = send(host.hosts)
+    opened.commit()
+    outcome = publisher.outcomes["x"]
+    assert outcome is not None
+    assert outcome.reason is Reason.STORE
+    assert files(host.hosts) == 0
+
+
+def test_what_the_disk_may_still_have_keeps_its_file(host: Host, disk: Disk) -> None:
+    opened, hosts = host.opened, host.hosts
+    send(hosts)
+    opened.commit()
+    disk.fault = "disk I/O error"
+    hosts["/"].queues["q"].purge()
+    opened.commit()
+    assert files(hosts) == 1
+    disk.fault = ""

@@ -1,0 +1,185 @@
+"""Sessions: what is owed, how much may be in flight, and what a returning client gets again."""
+
+from __future__ import annotations
+
+import time
+
+import pytest
+
+from gateway.broker.mqtt.session import ROWS_MAX, ROWS_OCTETS_MAX, SessionLimits
+from gateway.broker.mqtt.subscription import Grant, SubscriptionOptions
+from gateway.model.address import MqttAddress
+from gateway.model.message import Message, Sender
+from tests.broker.parts import Space, connected, mqtt
+
+
+def several(count: int, qos: int = 1) -> list[Message]:
+    return [mqtt(body=str(number).encode(), qos=qos) for number in range(count)]
+
+
+@pytest.mark.parametrize("published, granted, said", [(0, 2, 0), (1, 2, 1), (2, 1, 1), (2, 2, 2), (2, 0, 0)])
+def test_the_lower_quality_of_service_wins(published: int, granted: int, said: int) -> None:
+    space = Space()
+    session = space.session("c", "a/+", qos=granted)
+    outlet = connected(session)
+    space.give(mqtt(qos=published))
+    (row,) = outlet.rows
+    assert (row.qos, bool(row.packet_id)) == (said, said > 0)
+
+
+def test_no_more_is_in_flight_than_the_client_takes() -> None:
+    space = Space()
+    session = space.session("c", "#")
+    outlet = connected(session, receive_maximum=2)
+    space.give(*several(5))
+    assert [body for body, *_ in outlet.said] == [b"0", b"1"]
+    assert (len(session), session.credit) == (3, 0)
+    assert session.finish(1)
+    assert not session.finish(1)
+    session.pump()
+    assert [body for body, *_ in outlet.said] == [b"0", b"1", b"2"]
+
+
+def test_quality_0_needs_no_credit_but_keeps_its_place() -> None:
+    space = Space()
+    session = space.session("c", "#")
+    outlet = connected(session, receive_maximum=1)
+    space.give(mqtt(body=b"1"), mqtt(body=b"2"), mqtt(body=b"0", qos=0))
+    assert [body for body, *_ in outlet.said] == [b"1"]
+    session.finish(1)
+    session.pump()
+    session.finish(2)
+    session.pump()
+    assert [body for body, *_ in outlet.said] == [b"1", b"2", b"0"]
+
+
+def test_a_returning_client_gets_again_what_it_did_not_acknowledge_first_and_in_order() -> None:
+    space = Space()
+    session = space.session("c", "#", qos=2)
+    connected(session)
+    space.give(mqtt(body=b"1"), mqtt(body=b"2", qos=2), mqtt(body=b"3", qos=2), mqtt(body=b"4"))
+    session.finish(1)
+    assert session.received(2)
+    session.detach()
+    space.give(mqtt(body=b"5"), mqtt(body=b"6", qos=0))
+    outlet = connected(session)
+    assert outlet.releases == [2]
+    assert outlet.said == [(b"3", 2, 3, True), (b"4", 1, 4, True), (b"5", 1, 5, False)]
+    assert space.tally.offline == 1
+
+
+def test_a_returning_client_that_takes_less_than_was_in_flight_is_not_overrun() -> None:
+    space = Space()
+    session = space.session("c", "#")
+    connected(session)
+    space.give(*several(5))
+    session.detach()
+    outlet = connected(session, receive_maximum=2)
+    assert outlet.said == [(b"0", 1, 1, True), (b"1", 1, 2, True)]
+    for packet_id in range(1, 6):
+        session.finish(packet_id)
+        session.pump()
+    assert [body for body, *_ in outlet.said] == [b"0", b"1", b"2", b"3", b"4"]
+    assert (session.in_flight, session.credit) == ({}, 2)
+
+
+def test_a_client_without_a_lasting_session_is_owed_nothing_while_away() -> None:
+    space = Space()
+    session = space.session("c", "#", persistent=False)
+    space.give(mqtt())
+    assert len(session) == 0
+    assert space.tally.offline == 1
+
+
+def test_packet_ids_go_round_and_pass_over_those_in_flight() -> None:
+    space = Space()
+    session = space.session("c", "#")
+    outlet = connected(session, receive_maximum=65_535)
+    space.give(mqtt(body=b"stays"))
+    session._last_id = 65_534
+    space.give(mqtt(), mqtt())
+    assert [packet_id for _, _, packet_id, _ in outlet.said] == [1, 65_535, 2]
+
+
+def test_expired_messages_are_passed_over_however_many_there_are() -> None:
+    space = Space()
+    session = space.session("c", "#")
+    old = time.time() - 1.0
+    space.give(*[mqtt(expires=old) for _ in range(2 * ROWS_MAX)], mqtt(body=b"fresh"))
+    outlet = connected(session)
+    assert [body for body, *_ in outlet.said] == [b"fresh"]
+    assert space.tally.expired == 2 * ROWS_MAX
+
+
+def test_what_is_written_in_one_go_is_bounded() -> None:
+    space = Space()
+    session = space.session("c", "#")
+    space.give(*several(ROWS_MAX + 1), *[mqtt(body=bytes(ROWS_OCTETS_MAX)) for _ in range(2)])
+    outlet = connected(session, receive_maximum=1_000)
+    assert outlet.runs == [ROWS_MAX, 2, 1]
+
+
+def test_a_congested_connection_is_given_nothing_until_it_drains() -> None:
+    space = Space()
+    session = space.session("c", "#")
+    outlet = connected(session)
+    outlet.congested = True
+    space.give(*several(3))
+    assert outlet.rows == []
+    outlet.congested = False
+    session.pump()
+    assert len(outlet.rows) == 3
+
+
+def test_what_is_too_large_for_the_client_is_dropped_counted_and_frees_its_credit() -> None:
+    space = Space()
+    session = space.session("c", "#")
+    outlet = connected(session, receive_maximum=1, too_large=1)
+    space.give(mqtt(body=b"large"), mqtt(body=b"s"))
+    assert [body for body, *_ in outlet.said] == [b"s"]
+    assert space.tally.undeliverable == 1
+    assert len(session.in_flight) == 1
+
+
+def test_a_session_of_a_client_that_is_away_is_bounded() -> None:
+    space = Space(SessionLimits(messages_max=3))
+    session = space.session("c", "#")
+    space.give(*several(5))
+    assert len(session) == 3
+    assert space.tally.queue_full == 2
+
+
+def test_a_connected_client_that_does_not_keep_up_holds_its_sources() -> None:
+    space = Space(SessionLimits(messages_max=4))
+    session = space.session("c", "#")
+    outlet = connected(session, receive_maximum=1)
+    source = space.give(*several(6))
+    assert source.held
+    assert source.released == 0
+    for packet_id in range(1, 6):
+        session.finish(packet_id)
+        session.pump()
+    assert source.released == len(source.held)
+    assert len(outlet.rows) == 6
+
+
+def test_a_subscription_may_pass_over_its_own_messages() -> None:
+    space = Space()
+    session = space.session("me")
+    space.subscribe(session, "#", SubscriptionOptions(1, no_local=True))
+    outlet = connected(session)
+    source = space.give(mqtt(body=b"mine", sender=Sender("mqtt", "me")), mqtt(body=b"theirs"))
+    assert [body for body, *_ in outlet.said] == [b"theirs"]
+    assert len(source.told) == 2
+
+
+def test_overlapping_subscriptions_deliver_once_with_the_best_of_each() -> None:
+    space = Space()
+    session = space.session("c")
+    space.subscribe(session, "a/+", SubscriptionOptions(0, identifier=7))
+    space.subscribe(session, "a/#", SubscriptionOptions(2, retain_as_published=True, identifier=3))
+    (sink,) = space.sinks(MqttAddress("a/b"))
+    assert isinstance(sink, Grant)
+    assert (sink.qos, sink.retain_as_published, sink.identifiers) == (2, True, (3, 7))
+    assert sink == space.sinks(MqttAddress("a/c"))[0]
+    assert sink != space.sinks(MqttAddress("a"))[0]

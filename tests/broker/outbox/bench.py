@@ -1,0 +1,174 @@
+"""A switch with one link and its outboxes, over one store that can be closed and opened again."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+from gateway.broker.dead_letters import DeadLetters
+from gateway.broker.outbox.outbox import OutboxState, Way
+from gateway.broker.outbox.outboxes import Outboxes
+from gateway.broker.switch import Switch
+from gateway.mapping import parse
+from gateway.mapping.router import Router
+from gateway.model.batch import Batch, Part
+from gateway.model.message import NEVER, Message
+from gateway.model.outcome import ACCEPTED, Outcome, Reason, Verdict
+from gateway.store.store import Store
+from tests.broker.parts import Answers, mqtt
+from tests.store.parts import Opened
+
+DOWN = Outcome(Verdict.RELEASED, Reason.TARGET_DOWN)
+REFUSED = Outcome(Verdict.REJECTED, Reason.TARGET_REFUSED, "no")
+TOO_LARGE = Outcome(Verdict.REJECTED, Reason.TOO_LARGE)
+
+
+def mapping(more: str = "", name: str = "out", settle: str = "stored", target: str = "erp") -> Router:
+    text = f"""
+version: 1
+routes:
+  - {{name: {name}, from: {{endpoint: mqtt, topic: "out/#"}}, to: {{endpoint: {target}, queue: q}},
+     settle: {settle}{more}}}
+"""
+    return Router([parse(text, "t.yaml")], {"mqtt": "mqtt", "erp": "amqp091", "crm": "amqp091"})
+
+
+class Link:
+    """A remote broker that keeps the parts that it is sent, until it is told to settle them."""
+
+    def __init__(self) -> None:
+        self.up = True
+        self.parts: list[Part] = []
+        self.at_once: Outcome | None = None
+
+    def sinks(self, address: object) -> tuple[Link, ...]:
+        return (self,)
+
+    def choose(self, message: Message) -> tuple[Link, ...]:
+        raise AssertionError("the address decides")
+
+    @property
+    def retained(self) -> None:
+        """The remote broker's business."""
+
+    def publish(self, part: Part) -> None:
+        self.parts.append(part)
+        if self.at_once is not None:
+            part.settle(self.at_once)
+
+    @property
+    def bodies(self) -> list[int]:
+        return [int(message.body) for part in self.parts for message in part.messages]
+
+    def settle(self, outcome: Outcome = ACCEPTED) -> None:
+        parts, self.parts = self.parts, []
+        for part in parts:
+            part.settle(outcome)
+
+
+class Devices:
+    """A namespace in which nobody listens."""
+
+    def sinks(self, address: object) -> tuple[Link, ...]:
+        return ()
+
+    def choose(self, message: Message) -> tuple[Link, ...]:
+        raise AssertionError("the address decides")
+
+    @property
+    def retained(self) -> None:
+        """Nothing is."""
+
+
+class Bench:
+    """A switch with one link, over one store; `restart` is a crash after what was flushed."""
+
+    def __init__(self, folder: Path, router: Router | None = None, **way: Any) -> None:
+        self.folder = folder
+        self.way = {"window": 100} | way
+        self.link = Link()
+        self.now = 1_000.0
+        self.one: Opened
+        self.open(router or mapping())
+
+    def open(self, router: Router) -> None:
+        self.one = Opened(self.folder, before=self._before)
+        self.switch = Switch(router, self.letters)
+        self.switch.links = {"erp"}
+        self.switch.outbox = self.outboxes.of
+        self.switch.namespaces = {"mqtt": Devices(), "erp": self.link}
+        self.outboxes.add_way("erp", Way(self.link, lambda: self.link.up, **self.way))
+        self.outboxes.use(router.routes)
+
+    def _before(self, store: Store) -> None:
+        self.letters = DeadLetters(store=store)
+        self.outboxes = Outboxes(
+            store,
+            self.letters,
+            memory_messages_max=50,
+            memory_octets_max=1 << 20,
+            jitter=lambda: 1.0,
+            clock=lambda: self.now,
+            utc=lambda: self.now,
+        )
+
+    def restart(self, router: Router | None = None) -> None:
+        self.one.store.close()
+        self.link.parts.clear()
+        self.open(router or self.switch.router)
+
+    def use(self, router: Router) -> None:
+        self.switch.use(router)
+        self.outboxes.use(router.routes)
+
+    def publish(self, *numbers: int, qos: int = 1, expires: float = NEVER) -> Answers:
+        """One wake-up."""
+        source = Answers()
+        batch = Batch(source, 0.0)
+        for number in numbers:
+            message = mqtt("out/x", b"%d" % number, qos, expires=expires)
+            entry = self.switch.entry("mqtt", self.switch.namespaces["mqtt"], message.address)
+            assert self.switch.publish(batch, entry, message, number)
+        batch.send()
+        return source
+
+    def stored(self, *numbers: int, **more: Any) -> Answers:
+        source = self.publish(*numbers, **more)
+        self.commit()
+        return source
+
+    def commit(self) -> None:
+        assert self.one.commit() is ACCEPTED
+
+    def after(self, seconds: float) -> None:
+        self.now += seconds
+        self.outboxes.tick()
+
+    def until(self, condition: Callable[[], object]) -> None:
+        while not condition():
+            self.one.store.flush()
+            calls = self.one.loop.calls
+            self.one.loop.run_until(lambda calls=calls: self.one.loop.calls > calls)  # type: ignore[misc]
+
+    def dead(self) -> list[tuple[int, str, str]]:
+        """Body, route and reason of the dead letters, oldest first."""
+        found: list[Any] = []
+        self.letters.newest(999, found.append)
+        self.one.loop.run_until(lambda: found)
+        letters = reversed(found[0])
+        return [(int(one.message.body), one.route, one.outcome.reason.value) for one in letters]
+
+    @property
+    def state(self) -> OutboxState:
+        (state,) = self.outboxes.states()
+        return state
+
+    def counts(self) -> dict[str, int]:
+        (route,) = self.switch.router.routes
+        words = ("matched", "delivered", "failed", "retried", "dropped", "in_flight")
+        return {word: getattr(route, word) for word in words if getattr(route, word)}
+
+
+def made(folder: Path, more: str = "", **way: Any) -> Bench:
+    return Bench(folder, mapping(more), **way)

@@ -1,0 +1,407 @@
+"""AMQP queues: limits, deaths and letters, times to live, priorities, who may consume."""
+
+from __future__ import annotations
+
+import time
+from typing import Any
+
+import pytest
+import trio
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from trio.testing import MockClock
+
+from gateway.broker.alarms import CANCELLED_MAX, Alarms
+from gateway.broker.amqp091.queue import AmqpQueue
+from gateway.broker.pressure import FULL
+from gateway.model.address import AmqpAddress
+from gateway.model.message import NEVER, Message
+from gateway.model.outcome import ACCEPTED
+from gateway.model.properties import Headers, Value, ValueType, string
+from gateway.protocols.amqp091.codec import BasicProperties, encode_basic_properties
+from gateway.protocols.amqp091.table import encode_value
+from gateway.protocols.amqp091.translate import content_properties
+from tests.broker.amqp_parts import Host, integer
+from tests.broker.parts import SENDER, Taker, amqp, publish
+
+SOON = 3_600.0
+
+
+def queue(host: Host, name: str, **arguments: int | str | bool) -> AmqpQueue:
+    return host.make(
+        name, *((f"x-{key.replace('_', '-')}", value_of(said)) for key, said in arguments.items())
+    )
+
+
+def value_of(said: int | str | bool) -> Value:
+    if isinstance(said, bool):
+        return Value(ValueType.BOOL, said)
+    return string(said) if isinstance(said, str) else integer(said)
+
+
+def native(body: bytes, key: str = "q", *, life: float = NEVER, **said: Any) -> Message:
+    """A message as an AMQP client publishes it."""
+    raw = encode_basic_properties(BasicProperties(**said))
+    return Message(AmqpAddress("", key), body, content_properties(raw), expires=life, sender=SENDER)
+
+
+def drained(one: AmqpQueue) -> list[bytes]:
+    found = []
+    while (taken := one.take()) is not None:
+        found.append(taken[1].body)
+    return found
+
+
+def bodies(*texts: str) -> list[Message]:
+    return [native(text.encode()) for text in texts]
+
+
+def history(message: Message) -> list[tuple[str, str, int]]:
+    """Queue, reason and count of each death."""
+    deaths = dict(message.properties.headers)["x-death"].value
+    tables = [death.value for death in deaths if death.type is ValueType.TABLE]
+    said = [{name: value.value for name, value in table} for table in tables]
+    return [(one["queue"], one["reason"], one["count"]) for one in said]
+
+
+def test_a_batch_into_a_short_queue_leaves_its_end_and_tells_all_accepted() -> None:
+    host = Host()
+    one = queue(host, "q", max_length=3)
+    assert publish(one, bodies(*"abcdefgh")).outcomes == [ACCEPTED] * 8
+    assert drained(one) == [b"f", b"g", b"h"]
+    assert host.deaths.dropped == {"queue_maxlen": 5}
+    assert (one.octets, len(one)) == (0, 0)
+
+
+def test_a_queue_that_refuses_takes_what_fits_in_order_and_what_its_consumer_makes_room_for() -> None:
+    host = Host()
+    one = queue(host, "q", max_length=2, overflow="reject-publish")
+    outcomes = publish(one, bodies(*"abc")).outcomes
+    assert outcomes == [ACCEPTED, ACCEPTED, FULL]
+    taker = Taker(credit=3)
+    one.add(taker)
+    assert publish(one, bodies(*"defg")).outcomes == [ACCEPTED, ACCEPTED, ACCEPTED, FULL]
+    assert taker.bodies == [b"a", b"b", b"d"]
+    assert (drained(one), one.refused) == ([b"e", b"f"], 2)
+
+
+def test_octets_are_counted_message_by_message() -> None:
+    one = queue(Host(), "q", max_length_bytes=5, overflow="reject-publish")
+    outcomes = publish(one, bodies("abc", "defg", "h", "ij", "")).outcomes
+    assert outcomes == [ACCEPTED, FULL, ACCEPTED, FULL, ACCEPTED]
+
+
+def test_letters_go_round_until_someone_takes_them_and_count_their_deaths() -> None:
+    host = Host()
+    work = queue(host, "work", dead_letter_exchange="", dead_letter_routing_key="wait")
+    wait = queue(host, "wait", message_ttl=1, dead_letter_exchange="", dead_letter_routing_key="work")
+    publish(work, [native(b"x", "work")])
+    for count in (1, 2, 3):
+        taken = work.take()
+        assert taken is not None
+        work.reject(taken[0], taken[1])
+        work.dispatch()
+        assert (len(work), len(wait)) == (0, 1)
+        host.alarms.ring(time.time() + SOON)
+        while not len(work):  # the message itself looks at the clock
+            wait.settle_head()
+        assert len(wait) == 0
+        waiting = work.take()
+        assert waiting is not None
+        assert history(waiting[1]) == [("wait", "expired", count), ("work", "rejected", count)]
+        work.requeue([(waiting[0], waiting[1])])
+    assert host.deaths.dropped == {}
+
+
+def test_a_circle_that_nobody_rejects_in_ends_at_the_second_visit() -> None:
+    host = Host()
+    queue(host, "there", max_length=0, dead_letter_exchange="", dead_letter_routing_key="back")
+    back = queue(host, "back", max_length=0, dead_letter_exchange="", dead_letter_routing_key="there")
+    assert publish(back, [native(b"x", "back")]).outcomes == [ACCEPTED]
+    assert host.deaths.dropped == {"queue_maxlen": 1}
+
+
+def test_a_letter_that_its_queue_refuses_is_counted_and_handed_on() -> None:
+    lost: list[tuple[bytes, str]] = []
+    host = Host()
+    host.deaths._lost = lambda messages, outcome: lost.append((messages[0].body, outcome.reason.value))
+    queue(host, "full", max_length=0, overflow="reject-publish")
+    one = queue(host, "q", max_length=0, dead_letter_exchange="", dead_letter_routing_key="full")
+    publish(one, bodies("x"))
+    assert host.deaths.dropped == {"dead_letter_refused": 1}
+    assert lost == [(b"x", "quota")]
+
+
+def test_a_letter_keeps_what_the_message_said() -> None:
+    host = Host()
+    grave = queue(host, "grave")
+    one = queue(host, "q", max_length=0, dead_letter_exchange="", dead_letter_routing_key="grave")
+    said = {"content_type": "t", "delivery_mode": 2, "message_id": "m", "priority": 3, "expiration": "60000"}
+    publish(one, [native(b"x", life=time.time() + 60, **said)])
+    taken = grave.take()
+    assert taken is not None
+    letter = taken[1]
+    assert (letter.properties.content_type, letter.properties.message_id) == ("t", "m")
+    assert letter.expires == NEVER
+    death = dict(letter.properties.headers)["x-death"].value[0]
+    assert dict(death.value)["original-expiration"] == string("60000")
+
+
+def test_a_message_of_another_protocol_becomes_a_letter_too() -> None:
+    host = Host()
+    grave = queue(host, "grave")
+    one = queue(host, "q", max_length=0, dead_letter_exchange="", dead_letter_routing_key="grave")
+    publish(one, [amqp(b"x", "q")])
+    taken = grave.take()
+    assert taken is not None
+    assert history(taken[1]) == [("q", "maxlen", 1)]
+
+
+def nested(depth: int) -> Value:
+    value = Value(ValueType.ARRAY, ())
+    for _ in range(depth):
+        value = Value(ValueType.ARRAY, (value,))
+    return value
+
+
+@pytest.mark.parametrize(
+    "claimed",
+    [
+        (("x-death", nested(31)),),
+        (("deep", nested(32)), ("x-death", Value(ValueType.ARRAY, (string("no table"),)))),
+        (("x-death", Value(ValueType.TABLE, ())), ("CC", string("no list"))),
+        (
+            (
+                "x-death",
+                Value(
+                    ValueType.ARRAY,
+                    (
+                        Value(
+                            ValueType.TABLE,
+                            (
+                                ("queue", string("q")),
+                                ("reason", string("maxlen")),
+                                ("count", Value(ValueType.INT64, (1 << 63) - 1)),
+                            ),
+                        ),
+                    ),
+                ),
+            ),
+        ),
+    ],
+)
+def test_whatever_history_a_client_claims_makes_a_letter(claimed: Headers) -> None:
+    host = Host()
+    queue(host, "grave")
+    one = queue(host, "q", max_length=0, dead_letter_exchange="", dead_letter_routing_key="grave")
+    raw = b"\x20\x00" + _table(claimed)
+    publish(one, [Message(AmqpAddress("", "q"), b"x", content_properties(raw), sender=SENDER)])
+    taken = host.queues["grave"].take()
+    assert taken is not None
+    assert history(taken[1])[0] == ("q", "maxlen", 1)
+
+
+def _table(headers: Headers) -> bytes:
+    """A table, deeper than we would write one."""
+    octets = b""
+    for name, value in headers:
+        octets += bytes((len(name),)) + name.encode() + _value(value)
+    return len(octets).to_bytes(4, "big") + octets
+
+
+def _value(value: Value) -> bytes:
+    if value.type is ValueType.ARRAY:
+        octets = b"".join(_value(one) for one in value.value)
+        return b"A" + len(octets).to_bytes(4, "big") + octets
+    if value.type is ValueType.TABLE:
+        return b"F" + _table(value.value)
+    return encode_value(value)
+
+
+def test_an_alarm_rings_for_the_head_and_for_what_comes_to_stand_there() -> None:
+    host = Host()
+    one = queue(host, "q")
+    past, far = time.time() - 1.0, time.time() + SOON
+    publish(one, [native(b"1"), native(b"2", life=past), native(b"3", life=far), native(b"4", life=past)])
+    assert len(one) == 4, "what stands behind another does not expire"
+    assert one.take() is not None
+    assert len(one) == 2
+    host.alarms.ring(time.time())
+    assert len(one) == 2
+    assert drained(one) == [b"3"]
+    assert host.deaths.dropped == {"queue_expired": 2}
+
+
+def test_what_has_no_time_at_all_goes_to_whoever_waits() -> None:
+    one = queue(Host(), "q", message_ttl=0)
+    taker = Taker(credit=1)
+    one.add(taker)
+    publish(one, bodies("a", "b"))
+    assert taker.bodies == [b"a"]
+    one.settle_head()
+    assert len(one) == 0
+
+
+def test_priorities_and_expiry_in_each_of_them() -> None:
+    host = Host()
+    one = queue(host, "q", max_priority=5)
+    past = time.time() - 1.0
+    rows = (
+        (b"low", 1, NEVER),
+        (b"late", 1, past),
+        (b"gone", 3, past),
+        (b"high", 9, NEVER),
+        (b"none", None, NEVER),
+    )
+    publish(one, [native(body, life=life, priority=level) for body, level, life in rows])
+    assert len(one) == 5
+    host.alarms.ring(time.time() + SOON)
+    assert len(one) == 4, "late stands behind low"
+    assert drained(one) == [b"high", b"low", b"none"]
+
+
+@pytest.mark.parametrize("single", [True, False])
+def test_consumers_of_higher_priority_or_the_first_one_go_first(single: bool) -> None:
+    one = queue(Host(), "q", single_active_consumer=True) if single else queue(Host(), "q")
+    low, high, other = Taker(credit=100), Taker(credit=2), Taker(credit=100)
+    one.add_ranked(low, 0, exclusive=False)
+    one.add_ranked(high, 10, exclusive=False)
+    one.add_ranked(other, -1, exclusive=False)
+    publish(one, bodies(*"abcd"))
+    assert (len(low.taken), len(high.taken), len(other.taken)) == ((4, 0, 0) if single else (2, 2, 0))
+    one.remove(low)
+    publish(one, bodies("e"))
+    assert (len(high.taken), len(other.taken)) == ((1, 0) if single else (2, 1))
+
+
+def test_what_returns_goes_to_the_one_that_is_active() -> None:
+    one = queue(Host(), "q", single_active_consumer=True)
+    first, second = Taker(), Taker()
+    one.add(first)
+    one.add(second)
+    publish(one, bodies("a", "b"))
+    one.remove(first)
+    one.requeue((position, message) for position, message, _ in first.taken)
+    one.dispatch()
+    assert second.bodies == [b"a", b"b"]
+
+
+def test_alarms_ring_in_order_once_and_one_may_set_another() -> None:
+    alarms = Alarms()
+    rung: list[str] = []
+
+    def again() -> None:
+        rung.append("again")
+        alarms.set(5.0, lambda: rung.append("later"))
+
+    alarms.set(3.0, lambda: rung.append("third"))
+    alarms.set(1.0, again)
+    assert alarms.ring(0.5) == 1.0
+    assert alarms.ring(3.0) == 5.0
+    assert rung == ["again", "third"]
+    assert alarms.ring(6.0) == float("inf")
+    assert rung[2:] == ["later"]
+
+
+def test_a_cancelled_alarm_lets_go_and_does_not_ring() -> None:
+    alarms = Alarms()
+    alarms.set(2.0, lambda: None).cancel()
+    assert alarms.ring(3.0) == float("inf")
+    host = Host()
+    for number in range(5_000):
+        one = queue(host, f"q{number}", expires=86_400_000)
+        publish(one, [native(b"x", life=time.time() + SOON)])
+        host.delete_queue(one)
+    assert len(host.alarms) <= 2 * CANCELLED_MAX + 2
+
+
+async def test_the_task_wakes_for_an_alarm_that_is_set_while_it_sleeps(autojump_clock: MockClock) -> None:
+    alarms = Alarms()
+    rung: list[str] = []
+    async with trio.open_nursery() as nursery:
+        nursery.start_soon(alarms.run, lambda: rung.append("written"))
+        await trio.testing.wait_all_tasks_blocked()
+        alarms.set(time.time() - 1.0, lambda: rung.append("rung"))
+        await trio.testing.wait_all_tasks_blocked()
+        nursery.cancel_scope.cancel()
+    assert rung == ["written", "rung", "written"]
+
+
+STEPS = st.lists(
+    st.one_of(
+        st.tuples(
+            st.just("publish"), st.lists(st.tuples(st.integers(0, 4), st.integers(0, 9), st.booleans()))
+        ),
+        st.tuples(st.just("take"), st.just(())),
+        st.tuples(st.sampled_from(("acknowledge", "reject", "requeue")), st.integers(0, 5)),
+        st.tuples(st.just("consume"), st.integers(0, 3)),
+        st.tuples(st.sampled_from(("purge", "settle")), st.just(())),
+    ),
+    max_size=40,
+)
+
+
+@settings(max_examples=300, deadline=None)
+@given(
+    STEPS,
+    st.fixed_dictionaries(
+        {},
+        optional={
+            "max_length": st.integers(0, 4),
+            "max_length_bytes": st.integers(0, 8),
+            "overflow": st.sampled_from(("drop-head", "reject-publish", "reject-publish-dlx")),
+            "max_priority": st.integers(1, 5),
+            "dead_letter_exchange": st.just(""),
+            "message_ttl": st.just(0),
+            "single_active_consumer": st.booleans(),
+        },
+    ),
+)
+def test_no_message_is_lost_or_counted_twice(steps: list[tuple[str, Any]], arguments: dict[str, Any]) -> None:
+    """What was published is ready, taken, dead, or was refused, acknowledged or purged: nothing else."""
+    host = Host()
+    one = queue(host, "q", **arguments)
+    if "dead_letter_exchange" in arguments:
+        one.said = one.said._replace(dead_letter_key="grave")
+    grave = queue(host, "grave")
+    held: list[tuple[int, Message]] = []
+    taker = Taker(credit=0)
+    one.add(taker)
+    published = done = 0
+    for word, what in steps:
+        if word == "publish":
+            past = time.time() - 1.0
+            publish(
+                one, [native(b"x" * size, life=past if late else NEVER, priority=p) for size, p, late in what]
+            )
+            published += len(what)
+        elif word == "take" and (taken := one.take()) is not None:
+            held.append(taken[:2])
+        elif word == "consume":
+            taker.credit = what
+            one.dispatch()
+            held += [row[:2] for row in taker.taken]
+            taker.taken.clear()
+            taker.credit = 0
+        elif word in ("purge", "settle"):
+            done += one.purge() if word == "purge" else 0
+            one.settle_head()
+        elif what in range(len(held)):
+            position, message = held.pop(what)
+            if word == "requeue":
+                one.requeue([(position, message)])
+            elif word == "reject":
+                one.reject(position, message)
+            else:
+                one.acknowledged((position,))
+                done += 1
+            one.dispatch()
+        dropped = sum(host.deaths.dropped.values())
+        letters = "overflow" in arguments and arguments["overflow"] == "reject-publish"
+        refused = one.refused if letters or "dead_letter_exchange" not in arguments else 0
+        if arguments.get("overflow") == "reject-publish-dlx" and one.said.dead_letter_exchange is None:
+            refused = 0  # each was noted as a death
+        assert published == len(one) + len(held) + len(grave) + dropped + done + refused
+        assert (one.unacknowledged, one.octets >= 0) == (len(held), True)
+        if not len(one):
+            assert one.octets == 0

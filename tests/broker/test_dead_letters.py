@@ -1,0 +1,363 @@
+"""Dead letters: kept with their reason within limits, safe before a source is told, copied, tried again."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from gateway.broker.dead_letters import DeadLetters, Letter
+from gateway.broker.dead_letters.forwarding import Forwarding
+from gateway.broker.dead_letters.redriving import Redriving
+from gateway.broker.switch import Switch
+from gateway.mapping import parse
+from gateway.mapping.router import Router
+from gateway.model.address import AmqpAddress, MqttAddress
+from gateway.model.batch import Batch, Part
+from gateway.model.message import Message, Sender
+from gateway.model.outcome import ACCEPTED, Outcome, Reason, Verdict
+from gateway.model.properties import Properties, property_set, string
+from tests.broker.parts import Answers, amqp, mqtt, newest, unreadable
+from tests.store.parts import Disk, Opened
+
+LOST = Outcome(Verdict.REJECTED, Reason.NO_ROUTE, "nobody")
+REFUSED = Outcome(Verdict.REJECTED, Reason.TARGET_REFUSED, "no")
+DOWN = Outcome(Verdict.RELEASED, Reason.TARGET_DOWN)
+
+
+def bodies(letters: list[Letter]) -> list[bytes]:
+    return [letter.message.body for letter in letters]
+
+
+# In memory.
+
+
+def test_the_newest_are_kept_and_all_are_counted() -> None:
+    letters = DeadLetters(messages_max=3)
+    for number in range(5):
+        letters.add([amqp(b"%d" % number)], "route", LOST)
+    assert (len(letters), letters.octets) == (3, 3)
+    assert bodies(newest(letters, 2)) == [b"4", b"3"]
+    assert letters.counted == {("route", "no_route"): 5}
+
+
+def test_they_are_bounded_in_octets() -> None:
+    letters = DeadLetters(octets_max=10)
+    letters.add([amqp(b"x" * 6), amqp(b"y" * 6)], "", LOST)
+    assert bodies(newest(letters)) == [b"y" * 6]
+
+
+def test_they_are_found_by_id_and_by_route_and_deleted() -> None:
+    letters = DeadLetters()
+    for route in ("a", "b", "a"):
+        letters.add([amqp(route.encode())], route, REFUSED)
+    assert [letter.route for letter in newest(letters, route="a")] == ["a", "a"]
+    ids: list[str] = []
+    letters.ids("a", ids.extend)
+    found: list[Letter] = []
+    letters.find([*ids, "m99", "7"], found.extend)
+    assert [letter.id for letter in found] == ids
+    letters.delete([ids[0], "m99", "7"])
+    assert [letter.route for letter in newest(letters)] == ["a", "b"]
+    assert letters.octets == 2
+
+
+# In the store.
+
+
+@pytest.fixture
+def stored(tmp_path: Path) -> Iterator[Opened]:
+    with Opened(tmp_path) as one:
+        yield one
+
+
+def read(one: Opened, ask: Callable[[Callable[[Any], None]], None]) -> Any:
+    found: list[Any] = []
+    ask(found.append)
+    one.loop.run_until(lambda: found)
+    return found[0]
+
+
+def test_a_source_is_told_when_its_letter_is_on_disk(stored: Opened) -> None:
+    letters = DeadLetters(store=stored.store)
+    told: list[str] = []
+    letters.add([amqp(b"1")], "route", REFUSED, lambda: told.append("safe"))
+    assert told == []
+    stored.commit()
+    assert told == ["safe"]
+
+
+def test_what_nobody_wanted_is_in_memory_only(stored: Opened) -> None:
+    letters = DeadLetters(store=stored.store)
+    told: list[str] = []
+    letters.add([mqtt(body=b"1")], "", LOST, lambda: told.append("safe"))
+    letters.add([mqtt(body=b"2")], "", REFUSED)
+    letters.add([mqtt(body=b"3")], "route", LOST, crossed=True)
+    assert told == ["safe"]
+    stored.commit()
+    assert (stored.store.letters_count, len(letters)) == (2, 3)
+    found: list[Letter] = read(stored, lambda then: letters.newest(9, then))
+    assert [(letter.message.body, letter.route, letter.crossed) for letter in found] == [
+        (b"3", "route", True),
+        (b"2", "", False),
+        (b"1", "", False),
+    ]
+    assert [letter.id[0] for letter in found] == ["2", "1", "m"]
+    again = read(stored, lambda then: letters.find(["m1", "2", "5"], then))
+    assert bodies(again) == [b"1", b"3"]
+    letters.delete(["m1", "1"])
+    assert bodies(read(stored, lambda then: letters.newest(9, then))) == [b"3"]
+
+
+def test_many_are_read_in_pages(stored: Opened, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("gateway.broker.dead_letters.letters.PAGE_LETTERS", 3)
+    letters = DeadLetters(store=stored.store)
+    for number in range(20):
+        letters.add([amqp(b"%d" % number)], "even" if number % 2 == 0 else "odd", REFUSED)
+    stored.commit()
+    assert len(read(stored, lambda then: letters.ids(None, then))) == 20
+    assert read(stored, lambda then: letters.ids("odd", then)) == [str(id) for id in range(2, 21, 2)]
+    found = read(stored, lambda then: letters.newest(4, then, route="even"))
+    assert bodies(found) == [b"18", b"16", b"14", b"12"]
+
+
+def test_a_source_waits_until_a_full_disk_has_room_again(tmp_path: Path) -> None:
+    disk = Disk()
+    with Opened(tmp_path, factory=disk.factory()) as one:
+        letters = DeadLetters(store=one.store)
+        told: list[str] = []
+        disk.fault = "disk is full"
+        letters.add([amqp(b"1")], "route", REFUSED, lambda: told.append("safe"))
+        one.commit()
+        one.until_healthy(False)
+        letters.tick()
+        one.commit()
+        assert told == []
+        disk.fault = ""
+        one.until_healthy(True)
+        letters.tick()
+        one.commit()
+        assert told == ["safe"]
+        assert one.store.letters_count == 1
+
+
+# Copies.
+
+
+class Shelf:
+    """An endpoint whose only sink keeps what it is sent, and settles it as it is told to."""
+
+    def __init__(self, outcome: Outcome | None = ACCEPTED) -> None:
+        self.outcome = outcome
+        self.parts: list[Part] = []
+        self.there = True
+
+    def sinks(self, address: object) -> tuple[Shelf, ...]:
+        return (self,) if self.there else ()
+
+    def choose(self, message: Message) -> tuple[Shelf, ...]:
+        raise AssertionError("the address decides")
+
+    @property
+    def retained(self) -> None:
+        """Nothing is."""
+
+    def publish(self, part: Part) -> None:
+        self.parts.append(part)
+        if self.outcome is not None:
+            part.settle(self.outcome)
+
+    @property
+    def messages(self) -> list[Message]:
+        return [message for part in self.parts for message in part.messages]
+
+
+TO = AmqpAddress("", "dead")
+
+
+def forwarding(shelf: Shelf) -> tuple[Forwarding, DeadLetters]:
+    made = Forwarding({"erp": shelf}, "erp", TO)
+    letters = DeadLetters()
+    letters.forward = made.forward
+    return made, letters
+
+
+def test_a_copy_says_why() -> None:
+    shelf = Shelf()
+    made, letters = forwarding(shelf)
+    said = property_set(Properties(message_id="7", headers=(("own", string("kept")),)))
+    letters.add([mqtt("a/b", b"x", 0, properties=said, retain=True)], "route", REFUSED)
+    (copy,) = shelf.messages
+    assert (copy.address, copy.body, copy.assurance, copy.durable, copy.retain) == (TO, b"x", 1, True, False)
+    headers = {name: value.value for name, value in copy.properties.headers}
+    time = headers.pop("x-gateway-time")
+    assert time.endswith("+00:00")
+    assert headers == {
+        "own": "kept",
+        "x-gateway-reason": "target_refused",
+        "x-gateway-route": "route",
+        "x-gateway-text": "no",
+    }
+    assert copy.properties.message_id == "7"
+    assert made.counted == {"accepted": 1, "refused": 0}
+
+
+def test_a_copy_that_comes_back_is_not_copied_again() -> None:
+    shelf = Shelf()
+    made, letters = forwarding(shelf)
+    letters.add([mqtt()], "route", REFUSED)
+    letters.add(shelf.messages, "other", REFUSED)
+    assert len(shelf.messages) == 1
+    assert made.counted["looped"] == 1
+    assert len(letters) == 2
+
+
+@pytest.mark.parametrize("outcome", [REFUSED, DOWN])
+def test_a_copy_that_is_refused_is_no_dead_letter(outcome: Outcome) -> None:
+    shelf = Shelf(outcome)
+    made, letters = forwarding(shelf)
+    letters.add([mqtt(), mqtt()], "route", REFUSED)
+    assert (len(letters), made.counted["refused"]) == (2, 2)
+
+
+def test_what_nobody_wanted_is_not_copied() -> None:
+    shelf = Shelf()
+    _, letters = forwarding(shelf)
+    letters.add([mqtt()], "", LOST)
+    assert shelf.messages == []
+
+
+def test_an_absent_address_or_endpoint_is_counted() -> None:
+    shelf = Shelf()
+    shelf.there = False
+    made, letters = forwarding(shelf)
+    letters.add([mqtt()], "route", REFUSED)
+    nowhere = Forwarding({}, "gone", TO)
+    nowhere.forward([mqtt()], "route", REFUSED, 0.0)
+    assert (made.counted["absent"], nowhere.counted["absent"]) == (1, 1)
+
+
+def test_properties_that_cannot_be_read_do_not_stop_a_copy() -> None:
+    shelf = Shelf()
+    _, letters = forwarding(shelf)
+    letters.add([mqtt(properties=unreadable())], "route", REFUSED)
+    assert len(shelf.messages) == 1
+
+
+# Again.
+
+ROUTES = """
+version: 1
+routes:
+  - {name: up, from: {endpoint: mqtt, topic: "in/{x}"}, to: {endpoint: erp, exchange: e, routing_key: "{x}"},
+     on_reject: dead_letter, deduplicate: {window: 1h}}
+  - {name: side, from: {endpoint: mqtt, topic: "in/{x}"}, to: {endpoint: mqtt, topic: "copy/{x}"}}
+"""
+
+
+class Bench:
+    def __init__(self, text: str = ROUTES) -> None:
+        self.erp = Shelf(None)
+        self.devices = Shelf()
+        self.devices.there = False
+        self.letters = DeadLetters()
+        router = Router([parse(text, "t.yaml")], {"mqtt": "mqtt", "erp": "amqp091"})
+        self.switch = Switch(router, self.letters)
+        self.switch.links = {"erp"}
+        self.switch.namespaces = {"mqtt": self.devices, "erp": self.erp}
+        self.redriving = Redriving(self.switch, self.letters)
+        self.told: dict[str, Outcome] = {}
+
+    def publish(self, message: Message) -> Answers:
+        source = Answers()
+        batch = Batch(source, 0.0)
+        entry = self.switch.entry("mqtt", self.devices, message.address)
+        assert self.switch.publish(batch, entry, message, 0)
+        batch.send()
+        return source
+
+    def redrive(self) -> None:
+        self.redriving.redrive(newest(self.letters), self.told.__setitem__)
+
+
+def test_a_letter_that_its_route_had_made_goes_straight_to_the_target() -> None:
+    bench = Bench()
+    said = property_set(Properties(message_id="7"))
+    source = bench.publish(mqtt("in/1", b"x", properties=said))
+    bench.erp.parts.pop().settle(REFUSED)
+    assert source.outcomes == [ACCEPTED]
+    (letter,) = newest(bench.letters)
+    assert (letter.crossed, letter.message.address) == (True, AmqpAddress("e", "1"))
+    bench.devices.there = True
+    bench.redrive()
+    assert bench.told == {}
+    (part,) = bench.erp.parts
+    assert part.messages == [letter.message], "though its id was accepted on this route"
+    assert bench.devices.messages == []
+    bench.redrive()
+    assert {outcome.verdict for outcome in bench.told.values()} == {Verdict.RELEASED}, "it is on its way"
+    part.settle(ACCEPTED)
+    assert bench.told == {letter.id: ACCEPTED}
+    assert len(bench.letters) == 0
+
+
+@pytest.mark.parametrize("outcome", [REFUSED, DOWN])
+def test_a_letter_that_is_refused_again_stays_the_letter_that_it_was(outcome: Outcome) -> None:
+    bench = Bench()
+    bench.letters.add([amqp(b"x", "1", "e")], "up", LOST, crossed=True)
+    (before,) = newest(bench.letters)
+    bench.redrive()
+    bench.erp.parts.pop().settle(outcome)
+    assert bench.told == {before.id: outcome}
+    assert newest(bench.letters) == [before]
+    bench.redrive()
+    assert len(bench.erp.parts) == 1
+
+
+def test_a_letter_as_its_source_sent_it_crosses_its_own_route_again() -> None:
+    bench = Bench()
+    bench.devices.there = True
+    bench.letters.add([mqtt("in/1", b"x")], "up", REFUSED)
+    bench.redrive()
+    assert [message.address for message in bench.erp.messages] == [AmqpAddress("e", "1")]
+    assert bench.devices.messages == [], "the other targets have had it"
+
+
+def test_a_letter_without_a_route_is_published_again() -> None:
+    bench = Bench()
+    bench.letters.add([mqtt("in/1", sender=Sender("mqtt", "c"))], "", LOST)
+    bench.redrive()
+    assert [message.address for message in bench.erp.messages] == [AmqpAddress("e", "1")]
+
+
+@pytest.mark.parametrize(
+    "message, route, crossed, text",
+    [
+        (mqtt("in/1"), "gone", False, "in no mapping"),
+        (mqtt("in/1"), "up", True, "speaks amqp091"),
+        (amqp(), "up", False, "speaks mqtt"),
+        (mqtt("elsewhere"), "up", False, "does not take it any more"),
+        (mqtt("in/1", sender=Sender("gone")), "", False, "'gone' that it came from is not here"),
+        (mqtt("nowhere", sender=Sender("mqtt")), "", False, "no queue or subscription"),
+        (Message(MqttAddress("copy/1"), b""), "side", True, "no queue or subscription"),
+        (mqtt("in/" + "x" * 256), "up", False, "255"),
+    ],
+)
+def test_a_letter_that_can_go_nowhere_stays(message: Message, route: str, crossed: bool, text: str) -> None:
+    bench = Bench()
+    bench.letters.add([message], route, REFUSED, crossed=crossed)
+    bench.redrive()
+    ((_, outcome),) = bench.told.items()
+    assert text in outcome.text
+    assert len(bench.letters) == 1
+
+
+def test_a_letter_whose_endpoint_has_gone_stays() -> None:
+    bench = Bench()
+    bench.letters.add([amqp(b"x", "1", "e")], "up", LOST, crossed=True)
+    del bench.switch.namespaces["erp"]
+    bench.redrive()
+    ((_, outcome),) = bench.told.items()
+    assert "'erp' is not here" in outcome.text

@@ -1,0 +1,219 @@
+"""Everything that one row needs, built and taken down: gateway, remote brokers, proxies, sender and receiver.
+
+Each leg goes through a proxy of its own: from the sender, to the receiver, and from the gateway to each
+remote broker. Names carry a tag, so that rows share a RabbitMQ and find nothing of one another.
+"""
+
+from __future__ import annotations
+
+import json
+import sys
+from collections.abc import Iterator, Sequence
+from contextlib import ExitStack, contextmanager
+from dataclasses import dataclass, field
+from pathlib import Path
+from random import Random
+from typing import Any, Final
+from unittest.mock import patch
+
+import yaml
+
+from gateway.protocols.mqtt.spec import Version
+from tests.chaos.checker import History, Interval
+from tests.chaos.faults import CLOCK_FILE, WRONG_CLOCK, Clock, Disk
+from tests.chaos.proxy import Proxy
+from tests.chaos.scenarios import Place, Row
+from tests.chaos.workers.amqp import AmqpReceiver, AmqpSender, queue_at
+from tests.chaos.workers.common import PROBE, Receiver, Sender, Worker
+from tests.chaos.workers.mqtt import MqttReceiver, MqttSender
+from tests.interop import gateway_process
+from tests.interop.gateway_fixture import LOOPBACK
+from tests.interop.gateway_process import GatewayProcess
+from tests.interop.servers import Mosquitto, RabbitMQ
+
+ADDRESSES: Final = ("a0", "a1", "a2")
+LISTENERS: Final = {"mqtt": "mqtt", "amqp": "amqp091"}
+PROBES_RATE: Final = 5.0
+PROBES_MAX: Final = 10_000
+MOSQUITTO_LINES: Final = (
+    "persistence true",
+    "autosave_interval 1",
+    "max_queued_messages 0",
+    "max_inflight_messages 100",
+)
+LINK: Final = {
+    "heartbeat_secs": 2,
+    "connect_timeout_secs": 2.0,
+    "reconnect_min_secs": 0.1,
+    "reconnect_max_secs": 0.5,
+}
+
+
+@dataclass
+class Rig:
+    """What a row runs on, and what its faults break."""
+
+    row: Row
+    tag: str
+    gateway: GatewayProcess
+    history: History
+    proxies: list[Proxy]
+    sender: Sender
+    prober: Sender
+    receiver: Receiver
+    rabbitmq: RabbitMQ | None = None
+    mosquitto: Mosquitto | None = None
+    disk: Disk | None = None
+    clock: Clock | None = None
+    excused: list[Interval] = field(default_factory=list)
+    notes: list[str] = field(default_factory=list)
+
+    @property
+    def workers(self) -> tuple[Worker, ...]:
+        """Who is connected to something."""
+        return (self.sender, self.prober, self.receiver)
+
+
+def gateway_of(row: Row, folder: Path, tag: str, links: dict[Place, Proxy], store: Path) -> GatewayProcess:
+    """The gateway of a row, not yet started."""
+    mapping = folder / "mapping.yaml"
+    mapping.write_text(yaml.safe_dump({"version": 1, "routes": [_route(row, tag)]}))
+    schemes = {"rabbitmq": "amqp://guest:guest@{}/%2F", "mosquitto": "mqtt://{}"}
+    return GatewayProcess(
+        folder,
+        mappings=[str(mapping)],
+        links={
+            name: {
+                "url": schemes[name].format(f"{LOOPBACK}:{proxy.port}"),
+                "client_id": f"gateway-{tag}",
+                **({"qos": 2 if row.guarantee == "qos2" else 1} if name == "mosquitto" else {}),
+                **LINK,
+            }
+            for name, proxy in links.items()
+        },
+        store={"path": str(store / "data"), "probe_secs": 0.1},
+        drain_timeout_secs=2.0,
+    )
+
+
+def _route(row: Row, tag: str) -> dict[str, Any]:
+    sources = {
+        "mqtt": {"endpoint": "mqtt", "topic": "in/{rest...}"},
+        "amqp": {"endpoint": "amqp091", "exchange": "amq.topic", "binding_key": "in.{rest...}"},
+        "rabbitmq": {"endpoint": "rabbitmq", "queue": f"{tag}.in"},
+        "mosquitto": {"endpoint": "mosquitto", "topic": f"{tag}/in/{{rest...}}"},
+    }
+    rest = "{routing_key...}" if row.source == "rabbitmq" else "{rest...}"
+    targets = {
+        "mqtt": {"endpoint": "mqtt", "topic": f"out/{rest}"},
+        "amqp": {"endpoint": "amqp091", "exchange": "amq.topic", "routing_key": f"out.{rest}"},
+        "rabbitmq": {"endpoint": "rabbitmq", "exchange": f"{tag}.out", "routing_key": rest},
+        "mosquitto": {"endpoint": "mosquitto", "topic": f"{tag}/out/{rest}"},
+    }
+    if row.direct:  # it needs none, but a mapping file has at least one
+        sources["mqtt"] = {"endpoint": "mqtt", "topic": "elsewhere/{rest...}"}
+        sources["amqp"] = {**sources["amqp"], "binding_key": "elsewhere.{rest...}"}
+    more: dict[str, Any] = {"settle": row.settle}
+    if row.deduplicate:
+        more["deduplicate"] = {"by": "message_id", "window": "10m"}
+    return {"name": "route", "from": sources[row.source], "to": targets[row.target], **more}
+
+
+def sender_of(row: Row, port: int, tag: str, history: History, *, probe: bool, version: Version) -> Sender:
+    """The sender of a row, or who probes whether the way is open."""
+    common: dict[str, Any] = {
+        "addresses": ADDRESSES[:1] if probe else ADDRESSES,
+        "count": PROBES_MAX if probe else row.messages,
+        "rate": PROBES_RATE if probe else row.messages / row.seconds,
+    }
+    name = PROBE if probe else "sender"
+    if row.source in ("mqtt", "mosquitto"):
+        prefix = "in" if row.source == "mqtt" else f"{tag}/in"
+        qos = 2 if row.guarantee == "qos2" else 1
+        return MqttSender(name, port, history, prefix=prefix, qos=qos, version=version, **common)
+    if row.source == "amqp":
+        return AmqpSender(name, port, history, exchange="amq.topic", prefix="in.", **common)
+    queue = queue_at(f"{tag}.in", f"{tag}.in", "#")
+    return AmqpSender(name, port, history, exchange=f"{tag}.in", prefix="", declarations=queue, **common)
+
+
+def receiver_of(row: Row, port: int, tag: str, history: History, *, version: Version) -> Receiver:
+    """The receiver of a row."""
+    way = "in" if row.direct else "out"
+    if row.target in ("mqtt", "mosquitto"):
+        prefix = way if row.target == "mqtt" else f"{tag}/out"
+        qos = 2 if row.guarantee == "qos2" else 1
+        return MqttReceiver("receiver", port, history, prefix=prefix, qos=qos, version=version)
+    if row.target == "amqp":
+        queue = queue_at("out", "amq.topic", f"{way}.#", kind="")
+        return AmqpReceiver("receiver", port, history, queue="out", prefix=f"{way}.", declarations=queue)
+    queue = queue_at(f"{tag}.out", f"{tag}.out", "#")
+    return AmqpReceiver("receiver", port, history, queue=f"{tag}.out", prefix="", declarations=queue)
+
+
+@contextmanager
+def rigged(row: Row, folder: Path, chance: Random, rabbitmq: RabbitMQ | None) -> Iterator[Rig]:
+    """A rig whose gateway runs; its sender and receiver wait to be started.
+
+    `rabbitmq` runs, and does so again afterwards; it may be None when the row needs none. Raises DiskError or
+    PeerMissingError where the rig cannot be built.
+    """
+    tag = f"chaos-{chance.getrandbits(40):x}"
+    versions = (Version.V5, Version.V311)
+    with ExitStack() as stack:
+        folder.mkdir(parents=True, exist_ok=True)
+        mosquitto = None
+        if "mosquitto" in row.remotes:
+            place = folder / "mosquitto"
+            lines = (*MOSQUITTO_LINES, f"persistence_location {place}/")
+            mosquitto = stack.enter_context(Mosquitto(place, lines))
+        disk = stack.enter_context(Disk(folder / "disk")) if "full-disk" in row.faults else None
+        clock = None
+        if "clock" in row.faults:
+            clock = Clock(folder / "clock")
+            stack.enter_context(patch.dict("os.environ", {CLOCK_FILE: str(clock.file)}))
+            stack.enter_context(patch.object(gateway_process, "PROGRAM", (sys.executable, "-c", WRONG_CLOCK)))
+        remote_ports = {
+            "rabbitmq": rabbitmq.port if rabbitmq is not None else 0,
+            "mosquitto": mosquitto.port if mosquitto is not None else 0,
+        }
+        links = {name: stack.enter_context(Proxy(remote_ports[name])) for name in sorted(row.remotes)}
+        store = disk.folder if disk is not None else folder
+        gateway = gateway_of(row, folder, tag, links, store)
+        own = {name: gateway.configuration["listeners"][key]["port"] for name, key in LISTENERS.items()}
+        ports = {**remote_ports, **own}
+        near, far = (stack.enter_context(Proxy(ports[place])) for place in (row.source, row.target))
+        history = History()
+        version, receiving = chance.choice(versions), chance.choice(versions)
+        if row.deduplicate:
+            version = Version.V5  # before it a message cannot say its id
+        rig = Rig(
+            row,
+            tag,
+            gateway,
+            history,
+            [near, far, *links.values()],
+            sender_of(row, near.port, tag, history, probe=False, version=version),
+            sender_of(row, near.port, tag, History(), probe=True, version=version),
+            receiver_of(row, far.port, tag, history, version=receiving),
+            rabbitmq if "rabbitmq" in row.remotes else None,
+            mosquitto,
+            disk,
+            clock,
+        )
+        stack.enter_context(gateway)
+        yield rig
+
+
+def complaints(log: str, expected: Sequence[str] = ()) -> list[str]:
+    """Lines of a gateway's log that are errors, or no lines of a log at all."""
+    found = []
+    for line in log.splitlines():
+        try:
+            level, event = (said := json.loads(line)).get("level"), said.get("event", "")
+        except ValueError:
+            found.append(line)
+            continue
+        if level in ("error", "critical") and not any(word in event for word in expected):
+            found.append(line)
+    return found

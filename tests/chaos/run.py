@@ -1,0 +1,139 @@
+"""One run of one row: probe, send while things go wrong at moments of chance, mend everything, wait, judge.
+
+The seed and the row's name decide which faults strike when. In the quiet phase nothing goes wrong any more:
+everything that the sender has must be acknowledged, and everything acknowledged must arrive.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable
+from pathlib import Path
+from random import Random
+from typing import Final, NamedTuple
+
+from tests.chaos.checker import Verdict, judge, owed
+from tests.chaos.faults import FAULTS
+from tests.chaos.rig import Rig, complaints, rigged
+from tests.chaos.scenarios import Row
+from tests.interop.servers import RabbitMQ
+
+PROBED_SECS_MAX: Final = 30.0
+DRAINED_SECS_MAX: Final = 30.0
+# So long nothing has come before it counts as quiet: a late repeat is found within it.
+QUIET_SECS: Final = 0.7
+POLL_SECS: Final = 0.02
+# Half of the faults strike while the receiver lags behind by so much.
+BACKLOG_SECS: Final = (0.1, 0.6)
+LOG_SHOWN: Final = 3_000
+
+
+class Result(NamedTuple):
+    """What came of a run."""
+
+    row: Row
+    seed: str
+    verdict: Verdict
+    notes: list[str]
+    struck: list[str]  # what went wrong, with the second of the run
+    seconds: float
+    log: str
+
+    @property
+    def sound(self) -> bool:
+        """Nothing is wrong with the gateway."""
+        return not self.verdict.faults and not self.notes
+
+    def __str__(self) -> str:
+        told = [f"{self.row.name}, CHAOS_SEED={self.seed}, {self.seconds:.1f} s", str(self.verdict)]
+        if not self.sound:
+            told += [*self.notes, f"struck: {', '.join(self.struck)}", f"log: ...{self.log[-LOG_SHOWN:]}"]
+        return "\n".join(told)
+
+
+def run(row: Row, seed: str, folder: Path, rabbitmq: RabbitMQ | None) -> Result:
+    """Run a row in an empty folder. Raises what keeps it from being run at all."""
+    began = time.monotonic()
+    chance = Random(f"{seed}/{row.name}")
+    with rigged(row, folder, chance, rabbitmq) as rig:
+        struck: list[str] = []
+        try:
+            _open_the_way(rig)
+            rig.sender.start()
+            struck = _strike(rig, chance)
+            _mend(rig)
+            _drain(rig)
+        finally:
+            for worker in rig.workers:
+                if worker.is_alive():
+                    worker.stop()
+        for worker in rig.workers:
+            worker.check()
+            rig.notes += worker.notes
+        rig.gateway.kill()
+        expected = ("the store cannot be written",) if "full-disk" in row.faults else ()
+        rig.notes += complaints(rig.gateway.log, expected)
+        verdict = judge(
+            rig.history.records,
+            once=row.once,
+            ordered=row.ordered,
+            flagged=row.flagged,
+            deduplicated=row.deduplicate,
+            excused=rig.excused,
+        )
+        return Result(row, seed, verdict, rig.notes, struck, time.monotonic() - began, rig.gateway.log)
+
+
+def _open_the_way(rig: Rig) -> None:
+    """Return when what is sent arrives: subscriptions, links and queues are there."""
+    rig.receiver.start()
+    _until(rig.receiver.ready.is_set, PROBED_SECS_MAX)
+    rig.prober.start()
+    opened = _until(rig.receiver.probed.is_set, PROBED_SECS_MAX)
+    assert opened, f"nothing crosses: {rig.prober.why}; {rig.receiver.why}; {rig.gateway.log[-LOG_SHOWN:]}"
+    rig.prober.finish()
+    _until(lambda: rig.prober.done, PROBED_SECS_MAX)
+    rig.prober.stop()
+
+
+def _strike(rig: Rig, chance: Random) -> list[str]:
+    """Let every fault of the row happen at its moments; returns which did, and when."""
+    row = rig.row
+    began = time.monotonic()
+    due = sorted((chance.uniform(0.0, row.seconds), name) for name in row.faults for _ in range(row.times))
+    struck = []
+    for at, name in due:
+        time.sleep(max(0.0, began + at - time.monotonic()))
+        struck.append(f"{name} at {time.monotonic() - began:.2f}")
+        backlog_secs = chance.choice((0.0, chance.uniform(*BACKLOG_SECS)))
+        rig.receiver.slow_secs = 1.5 * backlog_secs
+        time.sleep(backlog_secs)
+        FAULTS[name](rig, chance)
+    time.sleep(max(0.0, began + row.seconds - time.monotonic()))
+    return struck
+
+
+def _mend(rig: Rig) -> None:
+    """Nothing is wrong any more; what is dead already stays dead."""
+    for proxy in rig.proxies:
+        proxy.delay(0.0)
+
+
+def _drain(rig: Rig) -> None:
+    """Wait until all is acknowledged and has arrived and nothing comes any more, or for long enough."""
+    sender, receiver = rig.sender, rig.receiver
+    _until(lambda: sender.done, DRAINED_SECS_MAX)
+    sender.finish()
+    wanted = owed(rig.history.records, rig.excused)
+    _until(lambda: wanted <= receiver.heard, DRAINED_SECS_MAX)
+    _until(lambda: time.monotonic() - receiver.last_at > QUIET_SECS, DRAINED_SECS_MAX)
+
+
+def _until(condition: Callable[[], bool], seconds: float) -> bool:
+    """Whether it came true in time."""
+    end = time.monotonic() + seconds
+    while not condition():
+        if time.monotonic() > end:
+            return False
+        time.sleep(POLL_SECS)
+    return True

@@ -1,0 +1,189 @@
+"""Senders and receivers that speak AMQP 0-9-1, to a gateway or to RabbitMQ.
+
+A sender confirms and publishes again whatever was not, over the next connection. A receiver is its queue's
+only consumer (`exclusive`): as long as the broker believes in an earlier connection of its own, it waits, so
+that a half-open connection cannot make two of it, between which no order would hold.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Iterable
+from typing import Final, Literal
+
+from gateway.protocols.amqp091 import methods as m
+from gateway.protocols.amqp091.codec import decode_address
+from gateway.protocols.amqp091.events import (
+    ChannelClosed,
+    Closed,
+    Confirms,
+    Deliveries,
+    Event,
+    MethodReceived,
+)
+from tests.chaos.checker import History, Id, body_of
+from tests.chaos.workers.common import SILENCE_SECS_MAX, WINDOW, At, Receiver, Sender, Worker, readable
+from tests.ingress.amqp_client import Amqp
+
+HEARTBEAT_SECS: Final = 1
+PREFETCH: Final = 50
+PERSISTENT_WITH_ID: Final = b"\x10\x80\x02"  # flags of a content header, delivery-mode; then message-id
+Declaration = tuple[m.Method, type[m.Method]]
+
+
+class Channel(Amqp):
+    """A connection whose events are fetched without waiting long."""
+
+    def arrived(self) -> list[Event]:
+        """What has come since. Raises ConnectionError when the broker has closed anything."""
+        events, self._events = self._events, []
+        if octets := readable(self.sock):
+            events += self.machine.receive_data(octets, time.monotonic())
+        for event in events:
+            if isinstance(event, ChannelClosed | Closed):
+                raise ConnectionError(f"closed: {event.reply_code} {event.text}")
+        return events
+
+    def ask(self, method: m.Method, answer: type[m.Method]) -> None:
+        """Say a method and wait for its answer; raises ConnectionError when something else is the answer."""
+        self.machine.send_method(1, method)
+        self.flush()
+        deadline = time.monotonic() + SILENCE_SECS_MAX
+        while time.monotonic() < deadline:
+            events = self.arrived()
+            for at, event in enumerate(events):
+                if isinstance(event, MethodReceived) and isinstance(event.method, answer):
+                    self._events = events[at + 1 :]
+                    return
+        raise ConnectionError(f"no answer to {method.name}")
+
+    def beat(self) -> None:
+        """Say that we are there."""
+        self.machine.tick(time.monotonic())
+        self.flush()
+
+
+def opened(worker: Worker, declarations: Iterable[Declaration]) -> Channel:
+    """A connection with a channel and what the worker needs in the broker."""
+    channel = Channel(At(worker.port), heartbeat=HEARTBEAT_SECS)
+    try:
+        channel.sock.settimeout(SILENCE_SECS_MAX)
+        channel.open()
+        for method, answer in declarations:
+            channel.ask(method, answer)
+    except BaseException:
+        channel.cut()
+        raise
+    worker.connected()
+    return channel
+
+
+def queue_at(
+    queue: str, exchange: str, key: str, kind: Literal["", "topic"] = "topic"
+) -> tuple[Declaration, ...]:
+    """A durable queue bound to an exchange, which is declared as `kind`, or there already."""
+    exchanges: tuple[Declaration, ...] = (
+        ((m.ExchangeDeclare(exchange, kind, durable=True), m.ExchangeDeclareOk),) if kind else ()
+    )
+    return (
+        *exchanges,
+        (m.QueueDeclare(queue, durable=True), m.QueueDeclareOk),
+        (m.QueueBind(queue, exchange, key), m.QueueBindOk),
+    )
+
+
+class AmqpSender(Sender):
+    """Publishes persistent messages to `exchange`, with `prefix` and the address as their key."""
+
+    def __init__(
+        self,
+        name: str,
+        port: int,
+        history: History,
+        *,
+        addresses: Iterable[str],
+        count: int,
+        rate: float,
+        exchange: str,
+        prefix: str,
+        declarations: tuple[Declaration, ...] = (),
+    ) -> None:
+        super().__init__(name, port, history, addresses=addresses, count=count, rate=rate)
+        self._exchange = exchange
+        self._prefix = prefix
+        self._declarations: list[Declaration] = [*declarations, (m.ConfirmSelect(), m.ConfirmSelectOk)]
+        self._tag = 0
+        self._open: dict[int, Id] = {}  # by delivery tag, in order
+
+    def converse(self) -> None:
+        """One connection."""
+        with opened(self, self._declarations) as channel:
+            self._tag = 0
+            self._open.clear()
+            self.again.clear()
+            self._publish(channel, list(self.unacked))
+            while self.going:
+                self._publish(channel, self.due(WINDOW - len(self._open)))
+                events = channel.arrived()
+                for event in events:
+                    if isinstance(event, Confirms):
+                        for _, tag, multiple, accepted in event.confirms:
+                            self._answered(tag, multiple, accepted)
+                if self.alive(bool(events)):
+                    channel.beat()
+
+    def _publish(self, channel: Channel, ids: list[Id]) -> None:
+        for id in ids:
+            self._tag += 1
+            self._open[self._tag] = id
+            self.history.sent(id)
+            message_id = "/".join(map(str, id)).encode()
+            properties = PERSISTENT_WITH_ID + bytes((len(message_id),)) + message_id
+            method = m.BasicPublish(self._exchange, f"{self._prefix}{id.address}")
+            channel.machine.send_content(1, method, properties, body_of(id))
+        channel.flush()
+
+    def _answered(self, tag: int, multiple: bool, accepted: bool) -> None:
+        tags = [one for one in self._open if one <= tag] if multiple else [tag]
+        for one in tags:
+            self.told(self._open.pop(one), accepted)
+
+
+class AmqpReceiver(Receiver):
+    """Consumes `queue`, whose keys begin with `prefix`."""
+
+    def __init__(
+        self,
+        name: str,
+        port: int,
+        history: History,
+        *,
+        queue: str,
+        prefix: str,
+        declarations: tuple[Declaration, ...],
+    ) -> None:
+        super().__init__(name, port, history)
+        self._queue = queue
+        self._prefix = prefix
+        self._declarations: list[Declaration] = [*declarations, (m.BasicQos(0, PREFETCH), m.BasicQosOk)]
+
+    def converse(self) -> None:
+        """One connection."""
+        with opened(self, self._declarations) as channel:
+            channel.ask(m.BasicConsume(self._queue, exclusive=True), m.BasicConsumeOk)
+            self.ready.set()
+            while self.going:
+                self.dawdle()
+                events = channel.arrived()
+                for event in events:
+                    if isinstance(event, Deliveries):
+                        self._take(channel, event)
+                if self.alive(bool(events)):
+                    channel.beat()
+                channel.flush()
+
+    def _take(self, channel: Channel, event: Deliveries) -> None:
+        for _, _, _, redelivered, wire, _, body in event.contents:
+            key = decode_address(wire)[1]
+            self.note(body, key.removeprefix(self._prefix), redelivered)
+        channel.machine.ack(1, event.contents[-1][2], multiple=True)

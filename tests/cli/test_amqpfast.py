@@ -1,0 +1,156 @@
+"""`gateway publish` and `gateway subscribe` at an AMQP/Fast server."""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+import threading
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from gateway.cli.peers.amqpfast import ProgressLine
+from tests.cli.conftest import Run
+from tests.ingress.amqpfast.client import Fast
+from tests.interop.gateway_fixture import LOOPBACK, Running, running
+from tests.interop.gateway_process import GatewayProcess
+
+
+@pytest.fixture(scope="module")
+def gateway() -> Iterator[Running]:
+    with running() as started:
+        yield started
+
+
+def url(gateway: Running | GatewayProcess, path: str = "/") -> str:
+    return f"amqpfast://guest:guest@{LOOPBACK}:{gateway.port('amqpfast')}{path}"
+
+
+def at(name: str, service: str = "queue") -> tuple[str, ...]:
+    return ("--service", service, "--destination", name)
+
+
+def subscribed(run: Run, gateway: Running | GatewayProcess, name: str, *more: str) -> list[str]:
+    ran = run("subscribe", url(gateway), *at(name), *more, "--seconds", "20")
+    assert ran.code == 0, ran.err
+    return ran.out.splitlines()
+
+
+def test_a_message_with_what_it_says(run: Run, gateway: Running) -> None:
+    said = ("-m", "21.5", "--header", "unit=C", "--content-type", "text/plain", "--qos", "1")
+    assert run("publish", url(gateway), *at("q"), *said) == (0, "", "")
+    (line,) = subscribed(run, gateway, "q", "--count", "1", "--json")
+    found = json.loads(line)
+    assert (found["service"], found["destination"], found["body"]) == ("queue", "q", "21.5")
+    assert (found["durable"], found["content_type"], found["headers"]) == (
+        True,
+        "text/plain",
+        [["unit", "C"]],
+    )
+
+
+def test_lines_in_transactions(run: Run, gateway: Running) -> None:
+    lines = "".join(f"{number}\n" for number in range(7))
+    assert run("publish", url(gateway), *at("t"), "--transaction", "3", "-m", lines).code == 0
+    found = subscribed(run, gateway, "t", "--transaction", "2", "--count", "5")
+    assert found == [f"queue t {number}" for number in range(5)]
+    assert subscribed(run, gateway, "t", "--count", "2") == ["queue t 5", "queue t 6"]
+
+
+def test_browsing_takes_nothing(run: Run, gateway: Running) -> None:
+    for body in ("1", "2"):
+        run("publish", url(gateway), *at("b"), "-m", body)
+    for _ in range(2):
+        assert subscribed(run, gateway, "b", "--browse") == ["queue b 1", "queue b 2"]
+    assert subscribed(run, gateway, "b", "--browse", "--count", "1") == ["queue b 1"]
+    assert subscribed(run, gateway, "b", "--count", "2") == ["queue b 1", "queue b 2"]
+
+
+def test_a_file_of_any_size(run: Run, gateway: Running, tmp_path: Path) -> None:
+    body = os.urandom(5_000_000)
+    file = tmp_path / "large.bin"
+    file.write_bytes(body)
+    ran = run("publish", url(gateway), *at("f"), "--file", str(file))
+    assert (ran.code, ran.err) == (0, "large.bin: 5.0 MB sent\n")
+    (line,) = subscribed(run, gateway, "f", "--count", "1", "--save", str(tmp_path))
+    saved = Path(line.removeprefix("queue f "))
+    assert saved.parent == tmp_path
+    assert saved.read_bytes() == body
+
+
+def test_an_upload_goes_on_after_the_server_was_killed(
+    run: Run, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    body = os.urandom(12_000_000)
+    file = tmp_path / "large.bin"
+    file.write_bytes(body)
+    with GatewayProcess(tmp_path / "gateway") as gateway:
+        killed: list[int] = []
+        show = ProgressLine.show
+
+        def kill_at_half(line: ProgressLine, done: int, size: int) -> None:
+            show(line, done, size)
+            if done > size // 2 and not killed:
+                killed.append(done)
+                gateway.restart()
+
+        monkeypatch.setattr(ProgressLine, "show", kill_at_half)
+        ran = run("publish", url(gateway), *at("f"), "--file", str(file), "--timeout", "30")
+        assert ran.code == 0, ran.err
+        assert killed
+        assert "trying again" in ran.err
+        assert "of them before" in ran.err
+        (line,) = subscribed(run, gateway, "f", "--count", "1", "--save", str(tmp_path))
+        assert Path(line.removeprefix("queue f ")).read_bytes() == body
+
+
+def test_what_is_refused_is_told(run: Run, gateway: Running) -> None:
+    ran = run("publish", url(gateway), *at("nobody", "peer"), "-m", "x")
+    assert ran.code == 1
+    assert ran.err.startswith("not accepted: there is no peer 'nobody' (404)")
+    assert "(402)" in run("publish", url(gateway, "/nowhere"), *at("q"), "-m", "x").err
+    assert "all attempts to connect" in run("publish", f"amqpfast://{LOOPBACK}:1", *at("q"), "-m", "x").err
+    assert "--destination" in run("publish", url(gateway), "-m", "x").err
+    assert "--service" in run("publish", url(gateway), *at("q", "quue"), "-m", "x").err
+
+
+def test_count_is_not_reached_in_time(run: Run, gateway: Running) -> None:
+    ran = run("subscribe", url(gateway), *at("empty"), "--count", "1", "--seconds", "0.2")
+    assert (ran.code, ran.out) == (1, "")
+
+
+def test_the_user_may_interrupt(run: Run, gateway: Running) -> None:
+    def interrupt() -> None:
+        with Fast(gateway).open() as client:
+            handle = client.handle("i")
+            client.put(handle, b"1")
+            while client.index(handle) != ([], 0):
+                pass
+        signal.raise_signal(signal.SIGINT)
+
+    with_thread = threading.Thread(target=interrupt)
+    with_thread.start()
+    ran = run("subscribe", url(gateway), *at("i"), "--count", "2", "--seconds", "20")
+    with_thread.join()
+    assert (ran.code, ran.out) == (0, "queue i 1\n")
+
+
+def test_a_link_is_no_finding_of_a_check(run: Run, tmp_path: Path) -> None:
+    config = tmp_path / "gateway.yaml"
+    mapping = tmp_path / "mapping.yaml"
+    mapping.write_text(
+        """
+version: 1
+routes:
+  - name: out
+    from: {endpoint: mqtt, topic: "a/{rest...}"}
+    to: {endpoint: far, service: queue, destination: "{rest}"}
+    settle: stored
+"""
+    )
+    config.write_text(f"links: {{far: {{url: 'amqpfast://far/vhost'}}}}\nmappings: ['{mapping}']\n")
+    ran = run("check", "--config", str(config))
+    assert ran.code == 0, ran.err
+    assert "error" not in ran.err

@@ -1,0 +1,173 @@
+"""Dead letters of a real gateway: there after it was killed, and the command line that deals with them."""
+
+from __future__ import annotations
+
+import json
+import sys
+from collections.abc import Callable, Iterator
+from contextlib import closing
+from pathlib import Path
+from typing import Any
+
+import httpx
+import pika
+import pytest
+
+from gateway.cli import main
+from tests.durable.test_outbox import channel, until, url_of
+from tests.interop.gateway_fixture import LOOPBACK
+from tests.interop.gateway_process import GatewayProcess
+from tests.interop.servers import free_ports
+
+MAPPING = """
+version: 1
+routes:
+  - name: strict
+    from: {endpoint: amqp091, exchange: amq.topic, binding_key: "in.{name}"}
+    to: {endpoint: amqp091, queue: "{name}"}
+    on_reject: dead_letter
+"""
+
+
+@pytest.fixture
+def gateway(tmp_path: Path) -> Iterator[GatewayProcess]:
+    (tmp_path / "mapping.yaml").write_text(MAPPING)
+    (http,) = free_ports(1)
+    with GatewayProcess(
+        tmp_path,
+        mappings=[str(tmp_path / "mapping.yaml")],
+        http={"host": LOOPBACK, "port": http},
+        dead_letters={"forward": {"endpoint": "amqp091", "queue": "copies"}},
+        drain_timeout_secs=1,
+    ) as started:
+        yield started
+
+
+def publish(gateway: GatewayProcess, name: str, *bodies: str) -> None:
+    said = pika.BasicProperties(
+        delivery_mode=2, message_id="id-1", content_type="text/plain", headers={"own": 7}
+    )
+    with channel(url_of(gateway)) as opened:
+        for body in bodies:
+            opened.basic_publish("amq.topic", f"in.{name}", body.encode(), said)
+
+
+def drained(gateway: GatewayProcess, queue: str) -> list[tuple[bytes, Any]]:
+    found = []
+    with channel(url_of(gateway)) as opened:
+        while (got := opened.basic_get(queue, auto_ack=True))[0] is not None:
+            found.append((got[2], got[1]))
+    return found
+
+
+Ran = Callable[..., tuple[int, str]]
+
+
+@pytest.fixture
+def ran(gateway: GatewayProcess, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> Ran:
+    """`gateway deadletters ...`: exit code, and what it printed."""
+
+    def command(*arguments: str) -> tuple[int, str]:
+        url = f"http://{LOOPBACK}:{gateway.ports['http']}"
+        monkeypatch.setattr(sys, "argv", ["gateway", "deadletters", *arguments, "--url", url])
+        with pytest.raises(SystemExit) as ended:
+            main()
+        captured = capsys.readouterr()
+        return int(ended.value.code or 0), captured.out + captured.err
+
+    return command
+
+
+def listed(gateway: GatewayProcess) -> list[Any]:
+    url = f"http://{LOOPBACK}:{gateway.ports['http']}/api/dead-letters"
+    with closing(httpx.Client(trust_env=False)) as client:
+        found: list[Any] = client.get(url).json()
+        return found
+
+
+def test_they_survive_are_shown_driven_again_and_purged(gateway: GatewayProcess, ran: Ran) -> None:
+    publish(gateway, "later", "one", "two")
+    publish(gateway, "never", "three")
+    gateway.restart()
+
+    code, text = ran("list", "--json")
+    assert code == 0
+    letters = json.loads(text)
+    assert [(one["body"], one["route"], one["reason"]) for one in letters] == [
+        ("three", "strict", "no_route"),
+        ("two", "strict", "no_route"),
+        ("one", "strict", "no_route"),
+    ]
+    three, two, one = (letter["id"] for letter in letters)
+    assert "strict amqp091 amq.topic/in.later 3 octets  no_route: " in ran("list")[1]
+    assert len(json.loads(ran("list", "-n", "1", "--json")[1])) == 1
+
+    code, text = ran("show", one, "--json")
+    shown = json.loads(text)
+    assert (code, shown["body"], shown["durable"]) == (0, "one", True)
+    assert shown["properties"]["message_id"] == "id-1"
+    assert "own" in str(shown["properties"]["headers"])
+    code, text = ran("show", two)
+    assert "route:         strict\n" in text
+    assert text.endswith("\ntwo\n")
+    code, text = ran("show", "999")
+    assert (code, "404: there is no dead letter 999" in text) == (1, True)
+
+    code, text = ran("redrive", one)
+    assert code == 1
+    assert f"{one}: refused again: no_route" in text
+    with channel(url_of(gateway)) as opened:
+        opened.queue_declare("later", durable=True)
+    assert ran("redrive", one) == (0, "1 redriven\n")
+    code, text = ran("redrive", "--route", "strict", "--json")
+    assert code == 1
+    assert (json.loads(text)["redriven"], len(json.loads(text)["left"])) == (1, 1)
+    gateway.restart()
+    got = drained(gateway, "later")
+    assert [body for body, _ in got] == [b"one", b"two"]
+    assert (got[0][1].message_id, got[0][1].content_type, got[0][1].headers["own"]) == (
+        "id-1",
+        "text/plain",
+        7,
+    )
+
+    assert [letter["id"] for letter in listed(gateway)] == [three]
+    assert ran("purge", "--all") == (0, "1 purged\n")
+    code, text = ran("purge", three)
+    assert (code, "there is no such dead letter" in text) == (1, True)
+    assert ran("list") == (0, "there are none\n")
+    gateway.restart()
+    assert listed(gateway) == []
+
+
+def test_copies_go_to_an_address(gateway: GatewayProcess) -> None:
+    with channel(url_of(gateway)) as opened:
+        opened.queue_declare("copies", durable=True)
+    publish(gateway, "nowhere", "one")
+    ((body, properties),) = drained(gateway, "copies")
+    assert body == b"one"
+    assert properties.headers["x-gateway-reason"] == "no_route"
+    assert properties.headers["x-gateway-route"] == "strict"
+    assert properties.headers["own"] == 7
+    assert (properties.message_id, properties.delivery_mode) == ("id-1", 2)
+    assert len(listed(gateway)) == 1
+
+
+def test_a_wrong_use_or_no_gateway_is_told(gateway: GatewayProcess, ran: Ran, tmp_path: Path) -> None:
+    assert ran("purge")[0] == 2
+    assert ran("redrive", "1", "--all")[0] == 2
+    wrong = tmp_path / "token"
+    wrong.write_text("x")
+    code, text = ran("purge", "--all", "--token-file", str(wrong))
+    assert (code, "403: the token is not the right one" in text) == (1, True)
+    gateway.kill()
+    code, text = ran("list")
+    assert (code, "no answer of a gateway" in text) == (1, True)
+
+
+def test_what_no_one_wanted_is_gone_with_the_process(gateway: GatewayProcess) -> None:
+    with channel(url_of(gateway)) as opened:
+        opened.basic_publish("amq.topic", "elsewhere", b"x")
+    until(lambda: len(listed(gateway)) == 1)
+    gateway.restart()
+    assert listed(gateway) == []

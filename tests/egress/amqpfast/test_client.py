@@ -1,0 +1,232 @@
+"""The client for programs, against a whole gateway in the same loop."""
+
+from __future__ import annotations
+
+from collections.abc import AsyncIterator
+from pathlib import Path
+
+import pytest
+import trio
+
+from gateway.app import Gateway
+from gateway.egress.amqpfast.channel import ClientChannel
+from gateway.egress.amqpfast.client import Client, Lost, Refused, connect, head_of
+from gateway.egress.amqpfast.handles import Consumer, Delivery
+from gateway.protocols.amqpfast.spec import Scope
+from gateway.settings import Limits
+from tests.interop.gateway_fixture import gateway_here, settings_of
+
+PATIENCE_SECS = 20.0
+
+
+@pytest.fixture
+async def gateway() -> AsyncIterator[Gateway]:
+    with trio.fail_after(PATIENCE_SECS):
+        async with gateway_here(settings_of(limits=Limits(message_bytes_max=64 * 1024 * 1024))) as one:
+            yield one
+
+
+def url(gateway: Gateway, path: str = "/") -> str:
+    return f"amqpfast://guest:guest@127.0.0.1:{gateway.listeners['amqpfast'].port}{path}"
+
+
+@pytest.fixture
+async def client(gateway: Gateway) -> AsyncIterator[Client]:
+    async with connect(url(gateway), client_name="c1") as one:
+        yield one
+
+
+async def bodies(consumer: Consumer, count: int) -> list[bytes]:
+    return [(await anext(consumer)).message.body for _ in range(count)]
+
+
+async def test_a_message_goes_through_a_queue_with_what_it_says(client: Client) -> None:
+    channel = await client.channel()
+    sender = await channel.sender("queue", "orders")
+    head = head_of(persistent=True, priority=7, identifier="id", headers={"a": "b", "n": -3})
+    await sender.send(b"one", head)
+    async for delivery in await channel.consume("queue", "orders"):
+        message = delivery.message
+        assert (message.body, message.durable, message.address.destination) == (b"one", True, "orders")
+        said = message.properties
+        assert (said.priority, said.message_id) == (7, "id")
+        assert [(name, value.value) for name, value in said.headers] == [("a", "b"), ("n", -3)]
+        await channel.ack(delivery)
+        break
+
+
+async def test_acknowledgements_are_cumulative_whatever_their_order(client: Client) -> None:
+    channel = await client.channel()
+    sender = await channel.sender("queue", "q")
+    await sender.send_many([b"%d" % number for number in range(6)])
+    consumer = await channel.consume("queue", "q")
+    came = [await anext(consumer) for _ in range(6)]
+    for at in (2, 0, 1, 4):
+        await channel.ack(came[at])
+    await channel.aclose()
+    other = await client.channel()
+    back = await other.consume("queue", "q")
+    found = [await anext(back) for _ in range(3)]
+    assert [(one.message.body, one.redelivered) for one in found] == [
+        (b"3", True),
+        (b"4", True),
+        (b"5", True),
+    ]
+
+
+async def test_many_at_once(client: Client) -> None:
+    channel = await client.channel()
+    sender = await channel.sender("queue", "q")
+    wanted = [b"%d" % number for number in range(5_000)]
+    consumer = await channel.consume("queue", "q", prefetch=50)
+    found = []
+
+    async def consume() -> None:
+        async for delivery in consumer:
+            found.append(delivery.message.body)
+            await channel.ack(delivery)
+            if len(found) == len(wanted):
+                await consumer.aclose()
+
+    async with trio.open_nursery() as nursery:
+        nursery.start_soon(consume)
+        await sender.send_many(wanted)
+    assert found == wanted
+
+
+async def test_prefixes_topics_and_durable_subscriptions(gateway: Gateway, client: Client) -> None:
+    async with connect(url(gateway), client_name="c2") as other:
+        channel = await other.channel()
+        await channel.consume("topic", "plant.", identifier="mine")
+    channel = await client.channel()
+    for name in ("plant.a", "plant.b", "elsewhere"):
+        await (await channel.sender("topic", name)).send(name.encode())
+    async with connect(url(gateway), client_name="c2") as other:
+        consumer = await (await other.channel()).consume("topic", "plant.", identifier="mine")
+        assert await bodies(consumer, 2) == [b"plant.a", b"plant.b"]
+
+
+async def test_a_transaction(client: Client) -> None:
+    channel = await client.channel(transacted=True)
+    sender = await channel.sender("queue", "q")
+    await sender.send(b"never")
+    await channel.rollback()
+    await sender.send(b"one")
+    other = await client.channel()
+    consumer = await other.consume("queue", "q")
+    with trio.move_on_after(0.05):
+        await anext(consumer)
+        pytest.fail("it was not committed yet")
+    await channel.commit()
+    assert await bodies(consumer, 1) == [b"one"]
+
+
+async def browsed(channel: ClientChannel, name: str) -> list[Delivery]:
+    return [delivery async for delivery in channel.browse("queue", name)]
+
+
+async def test_browsing_takes_nothing(client: Client) -> None:
+    channel = await client.channel()
+    sender = await channel.sender("queue", "q")
+    await sender.send_many([b"1", b"2", b"3"])
+    for _ in range(2):
+        assert [one.message.body for one in await browsed(channel, "q")] == [b"1", b"2", b"3"]
+    assert await bodies(await channel.consume("queue", "q"), 3) == [b"1", b"2", b"3"]
+
+
+async def test_unget(client: Client) -> None:
+    channel = await client.channel()
+    await (await channel.sender("queue", "q")).send(b"1")
+    consumer = await channel.consume("queue", "q")
+    first = await anext(consumer)
+    await channel.unget(consumer, first)
+    again = await anext(consumer)
+    assert (again.message.body, again.redelivered, again.number) == (b"1", True, first.number + 1)
+
+
+async def test_a_peer_answers_on_the_same_handle(client: Client) -> None:
+    channel = await client.channel()
+    peer = await channel.sender("peer", "echo")
+    await peer.send(b"hello")
+    assert (await anext(peer)).message.body == b"hello"
+    assert len(channel.unsettled) == 0
+
+
+@pytest.mark.parametrize("restartable", [False, True])
+async def test_large_bodies(client: Client, tmp_path: Path, restartable: bool) -> None:
+    body = bytes(range(256)) * 20_000  # 5 MB
+    path = tmp_path / "large"
+    path.write_bytes(body)
+    channel = await client.channel(restartable=restartable)
+    sender = await channel.sender("queue", "q")
+    told: list[tuple[int, int]] = []
+    await sender.upload(path, progress=lambda done, size: told.append((done, size)))
+    assert told[-1] == (len(body), len(body))
+    assert told == sorted(told)
+    await sender.upload(body + b"!")
+    reading = await client.channel()
+    reading.memory_octets_max = len(body)
+    consumer = await reading.consume("queue", "q")
+    first, second = await anext(consumer), await anext(consumer)
+    assert first.message.body == body
+    assert first.file is None
+    assert second.message.body == b""
+    assert second.file is not None
+    with second.file as file:
+        assert file.read() == body + b"!"
+
+
+async def test_refusals_say_what_they_cost(gateway: Gateway, client: Client) -> None:
+    channel = await client.channel()
+    with pytest.raises(Refused, match="there is no peer") as error:
+        await (await channel.sender("peer", "nobody")).send(b"x")
+    assert (error.value.code, error.value.scope) == (404, Scope.HANDLE)
+    sender = await channel.sender("queue", "q")
+    consumer = await channel.consume("queue", "q")
+    with pytest.raises(Refused) as error:
+        await channel.unget(consumer, Delivery(99, False, None))  # type: ignore[arg-type]
+    assert error.value.code == 310
+    with pytest.raises(Refused):
+        await anext(consumer)
+    await sender.send(b"still open")
+    with pytest.raises(Refused) as error:
+        await channel.commit()
+    assert (error.value.code, error.value.scope) == (503, Scope.CHANNEL)
+    with pytest.raises(Refused):
+        await sender.send(b"closed")
+    with pytest.raises(Refused):
+        await channel.sender("queue", "q")
+    assert (await client.channel()).number == channel.number + 1
+
+
+@pytest.mark.parametrize(
+    "path, name, user, code", [("nowhere", "x", "guest:guest", 402), ("/", "c1", "guest:guest", 320)]
+)
+async def test_who_is_not_let_in_is_told_why(
+    gateway: Gateway, client: Client, path: str, name: str, user: str, code: int
+) -> None:
+    with pytest.raises(Refused) as error:
+        async with connect(url(gateway, f"/{path.lstrip('/')}"), client_name=name):
+            pytest.fail("it was let in")
+    assert (error.value.code, error.value.scope) == (code, Scope.CONNECTION)
+
+
+async def test_a_lost_connection_is_told_to_all_who_wait(gateway: Gateway) -> None:
+    async with connect(url(gateway)) as client:
+        channel = await client.channel()
+        consumer = await channel.consume("queue", "q")
+        for connection in list(gateway.listeners["amqpfast"].connections):
+            connection.stream.abort("the test wants it so")  # type: ignore[union-attr]
+        with pytest.raises(Lost):
+            await anext(consumer)
+        with pytest.raises(Lost):
+            await client.channel()
+
+
+async def test_nobody_there() -> None:
+    with pytest.raises(Lost, match="refused|failed"):
+        async with connect("amqpfast://127.0.0.1:1/"):
+            pytest.fail("somebody is there")
+    with pytest.raises(ValueError, match="amqpfast://"):
+        async with connect("amqp://127.0.0.1:1/"):
+            pytest.fail("another protocol")

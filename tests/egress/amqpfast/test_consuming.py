@@ -1,0 +1,321 @@
+"""What an AMQP/Fast link consumes: through the routes, and acknowledged when every target has settled it."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+import trio
+
+from gateway.broker.dead_letters import DeadLetters
+from gateway.broker.switch import Switch
+from gateway.mapping.router import Subscriptions, Targets
+from gateway.model.address import FastAddress, MqttAddress
+from gateway.model.outcome import ACCEPTED, Outcome, Reason, Verdict
+from gateway.model.properties import Value, ValueType
+from gateway.protocols.amqpfast import commands as m
+from gateway.protocols.amqpfast.codec import Head, encode_head_properties
+from gateway.settings import Limits
+from tests.broker.parts import newest
+from tests.egress.amqp091_remote import Shelf
+from tests.egress.amqpfast.remote import TRANSIENT, LinkRig, routed
+
+MAPPING = """
+version: 1
+routes:
+  - name: commands
+    from: {endpoint: fast, service: queue, destination: commands}
+    to: {endpoint: mqtt, topic: "commands"}
+  - name: events
+    from: {endpoint: fast, service: topic, destination: "plant.{line}.t"}
+    to: {endpoint: mqtt, topic: "events/{line}"}
+  - name: inner
+    from: {endpoint: fast, service: topic, destination: "plant.a.{rest...}"}
+    to: {endpoint: mqtt, topic: "inner/{rest...}"}
+  - name: jobs
+    from: {endpoint: fast, service: queue, destination: "jobs.{name}"}
+    to: {endpoint: mqtt, topic: "jobs/{name}"}
+"""
+DROPPED = Outcome(Verdict.REJECTED, Reason.NAME_INVALID, "no")
+BUSY = Outcome(Verdict.RELEASED, Reason.QUOTA, "later")
+
+
+@pytest.fixture
+def shelf() -> Shelf:
+    return Shelf()
+
+
+@pytest.fixture
+async def one(tmp_path: Path, shelf: Shelf) -> LinkRig:
+    return rig(tmp_path, shelf)
+
+
+def rig(tmp_path: Path, shelf: Shelf, limits: Limits | None = None, **settings: object) -> LinkRig:
+    router = routed(tmp_path, MAPPING)
+    switch = Switch(router, DeadLetters())
+    made = LinkRig(switch, limits, **{"prefetch": 50, **settings})
+    switch.namespaces |= {"mqtt": shelf, "fast": made.conversation}
+    made.conversation.route(router.subscriptions("fast"), router.targets("fast"))
+    made.connect()
+    return made
+
+
+def notify(one: LinkRig, source: str, *bodies: bytes, name: str = "", **more: object) -> None:
+    one.remote.notify(source, name or source, bodies, **more)  # type: ignore[arg-type]
+    one.move()
+
+
+def acks(one: LinkRig, source: str) -> list[int]:
+    channel = one.remote.consumer(source).channel
+    return [number for found, number in one.world.acks if found == channel]
+
+
+async def test_each_source_is_consumed_once_and_topics_durably(one: LinkRig) -> None:
+    said = {
+        (consumer.name, consumer.prefetch, consumer.no_local, consumer.identifier)
+        for consumer in one.remote.consumers
+    }
+    assert said == {
+        ("commands", 50, False, ""),
+        ("plant.", 50, True, "gateway.plant."),  # and not plant.a. as well
+        ("jobs.", 50, False, ""),
+    }
+    assert len({consumer.channel for consumer in one.remote.consumers}) == 3
+    assert one.link.ups == 1
+
+
+async def test_subscriptions_may_be_temporary(tmp_path: Path, shelf: Shelf) -> None:
+    one = rig(tmp_path, shelf, durable_subscriptions=False)
+    assert {consumer.identifier for consumer in one.remote.consumers} == {""}
+
+
+async def test_messages_take_the_routes_of_their_destination(one: LinkRig, shelf: Shelf) -> None:
+    notify(one, "commands", b"1", b"2")
+    notify(one, "plant.", b"3", name="plant.b.t")
+    notify(one, "plant.", b"4", name="plant.a.t")
+    assert [(str(message.address), message.body) for message in shelf.messages] == [
+        (str(MqttAddress(topic)), body)
+        for topic, body in (
+            ("commands", b"1"),
+            ("commands", b"2"),
+            ("events/b", b"3"),
+            ("events/a", b"4"),
+            ("inner/t", b"4"),
+        )
+    ]
+    assert acks(one, "commands") == [2]
+    assert acks(one, "plant.") == [1, 2]
+    assert one.stats.messages_in == one.stats.accepted_messages == 4
+    assert one.conversation.idle
+
+
+async def test_what_the_head_says_is_kept(one: LinkRig, shelf: Shelf) -> None:
+    headers = (("HOPS", Value(ValueType.INT32, 3)), ("RETAIN", Value(ValueType.INT32, 1)))
+    head = Head(persistent=True, priority=6, expiration=4_000_000_000, identifier="id", headers=headers)
+    notify(one, "commands", b"transient", head=TRANSIENT)
+    notify(one, "commands", b"persistent", head=encode_head_properties(head))
+    transient, persistent = shelf.messages
+    assert (transient.assurance, transient.durable, transient.expires) == (0, False, 0.0)
+    assert (persistent.assurance, persistent.durable, persistent.expires) == (1, True, 4e9)
+    assert (persistent.hops, persistent.retain) == (4, True)
+    said = persistent.properties
+    assert (said.priority, said.message_id) == (6, "id")
+
+
+async def test_acknowledgements_wait_for_the_targets_and_are_cumulative(one: LinkRig, shelf: Shelf) -> None:
+    shelf.outcome = None
+    notify(one, "commands", *[b"%d" % at for at in range(6)])
+    notify(one, "plant.", b"x", name="plant.b.t")
+    first, other = shelf.parts
+    first.settle_at([1, 4])
+    one.move()
+    assert one.world.acks == []
+    assert not one.conversation.idle
+    first.settle_at([0, 2])
+    one.move()
+    assert acks(one, "commands") == [3]
+    other.settle(ACCEPTED)
+    first.settle_at([3, 5])
+    one.move()
+    assert acks(one, "commands") == [3, 6]
+    assert acks(one, "plant.") == [1]
+    assert one.conversation.idle
+
+
+async def test_numbers_that_the_server_never_used_hold_nothing_up(one: LinkRig) -> None:
+    notify(one, "commands", b"1", skip=4)
+    notify(one, "commands", b"2", b"3", skip=2)
+    assert acks(one, "commands") == [5, 11]
+    assert one.conversation.idle
+
+
+async def test_what_a_target_refuses_is_a_dead_letter_and_acknowledged(one: LinkRig, shelf: Shelf) -> None:
+    shelf.outcome = DROPPED
+    notify(one, "commands", b"1")
+    letter = newest(one.switch.dead_letters)[0]
+    assert (letter.message.body, letter.outcome) == (b"1", DROPPED)
+    assert acks(one, "commands") == [1]
+    assert list(one.stats.settled()) == [("accepted", "none", 0), ("rejected", "name_invalid", 1)]
+
+
+async def test_what_is_released_goes_back_to_its_queue(
+    one: LinkRig, shelf: Shelf, autojump_clock: trio.testing.MockClock
+) -> None:
+    shelf.outcome = BUSY
+    notify(one, "commands", b"1")
+    shelf.outcome = ACCEPTED
+    notify(one, "commands", b"2")
+    assert acks(one, "commands") == []
+    one.tick()
+    assert one.world.ungets == []
+    await trio.sleep(1.5)
+    one.tick()
+    assert one.world.ungets == [1]
+    assert acks(one, "commands") == [2]
+    assert one.conversation.idle
+
+
+async def test_what_a_topic_has_sent_is_tried_again_from_here(
+    one: LinkRig, shelf: Shelf, autojump_clock: trio.testing.MockClock
+) -> None:
+    shelf.outcome = BUSY
+    notify(one, "plant.", b"1", name="plant.b.t")
+    await trio.sleep(1.5)
+    one.tick()
+    shelf.outcome = ACCEPTED
+    notify(one, "plant.", b"2", name="plant.b.t")
+    assert acks(one, "plant.") == []
+    await trio.sleep(1.5)
+    one.tick()
+    assert [message.body for message in shelf.messages] == [b"1", b"1", b"2", b"1"]
+    assert one.world.ungets == []
+    assert acks(one, "plant.") == [2]
+    assert one.switch.router.routes[1].retried == 2
+
+
+async def test_a_message_without_a_route_is_a_dead_letter_if_it_came_from_a_queue(one: LinkRig) -> None:
+    notify(one, "jobs.", b"1", name="jobs.a.b")
+    notify(one, "plant.", b"2", name="plant.x.y.z")
+    letters = one.switch.dead_letters
+    assert newest(letters)[0].message.body == b"1"
+    assert len(letters) == 1
+    assert acks(one, "jobs.") == acks(one, "plant.") == [1]
+
+
+async def test_settlements_of_a_lost_connection_are_dropped(one: LinkRig, shelf: Shelf) -> None:
+    shelf.outcome = None
+    notify(one, "commands", b"1")
+    one.lose()
+    one.connect()
+    shelf.parts[0].settle(ACCEPTED)
+    one.move()
+    assert one.world.acks == []
+    assert one.conversation.idle
+
+
+async def test_a_body_in_fragments_is_joined(one: LinkRig, shelf: Shelf) -> None:
+    body = bytes(range(256)) * 2_000
+    notify(one, "commands", body, b"after")
+    assert [message.body for message in shelf.messages] == [body, b"after"]
+    assert acks(one, "commands") == [2]
+
+
+async def test_a_body_over_the_limit_does_not_stop_the_queue(tmp_path: Path, shelf: Shelf) -> None:
+    one = rig(tmp_path, shelf, Limits(message_bytes_max=1_000))
+    notify(one, "commands", b"x" * 500_000, b"y" * 1_001, b"after")
+    assert [message.body for message in shelf.messages] == [b"after"]
+    assert acks(one, "commands") == [3]
+    letter = newest(one.switch.dead_letters)[0]
+    assert (letter.outcome.reason, letter.message.address) == (
+        Reason.TOO_LARGE,
+        FastAddress("queue", "commands"),
+    )
+    assert len(one.switch.dead_letters) == 2
+    assert one.link.downs == []
+
+
+async def test_a_malformed_head_is_a_dead_letter(one: LinkRig, shelf: Shelf) -> None:
+    headers = b"\0\x05\x01aI\0\0"  # cut short
+    notify(one, "commands", b"1", b"2", head=TRANSIENT[:-2] + headers)
+    assert shelf.messages == []
+    assert acks(one, "commands") == [2]
+    assert newest(one.switch.dead_letters)[0].outcome.reason is Reason.MALFORMED
+
+
+async def test_a_source_that_is_missing_is_asked_for_again(
+    tmp_path: Path, shelf: Shelf, autojump_clock: trio.testing.MockClock
+) -> None:
+    one = rig(tmp_path, shelf)
+    one.lose()
+    one.world.missing.add("commands")
+    one.connect()
+    assert one.link.ups == 2
+    assert {consumer.name for consumer in one.remote.consumers} == {"plant.", "jobs."}
+    one.world.missing.clear()
+    await trio.sleep(1.5)
+    one.tick()
+    notify(one, "commands", b"1")
+    assert acks(one, "commands") == [1]
+
+
+@pytest.mark.parametrize("channel", [False, True])
+async def test_a_source_that_goes_away_is_consumed_again(
+    one: LinkRig, shelf: Shelf, channel: bool, autojump_clock: trio.testing.MockClock
+) -> None:
+    shelf.outcome = None
+    notify(one, "commands", b"1")
+    found = one.remote.consumer("commands")
+    if channel:
+        one.remote.machine.close_channel(found.channel, 404, "gone")
+    else:
+        one.remote.machine.close_handle(found.handle, 404, "gone")
+    one.remote.consumers.remove(found)
+    one.move()
+    shelf.parts[0].settle(ACCEPTED)
+    one.move()
+    assert one.world.acks == []
+    assert one.link.downs == []
+    await trio.sleep(1.5)
+    one.tick()
+    shelf.outcome = ACCEPTED
+    notify(one, "commands", b"2")
+    assert acks(one, "commands") == [1]
+    assert one.conversation.idle
+
+
+async def test_a_changed_mapping_consumes_and_leaves(one: LinkRig, shelf: Shelf) -> None:
+    shelf.outcome = None
+    notify(one, "plant.", b"1", name="plant.b.t")
+    before = one.remote.consumer("plant.")
+    one.conversation.route(Subscriptions(destinations=(("queue", "commands"), ("topic", "new"))), Targets())
+    one.move()
+    assert one.world.cancelled == ["gateway.plant."]
+    assert before.channel in one.remote.machine.channels
+    shelf.parts[0].settle(ACCEPTED)
+    one.move()
+    assert (before.channel, 1) in one.world.acks
+    assert before.channel not in one.remote.machine.channels
+    assert one.remote.consumer("new").identifier == "gateway.new"
+    assert one.conversation.idle
+
+
+async def test_what_is_not_wanted_any_more_is_cancelled_at_the_next_connection(one: LinkRig) -> None:
+    one.lose()
+    one.conversation.route(Subscriptions(destinations=(("queue", "commands"),)), Targets())
+    one.connect()
+    assert one.world.cancelled == ["gateway.plant."]
+    assert [consumer.name for consumer in one.remote.consumers] == ["commands"]
+    assert one.conversation.idle
+    one.lose()
+    one.connect()
+    assert one.world.cancelled == ["gateway.plant."]
+
+
+async def test_an_exact_name_is_never_taken_for_a_prefix(one: LinkRig) -> None:
+    opened = {said.handle_id: said.dest_name for said in one.world.said if isinstance(said, m.HandleOpen)}
+    consumed = {
+        opened[said.handle_id] + "|" + said.dest_name
+        for said in one.world.said
+        if isinstance(said, m.HandleConsume)
+    }
+    assert consumed == {"|commands", "plant.|", "jobs.|"}

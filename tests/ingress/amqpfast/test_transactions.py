@@ -1,0 +1,109 @@
+"""Channels with transactions (3.3.3 - 3.3.5): what COMMIT and ROLLBACK do to sends, notifies and acks."""
+
+from __future__ import annotations
+
+import pytest
+
+from gateway.protocols.amqpfast import commands as m
+from gateway.settings import Limits, Listener
+from tests.ingress.amqpfast.client import Fast, fresh
+from tests.ingress.clients import eventually
+from tests.interop.gateway_fixture import LOOPBACK, Running, running, settings_of
+
+
+def waiting(gateway: Running, queue: str = "q") -> int:
+    return gateway.ask(lambda: len(gateway.gateway.fast_hosts["/"].queues[queue]))
+
+
+def unacknowledged(gateway: Running, queue: str = "q") -> int:
+    return gateway.ask(lambda: gateway.gateway.fast_hosts["/"].queues[queue].unacknowledged)
+
+
+def test_what_is_sent_is_seen_after_the_commit(gateway: Running) -> None:
+    with Fast(gateway).open(transacted=True) as client, Fast(gateway).open() as other:
+        handle = client.handle("q")
+        other.consume(other.handle("q"))
+        client.put(handle, b"1", b"2")
+        assert other.quiet()
+        assert client.ask(m.ChannelCommit(1))[3] == 200
+        assert other.bodies(2) == [b"1", b"2"]
+
+
+def test_what_is_sent_is_gone_after_a_rollback_or_the_end_of_the_channel(gateway: Running) -> None:
+    with Fast(gateway).open(transacted=True) as client:
+        handle = client.handle("q")
+        client.put(handle, b"1")
+        assert client.ask(m.ChannelRollback(1))[3] == 200
+        assert client.ask(m.ChannelCommit(1))[3] == 200
+        client.put(handle, b"2")
+        client.cut()
+    eventually(lambda: not gateway.ask(lambda: gateway.gateway.fast_hosts["/"].clients))
+    assert waiting(gateway) == 0
+
+
+def test_a_rollback_brings_back_what_was_notified_acknowledged_or_not(gateway: Running) -> None:
+    with Fast(gateway).open(transacted=True) as client, Fast(gateway).open() as other:
+        handle = client.handle("q")
+        other.put(other.handle("q"), b"1", b"2", b"3")
+        client.consume(handle, prefetch=2)
+        client.rows(2)
+        client.ack(1)
+        assert client.bodies(1) == [b"3"]  # the window opens at the acknowledgement
+        assert client.ask(m.ChannelRollback(1))[3] == 200
+        rows = client.rows(2)
+        assert [(row[4], row[1], fresh(row)) for row in rows] == [(b"1", 4, False), (b"2", 5, False)]
+        client.ack(5)
+        client.rows(1)
+        client.ack(6)
+        assert client.ask(m.ChannelCommit(1))[3] == 200
+        assert (waiting(gateway), unacknowledged(gateway)) == (0, 0)
+
+
+def test_an_acknowledgement_counts_when_it_is_committed(gateway: Running) -> None:
+    with Fast(gateway).open(transacted=True) as client, Fast(gateway).open() as other:
+        handle = other.handle("q")
+        other.put(handle, b"1", b"2")
+        client.consume(client.handle("q"))
+        client.rows(2)
+        client.ack(2)
+        client.cut()
+        other.consume(handle)
+        assert [(row[4], fresh(row)) for row in other.rows(2)] == [(b"1", False), (b"2", False)]
+
+
+@pytest.mark.parametrize("confirms, left", [("all", 0), ("acked", 1)])
+def test_what_a_commit_confirms(confirms: str, left: int) -> None:
+    listener = Listener(protocol="amqpfast", host=LOOPBACK, port=0, commit_confirms=confirms)  # type: ignore[arg-type]
+    with (
+        running(settings_of(listeners={"amqpfast": listener})) as gateway,
+        Fast(gateway).open(transacted=True) as client,
+        Fast(gateway).open() as other,
+    ):
+        other.put(other.handle("q"), b"1", b"2")
+        client.consume(client.handle("q"))
+        client.rows(2)
+        client.ack(1)
+        assert client.ask(m.ChannelCommit(1))[3] == 200
+        assert unacknowledged(gateway) == left
+        client.cut()
+        eventually(lambda: waiting(gateway) == left)
+
+
+def test_a_message_for_several_destinations_and_many_messages_commit_as_one(gateway: Running) -> None:
+    with Fast(gateway).open(transacted=True) as client:
+        client.handle("a.x")
+        client.handle("a.y")
+        client.put(client.handle("a."), *[b"x"] * 100)
+        assert waiting(gateway, "a.x") == 0
+        assert client.ask(m.ChannelCommit(1))[3] == 200
+        assert (waiting(gateway, "a.x"), waiting(gateway, "a.y")) == (100, 100)
+
+
+def test_a_transaction_has_a_limit() -> None:
+    with running(settings_of(limits=Limits(transaction_messages_max=3))) as gateway:
+        with Fast(gateway).open(transacted=True) as client:
+            handle = client.handle("q")
+            client.put(handle, b"1", b"2", b"3")
+            client.put(handle, b"4", confirm=False)
+            assert client.channel_closed() == (1, 506)
+        assert waiting(gateway) == 0

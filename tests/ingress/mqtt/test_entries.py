@@ -1,0 +1,80 @@
+"""What topics lead to is looked up again when a subscription that may match them comes or goes."""
+
+from __future__ import annotations
+
+import pytest
+
+from gateway.broker.dead_letters import DeadLetters
+from gateway.broker.mqtt.namespace import MqttNamespace
+from gateway.broker.mqtt.subscription import SubscriptionOptions
+from gateway.broker.switch import FILTERS_MAX, Switch
+from gateway.ingress.mqtt.entries import Entries
+from gateway.model.address import MqttAddress
+from tests.broker.test_switch import routes
+
+BACK = (
+    "{name: back, from: {endpoint: mqtt, topic: 'in/{rest...}'},"
+    " to: {endpoint: mqtt, topic: 'out/{rest...}'}}"
+)
+TOPICS = ("a", "a/b", "a/b/c", "ab", "b", "in/x")
+
+
+class Bench:
+    """Entries of one user over a topic tree."""
+
+    def __init__(self, *rows: str) -> None:
+        self.switch = Switch(routes(*rows), DeadLetters())
+        self.space = MqttNamespace(self.switch.subscribed)
+        self.switch.namespaces = {"mqtt": self.space}
+        self.entries = Entries("mqtt", self.switch, self.space, 100)
+        self.session, _ = self.space.open("c", clean=True, expiry_secs=0.0)
+        for topic in TOPICS:
+            self.entries.resolve(MqttAddress(topic), self.entries.of("u"))
+
+    def kept(self) -> set[str]:
+        return {topic.decode() for topic in self.entries.of("u")}
+
+    def subscribe(self, topic_filter: str) -> None:
+        self.space.subscribe(self.session, topic_filter, SubscriptionOptions())
+
+
+@pytest.mark.parametrize(
+    "topic_filter, forgotten",
+    [
+        ("a", {"a"}),
+        ("c", set()),
+        ("a/#", {"a", "a/b", "a/b/c"}),
+        ("a/+", {"a", "a/b", "a/b/c"}),
+        ("#", set(TOPICS)),
+        ("+/b", set(TOPICS)),
+        ("$share/g/b", {"b"}),
+    ],
+)
+def test_only_what_a_filter_may_match_is_forgotten(topic_filter: str, forgotten: set[str]) -> None:
+    bench = Bench()
+    bench.subscribe(topic_filter)
+    assert bench.kept() == set(TOPICS) - forgotten
+    for topic in TOPICS:
+        bench.entries.resolve(MqttAddress(topic), bench.entries.of("u"))
+    bench.space.unsubscribe(bench.session, topic_filter)
+    assert bench.kept() == set(TOPICS) - forgotten
+
+
+def test_what_a_route_leads_back_is_forgotten_with_any_filter() -> None:
+    bench = Bench(BACK)
+    bench.subscribe("out/x")
+    assert bench.kept() == set(TOPICS) - {"in/x"}
+
+
+def test_any_other_change_forgets_everything() -> None:
+    bench = Bench()
+    bench.subscribe("c")
+    bench.switch.changed()
+    assert bench.kept() == set()
+
+
+def test_so_do_too_many_changes() -> None:
+    bench = Bench()
+    for number in range(FILTERS_MAX + 1):
+        bench.subscribe(f"c/{number}")
+    assert bench.kept() == set()

@@ -1,0 +1,61 @@
+"""All scripts, and where we answer otherwise than RabbitMQ on purpose.
+
+The texts of DIFFERENT_TEXTS quote Erlang's terms, or what was in RabbitMQ's memory; codes and methods agree.
+"""
+
+from __future__ import annotations
+
+from typing import Final, NamedTuple
+
+from tests.interop.oracle import connecting, declaring, delivering, dying, publishing
+from tests.interop.oracle.scripts import SCRIPTS
+from tests.interop.oracle.wire import Heard, Log
+
+FILES: Final = (connecting, declaring, delivering, dying, publishing)
+
+DIFFERENT_TEXTS: Final = frozenset(
+    {
+        "a channel before the connection is open",
+        "a method that does not exist",
+        "a method cut short",
+        "a frame that does not end",
+        "a frame of an unknown type",
+        "a heartbeat on a channel",
+        "a frame larger than agreed",
+    }
+)
+
+
+class Difference(NamedTuple):
+    """What we say instead, and why."""
+
+    said: Log
+    why: str
+
+
+DIFFERENT: Final = {
+    "a class that does not exist": Difference(
+        [
+            Heard("a", 0, "connection.close", (501, "FRAME_ERROR - method 200.10 is not known", 200, 10)),
+            Heard("a", 0, "end", ()),
+        ],
+        "RabbitMQ's reader dies of it, and the connection ends without a word",
+    ),
+    "properties that cannot be read": Difference(
+        [
+            Heard("a", 0, "connection.close", (502, "the properties do not end where they should", 60, 40)),
+            Heard("a", 0, "end", ()),
+        ],
+        "RabbitMQ's channel dies of it: 541 without the method's name",
+    ),
+}
+
+assert {*DIFFERENT, *DIFFERENT_TEXTS} <= {*SCRIPTS}
+
+
+def without_texts(log: Log) -> Log:
+    """The log without the reply texts of closes."""
+    return [
+        heard._replace(said=(heard.said[0], *heard.said[2:])) if heard.name.endswith(".close") else heard
+        for heard in log
+    ]

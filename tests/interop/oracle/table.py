@@ -1,0 +1,72 @@
+"""The README's tables of methods and errors, from the scripts: `python -m tests.interop.oracle.table`."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+from gateway.protocols.amqp091 import methods as m
+from gateway.protocols.amqp091.spec import ReplyCode
+from tests.interop.gateway_fixture import running
+from tests.interop.oracle.scripts import run_all
+from tests.interop.oracle.suite import DIFFERENT
+from tests.interop.oracle.wire import SAID, Log
+
+
+def methods_table(logs: dict[str, Log]) -> Iterator[str]:
+    """Every method, and how many scripts say it or hear it."""
+    heard: dict[str, set[str]] = {}
+    for name, log in logs.items():
+        for one in log:
+            heard.setdefault(one.name, set()).add(name)
+    yield "| class | methods that clients say | methods that they hear |"
+    yield "|---|---|---|"
+    classes: dict[str, tuple[list[str], list[str]]] = {}
+    for method in m.METHODS.values():
+        group, name = method.name.split(".", 1)
+        said, told = classes.setdefault(group, ([], []))
+        if method.name in SAID and method.direction & m.TO_SERVER:
+            said.append(name)
+        if method.name in heard:
+            told.append(name)
+    for group, (said, told) in classes.items():
+        yield f"| {group} | {', '.join(said)} | {', '.join(told)} |"
+
+
+def errors_table(logs: dict[str, Log]) -> Iterator[str]:
+    """What a client does, and the close that it gets, by code and method."""
+    yield "| code | closes | method at fault | what a client did |"
+    yield "|---|---|---|---|"
+    rows: dict[tuple[int, str, str], list[str]] = {}
+    for name, log in logs.items():
+        closes = [one for one in log if one.name.endswith(".close")]
+        mark = " ¹" if name in DIFFERENT else ""
+        if closes:
+            code, _, class_id, method_id = closes[-1].said
+            kind = m.METHODS.get(class_id << 16 | method_id)
+            fault = kind.name if kind is not None else f"{class_id}.{method_id}" if class_id else "none"
+            row = (code, closes[-1].name.split(".")[0], fault)
+        elif log[-1].name == "end" and log[-1].who == "a":
+            row = (0, "the socket", "none")
+        else:
+            continue
+        rows.setdefault(row, []).append(name + mark)
+    for (code, what, fault), names in sorted(rows.items()):
+        word = f"{code} {ReplyCode(code).name.lower().replace('_', '-')}" if code else "no word"
+        yield f"| {word} | {what} | {fault} | {'; '.join(sorted(names))} |"
+    yield ""
+    for name, difference in DIFFERENT.items():
+        yield f"¹ {name}: {difference.why}."
+
+
+def main() -> None:
+    """Run the scripts against a gateway, and print."""
+    with running() as gateway:
+        logs = run_all(gateway.amqp)
+    print(f"{len(logs)} scripts see the same methods, codes and order from RabbitMQ 3.10 and from us:\n")
+    print("\n".join(methods_table(logs)))
+    print()
+    print("\n".join(errors_table(logs)))
+
+
+if __name__ == "__main__":
+    main()

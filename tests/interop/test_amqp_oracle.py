@@ -1,0 +1,44 @@
+"""The same script runs against RabbitMQ and against our listener, and must see the same methods in order."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+import pytest
+
+from tests.interop.gateway_fixture import running
+from tests.interop.oracle.scripts import run, run_all
+from tests.interop.oracle.suite import DIFFERENT, DIFFERENT_TEXTS, SCRIPTS, without_texts
+from tests.interop.oracle.wire import Log
+from tests.interop.servers import RabbitMQ
+
+Logs = dict[str, Log]
+
+
+@pytest.fixture(scope="module")
+def theirs(rabbitmq: RabbitMQ) -> Logs:
+    return run_all(rabbitmq.port)
+
+
+@pytest.fixture(scope="module")
+def ours() -> Iterator[Logs]:
+    with running() as gateway:
+        yield run_all(gateway.amqp)
+
+
+@pytest.mark.parametrize("name", SCRIPTS)
+def test_both_say_the_same(name: str, ours: Logs, theirs: Logs, rabbitmq: RabbitMQ) -> None:
+    different = DIFFERENT.get(name)
+    if different is not None:
+        assert ours[name] == different.said, different.why
+        assert theirs[name] != different.said, "no difference any more"
+        return
+    alike = without_texts if name in DIFFERENT_TEXTS else Log
+    if alike(ours[name]) != alike(theirs[name]):
+        # Clocks of a tenth of a second may have gone wrong in the crowd: RabbitMQ is asked once more, alone.
+        assert alike(ours[name]) == alike(run(name, rabbitmq.port))
+
+
+def test_the_texts_that_differ_do(ours: Logs, theirs: Logs) -> None:
+    for name in DIFFERENT_TEXTS:
+        assert ours[name] != theirs[name], name

@@ -1,0 +1,86 @@
+"""Messages, facts and writers for the tests of the journal."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+from gateway.model.address import MqttAddress
+from gateway.model.message import Message, Sender
+from gateway.model.outcome import ACCEPTED
+from gateway.store.journal.encoding import Encoder, Facts, Stashed
+from gateway.store.journal.format import Draft, lay_out
+from gateway.store.journal.reader import Block, Gap, JournalReader, Row
+from gateway.store.journal.writer import JournalWriter, Options
+
+UTC_US = 1_700_000_000_000_000
+HOME = Facts("", "", "mqtt", "mqtt")
+UP = Facts("up", "7f3a", "erp", "amqpfast")
+SENDER = Sender("mqtt", "press-7", "plant", "10.0.0.7:40123")
+
+
+def message(number: int, **also: Any) -> Message:
+    """A message whose body is its number."""
+    return Message(MqttAddress(f"plant/{number % 3}"), str(number).encode(), sender=SENDER, **also)
+
+
+def stashed(first: int, count: int, *, at: int = UTC_US) -> Stashed:
+    return Stashed(HOME, [message(first + place) for place in range(count)], None, ACCEPTED, at, at + 5)
+
+
+def block(base: int, count: int, shard: int = 0, level: int = 0) -> bytes:
+    """The octets of a block."""
+    return octets_of(Encoder(shard, body_bytes_max=1_000).encode(base, [stashed(base, count)]), level)
+
+
+def octets_of(draft: Draft, level: int = 0) -> bytes:
+    """A block as it is written."""
+    header, pieces = lay_out(draft, level)
+    octets = b"".join(pieces)
+    assert len(octets) == header.octets
+    return octets
+
+
+def told(_: str) -> None:
+    """A log that nobody reads."""
+
+
+def writer(folder: Path, shard: int = 0, options: Options | None = None, **also: Any) -> JournalWriter:
+    return JournalWriter(folder, shard, options, **({"clock": time.monotonic, "tell": told} | also))
+
+
+def write(folder: Path, *numbers: range, shard: int = 0, options: Options | None = None, **also: Any) -> None:
+    """Record each range as a part of its own, and close."""
+    made = writer(folder, shard, options, **also)
+    for part in numbers:
+        made.record(HOME, [message(number) for number in part], ACCEPTED, time.monotonic())
+    made.close()
+
+
+def rows_of(folder: Path, shard: str = "0", **also: Any) -> list[Row]:
+    """All rows; there must be no gaps."""
+    return [whole(item) for item in JournalReader(folder).rows(shard, **also)]
+
+
+def whole(item: Row | Gap) -> Row:
+    assert not isinstance(item, Gap)
+    return item
+
+
+def whole_block(item: Block | Gap) -> Block:
+    assert isinstance(item, Block)
+    return item
+
+
+def numbers_of(rows: list[Row]) -> list[int]:
+    return [int(row["body"]) for row in rows]
+
+
+def until(condition: Callable[[], bool], seconds: float = 20.0) -> None:
+    """Wait for another thread or process."""
+    deadline = time.monotonic() + seconds
+    while not condition():
+        assert time.monotonic() < deadline, "it did not happen"
+        time.sleep(0.005)

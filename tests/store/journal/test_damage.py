@@ -1,0 +1,135 @@
+"""Torn ends are cut and never read; damage in the middle is named, and passed over only when told to."""
+
+from __future__ import annotations
+
+import os
+from pathlib import Path
+
+import pytest
+
+from gateway.store.journal.format import (
+    HEADER_OCTETS,
+    DamageError,
+    JournalError,
+    decode_header,
+    encode_header,
+)
+from gateway.store.journal.reader import Gap, JournalReader
+from gateway.store.journal.segments import SEARCH_OCTETS, Hole, segment_name
+from tests.store.journal.samples import block, numbers_of, rows_of, whole, write
+
+
+def put(folder: Path, *blocks: bytes, first: int = 0, shard: int = 0) -> Path:
+    path = folder / segment_name(shard, first)
+    path.write_bytes(b"".join(blocks))
+    return path
+
+
+def test_a_torn_end_at_every_octet(tmp_path: Path) -> None:
+    whole_part, torn = block(0, 3), block(3, 2)
+    path = put(tmp_path, whole_part)
+    reader = JournalReader(tmp_path)
+    for kept in range(len(torn)):
+        path.write_bytes(whole_part + torn[:kept])
+        assert [item.header.next for item in reader.index("0") if not isinstance(item, Gap)] == [3]
+        holes = list(reader.verify("0"))
+        assert holes == ([Hole(path, len(whole_part), len(whole_part) + kept)] if kept else [])
+    path.write_bytes(whole_part + torn)
+    assert numbers_of(rows_of(tmp_path)) == [0, 1, 2, 3, 4]
+
+
+@pytest.mark.parametrize("kept", [1, 8, HEADER_OCTETS - 1, HEADER_OCTETS, HEADER_OCTETS + 9, -1])
+def test_the_writer_cuts_a_torn_end_and_goes_on(tmp_path: Path, kept: int) -> None:
+    put(tmp_path, block(0, 3), block(3, 2)[:kept])
+    write(tmp_path, range(3, 5))
+    assert numbers_of(rows_of(tmp_path)) == [0, 1, 2, 3, 4]
+    assert list(JournalReader(tmp_path).verify("0")) == []
+
+
+def test_zeros_that_a_crash_of_the_machine_left_are_a_torn_end(tmp_path: Path) -> None:
+    """The size of the file may have survived, and the header, but not the content."""
+    first, second = block(0, 3), block(3, 2)
+    path = put(tmp_path, first, second[:HEADER_OCTETS] + bytes(len(second) - HEADER_OCTETS))
+    assert numbers_of(rows_of(tmp_path)) == [0, 1, 2]
+    assert list(JournalReader(tmp_path).verify("0")) == [Hole(path, len(first), len(first) + len(second))]
+    write(tmp_path, range(3, 4))
+    assert numbers_of(rows_of(tmp_path)) == [0, 1, 2, 3]
+
+
+def test_a_segment_that_was_torn_at_once(tmp_path: Path) -> None:
+    put(tmp_path, block(0, 3))
+    put(tmp_path, block(3, 2)[:50], first=3)
+    assert numbers_of(rows_of(tmp_path)) == [0, 1, 2]
+    write(tmp_path, range(3, 5))
+    assert numbers_of(rows_of(tmp_path)) == [0, 1, 2, 3, 4]
+
+
+def flipped(octets: bytes, place: int) -> bytes:
+    return octets[:place] + bytes((octets[place] ^ 0x40,)) + octets[place + 1 :]
+
+
+PLACES = [("in its magic", 3), ("in its length", 17), ("in its CRC", 70), ("in its content", 200)]
+
+
+@pytest.mark.parametrize("place", [place for _, place in PLACES], ids=[name for name, _ in PLACES])
+def test_damage_in_the_middle(tmp_path: Path, place: int) -> None:
+    first, second, third = block(0, 3), block(3, 2), block(5, 4)
+    path = put(tmp_path, first, flipped(second, place), third)
+    found = list(JournalReader(tmp_path).verify("0"))
+    gaps = [item for item in found if isinstance(item, Gap)]
+    assert [(gap.first, gap.rows, gap.reason) for gap in gaps] == [(3, 2, "damage")]
+    assert str(path) in gaps[0].where
+    holes = [item for item in found if isinstance(item, Hole)]
+    assert holes == ([] if place >= HEADER_OCTETS else [Hole(path, len(first), len(first) + len(second))])
+
+    with pytest.raises(DamageError, match="rows 3 to 4"):
+        rows_of(tmp_path)
+    skipped = list(JournalReader(tmp_path, skip=True).rows("0"))
+    assert [item for item in skipped if isinstance(item, Gap)] == gaps
+    kept = [item for item in skipped if not isinstance(item, Gap)]
+    assert numbers_of(kept) == [0, 1, 2, 5, 6, 7, 8]
+    assert numbers_of(rows_of(tmp_path, start=5)) == [5, 6, 7, 8], "who is past the damage goes on"
+    write(tmp_path, range(9, 10))
+    assert numbers_of(rows_of(tmp_path, start=5)) == [5, 6, 7, 8, 9], "and so does the writer"
+
+
+def test_damage_at_the_end_of_a_segment_that_is_not_the_last(tmp_path: Path) -> None:
+    put(tmp_path, block(0, 3), block(3, 2)[:-9])
+    put(tmp_path, block(5, 1), first=5)
+    with pytest.raises(DamageError, match="rows 3 to 4 are missing"):
+        rows_of(tmp_path)
+    (hole, gap) = JournalReader(tmp_path).verify("0")
+    assert isinstance(hole, Hole)
+    assert isinstance(gap, Gap)
+    assert (gap.first, gap.rows) == (3, 2)
+
+
+def test_the_next_block_is_found_far_behind_large_damage(tmp_path: Path) -> None:
+    noise = b"GWJBLOCK" * 3 + bytes(SEARCH_OCTETS * 2 - 8 * 4)
+    put(tmp_path, block(0, 1), noise, block(1, 1))
+    found = list(JournalReader(tmp_path).verify("0"))
+    assert [(item.offset, item.end - item.offset) for item in found if isinstance(item, Hole)] == [
+        (len(block(0, 1)), len(noise))
+    ]
+    assert numbers_of([whole(row) for row in JournalReader(tmp_path, skip=True).rows("0")]) == [0, 1]
+
+
+def test_a_journal_in_a_body_is_not_taken_for_blocks(tmp_path: Path) -> None:
+    """Only damage makes a reader look for blocks, and a sound one is stepped over whole."""
+    inner = block(50, 1)
+    write(tmp_path, range(2))
+    path = next(tmp_path.glob("*.gwj"))
+    path.write_bytes(path.read_bytes() + inner[:-1])
+    assert numbers_of(rows_of(tmp_path)) == [0, 1]
+
+
+def test_a_newer_format_is_refused(tmp_path: Path) -> None:
+    octets = block(0, 1)
+    header = decode_header(octets)
+    assert header is not None
+    put(tmp_path, encode_header(header._replace(version=2)), octets[HEADER_OCTETS:])
+    with pytest.raises(JournalError, match="is of format 2"):
+        rows_of(tmp_path)
+    with pytest.raises(JournalError, match="is of format 2"):
+        write(tmp_path, range(1))
+    assert os.listdir(tmp_path), "and left as it was"

@@ -1,0 +1,232 @@
+"""Files: rolled by size and age, deleted by size and age, numbered on after a restart, one writer each."""
+
+from __future__ import annotations
+
+import os
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from gateway.store.journal.appending import RETENTION_SECS, Appender
+from gateway.store.journal.format import JournalError, decode_header
+from gateway.store.journal.reader import Gap, GoneError, JournalReader
+from tests.store.journal.samples import block, numbers_of, rows_of, whole, write, writer
+
+
+class Clock:
+    """A clock that is set by hand."""
+
+    def __init__(self, now: float = 1_700_000_000.0) -> None:
+        self.now = now
+
+    def __call__(self) -> float:
+        return self.now
+
+
+def appender(folder: Path, clock: Clock, **limits: int) -> Appender:
+    names = ("segment_bytes", "retention_bytes", "segment_secs", "retention_secs", "sync_interval_secs")
+    chosen: dict[str, Any] = dict.fromkeys(names, 0)
+    return Appender(folder, 0, **(chosen | limits), utc=clock)
+
+
+def append(to: Appender, count: int = 2) -> int:
+    """A block of `count` rows; returns its octets."""
+    octets = block(to.next, count)
+    header = decode_header(octets)
+    assert header is not None
+    assert to.append([(header, octets)]) == 1
+    return header.octets
+
+
+def firsts(folder: Path) -> list[int]:
+    return [segment.first for segment in JournalReader(folder).segments()]
+
+
+def test_a_segment_ends_at_its_size(tmp_path: Path) -> None:
+    octets = append(appender(tmp_path / "measure", Clock()))
+    made = appender(tmp_path / "journal", Clock(), segment_bytes=2 * octets + octets // 2)
+    for _ in range(5):
+        append(made)
+    made.close()
+    assert firsts(tmp_path / "journal") == [0, 4, 8]
+    assert numbers_of(rows_of(tmp_path / "journal")) == list(range(10))
+
+
+@pytest.mark.parametrize("most, files", [(0, 1), (1, 10), (2, 5), (3, 4)])
+def test_several_blocks_at_a_time(tmp_path: Path, most: int, files: int) -> None:
+    """As many go into one write as fit into the segment."""
+    written = [block(2 * place, 2) for place in range(10)]
+    blocks = [(header, octets) for octets in written if (header := decode_header(octets)) is not None]
+    largest = max(header.octets for header, _ in blocks)
+    made = appender(tmp_path, Clock(), segment_bytes=most * largest)
+    while blocks:
+        count = made.append(blocks)
+        del blocks[:count]
+    made.close()
+    assert numbers_of(rows_of(tmp_path)) == list(range(20))
+    assert len(firsts(tmp_path)) == files
+
+
+def test_a_block_larger_than_a_segment_is_one(tmp_path: Path) -> None:
+    made = appender(tmp_path, Clock(), segment_bytes=1)
+    append(made)
+    append(made)
+    made.close()
+    assert firsts(tmp_path) == [0, 2]
+
+
+def test_a_segment_ends_at_its_age(tmp_path: Path) -> None:
+    clock = Clock()
+    made = appender(tmp_path, clock, segment_secs=60)
+    append(made)
+    clock.now += 59
+    append(made)
+    clock.now += 1
+    append(made)
+    clock.now += 60
+    made.tick()
+    append(made)
+    made.close()
+    assert firsts(tmp_path) == [0, 4, 6]
+
+
+def test_an_old_segment_is_ended_after_a_restart(tmp_path: Path) -> None:
+    clock = Clock()  # the time of the sample's rows
+    made = appender(tmp_path, clock, segment_secs=60)
+    append(made)
+    made.close()
+    clock.now += 61
+    made = appender(tmp_path, clock, segment_secs=60)
+    append(made)
+    made.close()
+    assert firsts(tmp_path) == [0, 2]
+
+
+def test_retention_by_size_keeps_the_newest(tmp_path: Path) -> None:
+    made = appender(tmp_path, Clock(), segment_bytes=1, retention_bytes=1)
+    for _ in range(4):
+        append(made)
+    made.close()
+    assert firsts(tmp_path) == [6]
+    made = appender(tmp_path, Clock(), segment_bytes=1, retention_bytes=1)
+    assert made.next == 8
+    made.close()
+
+
+def test_retention_by_size_counts_exactly(tmp_path: Path) -> None:
+    octets = append(appender(tmp_path / "measure", Clock()))
+    made = appender(tmp_path / "journal", Clock(), segment_bytes=1, retention_bytes=3 * octets)
+    for _ in range(5):
+        append(made)
+    made.close()
+    assert firsts(tmp_path / "journal") == [4, 6, 8]
+
+
+def test_retention_by_age(tmp_path: Path) -> None:
+    clock = Clock()
+    made = appender(tmp_path, clock, segment_bytes=1, retention_secs=1_000)
+    for _ in range(3):
+        append(made)
+    for place, path in enumerate(sorted(tmp_path.glob("*.gwj"))):
+        os.utime(path, (clock.now + place, clock.now + place))
+    clock.now += 1_001 + RETENTION_SECS
+    for path in sorted(tmp_path.glob("*.gwj"))[1:]:
+        os.utime(path, (clock.now, clock.now))
+    made.tick()
+    assert firsts(tmp_path) == [2, 4]
+    assert made.segments == 2
+    made.close()
+
+
+def test_numbers_go_on_after_a_restart(tmp_path: Path) -> None:
+    for part in (range(3), range(3, 7), range(7, 8)):
+        write(tmp_path, part)
+    rows = rows_of(tmp_path)
+    assert numbers_of(rows) == [row["sequence"] for row in rows] == list(range(8))
+    assert firsts(tmp_path) == [0], "a young segment is continued"
+
+
+def test_two_writers_of_one_shard_are_refused(tmp_path: Path) -> None:
+    one = writer(tmp_path)
+    with pytest.raises(JournalError, match=f"process {os.getpid()} writes shard 0"):
+        writer(tmp_path)
+    writer(tmp_path, shard=1).close()
+    one.close()
+    writer(tmp_path).close()
+
+
+def test_a_folder_that_cannot_be_made(tmp_path: Path) -> None:
+    (tmp_path / "file").write_text("")
+    with pytest.raises(JournalError, match="cannot be written"):
+        writer(tmp_path / "file" / "journal")
+
+
+def test_shards_in_one_folder_and_below(tmp_path: Path) -> None:
+    write(tmp_path, range(2))
+    write(tmp_path, range(3), shard=12)
+    write(tmp_path / "replica-b", range(4))
+    reader = JournalReader(tmp_path)
+    assert reader.shards() == ["0", "12", "replica-b/0"]
+    assert [len(rows_of(tmp_path, shard)) for shard in reader.shards()] == [2, 3, 4]
+    assert {row["shard"] for row in rows_of(tmp_path, "replica-b/0")} == {"replica-b/0"}
+
+
+def test_rows_that_retention_has_deleted(tmp_path: Path) -> None:
+    made = appender(tmp_path, Clock(), segment_bytes=1)
+    for _ in range(4):
+        append(made)
+    made.close()
+    for path in sorted(tmp_path.glob("*.gwj"))[:2]:
+        path.unlink()
+    with pytest.raises(GoneError, match="rows 1 to 3 are gone") as told:
+        rows_of(tmp_path, start=1)
+    assert told.value.first == 4
+    assert numbers_of(rows_of(tmp_path)) == [4, 5, 6, 7], "who asks for no number begins at the first row"
+    gap, *rows = JournalReader(tmp_path, skip=True).rows("0", 1)
+    assert isinstance(gap, Gap)
+    assert (gap.first, gap.rows, gap.reason) == (1, 3, "gone")
+    assert numbers_of([whole(row) for row in rows]) == [4, 5, 6, 7]
+
+
+@pytest.mark.parametrize("skip", [False, True])
+def test_retention_races_a_reader(tmp_path: Path, skip: bool) -> None:
+    """What is deleted while it is being read is told, wherever the reader is just then."""
+    made = appender(tmp_path, Clock(), segment_bytes=1)
+    for _ in range(4):
+        append(made)
+    made.close()
+    paths = sorted(tmp_path.glob("*.gwj"))
+    reader = JournalReader(tmp_path, skip=skip)
+    rows = reader.rows("0", 0)
+    assert whole(next(rows))["sequence"] == 0
+    for path in paths[:3]:
+        path.unlink()
+    assert whole(next(rows))["sequence"] == 1
+    if skip:
+        gap = next(rows)
+        assert isinstance(gap, Gap)
+        assert (gap.first, gap.rows, gap.reason) == (2, 4, "gone")
+        assert numbers_of([whole(row) for row in rows]) == [6, 7]
+    else:
+        with pytest.raises(GoneError, match="rows 2 to 5 are gone"):
+            next(rows)
+
+
+def test_a_block_that_was_indexed_and_then_deleted(tmp_path: Path) -> None:
+    made = appender(tmp_path, Clock(), segment_bytes=1)
+    append(made)
+    append(made)
+    made.close()
+    reader = JournalReader(tmp_path)
+    at = next(reader.index("0"))
+    assert not isinstance(at, Gap)
+    at.path.unlink()
+    with pytest.raises(GoneError) as told:
+        reader.read("0", at)
+    assert told.value.first == 2
+
+
+def test_no_folder(tmp_path: Path) -> None:
+    with pytest.raises(JournalError, match="no such folder"):
+        JournalReader(tmp_path / "none").shards()
