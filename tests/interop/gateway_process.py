@@ -71,7 +71,11 @@ class GatewayProcess:
                 stderr=log,
                 text=True,
             )
-        self.ports = self._announced(self._process)
+        try:
+            self.ports = self._announced(self._process)
+        except BaseException:
+            self.kill()
+            raise
 
     def _announced(self, process: subprocess.Popen[str]) -> dict[str, int]:
         assert process.stdout is not None

@@ -11,6 +11,7 @@ port mapper, epmd, would outlive it as a daemon; so it is started first, in the 
 from __future__ import annotations
 
 import os
+import random
 import shutil
 import signal
 import socket
@@ -36,16 +37,29 @@ class BrokerError(Exception):
     """The broker did not start; the text ends with what it last wrote."""
 
 
+PORTS: Final = (10_000, 32_000)
+_given: set[int] = set()
+
+
 def free_ports(count: int) -> list[int]:
-    """`count` different TCP ports that nothing on the loopback interface is bound to."""
-    sockets = [socket.socket() for _ in range(count)]
-    try:
-        for one in sockets:
-            one.bind((LOOPBACK, 0))
-        return [int(one.getsockname()[1]) for one in sockets]
-    finally:
-        for one in sockets:
-            one.close()
+    """`count` TCP ports that nothing on the loopback interface is bound to, and that were not given before.
+
+    They are below those that the system gives to outgoing connections, so that a server which is stopped and
+    started again finds its port free.
+    """
+    found: list[int] = []
+    while len(found) < count:
+        port = random.randrange(*PORTS)
+        with socket.socket() as one:
+            if port in _given:
+                continue
+            try:
+                one.bind((LOOPBACK, port))
+            except OSError:
+                continue
+        _given.add(port)
+        found.append(port)
+    return found
 
 
 def program(name: str) -> str:
