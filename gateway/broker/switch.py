@@ -109,7 +109,7 @@ class Entrance(RouteLane):
 class Way:
     """One crossing out of an address, with the lanes at its end when the address decides them."""
 
-    __slots__ = ("cross", "crossing", "lanes", "mandatory", "namespace")
+    __slots__ = ("cross", "crossing", "idle", "lanes", "mandatory", "namespace")
 
     def __init__(self, crossing: Crossing, namespace: Namespace, lanes: tuple[Lane, ...] | None) -> None:
         self.crossing = crossing
@@ -117,12 +117,14 @@ class Way:
         self.namespace = namespace
         self.lanes = lanes
         self.mandatory = _mandatory(crossing.route)
+        # Nobody would hear of what crosses here, unless the route itself retains it.
+        self.idle = lanes == () and not self.mandatory and crossing.route.retain is not True
 
 
 class Entry:
     """Everything that the address of a message decides."""
 
-    __slots__ = ("address", "cross", "lanes", "namespace", "only", "ways")
+    __slots__ = ("address", "cross", "idle", "lanes", "namespace", "only", "way", "ways")
 
     def __init__(
         self,
@@ -135,14 +137,19 @@ class Entry:
         self.namespace = namespace  # None: what a link brings in takes routes only
         self.lanes = lanes  # in its own namespace; None: the message decides
         self.ways = ways
-        # The common case, one lane in all, is prepared so that it costs no loop.
+        # The common case, one lane in all, is prepared so that it costs no loop. Routes that lead nowhere
+        # now, as those of identity.yaml to a protocol that nobody speaks, make no message.
+        self.idle = tuple(way.crossing for way in ways if way.idle)
         self.only: Lane | None = None
         self.cross: Cross | None = None
-        if lanes is not None and len(lanes) == 1 and not ways:
+        self.way: Way | None = None
+        busy = [way for way in ways if not way.idle]
+        if lanes is not None and len(lanes) == 1 and not busy:
             self.only = lanes[0]
-        elif lanes == () and len(ways) == 1 and ways[0].lanes is not None and len(ways[0].lanes) == 1:
-            self.only = ways[0].lanes[0]
-            self.cross = ways[0].cross
+        elif lanes == () and len(busy) == 1 and busy[0].lanes is not None and len(busy[0].lanes) == 1:
+            self.way = busy[0]
+            self.only = busy[0].lanes[0]
+            self.cross = busy[0].cross
 
 
 class Switch:
@@ -255,6 +262,12 @@ class Switch:
         lane = entry.only
         if lane is None or message.retain:
             return self._publish_all(batch, entry, message, receipt)
+        if entry.idle:
+            for idle in entry.idle:
+                if not idle.certain(message):
+                    return self._publish_all(batch, entry, message, receipt)
+            for idle in entry.idle:
+                idle.route.matched += 1
         cross = entry.cross
         if cross is None:
             batch.add_only(receipt, lane, message)
@@ -269,7 +282,8 @@ class Switch:
             return False
         placed: list[tuple[Lane, Message]] = []
         refused: list[tuple[Route, Outcome]] = []
-        self._place_crossed(entry.ways[0], crossed, placed, refused)
+        assert entry.way is not None
+        self._place_crossed(entry.way, crossed, placed, refused)
         return self._place(batch, receipt, message, placed, refused)
 
     def _publish_all(self, batch: Batch, entry: Entry, message: Message, receipt: Receipt) -> bool:

@@ -319,6 +319,13 @@ class Crossing:
         """The message for the target; None when `when` is false; an Outcome when refused. Never raises."""
         raise NotImplementedError
 
+    def certain(self, message: Message) -> bool:
+        """Whether `cross` is known to make a message, for who has no use for one; counts nothing.
+
+        False: only `cross` can tell.
+        """
+        return False
+
 
 class PlainCrossing(Crossing):
     """A new address, and nothing else."""
@@ -329,6 +336,10 @@ class PlainCrossing(Crossing):
         super().__init__(route, target)
         self._address = target
         self._hops_max = hops_max
+
+    def certain(self, message: Message) -> bool:
+        """Nothing but hops can stand in the way."""
+        return message.hops < self._hops_max
 
     def cross(self, message: Message) -> Message | Outcome | None:
         route = self.route
@@ -368,6 +379,15 @@ class ShapedCrossing(Crossing):
         self._key = f"{route.key} {[value.value for _, value in extra]!r}"
         self._guarantee = route.guarantee
         self._retain = route.retain
+
+    def certain(self, message: Message) -> bool:
+        """Once a property set has been derived it is sound."""
+        if message.hops >= self._hops_max:
+            return False
+        if not self._derives:
+            return True
+        form = message.property_set.forms.get(self._key)
+        return form is not None and form[0] is self.route
 
     def cross(self, message: Message) -> Message | Outcome | None:
         route = self.route

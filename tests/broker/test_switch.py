@@ -201,3 +201,19 @@ def test_a_route_to_an_endpoint_that_is_not_here_is_passed_over() -> None:
     del bench.switch.namespaces["erp"]
     _, placed = bench.publish("mqtt", mqtt("out/1"))
     assert placed == [False]
+
+
+IDLE = "{name: idle, from: {endpoint: mqtt, topic: '#'}, to: {endpoint: amqp, exchange: amq.fanout%s}}"
+
+
+def test_a_route_that_leads_nowhere_is_counted_and_costs_the_others_nothing() -> None:
+    bench = Bench(OUT % "", IDLE % ", mandatory: false")
+    entry = bench.switch.entry("mqtt", bench.space, mqtt("out/x").address)
+    assert entry.only is not None, "the prepared way is taken"
+    source, _ = bench.publish("mqtt", mqtt("out/x"), mqtt("out/x"))
+    bench.link.parts[0].accept()
+    assert source.outcomes == [ACCEPTED] * 2
+    assert [route.matched for route in bench.switch.router.routes] == [2, 2]
+    far = Message(mqtt("out/x").address, b"x", hops=200)
+    refused, _ = bench.publish("mqtt", far)
+    assert [outcome.reason for outcome in refused.outcomes] == [Reason.HOPS]
