@@ -18,8 +18,9 @@ BODY = octets(3 * MIB)
 SMALL = octets(5_000)
 
 
-@pytest.fixture(scope="module")
+@pytest.fixture
 def gateway() -> Iterator[Running]:
+    """One for each test: what an earlier one has acknowledged may still be on its way out of the spool."""
     with running(settings_of(limits=SMALL_MEMORY)) as started:
         yield started
 
