@@ -8,10 +8,10 @@ from typing import TYPE_CHECKING, Final
 import trio
 
 from gateway.broker.switch import Namespace
-from gateway.egress.amqp091 import AmqpConversation
+from gateway.egress.amqp091.conversation import AmqpConversation
 from gateway.egress.amqpfast.conversation import FastConversation
 from gateway.egress.link import Conversation, Link
-from gateway.egress.mqtt import MqttConversation
+from gateway.egress.mqtt.conversation import MqttConversation
 from gateway.ingress.amqp091.ingress import AmqpIngress
 from gateway.ingress.amqpfast.ingress import FastIngress
 from gateway.ingress.front.layers import front_of

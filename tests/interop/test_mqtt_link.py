@@ -19,7 +19,7 @@ from paho.mqtt.packettypes import PacketTypes
 from paho.mqtt.properties import Properties
 from paho.mqtt.subscribeoptions import SubscribeOptions
 
-from gateway.egress.mqtt import MqttConversation
+from gateway.egress.mqtt.conversation import MqttConversation
 from gateway.settings.endpoints import Link
 from tests.interop.gateway_fixture import LOOPBACK, Running, running, settings_of
 from tests.interop.servers import Mosquitto, free_ports, program

@@ -24,7 +24,7 @@ from gateway.protocols.amqpfast.server import ServerConnection
 from gateway.settings import Limits
 from gateway.settings.endpoints import Link as LinkSettings
 from gateway.telemetry.stats import LinkStats
-from tests.egress.amqp091_remote import OctetsOfNobody, Settled, StubLink
+from tests.egress.amqp091.remote import OctetsOfNobody, Settled, StubLink
 
 PERSISTENT: Final = encode_head_properties(Head(persistent=True))
 TRANSIENT: Final = encode_head_properties(Head())

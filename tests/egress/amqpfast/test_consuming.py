@@ -17,7 +17,7 @@ from gateway.protocols.amqpfast import commands as m
 from gateway.protocols.amqpfast.codec import Head, encode_head_properties
 from gateway.settings import Limits
 from tests.broker.parts import newest
-from tests.egress.amqp091_remote import Shelf
+from tests.egress.amqp091.remote import Shelf
 from tests.egress.amqpfast.remote import TRANSIENT, LinkRig, routed
 
 MAPPING = """

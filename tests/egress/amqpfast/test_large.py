@@ -12,7 +12,7 @@ from gateway.model.address import FastAddress
 from gateway.model.message import Message
 from gateway.model.outcome import ACCEPTED, Reason
 from gateway.protocols.amqpfast import commands as m
-from tests.egress.amqp091_remote import Settled
+from tests.egress.amqp091.remote import Settled
 from tests.egress.amqpfast.remote import LinkRig
 
 BIG = bytes(range(256)) * 80  # 20 480 octets

@@ -12,7 +12,7 @@ from gateway.model.properties import Properties, PropertySet, property_set, stri
 from gateway.protocols.amqpfast import commands as m
 from gateway.protocols.amqpfast.codec import decode_head_properties
 from gateway.settings import Limits
-from tests.egress.amqp091_remote import Settled
+from tests.egress.amqp091.remote import Settled
 from tests.egress.amqpfast.remote import LinkRig
 
 

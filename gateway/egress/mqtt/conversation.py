@@ -15,10 +15,10 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, Any, Final
 
 from gateway.broker.switch import Switch
-from gateway.egress.mqtt_filters import Filters
-from gateway.egress.mqtt_incoming import Incoming
-from gateway.egress.mqtt_outgoing import Outgoing, Terms
-from gateway.egress.mqtt_peer import MqttPeer
+from gateway.egress.mqtt.filters import Filters
+from gateway.egress.mqtt.incoming import Incoming
+from gateway.egress.mqtt.outgoing import Outgoing, Terms
+from gateway.egress.mqtt.peer import MqttPeer
 from gateway.mapping.router import Subscriptions, Targets
 from gateway.model.address import Address
 from gateway.model.batch import Part, Sink

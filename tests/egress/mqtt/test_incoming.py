@@ -9,7 +9,7 @@ from gateway.model.address import MqttAddress
 from gateway.model.outcome import ACCEPTED, Outcome, Reason, Verdict
 from gateway.protocols.mqtt.properties import encode_list
 from gateway.protocols.mqtt.spec import PacketType, Property, ReasonCode
-from tests.egress.mqtt_remote import World, row
+from tests.egress.mqtt.remote import World, row
 
 RELEASED = Outcome(Verdict.RELEASED, Reason.TARGET_DOWN, "down")
 REJECTED = Outcome(Verdict.REJECTED, Reason.TOO_LARGE, "too much")

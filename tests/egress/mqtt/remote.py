@@ -8,8 +8,8 @@ from typing import Any, Final, cast
 from gateway.broker.dead_letters import DeadLetters
 from gateway.broker.switch import Switch
 from gateway.egress.link import Link
-from gateway.egress.mqtt import MqttConversation
-from gateway.egress.mqtt_peer import MqttPeer
+from gateway.egress.mqtt.conversation import MqttConversation
+from gateway.egress.mqtt.peer import MqttPeer
 from gateway.errors import RemoteProtocolError
 from gateway.mapping.loading import parse
 from gateway.mapping.router import Router, Subscriptions, Targets

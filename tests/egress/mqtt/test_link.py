@@ -10,7 +10,7 @@ import pytest
 from gateway.protocols.mqtt.packets import Connect, Disconnect, Pingreq, Subscribe, Subscription, Unsubscribe
 from gateway.protocols.mqtt.spec import Property, ReasonCode, Version
 from gateway.transport.stream import Stream
-from tests.egress.mqtt_remote import FakeStream, Remote, World, message, row
+from tests.egress.mqtt.remote import FakeStream, Remote, World, message, row
 
 
 def connect_to(world: World, answer: bytes | None) -> Version:

@@ -31,7 +31,7 @@ from gateway.settings import Limits
 from gateway.telemetry.stats import LinkStats
 
 if TYPE_CHECKING:
-    from gateway.egress.mqtt_peer import MqttPeer
+    from gateway.egress.mqtt.peer import MqttPeer
 
 RETRY_SECS_MIN: Final = 1.0
 RETRY_SECS_MAX: Final = 30.0

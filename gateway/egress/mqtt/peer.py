@@ -15,7 +15,7 @@ from gateway.protocols.mqtt.spec import FAILURE, PacketType, Property, ReasonCod
 from gateway.transport.stream import Stream
 
 if TYPE_CHECKING:
-    from gateway.egress.mqtt import MqttConversation
+    from gateway.egress.mqtt.conversation import MqttConversation
 
 _PUBLISH_OCTETS: Final = 32  # of a PUBLISH beside its body, about: topic, lengths, a few properties
 # A CONNACK in the form of MQTT 3 that refuses our version: 0x01 is its own word, 0x84 that of MQTT 5.

@@ -10,7 +10,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import Final
 
-from gateway.egress.amqp091_topology import Need
+from gateway.egress.amqp091.topology import Need
 from gateway.model.outcome import Outcome, Verdict
 from gateway.protocols.amqp091 import methods as m
 from gateway.protocols.amqp091.client import ClientConnection

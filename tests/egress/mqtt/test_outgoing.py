@@ -7,13 +7,13 @@ import time
 
 import pytest
 
-from gateway.egress.mqtt_outgoing import BARREN_MAX, PACKET_IDS
+from gateway.egress.mqtt.outgoing import BARREN_MAX, PACKET_IDS
 from gateway.model.outcome import ACCEPTED, Reason, Verdict
 from gateway.model.properties import Properties, Value, ValueType, property_set
 from gateway.protocols.mqtt.packets import Publishes
 from gateway.protocols.mqtt.spec import DUP, PacketType, Property, ReasonCode
 from gateway.protocols.mqtt.translate import publish_facts
-from tests.egress.mqtt_remote import World, broken, message
+from tests.egress.mqtt.remote import World, broken, message
 
 
 def verdict(world: World, body: bytes) -> tuple[Verdict, Reason]:

@@ -21,7 +21,7 @@ from gateway.model.properties import Properties, PropertySet, property_set, stri
 from gateway.protocols.amqp091.methods import ConnectionBlocked, ConnectionUnblocked
 from gateway.protocols.amqp091.table import syntax_error
 from gateway.settings import Limits
-from tests.egress.amqp091_remote import LinkRig, Settled, routed
+from tests.egress.amqp091.remote import LinkRig, Settled, routed
 
 EX = "amq.topic"
 

@@ -14,8 +14,8 @@ import structlog
 import trio
 
 from gateway import __version__
-from gateway.egress.amqp091_intake import Intake
-from gateway.egress.amqp091_topology import Declarer, Need
+from gateway.egress.amqp091.intake import Intake
+from gateway.egress.amqp091.topology import Declarer, Need
 from gateway.errors import LocalProtocolError, RemoteProtocolError
 from gateway.model.message import NEVER, Message, Sender
 from gateway.model.outcome import Outcome, Reason, Verdict
@@ -41,7 +41,7 @@ from gateway.settings.endpoints import Target
 from gateway.transport.stream import Stream
 
 if TYPE_CHECKING:
-    from gateway.egress.amqp091 import AmqpConversation
+    from gateway.egress.amqp091.conversation import AmqpConversation
 
 log = structlog.get_logger()
 

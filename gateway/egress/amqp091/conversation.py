@@ -13,10 +13,10 @@ import structlog
 import trio
 
 from gateway.broker.switch import UNROUTED, Entry, Switch
-from gateway.egress.amqp091_intake import Intake
-from gateway.egress.amqp091_peer import AmqpPeer
-from gateway.egress.amqp091_publishing import Outgoing
-from gateway.egress.amqp091_topology import Need, Standing, Topology
+from gateway.egress.amqp091.intake import Intake
+from gateway.egress.amqp091.outgoing import Outgoing
+from gateway.egress.amqp091.peer import AmqpPeer
+from gateway.egress.amqp091.topology import Need, Standing, Topology
 from gateway.egress.link import Link
 from gateway.mapping.router import Subscriptions, Targets
 from gateway.model.address import Address, AmqpAddress

@@ -14,7 +14,7 @@ from gateway.model.address import AmqpAddress, MqttAddress
 from gateway.model.outcome import ACCEPTED, Outcome, Reason, Verdict
 from gateway.protocols.amqp091.methods import BasicQos
 from tests.broker.parts import newest
-from tests.egress.amqp091_remote import NO_PROPERTIES, LinkRig, Shelf, routed
+from tests.egress.amqp091.remote import NO_PROPERTIES, LinkRig, Shelf, routed
 
 MAPPING = """
 version: 1

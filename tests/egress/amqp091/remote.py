@@ -10,8 +10,8 @@ import trio
 
 from gateway.broker.dead_letters import DeadLetters
 from gateway.broker.switch import Switch
-from gateway.egress.amqp091 import AmqpConversation
-from gateway.egress.amqp091_peer import AmqpPeer
+from gateway.egress.amqp091.conversation import AmqpConversation
+from gateway.egress.amqp091.peer import AmqpPeer
 from gateway.mapping import load
 from gateway.mapping.router import Router, Subscriptions, Targets
 from gateway.model.address import Address, AmqpAddress

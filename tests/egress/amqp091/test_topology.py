@@ -4,12 +4,12 @@ from __future__ import annotations
 
 import trio
 
-from gateway.egress.amqp091_topology import own_queue
+from gateway.egress.amqp091.topology import own_queue
 from gateway.mapping.router import Subscriptions, Targets
 from gateway.model.outcome import ACCEPTED, Verdict
 from gateway.protocols.amqp091 import methods as m
 from gateway.protocols.amqp091.table import plain
-from tests.egress.amqp091_remote import LinkRig, Settled
+from tests.egress.amqp091.remote import LinkRig, Settled
 
 ALL = Targets(exchanges=("telemetry", "amq.topic"), queues=("jobs",))
 FROM_QUEUE = Subscriptions(queues=("commands",))

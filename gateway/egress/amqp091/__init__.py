@@ -1,0 +1,1 @@
+"""Links to AMQP 0-9-1 servers."""
