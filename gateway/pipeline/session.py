@@ -21,7 +21,7 @@ from pyspark.sql import SparkSession
 
 from gateway.errors import PipelineError
 
-FORMATS: Final[tuple[str, ...]] = ()
+FORMATS: Final = ("gateway.pipeline.journal.source:JournalSource",)
 """The data sources, `module:class`; a class's name() is its format."""
 
 JAVA_MIN: Final = 17
