@@ -56,6 +56,7 @@ class Backstop:
                 memory_octets_max=limits.queue_memory_bytes_max,
             )
             self.switch.outbox = self.outboxes.of
+            self.switch.disk_healthy = lambda: store.healthy
         if forward is not None:
             self.forwarding = Forwarding(
                 self.switch.namespaces, forward.endpoint, forward.address(), assurance=forward.qos

@@ -156,7 +156,7 @@ class Switch:
     """Joins the namespaces of all endpoints by the routes in force.
 
     `links` are the endpoints that are remote brokers. `outbox` gives that of a route with `settle: stored`;
-    None when there is no store, and no such route.
+    None when there is no store, and no such route. `disk_healthy`: the store, if any, takes messages.
     """
 
     def __init__(
@@ -169,6 +169,7 @@ class Switch:
         self.namespaces: dict[str, Namespace] = {}
         self.links: Collection[str] = ()
         self.outbox: Callable[[Route], Namespace] | None = None
+        self.disk_healthy: Callable[[], bool] = _always
         self.journaling: Journaling | None = None
         self._lanes: dict[tuple[Sink, str], Lane] = {}
         self._guards: dict[str, Guard] = {}
@@ -373,6 +374,10 @@ class Switch:
                 self.journaling.note(lane, route, endpoint)
             self._lanes[key] = lane
         return lane
+
+
+def _always() -> bool:
+    return True
 
 
 def _mandatory(route: Route) -> bool:

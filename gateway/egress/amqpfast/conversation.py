@@ -18,12 +18,13 @@ from gateway.egress.amqpfast.intake import Receipt
 from gateway.egress.amqpfast.outgoing import Outgoing
 from gateway.egress.amqpfast.peer import FastPeer
 from gateway.egress.amqpfast.sources import Source, Sources
+from gateway.egress.held import Held
 from gateway.egress.link import Link
 from gateway.mapping.router import Subscriptions, Targets
 from gateway.model.address import Address, FastAddress
 from gateway.model.batch import Batch, Sink
 from gateway.model.message import Message, Sender
-from gateway.model.outcome import Outcome, Verdict
+from gateway.model.outcome import Outcome, Reason, Verdict
 from gateway.settings import Limits
 from gateway.settings.endpoints import Link as LinkSettings
 from gateway.settings.endpoints import Target
@@ -64,6 +65,7 @@ class FastConversation:
             octets_max=limits.queue_bytes_max,
         )
         self.batch = Batch(self, trio.current_time())
+        self.held: Held[Receipt] = Held(lambda receipt: receipt[1], lambda: switch.disk_healthy())
         self._peer: FastPeer | None = None
         self._caches: dict[str, Entries] = {}  # by service
         self._generation = -1
@@ -111,8 +113,11 @@ class FastConversation:
             batch.send()
 
     def tick(self, now: float) -> None:
-        """Destinations that were refused get another chance."""
+        """Destinations that were refused get another chance, and what waits for the disk, if it recovered."""
         self.outgoing.tick(now)
+        for receipt in self.held.take():
+            if receipt[0].live:
+                self.retry(receipt)
 
     # What batches ask: this is their source.
 
@@ -129,7 +134,10 @@ class FastConversation:
                     self.bury(receipts[at], outcome)
                 else:
                     self.stats.refuse(outcome)
-                    receipts[at][0].released(receipts[at], now)
+                    if outcome.reason is Reason.STORE and receipts[at][0].live:
+                        self.held.add(receipts[at])
+                    else:
+                        receipts[at][0].released(receipts[at], now)
             receipts = [receipt for at, receipt in enumerate(receipts) if at not in refused]
         for intake, number, _ in receipts:
             accepted = intake.accepted
@@ -190,6 +198,7 @@ class FastConversation:
         """A connection is gone; what it had not confirmed is sent again over the next one."""
         if self._peer is peer:
             self._peer = None
+            self.held.clear()
         self.outgoing.close()
         self.link.went_down(why)
 
