@@ -102,6 +102,10 @@ class Backstop:
             self.deduplication.tick()
             flush()
 
+    def handed_out(self, link: str) -> int:
+        """Messages that the outboxes have given to a link and still hold themselves."""
+        return sum(state.in_flight for state in self.outbox_states() if state.link == link)
+
     def stop(self) -> None:
         """The gateway is leaving: outboxes hand out nothing more."""
         if self.outboxes is not None:

@@ -94,6 +94,11 @@ class AmqpConversation:
         peer = self._peer
         return self.outgoing.idle and not len(self.batch) and (peer is None or not peer.outstanding)
 
+    @property
+    def unconfirmed(self) -> int:
+        """Messages for the broker that it has not confirmed, sent or not."""
+        return self.outgoing.waiting_messages + self.outgoing.in_flight
+
     def route(self, subscriptions: Subscriptions, targets: Targets) -> None:
         """The mapping changed: declare, consume and cancel what that means."""
         fresh, gone = self.topology.want(subscriptions, targets)
