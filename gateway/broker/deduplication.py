@@ -158,9 +158,6 @@ class Guard:
         accepted, open_ = ids.accepted, ids.open
         utc = self._deduplication.utc()
         store = self._deduplication.store
-        refusal = None
-        if store is not None and not store.healthy:
-            refusal = Outcome(Verdict.RELEASED, Reason.STORE, f"its id cannot be stored: {store.failure}")
         batch = Batch(Passage(self, part), part.batch.received)
         repeats: list[int] = []
         for at, message in enumerate(part.messages):
@@ -178,8 +175,8 @@ class Guard:
                 if accepted.get(id, 0.0) > utc:
                     repeats.append(at)
                     continue
-                if refusal is not None:
-                    part.settle_at((at,), refusal)
+                if store is not None and not store.healthy:
+                    store.refuse(partial(part.settle_at, (at,)))
                     continue
             self._pass_on(batch, part, at, id or "", message)
         if repeats:

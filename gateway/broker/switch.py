@@ -62,6 +62,11 @@ class RouteLane(Lane):
         """Whether a message that the sink's broker cannot route has to be refused."""
         return self.route.mandatory
 
+    @property
+    def stored_first(self) -> bool:
+        """Delivered but not stored, a message would be gone after a crash, and so would its id."""
+        return self.route.rule.deduplicate is not None
+
     def sent(self, count: int) -> None:
         """Count what is on its way."""
         self.route.in_flight += count

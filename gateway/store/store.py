@@ -5,9 +5,10 @@ all that one wake-up has handed in is committed together, in the order given. Th
 disk, except in the constructor and in `close`. Functions given to the store are called in the loop, through
 `call_soon`.
 
-From when the loop has heard that the disk fails until it hears that it does not, messages are refused here.
-So there is one moment before which everything is refused and behind which nothing is, and who has heard by
-then of its refusals and waits for that moment overtakes none of its own messages.
+From when the loop has heard that the disk fails until it hears that it does not, messages are refused here,
+behind those that the thread refuses. So a source hears of its refusals in the order of its messages, and
+there is one moment before which everything is refused, and has been told so, and behind which nothing is: who
+waits for that moment overtakes none of its own messages.
 
 Positions are the owner's: messages of a log are appended at rising positions, and never two at the same one
 as long as the first is stored. What is appended to a log that was dropped goes with it.
@@ -73,7 +74,8 @@ class Store:
         self._pending_octets_max = pending_octets_max
         self._on_damage = on_damage
         self._calls: Calls = []
-        self._refused: list[Done] = []  # to be told so when the wake-up ends
+        self._refused: list[Done] = []  # to be told so when the wake-up ends, and the thread has refused its
+        self._fenced = True
         self._on_health = on_health
         self._thread: threading.Thread | None = None
         self._closed = False
@@ -137,14 +139,19 @@ class Store:
 
     def flush(self) -> None:
         """The wake-up is over: what it has handed in is a transaction, or a part of one."""
-        self._refuse()
+        if self._fenced:
+            self._tell_refused()
         if self._calls:
             calls, self._calls = self._calls, []
             self._writer.calls.put(calls)
             if self._writer.broken:
                 self._writer.refuse_calls()
 
-    def _refuse(self) -> None:
+    def refuse(self, done: Done) -> None:
+        """While the store is not healthy: `done` hears so, in its turn."""
+        self._refused.append(done)
+
+    def _tell_refused(self) -> None:
         while self._refused:
             refused, self._refused = self._refused, []
             outcome = self.refusal
@@ -154,13 +161,24 @@ class Store:
     def _health_changed(self, healthy: bool) -> None:
         """In the loop. A failure is told to the thread in turn, behind all that was handed in before."""
         if healthy:
-            self._refuse()
+            self._tell_refused()
             self._failure = ""
         else:
             self._failure = self._writer.failure
-            self._calls.append((Group.fence, self._writer.heard))
+            self._fenced = False
+            self._calls.append((Group.fence, self._reached))
         self._on_health(healthy)
         self.flush()
+
+    def _reached(self) -> None:
+        """In the thread: it has refused all that was handed in before the loop had heard of the failure."""
+        self._writer.heard()
+        self._writer.call_soon(self._passed)
+
+    def _passed(self) -> None:
+        """In the loop, which has been told of those refusals."""
+        self._fenced = True
+        self._tell_refused()
 
     @property
     def healthy(self) -> bool:
@@ -219,7 +237,7 @@ class Store:
         """
         if self._failure:
             self.figures.refused += len(messages)
-            self._refused.append(done)
+            self.refuse(done)
             return
         octets = sum([len(message.body) for message in messages])
         self.figures.pending += len(messages)

@@ -121,6 +121,8 @@ class Writer:
                 if method is Group.append:
                     self._figures.pending -= len(arguments[2])
                     self._figures.pending_octets -= arguments[3]
+                if method is Group.fence:
+                    arguments[0]()
                 if method in (Group.append, Group.barrier):
                     self.call_soon(partial(arguments[-1], self.refusal))
 

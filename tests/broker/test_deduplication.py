@@ -399,6 +399,7 @@ def test_without_the_disk_new_ids_are_refused_and_known_ones_are_not(stored: Cal
     assert verdicts(late) == ["accepted"], "the target has it, and we know its id"
     bench.one.until_healthy(False)
     source = bench.publish(("1", b"1"), ("2", b"2"), ("3", b"3"), (None, b"4"))
+    bench.one.loop.run_until(lambda: len(source.told) == 3)
     reasons = {receipt: outcome.reason for receipt, outcome in source.told}
     assert reasons == {b"1": Reason.NONE, b"2": Reason.NONE, b"3": Reason.STORE}
     assert bench.target.bodies == [b"4"]

@@ -12,12 +12,12 @@ from collections.abc import Callable
 import structlog
 import trio
 
+from gateway.broker.pressure import Held
 from gateway.broker.switch import UNROUTED, Entry, Switch
 from gateway.egress.amqp091.intake import Intake
 from gateway.egress.amqp091.outgoing import Outgoing
 from gateway.egress.amqp091.peer import AmqpPeer
 from gateway.egress.amqp091.topology import Need, Standing, Topology
-from gateway.egress.held import Held
 from gateway.egress.link import Link
 from gateway.mapping.router import Subscriptions, Targets
 from gateway.model.address import Address, AmqpAddress
@@ -67,7 +67,7 @@ class AmqpConversation:
             octets_max=limits.queue_bytes_max,
         )
         self.batch = Batch(self, trio.current_time())
-        self.held: Held[Receipt] = Held(lambda receipt: receipt[1], lambda: switch.disk_healthy())
+        self.held: Held[Receipt] = Held(lambda: switch.disk_healthy())
         self._peer: AmqpPeer | None = None
         self._caches: dict[str, Entries] = {}  # by the queue's name in routes
         self._generation = -1
@@ -122,7 +122,7 @@ class AmqpConversation:
 
     def tick(self, now: float) -> None:
         """What waits for the disk is tried again, when it has recovered."""
-        for receipt in self.held.take():
+        for receipt in self.held.due():
             self._retry(receipt)
 
     # What batches ask: this is their source.
@@ -138,7 +138,7 @@ class AmqpConversation:
             for at, outcome in refused.items():
                 intake, tag, _ = receipts[at]
                 if outcome.reason is Reason.STORE and intake.live:
-                    self.held.add(receipts[at])
+                    self.held.refused(receipts[at])
                 else:
                     intake.refused(tag, outcome, now)
                 self.stats.refuse(outcome)
@@ -187,7 +187,7 @@ class AmqpConversation:
         """A connection is gone; what it had not confirmed is sent again over the next one."""
         if self._peer is peer:
             self._peer = None
-            self.held.clear()
+            self.held.give_up()
         self.outgoing.close()
         self.link.went_down(why)
 

@@ -351,7 +351,7 @@ class AmqpPeer:
         publish = conversation.switch.publish
         batch = conversation.batch
         intakes = self._intakes
-        waiting = conversation.held.waiting
+        behind = conversation.held.on
         sender = self._sender
         number = 0
         intake: Intake | None = None
@@ -385,8 +385,8 @@ class AmqpPeer:
                 sender,
             )
             receipt = (intake, tag, message)
-            if waiting:
-                conversation.held.add(receipt)
+            if behind:
+                conversation.held.behind(receipt)
             elif not publish(batch, entry, message, receipt):
                 conversation.unclaimed(entry, receipt)
         conversation.stats.messages_in += len(contents)

@@ -13,12 +13,12 @@ from functools import partial
 import structlog
 import trio
 
+from gateway.broker.pressure import Held
 from gateway.broker.switch import UNROUTED, Entry, Switch
 from gateway.egress.amqpfast.intake import Receipt
 from gateway.egress.amqpfast.outgoing import Outgoing
 from gateway.egress.amqpfast.peer import FastPeer
 from gateway.egress.amqpfast.sources import Source, Sources
-from gateway.egress.held import Held
 from gateway.egress.link import Link
 from gateway.mapping.router import Subscriptions, Targets
 from gateway.model.address import Address, FastAddress
@@ -65,7 +65,7 @@ class FastConversation:
             octets_max=limits.queue_bytes_max,
         )
         self.batch = Batch(self, trio.current_time())
-        self.held: Held[Receipt] = Held(lambda receipt: receipt[1], lambda: switch.disk_healthy())
+        self.held: Held[Receipt] = Held(lambda: switch.disk_healthy())
         self._peer: FastPeer | None = None
         self._caches: dict[str, Entries] = {}  # by service
         self._generation = -1
@@ -120,7 +120,7 @@ class FastConversation:
     def tick(self, now: float) -> None:
         """Destinations that were refused get another chance, and what waits for the disk, if it recovered."""
         self.outgoing.tick(now)
-        for receipt in self.held.take():
+        for receipt in self.held.due():
             if receipt[0].live:
                 self.retry(receipt)
 
@@ -140,7 +140,7 @@ class FastConversation:
                 else:
                     self.stats.refuse(outcome)
                     if outcome.reason is Reason.STORE and receipts[at][0].live:
-                        self.held.add(receipts[at])
+                        self.held.refused(receipts[at])
                     else:
                         receipts[at][0].released(receipts[at], now)
             receipts = [receipt for at, receipt in enumerate(receipts) if at not in refused]
@@ -203,7 +203,7 @@ class FastConversation:
         """A connection is gone; what it had not confirmed is sent again over the next one."""
         if self._peer is peer:
             self._peer = None
-            self.held.clear()
+            self.held.give_up()
         self.outgoing.close()
         self.link.went_down(why)
 

@@ -1,6 +1,6 @@
 """What the remote MQTT broker sends us: the source of a link's batches.
 
-A receipt is (connection, packet id, QoS, message, attempts, its number). An accepted message is acknowledged
+A receipt is (connection, packet id, QoS, message, attempts). An accepted message is acknowledged
 on the connection that brought it, and on no other: a QoS 1 message whose connection has gone is delivered
 again by the broker. A QoS 2 message belongs to the session instead: its id is known until PUBREL, over
 reconnects, so that it is taken once. A broker that lost the session starts a new epoch, in which the old ids
@@ -19,8 +19,8 @@ from typing import TYPE_CHECKING, Final
 
 import trio
 
+from gateway.broker.pressure import Held
 from gateway.broker.switch import Entry, Switch
-from gateway.egress.held import Held
 from gateway.model.address import MqttAddress
 from gateway.model.batch import Batch
 from gateway.model.message import NEVER, Message, Sender
@@ -40,7 +40,7 @@ RETRY_SECS_MIN: Final = 1.0
 RETRY_SECS_MAX: Final = 30.0
 OVERSIZED: Final = Outcome(Verdict.REJECTED, Reason.TOO_LARGE, "larger than limits.message_bytes_max")
 
-Receipt = tuple["MqttPeer", int, int, Message, int, int]
+Receipt = tuple["MqttPeer", int, int, Message, int]
 
 
 class Incoming:
@@ -66,8 +66,7 @@ class Incoming:
         self._generation = -1
         self._once: dict[int, bool] = {}  # QoS 2 ids before PUBREL; True: accepted, PUBREC may be said
         self._retries: list[tuple[float, Receipt]] = []
-        self._held: Held[Receipt] = Held(lambda receipt: receipt[5], lambda: switch.disk_healthy())
-        self._taken = 0
+        self._held: Held[Receipt] = Held(lambda: switch.disk_healthy())
 
     def attach(self, peer: MqttPeer, *, present: bool) -> None:
         """A connection is usable; `present`: the broker kept the session."""
@@ -97,7 +96,7 @@ class Incoming:
         entries = self._entries
         publish = switch.publish
         sender = peer.sender
-        waiting = self._held.waiting
+        behind = self._held.on
         for flags, topic, packet_id, raw, body in rows:
             entry = entries.get(topic)
             if entry is None:
@@ -116,10 +115,9 @@ class Incoming:
                 if qos == 2 and not self._first_time(peer, packet_id):
                     continue
                 self.unsettled += 1
-                self._taken += 1
-                receipt = (peer, packet_id, qos, message, 0, self._taken)
-                if waiting:
-                    self._held.add(receipt)
+                receipt = (peer, packet_id, qos, message, 0)
+                if behind:
+                    self._held.behind(receipt)
                     continue
             if not publish(batch, entry, message, receipt) and receipt is not None:
                 self._accept(receipt)
@@ -146,7 +144,7 @@ class Incoming:
             return
         if not self.batch.receipts:
             self.batch.received = now
-        for receipt in self._held.take():
+        for receipt in self._held.due():
             self._retry(receipt)
         due = [receipt for at, receipt in self._retries if at <= now]
         self._retries = [one for one in self._retries if one[0] > now]
@@ -187,7 +185,7 @@ class Incoming:
     def _accept(self, receipt: Receipt) -> None:
         """Acknowledge a message."""
         self.unsettled -= 1
-        peer, packet_id, qos, *_ = receipt
+        peer, packet_id, qos, _, _ = receipt
         if qos == 1:
             if peer is self._peer:
                 peer.pubacks.append(packet_id)
@@ -201,13 +199,13 @@ class Incoming:
     def _refuse(self, receipt: Receipt, outcome: Outcome) -> None:
         """Released: later again. Rejected: MQTT 5 says so. Before it, or while nobody is there to be told,
         the message becomes a dead letter and is acknowledged: it would only block those behind it."""
-        peer, packet_id, qos, message, attempts, number = receipt
+        peer, packet_id, qos, message, attempts = receipt
         if outcome.verdict is Verdict.RELEASED:
             if outcome.reason is Reason.STORE:
-                self._held.add(receipt)
+                self._held.refused(receipt)
                 return
             wait = min(RETRY_SECS_MIN * 2 ** min(attempts, 6), RETRY_SECS_MAX)
-            retry: Receipt = (peer, packet_id, qos, message, attempts + 1, number)
+            retry: Receipt = (peer, packet_id, qos, message, attempts + 1)
             self._retries.append((trio.current_time() + wait, retry))
             return
         answers = peer if qos == 1 else self._peer
@@ -228,7 +226,7 @@ class Incoming:
         self._settled()
 
     def _retry(self, receipt: Receipt) -> None:
-        peer, _, qos, message, *_ = receipt
+        peer, _, qos, message, _ = receipt
         if qos == 1 and peer is not self._peer and peer.epoch == self.epoch:
             self.unsettled -= 1  # the broker has delivered it again on this connection
             return
@@ -276,6 +274,6 @@ class Incoming:
             then = None
             if qos and (qos == 1 or self._first_time(peer, packet_id)):
                 self.unsettled += 1
-                then = partial(self._buried, (peer, packet_id, qos, message, 0, 0))
+                then = partial(self._buried, (peer, packet_id, qos, message, 0))
             self._switch.dead_letters.add([message], "", OVERSIZED, then)
         return kept
