@@ -284,14 +284,18 @@ class FastConnection:
             self.refuse(handle, error.code, str(error))
 
     def _acks(self, rows: list[tuple[int, int, int]]) -> None:
+        """They are cumulative: of those that came in a row, the highest of each channel says all."""
         touched: dict[Queue, None] = {}
         tagged: list[tuple[FastChannel, int]] = []
+        highest: dict[int, int] = {}
         for number, tag, message_number in rows:
-            channel = self.channels.get(number)
-            if channel is not None:
-                channel.acknowledge(message_number, touched)
-                if tag:
-                    tagged.append((channel, tag))
+            if message_number > highest.get(number, 0):
+                highest[number] = message_number
+            if tag and number in self.channels:
+                tagged.append((self.channels[number], tag))
+        for number, message_number in highest.items():
+            if number in self.channels:
+                self.channels[number].acknowledge(message_number, touched)
         for queue in touched:
             queue.dispatch()
         if tagged:
