@@ -81,6 +81,8 @@ class Gateway:
                 limits.inflight_max,
                 limits.queue_memory_messages_max,
                 limits.queue_memory_bytes_max,
+                limits.session_full == "hold",
+                limits.stall_secs,
             ),
             sessions_max=limits.sessions_max,
             retained=Retained(

@@ -178,10 +178,11 @@ class MqttConnection:
             return
         if not self.stream.reading:
             self.machine.last_received = now  # we do not read: its silence is ours
-        elif self.machine.timed_out(now):
-            self._ingress.stats.protocol_errors.add("keep_alive_timeout")
-            self.machine.send_disconnect(ReasonCode.KEEP_ALIVE_TIMEOUT)
-            self.stream.end("keep-alive timeout")
+        if self.machine.timed_out(now):
+            self._ingress.let_go(self, ReasonCode.KEEP_ALIVE_TIMEOUT)
+            return
+        if self.session.stalled(now):
+            self._ingress.let_go(self, ReasonCode.QUOTA_EXCEEDED)
             return
         for receipt in self._retries.due(now):
             self._ingress.publish_again(receipt)
