@@ -27,7 +27,9 @@ TURN_OCTETS_MAX: Final = 1_048_576
 TURN_STREAMS_MAX: Final = 32
 READ: Final = 1  # EPOLLIN
 WRITE: Final = 4  # EPOLLOUT
-LINGER_SECS: Final = 2.0  # at the most twice that: an ended stream waits for its peer's own end
+SWEEP_SECS: Final = 2.0
+LINGER_SWEEPS: Final = 2  # an ended stream waits for its peer's own end
+LEAVE_SWEEPS: Final = 16  # a peer that does not read what is left for it keeps a descriptor and all of that
 
 
 class OtherReadiness:
@@ -69,7 +71,7 @@ class Poller:
         self._writes = writes
         self._turn_done = turn_done
         self._watched: dict[Stream, int] = {}
-        self._lingering: set[Stream] = set()
+        self._ended: dict[Stream, int] = {}  # and after how many sweeps it is cut off
         self.faults = 0
 
     def watch(self, stream: Stream) -> None:
@@ -97,11 +99,15 @@ class Poller:
             descriptor = stream.sock.fileno()
             self._ready.unregister(descriptor)
             del self._streams[descriptor]
-        self._lingering.discard(stream)
+        self._ended.pop(stream, None)
+
+    def leave(self, stream: Stream) -> None:
+        """`stream` has last words to write: cut it off when they are not taken for long."""
+        self._ended[stream] = LEAVE_SWEEPS
 
     def linger(self, stream: Stream) -> None:
         """`stream` has said its last words: close it when its peer has closed, or soon."""
-        self._lingering.add(stream)
+        self._ended[stream] = LINGER_SWEEPS
         self.watch(stream)
 
     async def run(self, clock: Callable[[], float] = trio.current_time) -> None:
@@ -123,13 +129,13 @@ class Poller:
         self._ready.close()
 
     async def _sweep(self) -> None:
-        """Close the streams that have lingered since the last sweep."""
+        """Close the streams that have ended and whose time is over."""
         while True:
-            before = list(self._lingering)
-            await trio.sleep(LINGER_SECS)
-            for stream in before:
-                if stream in self._lingering:
-                    stream.abort("its peer does not close")
+            await trio.sleep(SWEEP_SECS)
+            for stream, sweeps in list(self._ended.items()):
+                self._ended[stream] = sweeps - 1
+                if sweeps == 1:
+                    stream.abort("its peer neither reads nor closes")
 
     def turn(self, now: float) -> None:
         """Serve every stream that is ready, once."""
