@@ -161,6 +161,8 @@ class Guard:
         if store is not None and not store.healthy:
             refusal = Outcome(Verdict.RELEASED, Reason.STORE, f"its id cannot be stored: {store.failure}")
         batch = Batch(Passage(self, part), part.batch.received)
+        origins: list[int] = []
+        batch.origins = origins
         repeats: list[int] = []
         for at, message in enumerate(part.messages):
             try:
@@ -180,13 +182,15 @@ class Guard:
                 if refusal is not None:
                     part.settle_at((at,), refusal)
                     continue
-            self._pass_on(batch, part, at, id or "", message)
+            self._pass_on(batch, origins, part, at, id or "", message)
         if repeats:
             self.route.duplicates += len(repeats)
             part.settle_at(repeats)
         batch.send()
 
-    def _pass_on(self, batch: Batch, part: Part, at: int, id: str, message: Message) -> None:
+    def _pass_on(
+        self, batch: Batch, origins: list[int], part: Part, at: int, id: str, message: Message
+    ) -> None:
         lanes = self._lanes.get(message.address)
         if lanes is None or message.retain:
             lanes, always = self._lanes_of(message)
@@ -204,6 +208,7 @@ class Guard:
             if self.local:
                 self._deduplication.record(self.ids, id, self._deduplication.utc() + self._window)
         slot = batch.open((at, id), len(lanes))
+        origins.append(part.slots[at])
         if came := part.batch.sources:
             batch.sources.append(came[part.slots[at]])
         for lane in lanes:
