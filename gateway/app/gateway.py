@@ -72,7 +72,8 @@ class Gateway:
         self.dead_letters, self.switch = self.backstop.dead_letters, self.backstop.switch
         if settings.journal.enabled:
             journaling = open_journal(settings.journal, settings.journal_path(), self.switch.router)
-            self.switch.journaling, self.metrics.journal = journaling, journaling.writer
+            self.backstop.note_in(journaling)
+            self.metrics.journal = journaling.writer
         self.mqtt = MqttNamespace(
             self.switch.subscribed,
             SessionLimits(
