@@ -68,6 +68,7 @@ COLUMNS: Final = (
     JournalColumn("sequence", LongType(), pa.int64(), "number of the row in its shard; never used twice"),
     _time("received", "when the message arrived, UTC"),
     _time("settled", "when its source was told what became of it, UTC"),
+    JournalColumn("slot", LongType(), pa.int64(), "place in what was received together; see the journal"),
     _text("source_endpoint", "listener or link that it came in by"),
     _text("client", 'client identifier; "": unknown'),
     _text("user", 'user name; "": unknown'),

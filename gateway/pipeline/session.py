@@ -21,7 +21,13 @@ from pyspark.sql import SparkSession
 
 from gateway.errors import PipelineError
 
-FORMATS: Final = ("gateway.pipeline.journal.source:JournalSource",)
+FORMATS: Final[tuple[str, ...]] = (
+    "gateway.pipeline.journal.source:JournalSource",
+    "gateway.pipeline.live.source:MqttSource",
+    "gateway.pipeline.live.source:AmqpSource",
+    "gateway.pipeline.live.source:FastSource",
+    "gateway.pipeline.live.sink:PublishSource",
+)
 """The data sources, `module:class`; a class's name() is its format."""
 
 JAVA_MIN: Final = 17
