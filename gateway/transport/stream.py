@@ -73,6 +73,9 @@ class Watcher(Protocol):
     def forget(self, stream: Stream) -> None:
         """The stream is about to close its socket."""
 
+    def leave(self, stream: Stream) -> None:
+        """The stream has ended: `abort` it when its peer does not read what is left for long."""
+
     def linger(self, stream: Stream) -> None:
         """The stream has written all and said so; `abort` it when its peer does not close in time."""
 
@@ -298,6 +301,7 @@ class Stream:
         self.ending = True
         self.reading = False
         self._watcher.watch(self)
+        self._watcher.leave(self)
         self.mark()
         self._lose(reason, keep=True)
 

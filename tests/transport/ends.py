@@ -54,6 +54,7 @@ class Watch:
     def __init__(self) -> None:
         self.seen: list[tuple[bool, bool]] = []
         self.forgotten = 0
+        self.leaving: list[Stream] = []
         self.lingering: list[Stream] = []
 
     def watch(self, stream: Stream) -> None:
@@ -61,6 +62,9 @@ class Watch:
 
     def forget(self, stream: Stream) -> None:
         self.forgotten += 1
+
+    def leave(self, stream: Stream) -> None:
+        self.leaving.append(stream)
 
     def linger(self, stream: Stream) -> None:
         self.lingering.append(stream)

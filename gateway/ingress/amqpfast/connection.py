@@ -16,6 +16,7 @@ from gateway.ingress.amqpfast.commands import CONNECTION_COMMANDS, HANDLE_COMMAN
 from gateway.ingress.amqpfast.handle import DELIVERY_OVERHEAD, FastHandle
 from gateway.ingress.amqpfast.outgoing import Outgoing
 from gateway.ingress.amqpfast.publishing import Publisher
+from gateway.ingress.listener import Farewell
 from gateway.model.message import Sender
 from gateway.model.spooled import Piece
 from gateway.protocols.amqpfast import commands as m
@@ -204,10 +205,12 @@ class FastConnection:
         self.ingress.stats.refused.add("address_blocked")
         self.stream.abort("too many failed negotiations")
 
-    def shut_down(self) -> None:
-        """The gateway stops."""
-        self.machine.close(ReplyCode.SUCCESS, "the gateway is stopping")
-        self.stream.end("the gateway is stopping")
+    def shut_down(self, farewell: Farewell) -> None:
+        """200, or 507 from an operator: not now."""
+        stopping = farewell is Farewell.STOPPING
+        code = ReplyCode.SUCCESS if stopping else ReplyCode.TEMPORARILY_FORBIDDEN
+        self.machine.close(code, farewell.value)
+        self.stream.end(farewell.value)
 
     # Events.
 
