@@ -201,6 +201,15 @@ class EndpointStats:
         key = (outcome.verdict.name.lower(), outcome.reason.value)
         self._refused_messages[key] = self._refused_messages.get(key, 0) + count
 
+    def answered(self, count: int, refused: Mapping[int, Outcome] | None, seconds: float) -> None:
+        """A batch of `count` messages from this endpoint was settled, `seconds` after its first was read."""
+        self.latency.observe(seconds, count)
+        if refused:
+            count -= len(refused)
+            for outcome in refused.values():
+                self.refuse(outcome)
+        self.accepted_messages += count
+
     @property
     def connections(self) -> int:
         """Open now."""
