@@ -33,7 +33,7 @@ def welcome(gateway: Gateway) -> str:
         secure = " with TLS" if given.tls is not None else ""
         lines.append(f"  {name:<10} {given.protocol}{secure} on {listener.host}:{listener.port}")
     for name, link in gateway.settings.links.items():
-        lines.append(f"  {name:<10} link to {link.target().host}:{link.target().port}")
+        lines.append(f"  {name:<10} link to {', or '.join(link.addresses)}")
     if gateway.http_port:
         lines.append(f"  page       http://localhost:{gateway.http_port}/  (metrics: /metrics)")
     if "mqtt" in ports and "amqp091" in ports:

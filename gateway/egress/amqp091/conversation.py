@@ -165,6 +165,7 @@ class AmqpConversation:
         """A connection is gone; what it had not confirmed is sent again over the next one."""
         if self._peer is peer:
             self._peer = None
+            self.stats.blocked = False
         self.outgoing.close()
         self.link.went_down(why)
 
