@@ -24,15 +24,17 @@ from tests.chaos.faults import CLOCK_FILE, WRONG_CLOCK, Clock, Disk
 from tests.chaos.proxy import Proxy
 from tests.chaos.scenarios import Place, Row
 from tests.chaos.workers.amqp import AmqpReceiver, AmqpSender, queue_at
+from tests.chaos.workers.amqpfast import FastReceiver, FastSender
 from tests.chaos.workers.common import PROBE, Receiver, Sender, Worker
 from tests.chaos.workers.mqtt import MqttReceiver, MqttSender
+from tests.ingress.amqpfast.client import QUEUE, TOPIC
 from tests.interop import gateway_process
 from tests.interop.gateway_fixture import LOOPBACK
 from tests.interop.gateway_process import GatewayProcess
 from tests.interop.servers import Mosquitto, RabbitMQ
 
 ADDRESSES: Final = ("a0", "a1", "a2")
-LISTENERS: Final = {"mqtt": "mqtt", "amqp": "amqp091"}
+LISTENERS: Final = {"mqtt": "mqtt", "amqp": "amqp091", "fast": "amqpfast"}
 PROBES_RATE: Final = 5.0
 PROBES_MAX: Final = 10_000
 MOSQUITTO_LINES: Final = (
@@ -100,6 +102,7 @@ def _route(row: Row, tag: str) -> dict[str, Any]:
     sources = {
         "mqtt": {"endpoint": "mqtt", "topic": "in/{rest...}"},
         "amqp": {"endpoint": "amqp091", "exchange": "amq.topic", "binding_key": "in.{rest...}"},
+        "fast": {"endpoint": "amqpfast", "service": "topic", "destination": "in.{rest...}"},
         "rabbitmq": {"endpoint": "rabbitmq", "queue": f"{tag}.in"},
         "mosquitto": {"endpoint": "mosquitto", "topic": f"{tag}/in/{{rest...}}"},
     }
@@ -107,12 +110,14 @@ def _route(row: Row, tag: str) -> dict[str, Any]:
     targets = {
         "mqtt": {"endpoint": "mqtt", "topic": f"out/{rest}"},
         "amqp": {"endpoint": "amqp091", "exchange": "amq.topic", "routing_key": f"out.{rest}"},
+        "fast": {"endpoint": "amqpfast", "service": "queue", "destination": f"out.{rest}"},
         "rabbitmq": {"endpoint": "rabbitmq", "exchange": f"{tag}.out", "routing_key": rest},
         "mosquitto": {"endpoint": "mosquitto", "topic": f"{tag}/out/{rest}"},
     }
     if row.direct:  # it needs none, but a mapping file has at least one
         sources["mqtt"] = {"endpoint": "mqtt", "topic": "elsewhere/{rest...}"}
         sources["amqp"] = {**sources["amqp"], "binding_key": "elsewhere.{rest...}"}
+        sources["fast"] = {**sources["fast"], "destination": "elsewhere.{rest...}"}
     more: dict[str, Any] = {"settle": row.settle}
     if row.deduplicate:
         more["deduplicate"] = {"by": "message_id", "window": "10m"}
@@ -131,6 +136,10 @@ def sender_of(row: Row, port: int, tag: str, history: History, *, probe: bool, v
         prefix = "in" if row.source == "mqtt" else f"{tag}/in"
         qos = 2 if row.guarantee == "qos2" else 1
         return MqttSender(name, port, history, prefix=prefix, qos=qos, version=version, **common)
+    common["transacted"] = row.guarantee == "tx"
+    if row.source == "fast":
+        service = QUEUE if row.direct else TOPIC
+        return FastSender(name, port, history, service=service, prefix="in.", **common)
     if row.source == "amqp":
         return AmqpSender(name, port, history, exchange="amq.topic", prefix="in.", **common)
     queue = queue_at(f"{tag}.in", f"{tag}.in", "#")
@@ -144,6 +153,8 @@ def receiver_of(row: Row, port: int, tag: str, history: History, *, version: Ver
         prefix = way if row.target == "mqtt" else f"{tag}/out"
         qos = 2 if row.guarantee == "qos2" else 1
         return MqttReceiver("receiver", port, history, prefix=prefix, qos=qos, version=version)
+    if row.target == "fast":
+        return FastReceiver("receiver", port, history, addresses=ADDRESSES, prefix=f"{way}.")
     if row.target == "amqp":
         queue = queue_at("out", "amq.topic", f"{way}.#", kind="")
         return AmqpReceiver("receiver", port, history, queue="out", prefix=f"{way}.", declarations=queue)
