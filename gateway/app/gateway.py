@@ -11,14 +11,16 @@ from __future__ import annotations
 import signal
 from collections.abc import Callable
 from dataclasses import asdict
+from functools import partial
 from typing import Final
 
 import structlog
 import trio
 
 from gateway import __version__
-from gateway.admin import AdminState, Admission, LettersApi, Readiness, serve
+from gateway.admin import AdminState, Admission, ClientsApi, LettersApi, Readiness, serve
 from gateway.app.access import access_of
+from gateway.app.clients import connected
 from gateway.app.endpoints import add_link, add_listener
 from gateway.app.mappings import MappingFiles
 from gateway.app.storage import open_store, start_store
@@ -33,7 +35,7 @@ from gateway.egress.link import Link
 from gateway.errors import ConfigurationError
 from gateway.ingress.amqp091.connection import AmqpConnection
 from gateway.ingress.front.shared_port import shared_listeners
-from gateway.ingress.listener import Listener
+from gateway.ingress.listener import Farewell, Listener
 from gateway.mapping.router import Router
 from gateway.model.message import Message
 from gateway.model.outcome import Outcome
@@ -70,7 +72,8 @@ class Gateway:
         self.dead_letters, self.switch = self.backstop.dead_letters, self.backstop.switch
         if settings.journal.enabled:
             journaling = open_journal(settings.journal, settings.journal_path(), self.switch.router)
-            self.switch.journaling, self.metrics.journal = journaling, journaling.writer
+            self.backstop.note_in(journaling)
+            self.metrics.journal = journaling.writer
         self.mqtt = MqttNamespace(
             self.switch.subscribed,
             SessionLimits(
@@ -79,6 +82,8 @@ class Gateway:
                 limits.inflight_max,
                 limits.queue_memory_messages_max,
                 limits.queue_memory_bytes_max,
+                limits.session_full == "hold",
+                limits.stall_secs,
             ),
             sessions_max=limits.sessions_max,
             retained=Retained(
@@ -120,7 +125,8 @@ class Gateway:
     async def _serve(self, task_status: trio.TaskStatus[Gateway], signals: bool) -> None:
         admission = Admission(self.settings.http.token_file)
         letters = LettersApi(self.dead_letters, self.backstop.redriving, self.writes.flush, admission)
-        state = AdminState(self.metrics, self.readiness, letters, self.backstop.outbox_states)
+        clients = ClientsApi(partial(connected, self.listeners), self.writes.flush, admission)
+        state = AdminState(self.metrics, self.readiness, letters, clients, self.backstop.outbox_states)
         async with trio.open_nursery() as nursery:
             if signals:  # before anybody can be told that the gateway runs
                 await nursery.start(self._watch_signals)
@@ -257,7 +263,7 @@ class Gateway:
             log.warning("drain_timeout_secs is over, some messages are still in flight")
         for listener in self.listeners.values():
             for connection in list(listener.connections):
-                connection.shut_down()
+                connection.shut_down(Farewell.STOPPING)
         for link in self.links.values():
             link.shut_down()
         self.writes.flush()

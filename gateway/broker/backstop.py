@@ -13,6 +13,7 @@ from gateway.broker.dead_letters import DeadLetters
 from gateway.broker.dead_letters.forwarding import Forwarding
 from gateway.broker.dead_letters.redriving import Redriving
 from gateway.broker.deduplication import Deduplication
+from gateway.broker.journaling import Journaling
 from gateway.broker.outbox.outbox import OutboxLimits, OutboxState, Way
 from gateway.broker.outbox.outboxes import Outboxes
 from gateway.broker.switch import Namespace, Switch
@@ -74,6 +75,12 @@ class Backstop:
         """The link can be given messages."""
         if self.outboxes is not None:
             self.outboxes.link_up(name)
+
+    def note_in(self, journaling: Journaling) -> None:
+        """Have a journal hear of everything."""
+        self.switch.journaling = journaling
+        if self.outboxes is not None:
+            self.outboxes.left = journaling.left
 
     def use(self, routes: Iterable[Route]) -> None:
         """These routes are in force; all links are known."""

@@ -159,6 +159,8 @@ class Guard:
         utc = self._deduplication.utc()
         store = self._deduplication.store
         batch = Batch(Passage(self, part), part.batch.received)
+        origins: list[int] = []
+        batch.origins = origins
         repeats: list[int] = []
         for at, message in enumerate(part.messages):
             try:
@@ -178,13 +180,15 @@ class Guard:
                 if store is not None and not store.healthy:
                     store.refuse(partial(part.settle_at, (at,)))
                     continue
-            self._pass_on(batch, part, at, id or "", message)
+            self._pass_on(batch, origins, part, at, id or "", message)
         if repeats:
             self.route.duplicates += len(repeats)
             part.settle_at(repeats)
         batch.send()
 
-    def _pass_on(self, batch: Batch, part: Part, at: int, id: str, message: Message) -> None:
+    def _pass_on(
+        self, batch: Batch, origins: list[int], part: Part, at: int, id: str, message: Message
+    ) -> None:
         lanes = self._lanes.get(message.address)
         if lanes is None or message.retain:
             lanes, always = self._lanes_of(message)
@@ -203,6 +207,7 @@ class Guard:
                 until = self._deduplication.utc() + self._window
                 self._deduplication.record(self.ids, id, until, beside=message.durable)
         slot = batch.open((at, id), len(lanes))
+        origins.append(part.slots[at])
         if came := part.batch.sources:
             batch.sources.append(came[part.slots[at]])
         for lane in lanes:

@@ -351,7 +351,7 @@ class Switch:
             batch.add(slot, lane, crossed)
         for route, outcome in refused:
             if self.journaling is not None:
-                self.journaling.refuse(route, message, outcome, batch.received)
+                self.journaling.refuse(route, message, outcome, batch.received, slot)
             if route.on_reject == "dead_letter":
                 self.dead_letters.add([message], route.name, outcome, partial(batch.settle, [slot]))
             else:

@@ -60,6 +60,10 @@ COUNTERS: Final[dict[str, tuple[str, tuple[str, ...]]]] = {
     "gateway_dead_letters_forwarded": ("Copies of dead letters, by what became of them.", ("outcome",)),
     "gateway_link_reconnects": ("Connections of a link after its first.", ENDPOINT),
     "gateway_link_failures": ("Connections of a link that failed or were lost.", (*ENDPOINT, "reason")),
+    "gateway_link_lessened": (
+        "Messages that a link published with less QoS, or without retain, since its broker offers no more.",
+        (*ENDPOINT, "reason"),
+    ),
     "gateway_route_messages": ("Messages of a route, by what became of them.", ("route", "outcome")),
     "gateway_route_lost_properties": (
         "Properties that a route could not say in the target.",
@@ -74,6 +78,7 @@ GAUGES: Final[dict[str, tuple[str, tuple[str, ...]]]] = {
     "gateway_link_up": ("1 while the link is connected.", ENDPOINT),
     "gateway_link_in_flight": ("Messages published by a link and not yet confirmed.", ENDPOINT),
     "gateway_route_in_flight": ("Messages of a route that are on their way.", ("route",)),
+    "gateway_link_filters_refused": ("Topic filters that a link needs and its broker refuses now.", ENDPOINT),
     "gateway_outbox_messages": ("Messages in an outbox.", OUTBOX),
     "gateway_outbox_bytes": ("Octets of their bodies.", OUTBOX),
     "gateway_outbox_oldest_seconds": ("How long the oldest of them has waited, about.", OUTBOX),
@@ -302,3 +307,8 @@ def _link_samples(stats: LinkStats) -> Iterator[Sample]:
     yield "gateway_link_reconnects", labels, stats.reconnects
     for reason, count in stats.failures.counts.items():
         yield "gateway_link_failures", (*labels, reason), count
+    if stats.protocol == "mqtt":
+        yield "gateway_duplicates", (*labels, ""), stats.duplicates
+        yield "gateway_link_filters_refused", labels, stats.filters_refused
+        for reason, count in stats.lessened.counts.items():
+            yield "gateway_link_lessened", (*labels, reason), count

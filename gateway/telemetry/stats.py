@@ -257,6 +257,9 @@ class LinkStats(EndpointStats):
 
     def __init__(self, name: str, protocol: str, frame_names: Sequence[str] = ()) -> None:
         super().__init__(name, protocol, frame_names)
+        self.filters_refused = 0  # topic filters that routes need and the broker does not grant now
+        self.lessened = Reasons()  # messages that went without all that they had, for want at the broker
+        self.duplicates = 0  # QoS 2 messages that the broker sent again, and that were taken only once
         self.up = False
         self.connects = 0
         self.in_flight = 0

@@ -44,17 +44,13 @@ Receipt = tuple["MqttPeer", int, int, Message, int]
 
 
 class Incoming:
-    """The messages that one link brings in. `settled` is called after each settlement.
-
-    `duplicates`: QoS 2 messages that the broker sent again and that were taken only once.
-    """
+    """The messages that one link brings in. `settled` is called after each settlement."""
 
     def __init__(
         self, name: str, switch: Switch, limits: Limits, stats: LinkStats, settled: Callable[[], None]
     ) -> None:
         self.epoch = 0
         self.unsettled = 0
-        self.duplicates = 0
         self.batch = Batch(self, 0.0)
         self._name = name
         self._switch = switch
@@ -250,7 +246,7 @@ class Incoming:
         if accepted is None:
             self._once[packet_id] = False
             return True
-        self.duplicates += 1
+        self._stats.duplicates += 1
         if accepted:
             peer.pubrecs.append(packet_id)
         return False

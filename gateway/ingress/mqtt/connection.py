@@ -17,6 +17,7 @@ from gateway.broker.mqtt.session import Row, Session
 from gateway.broker.mqtt.system import SYS
 from gateway.broker.switch import Entry
 from gateway.errors import RemoteProtocolError
+from gateway.ingress.listener import Farewell
 from gateway.ingress.mqtt.acknowledgements import Answers, acknowledged
 from gateway.ingress.mqtt.admission import authenticate, connect, reason_name
 from gateway.ingress.mqtt.authentication import Authentication
@@ -177,26 +178,27 @@ class MqttConnection:
             return
         if not self.stream.reading:
             self.machine.last_received = now  # we do not read: its silence is ours
-        elif self.machine.timed_out(now):
-            self._ingress.stats.protocol_errors.add("keep_alive_timeout")
-            self.machine.send_disconnect(ReasonCode.KEEP_ALIVE_TIMEOUT)
-            self.stream.end("keep-alive timeout")
+        if self.machine.timed_out(now):
+            self._ingress.let_go(self, ReasonCode.KEEP_ALIVE_TIMEOUT)
+            return
+        if self.session.stalled(now):
+            self._ingress.let_go(self, ReasonCode.QUOTA_EXCEEDED)
             return
         for receipt in self._retries.due(now):
             self._ingress.publish_again(receipt)
         if self._answers is not None:
             self._answers.tick()
 
-    def shut_down(self) -> None:
-        """The gateway stops (MQTT 5: reason 0x8B); the will is not the client's fault and is kept quiet."""
-        self.will = None
-        self._yields = False
-        reference = self._ingress.options.server_reference
-        if reference is None:
-            self.machine.send_disconnect(ReasonCode.SERVER_SHUTTING_DOWN)
-        else:
-            self.machine.send_disconnect(ReasonCode.USE_ANOTHER_SERVER, reference=reference)
-        self.stream.end("the gateway is stopping")
+    def shut_down(self, farewell: Farewell) -> None:
+        """0x8B, 0x9D or 0x98 in MQTT 5. When the gateway stops, the will is kept quiet: no client failed."""
+        reason, reference = ReasonCode.ADMINISTRATIVE_ACTION, ""
+        if farewell is Farewell.STOPPING:
+            self.will = None
+            self._yields = False
+            reference = self._ingress.options.server_reference or ""
+            reason = ReasonCode.USE_ANOTHER_SERVER if reference else ReasonCode.SERVER_SHUTTING_DOWN
+        self.machine.send_disconnect(reason, reference=reference)
+        self.stream.end(farewell.value)
 
     # What the session asks: this is its outlet.
 

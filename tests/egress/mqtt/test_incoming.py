@@ -189,7 +189,7 @@ async def test_a_qos_2_message_is_taken_once_while_the_session_lasts() -> None:
     world.deliver(row("x", 2, 5, flags=8))
     assert remote.acks_of(PUBREC) == [(5, 0)]
     assert len(world.local.messages) == 1
-    assert world.conversation.incoming.duplicates == 2
+    assert world.stats.duplicates == 2
     remote.machine.acknowledge(PacketType.PUBREL, [5])
     world.talk()
     world.deliver(row("another", 2, 5))
