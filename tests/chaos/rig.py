@@ -43,6 +43,10 @@ MOSQUITTO_LINES: Final = (
     "max_queued_messages 0",
     "max_inflight_messages 100",
 )
+MOSQUITTO_LINK: Final = ({"qos": 1}, {"qos": 2})
+# A link that lost a half-open connection is a second consumer as long as RabbitMQ believes in the first. So
+# that no order is lost between the two the queue has one active consumer, which the link does not declare.
+RABBITMQ_LINK: Final = {"declare": "check"}
 LINK: Final = {
     "heartbeat_secs": 2,
     "connect_timeout_secs": 2.0,
@@ -88,7 +92,7 @@ def gateway_of(row: Row, folder: Path, tag: str, links: dict[Place, Proxy], stor
             name: {
                 "url": schemes[name].format(f"{LOOPBACK}:{proxy.port}"),
                 "client_id": f"gateway-{tag}",
-                **({"qos": 2 if row.guarantee == "qos2" else 1} if name == "mosquitto" else {}),
+                **(MOSQUITTO_LINK[row.guarantee == "qos2"] if name == "mosquitto" else RABBITMQ_LINK),
                 **LINK,
             }
             for name, proxy in links.items()
@@ -142,7 +146,7 @@ def sender_of(row: Row, port: int, tag: str, history: History, *, probe: bool, v
         return FastSender(name, port, history, service=service, prefix="in.", **common)
     if row.source == "amqp":
         return AmqpSender(name, port, history, exchange="amq.topic", prefix="in.", **common)
-    queue = queue_at(f"{tag}.in", f"{tag}.in", "#")
+    queue = queue_at(f"{tag}.in", f"{tag}.in", "#", single=True)
     return AmqpSender(name, port, history, exchange=f"{tag}.in", prefix="", declarations=queue, **common)
 
 

@@ -12,6 +12,7 @@ import time
 from collections.abc import Iterable
 from typing import Final, Literal
 
+from gateway.model.properties import Headers, Value, ValueType
 from gateway.protocols.amqp091 import methods as m
 from gateway.protocols.amqp091.codec import decode_address
 from gateway.protocols.amqp091.events import (
@@ -80,15 +81,19 @@ def opened(worker: Worker, declarations: Iterable[Declaration]) -> Channel:
 
 
 def queue_at(
-    queue: str, exchange: str, key: str, kind: Literal["", "topic"] = "topic"
+    queue: str, exchange: str, key: str, kind: Literal["", "topic"] = "topic", *, single: bool = False
 ) -> tuple[Declaration, ...]:
-    """A durable queue bound to an exchange, which is declared as `kind`, or there already."""
+    """A durable queue bound to an exchange, which is declared as `kind`, or there already.
+
+    `single`: of several consumers one gets messages, and the next one when that is gone.
+    """
+    arguments: Headers = (("x-single-active-consumer", Value(ValueType.BOOL, True)),) if single else ()
     exchanges: tuple[Declaration, ...] = (
         ((m.ExchangeDeclare(exchange, kind, durable=True), m.ExchangeDeclareOk),) if kind else ()
     )
     return (
         *exchanges,
-        (m.QueueDeclare(queue, durable=True), m.QueueDeclareOk),
+        (m.QueueDeclare(queue, durable=True, arguments=arguments), m.QueueDeclareOk),
         (m.QueueBind(queue, exchange, key), m.QueueBindOk),
     )
 
