@@ -99,6 +99,7 @@ def gateway_of(row: Row, folder: Path, tag: str, links: dict[Place, Proxy], stor
         },
         store={"path": str(store / "data"), "probe_secs": 0.1},
         drain_timeout_secs=2.0,
+        limits={"heartbeat_secs": 2},  # an AMQP/Fast server decides itself how soon it misses a client
     )
 
 
