@@ -65,6 +65,7 @@ def _own(stats: EndpointStats) -> dict[str, Any]:
         "reconnects": stats.reconnects,
         "in_flight": stats.in_flight,
         "failures": dict(stats.failures.counts),
+        "filters_refused": stats.filters_refused,
     }
 
 

@@ -232,6 +232,8 @@ class Link(Part):
     """Published and not yet confirmed; beyond it the link's sources stop reading."""
     qos: Literal[0, 1, 2] = 1
     """MQTT: of the subscriptions that routes need."""
+    share: str | None = Field(None, min_length=1, pattern=r"^[^/+#\x00]+$")
+    """MQTT: these are `$share/GROUP/FILTER`; all members of the group divide the messages among them."""
     outbox: Outbox = Outbox()
     """Of routes with `settle: stored`."""
     durable_subscriptions: bool = True
@@ -297,3 +299,9 @@ class Link(Part):
         elif self.password_file is not None:
             password = secret_from(self.password_file)
         return target._replace(username=self.username or target.username, password=password)
+
+    @model_validator(mode="after")
+    def _shares_what_mqtt_shares(self) -> Self:
+        if self.share is not None and (self.protocol != "mqtt" or self.version == "3.1"):
+            raise ValueError("share is for protocol mqtt only, from version 3.1.1 on")
+        return self

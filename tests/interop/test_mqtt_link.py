@@ -6,7 +6,7 @@ import socket
 import subprocess
 import threading
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import ExitStack, contextmanager
 from pathlib import Path
 from queue import SimpleQueue
 from typing import Any, Final, Self
@@ -225,8 +225,10 @@ def test_what_a_link_publishes_does_not_come_back(mosquitto: Mosquitto, tmp_path
 
 
 def test_an_outage_loses_nothing_and_keeps_the_order(tmp_path: Path) -> None:
-    """Mosquitto keeps its sessions over a restart, so the link resumes what was in flight."""
-    lines = ("persistence true", f"persistence_location {tmp_path}/", "max_queued_messages 0")
+    """Mosquitto keeps its sessions over a restart, so the link resumes what was in flight; and it disconnects
+    whoever sends more than its Receive Maximum."""
+    kept = ("persistence true", f"persistence_location {tmp_path}/", "max_queued_messages 0")
+    lines = (*kept, "max_inflight_messages 5")
     with Mosquitto(tmp_path / "broker", lines) as broker:
         with Subscriber(broker.port, "down/#", client_id="sub", keep=True):
             pass
@@ -250,6 +252,7 @@ def test_an_outage_loses_nothing_and_keeps_the_order(tmp_path: Path) -> None:
             with Subscriber(broker.port, "down/#", client_id="sub", keep=True) as subscriber:
                 heard = [subscriber.next().payload for _ in range(len(bodies) + 1)]
             assert heard == [b"before", *bodies]
+            assert conversation(gateway).stats.connects == 2
 
 
 def publish_all(gateway: Running, bodies: list[bytes], confirmed: list[int]) -> None:
@@ -292,6 +295,50 @@ def test_the_broker_keeps_messages_while_the_gateway_is_away(
     with linked(mosquitto.port, tmp_path, version=version) as gateway:
         gateway.until(lambda: conversation(gateway).stats.messages_in == 2)
         gateway.until(lambda: conversation(gateway).idle)
+
+
+@pytest.mark.parametrize("version", ["5.0", "3.1.1"])
+def test_a_clean_session_is_owed_nothing(mosquitto: Mosquitto, tmp_path: Path, version: str) -> None:
+    with linked(mosquitto.port, tmp_path, version=version):
+        pass
+    publish(mosquitto.port, "up/away", b"to the session that the link kept before")
+    for _ in range(2):
+        with (
+            linked(mosquitto.port, tmp_path, version=version, session_expiry_secs=0) as gateway,
+            channel(gateway) as amqp,
+        ):
+            queue = queue_of(amqp, "up.#")
+            publish(mosquitto.port, "up/x", b"live")
+            assert [body for _, _, body in fetch(amqp, queue, 1)] == [b"live"]
+            assert conversation(gateway).stats.messages_in == 1
+        publish(mosquitto.port, "up/away", b"to nobody")
+
+
+@pytest.mark.parametrize("version", ["5.0", "3.1.1"])
+def test_replicas_divide_what_they_share(mosquitto: Mosquitto, tmp_path: Path, version: str) -> None:
+    bodies = {b"%d" % number for number in range(40)}
+    folders = [tmp_path / f"{tmp_path.name}-{name}" for name in "ab"]
+    for folder in folders:
+        folder.mkdir()
+    with ExitStack() as stack:
+        gateways = [
+            stack.enter_context(linked(mosquitto.port, folder, version=version, share=tmp_path.name))
+            for folder in folders
+        ]
+        channels = [stack.enter_context(channel(gateway)) for gateway in gateways]
+        queues = [queue_of(opened, "up.#") for opened in channels]
+        lines = b"".join(body + b"\n" for body in bodies)
+        command = [program("mosquitto_pub"), "-h", LOOPBACK, "-p", str(mosquitto.port), "-q", "1"]
+        subprocess.run([*command, "-t", "up/x", "-l"], input=lines, check=True, timeout=30)
+        counts = [conversation(gateway).stats for gateway in gateways]
+        gateways[0].until(lambda: sum(one.messages_in for one in counts) == len(bodies), WAIT_SECS)
+        shares = [
+            fetch(amqp, queue, one.messages_in)
+            for amqp, queue, one in zip(channels, queues, counts, strict=True)
+        ]
+        assert all(shares)
+        assert {body for share in shares for _, _, body in share} == bodies
+        assert [one.connects for one in counts] == [1, 1]
 
 
 @pytest.mark.parametrize(

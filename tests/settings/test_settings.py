@@ -109,6 +109,12 @@ FAULTS = [
         "listeners: {a: {protocol: amqp091, websocket_path: /x}}\n",
         "listeners.a: websocket_path is for protocol mqtt",
     ),
+    ("links: {a: {url: 'amqp://x', share: g}}\n", ":1: links.a: share is for protocol mqtt only"),
+    (
+        "links: {a: {url: 'mqtt://x', share: g, version: 3.1}}\n",
+        ":1: links.a: share is for protocol mqtt only",
+    ),
+    ("links: {a: {url: 'mqtt://x', share: g/h}}\n", ":1: links.a.share: "),
     ("links: {a: {url: 'http://x'}}\n", ":1: links.a: a broker's URL begins with one of mqtt://, mqtts://"),
     ("links: {a: {url: 'amqp:///x'}}\n", ":1: links.a: the URL names no host"),
     ("links: {a: {url: 'mqtt://x/y'}}\n", ":1: links.a: the URL of an MQTT broker has no path"),

@@ -154,3 +154,16 @@ def test_a_quantile_is_its_buckets_bound(
     for seconds, count in observed:
         latency.observe(seconds, count)
     assert latency.quantile(share) == expected
+
+
+def test_what_only_mqtt_links_count() -> None:
+    metrics = Metrics("1.2.3")
+    metrics.link("erp", "amqp091")
+    link = metrics.link("plant", "mqtt")
+    link.lessened.add("qos", 3)
+    link.filters_refused, link.duplicates = 1, 2
+    lines = metrics.exposition().decode().splitlines()
+    assert 'gateway_link_lessened_total{endpoint="plant",protocol="mqtt",reason="qos"} 3.0' in lines
+    assert 'gateway_duplicates_total{endpoint="plant",protocol="mqtt",route=""} 2.0' in lines
+    found = [line for line in lines if line.startswith("gateway_link_filters_refused{")]
+    assert found == ['gateway_link_filters_refused{endpoint="plant",protocol="mqtt"} 1.0']

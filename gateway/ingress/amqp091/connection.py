@@ -17,6 +17,7 @@ from gateway.ingress.amqp091.channel import AmqpChannel
 from gateway.ingress.amqp091.methods import METHODS, Later
 from gateway.ingress.amqp091.special import look_closer
 from gateway.ingress.amqp091.transaction import IN_TRANSACTION
+from gateway.ingress.listener import Farewell
 from gateway.model.address import AmqpAddress
 from gateway.model.message import NEVER, Message, Sender
 from gateway.model.outcome import ACCEPTED, Outcome, Reason
@@ -154,10 +155,10 @@ class AmqpConnection:
             return
         self.stream.mark()
 
-    def shut_down(self) -> None:
-        """The gateway stops: 320."""
-        self.machine.close(ReplyCode.CONNECTION_FORCED, "CONNECTION_FORCED - the gateway is stopping")
-        self.stream.end("the gateway is stopping")
+    def shut_down(self, farewell: Farewell) -> None:
+        """320, whatever the reason: clients come back after it."""
+        self.machine.close(ReplyCode.CONNECTION_FORCED, f"CONNECTION_FORCED - {farewell.value}")
+        self.stream.end(farewell.value)
 
     # Events.
 
