@@ -229,7 +229,7 @@ class Link(Part):
     prefetch: int = Field(1_000, ge=1, le=65_535)
     """Unsettled messages that the broker may send us."""
     in_flight_max: int = Field(10_000, ge=1)
-    """Published and not yet confirmed; beyond it the link's sources stop reading."""
+    """Published and not yet confirmed; what comes beyond it waits here, within `limits`."""
     qos: Literal[0, 1, 2] = 1
     """MQTT: of the subscriptions that routes need."""
     share: str | None = Field(None, min_length=1, pattern=r"^[^/+#\x00]+$")
