@@ -57,3 +57,7 @@ class RemoteProtocolError(ProtocolError):
 
 class LinkError(GatewayError):
     """A remote broker could not be reached, refused us, or went away."""
+
+
+class PipelineError(GatewayError):
+    """A job on Spark cannot run or go on; the text says what to install, to give or to change."""

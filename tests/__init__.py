@@ -1,1 +1,1 @@
-"""Tests, a folder per room. The file keeps the name: some installed packages bring `tests` of their own."""
+"""Tests, a folder per room. The file keeps the name: some installed packages bring a `tests` of their own."""

@@ -72,7 +72,8 @@ class Gateway:
         self.dead_letters, self.switch = self.backstop.dead_letters, self.backstop.switch
         if settings.journal.enabled:
             journaling = open_journal(settings.journal, settings.journal_path(), self.switch.router)
-            self.switch.journaling, self.metrics.journal = journaling, journaling.writer
+            self.backstop.note_in(journaling)
+            self.metrics.journal = journaling.writer
         self.mqtt = MqttNamespace(
             self.switch.subscribed,
             SessionLimits(
@@ -127,6 +128,8 @@ class Gateway:
         clients = ClientsApi(partial(connected, self.listeners), self.writes.flush, admission)
         state = AdminState(self.metrics, self.readiness, letters, clients, self.backstop.outbox_states)
         async with trio.open_nursery() as nursery:
+            if signals:  # before anybody can be told that the gateway runs
+                await nursery.start(self._watch_signals)
             if self.settings.http.enabled:
                 self.http_port = await nursery.start(serve, self.settings.http, state)
             for name in self.settings.links:
@@ -148,8 +151,6 @@ class Gateway:
             nursery.start_soon(self._watch_links)
             nursery.start_soon(self.hosts.alarms.run, self.writes.flush)
             nursery.start_soon(self.backstop.run, self.writes.flush)
-            if signals:
-                nursery.start_soon(self._watch_signals)
             task_status.started(self)
             await self._stopping.wait()
             await self._drain()
@@ -239,8 +240,9 @@ class Gateway:
                     self.readiness.lost(f"link {link.name}", link.why or "not connected yet")
             await trio.sleep(0.2)
 
-    async def _watch_signals(self) -> None:
+    async def _watch_signals(self, task_status: trio.TaskStatus[None]) -> None:
         with trio.open_signal_receiver(signal.SIGTERM, signal.SIGINT, signal.SIGHUP) as received:
+            task_status.started()
             async for number in received:
                 if number == signal.SIGHUP:
                     self.reload_mappings()
@@ -273,4 +275,11 @@ class Gateway:
     def _idle(self) -> bool:
         return all(
             connection.idle for listener in self.listeners.values() for connection in listener.connections
-        ) and all(link.conversation.idle for link in self.links.values())
+        ) and all(self._done(link) for link in self.links.values())
+
+    def _done(self, link: Link) -> bool:
+        """Nothing is under way at a link; or it is down, and its outboxes hold all that waits for it."""
+        conversation = link.conversation
+        if conversation.idle or link.up:
+            return conversation.idle
+        return conversation.unconfirmed == self.backstop.handed_out(link.name)

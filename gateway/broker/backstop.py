@@ -13,6 +13,7 @@ from gateway.broker.dead_letters import DeadLetters
 from gateway.broker.dead_letters.forwarding import Forwarding
 from gateway.broker.dead_letters.redriving import Redriving
 from gateway.broker.deduplication import Deduplication
+from gateway.broker.journaling import Journaling
 from gateway.broker.outbox.outbox import OutboxLimits, OutboxState, Way
 from gateway.broker.outbox.outboxes import Outboxes
 from gateway.broker.switch import Namespace, Switch
@@ -56,6 +57,7 @@ class Backstop:
                 memory_octets_max=limits.queue_memory_bytes_max,
             )
             self.switch.outbox = self.outboxes.of
+            self.switch.disk_healthy = lambda: store.healthy
         if forward is not None:
             self.forwarding = Forwarding(
                 self.switch.namespaces, forward.endpoint, forward.address(), assurance=forward.qos
@@ -73,6 +75,12 @@ class Backstop:
         """The link can be given messages."""
         if self.outboxes is not None:
             self.outboxes.link_up(name)
+
+    def note_in(self, journaling: Journaling) -> None:
+        """Have a journal hear of everything."""
+        self.switch.journaling = journaling
+        if self.outboxes is not None:
+            self.outboxes.left = journaling.left
 
     def use(self, routes: Iterable[Route]) -> None:
         """These routes are in force; all links are known."""
@@ -100,6 +108,10 @@ class Backstop:
             self.dead_letters.tick()
             self.deduplication.tick()
             flush()
+
+    def handed_out(self, link: str) -> int:
+        """Messages that the outboxes have given to a link and still hold themselves."""
+        return sum(state.in_flight for state in self.outbox_states() if state.link == link)
 
     def stop(self) -> None:
         """The gateway is leaving: outboxes hand out nothing more."""

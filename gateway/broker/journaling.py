@@ -37,10 +37,15 @@ class Journaling:
             lane.journal = self.writer
             lane.facts = self._facts(route)
 
-    def refuse(self, route: Route, message: Message, outcome: Outcome, received: float) -> None:
+    def refuse(self, route: Route, message: Message, outcome: Outcome, received: float, slot: int) -> None:
         """A route would not let a message cross."""
         if self._wanted(route):
-            self.writer.refuse(self._facts(route), [message], outcome, received)
+            self.writer.refuse(self._facts(route), [message], outcome, received, [slot])
+
+    def left(self, route: Route, messages: list[Message], outcome: Outcome, received: float) -> None:
+        """Messages have left the outbox of a route."""
+        if self._wanted(route):
+            self.writer.record(self._facts(route), messages, outcome, received)
 
     def _wanted(self, route: Route) -> bool:
         return self._all or route.rule.journal

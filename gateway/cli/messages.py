@@ -11,13 +11,14 @@ import typer
 
 from gateway.cli.exits import Exit
 from gateway.cli.options import AsJson
-from gateway.cli.peers.amqp import AmqpPeer
 from gateway.cli.peers.amqpfast import FastPeer
-from gateway.cli.peers.mqtt import MqttPeer
 from gateway.egress.amqpfast.opening import SERVICES
 from gateway.model.address import AmqpAddress, FastAddress, MqttAddress
 from gateway.model.message import Message
 from gateway.model.properties import Properties, ValueType, property_set, string
+from gateway.peers.amqp import AmqpPeer
+from gateway.peers.mqtt import MqttPeer
+from gateway.peers.wire import Access
 from gateway.settings import Target, parse_url
 
 app = typer.Typer()
@@ -68,11 +69,11 @@ def publish(
         if topic is None:
             raise typer.BadParameter("MQTT wants --topic")
         made = Message(MqttAddress(topic), body, properties, qos, qos > 0, retain)
-        refused = _publish(MqttPeer(target, timeout, ca_file), made)
+        refused = _publish(MqttPeer(Access(target, timeout, ca_file)), made)
     elif target.protocol == "amqp091":
         address = AmqpAddress("", queue) if queue is not None else AmqpAddress(exchange, routing_key)
         made = Message(address, body, properties, qos, qos > 0)
-        refused = _publish(AmqpPeer(target, timeout, ca_file), made)
+        refused = _publish(AmqpPeer(Access(target, timeout, ca_file)), made)
     else:
         made = Message(_fast_address(service, destination), body, properties, qos, qos > 0)
         refused = FastPeer(target, timeout, ca_file).publish(made, file if whole else None, transaction)
@@ -161,12 +162,12 @@ def _listening(
     if target.protocol == "mqtt":
         if topic is None:
             raise typer.BadParameter("MQTT wants --topic")
-        mqtt = MqttPeer(target, timeout, ca_file)
+        mqtt = MqttPeer(Access(target, timeout, ca_file))
         mqtt.subscribe(topic, qos)
         return mqtt
     if queue is None and exchange is None:
         raise typer.BadParameter("AMQP wants --queue, or --exchange with --binding-key")
-    amqp = AmqpPeer(target, timeout, ca_file)
+    amqp = AmqpPeer(Access(target, timeout, ca_file))
     amqp.consume(queue, exchange, binding_key)
     return amqp
 

@@ -58,6 +58,10 @@ class Conversation(Protocol):
     def idle(self) -> bool:
         """Nothing waits for the broker, and nothing that it sent waits for us."""
 
+    @property
+    def unconfirmed(self) -> int:
+        """Messages for the broker that it has not confirmed, sent or not."""
+
     def sinks(self, address: Address) -> tuple[Sink, ...] | None:
         """Where messages for an address of the remote broker go: itself."""
 

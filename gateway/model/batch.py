@@ -9,7 +9,7 @@ back with the worst outcome. Slots are positions in the batch; a part's `message
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Sequence
 from typing import Any, Protocol
 
 from gateway.model.message import Message, Sender
@@ -47,15 +47,19 @@ class Journal(Protocol):
         outcome: Outcome,
         received: float,
         sources: list[Message] | None = None,
+        slots: list[int] | None = None,
     ) -> None:
-        """`messages` were settled; `sources` are the same as they came in, when a route changed them."""
+        """`messages` were settled; `sources` are the same as they came in, when a route changed them.
+        `slots` are their places in the batch that was received, by which their rows are known again; None:
+        from 0 on."""
 
 
 class Lane:
     """One way out: a sink, and whoever counts what becomes of the messages that take it.
 
     A lane is made once for its sink and route; batches group by it. `journal` hears of every settlement, with
-    `facts`, which say to it what lane this is.
+    `facts`, which say to it what lane this is. `stored_first`: what must survive a crash is delivered only
+    when it is on disk.
     """
 
     __slots__ = ("facts", "journal", "sink")
@@ -64,6 +68,12 @@ class Lane:
         self.sink = sink
         self.journal: Journal | None = None
         self.facts: Any = None
+
+    @property
+    def stored_first(self) -> bool:
+        """Otherwise it may be delivered while it is written; then it comes again when the process dies, from
+        its sender."""
+        return False
 
     def sent(self, count: int) -> None:
         """`count` messages have been handed to the sink."""
@@ -82,19 +92,22 @@ class Lane:
         if came:  # slots rise, so as many as there are is all of them
             sources = came if len(slots) == len(came) else [came[slot] for slot in slots]
         assert self.journal is not None
-        self.journal.record(self.facts, messages, outcome, batch.received, sources)
+        if batch.origins:
+            slots = [batch.origins[slot] for slot in slots]
+        self.journal.record(self.facts, messages, outcome, batch.received, sources, slots)
 
 
 class Batch:
     """One wake-up's messages, joined over all their lanes."""
 
-    __slots__ = ("_open", "_parts", "_worst", "receipts", "received", "source", "sources")
+    __slots__ = ("_open", "_parts", "_worst", "origins", "receipts", "received", "source", "sources")
 
     def __init__(self, source: Source, received: float) -> None:
         self.source = source
         self.received = received
         self.receipts: list[Receipt] = []
         self.sources: list[Message] = []  # for a journal: the message of each slot as it came in; or empty
+        self.origins: Sequence[int] = ()  # for a journal: its slot in the batch that passed it on; or empty
         self._open: list[int] = []
         self._parts: dict[Lane, Part] = {}
         self._worst: dict[int, Outcome] = {}

@@ -96,13 +96,14 @@ def _plain(value: Value) -> Any:
 
 
 def _read(headers: Any) -> Headers:
-    return tuple((name, _value(kind, plain)) for name, kind, plain in headers)
+    return tuple((name, decode_value(kind, plain)) for name, kind, plain in headers)
 
 
-def _value(word: str, plain: Any) -> Value:
+def decode_value(word: str, plain: Any) -> Value:
+    """A header's value, of a type and as it stands in JSON. Raises ValueError, KeyError or TypeError."""
     kind = ValueType(word)
     if kind is ValueType.ARRAY:
-        return Value(kind, tuple(_value(*one) for one in plain))
+        return Value(kind, tuple(decode_value(*one) for one in plain))
     if kind is ValueType.TABLE:
         return Value(kind, _read(plain))
     if kind is ValueType.DECIMAL:

@@ -99,9 +99,14 @@ class Proxy:
         return self
 
     def __exit__(self, *_: object) -> None:
-        self._listener.shutdown(socket.SHUT_RDWR)
-        self._thread.join()
-        self._listener.close()
+        self.close()
+
+    def close(self) -> None:
+        """Cut every connection and let nobody through any more; a second time does nothing."""
+        if self._thread.is_alive():
+            self._listener.shutdown(socket.SHUT_RDWR)
+            self._thread.join()
+            self._listener.close()
         self.cut()
 
     def wires(self) -> list[Wire]:

@@ -76,7 +76,6 @@ def run(row: Row, seed: str, folder: Path, rabbitmq: RabbitMQ | None) -> Result:
         verdict = judge(
             rig.history.records,
             once=row.once,
-            ordered=row.ordered,
             flagged=row.flagged,
             deduplicated=row.deduplicate,
             excused=rig.excused,

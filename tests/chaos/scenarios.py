@@ -54,12 +54,6 @@ class Row(NamedTuple):
         return self.guarantee == "qos2" and self.source == self.target == "mqtt"
 
     @property
-    def ordered(self) -> bool:
-        """Order holds. Not where a link's messages are given back for the store's sake: a remote broker is
-        not asked to stop meanwhile, and what it sends next may be taken before they come again."""
-        return not (self.source in REMOTE and "full-disk" in self.faults)
-
-    @property
     def flagged(self) -> bool:
         """What comes twice is marked: a link may repeat what it does not know to have arrived."""
         return not self.remotes

@@ -71,6 +71,16 @@ def test_a_batch_moves_on_after_a_megabyte(bench: Bench, monkeypatch: pytest.Mon
     assert bench.turns == 3
 
 
+def test_a_batch_moves_on_after_some_streams(bench: Bench, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(poller_module, "TURN_STREAMS_MAX", 2)
+    others = [bench.connect(Speaker(echo)) for _ in range(5)]
+    for other in others:
+        other.sendall(b"x")
+    bench.poller.turn(1.0)
+    assert bench.turns == 3
+    assert [other.recv(100) for other in others] == [b"X"] * 5
+
+
 def test_a_held_stream_is_not_read_until_it_is_released(bench: Bench) -> None:
     peer = Speaker()
     other = bench.connect(peer)

@@ -55,7 +55,13 @@ CROWDED_OUT: Final = Outcome(Verdict.REJECTED, Reason.QUOTA, "the outbox was ful
 TOO_OLD: Final = Outcome(Verdict.REJECTED, Reason.EXPIRED, "it waited longer than outbox.age_secs_max")
 EXPIRED: Final = Outcome(Verdict.REJECTED, Reason.EXPIRED, "it expired in the outbox")
 
+DELIVERED: Final = "delivered"
+BURIED: Final = "dead letter"
+DROPPED: Final = "dropped"
+"""What the journal says of a message that has left an outbox, before the outcome's own text."""
+
 Policy = Literal["reject", "drop_oldest", "dead_letter"]
+Left = Callable[[Route, list[Message], Outcome, float], None]
 
 
 class OutboxLimits(NamedTuple):
@@ -142,6 +148,7 @@ class Outbox:
         self._way: Way | None = None
         self._route: Route | None = None
         self._lane: DeliveryLane | None = None
+        self._left: Left | None = None
         self._limits = OutboxLimits()
         self._attempts_max = 1
         self._stopped = False
@@ -174,8 +181,9 @@ class Outbox:
     def __len__(self) -> int:
         return len(self._queue) + len(self._open)
 
-    def use(self, way: Way | None, route: Route | None) -> None:
-        """The route in force (None: it is gone) and its link."""
+    def use(self, way: Way | None, route: Route | None, left: Left | None = None) -> None:
+        """The route in force (None: it is gone) and its link; `left` hears what became of messages."""
+        self._left = left
         self._way = way
         self._route = route
         self._lane = None
@@ -304,6 +312,7 @@ class Outbox:
         self.dropped += len(messages)
         if route is not None:
             route.dropped += len(messages)
+            self._note(messages, outcome, DROPPED)
 
     # What the queue asks: this is its consumer.
 
@@ -358,6 +367,8 @@ class Outbox:
             done = [position for at, position in enumerate(receipts) if at not in refused]
         if done:
             self._pauses = 0
+            if self._left is not None:
+                self._note([self._open[position] for position in done], ACCEPTED, DELIVERED)
             self._finish(done)
         if refused is not None:
             self._refused([(receipts[at], outcome) for at, outcome in refused.items()])
@@ -409,7 +420,14 @@ class Outbox:
         """Dead letters; they are written together with the settlement that the caller makes."""
         if self._route is not None:
             self._route.failed += len(messages)
+        self._note(messages, outcome, BURIED)
         self._dead_letters.add(messages, self.route_name, outcome, crossed=True)
+
+    def _note(self, messages: list[Message], outcome: Outcome, word: str) -> None:
+        """Have the journal hear that these have left."""
+        if self._left is not None and self._route is not None and messages:
+            text = f"{word}: {outcome.text}" if outcome.text else word
+            self._left(self._route, messages, outcome._replace(text=text), self._clock())
 
     # Time.
 

@@ -10,7 +10,7 @@ import structlog
 
 from gateway.broker.dead_letters import DeadLetters
 from gateway.broker.outbox.marks import Marks
-from gateway.broker.outbox.outbox import KIND, Outbox, OutboxState, Way
+from gateway.broker.outbox.outbox import KIND, Left, Outbox, OutboxState, Way
 from gateway.mapping.crossings import Route
 from gateway.store.store import Store
 
@@ -40,6 +40,7 @@ class Outboxes:
         self._memory = (memory_messages_max, memory_octets_max)
         self._time = (jitter, clock, utc)
         self._marks = Marks.load(store)
+        self.left: Left | None = None  # hears what leaves an outbox; for a journal
         self._ways: dict[str, Way] = {}
         self._routes: dict[str, Route] = {}  # in force, by the name that their outbox has
         self._boxes: dict[str, Outbox] = {}
@@ -70,7 +71,7 @@ class Outboxes:
             if route.settle == "stored" and name not in self._boxes:
                 self._open(name)
         for outbox in list(self):
-            outbox.use(self._ways.get(outbox.link), self._routes.get(outbox.name))
+            outbox.use(self._ways.get(outbox.link), self._routes.get(outbox.name), self.left)
             if outbox.name not in self._routes and len(outbox):
                 log.warning(
                     "an outbox has lost its route and keeps its messages",

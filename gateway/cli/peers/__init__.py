@@ -1,1 +1,1 @@
-"""Brokers at the end of a URL, for `gateway publish` and `gateway subscribe`."""
+"""What only the command line says to brokers; the rest is in `gateway.peers`."""

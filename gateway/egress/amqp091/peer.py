@@ -351,6 +351,7 @@ class AmqpPeer:
         publish = conversation.switch.publish
         batch = conversation.batch
         intakes = self._intakes
+        behind = conversation.held.on
         sender = self._sender
         number = 0
         intake: Intake | None = None
@@ -383,9 +384,11 @@ class AmqpPeer:
                 hops,
                 sender,
             )
-            receipt = (intake, tag)
-            if not publish(batch, entry, message, receipt):
-                conversation.unclaimed(entry, message, receipt)
+            receipt = (intake, tag, message)
+            if behind:
+                conversation.held.behind(receipt)
+            elif not publish(batch, entry, message, receipt):
+                conversation.unclaimed(entry, receipt)
         conversation.stats.messages_in += len(contents)
 
     def _malformed(self, intake: Intake, tag: int, error: RemoteProtocolError) -> None:

@@ -357,6 +357,7 @@ class FastPeer:
         caches = conversation.caches()
         publish = conversation.switch.publish
         batch = conversation.batch
+        behind = conversation.held.on
         sender = self._sender
         last_handle, last_head = -1, b""
         intake: Intake | None = None
@@ -387,7 +388,9 @@ class FastPeer:
                 entry.address, body, properties, 1 if durable else 0, durable, retained, expires, hops, sender
             )
             receipt = (intake, number, message)
-            if not publish(batch, entry, message, receipt):
+            if behind:
+                conversation.held.behind(receipt)
+            elif not publish(batch, entry, message, receipt):
                 conversation.unclaimed(entry, receipt)
         conversation.stats.messages_in += len(rows)
 

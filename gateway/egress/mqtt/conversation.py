@@ -85,6 +85,11 @@ class MqttConversation:
         outgoing = self.outgoing
         return not (outgoing.waiting or outgoing.in_flight or self.incoming.unsettled)
 
+    @property
+    def unconfirmed(self) -> int:
+        """Messages for the broker that it has not confirmed, sent or not."""
+        return self.outgoing.waiting + self.outgoing.in_flight
+
     def route(self, subscriptions: Subscriptions, targets: Targets) -> None:
         """The mapping changed: subscribe to what its routes need. Topics need no declaration."""
         self.filters.want(subscriptions.topics)

@@ -84,7 +84,7 @@ class MqttConnection:
         self._answers: Answers | None = None  # None: no acknowledgement waits for the disk
         self._pubacks: list[int] = []
         self._pubrecs: list[int] = []
-        self._retries = Retries()
+        self._retries = Retries(lambda: ingress.switch.disk_healthy())
         self._entries: dict[bytes, Entry] = {}
         self._generation = -1  # of the switch, when the entries were looked up
 
@@ -305,7 +305,7 @@ class MqttConnection:
         else:
             if qos == 2 and self.session is not None:
                 self.session.incoming.doubt(packet_id)
-            self._retries.add(receipt, self._ingress.now())
+            self._retries.add(receipt, outcome, self._ingress.now())
 
     def _forget_incoming(self, receipt: Receipt) -> None:
         """A QoS 2 message was not taken: when the client sends it again, that counts as the first time."""
@@ -362,6 +362,7 @@ class MqttConnection:
             batch.received = ingress.now()  # its first message: what waited before counts for nothing
         sender = self.sender
         body_max = ingress.limits.message_bytes_max
+        behind = self._retries.held.on
         for flags, topic, packet_id, raw, body in rows:
             entry = entries.get(topic)
             if entry is None:
@@ -389,7 +390,9 @@ class MqttConnection:
                 if receipt is not None:
                     self.refused(receipt, NOT_TEXT)
                 continue
-            if not publish(batch, entry, message, receipt):
+            if behind and receipt is not None:
+                self._retries.held.behind(receipt)  # what waits for the disk is not overtaken
+            elif not publish(batch, entry, message, receipt):
                 ingress.unclaimed(entry, message, receipt)
         ingress.stats.messages_in += len(rows)
         if self.unsettled >= ingress.limits.inflight_max and not self._held:
@@ -434,7 +437,7 @@ class MqttConnection:
         """QoS 2: False when this packet id was taken before and not released (§4.3.3)."""
         session = self.session
         assert session is not None
-        here = session.kept and self._ingress.ends_here(entry)
+        here = session.kept and not self._retries.held.on and self._ingress.ends_here(entry)
         if session.incoming.take(packet_id, here=here):
             return True
         self._ingress.stats.duplicates += 1

@@ -25,7 +25,8 @@ from gateway.model.message import NEVER, Message, Sender
 from gateway.model.outcome import Outcome
 from gateway.model.properties import PropertySet
 from gateway.model.spooled import Spooled
-from gateway.store.journal.format import ABSENT, VERSION, Column, Draft, Header, Kind, encode_columns
+from gateway.store.journal.columns import ADDRESS, COLUMNS, LANE, OUTCOME, SENDER
+from gateway.store.journal.format import VERSION, Draft, Header, encode_columns
 from gateway.store.properties import encode_properties
 
 ENTRIES_MAX: Final = 65_536  # of a dictionary; peers choose addresses and properties, so it has to end
@@ -55,7 +56,8 @@ class Stashed(NamedTuple):
     """A part, or some of its messages, as the event loop leaves it for the journal.
 
     `messages` are as they were handed to the sink; None: a route refused `sources`. `sources` are as they
-    came in; None: they are `messages`. The times are UTC in microseconds.
+    came in; None: they are `messages`. The times are UTC in microseconds. `slots`: places in what was
+    received together; None: from 0 on.
     """
 
     facts: Facts
@@ -64,66 +66,9 @@ class Stashed(NamedTuple):
     outcome: Outcome
     received_us: int
     settled_us: int
+    slots: Sequence[int] | None = None
 
 
-class Names:
-    """The numbers of the buffers, in the order in which `Encoder.encode` lists them."""
-
-    def __init__(self, *names: str) -> None:
-        self._numbers = {name: number for number, name in enumerate(names)}
-
-    def coded(self, name: str, indices: str, entries: str) -> Column:
-        """A column whose rows are `indices` into the dictionary `entries`."""
-        numbers = self._numbers
-        valid = numbers.get(f"{entries} valid", ABSENT)
-        buffers = (numbers[indices], valid, numbers[f"{entries} offsets"], numbers[f"{entries} octets"])
-        return Column(name, Kind.CODED, buffers)
-
-    def plain(self, name: str, kind: Kind) -> Column:
-        """A column with buffers of its own."""
-        numbers = self._numbers
-        valid = numbers.get(f"{name} valid", ABSENT)
-        if kind is Kind.BINARY:
-            return Column(name, kind, (valid, numbers[f"{name} offsets"], numbers[f"{name} octets"]))
-        return Column(name, kind, (valid, numbers[name]))
-
-
-def _dictionary(name: str, *, nulls: bool = False) -> tuple[str, ...]:
-    return (*((f"{name} valid",) if nulls else ()), f"{name} offsets", f"{name} octets")
-
-
-SENDER: Final = ("source_endpoint", "client", "user", "remote_address")
-LANE: Final = ("source_protocol", "route", "mapping_version", "target_endpoint", "target_protocol")
-OUTCOME: Final = ("outcome", "reason", "reason_text")
-ADDRESS: Final = ("address", "scope", "name")
-FLAGS: Final = ("assurance", "durable", "retain", "hops")
-DELIVERED: Final = ("assurance", "durable", "retain")
-NAMES: Final = Names(
-    *("received", "settled", "lane", "result", "sender", "source", "target", "set"),
-    *FLAGS,
-    *(f"delivered_{name}" for name in DELIVERED),
-    *("expires valid", "expires", "body_size", "body valid", "body offsets", "body octets"),
-    *chain.from_iterable(_dictionary(name) for name in (*SENDER, *LANE, *OUTCOME)),
-    *chain.from_iterable(_dictionary(name, nulls=True) for name in (*ADDRESS, "properties", "message_id")),
-)
-COLUMNS: Final = (
-    NAMES.plain("received", Kind.TIME),
-    NAMES.plain("settled", Kind.TIME),
-    *(NAMES.coded(name, "sender", name) for name in SENDER),
-    *(NAMES.coded(name, "lane", name) for name in LANE),
-    *(NAMES.coded(name, "result", name) for name in OUTCOME),
-    *(NAMES.coded(f"source_{name}", "source", name) for name in ADDRESS),
-    *(NAMES.coded(f"target_{name}", "target", name) for name in ADDRESS),
-    NAMES.plain("assurance", Kind.UINT8),
-    *(NAMES.plain(name, Kind.BOOLEAN) for name in ("durable", "retain")),
-    NAMES.plain("hops", Kind.UINT8),
-    NAMES.plain("delivered_assurance", Kind.UINT8),
-    *(NAMES.plain(f"delivered_{name}", Kind.BOOLEAN) for name in ("durable", "retain")),
-    NAMES.plain("expires", Kind.TIME),
-    NAMES.plain("body_size", Kind.UINT32),
-    *(NAMES.coded(name, "set", name) for name in ("properties", "message_id")),
-    NAMES.plain("body", Kind.BINARY),
-)
 _COLUMNS: Final = encode_columns(COLUMNS)
 
 
@@ -265,6 +210,7 @@ class Encoder:
         ]
         buffers = [
             *by_part.rows,
+            _slots(parts, rows),
             senders,
             sources,
             targets,
@@ -288,7 +234,7 @@ class Encoder:
         lane_numbers: dict[tuple[Facts, str], bytes] = {}
         outcome_numbers: dict[Outcome, bytes] = {}
         received, settled, lane, result = [], [], [], []
-        for facts, messages, sources, outcome, received_us, settled_us in parts:
+        for facts, messages, sources, outcome, received_us, settled_us, _ in parts:
             heads = sources or messages
             assert heads
             count = len(heads)
@@ -477,6 +423,14 @@ def _delivered(parts: Sequence[Stashed], flags: list[bytes]) -> list[bytes]:
         bytes([message.durable for message in tails]),
         bytes([message.retain for message in tails]),
     ]
+
+
+def _slots(parts: Sequence[Stashed], rows: int) -> bytes:
+    runs = [
+        range(len(part.sources or part.messages or ())) if part.slots is None else part.slots
+        for part in parts
+    ]
+    return struct.pack(f"<{rows}I", *(runs[0] if len(runs) == 1 else chain.from_iterable(runs)))
 
 
 def _small(numbers: list[int]) -> bytes:

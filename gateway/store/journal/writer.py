@@ -37,7 +37,8 @@ FLUSH_OCTETS: Final = 4 * 1_048_576  # of bodies that may gather
 WRITE_OCTETS: Final = 2 * 1_048_576  # of blocks that may gather
 RING_OCTETS: Final = 8 * 1_048_576  # of the blocks that gather and those that are being written
 WRITE_BLOCKS_MAX: Final = 100  # at a time
-OFFSET_SECS: Final = 0.1  # how old the difference between the two clocks may be
+OFFSET_SECS: Final = 0.1  # between two looks at the difference between the two clocks
+OFFSET_SLACK_SECS: Final = 0.02  # how far it may be off; a new one would tear the rows of a message apart
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -63,7 +64,7 @@ class Options:
 
 
 _Laid = tuple[Header, Octets, int | None]  # and the place in the ring to free
-_Entry = tuple[Facts, list[Message] | None, list[Message] | None, Outcome, float, float]
+_Entry = tuple[Facts, list[Message] | None, list[Message] | None, Outcome, float, float, list[int] | None]
 
 
 class JournalWriter:
@@ -170,14 +171,24 @@ class JournalWriter:
         outcome: Outcome,
         received: float,
         sources: list[Message] | None = None,
+        slots: list[int] | None = None,
     ) -> None:
         """A lane's sink has settled `messages`, which are not changed afterwards; `received` is the clock's
-        time of their arrival. `sources` are, when they crossed, the same messages as they came in."""
-        self._keep(facts, messages, sources, outcome, received, messages)
+        time of their arrival. `sources` are, when they crossed, the same messages as they came in. `slots`:
+        their places in what was received together, by which the rows of one message are known; None: from 0
+        on."""
+        self._keep(facts, messages, sources, outcome, received, messages, slots)
 
-    def refuse(self, facts: Facts, sources: list[Message], outcome: Outcome, received: float) -> None:
+    def refuse(
+        self,
+        facts: Facts,
+        sources: list[Message],
+        outcome: Outcome,
+        received: float,
+        slots: list[int] | None = None,
+    ) -> None:
         """A route would not let `sources` cross: there is nothing that went out."""
-        self._keep(facts, None, sources, outcome, received, sources)
+        self._keep(facts, None, sources, outcome, received, sources, slots)
 
     def _keep(
         self,
@@ -187,6 +198,7 @@ class JournalWriter:
         outcome: Outcome,
         received: float,
         heads: list[Message],
+        slots: list[int] | None,
     ) -> None:
         count = len(heads)
         if not count:
@@ -198,8 +210,10 @@ class JournalWriter:
         now = self._clock()
         if now - self._sampled > OFFSET_SECS:
             self._sampled = now
-            self._offset = self._utc() - now
-        self._stash.append((facts, messages, sources, outcome, received, now))
+            offset = self._utc() - now
+            if abs(offset - self._offset) > OFFSET_SLACK_SECS:
+                self._offset = offset
+        self._stash.append((facts, messages, sources, outcome, received, now, slots))
         self._rows_in += count
         # An estimate, for the exact sum would look at every message: those of a part are much alike.
         self._bodies_in += count * max(len(heads[0].body), len(heads[-1].body))
@@ -281,9 +295,9 @@ class JournalWriter:
         parts: list[Stashed] = []
         rows = 0
         offset = self._offset
-        for facts, messages, sources, outcome, received, now in entries:
+        for facts, messages, sources, outcome, received, now, slots in entries:
             times = int((received + offset) * SECOND), int((now + offset) * SECOND)
-            for part in self._slices(Stashed(facts, messages, sources, outcome, *times)):
+            for part in self._slices(Stashed(facts, messages, sources, outcome, *times, slots)):
                 count = len(part.sources or part.messages or ())
                 if rows and rows + count > self._rows_max:
                     yield parts
@@ -295,7 +309,7 @@ class JournalWriter:
 
     def _slices(self, part: Stashed) -> Iterator[Stashed]:
         """A part, in pieces that fit into a block."""
-        _, messages, sources, *_ = part
+        _, messages, sources, *_, slots = part
         count = len(sources or messages or ())
         most = self._rows_max
         if count <= most:
@@ -306,6 +320,7 @@ class JournalWriter:
             yield part._replace(
                 messages=None if messages is None else messages[begin:end],
                 sources=None if sources is None else sources[begin:end],
+                slots=(range(count) if slots is None else slots)[begin:end],
             )
 
     # The thread's.

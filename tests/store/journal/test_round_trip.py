@@ -86,6 +86,7 @@ def test_every_column(tmp_path: Path, level: int) -> None:
         "sequence": 100,
         "received": UTC_US,
         "settled": UTC_US + 7,
+        "slot": 0,
         "source_endpoint": "mqtt",
         "client": "press-7",
         "user": "plant",

@@ -1,0 +1,23 @@
+"""`gateway pipeline check`: whether there is all that the pipeline needs."""
+
+from __future__ import annotations
+
+from importlib.metadata import version
+
+import typer
+
+from gateway.cli.pipeline.common import PACKAGES, installed
+
+app = typer.Typer()
+
+
+@app.command()
+def check() -> None:
+    """Say which Spark and Java the pipeline would run on, or what to install."""
+    installed()
+    from gateway.pipeline.session import java
+
+    program = java()
+    for package in PACKAGES:
+        typer.echo(f"{package} {version(package)}")
+    typer.echo(f"java {program}")

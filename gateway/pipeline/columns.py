@@ -1,0 +1,123 @@
+"""The columns of a row of the journal, as Spark and as Arrow have them.
+
+They are the journal's own columns (README, "The journal") and three that the journal implies: `shard`,
+`sequence` and `headers`. A row is named for ever by (shard, sequence). Unsigned numbers take the next wider
+signed type, which Spark has; texts are never null where the journal says "" for nothing.
+
+Every column is nullable for Spark, for a journal of another version may lack it.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any, Final, NamedTuple
+
+import pyarrow as pa
+from pyspark.sql.types import (
+    ArrayType,
+    BinaryType,
+    BooleanType,
+    ByteType,
+    DataType,
+    LongType,
+    ShortType,
+    StringType,
+    StructField,
+    StructType,
+    TimestampType,
+)
+
+from gateway.errors import PipelineError
+
+Arrow = Any
+"""An Arrow type, schema or array; pyarrow has no type stubs."""
+
+HEADER: Final = StructType(
+    [StructField("name", StringType()), StructField("type", StringType()), StructField("value", StringType())]
+)
+"""A typed header, in its order; a name may repeat. `type` is a word of the model's ValueType; `value` is the
+text of a string, else JSON as `gateway/store/properties.py` writes it."""
+
+HEADER_ARROW: Final[Arrow] = pa.struct([("name", pa.string()), ("type", pa.string()), ("value", pa.string())])
+_TIME: Final[Arrow] = pa.timestamp("us", tz="UTC")
+
+
+class JournalColumn(NamedTuple):
+    """A column: its name, Spark's type, Arrow's type, and what it says."""
+
+    name: str
+    spark: DataType
+    arrow: Arrow
+    says: str
+
+
+def _text(name: str, says: str) -> JournalColumn:
+    return JournalColumn(name, StringType(), pa.string(), says)
+
+
+def _time(name: str, says: str) -> JournalColumn:
+    return JournalColumn(name, TimestampType(), _TIME, says)
+
+
+def _flag(name: str, says: str) -> JournalColumn:
+    return JournalColumn(name, BooleanType(), pa.bool_(), says)
+
+
+COLUMNS: Final = (
+    _text("shard", "number of the process that wrote the row, behind its folder's name and a slash if any"),
+    JournalColumn("sequence", LongType(), pa.int64(), "number of the row in its shard; never used twice"),
+    _time("received", "when the message arrived, UTC"),
+    _time("settled", "when its source was told what became of it, UTC"),
+    JournalColumn("slot", LongType(), pa.int64(), "place in what was received together; see the journal"),
+    _text("source_endpoint", "listener or link that it came in by"),
+    _text("client", 'client identifier; "": unknown'),
+    _text("user", 'user name; "": unknown'),
+    _text("remote_address", 'host:port; "": unknown'),
+    _text("source_protocol", "mqtt, amqp091 or amqpfast"),
+    _text("route", 'the route that it took; "": it stayed in its own world'),
+    _text("mapping_version", "of the mapping files then"),
+    _text("target_endpoint", "listener or link that it went to"),
+    _text("target_protocol", "mqtt, amqp091 or amqpfast"),
+    _text("outcome", "accepted, released or rejected"),
+    _text("reason", "none, or why not"),
+    _text("reason_text", "the same in words"),
+    _text("source_address", "topic; exchange:routing key; service:destination"),
+    _text("source_scope", "exchange or service; null in MQTT"),
+    _text("source_name", "topic, routing key or destination"),
+    _text("target_address", "as source_address; null: a route refused the message"),
+    _text("target_scope", "as source_scope"),
+    _text("target_name", "as source_name"),
+    JournalColumn("assurance", ByteType(), pa.int8(), "0, 1 or 2, as it came in"),
+    _flag("durable", "as it came in"),
+    _flag("retain", "as it came in"),
+    JournalColumn("hops", ShortType(), pa.int16(), "routes crossed before; 255: or more"),
+    JournalColumn("delivered_assurance", ByteType(), pa.int8(), "as it went out"),
+    _flag("delivered_durable", "as it went out"),
+    _flag("delivered_retain", "as it went out"),
+    _time("expires", "UTC; null: never"),
+    JournalColumn("body_size", LongType(), pa.int64(), "octets"),
+    _text("properties", "one JSON object, as it came in; {}: none"),
+    _text("message_id", "null: none"),
+    JournalColumn("body", BinaryType(), pa.binary(), "the payload; null: it was left out"),
+    JournalColumn("headers", ArrayType(HEADER), pa.list_(pa.field("element", HEADER_ARROW)), "typed headers"),
+)
+BY_NAME: Final = {column.name: column for column in COLUMNS}
+
+
+def spark_schema(names: Sequence[str] | None = None) -> StructType:
+    """The schema of these columns, in their order (None: of all). Raises PipelineError: no such column."""
+    return StructType([StructField(column.name, column.spark) for column in _chosen(names)])
+
+
+def arrow_schema(names: Sequence[str] | None = None) -> Arrow:
+    """The Arrow schema that Spark expects for `spark_schema(names)`."""
+    return pa.schema([(column.name, column.arrow) for column in _chosen(names)])
+
+
+def _chosen(names: Sequence[str] | None) -> Sequence[JournalColumn]:
+    if names is None:
+        return COLUMNS
+    unknown = [name for name in names if name not in BY_NAME]
+    if unknown:
+        raise PipelineError(f"the journal has no column {', '.join(unknown)}; it has {', '.join(BY_NAME)}")
+    return [BY_NAME[name] for name in names]

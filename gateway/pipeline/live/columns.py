@@ -1,0 +1,69 @@
+"""The columns of the live sources: those of the journal that a broker can say, and `redelivered`."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any, Final, NamedTuple
+
+import pyarrow as pa
+from pyspark.sql.types import BooleanType, StructField, StructType
+
+from gateway.model.message import Message
+from gateway.pipeline.columns import arrow_schema, spark_schema
+from gateway.store.journal.encoding import LATEST, SECOND, recorded, words_of
+
+NAMES: Final = (
+    *("received", "source_protocol", "source_address", "source_scope", "source_name"),
+    *("assurance", "durable", "retain", "hops", "expires", "body_size", "properties", "message_id", "body"),
+)
+REDELIVERED: Final = "redelivered"
+HOPS_MAX: Final = 255  # as the journal has them
+
+
+class Received(NamedTuple):
+    """A message that came, when (UTC, microseconds), and whether the broker says that it came before."""
+
+    message: Message
+    utc_us: int
+    redelivered: bool
+
+
+def live_schema() -> StructType:
+    """Spark's schema."""
+    return StructType([*spark_schema(NAMES).fields, StructField(REDELIVERED, BooleanType())])
+
+
+def live_arrow() -> Any:
+    """Arrow's schema for the same."""
+    return arrow_schema(NAMES).append(pa.field(REDELIVERED, pa.bool_()))
+
+
+def batch_of(rows: Sequence[Received]) -> Any:
+    """The rows as an Arrow record batch."""
+    messages = [row.message for row in rows]
+    addresses = [words_of(message.address) for message in messages]
+    sets = [recorded(message.property_set) for message in messages]
+    columns = [
+        [row.utc_us for row in rows],
+        [message.address.protocol for message in messages],
+        [_text(address[0]) for address in addresses],
+        [_text(address[1]) for address in addresses],
+        [_text(address[2]) for address in addresses],
+        [message.assurance for message in messages],
+        [message.durable for message in messages],
+        [message.retain for message in messages],
+        [min(message.hops, HOPS_MAX) for message in messages],
+        [int(min(message.expires, LATEST) * SECOND) or None for message in messages],
+        [len(message.body) for message in messages],
+        [said.decode() for said, _ in sets],
+        [_text(name) for _, name in sets],
+        [message.body for message in messages],
+        [row.redelivered for row in rows],
+    ]
+    schema = live_arrow()
+    arrays = [pa.array(values, field.type) for values, field in zip(columns, schema, strict=True)]
+    return pa.RecordBatch.from_arrays(arrays, schema=schema)
+
+
+def _text(octets: bytes | None) -> str | None:
+    return None if octets is None else octets.decode()

@@ -1,0 +1,171 @@
+"""Rows to messages: which columns the sink understands, and what each row's address, properties and id are.
+
+An address is said in the protocol's own words (`topic`; `queue`, or `exchange` and `routing_key`; `service`
+and `destination`), each as a column or, for all rows alike, as an option; or as one column `address` in the
+journal's form. Properties start from the column `properties`, in the journal's JSON, and every column of a
+property replaces what that says.
+
+A message without an id is given one that is the same whenever the same row is written again: the journal's
+shard and sequence when the row has these, else the query, batch, partition and place.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import replace
+from datetime import datetime
+from difflib import get_close_matches
+from typing import Any, Final
+
+from pyspark.sql.types import BinaryType, StringType, StructType
+
+from gateway.errors import PipelineError
+from gateway.mapping.names import NameRefused, make_address
+from gateway.model.address import Address
+from gateway.model.message import NEVER, Message
+from gateway.model.properties import Headers, Properties, ValueType, property_set, string
+from gateway.store.properties import decode_properties, decode_value
+
+WORDS: Final[Mapping[str, tuple[str, ...]]] = {
+    "mqtt": ("topic",),
+    "amqp091": ("queue", "exchange", "routing_key"),
+    "amqpfast": ("service", "destination"),
+}
+"""The words of an address, columns or options."""
+
+TEXTS: Final = (
+    *("content_type", "content_encoding", "reply_to", "message_id", "type", "app_id", "user_id"),
+    *("correlation", "priority", "timestamp"),
+)
+GUARANTEES: Final = ("assurance", "durable", "retain", "expires")
+COLUMNS: Final = frozenset(
+    (
+        *("body", "address", "properties", "headers", "shard", "sequence"),
+        *TEXTS,
+        *GUARANTEES,
+    )
+)
+ADDRESSES_MAX: Final = 65_536  # remembered by one task
+
+
+class Shape:
+    """How rows of a schema become messages of a protocol. Made in the driver, used in the tasks.
+
+    `fixed`: words of the address, and `assurance`, that are the same in all rows. `prefix` stands before ids.
+    """
+
+    def __init__(self, protocol: str, schema: StructType, fixed: Mapping[str, str], prefix: str) -> None:
+        """Raises PipelineError: columns that nobody understands, or rows without address or body."""
+        self.protocol = protocol
+        self.fixed = dict(fixed)
+        self.prefix = prefix
+        self.names = [field.name for field in schema.fields]
+        known = {*COLUMNS, *WORDS[protocol]}
+        for name in self.names:
+            if name not in known:
+                near = get_close_matches(name, known, 1)
+                hint = (
+                    f"did you mean {near[0]!r}?" if near else f"{protocol} takes {', '.join(sorted(known))}"
+                )
+                raise PipelineError(f"gateway_publish does not know the column {name!r}; {hint}")
+        said = {*self.names, *self.fixed}
+        if "address" not in said and not said & set(WORDS[protocol]):
+            raise PipelineError(f"a column or option says where to: {', '.join(WORDS[protocol])} or address")
+        if "body" not in said:
+            raise PipelineError("gateway_publish needs the column body (binary or string)")
+        kind = schema["body"].dataType
+        if not isinstance(kind, BinaryType | StringType):
+            raise PipelineError(f"the column body is binary or string, not {kind.simpleString()}")
+
+    def messages(self, batch: Any, run: str, first: int) -> Iterator[Message]:
+        """The messages of an Arrow record batch, in their order. `run` and `first`, the place of its first
+        row, make the ids of rows that have none. Raises PipelineError."""
+        columns = {name: batch.column(at).to_pylist() for at, name in enumerate(batch.schema.names)}
+        for place in range(batch.num_rows):
+            row = {name: values[place] for name, values in columns.items()}
+            yield self._message(row, run, first + place)
+
+    def _message(self, row: dict[str, Any], run: str, place: int) -> Message:
+        body = row["body"]
+        if isinstance(body, str):
+            body = body.encode()
+        properties = self._properties(row)
+        if not properties.message_id:
+            properties = replace(properties, message_id=self._id(row, run, place))
+        qos = row.get("assurance")
+        assurance = int(self.fixed.get("assurance", 1)) if qos is None else qos
+        durable = row.get("durable")
+        expires = row.get("expires")
+        return Message(
+            self._address(row),
+            body or b"",
+            property_set(properties),
+            assurance,
+            assurance > 0 if durable is None else durable,
+            bool(row.get("retain")),
+            expires.timestamp() if isinstance(expires, datetime) else NEVER,
+        )
+
+    def _id(self, row: dict[str, Any], run: str, place: int) -> str:
+        shard, sequence = row.get("shard"), row.get("sequence")
+        if shard is not None and sequence is not None:
+            return f"{self.prefix}{shard}:{sequence}"
+        return f"{self.prefix}{run}:{place}"
+
+    def _address(self, row: dict[str, Any]) -> Address:
+        words = {
+            word: self.fixed.get(word) if row.get(word) is None else row[word]
+            for word in WORDS[self.protocol]
+        }
+        scope, name = self._place(words, row.get("address"))
+        try:
+            return make_address(self.protocol, scope, name)
+        except NameRefused as error:
+            raise PipelineError(f"no message can be published to {scope or name!r}: {error}") from error
+
+    def _place(self, words: dict[str, str | None], address: str | None) -> tuple[str, str]:
+        """Scope and name."""
+        if not any(words.values()) and address is not None:
+            if self.protocol == "mqtt":
+                return "", address
+            scope, _, name = address.partition(":")
+            return scope, name
+        if self.protocol == "mqtt":
+            return "", words["topic"] or ""
+        if self.protocol == "amqp091":
+            queue = words["queue"]
+            return ("", queue) if queue else (words["exchange"] or "", words["routing_key"] or "")
+        return words["service"] or "topic", words["destination"] or ""
+
+    def _properties(self, row: dict[str, Any]) -> Properties:
+        said = row.get("properties")
+        try:
+            found = decode_properties((said or "").encode())
+        except (ValueError, KeyError, TypeError) as error:
+            raise PipelineError(f"the column properties is not what a journal has: {said!r}") from error
+        changed = {name: row[name] for name in TEXTS if row.get(name) is not None}
+        correlation = changed.get("correlation")
+        if isinstance(correlation, str):
+            changed["correlation"] = correlation.encode()
+        moment = changed.get("timestamp")
+        if isinstance(moment, datetime):
+            changed["timestamp"] = int(moment.timestamp())
+        headers = row.get("headers")
+        if headers is not None:
+            changed["headers"] = _headers(headers)
+        return replace(found, **changed) if changed else found
+
+
+def _headers(said: Sequence[Any]) -> Headers:
+    """A map of texts, or the journal's list of name, type and value."""
+    found = []
+    for one in said:
+        if isinstance(one, dict):
+            kind, text = one["type"], one["value"]
+            plain = text if kind == ValueType.STRING.value else json.loads(text)
+            found.append((one["name"], decode_value(kind, plain)))
+        else:
+            name, text = one
+            found.append((name, string("" if text is None else str(text))))
+    return tuple(found)

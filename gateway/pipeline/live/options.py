@@ -1,0 +1,138 @@
+"""What the options of a format say, checked: a misspelt one is refused with a suggestion.
+
+Spark shows options in places that nobody thinks of: plans, the event log, error texts. So a URL may not hold
+a password; it is read from a file where the connection is made, or given as option `password`, which
+`spark.redaction.regex` covers, and nothing here has a repr that shows it.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterable, Mapping
+from difflib import get_close_matches
+from pathlib import Path
+from typing import Final
+
+from gateway.errors import PipelineError
+from gateway.peers.wire import Access
+from gateway.settings import parse_url
+
+CONNECTION: Final = (
+    *("url", "user", "password", "passwordFile", "caFile", "certFile", "keyFile", "timeoutSecs"),
+)
+"""Options that every format of a broker has."""
+
+SPARKS: Final = frozenset(("path", "checkpointlocation", "queryname"))
+"""Options that Spark itself puts among ours."""
+
+
+class Options:
+    """The options of one query. Names are told apart without regard to case, as Spark's are."""
+
+    def __init__(self, format_: str, given: Mapping[str, str], known: Iterable[str]) -> None:
+        """Raises PipelineError: an option that is none of `known`."""
+        self.format = format_
+        self._given = {name.lower(): value for name, value in given.items()}
+        names = {name.lower(): name for name in known}
+        for name in self._given:
+            if name not in names and name not in SPARKS:
+                near = get_close_matches(name, names, 1)
+                hint = (
+                    f"did you mean {names[near[0]]}?" if near else f"there are: {', '.join(names.values())}"
+                )
+                raise PipelineError(f"{format_} has no option {name}; {hint}")
+
+    def __repr__(self) -> str:
+        return f"Options({self.format})"
+
+    def text(self, name: str, default: str | None = None) -> str | None:
+        """A text, or the default."""
+        return self._given.get(name.lower(), default)
+
+    def needed(self, name: str, example: str) -> str:
+        """A text that has to be given. Raises PipelineError."""
+        found = self.text(name)
+        if not found:
+            raise PipelineError(f"{self.format} needs option {name}, for example {example}")
+        return found
+
+    def listed(self, name: str) -> list[str]:
+        """Texts between commas, or a JSON list of texts, for those that have commas in them."""
+        said = (self.text(name) or "").strip()
+        if not said.startswith("["):
+            return [one.strip() for one in said.split(",") if one.strip()]
+        try:
+            found = json.loads(said)
+        except ValueError as error:
+            raise PipelineError(f"option {name} begins like a JSON list and is none: {error}") from error
+        if not all(isinstance(one, str) for one in found):
+            raise PipelineError(f"option {name}: a list of texts, not {said}")
+        return list(found)
+
+    def whole(self, name: str, default: int, *, least: int = 1, most: int = 1 << 31) -> int:
+        """A whole number between `least` and `most`. Raises PipelineError."""
+        return int(self.number(name, default, least=least, most=most, wanted="a whole number", kind=int))
+
+    def number(
+        self,
+        name: str,
+        default: float,
+        *,
+        least: float = 0.0,
+        most: float = 1e9,
+        wanted: str = "a number",
+        kind: type[float] | type[int] = float,
+    ) -> float:
+        """A number between `least` and `most`. Raises PipelineError."""
+        said = self.text(name)
+        if said is None:
+            return default
+        try:
+            found = kind(said)
+        except ValueError as error:
+            raise PipelineError(f"option {name} is {wanted}, not {said!r}") from error
+        if not least <= found <= most:
+            raise PipelineError(f"option {name} is {wanted} from {least} to {most}, not {said}")
+        return found
+
+    def one_of(self, name: str, default: str, choices: tuple[str, ...]) -> str:
+        """One of a few words. Raises PipelineError."""
+        found = self.text(name, default) or default
+        if found not in choices:
+            raise PipelineError(f"option {name} is one of {', '.join(choices)}, not {found!r}")
+        return found
+
+    def access(self, protocol: str | None = None) -> Access:
+        """The broker of option `url`, of this protocol if one is named; reads the password's file.
+
+        Raises PipelineError.
+        """
+        url = self.needed("url", f"{SCHEMES.get(protocol or 'mqtt', 'mqtt')}://broker.internal")
+        try:
+            target = parse_url(url)
+        except ValueError as error:
+            raise PipelineError(f"option url: {error}") from error
+        if protocol is not None and target.protocol != protocol:
+            raise PipelineError(f"{self.format} speaks {protocol}, and url is of {target.protocol}")
+        if target.password:
+            raise PipelineError(
+                "a password in option url would be shown in plans and logs; say it in option passwordFile"
+            )
+        password = self.text("password") or ""
+        file = self.text("passwordFile")
+        if file is not None:
+            try:
+                password = Path(file).read_text(encoding="utf-8").rstrip("\r\n")
+            except OSError as error:
+                raise PipelineError(f"option passwordFile: {file}: {error.strerror}") from error
+        user = self.text("user") or target.username
+        return Access(
+            target._replace(username=user, password=password),
+            self.number("timeoutSecs", 30.0, least=0.1),
+            self.text("caFile"),
+            self.text("certFile"),
+            self.text("keyFile"),
+        )
+
+
+SCHEMES: Final = {"mqtt": "mqtts", "amqp091": "amqps", "amqpfast": "amqpfasts"}

@@ -1,0 +1,72 @@
+"""Which columns the journal has, and by which buffers of a block.
+
+Several columns share buffers: those of a sender have one run of indices, an address has three texts for each.
+"""
+
+from __future__ import annotations
+
+from itertools import chain
+from typing import Final
+
+from gateway.store.journal.format import ABSENT, Column, Kind
+
+
+class Names:
+    """The numbers of the buffers, in the order in which `Encoder.encode` lists them."""
+
+    def __init__(self, *names: str) -> None:
+        self._numbers = {name: number for number, name in enumerate(names)}
+
+    def coded(self, name: str, indices: str, entries: str) -> Column:
+        """A column whose rows are `indices` into the dictionary `entries`."""
+        numbers = self._numbers
+        valid = numbers.get(f"{entries} valid", ABSENT)
+        buffers = (numbers[indices], valid, numbers[f"{entries} offsets"], numbers[f"{entries} octets"])
+        return Column(name, Kind.CODED, buffers)
+
+    def plain(self, name: str, kind: Kind) -> Column:
+        """A column with buffers of its own."""
+        numbers = self._numbers
+        valid = numbers.get(f"{name} valid", ABSENT)
+        if kind is Kind.BINARY:
+            return Column(name, kind, (valid, numbers[f"{name} offsets"], numbers[f"{name} octets"]))
+        return Column(name, kind, (valid, numbers[name]))
+
+
+def _dictionary(name: str, *, nulls: bool = False) -> tuple[str, ...]:
+    return (*((f"{name} valid",) if nulls else ()), f"{name} offsets", f"{name} octets")
+
+
+SENDER: Final = ("source_endpoint", "client", "user", "remote_address")
+LANE: Final = ("source_protocol", "route", "mapping_version", "target_endpoint", "target_protocol")
+OUTCOME: Final = ("outcome", "reason", "reason_text")
+ADDRESS: Final = ("address", "scope", "name")
+FLAGS: Final = ("assurance", "durable", "retain", "hops")
+DELIVERED: Final = ("assurance", "durable", "retain")
+NAMES: Final = Names(
+    *("received", "settled", "lane", "result", "slot", "sender", "source", "target", "set"),
+    *FLAGS,
+    *(f"delivered_{name}" for name in DELIVERED),
+    *("expires valid", "expires", "body_size", "body valid", "body offsets", "body octets"),
+    *chain.from_iterable(_dictionary(name) for name in (*SENDER, *LANE, *OUTCOME)),
+    *chain.from_iterable(_dictionary(name, nulls=True) for name in (*ADDRESS, "properties", "message_id")),
+)
+COLUMNS: Final = (
+    NAMES.plain("received", Kind.TIME),
+    NAMES.plain("settled", Kind.TIME),
+    NAMES.plain("slot", Kind.UINT32),
+    *(NAMES.coded(name, "sender", name) for name in SENDER),
+    *(NAMES.coded(name, "lane", name) for name in LANE),
+    *(NAMES.coded(name, "result", name) for name in OUTCOME),
+    *(NAMES.coded(f"source_{name}", "source", name) for name in ADDRESS),
+    *(NAMES.coded(f"target_{name}", "target", name) for name in ADDRESS),
+    NAMES.plain("assurance", Kind.UINT8),
+    *(NAMES.plain(name, Kind.BOOLEAN) for name in ("durable", "retain")),
+    NAMES.plain("hops", Kind.UINT8),
+    NAMES.plain("delivered_assurance", Kind.UINT8),
+    *(NAMES.plain(f"delivered_{name}", Kind.BOOLEAN) for name in ("durable", "retain")),
+    NAMES.plain("expires", Kind.TIME),
+    NAMES.plain("body_size", Kind.UINT32),
+    *(NAMES.coded(name, "set", name) for name in ("properties", "message_id")),
+    NAMES.plain("body", Kind.BINARY),
+)

@@ -1,0 +1,113 @@
+"""Journals for the tests of the pipeline, written by the gateway's own writer, with times of our choosing.
+
+Message number n has the body {"n": n}, comes from line n % 3, stays at home when n is even and crosses on
+route `up` when it is odd; every fiftieth was refused by the route. One is received each millisecond and
+settled 2 ms later.
+"""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Final
+
+from gateway.model.address import AmqpAddress, MqttAddress
+from gateway.model.message import Message, Sender
+from gateway.model.outcome import ACCEPTED, Outcome, Reason, Verdict
+from gateway.model.properties import Properties, Value, ValueType, property_set, string
+from gateway.store.journal.encoding import Facts
+from gateway.store.journal.writer import JournalWriter, Options
+
+START: Final = 1_700_000_000.0
+"""UTC seconds at which message 0 is received: 2023-11-14 22:13:20."""
+STEP: Final = 0.001
+LATENCY: Final = 0.002
+HOME: Final = Facts("", "", "mqtt", "mqtt")
+UP: Final = Facts("up", "7f3a", "erp", "amqp091")
+REFUSED: Final = Outcome(Verdict.REJECTED, Reason.HOPS, "a loop?")
+SENDERS: Final = tuple(Sender("mqtt", f"press-{n}", "plant", f"10.0.0.{n}:40123") for n in range(3))
+SETS: Final = tuple(
+    property_set(
+        Properties(
+            content_type="application/json",
+            message_id=f"m-{n}",
+            headers=(("unit", string("°C")), ("line", Value(ValueType.INT32, n))),
+        )
+    )
+    for n in range(3)
+)
+
+
+def message(number: int) -> Message:
+    """Message `number` as it comes in."""
+    line = number % 3
+    return Message(
+        MqttAddress(f"plant/{line}/t"),
+        b'{"n": %d}' % number,
+        sender=SENDERS[line],
+        property_set=SETS[line],
+        assurance=1,
+        durable=True,
+    )
+
+
+def crossed(number: int) -> Message:
+    """The same as route `up` sends it out."""
+    made = message(number)
+    made.address = AmqpAddress("amq.topic", f"{number % 3}.t")
+    return made
+
+
+class Clock:
+    """A clock that is set by hand; UTC and the gateway's own are the same."""
+
+    def __init__(self, now: float = START) -> None:
+        self.now = now
+
+    def __call__(self) -> float:
+        return self.now
+
+
+class Journal:
+    """A journal that is written: `write` as often as wanted, then `close`."""
+
+    def __init__(self, folder: Path, *, shard: int = 0, start: float = START, options: Options | None = None):
+        self.clock = Clock(start)
+        self._start = start
+        self.writer = JournalWriter(
+            folder, shard, options or Options(), clock=self.clock, utc=self.clock, tell=_told
+        )
+
+    def write(self, first: int, count: int) -> None:
+        """Record messages `first` on, one after the other."""
+        for number in range(first, first + count):
+            received = self._start + number * STEP
+            self.clock.now = received + LATENCY
+            if number % 50 == 49:
+                self.writer.refuse(UP, [message(number)], REFUSED, received)
+            elif number % 2:
+                self.writer.record(UP, [crossed(number)], ACCEPTED, received, [message(number)])
+            else:
+                self.writer.record(HOME, [message(number)], ACCEPTED, received)
+
+    def close(self) -> None:
+        """Write what has gathered, and end."""
+        self.writer.close()
+
+
+def written(
+    folder: Path, count: int, *, first: int = 0, shard: int = 0, block_rows: int = 4_096, **options: int
+) -> Path:
+    """A journal of `count` messages from number `first` on, in blocks of `block_rows`; `options` are the
+    writer's."""
+    made = Journal(
+        folder,
+        shard=shard,
+        options=Options(flush_rows=block_rows, block_rows_max=block_rows, flush_interval_secs=60, **options),
+    )
+    made.write(first, count)
+    made.close()
+    return folder
+
+
+def _told(_: str) -> None:
+    """A log that nobody reads."""

@@ -1,0 +1,72 @@
+"""A gateway without the extra is none the worse; whoever asks for the pipeline is told what to install."""
+
+from __future__ import annotations
+
+import os
+import stat
+import subprocess
+import sys
+from pathlib import Path
+from typing import Final
+
+import pytest
+
+from gateway.cli.exits import Exit
+from gateway.cli.pipeline import common
+from tests.cli.conftest import Run
+
+ROOT: Final = Path(__file__).resolve().parents[2]
+HEAVY: Final = "{'pyspark', 'pyarrow', 'pandas', 'numpy'}"
+
+
+def test_the_command_line_and_the_application_import_nothing_of_spark() -> None:
+    program = (
+        "import sys, gateway.app, gateway.cli; gateway.cli.commands();"
+        f"sys.exit(str({HEAVY} & set(sys.modules)) if {HEAVY} & set(sys.modules) else 0)"
+    )
+    done = subprocess.run(
+        (sys.executable, "-c", program), cwd=ROOT, capture_output=True, text=True, check=False
+    )
+    assert (done.returncode, done.stderr) == (0, "")
+
+
+def test_a_missing_extra_is_named(run: Run, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(common, "PACKAGES", ("json", "pyspark_of_tomorrow"))
+    ran = run("pipeline", "check")
+    assert ran.code == Exit.FAILED
+    assert ran.err == (
+        "the pipeline needs pyspark_of_tomorrow; install them with: pip install 'gateway[pipeline]'\n"
+    )
+
+
+OLD: Final = "#!/bin/sh\necho 'openjdk version \"11.0.2\" 2019-01-15' >&2\n"
+
+
+@pytest.mark.parametrize(
+    "script, text", [(None, "is no program"), (OLD, "is of version 11.0.2")], ids=["none", "old"]
+)
+def test_a_missing_java_is_named(
+    run: Run,
+    monkeypatch: pytest.MonkeyPatch,
+    tmp_path: Path,
+    script: str | None,
+    text: str,
+) -> None:
+    pytest.importorskip("pyspark")
+    if script is not None:
+        java = tmp_path / "bin" / "java"
+        java.parent.mkdir()
+        java.write_text(script)
+        java.chmod(java.stat().st_mode | stat.S_IXUSR)
+    monkeypatch.setitem(os.environ, "JAVA_HOME", str(tmp_path))
+    ran = run("pipeline", "check")
+    assert ran.code == Exit.FAILED
+    assert text in ran.err
+    assert "openjdk-17-jre-headless" in ran.err
+
+
+def test_what_is_there_is_named(run: Run) -> None:
+    pytest.importorskip("pyspark")
+    ran = run("pipeline", "check")
+    assert ran.code in (Exit.OK, Exit.FAILED)
+    assert "pyspark 4." in ran.out or "openjdk-17-jre-headless" in ran.err
