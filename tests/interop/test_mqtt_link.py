@@ -21,6 +21,7 @@ from paho.mqtt.subscribeoptions import SubscribeOptions
 
 from gateway.egress.mqtt.conversation import MqttConversation
 from gateway.settings.endpoints import Link
+from tests.chaos.proxy import Proxy
 from tests.interop.gateway_fixture import LOOPBACK, Running, running, settings_of
 from tests.interop.servers import Mosquitto, free_ports, program
 
@@ -37,6 +38,9 @@ routes:
   - name: state
     from: {endpoint: plant, topic: "state/{rest...}"}
     to: {endpoint: mqtt, topic: "state/{rest...}"}
+  - name: once
+    from: {endpoint: mqtt, topic: "once/{rest...}"}
+    to: {endpoint: plant, topic: "once/{rest...}"}
   - name: there
     from: {endpoint: amqp091, exchange: amq.topic, binding_key: "both.{rest...}"}
     to: {endpoint: plant, topic: "both/{rest...}"}
@@ -271,6 +275,39 @@ def publish_all(gateway: Running, bodies: list[bytes], confirmed: list[int]) -> 
         while acked[0] < len(bodies):
             connection.process_data_events(0.1)
         confirmed.append(acked[0])
+
+
+@pytest.mark.parametrize("version", ["5.0", "3.1.1"])
+def test_qos_2_arrives_once_and_in_order_however_often_the_link_is_cut(
+    mosquitto: Mosquitto, tmp_path: Path, version: str
+) -> None:
+    bodies = [b"%d" % number for number in range(400)]
+    place = f"once/{tmp_path.name}"
+    with (
+        Proxy(mosquitto.port) as wire,
+        linked(wire.port, tmp_path, version=version) as gateway,
+        Subscriber(mosquitto.port, place) as subscriber,
+    ):
+        publisher = paho.Client(CallbackAPIVersion.VERSION2, protocol=MQTTProtocolVersion.MQTTv5)
+        publisher.connect(LOOPBACK, gateway.mqtt)
+        publisher.loop_start()
+        try:
+            told = [publisher.publish(place, body, 2) for body in bodies]
+            heard: list[bytes] = []
+            for quarter in range(1, 5):
+                while len(heard) < quarter * len(bodies) // 5:
+                    heard.append(subscriber.next().payload)
+                wire.cut()
+                subscribed(gateway, quarter + 1)
+            for one in told:
+                one.wait_for_publish(WAIT_SECS)
+            while len(heard) < len(bodies):
+                heard.append(subscriber.next().payload)
+        finally:
+            publisher.disconnect()
+            publisher.loop_stop()
+        publish(mosquitto.port, place, b"the last")
+        assert [*heard, subscriber.next().payload] == [*bodies, b"the last"]
 
 
 def test_a_broker_that_forgot_everything_is_subscribed_to_again(mosquitto: Mosquitto, tmp_path: Path) -> None:
