@@ -62,6 +62,11 @@ class Spooled(bytes):
             raise OSError(f"{self.file.name} has {len(found)} octets, not {self.size}")
         return found
 
+    def check(self) -> None:
+        """Raises OSError when the file is gone, or shorter than it was."""
+        if self.size and not self.read(self.size - 1, 1):
+            raise OSError(f"{self.file.name} is shorter than it was")
+
     def piece(self, at: int, count: int) -> SpooledPiece:
         """`count` octets from `at` on, still on disk."""
         return SpooledPiece(self.file, at, count)

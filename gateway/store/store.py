@@ -81,8 +81,7 @@ class Store:
         self._lock = FolderLock(folder)
         try:
             reserve = Reserve(folder, reserve_octets)
-            failure = "" if reserve.plenty() else "the disk is full"
-            if failure:
+            if failure := "" if reserve.plenty() else "the disk is full":
                 reserve.give_up()
             self._database = Database(
                 connect(folder, factory, steps),

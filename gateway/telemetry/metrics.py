@@ -90,11 +90,16 @@ BROKER_GAUGES: Final[dict[str, str]] = {
     "gateway_dead_letters_bytes": "Octets of their bodies.",
     "gateway_deduplication_ids": "Message ids remembered by routes that deduplicate.",
     "gateway_exchanges": "AMQP exchanges of the embedded broker.",
+    "gateway_partial_transfers": "Restartable AMQP/Fast transfers that are not complete.",
+    "gateway_partial_transfers_bytes": "Octets that have come of them.",
     "gateway_queue_bytes": "Octets of bodies in the embedded broker's queues.",
     "gateway_queue_messages": "Messages in the embedded broker's queues.",
     "gateway_queues": "AMQP queues of the embedded broker.",
     "gateway_retained_messages": "MQTT topics with a retained message.",
     "gateway_sessions": "MQTT sessions, connected or not.",
+    "gateway_spool_bytes": "Octets of large AMQP/Fast bodies on disk.",
+    "gateway_spool_files": "Files that they are in, those that are begun included.",
+    "gateway_spool_held_bytes": "Octets of AMQP/Fast bodies that arrive, and for which memory is reserved.",
     "gateway_subscriptions": "MQTT subscriptions.",
 }
 STORE_COUNTERS: Final[dict[str, tuple[str, str]]] = {

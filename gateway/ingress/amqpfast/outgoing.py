@@ -128,6 +128,12 @@ class Outgoing:
     def _write_from(self, large: Large, at: int, *, resumed: bool) -> None:
         connection = self._channel.connection
         large.at = at
+        if isinstance(large.body, Spooled):
+            try:
+                large.body.check()
+            except OSError as error:
+                self._fail(large, ReplyCode.INTERNAL_ERROR, str(error))
+                return
         if self._transfer(large, resumed=resumed):
             connection.sending[self] = None
             connection.stream.mark()

@@ -14,22 +14,20 @@ from typing import TYPE_CHECKING, Final
 
 from gateway.broker.access import Principal
 from gateway.broker.mqtt.session import Row, Session
-from gateway.broker.mqtt.system import SYS
 from gateway.broker.switch import Entry
 from gateway.errors import RemoteProtocolError
 from gateway.ingress.listener import Farewell
 from gateway.ingress.mqtt.acknowledgements import Answers, acknowledged
 from gateway.ingress.mqtt.admission import authenticate, connect, reason_name
 from gateway.ingress.mqtt.authentication import Authentication
+from gateway.ingress.mqtt.entries import first_seen
 from gateway.ingress.mqtt.offered import NOT_TEXT, TOO_LARGE, UTF8, check_offered, is_what_it_says
 from gateway.ingress.mqtt.retries import Retries
 from gateway.ingress.mqtt.subscriptions import subscribe, unsubscribe
-from gateway.model.address import MqttAddress
 from gateway.model.message import NEVER, Message, Sender
 from gateway.model.outcome import ACCEPTED, Outcome
 from gateway.model.properties import NO_PROPERTIES
 from gateway.protocols.mqtt.connection import State
-from gateway.protocols.mqtt.octets import decode_topic
 from gateway.protocols.mqtt.packets import (
     Acks,
     Auth,
@@ -364,7 +362,7 @@ class MqttConnection:
         for flags, topic, packet_id, raw, body in rows:
             entry = entries.get(topic)
             if entry is None:
-                entry = self._resolve(topic, entries)
+                entry = first_seen(ingress, self.principal, topic, entries)
             qos = flags >> 1 & 3
             if raw:
                 property_set, interval, hops = publish_facts(raw)
@@ -414,22 +412,6 @@ class MqttConnection:
         if self.machine.version < Version.V5:
             raise RemoteProtocolError(TOO_LARGE.text, reason=ReasonCode.PACKET_TOO_LARGE)
         self.refused(receipt, TOO_LARGE)
-
-    def _resolve(self, topic: bytes, entries: dict[bytes, Entry]) -> Entry:
-        """A topic seen for the first time: check it, ask for permission, find out where it leads."""
-        name = decode_topic(topic)
-        address = MqttAddress(name, topic)
-        ingress = self._ingress
-        if name.count("/") >= ingress.limits.topic_levels_max:
-            raise RemoteProtocolError("a topic has too many levels", reason=ReasonCode.TOPIC_NAME_INVALID)
-        assert self.principal is not None
-        if not ingress.access.may_publish(self.principal, ingress.name, address):
-            raise RemoteProtocolError(f"not allowed to publish to {name!r}", reason=ReasonCode.NOT_AUTHORIZED)
-        if name.split("/", 1)[0] == SYS:
-            nowhere = Entry(address, None, (), ())
-            ingress.entries.keep(nowhere, entries)
-            return nowhere
-        return ingress.entries.resolve(address, entries)
 
     def _first_time(self, packet_id: int, entry: Entry) -> bool:
         """QoS 2: False when this packet id was taken before and not released (§4.3.3)."""
