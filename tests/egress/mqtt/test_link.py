@@ -310,19 +310,25 @@ async def test_goodbye() -> None:
 
 
 @pytest.mark.parametrize(
-    "reason, why",
+    "reason, reference, why",
     [
-        (ReasonCode.SERVER_SHUTTING_DOWN, "the broker disconnected us: server_shutting_down"),
+        (ReasonCode.SERVER_SHUTTING_DOWN, "", "the broker disconnected us: server_shutting_down"),
+        (
+            ReasonCode.USE_ANOTHER_SERVER,
+            "b:1883",
+            "the broker disconnected us: use_another_server; it says to use b:1883",
+        ),
         (
             ReasonCode.SESSION_TAKEN_OVER,
+            "",
             "the broker disconnected us: session_taken_over; somebody else uses our client_id",
         ),
     ],
 )
-async def test_the_brokers_goodbye(reason: int, why: str) -> None:
+async def test_the_brokers_goodbye(reason: int, reference: str, why: str) -> None:
     world = World()
     remote = world.connect()
-    remote.machine.send_disconnect(reason)
+    remote.machine.send_disconnect(reason, reference=reference)
     world.talk()
     assert world.link.went == [why]
 
