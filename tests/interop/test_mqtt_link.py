@@ -219,13 +219,25 @@ def test_retained_messages_cross_both_ways(mosquitto: Mosquitto, tmp_path: Path,
             publish(mosquitto.port, topic, None, 1, "-r")
 
 
-def test_what_a_link_publishes_does_not_come_back(mosquitto: Mosquitto, tmp_path: Path) -> None:
-    with linked(mosquitto.port, tmp_path) as gateway, channel(gateway) as amqp:
-        queue = queue_of(amqp, "both.#")
-        amqp.basic_publish("amq.topic", "both.x", b"once", mqtt())
-        publish(mosquitto.port, "both/y", b"last")
-        assert [body for _, _, body in fetch(amqp, queue, 2)] == [b"once", b"last"]
-        assert conversation(gateway).stats.messages_in == 1
+@pytest.mark.parametrize("version, bridge", [("5.0", False), ("3.1.1", True), ("3.1", True)])
+def test_what_a_link_publishes_does_not_come_back_and_retain_is_kept(
+    mosquitto: Mosquitto, tmp_path: Path, version: str, bridge: bool
+) -> None:
+    place = f"both/{version[-1]}"
+    try:
+        with (
+            linked(mosquitto.port, tmp_path, version=version, bridge=bridge) as gateway,
+            channel(gateway) as amqp,
+        ):
+            queue = queue_of(amqp, "both.#")
+            amqp.basic_publish("amq.topic", "both.x", b"once", mqtt())
+            publish(mosquitto.port, place, b"last", 1, "-r")
+            (_, _, first), (_, properties, second) = fetch(amqp, queue, 2)
+            assert (first, second) == (b"once", b"last")
+            assert properties.headers["x-mqtt-retain"] is True
+            assert conversation(gateway).stats.messages_in == 1
+    finally:
+        publish(mosquitto.port, place, None, 1, "-r")
 
 
 def test_an_outage_loses_nothing_and_keeps_the_order(tmp_path: Path) -> None:

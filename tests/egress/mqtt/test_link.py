@@ -93,6 +93,13 @@ async def test_a_session_is_kept_or_not(version: str, expiry: int, clean: bool) 
         assert packet.properties.get(Property.SESSION_EXPIRY_INTERVAL, 0) == expiry
 
 
+@pytest.mark.parametrize("version, bridge", [("5.0", False), ("3.1.1", True), ("3.1", True)])
+async def test_a_bridge_says_so_where_there_is_a_word_for_it(version: str, bridge: bool) -> None:
+    packet = World(version=version, bridge=True).connect().connect
+    assert packet is not None
+    assert packet.bridge is bridge
+
+
 async def test_a_refused_connection_says_why() -> None:
     world = World()
     world.connack_reason = ReasonCode.BAD_USER_NAME_OR_PASSWORD
