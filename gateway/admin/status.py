@@ -60,6 +60,8 @@ def _own(stats: EndpointStats) -> dict[str, Any]:
     return {
         "kind": "link",
         "up": stats.up,
+        "address": stats.address,
+        "blocked": stats.blocked,
         "reconnects": stats.reconnects,
         "in_flight": stats.in_flight,
         "failures": dict(stats.failures.counts),

@@ -48,7 +48,7 @@ def welcome(gateway: Gateway) -> str:
             ports.setdefault(given.protocol, listener.port)
         lines.append(f"  {name:<10} {spoken(given)} on {listener.host}:{listener.port}")
     for name, link in gateway.settings.links.items():
-        lines.append(f"  {name:<10} link to {link.target().host}:{link.target().port}")
+        lines.append(f"  {name:<10} link to {', or '.join(link.addresses)}")
     if gateway.http_port:
         lines.append(f"  page       http://localhost:{gateway.http_port}/  (metrics: /metrics)")
     if "mqtt" in ports and "amqp091" in ports:

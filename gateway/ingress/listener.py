@@ -248,6 +248,14 @@ class Listener:
         """Route what has gathered."""
         self._protocol.turn_done()
 
+    def hold(self, senders: set[Sender]) -> list[Callable[[], None]]:
+        """A queue or session is full: stop reading its publishers; returns what lets them go on."""
+        return [
+            release
+            for connection in self.connections
+            if connection.sender in senders and (release := connection.hold()) is not None
+        ]
+
     def forget(self, connection: Connection) -> None:
         """A connection has ended."""
         self.connections.pop(connection, None)

@@ -76,6 +76,8 @@ COUNTERS: Final[dict[str, tuple[str, tuple[str, ...]]]] = {
 GAUGES: Final[dict[str, tuple[str, tuple[str, ...]]]] = {
     "gateway_connections": ("Open connections.", ENDPOINT),
     "gateway_link_up": ("1 while the link is connected.", ENDPOINT),
+    "gateway_link_address": ("1 for the address that a link is connected to.", (*ENDPOINT, "address")),
+    "gateway_link_blocked": ("1 while the remote broker lets the link publish nothing.", ENDPOINT),
     "gateway_link_in_flight": ("Messages published by a link and not yet confirmed.", ENDPOINT),
     "gateway_route_in_flight": ("Messages of a route that are on their way.", ("route",)),
     "gateway_link_filters_refused": ("Topic filters that a link needs and its broker refuses now.", ENDPOINT),
@@ -308,6 +310,9 @@ def _listener_samples(stats: ListenerStats) -> Iterator[Sample]:
 def _link_samples(stats: LinkStats) -> Iterator[Sample]:
     labels = (stats.name, stats.protocol)
     yield "gateway_link_up", labels, int(stats.up)
+    yield "gateway_link_blocked", labels, int(stats.blocked)
+    for address in stats.addresses:
+        yield "gateway_link_address", (*labels, address), int(stats.up and address == stats.address)
     yield "gateway_link_in_flight", labels, stats.in_flight
     yield "gateway_link_reconnects", labels, stats.reconnects
     for reason, count in stats.failures.counts.items():

@@ -175,6 +175,27 @@ def test_accepted_while_the_broker_is_away_and_both_are_killed(
     assert once([0, *fetch(rabbitmq, "outbox.a", count - 1)]) == list(range(260))
 
 
+def test_a_message_keeps_the_id_that_it_was_given(rabbitmq: RabbitMQ, tmp_path: Path) -> None:
+    """Ids begin with chance of each life of the process: three are of the first life, though the second sent
+    them."""
+    plain = pika.BasicProperties(delivery_mode=2)
+    away = {"urls": [nowhere()]}
+    with gateway_to(rabbitmq, tmp_path, route(more="\n    message_id: add"), **away) as gateway:
+        declare(rabbitmq, "outbox.ids")
+        publish(gateway, "outbox.ids", *range(3), properties=plain)
+        gateway.configuration["links"]["erp"]["urls"] = []
+        gateway.restart()
+        publish(gateway, "outbox.ids", 3, properties=plain)
+        publish(gateway, "outbox.ids", 4)
+        until(lambda: not status(gateway)["outboxes"][0]["messages"])
+    with channel(rabbitmq.url) as opened:
+        found = [opened.basic_get("outbox.ids", auto_ack=True)[1].message_id for _ in range(5)]
+    lives = [id.partition("-")[0] for id in found]
+    assert len(set(found)) == 5
+    assert (len(set(lives[:3])), lives[4]) == (1, "kept")
+    assert lives[3] not in lives[:3]
+
+
 def test_a_full_outbox_nacks_what_is_new(rabbitmq: RabbitMQ, tmp_path: Path) -> None:
     with gateway_to(rabbitmq, tmp_path, url=nowhere(), outbox={"messages_max": 5}) as gateway:
         publish(gateway, "outbox.c", *range(5))

@@ -11,7 +11,7 @@ from gateway.telemetry.metrics import BROKER_GAUGES, COUNTERS, GAUGES, Metrics
 from gateway.telemetry.stats import REASONS_MAX, EndpointStats, Latency, ListenerStats, Reasons
 from tests.telemetry.samples import Crossing, Machine, Octets, metrics_with_traffic
 
-LABELS = {"endpoint", "protocol", "version", "direction", "frame", "route", "outcome", "reason"}
+LABELS = {"endpoint", "protocol", "version", "direction", "frame", "route", "outcome", "reason", "address"}
 
 
 def read(metrics: Metrics) -> dict[str, float]:
@@ -62,6 +62,9 @@ SAMPLES = [
     ('gateway_outbox_messages{endpoint="erp",route="telemetry"}', 9),
     ('gateway_outbox_bytes{endpoint="erp",route="telemetry"}', 900),
     ('gateway_outbox_oldest_seconds{endpoint="erp",route="telemetry"}', 1.5),
+    ('gateway_link_blocked{endpoint="erp",protocol="amqp091"}', 1),
+    ('gateway_link_address{address="rabbit-1:5672",endpoint="erp",protocol="amqp091"}', 0),
+    ('gateway_link_address{address="rabbit-2:5672",endpoint="erp",protocol="amqp091"}', 1),
     ('gateway_mapping_reloads_total{outcome="refused"}', 0),
     ("gateway_queues", 3),
 ]

@@ -188,6 +188,7 @@ class AmqpConversation:
         if self._peer is peer:
             self._peer = None
             self.held.give_up()
+            self.stats.blocked = False
         self.outgoing.close()
         self.link.went_down(why)
 

@@ -119,21 +119,12 @@ class MqttIngress:
                 receipt[0].refused(receipt, refused[at])
             else:
                 receipt[0].accepted(receipt[1], receipt[2])
-        self.stats.latency.observe(self.now() - received, len(receipts))
-        lost = len(refused) if refused else 0
-        self.stats.accepted_messages += len(receipts) - lost
-        if refused:
-            for outcome in refused.values():
-                self.stats.refuse(outcome)
+        self.stats.answered(len(receipts), refused, self.now() - received)
 
     def hold(self, senders: set[Sender]) -> list[Callable[[], None]]:
         """A queue or session is full: its publishers stop reading until it calls what is returned."""
         assert self.listener is not None
-        return [
-            release
-            for connection in self.listener.connections
-            if connection.sender in senders and (release := connection.hold()) is not None
-        ]
+        return self.listener.hold(senders)
 
     # What connections ask.
 
