@@ -22,6 +22,7 @@ from pyspark.sql import SparkSession
 from gateway.errors import PipelineError
 
 FORMATS: Final[tuple[str, ...]] = (
+    "gateway.pipeline.journal.source:JournalSource",
     "gateway.pipeline.live.source:MqttSource",
     "gateway.pipeline.live.source:AmqpSource",
     "gateway.pipeline.live.source:FastSource",

@@ -74,6 +74,13 @@ class Gap(NamedTuple):
     where: str = ""
 
 
+class Place(NamedTuple):
+    """Where a block begins or ends."""
+
+    path: Path
+    offset: int
+
+
 class Extent(NamedTuple):
     """What there is of a shard: rows `first` to before `next`. Times are of receipt, microseconds UTC."""
 
@@ -212,9 +219,12 @@ class JournalReader:
         span = (min(times), max(times)) if times else (None, None)
         return Extent(shard, first, behind, rows, missing, blocks, len(segments), octets, *span)
 
-    def index(self, shard: str, start: int | None = None) -> Iterator[At | Gap]:
+    def index(self, shard: str, start: int | None = None, *, near: Place | None = None) -> Iterator[At | Gap]:
         """The blocks of a shard from the one that holds row `start` on (None: the first), by their headers:
         contents are not read, and not checked. Ends at the end of what is written now.
+
+        `near` is where that block, or the end of the one before it, was found earlier; it spares the walk
+        over the blocks before it.
         """
         segments = self.segments(shard)
         if start is not None:
@@ -222,7 +232,8 @@ class JournalReader:
             segments = segments[max(0, later[0] - 1) if later else len(segments) - 1 :] if segments else []
         expected = start if start is not None or not segments else segments[0].first
         for segment in segments:
-            for at in self._walk(segment, last=segment is segments[-1]):
+            offset = near.offset if near is not None and near.path == segment.path else 0
+            for at in self._walk(segment, offset, last=segment is segments[-1]):
                 header = at.header
                 if start is not None and header.next <= start:
                     continue
@@ -231,15 +242,16 @@ class JournalReader:
                 expected = header.next
                 yield self._told(shard, at) if header.gap else at
 
-    def _walk(self, segment: Segment, *, last: bool) -> Iterator[At]:
-        """The blocks of one file. What damage took is missed by its sequence numbers. The very last block
-        counts when its content is sound, for a crash of the machine may have left only some of it."""
+    def _walk(self, segment: Segment, offset: int, *, last: bool) -> Iterator[At]:
+        """The blocks of one file from `offset` on. What damage took is missed by its sequence numbers. The
+        very last block counts when its content is sound, for a crash of the machine may have left only some
+        of it."""
         try:
             file = segment.path.open("rb", buffering=0)
         except FileNotFoundError:  # retention was faster; whatever comes next shows what is missing
             return
         with file:
-            for item in walk(file, segment.path):
+            for item in walk(file, segment.path, offset):
                 if isinstance(item, Hole):
                     continue
                 if last and item.end >= size_of(file) and content_of(file, item) is None:
@@ -298,23 +310,29 @@ class JournalReader:
         from_us: int | None = None,
         to_us: int | None = None,
         only: Only | None = None,
+        end: int | None = None,
+        near: Place | None = None,
     ) -> Iterator[Block | Gap]:
-        """The blocks of a shard that may hold rows from number `start` on, received from `from_us` to before
-        `to_us`, with the texts of `only`; whole, so that rows which do not fit may be among them. A block out
-        of the time range is not read, one without the texts is not decoded.
+        """The blocks of a shard that may hold rows from number `start` to before `end`, received from
+        `from_us` to before `to_us`, with the texts of `only`; whole, so that rows which do not fit may be
+        among them. A block out of the time range is not read, one without the texts is not decoded. `near`:
+        as in `index`.
         """
-        for item in self.index(shard, start):
+        for item in self.index(shard, start, near=near):
             if isinstance(item, Gap):
-                yield item
-                continue
-            header = item.header
-            if (from_us is not None and header.last_us < from_us) or (
-                to_us is not None and header.first_us >= to_us
-            ):
-                continue
-            block = self._sound(shard, item)
-            if isinstance(block, Gap) or only is None or block.may_hold(only):
-                yield block
+                behind = item.first + item.rows
+                if end is None or item.first < end:
+                    yield item
+            else:
+                first_us, last_us, behind = item.header.first_us, item.header.last_us, item.header.next
+                early = from_us is not None and last_us < from_us
+                late = to_us is not None and first_us >= to_us
+                if not early and not late and (end is None or item.header.base < end):
+                    block = self._sound(shard, item)
+                    if isinstance(block, Gap) or only is None or block.may_hold(only):
+                        yield block
+            if end is not None and behind >= end:
+                return  # what is wrong behind it is not asked for
 
     def _sound(self, shard: str, at: At) -> Block | Gap:
         """The block, or a Gap in the place of what cannot be read."""

@@ -1,0 +1,131 @@
+"""The buffers of a block -> an Arrow batch; no row is looked at in Python.
+
+Numbers, texts and bodies are Arrow's own layouts already and are taken as they lie. A coded column is its
+dictionary taken by its places: columns that share both, as an MQTT topic's address and name do, are made
+once. The headers are read from JSON for each *property set*, and device traffic has few.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Sequence
+from functools import lru_cache
+from typing import Final
+
+import numpy as np
+import pyarrow as pa
+import pyarrow.compute as pc
+
+from gateway.pipeline.columns import BY_NAME, Arrow, arrow_schema
+from gateway.store.journal.format import Column, Kind
+from gateway.store.journal.reader import Block
+
+FIXED: Final = {
+    Kind.INT64: pa.int64(),
+    Kind.UINT32: pa.uint32(),
+    Kind.UINT8: pa.uint8(),
+    Kind.TIME: pa.timestamp("us", tz="UTC"),
+    Kind.BOOLEAN: pa.uint8(),
+}
+HEADERS_ARROW: Final = BY_NAME["headers"].arrow
+
+
+def batch_of(block: Block, names: Sequence[str]) -> Arrow:
+    """The rows of a block as a RecordBatch of these columns, in this order; what it lacks is null."""
+    made: dict[tuple[object, ...], Arrow] = {}
+    return pa.RecordBatch.from_arrays(
+        [_array(block, name, made) for name in names], schema=arrow_schema(names)
+    )
+
+
+def _array(block: Block, name: str, made: dict[tuple[object, ...], Arrow]) -> Arrow:
+    wanted = BY_NAME[name].arrow
+    header = block.header
+    if name == "shard":
+        return pa.repeat(pa.scalar(block.shard, wanted), header.rows)
+    if name == "sequence":
+        return pa.array(np.arange(header.base, header.next, dtype=np.int64))
+    column = block.columns.get("properties" if name == "headers" else name)
+    if column is None:
+        return pa.nulls(header.rows, wanted)
+    key = (*column.buffers, wanted)
+    if key not in made:
+        made[key] = _mapped(block, column, wanted)
+    return made[key]
+
+
+def _mapped(block: Block, column: Column, wanted: Arrow) -> Arrow:
+    buffers = block.buffers(column.name)
+    rows = block.header.rows
+    if column.kind is Kind.CODED:
+        indices, *rest = buffers
+        if not indices:
+            return pa.nulls(rows, wanted)
+        valid, offsets, octets = rest
+        if wanted == HEADERS_ARROW:
+            texts = headers_of(bytes(valid), bytes(offsets), bytes(octets))
+        else:
+            texts = _texts(valid, offsets, octets)
+        return _taken(texts, pa.Array.from_buffers(pa.uint32(), rows, [None, pa.py_buffer(indices)]))
+    if not buffers[1]:
+        return pa.nulls(rows, wanted)
+    if column.kind in (Kind.TEXT, Kind.BINARY):
+        return pa.Array.from_buffers(wanted, rows, _arrow_buffers(*buffers))
+    lies = FIXED[column.kind]
+    found = pa.Array.from_buffers(lies, rows, _arrow_buffers(*buffers))
+    return found if lies == wanted else found.cast(wanted)
+
+
+def _taken(texts: Arrow, indices: Arrow) -> Arrow:
+    """Often one text is that of all rows."""
+    if len(texts) == 1:
+        return pa.repeat(texts[0], len(indices)) if texts.type == pa.string() else texts.take(indices)
+    return texts.take(indices)
+
+
+def _texts(valid: memoryview, offsets: memoryview, octets: memoryview) -> Arrow:
+    """The dictionary of a coded column."""
+    return pa.Array.from_buffers(pa.string(), len(offsets) // 4 - 1, _arrow_buffers(valid, offsets, octets))
+
+
+def _arrow_buffers(valid: memoryview, *others: memoryview) -> list[Arrow]:
+    return [pa.py_buffer(valid) if valid else None, *map(pa.py_buffer, others)]
+
+
+@lru_cache(maxsize=16)
+def headers_of(valid: bytes, offsets: bytes, octets: bytes) -> Arrow:
+    """The headers of each property set of a dictionary, which mostly is the block's before."""
+    texts = _texts(memoryview(valid), memoryview(offsets), memoryview(octets))
+    return pa.array([_headers(text) for text in texts.to_pylist()], HEADERS_ARROW)
+
+
+@lru_cache(maxsize=65_536)
+def _headers(properties: str | None) -> list[tuple[str, str, str]] | None:
+    if properties is None:
+        return None
+    said = json.loads(properties).get("headers", ())
+    return [
+        (name, type_, value if isinstance(value, str) else json.dumps(value)) for name, type_, value in said
+    ]
+
+
+def matching(block: Block, name: str, texts: frozenset[str]) -> Arrow | None:
+    """Which rows have one of `texts` in a coded column: a boolean array; None: all of them."""
+    column = block.columns.get(name)
+    if column is None or column.kind is not Kind.CODED:
+        return None
+    indices, valid, offsets, octets = block.buffers(name)
+    if not indices:
+        return pa.repeat(pa.scalar(False), block.header.rows)
+    found = pc.is_in(_texts(valid, offsets, octets), value_set=pa.array(sorted(texts), pa.string()))
+    if pc.all(found).as_py():
+        return None
+    return found.take(pa.Array.from_buffers(pa.uint32(), block.header.rows, [None, pa.py_buffer(indices)]))
+
+
+def joined(batches: Sequence[Arrow]) -> Arrow:
+    """Batches of one schema as one."""
+    if len(batches) == 1:
+        return batches[0]
+    (one,) = pa.Table.from_batches(batches).combine_chunks().to_batches()
+    return one

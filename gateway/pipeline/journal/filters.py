@@ -1,0 +1,130 @@
+"""What Spark lets a source filter: whole blocks are passed over by it, then rows, before they leave.
+
+Filters on the time of receipt, on shard and sequence, and on any coded column are understood, when they
+compare with a value. Spark applies all filters once more, so that nothing depends on ours being complete.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from dataclasses import dataclass, field, replace
+from datetime import UTC, datetime
+from typing import Any, Final
+
+import pyarrow as pa
+import pyarrow.compute as pc
+from pyspark.sql.datasource import (
+    EqualNullSafe,
+    EqualTo,
+    Filter,
+    GreaterThan,
+    GreaterThanOrEqual,
+    In,
+    LessThan,
+    LessThanOrEqual,
+)
+
+from gateway.pipeline.columns import Arrow
+from gateway.pipeline.journal.arrow import batch_of, matching
+from gateway.pipeline.journal.options import Options, microseconds_of
+from gateway.store.journal.encoding import COLUMNS
+from gateway.store.journal.format import Kind
+from gateway.store.journal.reader import Block
+
+CODED: Final = frozenset(column.name for column in COLUMNS if column.kind is Kind.CODED)
+
+
+@dataclass(frozen=True)
+class Range:
+    """Numbers from `first` to before `until`; None: no bound."""
+
+    first: int | None = None
+    until: int | None = None
+
+    def misses(self, least: int, most: int) -> bool:
+        """Whether numbers from `least` to `most` are all outside."""
+        return (self.first is not None and most < self.first) or (
+            self.until is not None and least >= self.until
+        )
+
+    def within(self, filter_: Filter, value: int) -> Range:
+        """This range, with a comparison besides."""
+        first, until = self.first, self.until
+        if isinstance(filter_, GreaterThan | GreaterThanOrEqual | EqualTo | EqualNullSafe):
+            least = value + isinstance(filter_, GreaterThan)
+            first = least if first is None else max(first, least)
+        if isinstance(filter_, LessThan | LessThanOrEqual | EqualTo | EqualNullSafe):
+            most = value + (not isinstance(filter_, LessThan))
+            until = most if until is None else min(until, most)
+        return Range(first, until)
+
+
+ANY: Final = Range()
+
+
+@dataclass(frozen=True)
+class Wanted:
+    """Which rows are wanted: times of receipt in microseconds UTC, sequence numbers, shards (None: all), and
+    texts that a row must have one of, by coded column."""
+
+    received: Range = ANY
+    sequence: Range = ANY
+    shards: frozenset[str] | None = None
+    only: dict[str, frozenset[str]] = field(default_factory=dict)
+
+    def rows(self, block: Block) -> Arrow | None:
+        """Which rows of a block are wanted, as a boolean array; None: all."""
+        tests = [matching(block, name, texts) for name, texts in self.only.items()]
+        low, high = self.received.first, self.received.until
+        if low is not None or high is not None:
+            times = batch_of(block, ("received",))["received"].cast(pa.int64())
+            if low is not None:
+                tests.append(pc.greater_equal(times, low))
+            if high is not None:
+                tests.append(pc.less(times, high))
+        found = None
+        for test in tests:
+            if test is not None:
+                found = test if found is None else pc.and_(found, test)
+        return found
+
+
+def wanted_of(options: Options) -> Wanted:
+    """What the source's own options ask for."""
+    only = {}
+    if options.routes is not None:
+        only["route"] = options.routes
+    if options.protocols is not None:
+        only["source_protocol"] = options.protocols
+    return Wanted(only=only)
+
+
+def narrowed(wanted: Wanted, filters: Iterable[Filter]) -> Wanted:
+    """`wanted`, and all that is understood of the filters."""
+    for one in filters:
+        name = ".".join(getattr(one, "attribute", ()))
+        value = getattr(one, "value", None)
+        if name == "received" and isinstance(value, datetime):
+            wanted = replace(wanted, received=wanted.received.within(one, _microseconds(value)))
+        elif name == "sequence" and isinstance(value, int):
+            wanted = replace(wanted, sequence=wanted.sequence.within(one, value))
+        elif (texts := _texts(one, value)) is None:
+            continue
+        elif name == "shard":
+            wanted = replace(wanted, shards=texts if wanted.shards is None else wanted.shards & texts)
+        elif name in CODED:
+            wanted = replace(wanted, only=wanted.only | {name: wanted.only.get(name, texts) & texts})
+    return wanted
+
+
+def _texts(filter_: Filter, value: Any) -> frozenset[str] | None:
+    """The texts that a filter lets pass; None when it is of another kind."""
+    if isinstance(filter_, EqualTo | EqualNullSafe) and isinstance(value, str):
+        return frozenset({value})
+    if isinstance(filter_, In) and all(isinstance(text, str) for text in value):
+        return frozenset(value)
+    return None
+
+
+def _microseconds(value: datetime) -> int:
+    return microseconds_of(value if value.tzinfo else value.replace(tzinfo=UTC))

@@ -1,0 +1,176 @@
+"""What may be asked of the source, in the words of Spark's Kafka source where that has them.
+
+| option | default | |
+|---|---|---|
+| `path` | | the journal's folder, as every worker sees it |
+| `columns` | all | names with commas between them; Spark does not tell a source which columns it needs |
+| `routes`, `protocols` | all | only rows of these routes ("": none) and source protocols |
+| `startingOffsets` | `earliest`; of a stream `latest` | or JSON: `{"0": 123}`; -2: earliest, -1: latest |
+| `startingTimestamp` | | milliseconds since 1970 or ISO 8601: from the first row received then or later |
+| `endingOffsets`, `endingTimestamp` | `latest` | the row before which a batch ends |
+| `maxOffsetsPerTrigger` | all | rows in a micro-batch, shared out by what waits in each shard |
+| `minPartitions` | 1 | tasks, at least |
+| `partitionBytes` | 32 MiB | of blocks in a task |
+| `failOnDataLoss` | `true` | `false`: go on where retention deleted or damage took rows |
+
+Offsets are sequence numbers by shard, those of the next row. Unknown options are refused.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping
+from dataclasses import dataclass
+from datetime import UTC, datetime
+from difflib import get_close_matches
+from pathlib import Path
+from typing import Final
+
+from gateway.errors import PipelineError
+
+EARLIEST: Final = -2
+LATEST: Final = -1
+NAMES: Final = (
+    "path",
+    "columns",
+    "routes",
+    "protocols",
+    "startingOffsets",
+    "startingTimestamp",
+    "endingOffsets",
+    "endingTimestamp",
+    "maxOffsetsPerTrigger",
+    "minPartitions",
+    "partitionBytes",
+    "failOnDataLoss",
+)
+PARTITION_OCTETS: Final = 32 * 1_048_576
+
+Offsets = dict[str, int]
+"""The number of the next row, by shard."""
+
+
+@dataclass(frozen=True, slots=True)
+class Bound:
+    """Where to begin or end: at a time (microseconds UTC), else by shard, else `otherwise` for all shards."""
+
+    otherwise: int
+    offsets: Mapping[str, int]
+    at_us: int | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class Options:
+    """The options of one load."""
+
+    folder: Path
+    routes: frozenset[str] | None
+    protocols: frozenset[str] | None
+    start: Bound
+    end: Bound
+    rows_max: int | None
+    partitions_min: int
+    partition_octets: int
+    fail: bool
+
+
+def options_of(given: Mapping[str, str], *, stream: bool) -> Options:
+    """Read Spark's options, whose names may be of any case. Raises PipelineError: which is wrong, and why."""
+    known = {name.lower(): name for name in NAMES}
+    said = {key.lower(): value for key, value in given.items()}
+    for key in said:
+        if key not in known:
+            close = get_close_matches(key, known, n=1)
+            hint = f"; do you mean {known[close[0]]}?" if close else f"; there are {', '.join(NAMES)}"
+            raise PipelineError(f"gateway_journal has no option {key}{hint}")
+    path = said.get("path")
+    if not path:
+        raise PipelineError("gateway_journal needs the journal's folder: load(folder) or option path")
+    if stream and ("endingoffsets" in said or "endingtimestamp" in said):
+        raise PipelineError("a stream has no end: endingOffsets and endingTimestamp are for batches")
+    return Options(
+        folder=Path(path.removeprefix("file://")),
+        routes=_set(said.get("routes")),
+        protocols=_set(said.get("protocols")),
+        start=_bound(said, "starting", LATEST if stream else EARLIEST),
+        end=_bound(said, "ending", LATEST),
+        rows_max=_number(said, "maxOffsetsPerTrigger", None),
+        partitions_min=_number(said, "minPartitions", 1) or 1,
+        partition_octets=_number(said, "partitionBytes", PARTITION_OCTETS) or PARTITION_OCTETS,
+        fail=_truth(said, "failOnDataLoss"),
+    )
+
+
+def columns_of(given: Mapping[str, str]) -> tuple[str, ...] | None:
+    """The columns that are asked for; None: all."""
+    return _names({key.lower(): value for key, value in given.items()}.get("columns"))
+
+
+def _names(text: str | None) -> tuple[str, ...] | None:
+    return None if text is None else tuple(name.strip() for name in text.split(",") if name.strip())
+
+
+def _set(text: str | None) -> frozenset[str] | None:
+    return None if text is None else frozenset(name.strip() for name in text.split(","))
+
+
+def _number(said: Mapping[str, str], name: str, otherwise: int | None) -> int | None:
+    text = said.get(name.lower())
+    if text is None:
+        return otherwise
+    if not text.isdecimal() or not int(text):
+        raise PipelineError(f"{name} is a whole number from 1 on, not {text!r}")
+    return int(text)
+
+
+def _truth(said: Mapping[str, str], name: str) -> bool:
+    text = said.get(name.lower(), "true").lower()
+    if text not in ("true", "false"):
+        raise PipelineError(f"{name} is true or false, not {text!r}")
+    return text == "true"
+
+
+def _bound(said: Mapping[str, str], which: str, otherwise: int) -> Bound:
+    """`startingOffsets` or `endingOffsets`, or the timestamp, which comes first."""
+    time = said.get(f"{which}timestamp")
+    text = said.get(f"{which}offsets")
+    if time is not None and text is not None:
+        raise PipelineError(f"give {which}Offsets or {which}Timestamp, not both")
+    if time is not None:
+        return Bound(otherwise, {}, _microseconds(time, f"{which}Timestamp"))
+    words = {"earliest": EARLIEST, "latest": LATEST}
+    if text is None or text.lower() in words:
+        return Bound(otherwise if text is None else words[text.lower()], {})
+    return Bound(otherwise, _offsets(text, f"{which}Offsets"))
+
+
+def _offsets(text: str, name: str) -> Offsets:
+    wrong = f'{name} is earliest, latest, or numbers by shard as in {{"0": 123}}, not {text!r}'
+    try:
+        said = json.loads(text)
+    except ValueError as error:
+        raise PipelineError(wrong) from error
+    if not isinstance(said, dict):
+        raise PipelineError(wrong)
+    for number in said.values():
+        if not isinstance(number, int) or isinstance(number, bool) or number < EARLIEST:
+            raise PipelineError(wrong)
+    return said
+
+
+def _microseconds(text: str, name: str) -> int:
+    if text.isdecimal():
+        return int(text) * 1_000
+    try:
+        time = datetime.fromisoformat(text)
+    except ValueError as error:
+        raise PipelineError(f"{name} is milliseconds since 1970 or ISO 8601, not {text!r}") from error
+    if time.tzinfo is None:
+        time = time.replace(tzinfo=UTC)
+    return microseconds_of(time)
+
+
+def microseconds_of(time: datetime) -> int:
+    """Microseconds since 1970 UTC, exactly."""
+    since = time - datetime(1970, 1, 1, tzinfo=UTC)
+    return (since.days * 86_400 + since.seconds) * 1_000_000 + since.microseconds

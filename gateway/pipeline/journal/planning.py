@@ -1,0 +1,180 @@
+"""Which rows a read covers, and how they are shared out to tasks. Reads headers of blocks, never contents.
+
+A `Span` is a run of blocks in one file, about a mebibyte of them: what the planner of a stream keeps of rows
+that wait to be read, for it would be much to keep every block of a slow device's week. A task gets a `Part`:
+a range of rows of a shard, with the place of its first block.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator, Mapping
+from dataclasses import dataclass
+from typing import Final, NamedTuple
+
+import pyarrow.compute as pc
+from pyspark.sql.datasource import InputPartition
+
+from gateway.errors import PipelineError
+from gateway.pipeline.journal.arrow import batch_of
+from gateway.pipeline.journal.filters import ANY, Range
+from gateway.pipeline.journal.options import EARLIEST, LATEST, Bound, Offsets, Options
+from gateway.store.journal.reader import Block, Gap, JournalReader, Place
+
+SPAN_OCTETS: Final = 1_048_576
+TIME: Final = "received"
+
+
+class Span(NamedTuple):
+    """Blocks that follow each other: rows `first` to before `next`, from `place` on."""
+
+    first: int
+    next: int
+    place: Place
+    octets: int
+
+
+@dataclass
+class Part(InputPartition):
+    """What one task reads: rows `first` to before `next` of a shard; the blocks begin at `place`."""
+
+    shard: str
+    first: int
+    next: int
+    place: Place | None
+
+    def split(self, count: int) -> Iterator[Part]:
+        """The same rows in `count` parts, fewer when there are not so many; neighbours read a block twice."""
+        step = -(-(self.next - self.first) // count)
+        for first in range(self.first, self.next, step):
+            yield Part(self.shard, first, min(first + step, self.next), self.place)
+
+
+class Shard:
+    """What waits to be read of one shard, as far as it has been looked at: blocks with rows of the times in
+    `received` (microseconds UTC)."""
+
+    def __init__(self, reader: JournalReader, name: str, first: int, received: Range = ANY) -> None:
+        self._reader = reader
+        self._received = received
+        self.name = name
+        self.next = first
+        self._end: Place | None = None
+        self._spans: list[Span] = []
+
+    def look(self) -> int:
+        """Find what was written since; returns the number behind the newest row."""
+        for item in self._reader.index(self.name, self.next, near=self._end):
+            if isinstance(item, Gap):
+                self.next = item.first + item.rows
+                continue
+            first = max(self.next, item.header.base)
+            self.next = item.header.next
+            place, self._end = Place(item.path, item.offset), Place(item.path, item.end)
+            if self._received.misses(item.header.first_us, item.header.last_us):
+                continue
+            last = self._spans[-1] if self._spans else None
+            if last is not None and last.place.path == item.path and last.octets < SPAN_OCTETS:
+                self._spans[-1] = last._replace(next=self.next, octets=last.octets + item.header.octets)
+            else:
+                self._spans.append(Span(first, self.next, place, item.header.octets))
+        return self.next
+
+    def forget(self, until: int) -> None:
+        """Rows before number `until` will not be asked for again."""
+        left = next((place for place, span in enumerate(self._spans) if span.next > until), None)
+        del self._spans[: len(self._spans) if left is None else left]
+
+    def parts(self, first: int, until: int, octets: int) -> Iterator[Part]:
+        """Rows `first` to before `until`, in parts of about `octets`."""
+        begin, place, size = first, None, 0
+        for span in self._spans:
+            if span.next <= first or span.first >= until:
+                continue
+            if place is not None and size + span.octets > octets:
+                yield Part(self.name, begin, span.first, place)
+                place, size = None, 0
+            if place is None:  # blocks of other times may lie before it, and are not walked over
+                begin, place = max(first, span.first), span.place
+            size += span.octets
+        if place is not None:
+            yield Part(self.name, begin, until, place)
+
+    def octets(self, first: int, until: int) -> int:
+        """Of the blocks with these rows, about."""
+        return sum(span.octets for span in self._spans if span.next > first and span.first < until)
+
+
+def reader_of(options: Options) -> JournalReader:
+    """The journal that the options name."""
+    return JournalReader(options.folder, skip=not options.fail)
+
+
+def first_of(reader: JournalReader, shard: str) -> int:
+    """The number of the oldest row."""
+    segments = reader.segments(shard)
+    return segments[0].first if segments else 0
+
+
+def next_of(reader: JournalReader, shard: str) -> int:
+    """The number behind the newest row."""
+    segments = reader.segments(shard)
+    behind = segments[-1].first if segments else 0
+    for item in reader.index(shard, behind):
+        behind = item.first + item.rows if isinstance(item, Gap) else item.header.next
+    return behind
+
+
+def bounded(reader: JournalReader, bound: Bound, shards: Iterable[str]) -> Offsets:
+    """A bound as offsets. Raises PipelineError: it names a shard that is not there."""
+    names = list(shards)
+    unknown = sorted(set(bound.offsets) - set(names))
+    if unknown:
+        raise PipelineError(
+            f"the journal in {reader.folder} has no shard {', '.join(unknown)};"
+            f" it has {', '.join(names) or 'none'}"
+        )
+    return {shard: _number(reader, bound, shard) for shard in names}
+
+
+def _number(reader: JournalReader, bound: Bound, shard: str) -> int:
+    if bound.at_us is not None:
+        return _at(reader, shard, bound.at_us)
+    number = bound.offsets.get(shard, bound.otherwise)
+    if number == EARLIEST:
+        return first_of(reader, shard)
+    return next_of(reader, shard) if number == LATEST else number
+
+
+def _at(reader: JournalReader, shard: str, at_us: int) -> int:
+    """The number of the first row that was received at a time or later."""
+    for block in reader.blocks(shard, from_us=at_us):
+        if isinstance(block, Block):
+            times = batch_of(block, (TIME,))[TIME].cast("int64")
+            return int(block.header.base + pc.index(pc.greater_equal(times, at_us), True).as_py())
+    return next_of(reader, shard)
+
+
+def shared_out(waiting: dict[str, int], most: int) -> dict[str, int]:
+    """How many of `most` rows each shard may take, in proportion to the rows that wait there; together at
+    least one, if any wait."""
+    total = sum(waiting.values())
+    if total <= most:
+        return waiting
+    shares = {shard: rows * most // total for shard, rows in waiting.items()}
+    left = most - sum(shares.values())
+    for shard in sorted(waiting, key=lambda name: waiting[name] * most % total, reverse=True)[:left]:
+        shares[shard] += 1
+    return shares
+
+
+def parts_of(
+    shards: Mapping[str, Shard], ranges: Mapping[str, tuple[int, int]], options: Options
+) -> list[Part]:
+    """Tasks for these rows of each shard: at least `minPartitions`, of `partitionBytes` at most, about."""
+    octets = sum(shards[name].octets(*range_) for name, range_ in ranges.items())
+    size = max(1, min(options.partition_octets, octets // options.partitions_min))
+    parts = [part for name, range_ in ranges.items() for part in shards[name].parts(*range_, size)]
+    if not 0 < len(parts) < options.partitions_min:
+        return parts
+    each = -(-options.partitions_min // len(parts))
+    return [piece for part in parts for piece in part.split(each)]

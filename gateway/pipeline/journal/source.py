@@ -1,0 +1,231 @@
+"""What Spark calls: the journal as a table, and as a stream.
+
+Spark runs the planning in a Python process of its own beside the driver, and `read` in as many as there are
+tasks; what the planner remembers lives in `self`, `read` depends on its partition alone. Offsets are the
+journal's sequence numbers by shard, and Spark's checkpoint is the only place where a position is kept: so a
+batch that is read again has exactly the same rows, whatever was killed in between.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator
+from typing import Final
+
+from pyspark.sql.datasource import (
+    DataSource,
+    DataSourceReader,
+    DataSourceStreamReader,
+    Filter,
+    InputPartition,
+)
+from pyspark.sql.streaming.datasource import (
+    ReadAllAvailable,
+    ReadLimit,
+    ReadMaxRows,
+    SupportsTriggerAvailableNow,
+)
+from pyspark.sql.types import StructType
+
+from gateway.errors import PipelineError
+from gateway.pipeline.columns import BY_NAME, Arrow, spark_schema
+from gateway.pipeline.journal.arrow import batch_of, joined
+from gateway.pipeline.journal.filters import Wanted, narrowed, wanted_of
+from gateway.pipeline.journal.options import Offsets, Options, columns_of, options_of
+from gateway.pipeline.journal.planning import (
+    Part,
+    Shard,
+    bounded,
+    first_of,
+    next_of,
+    parts_of,
+    reader_of,
+    shared_out,
+)
+from gateway.store.journal.reader import Gap
+
+BATCH_ROWS: Final = 10_000  # that go to Spark at a time; a flush of the gateway may be few
+
+
+class JournalSource(DataSource):
+    """`format("gateway_journal")`; options.py has its options, and a given schema chooses columns, too."""
+
+    @classmethod
+    def name(cls) -> str:
+        """The format's name."""
+        return "gateway_journal"
+
+    def schema(self) -> StructType:
+        """The columns that the options name."""
+        return spark_schema(columns_of(self.options))
+
+    def reader(self, schema: StructType) -> DataSourceReader:
+        """A table."""
+        return JournalTable(options_of(self.options, stream=False), _names(schema))
+
+    def streamReader(self, schema: StructType) -> DataSourceStreamReader:
+        """A stream."""
+        return JournalStream(options_of(self.options, stream=True), _names(schema))
+
+
+def _names(schema: StructType) -> tuple[str, ...]:
+    """The columns of a schema. Raises PipelineError: the journal has them otherwise."""
+    for field in schema.fields:
+        if spark_schema((field.name,))[0].dataType != field.dataType:
+            raise PipelineError(
+                f"column {field.name} of the journal is {BY_NAME[field.name].spark.simpleString()},"
+                f" not {field.dataType.simpleString()}"
+            )
+    return tuple(schema.names)
+
+
+def _read(options: Options, wanted: Wanted, names: tuple[str, ...], part: InputPartition) -> Iterator[Arrow]:
+    """The rows of a part, about BATCH_ROWS in a batch."""
+    if not isinstance(part, Part):  # Spark's own, when there is nothing to read
+        return
+    gathered: list[Arrow] = []
+    rows = 0
+    received = wanted.received
+    for block in reader_of(options).blocks(
+        part.shard,
+        part.first,
+        end=part.next,
+        near=part.place,
+        from_us=received.first,
+        to_us=received.until,
+        only=wanted.only,
+    ):
+        if isinstance(block, Gap):
+            continue
+        batch = batch_of(block, names)
+        chosen = wanted.rows(block)
+        first = max(part.first - block.header.base, 0)
+        count = min(part.next, block.header.next) - block.header.base - first
+        if count < batch.num_rows:
+            batch = batch.slice(first, count)
+            chosen = None if chosen is None else chosen.slice(first, count)
+        if chosen is not None:
+            batch = batch.filter(chosen)
+        gathered.append(batch)
+        rows += batch.num_rows
+        if rows >= BATCH_ROWS:
+            yield joined(gathered)
+            gathered, rows = [], 0
+    if rows:
+        yield joined(gathered)
+
+
+class JournalTable(DataSourceReader):
+    """Rows from one bound to another, as they were when the query was planned."""
+
+    def __init__(self, options: Options, names: tuple[str, ...]) -> None:
+        self._options = options
+        self._names = names
+        self._wanted = wanted_of(options)
+
+    def pushFilters(self, filters: list[Filter]) -> Iterable[Filter]:
+        """Take what helps to pass over blocks; Spark applies all of them again."""
+        self._wanted = narrowed(self._wanted, filters)
+        return filters
+
+    def partitions(self) -> list[InputPartition]:
+        """Parts of all shards. Raises GoneError, DamageError, PipelineError."""
+        options, wanted = self._options, self._wanted
+        reader = reader_of(options)
+        shards = reader.shards()
+        start = bounded(reader, options.start, shards)
+        end = bounded(reader, options.end, shards)
+        found: dict[str, Shard] = {}
+        ranges: dict[str, tuple[int, int]] = {}
+        for name in shards:
+            if wanted.shards is not None and name not in wanted.shards:
+                continue
+            first = max(start[name], wanted.sequence.first or 0)
+            until = end[name] if wanted.sequence.until is None else min(end[name], wanted.sequence.until)
+            if first < until:
+                found[name] = Shard(reader, name, first, wanted.received)
+                ranges[name] = (first, min(until, found[name].look()))
+        return [*parts_of(found, ranges, options)]
+
+    def read(self, partition: InputPartition) -> Iterator[Arrow]:
+        """The rows of a part."""
+        return _read(self._options, self._wanted, self._names, partition)
+
+
+class JournalStream(DataSourceStreamReader, SupportsTriggerAvailableNow):
+    """Rows as they are written. A shard that appears later is read from its first row."""
+
+    def __init__(self, options: Options, names: tuple[str, ...]) -> None:
+        self._options = options
+        self._names = names
+        self._wanted = wanted_of(options)
+        self._reader = reader_of(options)
+        self._shards: dict[str, Shard] = {}
+        self._target: Offsets | None = None
+
+    def initialOffset(self) -> Offsets:
+        """Where a new query begins."""
+        return bounded(self._reader, self._options.start, self._reader.shards())
+
+    def getDefaultReadLimit(self) -> ReadLimit:
+        """`maxOffsetsPerTrigger`."""
+        most = self._options.rows_max
+        return ReadAllAvailable() if most is None else ReadMaxRows(most)
+
+    def prepareForTriggerAvailableNow(self) -> None:
+        """The end of the query is the end of the journal now."""
+        self._target = {name: next_of(self._reader, name) for name in self._reader.shards()}
+
+    def latestOffset(self, start: Offsets, limit: ReadLimit) -> Offsets:
+        """The end of the next micro-batch."""
+        ends = dict(start)
+        for name in self._reader.shards() if self._target is None else self._target:
+            first = first_of(self._reader, name)
+            shard = self._shard(name, start.get(name, first))
+            shard.forget(start.get(name, first))
+            until = shard.look()
+            if self._target is not None:
+                until = min(until, self._target[name])
+            if until > start.get(name, first):
+                ends[name] = until
+        if isinstance(limit, ReadMaxRows):
+            waiting = {name: until - self._begin(start, name) for name, until in ends.items()}
+            shares = shared_out(waiting, limit.max_rows)
+            ends = {name: self._begin(start, name) + rows for name, rows in shares.items()}
+        return ends
+
+    def reportLatestOffset(self) -> Offsets:
+        """The newest rows that the planner has seen, for the query's progress."""
+        return {name: shard.next for name, shard in self._shards.items()}
+
+    def partitions(self, start: Offsets, end: Offsets) -> list[InputPartition]:
+        """Parts of a micro-batch; the first of a query may be one that a killed query had planned."""
+        ranges = {name: (self._begin(start, name), until) for name, until in end.items()}
+        for name, (first, until) in ranges.items():
+            if self._shard(name, first).next < until:
+                self._shards[name].look()
+        return [*parts_of(self._shards, ranges, self._options)]
+
+    def read(self, partition: InputPartition) -> Iterator[Arrow]:
+        """The rows of a part."""
+        return _read(self._options, self._wanted, self._names, partition)
+
+    def _begin(self, start: Offsets, name: str) -> int:
+        found = start.get(name)
+        return first_of(self._reader, name) if found is None else found
+
+    def _shard(self, name: str, first: int) -> Shard:
+        """What is known of a shard; looked at from row `first` on when it is new.
+
+        Raises PipelineError when the journal ends before that row: it is another one, or has lost its end.
+        """
+        shard = self._shards.get(name)
+        if shard is None:
+            end = next_of(self._reader, name)
+            if end < first and self._options.fail:
+                raise PipelineError(
+                    f"shard {name} of the journal in {self._options.folder} ends before row {end}, and row"
+                    f" {first} is wanted next: its end is lost, or it is another journal; with a new"
+                    " checkpoint, or failOnDataLoss=false, the query goes on"
+                )
+            shard = self._shards[name] = Shard(self._reader, name, first)
+        return shard

@@ -1,0 +1,64 @@
+"""A journal for measuring: a million messages of about 200 octets, as a busy gateway would write them."""
+
+from __future__ import annotations
+
+import time
+from pathlib import Path
+from typing import Final
+
+from gateway.model.address import AmqpAddress, MqttAddress
+from gateway.model.message import Message, Sender
+from gateway.model.outcome import ACCEPTED
+from gateway.store.journal.encoding import Facts
+from gateway.store.journal.writer import JournalWriter, Options
+from tests.pipeline.journals import SETS
+
+LINES: Final = 50
+PART: Final = 20  # messages of one wake-up that take one lane
+UP: Final = Facts("telemetry", "7f3a", "erp", "amqp091")
+HOME: Final = Facts("", "", "mqtt", "mqtt")
+START: Final = 1_700_000_000.0
+SECONDS: Final = 7_200.0  # that the messages are spread over
+
+
+def made(folder: Path, rows: int, shards: int = 2) -> Path:
+    """Write it: half crossed, half stayed at home."""
+    for shard in range(shards):
+        now = [START]
+        writer = JournalWriter(
+            folder,
+            shard,
+            Options(backlog_bytes_max=1 << 40),
+            clock=lambda now=now: now[0],  # type: ignore[misc]
+            utc=lambda now=now: now[0],  # type: ignore[misc]
+            tell=print,
+        )
+        senders = [Sender("mqtt", f"press-{line}", "plant", f"10.0.0.{line}:40123") for line in range(LINES)]
+        wires = [MqttAddress(f"plant/line{line}/press/temperature") for line in range(LINES)]
+        keys = [AmqpAddress("telemetry", f"line{line}.press.temperature") for line in range(LINES)]
+        step = SECONDS * shards / rows
+        for first in range(0, rows // shards, PART):
+            line = first // PART % LINES
+            received = START + first * step
+            now[0] = received + 0.001 + first % 7 * 0.003
+            bodies = [
+                b'{"line":"line%02d","seq":%9d,"temperature":%5.2f,"pressure":%6.1f,"state":"running"}'
+                % (line, first + place, 20 + place / 7, 1000 + place)
+                for place in range(PART)
+            ]
+            sources = [
+                Message(wires[line], body, SETS[line % 3], assurance=1, sender=senders[line])
+                for body in bodies
+            ]
+            if line % 2:
+                targets = [
+                    Message(keys[line], body, SETS[line % 3], assurance=1, durable=True, sender=senders[line])
+                    for body in bodies
+                ]
+                writer.record(UP, targets, ACCEPTED, received, sources)
+            else:
+                writer.record(HOME, sources, ACCEPTED, received)
+            while writer.backlog > 500_000:
+                time.sleep(0.01)
+        writer.close(60)
+    return folder

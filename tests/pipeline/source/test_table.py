@@ -1,0 +1,206 @@
+"""The journal as a table: every column as the reader has it, bounds, filters, gaps and damage."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import pytest
+
+pytest.importorskip("pyspark")
+
+from pyspark.errors import AnalysisException, PythonException
+
+from gateway.model.address import MqttAddress
+from gateway.model.message import Message
+from gateway.model.outcome import ACCEPTED
+from gateway.pipeline.columns import COLUMNS, spark_schema
+from gateway.pipeline.journal.filters import narrowed
+from gateway.pipeline.journal.options import microseconds_of, options_of
+from gateway.pipeline.journal.planning import Part
+from gateway.pipeline.journal.source import JournalTable
+from gateway.store.journal.reader import Gap, JournalReader
+from gateway.store.journal.writer import Options
+from tests.pipeline.journals import HOME, Journal, written
+from tests.store.journal.samples import block
+
+if TYPE_CHECKING:
+    from pyspark.sql import DataFrame, SparkSession
+
+Make = Callable[..., Path]
+
+
+def table(spark: SparkSession, folder: Path, **options: str) -> DataFrame:
+    return spark.read.format("gateway_journal").options(**options).load(str(folder))
+
+
+def numbers(found: DataFrame) -> list[tuple[str, int]]:
+    return sorted((row.shard, row.sequence) for row in found.select("shard", "sequence").collect())
+
+
+def read(folder: Path, *names: str, **options: str) -> list[tuple[Any, ...]]:
+    """The rows as Spark's tasks read them, one task after the other, without Spark."""
+    found = JournalTable(options_of({"path": str(folder)} | options, stream=False), names)
+    return [
+        tuple(row.values())
+        for part in found.partitions()
+        for batch in found.read(part)
+        for row in batch.to_pylist()
+    ]
+
+
+def test_every_column_is_what_the_reader_reads(spark: SparkSession, tmp_path: Path) -> None:
+    journal = Journal(tmp_path, options=Options(body_bytes_max=10))
+    journal.write(0, 60)
+    odd = Message(MqttAddress("a"), b"\xff" * 11, expires=1_800_000_000.5, hops=200, retain=True)
+    journal.writer.record(HOME, [odd, odd], ACCEPTED, journal.clock())
+    journal.close()
+    found = table(spark, tmp_path).orderBy("sequence").collect()
+    expected = [row for row in JournalReader(tmp_path).rows("0") if not isinstance(row, Gap)]
+    assert len(found) == len(expected) == 62
+    for spark_row, row in zip(found, expected, strict=True):
+        plain = spark_row.asDict(recursive=True)
+        headers = plain.pop("headers")
+        for name in ("received", "settled", "expires"):
+            plain[name] = None if plain[name] is None else microseconds_of(plain[name].astimezone())
+        plain["body"] = None if plain["body"] is None else bytes(plain["body"])
+        assert plain == row
+        written_headers = json.loads(row["properties"]).get("headers", [])
+        assert [(one["name"], one["type"], one["value"]) for one in headers] == [
+            (name, type_, value if isinstance(value, str) else json.dumps(value))
+            for name, type_, value in written_headers
+        ]
+    assert found[61].body is None
+    assert (found[61].body_size, found[61].hops) == (11, 200)
+
+
+def test_the_schema_is_documented_and_columns_are_chosen(spark: SparkSession, journal: Make) -> None:
+    folder = journal(3)
+    assert table(spark, folder).schema == spark_schema()
+    assert table(spark, folder, columns="body, sequence").columns == ["body", "sequence"]
+    chosen = spark.read.format("gateway_journal").schema("sequence BIGINT, route STRING")
+    assert [tuple(row) for row in chosen.load(str(folder)).collect()] == [(0, ""), (1, "up"), (2, "")]
+    readme = (Path(__file__).resolve().parents[3] / "README.md").read_text()
+    assert [column.name for column in COLUMNS if f"`{column.name}`" not in readme] == []
+
+
+ERRORS = [
+    ({"columns": "sequence,colour"}, "has no column colour"),
+    ({"startingOffset": "latest"}, "do you mean startingOffsets"),
+    ({"startingOffsets": '{"9": 0}'}, "has no shard 9"),
+]
+
+
+@pytest.mark.parametrize("options, text", ERRORS, ids=[text for _, text in ERRORS])
+def test_a_wrong_option_is_named(
+    spark: SparkSession, journal: Make, options: dict[str, str], text: str
+) -> None:
+    with pytest.raises((AnalysisException, PythonException), match=text):
+        table(spark, journal(3), **options).collect()
+
+
+def test_filters_reach_the_blocks_and_the_rows_are_right(spark: SparkSession, tmp_path: Path) -> None:
+    written(tmp_path, 1_000, block_rows=100)
+    written(tmp_path, 500, shard=1, block_rows=100)
+    everything = table(spark, tmp_path, columns="shard,sequence,received,route,source_protocol,client")
+    assert everything.count() == 1_500
+    found = everything.where("received >= timestamp'2023-11-14 22:13:20.250Z' and route = 'up'")
+    assert numbers(found) == [
+        *(("0", number) for number in range(251, 1_000, 2)),
+        *(("1", number) for number in range(251, 500, 2)),
+    ]
+    assert numbers(everything.where("shard = '1' and sequence between 100 and 102")) == [
+        ("1", 100),
+        ("1", 101),
+        ("1", 102),
+    ]
+    assert everything.where("client in ('press-1', 'nobody') and not route = 'up'").count() == 249
+    assert everything.where("source_protocol = 'amqp091'").count() == 0
+    assert table(spark, tmp_path, columns="sequence", routes="", protocols="mqtt,amqp091").count() == 750
+
+
+def test_pushed_filters_pass_over_blocks(journal: Make) -> None:
+    from pyspark.sql.datasource import EqualTo, GreaterThan
+
+    folder = journal(1_000, block_rows=100)
+    found = JournalTable(options_of({"path": str(folder)}, stream=False), ("sequence",))
+    filters = [GreaterThan(("sequence",), 850), EqualTo(("route",), "up")]
+    assert list(found.pushFilters(list(filters))) == filters, "Spark applies them again"
+    (part,) = found.partitions()
+    assert isinstance(part, Part)
+    assert (part.first, part.next) == (851, 1_000)
+    assert [row for batch in found.read(part) for row in batch["sequence"].to_pylist()] == [
+        *range(851, 1_000, 2)
+    ]
+    assert narrowed(found._wanted, ()) == found._wanted
+
+
+BOUNDS = [
+    ({}, range(100)),
+    ({"startingOffsets": '{"0": 17}', "endingOffsets": '{"0": 23}'}, range(17, 23)),
+    ({"startingOffsets": "latest"}, range(0)),
+    ({"endingOffsets": '{"0": -1}'}, range(100)),
+    ({"endingOffsets": '{"0": 1000}'}, range(100)),
+    ({"startingTimestamp": "2023-11-14T22:13:20.042Z"}, range(42, 100)),
+    ({"startingTimestamp": "2023-11-14T22:13:20.0415Z", "endingTimestamp": "1700000000045"}, range(42, 45)),
+    ({"endingTimestamp": "2024-01-01"}, range(100)),
+    ({"minPartitions": "7"}, range(100)),
+    ({"partitionBytes": "1"}, range(100)),
+]
+
+
+@pytest.mark.parametrize("options, expected", BOUNDS, ids=range(len(BOUNDS)))
+def test_bounds(journal: Make, options: dict[str, str], expected: range) -> None:
+    assert sorted(number for (number,) in read(journal(100, block_rows=10), "sequence", **options)) == [
+        *expected
+    ]
+
+
+def test_there_are_as_many_tasks_as_are_asked_for(tmp_path: Path) -> None:
+    written(tmp_path, 2_000, block_rows=10)
+    for least in (1, 3, 50):
+        given = {"path": str(tmp_path), "minPartitions": str(least)}
+        parts = JournalTable(options_of(given, stream=False), ("sequence",)).partitions()
+        assert least <= len(parts) <= least + 2
+
+
+def test_segments_and_replicas(spark: SparkSession, tmp_path: Path) -> None:
+    for replica in ("a", "b"):
+        written(tmp_path / replica, 400, block_rows=20, segment_bytes=20_000, compress=1)
+    assert len([*(tmp_path / "a").glob("*.gwj")]) > 2
+    assert numbers(table(spark, tmp_path)) == [(f"{r}/0", n) for r in "ab" for n in range(400)]
+
+
+def test_a_torn_end_is_not_there_and_an_empty_journal_is_empty(spark: SparkSession, tmp_path: Path) -> None:
+    assert table(spark, tmp_path).count() == 0
+    written(tmp_path, 30, block_rows=10)
+    path = next(tmp_path.glob("*.gwj"))
+    path.write_bytes(path.read_bytes() + block(30, 5)[:-3])
+    assert [number for (number,) in read(tmp_path, "sequence")] == [*range(30)]
+
+
+def test_damage_fails_or_is_passed_over(tmp_path: Path) -> None:
+    written(tmp_path, 30, block_rows=10)
+    path = next(tmp_path.glob("*.gwj"))
+    octets = bytearray(path.read_bytes())
+    octets[len(octets) // 2] ^= 1
+    path.write_bytes(octets)
+    with pytest.raises(Exception, match="damaged"):
+        read(tmp_path, "sequence")
+    left = [number for (number,) in read(tmp_path, "sequence", failOnDataLoss="false")]
+    assert left == [*range(10), *range(20, 30)]
+    before = read(tmp_path, "sequence", endingOffsets='{"0": 10}')
+    assert len(before) == 10, "damage behind the end is not asked for"
+
+
+def test_what_retention_deleted_fails_or_is_passed_over(tmp_path: Path) -> None:
+    written(tmp_path, 400, block_rows=20, segment_bytes=20_000)
+    min(tmp_path.glob("*.gwj")).unlink()
+    first = JournalReader(tmp_path).segments()[0].first
+    given = {"startingOffsets": '{"0": 0}'}
+    with pytest.raises(Exception, match="are gone"):
+        read(tmp_path, "sequence", **given)
+    left = [number for (number,) in read(tmp_path, "sequence", **given, failOnDataLoss="false")]
+    assert left == [*range(first, 400)]
