@@ -20,10 +20,6 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Final
 
-import pytest
-
-pytest.importorskip("pyspark")
-
 from gateway.errors import PipelineError
 from gateway.model.message import Message
 from gateway.model.outcome import ACCEPTED

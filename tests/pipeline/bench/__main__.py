@@ -21,12 +21,13 @@ from tests.pipeline.bench.journal import made
 from tests.pipeline.bench.usage import Usage, measured, middle
 
 MEBIBYTE = 1_048_576
+PLAIN = str.maketrans("[]*,", "----")  # what Spark would take for a pattern in a path
 
 
 def measure(master: str, folder: Path, rounds: int, only: str) -> dict[str, Usage]:
     """All jobs on one master."""
     spark = session("bench", master=master, options={"spark.driver.memory": "2g"})
-    bench = Bench(spark, folder / "journal", folder / master)
+    bench = Bench(spark, folder / "journal", folder / master.translate(PLAIN))
     found: dict[str, Usage] = {}
     for group in GROUPS:
         chosen = [(name, job) for name, job in group if only in name]
