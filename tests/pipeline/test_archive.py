@@ -13,6 +13,7 @@ from gateway.errors import PipelineError
 from gateway.pipeline.archive.compacting import SMALL_MAX, merge, merges_of
 from gateway.pipeline.archive.manifest import FOLDER, OURS, STAGING, Archive, Filed, Manifest, folder_of
 from gateway.pipeline.archive.writing import NAMES, write
+from gateway.pipeline.failures import plain
 from gateway.pipeline.jobs import archive as job
 from gateway.pipeline.journal.options import options_of
 from gateway.pipeline.journal.source import JournalTable
@@ -238,6 +239,35 @@ def test_errors(
     ran = run("pipeline", "archive", *given, *arguments)
     assert ran.code == 1
     assert text in ran.err
+
+
+def test_damage_is_named_and_nothing_is_archived(
+    run: Run, spark: SparkSession, journal: Callable[..., Path], tmp_path: Path
+) -> None:
+    folder = journal(30, block_rows=10)
+    path = next(folder.glob("*.gwj"))
+    octets = bytearray(path.read_bytes())
+    octets[len(octets) // 2] ^= 1
+    path.write_bytes(octets)
+    for command in (("archive", "--to", str(tmp_path / "a")), ("rates", "--to", str(tmp_path / "r"))):
+        ran = run("pipeline", *command, "--journal", str(folder))
+        assert ran.code == 1
+        assert f"{path}: the block at offset" in ran.err
+        assert "Traceback" not in ran.err.splitlines()[-1]
+    assert files(tmp_path / "a") == []
+
+
+PLAIN = [
+    ("x\ngateway.errors.PipelineError: no such thing\n at java", "no such thing"),
+    ("a\ngateway.store.journal.reader.GoneError: rows 1 to 2 are gone\n", "rows 1 to 2 are gone"),
+    ("\n [X] Path does not exist: y\n at z", "Spark: [X] Path does not exist: y"),
+    ("", "Spark: it did not say why"),
+]
+
+
+@pytest.mark.parametrize("text, line", PLAIN)
+def test_a_failure_is_a_line(text: str, line: str) -> None:
+    assert plain(text) == line
 
 
 def test_no_archive(spark: SparkSession, tmp_path: Path) -> None:

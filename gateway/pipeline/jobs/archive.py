@@ -12,7 +12,7 @@ from datetime import UTC, date, datetime, timedelta
 from typing import Final, NamedTuple
 
 from py4j.protocol import Py4JJavaError
-from pyspark.errors import AnalysisException, PySparkException
+from pyspark.errors import AnalysisException
 from pyspark.sql import DataFrame, SparkSession
 from pyspark.sql import functions as F
 from pyspark.sql.types import DateType, StructField, StructType
@@ -207,6 +207,4 @@ def run_stream(
             f"this session cannot write {format_}: {said.getMessage()}"
             " (formats come with packages: --conf spark.jars.packages=...)"
         ) from error
-    except PySparkException as error:
-        raise PipelineError(f"the archive was not written: {error.getMessage()}") from error
     return sum(progress.numInputRows for progress in query.recentProgress)
