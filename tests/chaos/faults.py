@@ -19,6 +19,7 @@ from typing import TYPE_CHECKING, Final, Self
 
 if TYPE_CHECKING:
     from tests.chaos.rig import Rig
+    from tests.interop.gateway_process import GatewayProcess
 
 DISK_OCTETS: Final = 24 * 1024 * 1024
 PIECE: Final = bytes(65_536)
@@ -110,11 +111,15 @@ def kill_gateway(rig: Rig, chance: Random) -> None:
 
 def stop_gateway(rig: Rig, chance: Random) -> None:
     """SIGTERM: it drains and says goodbye."""
-    code = rig.gateway.terminate()
-    if code:
-        rig.notes.append(f"the gateway ended with {code} after SIGTERM")
+    _terminate(rig, rig.gateway)
     time.sleep(chance.uniform(*AWAY_SECS))
     rig.gateway.start()
+
+
+def _terminate(rig: Rig, gateway: GatewayProcess) -> None:
+    code = gateway.terminate()
+    if code:
+        rig.notes.append(f"the gateway ended with {code} after SIGTERM")
 
 
 def kill_rabbitmq(rig: Rig, chance: Random) -> None:
@@ -218,6 +223,21 @@ def step_clock(rig: Rig, chance: Random) -> None:
     rig.clock.step(chance.uniform(-CLOCK_SECS, CLOCK_SECS))
 
 
+def kill_other(rig: Rig, chance: Random) -> None:
+    """SIGKILL for the remote gateway, and back."""
+    assert rig.other is not None
+    rig.other.kill()
+    time.sleep(chance.uniform(*AWAY_SECS))
+    rig.other.start()
+
+
+def stop_other(rig: Rig, chance: Random) -> None:
+    """SIGTERM for the remote gateway, and back."""
+    assert rig.other is not None
+    _terminate(rig, rig.other)
+    rig.other.start()
+
+
 FAULTS: Final[dict[str, Fault]] = {
     "kill-gateway": kill_gateway,
     "stop-gateway": stop_gateway,
@@ -226,6 +246,8 @@ FAULTS: Final[dict[str, Fault]] = {
     "kill-mosquitto": kill_mosquitto,
     "crash-mosquitto": crash_mosquitto,
     "stop-mosquitto": stop_mosquitto,
+    "kill-other": kill_other,
+    "stop-other": stop_other,
     "cut": cut,
     "cut-all": cut_all,
     "stall": stall,
