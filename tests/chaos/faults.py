@@ -140,9 +140,10 @@ def kill_mosquitto(rig: Rig, chance: Random) -> None:
     """SIGKILL for Mosquitto, and back; what it had not saved is its own loss."""
     assert rig.mosquitto is not None
     rig.mosquitto.stop(kill=True)
-    now = time.monotonic()
-    rig.excused.append((now - MOSQUITTO_SAVES_SECS, now))
+    killed = time.monotonic()
     time.sleep(chance.uniform(*AWAY_SECS))
+    # What it acknowledged before is noted a little later, by threads that have to get their turn.
+    rig.excused.append((killed - MOSQUITTO_SAVES_SECS, time.monotonic()))
     rig.mosquitto.start()
 
 
@@ -153,7 +154,7 @@ def crash_mosquitto(rig: Rig, chance: Random) -> None:
     assert mosquitto is not None
     proxies = [proxy for proxy in rig.proxies if proxy.target == mosquitto.port]
     for proxy in proxies:
-        proxy.shut = True
+        proxy.shut()
     while mosquitto.connected:
         for proxy in proxies:
             proxy.cut()
@@ -163,7 +164,7 @@ def crash_mosquitto(rig: Rig, chance: Random) -> None:
     time.sleep(chance.uniform(*AWAY_SECS))
     mosquitto.start()
     for proxy in proxies:
-        proxy.shut = False
+        proxy.open()
 
 
 def stop_mosquitto(rig: Rig, chance: Random) -> None:
