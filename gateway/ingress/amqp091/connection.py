@@ -314,22 +314,20 @@ class AmqpConnection:
             batch.received = ingress.now()  # its first message: what waited before counts for nothing
         channels = self.channels
         sender = self.sender
+        known: tuple[bytes, bytes] | None = None  # of the message before: the same objects say the same
         for content in contents:
             number, octets, raw, body = content
             channel = channels.get(number)
             if channel is None:
                 continue  # it was closed by a message before this one
-            found = entries.get(octets)
-            if found is None:
-                try:
-                    found = self._resolve(octets, entries)
-                except (RemoteProtocolError, Refused) as error:
-                    self.refuse(number, error, PUBLISH)
-                    continue
-            entry = found.entry
-            property_set = content_properties(raw)
             try:
-                durable, expiration, retained, hops, special = facts(property_set)
+                if known is None or octets is not known[0] or raw is not known[1]:
+                    known = None
+                    found = entries.get(octets) or self._resolve(octets, entries)
+                    shared = content_properties(raw)
+                    durable, expiration, retained, hops, special = facts(shared)
+                    known = octets, raw
+                entry, property_set = found.entry, shared
                 if special:
                     entry, property_set = look_closer(channel, entry, property_set)
             except (RemoteProtocolError, Refused) as error:
