@@ -24,6 +24,7 @@ def status(metrics: Metrics, reasons: list[str], at_secs: float, started_secs: f
         "endpoints": [_endpoint(stats) for stats in metrics.endpoints()],
         "routes": [_route(route) for route in metrics.routes()],
         "broker": metrics.broker(),
+        "disks": metrics.disks(),
         "mapping_reloads": dict(metrics.mapping_reloads),
     }
 

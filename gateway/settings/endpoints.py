@@ -232,6 +232,9 @@ class Link(Part):
     """Published and not yet confirmed; what comes beyond it waits here, within `limits`."""
     qos: Literal[0, 1, 2] = 1
     """MQTT: of the subscriptions that routes need."""
+    bridge: bool = False
+    """MQTT 3.x: say in CONNECT that we are a bridge, which Mosquitto and RSMB understand: what we publish
+    does not come back, and the retain flag of live messages is kept. MQTT 5 has options for both."""
     share: str | None = Field(None, min_length=1, pattern=r"^[^/+#\x00]+$")
     """MQTT: these are `$share/GROUP/FILTER`; all members of the group divide the messages among them."""
     outbox: Outbox = Outbox()
@@ -301,7 +304,9 @@ class Link(Part):
         return target._replace(username=self.username or target.username, password=password)
 
     @model_validator(mode="after")
-    def _shares_what_mqtt_shares(self) -> Self:
+    def _says_what_mqtt_understands(self) -> Self:
+        if self.bridge and self.protocol != "mqtt":
+            raise ValueError("bridge is for protocol mqtt only")
         if self.share is not None and (self.protocol != "mqtt" or self.version == "3.1"):
             raise ValueError("share is for protocol mqtt only, from version 3.1.1 on")
         return self

@@ -64,7 +64,6 @@ class Store:
         """Open `folder`, creating it if need be, and read what is stored, without messages.
 
         More than `pending_octets_max` waiting for the disk makes the store congested.
-
         `make_set` makes a property set of its octets, by protocol. `on_health` hears when the disk begins or
         ceases to take what is written, `on_damage` what could not be read. `factory` and `steps` are for
         tests. Raises StoreError, which says what is wrong and what to do.

@@ -246,6 +246,20 @@ class Metrics(Collector):
         for outcome, count in self.mapping_reloads.items():
             yield "gateway_mapping_reloads", (outcome,), count
 
+    def disks(self) -> dict[str, dict[str, float]]:
+        """What the store and the journal have done and how they are, by short names; only those there are."""
+        found: dict[str, dict[str, float]] = {}
+        for part, source, names in (
+            ("store", self.store, STORE_COUNTERS | STORE_GAUGES),
+            ("journal", self.journal, JOURNAL_COUNTERS | JOURNAL_GAUGES),
+        ):
+            if source is not None:
+                found[part] = {
+                    name.removeprefix(f"gateway_{part}_"): float(getattr(source, attribute))
+                    for name, (_, attribute) in names.items()
+                }
+        return found
+
     def _endpoint(self, name: str) -> EndpointStats | None:
         return self.listeners.get(name) or self.links.get(name)
 

@@ -114,6 +114,7 @@ FAULTS = [
         "links: {a: {url: 'mqtt://x', share: g, version: 3.1}}\n",
         ":1: links.a: share is for protocol mqtt only",
     ),
+    ("links: {a: {url: 'amqp://x', bridge: true}}\n", ":1: links.a: bridge is for protocol mqtt only"),
     ("links: {a: {url: 'mqtt://x', share: g/h}}\n", ":1: links.a.share: "),
     ("links: {a: {url: 'http://x'}}\n", ":1: links.a: a broker's URL begins with one of mqtt://, mqtts://"),
     ("links: {a: {url: 'amqp:///x'}}\n", ":1: links.a: the URL names no host"),

@@ -230,6 +230,12 @@ class KeptSession(Session):
             gone, self._gone = self._gone, []
             self._records.store.settle(self.log, gone)
 
+    def stalled(self, now: float) -> bool:
+        """As Session; while it is the disk that keeps the client waiting, it has not."""
+        if self._stuck or (self._aside and not self._waiting):
+            self.moved = True
+        return super().stalled(now)
+
     def _refill(self) -> bool:
         """Nothing waits in memory: take what comes next from the disk. False: nothing, or not yet."""
         if self._waiting or not self._aside or self.outlet is None:

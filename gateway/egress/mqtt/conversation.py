@@ -115,6 +115,7 @@ class MqttConversation:
                 user_name=target.username or None,
                 password=target.password.encode() if target.password else None,
                 properties=self._announced(most) if five else {},
+                bridge=self._settings.bridge and not five,
             ),
             now,
         )

@@ -176,11 +176,9 @@ class MqttConnection:
             return
         if not self.stream.reading:
             self.machine.last_received = now  # we do not read: its silence is ours
-        if self.machine.timed_out(now):
-            self._ingress.let_go(self, ReasonCode.KEEP_ALIVE_TIMEOUT)
-            return
-        if self.session.stalled(now):
-            self._ingress.let_go(self, ReasonCode.QUOTA_EXCEEDED)
+        late = self.machine.timed_out(now)
+        if late or self.session.stalled(now):
+            self._ingress.let_go(self, ReasonCode.KEEP_ALIVE_TIMEOUT if late else ReasonCode.QUOTA_EXCEEDED)
             return
         for receipt in self._retries.due(now):
             self._ingress.publish_again(receipt)

@@ -93,6 +93,13 @@ async def test_a_session_is_kept_or_not(version: str, expiry: int, clean: bool) 
         assert packet.properties.get(Property.SESSION_EXPIRY_INTERVAL, 0) == expiry
 
 
+@pytest.mark.parametrize("version, bridge", [("5.0", False), ("3.1.1", True), ("3.1", True)])
+async def test_a_bridge_says_so_where_there_is_a_word_for_it(version: str, bridge: bool) -> None:
+    packet = World(version=version, bridge=True).connect().connect
+    assert packet is not None
+    assert packet.bridge is bridge
+
+
 async def test_a_refused_connection_says_why() -> None:
     world = World()
     world.connack_reason = ReasonCode.BAD_USER_NAME_OR_PASSWORD
@@ -310,19 +317,25 @@ async def test_goodbye() -> None:
 
 
 @pytest.mark.parametrize(
-    "reason, why",
+    "reason, reference, why",
     [
-        (ReasonCode.SERVER_SHUTTING_DOWN, "the broker disconnected us: server_shutting_down"),
+        (ReasonCode.SERVER_SHUTTING_DOWN, "", "the broker disconnected us: server_shutting_down"),
+        (
+            ReasonCode.USE_ANOTHER_SERVER,
+            "b:1883",
+            "the broker disconnected us: use_another_server; it says to use b:1883",
+        ),
         (
             ReasonCode.SESSION_TAKEN_OVER,
+            "",
             "the broker disconnected us: session_taken_over; somebody else uses our client_id",
         ),
     ],
 )
-async def test_the_brokers_goodbye(reason: int, why: str) -> None:
+async def test_the_brokers_goodbye(reason: int, reference: str, why: str) -> None:
     world = World()
     remote = world.connect()
-    remote.machine.send_disconnect(reason)
+    remote.machine.send_disconnect(reason, reference=reference)
     world.talk()
     assert world.link.went == [why]
 

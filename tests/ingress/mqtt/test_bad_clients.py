@@ -103,6 +103,22 @@ def test_a_client_that_never_acknowledges_holds_its_publishers_for_a_while_only(
                 assert gateway.ask(lambda: gateway.gateway.mqtt.tally.queue_full) > 0
 
 
+@pytest.mark.parametrize("qos", [0, 1])
+def test_a_client_that_does_not_read_is_let_go_and_leaves_nothing(qos: int) -> None:
+    body = bytes(256 * 1024)
+    limits = Limits(queue_bytes_max=4 * 1024 * 1024, stall_secs=0.5)
+    with running(settings_of(limits=limits)) as gateway:
+        deaf, _ = connect(gateway, "deaf")
+        with deaf, connect(gateway, "writer")[0] as writer:
+            deaf.subscribe("a", qos)
+            for _ in range(100):
+                writer.publish("a", body, 1, packet_id=1)
+                assert writer.acked(PacketType.PUBACK)[1] == 0
+            assert stats(gateway).protocol_errors.counts == {"quota_exceeded": 1}
+            eventually(lambda: stats(gateway).connections == 1)
+            assert gateway.ask(lambda: list(gateway.gateway.mqtt.sessions)) == ["writer"]
+
+
 def test_a_full_session_may_lose_the_newest_instead() -> None:
     limits = Limits(queue_messages_max=10, inflight_max=5, session_full="drop")
     with (

@@ -1,0 +1,177 @@
+"""`backtest`: a candidate mapping on recorded traffic, against what happened or against another mapping.
+
+The gateway's own mapping code decides (`gateway.mapping`), in Python workers; see traffic/counting.py for how
+it keeps up. Compared are places and guarantees, not headers: a journal has them as they came in.
+"""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING, Any, Final, NamedTuple
+
+from pyspark.sql import functions as F
+
+from gateway.pipeline.traffic.counting import (
+    FIRST_SQL,
+    SECOND_SQL,
+    FirstPass,
+    columns_for,
+    number_of,
+    second_pass,
+)
+from gateway.pipeline.traffic.fates import Candidate, Fate, decode_fates, show_fate
+from gateway.pipeline.traffic.rows import LEFT
+from gateway.pipeline.traffic.verdicts import Change, Verdict, compare
+
+if TYPE_CHECKING:
+    from pyspark.sql import DataFrame
+
+EXAMPLES: Final = 3
+FINE: Final = frozenset((Verdict.SAME,))
+Place = tuple[str, int]
+
+
+class Example(NamedTuple):
+    """A row of the journal, and what changes for its message."""
+
+    shard: str
+    sequence: int
+    before: Fate | None
+    after: Fate | None
+
+
+@dataclass
+class Finding:
+    """All deliveries between two routes that fare alike."""
+
+    verdict: Verdict
+    route_before: str
+    route_after: str
+    deliveries: int = 0
+    examples: list[Example] = field(default_factory=list)
+
+
+@dataclass
+class Report:
+    """What a candidate would change. `samples`: for each set of routes, rows of messages that take them."""
+
+    messages: int = 0
+    changed: int = 0
+    findings: dict[tuple[Verdict, str, str], Finding] = field(default_factory=dict)
+    samples: dict[tuple[str, ...], list[Place]] = field(default_factory=dict)
+
+    def counts(self) -> Counter[Verdict]:
+        """Deliveries by verdict."""
+        found: Counter[Verdict] = Counter()
+        for finding in self.findings.values():
+            found[finding.verdict] += finding.deliveries
+        return found
+
+    def unexpected(self, allowed: Sequence[Verdict] = ()) -> list[Finding]:
+        """The findings that are neither the same as before nor allowed."""
+        fine = FINE | set(allowed)
+        return [finding for finding in self.sorted() if finding.verdict not in fine]
+
+    def sorted(self) -> list[Finding]:
+        """The findings, the worst first."""
+        order = list(Verdict)
+        return sorted(
+            self.findings.values(),
+            key=lambda one: (-order.index(one.verdict), one.route_before, one.route_after),
+        )
+
+    def as_json(self) -> dict[str, Any]:
+        """For programs."""
+        return {
+            "messages": self.messages,
+            "changed": self.changed,
+            "findings": [
+                {
+                    "verdict": finding.verdict.value,
+                    "route_before": finding.route_before,
+                    "route_after": finding.route_after,
+                    "deliveries": finding.deliveries,
+                    "examples": [
+                        {
+                            "shard": example.shard,
+                            "sequence": example.sequence,
+                            "before": example.before and example.before._asdict(),
+                            "after": example.after and example.after._asdict(),
+                        }
+                        for example in finding.examples
+                    ],
+                }
+                for finding in self.sorted()
+            ],
+        }
+
+
+def backtest(
+    traffic: DataFrame,
+    candidate: Candidate,
+    against: Candidate | None = None,
+    *,
+    samples: int = 0,
+    progress: Callable[[str], None] = lambda text: None,
+) -> Report:
+    """Route `traffic`, rows with the journal's columns, by `candidate`.
+
+    `samples`: how many messages of each set of routes to name, for mapping tests.
+    """
+    candidates = [candidate] if against is None else [candidate, against]
+    rows = traffic.where(~F.coalesce(F.expr(LEFT), F.lit(False))).select(*columns_for(candidates))
+    first = rows.mapInArrow(FirstPass(candidate, against), FIRST_SQL)
+    counted = first.repartition("key").mapInArrow(second_pass, SECOND_SQL)
+    progress("routing")
+    texts: dict[int, str] = {}
+    groups = []
+    for row in counted.toLocalIterator(prefetchPartitions=True):
+        if row["texts"] is not None:
+            texts.update((number_of(text), text) for text in row["texts"].split("\n"))
+        else:
+            groups.append(row)
+    progress(f"comparing {len(groups)} kinds of messages")
+    return _reported(groups, texts, samples)
+
+
+def _reported(groups: Sequence[Any], texts: dict[int, str], samples: int) -> Report:
+    report = Report()
+    fates = {number: decode_fates(text) for number, text in texts.items() if text.startswith("[")}
+    for row in groups:
+        messages = row["messages"]
+        report.messages += messages
+        place = (texts[row["shard"]], row["sequence"])
+        before = [fate for lane in row["lanes"] for fate in fates[lane]]
+        after = fates[row["fate"]]
+        changes = list(compare(before, after))
+        report.changed += messages * any(change.verdict not in FINE for change in changes)
+        for change in changes:
+            _note(report, change, messages, place)
+        kept = report.samples.setdefault(tuple(fate.route for fate in after), [])
+        if len(kept) < samples:
+            kept.append(place)
+    return report
+
+
+def _note(report: Report, change: Change, messages: int, place: Place) -> None:
+    names = ["" if fate is None else fate.route for fate in (change.before, change.after)]
+    key = (change.verdict, names[0], names[1])
+    finding = report.findings.setdefault(key, Finding(*key))
+    finding.deliveries += messages
+    if len(finding.examples) < EXAMPLES:
+        finding.examples.append(Example(*place, change.before, change.after))
+
+
+def show(finding: Finding) -> list[str]:
+    """A finding and its examples, for people."""
+    way = f"{finding.route_before or '-'} -> {finding.route_after or '-'}"
+    lines = [f"{finding.verdict.value:<10} {finding.deliveries:>10}  {way}"]
+    if finding.verdict is not Verdict.SAME:
+        for shard, sequence, before, after in finding.examples:
+            was = "nowhere" if before is None else show_fate(before)
+            now = "nowhere" if after is None else show_fate(after)
+            lines.append(f"             {shard}:{sequence}  {was}")
+            lines.append(f"             {'':<{len(f'{shard}:{sequence}')}}  now {now}")
+    return lines

@@ -1,0 +1,223 @@
+"""`reconcile`: what was accepted against what was delivered, is dead, or still waits; every message that is
+missing or there twice is named.
+
+Two questions, either or both. What became of what an *outbox* accepted: each message has a row when it was
+stored and another when it left, and what has only the first one waits, or is lost. And whether a *consumer*
+got what was accepted: its own record is compared, message by message. A message is known by its id, else by
+its body; so many alike are counted.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING, Any, Final, NamedTuple
+
+from pyspark.sql import functions as F
+from pyspark.sql.window import Window
+
+if TYPE_CHECKING:
+    from pyspark.sql import Column, DataFrame
+
+CONFIRMED: Final = "confirmed"
+STORED: Final = "stored"
+DELIVERED: Final = "delivered"
+DEAD: Final = "dead letter"
+DROPPED: Final = "dropped"
+RELEASED: Final = "released"
+REJECTED: Final = "rejected"
+LOST: Final = "lost"
+REPEATED: Final = "repeated"
+WAITING: Final = "waiting"
+UNKNOWN: Final = "unknown"
+NAMED_MAX: Final = 100_000  # names that a report holds; more are counted
+
+MESSAGE: Final = ("shard", "source_endpoint", "received", "slot")
+COLUMNS: Final = (
+    *(*MESSAGE, "sequence", "route", "target_endpoint", "target_address", "outcome", "reason_text"),
+    *("message_id", "body_size", "body"),
+)
+
+
+class Named(NamedTuple):
+    """A message that is not as it should be. `times`: how often it is there beside what is expected."""
+
+    what: str
+    route: str
+    address: str
+    shard: str
+    sequence: int
+    message_id: str | None
+    times: int
+
+
+@dataclass
+class Account:
+    """The result. `phases`: rows by route and phase."""
+
+    phases: dict[tuple[str, str], int] = field(default_factory=dict)
+    named: list[Named] = field(default_factory=list)
+    totals: dict[str, int] = field(default_factory=dict)
+
+    @property
+    def balanced(self) -> bool:
+        """Nothing is lost, repeated or unknown; what waits may."""
+        return not any(self.totals.get(what) for what in (LOST, REPEATED, UNKNOWN))
+
+    def as_json(self) -> dict[str, Any]:
+        """For programs."""
+        return {
+            "balanced": self.balanced,
+            "phases": [
+                {"route": route, "phase": phase, "rows": rows}
+                for (route, phase), rows in sorted(self.phases.items())
+            ],
+            "totals": self.totals,
+            "messages": [one._asdict() for one in self.named],
+        }
+
+
+def reconcile(
+    rows: DataFrame,
+    received: DataFrame | None = None,
+    *,
+    waiting: Mapping[str, int] | None = None,
+    still: int = 0,
+) -> Account:
+    """Of `rows` (the journal's columns). `received`: a consumer's record of what these rows accepted, with
+    `message_id` or `body`; `still`: messages that wait for that consumer. `waiting`: messages that each
+    route's outbox holds now; what is missing beyond them is lost; None: it only waits."""
+    known = rows.select(*COLUMNS).withColumns({"phase": _phase(), "key": _key()}).drop("body").persist()
+    try:
+        account = Account()
+        for row in known.groupBy("route", "phase").count().collect():
+            account.phases[row["route"], row["phase"]] = row["count"]
+        _outboxes(known, account, waiting)
+        if received is not None:
+            _consumer(known, received, account, still)
+        return account
+    finally:
+        known.unpersist()
+
+
+def _phase() -> Column:
+    text = F.col("reason_text")
+    accepted = F.col("outcome") == "accepted"
+    return (
+        F.when(accepted & (text == DELIVERED), DELIVERED)
+        .when(accepted & (text == STORED), STORED)
+        .when(accepted, CONFIRMED)
+        .when(text.rlike(f"^{DEAD}(:|$)"), DEAD)
+        .when(text.rlike(f"^{DROPPED}(:|$)"), DROPPED)
+        .otherwise(F.col("outcome"))
+    )
+
+
+def _key() -> Column:
+    """By what a message is known again."""
+    return F.coalesce(
+        F.concat(F.lit("id "), F.col("message_id")),
+        F.concat(F.lit("body "), F.sha2(F.col("body"), 256)),
+        F.concat(F.lit("size "), F.col("body_size").cast("string")),
+    )
+
+
+def _outboxes(known: DataFrame, account: Account, waiting: Mapping[str, int] | None) -> None:
+    way = ("route", "target_endpoint", "target_address", "key")
+    is_stored = F.col("phase") == STORED
+    boxes = (
+        known.where(F.col("phase").isin(STORED, DELIVERED, DEAD, DROPPED))
+        .groupBy(*way)
+        .agg(
+            F.count(F.when(is_stored, 1)).alias("stored"),
+            F.count(F.when(~is_stored, 1)).alias("left"),
+        )
+    )
+    short = boxes.where("stored > left").withColumn("missing", F.col("stored") - F.col("left"))
+    # Of messages alike the newest are still there: an outbox delivers in order.
+    order = Window.partitionBy(*way).orderBy(F.desc("received"), F.desc("sequence"))
+    open_ = (
+        known.where(is_stored)
+        .join(short.select(*way, "missing"), [*way])
+        .withColumn("place", F.row_number().over(order))
+        .where("place <= missing")
+        .orderBy(F.desc("received"), F.desc("sequence"))
+        .select("route", "target_address", "shard", "sequence", "message_id")
+    )
+    may_wait = None if waiting is None else dict(waiting)
+    for row in open_.toLocalIterator():
+        what = WAITING
+        if may_wait is not None:
+            left = may_wait.get(row["route"], 0)
+            may_wait[row["route"]] = left - 1
+            what = WAITING if left > 0 else LOST
+        _name(account, what, row, 1)
+    again = (
+        known.where(F.col("phase") == DELIVERED)
+        .groupBy(*way)
+        .agg(*_sample(), F.count("*").alias("delivered"))
+        .join(boxes.select(*way, "stored"), [*way])
+        .where("delivered > stored and stored > 0")
+        .withColumn("times", F.col("delivered") - F.col("stored"))
+    )
+    for row in again.toLocalIterator():
+        _name(account, REPEATED, row, row["times"])
+
+
+def _sample() -> list[Column]:
+    return [
+        F.min("shard").alias("shard"),
+        F.min("sequence").alias("sequence"),
+        F.first("message_id").alias("message_id"),
+    ]
+
+
+def _consumer(known: DataFrame, received: DataFrame, account: Account, still: int) -> None:
+    accepted = known.where(F.col("phase").isin(CONFIRMED, STORED))
+    each = accepted.dropDuplicates([*MESSAGE, "route", "target_address"])
+    expected = each.groupBy("key").agg(
+        F.count("*").alias("accepted"),
+        *(F.first(name).alias(name) for name in ("route", "target_address", "message_id")),
+        F.max("shard").alias("shard"),
+        F.max("sequence").alias("sequence"),
+    )
+    has = set(received.columns)
+    for name, kind in (("message_id", "string"), ("body", "binary")):
+        if name not in has:
+            received = received.withColumn(name, F.lit(None).cast(kind))
+    if "body_size" not in has:
+        received = received.withColumn("body_size", F.length("body"))
+    got = received.withColumn("key", _key()).groupBy("key").agg(F.count("*").alias("got"))
+    both = (
+        expected.join(got, "key", "full_outer")
+        .fillna(0, ["accepted", "got"])
+        .where("accepted <> got")
+        .orderBy(F.desc("sequence"))
+    )
+    left = still
+    for row in both.toLocalIterator():
+        missing = row["accepted"] - row["got"]
+        if not row["accepted"]:
+            account.totals[UNKNOWN] = account.totals.get(UNKNOWN, 0) + row["got"]
+            if len(account.named) < NAMED_MAX:
+                account.named.append(Named(UNKNOWN, "", "", "", -1, row["key"], row["got"]))
+        elif missing > 0:
+            waits = min(left, missing)
+            left -= waits
+            if waits:
+                _name(account, WAITING, row, waits)
+            if missing > waits:
+                _name(account, LOST, row, missing - waits)
+        else:
+            _name(account, REPEATED, row, -missing)
+
+
+def _name(account: Account, what: str, row: Any, times: int) -> None:
+    account.totals[what] = account.totals.get(what, 0) + times
+    if len(account.named) < NAMED_MAX:
+        account.named.append(
+            Named(
+                *(what, row["route"], row["target_address"] or "", row["shard"], row["sequence"]),
+                *(row["message_id"], times),
+            )
+        )

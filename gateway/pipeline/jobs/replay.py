@@ -1,0 +1,229 @@
+"""`replay`: recorded messages sent again, in their order, at the speed at which they came or another one.
+
+Spark finds and sorts the rows; the driver publishes them on one connection, for order and speed are of the
+whole. After each confirmed run the position is written to a file, and a replay that is started again with
+that file goes on behind it. What was sent and not noted is sent again, with the same id: the message's own,
+else its place in the journal.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import time
+from collections.abc import Callable, Iterable, Iterator
+from dataclasses import dataclass, replace
+from datetime import UTC, datetime
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, Final, NamedTuple
+
+from pyspark.sql import functions as F
+
+from gateway.errors import PipelineError, RemoteProtocolError
+from gateway.model.address import Address
+from gateway.model.message import NEVER, Message
+from gateway.model.properties import property_set
+from gateway.peers.wire import IN_FLIGHT, Peer
+from gateway.pipeline.traffic.rows import LEFT, address_of, message_of
+
+if TYPE_CHECKING:
+    from pyspark.sql import DataFrame
+
+RUN_MAX: Final = 1_000  # messages between two notes of the position
+PROGRESS_SECS: Final = 2.0
+SECOND: Final = 1_000_000
+ORDER: Final = ("received", "shard", "source_endpoint", "slot")
+COLUMNS: Final = (
+    *(*ORDER, "sequence", "source_protocol", "source_scope", "source_name", "client", "user"),
+    *("target_protocol", "target_scope", "target_name", "target_address"),
+    *("assurance", "durable", "retain", "properties", "body", "body_size"),
+)
+
+
+class Pace(NamedTuple):
+    """How fast. `speed`: times the recorded one; `rate`: messages a second; neither: as fast as it goes."""
+
+    speed: float | None = None
+    rate: float | None = None
+
+    def due(self, number: int, since_first: float) -> float:
+        """Seconds after the beginning when message `number` is due, which came `since_first` seconds after
+        the first."""
+        if self.rate is not None:
+            return number / self.rate
+        return since_first / self.speed if self.speed is not None else 0.0
+
+
+@dataclass
+class Replayed:
+    """What was done."""
+
+    sent: int = 0
+    refused: int = 0
+    incomplete: int = 0
+    """Rows whose body or properties the journal has left out: not sent."""
+
+
+def selected(traffic: DataFrame, *, where: str | None = None, after: Position | None = None) -> DataFrame:
+    """The rows to send, sorted: one for each target of a message. `where` is SQL over the columns."""
+    rows = traffic.where(~F.coalesce(F.expr(LEFT), F.lit(False)))
+    if where is not None:
+        rows = rows.where(where)
+    if after is not None:
+        # As SQL compares structs: by their fields, one after the other.
+        here = F.struct(F.unix_micros("received").alias("us"), "shard", "source_endpoint", "slot")
+        there = F.struct(*(F.lit(value).alias(name) for name, value in after._asdict().items()))
+        rows = rows.where(here > there)
+    # As numbers: in Python a time of Spark's has lost its zone.
+    micros = [F.unix_micros(name).alias(f"{name}_us") for name in ("received", "expires")]
+    return rows.select(*COLUMNS, *micros).orderBy(*ORDER, "sequence")
+
+
+class Position(NamedTuple):
+    """A message's place in the order: microseconds UTC, shard, endpoint and slot."""
+
+    us: int
+    shard: str
+    source_endpoint: str
+    slot: int
+
+
+class Progress:
+    """The file that remembers the position; None: nothing does."""
+
+    def __init__(self, file: Path | None) -> None:
+        self._file = file
+
+    def read(self) -> Position | None:
+        """Where to go on; None: at the beginning. Raises PipelineError for a file of something else."""
+        if self._file is None or not self._file.exists():
+            return None
+        try:
+            said = json.loads(self._file.read_text())
+            return Position(**said)
+        except (ValueError, TypeError) as error:
+            raise PipelineError(f"{self._file} holds no position of a replay: {error}") from error
+
+    def write(self, position: Position) -> None:
+        """Everything up to here has been confirmed."""
+        if self._file is None:
+            return
+        fresh = self._file.with_name(self._file.name + ".new")
+        fresh.parent.mkdir(parents=True, exist_ok=True)
+        with fresh.open("w") as file:
+            json.dump(position._asdict(), file)
+            file.flush()
+            os.fsync(file.fileno())
+        fresh.replace(self._file)
+
+
+class Replay:
+    """Sends rows on one connection. `to`: the address of all; None: each one's own, where it was published,
+    or with `at_target` where it went."""
+
+    def __init__(
+        self,
+        peer: Peer,
+        pace: Pace,
+        progress: Progress,
+        *,
+        to: Address | None = None,
+        at_target: bool = False,
+        in_flight: int = IN_FLIGHT,
+        tell: Callable[[str], None] = lambda text: None,
+        clock: Callable[[], float] = time.monotonic,
+        sleep: Callable[[float], None] = time.sleep,
+    ) -> None:
+        self._peer = peer
+        self._pace = pace
+        self._progress = progress
+        self._to = to
+        self._at_target = at_target
+        self._in_flight = in_flight
+        self._tell = tell
+        self._clock = clock
+        self._sleep = sleep
+        self._told = clock()
+        self.done = Replayed()
+
+    def send(self, rows: Iterable[Any]) -> Replayed:
+        """All rows, in the order of `selected`. Raises LinkError; what was confirmed is remembered."""
+        begun = self._clock()
+        first: int | None = None
+        run: list[Message] = []
+        last: Position | None = None
+        for number, row in enumerate(self._messages(rows)):
+            first = row["received_us"] if first is None else first
+            due = begun + self._pace.due(number, (row["received_us"] - first) / SECOND)
+            if due > self._clock() or len(run) >= RUN_MAX:
+                self._flush(run, last)
+                run = []
+                self._idle(due)
+            message = self._message(row)
+            last = _position(row)
+            if message is None:
+                self.done.incomplete += 1
+            else:
+                run.append(message)
+        self._flush(run, last)
+        return self.done
+
+    def _idle(self, due: float) -> None:
+        """Wait until a message is due, and stay connected."""
+        while (left := due - self._clock()) > 0:
+            self._peer.rest(0.0)
+            self._sleep(min(left, 1.0))
+
+    def _messages(self, rows: Iterable[Any]) -> Iterator[Any]:
+        """One row of each message, or of each of its targets."""
+        before = None
+        for row in rows:
+            here = (_position(row), row["target_address"] if self._at_target else None)
+            if here != before and not (self._at_target and row["target_address"] is None):
+                yield row
+            before = here
+
+    def _message(self, row: Any) -> Message | None:
+        if row["body"] is None and row["body_size"]:
+            return None
+        found = message_of(row.asDict())
+        try:
+            properties = found.properties
+        except RemoteProtocolError:
+            return None
+        if not properties.message_id:
+            properties = replace(properties, message_id=f"{row['shard']}:{row['sequence']}")
+        expires = NEVER
+        if row["expires_us"] is not None:
+            # What is left of its life is what it had when it came.
+            expires = time.time() + max((row["expires_us"] - row["received_us"]) / SECOND, 1.0)
+        address = self._to
+        if address is None and self._at_target:
+            address = address_of(row["target_protocol"], row["target_scope"], row["target_name"])
+        return Message(
+            address or found.address,
+            found.body,
+            property_set(properties),
+            found.assurance,
+            found.durable,
+            found.retain,
+            expires,
+        )
+
+    def _flush(self, run: list[Message], last: Position | None) -> None:
+        if run:
+            refused = self._peer.publish_many(run, in_flight=self._in_flight)
+            self.done.sent += len(run) - len(refused)
+            self.done.refused += len(refused)
+            for at, why in list(refused.items())[:3]:
+                self._tell(f"refused: {run[at].address!r}: {why.text}")
+        if last is not None:
+            self._progress.write(last)
+            if self._clock() - self._told >= PROGRESS_SECS:
+                self._told = self._clock()
+                moment = datetime.fromtimestamp(last.us / SECOND, UTC).isoformat(timespec="seconds")
+                self._tell(f"{self.done.sent} messages sent, up to {moment}")
+
+
+def _position(row: Any) -> Position:
+    return Position(row["received_us"], row["shard"], row["source_endpoint"], row["slot"])

@@ -1,0 +1,234 @@
+"""`schema`: a route as a table. Its captures are columns, a JSON body is a struct, and there is a view of the
+last value of each address.
+
+Captures are found by the gateway's own patterns, once for each address that a task sees. The type of a body
+is inferred from what was recorded, or taken from a JSON Schema.
+"""
+
+from __future__ import annotations
+
+import json
+import re
+from collections.abc import Iterable, Iterator, Mapping
+from typing import TYPE_CHECKING, Any, Final
+
+import pyarrow as pa
+from pyspark.sql import functions as F
+from pyspark.sql.types import (
+    ArrayType,
+    BooleanType,
+    DataType,
+    DateType,
+    DoubleType,
+    LongType,
+    MapType,
+    StringType,
+    StructField,
+    StructType,
+    TimestampType,
+)
+
+from gateway.errors import PipelineError
+from gateway.mapping.crossings import Route
+from gateway.mapping.names import SEPARATORS
+from gateway.pipeline.traffic.fates import Candidate
+from gateway.pipeline.traffic.rows import LEFT, address_of
+
+if TYPE_CHECKING:
+    from pyspark.sql import Column, DataFrame
+
+SAMPLE_ROWS: Final = 10_000
+OWN: Final = ("received", "address", "client", "message_id")
+BODY: Final = "body"
+DEPTH_MAX: Final = 32  # of a JSON Schema; deeper ones go round in circles
+NAME: Final = re.compile(r"[^A-Za-z0-9_]")
+
+
+class Captures:
+    """`mapInArrow`: puts what a route captures behind the columns of its rows."""
+
+    def __init__(self, candidate: Candidate, route: str, names: tuple[str, ...]) -> None:
+        self._candidate = candidate
+        self._route = route
+        self._names = names
+
+    def __call__(self, batches: Iterable[Any]) -> Iterator[Any]:
+        route = route_of(self._candidate, self._route)
+        queue = self._candidate.queue_of(route.source, route.name)
+        separator = SEPARATORS[route.pattern.protocol]
+        known: dict[tuple[Any, ...], tuple[str | None, ...] | None] = {}
+        for batch in batches:
+            addresses = zip(
+                *(batch.column(name).to_pylist() for name in ("protocol", "scope", "name")), strict=True
+            )
+            found = []
+            for address in addresses:
+                if address not in known:
+                    captures = route.pattern.match(address_of(*address), queue)
+                    known[address] = (
+                        None
+                        if captures is None
+                        else tuple(separator.join(captures.get(name, ())) for name in self._names)
+                    )
+                found.append(known[address])
+            keep = [one is not None for one in found]
+            matched = [one for one in found if one is not None]
+            kept = batch.filter(pa.array(keep, pa.bool_())).select([*OWN, BODY])
+            columns = [pa.array([one[at] for one in matched], pa.string()) for at in range(len(self._names))]
+            names = [*OWN, BODY, *(column_of(name) for name in self._names)]
+            yield pa.RecordBatch.from_arrays([*kept.columns, *columns], names=names)
+
+
+def route_of(candidate: Candidate, name: str) -> Route:
+    """A route by its name. Raises PipelineError."""
+    for route in candidate.router.routes:
+        if route.name == name:
+            return route
+    there = ", ".join(route.name for route in candidate.router.routes)
+    raise PipelineError(f"there is no route {name}; there are: {there or 'none'}")
+
+
+def column_of(capture: str) -> str:
+    """The column of a capture; the names that a row has anyway stay what they are."""
+    found = NAME.sub("_", capture)
+    return f"{found}_" if found in (*OWN, BODY) else found
+
+
+def table(traffic: DataFrame, candidate: Candidate, name: str, body: DataType | None) -> DataFrame:
+    """The messages that route `name` takes by their address, one row each: received, address, client,
+    message_id, its captures, and the body of type `body` (None: as octets).
+
+    A body that does not parse is null. Raises PipelineError: no such route.
+    """
+    route = route_of(candidate, name)
+    captures = tuple(route.pattern.names)
+    rows = (
+        traffic.where(F.col("source_endpoint") == route.source)
+        .where(~F.coalesce(F.expr(LEFT), F.lit(False)))
+        .dropDuplicates(["shard", "source_endpoint", "received", "slot"])
+        .select(
+            "received",
+            F.col("source_address").alias("address"),
+            *("client", "message_id", "body"),
+            F.col("source_protocol").alias("protocol"),
+            F.col("source_scope").alias("scope"),
+            F.col("source_name").alias("name"),
+        )
+    )
+    plain = StructType(
+        [rows.schema[one] for one in (*OWN, BODY)]
+        + [StructField(column_of(one), StringType()) for one in captures]
+    )
+    found = rows.mapInArrow(Captures(candidate, name, captures), plain)
+    order = [*OWN, *(column_of(one) for one in captures), BODY]
+    if body is None:
+        return found.select(*order)
+    return found.withColumn(BODY, _parsed(body)).select(*order)
+
+
+def _parsed(body: DataType) -> Column:
+    if isinstance(body, StructType | ArrayType | MapType):
+        return F.from_json(F.col(BODY).cast("string"), body)
+    return F.expr(f"try_cast(cast({BODY} as string) as {body.simpleString()})")
+
+
+def inferred(octets: DataFrame) -> DataType | None:
+    """The type of JSON bodies, by some of them (column `body`); None: they are no JSON objects."""
+    texts = octets.where(F.col(BODY).isNotNull()).limit(SAMPLE_ROWS).select(F.col(BODY).cast("string"))
+    lines = [row[0] for row in texts.collect()]
+    if not lines:
+        return None
+    spark = octets.sparkSession
+    read = spark.read.json(spark.sparkContext.parallelize(lines))
+    names = [field.name for field in read.schema.fields if field.name != "_corrupt_record"]
+    if not names:
+        return None
+    return StructType([read.schema[name] for name in names])
+
+
+def last_values(rows: DataFrame) -> DataFrame:
+    """The newest row of each address."""
+    names = [name for name in rows.columns if name != "address"]
+    newest = F.max_by(F.struct(*names), F.col("received")).alias("newest")
+    return rows.groupBy("address").agg(newest).select("address", "newest.*")
+
+
+def create_views(rows: DataFrame, route: str) -> tuple[str, str]:
+    """Views of this session: the route's rows, and the last value of each address; returns their names."""
+    name = NAME.sub("_", route)
+    rows.createOrReplaceTempView(name)
+    last_values(rows).createOrReplaceTempView(f"{name}_last")
+    return name, f"{name}_last"
+
+
+def from_json_schema(text: str) -> DataType:
+    """Spark's type of what a JSON Schema describes. Raises PipelineError."""
+    try:
+        document = json.loads(text)
+    except ValueError as error:
+        raise PipelineError(f"the JSON Schema is no JSON: {error}") from error
+    if not isinstance(document, dict):
+        raise PipelineError("a JSON Schema is an object")
+    return _typed(document, document, 0)
+
+
+_PLAIN: Final[Mapping[str, DataType]] = {
+    "integer": LongType(),
+    "number": DoubleType(),
+    "boolean": BooleanType(),
+    "string": StringType(),
+    "null": StringType(),
+}
+_FORMATS: Final[Mapping[str, DataType]] = {"date-time": TimestampType(), "date": DateType()}
+
+
+def _typed(schema: Any, document: dict[str, Any], depth: int) -> DataType:
+    """What a schema that Spark has no type for describes stays text."""
+    if not isinstance(schema, dict):
+        return StringType()
+    if depth > DEPTH_MAX:
+        raise PipelineError("the JSON Schema refers to itself, and a Spark type cannot")
+    reference = schema.get("$ref")
+    if reference is not None:
+        return _typed(_referred(reference, document), document, depth + 1)
+    kinds = schema.get("type")
+    if isinstance(kinds, list):
+        named = [kind for kind in kinds if kind != "null"]
+        kinds = named[0] if len(named) == 1 else "number" if set(named) == {"integer", "number"} else None
+    if kinds is None:
+        others = [
+            one for word in ("anyOf", "oneOf") for one in schema.get(word, ()) if one != {"type": "null"}
+        ]
+        if len(others) == 1:
+            return _typed(others[0], document, depth + 1)
+        kinds = "object" if "properties" in schema else None
+    if kinds == "object":
+        return _object(schema, document, depth)
+    if kinds == "array":
+        return ArrayType(_typed(schema.get("items"), document, depth + 1))
+    if kinds == "string":
+        return _FORMATS.get(schema.get("format", ""), StringType())
+    return _PLAIN.get(kinds or "", StringType())
+
+
+def _object(schema: dict[str, Any], document: dict[str, Any], depth: int) -> DataType:
+    properties = schema.get("properties")
+    if properties:
+        fields = [StructField(name, _typed(one, document, depth + 1)) for name, one in properties.items()]
+        return StructType(fields)
+    return MapType(StringType(), _typed(schema.get("additionalProperties"), document, depth + 1))
+
+
+def _referred(reference: Any, document: dict[str, Any]) -> Any:
+    """What `#/...` points to. Raises PipelineError for another document, or for nothing."""
+    if not isinstance(reference, str) or not reference.startswith("#"):
+        raise PipelineError(
+            f"the JSON Schema refers to {reference!r}; only its own parts (#/...) are followed"
+        )
+    found: Any = document
+    for step in filter(None, reference[1:].split("/")):
+        step = step.replace("~1", "/").replace("~0", "~")
+        if not isinstance(found, dict) or step not in found:
+            raise PipelineError(f"the JSON Schema has no {reference}")
+        found = found[step]
+    return found

@@ -1,0 +1,316 @@
+"""From rows to counted groups of messages that fare alike, in two passes over Arrow batches.
+
+A journal has a row for each delivery, and a comparison is of messages. The first pass, where the rows are
+read, makes five numbers of a row: a key that all rows of one message share, a hash of what the candidate
+makes of it, a hash of what this row says happened, and where the row stands. Only combinations that a task
+has not seen are routed; conditions that look into a message are asked for each. The texts behind the hashes
+travel beside the numbers, once from each task. The second pass, where rows with the same key have come
+together, counts the combinations of a whole message.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator, Sequence
+from hashlib import blake2b
+from typing import Any, Final
+
+import numpy as np
+import pyarrow as pa
+import pyarrow.compute as pc
+
+from gateway.pipeline.traffic.fates import (
+    Candidate,
+    Fate,
+    Fates,
+    decides_by_message,
+    encode_fates,
+    fates_of,
+)
+from gateway.pipeline.traffic.rows import message_of
+
+Numbers = Any  # a numpy array
+IDENTITY: Final = ("shard", "source_endpoint", "received", "slot", "sequence")
+WHO: Final = ("client", "user")
+WHENCE: Final = (
+    *("source_endpoint", "source_protocol", "source_scope", "source_name"),
+    *("assurance", "durable", "retain", "hops", "route"),
+)
+WHITHER: Final = (
+    *("route", "target_endpoint", "target_address"),
+    *("delivered_assurance", "delivered_durable", "delivered_retain", "reason"),
+)
+CONTENT: Final = ("properties", "body", "message_id", "expires", *WHO)
+FIRST: Final = pa.schema(
+    [(name, pa.int64()) for name in ("key", "fate", "lane", "shard", "sequence")] + [("texts", pa.string())]
+)
+FIRST_SQL: Final = "key long, fate long, lane long, shard long, sequence long, texts string"
+SECOND: Final = pa.schema(
+    [
+        *(("fate", pa.int64()), ("lanes", pa.list_(pa.int64())), ("messages", pa.int64())),
+        *(("shard", pa.int64()), ("sequence", pa.int64()), ("texts", pa.string())),
+    ]
+)
+SECOND_SQL: Final = "fate long, lanes array<long>, messages long, shard long, sequence long, texts string"
+NO_LANE: Final = 0
+COMBINED_MAX: Final = 1 << 40  # of a code, before it is made small again
+KNOWN_MAX: Final = 200_000  # combinations that one task remembers
+
+
+def columns_for(candidates: Sequence[Candidate]) -> list[str]:
+    """The columns that the first pass reads."""
+    names = [*IDENTITY, *WHENCE, *WHITHER]
+    if any(candidate.per_body for candidate in candidates):
+        names += CONTENT
+    elif any(candidate.per_sender for candidate in candidates):
+        names += WHO
+    return list(dict.fromkeys(names))
+
+
+def number_of(text: str) -> int:
+    """A hash that no two texts of one job share, never 0."""
+    found = int.from_bytes(
+        blake2b(text.encode("utf-8", "surrogatepass"), digest_size=8).digest(), "little", signed=True
+    )
+    return found or 1
+
+
+class Texts:
+    """Numbers of texts; `news` are those that nobody was told of yet."""
+
+    def __init__(self) -> None:
+        self._numbers: dict[str, int] = {}
+        self._news: list[str] = []
+
+    def number(self, text: str) -> int:
+        """The hash of a text."""
+        found = self._numbers.get(text)
+        if found is None:
+            if len(self._numbers) >= KNOWN_MAX:
+                self._numbers.clear()
+            found = self._numbers[text] = number_of(text)
+            self._news.append(text)
+        return found
+
+    def news(self) -> str | None:
+        """New texts, one a line; None: there are none."""
+        if not self._news:
+            return None
+        told, self._news = "\n".join(self._news), []
+        return told
+
+
+class FirstPass:
+    """`mapInArrow` of the rows. With `against` what happened is what that mapping says, else what is
+    recorded."""
+
+    def __init__(self, candidate: Candidate, against: Candidate | None) -> None:
+        self._candidate = candidate
+        self._against = against
+        self._senders = candidate.per_sender or (against is not None and against.per_sender)
+
+    def __call__(self, batches: Iterable[Any]) -> Iterator[Any]:
+        texts = Texts()
+        asked = Asked(self._candidate, texts)
+        reference = None if self._against is None else Asked(self._against, texts)
+        lanes = _Lanes(texts)
+        for batch in batches:
+            if not batch.num_rows:
+                continue
+            names = (*WHENCE, *WHO) if self._senders else WHENCE
+            codes, firsts = combinations([batch.column(name) for name in names])
+            fate = asked.numbers(batch, codes, firsts)
+            lane = lanes.numbers(batch) if reference is None else reference.numbers(batch, codes, firsts)
+            columns = [
+                _keys(batch),
+                fate,
+                lane,
+                _texts_numbers(batch, "shard", texts),
+                _int64(batch, "sequence"),
+            ]
+            arrays = [pa.array(column) for column in columns]
+            news: list[str | None] = [None] * batch.num_rows
+            news[0] = texts.news()
+            yield pa.RecordBatch.from_arrays([*arrays, pa.array(news, pa.string())], schema=FIRST)
+
+
+class Asked:
+    """What a candidate makes of messages; remembered by address, and by what else decides."""
+
+    def __init__(self, candidate: Candidate, texts: Texts) -> None:
+        self._candidate = candidate
+        self._texts = texts
+        self._known: dict[tuple[Any, ...], int | None] = {}  # None: each message decides
+
+    def numbers(self, batch: Any, codes: Numbers, firsts: Numbers) -> Numbers:
+        """The number of the fates of each row. `codes` tell the combinations apart, `firsts` are rows where
+        they are first seen."""
+        names = [name for name in (*WHENCE, *WHO) if name in batch.schema.names]
+        samples = batch.take(pa.array(firsts)).select(names).to_pylist()
+        found = [self._number(sample) for sample in samples]
+        numbers = np.array([number or 0 for number in found], dtype=np.int64)[codes]
+        undecided = np.flatnonzero(np.array([number is None for number in found])[codes])
+        if len(undecided):
+            rows = batch.take(pa.array(undecided)).to_pylist()
+            numbers[undecided] = [self._texts.number(encode_fates(self._fates(row))) for row in rows]
+        return numbers
+
+    def _number(self, sample: dict[str, Any]) -> int | None:
+        key = tuple(sample.values())
+        if key in self._known:
+            return self._known[key]
+        if len(self._known) >= KNOWN_MAX:
+            self._known.clear()
+        message = message_of(sample)
+        crossings = self._candidate.crossings(message.sender.endpoint, message.address, sample["route"] or "")
+        number = None
+        if not decides_by_message(crossings):
+            number = self._texts.number(encode_fates(fates_of(crossings, message)))
+        self._known[key] = number
+        return number
+
+    def _fates(self, row: dict[str, Any]) -> Fates:
+        message = message_of(row)
+        crossings = self._candidate.crossings(message.sender.endpoint, message.address, row["route"] or "")
+        return fates_of(crossings, message)
+
+
+class _Lanes:
+    """What a row says happened: one fate, or none when the message stayed in its own world."""
+
+    def __init__(self, texts: Texts) -> None:
+        self._texts = texts
+        self._known: dict[tuple[Any, ...], int] = {}
+
+    def numbers(self, batch: Any) -> Numbers:
+        codes, firsts = combinations([batch.column(name) for name in WHITHER])
+        samples = batch.take(pa.array(firsts)).select(list(WHITHER)).to_pylist()
+        return np.array([self._number(sample) for sample in samples], dtype=np.int64)[codes]
+
+    def _number(self, sample: dict[str, Any]) -> int:
+        if not sample["route"]:
+            return NO_LANE
+        key = tuple(sample.values())
+        number = self._known.get(key)
+        if number is None:
+            if len(self._known) >= KNOWN_MAX:
+                self._known.clear()
+            route, endpoint, address, assurance, durable, retain, reason = key
+            refused = reason if address is None else ""
+            fate = (
+                Fate(route, endpoint, None, 0, False, False, refused)
+                if address is None
+                else Fate(route, endpoint, address, assurance, durable, retain)
+            )
+            number = self._known[key] = self._texts.number(encode_fates((fate,)))
+        return number
+
+
+def combinations(columns: Sequence[Any]) -> tuple[Numbers, Numbers]:
+    """For each row the number of its combination of values, and for each combination a row that has it."""
+    codes: Numbers = np.zeros(len(columns[0]), dtype=np.int64)
+    size = 1
+    for column in columns:
+        coded = pc.dictionary_encode(column, null_encoding="encode")
+        count = max(len(coded.dictionary), 1)
+        if count == 1:
+            continue
+        if size * count > COMBINED_MAX:
+            kinds, codes = np.unique(codes, return_inverse=True)
+            size = len(kinds)
+        codes = codes * count + coded.indices.to_numpy(zero_copy_only=False)
+        size *= count
+    _, firsts, codes = np.unique(codes, return_index=True, return_inverse=True)
+    return codes, firsts
+
+
+def _keys(batch: Any) -> Numbers:
+    """A number that the rows of one message share, and no others."""
+    with np.errstate(over="ignore"):
+        found = _int64(batch, "received").astype(np.uint64)
+        for more in (
+            _int64(batch, "slot"),
+            _plain_numbers(batch, "shard"),
+            _plain_numbers(batch, "source_endpoint"),
+        ):
+            found = _mixed(found) ^ more.astype(np.uint64)
+        return _mixed(found).view(np.int64)
+
+
+def _mixed(numbers: Numbers) -> Numbers:
+    """The finalizer of SplitMix64: every bit of what comes in counts for every bit of what goes out."""
+    numbers = (numbers ^ (numbers >> np.uint64(30))) * np.uint64(0xBF58476D1CE4E5B9)
+    numbers = (numbers ^ (numbers >> np.uint64(27))) * np.uint64(0x94D049BB133111EB)
+    return numbers ^ (numbers >> np.uint64(31))
+
+
+def _int64(batch: Any, name: str) -> Numbers:
+    column = batch.column(name)
+    if column.null_count:
+        column = column.fill_null(0)
+    return column.cast(pa.int64()).to_numpy(zero_copy_only=False)
+
+
+def _plain_numbers(batch: Any, name: str) -> Numbers:
+    coded = pc.dictionary_encode(batch.column(name), null_encoding="encode")
+    numbers = np.array([number_of(text or "") for text in coded.dictionary.to_pylist()], dtype=np.int64)
+    return numbers[coded.indices.to_numpy(zero_copy_only=False)]
+
+
+def _texts_numbers(batch: Any, name: str, texts: Texts) -> Numbers:
+    coded = pc.dictionary_encode(batch.column(name), null_encoding="encode")
+    numbers = np.array([texts.number(text or "") for text in coded.dictionary.to_pylist()], dtype=np.int64)
+    return numbers[coded.indices.to_numpy(zero_copy_only=False)]
+
+
+def second_pass(batches: Iterable[Any]) -> Iterator[Any]:
+    """`mapInArrow` of what the first pass made, where rows with the same key are in one partition."""
+    parts: list[list[Numbers]] = []
+    told: list[str] = []
+    for batch in batches:
+        parts.append([batch.column(at).to_numpy(zero_copy_only=False) for at in range(5)])
+        told += [text for text in batch.column(5).to_pylist() if text is not None]
+    if parts:
+        columns = [np.concatenate(column) for column in zip(*parts, strict=True)]
+        yield from _counted(*columns)
+    if told:
+        texts = "\n".join(dict.fromkeys("\n".join(told).split("\n")))
+        yield pa.RecordBatch.from_pylist([{"texts": texts}], schema=SECOND)
+
+
+def _counted(
+    keys: Numbers, fates: Numbers, lanes: Numbers, shards: Numbers, sequences: Numbers
+) -> Iterator[Any]:
+    order = np.lexsort((lanes, keys))
+    keys, fates, lanes, shards, sequences = (
+        column[order] for column in (keys, fates, lanes, shards, sequences)
+    )
+    begins = np.concatenate(([True], keys[1:] != keys[:-1]))
+    fresh = begins | np.concatenate(([True], lanes[1:] != lanes[:-1]))
+    starts = np.flatnonzero(begins)
+    message = np.cumsum(begins) - 1
+    # The lanes of each message, side by side; most have one.
+    counted = np.cumsum(fresh)
+    place = (counted - counted[starts][message])[fresh]
+    wide = np.full((len(starts), int(place.max()) + 1), NO_LANE, dtype=np.int64)
+    wide[message[fresh], place] = lanes[fresh]
+    table = np.column_stack((fates[starts], wide))
+    _, first, codes = np.unique(_rows_as_one(table), return_index=True, return_inverse=True)
+    counts = np.bincount(codes.ravel())
+    rows = [
+        {
+            "fate": int(table[at, 0]),
+            "lanes": [int(lane) for lane in table[at, 1:] if lane != NO_LANE],
+            "messages": int(count),
+            "shard": int(shards[starts[at]]),
+            "sequence": int(sequences[starts[at]]),
+            "texts": None,
+        }
+        for at, count in zip(first, counts, strict=True)
+    ]
+    yield pa.RecordBatch.from_pylist(rows, schema=SECOND)
+
+
+def _rows_as_one(table: Numbers) -> Numbers:
+    """Rows as opaque values, which numpy compares faster than rows."""
+    table = np.ascontiguousarray(table)
+    return table.view(np.dtype((np.void, table.dtype.itemsize * table.shape[1]))).ravel()

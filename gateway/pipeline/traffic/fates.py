@@ -1,0 +1,132 @@
+"""What a mapping makes of a message, said so that two answers can be compared.
+
+Made in the driver from mapping files, and pickled to the tasks as text: a router is made where it is asked.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping as Map
+from collections.abc import Sequence
+from typing import Any, NamedTuple
+
+import orjson
+
+from gateway.mapping.cases import endpoints_of
+from gateway.mapping.crossings import ConditionalCrossing, Crossing
+from gateway.mapping.loading import Mapping, parse
+from gateway.mapping.router import HOPS_MAX, Router
+from gateway.model.address import Address
+from gateway.model.message import Message
+from gateway.model.outcome import Outcome
+from gateway.store.journal.encoding import words_of
+
+
+class Fate(NamedTuple):
+    """Where one route takes a message: endpoint, address in the journal's form (None: refused, and why) and
+    the guarantee that it has there."""
+
+    route: str
+    endpoint: str
+    address: str | None
+    assurance: int
+    durable: bool
+    retain: bool
+    refused: str = ""
+
+    @property
+    def place(self) -> tuple[str, str | None]:
+        """Where it ends."""
+        return self.endpoint, self.address
+
+
+Fates = tuple[Fate, ...]
+
+
+def encode_fates(fates: Sequence[Fate]) -> str:
+    """The same text for the same fates."""
+    return orjson.dumps([list(fate) for fate in fates]).decode()
+
+
+def decode_fates(text: str) -> Fates:
+    """What `encode_fates` wrote."""
+    return tuple(Fate(*one) for one in orjson.loads(text))
+
+
+class Candidate:
+    """Mapping files, as a value that can be sent to tasks. `endpoints`: name -> protocol."""
+
+    def __init__(
+        self,
+        mappings: Sequence[Mapping],
+        texts: Map[str, str],
+        endpoints: Map[str, str],
+        hops_max: int = HOPS_MAX,
+    ) -> None:
+        """Raises MappingError when the routes do not compile."""
+        self._texts = dict(texts)
+        self._endpoints = endpoints_of(mappings) | dict(endpoints)
+        self._hops_max = hops_max
+        self._router: Router | None = Router(mappings, self._endpoints, hops_max=hops_max)
+        self._queues = self._queues_of(self._router)
+        # What a message's fate depends on besides its address.
+        self.per_sender = any(route.per_sender for route in self._router.routes)
+        self.per_body = any(route.condition is not None for route in self._router.routes)
+
+    def __getstate__(self) -> dict[str, Any]:
+        return {**self.__dict__, "_router": None}
+
+    @property
+    def router(self) -> Router:
+        """Made where it is asked for."""
+        if self._router is None:
+            mappings = [parse(text, file) for file, text in self._texts.items()]
+            self._router = Router(mappings, self._endpoints, hops_max=self._hops_max)
+        return self._router
+
+    def crossings(self, endpoint: str, address: Address, route: str) -> tuple[Crossing, ...]:
+        """What messages of an address cross by. `route` is the one that a message took when it was recorded:
+        when that consumes from a queue, so did this message, for the journal does not say."""
+        return self.router.crossings(endpoint, address, self._queues.get((endpoint, route), ""))
+
+    def queue_of(self, endpoint: str, route: str) -> str:
+        """The queue that `route` consumes from at an endpoint; "": it does not, or there is no such route."""
+        return self._queues.get((endpoint, route), "")
+
+    @staticmethod
+    def _queues_of(router: Router) -> dict[tuple[str, str], str]:
+        return {
+            (route.source, route.name): route.pattern.queue
+            for route in router.routes
+            if route.pattern.queue is not None
+        }
+
+
+def decides_by_message(crossings: Sequence[Crossing]) -> bool:
+    """Whether the address does not say everything: a condition looks at each message."""
+    return any(isinstance(crossing, ConditionalCrossing) for crossing in crossings)
+
+
+def fates_of(crossings: Sequence[Crossing], message: Message) -> Fates:
+    """What becomes of a message, in the order of the routes."""
+    found = []
+    for crossing in crossings:
+        made = crossing.cross(message)
+        if made is None:
+            continue
+        route = crossing.route
+        if isinstance(made, Outcome):
+            found.append(Fate(route.name, route.target_endpoint, None, 0, False, False, made.reason.value))
+            continue
+        there = words_of(made.address)[0].decode()
+        found.append(
+            Fate(route.name, route.target_endpoint, there, made.assurance, made.durable, made.retain)
+        )
+    return tuple(found)
+
+
+def show_fate(fate: Fate) -> str:
+    """A fate for people."""
+    if fate.address is None:
+        return f"refused by {fate.route} ({fate.refused})"
+    durable = "durable" if fate.durable else "transient"
+    return f"{fate.endpoint} {fate.address} by {fate.route} (QoS {fate.assurance}, {durable})"

@@ -1,0 +1,57 @@
+"""A row of a journal as the message that it was."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from datetime import datetime
+from typing import Any, Final
+
+from gateway.errors import RemoteProtocolError
+from gateway.model.address import Address, AmqpAddress, FastAddress, MqttAddress
+from gateway.model.message import NEVER, Message, Sender
+from gateway.model.properties import NO_PROPERTIES, Properties, PropertySet
+from gateway.store.properties import decode_properties
+
+NOTHING: Final = "{}"
+LEFT: Final = "reason_text = 'delivered' or reason_text rlike '^(dead letter|dropped)(:|$)'"
+"""SQL: rows of what has left an outbox; the message has another one, of when it was accepted."""
+
+
+def address_of(protocol: str, scope: str | None, name: str | None) -> Address:
+    """The address of a row's protocol, scope and name."""
+    if protocol == "mqtt":
+        return MqttAddress(name or "")
+    if protocol == "amqp091":
+        return AmqpAddress(scope or "", name or "")
+    return FastAddress(scope or "topic", name or "")
+
+
+def property_set_of(text: str | None) -> PropertySet:
+    """The property set of a row's JSON. What the journal could not record cannot be read here either."""
+    if not text or text == NOTHING:
+        return NO_PROPERTIES
+    return PropertySet("journal", text.encode(), _decode)
+
+
+def _decode(octets: bytes) -> Properties:
+    try:
+        return decode_properties(octets)
+    except (ValueError, KeyError, TypeError) as error:
+        raise RemoteProtocolError("the journal has not recorded these properties", reason=0) from error
+
+
+def message_of(row: Mapping[str, Any]) -> Message:
+    """The message of a row, as it came in; what the row lacks is as if it was not said."""
+    expires = row.get("expires")
+    sender = Sender(row["source_endpoint"], row.get("client") or "", row.get("user") or "")
+    return Message(
+        address_of(row["source_protocol"], row.get("source_scope"), row.get("source_name")),
+        row.get("body") or b"",
+        property_set_of(row.get("properties")),
+        row.get("assurance") or 0,
+        bool(row.get("durable")),
+        bool(row.get("retain")),
+        expires.timestamp() if isinstance(expires, datetime) else NEVER,
+        row.get("hops") or 0,
+        sender,
+    )

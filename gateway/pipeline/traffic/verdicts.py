@@ -1,0 +1,94 @@
+"""Two answers to the question where a message goes, compared: what a change of the mapping does."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from enum import Enum
+from typing import Final, NamedTuple
+
+from gateway.pipeline.traffic.fates import Fate
+
+
+class Verdict(Enum):
+    """What becomes of a delivery under the candidate."""
+
+    SAME = "same"
+    STRONGER = "stronger"
+    NEW = "new"
+    WEAKER = "weaker"
+    CHANGED = "changed"
+    ELSEWHERE = "elsewhere"
+    REFUSED = "refused"
+    DROPPED = "dropped"
+
+
+SAYS: Final = {
+    Verdict.SAME: "goes where it went",
+    Verdict.STRONGER: "goes there with a stronger guarantee",
+    Verdict.NEW: "goes where it did not go",
+    Verdict.WEAKER: "goes there with a weaker guarantee",
+    Verdict.CHANGED: "goes there with another retain flag",
+    Verdict.ELSEWHERE: "goes elsewhere",
+    Verdict.REFUSED: "is refused by its route",
+    Verdict.DROPPED: "goes nowhere any more",
+}
+
+
+class Change(NamedTuple):
+    """One delivery before and after; None: there is none."""
+
+    verdict: Verdict
+    before: Fate | None
+    after: Fate | None
+
+
+def compare(before: Sequence[Fate], after: Sequence[Fate]) -> Iterator[Change]:
+    """Pair what happened with what would happen: first by the place where it ends, then by the route, then by
+    the endpoint; what has no partner is dropped or new. A refusal is no delivery: it is worth a word when
+    there was none before."""
+    old = [fate for fate in before if fate.address is not None]
+    new = list(after)
+    pairs: list[tuple[Fate, Fate]] = []
+    for alike in (_same_place, _same_route, _same_endpoint):
+        for fate in list(old):
+            partner = next((one for one in new if alike(fate, one)), None)
+            if partner is not None:
+                old.remove(fate)
+                new.remove(partner)
+                pairs.append((fate, partner))
+    for was, now in pairs:
+        yield Change(_verdict(was, now), was, now)
+    for was in old:
+        yield Change(Verdict.DROPPED, was, None)
+    refused = {fate.route for fate in before if fate.address is None}
+    for now in new:
+        if now.address is not None:
+            yield Change(Verdict.NEW, None, now)
+        elif now.route not in refused:
+            yield Change(Verdict.REFUSED, None, now)
+
+
+def _same_place(one: Fate, other: Fate) -> bool:
+    return one.place == other.place
+
+
+def _same_route(one: Fate, other: Fate) -> bool:
+    return one.route == other.route
+
+
+def _same_endpoint(one: Fate, other: Fate) -> bool:
+    return one.endpoint == other.endpoint and other.address is not None
+
+
+def _verdict(was: Fate, now: Fate) -> Verdict:
+    if now.address is None:
+        return Verdict.REFUSED
+    if was.place != now.place:
+        return Verdict.ELSEWHERE
+    if now.assurance < was.assurance or (was.durable and not now.durable):
+        return Verdict.WEAKER
+    if now.retain != was.retain:
+        return Verdict.CHANGED
+    if now.assurance > was.assurance or now.durable > was.durable:
+        return Verdict.STRONGER
+    return Verdict.SAME
