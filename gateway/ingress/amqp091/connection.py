@@ -87,7 +87,7 @@ class AmqpConnection:
         self.sender = Sender(ingress.name)
         self._client_properties: dict[str, Any] = {}
         self._ready = False
-        self._confirming: dict[AmqpChannel, None] = {}
+        self.confirming: dict[AmqpChannel, None] = {}
         self._held = False
 
     # What the stream asks.
@@ -102,8 +102,8 @@ class AmqpConnection:
 
     def data_to_send(self) -> bytes:
         """Confirms that have gathered, and whatever was encoded."""
-        if self._confirming:
-            channels, self._confirming = self._confirming, {}
+        if self.confirming:
+            channels, self.confirming = self.confirming, {}
             for channel in channels:
                 channel.tell_confirms()
         return self.machine.data_to_send()
@@ -398,7 +398,7 @@ class AmqpConnection:
     def settled(self, receipt: Receipt, outcome: Outcome | None) -> None:
         """A message has been settled; `outcome` is None when it was accepted."""
         channel, confirm, content = receipt
-        self._answered(1)
+        self.answered(1)
         if content is not None:
             if outcome is not None and outcome.reason is Reason.NO_ROUTE:
                 channel.send_back(content)
@@ -413,19 +413,12 @@ class AmqpConnection:
             return
         if outcome is None:
             channel.confirmed((confirm,))
-            self._confirming[channel] = None
         else:
             channel.refused(confirm)
-        self.stream.mark()
 
-    def accepted(self, channel: AmqpChannel, confirms: list[int]) -> None:
-        """Publishes of one channel were accepted, of which nothing but that has to be told."""
-        self._answered(len(confirms))
-        channel.confirmed(confirms)
-        self._confirming[channel] = None
+    def answered(self, count: int) -> None:
+        """Publishes have been settled, and their channels told."""
         self.stream.mark()
-
-    def _answered(self, count: int) -> None:
         self.unsettled -= count
         if self._held and self.unsettled <= self.ingress.unsettled_max // 2:
             self._held = False
