@@ -1,8 +1,8 @@
 """What a socket has not taken yet, as the pieces in which it came.
 
 Only small pieces are joined: many are handed over in one call, and what was taken of one is stepped over, so
-that the octets of a large body are copied by nobody but the kernel. Those that are on disk (SpooledPiece) go from
-its cache to the socket without passing through this process.
+that the octets of a large body are copied by nobody but the kernel. Those that are on disk (SpooledPiece) go
+from its cache to the socket without passing through this process.
 """
 
 from __future__ import annotations
