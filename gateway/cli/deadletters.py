@@ -45,7 +45,7 @@ def list_letters(
 ) -> None:
     """Print the newest dead letters, newest first."""
     query = {"count": str(count)} | ({} if route is None else {"route": route})
-    found = _ask(url, token_file, f"/api/dead-letters?{urlencode(query)}")
+    found = ask(url, token_file, f"/api/dead-letters?{urlencode(query)}")
     if as_json:
         typer.echo(orjson.dumps(found))
         return
@@ -65,7 +65,7 @@ def show(
     as_json: AsJson = False,
 ) -> None:
     """Print one dead letter with its properties and its body. Exit code 1 when there is none."""
-    found = _ask(url, token_file, f"/api/dead-letters/{quote(id, safe='')}")
+    found = ask(url, token_file, f"/api/dead-letters/{quote(id, safe='')}")
     if as_json:
         typer.echo(orjson.dumps(found))
         return
@@ -88,7 +88,7 @@ def redrive(
     as_json: AsJson = False,
 ) -> None:
     """Publish dead letters again. Those that are accepted are gone; exit code 1 when some are not."""
-    found = _ask(url, token_file, "/api/dead-letters/redrive", _choice(ids, route, every=every))
+    found = ask(url, token_file, "/api/dead-letters/redrive", _choice(ids, route, every=every))
     if as_json:
         typer.echo(orjson.dumps(found))
     else:
@@ -115,7 +115,7 @@ def purge(
     as_json: AsJson = False,
 ) -> None:
     """Forget dead letters. Exit code 1 when an id is not known."""
-    found = _ask(url, token_file, "/api/dead-letters/purge", _choice(ids, route, every=every))
+    found = ask(url, token_file, "/api/dead-letters/purge", _choice(ids, route, every=every))
     if as_json:
         typer.echo(orjson.dumps(found))
     else:
@@ -139,7 +139,7 @@ def _choice(ids: list[str] | None, route: str | None, *, every: bool) -> dict[st
     return given[0]
 
 
-def _ask(url: str, token_file: Path | None, path: str, choice: dict[str, Any] | None = None) -> Any:
+def ask(url: str, token_file: Path | None, path: str, choice: dict[str, Any] | None = None) -> Any:
     """What the gateway answers. Raises GatewayError when it does not, or refuses."""
     headers = {"Content-Type": "application/json"}
     if token_file is not None:

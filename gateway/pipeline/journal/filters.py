@@ -27,7 +27,7 @@ from pyspark.sql.datasource import (
 from gateway.pipeline.columns import Arrow
 from gateway.pipeline.journal.arrow import batch_of, matching
 from gateway.pipeline.journal.options import Options, microseconds_of
-from gateway.store.journal.encoding import COLUMNS
+from gateway.store.journal.columns import COLUMNS
 from gateway.store.journal.format import Kind
 from gateway.store.journal.reader import Block
 
