@@ -1,1 +1,1 @@
-"""Tests, a folder per room. This file keeps the name: installed packages bring a `tests` of their own."""
+"""Tests, a folder per room. The file keeps the name: some installed packages bring a `tests` of their own."""

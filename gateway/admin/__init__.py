@@ -4,8 +4,18 @@ Whatever changes something needs admission (admission.py); the rest only reads.
 """
 
 from gateway.admin.admission import Admission
+from gateway.admin.clients import ClientsApi, Connected
 from gateway.admin.dead_letters import LettersApi
 from gateway.admin.readiness import Readiness
 from gateway.admin.server import AdminState, application, serve
 
-__all__ = ["AdminState", "Admission", "LettersApi", "Readiness", "application", "serve"]
+__all__ = [
+    "AdminState",
+    "Admission",
+    "ClientsApi",
+    "Connected",
+    "LettersApi",
+    "Readiness",
+    "application",
+    "serve",
+]

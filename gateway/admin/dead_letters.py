@@ -12,7 +12,6 @@ from __future__ import annotations
 
 import base64
 from collections.abc import Callable
-from contextlib import aclosing
 from datetime import UTC, datetime
 from typing import Any, Final, TypeVar
 
@@ -23,6 +22,7 @@ from starlette.responses import Response
 from starlette.routing import BaseRoute, Route
 
 from gateway.admin.admission import Admission
+from gateway.admin.answers import BadChoiceError, answer, choice_of
 from gateway.broker.dead_letters import DeadLetters, Letter
 from gateway.broker.dead_letters.redriving import Redriving
 from gateway.errors import RemoteProtocolError
@@ -33,17 +33,11 @@ from gateway.store.properties import encode_properties
 SHOWN: Final = 100
 SHOWN_MAX: Final = 1_000
 BODY_SHOWN: Final = 1_024  # octets of a body in the list
-CHOICE_OCTETS_MAX: Final = 1_048_576
 REDRIVEN_AT_ONCE: Final = 500
 READ_SECS: Final = 20.0  # the disk may be slow
 REDRIVE_SECS: Final = 10.0  # a link may be down; what is accepted later is still taken off the list
-NEVER_STORE: Final = {"Cache-Control": "no-store", "X-Content-Type-Options": "nosniff"}
 
 Found = TypeVar("Found")
-
-
-class BadChoiceError(Exception):
-    """The body of the request does not choose letters; the text says why."""
 
 
 class LettersApi:
@@ -79,43 +73,43 @@ class LettersApi:
         try:
             count = min(max(int(query.get("count", SHOWN)), 0), SHOWN_MAX)
         except ValueError:
-            return _answer({"error": "count is a number"}, 400)
+            return answer({"error": "count is a number"}, 400)
         route = query.get("route")
 
         def ask(then: Callable[[list[Letter]], None]) -> None:
             self._letters.newest(count, then, route=route)
 
-        return _answer([shown(letter) for letter in await self._read(ask)])
+        return answer([shown(letter) for letter in await self._read(ask)])
 
     async def _show(self, request: Request) -> Response:
         if refusal := self._admission.refusal(request):
-            return _answer({"error": refusal}, 403)
+            return answer({"error": refusal}, 403)
         id = request.path_params["id"]
         found = await self._found([id])
         if not found:
-            return _answer({"error": f"there is no dead letter {id}"}, 404)
-        return _answer(shown(found[0], whole=True))
+            return answer({"error": f"there is no dead letter {id}"}, 404)
+        return answer(shown(found[0], whole=True))
 
     async def _purge(self, request: Request) -> Response:
         if refusal := self._admission.refusal(request):
-            return _answer({"error": refusal}, 403)
+            return answer({"error": refusal}, 403)
         try:
             ids = await self._chosen(request)
         except BadChoiceError as error:
-            return _answer({"error": str(error)}, 400)
+            return answer({"error": str(error)}, 400)
         there = [letter.id for letter in await self._found(ids)]
         self._letters.delete(there)
         self._flush()
         known = set(there)
-        return _answer({"purged": len(there), "unknown": [id for id in ids if id not in known]})
+        return answer({"purged": len(there), "unknown": [id for id in ids if id not in known]})
 
     async def _redrive(self, request: Request) -> Response:
         if refusal := self._admission.refusal(request):
-            return _answer({"error": refusal}, 403)
+            return answer({"error": refusal}, 403)
         try:
             ids = await self._chosen(request)
         except BadChoiceError as error:
-            return _answer({"error": str(error)}, 400)
+            return answer({"error": str(error)}, 400)
         told: dict[str, Outcome] = {}
         unknown: list[str] = []
         waiting: list[str] = []
@@ -133,7 +127,7 @@ class LettersApi:
             for id, outcome in told.items()
             if outcome is not ACCEPTED
         ]
-        return _answer(
+        return answer(
             {
                 "redriven": len(told) - len(left),
                 "left": left,
@@ -169,16 +163,7 @@ class LettersApi:
 
     async def _chosen(self, request: Request) -> list[str]:
         """The ids that the body chooses, without repeats."""
-        octets = b""
-        async with aclosing(request.stream()) as pieces:
-            async for piece in pieces:
-                octets += piece
-                if len(octets) > CHOICE_OCTETS_MAX:
-                    raise BadChoiceError(f"more than {CHOICE_OCTETS_MAX} octets")
-        try:
-            choice = orjson.loads(octets)
-        except orjson.JSONDecodeError as error:
-            raise BadChoiceError(f"not JSON: {error}") from error
+        choice = await choice_of(request)
         wanted = 'give one of {"ids": [...]}, {"route": NAME}, {"all": true}'
         if not isinstance(choice, dict) or len(choice) != 1:
             raise BadChoiceError(wanted)
@@ -251,7 +236,3 @@ def shown(letter: Letter, *, whole: bool = False) -> dict[str, Any]:
         return document | {"body": message.body.decode(), "body_encoding": "utf-8"}
     except UnicodeDecodeError:
         return document | {"body": base64.b64encode(message.body).decode(), "body_encoding": "base64"}
-
-
-def _answer(document: Any, code: int = 200) -> Response:
-    return Response(orjson.dumps(document), code, NEVER_STORE, "application/json")

@@ -5,6 +5,7 @@
 /metrics     Prometheus
 /api/status  everything that the page shows, as JSON
 /api/dead-letters  see dead_letters.py
+/api/clients see clients.py
 /            the live page
 """
 
@@ -28,7 +29,9 @@ from starlette.responses import HTMLResponse, PlainTextResponse, Response
 from starlette.routing import BaseRoute, Route
 from starlette.types import Receive, Scope, Send
 
-from gateway.admin.dead_letters import NEVER_STORE, LettersApi
+from gateway.admin.answers import NEVER_STORE
+from gateway.admin.clients import ClientsApi
+from gateway.admin.dead_letters import LettersApi
 from gateway.admin.readiness import Readiness
 from gateway.admin.status import status
 from gateway.broker.outbox.outbox import OutboxState
@@ -50,6 +53,7 @@ class AdminState:
     metrics: Metrics
     readiness: Readiness
     dead_letters: LettersApi | None = None
+    clients: ClientsApi | None = None
     outboxes: Callable[[], list[OutboxState]] = list
     clock: Callable[[], float] = trio.current_time
     started_secs: float = field(init=False)
@@ -89,8 +93,9 @@ def application(state: AdminState) -> Starlette:
         Route("/metrics", metrics),
         Route("/readyz", readyz),
     ]
-    if state.dead_letters is not None:
-        routes += state.dead_letters.routes()
+    for api in (state.dead_letters, state.clients):
+        if api is not None:
+            routes += api.routes()
     return Starlette(routes=routes)
 
 

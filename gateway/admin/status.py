@@ -24,6 +24,7 @@ def status(metrics: Metrics, reasons: list[str], at_secs: float, started_secs: f
         "endpoints": [_endpoint(stats) for stats in metrics.endpoints()],
         "routes": [_route(route) for route in metrics.routes()],
         "broker": metrics.broker(),
+        "disks": metrics.disks(),
         "mapping_reloads": dict(metrics.mapping_reloads),
     }
 
@@ -60,9 +61,12 @@ def _own(stats: EndpointStats) -> dict[str, Any]:
     return {
         "kind": "link",
         "up": stats.up,
+        "address": stats.address,
+        "blocked": stats.blocked,
         "reconnects": stats.reconnects,
         "in_flight": stats.in_flight,
         "failures": dict(stats.failures.counts),
+        "filters_refused": stats.filters_refused,
     }
 
 

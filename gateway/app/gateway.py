@@ -11,14 +11,16 @@ from __future__ import annotations
 import signal
 from collections.abc import Callable
 from dataclasses import asdict
+from functools import partial
 from typing import Final
 
 import structlog
 import trio
 
 from gateway import __version__
-from gateway.admin import AdminState, Admission, LettersApi, Readiness, serve
+from gateway.admin import AdminState, Admission, ClientsApi, LettersApi, Readiness, serve
 from gateway.app.access import access_of
+from gateway.app.clients import connected
 from gateway.app.endpoints import add_link, add_listener
 from gateway.app.mappings import MappingFiles
 from gateway.app.storage import open_store, start_store
@@ -33,7 +35,7 @@ from gateway.egress.link import Link
 from gateway.errors import ConfigurationError
 from gateway.ingress.amqp091.connection import AmqpConnection
 from gateway.ingress.front.shared_port import shared_listeners
-from gateway.ingress.listener import Listener
+from gateway.ingress.listener import Farewell, Listener
 from gateway.mapping.router import Router
 from gateway.model.message import Message
 from gateway.model.outcome import Outcome
@@ -80,6 +82,8 @@ class Gateway:
                 limits.inflight_max,
                 limits.queue_memory_messages_max,
                 limits.queue_memory_bytes_max,
+                limits.session_full == "hold",
+                limits.stall_secs,
             ),
             sessions_max=limits.sessions_max,
             retained=Retained(
@@ -121,8 +125,11 @@ class Gateway:
     async def _serve(self, task_status: trio.TaskStatus[Gateway], signals: bool) -> None:
         admission = Admission(self.settings.http.token_file)
         letters = LettersApi(self.dead_letters, self.backstop.redriving, self.writes.flush, admission)
-        state = AdminState(self.metrics, self.readiness, letters, self.backstop.outbox_states)
+        clients = ClientsApi(partial(connected, self.listeners), self.writes.flush, admission)
+        state = AdminState(self.metrics, self.readiness, letters, clients, self.backstop.outbox_states)
         async with trio.open_nursery() as nursery:
+            if signals:  # before anybody can be told that the gateway runs
+                await nursery.start(self._watch_signals)
             if self.settings.http.enabled:
                 self.http_port = await nursery.start(serve, self.settings.http, state)
             for name in self.settings.links:
@@ -144,8 +151,6 @@ class Gateway:
             nursery.start_soon(self._watch_links)
             nursery.start_soon(self.hosts.alarms.run, self.writes.flush)
             nursery.start_soon(self.backstop.run, self.writes.flush)
-            if signals:
-                nursery.start_soon(self._watch_signals)
             task_status.started(self)
             await self._stopping.wait()
             await self._drain()
@@ -235,8 +240,9 @@ class Gateway:
                     self.readiness.lost(f"link {link.name}", link.why or "not connected yet")
             await trio.sleep(0.2)
 
-    async def _watch_signals(self) -> None:
+    async def _watch_signals(self, task_status: trio.TaskStatus[None]) -> None:
         with trio.open_signal_receiver(signal.SIGTERM, signal.SIGINT, signal.SIGHUP) as received:
+            task_status.started()
             async for number in received:
                 if number == signal.SIGHUP:
                     self.reload_mappings()
@@ -257,7 +263,7 @@ class Gateway:
             log.warning("drain_timeout_secs is over, some messages are still in flight")
         for listener in self.listeners.values():
             for connection in list(listener.connections):
-                connection.shut_down()
+                connection.shut_down(Farewell.STOPPING)
         for link in self.links.values():
             link.shut_down()
         self.writes.flush()
@@ -269,4 +275,11 @@ class Gateway:
     def _idle(self) -> bool:
         return all(
             connection.idle for listener in self.listeners.values() for connection in listener.connections
-        ) and all(link.conversation.idle for link in self.links.values())
+        ) and all(self._done(link) for link in self.links.values())
+
+    def _done(self, link: Link) -> bool:
+        """Nothing is under way at a link; or it is down, and its outboxes hold all that waits for it."""
+        conversation = link.conversation
+        if conversation.idle or link.up:
+            return conversation.idle
+        return conversation.unconfirmed == self.backstop.handed_out(link.name)

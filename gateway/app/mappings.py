@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+import secrets
+from collections.abc import Callable, Iterator
+from itertools import count
 from pathlib import Path
 from typing import Final
 
@@ -16,7 +18,15 @@ from gateway.settings import Settings
 
 WATCH_MILLISECONDS: Final = 500  # the watching thread looks up this often; stopping waits for it
 
+ID_OCTETS: Final = 12  # of chance in what every message id of this process begins with
+
 Taken = dict[Path, tuple[int, int, int] | None]
+
+
+def message_ids() -> Iterator[str]:
+    """Ids for messages that have none; no other process, and no other life of this one, has the same."""
+    prefix = secrets.token_hex(ID_OCTETS)
+    return (f"{prefix}-{number:x}" for number in count(1))
 
 
 class MappingFiles:
@@ -25,16 +35,16 @@ class MappingFiles:
     def __init__(self, settings: Settings) -> None:
         self.settings = settings
         self._taken: Taken = {}
+        self._ids = message_ids()
 
     def load(self) -> Router:
         """The routes of the files as they are now. Raises ConfigurationError."""
         self._taken = self._fingerprint()  # before reading: what changes meanwhile is seen by the watcher
         endpoints = {name: listener.protocol for name, listener in self.settings.listeners.items()}
         endpoints |= {name: link.protocol for name, link in self.settings.links.items()}
-        router = Router(
-            load(self.settings.mapping_files()), endpoints, hops_max=self.settings.limits.hops_max
-        )
         given = self.settings
+        mappings = load(given.mapping_files())
+        router = Router(mappings, endpoints, hops_max=given.limits.hops_max, ids=self._ids)
         if missing := unstorable_routes(router.routes, given.links, store=given.store.enabled):
             raise ConfigurationError("\n".join(missing))
         return router

@@ -76,8 +76,9 @@ class Access:
         if user == GUEST and user not in self._users:
             allowed = self._guest == "always" or (self._guest == "loopback" and is_loopback(remote))
             return self._principal(GUEST) if allowed and password == GUEST.encode() else None
-        if user not in self._users:
-            return None
+        return self._recalled(user, password) if user in self._users else None
+
+    def _recalled(self, user: str, password: bytes) -> Principal | None:
         until = self._remembered.get((user, self._digest(password)), 0.0)
         return self._principal(user) if until > time.monotonic() else None
 
@@ -107,12 +108,18 @@ class Access:
         return max(set(counts), key=counts.count) if counts else ITERATIONS
 
     async def verify(self, user: str, password: bytes) -> Principal | None:
-        """The principal, if the password is right; takes tens of milliseconds in a thread."""
+        """The principal, if the password is right; takes tens of milliseconds in a thread.
+
+        Of many that come at once with the same name and password, those that waited need no thread any more.
+        """
         stored = self._users.get(user)
         if self._limiter is None:
             self._limiter = trio.CapacityLimiter(VERIFIERS_MAX)
-        # An unknown user costs the same time as a wrong password, so that names cannot be found out.
-        right = await trio.to_thread.run_sync(_matches, stored or _DECOY, password, limiter=self._limiter)
+        async with self._limiter:
+            if (recalled := self._recalled(user, password)) is not None:
+                return recalled
+            # An unknown user costs the same time as a wrong password, so that names cannot be found out.
+            right = await trio.to_thread.run_sync(_matches, stored or _DECOY, password)
         if not right or not stored:
             return None
         if len(self._remembered) >= REMEMBERED_MAX:

@@ -57,6 +57,7 @@ class Backstop:
                 memory_octets_max=limits.queue_memory_bytes_max,
             )
             self.switch.outbox = self.outboxes.of
+            self.switch.disk_healthy = lambda: store.healthy
         if forward is not None:
             self.forwarding = Forwarding(
                 self.switch.namespaces, forward.endpoint, forward.address(), assurance=forward.qos
@@ -107,6 +108,10 @@ class Backstop:
             self.dead_letters.tick()
             self.deduplication.tick()
             flush()
+
+    def handed_out(self, link: str) -> int:
+        """Messages that the outboxes have given to a link and still hold themselves."""
+        return sum(state.in_flight for state in self.outbox_states() if state.link == link)
 
     def stop(self) -> None:
         """The gateway is leaving: outboxes hand out nothing more."""

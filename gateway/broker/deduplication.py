@@ -6,8 +6,8 @@ and go no further. Ids that were accepted are in memory, and in the store with t
 forgotten.
 
 Where the target is ours (a queue, a session, an outbox) the id is handed to the store in the wake-up in which
-the message is, so that one transaction has both; if the message is refused after all, the id goes. A remote
-broker's acceptance comes later: then the id is written first, and the source told when it is on disk.
+the message is, so that one transaction has both or neither. A remote broker's acceptance comes later: then
+the id is written first, and the source told when it is on disk.
 """
 
 from __future__ import annotations
@@ -84,10 +84,11 @@ class Deduplication:
             rows.sort()
             self.of(route).accepted = {id: until for until, id in rows}
 
-    def record(self, ids: Ids, id: str, until: float) -> None:
-        """Have the store remember an id."""
+    def record(self, ids: Ids, id: str, until: float, *, beside: bool = False) -> None:
+        """Have the store remember an id; `beside`: if it takes the messages of this wake-up, too."""
         if self.store is not None:
-            self.store.put(KIND, _key(ids, id), struct.pack(">d", until))
+            put = self.store.put_beside if beside else self.store.put
+            put(KIND, _key(ids, id), struct.pack(">d", until))
 
     def forget(self, ids: Ids, id: str) -> None:
         """Have the store forget an id."""
@@ -157,9 +158,6 @@ class Guard:
         accepted, open_ = ids.accepted, ids.open
         utc = self._deduplication.utc()
         store = self._deduplication.store
-        refusal = None
-        if store is not None and not store.healthy:
-            refusal = Outcome(Verdict.RELEASED, Reason.STORE, f"its id cannot be stored: {store.failure}")
         batch = Batch(Passage(self, part), part.batch.received)
         origins: list[int] = []
         batch.origins = origins
@@ -179,8 +177,8 @@ class Guard:
                 if accepted.get(id, 0.0) > utc:
                     repeats.append(at)
                     continue
-                if refusal is not None:
-                    part.settle_at((at,), refusal)
+                if store is not None and not store.healthy:
+                    store.refuse(partial(part.settle_at, (at,)))
                     continue
             self._pass_on(batch, origins, part, at, id or "", message)
         if repeats:
@@ -206,7 +204,8 @@ class Guard:
             self.ids.open.add(id)
             self.ids.accepted.pop(id, None)  # too long ago; what is recorded now must not go with it
             if self.local:
-                self._deduplication.record(self.ids, id, self._deduplication.utc() + self._window)
+                until = self._deduplication.utc() + self._window
+                self._deduplication.record(self.ids, id, until, beside=message.durable)
         slot = batch.open((at, id), len(lanes))
         origins.append(part.slots[at])
         if came := part.batch.sources:

@@ -1,9 +1,9 @@
 """The durable side of a queue: what of it is on disk, what is there alone, and what may be forgotten.
 
 A durable message is written, and accepted when the commit has it; meanwhile it waits in memory as any other
-and may be delivered. When the queue holds more in memory than it should, what comes is written only (the
-transient too, or the order would be lost) and read again in pieces when its turn has come. Positions in the
-queue are positions in the store's log.
+and may be delivered. When its lane wants it stored first, or the queue holds more in memory than it should,
+what comes is written only (the transient too, or the order would be lost) and read again in pieces when its
+turn has come. Positions in the queue are positions in the store's log.
 
 `Aside` is what waits on disk alone, of whatever keeps its messages in a log; `Kept` is the side of a Queue.
 """
@@ -161,7 +161,7 @@ class Kept(Aside):
     def take(self, part: Part, messages: list[Message]) -> None:
         """Queue the messages, in memory or on disk alone, and write those that must be written."""
         queue = self._queue
-        alone = bool(self) or self._memory_full()
+        alone = bool(self) or self._memory_full() or part.lane.stored_first
         if not self._store.healthy:
             self._take_unwritten(part, messages, alone)
             return
@@ -190,7 +190,8 @@ class Kept(Aside):
         taken = [] if alone else [at for at, message in enumerate(messages) if not message.durable]
         self._queue.put([messages[at] for at in taken])
         part.settle_at(taken)
-        part.settle(self._store.refusal)
+        if len(taken) < len(messages):
+            self._store.refuse(part.settle)
 
     def _memory_full(self) -> bool:
         queue = self._queue

@@ -1,13 +1,21 @@
-"""Back-pressure: what is full tells its sources to stop reading, and calls them when it has room again."""
+"""Back-pressure: what is full tells its sources to stop reading, and calls them when it has room again.
+
+What our own disk would not take is `Held` by the source that cannot say so to its sender: a link, or a client
+of an older MQTT. Given back to a remote broker, or tried again after a while, such messages would come behind
+those that were taken meanwhile. So what arrives from then on is not sent on its way either: all of it waits,
+as much as the sender sends without an answer, and goes in the order in which it came.
+"""
 
 from __future__ import annotations
 
 from collections.abc import Callable
+from typing import Generic, TypeVar
 
 from gateway.model.batch import Part
 from gateway.model.outcome import Outcome, Reason, Verdict
 
 FULL = Outcome(Verdict.RELEASED, Reason.QUOTA, "the queue is full")
+R = TypeVar("R")
 
 
 class Pressure:
@@ -32,3 +40,36 @@ class Pressure:
 
     def __bool__(self) -> bool:
         return bool(self._waiting)
+
+
+class Held(Generic[R]):
+    """The receipts of one source that wait for the disk. As long as `on`, all that arrives goes `behind`."""
+
+    __slots__ = ("_behind", "_healthy", "_refused", "on")
+
+    def __init__(self, healthy: Callable[[], bool]) -> None:
+        """`healthy`: whether the disk takes messages."""
+        self.on = False
+        self._healthy = healthy
+        self._refused: list[R] = []
+        self._behind: list[R] = []
+
+    def refused(self, receipt: R) -> None:
+        """The disk did not take a message. A source hears of its refusals in its messages' order."""
+        self._refused.append(receipt)
+        self.on = True
+
+    def behind(self, receipt: R) -> None:
+        """A message came while others wait."""
+        self._behind.append(receipt)
+
+    def due(self) -> list[R]:
+        """All of them, in order, to be sent on their way once more; none as long as the disk fails."""
+        return self.give_up() if self.on and self._healthy() else []
+
+    def give_up(self) -> list[R]:
+        """All of them: nobody waits any more, or their sender sends them again by itself."""
+        taken = self._refused + self._behind
+        self.on = False
+        self._refused, self._behind = [], []
+        return taken

@@ -62,6 +62,11 @@ class RouteLane(Lane):
         """Whether a message that the sink's broker cannot route has to be refused."""
         return self.route.mandatory
 
+    @property
+    def stored_first(self) -> bool:
+        """Delivered but not stored, a message would be gone after a crash, and so would its id."""
+        return self.route.rule.deduplicate is not None
+
     def sent(self, count: int) -> None:
         """Count what is on its way."""
         self.route.in_flight += count
@@ -156,7 +161,7 @@ class Switch:
     """Joins the namespaces of all endpoints by the routes in force.
 
     `links` are the endpoints that are remote brokers. `outbox` gives that of a route with `settle: stored`;
-    None when there is no store, and no such route.
+    None when there is no store, and no such route. `disk_healthy`: the store, if any, takes messages.
     """
 
     def __init__(
@@ -169,6 +174,7 @@ class Switch:
         self.namespaces: dict[str, Namespace] = {}
         self.links: Collection[str] = ()
         self.outbox: Callable[[Route], Namespace] | None = None
+        self.disk_healthy: Callable[[], bool] = _always
         self.journaling: Journaling | None = None
         self._lanes: dict[tuple[Sink, str], Lane] = {}
         self._guards: dict[str, Guard] = {}
@@ -373,6 +379,10 @@ class Switch:
                 self.journaling.note(lane, route, endpoint)
             self._lanes[key] = lane
         return lane
+
+
+def _always() -> bool:
+    return True
 
 
 def _mandatory(route: Route) -> bool:

@@ -6,33 +6,22 @@ the file with the secret that the gateway has in `http.token_file`.
 
 from __future__ import annotations
 
-import http.client
-from pathlib import Path
 from typing import Annotated, Any
-from urllib.error import HTTPError, URLError
 from urllib.parse import quote, urlencode
-from urllib.request import ProxyHandler, Request, build_opener
 
 import orjson
 import typer
 
 from gateway.cli.exits import Exit
-from gateway.cli.options import AsJson
-from gateway.errors import GatewayError
-from gateway.settings import secret_from
+from gateway.cli.options import HERE, AsJson, TokenFile, Url, ask
 
 letters = typer.Typer(name="deadletters", help="Messages that nothing would take: look, try again, forget.")
 app = typer.Typer()
 app.add_typer(letters)
 
-PATIENCE_SECS = 120.0
-
-Url = Annotated[str, typer.Option(metavar="URL", help="HTTP side of the gateway.")]
-TokenFile = Annotated[Path | None, typer.Option(metavar="FILE", help="Secret for a gateway elsewhere.")]
 Ids = Annotated[list[str] | None, typer.Argument(metavar="[ID]...", help="Dead letters by id.")]
 ByRoute = Annotated[str | None, typer.Option("--route", help="Those of a route.")]
 All = Annotated[bool, typer.Option("--all", help="All of them.")]
-HERE = "http://localhost:8080"
 
 
 @letters.command(name="list")
@@ -137,29 +126,3 @@ def _choice(ids: list[str] | None, route: str | None, *, every: bool) -> dict[st
     if len(given) != 1:
         raise typer.BadParameter("give ids, --route or --all, and one of them only")
     return given[0]
-
-
-def ask(url: str, token_file: Path | None, path: str, choice: dict[str, Any] | None = None) -> Any:
-    """What the gateway answers. Raises GatewayError when it does not, or refuses."""
-    headers = {"Content-Type": "application/json"}
-    if token_file is not None:
-        headers["Authorization"] = f"Bearer {secret_from(token_file).strip()}"
-    if not url.startswith(("http://", "https://")):
-        raise typer.BadParameter(f"--url wants http:// or https://, not {url!r}")
-    body = None if choice is None else orjson.dumps(choice)
-    request = Request(url.rstrip("/") + path, body, headers)
-    try:
-        with build_opener(ProxyHandler({})).open(request, timeout=PATIENCE_SECS) as answer:
-            return orjson.loads(answer.read())
-    except HTTPError as error:
-        raise GatewayError(f"{url}: {_reason(error)}") from error
-    except (URLError, OSError, http.client.HTTPException, orjson.JSONDecodeError) as error:
-        why = error.reason if isinstance(error, URLError) else error
-        raise GatewayError(f"{url}: no answer of a gateway: {why}") from error
-
-
-def _reason(error: HTTPError) -> str:
-    try:
-        return f"{error.code}: {orjson.loads(error.read())['error']}"
-    except (orjson.JSONDecodeError, KeyError, TypeError):
-        return f"{error.code} {error.reason}"

@@ -8,6 +8,7 @@ from gateway import app as composition
 from gateway.app import Gateway
 from gateway.cli.exits import Exit
 from gateway.cli.options import ConfigFile, settings_of
+from gateway.settings import Listener
 from gateway.telemetry.logs import configure_logs
 
 app = typer.Typer()
@@ -23,17 +24,31 @@ def run(config: ConfigFile = None) -> None:
         raise typer.Exit(Exit.FAILED)
 
 
+def spoken(listener: Listener) -> str:
+    """What a client has to speak there."""
+    words: list[str] = [listener.protocol]
+    if listener.websocket_path is not None:
+        words.append(f"over WebSocket at {listener.websocket_path}")
+    if listener.tls is not None:
+        words.append("with and without TLS" if listener.protocol == "shared" else "with TLS")
+    if listener.shares:
+        words.append(f"for {', '.join(listener.shares)}")
+    if listener.proxy_protocol == "required":
+        words.append("behind the PROXY protocol")
+    return " ".join(words)
+
+
 def welcome(gateway: Gateway) -> str:
     """Where to connect, and what to try first."""
     lines = ["The gateway is running.", ""]
     ports: dict[str, int] = {}
     for name, listener in gateway.listeners.items():
         given = gateway.settings.listeners[name]
-        ports.setdefault(given.protocol, listener.port)
-        secure = " with TLS" if given.tls is not None else ""
-        lines.append(f"  {name:<10} {given.protocol}{secure} on {listener.host}:{listener.port}")
+        if spoken(given) == given.protocol:  # the commands below know no more than that
+            ports.setdefault(given.protocol, listener.port)
+        lines.append(f"  {name:<10} {spoken(given)} on {listener.host}:{listener.port}")
     for name, link in gateway.settings.links.items():
-        lines.append(f"  {name:<10} link to {link.target().host}:{link.target().port}")
+        lines.append(f"  {name:<10} link to {', or '.join(link.addresses)}")
     if gateway.http_port:
         lines.append(f"  page       http://localhost:{gateway.http_port}/  (metrics: /metrics)")
     if "mqtt" in ports and "amqp091" in ports:

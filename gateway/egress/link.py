@@ -1,8 +1,9 @@
 """A link: one supervised connection to a remote broker.
 
-The task here connects, hands the socket to a poller, waits until the connection is lost, and tries again
-after a jittered, doubling wait. What is said over the connection is the conversation's business: one class
-per protocol, which outlives connections and keeps what has not been confirmed.
+The task here connects, hands the socket to a poller, waits until the connection is lost, and tries again: at
+the next URL, and when a round of all of them has failed, after a jittered, doubling wait. What is said over
+the connection is the conversation's business: one class per protocol, which outlives connections and keeps
+what has not been confirmed.
 """
 
 from __future__ import annotations
@@ -22,7 +23,7 @@ from gateway.model.address import Address
 from gateway.model.batch import Sink
 from gateway.model.message import Message
 from gateway.settings.endpoints import Link as LinkSettings
-from gateway.settings.endpoints import Target
+from gateway.settings.endpoints import Target, address_of
 from gateway.telemetry.stats import FrameCounts, LinkStats
 from gateway.transport.poller import Poller
 from gateway.transport.stream import Peer, Stream, WriteSet
@@ -58,6 +59,10 @@ class Conversation(Protocol):
     def idle(self) -> bool:
         """Nothing waits for the broker, and nothing that it sent waits for us."""
 
+    @property
+    def unconfirmed(self) -> int:
+        """Messages for the broker that it has not confirmed, sent or not."""
+
     def sinks(self, address: Address) -> tuple[Sink, ...] | None:
         """Where messages for an address of the remote broker go: itself."""
 
@@ -81,6 +86,39 @@ class Conversation(Protocol):
         """Once a second, connected or not."""
 
 
+class Turns:
+    """Which of a link's URLs is tried next, and after which wait.
+
+    The next one is always another, if there is one: whatever failed at this one, be it that nobody answers,
+    that it refuses us or that it went away, is likelier to be so still. The URLs of a round follow each other
+    at once. A connection that held ends its round, so that all the gateways of a broker that goes down do not
+    fall upon the next one in the same moment.
+    """
+
+    def __init__(
+        self, count: int, wait_min: float, wait_max: float, jitter: Callable[[], float] = random.random
+    ) -> None:
+        self.at = 0
+        self._count = count
+        self._waits = (wait_min, wait_max)
+        self._jitter = jitter
+        self._wait = wait_min
+        self._left = count  # URLs of this round that have not failed
+
+    def failed(self, held: bool) -> float:
+        """The connection at `at` failed, or was lost after it had `held`; returns the seconds to wait."""
+        self.at = (self.at + 1) % self._count
+        self._left -= 1
+        if held:
+            self._wait = self._waits[0]
+        elif self._left:
+            return 0.0
+        self._left = self._count
+        pause = self._wait * (0.5 + self._jitter() / 2)
+        self._wait = min(self._wait * 2, self._waits[1])
+        return pause
+
+
 class Link:
     """Supervises the connection of one conversation."""
 
@@ -99,13 +137,16 @@ class Link:
         self.conversation = conversation
         self.stats = stats
         self._writes = writes
-        self._jitter = jitter
+        self._turns = Turns(
+            len(settings.all_urls), settings.reconnect_min_secs, settings.reconnect_max_secs, jitter
+        )
         self._poller = Poller(writes, conversation.turn_done)
         self._peer: LinkPeer | None = None
         self._lost = trio.Event()
         self.why = ""
         self.when_up: Callable[[], None] | None = None  # called each time that it has come up
         self._stopping = False
+        stats.addresses = settings.addresses
 
     @property
     def up(self) -> bool:
@@ -116,7 +157,7 @@ class Link:
         """The handshake is over; called by the conversation."""
         self.stats.up = True
         self.stats.connects += 1
-        log.info("link is up", link=self.name)
+        log.info("link is up", link=self.name, address=self.stats.address)
         if self.when_up is not None:
             self.when_up()
 
@@ -141,7 +182,6 @@ class Link:
         async with trio.open_nursery() as nursery:
             nursery.start_soon(self._poller.run)
             nursery.start_soon(self._tick)
-            wait = self.settings.reconnect_min_secs
             while True:
                 began = trio.current_time()
                 try:
@@ -150,24 +190,30 @@ class Link:
                     self.why = str(error)
                 held = trio.current_time() - began > STABLE_SECS
                 self.stats.failures.add("lost" if held else "failed")
-                if held:
-                    wait = self.settings.reconnect_min_secs
                 if self._stopping:
                     return
-                pause = wait * (0.5 + self._jitter() / 2)
-                log.warning("link is down", link=self.name, why=self.why, retry_in_secs=round(pause, 2))
+                pause = self._turns.failed(held)
+                log.warning(
+                    "link is down",
+                    link=self.name,
+                    address=self.stats.address,
+                    why=self.why,
+                    retry_in_secs=round(pause, 2),
+                    next=self.stats.addresses[self._turns.at],
+                )
                 await trio.sleep(pause)
-                wait = min(wait * 2, self.settings.reconnect_max_secs)
 
     async def _once(self) -> None:
         """One connection, from its socket to its end. Raises LinkError when there is none."""
+        self.stats.address = self.stats.addresses[self._turns.at]
         try:
-            target = self.settings.target()
+            target = self.settings.target(self._turns.at)
         except ConfigurationError as error:
             raise LinkError(str(error)) from error
+        layer = self._layer(target)
         sock = await self._open(target)
         self._lost = trio.Event()
-        stream = Stream(sock, f"{target.host}:{target.port}", self._poller, self._writes, self._layer(target))
+        stream = Stream(sock, address_of(target), self._poller, self._writes, layer)
         self._peer = self.conversation.connect(stream, target, trio.current_time())
         stream.peer = self._peer
         machine = self._peer.machine
@@ -190,9 +236,9 @@ class Link:
             with trio.fail_after(timeout):
                 opened = await trio.open_tcp_stream(target.host, target.port)
         except trio.TooSlowError:
-            raise LinkError(f"{target.host}:{target.port} did not answer within {timeout} s") from None
+            raise LinkError(f"{address_of(target)} did not answer within {timeout} s") from None
         except OSError as error:
-            raise LinkError(f"{target.host}:{target.port}: {error}") from error
+            raise LinkError(f"{address_of(target)}: {error}") from error
         sock = socket.socket(fileno=opened.socket.detach())
         sock.setblocking(False)
         sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)

@@ -12,6 +12,7 @@ from __future__ import annotations
 import errno
 import socket
 from collections.abc import Callable
+from enum import Enum
 from typing import Final, Protocol
 
 import structlog
@@ -36,6 +37,13 @@ OUT_OF_DESCRIPTORS: Final = (errno.EMFILE, errno.ENFILE, errno.ENOBUFS, errno.EN
 log = structlog.get_logger()
 
 
+class Farewell(Enum):
+    """Why the gateway ends a connection whose client did nothing wrong."""
+
+    STOPPING = "the gateway is stopping"
+    DISMISSED = "an operator has disconnected this client"
+
+
 class Connection(Peer, Protocol):
     """A peer object of a listener."""
 
@@ -52,8 +60,8 @@ class Connection(Peer, Protocol):
     def tick(self, now: float) -> None:
         """Do what is due by the clock."""
 
-    def shut_down(self) -> None:
-        """The gateway is stopping: say goodbye in the protocol's words and end the stream."""
+    def shut_down(self, farewell: Farewell) -> None:
+        """Say goodbye in the protocol's words and end the stream."""
 
     @property
     def idle(self) -> bool:
@@ -239,6 +247,14 @@ class Listener:
     def turn_done(self) -> None:
         """Route what has gathered."""
         self._protocol.turn_done()
+
+    def hold(self, senders: set[Sender]) -> list[Callable[[], None]]:
+        """A queue or session is full: stop reading its publishers; returns what lets them go on."""
+        return [
+            release
+            for connection in self.connections
+            if connection.sender in senders and (release := connection.hold()) is not None
+        ]
 
     def forget(self, connection: Connection) -> None:
         """A connection has ended."""

@@ -110,7 +110,7 @@ def _unreachable(route: Route, links: Collection[str]) -> Iterator[Finding]:
     if route.condition is not None and route.condition.constant() is False:
         reason = f"when is never true: {route.condition.text}"
     elif pattern.protocol == "mqtt" and pattern.tokens[0] == Token(Kind.LITERAL, "$share"):
-        reason = "no topic begins with $share; it belongs to subscriptions"
+        reason = "no topic begins with $share; the group of a link is links.NAME.share"
     elif (
         pattern.protocol == "amqp091"
         and pattern.queue is None

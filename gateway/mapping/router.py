@@ -6,16 +6,18 @@ and address. Its answers depend on nothing else and may be kept as long as the r
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Iterator
 from collections.abc import Mapping as Map
 from dataclasses import dataclass
 from difflib import get_close_matches
 from functools import partial
+from itertools import count
 from typing import Final, NamedTuple, TypeVar
 
 from gateway.errors import MappingError
 from gateway.mapping.conditions import Condition
 from gateway.mapping.crossings import Crossing, Route, Target
+from gateway.mapping.identifying import IdentifyingCrossing
 from gateway.mapping.loading import Mapping, Place
 from gateway.mapping.names import NameRefused, levels_of, make_address
 from gateway.mapping.patterns import Kind, Pattern, Token, covers, parse_tokens
@@ -72,11 +74,19 @@ class Targets:
 class Router:
     """The routes of all mapping files, for `endpoints` (name -> `mqtt`, `amqp091` or `amqpfast`).
 
+    `ids` are for messages that routes with `message_id: add` give one; those of
+    tests are numbers.
+
     Raises MappingError for the first thing that the linter calls an error.
     """
 
     def __init__(
-        self, mappings: Iterable[Mapping], endpoints: Map[str, str], *, hops_max: int = HOPS_MAX
+        self,
+        mappings: Iterable[Mapping],
+        endpoints: Map[str, str],
+        *,
+        hops_max: int = HOPS_MAX,
+        ids: Iterator[str] | None = None,
     ) -> None:
         mappings = tuple(mappings)
         compiled = compile_routes(mappings, endpoints)
@@ -87,6 +97,7 @@ class Router:
         self.skipped = compiled.skipped
         self.endpoints = dict(endpoints)
         self.hops_max = hops_max
+        self._ids = map(str, count(1)) if ids is None else ids
         self._by_source: dict[str, list[Route]] = {}
         for route in self.routes:
             self._by_source.setdefault(route.source, []).append(route)
@@ -108,6 +119,8 @@ class Router:
             captures = route.pattern.match(address, queue)
             if captures is not None:
                 crossing = route.crossing(address, captures, queue, self.hops_max)
+                if crossing is not None and route.rule.message_id == "add":
+                    crossing = IdentifyingCrossing(crossing, self._ids)
                 if crossing is not None:
                     found.append(crossing)
         return tuple(found)

@@ -161,6 +161,9 @@ class RouteRule(Strict):
         le=1_000,
         description="Attempts until a message that the target refuses is a dead letter; with settle: stored.",
     )
+    message_id: Literal["keep", "add"] = Field(
+        "keep", description="Give messages without a message id one, which stays when they are sent again."
+    )
     deduplicate: Deduplicate | None = Field(None, description="Accept repeats without passing them on.")
     journal: bool = Field(False, description="Write it down even when the journal does not note all.")
     escape: Escape = "percent"

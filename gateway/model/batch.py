@@ -58,7 +58,8 @@ class Lane:
     """One way out: a sink, and whoever counts what becomes of the messages that take it.
 
     A lane is made once for its sink and route; batches group by it. `journal` hears of every settlement, with
-    `facts`, which say to it what lane this is.
+    `facts`, which say to it what lane this is. `stored_first`: what must survive a crash is delivered only
+    when it is on disk.
     """
 
     __slots__ = ("facts", "journal", "sink")
@@ -67,6 +68,12 @@ class Lane:
         self.sink = sink
         self.journal: Journal | None = None
         self.facts: Any = None
+
+    @property
+    def stored_first(self) -> bool:
+        """Otherwise it may be delivered while it is written; then it comes again when the process dies, from
+        its sender."""
+        return False
 
     def sent(self, count: int) -> None:
         """`count` messages have been handed to the sink."""

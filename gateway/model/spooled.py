@@ -20,6 +20,9 @@ class BodyFile(Protocol):
     def read(self, at: int, count: int) -> bytes:
         """`count` octets from `at` on, fewer at the end. Raises OSError."""
 
+    def send(self, descriptor: int, at: int, count: int) -> int:
+        """Hand `count` octets from `at` on to a socket; returns how many it took. Raises OSError."""
+
     def keep(self) -> None:
         """They stay when this object is gone."""
 
@@ -58,3 +61,52 @@ class Spooled(bytes):
         if len(found) != self.size:
             raise OSError(f"{self.file.name} has {len(found)} octets, not {self.size}")
         return found
+
+    def check(self) -> None:
+        """Raises OSError when the file is gone, or shorter than it was."""
+        if self.size and not self.read(self.size - 1, 1):
+            raise OSError(f"{self.file.name} is shorter than it was")
+
+    def piece(self, at: int, count: int) -> SpooledPiece:
+        """`count` octets from `at` on, still on disk."""
+        return SpooledPiece(self.file, at, count)
+
+
+class SpooledPiece:
+    """A part of a body that stays on disk until a socket takes it, and may never come to memory."""
+
+    __slots__ = ("_at", "_count", "_file")
+
+    def __init__(self, file: BodyFile, at: int, count: int) -> None:
+        self._file = file
+        self._at = at
+        self._count = count
+
+    def __len__(self) -> int:
+        return self._count
+
+    def send(self, descriptor: int, skip: int) -> int:
+        """Hand what is behind the first `skip` octets to a socket; returns how many it took.
+
+        Raises OSError, also when the file is shorter than it was.
+        """
+        taken = self._file.send(descriptor, self._at + skip, self._count - skip)
+        if not taken:
+            raise OSError(f"{self._file.name} is shorter than it was")
+        return taken
+
+    def octets(self) -> bytes:
+        """All of it, in memory. Raises OSError, also when the file is shorter than it was."""
+        found = self._file.read(self._at, self._count)
+        if len(found) != self._count:
+            raise OSError(f"{self._file.name} is shorter than it was")
+        return found
+
+
+Piece = bytes | memoryview | SpooledPiece
+"""Octets on their way to a socket, which nobody wants to copy."""
+
+
+def joined(pieces: list[Piece]) -> bytes:
+    """All of them in memory. Raises OSError."""
+    return b"".join([piece.octets() if isinstance(piece, SpooledPiece) else piece for piece in pieces])

@@ -167,6 +167,12 @@ def parse_url(url: str) -> Target:
     return Target(protocol, tls, parts.hostname, port, path or "/", username, password)
 
 
+def address_of(target: Target) -> str:
+    """`host:port`, an IPv6 address in brackets."""
+    host = f"[{target.host}]" if ":" in target.host else target.host
+    return f"{host}:{target.port}"
+
+
 def masked_url(url: str) -> str:
     """The URL with its password hidden."""
     parts = urlsplit(url)
@@ -194,11 +200,13 @@ class Outbox(Part):
 
 
 class Link(Part):
-    """Our client connection to one remote broker."""
+    """Our client connection to one remote broker, which may have several addresses."""
 
-    url: str
+    url: str | None = None
     """`amqps://user@host:port/virtual-host`, `mqtts://user@host:port` or
     `amqpfasts://user@host:port/virtual-host`."""
+    urls: Annotated[tuple[str, ...], Strict(False)] = ()
+    """More of them, of the same protocol: nodes of one cluster, tried in turn when a connection fails."""
     username: str | None = None
     """Instead of the URL's."""
     password: SecretStr | None = None
@@ -214,12 +222,21 @@ class Link(Part):
     """Whether /readyz waits for this link."""
     declare: Literal["create", "check", "none"] = "create"
     """AMQP exchanges and queues that routes name: declare them, only look whether they exist, or trust."""
+    single_active_consumer: bool = False
+    """AMQP 0-9-1: queues that the link declares have `x-single-active-consumer`: one replica at a time."""
+    consumer_priority: int = Field(0, ge=-(1 << 31), lt=1 << 31)
+    """AMQP 0-9-1: `x-priority` of our consumers; while those of a higher one have credit, we get nothing."""
     prefetch: int = Field(1_000, ge=1, le=65_535)
     """Unsettled messages that the broker may send us."""
     in_flight_max: int = Field(10_000, ge=1)
-    """Published and not yet confirmed; beyond it the link's sources stop reading."""
+    """Published and not yet confirmed; what comes beyond it waits here, within `limits`."""
     qos: Literal[0, 1, 2] = 1
     """MQTT: of the subscriptions that routes need."""
+    bridge: bool = False
+    """MQTT 3.x: say in CONNECT that we are a bridge, which Mosquitto and RSMB understand: what we publish
+    does not come back, and the retain flag of live messages is kept. MQTT 5 has options for both."""
+    share: str | None = Field(None, min_length=1, pattern=r"^[^/+#\x00]+$")
+    """MQTT: these are `$share/GROUP/FILTER`; all members of the group divide the messages among them."""
     outbox: Outbox = Outbox()
     """Of routes with `settle: stored`."""
     durable_subscriptions: bool = True
@@ -236,27 +253,60 @@ class Link(Part):
 
     @model_validator(mode="after")
     def _consistent(self) -> Self:
-        target = parse_url(self.url)
-        if (target.password != "") + (self.password is not None) + (self.password_file is not None) > 1:
+        targets = [parse_url(url) for url in self.all_urls]
+        if not targets:
+            raise ValueError("say url, or urls: where the broker is")
+        if len({target.protocol for target in targets}) > 1:
+            raise ValueError("the urls of a link are of one protocol")
+        if len({(target.host, target.port) for target in targets}) < len(targets):
+            raise ValueError("the urls name the same host and port twice")
+        said = any(target.password for target in targets)
+        if said + (self.password is not None) + (self.password_file is not None) > 1:
             raise ValueError("say the password once: in the url, as password, or in password_file")
+        for name in ("single_active_consumer", "consumer_priority"):
+            if targets[0].protocol != "amqp091" and getattr(self, name):
+                raise ValueError(f"{name} is for protocol amqp091 only")
         if self.reconnect_min_secs > self.reconnect_max_secs:
             raise ValueError("reconnect_min_secs is greater than reconnect_max_secs")
         return self
 
     @field_serializer("url")
-    def _hidden(self, url: str) -> str:
-        return masked_url(url)
+    def _hidden(self, url: str | None) -> str | None:
+        return None if url is None else masked_url(url)
+
+    @field_serializer("urls")
+    def _all_hidden(self, urls: tuple[str, ...]) -> list[str]:
+        return [masked_url(url) for url in urls]
+
+    @property
+    def all_urls(self) -> tuple[str, ...]:
+        """`url` and `urls`, in the order in which they are tried."""
+        return (*(() if self.url is None else (self.url,)), *self.urls)
 
     @property
     def protocol(self) -> Protocol:
-        return parse_url(self.url).protocol
+        return parse_url(self.all_urls[0]).protocol
 
-    def target(self) -> Target:
-        """Where to connect and as whom; reads `password_file`. Raises ConfigurationError."""
-        target = parse_url(self.url)
+    @property
+    def addresses(self) -> tuple[str, ...]:
+        """`host:port` of each URL."""
+        return tuple(address_of(parse_url(url)) for url in self.all_urls)
+
+    def target(self, at: int = 0) -> Target:
+        """Where to connect and as whom, by the URL number `at`; reads `password_file`. Raises
+        ConfigurationError."""
+        target = parse_url(self.all_urls[at])
         password = target.password
         if self.password is not None:
             password = self.password.get_secret_value()
         elif self.password_file is not None:
             password = secret_from(self.password_file)
         return target._replace(username=self.username or target.username, password=password)
+
+    @model_validator(mode="after")
+    def _says_what_mqtt_understands(self) -> Self:
+        if self.bridge and self.protocol != "mqtt":
+            raise ValueError("bridge is for protocol mqtt only")
+        if self.share is not None and (self.protocol != "mqtt" or self.version == "3.1"):
+            raise ValueError("share is for protocol mqtt only, from version 3.1.1 on")
+        return self

@@ -5,6 +5,8 @@ The defaults let a pod of 512 MiB serve ten thousand devices. A listener may ove
 
 from __future__ import annotations
 
+from typing import Literal
+
 from pydantic import BaseModel, ConfigDict, Field
 
 
@@ -74,6 +76,12 @@ class Limits(Part):
     sessions_max: int = Field(50_000, ge=1)
     """MQTT sessions, connected or not, and durable subscriptions of one AMQP/Fast virtual host: a client
     identifier costs nothing to invent."""
+    session_full: Literal["hold", "drop"] = "hold"
+    """MQTT: what a full session of a connected client does: `hold` stops reading its publishers, `drop` drops
+    the newest messages for that client."""
+    stall_secs: float = Field(30.0, gt=0)
+    """MQTT: how long publishers are held for a full session whose client takes nothing; then it is
+    disconnected."""
     session_expiry_secs_max: int = Field(7 * 24 * 3_600, ge=0)
     """How long an MQTT session is kept for a client that is away."""
     subscriptions_max: int = Field(1_000, ge=1)

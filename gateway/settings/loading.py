@@ -230,4 +230,4 @@ def _explain(error: ValidationError, origins: _Origins) -> list[str]:
 
 
 def _is_secret(path: KeyPath) -> bool:
-    return path[-1:] in {("password",), ("password_hash",), ("url",)}
+    return path[-1:] in {("password",), ("password_hash",), ("url",)} or path[-2:-1] == ("urls",)

@@ -68,6 +68,7 @@ class Group:
         self.dropped: list[int] = []
         self.emptied: list[tuple[str, Key]] = []  # kinds and prefixes, before `things`
         self.things: dict[tuple[str, Key], bytes | Message | None] = {}  # None: deleted
+        self.beside: list[tuple[str, Key]] = []  # of them those that stand and fall with the messages
         self.told: list[Done] = []
         self.reads: list[Callable[[], Callable[[], None]]] = []
         self.appended = 0
@@ -150,6 +151,11 @@ class Group:
         """A thing has this value; None: it is no more."""
         self.things[kind, key] = value
 
+    def put_beside(self, kind: str, key: Key, value: bytes) -> None:
+        """A thing has this value if the messages that come with it are written; otherwise it is no more."""
+        self.things[kind, key] = value
+        self.beside.append((kind, key))
+
     def empty(self, kind: str, prefix: Key) -> None:
         """The things of `kind` whose keys begin with `prefix` are no more; all of them without a prefix."""
         for one in [one for one in self.things if one[0] == kind and begins(one[1], prefix)]:
@@ -168,6 +174,10 @@ class Group:
         """Someone waits for all that came before."""
         self.told.append(done)
 
+    def fence(self, reached: Callable[[], None]) -> None:
+        """All that was handed in before has been taken."""
+        reached()
+
     def read(self, job: Callable[[], Callable[[], None]]) -> None:
         """To be done after the commit; what it returns is for the event loop."""
         self.reads.append(job)
@@ -182,8 +192,11 @@ class Group:
                     yield from _runs(log, piece)
 
     def forget(self) -> None:
-        """The messages are not to be written; everything else stays."""
+        """The messages are not to be written, nor what stands beside them; everything else stays."""
         self._pieces.clear()
+        for one in self.beside:
+            self.things[one] = None
+        self.beside.clear()
 
     def take_told(self) -> tuple[list[Done], int, int]:
         """Who waits, in order, and for how many messages and octets."""

@@ -5,6 +5,11 @@ all that one wake-up has handed in is committed together, in the order given. Th
 disk, except in the constructor and in `close`. Functions given to the store are called in the loop, through
 `call_soon`.
 
+From when the loop has heard that the disk fails until it hears that it does not, messages are refused here,
+behind those that the thread refuses. So a source hears of its refusals in the order of its messages, and
+there is one moment before which everything is refused, and has been told so, and behind which nothing is: who
+waits for that moment overtakes none of its own messages.
+
 Positions are the owner's: messages of a log are appended at rising positions, and never two at the same one
 as long as the first is stored. What is appended to a log that was dropped goes with it.
 """
@@ -29,7 +34,7 @@ from gateway.store.index import Extent, Log, Row
 from gateway.store.letters import DeadLetter, Line
 from gateway.store.messages import MakeBody, MakeSet, MessageReader
 from gateway.store.schema import STEPS, Step
-from gateway.store.writer import Calls, CallSoon, Figures, Writer
+from gateway.store.writer import Calls, CallSoon, Figures, Writer, refusal_of
 
 PROBE_SECS: Final = 1.0
 PENDING_OCTETS_MAX: Final = 67_108_864
@@ -59,7 +64,6 @@ class Store:
         """Open `folder`, creating it if need be, and read what is stored, without messages.
 
         More than `pending_octets_max` waiting for the disk makes the store congested.
-
         `make_set` makes a property set of its octets, by protocol. `on_health` hears when the disk begins or
         ceases to take what is written, `on_damage` what could not be read. `factory` and `steps` are for
         tests. Raises StoreError, which says what is wrong and what to do.
@@ -69,13 +73,15 @@ class Store:
         self._pending_octets_max = pending_octets_max
         self._on_damage = on_damage
         self._calls: Calls = []
+        self._refused: list[Done] = []  # to be told so when the wake-up ends, and the thread has refused its
+        self._fenced = True
+        self._on_health = on_health
         self._thread: threading.Thread | None = None
         self._closed = False
         self._lock = FolderLock(folder)
         try:
             reserve = Reserve(folder, reserve_octets)
-            failure = "" if reserve.plenty() else "the disk is full"
-            if failure:
+            if failure := "" if reserve.plenty() else "the disk is full":
                 reserve.give_up()
             self._database = Database(
                 connect(folder, factory, steps),
@@ -90,12 +96,13 @@ class Store:
                 reserve,
                 self.figures,
                 probe_secs=probe_secs,
-                on_health=on_health,
+                on_health=self._health_changed,
                 failure=failure or self._open(reserve),
             )
         except BaseException:
             self._lock.release()
             raise
+        self._failure = self._writer.failure  # as far as the loop has heard
         self._logs = {(log.kind, log.name): log for log in self._database.logs}
         self._last_log = self._database.last_log
 
@@ -130,26 +137,61 @@ class Store:
 
     def flush(self) -> None:
         """The wake-up is over: what it has handed in is a transaction, or a part of one."""
+        if self._fenced:
+            self._tell_refused()
         if self._calls:
             calls, self._calls = self._calls, []
             self._writer.calls.put(calls)
             if self._writer.broken:
                 self._writer.refuse_calls()
 
+    def refuse(self, done: Done) -> None:
+        """While the store is not healthy: `done` hears so, in its turn."""
+        self._refused.append(done)
+
+    def _tell_refused(self) -> None:
+        while self._refused:
+            refused, self._refused = self._refused, []
+            outcome = self.refusal
+            for done in refused:
+                done(outcome)
+
+    def _health_changed(self, healthy: bool) -> None:
+        """In the loop. A failure is told to the thread in turn, behind all that was handed in before."""
+        if healthy:
+            self._tell_refused()
+            self._failure = ""
+        else:
+            self._failure = self._writer.failure
+            self._fenced = False
+            self._calls.append((Group.fence, self._reached))
+        self._on_health(healthy)
+        self.flush()
+
+    def _reached(self) -> None:
+        """In the thread: it has refused all that was handed in before the loop had heard of the failure."""
+        self._writer.heard()
+        self._writer.call_soon(self._passed)
+
+    def _passed(self) -> None:
+        """In the loop, which has been told of those refusals."""
+        self._fenced = True
+        self._tell_refused()
+
     @property
     def healthy(self) -> bool:
         """False: the disk is full or fails; messages are refused until it takes them again."""
-        return not self._writer.failure
+        return not self._failure
 
     @property
     def refusal(self) -> Outcome:
         """What sources are told while it is not healthy."""
-        return self._writer.refusal
+        return refusal_of(self._failure)
 
     @property
     def failure(self) -> str:
         """What is wrong with the disk; empty when nothing is."""
-        return self._writer.failure
+        return self._failure
 
     # Logs.
 
@@ -191,6 +233,10 @@ class Store:
         `done` hears ACCEPTED when they are on disk, or settled meanwhile; otherwise (RELEASED, STORE), and
         they are forgotten. Under the tag TRANSIENT they are forgotten at the next start, too.
         """
+        if self._failure:
+            self.figures.refused += len(messages)
+            self.refuse(done)
+            return
         octets = sum([len(message.body) for message in messages])
         self.figures.pending += len(messages)
         self.figures.pending_octets += octets
@@ -255,6 +301,15 @@ class Store:
     def put(self, kind: str, key: Key, value: bytes | Message) -> None:
         """Store a value under its kind and key, in place of an earlier one."""
         self._calls.append((Group.put, kind, _sound(key), value))
+
+    def put_beside(self, kind: str, key: Key, value: bytes) -> None:
+        """The same, of a value that says of a message of this wake-up that it is stored. When the messages
+        are refused, the value is deleted.
+        """
+        if self._failure:
+            self.delete(kind, key)
+        else:
+            self._calls.append((Group.put_beside, kind, _sound(key), value))
 
     def delete(self, kind: str, key: Key) -> None:
         """Delete a value, if there is one."""

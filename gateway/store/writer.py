@@ -6,7 +6,9 @@ to it once per group.
 
 A commit that fails makes the store unhealthy. The messages of its group are refused and forgotten, and so are
 messages that come while it lasts. All else stays in the group, and a probe tries to commit it, or a small
-write when there is nothing, at once and then every `probe_secs`, until the disk takes it.
+write when there is nothing, at once and then every `probe_secs`, until the disk takes it. Healthy again is
+the store only when the loop has heard that it was not, for what is handed in until then may have come behind
+a message that was refused, and must not overtake it.
 """
 
 from __future__ import annotations
@@ -72,6 +74,7 @@ class Writer:
         self.failure = failure
         figures.healthy = not failure
         self.broken = False  # by a bug: nobody reads `calls` any more
+        self._heard = True  # by the loop, that there is a failure
         self.group = Group(database.index, database.letters)
         self._database = database
         self._reserve = reserve
@@ -118,13 +121,20 @@ class Writer:
                 if method is Group.append:
                     self._figures.pending -= len(arguments[2])
                     self._figures.pending_octets -= arguments[3]
+                if method is Group.fence:
+                    arguments[0]()
                 if method in (Group.append, Group.barrier):
                     self.call_soon(partial(arguments[-1], self.refusal))
+
+    def heard(self) -> None:
+        """The loop knows of the failure; what it handed in before that has been refused."""
+        self._heard = True
+        self._probe_at = monotonic()
 
     @property
     def refusal(self) -> Outcome:
         """What a source hears while the store cannot write."""
-        return Outcome(Verdict.RELEASED, Reason.STORE, f"the gateway cannot store it: {self.failure}")
+        return refusal_of(self.failure)
 
     def _turn(self) -> None:
         calls = self._next()
@@ -225,8 +235,6 @@ class Writer:
 
     def _tell(self, outcome: Outcome) -> None:
         told, messages, octets = self.group.take_told()
-        if outcome is not ACCEPTED:
-            self._figures.refused += messages
         if told:
             self.call_soon(partial(_tell_all, told, outcome, messages, octets, self._figures))
 
@@ -240,12 +248,13 @@ class Writer:
         self._reserve.give_up()
         self._database.checkpoints(0)  # `tidy` makes them, when there is room
         if not told:
+            self._heard = False
             self.call_soon(partial(self._on_health, False))
 
     def _probe(self) -> None:
         """Try to write what is kept, in small portions, each of which may make room for the next.
 
-        Healthy again only when the log is empty and the reserve can be had, too.
+        Healthy again only when the log is empty and the reserve can be had, too, and the loop has heard.
         """
         try:
             self._write(PROBE_CHANGES_MAX)
@@ -258,7 +267,7 @@ class Writer:
         except sqlite3.Error as error:
             self._sicken(str(error))
         else:
-            if shortened and self._reserve.take():
+            if shortened and self._heard and self._reserve.take():
                 self.failure = ""
                 self._figures.healthy = True
                 self._database.checkpoints(self._reserve.pages)
@@ -275,6 +284,11 @@ class Writer:
         self._tidy_at = monotonic() + TIDY_BUSY_SECS
 
 
+def refusal_of(failure: str) -> Outcome:
+    """What a source hears of a failure of the disk."""
+    return Outcome(Verdict.RELEASED, Reason.STORE, f"the gateway cannot store it: {failure}")
+
+
 def _call(function: Callable[[], None]) -> None:
     """Before there is a loop to run it."""
     function()
@@ -284,5 +298,7 @@ def _tell_all(told: list[Done], outcome: Outcome, messages: int, octets: int, fi
     """In the event loop."""
     figures.pending -= messages
     figures.pending_octets -= octets
+    if outcome is not ACCEPTED:
+        figures.refused += messages
     for done in told:
         done(outcome)

@@ -60,6 +60,10 @@ COUNTERS: Final[dict[str, tuple[str, tuple[str, ...]]]] = {
     "gateway_dead_letters_forwarded": ("Copies of dead letters, by what became of them.", ("outcome",)),
     "gateway_link_reconnects": ("Connections of a link after its first.", ENDPOINT),
     "gateway_link_failures": ("Connections of a link that failed or were lost.", (*ENDPOINT, "reason")),
+    "gateway_link_lessened": (
+        "Messages that a link published with less QoS, or without retain, since its broker offers no more.",
+        (*ENDPOINT, "reason"),
+    ),
     "gateway_route_messages": ("Messages of a route, by what became of them.", ("route", "outcome")),
     "gateway_route_lost_properties": (
         "Properties that a route could not say in the target.",
@@ -72,8 +76,11 @@ COUNTERS: Final[dict[str, tuple[str, tuple[str, ...]]]] = {
 GAUGES: Final[dict[str, tuple[str, tuple[str, ...]]]] = {
     "gateway_connections": ("Open connections.", ENDPOINT),
     "gateway_link_up": ("1 while the link is connected.", ENDPOINT),
+    "gateway_link_address": ("1 for the address that a link is connected to.", (*ENDPOINT, "address")),
+    "gateway_link_blocked": ("1 while the remote broker lets the link publish nothing.", ENDPOINT),
     "gateway_link_in_flight": ("Messages published by a link and not yet confirmed.", ENDPOINT),
     "gateway_route_in_flight": ("Messages of a route that are on their way.", ("route",)),
+    "gateway_link_filters_refused": ("Topic filters that a link needs and its broker refuses now.", ENDPOINT),
     "gateway_outbox_messages": ("Messages in an outbox.", OUTBOX),
     "gateway_outbox_bytes": ("Octets of their bodies.", OUTBOX),
     "gateway_outbox_oldest_seconds": ("How long the oldest of them has waited, about.", OUTBOX),
@@ -85,11 +92,16 @@ BROKER_GAUGES: Final[dict[str, str]] = {
     "gateway_dead_letters_bytes": "Octets of their bodies.",
     "gateway_deduplication_ids": "Message ids remembered by routes that deduplicate.",
     "gateway_exchanges": "AMQP exchanges of the embedded broker.",
+    "gateway_partial_transfers": "Restartable AMQP/Fast transfers that are not complete.",
+    "gateway_partial_transfers_bytes": "Octets that have come of them.",
     "gateway_queue_bytes": "Octets of bodies in the embedded broker's queues.",
     "gateway_queue_messages": "Messages in the embedded broker's queues.",
     "gateway_queues": "AMQP queues of the embedded broker.",
     "gateway_retained_messages": "MQTT topics with a retained message.",
     "gateway_sessions": "MQTT sessions, connected or not.",
+    "gateway_spool_bytes": "Octets of large AMQP/Fast bodies on disk.",
+    "gateway_spool_files": "Files that they are in, those that are begun included.",
+    "gateway_spool_held_bytes": "Octets of AMQP/Fast bodies that arrive, and for which memory is reserved.",
     "gateway_subscriptions": "MQTT subscriptions.",
 }
 STORE_COUNTERS: Final[dict[str, tuple[str, str]]] = {
@@ -234,6 +246,20 @@ class Metrics(Collector):
         for outcome, count in self.mapping_reloads.items():
             yield "gateway_mapping_reloads", (outcome,), count
 
+    def disks(self) -> dict[str, dict[str, float]]:
+        """What the store and the journal have done and how they are, by short names; only those there are."""
+        found: dict[str, dict[str, float]] = {}
+        for part, source, names in (
+            ("store", self.store, STORE_COUNTERS | STORE_GAUGES),
+            ("journal", self.journal, JOURNAL_COUNTERS | JOURNAL_GAUGES),
+        ):
+            if source is not None:
+                found[part] = {
+                    name.removeprefix(f"gateway_{part}_"): float(getattr(source, attribute))
+                    for name, (_, attribute) in names.items()
+                }
+        return found
+
     def _endpoint(self, name: str) -> EndpointStats | None:
         return self.listeners.get(name) or self.links.get(name)
 
@@ -298,7 +324,15 @@ def _listener_samples(stats: ListenerStats) -> Iterator[Sample]:
 def _link_samples(stats: LinkStats) -> Iterator[Sample]:
     labels = (stats.name, stats.protocol)
     yield "gateway_link_up", labels, int(stats.up)
+    yield "gateway_link_blocked", labels, int(stats.blocked)
+    for address in stats.addresses:
+        yield "gateway_link_address", (*labels, address), int(stats.up and address == stats.address)
     yield "gateway_link_in_flight", labels, stats.in_flight
     yield "gateway_link_reconnects", labels, stats.reconnects
     for reason, count in stats.failures.counts.items():
         yield "gateway_link_failures", (*labels, reason), count
+    if stats.protocol == "mqtt":
+        yield "gateway_duplicates", (*labels, ""), stats.duplicates
+        yield "gateway_link_filters_refused", labels, stats.filters_refused
+        for reason, count in stats.lessened.counts.items():
+            yield "gateway_link_lessened", (*labels, reason), count

@@ -201,6 +201,15 @@ class EndpointStats:
         key = (outcome.verdict.name.lower(), outcome.reason.value)
         self._refused_messages[key] = self._refused_messages.get(key, 0) + count
 
+    def answered(self, count: int, refused: Mapping[int, Outcome] | None, seconds: float) -> None:
+        """A batch of `count` messages from this endpoint was settled, `seconds` after its first was read."""
+        self.latency.observe(seconds, count)
+        if refused:
+            count -= len(refused)
+            for outcome in refused.values():
+                self.refuse(outcome)
+        self.accepted_messages += count
+
     @property
     def connections(self) -> int:
         """Open now."""
@@ -253,14 +262,24 @@ class ListenerStats(EndpointStats):
 
 
 class LinkStats(EndpointStats):
-    """One link's counters. `in_flight`: published, not yet confirmed. `failures`: why connections ended."""
+    """One link's counters. `in_flight`: published, not yet confirmed. `failures`: why connections ended.
+
+    `addresses` are `host:port` of all its URLs, `address` that which is tried or in use. `blocked`: the
+    broker takes no publishes for now.
+    """
 
     def __init__(self, name: str, protocol: str, frame_names: Sequence[str] = ()) -> None:
         super().__init__(name, protocol, frame_names)
+        self.filters_refused = 0  # topic filters that routes need and the broker does not grant now
+        self.lessened = Reasons()  # messages that went without all that they had, for want at the broker
+        self.duplicates = 0  # QoS 2 messages that the broker sent again, and that were taken only once
         self.up = False
         self.connects = 0
         self.in_flight = 0
         self.failures = Reasons()
+        self.addresses: tuple[str, ...] = ()
+        self.address = ""
+        self.blocked = False
 
     @property
     def reconnects(self) -> int:

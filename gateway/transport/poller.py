@@ -2,8 +2,8 @@
 
 A task per connection costs a Trio reschedule per read, several times what decoding costs. A poller keeps an
 epoll object of its own (kqueue elsewhere), registers it with Trio as one readable descriptor, and at each
-wake-up reads once from every ready stream, feeding its peer object synchronously. When all have been read, or
-a megabyte has, `turn_done` is called: the owner routes the batch that has gathered, and all is flushed.
+wake-up reads once from every ready stream, feeding its peer object synchronously. After some streams, or a
+megabyte, `turn_done` is called: the owner routes the batch that has gathered, and all is flushed.
 """
 
 from __future__ import annotations
@@ -22,9 +22,14 @@ log = structlog.get_logger()
 
 # After this many octets the batch is routed and written, so that one turn stays short and bounded.
 TURN_OCTETS_MAX: Final = 1_048_576
+# What serving a connection touches, the kernel's part included, is some kilobytes. Those of so many are still
+# in the processor's cache when they are written to; those of a thousand are not, which costs a tenth.
+TURN_STREAMS_MAX: Final = 32
 READ: Final = 1  # EPOLLIN
 WRITE: Final = 4  # EPOLLOUT
-LINGER_SECS: Final = 2.0  # at the most twice that: an ended stream waits for its peer's own end
+SWEEP_SECS: Final = 2.0
+LINGER_SWEEPS: Final = 2  # an ended stream waits for its peer's own end
+LEAVE_SWEEPS: Final = 16  # a peer that does not read what is left for it keeps a descriptor and all of that
 
 
 class OtherReadiness:
@@ -66,7 +71,7 @@ class Poller:
         self._writes = writes
         self._turn_done = turn_done
         self._watched: dict[Stream, int] = {}
-        self._lingering: set[Stream] = set()
+        self._ended: dict[Stream, int] = {}  # and after how many sweeps it is cut off
         self.faults = 0
 
     def watch(self, stream: Stream) -> None:
@@ -94,11 +99,15 @@ class Poller:
             descriptor = stream.sock.fileno()
             self._ready.unregister(descriptor)
             del self._streams[descriptor]
-        self._lingering.discard(stream)
+        self._ended.pop(stream, None)
+
+    def leave(self, stream: Stream) -> None:
+        """`stream` has last words to write: cut it off when they are not taken for long."""
+        self._ended[stream] = LEAVE_SWEEPS
 
     def linger(self, stream: Stream) -> None:
         """`stream` has said its last words: close it when its peer has closed, or soon."""
-        self._lingering.add(stream)
+        self._ended[stream] = LINGER_SWEEPS
         self.watch(stream)
 
     async def run(self, clock: Callable[[], float] = trio.current_time) -> None:
@@ -120,17 +129,17 @@ class Poller:
         self._ready.close()
 
     async def _sweep(self) -> None:
-        """Close the streams that have lingered since the last sweep."""
+        """Close the streams that have ended and whose time is over."""
         while True:
-            before = list(self._lingering)
-            await trio.sleep(LINGER_SECS)
-            for stream in before:
-                if stream in self._lingering:
-                    stream.abort("its peer does not close")
+            await trio.sleep(SWEEP_SECS)
+            for stream, sweeps in list(self._ended.items()):
+                self._ended[stream] = sweeps - 1
+                if sweeps == 1:
+                    stream.abort("its peer neither reads nor closes")
 
     def turn(self, now: float) -> None:
         """Serve every stream that is ready, once."""
-        octets = 0
+        octets = served = 0
         streams = self._streams
         for descriptor, events in self._ready.poll(0):
             stream = streams.get(descriptor)
@@ -141,13 +150,14 @@ class Poller:
                     stream.writable()
                 if events & ~WRITE and stream.reading and not stream.closed:
                     octets += stream.read(now)
+                    served += 1
             except Exception:
                 # A bug of ours, met by what this peer sent: it costs this connection, and is counted.
                 self.faults += 1
                 log.exception("a connection was ended by an internal error", remote=stream.remote)
                 stream.abort("internal error")
-            if octets >= TURN_OCTETS_MAX:
-                octets = 0
+            if served >= TURN_STREAMS_MAX or octets >= TURN_OCTETS_MAX:
+                octets = served = 0
                 self._turn_done()
                 self._writes.flush()
         self._turn_done()

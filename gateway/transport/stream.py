@@ -2,6 +2,7 @@
 
 A stream never awaits. What its peer object wants to say is collected when the wake-up ends, written with one
 `send`, and the rest, if the socket would not take it, is kept until the poller says that it is writable.
+What is large comes in pieces instead, which are not copied (backlog.py).
 A filter (TLS, WebSocket) may stand between the socket and the peer object; it is pure bytes too.
 """
 
@@ -10,6 +11,9 @@ from __future__ import annotations
 import socket
 from collections.abc import Callable
 from typing import Final, NamedTuple, Protocol
+
+from gateway.model.spooled import Piece, joined
+from gateway.transport.backlog import Backlog
 
 READ_OCTETS: Final = 65_536
 # A stream with this much unsent is congested: its peer object gets no new deliveries until it has drained.
@@ -23,8 +27,8 @@ class Peer(Protocol):
     def receive(self, data: bytes, now: float) -> None:
         """Octets arrived. Whatever goes wrong in there ends this connection only."""
 
-    def data_to_send(self) -> bytes:
-        """Everything to be written now; called when a wake-up ends."""
+    def data_to_send(self) -> bytes | list[Piece]:
+        """Everything to be written now; called when a wake-up ends. In pieces when they are large."""
 
     def drained(self) -> None:
         """A congested stream has written what it held: deliveries may go on."""
@@ -68,6 +72,9 @@ class Watcher(Protocol):
 
     def forget(self, stream: Stream) -> None:
         """The stream is about to close its socket."""
+
+    def leave(self, stream: Stream) -> None:
+        """The stream has ended: `abort` it when its peer does not read what is left for long."""
 
     def linger(self, stream: Stream) -> None:
         """The stream has written all and said so; `abort` it when its peer does not close in time."""
@@ -119,6 +126,7 @@ class Stream:
         "octets_out",
         "peer",
         "queued",
+        "read_octets",
         "reading",
         "remote",
         "sock",
@@ -144,6 +152,7 @@ class Stream:
         self.remote = remote
         self.peer: Peer | None = None
         self.reading = True
+        self.read_octets = READ_OCTETS  # at a time; the peer object asks for more while something large comes
         self.writing = False
         self.marked = False
         self.starved = False  # deliveries were withheld because the stream was congested
@@ -154,7 +163,7 @@ class Stream:
         self.octets_out = 0
         self._watcher = watcher
         self._writes = writes
-        self._backlog = b""
+        self._backlog: Backlog | None = None
         self._holds = 0
         self._output_holds = 0
         self._lingering = False
@@ -172,7 +181,7 @@ class Stream:
     @property
     def backlogged(self) -> bool:
         """True: the socket has not taken all that was written last."""
-        return bool(self._backlog)
+        return self._backlog is not None
 
     def mark(self) -> None:
         """Collect and write the peer's octets when this wake-up ends."""
@@ -208,7 +217,7 @@ class Stream:
     def read(self, now: float) -> int:
         """The socket is readable: read once and feed the peer. Returns the octets read."""
         try:
-            data = self.sock.recv(READ_OCTETS)
+            data = self.sock.recv(self.read_octets)
         except BlockingIOError:
             return 0
         except OSError as error:
@@ -251,29 +260,30 @@ class Stream:
             return
         data = self.peer.data_to_send() if self.peer is not None else b""
         if self.layer is not None:
-            data = self.layer.send(data)
-        if self._backlog:
-            self._backlog += data
-            if len(self._backlog) > self.backlog_max:
+            data = self.layer.send(data if isinstance(data, bytes) else joined(data))
+        if self._backlog is not None:
+            if data:
+                self._backlog.add([data] if isinstance(data, bytes) else data)
+            if self._backlog.octets > self.backlog_max:
                 self.abort("it does not read what it is sent")
                 return
-        elif data and not self._write(data):
+        elif data and not (self._write(data) if isinstance(data, bytes) else self._write_pieces(data)):
             return
-        self.queued = len(self._backlog)
-        if self.ending and not self._backlog:
+        backlog = self._backlog
+        self.queued = 0 if backlog is None else backlog.octets
+        if self.ending and backlog is None:
             self._shut()
-        elif bool(self._backlog) is not self.writing or (self.starved and not self.writing):
-            self.writing = bool(self._backlog) or self.starved
+        elif (backlog is not None) is not self.writing or (self.starved and not self.writing):
+            self.writing = backlog is not None or self.starved
             self._watcher.watch(self)
 
     def writable(self) -> None:
         """The poller says that the socket takes octets again."""
-        if self._backlog:
-            data, self._backlog = self._backlog, b""
-            if not self._write(data):
+        if self._backlog is not None:
+            if not self._write_on(self._backlog):
                 return
-            self.queued = len(self._backlog)
-        if self._backlog:
+            self.queued = 0 if self._backlog is None else self._backlog.octets
+        if self._backlog is not None:
             return
         if self.ending:
             self._shut()
@@ -291,6 +301,7 @@ class Stream:
         self.ending = True
         self.reading = False
         self._watcher.watch(self)
+        self._watcher.leave(self)
         self.mark()
         self._lose(reason, keep=True)
 
@@ -321,7 +332,22 @@ class Stream:
             return False
         self.octets_out += sent
         if sent < len(data):
-            self._backlog = data[sent:]
+            self._backlog = Backlog()
+            self._backlog.add([memoryview(data)[sent:]])
+        return True
+
+    def _write_pieces(self, pieces: list[Piece]) -> bool:
+        backlog = Backlog()
+        backlog.add(pieces)
+        return self._write_on(backlog)
+
+    def _write_on(self, backlog: Backlog) -> bool:
+        try:
+            self.octets_out += backlog.write(self.sock)
+        except OSError as error:
+            self.abort(f"write failed: {error.strerror or error}")
+            return False
+        self._backlog = backlog if backlog.octets else None
         return True
 
     def _shut(self) -> None:
@@ -336,13 +362,14 @@ class Stream:
             self._close()
             return
         self._lingering = True
-        self._backlog = b""
+        self._backlog = None
         self.writing = False
         self.reading = True
         self._watcher.linger(self)
 
     def _close(self) -> None:
         self.closed = True
+        self._backlog = None  # it may keep files
         self._watcher.forget(self)
         self.sock.close()
 
@@ -352,13 +379,13 @@ class Farewell:
 
     __slots__ = ("_data",)
 
-    def __init__(self, data: bytes) -> None:
+    def __init__(self, data: bytes | list[Piece]) -> None:
         self._data = data
 
     def receive(self, data: bytes, now: float) -> None:
         """Nobody listens any more."""
 
-    def data_to_send(self) -> bytes:
+    def data_to_send(self) -> bytes | list[Piece]:
         """The last words, once."""
         data, self._data = self._data, b""
         return data

@@ -7,15 +7,22 @@ import socket
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 from importlib.resources import files
+from types import SimpleNamespace
 
 import httpx
 import pytest
 import trio
 
 from gateway.admin import AdminState, Readiness, serve
+from gateway.admin.dead_letters import shown
 from gateway.admin.status import status
+from gateway.broker.dead_letters import Letter
+from gateway.broker.outbox.outbox import OutboxState
 from gateway.errors import ConfigurationError
+from gateway.model.outcome import ACCEPTED
 from gateway.settings import Http
+from gateway.store.writer import Figures
+from tests.broker.parts import mqtt
 from tests.telemetry.samples import metrics_with_traffic
 
 LOOPBACK = "127.0.0.1"
@@ -94,16 +101,28 @@ async def test_the_page_needs_nothing_from_elsewhere() -> None:
 
 
 def test_the_page_reads_only_what_status_says() -> None:
-    document = status(metrics_with_traffic(), [], 5.0, 2.0)
+    metrics = metrics_with_traffic()
+    metrics.store = Figures()
+    metrics.journal = SimpleNamespace(rows=0, octets=0, dropped=0, errors=0, backlog=0, healthy=True)
+    document = status(metrics, [], 5.0, 2.0) | {"outboxes": [OutboxState._fields]}
     page = files("gateway.admin").joinpath("page.html").read_text()
     assert document["uptime_secs"] == 3.0
     for key in set(re.findall(r"\bnow\.([a-z_]+)", page)):
         assert key in document
     for key in set(re.findall(r"\broute\.([a-z_]+)", page)):
         assert key in document["routes"][0]
-    known = set().union(*document["endpoints"])
-    for key in set(re.findall(r"\bone\.([a-z_]+)", page)):
-        assert key in known
+    letter = shown(Letter("1", mqtt(), "up", ACCEPTED, 0.0, False))
+    for name, known in (
+        ("one", set().union(*document["endpoints"])),
+        ("box", document["outboxes"][0]),
+        ("letter", letter),
+        ("store", document["disks"]["store"]),
+        ("journal", document["disks"]["journal"]),
+    ):
+        found = set(re.findall(rf"\b{name}\.([a-z_]+)", page))
+        assert found, name
+        for key in found:
+            assert key in known, name
 
 
 @pytest.mark.parametrize("method, path, code", [("GET", "/nothing", 404), ("POST", "/livez", 405)])

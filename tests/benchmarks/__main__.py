@@ -20,7 +20,18 @@ from typing import Any, Final
 from tests.benchmarks.load import LoadError
 from tests.benchmarks.report import Figure, machine, table
 from tests.benchmarks.roles import Wrong
-from tests.benchmarks.sections import bridge, codec, durable, embedded, fast, journal, latency, memory, topics
+from tests.benchmarks.sections import (
+    amqp,
+    bridge,
+    codec,
+    durable,
+    embedded,
+    fast,
+    journal,
+    latency,
+    memory,
+    topics,
+)
 from tests.benchmarks.subjects import SubjectError
 from tests.interop.servers import BrokerError, PeerMissingError
 
@@ -33,6 +44,7 @@ SECTIONS: Final[dict[str, tuple[str, str, Measure]]] = {
         lambda folder, seconds, repeat: topics.measure(seconds, repeat),
     ),
     "embedded": ("Through the embedded broker, 128 octets", "RabbitMQ", embedded.measure),
+    "amqp": ("AMQP 0-9-1 through the embedded broker, 128 octets", "peer", amqp.measure),
     "durable": ("To a durable queue, 128 octets", "peer", durable.measure),
     "fast": ("AMQP/Fast through the embedded broker, 128 octets and 64 MiB", "peer", fast.measure),
     "journal": ("With the journal, 128 octets", "without", journal.measure),

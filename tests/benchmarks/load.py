@@ -113,7 +113,8 @@ class _Publishing:
 
     def turn(self) -> None:
         """Serve every connection that is ready, and whoever was held back."""
-        room = self._load.ahead_max - self._sent + self._arrived[COUNTED]
+        arrived = self._arrived[COUNTED] // self._load.fan_out
+        room = self._load.ahead_max - self._sent + arrived
         held = self._held
         waiting, self._held = held, {}
         for role, count in waiting.items():
@@ -126,7 +127,7 @@ class _Publishing:
             if count:
                 room -= self._send(role, count, room)
         if self._load.floods:
-            acknowledged = self._arrived[COUNTED] - self._acknowledged
+            acknowledged = arrived - self._acknowledged
         self._acknowledged += acknowledged
         self._told[COUNTED] = self._acknowledged
 
@@ -238,13 +239,13 @@ class Run:
 
     def _drain(self) -> int:
         """Publish no more, and wait for the rest; returns how many messages are missing."""
-        publish, consume = self._told["publish"], self._told["consume"]
+        publish, consume, copies = self._told["publish"], self._told["consume"], self._load.fan_out
         self._phase.value = Phase.DRAIN
         self._wait(
-            lambda: 0 < publish[SENT] == publish[COUNTED] == consume[COUNTED],
+            lambda: 0 < publish[SENT] * copies == publish[COUNTED] * copies == consume[COUNTED],
             DRAIN_SECS_MAX,
         )
-        return int(publish[SENT] - min(publish[COUNTED], consume[COUNTED]))
+        return int(publish[SENT] * copies - min(publish[COUNTED] * copies, consume[COUNTED]))
 
 
 def rest(server: Callable[[], float]) -> None:
@@ -262,6 +263,7 @@ def run(load: Load, server: Callable[[], float]) -> Measured:
         measured = running.measure(server)
     if load.consume == "amqp":
         with wires.amqp_connect(load.consume_port) as sock:
-            wires.amqp_delete(sock, load.queue)
+            for queue in load.queues:
+                wires.amqp_delete(sock, queue)
     rest(server)
     return measured

@@ -17,7 +17,8 @@ from tests.benchmarks import wires
 
 READ: Final = 1 << 18
 QOS0_BURST: Final = 64  # messages per write
-CONFIRM: Final = struct.Struct(">11sQBx")
+CONFIRM: Final = struct.Struct(">BH8sQBx")  # frame type, channel, size and method, number, multiple
+CONFIRM_METHOD: Final = b"\x00\x00\x00\x0d\x00\x3c\x00\x50"
 ACK_HEAD: Final = b"\x01\x00\x01\x00\x00\x00\x0d\x00\x3c\x00\x50"
 REPLY_HEAD: Final = b"\x00\x09\x30"
 REPLY_OCTETS: Final = 11
@@ -34,7 +35,8 @@ class Load:
 
     `window`: messages of one connection that are published and not acknowledged. `ahead_max`: messages of
     all connections that are published and have not arrived; so a server is measured at the rate that it
-    sustains, and not while a backlog grows in it.
+    sustains, and not while a backlog grows in it. `channels`: of each AMQP publisher, used in turn.
+    `fan_out`: queues that each message arrives in, all of them consumed by the one consumer.
     """
 
     publish: str
@@ -52,6 +54,14 @@ class Load:
     queue: str = "bench"
     durable: bool = False
     exchange: str = "amq.topic"
+    persistent: bool = True
+    channels: int = 1
+    fan_out: int = 1
+
+    @property
+    def queues(self) -> list[str]:
+        """The names of the queues."""
+        return [self.queue] if self.fan_out == 1 else [f"{self.queue}{at:04d}" for at in range(self.fan_out)]
 
     @property
     def body(self) -> bytes:
@@ -164,12 +174,13 @@ class MqttSubscriber:
 
 
 class AmqpConsumer:
-    """One consumer; acknowledges every delivery singly, or is a no-ack consumer."""
+    """One consumer for each queue; acknowledges every delivery singly, or is a no-ack consumer."""
 
     def __init__(self, load: Load) -> None:
         self.sock = wires.amqp_connect(load.consume_port)
-        wires.amqp_queue(self.sock, load.queue, load.exchange, "bench.#", durable=load.durable)
-        wires.amqp_consume(self.sock, load.queue, acknowledge=load.acknowledge)
+        for queue in load.queues:
+            wires.amqp_queue(self.sock, queue, load.exchange, "bench.#", durable=load.durable)
+            wires.amqp_consume(self.sock, queue, acknowledge=load.acknowledge, tag=queue)
         self._acknowledge = load.acknowledge
         self._body = load.body
         self._rest = 0
@@ -213,40 +224,68 @@ class AmqpConsumer:
 
 
 class AmqpPublisher:
-    """Publishes persistent messages with confirms to one key of the exchange."""
+    """Publishes with confirms to one key of the exchange, on each of its channels in turn."""
 
     def __init__(self, load: Load, number: int) -> None:
-        self.sock = wires.amqp_connect(load.publish_port)
-        self.sock.sendall(wires.method(1, 85, 10, b"\x00"))
-        wires.expect(self.sock, 85, 11)
-        self._message = wires.publish_frames(load.exchange, f"bench.{number:05d}", load.body)
+        self.sock = wires.amqp_connect(load.publish_port, load.channels)
+        channels = range(1, load.channels + 1)
+        for channel in channels:
+            self.sock.sendall(wires.method(channel, 85, 10, b"\x00"))
+            wires.expect(self.sock, 85, 11)
+        key, persistent = f"bench.{number:05d}", load.persistent
+        ring = [
+            wires.publish_frames(load.exchange, key, load.body, channel=channel, persistent=persistent)
+            for channel in channels
+        ]
         self.batch = load.window
-        self._confirmed = 0
-        self._early: set[int] = set()
+        self._size = len(ring[0])
+        self._channels = load.channels
+        self._ring = b"".join(ring) * (-(-load.window // load.channels) + 1)
+        self._next = 0
+        self._confirmed = [0] * (load.channels + 1)  # by channel: every message up to this number
+        self._early: dict[int, set[int]] = {}  # and these above it
         self._rest = b""
 
     def send(self, count: int) -> None:
-        """The same message, `count` times."""
-        wires.send_all(self.sock, self._message * count)
+        """The next `count` messages of the ring."""
+        begin = self._next * self._size
+        wires.send_all(self.sock, self._ring[begin : begin + count * self._size])
+        self._next = (self._next + count) % self._channels
 
     def readable(self) -> int:
         """Confirms have twenty-one octets; `multiple` covers all before."""
         data = self._rest + _read(self.sock)
         whole = len(data) - len(data) % CONFIRM.size
         self._rest = data[whole:]
-        before = self._confirmed + len(self._early)
-        for head, tag, multiple in CONFIRM.iter_unpack(data[:whole]):
-            if head != ACK_HEAD:
+        confirmed = self._confirmed
+        settled = 0
+        for kind, channel, method, tag, multiple in CONFIRM.iter_unpack(data[:whole]):
+            if kind != 1 or method != CONFIRM_METHOD:
                 raise Wrong(f"no confirm: {data[:whole]!r}")
-            if multiple:
-                self._confirmed = max(self._confirmed, tag)
-                self._early = {one for one in self._early if one > tag}
+            if tag == confirmed[channel] + 1 and channel not in self._early:
+                confirmed[channel] = tag
+                settled += 1
             else:
-                self._early.add(tag)
-            while self._confirmed + 1 in self._early:
-                self._confirmed += 1
-                self._early.remove(self._confirmed)
-        return self._confirmed + len(self._early) - before
+                settled += self._settle(channel, tag, multiple)
+        return settled
+
+    def _settle(self, channel: int, tag: int, multiple: int) -> int:
+        """As above, with confirms that are not simply the next one."""
+        early = self._early.setdefault(channel, set())
+        floor = self._confirmed[channel]
+        before = floor + len(early)
+        if multiple:
+            floor = max(floor, tag)
+            early -= {one for one in early if one <= floor}
+        else:
+            early.add(tag)
+        while floor + 1 in early:
+            floor += 1
+            early.remove(floor)
+        self._confirmed[channel] = floor
+        if not early:
+            del self._early[channel]
+        return floor + len(early) - before
 
 
 class FastPublisher:

@@ -137,10 +137,12 @@ def content(channel: int, opening: bytes, properties: bytes, body: bytes) -> byt
     )
 
 
-def publish_frames(exchange: str, routing_key: str, body: bytes) -> bytes:
-    """A persistent basic.publish on channel 1."""
-    opening = method(1, 60, 40, b"\x00\x00" + short(exchange) + short(routing_key) + b"\x00")
-    return content(1, opening, b"\x10\x00\x02", body)
+def publish_frames(
+    exchange: str, routing_key: str, body: bytes, *, channel: int = 1, persistent: bool = True
+) -> bytes:
+    """A basic.publish."""
+    opening = method(channel, 60, 40, b"\x00\x00" + short(exchange) + short(routing_key) + b"\x00")
+    return content(channel, opening, b"\x10\x00\x02" if persistent else b"\x10\x00\x01", body)
 
 
 def expect(sock: socket.socket, class_id: int, method_id: int) -> bytes:
@@ -156,20 +158,21 @@ def expect(sock: socket.socket, class_id: int, method_id: int) -> bytes:
                 raise ConnectionError(f"the server closed: {payload!r}")
 
 
-def amqp_connect(port: int) -> socket.socket:
-    """A connection of guest with channel 1 open and no heartbeat."""
+def amqp_connect(port: int, channels: int = 1) -> socket.socket:
+    """A connection of guest with the first `channels` open and no heartbeat."""
     sock = open_socket(port)
     sock.sendall(b"AMQP\x00\x00\x09\x01")
     expect(sock, 10, 10)
     response = b"\x00guest\x00guest"
     answer = b"\x00" * 4 + short("PLAIN") + struct.pack(">I", len(response)) + response + short("en_US")
     sock.sendall(method(0, 10, 11, answer))
-    channels, frame_max, _ = struct.unpack(">HIH", expect(sock, 10, 30))
-    sock.sendall(method(0, 10, 31, struct.pack(">HIH", channels, frame_max, 0)))
+    channel_max, frame_max, _ = struct.unpack(">HIH", expect(sock, 10, 30))
+    sock.sendall(method(0, 10, 31, struct.pack(">HIH", channel_max, frame_max, 0)))
     sock.sendall(method(0, 10, 40, short("/") + b"\x00\x00"))
     expect(sock, 10, 41)
-    sock.sendall(method(1, 20, 10, b"\x00"))
-    expect(sock, 20, 11)
+    for channel in range(1, channels + 1):
+        sock.sendall(method(channel, 20, 10, b"\x00"))
+        expect(sock, 20, 11)
     return sock
 
 
@@ -190,13 +193,15 @@ def amqp_queue(sock: socket.socket, queue: str, exchange: str, binding_key: str,
     expect(sock, 50, 21)
 
 
-def amqp_consume(sock: socket.socket, queue: str, *, acknowledge: bool, prefetch: int = 2000) -> None:
+def amqp_consume(
+    sock: socket.socket, queue: str, *, acknowledge: bool, prefetch: int = 2000, tag: str = "c"
+) -> None:
     """Begin to consume."""
     if acknowledge:
         sock.sendall(method(1, 60, 10, struct.pack(">IHB", 0, prefetch, 0)))
         expect(sock, 60, 11)
     bits = b"\x00" if acknowledge else b"\x02"
-    sock.sendall(method(1, 60, 20, b"\x00\x00" + short(queue) + short("c") + bits + b"\x00" * 4))
+    sock.sendall(method(1, 60, 20, b"\x00\x00" + short(queue) + short(tag) + bits + b"\x00" * 4))
     expect(sock, 60, 21)
 
 

@@ -77,11 +77,13 @@ def newest(letters: DeadLetters, count: int = 99, route: str | None = None) -> l
     return found
 
 
-def publish(sink: Sink, messages: list[Message], source: Answers | None = None) -> Answers:
+def publish(
+    sink: Sink, messages: list[Message], source: Answers | None = None, lane: Lane | None = None
+) -> Answers:
     """Send the messages to one sink as a batch; their receipts are their positions."""
     answers = source or Answers()
     batch = Batch(answers, 0.0)
-    lane = Lane(sink)
+    lane = lane or Lane(sink)
     for receipt, message in enumerate(messages):
         batch.add_only(receipt, lane, message)
     batch.send()

@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import pytest
+import trio
 
+from gateway.broker import access as access_module
 from gateway.broker.access import Access, hash_password, is_loopback
 
 HERE, THERE = "127.0.0.1:4711", "192.0.2.7:4711"
@@ -50,6 +52,24 @@ async def test_a_password_is_verified_and_then_remembered() -> None:
     assert verified.name == "ann"
     assert access.known("ann", b"right", THERE) is verified
     assert access.known("ann", b"wrong", HERE) is None
+
+
+async def test_many_at_once_with_one_password_cost_what_few_do(monkeypatch: pytest.MonkeyPatch) -> None:
+    work: list[bytes] = []
+    matches = access_module._matches
+    monkeypatch.setattr(access_module, "_matches", lambda *said: work.append(said[1]) or matches(*said))
+    access = Access({"ann": HASH})
+    found: list[bool] = []
+
+    async def log_in(password: bytes) -> None:
+        found.append(await access.verify("ann", password) is not None)
+
+    async with trio.open_nursery() as nursery:
+        for number in range(200):
+            nursery.start_soon(log_in, b"wrong" if number % 100 == 50 else b"right")
+    assert (found.count(True), found.count(False)) == (198, 2)
+    assert work.count(b"wrong") == 2
+    assert work.count(b"right") <= access_module.VERIFIERS_MAX
 
 
 async def test_unknown_users_and_broken_hashes_are_refused() -> None:

@@ -19,6 +19,7 @@ from gateway.model.outcome import ACCEPTED, Outcome, Reason, Verdict
 from gateway.model.properties import NO_PROPERTIES, Properties, PropertySet, property_set
 from gateway.store.store import Store
 from tests.broker.parts import Answers, mqtt, newest, unreadable
+from tests.store.journal.samples import until
 from tests.store.parts import Disk, Opened
 
 DOWN = Outcome(Verdict.RELEASED, Reason.TARGET_DOWN)
@@ -351,6 +352,39 @@ def test_a_target_of_our_own_has_the_id_in_the_transaction_of_the_message(
     assert bench.target.bodies == [], "it was committed, and the source may not have heard"
 
 
+class Stored(Target):
+    """One that writes its messages."""
+
+    bench: Bench
+
+    def publish(self, part: Part) -> None:
+        super().publish(part)
+        assert self.bench.one is not None
+        store = self.bench.one.store
+        store.append(store.log("queue", "q"), 0, part.messages, part.settle)
+
+
+def test_an_id_is_not_stored_when_its_message_was_not(stored: Callable[..., Bench]) -> None:
+    """The disk fails for one commit and takes the next; the process ends before it could say more."""
+    disk = Disk()
+    target = Stored()
+    bench = target.bench = stored(mapping(target="here"), target=target, factory=disk.factory())
+    assert bench.one is not None
+    bench.commit()
+    figures = bench.one.store.figures
+    disk.fault = "disk is full"
+    source = bench.publish(("1", b"1"))
+    bench.one.store.put("kind", "key", b"written by the probe")
+    bench.one.store.flush()
+    until(lambda: figures.failures > 0)
+    commits, disk.fault = figures.commits, ""
+    until(lambda: figures.commits > commits)
+    assert source.told == []
+    bench.restart()
+    bench.publish(("1", b"1"))
+    assert target.bodies == [b"1"]
+
+
 def test_without_the_disk_new_ids_are_refused_and_known_ones_are_not(stored: Callable[..., Bench]) -> None:
     disk = Disk()
     bench = stored(factory=disk.factory())
@@ -365,6 +399,7 @@ def test_without_the_disk_new_ids_are_refused_and_known_ones_are_not(stored: Cal
     assert verdicts(late) == ["accepted"], "the target has it, and we know its id"
     bench.one.until_healthy(False)
     source = bench.publish(("1", b"1"), ("2", b"2"), ("3", b"3"), (None, b"4"))
+    bench.one.loop.run_until(lambda: len(source.told) == 3)
     reasons = {receipt: outcome.reason for receipt, outcome in source.told}
     assert reasons == {b"1": Reason.NONE, b"2": Reason.NONE, b"3": Reason.STORE}
     assert bench.target.bodies == [b"4"]

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import tempfile
-from collections.abc import Callable
 from functools import partial
 from pathlib import Path
 from unittest.mock import patch
@@ -56,13 +55,6 @@ class KeptQueueModel(RuleBasedStateMachine):
         self._pieces.stop()
         self._folder.cleanup()
 
-    def until(self, condition: Callable[[], object]) -> None:
-        """As the gateway does: whatever the store hands back is followed by the end of a wake-up."""
-        while not condition():
-            self.one.store.flush()
-            calls = self.one.loop.calls
-            self.one.loop.run_until(lambda calls=calls: self.one.loop.calls > calls)  # type: ignore[misc]
-
     @property
     def accepted(self) -> set[int]:
         return {
@@ -90,7 +82,7 @@ class KeptQueueModel(RuleBasedStateMachine):
             loaded: list[bool] = []
             assert self.queue.kept is not None
             self.queue.kept.when_loaded(partial(loaded.append, True))
-            self.until(loaded.__len__)
+            self.one.until(loaded.__len__)
         taken = self.queue.take()
         if not self.ready:
             assert taken is None
@@ -105,7 +97,7 @@ class KeptQueueModel(RuleBasedStateMachine):
         taker = Taker(credit)
         self.queue.add(taker)
         wanted = min(credit, len(self.ready))
-        self.until(lambda: len(taker.taken) >= wanted)
+        self.one.until(lambda: len(taker.taken) >= wanted)
         self.queue.remove(taker)
         for position, message, _ in taker.taken:
             assert int(message.body) == self.ready.pop(0)
@@ -136,7 +128,7 @@ class KeptQueueModel(RuleBasedStateMachine):
     def commit(self) -> None:
         told: list[Outcome] = []
         self.one.store.after_commit(told.append)
-        self.until(lambda: told)
+        self.one.until(lambda: told)
         assert told == [ACCEPTED]
         self.acked_lately.clear()
         assert self.durable & set(self.ready) <= self.accepted
@@ -153,10 +145,10 @@ class KeptQueueModel(RuleBasedStateMachine):
         self.queue.add(taker)
         while self.queue.loading:
             before = len(taker.taken)
-            self.until(lambda: len(taker.taken) > before or not self.queue.loading)  # noqa: B023
+            self.one.until(lambda: len(taker.taken) > before or not self.queue.loading)  # noqa: B023
         told: list[Outcome] = []
         self.one.store.after_commit(told.append)
-        self.until(lambda: told)  # what has been read ahead is there, too
+        self.one.until(lambda: told)  # what has been read ahead is there, too
         self.queue.remove(taker)
         for position, message, redelivered in taker.taken:
             number = int(message.body)

@@ -29,6 +29,7 @@ STALL_SECS: Final = (0.3, 2.5)
 DELAY_SECS: Final = (0.01, 0.1)
 SLOW_SECS: Final = (0.5, 1.5)
 CLOCK_SECS: Final = 3_600.0
+POLL_SECS: Final = 0.01
 CLOCK_FILE: Final = "GATEWAYS_CLOCK_FILE"  # not GATEWAY_...: that would be a setting
 # Runs the gateway with a clock that is wrong by as many seconds as a file says at that moment.
 WRONG_CLOCK: Final = f"""
@@ -140,6 +141,26 @@ def kill_mosquitto(rig: Rig, chance: Random) -> None:
     rig.mosquitto.start()
 
 
+def crash_mosquitto(rig: Rig, chance: Random) -> None:
+    """SIGKILL for a Mosquitto that has just written everything, for nobody is connected to it any more: it
+    comes back with all that it held, and nothing is excused."""
+    mosquitto = rig.mosquitto
+    assert mosquitto is not None
+    proxies = [proxy for proxy in rig.proxies if proxy.target == mosquitto.port]
+    for proxy in proxies:
+        proxy.shut = True
+    while mosquitto.connected:
+        for proxy in proxies:
+            proxy.cut()
+        time.sleep(POLL_SECS)
+    mosquitto.save()
+    mosquitto.stop(kill=True)
+    time.sleep(chance.uniform(*AWAY_SECS))
+    mosquitto.start()
+    for proxy in proxies:
+        proxy.shut = False
+
+
 def stop_mosquitto(rig: Rig, chance: Random) -> None:
     """SIGTERM: Mosquitto saves what it holds. And back."""
     assert rig.mosquitto is not None
@@ -203,6 +224,7 @@ FAULTS: Final[dict[str, Fault]] = {
     "kill-rabbitmq": kill_rabbitmq,
     "stop-rabbitmq": stop_rabbitmq,
     "kill-mosquitto": kill_mosquitto,
+    "crash-mosquitto": crash_mosquitto,
     "stop-mosquitto": stop_mosquitto,
     "cut": cut,
     "cut-all": cut_all,

@@ -88,6 +88,7 @@ class Proxy:
     def __init__(self, target: int) -> None:
         self.target = target
         self.delay_secs = 0.0  # of connections that are to come
+        self.shut = False  # nobody is let through
         self._wires: list[Wire] = []
         self._lock = threading.Lock()
         self._listener = socket.create_server((LOOPBACK, 0))
@@ -99,9 +100,14 @@ class Proxy:
         return self
 
     def __exit__(self, *_: object) -> None:
-        self._listener.shutdown(socket.SHUT_RDWR)
-        self._thread.join()
-        self._listener.close()
+        self.close()
+
+    def close(self) -> None:
+        """Cut every connection and let nobody through any more; a second time does nothing."""
+        if self._thread.is_alive():
+            self._listener.shutdown(socket.SHUT_RDWR)
+            self._thread.join()
+            self._listener.close()
         self.cut()
 
     def wires(self) -> list[Wire]:
@@ -137,6 +143,9 @@ class Proxy:
                 near, _ = self._listener.accept()
             except OSError:
                 return  # the proxy is being closed
+            if self.shut:
+                near.close()
+                continue
             try:
                 far = socket.create_connection((LOOPBACK, self.target), CONNECT_SECS_MAX)
             except OSError:

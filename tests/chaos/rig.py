@@ -24,15 +24,17 @@ from tests.chaos.faults import CLOCK_FILE, WRONG_CLOCK, Clock, Disk
 from tests.chaos.proxy import Proxy
 from tests.chaos.scenarios import Place, Row
 from tests.chaos.workers.amqp import AmqpReceiver, AmqpSender, queue_at
+from tests.chaos.workers.amqpfast import FastReceiver, FastSender
 from tests.chaos.workers.common import PROBE, Receiver, Sender, Worker
 from tests.chaos.workers.mqtt import MqttReceiver, MqttSender
+from tests.ingress.amqpfast.client import QUEUE, TOPIC
 from tests.interop import gateway_process
 from tests.interop.gateway_fixture import LOOPBACK
 from tests.interop.gateway_process import GatewayProcess
 from tests.interop.servers import Mosquitto, RabbitMQ
 
 ADDRESSES: Final = ("a0", "a1", "a2")
-LISTENERS: Final = {"mqtt": "mqtt", "amqp": "amqp091"}
+LISTENERS: Final = {"mqtt": "mqtt", "amqp": "amqp091", "fast": "amqpfast"}
 PROBES_RATE: Final = 5.0
 PROBES_MAX: Final = 10_000
 MOSQUITTO_LINES: Final = (
@@ -41,6 +43,10 @@ MOSQUITTO_LINES: Final = (
     "max_queued_messages 0",
     "max_inflight_messages 100",
 )
+MOSQUITTO_LINK: Final = ({"qos": 1}, {"qos": 2})
+# A link that lost a half-open connection is a second consumer as long as RabbitMQ believes in the first. So
+# that no order is lost between the two the queue has one active consumer, which the link does not declare.
+RABBITMQ_LINK: Final = {"declare": "check"}
 LINK: Final = {
     "heartbeat_secs": 2,
     "connect_timeout_secs": 2.0,
@@ -86,13 +92,14 @@ def gateway_of(row: Row, folder: Path, tag: str, links: dict[Place, Proxy], stor
             name: {
                 "url": schemes[name].format(f"{LOOPBACK}:{proxy.port}"),
                 "client_id": f"gateway-{tag}",
-                **({"qos": 2 if row.guarantee == "qos2" else 1} if name == "mosquitto" else {}),
+                **(MOSQUITTO_LINK[row.guarantee == "qos2"] if name == "mosquitto" else RABBITMQ_LINK),
                 **LINK,
             }
             for name, proxy in links.items()
         },
         store={"path": str(store / "data"), "probe_secs": 0.1},
         drain_timeout_secs=2.0,
+        limits={"heartbeat_secs": 2},  # an AMQP/Fast server decides itself how soon it misses a client
     )
 
 
@@ -100,6 +107,7 @@ def _route(row: Row, tag: str) -> dict[str, Any]:
     sources = {
         "mqtt": {"endpoint": "mqtt", "topic": "in/{rest...}"},
         "amqp": {"endpoint": "amqp091", "exchange": "amq.topic", "binding_key": "in.{rest...}"},
+        "fast": {"endpoint": "amqpfast", "service": "topic", "destination": "in.{rest...}"},
         "rabbitmq": {"endpoint": "rabbitmq", "queue": f"{tag}.in"},
         "mosquitto": {"endpoint": "mosquitto", "topic": f"{tag}/in/{{rest...}}"},
     }
@@ -107,12 +115,14 @@ def _route(row: Row, tag: str) -> dict[str, Any]:
     targets = {
         "mqtt": {"endpoint": "mqtt", "topic": f"out/{rest}"},
         "amqp": {"endpoint": "amqp091", "exchange": "amq.topic", "routing_key": f"out.{rest}"},
+        "fast": {"endpoint": "amqpfast", "service": "queue", "destination": f"out.{rest}"},
         "rabbitmq": {"endpoint": "rabbitmq", "exchange": f"{tag}.out", "routing_key": rest},
         "mosquitto": {"endpoint": "mosquitto", "topic": f"{tag}/out/{rest}"},
     }
     if row.direct:  # it needs none, but a mapping file has at least one
         sources["mqtt"] = {"endpoint": "mqtt", "topic": "elsewhere/{rest...}"}
         sources["amqp"] = {**sources["amqp"], "binding_key": "elsewhere.{rest...}"}
+        sources["fast"] = {**sources["fast"], "destination": "elsewhere.{rest...}"}
     more: dict[str, Any] = {"settle": row.settle}
     if row.deduplicate:
         more["deduplicate"] = {"by": "message_id", "window": "10m"}
@@ -131,9 +141,13 @@ def sender_of(row: Row, port: int, tag: str, history: History, *, probe: bool, v
         prefix = "in" if row.source == "mqtt" else f"{tag}/in"
         qos = 2 if row.guarantee == "qos2" else 1
         return MqttSender(name, port, history, prefix=prefix, qos=qos, version=version, **common)
+    common["transacted"] = row.guarantee == "tx"
+    if row.source == "fast":
+        service = QUEUE if row.direct else TOPIC
+        return FastSender(name, port, history, service=service, prefix="in.", **common)
     if row.source == "amqp":
         return AmqpSender(name, port, history, exchange="amq.topic", prefix="in.", **common)
-    queue = queue_at(f"{tag}.in", f"{tag}.in", "#")
+    queue = queue_at(f"{tag}.in", f"{tag}.in", "#", single=True)
     return AmqpSender(name, port, history, exchange=f"{tag}.in", prefix="", declarations=queue, **common)
 
 
@@ -144,6 +158,8 @@ def receiver_of(row: Row, port: int, tag: str, history: History, *, version: Ver
         prefix = way if row.target == "mqtt" else f"{tag}/out"
         qos = 2 if row.guarantee == "qos2" else 1
         return MqttReceiver("receiver", port, history, prefix=prefix, qos=qos, version=version)
+    if row.target == "fast":
+        return FastReceiver("receiver", port, history, addresses=ADDRESSES, prefix=f"{way}.")
     if row.target == "amqp":
         queue = queue_at("out", "amq.topic", f"{way}.#", kind="")
         return AmqpReceiver("receiver", port, history, queue="out", prefix=f"{way}.", declarations=queue)

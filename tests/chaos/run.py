@@ -76,7 +76,6 @@ def run(row: Row, seed: str, folder: Path, rabbitmq: RabbitMQ | None) -> Result:
         verdict = judge(
             rig.history.records,
             once=row.once,
-            ordered=row.ordered,
             flagged=row.flagged,
             deduplicated=row.deduplicate,
             excused=rig.excused,
@@ -99,6 +98,9 @@ def _open_the_way(rig: Rig) -> None:
 def _strike(rig: Rig, chance: Random) -> list[str]:
     """Let every fault of the row happen at its moments; returns which did, and when."""
     row = rig.row
+    if rig.mosquitto is not None:  # what is subscribed by now it knows after a kill, too
+        _until(lambda: rig.sender.connects > 0, PROBED_SECS_MAX)
+        rig.mosquitto.save()
     began = time.monotonic()
     due = sorted((chance.uniform(0.0, row.seconds), name) for name in row.faults for _ in range(row.times))
     struck = []

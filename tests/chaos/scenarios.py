@@ -1,7 +1,8 @@
 """The rows: from where to where, with which guarantee, and what goes wrong meanwhile.
 
-`mqtt` and `amqp` are clients of the gateway (persistent sessions, durable queues); `rabbitmq` and `mosquitto`
-are remote brokers behind links. A row whose source and target are clients of one protocol needs no route.
+`mqtt`, `amqp` and `fast` are clients of the gateway (persistent sessions, durable queues); `rabbitmq` and
+`mosquitto` are remote brokers behind links. A row whose source and target are clients of one protocol needs
+no route. Nobody else speaks AMQP/Fast, so there our own client is at the other end.
 """
 
 from __future__ import annotations
@@ -9,12 +10,19 @@ from __future__ import annotations
 from itertools import product
 from typing import Final, Literal, NamedTuple
 
-Place = Literal["mqtt", "amqp", "rabbitmq", "mosquitto"]
-Guarantee = Literal["qos1", "qos2", "confirm"]
+Place = Literal["mqtt", "amqp", "fast", "rabbitmq", "mosquitto"]
+Guarantee = Literal["qos1", "qos2", "confirm", "tx"]
 Settle = Literal["confirmed", "stored"]
 
-PLACES: Final[tuple[Place, ...]] = ("mqtt", "amqp", "rabbitmq", "mosquitto")
-LOCAL: Final[tuple[Place, ...]] = ("mqtt", "amqp")
+LOCAL: Final[tuple[Place, ...]] = ("mqtt", "amqp", "fast")
+PLACES: Final[tuple[Place, ...]] = (*LOCAL, "rabbitmq", "mosquitto")
+GUARANTEES: Final[dict[Place, tuple[Guarantee, ...]]] = {
+    "mqtt": ("qos1", "qos2"),
+    "amqp": ("confirm", "tx"),
+    "fast": ("confirm", "tx"),
+    "rabbitmq": ("confirm",),
+    "mosquitto": ("qos1", "qos2"),
+}
 REMOTE: Final[frozenset[Place]] = frozenset({"rabbitmq", "mosquitto"})
 SETTLES: Final[tuple[Settle, ...]] = ("confirmed", "stored")
 
@@ -54,12 +62,6 @@ class Row(NamedTuple):
         return self.guarantee == "qos2" and self.source == self.target == "mqtt"
 
     @property
-    def ordered(self) -> bool:
-        """Order holds. Not where a link's messages are given back for the store's sake: a remote broker is
-        not asked to stop meanwhile, and what it sends next may be taken before they come again."""
-        return not (self.source in REMOTE and "full-disk" in self.faults)
-
-    @property
     def flagged(self) -> bool:
         """What comes twice is marked: a link may repeat what it does not know to have arrived."""
         return not self.remotes
@@ -85,46 +87,57 @@ REPEATING: Final = (
 )
 
 
-def _fault_sets(remotes: set[Place]) -> list[tuple[str, ...]]:
+# What a transaction can be caught by.
+COMMITTING: Final = (
+    ("kill-gateway", "cut"),
+    ("stop-gateway",),
+    ("stall", "half-open"),
+    ("full-disk", "kill-gateway"),
+)
+
+
+def _fault_sets(remotes: set[Place], guarantee: Guarantee) -> list[tuple[str, ...]]:
     own: list[tuple[str, ...]] = []
     for remote in sorted(remotes):
         own += [(f"kill-{remote}",), (f"stop-{remote}",), (f"stop-{remote}", "kill-gateway")]
-    return [*EVERYWHERE, *own]
+    if "mosquitto" in remotes:
+        own.append(("crash-mosquitto", "kill-gateway"))
+    # A killed Mosquitto is thrown back to what it last saved: under packet identifiers that its peers have
+    # not released it then sends other messages, which QoS 2 has them take for repeats. No setting of its
+    # saves after each change of state (`autosave_on_changes` counts queued messages, not acknowledgements),
+    # so with QoS 2 it is killed right behind a save, with nobody connected.
+    if guarantee == "qos2":
+        own = [faults for faults in own if "kill-mosquitto" not in faults]
+    return [*(COMMITTING if guarantee == "tx" else EVERYWHERE), *own]
 
 
 def matrix() -> list[Row]:
     """Every row."""
     rows = []
     for source, target in product(PLACES, PLACES):
-        guarantees: tuple[Guarantee, ...] = (
-            ("qos1", "qos2") if source in ("mqtt", "mosquitto") else ("confirm",)
-        )
         settles = SETTLES if target in REMOTE else SETTLES[:1]
-        for guarantee, settle in product(guarantees, settles):
-            for faults in _fault_sets({source, target} & REMOTE):
-                # A killed Mosquitto is thrown back to what it saved: under packet identifiers that its peers
-                # have not released it then sends other messages, which QoS 2 has them take for repeats.
-                if "kill-mosquitto" in faults and guarantee == "qos2":
-                    continue
-                # And what it may lose by itself should not be most of what was sent.
+        for guarantee, settle in product(GUARANTEES[source], settles):
+            for faults in _fault_sets({source, target} & REMOTE, guarantee):
+                # What a killed Mosquitto may lose by itself should not be most of what was sent.
                 times = 1 if "kill-mosquitto" in faults else 2
                 rows.append(Row(source, target, guarantee, settle, faults, times))
     for source, target in product(LOCAL, LOCAL):
         for faults in REPEATING:
-            made = Row(source, target, "qos1" if source == "mqtt" else "confirm", "confirmed", faults)
+            made = Row(source, target, GUARANTEES[source][0], "confirmed", faults)
             rows.append(made._replace(deduplicate=True))
     return rows
 
 
 # What `make test` runs: one row for each place, guarantee and kind of fault, as short as they can be.
 SHORT: Final = (
-    Row("amqp", "amqp", "confirm", "confirmed", ("kill-gateway", "cut"), 2, 3_000, 4.0),
-    Row("amqp", "amqp", "confirm", "confirmed", ("full-disk", "half-open"), 1, 3_000, 4.0),
+    Row("amqp", "fast", "tx", "confirmed", ("kill-gateway", "cut"), 2, 3_000, 4.0),
+    Row("fast", "amqp", "confirm", "confirmed", ("full-disk", "half-open"), 1, 3_000, 4.0),
+    Row("fast", "fast", "tx", "confirmed", ("kill-gateway",), 1, 3_000, 4.0),
     Row("mqtt", "amqp", "qos1", "confirmed", ("kill-gateway", "clock"), 2, 3_000, 4.0),
     Row("mqtt", "mqtt", "qos2", "confirmed", ("kill-gateway", "cut-all"), 2, 3_000, 4.0),
     Row("amqp", "mqtt", "confirm", "confirmed", ("stop-gateway", "stall"), 1, 3_000, 4.0),
     Row("amqp", "mqtt", "confirm", "confirmed", ("kill-gateway", "cut"), 1, 3_000, 4.0, deduplicate=True),
     Row("mqtt", "rabbitmq", "qos2", "stored", ("kill-rabbitmq", "kill-gateway"), 1, 3_000, 4.0),
-    Row("mosquitto", "amqp", "qos1", "confirmed", ("stop-mosquitto", "kill-gateway"), 1, 3_000, 4.0),
-    Row("rabbitmq", "mosquitto", "confirm", "confirmed", ("cut", "delay", "kill-gateway"), 1, 3_000, 4.0),
+    Row("mosquitto", "amqp", "qos2", "confirmed", ("crash-mosquitto", "kill-gateway"), 1, 3_000, 4.0),
+    Row("rabbitmq", "mosquitto", "confirm", "stored", ("cut", "full-disk", "kill-gateway"), 1, 3_000, 4.0),
 )

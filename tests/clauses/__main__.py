@@ -1,9 +1,10 @@
-"""`python -m tests.clauses`: the README's tables of the statements of MQTT, and how each is met."""
+"""`python -m tests.clauses`: the README's tables of what MQTT and AMQP/Fast ask for, and how each is met."""
 
 from __future__ import annotations
 
 from collections.abc import Iterator
 
+from tests.clauses import amqpfast
 from tests.clauses.mqtt import VERSIONS, functions, read
 
 
@@ -26,4 +27,4 @@ def lines() -> Iterator[str]:
 
 
 if __name__ == "__main__":
-    print("\n".join(lines()))
+    print("\n".join([*lines(), *amqpfast.lines()]))

@@ -59,6 +59,19 @@ def test_lines_in_transactions(run: Run, gateway: Running) -> None:
     assert subscribed(run, gateway, "t", "--count", "2") == ["queue t 5", "queue t 6"]
 
 
+@pytest.mark.parametrize("size, taken", [(4, 9), (9, 4), (1, 3), (107, 20), (150, 160)])
+def test_what_a_transaction_had_no_use_for_is_still_there(
+    run: Run, gateway: Running, size: int, taken: int
+) -> None:
+    name = f"t{size}.{taken}"
+    lines = "".join(f"{number}\n" for number in range(taken + 15))
+    assert run("publish", url(gateway), *at(name), "--transaction", "50", "-m", lines).code == 0
+    found = subscribed(run, gateway, name, "--transaction", str(size), "--count", str(taken))
+    assert found == [f"queue {name} {number}" for number in range(taken)]
+    rest = subscribed(run, gateway, name, "--count", "15")
+    assert sorted(rest) == sorted(f"queue {name} {number}" for number in range(taken, taken + 15))
+
+
 def test_browsing_takes_nothing(run: Run, gateway: Running) -> None:
     for body in ("1", "2"):
         run("publish", url(gateway), *at("b"), "-m", body)

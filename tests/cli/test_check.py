@@ -8,9 +8,12 @@ from pathlib import Path
 import pytest
 import yaml
 from argon2 import PasswordHasher
+from pydantic import SecretStr
 
 from gateway import __version__
+from gateway.broker.scram import SALT_OCTETS, make_keys, parse_keys
 from gateway.cli.exits import Exit
+from gateway.settings import User
 from tests.cli.conftest import Run
 
 ROUTE = """version: 1
@@ -90,6 +93,30 @@ def test_passwd_hashes_what_it_reads(run: Run) -> None:
     assert ran.code == Exit.OK
     assert PasswordHasher().verify(ran.out.strip(), "secret")
     assert run("passwd", stdin="\n").code == Exit.USAGE
+
+
+def test_passwd_makes_scram_keys_of_what_it_reads(run: Run) -> None:
+    ran = run("passwd", "--scram", "--iterations", "5000", stdin="pencil\n")
+    assert ran.code == Exit.OK
+    keys = parse_keys(ran.out.strip())
+    assert keys.iterations == 5_000
+    assert keys == make_keys("pencil", keys.salt, 5_000)
+    assert len(keys.salt) == SALT_OCTETS
+    assert parse_keys(run("passwd", "--scram", stdin="pencil\n").out.strip()).salt != keys.salt
+    assert User(scram=SecretStr(ran.out.strip())).scram_keys() == str(keys)
+
+
+@pytest.mark.parametrize(
+    "arguments, password",
+    [
+        (["--scram"], ""),
+        (["--scram"], "bell\x07"),  # SASLprep forbids control characters
+        (["--scram", "--iterations", "4095"], "pencil"),  # fewer than RFC 7677 allows
+    ],
+)
+def test_passwd_makes_no_keys_of(arguments: list[str], password: str, run: Run) -> None:
+    ran = run("passwd", *arguments, stdin=f"{password}\n")
+    assert (ran.code, ran.out) == (Exit.USAGE, "")
 
 
 def test_version_is_told(run: Run) -> None:

@@ -16,6 +16,7 @@ import pytest
 from paho.mqtt.enums import CallbackAPIVersion
 from pika.adapters.blocking_connection import BlockingChannel
 
+from tests.chaos.proxy import Proxy
 from tests.interop.gateway_fixture import LOOPBACK
 from tests.interop.gateway_process import GatewayProcess
 from tests.interop.servers import Mosquitto, RabbitMQ, free_ports
@@ -174,6 +175,27 @@ def test_accepted_while_the_broker_is_away_and_both_are_killed(
     assert once([0, *fetch(rabbitmq, "outbox.a", count - 1)]) == list(range(260))
 
 
+def test_a_message_keeps_the_id_that_it_was_given(rabbitmq: RabbitMQ, tmp_path: Path) -> None:
+    """Ids begin with chance of each life of the process: three are of the first life, though the second sent
+    them."""
+    plain = pika.BasicProperties(delivery_mode=2)
+    away = {"urls": [nowhere()]}
+    with gateway_to(rabbitmq, tmp_path, route(more="\n    message_id: add"), **away) as gateway:
+        declare(rabbitmq, "outbox.ids")
+        publish(gateway, "outbox.ids", *range(3), properties=plain)
+        gateway.configuration["links"]["erp"]["urls"] = []
+        gateway.restart()
+        publish(gateway, "outbox.ids", 3, properties=plain)
+        publish(gateway, "outbox.ids", 4)
+        until(lambda: not status(gateway)["outboxes"][0]["messages"])
+    with channel(rabbitmq.url) as opened:
+        found = [opened.basic_get("outbox.ids", auto_ack=True)[1].message_id for _ in range(5)]
+    lives = [id.partition("-")[0] for id in found]
+    assert len(set(found)) == 5
+    assert (len(set(lives[:3])), lives[4]) == (1, "kept")
+    assert lives[3] not in lives[:3]
+
+
 def test_a_full_outbox_nacks_what_is_new(rabbitmq: RabbitMQ, tmp_path: Path) -> None:
     with gateway_to(rabbitmq, tmp_path, url=nowhere(), outbox={"messages_max": 5}) as gateway:
         publish(gateway, "outbox.c", *range(5))
@@ -218,6 +240,36 @@ def test_an_outbox_without_its_route_waits_for_it(rabbitmq: RabbitMQ, tmp_path: 
         assert "an outbox has lost its route" in gateway.log
         (tmp_path / "mapping.yaml").write_text(route())
         assert fetch(rabbitmq, "outbox.e", 2) == [1, 2]
+
+
+def link_is(gateway: GatewayProcess, *, up: bool) -> bool:
+    return bool(status(gateway)["endpoints"][-1]["up"] is up)
+
+
+@pytest.mark.parametrize("protocol", ["amqp", "mqtt"])
+def test_what_is_stored_holds_up_no_end(
+    rabbitmq: RabbitMQ, mosquitto: Mosquitto, tmp_path: Path, protocol: str
+) -> None:
+    """The broker vanishes with messages on their way: they stay in the outbox, so nothing is waited for."""
+    declare(rabbitmq, "outbox.f")
+    broker = {"amqp": rabbitmq, "mqtt": mosquitto}[protocol]
+    target = {"amqp": route(), "mqtt": route().replace('queue: "{queue_name}"', 'topic: "{queue_name...}"')}
+    with Proxy(broker.port) as proxy:
+        url = broker.url.replace(f":{broker.port}", f":{proxy.port}")
+        with gateway_to(rabbitmq, tmp_path, target[protocol], url=url) as gateway:
+            gateway.configuration["drain_timeout_secs"] = 10 * PATIENCE_SECS
+            gateway.restart()
+            until(lambda: link_is(gateway, up=True))
+            proxy.stall()
+            publish(gateway, "outbox.f", *range(10))
+            until(lambda: status(gateway)["outboxes"][0]["in_flight"] == 10)
+            proxy.close()
+            until(lambda: link_is(gateway, up=False))
+            assert gateway.terminate() == 0
+            assert "drain_timeout_secs" not in gateway.log
+            gateway.configuration["links"]["erp"]["url"] = broker.url
+            gateway.start()
+            until(lambda: not status(gateway)["outboxes"][0]["messages"])
 
 
 def test_a_message_waits_for_an_mqtt_broker(mosquitto: Mosquitto, rabbitmq: RabbitMQ, tmp_path: Path) -> None:

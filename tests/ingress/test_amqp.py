@@ -8,8 +8,9 @@ import pytest
 from pydantic import SecretStr
 
 from gateway.broker.access import hash_password
+from gateway.model.properties import Headers, Value, ValueType
 from gateway.protocols.amqp091 import methods as m
-from gateway.protocols.amqp091.codec import encode_response
+from gateway.protocols.amqp091.codec import BasicProperties, encode_basic_properties, encode_response
 from gateway.protocols.amqp091.events import (
     ChannelClosed,
     ChannelOpened,
@@ -19,6 +20,7 @@ from gateway.protocols.amqp091.events import (
     MethodReceived,
     Returned,
 )
+from gateway.protocols.amqp091.spec import NESTING_MAX
 from gateway.protocols.mqtt.spec import Property, Version
 from gateway.settings import Limits, User
 from tests.broker.parts import newest
@@ -26,6 +28,7 @@ from tests.ingress.amqp_client import Amqp
 from tests.ingress.clients import connect, eventually, stats
 from tests.interop.gateway_fixture import Running, running, settings_of
 
+FANCY: Headers = (("x-fancy", Value(ValueType.INT32, 1)),)
 UNREADABLE = b"\x80\x00\x02\xff\xfe"  # a content type that is not UTF-8
 
 
@@ -106,6 +109,8 @@ def test_deliveries_return_when_their_connection_is_lost(gateway: Running) -> No
         (m.QueueDeclare("q", durable=True), 406, "inequivalent arg 'durable'"),
         (m.ExchangeDeclare("amq.direct", "topic", durable=True), 406, "inequivalent arg 'type'"),
         (m.ExchangeDeclare("amq.new", "topic"), 403, "reserved prefix"),
+        (m.QueueDeclare("new", arguments=FANCY), 406, "x-fancy"),
+        (m.ExchangeDeclare("new", "topic", arguments=FANCY), 406, "x-fancy"),
         (m.QueueDelete("full", if_empty=True), 406, "not empty"),
     ],
 )
@@ -226,6 +231,30 @@ def test_properties_that_cannot_be_read_harm_nobody_else(gateway: Running) -> No
             assert {old.body(), old.body()} == {b"unreadable", b"fine"}
             assert gateway.ask(lambda: gateway.gateway.mqtt.tally.undeliverable) == 1
             assert gateway.ask(lambda: len(gateway.gateway.dead_letters)) == 1
+
+
+def nested(depth: int) -> bytes:
+    """The properties of a message whose headers are tables within each other."""
+    pairs: Headers = ()
+    for _ in range(depth):
+        pairs = (("t", Value(ValueType.TABLE, pairs)),)
+    return encode_basic_properties(BasicProperties(headers=pairs))
+
+
+def test_headers_are_nested_to_a_limit(gateway: Running) -> None:
+    """Tables at the limit arrive octet for octet; beyond it they cost the connection, as malformed."""
+    deepest = nested(NESTING_MAX)
+    table = b"\x01tF" + deepest[2:]  # what stands behind the flags, as a field of one more table
+    deeper = deepest[:2] + len(table).to_bytes(4, "big") + table
+    with Amqp(gateway).open() as client:
+        queue(client)
+        client.say(m.BasicConsume("q", no_ack=True))
+        client.publish("", "q", b"deep", properties=deepest)
+        ((*_, properties, body),) = client.delivered(1)
+        assert (properties, body) == (deepest, b"deep")
+        client.publish("", "q", b"deeper", properties=deeper)
+        closed = client.next(Closed)
+        assert (closed.reply_code, "nested" in closed.text) == (502, True)
 
 
 def test_a_headers_exchange_that_must_read_them_ends_the_connection(gateway: Running) -> None:

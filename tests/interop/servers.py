@@ -25,6 +25,8 @@ LOOPBACK: Final = "127.0.0.1"
 START_SECS_MAX: Final = 90.0
 STOP_SECS_MAX: Final = 30.0
 POLL_SECS: Final = 0.05
+TCP_TIME_WAIT: Final = "06"
+TCP_LISTEN: Final = "0A"
 RABBITMQ_SCRIPTS: Final = "/usr/lib/rabbitmq/lib"
 ALSO_SEARCHED: Final = ("/usr/sbin", "/usr/bin", "/usr/local/sbin")
 
@@ -152,6 +154,11 @@ class _Processes:
         self._signal(process.pid, signal.SIGKILL)
         process.wait(STOP_SECS_MAX)
 
+    def signal(self, number: signal.Signals) -> None:
+        """Send a signal to the process."""
+        assert self._process is not None
+        self._process.send_signal(number)
+
     @staticmethod
     def _signal(group: int, number: signal.Signals) -> None:
         try:
@@ -187,6 +194,7 @@ class Mosquitto(_Broker):
 
     def __init__(self, folder: Path, lines: Sequence[str] = ()) -> None:
         folder.mkdir(parents=True, exist_ok=True)
+        self._database = folder / "mosquitto.db"
         (self.port,) = free_ports(1)
         configuration = folder / "mosquitto.conf"
         told = (f"listener {self.port} {LOOPBACK}", "allow_anonymous true", "persistence false", *lines)
@@ -208,6 +216,30 @@ class Mosquitto(_Broker):
     def stop(self, kill: bool = False) -> None:
         """End it; `kill` gives it no chance to say goodbye."""
         self._processes.stop(kill)
+
+    def save(self) -> None:
+        """Return when what it holds now is on disk: with persistence, and its folder as the place of that."""
+        before = self._saved()
+        self._processes.signal(signal.SIGUSR1)
+        deadline = time.monotonic() + STOP_SECS_MAX
+        while self._saved() == before:
+            if time.monotonic() > deadline:
+                raise BrokerError("mosquitto does not save")
+            time.sleep(POLL_SECS / 10)
+
+    def _saved(self) -> tuple[int, int]:
+        """Something else for each time that it has written its file."""
+        if not self._database.exists():
+            return 0, 0
+        found = self._database.stat()
+        return found.st_ino, found.st_mtime_ns
+
+    @property
+    def connected(self) -> bool:
+        """Whether anything is connected to it still."""
+        mine = f":{self.port:04X}"
+        rows = [line.split() for line in Path("/proc/net/tcp").read_text().splitlines()[1:]]
+        return any(row[1].endswith(mine) and row[3] not in (TCP_LISTEN, TCP_TIME_WAIT) for row in rows)
 
 
 class RabbitMQ(_Broker):

@@ -52,10 +52,10 @@ def far(tmp_path_factory: pytest.TempPathFactory) -> Iterator[GatewayProcess]:
 
 @contextmanager
 def gateway_to(
-    far: GatewayProcess, folder: Path, user: str = "guest:guest", **link: Any
+    far: GatewayProcess, folder: Path, user: str = "guest:guest", *, mapping: str = MAPPING, **link: Any
 ) -> Iterator[Running]:
     """A gateway with the link `far`; it need not be up yet."""
-    (folder / "mapping.yaml").write_text(MAPPING)
+    (folder / "mapping.yaml").write_text(mapping)
     given = {"reconnect_min_secs": 0.1, "reconnect_max_secs": 0.3, "client_id": "near"} | link
     url = f"amqpfast://{user}@{LOOPBACK}:{far.port('amqpfast')}/"
     settings = settings_of(

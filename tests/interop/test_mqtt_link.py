@@ -6,7 +6,7 @@ import socket
 import subprocess
 import threading
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import ExitStack, contextmanager
 from pathlib import Path
 from queue import SimpleQueue
 from typing import Any, Final, Self
@@ -21,6 +21,7 @@ from paho.mqtt.subscribeoptions import SubscribeOptions
 
 from gateway.egress.mqtt.conversation import MqttConversation
 from gateway.settings.endpoints import Link
+from tests.chaos.proxy import Proxy
 from tests.interop.gateway_fixture import LOOPBACK, Running, running, settings_of
 from tests.interop.servers import Mosquitto, free_ports, program
 
@@ -37,6 +38,9 @@ routes:
   - name: state
     from: {endpoint: plant, topic: "state/{rest...}"}
     to: {endpoint: mqtt, topic: "state/{rest...}"}
+  - name: once
+    from: {endpoint: mqtt, topic: "once/{rest...}"}
+    to: {endpoint: plant, topic: "once/{rest...}"}
   - name: there
     from: {endpoint: amqp091, exchange: amq.topic, binding_key: "both.{rest...}"}
     to: {endpoint: plant, topic: "both/{rest...}"}
@@ -215,18 +219,32 @@ def test_retained_messages_cross_both_ways(mosquitto: Mosquitto, tmp_path: Path,
             publish(mosquitto.port, topic, None, 1, "-r")
 
 
-def test_what_a_link_publishes_does_not_come_back(mosquitto: Mosquitto, tmp_path: Path) -> None:
-    with linked(mosquitto.port, tmp_path) as gateway, channel(gateway) as amqp:
-        queue = queue_of(amqp, "both.#")
-        amqp.basic_publish("amq.topic", "both.x", b"once", mqtt())
-        publish(mosquitto.port, "both/y", b"last")
-        assert [body for _, _, body in fetch(amqp, queue, 2)] == [b"once", b"last"]
-        assert conversation(gateway).stats.messages_in == 1
+@pytest.mark.parametrize("version, bridge", [("5.0", False), ("3.1.1", True), ("3.1", True)])
+def test_what_a_link_publishes_does_not_come_back_and_retain_is_kept(
+    mosquitto: Mosquitto, tmp_path: Path, version: str, bridge: bool
+) -> None:
+    place = f"both/{version[-1]}"
+    try:
+        with (
+            linked(mosquitto.port, tmp_path, version=version, bridge=bridge) as gateway,
+            channel(gateway) as amqp,
+        ):
+            queue = queue_of(amqp, "both.#")
+            amqp.basic_publish("amq.topic", "both.x", b"once", mqtt())
+            publish(mosquitto.port, place, b"last", 1, "-r")
+            (_, _, first), (_, properties, second) = fetch(amqp, queue, 2)
+            assert (first, second) == (b"once", b"last")
+            assert properties.headers["x-mqtt-retain"] is True
+            assert conversation(gateway).stats.messages_in == 1
+    finally:
+        publish(mosquitto.port, place, None, 1, "-r")
 
 
 def test_an_outage_loses_nothing_and_keeps_the_order(tmp_path: Path) -> None:
-    """Mosquitto keeps its sessions over a restart, so the link resumes what was in flight."""
-    lines = ("persistence true", f"persistence_location {tmp_path}/", "max_queued_messages 0")
+    """Mosquitto keeps its sessions over a restart, so the link resumes what was in flight; and it disconnects
+    whoever sends more than its Receive Maximum."""
+    kept = ("persistence true", f"persistence_location {tmp_path}/", "max_queued_messages 0")
+    lines = (*kept, "max_inflight_messages 5")
     with Mosquitto(tmp_path / "broker", lines) as broker:
         with Subscriber(broker.port, "down/#", client_id="sub", keep=True):
             pass
@@ -250,6 +268,7 @@ def test_an_outage_loses_nothing_and_keeps_the_order(tmp_path: Path) -> None:
             with Subscriber(broker.port, "down/#", client_id="sub", keep=True) as subscriber:
                 heard = [subscriber.next().payload for _ in range(len(bodies) + 1)]
             assert heard == [b"before", *bodies]
+            assert conversation(gateway).stats.connects == 2
 
 
 def publish_all(gateway: Running, bodies: list[bytes], confirmed: list[int]) -> None:
@@ -268,6 +287,39 @@ def publish_all(gateway: Running, bodies: list[bytes], confirmed: list[int]) -> 
         while acked[0] < len(bodies):
             connection.process_data_events(0.1)
         confirmed.append(acked[0])
+
+
+@pytest.mark.parametrize("version", ["5.0", "3.1.1"])
+def test_qos_2_arrives_once_and_in_order_however_often_the_link_is_cut(
+    mosquitto: Mosquitto, tmp_path: Path, version: str
+) -> None:
+    bodies = [b"%d" % number for number in range(400)]
+    place = f"once/{tmp_path.name}"
+    with (
+        Proxy(mosquitto.port) as wire,
+        linked(wire.port, tmp_path, version=version) as gateway,
+        Subscriber(mosquitto.port, place) as subscriber,
+    ):
+        publisher = paho.Client(CallbackAPIVersion.VERSION2, protocol=MQTTProtocolVersion.MQTTv5)
+        publisher.connect(LOOPBACK, gateway.mqtt)
+        publisher.loop_start()
+        try:
+            told = [publisher.publish(place, body, 2) for body in bodies]
+            heard: list[bytes] = []
+            for quarter in range(1, 5):
+                while len(heard) < quarter * len(bodies) // 5:
+                    heard.append(subscriber.next().payload)
+                wire.cut()
+                subscribed(gateway, quarter + 1)
+            for one in told:
+                one.wait_for_publish(WAIT_SECS)
+            while len(heard) < len(bodies):
+                heard.append(subscriber.next().payload)
+        finally:
+            publisher.disconnect()
+            publisher.loop_stop()
+        publish(mosquitto.port, place, b"the last")
+        assert [*heard, subscriber.next().payload] == [*bodies, b"the last"]
 
 
 def test_a_broker_that_forgot_everything_is_subscribed_to_again(mosquitto: Mosquitto, tmp_path: Path) -> None:
@@ -292,6 +344,50 @@ def test_the_broker_keeps_messages_while_the_gateway_is_away(
     with linked(mosquitto.port, tmp_path, version=version) as gateway:
         gateway.until(lambda: conversation(gateway).stats.messages_in == 2)
         gateway.until(lambda: conversation(gateway).idle)
+
+
+@pytest.mark.parametrize("version", ["5.0", "3.1.1"])
+def test_a_clean_session_is_owed_nothing(mosquitto: Mosquitto, tmp_path: Path, version: str) -> None:
+    with linked(mosquitto.port, tmp_path, version=version):
+        pass
+    publish(mosquitto.port, "up/away", b"to the session that the link kept before")
+    for _ in range(2):
+        with (
+            linked(mosquitto.port, tmp_path, version=version, session_expiry_secs=0) as gateway,
+            channel(gateway) as amqp,
+        ):
+            queue = queue_of(amqp, "up.#")
+            publish(mosquitto.port, "up/x", b"live")
+            assert [body for _, _, body in fetch(amqp, queue, 1)] == [b"live"]
+            assert conversation(gateway).stats.messages_in == 1
+        publish(mosquitto.port, "up/away", b"to nobody")
+
+
+@pytest.mark.parametrize("version", ["5.0", "3.1.1"])
+def test_replicas_divide_what_they_share(mosquitto: Mosquitto, tmp_path: Path, version: str) -> None:
+    bodies = {b"%d" % number for number in range(40)}
+    folders = [tmp_path / f"{tmp_path.name}-{name}" for name in "ab"]
+    for folder in folders:
+        folder.mkdir()
+    with ExitStack() as stack:
+        gateways = [
+            stack.enter_context(linked(mosquitto.port, folder, version=version, share=tmp_path.name))
+            for folder in folders
+        ]
+        channels = [stack.enter_context(channel(gateway)) for gateway in gateways]
+        queues = [queue_of(opened, "up.#") for opened in channels]
+        lines = b"".join(body + b"\n" for body in bodies)
+        command = [program("mosquitto_pub"), "-h", LOOPBACK, "-p", str(mosquitto.port), "-q", "1"]
+        subprocess.run([*command, "-t", "up/x", "-l"], input=lines, check=True, timeout=30)
+        counts = [conversation(gateway).stats for gateway in gateways]
+        gateways[0].until(lambda: sum(one.messages_in for one in counts) == len(bodies), WAIT_SECS)
+        shares = [
+            fetch(amqp, queue, one.messages_in)
+            for amqp, queue, one in zip(channels, queues, counts, strict=True)
+        ]
+        assert all(shares)
+        assert {body for share in shares for _, _, body in share} == bodies
+        assert [one.connects for one in counts] == [1, 1]
 
 
 @pytest.mark.parametrize(

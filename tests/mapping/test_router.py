@@ -212,6 +212,23 @@ def test_malformed_properties_are_refused_where_they_are_needed() -> None:
     assert crossed(router(up()), "mqtt", message).property_set is message.property_set
 
 
+def test_message_ids_are_given_to_messages_that_have_none() -> None:
+    made = router(up(", headers: {a: b}, message_id: add"))
+    found = crossing(made, "mqtt", "a")
+    first, second = (found.cross(Message(MqttAddress("a"), b"")) for _ in range(2))
+    named = found.cross(Message(MqttAddress("a"), b"", property_set(Properties(message_id="own"))))
+    assert isinstance(first, Message)
+    assert isinstance(second, Message)
+    assert isinstance(named, Message)
+    assert [one.properties.message_id for one in (first, second, named)] == ["1", "2", "own"]
+    assert plain_headers(first.properties.headers) == {"a": "b"}
+    plain = router(up(", message_id: add"))
+    outcome = refused(plain, "mqtt", Message(MqttAddress("a"), b"", malformed()))
+    assert (outcome.reason, plain.routes[0].failed) == (Reason.MALFORMED, 1)
+    looped = refused(plain, "mqtt", Message(MqttAddress("a"), b"", hops=plain.hops_max))
+    assert looped.reason is Reason.HOPS
+
+
 def test_a_template_that_names_the_client() -> None:
     made = router(up(", headers: {by: '{user}'}", to="exchange: e, routing_key: 'from.{client_id}'"))
     found = crossing(made, "mqtt", "a")

@@ -70,9 +70,18 @@ class Clock:
 class Journal:
     """A journal that is written: `write` as often as wanted, then `close`."""
 
-    def __init__(self, folder: Path, *, shard: int = 0, start: float = START, options: Options | None = None):
+    def __init__(
+        self,
+        folder: Path,
+        *,
+        shard: int = 0,
+        start: float = START,
+        options: Options | None = None,
+        route: str = "up",
+    ):
         self.clock = Clock(start)
         self._start = start
+        self._up = UP._replace(route=route)
         self.writer = JournalWriter(
             folder, shard, options or Options(), clock=self.clock, utc=self.clock, tell=_told
         )
@@ -83,9 +92,9 @@ class Journal:
             received = self._start + number * STEP
             self.clock.now = received + LATENCY
             if number % 50 == 49:
-                self.writer.refuse(UP, [message(number)], REFUSED, received)
+                self.writer.refuse(self._up, [message(number)], REFUSED, received)
             elif number % 2:
-                self.writer.record(UP, [crossed(number)], ACCEPTED, received, [message(number)])
+                self.writer.record(self._up, [crossed(number)], ACCEPTED, received, [message(number)])
             else:
                 self.writer.record(HOME, [message(number)], ACCEPTED, received)
 
@@ -95,13 +104,21 @@ class Journal:
 
 
 def written(
-    folder: Path, count: int, *, first: int = 0, shard: int = 0, block_rows: int = 4_096, **options: int
+    folder: Path,
+    count: int,
+    *,
+    first: int = 0,
+    shard: int = 0,
+    block_rows: int = 4_096,
+    route: str = "up",
+    **options: int,
 ) -> Path:
     """A journal of `count` messages from number `first` on, in blocks of `block_rows`; `options` are the
     writer's."""
     made = Journal(
         folder,
         shard=shard,
+        route=route,
         options=Options(flush_rows=block_rows, block_rows_max=block_rows, flush_interval_secs=60, **options),
     )
     made.write(first, count)

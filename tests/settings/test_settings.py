@@ -10,6 +10,7 @@ from pydantic import ValidationError
 
 from gateway.errors import ConfigurationError
 from gateway.settings import Limits, Settings, Target, load_settings, masked, parse_url
+from gateway.settings.endpoints import MASK
 
 ERP = "links:\n  erp:\n    url: amqps://gateway@rabbit.internal/prod\n"
 
@@ -108,6 +109,13 @@ FAULTS = [
         "listeners: {a: {protocol: amqp091, websocket_path: /x}}\n",
         "listeners.a: websocket_path is for protocol mqtt",
     ),
+    ("links: {a: {url: 'amqp://x', share: g}}\n", ":1: links.a: share is for protocol mqtt only"),
+    (
+        "links: {a: {url: 'mqtt://x', share: g, version: 3.1}}\n",
+        ":1: links.a: share is for protocol mqtt only",
+    ),
+    ("links: {a: {url: 'amqp://x', bridge: true}}\n", ":1: links.a: bridge is for protocol mqtt only"),
+    ("links: {a: {url: 'mqtt://x', share: g/h}}\n", ":1: links.a.share: "),
     ("links: {a: {url: 'http://x'}}\n", ":1: links.a: a broker's URL begins with one of mqtt://, mqtts://"),
     ("links: {a: {url: 'amqp:///x'}}\n", ":1: links.a: the URL names no host"),
     ("links: {a: {url: 'mqtt://x/y'}}\n", ":1: links.a: the URL of an MQTT broker has no path"),
@@ -118,6 +126,14 @@ FAULTS = [
         "links.a.tls: cert_file and key_file belong together",
     ),
     ("links: {mqtt: {url: 'mqtt://x'}}\n", "'mqtt' names a listener and a link"),
+    ("links: {a: {required: true}}\n", ":1: links.a: say url, or urls: where the broker is"),
+    ("links: {a: {urls: ['amqp://x', 'mqtt://x']}}\n", ":1: links.a: the urls of a link are of one protocol"),
+    ("links: {a: {url: 'amqp://x', urls: ['amqp://x/v']}}\n", "name the same host and port twice"),
+    ("links: {a: {urls: ['amqp://u:p@x', 'amqp://y'], password: f}}\n", "links.a: say the password once"),
+    (
+        "links: {a: {url: 'mqtt://x', consumer_priority: 1}}\n",
+        "consumer_priority is for protocol amqp091 only",
+    ),
     ("links: {'a b': {url: 'mqtt://x'}}\n", "the endpoint name 'a b' must match"),
     (
         "listeners: {a: {protocol: mqtt}, b: {protocol: mqtt}}\n",
@@ -202,6 +218,20 @@ URLS = [
 @pytest.mark.parametrize("url, target", URLS)
 def test_a_url_is_taken_apart(url: str, target: Target) -> None:
     assert parse_url(url) == target
+
+
+def test_a_link_has_several_urls_with_names_of_their_own(tmp_path: Path) -> None:
+    text = (
+        "links:\n  erp:\n    url: amqps://first\n    urls: ['amqp://ann:one@[::1]:7/v', 'amqps://third']\n"
+        "    username: bob\n"
+    )
+    link = load_settings(written(tmp_path, text), {}).links["erp"]
+    assert link.addresses == ("first:5671", "[::1]:7", "third:5671")
+    assert link.target() == Target("amqp091", True, "first", 5671, "/", "bob", "")
+    assert link.target(1) == Target("amqp091", False, "::1", 7, "v", "bob", "one")
+    assert link.model_dump()["urls"] == [f"amqp://ann:{MASK}@[::1]:7/v", "amqps://third"]
+    variables = {"GATEWAY_LINKS__ERP__URLS": "[amqp://a, amqp://b]"}
+    assert load_settings(None, variables).links["erp"].addresses == ("a:5672", "b:5672")
 
 
 def test_a_secret_is_read_from_its_file_each_time(tmp_path: Path) -> None:

@@ -85,6 +85,13 @@ class Opened:
         self.loop.run_until(lambda: found)
         return [(at, message.body) for at, message, _ in found[0]]
 
+    def until(self, condition: Callable[[], object]) -> None:
+        """As the gateway does: whatever the store hands back is followed by the end of a wake-up."""
+        while not condition():
+            self.store.flush()
+            calls = self.loop.calls
+            self.loop.run_until(lambda calls=calls: self.loop.calls > calls)  # type: ignore[misc]
+
     def until_healthy(self, healthy: bool) -> None:
         self.loop.run_until(lambda: self.store.healthy is healthy and self.health[-1:] == [healthy])
 

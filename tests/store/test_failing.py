@@ -5,12 +5,14 @@ from __future__ import annotations
 import os
 import subprocess
 from collections.abc import Iterator
+from functools import partial
 from pathlib import Path
 
 import pytest
 
 from gateway.model.outcome import ACCEPTED, Outcome, Reason, Verdict
 from gateway.store.group import Group
+from tests.store.journal.samples import until
 from tests.store.parts import Disk, Opened, content, log_of, messages, numbered, opened
 
 FULL = "disk is full"
@@ -19,6 +21,10 @@ FULL = "disk is full"
 def refused(outcome: Outcome, text: str = FULL) -> None:
     assert outcome[:2] == (Verdict.RELEASED, Reason.STORE)
     assert text in outcome.text
+
+
+def note(told: list[tuple[int, Outcome]], position: int, outcome: Outcome) -> None:
+    told.append((position, outcome))
 
 
 @pytest.mark.parametrize("fault", [FULL, "disk I/O error"])
@@ -63,6 +69,69 @@ def test_a_failed_commit_refuses_its_messages_and_keeps_all_else(tmp_path: Path,
     assert [log.name for log in again.logs()] == ["q", "new"]
     assert dict(again.things("kind")) == {"new": b"value", "later": b"value"}
     assert again.letters_count == 1
+    again.close()
+
+
+def test_what_the_loop_hands_in_before_it_has_heard_of_a_failure_is_refused(tmp_path: Path) -> None:
+    """The disk fails once, and takes everything again before the loop knows: nothing is overtaken."""
+    disk = Disk()
+    with Opened(tmp_path, factory=disk.factory(), probe_secs=0.001) as one:
+        log = one.store.log("queue", "q")
+        one.commit()
+        told: list[tuple[int, Outcome]] = []
+        disk.fault = FULL
+        for position in range(3):
+            one.store.append(log, position, messages(b"x"), partial(note, told, position))
+            one.store.flush()
+            until(lambda: one.store.figures.failures > 0)
+            disk.fault = ""
+        assert not one.health, "the loop has run nothing yet"
+        one.until_healthy(True)
+        assert [at for at, _ in told] == [0, 1, 2]
+        for _, outcome in told:
+            refused(outcome)
+        assert one.health == [False, True]
+        assert one.append(log, 3, b"taken") is ACCEPTED
+        assert one.read_from(log, 0, 9) == [(3, b"taken")]
+
+
+def test_when_it_is_healthy_again_all_refusals_have_been_told(tmp_path: Path) -> None:
+    disk = Disk()
+    with Opened(tmp_path, factory=disk.factory()) as one:
+        log = one.store.log("queue", "q")
+        one.commit()
+        disk.fault = FULL
+        refused(one.append(log, 0, b"x"))
+        one.until_healthy(False)
+        told: list[Outcome] = []
+        one.store.append(log, 1, messages(b"y"), told.append)
+        assert not told, "not within the call"
+        disk.fault = ""
+        one.until_healthy(True)
+        refused(told[0])
+        assert (one.store.figures.refused, one.store.figures.pending) == (2, 0)
+
+
+def test_a_value_beside_messages_goes_with_them(tmp_path: Path) -> None:
+    """Whenever the process ends: the value is not on disk without the messages."""
+    disk = Disk()
+    with Opened(tmp_path, factory=disk.factory()) as one:
+        log = one.store.log("queue", "q")
+        one.store.put("seen", "before", b"old")
+        one.store.put_beside("seen", "stored", b"1")
+        assert one.append(log, 0, b"stored") is ACCEPTED
+        disk.fault = FULL
+        one.store.put_beside("seen", "refused", b"1")
+        one.store.put_beside("seen", "before", b"new")
+        one.store.put("seen", "alone", b"1")
+        refused(one.append(log, 1, b"refused"))
+        one.until_healthy(False)
+        one.store.put_beside("seen", "refused at once", b"1")
+        refused(one.append(log, 2, b"refused at once"))
+        disk.fault = ""
+        one.until_healthy(True)
+    again = opened(tmp_path)
+    assert dict(again.things("seen")) == {"stored": b"1", "alone": b"1"}
     again.close()
 
 
@@ -175,6 +244,7 @@ def test_a_bug_in_the_thread_refuses_and_never_hangs(tmp_path: Path, monkeypatch
         one.store.flush()
         one.until_healthy(False)
         refused(one.append(log, 1, b"after it"), "a bug")
+        one.loop.run_until(lambda: told)
         refused(told[0], "a bug")
         assert "a bug" in one.store.failure
         assert (one.store.figures.pending, one.store.figures.pending_octets) == (0, 0)

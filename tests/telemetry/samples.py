@@ -67,6 +67,9 @@ def metrics_with_traffic() -> Metrics:
     listener.refused.add("credentials", 2)
     listener.latency.observe(0.0007, 4)
     link = metrics.link("erp", "amqp091")
+    link.addresses = ("rabbit-1:5672", "rabbit-2:5672")
+    link.address = link.addresses[1]
+    link.blocked = True
     link.up = True
     link.connects = 3
     link.failures.add("refused", 2)

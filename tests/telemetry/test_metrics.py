@@ -11,7 +11,7 @@ from gateway.telemetry.metrics import BROKER_GAUGES, COUNTERS, GAUGES, Metrics
 from gateway.telemetry.stats import REASONS_MAX, EndpointStats, Latency, ListenerStats, Reasons
 from tests.telemetry.samples import Crossing, Machine, Octets, metrics_with_traffic
 
-LABELS = {"endpoint", "protocol", "version", "direction", "frame", "route", "outcome", "reason"}
+LABELS = {"endpoint", "protocol", "version", "direction", "frame", "route", "outcome", "reason", "address"}
 
 
 def read(metrics: Metrics) -> dict[str, float]:
@@ -62,6 +62,9 @@ SAMPLES = [
     ('gateway_outbox_messages{endpoint="erp",route="telemetry"}', 9),
     ('gateway_outbox_bytes{endpoint="erp",route="telemetry"}', 900),
     ('gateway_outbox_oldest_seconds{endpoint="erp",route="telemetry"}', 1.5),
+    ('gateway_link_blocked{endpoint="erp",protocol="amqp091"}', 1),
+    ('gateway_link_address{address="rabbit-1:5672",endpoint="erp",protocol="amqp091"}', 0),
+    ('gateway_link_address{address="rabbit-2:5672",endpoint="erp",protocol="amqp091"}', 1),
     ('gateway_mapping_reloads_total{outcome="refused"}', 0),
     ("gateway_queues", 3),
 ]
@@ -151,3 +154,16 @@ def test_a_quantile_is_its_buckets_bound(
     for seconds, count in observed:
         latency.observe(seconds, count)
     assert latency.quantile(share) == expected
+
+
+def test_what_only_mqtt_links_count() -> None:
+    metrics = Metrics("1.2.3")
+    metrics.link("erp", "amqp091")
+    link = metrics.link("plant", "mqtt")
+    link.lessened.add("qos", 3)
+    link.filters_refused, link.duplicates = 1, 2
+    lines = metrics.exposition().decode().splitlines()
+    assert 'gateway_link_lessened_total{endpoint="plant",protocol="mqtt",reason="qos"} 3.0' in lines
+    assert 'gateway_duplicates_total{endpoint="plant",protocol="mqtt",route=""} 2.0' in lines
+    found = [line for line in lines if line.startswith("gateway_link_filters_refused{")]
+    assert found == ['gateway_link_filters_refused{endpoint="plant",protocol="mqtt"} 1.0']

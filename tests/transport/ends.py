@@ -29,6 +29,9 @@ class FakeSocket(socket.socket):
         self.written += data[:taken]
         return min(taken, len(data))
 
+    def sendmsg(self, buffers, ancdata=(), flags=0, address=None):  # type: ignore[no-untyped-def,override]
+        return self.send(b"".join(buffers), flags)
+
     def recv(self, size: int, flags: int = 0) -> bytes:
         if not self.reads:
             raise BlockingIOError
@@ -51,6 +54,7 @@ class Watch:
     def __init__(self) -> None:
         self.seen: list[tuple[bool, bool]] = []
         self.forgotten = 0
+        self.leaving: list[Stream] = []
         self.lingering: list[Stream] = []
 
     def watch(self, stream: Stream) -> None:
@@ -58,6 +62,9 @@ class Watch:
 
     def forget(self, stream: Stream) -> None:
         self.forgotten += 1
+
+    def leave(self, stream: Stream) -> None:
+        self.leaving.append(stream)
 
     def linger(self, stream: Stream) -> None:
         self.lingering.append(stream)

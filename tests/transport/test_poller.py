@@ -71,6 +71,16 @@ def test_a_batch_moves_on_after_a_megabyte(bench: Bench, monkeypatch: pytest.Mon
     assert bench.turns == 3
 
 
+def test_a_batch_moves_on_after_some_streams(bench: Bench, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(poller_module, "TURN_STREAMS_MAX", 2)
+    others = [bench.connect(Speaker(echo)) for _ in range(5)]
+    for other in others:
+        other.sendall(b"x")
+    bench.poller.turn(1.0)
+    assert bench.turns == 3
+    assert [other.recv(100) for other in others] == [b"X"] * 5
+
+
 def test_a_held_stream_is_not_read_until_it_is_released(bench: Bench) -> None:
     peer = Speaker()
     other = bench.connect(peer)
@@ -150,5 +160,22 @@ async def test_an_ended_stream_does_not_linger_for_ever(
     assert other.recv(10) == b""
     assert not peer.stream.closed
     nursery.start_soon(bench.poller.run)
-    await trio.sleep(2 * poller_module.LINGER_SECS + 0.1)
+    await trio.sleep(poller_module.LINGER_SWEEPS * poller_module.SWEEP_SECS + 0.1)
+    assert peer.stream.closed
+
+
+async def test_an_ended_stream_whose_peer_does_not_read_is_cut_off(
+    bench: Bench, nursery: trio.Nursery, autojump_clock: trio.testing.MockClock
+) -> None:
+    peer = Speaker()
+    bench.connect(peer)
+    assert peer.stream is not None
+    peer.out = bytes(16 * 1024 * 1024)
+    peer.stream.end("over")
+    bench.writes.flush()
+    assert peer.stream.backlogged
+    nursery.start_soon(bench.poller.run)
+    await trio.sleep((poller_module.LEAVE_SWEEPS - 1) * poller_module.SWEEP_SECS + 0.1)
+    assert not peer.stream.closed
+    await trio.sleep(poller_module.SWEEP_SECS)
     assert peer.stream.closed

@@ -141,6 +141,7 @@ def test_an_end_writes_the_last_words_however_slowly_and_waits_for_the_peers_own
     bench.stream.writable()
     assert bench.sock.written == b"farewell"
     assert (before, bench.sock.ended) == (False, True)
+    assert bench.watch.leaving == [bench.stream]
     assert bench.watch.lingering == [bench.stream]
     assert bench.stream.reading
     assert bench.stream.read(2.0) == 6

@@ -86,7 +86,7 @@ class FastHosts(dict[str, FastHost]):
         return sum(queue.refused for queue in self.queues())
 
     def added_to(self, gauges: Mapping[str, Callable[[], float]]) -> dict[str, Callable[[], float]]:
-        """The gauges of the broker with what is here."""
+        """The gauges of the broker with what is here: sums, and those of large messages."""
         own: dict[str, Callable[[], float]] = {
             "gateway_subscriptions": lambda: sum(len(host.subscriptions) for host in self.values()),
             "gateway_queues": lambda: sum(len(host.queues) for host in self.values()),
@@ -94,7 +94,15 @@ class FastHosts(dict[str, FastHost]):
             "gateway_queue_bytes": lambda: sum(queue.octets for queue in self.queues()),
             "gateway_consumers": lambda: sum(len(queue.consumers) for queue in self.queues()),
         }
-        return {name: _sum(read, own[name]) if name in own else read for name, read in gauges.items()}
+        sums = {name: _sum(read, own[name]) if name in own else read for name, read in gauges.items()}
+        return {
+            **sums,
+            "gateway_spool_bytes": lambda: self.spool.used,
+            "gateway_spool_files": lambda: len(self.spool.files),
+            "gateway_spool_held_bytes": lambda: self.spool.held,
+            "gateway_partial_transfers": lambda: len(self.partials),
+            "gateway_partial_transfers_bytes": lambda: self.partials.octets,
+        }
 
 
 def _sum(one: Callable[[], float], other: Callable[[], float]) -> Callable[[], float]:

@@ -56,6 +56,11 @@ class Partials:
     def __len__(self) -> int:
         return len(self._known)
 
+    @property
+    def octets(self) -> int:
+        """What has come of all of them."""
+        return sum(partial.file.size for partial in self._known.values())
+
     def _restore(self, store: Store) -> None:
         found = []
         for key, value in store.things(PARTIAL):

@@ -31,6 +31,7 @@ SUFFIX: Final = ".body"
 # Smaller bodies are always held: the store has rows of its own for larger ones only.
 SPOOLED_OCTETS_MIN: Final = RUN_OCTETS_MAX + 1
 PIECE_OCTETS: Final = 1_048_576  # hashed at a time
+GATHERED_MAX: Final = 64  # pieces written in one call; systems allow 1 024
 
 
 class SpoolFull(GatewayError):
@@ -48,20 +49,23 @@ class SpoolFile:
         self._finalize = finalize(self, spool.dead.append, name)
         self._finalize.atexit = False
 
-    def write(self, octets: bytes) -> None:
+    def write(self, *octets: bytes | bytearray | memoryview) -> None:
         """Append to it. Raises SpoolFull; what did fit counts."""
         spool = self._spool
-        if spool.used + len(octets) > spool.octets_max:
+        views = [memoryview(one) for one in octets if one]
+        if spool.used + sum(map(len, views)) > spool.octets_max:
             raise SpoolFull(f"limits.spool_bytes_max ({spool.octets_max}) is reached")
-        view = memoryview(octets)
         try:
             descriptor = os.open(self._path, os.O_WRONLY | os.O_CREAT | os.O_CLOEXEC, 0o600)
             try:
-                while view:
-                    count = os.pwrite(descriptor, view, self.size)
-                    view = view[count:]
+                while views:
+                    count = os.pwritev(descriptor, views[:GATHERED_MAX], self.size)
                     self.size += count
                     spool.count(count)
+                    while views and count >= len(views[0]):
+                        count -= len(views.pop(0))
+                    if count:
+                        views[0] = views[0][count:]
             finally:
                 os.close(descriptor)
         except OSError as error:
@@ -74,6 +78,17 @@ class SpoolFile:
             return os.pread(descriptor, count, at)
         finally:
             os.close(descriptor)
+
+    def send(self, descriptor: int, at: int, count: int) -> int:
+        """Hand `count` octets from `at` on to a socket, past this process; returns how many it took.
+
+        Raises OSError.
+        """
+        own = os.open(self._path, os.O_RDONLY | os.O_CLOEXEC)
+        try:
+            return os.sendfile(descriptor, own, at, count)
+        finally:
+            os.close(own)
 
     def body(self) -> bytes:
         """The body that it is; in memory, if it is small. Raises OSError."""

@@ -114,7 +114,7 @@ class KeptSession(Session):
         if not grant.qos:
             super().take(part, grant)
             return
-        if self.outlet is not None and self.full:
+        if self.outlet is not None and self.patient and self.full:
             self.pressure.hold_sources(part)
         messages = part.messages
         client = self.client_id if grant.no_local else None
@@ -128,7 +128,7 @@ class KeptSession(Session):
                 fitting = self._fitting(run)
                 end = start + len(fitting)
                 if fitting:
-                    self._keep(fitting, grant, partial(_settle, part, start, end))
+                    self._keep(fitting, grant, partial(_settle, part, start, end), part.lane.stored_first)
                 if end < stop:
                     part.settle_at(range(end, stop))
             else:
@@ -163,13 +163,19 @@ class KeptSession(Session):
         self._waiting.extend([(message, grant, UNKEPT) for message in messages])
         self._octets += sum([len(message.body) for message in messages])
 
-    def _keep(self, messages: list[Message], grant: Grant, told: Told) -> None:
-        """Give the messages positions, in memory or on disk alone, and write them."""
+    def _keep(self, messages: list[Message], grant: Grant, told: Told, stored_first: bool = False) -> None:
+        """Give the messages positions, in memory or on disk alone, and write them.
+
+        While the disk takes nothing neither does the session: it would send them before they are refused.
+        """
+        if not self._records.store.healthy:
+            self._records.store.refuse(told)
+            return
         first = self.next
         count = len(messages)
         octets = sum([len(message.body) for message in messages])
         self.next += count
-        alone = self.outlet is None or bool(self._aside) or self._memory_full()
+        alone = stored_first or self.outlet is None or bool(self._aside) or self._memory_full()
         if alone:
             self._on_disk().put(first, self.next, count, octets)
         else:
@@ -223,6 +229,12 @@ class KeptSession(Session):
         if self._gone:
             gone, self._gone = self._gone, []
             self._records.store.settle(self.log, gone)
+
+    def stalled(self, now: float) -> bool:
+        """As Session; while it is the disk that keeps the client waiting, it has not."""
+        if self._stuck or (self._aside and not self._waiting):
+            self.moved = True
+        return super().stalled(now)
 
     def _refill(self) -> bool:
         """Nothing waits in memory: take what comes next from the disk. False: nothing, or not yet."""

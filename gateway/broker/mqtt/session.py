@@ -74,6 +74,8 @@ class SessionLimits:
     in_flight_max: int = 256  # towards a client that states no Receive Maximum
     memory_messages_max: int = 100_000  # of a session that is kept on disk; others wait there alone
     memory_octets_max: int = 64 * 1024 * 1024
+    holds: bool = True  # a connected client's sources stop reading at the limit; else it loses the newest
+    stall_secs: float = 30.0  # how long for, when the client takes nothing
 
 
 @dataclass(slots=True, eq=False)
@@ -94,10 +96,16 @@ class Session:
     released: dict[int, None] = field(default_factory=dict)  # in flight, PUBREC came, PUBREL was sent
     credit: int = 0
     pressure: Pressure = field(default_factory=Pressure)
+    patient: bool = True  # its sources are held; after a stall not again before half of it is gone
+    moved: bool = False  # something was sent since `stalled` was asked
+    _since: float = 0.0  # monotonic
     _again: deque[Row] = field(default_factory=deque)  # in flight when the last connection was lost
     _waiting: deque[tuple[Message, Grant, int]] = field(default_factory=deque)  # position, or UNKEPT
     _octets: int = 0
     _last_id: int = 0
+
+    def __post_init__(self) -> None:
+        self.patient = self.limits.holds
 
     def __len__(self) -> int:
         return len(self._waiting)
@@ -124,7 +132,7 @@ class Session:
         messages = part.messages
         if grant.no_local:
             messages = [message for message in messages if message.sender.client != self.client_id]
-        if self.outlet is not None and self.full:
+        if self.outlet is not None and self.patient and self.full:
             self.pressure.hold_sources(part)
         self.offer(messages, grant)
         part.accept()
@@ -133,7 +141,8 @@ class Session:
         """Owe `messages` to the client. QoS 0 is for connected clients only.
 
         A connected client's sources are held at the limit, so only what cannot be held is dropped, at twice
-        the limit. Of a client that is away the newest messages beyond the limit are dropped, and counted.
+        the limit. Of a client that is away, or has stalled, the newest messages beyond the limit are dropped,
+        and counted.
         """
         if self.outlet is None:
             owed = (
@@ -151,7 +160,7 @@ class Session:
 
     def _fitting(self, messages: list[Message]) -> list[Message]:
         """As many of the messages as there is room for."""
-        stretch = 1 if self.outlet is None else 2
+        stretch = 1 if self.outlet is None or not self.patient else 2
         room = self.limits.messages_max * stretch - len(self)
         if len(messages) > room or self._octets > self.limits.octets_max * stretch:
             room = max(room, 0) if self._octets <= self.limits.octets_max * stretch else 0
@@ -166,6 +175,7 @@ class Session:
             rows = self._next_rows()
             if not rows:
                 return
+            self.moved = True
             for row in outlet.send(rows):
                 self.tally.undeliverable += 1
                 if row.qos:
@@ -205,8 +215,23 @@ class Session:
 
     def _sent(self, octets: int) -> None:
         self._octets -= octets
-        if self.pressure and len(self) <= self.limits.messages_max // 2:
+        if (self.pressure or not self.patient) and len(self) <= self.limits.messages_max // 2:
             self.pressure.relieve()
+            if self._octets <= self.limits.octets_max // 2:
+                self.patient = self.limits.holds
+
+    def stalled(self, now: float) -> bool:
+        """Its sources have waited `stall_secs` for a client that takes nothing; ask about once a second.
+
+        They will not wait for it again before it has taken half of what a session may hold.
+        """
+        if self.moved or not self.pressure:
+            self.moved = False
+            self._since = now
+        elif now - self._since >= self.limits.stall_secs:
+            self.patient = False
+            return True
+        return False
 
     def _rows_again(self) -> list[Row]:
         """Rows that were in flight on an earlier connection, under their old packet ids (§4.4)."""

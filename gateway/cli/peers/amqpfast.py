@@ -176,18 +176,43 @@ class FastPeer:
 async def _consume(
     channel: ClientChannel, address: FastAddress, show: Show, transaction: int | None, save: Path | None
 ) -> None:
-    taken = 0
-    # COMMIT may confirm whatever has been delivered, seen or not (3.3.4): so there is never more than the one
-    # message that is acknowledged together with it.
-    prefetch = PREFETCH if transaction is None else 1
-    async for delivery in await channel.consume(address.service, address.destination, prefetch=prefetch):
+    if transaction is not None:
+        await _consume_in_transactions(channel, address, show, transaction, save)
+        return
+    async for delivery in await channel.consume(address.service, address.destination, prefetch=PREFETCH):
         wants = show(delivery.message, await _saved(delivery, save))
         await channel.ack(delivery)
-        taken += 1
-        if transaction is not None and (not wants or taken % transaction == 0):
-            await channel.commit()
         if not wants:
             break
+
+
+async def _consume_in_transactions(
+    channel: ClientChannel, address: FastAddress, show: Show, count: int, save: Path | None
+) -> None:
+    """COMMIT may confirm whatever has been delivered, seen or not (3.3.4). So a transaction is so many whole
+    windows; before the last one is acknowledged the handle is paused, and what nobody wants is given back.
+    """
+    window = max(size for size in range(1, PREFETCH + 1) if count % size == 0)
+    consumer = await channel.consume(address.service, address.destination, prefetch=window)
+    taken, wants = 0, True
+    while wants:
+        shown: list[Delivery] = []
+        while wants and len(shown) < window:
+            delivery = await anext(consumer)
+            wants = show(delivery.message, await _saved(delivery, save))
+            shown.append(delivery)
+        taken += len(shown)
+        ends = not wants or taken % count == 0
+        if ends:
+            await consumer.pause(True)
+        while not wants and address.service == "queue" and (unseen := consumer.taken()) is not None:
+            await channel.unget(consumer, unseen)
+        for delivery in shown:
+            await channel.ack(delivery)
+        if ends:
+            await channel.commit()
+        if ends and wants:
+            await consumer.pause(False)
 
 
 async def _saved(delivery: Delivery, folder: Path | None) -> Path | None:

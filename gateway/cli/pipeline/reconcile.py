@@ -8,9 +8,8 @@ from typing import TYPE_CHECKING, Annotated
 import orjson
 import typer
 
-from gateway.cli.deadletters import TokenFile, ask
 from gateway.cli.exits import Exit
-from gateway.cli.options import AsJson, ConfigFile
+from gateway.cli.options import AsJson, ConfigFile, TokenFile, ask
 from gateway.cli.pipeline.common import JournalFolder, Master, SparkOption, journal_of, progress, started
 from gateway.cli.pipeline.traffic import Begin, End, Where
 

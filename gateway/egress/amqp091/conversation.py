@@ -1,8 +1,8 @@
 """The AMQP 0-9-1 link: what stays when a connection goes.
 
 Outwards it is a namespace whose only sink is what the link publishes (`Outgoing`); inwards it is the source
-of the batches of messages that it consumed. A receipt is (intake, delivery tag). What a remote broker sends
-takes routes only: its own subscribers have it already.
+of the batches of messages that it consumed. A receipt is (intake, delivery tag, message). What a remote
+broker sends takes routes only: its own subscribers have it already.
 """
 
 from __future__ import annotations
@@ -12,6 +12,7 @@ from collections.abc import Callable
 import structlog
 import trio
 
+from gateway.broker.pressure import Held
 from gateway.broker.switch import UNROUTED, Entry, Switch
 from gateway.egress.amqp091.intake import Intake
 from gateway.egress.amqp091.outgoing import Outgoing
@@ -32,7 +33,7 @@ from gateway.transport.stream import Stream
 
 log = structlog.get_logger()
 
-Receipt = tuple[Intake, int]
+Receipt = tuple[Intake, int, Message]
 Entries = dict[bytes, Entry]
 
 
@@ -66,6 +67,7 @@ class AmqpConversation:
             octets_max=limits.queue_bytes_max,
         )
         self.batch = Batch(self, trio.current_time())
+        self.held: Held[Receipt] = Held(lambda: switch.disk_healthy())
         self._peer: AmqpPeer | None = None
         self._caches: dict[str, Entries] = {}  # by the queue's name in routes
         self._generation = -1
@@ -92,6 +94,11 @@ class AmqpConversation:
         peer = self._peer
         return self.outgoing.idle and not len(self.batch) and (peer is None or not peer.outstanding)
 
+    @property
+    def unconfirmed(self) -> int:
+        """Messages for the broker that it has not confirmed, sent or not."""
+        return self.outgoing.waiting_messages + self.outgoing.in_flight
+
     def route(self, subscriptions: Subscriptions, targets: Targets) -> None:
         """The mapping changed: declare, consume and cancel what that means."""
         fresh, gone = self.topology.want(subscriptions, targets)
@@ -114,7 +121,9 @@ class AmqpConversation:
             batch.send()
 
     def tick(self, now: float) -> None:
-        """Everything that has its time belongs to a connection."""
+        """What waits for the disk is tried again, when it has recovered."""
+        for receipt in self.held.due():
+            self._retry(receipt)
 
     # What batches ask: this is their source.
 
@@ -127,16 +136,29 @@ class AmqpConversation:
         if refused:
             now = trio.current_time()
             for at, outcome in refused.items():
-                intake, tag = receipts[at]
-                intake.refused(tag, outcome, now)
+                intake, tag, _ = receipts[at]
+                if outcome.reason is Reason.STORE and intake.live:
+                    self.held.refused(receipts[at])
+                else:
+                    intake.refused(tag, outcome, now)
                 self.stats.refuse(outcome)
             receipts = [receipt for at, receipt in enumerate(receipts) if at not in refused]
-        for intake, tag in receipts:
+        for intake, tag, _ in receipts:
             accepted = intake.accepted
             if not accepted:
                 intake.wake()
             accepted.append(tag)
         self.stats.accepted_messages += len(receipts)
+
+    def _retry(self, receipt: Receipt) -> None:
+        intake, _, message = receipt
+        if not intake.live:
+            return
+        entry = self.switch.entry(self.name, None, message.address, intake.need.route_queue)
+        for way in entry.ways:
+            way.crossing.route.retried += 1
+        if not self.switch.publish(self.batch, entry, message, receipt):
+            self.unclaimed(entry, receipt)
 
     # What a connection asks.
 
@@ -155,16 +177,18 @@ class AmqpConversation:
         entry = entries[wire] = self.switch.entry(self.name, None, address, queue)
         return entry
 
-    def unclaimed(self, entry: Entry, message: Message, receipt: Receipt) -> None:
+    def unclaimed(self, entry: Entry, receipt: Receipt) -> None:
         """No route takes the message: without any it is a dead letter, but the broker is rid of it."""
         if not entry.ways:
-            self.switch.dead_letters.add([message], "", UNROUTED)
+            self.switch.dead_letters.add([receipt[2]], "", UNROUTED)
         self.settle([receipt], None, 0.0)
 
     def disconnected(self, peer: AmqpPeer, why: str) -> None:
         """A connection is gone; what it had not confirmed is sent again over the next one."""
         if self._peer is peer:
             self._peer = None
+            self.held.give_up()
+            self.stats.blocked = False
         self.outgoing.close()
         self.link.went_down(why)
 

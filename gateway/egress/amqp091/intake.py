@@ -12,6 +12,7 @@ from typing import Final
 
 from gateway.egress.amqp091.topology import Need
 from gateway.model.outcome import Outcome, Verdict
+from gateway.model.properties import Value, ValueType
 from gateway.protocols.amqp091 import methods as m
 from gateway.protocols.amqp091.client import ClientConnection
 
@@ -61,10 +62,11 @@ class Intake:
         """Messages that the broker awaits an answer to."""
         return self.last + 1 - self._floor - len(self._answered) if self.live else 0
 
-    def begin(self, prefetch: int) -> None:
-        """The channel is open: consume."""
+    def begin(self, prefetch: int, priority: int) -> None:
+        """The channel is open: consume. `priority` is that of the consumer among those of the queue."""
+        arguments = (("x-priority", Value(ValueType.INT32, priority)),) if priority else ()
         self._machine.send_method(self.channel, m.BasicQos(prefetch_count=prefetch))
-        self._machine.send_method(self.channel, m.BasicConsume(self.need.name))
+        self._machine.send_method(self.channel, m.BasicConsume(self.need.name, arguments=arguments))
 
     def stop(self) -> None:
         """No more messages are wanted; those on their way are still answered."""

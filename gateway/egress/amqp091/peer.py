@@ -15,7 +15,7 @@ import trio
 
 from gateway import __version__
 from gateway.egress.amqp091.intake import Intake
-from gateway.egress.amqp091.topology import Declarer, Need
+from gateway.egress.amqp091.topology import RETRY_SECS_MIN, SINGLE_ACTIVE, Declarer, Need
 from gateway.errors import LocalProtocolError, RemoteProtocolError
 from gateway.model.message import NEVER, Message, Sender
 from gateway.model.outcome import Outcome, Reason, Verdict
@@ -98,7 +98,8 @@ class AmqpPeer:
         self._confirming = False
         self._intakes: dict[int, Intake] = {}  # by channel number
         self._owing: dict[Intake, None] = {}  # acknowledgements
-        self._declarer = Declarer(self.machine, settings.declare, self._answered)
+        arguments = SINGLE_ACTIVE if settings.single_active_consumer else ()
+        self._declarer = Declarer(self.machine, settings.declare, arguments, self._answered)
         self._why = ""
 
     # What the stream asks.
@@ -226,7 +227,8 @@ class AmqpPeer:
         elif number == self._declarer.channel:
             self._declarer.opened()
         elif number in self._intakes:
-            self._intakes[number].begin(self._conversation.settings.prefetch)
+            settings = self._conversation.settings
+            self._intakes[number].begin(settings.prefetch, settings.consumer_priority)
 
     def _channel_closed(self, event: ChannelClosed) -> None:
         number = event.channel
@@ -263,6 +265,7 @@ class AmqpPeer:
             log.warning("the broker blocks publishing", link=self._conversation.name, reason=method.reason)
             self._block(True)
         elif isinstance(method, m.ConnectionUnblocked):
+            log.info("the broker takes publishes again", link=self._conversation.name)
             self._block(False)
         elif number == self._publishing:
             if isinstance(method, m.ConfirmSelectOk) and number in self.machine.channels:
@@ -278,7 +281,7 @@ class AmqpPeer:
             self._consumer_method(self._intakes[number], method)
 
     def _block(self, on: bool) -> None:
-        self._blocked = on
+        self._blocked = self._conversation.stats.blocked = on
         self._arranged()
 
     def _returned(self, event: Returned) -> None:
@@ -318,6 +321,7 @@ class AmqpPeer:
     def _consumer_method(self, intake: Intake, method: m.Method) -> None:
         if isinstance(method, m.BasicConsumeOk):
             intake.tag = method.consumer_tag
+            intake.need.wait = RETRY_SECS_MIN
             if intake.stopping:
                 intake.stop()
         elif isinstance(method, m.BasicCancel):
@@ -351,6 +355,7 @@ class AmqpPeer:
         publish = conversation.switch.publish
         batch = conversation.batch
         intakes = self._intakes
+        behind = conversation.held.on
         sender = self._sender
         number = 0
         intake: Intake | None = None
@@ -383,9 +388,11 @@ class AmqpPeer:
                 hops,
                 sender,
             )
-            receipt = (intake, tag)
-            if not publish(batch, entry, message, receipt):
-                conversation.unclaimed(entry, message, receipt)
+            receipt = (intake, tag, message)
+            if behind:
+                conversation.held.behind(receipt)
+            elif not publish(batch, entry, message, receipt):
+                conversation.unclaimed(entry, receipt)
         conversation.stats.messages_in += len(contents)
 
     def _malformed(self, intake: Intake, tag: int, error: RemoteProtocolError) -> None:

@@ -18,6 +18,7 @@ from typing import Final, Literal
 from gateway.errors import LocalProtocolError
 from gateway.mapping.router import Subscriptions, Targets
 from gateway.model.address import ADDRESS_OCTETS_MAX
+from gateway.model.properties import Headers, Value, ValueType
 from gateway.protocols.amqp091 import methods as m
 from gateway.protocols.amqp091.client import ClientConnection
 from gateway.protocols.amqp091.events import ChannelClosed
@@ -31,6 +32,8 @@ Steps = Generator[m.Method, Answer, str]  # returns why the need cannot be met; 
 RETRY_SECS_MIN: Final = 1.0
 # Exchanges that only messages name (by templates) and that a publish found missing: how many are remembered.
 UNDECLARED_MAX: Final = 256
+# Of the queues that the link declares, so that only one replica at a time is given messages of them.
+SINGLE_ACTIVE: Final[Headers] = (("x-single-active-consumer", Value(ValueType.BOOL, True)),)
 RESERVED: Final = "amq."  # 3.1.3.1: such names are the broker's own, and exist or cannot be made
 
 
@@ -92,8 +95,8 @@ class Need:
         """The queue by which routes know its messages; "" for a queue of the link's own."""
         return self.name if self.kind == "queue" else ""
 
-    def steps(self, declare: Declare) -> Steps:
-        """What has to be said to the broker."""
+    def steps(self, declare: Declare, arguments: Headers = ()) -> Steps:
+        """What has to be said to the broker. `arguments` are those of a queue that has to be made."""
         create = declare == "create" and not self.undeclared
         if self.kind == "exchange":
             return (yield from _exchange(self.name, create))
@@ -103,7 +106,7 @@ class Need:
             why = yield from _exchange(self.exchange, create)
             if why:
                 return why
-        why = yield from _queue(self.name, create)
+        why = yield from _queue(self.name, create, arguments)
         if why or not create:
             return why
         for key in sorted(self.drop):
@@ -122,8 +125,8 @@ def _exchange(name: str, create: bool) -> Steps:
     return (yield from _found_or_made(m.ExchangeDeclare(name, passive=True), made))
 
 
-def _queue(name: str, create: bool) -> Steps:
-    made = m.QueueDeclare(name, durable=True) if create else None
+def _queue(name: str, create: bool, arguments: Headers) -> Steps:
+    made = m.QueueDeclare(name, durable=True, arguments=arguments) if create else None
     return (yield from _found_or_made(m.QueueDeclare(name, passive=True), made))
 
 
@@ -252,15 +255,21 @@ class Topology:
 class Declarer:
     """Asks the broker for needs, one question at a time, on a channel that it opens and closes itself.
 
-    `answered` is called with each need and why it cannot be met ("" when it is).
+    `arguments` are those of the queues that it makes. `answered` is called with each need and why it cannot
+    be met ("" when it is).
     """
 
     def __init__(
-        self, machine: ClientConnection, declare: Declare, answered: Callable[[Need, str], None]
+        self,
+        machine: ClientConnection,
+        declare: Declare,
+        arguments: Headers,
+        answered: Callable[[Need, str], None],
     ) -> None:
         self.channel = 0  # 0: none is open
         self._machine = machine
         self._declare: Declare = declare
+        self._arguments = arguments
         self._answered = answered
         self._queue: deque[Need] = deque()
         self._need: Need | None = None
@@ -296,7 +305,7 @@ class Declarer:
     def _next(self) -> None:
         while self._queue and self._need is None:
             need = self._need = self._queue.popleft()
-            steps = self._steps = need.steps(self._declare)
+            steps = self._steps = need.steps(self._declare, self._arguments)
             try:
                 question = next(steps)
             except StopIteration as end:

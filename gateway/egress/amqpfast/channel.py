@@ -6,7 +6,16 @@ import tempfile
 from collections.abc import AsyncGenerator, Sequence
 from typing import IO, TYPE_CHECKING, Final, TypeVar
 
-from gateway.egress.amqpfast.handles import Awaited, ClientSender, Consumer, Delivery, Refused
+from gateway.egress.amqpfast.handles import (
+    Awaited,
+    ClientSender,
+    Consumer,
+    Delivery,
+    Handle,
+    PeerStream,
+    Refused,
+    StreamHandle,
+)
 from gateway.egress.amqpfast.opening import SERVICES, open_for_sending, split_name
 from gateway.egress.amqpfast.reading import Unsettled
 from gateway.egress.amqpfast.sources import is_prefix
@@ -16,7 +25,7 @@ from gateway.model.message import Message, Sender
 from gateway.protocols.amqpfast import commands as m
 from gateway.protocols.amqpfast.codec import decode_message_list
 from gateway.protocols.amqpfast.events import NO_HANDLE, Fragment, NotifyRow
-from gateway.protocols.amqpfast.spec import DELIVERED, REDELIVERED, ReplyCode, Scope
+from gateway.protocols.amqpfast.spec import DELIVERED, NOTIFY_STREAMING, REDELIVERED, ReplyCode, Scope
 from gateway.protocols.amqpfast.translate import NO_FACTS, facts, head_properties
 
 if TYPE_CHECKING:
@@ -26,7 +35,7 @@ SERVER: Final = Sender("server")
 OPEN_TAG: Final = 1  # of CHANNEL OPEN: the first that a channel gives
 MEMORY_OCTETS_MAX: Final = 16 * 1024 * 1024
 
-Opened = TypeVar("Opened", ClientSender, Consumer)
+Opened = TypeVar("Opened", ClientSender, Consumer, StreamHandle)
 
 
 class ClientChannel:
@@ -39,7 +48,7 @@ class ClientChannel:
         self.memory_octets_max = MEMORY_OCTETS_MAX
         self.unsettled = Unsettled()
         self._awaited: dict[int, Awaited] = {}  # by tag
-        self._handles: dict[int, ClientSender | Consumer] = {}
+        self._handles: dict[int, Handle] = {}
         self._failure: LinkError | None = None
         self._head = b""
         self._spool: tempfile.SpooledTemporaryFile[bytes] | None = None
@@ -75,6 +84,28 @@ class ClientChannel:
         )
         await self.say(command, tag, consumer.number)
         return consumer
+
+    async def temporary(self, service: str = "queue", name: str = "", *, prefetch: int = 100) -> Consumer:
+        """Make a destination that ends with this channel, and consume it: others send to its `name`, as the
+        answer to a message that says so. `name`: one of our own; a queue of that name is emptied.
+        """
+        self.check()
+        command = m.HandleOpen(
+            self.number, service_type=SERVICES[service], consumer=True, temporary=True, dest_name=name
+        )
+        number = self.client.machine.open_handle(command, confirm=False)
+        consumer = self._adopt(Consumer(self, number, service))
+        self.client.flush()
+        await consumer.created()
+        tag = self.client.machine.new_tag(self.number)
+        await self.say(m.HandleConsume(number, tag, prefetch), tag, number)
+        return consumer
+
+    def stream(self, peer: str, head: bytes) -> PeerStream:
+        """A stream to a peer service; see Client.stream."""
+        command = m.HandleOpen(self.number, service_type=SERVICES["peer"], dest_name=peer)
+        number = self.client.machine.open_handle(command, confirm=False)
+        return PeerStream(self, self._adopt(StreamHandle(self, number)), head)
 
     async def browse(self, service: str, name: str, *, selector: str = "") -> AsyncGenerator[Delivery, None]:
         """What waits at a destination, without taking it; some may be gone before it is their turn."""
@@ -202,6 +233,12 @@ class ClientChannel:
         if isinstance(found, Consumer):
             found.heard_index(index)
 
+    def heard_created(self, created: m.HandleCreated) -> None:
+        """CREATED."""
+        found = self._handles.get(created.handle_id)
+        if isinstance(found, Consumer):
+            found.heard_created(created.dest_name)
+
     def heard(self, row: NotifyRow, file: IO[bytes] | None = None) -> None:
         """A message."""
         handle, number, bits, head, body, name = row
@@ -231,7 +268,12 @@ class ClientChannel:
         found.add(Delivery(number, bits & REDELIVERED != 0, message, file))
 
     def heard_fragment(self, fragment: Fragment) -> None:
-        """A part of a message."""
+        """A part of a message, or of a stream."""
+        if fragment.bits & NOTIFY_STREAMING:
+            stream = self._handles.get(fragment.handle)
+            if isinstance(stream, StreamHandle):
+                stream.heard_octets(fragment.octets)
+            return
         if fragment.first:
             self._head = fragment.head
             # Whoever is given the delivery closes it.

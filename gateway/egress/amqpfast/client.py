@@ -29,12 +29,12 @@ from typing import Final
 import trio
 
 from gateway.egress.amqpfast.channel import OPEN_TAG, ClientChannel
-from gateway.egress.amqpfast.handles import Delivery, Refused
+from gateway.egress.amqpfast.handles import PLAIN_HEAD, Delivery, PeerStream, Refused
 from gateway.egress.amqpfast.opening import client_machine
 from gateway.errors import LinkError
 from gateway.model.properties import Value, ValueType, string
 from gateway.protocols.amqpfast.codec import Head, encode_head_properties
-from gateway.protocols.amqpfast.commands import HandleIndex
+from gateway.protocols.amqpfast.commands import HandleCreated, HandleIndex
 from gateway.protocols.amqpfast.events import (
     NO_HANDLE,
     Challenged,
@@ -54,7 +54,7 @@ from gateway.protocols.amqpfast.events import (
 from gateway.protocols.amqpfast.spec import BODY_SIZE_MAX, FRAME_MAX, ReplyCode, Scope
 from gateway.settings.endpoints import Target, parse_url
 
-__all__ = ["Client", "ClientChannel", "Delivery", "Lost", "Refused", "connect", "head_of"]
+__all__ = ["Client", "ClientChannel", "Delivery", "Lost", "PeerStream", "Refused", "connect", "head_of"]
 
 READ_OCTETS: Final = 65_536
 TICK_SECS: Final = 1.0
@@ -141,6 +141,9 @@ class Client:
         self._failure: LinkError | None = None
         self._to_write = trio.Event()
         self._written = trio.Event()
+        self._holds = 0
+        self._leaving = False
+        self._released = trio.Event()
         self._background: list[trio.CancelScope] = []
         self._channels: dict[int, ClientChannel] = {}
         self._by_handle: dict[int, ClientChannel] = {}
@@ -189,6 +192,8 @@ class Client:
         if stream is None:
             return
         try:
+            self._leaving = True
+            self._released.set()
             if self._failure is None:
                 self.machine.close()
                 self.flush()
@@ -209,6 +214,11 @@ class Client:
         await awaited.wait()
         return channel
 
+    async def stream(self, peer: str, head: bytes = PLAIN_HEAD) -> PeerStream:
+        """Octets to and from a peer service, on a channel of their own; `head` says what they are."""
+        channel = await self.channel()
+        return channel.stream(peer, head)
+
     # For channels.
 
     def check(self) -> None:
@@ -226,6 +236,17 @@ class Client:
         self.flush()
         await self._written.wait()
         self.check()
+
+    def hold(self) -> None:
+        """Read nothing more until as many `release` calls have come."""
+        self._holds += 1
+
+    def release(self) -> None:
+        """Undo one `hold`."""
+        self._holds -= 1
+        if not self._holds:
+            self._released.set()
+            self._released = trio.Event()
 
     def adopt(self, handle: int, channel: ClientChannel) -> None:
         """What is heard on the handle is for the channel."""
@@ -246,6 +267,8 @@ class Client:
                 self.flush()
                 if self.machine.closed:
                     break
+                while self._holds and not self._leaving:
+                    await self._released.wait()
         except (trio.BrokenResourceError, trio.ClosedResourceError) as error:
             self._end(Lost(f"{self._place}: {error.__cause__ or error}"))
         else:
@@ -318,6 +341,8 @@ class Client:
             command = event.command
             if isinstance(command, HandleIndex) and command.handle_id in self._by_handle:
                 self._by_handle[command.handle_id].heard_index(command)
+            elif isinstance(command, HandleCreated) and command.handle_id in self._by_handle:
+                self._by_handle[command.handle_id].heard_created(command)
         elif isinstance(event, Released):
             if event.handle in self._by_handle:
                 self._by_handle[event.handle].released(event.handle)

@@ -13,6 +13,7 @@ from functools import partial
 import structlog
 import trio
 
+from gateway.broker.pressure import Held
 from gateway.broker.switch import UNROUTED, Entry, Switch
 from gateway.egress.amqpfast.intake import Receipt
 from gateway.egress.amqpfast.outgoing import Outgoing
@@ -23,7 +24,7 @@ from gateway.mapping.router import Subscriptions, Targets
 from gateway.model.address import Address, FastAddress
 from gateway.model.batch import Batch, Sink
 from gateway.model.message import Message, Sender
-from gateway.model.outcome import Outcome, Verdict
+from gateway.model.outcome import Outcome, Reason, Verdict
 from gateway.settings import Limits
 from gateway.settings.endpoints import Link as LinkSettings
 from gateway.settings.endpoints import Target
@@ -64,6 +65,7 @@ class FastConversation:
             octets_max=limits.queue_bytes_max,
         )
         self.batch = Batch(self, trio.current_time())
+        self.held: Held[Receipt] = Held(lambda: switch.disk_healthy())
         self._peer: FastPeer | None = None
         self._caches: dict[str, Entries] = {}  # by service
         self._generation = -1
@@ -90,6 +92,11 @@ class FastConversation:
         peer = self._peer
         return self.outgoing.idle and not len(self.batch) and (peer is None or not peer.outstanding)
 
+    @property
+    def unconfirmed(self) -> int:
+        """Messages for the broker that it has not confirmed, sent or not."""
+        return self.outgoing.waiting_messages + self.outgoing.in_flight
+
     def route(self, subscriptions: Subscriptions, targets: Targets) -> None:
         """The mapping changed: consume and leave what that means. Destinations cannot be declared."""
         fresh, gone = self.sources.want(subscriptions)
@@ -111,8 +118,11 @@ class FastConversation:
             batch.send()
 
     def tick(self, now: float) -> None:
-        """Destinations that were refused get another chance."""
+        """Destinations that were refused get another chance, and what waits for the disk, if it recovered."""
         self.outgoing.tick(now)
+        for receipt in self.held.due():
+            if receipt[0].live:
+                self.retry(receipt)
 
     # What batches ask: this is their source.
 
@@ -129,7 +139,10 @@ class FastConversation:
                     self.bury(receipts[at], outcome)
                 else:
                     self.stats.refuse(outcome)
-                    receipts[at][0].released(receipts[at], now)
+                    if outcome.reason is Reason.STORE and receipts[at][0].live:
+                        self.held.refused(receipts[at])
+                    else:
+                        receipts[at][0].released(receipts[at], now)
             receipts = [receipt for at, receipt in enumerate(receipts) if at not in refused]
         for intake, number, _ in receipts:
             accepted = intake.accepted
@@ -190,6 +203,7 @@ class FastConversation:
         """A connection is gone; what it had not confirmed is sent again over the next one."""
         if self._peer is peer:
             self._peer = None
+            self.held.give_up()
         self.outgoing.close()
         self.link.went_down(why)
 

@@ -19,7 +19,7 @@ from gateway.errors import LinkError
 from gateway.model.message import Message
 from gateway.protocols.amqpfast import commands as m
 from gateway.protocols.amqpfast.codec import Head, encode_head_properties
-from gateway.protocols.amqpfast.sending import Producer
+from gateway.protocols.amqpfast.sending import Producer, Transfer
 from gateway.protocols.amqpfast.spec import ReplyCode, Scope
 
 if TYPE_CHECKING:
@@ -27,6 +27,8 @@ if TYPE_CHECKING:
 
 PLAIN_HEAD: Final = encode_head_properties(Head())
 WRITE_OCTETS_MAX: Final = 1_048_576  # of an upload, until the network has taken them
+
+ARRIVED_OCTETS_HIGH: Final = 1_048_576  # of a stream: then the connection is not read until half is taken
 
 Progress = Callable[[int, int], None]
 
@@ -233,12 +235,117 @@ class ClientSender(Handle):
         self.wake()
 
 
+class StreamHandle(Handle):
+    """What has come of a stream."""
+
+    def __init__(self, channel: ClientChannel, number: int) -> None:
+        super().__init__(channel, number, "peer")
+        self._arrived = bytearray()
+        self._holding = False
+
+    def heard_octets(self, octets: bytes | memoryview) -> None:
+        """A fragment has come."""
+        self._arrived += octets
+        if len(self._arrived) > ARRIVED_OCTETS_HIGH and not (self._holding or self._ended):
+            self._holding = True
+            self._channel.client.hold()
+        self.wake()
+
+    async def take(self, most: int | None) -> bytes:
+        """What has come, `most` octets of it; b"" at the end of the stream."""
+        while not self._arrived:
+            self.check_ended()
+            if isinstance(self.failure, Refused) and self.failure.code < ReplyCode.MESSAGE_NOT_FOUND:
+                return b""
+            await self.news()
+        octets = bytes(self._arrived[:most])
+        del self._arrived[:most]
+        if len(self._arrived) <= ARRIVED_OCTETS_HIGH // 2:
+            self._let_go()
+        return octets
+
+    def check_ended(self) -> None:
+        """Raises trio.ClosedResourceError when it was closed from here."""
+        if self._ended:
+            raise trio.ClosedResourceError
+
+    async def aclose(self) -> None:
+        """The end of the stream, and of its channel."""
+        self._let_go()
+        if not self._ended:
+            await super().aclose()
+            await self._channel.aclose()
+
+    def _let_go(self) -> None:
+        if self._holding:
+            self._holding = False
+            self._channel.client.release()
+
+
+class PeerStream(trio.abc.Stream):
+    """Octets to and from a peer service, as long as both sides like (3.5.3.1); a stream as Trio has them.
+
+    It has a channel of its own. Who does not take what comes holds up everything on the connection. Refused
+    says why the server has ended it, Lost that the connection is gone.
+    """
+
+    def __init__(self, channel: ClientChannel, handle: StreamHandle, head: bytes) -> None:
+        """Raises LocalProtocolError when the head does not fit a fragment."""
+        self._client = channel.client
+        self._handle = handle
+        self._transfer = Transfer(channel.client.machine, handle.number, head, 0, streaming=True)
+        self._sending = trio.StrictFIFOLock()
+
+    async def send_all(self, data: bytes | bytearray | memoryview) -> None:
+        """Returns when the network has taken all of it."""
+        octets = memoryview(data)
+        async with self._sending:
+            while True:
+                self._handle.check_ended()
+                self._handle.check()
+                size = min(self._transfer.room, len(octets))
+                self._transfer.write(bytes(octets[:size]))
+                await self._client.drained()
+                octets = octets[size:]
+                if not octets:
+                    return
+
+    async def wait_send_all_might_not_block(self) -> None:
+        """Until what was sent before has gone."""
+        await self._client.drained()
+
+    async def receive_some(self, max_bytes: int | None = None) -> bytes:
+        """What has come; b"" when the peer has ended the stream."""
+        return await self._handle.take(max_bytes)
+
+    async def aclose(self) -> None:
+        """The end of the stream, and of its channel."""
+        await self._handle.aclose()
+
+
 class Consumer(Handle):
-    """What is delivered to a CONSUME or BROWSE."""
+    """What is delivered to a CONSUME or BROWSE. `name` is that of a temporary destination."""
 
     def __init__(self, channel: ClientChannel, number: int, service: str) -> None:
         super().__init__(channel, number, service)
+        self.name = ""
         self._index: m.HandleIndex | None = None
+
+    async def pause(self, paused: bool) -> None:
+        """HANDLE FLOW: nothing more comes, or all goes on; returns when the server has said so."""
+        channel = self._channel
+        tag = channel.client.machine.new_tag(channel.number)
+        await channel.say(m.HandleFlow(self.number, tag, paused), tag, self.number)
+
+    async def created(self) -> None:
+        """Wait for the name of a temporary destination."""
+        while not self.name:
+            await self.news()
+
+    def heard_created(self, name: str) -> None:
+        """CREATED."""
+        self.name = name
+        self.wake()
 
     async def listed(self) -> m.HandleIndex:
         """The answer to a QUERY."""

@@ -14,18 +14,20 @@ import trio
 
 from gateway.broker.switch import Entry
 from gateway.egress.amqpfast.intake import Intake
-from gateway.egress.amqpfast.opening import client_machine
+from gateway.egress.amqpfast.opening import SERVICES, client_machine
 from gateway.egress.amqpfast.reading import Joined
-from gateway.egress.amqpfast.sources import Source
+from gateway.egress.amqpfast.sources import Source, Survey
 from gateway.errors import LocalProtocolError, RemoteProtocolError
 from gateway.model.message import Message, Sender
 from gateway.model.outcome import Outcome, Reason, Verdict
 from gateway.model.properties import NO_PROPERTIES
+from gateway.protocols.amqpfast import commands as m
 from gateway.protocols.amqpfast.events import (
     NO_HANDLE,
     Challenged,
     ChannelClosed,
     Closed,
+    CommandReceived,
     Event,
     Fragment,
     HandleClosed,
@@ -85,6 +87,8 @@ class FastPeer:
         self._by_handle: dict[int, Intake] = {}
         self._asked: dict[int, Intake] = {}  # whose CONSUME has not been answered, by handle
         self._owing: dict[Intake, None] = {}  # acknowledgements
+        self._surveys: dict[Source, Survey] = {}  # of prefixes of queues
+        self._survey_channel = 0
         self._why = ""
 
     # What the stream asks.
@@ -134,6 +138,7 @@ class FastPeer:
                 self._open_sending()
             for source in conversation.sources.due(now):
                 self._consume(source)
+            self._survey(now)
         self._stream.mark()
 
     def shut_down(self) -> None:
@@ -153,6 +158,9 @@ class FastPeer:
         """The mapping changed: consume what is new, leave what is not wanted any more."""
         consumed = {intake.source: intake for intake in self._intakes.values() if not intake.stopping}
         for source in gone:
+            survey = self._surveys.pop(source, None)
+            if survey is not None:
+                self.machine.close_handle(survey.handle)
             if source in consumed:
                 consumed[source].stop()
             elif source.identifier:
@@ -204,6 +212,8 @@ class FastPeer:
         elif isinstance(event, Challenged):
             self._why = "the server wants more than a name and password"
             self.machine.close(ReplyCode.ACCESS_REFUSED, self._why)
+        elif isinstance(event, CommandReceived) and isinstance(event.command, m.HandleIndex):
+            self._surveyed(event.command)
 
     def _opened(self) -> None:
         conversation = self._conversation
@@ -246,6 +256,7 @@ class FastPeer:
                 intake = self._asked.pop(row[1], None)
                 if intake is not None:
                     self._conversation.met(intake.source)
+                    self._begin_survey(intake.source)
                     self._arranged()
                 elif row[1] != NO_HANDLE:
                     sent.append(row)
@@ -260,6 +271,9 @@ class FastPeer:
             self._count_fault(event.reply_code)
         intake = self._by_handle.get(event.handle)
         if intake is None:
+            for source in [one for one, survey in self._surveys.items() if survey.handle == event.handle]:
+                del self._surveys[source]  # it may not be looked through, or has gone
+                return
             self._conversation.outgoing.handle_closed(event.handle, event.reply_code, event.text)
             return
         # What it has delivered is given back with its channel, and comes again.
@@ -274,6 +288,8 @@ class FastPeer:
         intake = self._intakes.get(event.channel)
         if intake is not None:
             self._failed(intake, f"{event.reply_code} {event.text}")
+        elif event.channel == self._survey_channel:
+            self._surveys.clear()  # the server does not like to be asked, on this connection
         elif event.channel == self._sending:
             log.warning("sending channel closed", link=self._conversation.name, error=event.text)
             idle = not outgoing.in_flight
@@ -308,6 +324,48 @@ class FastPeer:
         if intake is not None:
             self._asked[intake.handle] = intake
             intake.begin(self._conversation.settings.prefetch)
+
+    def _survey(self, now: float) -> None:
+        """Ask what waits at the prefixes of queues of which nothing is on its way."""
+        for source, survey in self._surveys.items():
+            if survey.due(now) and self._idle(source) is not None:
+                survey.asked = True
+                self.machine.send(m.HandleQuery(survey.handle))
+
+    def _idle(self, source: Source) -> Intake | None:
+        """Who consumes a source, if all that it has brought is answered."""
+        for intake in self._intakes.values():
+            if intake.source is source and not (intake.stopping or intake.handle in self._asked):
+                return None if len(intake.unsettled) else intake
+        return None
+
+    def _begin_survey(self, source: Source) -> None:
+        """A prefix of queues is consumed: from now on look for those that are made later."""
+        if not source.prefix or source.service != "queue" or source in self._surveys:
+            return
+        try:
+            if not self._survey_channel:
+                self._survey_channel = self.machine.open_channel(confirm=False)
+            command = m.HandleOpen(
+                self._survey_channel,
+                service_type=SERVICES[source.service],
+                browser=True,
+                dest_name=source.name,
+            )
+            handle = self.machine.open_handle(command, confirm=False)
+        except LocalProtocolError:
+            return  # there is none left: what is made later is found at the next connection
+        self._surveys[source] = Survey(handle, trio.current_time())
+
+    def _surveyed(self, index: m.HandleIndex) -> None:
+        for source, survey in self._surveys.items():
+            if survey.handle == index.handle_id:
+                intake = self._idle(source)
+                waits = bool(index.message_list) and intake is not None
+                if survey.answered(waits=waits, now=trio.current_time()) and intake is not None:
+                    log.info("consuming anew", link=self._conversation.name, prefix=source.name)
+                    intake.stop()
+                    self._consume(source)
 
     def _abandon(self, source: Source) -> None:
         """Let go of a durable subscription that is not consumed."""
@@ -357,6 +415,7 @@ class FastPeer:
         caches = conversation.caches()
         publish = conversation.switch.publish
         batch = conversation.batch
+        behind = conversation.held.on
         sender = self._sender
         last_handle, last_head = -1, b""
         intake: Intake | None = None
@@ -387,7 +446,9 @@ class FastPeer:
                 entry.address, body, properties, 1 if durable else 0, durable, retained, expires, hops, sender
             )
             receipt = (intake, number, message)
-            if not publish(batch, entry, message, receipt):
+            if behind:
+                conversation.held.behind(receipt)
+            elif not publish(batch, entry, message, receipt):
                 conversation.unclaimed(entry, receipt)
         conversation.stats.messages_in += len(rows)
 

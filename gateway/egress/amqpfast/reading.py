@@ -62,7 +62,7 @@ class Assembly:
         self.octets_max = octets_max
         self._head = b""
         self._size = 0
-        self._parts: list[bytes] = []
+        self._parts: list[bytes | memoryview] = []
 
     def take(self, fragment: Fragment) -> Joined | None:
         """The next fragment; the message when it was the last."""

@@ -16,6 +16,9 @@ from gateway.model.address import ADDRESS_OCTETS_MAX
 
 RETRY_SECS_MIN: Final = 1.0
 IDENTIFIER: Final = "gateway."
+SURVEY_SECS: Final = 10.0  # how often a prefix of queues is looked through
+SURVEY_SECS_MAX: Final = 600.0  # when to consume it anew was no use
+DOUBT_SECS: Final = 1.0  # what is still there after this was not on its way
 
 
 def is_prefix(name: str) -> bool:
@@ -41,6 +44,42 @@ class Source:
     @property
     def key(self) -> tuple[str, str]:
         return self.service, self.name
+
+
+class Survey:
+    """Looks for queues that were made after the prefix that they begin with was consumed.
+
+    A CONSUME covers the queues of its time, and nothing tells of new ones (3.5.2.3). But a message that waits
+    for a while although the window is open must be in a queue that is not consumed: then the prefix has to be
+    consumed anew. `handle` is the one to ask on.
+    """
+
+    __slots__ = ("_at", "_doubtful", "_wait", "asked", "handle")
+
+    def __init__(self, handle: int, now: float) -> None:
+        self.handle = handle
+        self.asked = False  # the answer is awaited
+        self._wait = SURVEY_SECS
+        self._at = now + SURVEY_SECS
+        self._doubtful = False
+
+    def due(self, now: float) -> bool:
+        """Whether it is time to ask."""
+        return not self.asked and now >= self._at
+
+    def answered(self, *, waits: bool, now: float) -> bool:
+        """Whether something waits was the answer; True: the prefix has to be consumed anew."""
+        self.asked = False
+        if not waits:
+            self._wait, self._doubtful, self._at = SURVEY_SECS, False, now + SURVEY_SECS
+            return False
+        self._doubtful = not self._doubtful
+        if self._doubtful:
+            self._at = now + DOUBT_SECS
+            return False
+        self._wait = min(self._wait * 2, SURVEY_SECS_MAX)
+        self._at = now + self._wait
+        return True
 
 
 def _identifier(name: str) -> str:

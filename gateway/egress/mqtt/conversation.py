@@ -8,6 +8,9 @@ With `version: auto` a link says MQTT 5.0. A broker that refuses that version is
 3.1.1. Where the connection only ends without a CONNACK, as old brokers do and also brokers that are just
 starting, the other version is tried next and nothing is remembered: a moment's weakness must not cost a
 broker of MQTT 5 its properties for ever.
+
+A link that shares its subscriptions does not fall back: only MQTT 5 says what `$share` is. Many brokers know
+it in 3.1.1, too; to the others it is a topic like any other, on which nothing would ever come.
 """
 
 from __future__ import annotations
@@ -36,6 +39,7 @@ if TYPE_CHECKING:
     from gateway.egress.link import Link
 
 PACKET_OCTETS_MAX: Final = VARINT_MAX + 5
+NEEDS_5: Final = "share needs MQTT 5.0; say version: 3.1.1 if the broker shares subscriptions in that, too"
 VERSIONS: Final = {"5.0": Version.V5, "3.1.1": Version.V311, "3.1": Version.V31}
 
 
@@ -63,10 +67,11 @@ class MqttConversation:
             window_max=settings.in_flight_max,
         )
         self.incoming = Incoming(name, switch, limits, stats, self.balance)
-        self.filters = Filters(name, settings.qos)
+        self.filters = Filters(name, settings.qos, stats, settings.share)
         self._settings = settings
         self._limits = limits
         self._client_id = client_id
+        self._shares = settings.share is not None
         self._peer: MqttPeer | None = None
         self._sinks: tuple[Sink, ...] = (self,)
         self._older = False  # the broker has refused MQTT 5.0
@@ -80,6 +85,11 @@ class MqttConversation:
         outgoing = self.outgoing
         return not (outgoing.waiting or outgoing.in_flight or self.incoming.unsettled)
 
+    @property
+    def unconfirmed(self) -> int:
+        """Messages for the broker that it has not confirmed, sent or not."""
+        return self.outgoing.waiting + self.outgoing.in_flight
+
     def route(self, subscriptions: Subscriptions, targets: Targets) -> None:
         """The mapping changed: subscribe to what its routes need. Topics need no declaration."""
         self.filters.want(subscriptions.topics)
@@ -91,20 +101,21 @@ class MqttConversation:
         limits = self._limits
         version = self._version()
         five = version is Version.V5
+        expiry = self._settings.session_expiry_secs
         most = PACKET_OCTETS_MAX  # before MQTT 5 the broker cannot be told a limit; see Incoming
         if five:
             most = min(most, limits.message_bytes_max + limits.connect_bytes_max)
         machine = ClientConnection(packet_bytes_max=most)
-        expiry = self._settings.session_expiry_secs
         machine.connect(
             Connect(
                 self._client_id,
                 version,
-                clean_start=not five and not expiry,
+                clean_start=not expiry,
                 keep_alive=self._settings.heartbeat_secs,
                 user_name=target.username or None,
                 password=target.password.encode() if target.password else None,
                 properties=self._announced(most) if five else {},
+                bridge=self._settings.bridge and not five,
             ),
             now,
         )
@@ -169,6 +180,8 @@ class MqttConversation:
             self.outgoing.detach(too_large=peer.too_large)
         elif peer.refuses_version:
             self._older = True
+            if self._shares and self._settings.version == "auto":
+                reason += f"; {NEEDS_5}"
         elif not peer.answered:
             self._other = not self._other
         self.link.went_down(reason)
@@ -188,6 +201,8 @@ class MqttConversation:
         said = self._settings.version
         if said != "auto":
             return VERSIONS[said]
+        if self._shares:
+            return Version.V5
         return Version.V311 if self._older or self._other else Version.V5
 
     def _announced(self, packet_bytes_max: int) -> dict[Property, Any]:

@@ -2,7 +2,11 @@
 
 `said` is what our last words about a filter amount to on this session; `granted` is what the broker has
 confirmed, and therefore what it still knows when it resumes the session. A refused filter is asked for again,
-after a wait that doubles: permissions change while a gateway runs.
+after a wait that doubles: permissions change while a gateway runs. One that the broker has said it cannot
+take is not asked for on that connection, which would be against the protocol (5: 3.2.2.3.11, 3.2.2.3.13).
+
+With a group, the broker hears `$share/GROUP/FILTER`: the members of the group, the replicas of a gateway for
+instance, divide the messages among them.
 """
 
 from __future__ import annotations
@@ -12,28 +16,34 @@ from typing import Final
 
 import structlog
 
+from gateway.egress.mqtt.peer import reason_name
 from gateway.protocols.mqtt.client import ClientConnection
 from gateway.protocols.mqtt.packets import Subscription
 from gateway.protocols.mqtt.spec import FAILURE, WORD_MAX, Version
+from gateway.telemetry.stats import LinkStats
 
 FIRST_ID: Final = 65_001  # below are the packet ids of PUBLISH, see mqtt_outgoing.PACKET_IDS
 FILTERS_PER_PACKET: Final = 8  # some hosted brokers take no more
 RETRY_SECS_MIN: Final = 1.0
 RETRY_SECS_MAX: Final = 60.0
+SHARE: Final = "$share/"
+WILDCARDS: Final = frozenset("+#")
 NEW_ONLY: Final = 1  # retain handling: retained messages for a new subscription only (5: 3.8.3.1)
 
 log = structlog.get_logger()
 
 
 class Filters:
-    """The subscriptions of one link. `refusals` counts what the broker would not grant."""
+    """The subscriptions of one link. `stats.filters_refused` is how many the broker does not grant now."""
 
-    def __init__(self, link: str, qos: int) -> None:
+    def __init__(self, link: str, qos: int, stats: LinkStats, share: str | None = None) -> None:
         self.qos = qos
         self.wanted: tuple[str, ...] = ()
         self.granted: set[str] = set()
-        self.refusals = 0
         self._link = link
+        self._stats = stats
+        self._group = "" if share is None else f"{SHARE}{share}/"
+        self._refused: set[str] = set()
         self._machine: ClientConnection | None = None
         self._said: set[str] = set()
         self._asked: dict[int, tuple[str, ...]] = {}
@@ -44,7 +54,8 @@ class Filters:
 
     def want(self, filters: tuple[str, ...]) -> None:
         """Have exactly these; the difference is said at once if the link is up."""
-        self.wanted = filters
+        filters = self.wanted = tuple(self._group + one for one in filters)
+        self._forgive()
         self._attempts.clear()
         self._due.clear()
         if self._machine is not None:
@@ -59,6 +70,7 @@ class Filters:
         anew: Mosquitto keeps the options of one that is only repeated, and what we publish would come back.
         """
         self._machine = machine
+        self._forgive()
         self._asked.clear()
         self._attempts.clear()
         self._due.clear()
@@ -79,10 +91,13 @@ class Filters:
         """SUBACK: a granted QoS or a refusal for each filter of the packet."""
         for one, reason in zip(self._asked.pop(packet_id, ()), reasons, strict=False):
             if reason >= FAILURE:
-                self._refused(one, f"{reason:#04x}", now)
+                self._refuse(one)
+                self._ask_again(one, reason_name(reason), now)
                 continue
             if one in self._said:
                 self.granted.add(one)
+                self._refused.discard(one)
+                self._stats.filters_refused = len(self._refused)
             self._attempts.pop(one, None)
             if reason < self.qos:
                 log.warning("subscription with a lower qos", link=self._link, filter=one, qos=reason)
@@ -95,10 +110,23 @@ class Filters:
                 del self._due[one]
             self._subscribe(due)
 
-    def _refused(self, one: str, reason: str, now: float) -> None:
-        self.refusals += 1
+    def _forgive(self) -> None:
+        self._refused.clear()
+        self._stats.filters_refused = 0
+
+    def _refuse(self, one: str) -> None:
         self._said.discard(one)
         self.granted.discard(one)
+        if one in self.wanted:
+            self._refused.add(one)
+            self._stats.filters_refused = len(self._refused)
+
+    def _give_up(self, one: str, why: str) -> None:
+        """Nothing of this filter comes over this connection."""
+        self._refuse(one)
+        log.error("subscription impossible", link=self._link, filter=one, why=why)
+
+    def _ask_again(self, one: str, reason: str, now: float) -> None:
         if one not in self.wanted:
             return
         attempts = self._attempts[one] = self._attempts.get(one, 0) + 1
@@ -111,7 +139,7 @@ class Filters:
     def _subscribe(self, filters: list[str]) -> None:
         machine = self._machine
         assert machine is not None
-        for chunk in _chunks(filters):
+        for chunk in _chunks([one for one in filters if self._possible(machine, one)]):
             packet_id = self._take_id()
             self._asked[packet_id] = chunk
             self._said.update(chunk)
@@ -122,8 +150,17 @@ class Filters:
                     for one in chunk:
                         self._subscribe([one])
                 else:
-                    self.refusals += 1
-                    log.error("topic filter too long for the broker", link=self._link, filter=chunk[0])
+                    self._give_up(chunk[0], "longer than the broker takes")
+
+    def _possible(self, machine: ClientConnection, one: str) -> bool:
+        shared = one.startswith(SHARE)
+        if shared and not machine.shares_available:
+            self._give_up(one, "the broker has no shared subscriptions")
+        elif not machine.wildcards_available and not WILDCARDS.isdisjoint(one):
+            self._give_up(one, "the broker has no subscriptions with wildcards")
+        else:
+            return True
+        return False
 
     def _unsubscribe(self, filters: list[str]) -> None:
         machine = self._machine
@@ -134,7 +171,7 @@ class Filters:
             machine.unsubscribe(self._take_id(), [one])
 
     def _subscription(self, one: str) -> Subscription:
-        shared = one.startswith("$share/")  # 5: 3.8.3.1 forbids no_local there
+        shared = one.startswith(SHARE)  # 5: 3.8.3.1 forbids no_local there
         return Subscription(one, self.qos, not shared, True, NEW_ONLY)
 
     def _take_id(self) -> int:

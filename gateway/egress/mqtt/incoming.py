@@ -1,11 +1,13 @@
 """What the remote MQTT broker sends us: the source of a link's batches.
 
-A receipt is (connection, packet id, QoS, message, attempts). An accepted message is acknowledged on the
-connection that brought it, and on no other: a QoS 1 message whose connection has gone is delivered again by
-the broker. A QoS 2 message belongs to the session instead: its id is known until PUBREL, over reconnects, so
-that it is taken once. A broker that lost the session starts a new epoch, in which the old ids mean nothing.
+A receipt is (connection, packet id, QoS, message, attempts). An accepted message is acknowledged
+on the connection that brought it, and on no other: a QoS 1 message whose connection has gone is delivered
+again by the broker. A QoS 2 message belongs to the session instead: its id is known until PUBREL, over
+reconnects, so that it is taken once. A broker that lost the session starts a new epoch, in which the old ids
+mean nothing.
 
-A message that a target released is tried again on the tick, unacknowledged meanwhile.
+A message that a target released is tried again on the tick, unacknowledged meanwhile; when our own disk was
+the reason, so is what came behind it.
 """
 
 from __future__ import annotations
@@ -17,6 +19,7 @@ from typing import TYPE_CHECKING, Final
 
 import trio
 
+from gateway.broker.pressure import Held
 from gateway.broker.switch import Entry, Switch
 from gateway.model.address import MqttAddress
 from gateway.model.batch import Batch
@@ -41,17 +44,13 @@ Receipt = tuple["MqttPeer", int, int, Message, int]
 
 
 class Incoming:
-    """The messages that one link brings in. `settled` is called after each settlement.
-
-    `duplicates`: QoS 2 messages that the broker sent again and that were taken only once.
-    """
+    """The messages that one link brings in. `settled` is called after each settlement."""
 
     def __init__(
         self, name: str, switch: Switch, limits: Limits, stats: LinkStats, settled: Callable[[], None]
     ) -> None:
         self.epoch = 0
         self.unsettled = 0
-        self.duplicates = 0
         self.batch = Batch(self, 0.0)
         self._name = name
         self._switch = switch
@@ -63,6 +62,7 @@ class Incoming:
         self._generation = -1
         self._once: dict[int, bool] = {}  # QoS 2 ids before PUBREL; True: accepted, PUBREC may be said
         self._retries: list[tuple[float, Receipt]] = []
+        self._held: Held[Receipt] = Held(lambda: switch.disk_healthy())
 
     def attach(self, peer: MqttPeer, *, present: bool) -> None:
         """A connection is usable; `present`: the broker kept the session."""
@@ -92,6 +92,7 @@ class Incoming:
         entries = self._entries
         publish = switch.publish
         sender = peer.sender
+        behind = self._held.on
         for flags, topic, packet_id, raw, body in rows:
             entry = entries.get(topic)
             if entry is None:
@@ -111,6 +112,9 @@ class Incoming:
                     continue
                 self.unsettled += 1
                 receipt = (peer, packet_id, qos, message, 0)
+                if behind:
+                    self._held.behind(receipt)
+                    continue
             if not publish(batch, entry, message, receipt) and receipt is not None:
                 self._accept(receipt)
         self._stats.messages_in += len(rows)
@@ -132,12 +136,14 @@ class Incoming:
 
     def tick(self, now: float) -> None:
         """Try released messages again whose turn it is; while the broker is away they wait."""
-        if not self._retries or self._peer is None:
+        if self._peer is None:
             return
+        if not self.batch.receipts:
+            self.batch.received = now
+        for receipt in self._held.due():
+            self._retry(receipt)
         due = [receipt for at, receipt in self._retries if at <= now]
         self._retries = [one for one in self._retries if one[0] > now]
-        if due and not self.batch.receipts:
-            self.batch.received = now
         for receipt in due:
             self._retry(receipt)
 
@@ -191,6 +197,9 @@ class Incoming:
         the message becomes a dead letter and is acknowledged: it would only block those behind it."""
         peer, packet_id, qos, message, attempts = receipt
         if outcome.verdict is Verdict.RELEASED:
+            if outcome.reason is Reason.STORE:
+                self._held.refused(receipt)
+                return
             wait = min(RETRY_SECS_MIN * 2 ** min(attempts, 6), RETRY_SECS_MAX)
             retry: Receipt = (peer, packet_id, qos, message, attempts + 1)
             self._retries.append((trio.current_time() + wait, retry))
@@ -237,7 +246,7 @@ class Incoming:
         if accepted is None:
             self._once[packet_id] = False
             return True
-        self.duplicates += 1
+        self._stats.duplicates += 1
         if accepted:
             peer.pubrecs.append(packet_id)
         return False

@@ -91,16 +91,14 @@ class _UnsendableError(GatewayError):
 class Outgoing:
     """The messages that one link owes its broker.
 
-    `lowered`: sent with less QoS than they had, since the broker offers no more. `unretained`: sent without
-    their retain flag, for the same reason.
+    `stats.lessened` counts those that were sent with less QoS than they had, or without their retain flag,
+    since the broker offers no more.
     """
 
     def __init__(self, stats: LinkStats, *, messages_max: int, octets_max: int, window_max: int) -> None:
         self.messages_max = messages_max  # waiting; beyond it the newest are released
         self.octets_max = octets_max  # of the bodies of those
         self.window_max = min(window_max, PACKET_IDS)
-        self.lowered = 0
-        self.unretained = 0
         self._stats = stats
         self._outlet: Outlet | None = None
         self._waiting: deque[tuple[Part, int, int]] = deque()  # a part, from where, to before where
@@ -416,9 +414,11 @@ class Outgoing:
         return ids
 
     def _count_lowered(self, chunk: list[Message]) -> None:
-        self.lowered += sum(message.assurance > self._max_qos for message in chunk)
-        if not self._retains:
-            self.unretained += sum(message.retain for message in chunk)
+        lessened = self._stats.lessened
+        if lowered := sum(message.assurance > self._max_qos for message in chunk):
+            lessened.add("qos", lowered)
+        if not self._retains and (unretained := sum(message.retain for message in chunk)):
+            lessened.add("retain", unretained)
 
     # Settling.
 

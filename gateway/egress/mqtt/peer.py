@@ -213,6 +213,8 @@ def reason_name(reason: int) -> str:
 def _said(reason: int, properties: PropertyMap, what: str) -> str:
     text = properties.get(Property.REASON_STRING, "")
     words = f"{what}: {reason_name(reason)}" + (f" ({text})" if text else "")
+    if elsewhere := properties.get(Property.SERVER_REFERENCE):
+        words += f"; it says to use {elsewhere}"
     if reason == ReasonCode.SESSION_TAKEN_OVER:
         words += "; somebody else uses our client_id"
     return words

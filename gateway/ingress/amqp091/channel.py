@@ -5,7 +5,7 @@ told.
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from functools import partial
 from typing import TYPE_CHECKING, Final
 
@@ -143,17 +143,27 @@ class AmqpChannel:
 
     # Deliveries.
 
+    def acknowledge_each(self, tags: Sequence[int], touched: dict[Queue, None]) -> int | None:
+        """Settle deliveries one by one; returns the first tag that is unknown, behind which it stops."""
+        unknown = None
+        taken: list[Unacknowledged] = []
+        pop = self.unacknowledged.pop
+        for tag in tags:
+            found = pop(tag, None)
+            if found is None:
+                unknown = tag
+                break
+            taken.append(found)
+        self.outstanding -= len(taken)
+        self.settle(taken, None, touched)
+        return unknown
+
     def acknowledge(self, tag: int, multiple: bool, touched: dict[Queue, None]) -> bool:
         """Settle one delivery, or all up to `tag` (0: all). False: the tag is unknown."""
         if self.transaction is not None:
             return self.transaction.settle(tag, multiple, None)
         if not multiple:
-            found = self.unacknowledged.pop(tag, None)
-            if found is None:
-                return False
-            self.outstanding -= 1
-            self.settle((found,), None, touched)
-            return True
+            return self.acknowledge_each((tag,), touched) is None
         if tag and tag not in self.unacknowledged:
             return False
         self.settle([one for _, one in self.tagged(tag, True)], None, touched)
@@ -282,10 +292,12 @@ class AmqpChannel:
         self._unconfirmed[self.published] = None
         return self.published
 
-    def confirmed(self, number: int) -> None:
-        """A publish is safe; told when the wake-up ends, with others."""
-        if self._unconfirmed.pop(number, self) is None:
-            self._settled.append(number)
+    def confirmed(self, numbers: Iterable[int]) -> None:
+        """Publishes are safe; told when the wake-up ends, with others."""
+        pop, add = self._unconfirmed.pop, self._settled.append
+        for number in numbers:
+            if pop(number, self) is None:
+                add(number)
 
     def refused(self, number: int) -> None:
         """A publish was refused: basic.nack."""

@@ -8,15 +8,16 @@ from functools import partial
 from typing import TYPE_CHECKING, Any
 
 from gateway.broker.access import Principal
-from gateway.broker.amqp091.refusals import Refused, access_refused, failed
+from gateway.broker.amqp091.refusals import Refused, access_refused
 from gateway.broker.amqp091.virtual_host import VirtualHost
-from gateway.broker.queue import Queue
 from gateway.broker.switch import Entry
 from gateway.errors import RemoteProtocolError
+from gateway.ingress.amqp091.acknowledging import take_acks
 from gateway.ingress.amqp091.channel import AmqpChannel
 from gateway.ingress.amqp091.methods import METHODS, Later
 from gateway.ingress.amqp091.special import look_closer
 from gateway.ingress.amqp091.transaction import IN_TRANSACTION
+from gateway.ingress.listener import Farewell
 from gateway.model.address import AmqpAddress
 from gateway.model.message import NEVER, Message, Sender
 from gateway.model.outcome import ACCEPTED, Outcome, Reason
@@ -154,10 +155,10 @@ class AmqpConnection:
             return
         self.stream.mark()
 
-    def shut_down(self) -> None:
-        """The gateway stops: 320."""
-        self.machine.close(ReplyCode.CONNECTION_FORCED, "CONNECTION_FORCED - the gateway is stopping")
-        self.stream.end("the gateway is stopping")
+    def shut_down(self, farewell: Farewell) -> None:
+        """320, whatever the reason: clients come back after it."""
+        self.machine.close(ReplyCode.CONNECTION_FORCED, f"CONNECTION_FORCED - {farewell.value}")
+        self.stream.end(farewell.value)
 
     # Events.
 
@@ -166,7 +167,7 @@ class AmqpConnection:
             if isinstance(event, Publishes):
                 self._publishes(event.contents)
             elif isinstance(event, Acks):
-                self._acks(event.acks)
+                take_acks(self, event.acks)
             elif isinstance(event, MethodReceived):
                 try:
                     self._method(event)
@@ -399,10 +400,7 @@ class AmqpConnection:
     def settled(self, receipt: Receipt, outcome: Outcome | None) -> None:
         """A message has been settled; `outcome` is None when it was accepted."""
         channel, confirm, content = receipt
-        self.unsettled -= 1
-        if self._held and self.unsettled <= self.ingress.unsettled_max // 2:
-            self._held = False
-            self.stream.release()
+        self._answered(1)
         if content is not None:
             if outcome is not None and outcome.reason is Reason.NO_ROUTE:
                 channel.send_back(content)
@@ -416,23 +414,26 @@ class AmqpConnection:
                 channel.transaction.told(outcome is None)
             return
         if outcome is None:
-            channel.confirmed(confirm)
+            channel.confirmed((confirm,))
             self._confirming[channel] = None
         else:
             channel.refused(confirm)
         self.stream.mark()
 
-    # Acknowledging.
+    def accepted(self, channel: AmqpChannel, confirms: list[int]) -> None:
+        """Publishes of one channel were accepted, of which nothing but that has to be told."""
+        self._answered(len(confirms))
+        channel.confirmed(confirms)
+        self._confirming[channel] = None
+        self.stream.mark()
 
-    def _acks(self, acks: list[tuple[int, int, bool]]) -> None:
-        touched: dict[Queue, None] = {}
-        channels = self.channels
-        for number, tag, multiple in acks:
-            channel = channels.get(number)
-            if channel is not None and not channel.acknowledge(tag, multiple, touched):
-                self.refuse(number, failed(f"unknown delivery tag {tag}"), ACK)
-        for queue in touched:
-            queue.dispatch()
+    def _answered(self, count: int) -> None:
+        self.unsettled -= count
+        if self._held and self.unsettled <= self.ingress.unsettled_max // 2:
+            self._held = False
+            self.stream.release()
+
+    # What is wrong.
 
     def refuse(
         self, number: int, error: RemoteProtocolError | Refused, method: type[m.Method] | m.Method

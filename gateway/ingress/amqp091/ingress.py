@@ -18,6 +18,7 @@ from gateway.broker.amqp091.virtual_host import VirtualHost
 from gateway.broker.dead_letters import DeadLetters
 from gateway.broker.switch import UNROUTED, Entry, Switch
 from gateway.errors import RemoteProtocolError
+from gateway.ingress.amqp091.channel import AmqpChannel
 from gateway.ingress.amqp091.connection import AmqpConnection, Found, Receipt
 from gateway.ingress.listener import Listener
 from gateway.model.batch import Batch
@@ -114,26 +115,28 @@ class AmqpIngress:
     def settle(
         self, receipts: list[Receipt | None], refused: dict[int, Outcome] | None, received: float
     ) -> None:
-        """Each receipt's channel hears what became of its message."""
+        """Each receipt's channel hears what became of its message; those of which it need only be told that
+        they were accepted hear it together."""
+        told: dict[AmqpChannel, list[int]] = {}
         for at, receipt in enumerate(receipts):
-            if receipt is not None:
-                outcome = None if refused is None else refused.get(at)
-                receipt[0].connection.settled(receipt, outcome)
-        self.stats.latency.observe(self.now() - received, len(receipts))
-        lost = len(refused) if refused else 0
-        self.stats.accepted_messages += len(receipts) - lost
-        if refused:
-            for outcome in refused.values():
-                self.stats.refuse(outcome)
+            if receipt is None:
+                continue
+            channel, confirm, content = receipt
+            if refused is None and content is None and confirm > 0:
+                confirms = told.get(channel)
+                if confirms is None:
+                    confirms = told[channel] = []
+                confirms.append(confirm)
+            else:
+                channel.connection.settled(receipt, None if refused is None else refused.get(at))
+        for channel, confirms in told.items():
+            channel.connection.accepted(channel, confirms)
+        self.stats.answered(len(receipts), refused, self.now() - received)
 
     def hold(self, senders: set[Sender]) -> list[Callable[[], None]]:
         """A queue or session is full: its publishers stop reading until it calls what is returned."""
         assert self.listener is not None
-        return [
-            release
-            for connection in self.listener.connections
-            if connection.sender in senders and (release := connection.hold()) is not None
-        ]
+        return self.listener.hold(senders)
 
     # What connections ask.
 

@@ -11,6 +11,7 @@ from __future__ import annotations
 
 import os
 from collections.abc import Callable
+from contextlib import suppress
 from functools import partial
 from typing import TYPE_CHECKING, Final, TypeVar
 
@@ -29,10 +30,13 @@ from gateway.protocols.amqpfast.codec import (
 )
 from gateway.protocols.amqpfast.events import Fragment, Prepared
 from gateway.protocols.amqpfast.spec import NOTIFY_STREAMING, OUT_OF_BAND, RECOVERY, ReplyCode
+from gateway.transport.stream import READ_OCTETS
 
 if TYPE_CHECKING:
     from gateway.ingress.amqpfast.connection import FastConnection
 
+LARGE_READ_OCTETS: Final = 262_144  # read at a time while a large message comes
+PART_OCTETS_MIN: Final = 4_096  # what comes in smaller parts is joined as it comes
 STREAMING: Final = NOTIFY_STREAMING  # events say it so for either direction
 T = TypeVar("T")
 HEAD_OCTETS_MAX: Final = 131_072  # of a file that is to be a head's: texts, and a table of 65 535 octets
@@ -69,7 +73,7 @@ class Arriving:
         self.partial = transfer
         self.digest = digest
         self.size = 0
-        self.parts: list[bytes] = []
+        self.parts: list[bytes | bytearray | memoryview] = []  # the body, or what of it is to be written next
         self.file: SpoolFile | None = None
         if transfer is not None:
             self.file = transfer.file
@@ -78,13 +82,30 @@ class Arriving:
             check_room(spool, body_size)
             self.file = spool.draft()
 
-    def add(self, octets: bytes) -> None:
-        """The next of the body. Raises SpoolFull."""
+    def add(self, octets: bytes | memoryview) -> None:
+        """The next of the body; for a file `write` has to follow.
+
+        A view keeps all that was read with it: of that, what is held here has to be most.
+        """
         self.size += len(octets)
-        if self.file is None:
-            self.parts.append(octets)
+        parts = self.parts
+        if isinstance(octets, memoryview):
+            last = parts[-1] if parts else None
+            beside = isinstance(last, memoryview) and last.obj is octets.obj
+            held = self.file is None and not beside and 2 * len(octets) < len(octets.obj)  # type: ignore[arg-type]
+            parts.append(bytes(octets) if held else octets)
+        elif len(octets) >= PART_OCTETS_MIN:
+            parts.append(octets)
+        elif parts and isinstance(parts[-1], bytearray):
+            parts[-1] += octets
         else:
-            self.file.write(octets)
+            parts.append(bytearray(octets))
+
+    def write(self) -> None:
+        """Write what was added. Raises SpoolFull."""
+        if self.file is not None:
+            parts, self.parts = self.parts, []
+            self.file.write(*parts)
 
     def leave(self) -> None:
         """It is complete, or will never be: it counts no longer among those that are held."""
@@ -112,6 +133,7 @@ class Arrivals:
 
     def __init__(self, connection: FastConnection) -> None:
         self._connection = connection
+        self.unwritten: dict[Arriving, None] = {}  # files for which something came in this wake-up
         self._prepared: dict[FastHandle, tuple[Partial, bytes, bytes]] = {}  # transfer, head, digest
 
     # In fragments.
@@ -137,11 +159,30 @@ class Arrivals:
             arriving = channel.arriving
             assert arriving is not None
             arriving.add(event.octets)
+            if event.last:
+                arriving.write()
         except SpoolFull as error:
             self._connection.refuse(handle, ReplyCode.INSUFFICIENT_RESOURCES, str(error))
             return
+        stream = self._connection.stream
         if event.last:
+            stream.read_octets = READ_OCTETS
             self._complete(arriving, event)
+            return
+        if arriving.file is not None:
+            self.unwritten[arriving] = None
+        if arriving.body_size > LARGE_READ_OCTETS:
+            stream.read_octets = LARGE_READ_OCTETS
+
+    def write(self) -> None:
+        """Write to their files what has come of messages in this wake-up."""
+        unwritten = list(self.unwritten)
+        self.unwritten.clear()
+        for arriving in unwritten:
+            try:
+                arriving.write()
+            except SpoolFull as error:
+                self._connection.refuse(arriving.handle, ReplyCode.INSUFFICIENT_RESOURCES, str(error))
 
     def _begin(self, handle: FastHandle, event: Fragment) -> Arriving:
         spool = self._connection.ingress.spool
@@ -302,6 +343,7 @@ class Arrivals:
                 if not octets:
                     raise OSError("a file has become shorter")
                 arriving.add(octets)
+                arriving.write()
                 at += len(octets)
         except (GatewayError, OSError):
             if event.first:
@@ -333,6 +375,10 @@ class Arrivals:
         if arriving is not None and arriving.handle is handle:
             channel.arriving = None
             arriving.leave()
+            if arriving in self.unwritten:
+                del self.unwritten[arriving]
+                with suppress(SpoolFull):  # what did fit counts; the rest will have to be sent again
+                    arriving.write()
             if arriving.partial is not None:
                 partials.release(arriving.partial)
         if prepared := self._prepared.pop(handle, None):

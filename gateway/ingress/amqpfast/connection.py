@@ -16,7 +16,9 @@ from gateway.ingress.amqpfast.commands import CONNECTION_COMMANDS, HANDLE_COMMAN
 from gateway.ingress.amqpfast.handle import DELIVERY_OVERHEAD, FastHandle
 from gateway.ingress.amqpfast.outgoing import Outgoing
 from gateway.ingress.amqpfast.publishing import Publisher
+from gateway.ingress.listener import Farewell
 from gateway.model.message import Sender
+from gateway.model.spooled import Piece
 from gateway.protocols.amqpfast import commands as m
 from gateway.protocols.amqpfast.codec import decode_credentials
 from gateway.protocols.amqpfast.events import (
@@ -96,14 +98,16 @@ class FastConnection:
             while events := self.machine.receive_data(b"", now):
                 self._process(events)
 
-    def data_to_send(self) -> bytes:
+    def data_to_send(self) -> bytes | list[Piece]:
         """Whatever was encoded, and as much of large messages as the client takes."""
-        self._pump()
+        large = bool(self.sending)
+        if large:
+            self._pump()
         if self._delivering:
             channels, self._delivering = self._delivering, {}
             for channel in channels:
                 channel.flushed()
-        return self.machine.data_to_send()
+        return self.machine.pieces_to_send() if large else self.machine.data_to_send()
 
     def drained(self) -> None:
         """The client reads again: large messages and its consumers may go on."""
@@ -201,10 +205,12 @@ class FastConnection:
         self.ingress.stats.refused.add("address_blocked")
         self.stream.abort("too many failed negotiations")
 
-    def shut_down(self) -> None:
-        """The gateway stops."""
-        self.machine.close(ReplyCode.SUCCESS, "the gateway is stopping")
-        self.stream.end("the gateway is stopping")
+    def shut_down(self, farewell: Farewell) -> None:
+        """200, or 507 from an operator: not now."""
+        stopping = farewell is Farewell.STOPPING
+        code = ReplyCode.SUCCESS if stopping else ReplyCode.TEMPORARILY_FORBIDDEN
+        self.machine.close(code, farewell.value)
+        self.stream.end(farewell.value)
 
     # Events.
 
@@ -223,6 +229,8 @@ class FastConnection:
                 self._command(event.command)
             else:
                 self._rare(event)
+        if self.arrivals.unwritten:
+            self.arrivals.write()
         if self.machine.closed:
             self.stream.end("closed")
         self.stream.mark()
@@ -279,14 +287,18 @@ class FastConnection:
             self.refuse(handle, error.code, str(error))
 
     def _acks(self, rows: list[tuple[int, int, int]]) -> None:
+        """They are cumulative: of those that came in a row, the highest of each channel says all."""
         touched: dict[Queue, None] = {}
         tagged: list[tuple[FastChannel, int]] = []
+        highest: dict[int, int] = {}
         for number, tag, message_number in rows:
-            channel = self.channels.get(number)
-            if channel is not None:
-                channel.acknowledge(message_number, touched)
-                if tag:
-                    tagged.append((channel, tag))
+            if message_number > highest.get(number, 0):
+                highest[number] = message_number
+            if tag and number in self.channels:
+                tagged.append((self.channels[number], tag))
+        for number, message_number in highest.items():
+            if number in self.channels:
+                self.channels[number].acknowledge(message_number, touched)
         for queue in touched:
             queue.dispatch()
         if tagged:

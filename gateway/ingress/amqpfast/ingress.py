@@ -151,10 +151,7 @@ class FastIngress:
                     receipt[0].channel.connection.publisher.settled(receipt, outcome)
                 else:
                     receipt.settled(outcome)
-            for outcome in refused.values():
-                self.stats.refuse(outcome)
-        self.stats.latency.observe(self.now() - received, len(receipts))
-        self.stats.accepted_messages += len(receipts) - (len(refused) if refused else 0)
+        self.stats.answered(len(receipts), refused, self.now() - received)
 
     def _accept(self, receipts: list[Receipt]) -> None:
         """The common case: replies to runs of messages of one connection."""
@@ -186,11 +183,7 @@ class FastIngress:
     def hold(self, senders: set[Sender]) -> list[Callable[[], None]]:
         """A queue or session is full: its publishers stop reading until it calls what is returned."""
         assert self.listener is not None
-        return [
-            release
-            for connection in self.listener.connections
-            if connection.sender in senders and (release := connection.hold()) is not None
-        ]
+        return self.listener.hold(senders)
 
     # What connections ask.
 

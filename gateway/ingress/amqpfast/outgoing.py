@@ -18,7 +18,7 @@ from typing import TYPE_CHECKING, Final
 import trio
 
 from gateway.errors import LocalProtocolError
-from gateway.model.spooled import Spooled
+from gateway.model.spooled import Piece, Spooled
 from gateway.protocols.amqpfast.sending import Transfer
 from gateway.protocols.amqpfast.spec import DELIVERED, REDELIVERED, ReplyCode
 
@@ -60,16 +60,13 @@ class Large:
         self.at = 0
         self.transfer: Transfer | None = None
 
-    def piece(self, count: int) -> bytes:
-        """The next octets of the body. Raises OSError."""
+    def piece(self, count: int, *, read: bool) -> Piece:
+        """The next octets of the body; with `read` in memory. Raises OSError."""
         body, at = self.body, self.at
         if not isinstance(body, Spooled):
-            return body[at : at + count]
-        wanted = min(count, body.size - at)
-        found = body.read(at, wanted)
-        if len(found) != wanted:
-            raise OSError(f"{body!r} is shorter than it was")
-        return found
+            return memoryview(body)[at : at + count]
+        piece = body.piece(at, min(count, body.size - at))
+        return piece.octets() if read else piece
 
 
 class Outgoing:
@@ -131,6 +128,12 @@ class Outgoing:
     def _write_from(self, large: Large, at: int, *, resumed: bool) -> None:
         connection = self._channel.connection
         large.at = at
+        if isinstance(large.body, Spooled):
+            try:
+                large.body.check()
+            except OSError as error:
+                self._fail(large, ReplyCode.INTERNAL_ERROR, str(error))
+                return
         if self._transfer(large, resumed=resumed):
             connection.sending[self] = None
             connection.stream.mark()
@@ -163,7 +166,7 @@ class Outgoing:
             self._end(large, sent=False)
             return
         try:
-            octets = large.piece(transfer.room)
+            octets = large.piece(transfer.room, read=self._channel.connection.stream.layer is not None)
         except OSError as error:
             self._fail(large, ReplyCode.INTERNAL_ERROR, str(error))
             return

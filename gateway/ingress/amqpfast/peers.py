@@ -71,7 +71,7 @@ class Returning:
         channel.streamed = True
         self._connection = channel.connection
 
-    def write(self, octets: bytes) -> None:
+    def write(self, octets: bytes | memoryview) -> None:
         """The next octets of the stream, in fragments that the client takes."""
         at = 0
         while at < len(octets) or not octets:
@@ -127,7 +127,7 @@ class Tunnel:
         self._handle = handle
         self._name = name
         self._returning: Returning | None = None
-        self._unsent: deque[bytes] = deque()
+        self._unsent: deque[bytes | memoryview] = deque()
         self._octets = 0
         self._release: Callable[[], None] | None = None
         self._more = trio.Event()

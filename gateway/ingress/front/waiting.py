@@ -11,7 +11,7 @@ from gateway.model.message import Sender
 from gateway.transport.stream import Stream
 
 if TYPE_CHECKING:
-    from gateway.ingress.listener import Listener
+    from gateway.ingress.listener import Farewell, Listener
 
 log = structlog.get_logger()
 
@@ -119,6 +119,6 @@ class Waiting:
             self._listener.stats.protocol_errors.add("connect_timeout")
             self.stream.abort("it did not say in time what it is")
 
-    def shut_down(self) -> None:
-        """The gateway is stopping."""
-        self.stream.end("the gateway is stopping")
+    def shut_down(self, farewell: Farewell) -> None:
+        """No protocol has begun whose words could be used."""
+        self.stream.end(farewell.value)

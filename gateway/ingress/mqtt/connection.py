@@ -14,21 +14,20 @@ from typing import TYPE_CHECKING, Final
 
 from gateway.broker.access import Principal
 from gateway.broker.mqtt.session import Row, Session
-from gateway.broker.mqtt.system import SYS
 from gateway.broker.switch import Entry
 from gateway.errors import RemoteProtocolError
+from gateway.ingress.listener import Farewell
 from gateway.ingress.mqtt.acknowledgements import Answers, acknowledged
 from gateway.ingress.mqtt.admission import authenticate, connect, reason_name
 from gateway.ingress.mqtt.authentication import Authentication
+from gateway.ingress.mqtt.entries import first_seen
 from gateway.ingress.mqtt.offered import NOT_TEXT, TOO_LARGE, UTF8, check_offered, is_what_it_says
 from gateway.ingress.mqtt.retries import Retries
 from gateway.ingress.mqtt.subscriptions import subscribe, unsubscribe
-from gateway.model.address import MqttAddress
 from gateway.model.message import NEVER, Message, Sender
 from gateway.model.outcome import ACCEPTED, Outcome
 from gateway.model.properties import NO_PROPERTIES
 from gateway.protocols.mqtt.connection import State
-from gateway.protocols.mqtt.octets import decode_topic
 from gateway.protocols.mqtt.packets import (
     Acks,
     Auth,
@@ -83,7 +82,7 @@ class MqttConnection:
         self._answers: Answers | None = None  # None: no acknowledgement waits for the disk
         self._pubacks: list[int] = []
         self._pubrecs: list[int] = []
-        self._retries = Retries()
+        self._retries = Retries(lambda: ingress.switch.disk_healthy())
         self._entries: dict[bytes, Entry] = {}
         self._generation = -1  # of the switch, when the entries were looked up
 
@@ -177,26 +176,25 @@ class MqttConnection:
             return
         if not self.stream.reading:
             self.machine.last_received = now  # we do not read: its silence is ours
-        elif self.machine.timed_out(now):
-            self._ingress.stats.protocol_errors.add("keep_alive_timeout")
-            self.machine.send_disconnect(ReasonCode.KEEP_ALIVE_TIMEOUT)
-            self.stream.end("keep-alive timeout")
+        late = self.machine.timed_out(now)
+        if late or self.session.stalled(now):
+            self._ingress.let_go(self, ReasonCode.KEEP_ALIVE_TIMEOUT if late else ReasonCode.QUOTA_EXCEEDED)
             return
         for receipt in self._retries.due(now):
             self._ingress.publish_again(receipt)
         if self._answers is not None:
             self._answers.tick()
 
-    def shut_down(self) -> None:
-        """The gateway stops (MQTT 5: reason 0x8B); the will is not the client's fault and is kept quiet."""
-        self.will = None
-        self._yields = False
-        reference = self._ingress.options.server_reference
-        if reference is None:
-            self.machine.send_disconnect(ReasonCode.SERVER_SHUTTING_DOWN)
-        else:
-            self.machine.send_disconnect(ReasonCode.USE_ANOTHER_SERVER, reference=reference)
-        self.stream.end("the gateway is stopping")
+    def shut_down(self, farewell: Farewell) -> None:
+        """0x8B, 0x9D or 0x98 in MQTT 5. When the gateway stops, the will is kept quiet: no client failed."""
+        reason, reference = ReasonCode.ADMINISTRATIVE_ACTION, ""
+        if farewell is Farewell.STOPPING:
+            self.will = None
+            self._yields = False
+            reference = self._ingress.options.server_reference or ""
+            reason = ReasonCode.USE_ANOTHER_SERVER if reference else ReasonCode.SERVER_SHUTTING_DOWN
+        self.machine.send_disconnect(reason, reference=reference)
+        self.stream.end(farewell.value)
 
     # What the session asks: this is its outlet.
 
@@ -303,7 +301,7 @@ class MqttConnection:
         else:
             if qos == 2 and self.session is not None:
                 self.session.incoming.doubt(packet_id)
-            self._retries.add(receipt, self._ingress.now())
+            self._retries.add(receipt, outcome, self._ingress.now())
 
     def _forget_incoming(self, receipt: Receipt) -> None:
         """A QoS 2 message was not taken: when the client sends it again, that counts as the first time."""
@@ -360,10 +358,11 @@ class MqttConnection:
             batch.received = ingress.now()  # its first message: what waited before counts for nothing
         sender = self.sender
         body_max = ingress.limits.message_bytes_max
+        behind = self._retries.held.on
         for flags, topic, packet_id, raw, body in rows:
             entry = entries.get(topic)
             if entry is None:
-                entry = self._resolve(topic, entries)
+                entry = first_seen(ingress, self.principal, topic, entries)
             qos = flags >> 1 & 3
             if raw:
                 property_set, interval, hops = publish_facts(raw)
@@ -387,7 +386,9 @@ class MqttConnection:
                 if receipt is not None:
                     self.refused(receipt, NOT_TEXT)
                 continue
-            if not publish(batch, entry, message, receipt):
+            if behind and receipt is not None:
+                self._retries.held.behind(receipt)  # what waits for the disk is not overtaken
+            elif not publish(batch, entry, message, receipt):
                 ingress.unclaimed(entry, message, receipt)
         ingress.stats.messages_in += len(rows)
         if self.unsettled >= ingress.limits.inflight_max and not self._held:
@@ -412,27 +413,11 @@ class MqttConnection:
             raise RemoteProtocolError(TOO_LARGE.text, reason=ReasonCode.PACKET_TOO_LARGE)
         self.refused(receipt, TOO_LARGE)
 
-    def _resolve(self, topic: bytes, entries: dict[bytes, Entry]) -> Entry:
-        """A topic seen for the first time: check it, ask for permission, find out where it leads."""
-        name = decode_topic(topic)
-        address = MqttAddress(name, topic)
-        ingress = self._ingress
-        if name.count("/") >= ingress.limits.topic_levels_max:
-            raise RemoteProtocolError("a topic has too many levels", reason=ReasonCode.TOPIC_NAME_INVALID)
-        assert self.principal is not None
-        if not ingress.access.may_publish(self.principal, ingress.name, address):
-            raise RemoteProtocolError(f"not allowed to publish to {name!r}", reason=ReasonCode.NOT_AUTHORIZED)
-        if name.split("/", 1)[0] == SYS:
-            nowhere = Entry(address, None, (), ())
-            ingress.entries.keep(nowhere, entries)
-            return nowhere
-        return ingress.entries.resolve(address, entries)
-
     def _first_time(self, packet_id: int, entry: Entry) -> bool:
         """QoS 2: False when this packet id was taken before and not released (§4.3.3)."""
         session = self.session
         assert session is not None
-        here = session.kept and self._ingress.ends_here(entry)
+        here = session.kept and not self._retries.held.on and self._ingress.ends_here(entry)
         if session.incoming.take(packet_id, here=here):
             return True
         self._ingress.stats.duplicates += 1

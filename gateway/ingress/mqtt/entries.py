@@ -8,8 +8,18 @@ any of them.
 
 from __future__ import annotations
 
+from typing import TYPE_CHECKING
+
+from gateway.broker.access import Principal
+from gateway.broker.mqtt.system import SYS
 from gateway.broker.switch import Entry, Namespace, Switch
+from gateway.errors import RemoteProtocolError
 from gateway.model.address import MqttAddress
+from gateway.protocols.mqtt.octets import decode_topic
+from gateway.protocols.mqtt.spec import ReasonCode
+
+if TYPE_CHECKING:
+    from gateway.ingress.mqtt.ingress import MqttIngress
 
 WILDCARDS = frozenset("+#")
 
@@ -64,6 +74,24 @@ class Entries:
             entries.clear()
         assert isinstance(entry.address, MqttAddress)
         entries[entry.address.wire] = entry
+
+
+def first_seen(
+    ingress: MqttIngress, principal: Principal | None, topic: bytes, entries: dict[bytes, Entry]
+) -> Entry:
+    """A topic seen for the first time: check it, ask for permission, find out where it leads."""
+    name = decode_topic(topic)
+    address = MqttAddress(name, topic)
+    if name.count("/") >= ingress.limits.topic_levels_max:
+        raise RemoteProtocolError("a topic has too many levels", reason=ReasonCode.TOPIC_NAME_INVALID)
+    assert principal is not None
+    if not ingress.access.may_publish(principal, ingress.name, address):
+        raise RemoteProtocolError(f"not allowed to publish to {name!r}", reason=ReasonCode.NOT_AUTHORIZED)
+    if name.split("/", 1)[0] == SYS:
+        nowhere = Entry(address, None, (), ())
+        ingress.entries.keep(nowhere, entries)
+        return nowhere
+    return ingress.entries.resolve(address, entries)
 
 
 def _forget_matching(pattern: list[str], entries: dict[bytes, Entry]) -> None:

@@ -21,6 +21,7 @@ from gateway.broker.mqtt.namespace import OVERDUE, MqttNamespace
 from gateway.broker.switch import UNROUTED, Entry, Switch
 from gateway.errors import RemoteProtocolError
 from gateway.ingress.listener import Listener
+from gateway.ingress.mqtt.admission import reason_name
 from gateway.ingress.mqtt.connection import MqttConnection, Receipt
 from gateway.ingress.mqtt.entries import Entries
 from gateway.model.address import MqttAddress
@@ -30,7 +31,7 @@ from gateway.model.outcome import Outcome, Reason, Verdict
 from gateway.protocols.mqtt.octets import ByteOrder
 from gateway.protocols.mqtt.packets import Will
 from gateway.protocols.mqtt.properties import encode_list
-from gateway.protocols.mqtt.spec import PacketType, Property, Version
+from gateway.protocols.mqtt.spec import PacketType, Property, ReasonCode, Version
 from gateway.protocols.mqtt.translate import publish_facts
 from gateway.settings import Limits
 from gateway.settings.mqtt import MqttOptions
@@ -118,21 +119,12 @@ class MqttIngress:
                 receipt[0].refused(receipt, refused[at])
             else:
                 receipt[0].accepted(receipt[1], receipt[2])
-        self.stats.latency.observe(self.now() - received, len(receipts))
-        lost = len(refused) if refused else 0
-        self.stats.accepted_messages += len(receipts) - lost
-        if refused:
-            for outcome in refused.values():
-                self.stats.refuse(outcome)
+        self.stats.answered(len(receipts), refused, self.now() - received)
 
     def hold(self, senders: set[Sender]) -> list[Callable[[], None]]:
         """A queue or session is full: its publishers stop reading until it calls what is returned."""
         assert self.listener is not None
-        return [
-            release
-            for connection in self.listener.connections
-            if connection.sender in senders and (release := connection.hold()) is not None
-        ]
+        return self.listener.hold(senders)
 
     # What connections ask.
 
@@ -200,6 +192,14 @@ class MqttIngress:
             self.listener.flush()
 
         self._nursery.start_soon(look)
+
+    def let_go(self, connection: MqttConnection, reason: ReasonCode) -> None:
+        """End a connection for what its client does not do, and count it."""
+        word = reason_name(reason)
+        self.stats.protocol_errors.add(word)
+        log.warning("mqtt client is let go", listener=self.name, client=connection.sender.client, reason=word)
+        connection.machine.send_disconnect(reason)
+        connection.stream.end(word)
 
     def undeliverable(self, messages: list[Message]) -> None:
         """Messages whose sender wrote octets that are no properties: MQTT cannot say them."""

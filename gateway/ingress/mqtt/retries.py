@@ -1,8 +1,15 @@
-"""Messages that a target refused, of clients whose version of MQTT has no word for it: tried again, later."""
+"""Messages that a target refused, of clients whose version of MQTT has no word for it: tried again, later.
+
+Where our own disk was the reason they go first when it has recovered, before what came behind them.
+"""
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from typing import Any, Final
+
+from gateway.broker.pressure import Held
+from gateway.model.outcome import Outcome, Reason
 
 RETRY_SECS_MIN: Final = 1.0
 RETRY_SECS_MAX: Final = 30.0
@@ -12,17 +19,21 @@ DOUBLINGS_MAX: Final = 5
 class Retries:
     """The refused messages of one connection. A receipt's second member is its packet id."""
 
-    __slots__ = ("_waiting", "attempts")
+    __slots__ = ("_waiting", "attempts", "held")
 
-    def __init__(self) -> None:
+    def __init__(self, disk_healthy: Callable[[], bool]) -> None:
+        self.held: Held[Any] = Held(disk_healthy)
         self._waiting: list[tuple[float, Any]] = []
         self.attempts: dict[int, int] = {}  # by packet id; an accepted message's are forgotten
 
     def __bool__(self) -> bool:
-        return bool(self._waiting)
+        return bool(self._waiting or self.held.on)
 
-    def add(self, receipt: Any, now: float) -> None:
-        """Try again after a wait that doubles each time."""
+    def add(self, receipt: Any, outcome: Outcome, now: float) -> None:
+        """Try again when the disk is healthy, or after a wait that doubles each time."""
+        if outcome.reason is Reason.STORE:
+            self.held.refused(receipt)
+            return
         attempts = self.attempts[receipt[1]] = self.attempts.get(receipt[1], 0) + 1
         wait = min(RETRY_SECS_MIN * 2 ** min(attempts - 1, DOUBLINGS_MAX), RETRY_SECS_MAX)
         self._waiting.append((now + wait, receipt))
@@ -32,8 +43,8 @@ class Retries:
         due = [receipt for at, receipt in self._waiting if at <= now]
         if due:
             self._waiting = [retry for retry in self._waiting if retry[0] > now]
-        return due
+        return self.held.due() + due
 
     def give_up(self) -> list[Any]:
         """The connection is gone: remove and return all."""
-        return self.due(float("inf"))
+        return self.due(float("inf")) + self.held.give_up()

@@ -7,8 +7,8 @@ channel or the connection, and an event.
 
 Commands that come in number are taken by the loops of the two sides; `_runs` says which. They take only what
 is complete and plainly right, and leave the rest to `_take_frame`, one at a time, which is the authority on
-what is an error. Never more than one frame with its fragment waits here for its end; a fragment whose command
-was refused or discarded is passed over without being kept.
+what is an error. Never more than one frame with its fragment waits here for its end, and of a fragment that
+continues a message nothing does; one whose command was refused or discarded is passed over.
 
 The answer to a peer's CLOSE of a channel, a handle or the connection is not queued while its octets are read,
 for what came before it may still be answered: it follows with the next `data_to_send` by which the replies
@@ -22,6 +22,7 @@ from collections.abc import Callable
 from typing import Any, ClassVar, Final
 
 from gateway.errors import LocalProtocolError, RemoteProtocolError
+from gateway.model.spooled import Piece, joined
 from gateway.protocols.amqpfast import commands as m
 from gateway.protocols.amqpfast.codec import (
     decode_command,
@@ -32,11 +33,9 @@ from gateway.protocols.amqpfast.codec import (
 from gateway.protocols.amqpfast.events import Event, Fragment, Prepared, Ready
 from gateway.protocols.amqpfast.lifetime import Lifetime
 from gateway.protocols.amqpfast.spec import (
-    DELIVERED,
     MESSAGE_BYTES_MAX,
     NEGOTIATION_PAUSE_SECS,
     PAUSED_BYTES_MAX,
-    REDELIVERED,
     ReplyCode,
     Scope,
 )
@@ -45,18 +44,22 @@ from gateway.protocols.amqpfast.states import (
     RULES,
     Answer,
     ChannelState,
+    Flowing,
     Fragmented,
     Handle,
     HandleState,
     Rule,
     ScopedFault,
     State,
-    mode_of,
+    begin_flow,
+    bits_of,
     take_fragment,
     take_prepare,
 )
 
 PIECES_MAX: Final = 64  # of what waits for its end: they are joined for a peer that sends single octets
+PIECE_OCTETS_MIN: Final = 16_384  # of what is passed on before its fragment is whole
+LARGE_PIECE_OCTETS: Final = 16_384  # shorter ones are joined with what is around them
 Action = Callable[[Any, Any, list[Event]], None]
 
 
@@ -83,6 +86,8 @@ class Connection(Lifetime):
         self._rest: list[bytes] = []
         self._held = 0  # octets in `_rest`
         self._needed = 0  # octets that `_rest` needs before it says more
+        self._large: list[Piece] = []  # of bodies, and what goes before each; `out` is behind them
+        self._flow: Flowing | None = None  # the fragment whose octets are being passed on
         self._skip = 0  # octets of a fragment that nobody wants, still to come
         self._runs: dict[int, Callable[[bytes, int, int, list[Event]], int]] = {}
 
@@ -109,7 +114,9 @@ class Connection(Lifetime):
         return [number for number, one in self._handles.items() if one.state is HandleState.OPEN]
 
     def data_to_send(self) -> bytes:
-        """All that has to be written, once."""
+        """All that has to be written, once. Raises OSError when some of it is on disk and cannot be read."""
+        if self._large:
+            return joined(self.pieces_to_send())
         if self._leaving or self._state is State.LEFT:
             self._answer_closes()
         out = self.out
@@ -119,6 +126,22 @@ class Connection(Lifetime):
         out.clear()
         self._spoke = True
         return octets
+
+    def pieces_to_send(self) -> list[Piece]:
+        """The same, with large parts of bodies as they were given to a Transfer."""
+        pieces, self._large = self._large, []
+        if octets := self.data_to_send():
+            pieces.append(octets)
+        self._spoke |= bool(pieces)
+        return pieces
+
+    def queue(self, octets: Piece) -> None:
+        """Part of a body, behind what is queued already."""
+        if isinstance(octets, bytes) and len(octets) < LARGE_PIECE_OCTETS:
+            self.out.append(octets)
+        else:
+            self._large += (b"".join(self.out), octets)
+            self.out.clear()
 
     def receive_data(self, data: bytes, now: float) -> list[Event]:
         """What the octets say, in order. `now` is monotonic seconds.
@@ -172,6 +195,12 @@ class Connection(Lifetime):
                 self._skip -= passed
                 at += passed
                 continue
+            if self._flow is not None:
+                passed = self._pass_on(self._flow, data, at, end, events)
+                if not passed and self._flow is not None:
+                    break
+                at += passed
+                continue
             run = runs.get(data[at + 2]) if at + 2 < end else None
             if run is not None:
                 after = run(data, at, end, events)
@@ -217,7 +246,13 @@ class Connection(Lifetime):
             if rule is not None and rule.answer is Answer.TAKE and command.fragment:
                 handle = self._handles[command.handle_id]  # type: ignore[attr-defined]
                 self._admit(handle, command)  # type: ignore[arg-type]
-                if after + size > len(data):
+                whole = after + size <= len(data)
+                if not whole or size >= PIECE_OCTETS_MIN:
+                    self._flow = begin_flow(handle, command)  # type: ignore[arg-type]
+                    if self._flow is not None:
+                        self.received[command.type] += 1
+                        return after
+                if not whole:
                     return -size
                 self.received[command.type] += 1
                 after, fragment, size = after + size, data[after : after + size], 0
@@ -319,9 +354,6 @@ class Connection(Lifetime):
         found = take_fragment(handle.channel, handle, command, octets, self.message_bytes_max)
         first, head, body_size, offset, body = found
         last = not command.partial
-        bits = command.partial | mode_of(command)
-        if isinstance(command, m.HandleNotify):
-            bits |= command.delivered * DELIVERED | command.redelivered * REDELIVERED
         if last or command.streaming:
             self._owe(handle, getattr(command, "tag", 0))
         if first and last and head:
@@ -332,7 +364,7 @@ class Connection(Lifetime):
                 handle.number,
                 getattr(command, "tag", 0),
                 getattr(command, "message_number", 0),
-                bits,
+                bits_of(command, last=last),
                 first,
                 last,
                 head,
@@ -343,6 +375,49 @@ class Connection(Lifetime):
                 command.dest_name.encode(),
             )
         )
+
+    def _pass_on(self, flow: Flowing, data: bytes, at: int, end: int, events: list[Event]) -> int:
+        """Report what has come of a fragment; returns how many octets that were.
+
+        Of what comes in drops a piece is gathered first.
+        """
+        handle, command, incoming = flow.handle, flow.command, flow.incoming
+        if handle.channel.incoming is not incoming or self._state is not State.ACTIVE:
+            self._flow, self._skip = None, flow.left  # nobody wants it any more
+            return 0
+        passed = min(flow.left, end - at)
+        if passed < flow.left and end < PIECE_OCTETS_MIN:
+            self._needed = min(flow.left, PIECE_OCTETS_MIN)
+            return 0
+        offset = incoming.got
+        incoming.got += passed
+        flow.left -= passed
+        last = not command.partial and not flow.left
+        tag = 0
+        if not flow.left:
+            self._flow = None
+            if last:
+                handle.channel.incoming = None
+            if last or command.streaming:
+                tag = getattr(command, "tag", 0)
+                self._owe(handle, tag)
+        events.append(
+            Fragment(
+                handle.number,
+                tag,
+                getattr(command, "message_number", 0),
+                bits_of(command, last=last),
+                False,
+                last,
+                b"",
+                max(incoming.body_size, 0),
+                offset,
+                passed,
+                memoryview(data)[at : at + passed] if passed >= PIECE_OCTETS_MIN else data[at : at + passed],
+                command.dest_name.encode(),
+            )
+        )
+        return passed
 
     def _owe(self, handle: Handle, tag: int) -> None:
         """A reply is owed to a command of a handle that we have not closed."""

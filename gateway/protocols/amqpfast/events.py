@@ -154,6 +154,7 @@ class Fragment:
     `head` is that of the message with its first fragment, unless it came with PREPARE or is out of band; else
     empty. `octets` belong at `offset` of the body, which has `body_size` octets in all (streaming: 0; out of
     band: both count whole fragments, head included, and `octets` are not here: there are `size` of them).
+    A fragment may come in several of these. Long `octets` are a view of what was received, which they keep.
     `tag` and `dest_name` count with the last fragment, `tag` also with each while streaming. `number` is a
     server's message number. `bits` are those of NOTIFY, also for SEND. `first` and `last` say which it is.
     """
@@ -168,7 +169,7 @@ class Fragment:
     body_size: int
     offset: int
     size: int
-    octets: bytes
+    octets: bytes | memoryview
     dest_name: bytes
 
 

@@ -18,6 +18,7 @@ from struct import Struct
 from typing import Final
 
 from gateway.errors import LocalProtocolError
+from gateway.model.spooled import Piece
 from gateway.protocols.amqpfast.client import ClientConnection
 from gateway.protocols.amqpfast.codec import END, U16, U32
 from gateway.protocols.amqpfast.server import ServerConnection
@@ -301,16 +302,20 @@ class Transfer:
         """How many octets of the body the next `write` takes at most."""
         return self._connection.frame_max - len(self._head)
 
-    def write(self, octets: bytes, *, last: bool = False, tag: int = 0) -> None:
-        """The next octets of the body, `room` at most. `tag`: a client's confirm-tag, from `new_tag`."""
+    def write(self, octets: Piece, *, last: bool = False, tag: int = 0) -> None:
+        """The next octets of the body, `room` at most. `tag`: a client's confirm-tag, from `new_tag`.
+
+        Octets that are on disk stay there until `pieces_to_send` has handed them on.
+        """
         if last and self._handle.channel.streaming:
             raise LocalProtocolError("a stream ends with its handle or channel")
         if len(octets) > self.room:
             raise LocalProtocolError(f"a fragment has {self.room} octets at most")
-        fragment = self._head + octets
-        if self._fragment(len(fragment), last, tag):
-            self._connection.out.append(fragment)
-            self._head = b""
+        if self._fragment(len(self._head) + len(octets), last, tag):
+            if self._head:
+                self._connection.out.append(self._head)
+                self._head = b""
+            self._connection.queue(octets)
             self._finish(last)
 
     def tell(self, size: int, *, last: bool = False, tag: int = 0) -> None:

@@ -166,13 +166,23 @@ class ServerConnection(Connection):
 
     def reply_many(self, rows: Iterable[tuple[int, int]]) -> None:
         """HANDLE REPLY 200 for rows of (handle, tag), as `reply`; those with tag 0 have none."""
-        handles = self._handles
+        handle: Handle | None = None
+        last = -1
         count = 0
         for number, tag in rows:
-            handle = handles.get(number)
-            if tag and handle is not None and (handle.state is OPEN or handle.state is LEFT):
+            if number != last:
+                last = number
+                handle = self._usable(number)
+            if tag and handle is not None:
                 said = REPLY(REPLY_SIZE, HANDLE_REPLY, number, tag, SUCCESS, 0, FRAME_END)
-                handle.channel.reply(number << 16 | tag, said)
+                key = number << 16 | tag
+                channel = handle.channel
+                owed = channel.owed
+                if owed and owed[0] == key and not channel.done:  # the common case of `Channel.reply`
+                    owed.popleft()
+                    channel.out.append(said)
+                else:
+                    channel.reply(key, said)
                 count += 1
         self.sent[HANDLE_REPLY] += count
 

@@ -16,9 +16,12 @@ from gateway.errors import RemoteProtocolError
 from gateway.protocols.amqpfast import commands as m
 from gateway.protocols.amqpfast.codec import BODY_SIZE, find_head_end
 from gateway.protocols.amqpfast.spec import (
+    DELIVERED,
     NOTIFY_STREAMING,
     OUT_OF_BAND,
+    PARTIAL,
     RECOVERY,
+    REDELIVERED,
     ReplyCode,
     Scope,
     Service,
@@ -339,6 +342,26 @@ class Incoming:
         self.got = got
 
 
+def bits_of(command: m.HandleSend | m.HandleNotify, *, last: bool) -> int:
+    """All bits of a fragment as an event has them: those of NOTIFY."""
+    bits = mode_of(command) | (not last) * PARTIAL
+    if isinstance(command, m.HandleNotify):
+        bits |= command.delivered * DELIVERED | command.redelivered * REDELIVERED
+    return bits
+
+
+class Flowing:
+    """A fragment behind the first of its message, whose octets are passed on as they come; `left` are due."""
+
+    __slots__ = ("command", "handle", "incoming", "left")
+
+    def __init__(self, handle: Handle, command: m.HandleSend | m.HandleNotify, incoming: Incoming) -> None:
+        self.handle = handle
+        self.command = command
+        self.incoming = incoming
+        self.left = command.fragment_size
+
+
 # --- messages in fragments, 2.2.8.8 and 3.5.3
 
 
@@ -380,6 +403,24 @@ def mode_of(command: m.HandleSend | m.HandleNotify) -> int:
     return command.out_of_band * OUT_OF_BAND | command.recovery * RECOVERY | command.streaming * STREAMING
 
 
+def begin_flow(handle: Handle, command: Fragmented) -> Flowing | None:
+    """How to take the octets of an admitted fragment before all of them are here; None: not at all.
+
+    Raises ScopedFault when they will not add up.
+    """
+    incoming = handle.channel.incoming
+    if incoming is None or isinstance(command, m.HandlePrepare):
+        return None
+    _check_total(handle, incoming.got + command.fragment_size, incoming.body_size, last=not command.partial)
+    return Flowing(handle, command, incoming)
+
+
+def _check_total(handle: Handle, got: int, body_size: int, *, last: bool) -> None:
+    if body_size >= 0 and (got > body_size or (last and got != body_size)):
+        text = f"{got} octets of a body of {body_size}"
+        raise _handle_fault(handle, text, ReplyCode.MESSAGE_CONTENTS_INVALID)
+
+
 Part = tuple[bool, bytes, int, int, bytes]
 
 
@@ -409,9 +450,7 @@ def take_fragment(
             body_size = -1
     got = offset + (command.fragment_size if mode & OUT_OF_BAND else len(octets))
     last = not command.partial
-    if body_size >= 0 and (got > body_size or (last and got != body_size)):
-        text = f"{got} octets of a body of {body_size}"
-        raise _handle_fault(handle, text, ReplyCode.MESSAGE_CONTENTS_INVALID)
+    _check_total(handle, got, body_size, last=last)
     if incoming is None:
         handle.begin()
     if last:

@@ -50,10 +50,20 @@ class ClientConnection(Connection):
     """One connection to a remote broker, in the version of the CONNECT that it says.
 
     After the CONNACK: `client_id` (perhaps assigned by the server), `max_qos`, `retain_available`,
-    `peer_receive_max` and `peer_packet_bytes_max` hold what the server announced (5: 3.2.2.3).
+    `wildcards_available`, `shares_available`, `peer_receive_max` and `peer_packet_bytes_max` hold what the
+    server announced (5: 3.2.2.3).
     """
 
-    __slots__ = ("_pinged_at", "_waits_pong", "client_id", "max_qos", "method", "retain_available")
+    __slots__ = (
+        "_pinged_at",
+        "_waits_pong",
+        "client_id",
+        "max_qos",
+        "method",
+        "retain_available",
+        "shares_available",
+        "wildcards_available",
+    )
     table: ClassVar[Table] = CLIENT
     reading: ClassVar[frozenset[State]] = frozenset((State.CONNECTING, State.OPEN))
 
@@ -64,6 +74,8 @@ class ClientConnection(Connection):
         self.client_id = ""
         self.max_qos = 2
         self.retain_available = True
+        self.wildcards_available = True
+        self.shares_available = True
         self.method: str | None = None
         self._pinged_at = 0.0
         self._waits_pong = False
@@ -110,6 +122,8 @@ class ClientConnection(Connection):
         self.keep_alive = properties.get(Property.SERVER_KEEP_ALIVE, self.keep_alive)
         self.max_qos = properties.get(Property.MAXIMUM_QOS, 2)
         self.retain_available = bool(properties.get(Property.RETAIN_AVAILABLE, 1))
+        self.wildcards_available = bool(properties.get(Property.WILDCARD_SUBSCRIPTION_AVAILABLE, 1))
+        self.shares_available = bool(properties.get(Property.SHARED_SUBSCRIPTION_AVAILABLE, 1))
         self.peer_receive_max = properties.get(Property.RECEIVE_MAXIMUM, self.peer_receive_max)
         self.peer_packet_bytes_max = properties.get(Property.MAXIMUM_PACKET_SIZE, self.peer_packet_bytes_max)
 

@@ -18,12 +18,11 @@ from itertools import accumulate
 from pathlib import Path
 from typing import Final
 
-from gateway.store.journal.format import Header, JournalError
+from gateway.store.journal.format import Header, JournalError, Octets
 from gateway.store.journal.segments import At, Segment, content_of, segment_name, segments_in, size_of, walk
 
 RETENTION_SECS: Final = 60.0  # between two looks at what may go
 BLOCKS_MAX: Final = 1_000  # that one system call takes (IOV_MAX is 1 024)
-Octets = bytes | memoryview
 Pwritev = Callable[[int, Sequence[Octets], int], int]
 Written = tuple[Header, Octets]
 """A block as it is written, and its header once more."""

@@ -15,6 +15,7 @@ import struct
 from array import array
 from collections.abc import Iterable, Sequence
 from functools import lru_cache
+from io import BytesIO
 from itertools import accumulate, chain, groupby
 from operator import is_
 from typing import Final, NamedTuple
@@ -26,12 +27,16 @@ from gateway.model.outcome import Outcome
 from gateway.model.properties import PropertySet
 from gateway.model.spooled import Spooled
 from gateway.store.journal.columns import ADDRESS, COLUMNS, LANE, OUTCOME, SENDER
-from gateway.store.journal.format import VERSION, Draft, Header, encode_columns
+from gateway.store.journal.format import VERSION, Draft, Header, Octets, encode_columns
 from gateway.store.properties import encode_properties
 
 ENTRIES_MAX: Final = 65_536  # of a dictionary; peers choose addresses and properties, so it has to end
 ENTRIES_OCTETS_MAX: Final = 4 * 1_048_576
 PROPERTIES_OCTETS_MAX: Final = 65_536  # of one set; more is recorded as {"omitted": octets}
+BODIES_OCTETS: Final = 1_048_576  # memory for the bodies of a block, used again and again
+# As long a run is looked up faster once than for each message (measured).
+SENDERS_RUN: Final = 7
+ADDRESSES_RUN: Final = 20
 EVEN_OCTETS_MAX: Final = 4_096  # of a body, for offsets that are remembered
 FORM: Final = "journal"  # the key in PropertySet.forms
 SECOND: Final = 1_000_000  # in microseconds
@@ -189,6 +194,7 @@ class Encoder:
         self._nowhere = b""
         self._sets = Entries(2, nulls=True)
         self._set_numbers: dict[PropertySet, bytes] = {}
+        self._memory = BytesIO(bytes(BODIES_OCTETS))
 
     def afresh(self) -> Encoder:
         """One that remembers nothing."""
@@ -324,7 +330,7 @@ class Encoder:
             numbers.update(zip(fresh, self._sets.add_all(list(map(recorded, fresh))), strict=True))
             return b"".join([numbers[one] for one in sets])
 
-    def _bodies(self, bodies: list[bytes]) -> tuple[bytes, bytes, bytes, bytes]:
+    def _bodies(self, bodies: list[bytes]) -> tuple[bytes, bytes, bytes, Octets]:
         """Sizes, validity, offsets, octets."""
         most = self._body_max
         sizes = list(map(len, bodies))
@@ -332,30 +338,42 @@ class Encoder:
         if not most:
             return lengths, b"", b"", b""
         if max(sizes) <= most:
-            octets = b"".join(bodies)
-            if len(octets) == sum(sizes):  # or one of them is a file (model/spooled.py), and not looked at
+            total = sum(sizes)
+            octets = self._together(bodies) if total <= BODIES_OCTETS else b"".join(bodies)
+            if len(octets) == total:  # or one of them is a file (model/spooled.py), and not looked at
                 return lengths, b"", _offsets(sizes), octets
         whole = [len(body) <= most and not isinstance(body, Spooled) for body in bodies]
         kept = [body if taken else b"" for body, taken in zip(bodies, whole, strict=True)]
         valid = bitmap(whole)
         return lengths, valid, _offsets(list(map(len, kept))), b"".join(kept)
 
+    def _together(self, bodies: list[bytes]) -> Octets:
+        """The octets of bodies, no more than BODIES_OCTETS, in memory that is used again when the block has
+        been laid out: new memory of that size costs ten times as much, for its pages come from the system."""
+        memory = self._memory
+        try:
+            memory.seek(0)
+            memory.writelines(bodies)
+        except BufferError:  # the block before is still needed
+            return b"".join(bodies)
+        return memory.getbuffer()[: memory.tell()]
 
-def _come_in_runs(objects: Sequence[object]) -> bool:
-    """Whether a sample says that neighbours are mostly the same object, as the messages of one connection in
-    one wake-up are. Then a look-up for each run is worth its price."""
+
+def _come_in_runs(objects: Sequence[object], length: int) -> bool:
+    """Whether a sample says that runs of one and the same object have this length, as the messages of one
+    connection in one wake-up may. Then a look-up for each run is worth its price."""
     sample = list(map(is_, objects[:-1:16], objects[1::16]))
-    return 4 * sum(sample) > 3 * len(sample)
+    return length * sum(sample) > (length - 1) * len(sample)
 
 
 def _sender_numbers(senders: list[Sender], numbers: dict[int, bytes]) -> bytes:
-    if _come_in_runs(senders):
+    if _come_in_runs(senders, SENDERS_RUN):
         return b"".join([numbers[id(one)] * len(list(run)) for one, run in groupby(senders)])
     return b"".join([numbers[id(one)] for one in senders])
 
 
 def _address_numbers(addresses: list[Address], numbers: dict[bytes, bytes]) -> bytes:
-    if _come_in_runs(addresses):
+    if _come_in_runs(addresses, ADDRESSES_RUN):
         return b"".join([numbers[one.wire] * len(list(run)) for one, run in groupby(addresses)])
     return b"".join([numbers[one.wire] for one in addresses])
 

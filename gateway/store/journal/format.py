@@ -50,6 +50,7 @@ from typing import Final, NamedTuple
 
 from gateway.errors import GatewayError
 
+Octets = bytes | memoryview
 MAGIC: Final = b"GWJBLOCK"
 VERSION: Final = 1
 GAP: Final = 1  # flag: rows are missing here
@@ -205,7 +206,7 @@ class Laid(NamedTuple):
     among them."""
 
     header: Header
-    pieces: list[bytes]
+    pieces: list[Octets]
 
 
 class Draft(NamedTuple):
@@ -215,14 +216,14 @@ class Draft(NamedTuple):
 
     header: Header
     columns: bytes
-    buffers: list[bytes]
+    buffers: list[Octets]
 
 
 def lay_out(draft: Draft, level: int) -> Laid:
     """Lay out a block. `level` is zlib's, 0: nothing is compressed."""
     header, columns, buffers = draft
     if header.gap:
-        content = buffers[0] + b" " * (-len(buffers[0]) % ALIGNMENT)
+        content = bytes(buffers[0]).ljust(-(-len(buffers[0]) // ALIGNMENT) * ALIGNMENT)
         done = header._replace(octets=HEADER_OCTETS + len(content), crc=zlib.crc32(content))
         return Laid(done, [encode_header(done), content])
     directory = len(buffers) * _BUFFER.size + len(columns)
@@ -230,7 +231,7 @@ def lay_out(draft: Draft, level: int) -> Laid:
     at = HEADER_OCTETS + directory + len(pad)
     placed: dict[int, tuple[int, int, int]] = {}
     table: list[int] = []
-    pieces: list[bytes] = []
+    pieces: list[Octets] = []
     for buffer in buffers:
         octets = len(buffer)
         if not octets:
@@ -254,7 +255,7 @@ def lay_out(draft: Draft, level: int) -> Laid:
     return Laid(done, [encode_header(done), head, *pieces])
 
 
-def _crc32(octets: bytes, crc: int) -> int:
+def _crc32(octets: Octets, crc: int) -> int:
     """zlib's, which lets the interpreter's lock go for more than 5 KiB, to get it back from a busy event loop
     takes longer than the sum: so it is fed less at a time."""
     if len(octets) <= CRC_OCTETS:
@@ -265,7 +266,7 @@ def _crc32(octets: bytes, crc: int) -> int:
     return crc
 
 
-def _compressed(buffer: bytes, level: int) -> bytes:
+def _compressed(buffer: Octets, level: int) -> Octets:
     """`buffer` compressed, or itself when that gains nothing: equal lengths mean that it is not."""
     made = zlib.compress(buffer, level)
     return made if len(made) < len(buffer) else buffer

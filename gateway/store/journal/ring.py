@@ -8,6 +8,8 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
+from gateway.store.journal.format import Octets
+
 
 class Ring:
     """One thread at a time puts blocks in, another frees them in the same order."""
@@ -20,7 +22,7 @@ class Ring:
         self._put = 0  # octets ever, with those left out at the end
         self._freed = 0
 
-    def put(self, pieces: Sequence[bytes], octets: int) -> tuple[bytes | memoryview, int]:
+    def put(self, pieces: Sequence[Octets], octets: int) -> tuple[bytes | memoryview, int]:
         """The pieces, `octets` in all, one behind the other; and the place to free when they are not needed
         any more. When the ring is full they are in memory of their own.
         """

@@ -89,8 +89,10 @@ def walk(file: BinaryIO, path: Path, offset: int = 0) -> Iterator[At | Hole]:
             following = _next_block(file, path, offset + ALIGNMENT)
             if following is None:
                 return
-            yield Hole(path, offset, following.offset)
-            at = following
+            at = block_at(file, path, offset)
+            if at is None:  # else a live writer completed it, and wrote on, while we searched
+                yield Hole(path, offset, following.offset)
+                at = following
         yield at
         offset = at.end
 

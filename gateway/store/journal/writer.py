@@ -27,9 +27,9 @@ from typing import Final
 
 from gateway.model.message import Message
 from gateway.model.outcome import Outcome
-from gateway.store.journal.appending import Appender, Octets, Pwritev
+from gateway.store.journal.appending import Appender, Pwritev
 from gateway.store.journal.encoding import SECOND, Encoder, Facts, Stashed
-from gateway.store.journal.format import Draft, Header, gap_draft, lay_out
+from gateway.store.journal.format import Draft, Header, Octets, gap_draft, lay_out
 from gateway.store.journal.ring import Ring
 
 CHUNK_OCTETS_MAX: Final = 256 * 1_048_576  # of the bodies of a block, whatever their limit is

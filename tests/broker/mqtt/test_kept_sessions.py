@@ -334,6 +334,18 @@ def test_a_full_session_drops_the_newest_accepts_and_counts_them(tmp_path: Path)
         assert (len(session), world.space.tally.queue_full) == (3, 2)
 
 
+def test_a_client_that_waits_for_the_disk_has_not_stalled(tmp_path: Path) -> None:
+    with World(tmp_path, messages_max=4, stall_secs=10) as world:
+        session = world.session("c", "#", qos=2)
+        connected(session, receive_maximum=1)
+        (grant,) = world.space.sinks(MqttAddress("a/b"))
+        publish(grant, several(4, qos=2))
+        assert publish(grant, several(2, qos=2)).held
+        assert [session.stalled(now) for now in (0.0, 20.0, 40.0)] == [False] * 3
+        assert world.one.commit() is ACCEPTED  # and one of them is sent
+        assert [session.stalled(now) for now in (50.0, 59.0, 60.0)] == [False, False, True]
+
+
 def test_a_client_that_is_away_holds_no_messages_in_memory(tmp_path: Path) -> None:
     with World(tmp_path) as world:
         session = world.session("c", "#")

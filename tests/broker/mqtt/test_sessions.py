@@ -163,6 +163,41 @@ def test_a_connected_client_that_does_not_keep_up_holds_its_sources() -> None:
     assert len(outlet.rows) == 6
 
 
+def test_sources_are_held_for_a_client_that_goes_on_and_not_for_one_that_stalls() -> None:
+    space = Space(SessionLimits(messages_max=4, stall_secs=10.0))
+    session = space.session("c", "#")
+    connected(session, receive_maximum=1)
+    assert not session.stalled(0.0)
+    source = space.give(*several(6))
+    assert not session.stalled(1.0)  # it has just taken one
+    session.finish(1)
+    session.pump()
+    assert [session.stalled(now) for now in (10.0, 15.0, 19.9, 20.0)] == [False, False, False, True]
+    assert (len(source.held), source.released) == (1, 0)
+    session.detach()
+    assert source.released == 1
+    connected(session, receive_maximum=1)
+    again = space.give(*several(6))
+    assert not again.held
+    assert space.tally.queue_full == 6
+    for packet_id in (2, 3):  # half of what it may be owed is left
+        session.finish(packet_id)
+        session.pump()
+    assert space.give(*several(4)).held
+
+
+def test_where_the_newest_are_dropped_nobody_is_held() -> None:
+    space = Space(SessionLimits(messages_max=4, holds=False))
+    session = space.session("c", "#")
+    connected(session, receive_maximum=1)
+    assert not space.give(*several(7)).held
+    assert (len(session), space.tally.queue_full) == (4, 2)
+    for packet_id in range(1, 5):
+        session.finish(packet_id)
+        session.pump()
+    assert not space.give(*several(9)).held
+
+
 def test_a_subscription_may_pass_over_its_own_messages() -> None:
     space = Space()
     session = space.session("me")

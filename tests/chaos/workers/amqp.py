@@ -1,6 +1,7 @@
 """Senders and receivers that speak AMQP 0-9-1, to a gateway or to RabbitMQ.
 
-A sender confirms and publishes again whatever was not, over the next connection. A receiver is its queue's
+A sender has each message confirmed, or commits some at a time, and publishes again whatever was not answered,
+over the next connection. A receiver is its queue's
 only consumer (`exclusive`): as long as the broker believes in an earlier connection of its own, it waits, so
 that a half-open connection cannot make two of it, between which no order would hold.
 """
@@ -11,6 +12,7 @@ import time
 from collections.abc import Iterable
 from typing import Final, Literal
 
+from gateway.model.properties import Headers, Value, ValueType
 from gateway.protocols.amqp091 import methods as m
 from gateway.protocols.amqp091.codec import decode_address
 from gateway.protocols.amqp091.events import (
@@ -79,15 +81,19 @@ def opened(worker: Worker, declarations: Iterable[Declaration]) -> Channel:
 
 
 def queue_at(
-    queue: str, exchange: str, key: str, kind: Literal["", "topic"] = "topic"
+    queue: str, exchange: str, key: str, kind: Literal["", "topic"] = "topic", *, single: bool = False
 ) -> tuple[Declaration, ...]:
-    """A durable queue bound to an exchange, which is declared as `kind`, or there already."""
+    """A durable queue bound to an exchange, which is declared as `kind`, or there already.
+
+    `single`: of several consumers one gets messages, and the next one when that is gone.
+    """
+    arguments: Headers = (("x-single-active-consumer", Value(ValueType.BOOL, True)),) if single else ()
     exchanges: tuple[Declaration, ...] = (
         ((m.ExchangeDeclare(exchange, kind, durable=True), m.ExchangeDeclareOk),) if kind else ()
     )
     return (
         *exchanges,
-        (m.QueueDeclare(queue, durable=True), m.QueueDeclareOk),
+        (m.QueueDeclare(queue, durable=True, arguments=arguments), m.QueueDeclareOk),
         (m.QueueBind(queue, exchange, key), m.QueueBindOk),
     )
 
@@ -107,11 +113,16 @@ class AmqpSender(Sender):
         exchange: str,
         prefix: str,
         declarations: tuple[Declaration, ...] = (),
+        transacted: bool = False,
     ) -> None:
         super().__init__(name, port, history, addresses=addresses, count=count, rate=rate)
         self._exchange = exchange
         self._prefix = prefix
-        self._declarations: list[Declaration] = [*declarations, (m.ConfirmSelect(), m.ConfirmSelectOk)]
+        self._transacted = transacted
+        selected: Declaration = (m.ConfirmSelect(), m.ConfirmSelectOk)
+        if transacted:
+            selected = (m.TxSelect(), m.TxSelectOk)
+        self._declarations: list[Declaration] = [*declarations, selected]
         self._tag = 0
         self._open: dict[int, Id] = {}  # by delivery tag, in order
 
@@ -123,12 +134,15 @@ class AmqpSender(Sender):
             self.again.clear()
             self._publish(channel, list(self.unacked))
             while self.going:
-                self._publish(channel, self.due(WINDOW - len(self._open)))
+                if not (self._transacted and self._open):
+                    self._publish(channel, self.due(WINDOW - len(self._open)))
                 events = channel.arrived()
                 for event in events:
                     if isinstance(event, Confirms):
                         for _, tag, multiple, accepted in event.confirms:
                             self._answered(tag, multiple, accepted)
+                    elif isinstance(event, MethodReceived) and isinstance(event.method, m.TxCommitOk):
+                        self._answered(self._tag, True, True)
                 if self.alive(bool(events)):
                     channel.beat()
 
@@ -141,6 +155,8 @@ class AmqpSender(Sender):
             properties = PERSISTENT_WITH_ID + bytes((len(message_id),)) + message_id
             method = m.BasicPublish(self._exchange, f"{self._prefix}{id.address}")
             channel.machine.send_content(1, method, properties, body_of(id))
+        if ids and self._transacted:
+            channel.machine.send_method(1, m.TxCommit())
         channel.flush()
 
     def _answered(self, tag: int, multiple: bool, accepted: bool) -> None:

@@ -12,6 +12,7 @@ import time
 from collections.abc import Iterable
 from typing import Final
 
+from gateway.protocols.mqtt.connection import State
 from gateway.protocols.mqtt.packets import (
     Ack,
     Acks,
@@ -59,6 +60,8 @@ def opened(worker: Worker, version: Version) -> tuple[Device, Connack]:
         connack = device.next(Connack)
         if connack.reason >= FAILURE:
             raise ConnectionError(f"refused: {connack.reason:#04x}")
+        if device.machine.state is not State.OPEN:
+            raise ConnectionError("let in, and closed at once")
     except BaseException:
         device.cut()
         raise

@@ -1,7 +1,4 @@
-"""Large AMQP/Fast messages and transfers, before and after the gateway was killed.
-
-FAST_LARGE=1 has the transfers at their full size of 200 MB.
-"""
+"""Large AMQP/Fast messages and transfers, before and after the gateway was killed."""
 
 from __future__ import annotations
 
@@ -17,7 +14,7 @@ from tests.ingress.amqpfast.client import EMPTY, PERSISTENT, TOPIC, fresh, head
 from tests.ingress.amqpfast.large import MIB, Whole, octets, sha1
 from tests.interop.gateway_process import GatewayProcess
 
-LARGE: Final = (200 if os.environ.get("FAST_LARGE") else 20) * MIB
+LARGE: Final = 200 * MIB
 BODY: Final = octets(3 * MIB)
 OTHER: Final = octets(2 * MIB, 2)
 LIMITS: Final = {"fast_memory_bytes_max": MIB}

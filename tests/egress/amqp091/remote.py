@@ -303,11 +303,14 @@ class Shelf:
     def __init__(self) -> None:
         self.parts: list[Part] = []
         self.outcome: Outcome | None = ACCEPTED
+        self.accepted: list[bytes] = []  # bodies, in order
 
     def publish(self, part: Part) -> None:
         self.parts.append(part)
         if self.outcome is not None:
             part.settle(self.outcome)
+        if self.outcome is ACCEPTED:
+            self.accepted += [message.body for message in part.messages]
 
     @property
     def messages(self) -> list[Message]:

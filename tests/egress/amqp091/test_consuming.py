@@ -32,6 +32,7 @@ routes:
 """
 DROPPED = Outcome(Verdict.REJECTED, Reason.NAME_INVALID, "no")
 BUSY = Outcome(Verdict.RELEASED, Reason.QUOTA, "later")
+FULL = Outcome(Verdict.RELEASED, Reason.STORE, "the gateway cannot store it: disk is full")
 EVENTS = AmqpAddress("events", "p1.x")
 
 
@@ -128,6 +129,54 @@ async def test_a_released_message_goes_back_later(
     one.tick()
     assert [nack[1:] for nack in one.world.nacks] == [(1, True)]
     assert one.conversation.idle
+
+
+async def test_nothing_overtakes_what_a_full_disk_refused(one: LinkRig, shelf: Shelf) -> None:
+    one.switch.disk_healthy = lambda: shelf.outcome is ACCEPTED
+    shelf.outcome = FULL
+    consume(one, "commands", EVENTS, b"1", b"2")
+    consume(one, "commands", EVENTS, b"3")
+    one.tick()
+    assert len(shelf.messages) == 2, "what came behind a refused message is not even tried"
+    shelf.outcome = ACCEPTED
+    consume(one, "commands", EVENTS, b"4")
+    assert shelf.accepted == one.world.acks == []
+    assert not one.conversation.idle
+    one.tick()
+    assert shelf.accepted == [b"1", b"2", b"3", b"4"]
+    consume(one, "commands", EVENTS, b"5")
+    assert shelf.accepted[4:] == [b"5"]
+    assert [ack[1:] for ack in one.world.acks] == [(4, True), (5, False)]
+    assert one.world.nacks == []
+    assert one.conversation.idle
+    assert [route.retried for route in one.switch.router.routes] == [4, 0, 0]
+
+
+async def test_what_is_refused_late_still_goes_first(one: LinkRig, shelf: Shelf) -> None:
+    shelf.outcome = None
+    consume(one, "commands", EVENTS, b"1", b"2", b"3")
+    (part,) = shelf.parts
+    part.settle_at([0], FULL)
+    consume(one, "commands", EVENTS, b"4")
+    part.settle_at([1, 2], FULL)
+    shelf.outcome = ACCEPTED
+    one.tick()
+    assert shelf.accepted == [b"1", b"2", b"3", b"4"]
+
+
+async def test_what_waits_for_the_disk_comes_again_after_a_lost_connection(
+    one: LinkRig, shelf: Shelf
+) -> None:
+    one.switch.disk_healthy = lambda: shelf.outcome is ACCEPTED
+    shelf.outcome = FULL
+    consume(one, "commands", EVENTS, b"1", b"2")
+    one.lose()
+    one.connect()
+    consume(one, "commands", EVENTS, b"1", b"2")
+    shelf.outcome = ACCEPTED
+    one.tick()
+    assert shelf.accepted == [b"1", b"2"]
+    assert [ack[1:] for ack in one.world.acks] == [(2, True)]
 
 
 async def test_without_a_route_it_is_a_dead_letter(one: LinkRig, shelf: Shelf) -> None:

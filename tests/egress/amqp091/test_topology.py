@@ -13,6 +13,7 @@ from tests.egress.amqp091.remote import LinkRig, Settled
 
 ALL = Targets(exchanges=("telemetry", "amq.topic"), queues=("jobs",))
 FROM_QUEUE = Subscriptions(queues=("commands",))
+SINGLE = {"x-single-active-consumer": True}
 BOUND = Subscriptions(bindings=(("events", "a.#"), ("events", "b.*")))
 
 
@@ -53,6 +54,18 @@ async def test_what_is_missing_is_made_and_what_exists_is_left_alone() -> None:
     assert one.remote.consumed == ["commands"]
     assert one.link.ups == 1
     assert len(one.remote.machine.channels) == 2  # to publish and to consume; the one for questions is closed
+
+
+async def test_replicas_take_turns_by_arguments_of_queues_and_consumers() -> None:
+    one = LinkRig(single_active_consumer=True, consumer_priority=-3)
+    one.world.queues.add("there")
+    one.route(Subscriptions(queues=("commands", "there"), bindings=(("events", "#"),)), ALL)
+    one.connect()
+    made = {method.queue: plain(method.arguments) for method in declared(one) if hasattr(method, "queue")}
+    assert made == dict.fromkeys(("commands", "jobs", "gw-1.events"), SINGLE)
+    consumed = [method for method in one.world.heard if isinstance(method, m.BasicConsume)]
+    assert {method.queue for method in consumed} == {"commands", "there", "gw-1.events"}
+    assert all(plain(method.arguments) == {"x-priority": -3} for method in consumed)
 
 
 async def test_bindings_get_a_queue_of_the_links_own() -> None:

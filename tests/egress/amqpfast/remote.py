@@ -68,6 +68,7 @@ class World:
         self.acks: list[tuple[int, int]] = []
         self.ungets: list[int] = []
         self.cancelled: list[str] = []
+        self.waiting = False  # something does, for whoever asks
         self.said: list[m.Command] = []
         self.client_name = ""
         self.virtual_path = ""
@@ -189,6 +190,9 @@ class Remote:
             self._consume(command)
         elif isinstance(command, m.HandleUnget):
             self.world.ungets.append(command.message_number)
+        elif isinstance(command, m.HandleQuery):
+            listed = b"1-2" if self.world.waiting else b""
+            machine.send(m.HandleIndex(command.handle_id, 0, listed))
         elif isinstance(command, m.HandleCancel):
             self.world.cancelled.append(command.identifier)
 

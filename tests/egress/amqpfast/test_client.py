@@ -13,7 +13,8 @@ from gateway.egress.amqpfast.channel import ClientChannel
 from gateway.egress.amqpfast.client import Client, Lost, Refused, connect, head_of
 from gateway.egress.amqpfast.handles import Consumer, Delivery
 from gateway.protocols.amqpfast.spec import Scope
-from gateway.settings import Limits
+from gateway.settings import Limits, Listener
+from gateway.settings.amqpfast import FastVirtualHost, Peer
 from tests.interop.gateway_fixture import gateway_here, settings_of
 
 PATIENCE_SECS = 20.0
@@ -150,6 +151,83 @@ async def test_a_peer_answers_on_the_same_handle(client: Client) -> None:
     await peer.send(b"hello")
     assert (await anext(peer)).message.body == b"hello"
     assert len(channel.unsettled) == 0
+
+
+async def test_a_stream_through_a_peer(client: Client) -> None:
+    body = bytes(range(256)) * 16_000  # more than is held before the connection is not read any more
+    async with await client.stream("echo") as stream, trio.open_nursery() as nursery:
+        nursery.start_soon(stream.send_all, body)
+        found = bytearray()
+        while len(found) < len(body):
+            found += await stream.receive_some(100_000)
+        assert found == body
+    with pytest.raises(trio.ClosedResourceError):
+        await stream.receive_some()
+    with pytest.raises(trio.ClosedResourceError):
+        await stream.send_all(b"x")
+
+
+async def test_a_stream_that_nobody_reads_does_not_keep_the_client(client: Client) -> None:
+    stream = await client.stream("echo")
+    with trio.move_on_after(0.2):
+        while True:
+            await stream.send_all(bytes(100_000))
+
+
+async def test_a_tunnel_ends_with_its_other_side(tmp_path: Path) -> None:
+    async def answer(server: trio.SocketStream) -> None:
+        async with server:
+            await server.send_all(b"hello " + await server.receive_some())
+
+    async with trio.open_nursery() as nursery:
+        (listener,) = await trio.open_tcp_listeners(0, host="127.0.0.1")
+        nursery.start_soon(trio.serve_listeners, answer, [listener])
+        peer = Peer(kind="tcp", host="127.0.0.1", port=listener.socket.getsockname()[1])
+        fast = Listener(
+            protocol="amqpfast",
+            host="127.0.0.1",
+            port=0,
+            virtual_hosts={"/": FastVirtualHost(peers={"far": peer})},
+        )
+        async with (
+            gateway_here(settings_of(listeners={"amqpfast": fast})) as gateway,
+            connect(url(gateway)) as client,
+        ):
+            stream = await client.stream("far")
+            await stream.send_all(b"you")
+            assert [await stream.receive_some(), await stream.receive_some()] == [b"hello you", b""]
+            nobody = await client.stream("nobody")
+            with pytest.raises(Refused, match="404"):
+                await nobody.receive_some()
+        nursery.cancel_scope.cancel()
+
+
+async def test_answers_come_to_a_temporary_queue(gateway: Gateway, client: Client) -> None:
+    channel = await client.channel()
+    inbox = await channel.temporary()
+    async with connect(url(gateway)) as other:
+        away = await other.channel()
+        await (await away.sender("queue", inbox.name)).send(b"answer")
+    delivery = await anext(inbox)
+    assert (delivery.message.body, delivery.message.address.destination) == (b"answer", inbox.name)
+    await channel.ack(delivery)
+    named = await channel.temporary("topic", "mine")
+    assert named.name == "mine"
+    await channel.aclose()
+    async with connect(url(gateway)) as other:
+        away = await other.channel()
+        with pytest.raises(Refused, match="404"):
+            await browsed(away, inbox.name)
+
+
+async def test_a_paused_consumer_gets_nothing(client: Client) -> None:
+    channel = await client.channel()
+    consumer = await channel.consume("queue", "q")
+    await consumer.pause(True)
+    await (await channel.sender("queue", "q")).send(b"1")
+    assert consumer.taken() is None
+    await consumer.pause(False)
+    assert await bodies(consumer, 1) == [b"1"]
 
 
 @pytest.mark.parametrize("restartable", [False, True])

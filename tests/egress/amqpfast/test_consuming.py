@@ -38,6 +38,7 @@ routes:
 """
 DROPPED = Outcome(Verdict.REJECTED, Reason.NAME_INVALID, "no")
 BUSY = Outcome(Verdict.RELEASED, Reason.QUOTA, "later")
+FULL = Outcome(Verdict.RELEASED, Reason.STORE, "the gateway cannot store it: disk is full")
 
 
 @pytest.fixture
@@ -191,6 +192,41 @@ async def test_what_a_topic_has_sent_is_tried_again_from_here(
     assert one.world.ungets == []
     assert acks(one, "plant.") == [2]
     assert one.switch.router.routes[1].retried == 2
+
+
+@pytest.mark.parametrize("source", ["commands", "plant."])
+async def test_nothing_overtakes_what_a_full_disk_refused(one: LinkRig, shelf: Shelf, source: str) -> None:
+    one.switch.disk_healthy = lambda: shelf.outcome is ACCEPTED
+    name = "plant.b.t" if source == "plant." else ""
+    shelf.outcome = FULL
+    notify(one, source, b"1", b"2", name=name)
+    notify(one, source, b"3", name=name)
+    one.tick()
+    assert len(shelf.messages) == 2, "what came behind a refused message is not even tried"
+    shelf.outcome = ACCEPTED
+    notify(one, source, b"4", name=name)
+    assert shelf.accepted == acks(one, source) == []
+    one.tick()
+    assert shelf.accepted == [b"1", b"2", b"3", b"4"]
+    notify(one, source, b"5", name=name)
+    assert shelf.accepted[4:] == [b"5"]
+    assert acks(one, source)[-1] == 5
+    assert one.world.ungets == []
+    assert one.conversation.idle
+
+
+async def test_what_waits_for_the_disk_comes_again_after_a_lost_connection(
+    one: LinkRig, shelf: Shelf
+) -> None:
+    one.switch.disk_healthy = lambda: shelf.outcome is ACCEPTED
+    shelf.outcome = FULL
+    notify(one, "commands", b"1", b"2")
+    one.lose()
+    one.connect()
+    notify(one, "commands", b"1", b"2")
+    shelf.outcome = ACCEPTED
+    one.tick()
+    assert shelf.accepted == [b"1", b"2"]
 
 
 async def test_a_message_without_a_route_is_a_dead_letter_if_it_came_from_a_queue(one: LinkRig) -> None:

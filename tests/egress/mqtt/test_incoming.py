@@ -13,6 +13,7 @@ from tests.egress.mqtt.remote import World, row
 
 RELEASED = Outcome(Verdict.RELEASED, Reason.TARGET_DOWN, "down")
 REJECTED = Outcome(Verdict.REJECTED, Reason.TOO_LARGE, "too much")
+FULL = Outcome(Verdict.RELEASED, Reason.STORE, "the gateway cannot store it: disk is full")
 VERSIONS = pytest.mark.parametrize("version", ["5.0", "3.1.1"])
 PUBACK, PUBREC, PUBCOMP = PacketType.PUBACK, PacketType.PUBREC, PacketType.PUBCOMP
 
@@ -122,6 +123,53 @@ async def test_a_released_message_is_tried_again_with_growing_waits(version: str
     assert world.conversation.idle
 
 
+def recovered(world: World) -> list[bytes]:
+    """The disk takes messages again, and a second passes: what is tried now."""
+    world.local.answer = ACCEPTED
+    before = len(world.local.messages)
+    world.switch.disk_healthy = lambda: True
+    world.conversation.tick(trio.current_time())
+    world.conversation.turn_done()
+    world.talk()
+    return [message.body for message in world.local.messages[before:]]
+
+
+@VERSIONS
+async def test_nothing_overtakes_what_a_full_disk_refused(version: str) -> None:
+    world = World(version=version)
+    world.switch.disk_healthy = lambda: False
+    world.local.answer = FULL
+    remote = world.connect()
+    world.deliver(row("1", 1, 5), row("2", 2, 6))
+    world.deliver(row("3", 2, 7), row("0", 0), row("4", 1, 8))
+    world.conversation.tick(trio.current_time() + 100)
+    world.conversation.turn_done()
+    assert [message.body for message in world.local.messages] == [b"1", b"2", b"0"]
+    world.local.answer = ACCEPTED
+    world.deliver(row("5", 1, 9))
+    assert not remote.acks_of(PUBACK)
+    assert recovered(world) == [b"1", b"2", b"3", b"4", b"5"]
+    assert remote.acks_of(PUBACK) == [(5, 0), (8, 0), (9, 0)]
+    assert remote.acks_of(PUBREC) == [(6, 0), (7, 0)]
+    assert world.conversation.idle
+
+
+async def test_what_waits_for_the_disk_over_a_lost_connection_is_taken_once() -> None:
+    world = World()
+    world.switch.disk_healthy = lambda: False
+    world.local.answer = FULL
+    world.connect()
+    world.deliver(row("1", 1, 5), row("2", 2, 6))
+    world.drop()
+    world.present = True
+    remote = world.connect()
+    world.deliver(row("1", 1, 5, flags=8), row("2", 2, 6, flags=8), row("3", 2, 7))
+    assert sorted(recovered(world)) == [b"1", b"2", b"3"]
+    assert remote.acks_of(PUBACK) == [(5, 0)]
+    assert remote.acks_of(PUBREC) == [(6, 0), (7, 0)]
+    assert world.conversation.idle
+
+
 async def test_a_qos_2_message_is_taken_once_while_the_session_lasts() -> None:
     world = World()
     world.local.answer = None
@@ -141,7 +189,7 @@ async def test_a_qos_2_message_is_taken_once_while_the_session_lasts() -> None:
     world.deliver(row("x", 2, 5, flags=8))
     assert remote.acks_of(PUBREC) == [(5, 0)]
     assert len(world.local.messages) == 1
-    assert world.conversation.incoming.duplicates == 2
+    assert world.stats.duplicates == 2
     remote.machine.acknowledge(PacketType.PUBREL, [5])
     world.talk()
     world.deliver(row("another", 2, 5))

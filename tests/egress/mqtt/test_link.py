@@ -6,6 +6,7 @@ from pathlib import Path
 from typing import cast
 
 import pytest
+import structlog
 
 from gateway.protocols.mqtt.packets import Connect, Disconnect, Pingreq, Subscribe, Subscription, Unsubscribe
 from gateway.protocols.mqtt.spec import Property, ReasonCode, Version
@@ -82,11 +83,21 @@ async def test_what_connect_says(tmp_path: Path) -> None:
     assert world.link.came == 1
 
 
+@pytest.mark.parametrize("version", ["5.0", "3.1.1", "3.1"])
 @pytest.mark.parametrize("expiry, clean", [(0, True), (60, False)])
-async def test_before_mqtt_5_a_session_is_kept_or_not(expiry: int, clean: bool) -> None:
-    packet = World(version="3.1.1", session_expiry_secs=expiry).connect().connect
+async def test_a_session_is_kept_or_not(version: str, expiry: int, clean: bool) -> None:
+    packet = World(version=version, session_expiry_secs=expiry).connect().connect
     assert packet is not None
     assert (packet.clean_start, packet.user_name, packet.password) == (clean, None, None)
+    if version == "5.0":
+        assert packet.properties.get(Property.SESSION_EXPIRY_INTERVAL, 0) == expiry
+
+
+@pytest.mark.parametrize("version, bridge", [("5.0", False), ("3.1.1", True), ("3.1", True)])
+async def test_a_bridge_says_so_where_there_is_a_word_for_it(version: str, bridge: bool) -> None:
+    packet = World(version=version, bridge=True).connect().connect
+    assert packet is not None
+    assert packet.bridge is bridge
 
 
 async def test_a_refused_connection_says_why() -> None:
@@ -163,7 +174,7 @@ async def test_a_filter_longer_than_the_broker_takes_does_not_keep_the_others() 
     world.packet_bytes_max = 200
     world.subscribe("a", "x" * 300, "b")
     assert filters(world.connect()) == ["a", "b"]
-    assert world.conversation.filters.refusals == 1
+    assert world.stats.filters_refused == 1
 
 
 async def test_a_reload_says_the_difference() -> None:
@@ -193,13 +204,75 @@ async def test_a_refused_filter_is_asked_for_again() -> None:
         world.talk(now)
         asked += more
         assert filters(remote).count("b") == asked
-    assert world.conversation.filters.refusals == 3
+    assert world.stats.filters_refused == 1
     assert world.conversation.filters.granted == {"a"}
     world.refused_filters = {}
     world.conversation.tick(20.0)
     world.talk(20.0)
     assert world.conversation.filters.granted == {"a", "b"}
     assert filters(remote).count("a") == 1
+    assert world.stats.filters_refused == 0
+
+
+@pytest.mark.parametrize("version", ["5.0", "3.1.1"])
+async def test_a_group_shares_what_routes_need(version: str) -> None:
+    world = World(share="gateways", version=version, qos=2)
+    world.subscribe("a/#", "b")
+    remote = world.connect()
+    (packet,) = remote.said(Subscribe)
+    assert [one.filter for one in packet.subscriptions] == ["$share/gateways/a/#", "$share/gateways/b"]
+    if version == "5.0":  # to ask for no_local would be an error
+        assert all(one.retain_as_published and not one.no_local for one in packet.subscriptions)
+    world.subscribe("b")
+    world.talk()
+    assert [packet.filters for packet in remote.said(Unsubscribe)] == [("$share/gateways/a/#",)]
+    world.deliver(row("x", topic="up/a"))
+    assert [one.body for one in world.local.messages] == [b"x"]
+
+
+@pytest.mark.parametrize("refusal", [b"\x20\x02\x00\x01", b"\x20\x03\x00\x84\x00", None])
+async def test_a_group_keeps_to_mqtt_5(refusal: bytes | None) -> None:
+    """Before it, the filter could be taken for that of a topic, and nothing would ever come."""
+    world = World(share="g")
+    assert [connect_to(world, refusal) for _ in range(3)] == [FIVE, FIVE, FIVE]
+    assert all("share needs MQTT 5.0" in why for why in world.link.went) is (refusal is not None)
+    world = World(share="g", version="3.1.1")
+    assert connect_to(world, YES_3) is OLDER
+
+
+@pytest.mark.parametrize(
+    "lacks, share, wanted, asked, why",
+    [
+        (Property.SHARED_SUBSCRIPTION_AVAILABLE, "g", ["a/#", "b"], [], "no shared subscriptions"),
+        (Property.SHARED_SUBSCRIPTION_AVAILABLE, None, ["a/#", "b"], ["a/#", "b"], ""),
+        (
+            Property.WILDCARD_SUBSCRIPTION_AVAILABLE,
+            None,
+            ["a/#", "+", "b"],
+            ["b"],
+            "no subscriptions with wildcards",
+        ),
+    ],
+)
+async def test_what_the_broker_has_not_is_not_asked_for(
+    lacks: Property, share: str | None, wanted: list[str], asked: list[str], why: str
+) -> None:
+    world = World(share=share)
+    world.subscribe(*wanted)
+    world.connack_properties = {lacks: 0}
+    with structlog.testing.capture_logs() as lines:
+        remote = world.connect()
+        for now in (2.0, 100.0):
+            world.conversation.tick(now)
+            world.talk(now)
+    assert filters(remote) == asked
+    assert world.stats.filters_refused == len(wanted) - len(asked) == len(lines)
+    assert all(line["log_level"] == "error" and why in line["why"] for line in lines)
+    world.drop()
+    world.connack_properties = {}
+    world.present = True
+    assert len(filters(world.connect())) == len(wanted)
+    assert world.stats.filters_refused == 0
 
 
 async def test_silence_is_broken_by_pings_and_ends_the_connection() -> None:
@@ -244,19 +317,25 @@ async def test_goodbye() -> None:
 
 
 @pytest.mark.parametrize(
-    "reason, why",
+    "reason, reference, why",
     [
-        (ReasonCode.SERVER_SHUTTING_DOWN, "the broker disconnected us: server_shutting_down"),
+        (ReasonCode.SERVER_SHUTTING_DOWN, "", "the broker disconnected us: server_shutting_down"),
+        (
+            ReasonCode.USE_ANOTHER_SERVER,
+            "b:1883",
+            "the broker disconnected us: use_another_server; it says to use b:1883",
+        ),
         (
             ReasonCode.SESSION_TAKEN_OVER,
+            "",
             "the broker disconnected us: session_taken_over; somebody else uses our client_id",
         ),
     ],
 )
-async def test_the_brokers_goodbye(reason: int, why: str) -> None:
+async def test_the_brokers_goodbye(reason: int, reference: str, why: str) -> None:
     world = World()
     remote = world.connect()
-    remote.machine.send_disconnect(reason)
+    remote.machine.send_disconnect(reason, reference=reference)
     world.talk()
     assert world.link.went == [why]
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from collections.abc import Iterator
 
 import pytest
@@ -322,3 +323,18 @@ def test_heads_are_what_they_were(gateway: Running) -> None:
         assert b"text/plain" in client.large()[3]
         client.ack(1)
     nothing_left(gateway)
+
+
+@pytest.mark.parametrize("size", [None, len(BODY) - 1])
+def test_a_body_that_is_not_there_any_more_costs_the_channel(size: int | None) -> None:
+    with running(settings_of(limits=SMALL_MEMORY)) as gateway, Whole(gateway).open() as client:
+        handle = client.handle("q")
+        client.put_large(handle, BODY)
+        (path,) = gateway.gateway.fast_hosts.spool.folder.iterdir()
+        if size is None:
+            path.unlink()
+        else:
+            os.truncate(path, size)
+        client.say(m.HandleConsume(handle, 0, 1))
+        assert client.channel_closed() == (1, 541)
+        client.channel()

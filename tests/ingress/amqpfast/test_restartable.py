@@ -290,3 +290,23 @@ def test_ready_for_nothing_costs_the_connection(gateway: Running) -> None:
         handle = client.handle("q")
         client.send(bytes((0, 8, 44)) + handle.to_bytes(2, "big") + bytes(4) + b"\xce")
         assert client.closed() == 503
+
+
+def test_metrics_tell_of_the_spool_and_of_transfers(gateway: Running) -> None:
+    def told() -> dict[str, float]:
+        found = gateway.gateway.metrics.broker()
+        return {name: value for name, value in found.items() if "spool" in name or "partial" in name}
+
+    none = gateway.ask(told)
+    break_off(gateway, 2_000)
+    with Whole(gateway, "other").open() as client:
+        client.write(client.transfer(client.handle("q"), SMALL), SMALL[:10], last=False)
+        gateway.until(lambda: gateway.gateway.fast_hosts.spool.held > 0)
+        assert gateway.ask(told) == {
+            "gateway_spool_bytes": 2_000,
+            "gateway_spool_files": 1,
+            "gateway_spool_held_bytes": len(SMALL),
+            "gateway_partial_transfers": 1,
+            "gateway_partial_transfers_bytes": 2_000,
+        }
+    assert set(none.values()) == {0}

@@ -143,6 +143,14 @@ def test_other_methods_and_passwords_of_users_without_one(site: Running) -> None
     assert connack.reason == ReasonCode.BAD_USER_NAME_OR_PASSWORD
 
 
+def test_who_names_no_method_hears_of_none(site: Running) -> None:
+    client, connack = connect(site, user=("bob", b"b"))
+    with client:
+        client.ping()
+        assert METHOD not in connack.properties
+        assert client.machine.received[PacketType.AUTH] == 0
+
+
 # The exchange itself.
 
 

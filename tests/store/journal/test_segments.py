@@ -4,10 +4,11 @@ from __future__ import annotations
 
 import os
 from pathlib import Path
-from typing import Any
+from typing import Any, BinaryIO
 
 import pytest
 
+from gateway.store.journal import segments
 from gateway.store.journal.appending import RETENTION_SECS, Appender
 from gateway.store.journal.format import JournalError, decode_header
 from gateway.store.journal.reader import Gap, GoneError, JournalReader
@@ -230,3 +231,19 @@ def test_a_block_that_was_indexed_and_then_deleted(tmp_path: Path) -> None:
 def test_no_folder(tmp_path: Path) -> None:
     with pytest.raises(JournalError, match="no such folder"):
         JournalReader(tmp_path / "none").shards()
+
+
+def test_a_block_that_is_completed_while_the_next_is_searched_is_no_damage(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    path = tmp_path / segments.segment_name(0, 0)
+    whole = block(0, 3) + block(3, 2) + block(5, 4)
+    path.write_bytes(whole[: len(block(0, 3)) + 100])
+    search = segments._next_block
+
+    def searched(file: BinaryIO, where: Path, offset: int) -> segments.At | None:
+        path.write_bytes(whole)
+        return search(file, where, offset)
+
+    monkeypatch.setattr(segments, "_next_block", searched)
+    assert [row["sequence"] for row in rows_of(tmp_path)] == [*range(9)]

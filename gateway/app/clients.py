@@ -1,0 +1,25 @@
+"""Who is connected to the listeners, as the HTTP side wants to know it."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+from functools import partial
+
+from gateway.admin import Connected
+from gateway.ingress.listener import Farewell, Listener
+
+
+def connected(listeners: Mapping[str, Listener]) -> Iterator[Connected]:
+    """Every connection that has not begun to end."""
+    for listener in listeners.values():
+        for connection in listener.connections:
+            stream, sender = connection.stream, connection.sender
+            if not (stream.closed or stream.ending):
+                yield Connected(
+                    listener.name,
+                    listener.stats.protocol,
+                    sender.client,
+                    sender.user,
+                    stream.remote,
+                    partial(connection.shut_down, Farewell.DISMISSED),
+                )

@@ -1,0 +1,62 @@
+"""Few files of many: what every run adds to a day and a route becomes one file when it is worth it.
+
+It is when there are many small ones, or when the day is over and there are two; so that the files of today
+are not written again by every run.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator
+from itertools import groupby
+from typing import Final, NamedTuple
+
+import pyarrow.parquet as pq
+
+from gateway.pipeline.archive.manifest import Archive, Filed, Manifest
+from gateway.pipeline.archive.writing import Writer
+
+SMALL_MAX: Final = 8  # small files of a day that goes on
+
+
+class Merge(NamedTuple):
+    """Files of one day and route that become files named `name`."""
+
+    name: str
+    files: tuple[Filed, ...]
+
+
+def merges_of(manifest: Manifest, file_octets: int) -> list[Merge]:
+    """What there is to do; a file of half the useful size is good enough."""
+    small = sorted(
+        (file for file in manifest.files if file.octets < file_octets // 2),
+        key=lambda file: (file.date, file.route, file.path),
+    )
+    newest = max((file.date for file in manifest.files), default="")
+    found: list[Merge] = []
+    for (date, _), group in groupby(small, key=lambda file: (file.date, file.route)):
+        for files in _filled(group, file_octets):
+            if len(files) >= (2 if date < newest else SMALL_MAX):
+                found.append(Merge(f"merged-{manifest.number:020}-{len(found)}", tuple(files)))
+    return found
+
+
+def _filled(files: Iterable[Filed], file_octets: int) -> Iterator[list[Filed]]:
+    """Runs of files that make about one of the useful size."""
+    run: list[Filed] = []
+    for file in files:
+        run.append(file)
+        if sum(one.octets for one in run) >= file_octets:
+            yield run
+            run = []
+    yield run
+
+
+def merge(archive: Archive, wanted: Merge, file_octets: int) -> list[Filed]:
+    """Write the files as one, or as few; the old ones stay."""
+    first = wanted.files[0]
+    writer = Writer(archive, wanted.name, first.date, first.route, 2 * file_octets)
+    for file in wanted.files:
+        with archive.system.open_input_file(archive.path(file.path)) as source:
+            for batch in pq.ParquetFile(source).iter_batches():
+                writer.write(batch)
+    return writer.close()

@@ -1,0 +1,125 @@
+"""What a task of Spark writes: Arrow batches into Parquet files, some for each day and route.
+
+The rows come from the journal as Arrow and go to Parquet as Arrow; Spark hands out the work and its rows
+never leave Python (as a DataFrame of 35 columns they would cost about four times as much).
+A file is written under another name and moved into its place when it is whole.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator
+from dataclasses import dataclass
+from datetime import UTC, datetime
+from typing import Any, Final
+from uuid import uuid4
+
+import pyarrow as pa
+import pyarrow.compute as pc
+import pyarrow.parquet as pq
+
+from gateway.pipeline.archive.manifest import STAGING, Archive, Filed, folder_of
+from gateway.pipeline.columns import COLUMNS, Arrow, arrow_schema
+
+NAMES: Final = tuple(column.name for column in COLUMNS)
+FILED: Final = tuple(name for name in NAMES if name != "route")  # which the folder's name says
+GROUP_ROWS: Final = 131_072
+GROUP_OCTETS: Final = 32 * 1_048_576
+BUFFERED_OCTETS: Final = 128 * 1_048_576  # of all files of a task; with many routes each has its own buffer
+DAY_US: Final = 86_400_000_000
+
+
+class Writer:
+    """Writes the files of one day and route: `name`-0.parquet and so on, each of about `file_octets`."""
+
+    def __init__(self, archive: Archive, name: str, date: str, route: str, file_octets: int) -> None:
+        self._archive = archive
+        self._date, self._route = date, route
+        self._name = f"{folder_of(date, route)}/{name}"
+        self._file_octets = file_octets
+        self._batches: list[Arrow] = []
+        self._buffered_rows = 0
+        self.buffered = 0
+        self._open: _Open | None = None
+        self.files: list[Filed] = []
+
+    def write(self, batch: Arrow) -> None:
+        """Take rows of all columns but the route."""
+        self._batches.append(batch)
+        self._buffered_rows += batch.num_rows
+        self.buffered += batch.nbytes
+        if self._buffered_rows >= GROUP_ROWS or self.buffered >= GROUP_OCTETS:
+            self.flush()
+
+    def flush(self) -> None:
+        """Write a row group of what is buffered."""
+        if not self._batches:
+            return
+        if self._open is None:
+            self._open = _Open.at(self._archive)
+        self._open.writer.write_table(pa.Table.from_batches(self._batches), row_group_size=GROUP_ROWS)
+        self._open.rows += self._buffered_rows
+        self._batches, self._buffered_rows, self.buffered = [], 0, 0
+        if self._open.sink.tell() >= self._file_octets:
+            self._finish(self._open)
+
+    def close(self) -> list[Filed]:
+        """Finish; returns the files."""
+        self.flush()
+        if self._open is not None:
+            self._finish(self._open)
+        return self.files
+
+    def _finish(self, file: _Open) -> None:
+        file.writer.close()
+        file.sink.close()
+        system = self._archive.system
+        path = f"{self._name}-{len(self.files)}.parquet"
+        octets = system.get_file_info(file.path).size
+        system.create_dir(self._archive.path(path.rpartition("/")[0]), recursive=True)
+        system.move(file.path, self._archive.path(path))
+        self.files.append(Filed(path, self._date, self._route, file.rows, octets))
+        self._open = None
+
+
+@dataclass
+class _Open:
+    """A file that is being written, under a name of its own: a task may run twice at a time."""
+
+    path: str
+    sink: Any
+    writer: Any
+    rows: int = 0
+
+    @classmethod
+    def at(cls, archive: Archive) -> _Open:
+        archive.system.create_dir(archive.path(STAGING), recursive=True)
+        path = archive.path(f"{STAGING}/{uuid4().hex}.parquet")
+        sink = archive.system.open_output_stream(path)
+        return cls(path, sink, pq.ParquetWriter(sink, arrow_schema(FILED), compression="zstd"))
+
+
+def write(archive: Archive, name: str, batches: Iterable[Arrow], file_octets: int) -> list[Filed]:
+    """Write batches of all columns into files whose names begin with `name`."""
+    writers: dict[tuple[str, str], Writer] = {}
+    for batch in batches:
+        for date, route, rows in _parted(batch):
+            writer = writers.get((date, route))
+            if writer is None:
+                writer = writers[date, route] = Writer(archive, name, date, route, file_octets)
+            writer.write(rows)
+        if sum(writer.buffered for writer in writers.values()) > BUFFERED_OCTETS:
+            for writer in writers.values():
+                writer.flush()
+    return [file for writer in writers.values() for file in writer.close()]
+
+
+def _parted(batch: Arrow) -> Iterator[tuple[str, str, Arrow]]:
+    """The rows of each day and route. Mostly there is one day; there are few routes."""
+    days = pc.divide(batch["received"].cast(pa.int64()), DAY_US)
+    for day in pc.unique(days).to_pylist():
+        of_day = batch if pc.all(pc.equal(days, day)).as_py() else batch.filter(pc.equal(days, day))
+        routes = of_day["route"]
+        date = datetime.fromtimestamp(day * DAY_US // 1_000_000, UTC).date().isoformat()
+        for route in pc.unique(routes).to_pylist():
+            rows = of_day.filter(pc.equal(routes, route))
+            yield date, route, rows.select(list(FILED))

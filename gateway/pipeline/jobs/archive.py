@@ -1,0 +1,212 @@
+"""`archive`: the journal into Parquet by day and route, once each row, in files of a useful size.
+
+A run takes what has come since the last one, merges small files, and drops days beyond the retention; a run
+with nothing to do changes nothing. Other formats (Delta, Iceberg, ORC) are written by their own sinks, as a
+stream that ends; those keep house themselves.
+"""
+
+from __future__ import annotations
+
+import json
+from datetime import UTC, date, datetime, timedelta
+from typing import Final, NamedTuple
+
+from py4j.protocol import Py4JJavaError
+from pyspark.errors import AnalysisException, PySparkException
+from pyspark.sql import DataFrame, SparkSession
+from pyspark.sql import functions as F
+from pyspark.sql.types import DateType, StructField, StructType
+
+from gateway.errors import PipelineError
+from gateway.pipeline.archive.compacting import merge, merges_of
+from gateway.pipeline.archive.manifest import Archive, Filed, Manifest
+from gateway.pipeline.archive.writing import NAMES, write
+from gateway.pipeline.columns import spark_schema
+from gateway.pipeline.journal.options import Offsets, Options, options_of
+from gateway.pipeline.journal.planning import Part, reader_of
+from gateway.pipeline.journal.source import JournalTable
+from gateway.pipeline.progress import Tell, progress
+
+FILE_OCTETS: Final = 128 * 1_048_576
+TASK_OCTETS: Final = 64 * 1_048_576  # of journal; less would make many files, more few tasks
+PARQUET: Final = "parquet"
+
+
+class Archived(NamedTuple):
+    """What a run did: rows and files written; rows that the gateway could not write down, or that are gone;
+    files merged into fewer; files dropped by retention; and what the archive holds now."""
+
+    rows: int
+    files: int
+    missing: int
+    merged: int
+    dropped: int
+    total_rows: int
+    total_files: int
+    total_octets: int
+
+
+def run(
+    spark: SparkSession,
+    journal: str,
+    to: str,
+    *,
+    keep_days: int | None = None,
+    file_octets: int = FILE_OCTETS,
+    fail: bool = True,
+    today: date | None = None,
+    tell: Tell = lambda _: None,
+) -> Archived:
+    """Bring the archive `to` (folder or URI) up to the end of the journal.
+
+    `keep_days`: days before `today` (None: now, UTC) that are kept; `file_octets`: a useful size of a file;
+    `fail`: False goes on where journal rows were deleted or damaged before they were archived.
+    Raises PipelineError, and what the journal's reader raises.
+    """
+    archive = Archive(to)
+    before = archive.manifest()
+    swept = archive.sweep(before)
+    if swept:
+        tell(f"archive: {swept} files that a broken off run had left are deleted")
+    with progress(spark, "archive", tell):
+        manifest, missing = _appended(spark, archive, before, journal, file_octets, fail=fail)
+        written = set(manifest.files) - set(before.files)
+        manifest, dropped = _retained(archive, manifest, keep_days, today or datetime.now(UTC).date())
+        manifest, merged = _compacted(spark, archive, manifest, file_octets)
+    return Archived(
+        rows=sum(file.rows for file in written),
+        files=len(written),
+        missing=missing,
+        merged=merged,
+        dropped=dropped,
+        total_rows=sum(file.rows for file in manifest.files),
+        total_files=len(manifest.files),
+        total_octets=sum(file.octets for file in manifest.files),
+    )
+
+
+def _appended(
+    spark: SparkSession, archive: Archive, manifest: Manifest, journal: str, file_octets: int, *, fail: bool
+) -> tuple[Manifest, int]:
+    """What has come since; and how many rows are missing in it."""
+    options = _options(manifest.offsets, journal, fail=fail)
+    table = JournalTable(options, NAMES)
+    parts = [part for part in table.partitions() if isinstance(part, Part)]
+    if not parts:
+        return manifest, 0
+
+    def written(part: Part) -> list[Filed]:
+        name = f"{part.shard.replace('/', '~')}-{part.first:020}"
+        return write(archive, name, table.read(part), file_octets)
+
+    found = spark.sparkContext.parallelize(parts, len(parts)).map(written).collect()
+    files = [file for some in found for file in some]
+    ends: Offsets = {}
+    for part in parts:
+        ends[part.shard] = max(part.next, ends.get(part.shard, 0))
+    begins = {shard: min(part.first for part in parts if part.shard == shard) for shard in ends}
+    wanted = sum(end - manifest.offsets.get(shard, begins[shard]) for shard, end in ends.items())
+    missing = wanted - sum(file.rows for file in files)
+    return archive.save(manifest.changed(offsets=ends, gained=files)), missing
+
+
+def _options(offsets: Offsets, journal: str, *, fail: bool) -> Options:
+    given = {
+        "path": journal,
+        "partitionBytes": str(TASK_OCTETS),
+        "failOnDataLoss": str(fail).lower(),
+    }
+    shards = reader_of(options_of(given, stream=False)).shards()
+    known = {shard: number for shard, number in offsets.items() if shard in shards}
+    return options_of(given | {"startingOffsets": json.dumps(known)}, stream=False)
+
+
+def _retained(
+    archive: Archive, manifest: Manifest, keep_days: int | None, today: date
+) -> tuple[Manifest, int]:
+    """The archive without the days that are too old; and how many files went."""
+    if keep_days is None:
+        return manifest, 0
+    oldest = (today - timedelta(days=keep_days)).isoformat()
+    old = [file for file in manifest.files if file.date < oldest]
+    if old:
+        manifest = archive.save(manifest.changed(lost=old))
+        archive.delete(old)
+    return manifest, len(old)
+
+
+def _compacted(
+    spark: SparkSession, archive: Archive, manifest: Manifest, file_octets: int
+) -> tuple[Manifest, int]:
+    """The archive with small files merged; and how many they were."""
+    wanted = merges_of(manifest, file_octets)
+    if not wanted:
+        return manifest, 0
+    made = (
+        spark.sparkContext.parallelize(wanted, len(wanted))
+        .map(lambda one: merge(archive, one, file_octets))
+        .collect()
+    )
+    old = [file for one in wanted for file in one.files]
+    manifest = archive.save(manifest.changed(gained=[file for some in made for file in some], lost=old))
+    archive.delete(old)
+    return manifest, len(old)
+
+
+def read_archive(spark: SparkSession, path: str) -> DataFrame:
+    """The archive as a table: the journal's columns, and `date`; `date` and `route` choose files.
+
+    Reads what the newest manifest names. Raises PipelineError: there is no archive.
+    """
+    archive = Archive(path)
+    manifest = archive.manifest()
+    if not manifest.number:
+        raise PipelineError(f"there is no archive in {path}; gateway pipeline archive --to {path} makes one")
+    schema = StructType([*spark_schema().fields, StructField("date", DateType())])
+    if not manifest.files:
+        return spark.createDataFrame([], schema)
+    root = archive.uri if "://" in archive.uri else f"file://{archive.root}"
+    found = spark.read.schema(schema).option("basePath", root)
+    table = found.parquet(*(f"{root}/{file.path}" for file in manifest.files))
+    route = F.coalesce(F.col("route"), F.lit("")).alias("route")
+    return table.select(*(route if name == "route" else name for name in (*NAMES, "date")))
+
+
+def run_stream(
+    spark: SparkSession,
+    journal: str,
+    to: str,
+    format_: str,
+    *,
+    checkpoint: str | None = None,
+    fail: bool = True,
+) -> int:
+    """The same through the sink of another format of the session; returns the rows. `to`: a folder, a URI, or
+    the name of a table, which needs a `checkpoint` (default: below the folder).
+
+    Raises PipelineError: the session has no such format, or could not write.
+    """
+    is_table = "/" not in to
+    if is_table and checkpoint is None:
+        raise PipelineError(f"{to} is the name of a table: say --checkpoint, where to keep the position")
+    options = {"startingOffsets": "earliest", "failOnDataLoss": str(fail).lower()}
+    rows = spark.readStream.format("gateway_journal").options(**options).load(journal)
+    sink = (
+        rows.withColumn("date", F.to_date("received"))
+        .writeStream.format(format_)
+        .partitionBy("date", "route")
+        .option("checkpointLocation", checkpoint or f"{to}/_checkpoint")
+        .trigger(availableNow=True)
+    )
+    try:
+        query = sink.toTable(to) if is_table else sink.start(to)
+        query.awaitTermination()
+    except (AnalysisException, Py4JJavaError) as error:
+        said = error.java_exception if isinstance(error, Py4JJavaError) else error
+        raise PipelineError(
+            f"this session cannot write {format_}: {said.getMessage()}"
+            " (formats come with packages: --conf spark.jars.packages=...)"
+        ) from error
+    except PySparkException as error:
+        raise PipelineError(f"the archive was not written: {error.getMessage()}") from error
+    return sum(progress.numInputRows for progress in query.recentProgress)

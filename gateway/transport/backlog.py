@@ -1,0 +1,75 @@
+"""What a socket has not taken yet, as the pieces in which it came.
+
+Pieces are never joined: many are handed over in one call, and what was taken of one is stepped over, so that
+the octets of a large body are copied by nobody but the kernel. Those that are on disk (SpooledPiece) go from
+its cache to the socket without passing through this process.
+"""
+
+from __future__ import annotations
+
+import socket
+from collections import deque
+from typing import Final
+
+from gateway.model.spooled import Piece, SpooledPiece
+
+GATHERED_MAX: Final = 64  # pieces handed over in one call; systems allow 1 024
+MORE: Final = getattr(socket, "MSG_MORE", 0)  # octets of a file follow: they may share a segment
+
+
+class Backlog:
+    """Pieces in their order; `octets` of them are left."""
+
+    __slots__ = ("_pieces", "_skip", "octets")
+
+    def __init__(self) -> None:
+        self.octets = 0
+        self._pieces: deque[Piece] = deque()
+        self._skip = 0  # octets of the first piece that are written
+
+    def add(self, pieces: list[Piece]) -> None:
+        """More, behind what there is."""
+        self._pieces += pieces
+        self.octets += sum(map(len, pieces))
+
+    def write(self, sock: socket.socket) -> int:
+        """Write until the socket takes no more; returns how many octets it took. Raises OSError."""
+        before = self.octets
+        while self._pieces:
+            first = self._pieces[0]
+            try:
+                if isinstance(first, SpooledPiece):
+                    wanted, taken = len(first) - self._skip, first.send(sock.fileno(), self._skip)
+                else:
+                    wanted, taken = self._write_memory(sock)
+            except BlockingIOError:
+                break
+            self._step(taken)
+            if taken < wanted:
+                break
+        return before - self.octets
+
+    def _write_memory(self, sock: socket.socket) -> tuple[int, int]:
+        gathered: list[bytes | memoryview] = []
+        flags = 0
+        for piece in self._pieces:
+            if isinstance(piece, SpooledPiece):
+                flags = MORE
+                break
+            if len(gathered) == GATHERED_MAX:
+                break
+            gathered.append(piece)
+        if self._skip:
+            gathered[0] = memoryview(gathered[0])[self._skip :]
+        wanted = sum(map(len, gathered))
+        if len(gathered) == 1:
+            return wanted, sock.send(gathered[0], flags)
+        return wanted, sock.sendmsg(gathered, (), flags)
+
+    def _step(self, taken: int) -> None:
+        self.octets -= taken
+        pieces = self._pieces
+        taken += self._skip
+        while pieces and taken >= len(pieces[0]):
+            taken -= len(pieces.popleft())
+        self._skip = taken

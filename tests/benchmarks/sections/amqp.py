@@ -1,0 +1,117 @@
+"""AMQP 0-9-1 at both ends of the embedded broker, against RabbitMQ: confirms in, acknowledgements out.
+
+Transient messages pass a gateway without a store, persistent ones go to a durable queue of one with a store.
+Then what many channels on one connection cost, and what it costs to copy each message to a thousand queues,
+all of which one connection consumes.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from contextlib import ExitStack
+from pathlib import Path
+from typing import Final
+
+from tests.benchmarks.load import Measured, run
+from tests.benchmarks.report import Figure, median
+from tests.benchmarks.roles import Load
+from tests.benchmarks.subjects import Gateway, Rabbit, Subject
+
+AGAINST_RABBIT: Final = 4.0
+AGAINST_ONE_CHANNEL: Final = 0.8
+CHANNELS: Final = 500
+QUEUES: Final = 1_000
+Scenario = Callable[[int, float], Load]
+
+
+def transient(port: int, seconds: float) -> Load:
+    """Twenty publishers, one consumer."""
+    return Load("amqp", "amqp", port, port, persistent=False, seconds=seconds)
+
+
+def durable(port: int, seconds: float) -> Load:
+    """The same, and everything is on the disk before it is confirmed."""
+    return Load("amqp", "amqp", port, port, durable=True, seconds=seconds)
+
+
+def one_connection(port: int, seconds: float, channels: int) -> Load:
+    """One publisher; as many messages are unconfirmed, however many channels they are on."""
+    return Load(
+        "amqp",
+        "amqp",
+        port,
+        port,
+        connections=1,
+        window=2 * CHANNELS,
+        channels=channels,
+        persistent=False,
+        seconds=seconds,
+    )
+
+
+def fan_out(port: int, seconds: float) -> Load:
+    """Each message arrives a thousand times, without acknowledgements."""
+    return Load(
+        "amqp",
+        "amqp",
+        port,
+        port,
+        connections=1,
+        window=10,
+        ahead_max=20,
+        persistent=False,
+        acknowledge=False,
+        exchange="amq.fanout",
+        fan_out=QUEUES,
+        seconds=seconds,
+    )
+
+
+def measure(folder: Path, seconds: float, repeat: int) -> list[Figure]:
+    """Medians of `repeat` runs, each scenario turn and turn about."""
+    with ExitStack() as stack:
+        memory: Subject = stack.enter_context(Gateway(folder / "memory"))
+        stored: Subject = stack.enter_context(
+            Gateway(folder / "stored", store={"path": str(folder / "stored" / "data")})
+        )
+        rabbit: Subject = stack.enter_context(Rabbit(folder / "rabbitmq"))
+
+        def compare(*rows: tuple[Subject, Scenario]) -> list[list[Measured]]:
+            found: list[list[Measured]] = [[] for _ in rows]
+            for _ in range(repeat):
+                for runs, (subject, load) in zip(found, rows, strict=True):
+                    runs.append(run(load(subject.amqp_port, seconds), subject.cpu))
+            return found
+
+        in_memory = compare((memory, transient), (rabbit, transient))
+        on_disk = compare((stored, durable), (rabbit, durable))
+        one, many, peers = compare(
+            (memory, lambda port, secs: one_connection(port, secs, 1)),
+            (memory, lambda port, secs: one_connection(port, secs, CHANNELS)),
+            (rabbit, lambda port, secs: one_connection(port, secs, CHANNELS)),
+        )
+        fanned = compare((memory, fan_out), (rabbit, fan_out))
+    return [
+        _figure("confirms -> acks, 20 connections, window 100, transient", *in_memory, AGAINST_RABBIT),
+        _figure("the same, persistent, durable queue", *on_disk, AGAINST_RABBIT),
+        _figure(f"{CHANNELS} channels on one connection", many, peers, AGAINST_RABBIT),
+        _figure(f"{CHANNELS} channels against 1 (ours)", many, one, AGAINST_ONE_CHANNEL),
+        _figure(f"fan-out to {QUEUES} queues, deliveries", *fanned, None),
+    ]
+
+
+def _figure(name: str, ours: list[Measured], peer: list[Measured], target: float | None) -> Figure:
+    rates = median([one.rate for one in ours]), median([one.rate for one in peer])
+    return Figure(
+        name,
+        "messages/s",
+        *rates,
+        ratio=rates[0] / rates[1],
+        target=target,
+        more={
+            "CPU us/message": f"{median([one.server_us for one in ours]):.1f}",
+            "peer's": f"{median([one.server_us for one in peer]):.1f}",
+            "load's core": f"{max(one.busiest for one in (*ours, *peer)):.0%}",
+            "lost": sum(one.lost for one in (*ours, *peer)),
+        },
+    )

@@ -1,0 +1,51 @@
+"""Which URL a link tries next, and how long it waits."""
+
+from __future__ import annotations
+
+from typing import Final
+
+import pytest
+
+from gateway.egress.link import Turns
+
+FAILED, HELD = False, True
+
+# URLs, what happens to each connection, what follows: (URL number, seconds).
+ROWS: Final = [
+    ("one: waits double up to the longest", 1, [FAILED] * 5, [(0, 1), (0, 2), (0, 4), (0, 5), (0, 5)]),
+    (
+        "one: a connection that held begins anew",
+        1,
+        [FAILED, FAILED, HELD, FAILED],
+        [(0, 1), (0, 2), (0, 1), (0, 2)],
+    ),
+    (
+        "three: a wait for each round",
+        3,
+        [FAILED] * 7,
+        [(1, 0), (2, 0), (0, 1), (1, 0), (2, 0), (0, 2), (1, 0)],
+    ),
+    ("three: from one that held to the next", 3, [FAILED, HELD, FAILED], [(1, 0), (2, 1), (0, 0)]),
+    (
+        "two: a round after one that held is whole",
+        2,
+        [HELD, FAILED, FAILED, FAILED],
+        [(1, 1), (0, 0), (1, 2), (0, 0)],
+    ),
+]
+
+
+@pytest.mark.parametrize("name, count, ends, expected", ROWS, ids=[row[0] for row in ROWS])
+def test_turns(name: str, count: int, ends: list[bool], expected: list[tuple[int, float]]) -> None:
+    turns = Turns(count, 1.0, 5.0, lambda: 1.0)
+    assert turns.at == 0
+    found = []
+    for held in ends:
+        wait = turns.failed(held)
+        found.append((turns.at, wait))
+    assert found == expected
+
+
+def test_waits_are_jittered_down_to_half() -> None:
+    assert Turns(1, 2.0, 5.0, lambda: 0.0).failed(FAILED) == 1.0
+    assert 1.0 <= Turns(1, 2.0, 5.0).failed(FAILED) <= 2.0

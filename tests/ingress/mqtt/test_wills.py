@@ -1,0 +1,127 @@
+"""Wills in every combination: version, QoS, retain, delay, and the way in which the client goes."""
+
+from __future__ import annotations
+
+import itertools
+from collections.abc import Callable, Iterator
+from typing import Final
+
+import pytest
+
+from gateway.ingress.listener import Farewell
+from gateway.protocols.mqtt.packets import Will
+from gateway.protocols.mqtt.spec import PacketType, Property, ReasonCode, Version
+from tests.ingress.clients import Mqtt, connect
+from tests.interop.gateway_fixture import Running, running
+
+VERSIONS: Final = (Version.V5, Version.V311, Version.V31)
+COMBINATIONS: Final = [*itertools.product((0, 1, 2), (False, True))]
+
+
+@pytest.fixture(scope="module")
+def gateway() -> Iterator[Running]:
+    with running() as one:
+        yield one
+
+
+def vanishes(gateway: Running, client: Mqtt, name: str) -> None:
+    client.cut()
+
+
+def breaks_the_protocol(gateway: Running, client: Mqtt, name: str) -> None:
+    client.send(b"\x30\xff\xff\xff\xff\xff").rest()
+
+
+def is_taken_over(gateway: Running, client: Mqtt, name: str) -> None:
+    connect(gateway, name)[0].cut()
+
+
+def is_dismissed(gateway: Running, client: Mqtt, name: str) -> None:
+    def dismiss() -> None:
+        for connection in list(gateway.gateway.listeners["mqtt"].connections):
+            if connection.sender.client == name:
+                connection.shut_down(Farewell.DISMISSED)
+        gateway.gateway.writes.flush()
+
+    gateway.ask(dismiss)
+
+
+def leaves(gateway: Running, client: Mqtt, name: str) -> None:
+    client.machine.disconnect()
+    client.flush()
+    client.rest()
+
+
+def leaves_with_its_will(gateway: Running, client: Mqtt, name: str) -> None:
+    client.machine.disconnect(ReasonCode.DISCONNECT_WITH_WILL)
+    client.flush()
+
+
+End = Callable[[Running, Mqtt, str], None]
+ENDS: Final[list[tuple[End, bool]]] = [
+    (vanishes, True),
+    (breaks_the_protocol, True),
+    (is_taken_over, True),
+    (is_dismissed, True),
+    (leaves_with_its_will, True),
+    (leaves, False),
+]
+
+
+@pytest.mark.parametrize(
+    "version, end, published",
+    [
+        pytest.param(version, end, published, id=f"{version.name} {end.__name__}")
+        for version, (end, published) in itertools.product(VERSIONS, ENDS)
+        if version is Version.V5 or end is not leaves_with_its_will  # only MQTT 5 has a word for that
+    ],
+)
+def test_every_will(gateway: Running, version: Version, end: End, published: bool) -> None:
+    topic = f"{version.name}/{end.__name__}"
+    with connect(gateway, "reader")[0] as reader:
+        reader.subscribe(f"{topic}/#", 2, retain_as_published=True)
+        for qos, retain in COMBINATIONS:
+            place = f"{topic}/{qos}/{retain}"
+            client, _ = connect(gateway, place, version=version, will=Will(place, b"gone", qos, retain))
+            end(gateway, client, place)
+            client.cut()
+            gateway.until(lambda name=place: name not in gateway.gateway.mqtt.sessions)
+            if not published:
+                assert reader.quiet()
+                continue
+            flags, heard, packet_id, _, body = reader.row()
+            assert (flags >> 1 & 3, flags & 1 == 1, heard, body) == (qos, retain, place.encode(), b"gone")
+            if qos == 1:
+                reader.ack(PacketType.PUBACK, packet_id)
+            elif qos == 2:
+                reader.ack(PacketType.PUBREC, packet_id)
+                assert reader.acked(PacketType.PUBREL) == (packet_id, 0)
+                reader.ack(PacketType.PUBCOMP, packet_id)
+            assert gateway.ask(lambda name=place: name in gateway.gateway.mqtt.retained) is retain
+
+
+@pytest.mark.parametrize(
+    "expiry_secs, delay_secs, clean, comes",
+    [
+        pytest.param(600, 600, False, False, id="back in time"),
+        pytest.param(600, 600, True, True, id="back, but anew: the session has ended"),
+        pytest.param(600, 0, False, True, id="no delay"),
+        pytest.param(0, 600, False, True, id="no session that could wait"),
+    ],
+)
+def test_a_delay_ends_with_the_session_or_with_a_return(
+    gateway: Running, expiry_secs: int, delay_secs: int, clean: bool, comes: bool
+) -> None:
+    will = Will("later", b"gone", properties={Property.WILL_DELAY_INTERVAL: delay_secs})
+    lasting = {Property.SESSION_EXPIRY_INTERVAL: expiry_secs}
+    with connect(gateway, "reader")[0] as reader:
+        reader.subscribe("later")
+        connect(gateway, "c", clean=False, will=will, properties=lasting)[0].cut()
+        gateway.until(lambda: "c" not in gateway.gateway.mqtt.sessions or _away(gateway))
+        with connect(gateway, "c", clean=clean)[0]:
+            assert (reader.body() == b"gone") if comes else reader.quiet()
+    gateway.until(lambda: "c" not in gateway.gateway.mqtt.sessions)
+
+
+def _away(gateway: Running) -> bool:
+    return gateway.gateway.mqtt.sessions["c"].outlet is None

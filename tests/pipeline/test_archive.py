@@ -1,0 +1,247 @@
+"""The archive: every row once, in few files, through kills, damage and retention; and in other formats."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from datetime import date
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+import pytest
+
+pytest.importorskip("pyspark")
+
+from gateway.errors import PipelineError
+from gateway.pipeline.archive.compacting import SMALL_MAX, merge, merges_of
+from gateway.pipeline.archive.manifest import FOLDER, OURS, STAGING, Archive, Filed, Manifest, folder_of
+from gateway.pipeline.archive.writing import NAMES, write
+from gateway.pipeline.jobs import archive as job
+from gateway.pipeline.journal.options import options_of
+from gateway.pipeline.journal.source import JournalTable
+from gateway.store.journal.reader import GoneError
+from tests.cli.conftest import Run
+from tests.pipeline.journals import START, Journal, written
+
+if TYPE_CHECKING:
+    from pyspark.sql import SparkSession
+
+DAY = date(2023, 11, 14)
+MIDNIGHT = 6_400.0  # seconds after START, at which the fifteenth begins
+
+
+def files(to: Path) -> list[str]:
+    return sorted(str(path.relative_to(to)) for path in to.rglob("*.parquet"))
+
+
+def filed(to: Path, journal: Path, file_octets: int = 1 << 27) -> list[Filed]:
+    """What tasks write, without Spark."""
+    table = JournalTable(options_of({"path": str(journal)}, stream=False), NAMES)
+    return [
+        file
+        for part in table.partitions()
+        for file in write(Archive(str(to)), "0", table.read(part), file_octets)
+    ]
+
+
+def test_the_archive_is_the_journal(spark: SparkSession, tmp_path: Path) -> None:
+    folder, to = tmp_path / "j", tmp_path / "a"
+    journal = Journal(folder)
+    journal.write(0, 60)
+    journal._start = START + MIDNIGHT  # the rest is of the next day
+    journal.write(60, 40)
+    journal.close()
+    done = job.run(spark, str(folder), str(to))
+    assert (done.rows, done.files, done.missing, done.merged, done.total_files) == (100, 4, 0, 0, 4)
+    assert sorted({str(Path(path).parent) for path in files(to)}) == [
+        "date=2023-11-14/route=__HIVE_DEFAULT_PARTITION__",
+        "date=2023-11-14/route=up",
+        "date=2023-11-15/route=__HIVE_DEFAULT_PARTITION__",
+        "date=2023-11-15/route=up",
+    ]
+    table = spark.read.format("gateway_journal").load(str(folder))
+    archived = job.read_archive(spark, str(to))
+    assert archived.columns == [*table.columns, "date"]
+    assert archived.drop("date").orderBy("sequence").collect() == table.orderBy("sequence").collect()
+    assert spark.read.parquet(str(to)).where("route = 'up' and date = '2023-11-15'").count() == 20
+    before = files(to)
+    again = job.run(spark, str(folder), str(to))
+    assert (again.rows, again.files, again.total_rows, files(to)) == (0, 0, 100, before)
+
+
+def test_a_run_takes_what_has_come_since_and_days_go(spark: SparkSession, tmp_path: Path) -> None:
+    folder, to = tmp_path / "j", tmp_path / "a"
+    for first in (0, 30):
+        written(folder / "replica", 30, first=first, block_rows=10)
+        assert job.run(spark, str(folder), str(to)).rows == 30
+    written(folder, 10)
+    done = job.run(spark, str(folder), str(to), keep_days=1, today=date(2023, 11, 15))
+    assert (done.rows, done.dropped, done.total_rows) == (10, 0, 70)
+    found = [(row.shard, row.sequence) for row in job.read_archive(spark, str(to)).collect()]
+    assert sorted(found) == [*(("0", n) for n in range(10)), *(("replica/0", n) for n in range(60))]
+    done = job.run(spark, str(folder), str(to), keep_days=1, today=date(2023, 11, 16))
+    assert (done.dropped, done.total_rows, files(to)) == (6, 0, [])
+    assert job.read_archive(spark, str(to)).count() == 0
+    assert job.run(spark, str(folder), str(to)).rows == 0, "what is dropped does not come back"
+
+
+def test_small_files_are_merged_and_rows_stay(spark: SparkSession, tmp_path: Path) -> None:
+    folder, to = tmp_path / "j", tmp_path / "a"
+    written(folder, 200, block_rows=10, segment_bytes=3_000)
+    archive = Archive(str(to))
+    table = JournalTable(options_of({"path": str(folder), "minPartitions": "10"}, stream=False), NAMES)
+    made = [
+        file
+        for number, part in enumerate(table.partitions())
+        for file in write(archive, f"0-{number}", table.read(part), 1 << 20)
+    ]
+    archive.save(Manifest().changed(offsets={"0": 200}, gained=made))
+    assert len(made) >= 2 * SMALL_MAX
+    done = job.run(spark, str(folder), str(to))
+    assert (done.merged, done.total_files, done.total_rows) == (len(made), 2, 200)
+    assert [Path(path).name[:6] for path in files(to)] == ["merged", "merged"]
+    assert job.read_archive(spark, str(to)).select("sequence").distinct().count() == 200
+
+
+def file(day: str, route: str, number: int, octets: int) -> Filed:
+    return Filed(f"{folder_of(day, route)}/{number}.parquet", day, route, 1, octets)
+
+
+MERGES = [
+    ([("2023-11-14", 10)] * 7, []),
+    ([("2023-11-14", 10)] * 8, [8]),
+    ([("2023-11-14", 10), ("2023-11-14", 60), ("2023-11-15", 10)], []),
+    ([("2023-11-14", 10), ("2023-11-14", 10), ("2023-11-15", 10), ("2023-11-15", 10)], [2]),
+    ([("2023-11-14", 40)] * 7 + [("2023-11-15", 10)], [3, 3]),
+]
+
+
+@pytest.mark.parametrize("there, merged", MERGES)
+def test_what_is_worth_merging(there: list[tuple[str, int]], merged: list[int]) -> None:
+    manifest = Manifest(files=tuple(file(day, "r", n, octets) for n, (day, octets) in enumerate(there)))
+    assert [len(one.files) for one in merges_of(manifest, 100)] == merged
+
+
+def test_what_a_killed_run_left_is_swept_away(spark: SparkSession, tmp_path: Path) -> None:
+    folder, to = tmp_path / "j", tmp_path / "a"
+    written(folder, 20)
+    archive = Archive(str(to))
+    filed(to, folder)
+    (to / STAGING).mkdir(parents=True, exist_ok=True)
+    (to / STAGING / "half.parquet").write_bytes(b"PAR1")
+    (to / "mine.txt").write_text("not the archive's")
+    assert len(files(to)) == 3
+    said: list[str] = []
+    done = job.run(spark, str(folder), str(to), tell=said.append)
+    assert (done.rows, done.total_rows, len(files(to))) == (20, 20, 2)
+    assert said[0] == "archive: 2 files that a broken off run had left are deleted"
+    assert job.read_archive(spark, str(to)).count() == 20
+    assert (to / "mine.txt").exists()
+    old = archive.manifest()
+    merged = merge(archive, merges_of(old, 1 << 40)[0], 1 << 40) if merges_of(old, 1 << 40) else []
+    assert merged == [], "two routes of one day that goes on"
+
+
+def test_another_folder_is_left_alone(tmp_path: Path) -> None:
+    (tmp_path / "mine.parquet").write_bytes(b"PAR1")
+    with pytest.raises(PipelineError, match="is not empty and no archive"):
+        Archive(str(tmp_path)).sweep(Manifest())
+    assert (tmp_path / "mine.parquet").exists()
+
+
+def test_two_runs_at_a_time_are_refused(tmp_path: Path) -> None:
+    archive = Archive(str(tmp_path / "a"))
+    archive.save(Manifest().changed(offsets={"0": 1}))
+    with pytest.raises(PipelineError, match="run one at a time"):
+        archive.save(Manifest().changed(offsets={"0": 2}))
+    assert archive.manifest() == Manifest(1, {"0": 1})
+
+
+def test_old_manifests_go(tmp_path: Path) -> None:
+    archive = Archive(str(tmp_path))
+    manifest = Manifest()
+    for number in range(6):
+        manifest = archive.save(manifest.changed(offsets={"0": number}))
+    assert [path.name for path in sorted((tmp_path / FOLDER).glob("*.json"))] == [
+        f"{n:020}.json" for n in (4, 5, 6)
+    ]
+    assert archive.manifest() == manifest
+
+
+@pytest.mark.parametrize("route", ["", "up", "a/b=c d%", "é.*"])
+def test_routes_are_folders_that_spark_understands(spark: SparkSession, tmp_path: Path, route: str) -> None:
+    assert OURS.fullmatch(f"{folder_of('2023-11-14', route)}/x.parquet")
+    if route != "a/b=c d%":
+        return
+    folder, to = tmp_path / "j", tmp_path / "a"
+    written(folder, 2, route=route)
+    job.run(spark, str(folder), str(to))
+    assert job.read_archive(spark, str(to)).where(f"route = '{route}'").count() == 1
+    assert spark.read.parquet(str(to)).where(f"route = '{route}'").count() == 1
+
+
+def test_files_end_at_a_useful_size(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("gateway.pipeline.archive.writing.GROUP_ROWS", 50)
+    monkeypatch.setattr("gateway.pipeline.journal.source.BATCH_ROWS", 10)
+    written(tmp_path / "j", 400, block_rows=10)
+    made = filed(tmp_path / "a", tmp_path / "j", file_octets=1)
+    assert [(one.route, one.rows) for one in made] == [("", 50)] * 4 + [("up", 50)] * 4
+    assert sum(one.octets for one in made) == sum(
+        p.stat().st_size for p in (tmp_path / "a").rglob("*.parquet")
+    )
+
+
+def test_rows_that_are_gone(spark: SparkSession, tmp_path: Path) -> None:
+    folder, to = tmp_path / "j", tmp_path / "a"
+    written(folder, 20)
+    job.run(spark, str(folder), str(to))
+    written(folder, 400, first=20, block_rows=20, segment_bytes=20_000)
+    for path in sorted(folder.glob("*.gwj"))[:2]:
+        path.unlink()
+    with pytest.raises(GoneError):
+        job.run(spark, str(folder), str(to))
+    done = job.run(spark, str(folder), str(to), fail=False)
+    assert done.missing > 0
+    assert done.rows == 400 - done.missing
+
+
+def test_the_command(run: Run, spark: SparkSession, journal: Callable[..., Path], tmp_path: Path) -> None:
+    folder = str(journal(50))
+    ran = run("pipeline", "archive", "--journal", folder, "--to", str(tmp_path / "a"))
+    assert ran.out.startswith("50 rows archived in 2 files, 0 rows of the journal missing; 0 files merged")
+    assert ran.code == 0
+    orc = ("pipeline", "archive", "--journal", folder, "--to", str(tmp_path / "orc"), "--format", "orc")
+    assert run(*orc).out == "50 rows archived as orc\n"
+    assert run(*orc).out == "0 rows archived as orc\n"
+    assert spark.read.orc(str(tmp_path / "orc")).where("route = 'up'").count() == 25
+    nowhere = run(
+        "pipeline", "archive", "--journal", folder, "--to", str(tmp_path / "d"), "--format", "delta"
+    )
+    assert (nowhere.code, "cannot write delta" in nowhere.err) == (1, True)
+    assert "spark.jars.packages" in nowhere.err
+
+
+ERRORS = [
+    (("--format", "orc", "--keep-days", "3"), "--keep-days is for parquet"),
+    (("--format", "iceberg", "--to", "catalog.table"), "say --checkpoint"),
+    (("--journal", "/nonexistent"), "no such folder"),
+]
+
+
+@pytest.mark.parametrize("arguments, text", ERRORS, ids=[text for _, text in ERRORS])
+def test_errors(
+    run: Run,
+    spark: SparkSession,
+    journal: Callable[..., Path],
+    tmp_path: Path,
+    arguments: tuple[str, ...],
+    text: str,
+) -> None:
+    given = ("--journal", str(journal(1)), "--to", str(tmp_path / "a"))
+    ran = run("pipeline", "archive", *given, *arguments)
+    assert ran.code == 1
+    assert text in ran.err
+
+
+def test_no_archive(spark: SparkSession, tmp_path: Path) -> None:
+    with pytest.raises(PipelineError, match="there is no archive"):
+        job.read_archive(spark, str(tmp_path))
