@@ -11,7 +11,7 @@ import typer
 from gateway.cli.exits import Exit
 from gateway.cli.options import AsJson, ConfigFile
 from gateway.cli.pipeline.common import JournalFolder, Master, SparkOption, journal_of, progress, started
-from gateway.cli.pipeline.traffic import Begin, End, Where, candidate_of, mappings_of
+from gateway.cli.pipeline.traffic import Archive, Begin, End, Where, candidate_of, mappings_of
 
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame
@@ -33,6 +33,7 @@ def backtest(
         typer.Option(help="Compare with this mapping file, not with what happened; may repeat."),
     ] = None,
     journal: JournalFolder = None,
+    archive: Archive = None,
     begin: Begin = None,
     end: End = None,
     where: Where = None,
@@ -74,13 +75,15 @@ def backtest(
     candidate = candidate_of(mappings, config)
     reference = candidate_of(mappings_of(against, config), config) if against else None
     candidates = [candidate] if reference is None else [candidate, reference]
-    folder = journal_of(journal, config)
-    rows = traffic(spark, folder, columns_for(candidates), Span(begin, end, where))
+    folder = journal_of(journal or archive, config)
+    rows = traffic(spark, folder, columns_for(candidates), Span(begin, end, where), archive=archive)
     samples = tests_per_route if tests is not None else 0
     report = job.backtest(rows, candidate, reference, samples=samples, progress=progress)
     _print(report, as_json)
     if tests is not None:
-        _write_tests(tests, mappings[0], candidate, traffic(spark, folder, _every(), Span()), report)
+        _write_tests(
+            tests, mappings[0], candidate, traffic(spark, folder, _every(), Span(), archive=archive), report
+        )
     if report.unexpected([Verdict(word) for word in allow or ()]):
         raise typer.Exit(Exit.FAILED)
 

@@ -11,7 +11,7 @@ import typer
 from gateway.cli.exits import Exit
 from gateway.cli.options import AsJson, ConfigFile, TokenFile, ask
 from gateway.cli.pipeline.common import JournalFolder, Master, SparkOption, journal_of, progress, started
-from gateway.cli.pipeline.traffic import Begin, End, Where
+from gateway.cli.pipeline.traffic import Archive, Begin, End, Where
 
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame, SparkSession
@@ -24,6 +24,7 @@ app = typer.Typer()
 @app.command()
 def reconcile(
     journal: JournalFolder = None,
+    archive: Archive = None,
     begin: Begin = None,
     end: End = None,
     where: Where = None,
@@ -54,13 +55,13 @@ def reconcile(
     from gateway.pipeline.jobs import reconcile as job
     from gateway.pipeline.traffic.loading import Span, traffic
 
-    folder = journal_of(journal, config)
+    folder = journal_of(journal or archive, config)
     waiting = None if url is None else _waiting(url, token_file)
     progress("reconciling")
-    rows = traffic(spark, folder, job.COLUMNS, Span(begin, end, where))
+    rows = traffic(spark, folder, job.COLUMNS, Span(begin, end, where), archive=archive)
     got = None if received is None else _received(spark, received)
     account = job.reconcile(rows, got, waiting=waiting, still=still)
-    missing = _missing(folder)
+    missing = 0 if archive else _missing(folder)
     if as_json:
         typer.echo(orjson.dumps(account.as_json() | {"rows_missing": missing}))
     else:

@@ -10,7 +10,7 @@ import typer
 from gateway.cli.exits import Exit
 from gateway.cli.options import ConfigFile
 from gateway.cli.pipeline.common import JournalFolder, Master, SparkOption, journal_of, progress, started
-from gateway.cli.pipeline.traffic import Begin, End, Where
+from gateway.cli.pipeline.traffic import Archive, Begin, End, Where
 from gateway.mapping.names import NameRefused, make_address
 from gateway.settings import parse_url
 
@@ -25,6 +25,7 @@ app = typer.Typer()
 def replay(
     url: Annotated[str, typer.Argument(help="Where to: mqtt(s)://, amqp(s):// or amqpfast(s)://")],
     journal: JournalFolder = None,
+    archive: Archive = None,
     begin: Begin = None,
     end: End = None,
     where: Where = None,
@@ -67,7 +68,9 @@ def replay(
     from gateway.pipeline.traffic.loading import Span, traffic
 
     marks = job.Progress(resume)
-    rows = traffic(spark, journal_of(journal, config), job.COLUMNS, Span(begin, end, where))
+    rows = traffic(
+        spark, journal_of(journal or archive, config), job.COLUMNS, Span(begin, end, where), archive=archive
+    )
     spoken = None
     if to is None:  # an address of its own that this broker's protocol has
         spoken = f"{'target' if at_target else 'source'}_protocol = '{protocol}'"

@@ -9,7 +9,7 @@ import typer
 
 from gateway.cli.options import AsJson, ConfigFile
 from gateway.cli.pipeline.common import JournalFolder, Master, SparkOption, journal_of, progress, started
-from gateway.cli.pipeline.traffic import Begin, End, Where, candidate_of, mappings_of
+from gateway.cli.pipeline.traffic import Archive, Begin, End, Where, candidate_of, mappings_of
 
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame
@@ -30,6 +30,7 @@ def schema(
         Path | None, typer.Option(help="JSON Schema of the bodies; default: inferred.", exists=True)
     ] = None,
     journal: JournalFolder = None,
+    archive: Archive = None,
     begin: Begin = None,
     end: End = None,
     where: Where = None,
@@ -52,7 +53,9 @@ def schema(
 
     candidate = candidate_of(mappings, config)
     job.route_of(candidate, route)
-    rows = traffic(spark, journal_of(journal, config), job.COLUMNS, Span(begin, end, where))
+    rows = traffic(
+        spark, journal_of(journal or archive, config), job.COLUMNS, Span(begin, end, where), archive=archive
+    )
     progress("looking at bodies")
     table = job.table(rows, candidate, route, _body(json_schema, rows, candidate, route))
     typer.echo(table.schema.json() if as_json else _ddl(table))

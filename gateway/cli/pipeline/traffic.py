@@ -14,6 +14,9 @@ from gateway.mapping.loading import Mapping, load
 if TYPE_CHECKING:
     from gateway.pipeline.traffic.fates import Candidate
 
+Archive = Annotated[
+    str | None, typer.Option(metavar="FOLDER", help="Read this archive instead of the journal.")
+]
 Begin = Annotated[
     str | None, typer.Option("--from", metavar="TIME", help="Received then or later; ISO 8601, UTC.")
 ]

@@ -13,6 +13,7 @@ from pyspark.sql import functions as F
 
 from gateway.errors import PipelineError
 from gateway.pipeline.columns import BY_NAME
+from gateway.pipeline.jobs.archive import read_archive
 
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame, SparkSession
@@ -35,9 +36,13 @@ class Span(NamedTuple):
         return [word for word in WORD.findall(self.where or "") if word in BY_NAME]
 
 
-def traffic(spark: SparkSession, folder: str, names: Iterable[str], span: Span) -> DataFrame:
-    """These columns of a journal's rows. Raises PipelineError for a time that is none."""
+def traffic(
+    spark: SparkSession, folder: str, names: Iterable[str], span: Span, *, archive: str | None = None
+) -> DataFrame:
+    """These columns of a journal's rows, or of an archive's. Raises PipelineError for a time that is none."""
     columns = list(dict.fromkeys((*ALWAYS, *names, *span.columns)))
+    if archive is not None:
+        return within(read_archive(spark, archive).select(*columns), span)
     rows = spark.read.format("gateway_journal").option("columns", ",".join(columns)).load(folder)
     return within(rows, span)
 
