@@ -14,7 +14,7 @@ import pika
 import pytest
 
 from gateway.cli import main
-from tests.durable.test_outbox import channel, until, url_of
+from tests.durable.outboxes.test_outbox import channel, until, url_of
 from tests.interop.gateway_fixture import LOOPBACK
 from tests.interop.gateway_process import GatewayProcess
 from tests.interop.servers import free_ports

@@ -21,8 +21,8 @@ from gateway.protocols.amqpfast import commands as f
 from gateway.protocols.mqtt.packets import Connack, Connect
 from gateway.protocols.mqtt.properties import encode_property
 from gateway.protocols.mqtt.spec import PacketType, Property, Version
+from tests.durable.outboxes.test_outbox import channel, url_of
 from tests.durable.scenes import DAY, taken
-from tests.durable.test_outbox import channel, url_of
 from tests.ingress.amqp_client import Amqp
 from tests.ingress.amqpfast.client import Fast
 from tests.ingress.clients import Mqtt

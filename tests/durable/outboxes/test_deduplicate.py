@@ -8,8 +8,17 @@ from pathlib import Path
 import pika
 import pytest
 
-from tests.durable.test_outbox import channel, declare, fetch, gateway_to, nowhere, route, until, url_of
-from tests.durable.test_outbox import status as status_of
+from tests.durable.outboxes.test_outbox import (
+    channel,
+    declare,
+    fetch,
+    gateway_to,
+    nowhere,
+    route,
+    until,
+    url_of,
+)
+from tests.durable.outboxes.test_outbox import status as status_of
 from tests.interop.gateway_process import GatewayProcess
 from tests.interop.servers import RabbitMQ
 

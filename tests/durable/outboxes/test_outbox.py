@@ -179,11 +179,10 @@ def test_a_message_keeps_the_id_that_it_was_given(rabbitmq: RabbitMQ, tmp_path: 
     """Ids begin with chance of each life of the process: three are of the first life, though the second sent
     them."""
     plain = pika.BasicProperties(delivery_mode=2)
-    away = {"urls": [nowhere()]}
-    with gateway_to(rabbitmq, tmp_path, route(more="\n    message_id: add"), **away) as gateway:
+    with gateway_to(rabbitmq, tmp_path, route(more="\n    message_id: add"), url=nowhere()) as gateway:
         declare(rabbitmq, "outbox.ids")
         publish(gateway, "outbox.ids", *range(3), properties=plain)
-        gateway.configuration["links"]["erp"]["urls"] = []
+        gateway.configuration["links"]["erp"]["url"] = rabbitmq.url
         gateway.restart()
         publish(gateway, "outbox.ids", 3, properties=plain)
         publish(gateway, "outbox.ids", 4)
