@@ -203,6 +203,17 @@ def test_rows_that_are_gone(spark: SparkSession, tmp_path: Path) -> None:
     assert done.rows == 400 - done.missing
 
 
+def test_a_journal_that_ends_too_early(spark: SparkSession, tmp_path: Path) -> None:
+    folder, to = tmp_path / "j", tmp_path / "a"
+    written(folder, 20)
+    job.run(spark, str(folder), str(to))
+    next(folder.glob("*.gwj")).unlink()
+    written(folder, 5)
+    with pytest.raises(PipelineError, match="ends before row 5, and the archive has the rows before 20"):
+        job.run(spark, str(folder), str(to))
+    assert job.run(spark, str(folder), str(to), fail=False).rows == 0
+
+
 def test_the_command(run: Run, spark: SparkSession, journal: Callable[..., Path], tmp_path: Path) -> None:
     folder = str(journal(50))
     ran = run("pipeline", "archive", "--journal", folder, "--to", str(tmp_path / "a"))

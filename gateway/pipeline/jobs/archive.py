@@ -23,7 +23,7 @@ from gateway.pipeline.archive.manifest import Archive, Filed, Manifest
 from gateway.pipeline.archive.writing import NAMES, write
 from gateway.pipeline.columns import spark_schema
 from gateway.pipeline.journal.options import Offsets, Options, options_of
-from gateway.pipeline.journal.planning import Part, reader_of
+from gateway.pipeline.journal.planning import Part, next_of, reader_of
 from gateway.pipeline.journal.source import JournalTable
 from gateway.pipeline.progress import Tell, progress
 
@@ -116,8 +116,16 @@ def _options(offsets: Offsets, journal: str, *, fail: bool) -> Options:
         "partitionBytes": str(TASK_OCTETS),
         "failOnDataLoss": str(fail).lower(),
     }
-    shards = reader_of(options_of(given, stream=False)).shards()
+    reader = reader_of(options_of(given, stream=False))
+    shards = reader.shards()
     known = {shard: number for shard, number in offsets.items() if shard in shards}
+    for shard, number in known.items():
+        end = next_of(reader, shard)
+        if end < number and fail:
+            raise PipelineError(
+                f"shard {shard} of the journal in {journal} ends before row {end}, and the archive has the"
+                f" rows before {number}: its end is lost, or it is another journal; --skip-lost goes on"
+            )
     return options_of(given | {"startingOffsets": json.dumps(known)}, stream=False)
 
 
