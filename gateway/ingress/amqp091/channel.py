@@ -294,6 +294,7 @@ class AmqpChannel:
 
     def confirmed(self, numbers: Iterable[int]) -> None:
         """Publishes are safe; told when the wake-up ends, with others."""
+        self.connection.confirming[self] = None
         pop, add = self._unconfirmed.pop, self._settled.append
         for number in numbers:
             if pop(number, self) is None:
@@ -310,6 +311,9 @@ class AmqpChannel:
         if not settled:
             return
         self._settled = []
+        if not self._unconfirmed:
+            self.connection.machine.ack(self.number, max(settled), len(settled) > 1)
+            return
         first_open = next(iter(self._unconfirmed), self.published + 1)
         below = [number for number in settled if number < first_open]
         ack = self.connection.machine.ack

@@ -87,7 +87,7 @@ class AmqpConnection:
         self.sender = Sender(ingress.name)
         self._client_properties: dict[str, Any] = {}
         self._ready = False
-        self._confirming: dict[AmqpChannel, None] = {}
+        self.confirming: dict[AmqpChannel, None] = {}
         self._held = False
 
     # What the stream asks.
@@ -102,8 +102,8 @@ class AmqpConnection:
 
     def data_to_send(self) -> bytes:
         """Confirms that have gathered, and whatever was encoded."""
-        if self._confirming:
-            channels, self._confirming = self._confirming, {}
+        if self.confirming:
+            channels, self.confirming = self.confirming, {}
             for channel in channels:
                 channel.tell_confirms()
         return self.machine.data_to_send()
@@ -314,22 +314,20 @@ class AmqpConnection:
             batch.received = ingress.now()  # its first message: what waited before counts for nothing
         channels = self.channels
         sender = self.sender
+        known: tuple[bytes, bytes] | None = None  # of the message before: the same objects say the same
         for content in contents:
             number, octets, raw, body = content
             channel = channels.get(number)
             if channel is None:
                 continue  # it was closed by a message before this one
-            found = entries.get(octets)
-            if found is None:
-                try:
-                    found = self._resolve(octets, entries)
-                except (RemoteProtocolError, Refused) as error:
-                    self.refuse(number, error, PUBLISH)
-                    continue
-            entry = found.entry
-            property_set = content_properties(raw)
             try:
-                durable, expiration, retained, hops, special = facts(property_set)
+                if known is None or octets is not known[0] or raw is not known[1]:
+                    known = None
+                    found = entries.get(octets) or self._resolve(octets, entries)
+                    shared = content_properties(raw)
+                    durable, expiration, retained, hops, special = facts(shared)
+                    known = octets, raw
+                entry, property_set = found.entry, shared
                 if special:
                     entry, property_set = look_closer(channel, entry, property_set)
             except (RemoteProtocolError, Refused) as error:
@@ -400,7 +398,7 @@ class AmqpConnection:
     def settled(self, receipt: Receipt, outcome: Outcome | None) -> None:
         """A message has been settled; `outcome` is None when it was accepted."""
         channel, confirm, content = receipt
-        self._answered(1)
+        self.answered(1)
         if content is not None:
             if outcome is not None and outcome.reason is Reason.NO_ROUTE:
                 channel.send_back(content)
@@ -415,19 +413,12 @@ class AmqpConnection:
             return
         if outcome is None:
             channel.confirmed((confirm,))
-            self._confirming[channel] = None
         else:
             channel.refused(confirm)
-        self.stream.mark()
 
-    def accepted(self, channel: AmqpChannel, confirms: list[int]) -> None:
-        """Publishes of one channel were accepted, of which nothing but that has to be told."""
-        self._answered(len(confirms))
-        channel.confirmed(confirms)
-        self._confirming[channel] = None
+    def answered(self, count: int) -> None:
+        """Publishes have been settled, and their channels told."""
         self.stream.mark()
-
-    def _answered(self, count: int) -> None:
         self.unsettled -= count
         if self._held and self.unsettled <= self.ingress.unsettled_max // 2:
             self._held = False

@@ -129,8 +129,13 @@ class AmqpIngress:
                 confirms.append(confirm)
             else:
                 channel.connection.settled(receipt, None if refused is None else refused.get(at))
+        answered: dict[AmqpConnection, int] = {}
         for channel, confirms in told.items():
-            channel.connection.accepted(channel, confirms)
+            channel.confirmed(confirms)
+            connection = channel.connection
+            answered[connection] = answered.get(connection, 0) + len(confirms)
+        for connection, count in answered.items():
+            connection.answered(count)
         self.stats.answered(len(receipts), refused, self.now() - received)
 
     def hold(self, senders: set[Sender]) -> list[Callable[[], None]]:

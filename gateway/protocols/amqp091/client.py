@@ -189,7 +189,7 @@ class ClientConnection(Connection):
 
     # --- messages
 
-    def _forget_lead(self) -> None:
+    def _forget_lead(self, number: int) -> None:
         self._lead = NO_LEAD
 
     def _content(

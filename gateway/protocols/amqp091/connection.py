@@ -284,11 +284,11 @@ class Connection(ABC):
 
     def _unready(self, number: int) -> None:
         self._ready.discard(number)
-        self._forget_lead()
+        self._forget_lead(number)
 
     @abstractmethod
-    def _forget_lead(self) -> None:
-        """Forget what the last message of a run began with: its channel may no longer take one."""
+    def _forget_lead(self, number: int) -> None:
+        """Forget what the last message of a run began with: channel `number` may no longer take one."""
 
     # --- methods
 

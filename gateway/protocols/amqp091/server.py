@@ -51,6 +51,9 @@ BODY_HEAD: Final = Struct(">BHI").unpack_from
 READ_SETTLE: Final = SETTLE.unpack_from
 Lead = tuple[bytes, int, int, int, bytes, bytes]
 # Octets before the body and their number, body size, channel, arguments of the method, properties.
+LEAD_OCTETS_MAX: Final = (
+    1024  # a channel's lead that is remembered: its properties are the client's to choose
+)
 NO_LEAD: Final[Lead] = (b"", 1, 0, 0, b"", b"")  # one octet is never equal to none
 
 
@@ -80,6 +83,7 @@ class ServerConnection(Connection):
         self._server_properties = server_properties
         self._mechanisms = mechanisms
         self._lead = NO_LEAD
+        self._leads: dict[bytes, Lead] = {}  # the last one of each channel, by its number's octets
         self._runs = {
             BASIC_PUBLISH.to_bytes(4, "big"): self._read_publishes,
             BASIC_ACK.to_bytes(4, "big"): self._read_acks,
@@ -188,8 +192,9 @@ class ServerConnection(Connection):
 
     # --- messages
 
-    def _forget_lead(self) -> None:
+    def _forget_lead(self, number: int) -> None:
         self._lead = NO_LEAD
+        self._leads.pop(number.to_bytes(2, "big"), None)
 
     def _content(
         self, number: int, index: int, method: bytes, properties: bytes, body: bytes, events: list[Event]
@@ -209,9 +214,14 @@ class ServerConnection(Connection):
         while True:
             body_at = at + lead_size
             if data[at:body_at] != lead:
-                found = self._lead_at(data, at, end)
-                if found is None:
-                    break
+                channel = data[at + 1 : at + 3]
+                found = self._leads.get(channel)
+                if found is None or data[at : at + found[1]] != found[0]:
+                    found = self._lead_at(data, at, end)
+                    if found is None:
+                        break
+                    if found[1] <= LEAD_OCTETS_MAX:
+                        self._leads[channel] = found
                 lead, lead_size, size, number, method, properties = self._lead = found
                 body_at = at + lead_size
             after = body_at + size
@@ -271,7 +281,17 @@ class ServerConnection(Connection):
                 return None
         if body_at + size - at > self._whole_max:
             return None
-        return data[at:body_at], body_at - at, size, number, data[at + 11 : header_at - 1], properties
+        method = data[at + 11 : header_at - 1]
+        before = self._lead
+        # What is equal on several channels is one object, so that it need not be looked up for each.
+        return (
+            data[at:body_at],
+            body_at - at,
+            size,
+            number,
+            before[4] if method == before[4] else method,
+            before[5] if properties == before[5] else properties,
+        )
 
     def _read_acks(self, data: bytes, at: int, end: int, events: list[Event]) -> int:
         """Take the basic.ack from `at` on; returns where they end."""

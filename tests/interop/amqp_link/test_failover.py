@@ -123,6 +123,18 @@ async def test_what_was_not_confirmed_goes_to_the_next_url_with_the_same_message
     assert next(line for line in lines if line["event"] == "link is down")["next"] == address_of(second)
 
 
+async def test_a_url_that_refuses_us_is_passed_over(rabbitmq: RabbitMQ, tmp_path: Path) -> None:
+    with Proxy(rabbitmq.port) as proxy:
+        urls = [url_by(proxy).replace(":guest@", ":wrong@"), rabbitmq.url]
+        with structlog.testing.capture_logs() as lines:
+            async with gateway_to(rabbitmq, tmp_path, urls=urls) as gateway:
+                stats = gateway.links["erp"].stats
+                assert stats.address == f"{LOOPBACK}:{rabbitmq.port}"
+                assert stats.protocol_errors.counts == {"access_refused": 1}
+    refusal = next(line for line in lines if line["event"] == "link is down")
+    assert (refusal["retry_in_secs"], "ACCESS_REFUSED" in refusal["why"]) == (0.0, True)
+
+
 async def test_heartbeats_keep_an_idle_link_and_end_a_dead_one(rabbitmq: RabbitMQ, tmp_path: Path) -> None:
     """Either end leaves a peer that is silent for twice the heartbeat, so both must be heard."""
     with Proxy(rabbitmq.port) as proxy:
