@@ -50,6 +50,7 @@ CONTENT_HEAD_SIZE: Final = 19
 BODY_HEAD: Final = Struct(">BHI").unpack_from
 READ_SETTLE: Final = SETTLE.unpack_from
 Lead = tuple[bytes, int, int, int, bytes, bytes]
+LEAD_OCTETS_MAX: Final = 1024  # of leads that are remembered by channel: clients choose their properties
 # Octets before the body and their number, body size, channel, arguments of the method, properties.
 NO_LEAD: Final[Lead] = (b"", 1, 0, 0, b"", b"")  # one octet is never equal to none
 
@@ -217,7 +218,8 @@ class ServerConnection(Connection):
                     found = self._lead_at(data, at, end)
                     if found is None:
                         break
-                    self._leads[channel] = found
+                    if found[1] <= LEAD_OCTETS_MAX:
+                        self._leads[channel] = found
                 lead, lead_size, size, number, method, properties = self._lead = found
                 body_at = at + lead_size
             after = body_at + size

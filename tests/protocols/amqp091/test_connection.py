@@ -11,10 +11,13 @@ from hypothesis import strategies as st
 
 from gateway.errors import LocalProtocolError, RemoteProtocolError
 from gateway.model.address import AmqpAddress
+from gateway.model.properties import string
 from gateway.protocols.amqp091 import events as e
 from gateway.protocols.amqp091 import methods as m
 from gateway.protocols.amqp091.codec import (
+    BasicProperties,
     decode_publish,
+    encode_basic_properties,
     encode_content_frames,
     encode_frame,
     encode_method,
@@ -377,6 +380,29 @@ def test_a_closed_channel_takes_no_message_with_the_same_beginning() -> None:
     wire.server.receive_data(publish_octets(1, KEY, b"x") * 2, 0)
     wire.server.close_channel(1, 406)
     assert wire.server.receive_data(publish_octets(1, KEY, b"x"), 0) == []
+
+
+def test_channels_that_take_turns_share_what_is_equal_and_one_that_is_closed_takes_nothing() -> None:
+    wire = open_wire(2)
+    turns = publish_octets(1, KEY, b"one") + publish_octets(2, KEY, b"two")
+    (publishes,) = wire.server.receive_data(turns * 3, 0)
+    assert isinstance(publishes, e.Publishes)
+    assert [(row[0], row[3]) for row in publishes.contents] == [(1, b"one"), (2, b"two")] * 3
+    assert len({(id(row[1]), id(row[2])) for row in publishes.contents}) == 1
+    wire.server.close_channel(1, 406)
+    (publishes,) = wire.server.receive_data(turns * 2, 0)
+    assert isinstance(publishes, e.Publishes)
+    assert [row[0] for row in publishes.contents] == [2, 2]
+    assert not [lead for lead in wire.server._leads.values() if lead[3] == 1]
+
+
+def test_large_properties_are_not_remembered_for_each_channel() -> None:
+    wire = open_wire()
+    raw = encode_basic_properties(BasicProperties(headers=(("long", string("x" * 1000)),)))
+    (publishes,) = wire.server.receive_data(publish_octets(1, KEY, b"x", raw) * 3, 0)
+    assert isinstance(publishes, e.Publishes)
+    assert [row[2] for row in publishes.contents] == [raw] * 3
+    assert wire.server._leads == {}
 
 
 def test_a_fault_that_the_application_finds() -> None:
