@@ -6,7 +6,7 @@ VENV   := .venv
 BIN    := $(VENV)/bin
 STAMP  := $(VENV)/.installed
 
-.PHONY: run test lint format bench fuzz chaos peers clean
+.PHONY: run test lint format bench bench-pipeline kills fuzz chaos peers clean
 .DELETE_ON_ERROR:
 
 run: $(STAMP)
@@ -27,6 +27,14 @@ format: $(STAMP)
 
 bench: $(STAMP) peers
 	$(BIN)/python -m tests.benchmarks $(ARGS)
+
+# Rows per second of the data pipeline, on one core and on two.
+bench-pipeline: $(STAMP) peers
+	$(BIN)/python -m tests.pipeline.bench $(ARGS)
+
+# Every row once, however often Spark is killed: make kills KILLS=50
+kills: $(STAMP) peers
+	KILLS=$(or $(KILLS),20) $(BIN)/pytest -q -s tests/pipeline/test_kills.py $(ARGS)
 
 fuzz: $(STAMP)
 	FUZZ_COUNT=$${FUZZ_COUNT:-3000000} $(BIN)/pytest -q tests/fuzz $(ARGS)

@@ -76,7 +76,8 @@ def publish(
         refused = _publish(AmqpPeer(Access(target, timeout, ca_file)), made)
     else:
         made = Message(_fast_address(service, destination), body, properties, qos, qos > 0)
-        refused = FastPeer(target, timeout, ca_file).publish(made, file if whole else None, transaction)
+        show = Shown(None, as_json=False).show
+        refused = FastPeer(target, timeout, ca_file).publish(made, file if whole else None, transaction, show)
     if refused:
         typer.echo(f"not accepted: {refused}", err=True)
         raise typer.Exit(Exit.FAILED)

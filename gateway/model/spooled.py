@@ -10,6 +10,13 @@ from __future__ import annotations
 from typing import Protocol
 
 
+class OpenBody(Protocol):
+    """Open for reading, as long as this object is there."""
+
+    def send(self, descriptor: int, at: int, count: int) -> int:
+        """Hand `count` octets from `at` on to a socket; returns how many it took. Raises OSError."""
+
+
 class BodyFile(Protocol):
     """The octets of a body, somewhere; they are there as long as this object is."""
 
@@ -20,8 +27,8 @@ class BodyFile(Protocol):
     def read(self, at: int, count: int) -> bytes:
         """`count` octets from `at` on, fewer at the end. Raises OSError."""
 
-    def send(self, descriptor: int, at: int, count: int) -> int:
-        """Hand `count` octets from `at` on to a socket; returns how many it took. Raises OSError."""
+    def opened(self) -> OpenBody:
+        """To be read by a socket. Raises OSError."""
 
     def keep(self) -> None:
         """They stay when this object is gone."""
@@ -68,17 +75,19 @@ class Spooled(bytes):
             raise OSError(f"{self.file.name} is shorter than it was")
 
     def piece(self, at: int, count: int) -> SpooledPiece:
-        """`count` octets from `at` on, still on disk."""
+        """`count` octets from `at` on, still on disk. Raises OSError."""
         return SpooledPiece(self.file, at, count)
 
 
 class SpooledPiece:
     """A part of a body that stays on disk until a socket takes it, and may never come to memory."""
 
-    __slots__ = ("_at", "_count", "_file")
+    __slots__ = ("_at", "_count", "_file", "_opened")
 
     def __init__(self, file: BodyFile, at: int, count: int) -> None:
+        """Raises OSError."""
         self._file = file
+        self._opened = file.opened()
         self._at = at
         self._count = count
 
@@ -90,7 +99,7 @@ class SpooledPiece:
 
         Raises OSError, also when the file is shorter than it was.
         """
-        taken = self._file.send(descriptor, self._at + skip, self._count - skip)
+        taken = self._opened.send(descriptor, self._at + skip, self._count - skip)
         if not taken:
             raise OSError(f"{self._file.name} is shorter than it was")
         return taken

@@ -92,7 +92,7 @@ def java() -> str:
     home = os.environ.get("JAVA_HOME")
     found = str(Path(home, "bin", "java")) if home else shutil.which("java")
     wanted = f"Spark needs Java {JAVA_MIN} or newer"
-    advice = "install it (Debian: apt-get install openjdk-17-jre-headless) or set JAVA_HOME"
+    advice = "install it (Debian: apt-get install default-jre-headless) or set JAVA_HOME"
     if found is None or not os.access(found, os.X_OK):
         where = f"{found} is no program" if found else "there is no java in PATH"
         raise PipelineError(f"{wanted}, and {where}; {advice}")

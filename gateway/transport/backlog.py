@@ -1,8 +1,8 @@
 """What a socket has not taken yet, as the pieces in which it came.
 
-Pieces are never joined: many are handed over in one call, and what was taken of one is stepped over, so that
-the octets of a large body are copied by nobody but the kernel. Those that are on disk (SpooledPiece) go from
-its cache to the socket without passing through this process.
+Only small pieces are joined: many are handed over in one call, and what was taken of one is stepped over, so
+that the octets of a large body are copied by nobody but the kernel. Those that are on disk (SpooledPiece) go
+from its cache to the socket without passing through this process.
 """
 
 from __future__ import annotations
@@ -13,6 +13,8 @@ from typing import Final
 
 from gateway.model.spooled import Piece, SpooledPiece
 
+SMALL_OCTETS: Final = 4_096  # pieces below this are joined, for a client that reads nothing may cause many
+JOINED_OCTETS: Final = 65_536  # about, in one
 GATHERED_MAX: Final = 64  # pieces handed over in one call; systems allow 1 024
 MORE: Final = getattr(socket, "MSG_MORE", 0)  # octets of a file follow: they may share a segment
 
@@ -24,13 +26,20 @@ class Backlog:
 
     def __init__(self) -> None:
         self.octets = 0
-        self._pieces: deque[Piece] = deque()
+        self._pieces: deque[Piece | bytearray] = deque()
         self._skip = 0  # octets of the first piece that are written
 
     def add(self, pieces: list[Piece]) -> None:
         """More, behind what there is."""
-        self._pieces += pieces
-        self.octets += sum(map(len, pieces))
+        waiting = self._pieces
+        for piece in pieces:
+            self.octets += len(piece)
+            if not isinstance(piece, bytes) or len(piece) >= SMALL_OCTETS:
+                waiting.append(piece)
+            elif waiting and isinstance(waiting[-1], bytearray) and len(waiting[-1]) < JOINED_OCTETS:
+                waiting[-1] += piece
+            else:
+                waiting.append(bytearray(piece))
 
     def write(self, sock: socket.socket) -> int:
         """Write until the socket takes no more; returns how many octets it took. Raises OSError."""
@@ -50,7 +59,7 @@ class Backlog:
         return before - self.octets
 
     def _write_memory(self, sock: socket.socket) -> tuple[int, int]:
-        gathered: list[bytes | memoryview] = []
+        gathered: list[bytes | bytearray | memoryview] = []
         flags = 0
         for piece in self._pieces:
             if isinstance(piece, SpooledPiece):

@@ -61,6 +61,9 @@ def _of_selectors(events: int) -> int:
     return (events & READ and selectors.EVENT_READ) | (events & WRITE and selectors.EVENT_WRITE)
 
 
+STOPPED: Final = "the gateway has stopped"
+
+
 class Poller:
     """Reads the streams of one listener or link. `turn_done` runs whenever a batch should move on."""
 
@@ -72,10 +75,14 @@ class Poller:
         self._turn_done = turn_done
         self._watched: dict[Stream, int] = {}
         self._ended: dict[Stream, int] = {}  # and after how many sweeps it is cut off
+        self._closed = False
         self.faults = 0
 
     def watch(self, stream: Stream) -> None:
-        """Register `stream`, or follow its `reading` and `writing`."""
+        """Register `stream`, or follow its `reading` and `writing`. After the end it is closed."""
+        if self._closed:  # its last words waited for the disk, and that for the end
+            stream.abort(STOPPED)
+            return
         events = (READ if stream.reading else 0) | (WRITE if stream.writing else 0)
         before = self._watched.get(stream, 0)
         if events == before:
@@ -125,7 +132,8 @@ class Poller:
     def close(self) -> None:
         """End every stream that is left, and the polling."""
         for stream in list(self._watched):
-            stream.abort("the gateway has stopped")
+            stream.abort(STOPPED)
+        self._closed = True
         self._ready.close()
 
     async def _sweep(self) -> None:

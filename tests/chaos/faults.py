@@ -19,6 +19,7 @@ from typing import TYPE_CHECKING, Final, Self
 
 if TYPE_CHECKING:
     from tests.chaos.rig import Rig
+    from tests.interop.gateway_process import GatewayProcess
 
 DISK_OCTETS: Final = 24 * 1024 * 1024
 PIECE: Final = bytes(65_536)
@@ -110,11 +111,15 @@ def kill_gateway(rig: Rig, chance: Random) -> None:
 
 def stop_gateway(rig: Rig, chance: Random) -> None:
     """SIGTERM: it drains and says goodbye."""
-    code = rig.gateway.terminate()
-    if code:
-        rig.notes.append(f"the gateway ended with {code} after SIGTERM")
+    _terminate(rig, rig.gateway)
     time.sleep(chance.uniform(*AWAY_SECS))
     rig.gateway.start()
+
+
+def _terminate(rig: Rig, gateway: GatewayProcess) -> None:
+    code = gateway.terminate()
+    if code:
+        rig.notes.append(f"the gateway ended with {code} after SIGTERM")
 
 
 def kill_rabbitmq(rig: Rig, chance: Random) -> None:
@@ -135,9 +140,10 @@ def kill_mosquitto(rig: Rig, chance: Random) -> None:
     """SIGKILL for Mosquitto, and back; what it had not saved is its own loss."""
     assert rig.mosquitto is not None
     rig.mosquitto.stop(kill=True)
-    now = time.monotonic()
-    rig.excused.append((now - MOSQUITTO_SAVES_SECS, now))
+    killed = time.monotonic()
     time.sleep(chance.uniform(*AWAY_SECS))
+    # What it acknowledged before is noted a little later, by threads that have to get their turn.
+    rig.excused.append((killed - MOSQUITTO_SAVES_SECS, time.monotonic()))
     rig.mosquitto.start()
 
 
@@ -148,7 +154,7 @@ def crash_mosquitto(rig: Rig, chance: Random) -> None:
     assert mosquitto is not None
     proxies = [proxy for proxy in rig.proxies if proxy.target == mosquitto.port]
     for proxy in proxies:
-        proxy.shut = True
+        proxy.shut()
     while mosquitto.connected:
         for proxy in proxies:
             proxy.cut()
@@ -158,7 +164,7 @@ def crash_mosquitto(rig: Rig, chance: Random) -> None:
     time.sleep(chance.uniform(*AWAY_SECS))
     mosquitto.start()
     for proxy in proxies:
-        proxy.shut = False
+        proxy.open()
 
 
 def stop_mosquitto(rig: Rig, chance: Random) -> None:
@@ -218,6 +224,21 @@ def step_clock(rig: Rig, chance: Random) -> None:
     rig.clock.step(chance.uniform(-CLOCK_SECS, CLOCK_SECS))
 
 
+def kill_other(rig: Rig, chance: Random) -> None:
+    """SIGKILL for the remote gateway, and back."""
+    assert rig.other is not None
+    rig.other.kill()
+    time.sleep(chance.uniform(*AWAY_SECS))
+    rig.other.start()
+
+
+def stop_other(rig: Rig, chance: Random) -> None:
+    """SIGTERM for the remote gateway, and back."""
+    assert rig.other is not None
+    _terminate(rig, rig.other)
+    rig.other.start()
+
+
 FAULTS: Final[dict[str, Fault]] = {
     "kill-gateway": kill_gateway,
     "stop-gateway": stop_gateway,
@@ -226,6 +247,8 @@ FAULTS: Final[dict[str, Fault]] = {
     "kill-mosquitto": kill_mosquitto,
     "crash-mosquitto": crash_mosquitto,
     "stop-mosquitto": stop_mosquitto,
+    "kill-other": kill_other,
+    "stop-other": stop_other,
     "cut": cut,
     "cut-all": cut_all,
     "stall": stall,

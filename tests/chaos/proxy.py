@@ -88,7 +88,7 @@ class Proxy:
     def __init__(self, target: int) -> None:
         self.target = target
         self.delay_secs = 0.0  # of connections that are to come
-        self.shut = False  # nobody is let through
+        self._shut = False  # nobody is let through
         self._wires: list[Wire] = []
         self._lock = threading.Lock()
         self._listener = socket.create_server((LOOPBACK, 0))
@@ -121,6 +121,16 @@ class Proxy:
         for wire in self.wires():
             wire.cut()
 
+    def shut(self) -> None:
+        """Cut every connection, and let nobody through until `open`."""
+        with self._lock:
+            self._shut = True
+        self.cut()
+
+    def open(self) -> None:
+        """Let new connections through again."""
+        self._shut = False
+
     def stall(self, way: Way = "both") -> None:
         """Stall every connection that there is; new ones are let through."""
         for wire in self.wires():
@@ -143,9 +153,6 @@ class Proxy:
                 near, _ = self._listener.accept()
             except OSError:
                 return  # the proxy is being closed
-            if self.shut:
-                near.close()
-                continue
             try:
                 far = socket.create_connection((LOOPBACK, self.target), CONNECT_SECS_MAX)
             except OSError:
@@ -154,7 +161,11 @@ class Proxy:
             for end in (near, far):
                 end.settimeout(None)
                 end.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
-            wire = Wire(near, far)
-            wire.delay_secs = self.delay_secs
             with self._lock:
+                if self._shut:
+                    near.close()
+                    far.close()
+                    continue
+                wire = Wire(near, far)
+                wire.delay_secs = self.delay_secs
                 self._wires.append(wire)

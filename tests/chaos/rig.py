@@ -43,16 +43,26 @@ MOSQUITTO_LINES: Final = (
     "max_queued_messages 0",
     "max_inflight_messages 100",
 )
-MOSQUITTO_LINK: Final = ({"qos": 1}, {"qos": 2})
+URLS: Final = {
+    "rabbitmq": "amqp://guest:guest@{}/%2F",
+    "mosquitto": "mqtt://{}",
+    "other": "amqpfast://guest:guest@{}/",
+}
 # A link that lost a half-open connection is a second consumer as long as RabbitMQ believes in the first. So
 # that no order is lost between the two the queue has one active consumer, which the link does not declare.
-RABBITMQ_LINK: Final = {"declare": "check"}
+LINKS: Final[dict[Place, dict[str, Any]]] = {
+    "rabbitmq": {"declare": "check"},
+    "mosquitto": {"qos": 1},
+    "other": {},
+}
 LINK: Final = {
     "heartbeat_secs": 2,
     "connect_timeout_secs": 2.0,
     "reconnect_min_secs": 0.1,
     "reconnect_max_secs": 0.5,
 }
+# An AMQP/Fast server decides itself how soon it misses a client.
+LIMITS: Final = {"heartbeat_secs": 2}
 
 
 @dataclass
@@ -69,6 +79,7 @@ class Rig:
     receiver: Receiver
     rabbitmq: RabbitMQ | None = None
     mosquitto: Mosquitto | None = None
+    other: GatewayProcess | None = None
     disk: Disk | None = None
     clock: Clock | None = None
     excused: list[Interval] = field(default_factory=list)
@@ -84,22 +95,23 @@ def gateway_of(row: Row, folder: Path, tag: str, links: dict[Place, Proxy], stor
     """The gateway of a row, not yet started."""
     mapping = folder / "mapping.yaml"
     mapping.write_text(yaml.safe_dump({"version": 1, "routes": [_route(row, tag)]}))
-    schemes = {"rabbitmq": "amqp://guest:guest@{}/%2F", "mosquitto": "mqtt://{}"}
+    qos2: dict[str, Any] = {"qos": 2} if row.guarantee == "qos2" else {}
     return GatewayProcess(
         folder,
         mappings=[str(mapping)],
         links={
             name: {
-                "url": schemes[name].format(f"{LOOPBACK}:{proxy.port}"),
+                "url": URLS[name].format(f"{LOOPBACK}:{proxy.port}"),
                 "client_id": f"gateway-{tag}",
-                **(MOSQUITTO_LINK[row.guarantee == "qos2"] if name == "mosquitto" else RABBITMQ_LINK),
+                **LINKS[name],
+                **(qos2 if name == "mosquitto" else {}),
                 **LINK,
             }
             for name, proxy in links.items()
         },
         store={"path": str(store / "data"), "probe_secs": 0.1},
         drain_timeout_secs=2.0,
-        limits={"heartbeat_secs": 2},  # an AMQP/Fast server decides itself how soon it misses a client
+        limits=LIMITS,
     )
 
 
@@ -110,6 +122,7 @@ def _route(row: Row, tag: str) -> dict[str, Any]:
         "fast": {"endpoint": "amqpfast", "service": "topic", "destination": "in.{rest...}"},
         "rabbitmq": {"endpoint": "rabbitmq", "queue": f"{tag}.in"},
         "mosquitto": {"endpoint": "mosquitto", "topic": f"{tag}/in/{{rest...}}"},
+        "other": {"endpoint": "other", "service": "topic", "destination": "in.{rest...}"},
     }
     rest = "{routing_key...}" if row.source == "rabbitmq" else "{rest...}"
     targets = {
@@ -118,6 +131,7 @@ def _route(row: Row, tag: str) -> dict[str, Any]:
         "fast": {"endpoint": "amqpfast", "service": "queue", "destination": f"out.{rest}"},
         "rabbitmq": {"endpoint": "rabbitmq", "exchange": f"{tag}.out", "routing_key": rest},
         "mosquitto": {"endpoint": "mosquitto", "topic": f"{tag}/out/{rest}"},
+        "other": {"endpoint": "other", "service": "queue", "destination": f"out.{rest}"},
     }
     if row.direct:  # it needs none, but a mapping file has at least one
         sources["mqtt"] = {"endpoint": "mqtt", "topic": "elsewhere/{rest...}"}
@@ -142,7 +156,7 @@ def sender_of(row: Row, port: int, tag: str, history: History, *, probe: bool, v
         qos = 2 if row.guarantee == "qos2" else 1
         return MqttSender(name, port, history, prefix=prefix, qos=qos, version=version, **common)
     common["transacted"] = row.guarantee == "tx"
-    if row.source == "fast":
+    if row.source in ("fast", "other"):
         service = QUEUE if row.direct else TOPIC
         return FastSender(name, port, history, service=service, prefix="in.", **common)
     if row.source == "amqp":
@@ -158,7 +172,7 @@ def receiver_of(row: Row, port: int, tag: str, history: History, *, version: Ver
         prefix = way if row.target == "mqtt" else f"{tag}/out"
         qos = 2 if row.guarantee == "qos2" else 1
         return MqttReceiver("receiver", port, history, prefix=prefix, qos=qos, version=version)
-    if row.target == "fast":
+    if row.target in ("fast", "other"):
         return FastReceiver("receiver", port, history, addresses=ADDRESSES, prefix=f"{way}.")
     if row.target == "amqp":
         queue = queue_at("out", "amq.topic", f"{way}.#", kind="")
@@ -183,6 +197,10 @@ def rigged(row: Row, folder: Path, chance: Random, rabbitmq: RabbitMQ | None) ->
             place = folder / "mosquitto"
             lines = (*MOSQUITTO_LINES, f"persistence_location {place}/")
             mosquitto = stack.enter_context(Mosquitto(place, lines))
+        other = None
+        if "other" in row.remotes:
+            place = folder / "other"
+            other = stack.enter_context(GatewayProcess(place, limits=LIMITS, drain_timeout_secs=2.0))
         disk = stack.enter_context(Disk(folder / "disk")) if "full-disk" in row.faults else None
         clock = None
         if "clock" in row.faults:
@@ -192,6 +210,7 @@ def rigged(row: Row, folder: Path, chance: Random, rabbitmq: RabbitMQ | None) ->
         remote_ports = {
             "rabbitmq": rabbitmq.port if rabbitmq is not None else 0,
             "mosquitto": mosquitto.port if mosquitto is not None else 0,
+            "other": other.port("amqpfast") if other is not None else 0,
         }
         links = {name: stack.enter_context(Proxy(remote_ports[name])) for name in sorted(row.remotes)}
         store = disk.folder if disk is not None else folder
@@ -214,6 +233,7 @@ def rigged(row: Row, folder: Path, chance: Random, rabbitmq: RabbitMQ | None) ->
             receiver_of(row, far.port, tag, history, version=receiving),
             rabbitmq if "rabbitmq" in row.remotes else None,
             mosquitto,
+            other,
             disk,
             clock,
         )

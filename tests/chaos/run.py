@@ -73,6 +73,9 @@ def run(row: Row, seed: str, folder: Path, rabbitmq: RabbitMQ | None) -> Result:
         rig.gateway.kill()
         expected = ("the store cannot be written",) if "full-disk" in row.faults else ()
         rig.notes += complaints(rig.gateway.log, expected)
+        if rig.other is not None:
+            rig.other.kill()
+            rig.notes += complaints(rig.other.log)
         verdict = judge(
             rig.history.records,
             once=row.once,

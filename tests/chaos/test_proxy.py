@@ -142,6 +142,20 @@ def test_a_delay_holds_each_piece_back(proxy: Proxy, listener: socket.socket) ->
         assert time.monotonic() - began >= 2 * SILENCE_SECS
 
 
+def test_it_can_be_shut_and_opened(proxy: Proxy, listener: socket.socket) -> None:
+    before = dial(proxy, listener)
+    eventually(lambda: len(proxy.wires()) == 1)
+    proxy.shut()
+    assert all(over(end) for end in before)
+    refused = dial(proxy, listener)
+    assert all(over(end) for end in refused)
+    proxy.open()
+    after = dial(proxy, listener)
+    assert carries(*after)
+    for end in (*before, *refused, *after):
+        end.close()
+
+
 def test_nobody_behind_it_is_an_end() -> None:
     with Proxy(free_ports(1)[0]) as proxy, socket.create_connection((LOOPBACK, proxy.port)) as near:
         near.settimeout(PATIENCE_SECS)

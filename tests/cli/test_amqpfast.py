@@ -5,16 +5,20 @@ from __future__ import annotations
 import json
 import os
 import signal
+import socket
 import threading
 from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
 
+from gateway.cli.peers import amqpfast
 from gateway.cli.peers.amqpfast import ProgressLine
+from gateway.settings import Listener
+from gateway.settings.amqpfast import FastVirtualHost, Peer
 from tests.cli.conftest import Run
 from tests.ingress.amqpfast.client import Fast
-from tests.interop.gateway_fixture import LOOPBACK, Running, running
+from tests.interop.gateway_fixture import LOOPBACK, Running, running, settings_of
 from tests.interop.gateway_process import GatewayProcess
 
 
@@ -117,6 +121,44 @@ def test_an_upload_goes_on_after_the_server_was_killed(
         assert "of them before" in ran.err
         (line,) = subscribed(run, gateway, "f", "--count", "1", "--save", str(tmp_path))
         assert Path(line.removeprefix("queue f ")).read_bytes() == body
+
+
+def test_a_peer_answers(run: Run, gateway: Running) -> None:
+    assert run("publish", url(gateway), *at("echo", "peer"), "-m", "hello") == (0, "peer echo hello\n", "")
+
+
+def test_octets_go_through_a_peer(run: Run, gateway: Running, monkeypatch: pytest.MonkeyPatch) -> None:
+    with (
+        socket.create_server((LOOPBACK, 0)) as server,
+        running(settings_of(listeners={"amqpfast": tunnel_to(server.getsockname()[1])})) as near,
+    ):
+
+        def answer() -> None:
+            accepted, _ = server.accept()
+            with accepted:
+                asked = b""
+                while len(asked) < 100_000:
+                    asked += accepted.recv(65_536)
+                accepted.sendall(b"heard " + asked[-3:])
+
+        answering = threading.Thread(target=answer)
+        answering.start()
+        read, write = os.pipe()
+        monkeypatch.setattr(amqpfast, "STDIN", read)
+        writing = threading.Thread(target=lambda: (os.write(write, bytes(99_997) + b"end"), os.close(write)))
+        writing.start()
+        ran = run("subscribe", url(near), *at("far", "peer"), "--seconds", "20")
+        assert (ran.code, ran.out) == (0, "heard end")
+        answering.join()
+        writing.join()
+        ran = run("subscribe", url(near), *at("nobody", "peer"), "--seconds", "20")
+        assert "(404)" in ran.err
+        os.close(read)
+
+
+def tunnel_to(port: int) -> Listener:
+    hosts = {"/": FastVirtualHost(peers={"far": Peer(kind="tcp", host=LOOPBACK, port=port)})}
+    return Listener(protocol="amqpfast", host=LOOPBACK, port=0, virtual_hosts=hosts)
 
 
 def test_what_is_refused_is_told(run: Run, gateway: Running) -> None:

@@ -1,6 +1,6 @@
 #!/bin/sh
-# Installs the programs that the interoperability tests talk to: Debian's brokers and command line clients, and
-# the usual Node clients into .node/. Does nothing when they are there. Without the right to install, says
+# Installs the programs that the tests talk to or run on: Debian's brokers and command line clients, the Java that
+# Spark needs, and the usual Node clients into .node/. Does nothing when they are there. Without the right to install, says
 # what is missing; the tests that need it are skipped then, or fail under CI=true.
 set -u
 cd "$(dirname "$0")/../.."
@@ -8,7 +8,8 @@ cd "$(dirname "$0")/../.."
 NODE_PACKAGES="mqtt@5.16.0 amqplib@2.3.1 rabbitmq-client@5.0.8"
 
 missing_debian() {
-    for pair in mosquitto:mosquitto mosquitto_pub:mosquitto-clients amqp-publish:amqp-tools node:nodejs npm:npm; do
+    for pair in mosquitto:mosquitto mosquitto_pub:mosquitto-clients amqp-publish:amqp-tools node:nodejs npm:npm \
+        java:default-jre-headless; do
         command -v "${pair%%:*}" >/dev/null 2>&1 || [ -x "/usr/sbin/${pair%%:*}" ] || echo "${pair#*:}"
     done
     ls /usr/lib/rabbitmq/lib/rabbitmq_server-*/sbin/rabbitmq-server >/dev/null 2>&1 || echo rabbitmq-server

@@ -6,7 +6,7 @@ import socket
 import subprocess
 import threading
 from collections.abc import Iterator
-from contextlib import ExitStack, contextmanager
+from contextlib import contextmanager
 from pathlib import Path
 from queue import SimpleQueue
 from typing import Any, Final, Self
@@ -361,33 +361,6 @@ def test_a_clean_session_is_owed_nothing(mosquitto: Mosquitto, tmp_path: Path, v
             assert [body for _, _, body in fetch(amqp, queue, 1)] == [b"live"]
             assert conversation(gateway).stats.messages_in == 1
         publish(mosquitto.port, "up/away", b"to nobody")
-
-
-@pytest.mark.parametrize("version", ["5.0", "3.1.1"])
-def test_replicas_divide_what_they_share(mosquitto: Mosquitto, tmp_path: Path, version: str) -> None:
-    bodies = {b"%d" % number for number in range(40)}
-    folders = [tmp_path / f"{tmp_path.name}-{name}" for name in "ab"]
-    for folder in folders:
-        folder.mkdir()
-    with ExitStack() as stack:
-        gateways = [
-            stack.enter_context(linked(mosquitto.port, folder, version=version, share=tmp_path.name))
-            for folder in folders
-        ]
-        channels = [stack.enter_context(channel(gateway)) for gateway in gateways]
-        queues = [queue_of(opened, "up.#") for opened in channels]
-        lines = b"".join(body + b"\n" for body in bodies)
-        command = [program("mosquitto_pub"), "-h", LOOPBACK, "-p", str(mosquitto.port), "-q", "1"]
-        subprocess.run([*command, "-t", "up/x", "-l"], input=lines, check=True, timeout=30)
-        counts = [conversation(gateway).stats for gateway in gateways]
-        gateways[0].until(lambda: sum(one.messages_in for one in counts) == len(bodies), WAIT_SECS)
-        shares = [
-            fetch(amqp, queue, one.messages_in)
-            for amqp, queue, one in zip(channels, queues, counts, strict=True)
-        ]
-        assert all(shares)
-        assert {body for share in shares for _, _, body in share} == bodies
-        assert [one.connects for one in counts] == [1, 1]
 
 
 @pytest.mark.parametrize(

@@ -9,8 +9,6 @@ from typing import TYPE_CHECKING
 
 import pytest
 
-pytest.importorskip("pyspark")
-
 from gateway.errors import PipelineError
 from gateway.pipeline.archive.compacting import SMALL_MAX, merge, merges_of
 from gateway.pipeline.archive.manifest import FOLDER, OURS, STAGING, Archive, Filed, Manifest, folder_of

@@ -22,7 +22,7 @@ from gateway.model.properties import (
     property_set,
     string,
 )
-from gateway.model.spooled import Spooled
+from gateway.model.spooled import OpenBody, Spooled
 from gateway.protocols.amqp091.translate import content_properties
 from gateway.protocols.mqtt.translate import publish_properties
 from gateway.store.messages import MESSAGES_MAX, MessageReader, encode_message, encode_messages
@@ -224,6 +224,9 @@ class NamedFile:
         self.name = name
 
     def read(self, at: int, count: int) -> bytes:
+        raise AssertionError
+
+    def opened(self) -> OpenBody:
         raise AssertionError
 
     def keep(self) -> None:

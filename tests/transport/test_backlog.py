@@ -56,6 +56,14 @@ def test_all_of_it_comes_through_a_socket_that_takes_little(file: SpoolFile, buf
     assert found == wanted
 
 
+def test_many_small_pieces_are_few(file: SpoolFile) -> None:
+    backlog = Backlog()
+    for _ in range(100_000):
+        backlog.add([b"ack."])
+    assert backlog.octets == 400_000
+    assert len(backlog._pieces) < 10
+
+
 def test_a_file_that_has_become_shorter_is_an_error(file: SpoolFile, tmp_path: Path) -> None:
     piece = SpooledPiece(file, len(BODY) - 10, 10)
     os.truncate(tmp_path / "spool" / file.name, len(BODY) - 10)

@@ -63,6 +63,21 @@ def test_one_turn_reads_all_that_is_ready_and_answers_each_with_one_write(bench:
     assert bench.turns == 1
 
 
+def test_last_words_that_come_after_the_end_close_their_stream(bench: Bench) -> None:
+    peer = Speaker()
+    other = bench.connect(peer)
+    assert peer.stream is not None
+    peer.stream.hold_output()  # as a CONNACK that waits for the disk
+    peer.out = b"last words"
+    peer.stream.end("the gateway is stopping")
+    bench.writes.flush()
+    bench.poller.close()
+    peer.stream.release_output()
+    bench.writes.flush()
+    assert (other.recv(100), other.recv(100)) == (b"last words", b"")
+    assert peer.stream.closed
+
+
 def test_a_batch_moves_on_after_a_megabyte(bench: Bench, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(poller_module, "TURN_OCTETS_MAX", 10)
     for _ in range(4):

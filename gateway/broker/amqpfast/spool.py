@@ -6,7 +6,8 @@ were broken off (partials.py). When the last one has let go, the file is removed
 large one takes its time, but by `bury`, in a thread. What a gateway leaves that was killed is removed by the
 next one, unless something stored refers to it.
 
-No descriptor is kept, for clients may have as many transfers under way as they like.
+No descriptor is kept while nothing is written or read, for clients may have as many transfers under way as
+they like.
 """
 
 from __future__ import annotations
@@ -21,7 +22,7 @@ from collections import deque
 from contextlib import suppress
 from pathlib import Path
 from typing import Final
-from weakref import WeakValueDictionary, finalize
+from weakref import WeakValueDictionary, finalize, ref
 
 from gateway.errors import GatewayError, StoreError
 from gateway.model.spooled import Spooled
@@ -38,6 +39,27 @@ class SpoolFull(GatewayError):
     """There is no room for more on the disk, or not so much is allowed."""
 
 
+class OpenFile:
+    """A descriptor to read from, as long as this object is there: while parts of a body wait for a socket."""
+
+    __slots__ = ("__weakref__", "_descriptor")
+
+    def __init__(self, path: Path) -> None:
+        """Raises OSError."""
+        self._descriptor = os.open(path, os.O_RDONLY | os.O_CLOEXEC)
+
+    def __del__(self) -> None:
+        if hasattr(self, "_descriptor"):  # or it was not opened
+            os.close(self._descriptor)
+
+    def send(self, descriptor: int, at: int, count: int) -> int:
+        """Hand `count` octets from `at` on to a socket, past this process; returns how many it took.
+
+        Raises OSError.
+        """
+        return os.sendfile(descriptor, self._descriptor, at, count)
+
+
 class SpoolFile:
     """One body, or the beginning of one: `size` octets."""
 
@@ -46,6 +68,7 @@ class SpoolFile:
         self.size = size
         self._spool = spool
         self._path = spool.folder / name
+        self._opened: ref[OpenFile] | None = None
         self._finalize = finalize(self, spool.dead.append, name)
         self._finalize.atexit = False
 
@@ -79,16 +102,13 @@ class SpoolFile:
         finally:
             os.close(descriptor)
 
-    def send(self, descriptor: int, at: int, count: int) -> int:
-        """Hand `count` octets from `at` on to a socket, past this process; returns how many it took.
-
-        Raises OSError.
-        """
-        own = os.open(self._path, os.O_RDONLY | os.O_CLOEXEC)
-        try:
-            return os.sendfile(descriptor, own, at, count)
-        finally:
-            os.close(own)
+    def opened(self) -> OpenFile:
+        """For a socket to read; the same as long as somebody has it. Raises OSError."""
+        found = None if self._opened is None else self._opened()
+        if found is None:
+            found = OpenFile(self._path)
+            self._opened = ref(found)
+        return found
 
     def body(self) -> bytes:
         """The body that it is; in memory, if it is small. Raises OSError."""

@@ -8,12 +8,13 @@ is sent to the same destination again: the client-name is made of those.
 from __future__ import annotations
 
 import hashlib
+import os
 import secrets
 import shutil
 import signal
 import sys
 from collections.abc import Callable
-from contextlib import aclosing
+from contextlib import aclosing, suppress
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Final
@@ -22,7 +23,7 @@ import trio
 
 from gateway.egress.amqpfast.channel import ClientChannel
 from gateway.egress.amqpfast.client import Lost, Refused, connect
-from gateway.egress.amqpfast.handles import Delivery
+from gateway.egress.amqpfast.handles import Delivery, PeerStream
 from gateway.errors import LinkError
 from gateway.model.address import FastAddress
 from gateway.model.message import Message
@@ -34,6 +35,8 @@ NOT_RESTARTABLE: Final = frozenset((ReplyCode.COMMAND_NOT_VALID, ReplyCode.NOT_I
 ATTEMPTS_MAX: Final = 6  # connections of one upload
 RETRY_SECS: Final = 1.0
 PREFETCH: Final = 100
+STDIN: Final = 0
+READ_OCTETS: Final = 65_536
 MEGABYTE: Final = 1_000_000
 
 Show = Callable[[Message, Path | None], bool]
@@ -48,22 +51,23 @@ class FastPeer:
     timeout_secs: float
     ca_file: str | None = None
 
-    def publish(self, message: Message, file: Path | None, transaction: int | None) -> str:
+    def publish(self, message: Message, file: Path | None, transaction: int | None, show: Show) -> str:
         """Send one message, with the body of `file` if that is given; or, with `transaction`, each line of
-        its body as a message, committed after so many. Returns why it was refused, or "". Raises LinkError.
+        its body as a message, committed after so many. What a peer service has answered by then is shown.
+        Returns why it was refused, or "". Raises LinkError.
         """
         try:
             if file is not None:
                 trio.run(self._upload, message, file)
             else:
-                trio.run(self._send, message, transaction)
+                trio.run(self._send, message, transaction, show)
         except Refused as refused:
             return str(refused)
         except trio.TooSlowError:
             return f"no reply within {self.timeout_secs} s"
         return ""
 
-    async def _send(self, message: Message, transaction: int | None) -> None:
+    async def _send(self, message: Message, transaction: int | None, show: Show) -> None:
         address, head = _address(message), encode_properties(message)
         async with connect(self.target, ca_file=self.ca_file, timeout_secs=self.timeout_secs) as client:
             channel = await client.channel(transacted=transaction is not None)
@@ -71,6 +75,8 @@ class FastPeer:
             with trio.fail_after(self.timeout_secs):
                 if transaction is None:
                     await sender.send(message.body, head)
+                    while (answer := sender.taken()) is not None:
+                        show(answer.message, None)
                     return
                 lines = message.body.splitlines()
                 for at in range(0, len(lines), transaction):
@@ -126,7 +132,9 @@ class FastPeer:
     ) -> bool:
         """Show messages until `show` has enough, `seconds` are over, or the user interrupts; `browse` only
         looks at what waits. Each is acknowledged when it has been shown, and with `transaction` committed
-        after so many. `save`: a folder for the bodies. Returns whether it was the user. Raises LinkError."""
+        after so many. `save`: a folder for the bodies. With a peer service octets are exchanged instead, from
+        standard input and to standard output, until it ends. Returns whether it was the user. Raises
+        LinkError."""
         return trio.run(self._subscribe, address, show, seconds, browse, transaction, save)
 
     async def _subscribe(
@@ -163,6 +171,9 @@ class FastPeer:
             ca_file=self.ca_file,
             timeout_secs=self.timeout_secs,
         ) as client:
+            if address.service == "peer":
+                await _exchange(await client.stream(address.destination))
+                return
             channel = await client.channel(transacted=transaction is not None)
             if browse:
                 async with aclosing(channel.browse(address.service, address.destination)) as waiting:
@@ -171,6 +182,28 @@ class FastPeer:
                             break
             else:
                 await _consume(channel, address, show, transaction, save)
+
+
+async def _exchange(stream: PeerStream) -> None:
+    """The end of standard input ends nothing, for the answer to it may still come."""
+    failure: LinkError | None = None
+
+    async def send() -> None:
+        while octets := await trio.to_thread.run_sync(os.read, STDIN, READ_OCTETS, abandon_on_cancel=True):
+            with suppress(LinkError):  # whoever receives is told
+                await stream.send_all(octets)
+
+    async with trio.open_nursery() as nursery:
+        nursery.start_soon(send)
+        try:
+            while octets := await stream.receive_some():
+                sys.stdout.buffer.write(octets)
+                sys.stdout.buffer.flush()
+        except LinkError as error:
+            failure = error  # raised again outside of the nursery, which would wrap it
+        nursery.cancel_scope.cancel()
+    if failure is not None:
+        raise failure
 
 
 async def _consume(

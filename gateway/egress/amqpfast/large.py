@@ -60,7 +60,7 @@ class LargeSender:
             handle,
             head,
             len(body),
-            lambda at, size: body[at : at + size],
+            lambda at, size: memoryview(body)[at : at + size],
             name=name,
             digest=digest,
         )

@@ -21,6 +21,7 @@ from gateway.errors import LocalProtocolError, RemoteProtocolError
 from gateway.model.message import Message, Sender
 from gateway.model.outcome import Outcome, Reason, Verdict
 from gateway.model.properties import NO_PROPERTIES
+from gateway.model.spooled import Piece
 from gateway.protocols.amqpfast import commands as m
 from gateway.protocols.amqpfast.events import (
     NO_HANDLE,
@@ -97,10 +98,11 @@ class FastPeer:
         """Octets arrived."""
         self._process(self.machine.receive_data(data, now))
 
-    def data_to_send(self) -> bytes:
+    def data_to_send(self) -> bytes | list[Piece]:
         """Acknowledgements that have gathered, and whatever was encoded."""
         self._acknowledge()
-        return self.machine.data_to_send()
+        machine = self.machine
+        return machine.pieces_to_send() if machine.large else machine.data_to_send()
 
     def drained(self) -> None:
         """The server reads again."""

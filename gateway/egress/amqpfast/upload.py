@@ -15,7 +15,7 @@ from typing import IO
 from gateway.protocols.amqpfast.client import ClientConnection
 from gateway.protocols.amqpfast.sending import Transfer
 
-Read = Callable[[int, int], bytes]
+Read = Callable[[int, int], bytes | memoryview]
 """The octets of the body from an offset on, as many as asked for."""
 
 

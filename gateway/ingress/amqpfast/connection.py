@@ -100,14 +100,14 @@ class FastConnection:
 
     def data_to_send(self) -> bytes | list[Piece]:
         """Whatever was encoded, and as much of large messages as the client takes."""
-        large = bool(self.sending)
-        if large:
+        if self.sending:
             self._pump()
         if self._delivering:
             channels, self._delivering = self._delivering, {}
             for channel in channels:
                 channel.flushed()
-        return self.machine.pieces_to_send() if large else self.machine.data_to_send()
+        machine = self.machine
+        return machine.pieces_to_send() if machine.large else machine.data_to_send()
 
     def drained(self) -> None:
         """The client reads again: large messages and its consumers may go on."""

@@ -36,7 +36,7 @@ ORDER: Final = ("received", "shard", "source_endpoint", "slot")
 COLUMNS: Final = (
     *(*ORDER, "sequence", "source_protocol", "source_scope", "source_name", "client", "user"),
     *("target_protocol", "target_scope", "target_name", "target_address"),
-    *("assurance", "durable", "retain", "properties", "body", "body_size"),
+    *("assurance", "durable", "retain", "expires", "properties", "body", "body_size"),
 )
 
 
@@ -76,7 +76,7 @@ def selected(traffic: DataFrame, *, where: str | None = None, after: Position | 
         rows = rows.where(here > there)
     # As numbers: in Python a time of Spark's has lost its zone.
     micros = [F.unix_micros(name).alias(f"{name}_us") for name in ("received", "expires")]
-    return rows.select(*COLUMNS, *micros).orderBy(*ORDER, "sequence")
+    return rows.select(*COLUMNS, *micros).drop("expires").orderBy(*ORDER, "sequence")
 
 
 class Position(NamedTuple):

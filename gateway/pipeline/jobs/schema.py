@@ -38,6 +38,10 @@ if TYPE_CHECKING:
     from pyspark.sql import Column, DataFrame
 
 SAMPLE_ROWS: Final = 10_000
+COLUMNS: Final = (
+    *("shard", "source_endpoint", "received", "slot", "source_protocol", "source_address"),
+    *("source_scope", "source_name", "client", "message_id", "body", "reason_text"),
+)
 OWN: Final = ("received", "address", "client", "message_id")
 BODY: Final = "body"
 DEPTH_MAX: Final = 32  # of a JSON Schema; deeper ones go round in circles

@@ -127,6 +127,11 @@ class Connection(Lifetime):
         self._spoke = True
         return octets
 
+    @property
+    def large(self) -> bool:
+        """There are large parts of bodies to write: ask for pieces."""
+        return bool(self._large)
+
     def pieces_to_send(self) -> list[Piece]:
         """The same, with large parts of bodies as they were given to a Transfer."""
         pieces, self._large = self._large, []

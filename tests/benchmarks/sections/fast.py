@@ -46,7 +46,7 @@ def measure(folder: Path, seconds: float, repeat: int) -> list[Figure]:
             fast.append(run(load, gateway.cpu))
             load = Load("amqp", "amqp", gateway.amqp_port, gateway.amqp_port, durable=True, seconds=seconds)
             amqp.append(run(load, gateway.cpu))
-        through = {size: [_through_gateway(gateway.fast_port, size) for _ in range(repeat)] for size in LARGE}
+        through = {size: [_large(gateway, size) for _ in range(repeat)] for size in LARGE}
     bare = {size: [_through_copy(size) for _ in range(repeat)] for size in LARGE}
     return [_messages(fast, amqp), *[_octets(size, through[size], bare[size]) for size in LARGE]]
 
@@ -68,14 +68,23 @@ def _messages(fast: list[Measured], amqp: list[Measured]) -> Figure:
     )
 
 
-def _octets(size: int, ours: list[float], peer: list[float]) -> Figure:
-    rates = median(ours), median(peer)
+Passed = tuple[float, float]
+"""MB/s, and seconds of CPU that the process in the middle used."""
+
+
+def _octets(size: int, ours: list[Passed], peer: list[Passed]) -> Figure:
+    rates = median([rate for rate, _ in ours]), median([rate for rate, _ in peer])
+    used = median([cpu for _, cpu in ours]), median([cpu for _, cpu in peer])
     return Figure(
         f"AMQP/Fast body of {size >> 20} MiB in fragments, against a bare TCP copy",
         "MB/s",
         *rates,
         ratio=rates[0] / rates[1],
         target=LARGE[size],
+        more={
+            "CPU us/MB": f"{used[0] / (RUN_OCTETS / MEGABYTE) * 1e6:.0f}",
+            "peer's": f"{used[1] / (RUN_OCTETS / MEGABYTE) * 1e6:.0f}",
+        },
     )
 
 
@@ -121,6 +130,12 @@ def _write(sock: socket.socket, pipe: Connection, size: int) -> None:
         sock.sendall(message)
 
 
+def _large(gateway: Gateway, size: int) -> Passed:
+    before = gateway.cpu()
+    rate = _through_gateway(gateway.fast_port, size)
+    return rate, gateway.cpu() - before
+
+
 def _through_gateway(port: int, size: int) -> float:
     count = RUN_OCTETS // size
     with closing(wires.fast_connect(port, "large", producer=False)) as consumer:
@@ -160,7 +175,7 @@ def _read_message(sock: socket.socket, wanted: int) -> int:
     return octets
 
 
-def _through_copy(size: int) -> float:
+def _through_copy(size: int) -> Passed:
     """The same octets through a process that copies them."""
     context = multiprocessing.get_context("fork")
     ours, theirs = context.Pipe()
@@ -185,13 +200,15 @@ def _through_copy(size: int) -> float:
             return total
 
         try:
-            return _timed(sending, receive)
+            rate = _timed(sending, receive)
+            return rate, ours.recv()
         finally:
             copier.join(CONNECT_SECS_MAX)
 
 
 def _copier(pipe: Connection) -> None:
     trio.run(_copy, pipe)
+    pipe.send(time.process_time())
 
 
 async def _copy(pipe: Connection) -> None:

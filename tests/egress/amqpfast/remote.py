@@ -16,6 +16,7 @@ from gateway.mapping import load
 from gateway.mapping.router import Router, Subscriptions, Targets
 from gateway.model.address import FastAddress
 from gateway.model.message import Message
+from gateway.model.spooled import joined
 from gateway.protocols.amqpfast import commands as m
 from gateway.protocols.amqpfast import events as e
 from gateway.protocols.amqpfast.codec import Head, decode_credentials, encode_head_properties
@@ -292,7 +293,8 @@ class LinkRig:
     def move(self) -> None:
         """Carry octets to and fro until neither side has more to say."""
         for _ in range(2_000):
-            sent = self.peer.data_to_send()
+            said_by_us = self.peer.data_to_send()
+            sent = said_by_us if isinstance(said_by_us, bytes) else joined(said_by_us)
             self.stream.queued = 0
             if sent:
                 self.remote.receive(sent)

@@ -8,9 +8,6 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import pytest
-
-pytest.importorskip("pyspark")
-
 from pyspark.errors import AnalysisException, PythonException
 
 from gateway.model.address import MqttAddress

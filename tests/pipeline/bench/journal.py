@@ -42,8 +42,8 @@ def made(folder: Path, rows: int, shards: int = 2) -> Path:
             received = START + first * step
             now[0] = received + 0.001 + first % 7 * 0.003
             bodies = [
-                b'{"line":"line%02d","seq":%9d,"temperature":%5.2f,"pressure":%6.1f,"state":"running"}'
-                % (line, first + place, 20 + place / 7, 1000 + place)
+                b'{"line":"line%02d","seq":%9d,"temperature":%5.2f,"pressure":%6.1f,"state":"running","unit":"bar","id":"%032x"}'
+                % (line, first + place, 20 + place / 7, 1000 + place, first * PART + place)
                 for place in range(PART)
             ]
             sources = [

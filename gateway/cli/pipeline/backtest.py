@@ -1,0 +1,116 @@
+"""`gateway pipeline backtest`: what a changed mapping would do to recorded traffic."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated
+
+import orjson
+import typer
+
+from gateway.cli.exits import Exit
+from gateway.cli.options import AsJson, ConfigFile
+from gateway.cli.pipeline.common import JournalFolder, Master, SparkOption, journal_of, progress, started
+from gateway.cli.pipeline.traffic import Archive, Begin, End, Where, candidate_of, mappings_of
+
+if TYPE_CHECKING:
+    from pyspark.sql import DataFrame
+
+    from gateway.mapping.loading import Mapping
+    from gateway.pipeline.jobs.backtest import Report
+    from gateway.pipeline.traffic.fates import Candidate
+
+app = typer.Typer()
+
+
+@app.command()
+def backtest(
+    files: Annotated[
+        list[Path] | None, typer.Argument(help="The candidate's mapping files; default: the configuration's.")
+    ] = None,
+    against: Annotated[
+        list[Path] | None,
+        typer.Option(help="Compare with this mapping file, not with what happened; may repeat."),
+    ] = None,
+    journal: JournalFolder = None,
+    archive: Archive = None,
+    begin: Begin = None,
+    end: End = None,
+    where: Where = None,
+    allow: Annotated[
+        list[str] | None,
+        typer.Option(
+            metavar="VERDICT",
+            help="A difference that is meant: stronger, new, weaker, changed, elsewhere, refused, dropped.",
+        ),
+    ] = None,
+    tests: Annotated[
+        Path | None,
+        typer.Option(
+            metavar="FILE", help="Write the (one) candidate file there with tests of recorded messages."
+        ),
+    ] = None,
+    tests_per_route: Annotated[int, typer.Option(min=1, max=100)] = 2,
+    config: ConfigFile = None,
+    master: Master = None,
+    conf: SparkOption = None,
+    as_json: AsJson = False,
+) -> None:
+    """Route recorded messages by a candidate mapping, and say which would fare otherwise.
+
+    Exit code 1 when some would, and --allow does not name it.
+    """
+    mappings = mappings_of(files or [], config)
+    if tests is not None and len(mappings) != 1:
+        raise typer.BadParameter("--tests is for one mapping file")
+    spark = started("backtest", master, conf)
+    from gateway.pipeline.jobs import backtest as job
+    from gateway.pipeline.traffic.counting import columns_for
+    from gateway.pipeline.traffic.loading import Span, traffic
+    from gateway.pipeline.traffic.verdicts import Verdict
+
+    words = [verdict.value for verdict in Verdict]
+    if unknown := set(allow or ()) - set(words):
+        raise typer.BadParameter(f"--allow takes {', '.join(words)}, not {', '.join(unknown)}")
+    candidate = candidate_of(mappings, config)
+    reference = candidate_of(mappings_of(against, config), config) if against else None
+    candidates = [candidate] if reference is None else [candidate, reference]
+    folder = journal_of(journal or archive, config)
+    rows = traffic(spark, folder, columns_for(candidates), Span(begin, end, where), archive=archive)
+    samples = tests_per_route if tests is not None else 0
+    report = job.backtest(rows, candidate, reference, samples=samples, progress=progress)
+    _print(report, as_json)
+    if tests is not None:
+        _write_tests(
+            tests, mappings[0], candidate, traffic(spark, folder, _every(), Span(), archive=archive), report
+        )
+    if report.unexpected([Verdict(word) for word in allow or ()]):
+        raise typer.Exit(Exit.FAILED)
+
+
+def _every() -> list[str]:
+    from gateway.pipeline.columns import BY_NAME
+
+    return [name for name in BY_NAME if name != "headers"]
+
+
+def _print(report: Report, as_json: bool) -> None:
+    if as_json:
+        typer.echo(orjson.dumps(report.as_json()))
+        return
+    from gateway.pipeline.jobs.backtest import show
+
+    for finding in report.sorted():
+        typer.echo("\n".join(show(finding)))
+    typer.echo(f"{report.messages} messages, {report.changed} of them would fare otherwise")
+
+
+def _write_tests(file: Path, mapping: Mapping, candidate: Candidate, rows: DataFrame, report: Report) -> None:
+    from gateway.pipeline.traffic.cases import with_tests
+    from gateway.pipeline.traffic.loading import rows_at
+
+    places = [place for some in report.samples.values() for place in some]
+    found = rows_at(rows, places)
+    made = with_tests(mapping, Path(mapping.file).read_text(encoding="utf-8"), candidate, found)
+    file.write_text(made.text, encoding="utf-8")
+    progress(f"{made.tests} tests in {file}; {made.left_out} messages cannot be said as one")

@@ -1,0 +1,66 @@
+"""`gateway pipeline rates`: messages, octets, errors and latency per window, route, protocol and client."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+from gateway.cli.options import ConfigFile
+from gateway.cli.pipeline.common import JournalFolder, Master, SparkOption, journal_of, progress, started
+from gateway.errors import PipelineError
+
+app = typer.Typer()
+
+
+@app.command()
+def rates(
+    journal: JournalFolder = None,
+    config: ConfigFile = None,
+    archive: Annotated[str | None, typer.Option(metavar="FOLDER", help="Read this archive instead.")] = None,
+    window: Annotated[str, typer.Option(help="As Spark says it.")] = "1 minute",
+    clients: Annotated[bool, typer.Option("--clients", help="By client, too.")] = False,
+    since: Annotated[str | None, typer.Option(metavar="TIME", help="From this time on, ISO 8601.")] = None,
+    until: Annotated[str | None, typer.Option(metavar="TIME", help="Before this time.")] = None,
+    to: Annotated[str | None, typer.Option(metavar="FOLDER", help="Write Parquet here.")] = None,
+    report: Annotated[Path | None, typer.Option(metavar="FILE", help="Write a page with plots.")] = None,
+    follow: Annotated[bool, typer.Option("--follow", "-f", help="Go on as the journal is written.")] = False,
+    late: Annotated[str, typer.Option(help="How much later rows may come, of a stream.")] = "10 seconds",
+    master: Master = None,
+    conf: SparkOption = None,
+) -> None:
+    """Measure what crossed: a table (Parquet), a page with plots (HTML), once or for as long as it runs."""
+    if to is None and (follow or report is None):
+        raise PipelineError("say --to FOLDER" if follow else "say --to FOLDER, --report FILE, or both")
+    if follow and (archive or since or until):
+        raise PipelineError(
+            "--follow reads the journal, from its first row on: no --archive, --since, --until"
+        )
+    folder = archive or journal_of(journal, config)
+    spark = started("rates", master, conf)
+    from gateway.pipeline.jobs import rates as job
+
+    if follow:
+        assert to is not None
+        query = job.follow(
+            spark, folder, to=to, window=window, late=late, clients=clients, report=report, tell=progress
+        )
+        try:
+            query.awaitTermination()
+        except KeyboardInterrupt:
+            query.stop()
+        return
+    done = job.run(
+        spark,
+        folder,
+        window=window,
+        clients=clients,
+        archive=archive is not None,
+        since=since,
+        until=until,
+        to=to,
+        report=report,
+        tell=progress,
+    )
+    typer.echo(f"{done.messages} messages in {done.rows} rows")

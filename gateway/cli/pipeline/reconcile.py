@@ -1,0 +1,107 @@
+"""`gateway pipeline reconcile`: is anything that was accepted missing, or there twice."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated
+
+import orjson
+import typer
+
+from gateway.cli.exits import Exit
+from gateway.cli.options import AsJson, ConfigFile, TokenFile, ask
+from gateway.cli.pipeline.common import JournalFolder, Master, SparkOption, journal_of, progress, started
+from gateway.cli.pipeline.traffic import Archive, Begin, End, Where
+
+if TYPE_CHECKING:
+    from pyspark.sql import DataFrame, SparkSession
+
+    from gateway.pipeline.jobs.reconcile import Account
+
+app = typer.Typer()
+
+
+@app.command()
+def reconcile(
+    journal: JournalFolder = None,
+    archive: Archive = None,
+    begin: Begin = None,
+    end: End = None,
+    where: Where = None,
+    received: Annotated[
+        str | None,
+        typer.Option(
+            metavar="FOLDER",
+            help="What the consumer got: Parquet with message_id or body, or another journal.",
+        ),
+    ] = None,
+    still: Annotated[int, typer.Option(min=0, help="Messages that still wait for that consumer.")] = 0,
+    url: Annotated[
+        str | None,
+        typer.Option(metavar="URL", help="HTTP side of the gateway: asks what its outboxes hold now."),
+    ] = None,
+    token_file: TokenFile = None,
+    show: Annotated[int, typer.Option(min=0, help="Name so many messages.")] = 20,
+    config: ConfigFile = None,
+    master: Master = None,
+    conf: SparkOption = None,
+    as_json: AsJson = False,
+) -> None:
+    """Hold what was accepted against what was delivered, is dead or waits, and name what is lost or repeated.
+
+    Exit code 1 when something is, or rows of the journal itself are missing.
+    """
+    spark = started("reconcile", master, conf)
+    from gateway.pipeline.jobs import reconcile as job
+    from gateway.pipeline.traffic.loading import Span, traffic
+
+    folder = journal_of(journal or archive, config)
+    waiting = None if url is None else _waiting(url, token_file)
+    progress("reconciling")
+    rows = traffic(spark, folder, job.COLUMNS, Span(begin, end, where), archive=archive)
+    got = None if received is None else _received(spark, received)
+    account = job.reconcile(rows, got, waiting=waiting, still=still)
+    missing = 0 if archive else _missing(folder)
+    if as_json:
+        typer.echo(orjson.dumps(account.as_json() | {"rows_missing": missing}))
+    else:
+        _print(account, missing, show)
+    if missing or not account.balanced:
+        raise typer.Exit(Exit.FAILED)
+
+
+def _waiting(url: str, token_file: Path | None) -> dict[str, int]:
+    """What the outbox of each route holds."""
+    status = ask(url, token_file, "/api/status")
+    return {one["route"]: one["messages"] for one in status["outboxes"]}
+
+
+def _received(spark: SparkSession, folder: str) -> DataFrame:
+    if any(Path(folder).glob("**/*.gwj")):
+        return (
+            spark.read.format("gateway_journal").option("columns", "message_id,body,body_size").load(folder)
+        )
+    return spark.read.parquet(folder)
+
+
+def _missing(folder: str) -> int:
+    """Rows that the journal says it could not write, or that are damaged or gone from its middle."""
+    from gateway.store.journal.reader import JournalReader
+
+    reader = JournalReader(Path(folder), skip=True)
+    return sum(reader.extent(shard).missing for shard in reader.shards())
+
+
+def _print(account: Account, missing: int, show: int) -> None:
+    for (route, phase), rows in sorted(account.phases.items()):
+        typer.echo(f"{rows:>10} {phase:<12} {route or '(no route)'}")
+    for one in account.named[:show]:
+        name = f" id {one.message_id}" if one.message_id else ""
+        times = f" {one.times} times" if one.times > 1 else ""
+        typer.echo(f"{one.what}: {one.shard}:{one.sequence} {one.route} {one.address}{name}{times}")
+    if len(account.named) > show:
+        typer.echo(f"and {len(account.named) - show} more; --json names them")
+    totals = ", ".join(f"{count} {what}" for what, count in sorted(account.totals.items()))
+    typer.echo(totals or "nothing is lost, nothing waits")
+    if missing:
+        typer.echo(f"{missing} rows are missing in the journal, so this is not all that there was")

@@ -1,0 +1,127 @@
+"""`gateway pipeline replay`: send recorded messages again."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated
+
+import typer
+
+from gateway.cli.exits import Exit
+from gateway.cli.options import ConfigFile
+from gateway.cli.pipeline.common import JournalFolder, Master, SparkOption, journal_of, progress, started
+from gateway.cli.pipeline.traffic import Archive, Begin, End, Where
+from gateway.mapping.names import NameRefused, make_address
+from gateway.settings import parse_url
+
+if TYPE_CHECKING:
+    from gateway.model.address import Address
+    from gateway.peers.wire import Access
+
+app = typer.Typer()
+
+
+@app.command()
+def replay(
+    url: Annotated[str, typer.Argument(help="Where to: mqtt(s)://, amqp(s):// or amqpfast(s)://")],
+    journal: JournalFolder = None,
+    archive: Archive = None,
+    begin: Begin = None,
+    end: End = None,
+    where: Where = None,
+    speed: Annotated[
+        float | None, typer.Option(min=0.001, help="Times the recorded speed; default: as fast as it goes.")
+    ] = None,
+    rate: Annotated[float | None, typer.Option(min=0.001, help="Messages a second.")] = None,
+    at_target: Annotated[
+        bool, typer.Option("--at-target", help="Send to where each went, not to where it was published.")
+    ] = False,
+    topic: Annotated[str | None, typer.Option(help="Send all to this MQTT topic.")] = None,
+    exchange: Annotated[str | None, typer.Option(help="Send all to this AMQP exchange.")] = None,
+    routing_key: Annotated[str, typer.Option(help="With --exchange.")] = "",
+    queue: Annotated[str | None, typer.Option(help="Send all to this AMQP queue.")] = None,
+    service: Annotated[str, typer.Option(help="AMQP/Fast: queue, topic or peer.")] = "topic",
+    destination: Annotated[str | None, typer.Option(help="Send all to this AMQP/Fast destination.")] = None,
+    resume: Annotated[
+        Path | None,
+        typer.Option(metavar="FILE", help="Remembers how far it came; go on there when it is started again."),
+    ] = None,
+    password_file: Annotated[Path | None, typer.Option(help="For the user in the URL.", exists=True)] = None,
+    timeout: Annotated[float, typer.Option(help="Seconds to wait for an answer.", min=0.1)] = 30.0,
+    ca_file: Annotated[str | None, typer.Option(help="PEM file of the authorities to trust.")] = None,
+    config: ConfigFile = None,
+    master: Master = None,
+    conf: SparkOption = None,
+) -> None:
+    """Send recorded messages again, in order, each with an id that stays the same.
+
+    Exit code 1 when some were refused, or their bodies are not in the journal.
+    """
+    if speed is not None and rate is not None:
+        raise typer.BadParameter("--speed and --rate exclude each other")
+    access = _access(url, password_file, timeout, ca_file)
+    protocol = access.target.protocol
+    to = _to(protocol, topic, exchange, routing_key, queue, service, destination)
+    spark = started("replay", master, conf)
+    from gateway.pipeline.jobs import replay as job
+    from gateway.pipeline.live.sink import peer_of
+    from gateway.pipeline.traffic.loading import Span, traffic
+
+    marks = job.Progress(resume)
+    rows = traffic(
+        spark, journal_of(journal or archive, config), job.COLUMNS, Span(begin, end, where), archive=archive
+    )
+    spoken = None
+    if to is None:  # an address of its own that this broker's protocol has
+        spoken = f"{'target' if at_target else 'source'}_protocol = '{protocol}'"
+    chosen = job.selected(rows, where=spoken, after=marks.read())
+    progress("sorting")
+    peer = peer_of(access)
+    try:
+        sender = job.Replay(peer, job.Pace(speed, rate), marks, to=to, at_target=at_target, tell=progress)
+        done = sender.send(chosen.toLocalIterator(prefetchPartitions=True))
+    finally:
+        peer.close()
+    typer.echo(f"{done.sent} messages sent, {done.refused} refused, {done.incomplete} not recorded whole")
+    if done.refused or done.incomplete:
+        raise typer.Exit(Exit.FAILED)
+
+
+def _access(url: str, password_file: Path | None, timeout: float, ca_file: str | None) -> Access:
+    from gateway.peers.wire import Access
+
+    try:
+        target = parse_url(url)
+    except ValueError as error:
+        raise typer.BadParameter(str(error)) from error
+    if password_file is not None:
+        target = target._replace(password=password_file.read_text(encoding="utf-8").rstrip("\r\n"))
+    return Access(target, timeout, ca_file)
+
+
+def _to(
+    protocol: str,
+    topic: str | None,
+    exchange: str | None,
+    routing_key: str,
+    queue: str | None,
+    service: str,
+    destination: str | None,
+) -> Address | None:
+    """The one address of all messages; None: each has its own."""
+    given = {
+        "mqtt": ("", topic),
+        "amqp091": ("", queue) if queue is not None else (exchange or "", routing_key),
+        "amqpfast": (service, destination),
+    }
+    said = {"mqtt": topic, "amqp091": exchange if queue is None else queue, "amqpfast": destination}
+    others = [other for other, word in said.items() if word is not None and other != protocol]
+    if others:
+        raise typer.BadParameter(f"the URL is of {protocol}, the address of {others[0]}")
+    if said[protocol] is None:
+        return None
+    scope, name = given[protocol]
+    try:
+        return make_address(protocol, scope, name or "")
+    except NameRefused as error:
+        raise typer.BadParameter(str(error)) from error

@@ -1,0 +1,81 @@
+"""`gateway pipeline schema`: a route as a table of Spark's."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated
+
+import typer
+
+from gateway.cli.options import AsJson, ConfigFile
+from gateway.cli.pipeline.common import JournalFolder, Master, SparkOption, journal_of, progress, started
+from gateway.cli.pipeline.traffic import Archive, Begin, End, Where, candidate_of, mappings_of
+
+if TYPE_CHECKING:
+    from pyspark.sql import DataFrame
+    from pyspark.sql.types import DataType
+
+    from gateway.pipeline.traffic.fates import Candidate
+
+app = typer.Typer()
+
+
+@app.command()
+def schema(
+    route: Annotated[str, typer.Argument(help="A route of the mapping.")],
+    files: Annotated[
+        list[Path] | None, typer.Option("--mapping", help="Mapping file; default: the configuration's.")
+    ] = None,
+    json_schema: Annotated[
+        Path | None, typer.Option(help="JSON Schema of the bodies; default: inferred.", exists=True)
+    ] = None,
+    journal: JournalFolder = None,
+    archive: Archive = None,
+    begin: Begin = None,
+    end: End = None,
+    where: Where = None,
+    last: Annotated[
+        int | None, typer.Option(min=1, help="Print the last values of so many addresses, too.")
+    ] = None,
+    out: Annotated[
+        str | None, typer.Option(metavar="FOLDER", help="Write the last value of each address as Parquet.")
+    ] = None,
+    config: ConfigFile = None,
+    master: Master = None,
+    conf: SparkOption = None,
+    as_json: AsJson = False,
+) -> None:
+    """Print the schema of a route's messages: captures are columns, a JSON body is a struct."""
+    mappings = mappings_of(files or [], config)
+    spark = started("schema", master, conf)
+    from gateway.pipeline.jobs import schema as job
+    from gateway.pipeline.traffic.loading import Span, traffic
+
+    candidate = candidate_of(mappings, config)
+    job.route_of(candidate, route)
+    rows = traffic(
+        spark, journal_of(journal or archive, config), job.COLUMNS, Span(begin, end, where), archive=archive
+    )
+    progress("looking at bodies")
+    table = job.table(rows, candidate, route, _body(json_schema, rows, candidate, route))
+    typer.echo(table.schema.json() if as_json else _ddl(table))
+    newest = job.last_values(table)
+    if out is not None:
+        newest.write.mode("overwrite").parquet(out)
+    if last is not None:
+        words = [f"`{name}`" for name in newest.columns]
+        lines = newest.orderBy("address").limit(last).selectExpr(f"to_json(struct({', '.join(words)}))")
+        for (text,) in lines.collect():
+            typer.echo(text)
+
+
+def _body(file: Path | None, rows: DataFrame, candidate: Candidate, route: str) -> DataType | None:
+    from gateway.pipeline.jobs import schema as job
+
+    if file is not None:
+        return job.from_json_schema(file.read_text(encoding="utf-8"))
+    return job.inferred(job.table(rows, candidate, route, None))
+
+
+def _ddl(table: DataFrame) -> str:
+    return ",\n".join(f"{field.name} {field.dataType.simpleString()}" for field in table.schema.fields)

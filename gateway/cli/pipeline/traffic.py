@@ -1,0 +1,41 @@
+"""Options of the commands that read recorded traffic, and what they need besides Spark."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated
+
+import typer
+
+from gateway.cli.options import settings_of
+from gateway.mapping.loading import Mapping, load
+
+if TYPE_CHECKING:
+    from gateway.pipeline.traffic.fates import Candidate
+
+Archive = Annotated[
+    str | None, typer.Option(metavar="FOLDER", help="Read this archive instead of the journal.")
+]
+Begin = Annotated[
+    str | None, typer.Option("--from", metavar="TIME", help="Received then or later; ISO 8601, UTC.")
+]
+End = Annotated[str | None, typer.Option("--to", metavar="TIME", help="Received before that.")]
+Where = Annotated[
+    str | None,
+    typer.Option(metavar="SQL", help="Only rows for which this is true, e.g. \"source_endpoint = 'mqtt'\"."),
+]
+
+
+def mappings_of(files: Sequence[Path], config: Path | None) -> list[Mapping]:
+    """These mapping files, or those of the configuration. Raises MappingError and ConfigurationError."""
+    return load(files or settings_of(config).mapping_files())
+
+
+def candidate_of(mappings: Sequence[Mapping], config: Path | None) -> Candidate:
+    """Mappings, for the endpoints of the configuration if there is one. Raises MappingError."""
+    from gateway.pipeline.traffic.fates import Candidate
+
+    endpoints = settings_of(config).endpoints() if config is not None else {}
+    texts = {mapping.file: Path(mapping.file).read_text(encoding="utf-8") for mapping in mappings}
+    return Candidate(mappings, texts, endpoints)

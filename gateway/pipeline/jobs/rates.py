@@ -1,0 +1,217 @@
+"""`rates`: how much crossed, how fast, how often it failed and how long it took, per window and way.
+
+As a batch over the journal, or over an archive; as a stream that follows the gateway, where a window is told
+once no more of its rows are expected (a watermark on the time of receipt). A row of the journal is a message
+on one way: one that takes two routes counts in both. What an outbox writes when a message *leaves* it is no
+second message and is left out.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from pathlib import Path
+from typing import Any, Final, NamedTuple
+
+from pyspark.errors import AnalysisException
+from pyspark.sql import Column, DataFrame, Row, SparkSession
+from pyspark.sql import functions as F
+from pyspark.sql.streaming.query import StreamingQuery
+
+from gateway.errors import PipelineError
+from gateway.pipeline.jobs.archive import read_archive
+from gateway.pipeline.progress import Tell, progress
+from gateway.pipeline.report.page import Rate, page
+
+NEEDED: Final = (
+    "received",
+    "settled",
+    "route",
+    "client",
+    "source_protocol",
+    "target_protocol",
+    "target_address",
+    "outcome",
+    "reason_text",
+    "assurance",
+    "delivered_assurance",
+    "body_size",
+)
+REPORT_ROWS_MAX: Final = 200_000
+FRAME_OCTETS: Final = 131_072  # limits.frame_bytes_max as it is by default
+LEFT_OUTBOX: Final = "^(delivered$|dead letter: |dropped: )"
+
+
+class Rates(NamedTuple):
+    """What `run` found: rows of the table, messages in them."""
+
+    rows: int
+    messages: int
+
+
+def rates(rows: DataFrame, window: str, *, clients: bool = False) -> DataFrame:
+    """Rates of the journal's rows per `window` ("1 minute"), route and protocols, and client if wanted.
+
+    Latency is from receipt to settlement, in milliseconds.
+    """
+    latency = F.col("latency_ms")
+    ways = [F.col(name) for name in ("route", "source_protocol", "target_protocol")]
+    told = (
+        rows.where(~F.col("reason_text").rlike(LEFT_OUTBOX))
+        .withColumn("latency_ms", (_micros("settled") - _micros("received")) / 1_000)
+        .withColumn("frames", _frames())
+    )
+    percentiles = F.percentile_approx(latency, [0.5, 0.95, 0.99], 1_000)
+    grouped = told.groupBy(F.window("received", window), *ways, *([F.col("client")] if clients else []))
+    found = grouped.agg(
+        F.count("*").alias("messages"),
+        F.sum("body_size").alias("octets"),
+        F.sum("frames").alias("frames"),
+        _count("released"),
+        _count("rejected"),
+        percentiles.alias("percentiles"),
+        F.max(latency).alias("max_ms"),
+    )
+    return found.select(
+        F.col("window.start").alias("begin"),
+        F.col("window.end").alias("end"),
+        *ways,
+        *([F.col("client")] if clients else []),
+        "messages",
+        "octets",
+        "frames",
+        "released",
+        "rejected",
+        *(
+            F.col("percentiles")[place].alias(name)
+            for place, name in enumerate(("p50_ms", "p95_ms", "p99_ms"))
+        ),
+        "max_ms",
+    )
+
+
+def _micros(name: str) -> Column:
+    return F.unix_micros(name)
+
+
+def _count(outcome: str) -> Column:
+    return F.sum((F.col("outcome") == outcome).cast("int")).alias(outcome)
+
+
+def _frames() -> Column:
+    """Frames, packets and commands that the message took to come in, and to go out on a route.
+
+    MQTT: PUBLISH and 0, 1 or 3 answers. AMQP 0-9-1: method, header, body frames, and a confirm or an ack.
+    AMQP/Fast: a command for each fragment, and an answer. The journal does not know in how many pieces a peer
+    sent: these are the fewest.
+    """
+    came = _frames_of("source_protocol", "assurance")
+    went = _frames_of("target_protocol", "delivered_assurance")
+    crossed = (F.col("route") != "") & F.col("target_address").isNotNull() & (F.col("outcome") == "accepted")
+    return (came + F.when(crossed, went).otherwise(0)).cast("long")
+
+
+def _frames_of(protocol: str, assurance: str) -> Column:
+    answered = (F.col(assurance) > 0).cast("int")
+    mqtt = 1 + F.when(F.col(assurance) == 2, 3).otherwise(answered)
+    pieces = F.ceil(F.col("body_size") / FRAME_OCTETS)
+    amqp = 2 + pieces + answered
+    fast = F.greatest(pieces, F.lit(1)) + answered
+    return F.when(F.col(protocol) == "mqtt", mqtt).when(F.col(protocol) == "amqp091", amqp).otherwise(fast)
+
+
+def run(
+    spark: SparkSession,
+    source: str,
+    *,
+    window: str = "1 minute",
+    clients: bool = False,
+    archive: bool = False,
+    since: str | None = None,
+    until: str | None = None,
+    to: str | None = None,
+    report: Path | None = None,
+    tell: Tell = lambda _: None,
+) -> Rates:
+    """Rates of a journal (or archive) from `since` to before `until` (ISO 8601), as Parquet in `to`, which
+    must be new, and as a page in `report`. Raises PipelineError."""
+    rows = read_archive(spark, source) if archive else _journal(spark, source)
+    for text, condition in (
+        (since, F.col("received") >= F.lit(since)),
+        (until, F.col("received") < F.lit(until)),
+    ):
+        if text is not None:
+            rows = rows.where(condition)
+    try:
+        with progress(spark, "rates", tell):
+            found = rates(rows, window, clients=clients).orderBy("begin", "route").persist()
+            counted = found.agg(F.count("*"), F.sum("messages")).first()
+            assert counted is not None
+            if to is not None:
+                found.coalesce(1).write.parquet(to)
+            if report is not None:
+                _report(found, source, report)
+            found.unpersist()
+    except AnalysisException as error:
+        raise PipelineError(f"the rates were not written: {error.getMessage()}") from error
+    return Rates(counted[0], counted[1] or 0)
+
+
+def follow(
+    spark: SparkSession,
+    journal: str,
+    *,
+    to: str,
+    window: str = "1 minute",
+    late: str = "10 seconds",
+    clients: bool = False,
+    starting: str = "earliest",
+    report: Path | None = None,
+    available_now: bool = False,
+    every: str = "10 seconds",
+    tell: Tell = lambda _: None,
+) -> StreamingQuery:
+    """The same as a stream: each window once, when `late` has gone by after it, as `to`/batch=N/*.parquet;
+    and the page anew each time. `available_now`: end when the journal does. The position is kept in
+    `to`/_checkpoint.
+    """
+    rows = spark.readStream.format("gateway_journal").option("columns", ",".join(NEEDED))
+    found = rates(
+        rows.option("startingOffsets", starting).load(journal).withWatermark("received", late),
+        window,
+        clients=clients,
+    )
+
+    def tell_batch(batch: DataFrame, number: int) -> None:
+        batch.persist()
+        if not batch.isEmpty():
+            # Written over when Spark repeats the batch, as it does after a kill: so it is there once.
+            batch.coalesce(1).write.mode("overwrite").parquet(f"{to}/batch={number}")
+            if report is not None:
+                _report(spark.read.parquet(to), journal, report)
+            tell(f"rates: {batch.count()} more rows in {to}")
+        batch.unpersist()
+
+    writer = found.writeStream.outputMode("append").foreachBatch(tell_batch)
+    writer = writer.option("checkpointLocation", f"{to}/_checkpoint").queryName("rates")
+    chosen = writer.trigger(availableNow=True) if available_now else writer.trigger(processingTime=every)
+    return chosen.start()
+
+
+def _journal(spark: SparkSession, folder: str) -> DataFrame:
+    return spark.read.format("gateway_journal").option("columns", ",".join(NEEDED)).load(folder)
+
+
+def _report(found: DataFrame, source: str, path: Path) -> None:
+    """Write the page; of very many rows only the newest."""
+    newest = found.orderBy(F.col("begin").desc()).limit(REPORT_ROWS_MAX).collect()
+    path.write_text(page(_rates(newest), source), encoding="utf-8")
+
+
+def _rates(rows: Iterable[Row]) -> list[Rate]:
+    made = []
+    for row in rows:
+        said: dict[str, Any] = row.asDict()
+        begin, end = said.pop("begin").timestamp(), said.pop("end").timestamp()
+        said.pop("batch", None)
+        made.append(Rate(begin=begin, end=end, client=said.pop("client", ""), **said))
+    return made

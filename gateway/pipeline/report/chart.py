@@ -1,0 +1,113 @@
+"""Lines over time as SVG: no library, no script, legible in light and dark.
+
+A chart has a line for each series, gaps where a series has no value for a while, and values under the
+pointer (`title` elements, which every browser shows).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from datetime import UTC, datetime
+from html import escape
+from math import floor, log10
+from typing import Final
+
+Points = Sequence[tuple[float, float]]
+"""(UTC seconds, value), in order of time."""
+
+WIDTH: Final = 860
+HEIGHT: Final = 220
+LEFT, RIGHT, TOP, BOTTOM = 64, 12, 12, 26
+COLOURS: Final = ("#2f6fde", "#d9622b", "#2a9d63", "#a04bc4", "#c23b5a", "#1b9aaa", "#8a6d1d", "#6b7280")
+DOTS_MAX: Final = 400  # of a series; more would be a smear
+
+
+def chart(series: Mapping[str, Points], step: float, unit: str) -> str:
+    """The chart of some series whose values are `step` seconds apart; "" when there is nothing to draw."""
+    times = [time for points in series.values() for time, _ in points]
+    if not times:
+        return ""
+    begin, end = min(times), max(times)
+    if end == begin:
+        begin, end = begin - step / 2, end + step / 2
+    top = max((value for points in series.values() for _, value in points), default=0.0) or 1.0
+    ticks = ticks_of(top)
+    x = _Scale(begin, end, LEFT, WIDTH - RIGHT)
+    y = _Scale(0.0, max(top, ticks[-1]), HEIGHT - BOTTOM, TOP)
+    parts = [f'<svg viewBox="0 0 {WIDTH} {HEIGHT}" role="img">']
+    for tick in ticks:
+        at = y.at(tick)
+        parts.append(f'<line class="grid" x1="{LEFT}" x2="{WIDTH - RIGHT}" y1="{at:.1f}" y2="{at:.1f}"/>')
+        parts.append(f'<text class="y" x="{LEFT - 6}" y="{at + 4:.1f}">{number(tick)}</text>')
+    for place in range(5):
+        time = begin + (end - begin) * place / 4
+        anchor = ("start", "middle", "middle", "middle", "end")[place]
+        parts.append(
+            f'<text x="{x.at(time):.1f}" y="{HEIGHT - 8}" text-anchor="{anchor}">'
+            f"{_moment(time, end - begin)}</text>"
+        )
+    for place, (name, points) in enumerate(series.items()):
+        parts += _line(name, points, step, unit, x, y, COLOURS[place % len(COLOURS)])
+    return "".join((*parts, "</svg>"))
+
+
+def legend(names: Sequence[str]) -> str:
+    """Which colour is whose."""
+    items = (
+        f'<span><i style="background:{COLOURS[place % len(COLOURS)]}"></i>{escape(name)}</span>'
+        for place, name in enumerate(names)
+    )
+    return f'<p class="legend">{"".join(items)}</p>'
+
+
+class _Scale:
+    def __init__(self, low: float, high: float, first: float, last: float) -> None:
+        self._low, self._first = low, first
+        self._factor = (last - first) / (high - low)
+
+    def at(self, value: float) -> float:
+        return self._first + (value - self._low) * self._factor
+
+
+def _line(name: str, points: Points, step: float, unit: str, x: _Scale, y: _Scale, colour: str) -> list[str]:
+    """A path that is broken where nothing was for more than a step; dots with their values."""
+    path: list[str] = []
+    before = None
+    for time, value in points:
+        move = before is None or time - before > 1.5 * step
+        place = f"{x.at(time):.1f} {y.at(value):.1f}"
+        path.append(f"M{place}h0" if move else f"L{place}")  # h0: one that stands alone is a dot
+        before = time
+    parts = [f'<path d="{"".join(path)}" stroke="{colour}"/>']
+    if len(points) <= DOTS_MAX:
+        parts += [
+            f'<circle cx="{x.at(time):.1f}" cy="{y.at(value):.1f}" r="4" fill="{colour}"><title>'
+            f"{escape(name)}: {number(value)} {escape(unit)} at {_moment(time, 0)}</title></circle>"
+            for time, value in points
+        ]
+    return parts
+
+
+def ticks_of(top: float) -> list[float]:
+    """Round numbers from 0 to `top` or just above."""
+    rough = top / 4
+    power: float = 10.0 ** floor(log10(rough))
+    step = next(factor * power for factor in (1, 2, 2.5, 5, 10) if factor * power >= rough)
+    count = -int(-top // step)
+    return [step * place for place in range(count + 1)]
+
+
+def number(value: float) -> str:
+    """A number as people write it: 1.2k, 35, 0.04."""
+    for factor, letter in ((1e12, "T"), (1e9, "G"), (1e6, "M"), (1e3, "k")):
+        if abs(value) >= factor:
+            return f"{value / factor:.3g}{letter}"
+    return f"{value:.3g}"
+
+
+def _moment(time: float, span: float) -> str:
+    """The time as it is needed on an axis of `span` seconds; 0: whole."""
+    moment = datetime.fromtimestamp(time, UTC)
+    if span > 2 * 86_400:
+        return f"{moment:%m-%d %H:%M}"
+    return f"{moment:%H:%M:%S}" if span else f"{moment:%Y-%m-%d %H:%M:%S}"

@@ -1,0 +1,144 @@
+"""Mapping tests from recorded messages, in the form that `gateway test` reads.
+
+A test says what the mapping does today, so that a later change shows. What a test cannot say (a body that is
+no text, a header that repeats) is left out, or the message is.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping as Map
+from collections.abc import Sequence
+from typing import Any, Final, NamedTuple
+
+import yaml
+
+from gateway.errors import RemoteProtocolError
+from gateway.mapping.cases import run_cases
+from gateway.mapping.crossings import Route
+from gateway.mapping.loading import Mapping, parse
+from gateway.model.address import AmqpAddress, FastAddress, MqttAddress
+from gateway.model.message import Message
+from gateway.model.properties import ValueType
+from gateway.pipeline.traffic.fates import Candidate, Fate, fates_of
+from gateway.pipeline.traffic.rows import message_of
+
+PLAIN: Final = frozenset(
+    (
+        *(ValueType.STRING, ValueType.BOOL, ValueType.DOUBLE, ValueType.FLOAT),
+        *(ValueType.INT8, ValueType.INT16, ValueType.INT32, ValueType.INT64),
+        *(ValueType.UINT8, ValueType.UINT16, ValueType.UINT32),
+    )
+)
+REFUSALS: Final = frozenset(("name_invalid", "hops", "malformed"))
+Case = dict[str, Any]
+
+
+class Generated(NamedTuple):
+    """A mapping file with tests; how many there are, and how many messages could not be said as one."""
+
+    text: str
+    tests: int
+    left_out: int
+
+
+def with_tests(mapping: Mapping, text: str, candidate: Candidate, rows: Sequence[Map[str, Any]]) -> Generated:
+    """`text`, which is that of `mapping`, with a test for each of `rows`. All of them pass."""
+    own = {rule.name for rule in mapping.document.routes}
+    taken = {case.name for case in mapping.document.tests}
+    cases: list[Case] = []
+    for row in rows:
+        case = _case(row, candidate, own, taken)
+        if case is not None:
+            taken.add(case["name"])
+            cases.append(case)
+    while True:
+        made = _appended(text, cases)
+        results = run_cases(parse(made, mapping.file))[len(mapping.document.tests) :]
+        passed = [case for case, result in zip(cases, results, strict=True) if result.passed]
+        if len(passed) == len(cases):
+            return Generated(made, len(cases), len(rows) - len(cases))
+        cases = passed
+
+
+def _appended(text: str, cases: Sequence[Case]) -> str:
+    if not cases:
+        return text
+    document = yaml.safe_load(text)
+    if "tests" not in document:  # then comments can stay
+        return f"{text.rstrip()}\n{_dumped({'tests': list(cases)})}"
+    document["tests"] = [*(document["tests"] or []), *cases]
+    return _dumped(document)
+
+
+def _dumped(document: Any) -> str:
+    return yaml.safe_dump(document, sort_keys=False, allow_unicode=True, width=110)
+
+
+def _case(row: Map[str, Any], candidate: Candidate, own: set[str], taken: set[str]) -> Case | None:
+    if row["body"] is None and row["body_size"]:
+        return None
+    message = message_of(row)
+    try:
+        published = _published(message, row, candidate)
+    except (UnicodeDecodeError, RemoteProtocolError):
+        return None
+    crossings = candidate.crossings(message.sender.endpoint, message.address, row["route"] or "")
+    fates = [fate for fate in fates_of(crossings, message) if fate.route in own]
+    routes = {route.name: route for route in candidate.router.routes}
+    arrivals = [_expected(fate, routes[fate.route]) for fate in fates if fate.address is not None]
+    refused = [fate.refused for fate in fates if fate.address is None]
+    if any(reason not in REFUSALS for reason in refused):
+        return None
+    to = " and ".join(dict.fromkeys(fate.route for fate in fates)) or "no route"
+    name = f"recorded {row['shard']}:{row['sequence']}: {row['source_address']} takes {to}"
+    if name in taken:
+        return None
+    case: Case = {"name": name, "publish": published, "expect": arrivals}
+    return case | {"refused": refused} if refused else case
+
+
+def _published(message: Message, row: Map[str, Any], candidate: Candidate) -> dict[str, Any]:
+    """Raises UnicodeDecodeError for a body that is no text, RemoteProtocolError for lost properties."""
+    address, said = message.address, message.properties
+    words: dict[str, Any] = {"endpoint": message.sender.endpoint}
+    if isinstance(address, MqttAddress):
+        words |= {"topic": address.topic, "qos": message.assurance}
+    elif isinstance(address, AmqpAddress):
+        words |= {"exchange": address.exchange, "routing_key": address.routing_key}
+        queue = candidate.queue_of(message.sender.endpoint, row["route"] or "")
+        words |= {"queue": queue} if queue else {}
+        words["delivery_mode"] = 2 if message.durable else 1
+    elif isinstance(address, FastAddress):
+        words |= {"service": address.service, "destination": address.destination}
+        words["persistent"] = message.durable
+    words["body"] = message.body.decode()
+    if message.retain:
+        words["retain"] = True
+    for field in ("content_type", "reply_to"):
+        value = getattr(said, field)
+        if value is not None:
+            words[field] = value
+    headers = {name: one.value for name, one in said.headers if one.type in PLAIN and _plain(one.value)}
+    if headers:
+        words["headers"] = headers
+    if candidate.per_sender:
+        words |= {"client_id": message.sender.client, "user": message.sender.user}
+    if message.hops:
+        words["hops"] = message.hops
+    return words
+
+
+def _plain(value: Any) -> bool:
+    return isinstance(value, str | int | float | bool)
+
+
+def _expected(fate: Fate, route: Route) -> dict[str, Any]:
+    assert fate.address is not None
+    words: dict[str, Any] = {"endpoint": fate.endpoint}
+    scope, _, name = fate.address.partition(":")
+    if route.target.protocol == "mqtt":
+        return words | {"topic": fate.address, "qos": fate.assurance, "retain": fate.retain}
+    if route.target.protocol == "amqp091":
+        where = {"exchange": scope, "routing_key": name} if scope else {"queue": name}
+        return words | where | {"delivery_mode": 2 if fate.durable else 1}
+    return words | {"service": scope, "destination": name, "persistent": fate.durable}

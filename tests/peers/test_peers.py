@@ -1,0 +1,173 @@
+"""The blocking clients against a gateway: runs of messages out and in, refusals, and broken connections."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from itertools import chain
+from typing import Any, Final
+
+import pika
+import pytest
+
+from gateway.errors import LinkError
+from gateway.model.address import Address, AmqpAddress, FastAddress, MqttAddress
+from gateway.model.message import Message
+from gateway.model.properties import Properties, Value, ValueType, property_set
+from gateway.peers.amqp import AmqpPeer
+from gateway.peers.amqpfast import FastPeer
+from gateway.peers.mqtt import MqttPeer
+from gateway.peers.wire import Access, Arrival, Peer
+from gateway.settings import Limits, parse_url
+from tests.interop.gateway_fixture import LOOPBACK, Running, running, settings_of
+
+COUNT: Final = 500
+PATIENCE_SECS: Final = 30.0
+MEANING: Final = Properties(
+    content_type="text/plain", message_id="m-1", headers=(("n", Value(ValueType.INT32, 7)),)
+)
+
+
+@pytest.fixture(scope="module")
+def gateway() -> Iterator[Running]:
+    with running(settings_of(limits=Limits(message_bytes_max=100_000))) as one:
+        yield one
+
+
+def access(gateway: Running, protocol: str) -> Access:
+    scheme = {"mqtt": "mqtt", "amqp091": "amqp", "amqpfast": "amqpfast"}[protocol]
+    return Access(parse_url(f"{scheme}://guest:guest@{LOOPBACK}:{gateway.port(protocol)}"), PATIENCE_SECS)
+
+
+def peers(gateway: Running, protocol: str, name: str) -> tuple[Peer, Peer, Address]:
+    """A publisher, a consumer, and the address between them."""
+    at = access(gateway, protocol)
+    if protocol == "mqtt":
+        consumer = MqttPeer(at)
+        consumer.subscribe(name, 2)
+        return MqttPeer(at), consumer, MqttAddress(name)
+    if protocol == "amqp091":
+        amqp = AmqpPeer(at)
+        amqp.declare(name, "amq.topic", ["#"])
+        amqp.consume(name, None, "", prefetch=50)
+        return AmqpPeer(at), amqp, AmqpAddress("", name)
+    fast = FastPeer(at)
+    fast.consume("queue", name, prefetch=50)
+    return FastPeer(at), fast, FastAddress("queue", name)
+
+
+def taken(consumer: Peer, count: int) -> list[Arrival]:
+    """The next `count` messages, acknowledged."""
+    found: list[Arrival] = []
+    while len(found) < count:
+        arrivals = consumer.arrivals(PATIENCE_SECS)
+        assert arrivals, "nothing comes"
+        consumer.acknowledge(arrivals)
+        found += arrivals
+    return found
+
+
+@pytest.mark.parametrize("protocol", ["mqtt", "amqp091", "amqpfast"])
+@pytest.mark.parametrize("qos", [1, 2])
+def test_a_run_of_messages_arrives_in_order_with_what_it_says(
+    gateway: Running, protocol: str, qos: int
+) -> None:
+    publisher, consumer, address = peers(gateway, protocol, f"run-{qos}")
+    given = property_set(MEANING)
+    bodies = [b"%d" % number + b"x" * (number % 3 * 40_000 // 500 * 100) for number in range(COUNT)]
+    messages = [Message(address, body, given, qos, True) for body in bodies]
+    assert publisher.publish_many(messages, in_flight=40) == {}
+    found = taken(consumer, COUNT)
+    assert [arrival.message.body for arrival in found] == bodies
+    assert found[0].message.properties == MEANING
+    assert not any(arrival.redelivered for arrival in found)
+    for peer in (publisher, consumer):
+        peer.close()
+
+
+def test_what_is_not_acknowledged_comes_again(gateway: Running) -> None:
+    for protocol in ("amqp091", "amqpfast"):
+        publisher, consumer, address = peers(gateway, protocol, "again")
+        publisher.publish_many([Message(address, b"%d" % n, assurance=1, durable=True) for n in range(4)])
+        found: list[Arrival] = []
+        while len(found) < 4:
+            found += consumer.arrivals(PATIENCE_SECS)
+        consumer.acknowledge(found[:2])
+        consumer.close()
+        publisher.close()
+        publisher, consumer, _ = peers(gateway, protocol, "again")
+        again = taken(consumer, 2)
+        assert [(one.message.body, one.redelivered) for one in again] == [(b"2", True), (b"3", True)]
+        consumer.close()
+        publisher.close()
+
+
+def test_a_session_keeps_what_its_client_has_not_acknowledged(gateway: Running) -> None:
+    at = access(gateway, "mqtt")
+    publisher = MqttPeer(at)
+    consumer = MqttPeer(at, client_id="keeper", session_secs=600, receive_max=2)
+    consumer.subscribe(["kept/#"], 1)
+    publisher.publish_many([Message(MqttAddress("kept/a"), b"%d" % n, assurance=1) for n in range(5)])
+    first: list[Arrival] = []
+    while len(first) < 2:
+        first += consumer.arrivals(PATIENCE_SECS)
+    consumer.acknowledge(first[:1])
+    consumer.close()
+    consumer = MqttPeer(at, client_id="keeper", session_secs=600)
+    assert [one.message.body for one in taken(consumer, 4)] == [b"1", b"2", b"3", b"4"]
+    consumer.close()
+    publisher.close()
+
+
+REFUSED: Final[list[tuple[str, Any, bool]]] = [
+    ("mqtt", Message(MqttAddress("refused/+/x"), b"", assurance=1), True),
+    ("mqtt", Message(MqttAddress("$SYS/x"), b"", assurance=1), True),
+    ("amqp091", Message(AmqpAddress("", "nowhere"), b"", assurance=1), True),
+]
+
+
+@pytest.mark.parametrize("protocol, bad, final", REFUSED, ids=lambda row: str(row))
+def test_one_bad_message_is_named_and_the_others_arrive(
+    gateway: Running, protocol: str, bad: Message, final: bool
+) -> None:
+    publisher, consumer, address = peers(gateway, protocol, "others")
+    good = [Message(address, b"%d" % number, assurance=1) for number in range(6)]
+    refused = publisher.publish_many([*good[:3], bad, *good[3:]])
+    assert {at: why.final for at, why in refused.items()} == {3: final}
+    assert [one.message.body for one in taken(consumer, 6)] == [message.body for message in good]
+    publisher.close()
+    consumer.close()
+
+
+def test_a_closed_channel_is_an_error(gateway: Running) -> None:
+    publisher = AmqpPeer(access(gateway, "amqp091"))
+    with pytest.raises(LinkError, match="exchange"):
+        publisher.publish_many([Message(AmqpAddress("no-such", "x"), b"", assurance=1)])
+    publisher.close()
+    consumer = AmqpPeer(access(gateway, "amqp091"))
+    consumer.consume("no-such-queue", None, "")
+    with pytest.raises(LinkError, match="no-such-queue"):
+        list(chain.from_iterable(consumer.arrivals(1.0) for _ in range(30)))
+    consumer.close()
+
+
+def test_a_queue_that_is_deleted_ends_its_consumer(gateway: Running) -> None:
+    consumer = AmqpPeer(access(gateway, "amqp091"))
+    consumer.declare("short-lived", "amq.topic", [])
+    consumer.consume("short-lived", None, "")
+    assert consumer.arrivals(0.2) == []
+    with pika.BlockingConnection(pika.URLParameters(gateway.amqp_url)) as connection:
+        connection.channel().queue_delete("short-lived")
+    with pytest.raises(LinkError, match="queue is gone"):
+        list(chain.from_iterable(consumer.arrivals(1.0) for _ in range(30)))
+    consumer.close()
+
+
+def test_what_a_log_sees_of_an_access_has_no_password() -> None:
+    said = Access(parse_url("mqtt://ann:secret@broker.internal"))
+    assert "secret" not in repr(said)
+
+
+def test_nobody_there() -> None:
+    for peer in (MqttPeer, AmqpPeer, FastPeer):
+        with pytest.raises(LinkError, match="127.0.0.1:1"):
+            peer(Access(parse_url("mqtt://127.0.0.1:1"), 5.0))

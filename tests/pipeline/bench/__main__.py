@@ -1,0 +1,77 @@
+"""`make bench-pipeline`: rows per second of the source and the jobs, on one core and on two.
+
+    python -m tests.pipeline.bench [--rows N] [--rounds N] [--masters local[1],local[2]] [--only WORD]
+
+Each master has a Spark of its own. The figures are medians; the processor's seconds say more than the clock's
+on a machine that has other things to do.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import subprocess
+import sys
+import tempfile
+from pathlib import Path
+
+from gateway.pipeline.session import session
+from tests.pipeline.bench.jobs import GROUPS, Bench
+from tests.pipeline.bench.journal import made
+from tests.pipeline.bench.usage import Usage, measured, middle
+
+MEBIBYTE = 1_048_576
+PLAIN = str.maketrans("[]*,", "----")  # what Spark would take for a pattern in a path
+
+
+def measure(master: str, folder: Path, rounds: int, only: str) -> dict[str, Usage]:
+    """All jobs on one master."""
+    spark = session("bench", master=master, options={"spark.driver.memory": "2g"})
+    bench = Bench(spark, folder / "journal", folder / master.translate(PLAIN))
+    found: dict[str, Usage] = {}
+    for group in GROUPS:
+        chosen = [(name, job) for name, job in group if only in name]
+        runs: dict[str, list[Usage]] = {name: [] for name, _ in chosen}
+        for turn in range(rounds + 1):
+            for name, job in chosen:
+                usage = measured(lambda job=job: job(bench))  # type: ignore[misc]
+                if turn:
+                    runs[name].append(usage)
+        found |= {name: middle(some) for name, some in runs.items()}
+    return found
+
+
+def main() -> None:
+    """Measure in a process for each master, and print a table."""
+    parser = argparse.ArgumentParser()
+    parser.add_argument("--rows", type=int, default=1_000_000)
+    parser.add_argument("--rounds", type=int, default=5)
+    parser.add_argument("--masters", default="local[1],local[2]")
+    parser.add_argument("--only", default="")
+    parser.add_argument("--child", nargs=2, metavar=("MASTER", "FOLDER"))
+    given = parser.parse_args()
+    if given.child:
+        print(json.dumps(measure(given.child[0], Path(given.child[1]), given.rounds, given.only)))
+        return
+    with tempfile.TemporaryDirectory(prefix="gateway-bench-") as name:
+        journal = made(Path(name) / "journal", given.rows)
+        octets = sum(path.stat().st_size for path in journal.glob("*.gwj"))
+        print(
+            f"{given.rows:,} rows, {octets / given.rows:.0f} octets each; medians of {given.rounds}",
+            flush=True,
+        )
+        print(
+            "| job | master | rows/s | CPU s per million rows | memory, MiB |\n|---|---|---|---|---|",
+            flush=True,
+        )
+        for master in given.masters.split(","):
+            command = (sys.executable, "-m", "tests.pipeline.bench", "--child", master, name)
+            options = ("--rounds", str(given.rounds), "--only", given.only)
+            done = subprocess.run((*command, *options), stdout=subprocess.PIPE, text=True, check=True)
+            for job, (wall, cpu, resident) in json.loads(done.stdout.splitlines()[-1]).items():
+                speed, cost = f"{given.rows / wall:,.0f}", f"{cpu / given.rows * 1e6:.2f}"
+                print(f"| {job} | {master} | {speed} | {cost} | {resident / MEBIBYTE:.0f} |", flush=True)
+
+
+if __name__ == "__main__":
+    main()

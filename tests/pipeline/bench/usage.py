@@ -1,0 +1,72 @@
+"""What a job costs: wall time, processor time and memory of this process and all below it (Spark's JVM, its
+Python workers), read from /proc. Memory is the sum of what is resident, so shared pages count more than once.
+"""
+
+from __future__ import annotations
+
+import os
+import threading
+import time
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from statistics import median
+from typing import Final, NamedTuple
+
+TICKS: Final = os.sysconf("SC_CLK_TCK")
+PAGE: Final = os.sysconf("SC_PAGE_SIZE")
+SAMPLE_SECS: Final = 0.05
+
+
+class Usage(NamedTuple):
+    """Of one run: seconds by the clock and of processors, octets resident at most."""
+
+    wall: float
+    cpu: float
+    resident: int
+
+
+def measured(job: Callable[[], object]) -> Usage:
+    """Run a job."""
+    peak = [0]
+    done = threading.Event()
+
+    def watch() -> None:
+        while not done.wait(SAMPLE_SECS):
+            peak[0] = max(peak[0], sum(resident for _, resident in _tree()))
+
+    watcher = threading.Thread(target=watch, daemon=True)
+    watcher.start()
+    cpu, wall = sum(spent for spent, _ in _tree()), time.perf_counter()
+    job()
+    wall = time.perf_counter() - wall
+    cpu = sum(spent for spent, _ in _tree()) - cpu
+    done.set()
+    watcher.join()
+    return Usage(wall, cpu, peak[0])
+
+
+def middle(runs: list[Usage]) -> Usage:
+    """The medians, and the highest memory."""
+    return Usage(
+        median(run.wall for run in runs), median(run.cpu for run in runs), max(run.resident for run in runs)
+    )
+
+
+def _tree() -> Iterator[tuple[float, int]]:
+    """Processor seconds (with those of ended children) and resident octets of each process of ours."""
+    below: dict[int, list[int]] = {}
+    found: dict[int, tuple[float, int]] = {}
+    for path in Path("/proc").iterdir():
+        if not path.name.isdecimal():
+            continue
+        try:
+            fields = (path / "stat").read_text().rpartition(")")[2].split()
+        except (FileNotFoundError, ProcessLookupError):  # it has ended just now
+            continue
+        below.setdefault(int(fields[1]), []).append(int(path.name))
+        found[int(path.name)] = sum(map(int, fields[11:15])) / TICKS, int(fields[21]) * PAGE
+    waiting = [os.getpid()]
+    while waiting:
+        process = waiting.pop()
+        yield found[process]
+        waiting += below.get(process, ())

@@ -1,0 +1,107 @@
+"""Candidates on traffic that a real gateway has recorded: what is found, and what it costs whoever asks."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+import pytest
+
+pytest.importorskip("pyspark")
+
+from gateway.mapping.cases import run_cases
+from gateway.mapping.loading import load, parse
+from gateway.pipeline.jobs.backtest import Report, backtest
+from gateway.pipeline.traffic.counting import columns_for
+from gateway.pipeline.traffic.fates import Candidate
+from gateway.pipeline.traffic.loading import Span, traffic
+from gateway.pipeline.traffic.verdicts import Verdict
+from tests.cli.conftest import Run
+from tests.pipeline.jobs.conftest import HOT, MAPPING, READINGS, STORED, WAITING, Recorded
+
+if TYPE_CHECKING:
+    from pyspark.sql import SparkSession
+
+MESSAGES = READINGS + 1 + STORED + WAITING
+
+
+def candidate(text: str) -> Candidate:
+    return Candidate([parse(text, "m.yaml")], {"m.yaml": text}, {})
+
+
+def report(spark: SparkSession, recorded: Recorded, text: str, against: str | None = None) -> Report:
+    tried = candidate(text)
+    reference = None if against is None else candidate(against)
+    rows = traffic(spark, recorded.journal, columns_for([tried, *filter(None, [reference])]), Span())
+    return backtest(rows, tried, reference)
+
+
+def found(of: Report) -> dict[tuple[str, str, str], int]:
+    return {(v.value, before, after): one.deliveries for (v, before, after), one in of.findings.items()}
+
+
+def test_the_mapping_in_force_changes_nothing(spark: SparkSession, recorded: Recorded) -> None:
+    """Rows of several lanes are one message; a condition looks into each; a refusal stays one."""
+    made = report(spark, recorded, MAPPING)
+    assert found(made) == {
+        ("same", "up", "up"): READINGS,
+        ("same", "hot", "hot"): len(HOT),
+        ("same", "far", "far"): STORED + WAITING,
+    }
+    assert (made.messages, made.changed, made.unexpected()) == (MESSAGES, 0, [])
+
+
+def test_every_kind_of_change_is_counted_with_examples(spark: SparkSession, recorded: Recorded) -> None:
+    changed = (
+        MAPPING.replace('"{line}.{rest}"', '"site.{line}.{rest}"')
+        .replace("> 50", "> 55")
+        .replace("settle: stored\n", "settle: stored\n    delivery: {qos1: transient}\n")
+        .replace('topic: "long/{rest...}"', 'topic: "{first}/+/t"')
+        .replace('routing_key: "{rest}"', 'routing_key: "new.{first}"')
+    )
+    made = report(spark, recorded, changed)
+    assert found(made) == {
+        ("elsewhere", "up", "up"): READINGS,
+        ("same", "hot", "hot"): 4,
+        ("elsewhere", "hot", "long"): len(HOT) - 4,
+        ("weaker", "far", "far"): STORED + WAITING,
+        ("new", "", "long"): READINGS - len(HOT) + 4,
+    }
+    assert made.changed == READINGS + STORED + WAITING
+    moved = made.findings[Verdict.ELSEWHERE, "up", "up"].examples[0]
+    assert moved.before is not None
+    assert moved.after is not None
+    assert moved.after.address == str(moved.before.address).replace("amq.topic:", "amq.topic:site.")
+    assert made.as_json()["findings"][0]["verdict"] == "elsewhere", "the worst comes first"
+
+
+def test_against_another_mapping(spark: SparkSession, recorded: Recorded) -> None:
+    """What really happened is not asked then; the refusal, too, is the mappings'."""
+    assert report(spark, recorded, MAPPING, MAPPING).changed == 0
+    without = MAPPING.replace("plant/{line}/t", "nothing/{line}")
+    made = report(spark, recorded, without, MAPPING)
+    assert found(made)["dropped", "hot", ""] == len(HOT)
+    assert made.messages == MESSAGES
+
+
+def test_the_command_says_what_changes_and_its_exit_code_does(
+    spark: SparkSession, recorded: Recorded, run: Run, tmp_path: Path
+) -> None:
+    asked = ("pipeline", "backtest", "--journal", recorded.journal)
+    tests = tmp_path / "tested.yaml"
+    done = run(*asked, str(recorded.mapping), "--tests", str(tests), "--tests-per-route", "2")
+    assert done.code == 0, done.err
+    assert f"{MESSAGES} messages, 0 of them would fare otherwise" in done.out
+    results = run_cases(load([tests])[0])
+    assert len(results) >= 4
+    assert all(result.passed for result in results)
+    assert run("test", str(tests)).code == 0
+    changed = tmp_path / "changed.yaml"
+    changed.write_text(tests.read_text().replace('"{line}.{rest}"', '"x.{line}.{rest}"'))
+    assert run("test", str(changed)).code == 1, "the tests of recorded messages tell"
+    done = run(*asked, str(changed), "--json", "--where", "client = 'device'")
+    assert done.code == 1
+    assert json.loads(done.out)["findings"][0]["verdict"] == "elsewhere"
+    assert run(*asked, str(changed), "--allow", "elsewhere").code == 0
+    assert run(*asked, str(changed), "--to", "2001-01-01").code == 0, "no traffic, no change"

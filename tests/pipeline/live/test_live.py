@@ -1,0 +1,360 @@
+"""Live sources and the sink against gateways: nothing is lost, repeats are refused, secrets stay secret.
+
+One gateway serves all tests here, with a route that deduplicates into a queue of its own.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, Final
+
+import pika
+import pytest
+
+pytest.importorskip("pyspark")
+
+from gateway.errors import LinkError
+from gateway.model.address import AmqpAddress, FastAddress, MqttAddress
+from gateway.model.message import Message
+from gateway.peers.amqp import AmqpPeer
+from gateway.peers.amqpfast import FastPeer
+from gateway.peers.mqtt import MqttPeer
+from gateway.peers.wire import Access, Arrival, Peer
+from gateway.pipeline.live.receiving import Limits, Receiver
+from gateway.pipeline.live.source import AmqpSource
+from gateway.settings import parse_url
+from tests.interop.gateway_fixture import LOOPBACK
+from tests.interop.gateway_process import GatewayProcess
+
+if TYPE_CHECKING:
+    from pyspark.sql import DataFrame, SparkSession
+    from pyspark.sql.streaming import StreamingQuery
+
+PATIENCE_SECS: Final = 60.0
+MAPPING: Final = """version: 1
+routes:
+  - name: once
+    from: {endpoint: mqtt, topic: "in/{rest...}"}
+    to: {endpoint: amqp091, queue: once}
+    deduplicate: {by: message_id, window: 1h}
+"""
+
+
+@pytest.fixture(scope="module")
+def gateway(tmp_path_factory: pytest.TempPathFactory) -> Iterator[GatewayProcess]:
+    folder = tmp_path_factory.mktemp("gateway")
+    (folder / "mapping.yaml").write_text(MAPPING)
+    (folder / "password").write_text("guest\n")
+    with GatewayProcess(folder, mappings=[str(folder / "mapping.yaml")]) as started:
+        yield started
+
+
+SCHEMES: Final = {"mqtt": "mqtt", "amqp091": "amqp", "amqpfast": "amqpfast"}
+
+
+def options(gateway: GatewayProcess, protocol: str, **more: str) -> dict[str, str]:
+    url = f"{SCHEMES[protocol]}://guest@{LOOPBACK}:{gateway.port(protocol)}"
+    return {"url": url, "passwordFile": str(gateway.folder / "password")} | more
+
+
+def access(gateway: GatewayProcess, protocol: str) -> Access:
+    target = parse_url(f"{SCHEMES[protocol]}://guest:guest@{LOOPBACK}:{gateway.port(protocol)}")
+    return Access(target, PATIENCE_SECS)
+
+
+def queued(gateway: GatewayProcess, queue: str) -> int:
+    """Messages that wait in a queue for whoever comes first."""
+    parameters = pika.ConnectionParameters(LOOPBACK, gateway.port("amqp091"))
+    with pika.BlockingConnection(parameters) as connection:
+        return int(connection.channel().queue_declare(queue, passive=True).method.message_count)
+
+
+def stream(
+    spark: SparkSession, format_: str, to: Path, given: dict[str, str], **trigger: Any
+) -> StreamingQuery:
+    """The source of `format_` into Parquet below `to`."""
+    rows = spark.readStream.format(format_).options(**given).load()
+    writer = rows.writeStream.format("parquet").option("checkpointLocation", str(to / "checkpoint"))
+    return writer.trigger(**(trigger or {"processingTime": "0 seconds"})).start(str(to / "rows"))
+
+
+def bodies(spark: SparkSession, to: Path) -> list[bytes]:
+    return sorted(bytes(row[0]) for row in spark.read.parquet(str(to / "rows")).select("body").collect())
+
+
+def until(condition: Callable[[], bool], what: str) -> None:
+    end = time.monotonic() + PATIENCE_SECS
+    while not condition():
+        assert time.monotonic() < end, what
+        time.sleep(0.05)
+
+
+def sources(gateway: GatewayProcess, protocol: str) -> tuple[Peer, Any, dict[str, str], str]:
+    """A publisher, an address to publish to, the options of a source that receives it, and its format."""
+    at = access(gateway, protocol)
+    if protocol == "mqtt":
+        own = {"topics": '["live/a","live/b,c/#"]', "clientId": "spark", "bufferMessages": "200"}
+        return MqttPeer(at), MqttAddress("live/b,c/d"), options(gateway, protocol, **own), "gateway_mqtt"
+    if protocol == "amqp091":
+        own = {"queues": "live", "exchange": "amq.topic", "bindingKeys": "live.#", "bufferMessages": "200"}
+        given = options(gateway, protocol, **own)
+        return AmqpPeer(at), AmqpAddress("amq.topic", "live.x"), given, "gateway_amqp"
+    own = {"destinations": "queue:live,queue:other", "bufferMessages": "200"}
+    return FastPeer(at), FastAddress("queue", "live"), options(gateway, protocol, **own), "gateway_amqpfast"
+
+
+@pytest.mark.parametrize("protocol", ["mqtt", "amqp091", "amqpfast"])
+def test_what_comes_while_the_query_is_stopped_comes_later(
+    spark: SparkSession, gateway: GatewayProcess, tmp_path: Path, protocol: str
+) -> None:
+    """More than the window, in two lives of a query, until it is quiet; then all is acknowledged."""
+    publisher, address, given, format_ = sources(gateway, protocol)
+    given["quietSecs"] = "1"
+    # The first life makes the subscription and finds nothing.
+    stream(spark, format_, tmp_path, given, availableNow=True).awaitTermination(PATIENCE_SECS)
+    messages = [Message(address, b"%03d\xff" % number, assurance=1, durable=True) for number in range(450)]
+    assert publisher.publish_many(messages) == {}
+    publisher.close()
+    stream(spark, format_, tmp_path, given, availableNow=True).awaitTermination(PATIENCE_SECS)
+    assert bodies(spark, tmp_path) == [message.body for message in messages]
+    found = spark.read.parquet(str(tmp_path / "rows")).select("source_protocol", "source_name").distinct()
+    name = {"mqtt": "live/b,c/d", "amqp091": "live.x", "amqpfast": "live"}[protocol]
+    assert [tuple(row) for row in found.collect()] == [(protocol, name)]
+    if protocol == "amqp091":
+        assert queued(gateway, "live") == 0
+
+
+def test_what_was_not_committed_comes_again(
+    spark: SparkSession, gateway: GatewayProcess, tmp_path: Path
+) -> None:
+    """A batch that fails is not acknowledged, and a restarted query has every message of it."""
+    peer = AmqpPeer(access(gateway, "amqp091"))
+    peer.declare("failing", "amq.topic", [])
+    peer.publish_many([Message(AmqpAddress("", "failing"), b"%d" % n, assurance=1) for n in range(5)])
+    peer.close()
+    given = options(gateway, "amqp091", queues="failing")
+    rows = spark.readStream.format("gateway_amqp").options(**given).load()
+    broken = rows.selectExpr("if(length(body) > 0, raise_error('no'), '') as body")
+    query = (
+        broken.writeStream.format("parquet")
+        .option("checkpointLocation", str(tmp_path / "failed"))
+        .start(str(tmp_path / "nothing"))
+    )
+    with pytest.raises(Exception, match="no"):
+        query.awaitTermination(PATIENCE_SECS)
+    until(lambda: queued(gateway, "failing") == 5, "they do not come back")
+    stream(spark, "gateway_amqp", tmp_path, given, availableNow=True).awaitTermination(PATIENCE_SECS)
+    assert bodies(spark, tmp_path) == [b"0", b"1", b"2", b"3", b"4"]
+    assert spark.read.parquet(str(tmp_path / "rows")).where("not redelivered").count() == 0
+
+
+def test_secrets_are_in_no_plan_and_no_progress(
+    spark: SparkSession, gateway: GatewayProcess, tmp_path: Path, capfd: pytest.CaptureFixture[str]
+) -> None:
+    given = options(gateway, "amqp091", queues="once2", exchange="amq.topic", quietSecs="0.1")
+    del given["passwordFile"]
+    query = stream(spark, "gateway_amqp", tmp_path, given | {"password": "guest"}, availableNow=True)
+    query.awaitTermination(PATIENCE_SECS)
+    query.explain(True)
+    rows = spark.readStream.format("gateway_amqp").options(**given, password="hush-hush").load()
+    rows.explain(True)
+    said = capfd.readouterr().out + str(query.lastProgress) + str(query.recentProgress)
+    assert "gateway_amqp" in said
+    assert "hush-hush" not in said
+
+
+# The sink.
+
+
+def readings(spark: SparkSession, count: int, partitions: int = 2) -> DataFrame:
+    return spark.range(0, count, 1, partitions).selectExpr(
+        "concat('in/', id % 3) as topic", "cast(id as string) as body", "concat('r-', id) as message_id"
+    )
+
+
+def consumed(gateway: GatewayProcess, queue: str) -> list[bytes]:
+    """Everything in a queue, taken."""
+    count = queued(gateway, queue)
+    peer = AmqpPeer(access(gateway, "amqp091"))
+    peer.consume(queue, None, "")
+    found: list[Arrival] = []
+    while len(found) < count:
+        arrivals = peer.arrivals(PATIENCE_SECS)
+        peer.acknowledge(arrivals)
+        found += arrivals
+    peer.close()
+    return sorted(arrival.message.body for arrival in found)
+
+
+def test_a_replayed_batch_leaves_no_duplicate(spark: SparkSession, gateway: GatewayProcess) -> None:
+    """Written whole twice, and once more in part: the route has every id once."""
+    peer = AmqpPeer(access(gateway, "amqp091"))
+    peer.declare("once", "amq.direct", [])
+    peer.close()
+    for count in (300, 300, 100):
+        written = readings(spark, count).write.format("gateway_publish").mode("append")
+        written.options(**options(gateway, "mqtt", inFlight="50")).save()
+    assert consumed(gateway, "once") == sorted(b"%d" % number for number in range(300))
+
+
+@pytest.mark.parametrize("protocol", ["amqp091", "amqpfast"])
+def test_a_stream_is_published_with_ids_that_a_second_attempt_has_too(
+    spark: SparkSession, gateway: GatewayProcess, tmp_path: Path, protocol: str
+) -> None:
+    """From one queue into another, by way of Spark; the ids name query, batch, partition and place."""
+    at = access(gateway, protocol)
+    words = {"queue": "sunk"} if protocol == "amqp091" else {"service": "queue", "destination": "sunk"}
+    if protocol == "amqp091":
+        amqp = AmqpPeer(at)
+        amqp.declare("sunk", "amq.topic", [])
+        amqp.close()
+    rows = spark.readStream.format("rate-micro-batch").option("rowsPerBatch", 20).load()
+    query = (
+        rows.selectExpr("cast(value as string) as body")
+        .writeStream.format("gateway_publish")
+        .options(**options(gateway, protocol, **words))
+        .option("checkpointLocation", str(tmp_path))
+        .start()
+    )
+    until(lambda: bool(query.lastProgress) and query.lastProgress["batchId"] >= 1, "nothing is written")
+    name = query.id
+    query.stop()
+    consumer: Peer
+    if protocol == "amqp091":
+        amqp = AmqpPeer(at)
+        amqp.consume("sunk", None, "")
+        consumer = amqp
+    else:
+        fast = FastPeer(at)
+        fast.consume("queue", "sunk")
+        consumer = fast
+    found: list[Arrival] = []
+    while len(found) < 40:
+        found += consumer.arrivals(PATIENCE_SECS)
+    consumer.close()
+    ids = [str(arrival.message.properties.message_id) for arrival in found]
+    assert len(set(ids)) == len(ids)
+    assert {one.rpartition(":")[0].rpartition(":")[0] for one in ids[:40]} >= {f"{name}:0", f"{name}:1"}
+
+
+def test_what_is_refused_fails_the_query_or_is_counted(spark: SparkSession, gateway: GatewayProcess) -> None:
+    rows = spark.sql("select 'nowhere' as queue, 'x' as body")
+    given = options(gateway, "amqp091")
+    with pytest.raises(Exception, match="1 messages were refused"):
+        rows.write.format("gateway_publish").mode("append").options(**given).save()
+    rows.write.format("gateway_publish").mode("append").options(**given, onReject="skip").save()
+    with pytest.raises(Exception, match="did you mean 'queue'"):
+        spark.sql("select 'a' as queu, 'x' as body").write.format("gateway_publish").mode("append").options(
+            **given
+        ).save()
+    with pytest.raises(Exception, match="cannot be overwritten"):
+        rows.write.format("gateway_publish").mode("overwrite").options(**given).save()
+
+
+# The receiver, without Spark.
+
+
+class Scripted:
+    """A peer that gives what it is told to, and fails when it is told to."""
+
+    def __init__(self, *turns: list[bytes] | None) -> None:
+        self.turns = list(turns)
+        self.acknowledged: list[int] = []
+        self.rested = 0
+
+    def publish_many(self, messages: Any, *, in_flight: int = 1) -> dict[int, Any]:
+        raise AssertionError("it only consumes")
+
+    def arrivals(self, seconds: float) -> list[Arrival]:
+        if not self.turns:
+            time.sleep(seconds)
+            return []
+        turn = self.turns.pop(0)
+        if turn is None:
+            raise LinkError("cut")
+        return [Arrival(Message(MqttAddress("t"), body), int(body), False) for body in turn]
+
+    def rest(self, seconds: float) -> None:
+        self.rested += 1
+        time.sleep(seconds)
+
+    def acknowledge(self, arrivals: Any) -> None:
+        self.acknowledged += [arrival.token for arrival in arrivals]
+
+    def close(self) -> None:
+        pass
+
+
+def receiving(*peers: Scripted, messages_max: int = 100, away: float = 60.0) -> Receiver:
+    left = list(peers)
+
+    def connect() -> Peer:
+        if not left:
+            raise LinkError("nobody is there")
+        return left.pop(0)
+
+    return Receiver(connect, Limits(messages_max, 1_000_000, away))
+
+
+def held(receiver: Receiver, start: int, end: int) -> list[bytes]:
+    return [row.message.body for row in receiver.rows(start, end)]
+
+
+def test_only_what_is_committed_is_acknowledged() -> None:
+    peer = Scripted([b"1", b"2"], [b"3"])
+    receiver = receiving(peer)
+    until(lambda: receiver.latest(0, None) == 3, "it does not come")
+    assert peer.acknowledged == []
+    receiver.commit(2)
+    until(lambda: peer.acknowledged == [1, 2], "it is not acknowledged")
+    assert held(receiver, 2, 3) == [b"3"]
+    receiver.close()
+
+
+def test_a_full_buffer_stops_reading() -> None:
+    peer = Scripted([b"1", b"2"], [b"3"])
+    receiver = receiving(peer, messages_max=2)
+    until(lambda: peer.rested > 2, "it goes on reading")
+    assert receiver.latest(0, None) == 2
+    receiver.commit(1)
+    until(lambda: receiver.latest(0, None) == 3, "it does not go on")
+    receiver.close()
+
+
+def test_a_new_connection_brings_again_what_was_not_planned() -> None:
+    first, second = Scripted([b"1", b"2"], [b"3"], None), Scripted([b"1", b"2", b"3"])
+    receiver = receiving(first, second)
+    until(lambda: not first.turns, "it was not cut")
+    assert receiver.latest(0, 2) in (2, 3)
+    until(lambda: not second.turns, "it does not connect again")
+    until(lambda: receiver.latest(0, None) >= 5, "it does not come again")
+    receiver.commit(2)
+    receiver.commit(receiver.latest(0, None))
+    until(lambda: second.acknowledged == [1, 2, 3], "the new ones are not acknowledged")
+    assert first.acknowledged == []
+    receiver.close()
+
+
+def test_a_broker_that_stays_away_fails_the_query() -> None:
+    receiver = receiving(away=0.0)
+
+    def failed() -> bool:
+        try:
+            receiver.latest(0, None)
+        except LinkError:
+            return True
+        return False
+
+    until(failed, "it does not say so")
+
+
+def test_a_reader_that_is_sent_to_workers_has_no_connection_and_no_secret(
+    gateway: GatewayProcess,
+) -> None:
+    import cloudpickle
+
+    source = AmqpSource({"url": "amqp://h", "queues": "q", "passwordFile": str(gateway.folder / "password")})
+    reader = source.streamReader(source.schema())
+    assert b"guest" not in cloudpickle.dumps(reader)

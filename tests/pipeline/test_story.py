@@ -1,0 +1,108 @@
+"""The whole story, as README tells it: devices publish, the journal fills, and everything that the pipeline
+offers is done with it, by the commands that a person would type.
+"""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import TYPE_CHECKING, Final
+
+import pytest
+
+pytest.importorskip("pyspark")
+
+from gateway.model.address import MqttAddress
+from gateway.model.message import Message
+from gateway.peers.amqp import AmqpPeer
+from gateway.peers.mqtt import MqttPeer
+from gateway.peers.wire import Access
+from gateway.pipeline.jobs import rates
+from gateway.settings import parse_url
+from gateway.store.journal.reader import Gap, JournalReader
+from tests.cli.conftest import Run
+from tests.interop.gateway_fixture import LOOPBACK
+from tests.interop.gateway_process import GatewayProcess
+from tests.pipeline.jobs.conftest import until
+
+if TYPE_CHECKING:
+    from pyspark.sql import SparkSession
+
+READINGS: Final = 300
+MAPPING: Final = """version: 1
+routes:
+  - name: telemetry
+    from: {endpoint: mqtt, topic: "plant/{line}/{machine}/telemetry"}
+    to: {endpoint: amqp091, queue: readings}
+"""
+
+
+def body(number: int) -> bytes:
+    return b'{"n": %d, "temperature": %d}' % (number, number % 100)
+
+
+def publish(access: Access, first: int, count: int) -> None:
+    """Devices publish readings, and hear that each is accepted."""
+    device = MqttPeer(access)
+    messages = [
+        Message(MqttAddress(f"plant/l{number % 3}/press/telemetry"), body(number), assurance=1)
+        for number in range(first, first + count)
+    ]
+    assert device.publish_many(messages) == {}
+    device.close()
+
+
+def rows(journal: str) -> int:
+    return sum(not isinstance(row, Gap) for row in JournalReader(Path(journal)).rows("0"))
+
+
+def test_the_story(spark: SparkSession, run: Run, tmp_path: Path) -> None:
+    mapping = tmp_path / "plant.yaml"
+    mapping.write_text(MAPPING)
+    options = {"enabled": True, "flush_interval_secs": 0.02}
+    with GatewayProcess(tmp_path / "gateway", journal=options, mappings=[str(mapping)]) as gateway:
+        journal = str(tmp_path / "gateway" / "data" / "journal")
+        ports = {name: gateway.port(name) for name in ("mqtt", "amqp091")}
+        mqtt = Access(parse_url(f"mqtt://{LOOPBACK}:{ports['mqtt']}"), 60.0)
+        amqp = AmqpPeer(Access(parse_url(f"amqp://guest:guest@{LOOPBACK}:{ports['amqp091']}"), 60.0))
+        for queue in ("readings", "again"):
+            amqp.declare(queue, "amq.direct", [])
+        # Devices publish and the journal fills, while a stream measures it.
+        publish(mqtt, 0, READINGS // 2)
+        until(lambda: rows(journal) == READINGS // 2, "the journal does not fill")
+        measured = tmp_path / "rates"
+        query = rates.follow(spark, journal, to=str(measured), window="1 second", late="0 seconds")
+        publish(mqtt, READINGS // 2, READINGS // 2)
+        until(lambda: rows(journal) == READINGS, "the journal does not fill")
+        until(lambda: sum(one["numInputRows"] for one in query.recentProgress) >= READINGS, "no rates")
+        query.stop()
+        # The archive has it all.
+        archive = str(tmp_path / "archive")
+        done = run("pipeline", "archive", "--journal", journal, "--to", archive)
+        assert (done.code, done.out.split()[:3]) == (0, [str(READINGS), "rows", "archived"]), done.err
+        # A changed mapping is tried on it; the difference is shown, and the exit code tells.
+        changed = tmp_path / "changed.yaml"
+        changed.write_text(MAPPING.replace("plant/{line}", "plant/l0"))
+        tried = run("pipeline", "backtest", str(changed), "--archive", archive, "--json")
+        found = {one["verdict"]: one["deliveries"] for one in json.loads(tried.out)["findings"]}
+        assert (tried.code, found) == (1, {"dropped": READINGS * 2 // 3, "same": READINGS // 3}), tried.err
+        # A range is sent again, into a queue.
+        url = f"amqp://guest:guest@{LOOPBACK}:{ports['amqp091']}"
+        hot = "get_json_object(cast(body as string), '$.temperature') >= 90"
+        again = run("pipeline", "replay", url, "--queue", "again", "--archive", archive, "--where", hot)
+        assert (again.code, again.out.split()[:3]) == (0, [str(READINGS // 10), "messages", "sent,"]), (
+            again.err
+        )
+        # Spark empties the queue, and nothing that was accepted is missing.
+        source = spark.readStream.format("gateway_amqp").option("queues", "readings")
+        given = {"url": f"amqp://guest@{LOOPBACK}:{ports['amqp091']}", "password": "guest", "quietSecs": "1"}
+        drained = source.options(**given).load().writeStream.format("parquet")
+        got = tmp_path / "got"
+        drained.option("checkpointLocation", str(tmp_path / "checkpoint")).trigger(availableNow=True).start(
+            str(got)
+        ).awaitTermination(120)
+        until(lambda: rows(journal) == READINGS * 11 // 10, "the replay is not in the journal")
+        only = ("--where", "route = 'telemetry'")
+        last = run("pipeline", "reconcile", "--journal", journal, "--received", str(got), *only)
+        assert (last.code, "nothing is lost" in last.out) == (0, True), last.out
+        amqp.close()
