@@ -4,12 +4,14 @@
 PYTHON ?= python3
 VENV   := .venv
 BIN    := $(VENV)/bin
+ALONE  := $(VENV)/.gateway
 STAMP  := $(VENV)/.installed
+PIP    := $(BIN)/python -m pip install -q --disable-pip-version-check
 
 .PHONY: run test lint format bench bench-pipeline kills fuzz chaos peers clean
 .DELETE_ON_ERROR:
 
-run: $(STAMP)
+run: $(ALONE)
 	$(BIN)/gateway run $(ARGS)
 
 test: lint peers
@@ -46,7 +48,8 @@ chaos: $(STAMP) peers
 peers:
 	@tests/interop/peers.sh
 
-$(STAMP): requirements.lock pyproject.toml
+# Who only runs the gateway is spared what the tests and the data pipeline need, some 600 MB.
+$(ALONE): requirements.lock pyproject.toml
 	@$(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 11))' || \
 	    { echo "$(PYTHON) is older than Python 3.11; say PYTHON=/path/to/python3.11"; exit 1; }
 	@test -x $(BIN)/python || $(PYTHON) -c 'import ensurepip' 2>/dev/null || \
@@ -54,8 +57,12 @@ $(STAMP): requirements.lock pyproject.toml
 	      { test "$$(id -u)" = 0 && apt-get update && apt-get install -y python3-venv; } || \
 	      { echo "Python's venv is missing: apt-get install python3-venv"; exit 1; }; }
 	test -x $(BIN)/python || $(PYTHON) -m venv $(VENV)
-	$(BIN)/python -m pip install -q --disable-pip-version-check -r requirements.lock
-	$(BIN)/python -m pip install -q --disable-pip-version-check --no-deps --no-build-isolation -e .
+	sed '/^# The data pipeline/,$$d' requirements.lock | $(PIP) -r /dev/stdin
+	$(PIP) --no-deps --no-build-isolation -e .
+	@touch $@
+
+$(STAMP): $(ALONE)
+	$(PIP) -r requirements.lock
 	@touch $@
 
 clean:

@@ -7,6 +7,7 @@ import subprocess
 import sys
 import tomllib
 import zipfile
+from importlib.metadata import requires
 from itertools import chain
 from pathlib import Path
 from typing import Final
@@ -17,8 +18,12 @@ from packaging.utils import canonicalize_name
 ROOT: Final = Path(__file__).resolve().parents[2]
 
 
-def pinned() -> dict[str, str]:
-    lines = (ROOT / "requirements.lock").read_text().splitlines()
+def pinned(part: str = "") -> dict[str, str]:
+    """Versions by name, of all or of the part with this heading."""
+    text = (ROOT / "requirements.lock").read_text()
+    if part:
+        text = text.split(f"# {part}", 1)[1].partition("\n#")[0].partition("\n")[2]
+    lines = [line for line in text.splitlines() if line and not line.startswith("#")]
     return {canonicalize_name(name): version for name, _, version in (line.partition("==") for line in lines)}
 
 
@@ -41,6 +46,19 @@ def test_every_dependency_is_pinned_by_version_alone() -> None:
             continue  # one extra brings another along
         assert versions[canonicalize_name(requirement.name)] in requirement.specifier
     assert all(re.fullmatch(r"[0-9][0-9a-z.]*", version) for version in versions.values())
+
+
+def test_the_first_part_is_all_that_the_gateway_needs() -> None:
+    project = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]
+    first, pipeline = pinned("The gateway"), pinned("The data pipeline")
+    wanted = [*project["dependencies"], "hatchling"]
+    while wanted:
+        requirement = Requirement(wanted.pop())
+        if requirement.marker is None or requirement.marker.evaluate({"extra": ""}):
+            assert canonicalize_name(requirement.name) in first
+            wanted.extend(requires(requirement.name) or [])
+    assert "pyspark" in pipeline
+    assert not first.keys() & pipeline.keys()
 
 
 def test_the_image_runs_as_nobody_in_particular_and_copies_what_is_there() -> None:
