@@ -50,10 +50,8 @@ CONTENT_HEAD_SIZE: Final = 19
 BODY_HEAD: Final = Struct(">BHI").unpack_from
 READ_SETTLE: Final = SETTLE.unpack_from
 Lead = tuple[bytes, int, int, int, bytes, bytes]
+LEAD_OCTETS_MAX: Final = 1024  # of leads that are remembered by channel: clients choose their properties
 # Octets before the body and their number, body size, channel, arguments of the method, properties.
-LEAD_OCTETS_MAX: Final = (
-    1024  # a channel's lead that is remembered: its properties are the client's to choose
-)
 NO_LEAD: Final[Lead] = (b"", 1, 0, 0, b"", b"")  # one octet is never equal to none
 
 
