@@ -20,6 +20,7 @@ from gateway.pipeline.journal.source import JournalTable
 from gateway.store.journal.reader import GoneError
 from tests.cli.conftest import Run
 from tests.pipeline.journals import START, Journal, written
+from tests.pipeline.streams import TOO_LATE
 
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
@@ -220,8 +221,11 @@ def test_the_command(run: Run, spark: SparkSession, journal: Callable[..., Path]
     assert ran.out.startswith("50 rows archived in 2 files, 0 rows of the journal missing; 0 files merged")
     assert ran.code == 0
     orc = ("pipeline", "archive", "--journal", folder, "--to", str(tmp_path / "orc"), "--format", "orc")
-    assert run(*orc).out == "50 rows archived as orc\n"
-    assert run(*orc).out == "0 rows archived as orc\n"
+    for rows in (50, 0):
+        ran = run(*orc)
+        while TOO_LATE in ran.err:
+            ran = run(*orc)
+        assert ran.out == f"{rows} rows archived as orc\n"
     assert spark.read.orc(str(tmp_path / "orc")).where("route = 'up'").count() == 25
     nowhere = run(
         "pipeline", "archive", "--journal", folder, "--to", str(tmp_path / "d"), "--format", "delta"

@@ -18,6 +18,7 @@ from gateway.pipeline.jobs.backtest import backtest
 from gateway.pipeline.traffic.counting import columns_for
 from gateway.pipeline.traffic.fates import Candidate
 from gateway.pipeline.traffic.loading import Span, traffic
+from tests.pipeline.streams import finished
 
 FEW = "shard,sequence,received,route,client,source_address,target_address,outcome,body_size,body"
 
@@ -73,7 +74,8 @@ def _streamed(bench: Bench, columns: str | None) -> None:
     source = source if columns is None else source.option("columns", columns)
     to = bench.fresh("stream")
     writer = source.load(str(bench.journal)).writeStream.format("parquet")
-    writer.option("checkpointLocation", f"{to}-c").trigger(availableNow=True).start(to).awaitTermination()
+    ready = writer.option("checkpointLocation", f"{to}-c").trigger(availableNow=True)
+    finished(lambda: ready.start(to))
     shutil.rmtree(f"{to}-c", ignore_errors=True)
 
 
