@@ -286,6 +286,9 @@ class Scripted:
     def close(self) -> None:
         pass
 
+    def cut(self) -> None:
+        pass
+
 
 def receiving(*peers: Scripted, messages_max: int = 100, away: float = 60.0) -> Receiver:
     left = list(peers)
