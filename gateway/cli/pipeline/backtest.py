@@ -62,6 +62,7 @@ def backtest(
     spark = started("backtest", master, conf)
     from gateway.pipeline.failures import plainly
     from gateway.pipeline.jobs import backtest as job
+    from gateway.pipeline.progress import progress as watched
     from gateway.pipeline.traffic.counting import columns_for
     from gateway.pipeline.traffic.loading import Span, traffic
 
@@ -70,10 +71,10 @@ def backtest(
     reference = candidate_of(mappings_of(against, config), config) if against else None
     columns = columns_for([candidate] if reference is None else [candidate, reference])
     folder = journal_of(journal or archive, config)
-    with plainly():
+    with plainly(), watched(spark, "backtest", progress):
         rows = traffic(spark, folder, columns, Span(begin, end, where), archive=archive)
         samples = tests_per_route if tests is not None else 0
-        report = job.backtest(rows, candidate, reference, samples=samples, progress=progress)
+        report = job.backtest(rows, candidate, reference, samples=samples)
         _print(report, as_json)
         if tests is not None:
             every = traffic(spark, folder, _every(), Span(), archive=archive)

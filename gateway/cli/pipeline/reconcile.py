@@ -54,12 +54,12 @@ def reconcile(
     spark = started("reconcile", master, conf)
     from gateway.pipeline.failures import plainly
     from gateway.pipeline.jobs import reconcile as job
+    from gateway.pipeline.progress import progress as watched
     from gateway.pipeline.traffic.loading import Span, traffic
 
     folder = journal_of(journal or archive, config)
     waiting = None if url is None else _waiting(url, token_file)
-    progress("reconciling")
-    with plainly():
+    with plainly(), watched(spark, "reconcile", progress):
         rows = traffic(spark, folder, job.COLUMNS, Span(begin, end, where), archive=archive)
         got = None if received is None else _received(spark, received)
         account = job.reconcile(rows, got, waiting=waiting, still=still)

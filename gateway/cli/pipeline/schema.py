@@ -50,11 +50,12 @@ def schema(
     spark = started("schema", master, conf)
     from gateway.pipeline.failures import plainly
     from gateway.pipeline.jobs import schema as job
+    from gateway.pipeline.progress import progress as watched
     from gateway.pipeline.traffic.loading import Span, traffic
 
     candidate = candidate_of(mappings, config)
     job.route_of(candidate, route)
-    with plainly():
+    with plainly(), watched(spark, "schema", progress):
         rows = traffic(
             spark,
             journal_of(journal or archive, config),
@@ -62,7 +63,6 @@ def schema(
             Span(begin, end, where),
             archive=archive,
         )
-        progress("looking at bodies")
         table = job.table(rows, candidate, route, _body(json_schema, rows, candidate, route))
         typer.echo(table.schema.json() if as_json else _ddl(table))
         newest = job.last_values(table)
