@@ -9,7 +9,7 @@ read by `_read_publishes`, which hands them on undecoded: what a client repeats 
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from struct import Struct
 from typing import Any, ClassVar, Final
 
@@ -202,6 +202,14 @@ class ServerConnection(Connection):
             last.contents.append((number, method, properties, body))
         else:
             events.append(Publishes([(number, method, properties, body)]))
+
+    def ack_each(self, rows: Sequence[tuple[int, int]]) -> None:
+        """basic.ack of one delivery tag on each of these channels."""
+        ready, add, pack = self._ready, self.out.append, SETTLE.pack
+        for channel, delivery_tag in rows:
+            if channel in ready or self._usable(channel):
+                add(pack(FRAME_METHOD, channel, SETTLE_SIZE, BASIC_ACK, delivery_tag, 0, FRAME_END))
+                self.sent["basic.ack"] += 1
 
     def _read_publishes(self, data: bytes, at: int, end: int, events: list[Event]) -> int:
         """Take the messages from `at` on that are whole, with one body frame or none; returns their end."""
