@@ -5,6 +5,7 @@ offers is done with it, by the commands that a person would type.
 from __future__ import annotations
 
 import json
+from collections.abc import Callable
 from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Final
@@ -58,6 +59,24 @@ def rows(journal: str) -> int:
     return sum(not isinstance(row, Gap) for row in JournalReader(Path(journal)).rows("0"))
 
 
+def measured(spark: SparkSession, journal: str, to: Path, then: Callable[[], None]) -> None:
+    """`rates` as a stream, until it has seen everything that there is after `then`."""
+    follow = partial(rates.follow, spark, journal, to=str(to), window="1 second", late="0 seconds")
+    query = follow(every="0 seconds")
+    then()
+    until(lambda: rows(journal) == READINGS, "the journal does not fill")
+
+    def seen() -> bool:
+        nonlocal query
+        if not query.isActive:  # Spark was too impatient; see tests/pipeline/streams.py
+            query = follow(every="0 seconds")
+        offsets = [one["sources"][0]["endOffset"] for one in query.recentProgress]
+        return any(str(READINGS) in str(offset) for offset in offsets)
+
+    until(seen, "no rates")
+    query.stop()
+
+
 def test_the_story(spark: SparkSession, run: Run, tmp_path: Path) -> None:
     mapping = tmp_path / "plant.yaml"
     mapping.write_text(MAPPING)
@@ -72,29 +91,7 @@ def test_the_story(spark: SparkSession, run: Run, tmp_path: Path) -> None:
         # Devices publish and the journal fills, while a stream measures it.
         publish(mqtt, 0, READINGS // 2)
         until(lambda: rows(journal) == READINGS // 2, "the journal does not fill")
-        measured = tmp_path / "rates"
-        follow = partial(
-            rates.follow,
-            spark,
-            journal,
-            to=str(measured),
-            window="1 second",
-            late="0 seconds",
-            every="0 seconds",
-        )
-        query = follow()
-        publish(mqtt, READINGS // 2, READINGS // 2)
-        until(lambda: rows(journal) == READINGS, "the journal does not fill")
-
-        def measured_all() -> bool:
-            nonlocal query
-            if not query.isActive:
-                query = follow()  # Spark was too impatient; see tests/pipeline/streams.py
-            offsets = [one["sources"][0]["endOffset"] for one in query.recentProgress]
-            return any(str(READINGS) in str(offset) for offset in offsets)
-
-        until(measured_all, "no rates")
-        query.stop()
+        measured(spark, journal, tmp_path / "rates", partial(publish, mqtt, READINGS // 2, READINGS // 2))
         # The archive has it all.
         archive = str(tmp_path / "archive")
         done = run("pipeline", "archive", "--journal", journal, "--to", archive)
