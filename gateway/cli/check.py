@@ -14,6 +14,7 @@ import typer
 from rich.console import Console
 from rich.text import Text
 
+from gateway.app.access import access_of
 from gateway.cli.exits import Exit
 from gateway.cli.options import AsJson, ConfigFile, settings_of
 from gateway.errors import ConfigurationError, MappingError
@@ -35,7 +36,7 @@ def check(config: ConfigFile = None, as_json: AsJson = False) -> None:
     except ConfigurationError as error:
         settings, findings = None, [_error(line) for line in str(error).splitlines()]
     if settings is not None:
-        findings = [*unreadable(settings), *mapping_findings(settings)]
+        findings = [*(unreadable(settings) or unusable(settings)), *mapping_findings(settings)]
     wrong = any(finding.severity is Severity.ERROR for finding in findings)
     if as_json:
         typer.echo(orjson.dumps(_document(settings, findings, not wrong)))
@@ -54,6 +55,15 @@ def unreadable(settings: Settings) -> list[Finding]:
         for key, path in settings.files()
         if not (path.is_file() and os.access(path, os.R_OK))
     ]
+
+
+def unusable(settings: Settings) -> list[Finding]:
+    """Secrets of users that are neither hashes nor keys, as `run` would find them."""
+    try:
+        access_of(settings)
+    except ConfigurationError as error:
+        return [_error(str(error))]
+    return []
 
 
 def mapping_findings(settings: Settings) -> list[Finding]:

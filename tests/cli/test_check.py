@@ -57,6 +57,8 @@ WRONG = [
         "links: {erp: {url: 'amqp://h', password_file: /absent}}\n",
         "links.erp.password_file: this file cannot",
     ),
+    (ROUTE, "users: {ann: {password_hash: hush}}\n", "users.ann.password_hash: this is no argon2 hash"),
+    (ROUTE, "users: {ann: {scram: hush}}\n", "users.ann.scram: "),
 ]
 
 
