@@ -36,7 +36,11 @@ def check(config: ConfigFile = None, as_json: AsJson = False) -> None:
     except ConfigurationError as error:
         settings, findings = None, [_error(line) for line in str(error).splitlines()]
     if settings is not None:
-        findings = [*(unreadable(settings) or unusable(settings)), *mapping_findings(settings)]
+        findings = [
+            *(unreadable(settings) or unusable(settings)),
+            *absent(settings),
+            *mapping_findings(settings),
+        ]
     wrong = any(finding.severity is Severity.ERROR for finding in findings)
     if as_json:
         typer.echo(orjson.dumps(_document(settings, findings, not wrong)))
@@ -64,6 +68,17 @@ def unusable(settings: Settings) -> list[Finding]:
     except ConfigurationError as error:
         return [_error(str(error))]
     return []
+
+
+def absent(settings: Settings) -> list[Finding]:
+    """Folders shared with clients that are not there: until they are, channels that name them are closed."""
+    return [
+        Finding(
+            Severity.WARNING, "absent", f"listeners.{name}.out_of_band.folder: no such folder", str(folder), 0
+        )
+        for name, listener in settings.listeners.items()
+        if listener.out_of_band is not None and not (folder := listener.out_of_band.folder).is_dir()
+    ]
 
 
 def mapping_findings(settings: Settings) -> list[Finding]:
