@@ -2,23 +2,32 @@
 
 from __future__ import annotations
 
-from gateway.broker.access import Access
-from gateway.broker.scram import parse_keys
+from gateway.broker.access import Access, is_hash
+from gateway.broker.scram import Keys, parse_keys
 from gateway.errors import ConfigurationError
-from gateway.settings import Settings
+from gateway.settings import Settings, User
 
 
 def access_of(settings: Settings) -> Access:
-    """Who may connect. Raises ConfigurationError for secrets that cannot be read."""
-    scram = {}
-    for name, user in settings.users.items():
-        if text := user.scram_keys():
-            try:
-                scram[name] = parse_keys(text)
-            except ValueError as error:
-                raise ConfigurationError(
-                    f"users.{name}.scram: {error}; `gateway passwd --scram` makes it"
-                ) from error
-    return Access(
-        {name: user.hash() for name, user in settings.users.items()}, guest=settings.guest, scram=scram
-    )
+    """Who may connect. Raises ConfigurationError for secrets that cannot be read, or are none."""
+    hashes = {name: _hash_of(name, user) for name, user in settings.users.items()}
+    keys = {name: _keys_of(name, user) for name, user in settings.users.items()}
+    scram = {name: found for name, found in keys.items() if found is not None}
+    return Access(hashes, guest=settings.guest, scram=scram)
+
+
+def _hash_of(name: str, user: User) -> str:
+    # A password put where its hash belongs would be found out by a client only, and as a wrong password.
+    text = user.hash()
+    if (text or not user.scram_keys()) and not is_hash(text):
+        key = "password_hash" if user.password_hash_file is None else "password_hash_file"
+        raise ConfigurationError(f"users.{name}.{key}: this is no argon2 hash; `gateway passwd` makes one")
+    return text
+
+
+def _keys_of(name: str, user: User) -> Keys | None:
+    text = user.scram_keys()
+    try:
+        return parse_keys(text) if text else None
+    except ValueError as error:
+        raise ConfigurationError(f"users.{name}.scram: {error}; `gateway passwd --scram` makes it") from error

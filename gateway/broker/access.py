@@ -151,6 +151,15 @@ def hash_password(password: str) -> str:
     return _HASHER.hash(password)
 
 
+def is_hash(text: str) -> bool:
+    """Is this a hash that a password can be compared with?"""
+    try:
+        argon2.extract_parameters(text)
+    except argon2.exceptions.InvalidHashError:
+        return False
+    return True
+
+
 def _matches(stored: str, password: bytes) -> bool:
     try:
         return _HASHER.verify(stored, password)

@@ -14,6 +14,7 @@ import typer
 from rich.console import Console
 from rich.text import Text
 
+from gateway.app.access import access_of
 from gateway.cli.exits import Exit
 from gateway.cli.options import AsJson, ConfigFile, settings_of
 from gateway.errors import ConfigurationError, MappingError
@@ -35,7 +36,11 @@ def check(config: ConfigFile = None, as_json: AsJson = False) -> None:
     except ConfigurationError as error:
         settings, findings = None, [_error(line) for line in str(error).splitlines()]
     if settings is not None:
-        findings = [*unreadable(settings), *mapping_findings(settings)]
+        findings = [
+            *(unreadable(settings) or unusable(settings)),
+            *absent(settings),
+            *mapping_findings(settings),
+        ]
     wrong = any(finding.severity is Severity.ERROR for finding in findings)
     if as_json:
         typer.echo(orjson.dumps(_document(settings, findings, not wrong)))
@@ -53,6 +58,26 @@ def unreadable(settings: Settings) -> list[Finding]:
         _error(f"{key}: this file cannot be read", str(path))
         for key, path in settings.files()
         if not (path.is_file() and os.access(path, os.R_OK))
+    ]
+
+
+def unusable(settings: Settings) -> list[Finding]:
+    """Secrets of users that are neither hashes nor keys, as `run` would find them."""
+    try:
+        access_of(settings)
+    except ConfigurationError as error:
+        return [_error(str(error))]
+    return []
+
+
+def absent(settings: Settings) -> list[Finding]:
+    """Folders shared with clients that are not there: until they are, channels that name them are closed."""
+    return [
+        Finding(
+            Severity.WARNING, "absent", f"listeners.{name}.out_of_band.folder: no such folder", str(folder), 0
+        )
+        for name, listener in settings.listeners.items()
+        if listener.out_of_band is not None and not (folder := listener.out_of_band.folder).is_dir()
     ]
 
 

@@ -71,6 +71,8 @@ def publish(
         made = Message(MqttAddress(topic), body, properties, qos, qos > 0, retain)
         refused = _publish(MqttPeer(Access(target, timeout, ca_file)), made)
     elif target.protocol == "amqp091":
+        if queue is None and not exchange and not routing_key:
+            raise typer.BadParameter("AMQP wants --queue, or --exchange with --routing-key")
         address = AmqpAddress("", queue) if queue is not None else AmqpAddress(exchange, routing_key)
         made = Message(address, body, properties, qos, qos > 0)
         refused = _publish(AmqpPeer(Access(target, timeout, ca_file)), made)

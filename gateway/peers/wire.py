@@ -14,7 +14,7 @@ import time
 from collections.abc import Callable, Iterator, Sequence
 from typing import Any, Final, NamedTuple, Protocol, TypeVar
 
-from gateway.errors import LinkError
+from gateway.errors import LinkError, RemoteProtocolError
 from gateway.model.message import Message
 from gateway.settings import Target
 
@@ -150,6 +150,12 @@ class Wire:
             raise LinkError(f"{self._place}: {error}") from error
         if not data:
             raise LinkError(f"{self._place} closed the connection")
+        try:
+            return self._events_of(data)
+        except RemoteProtocolError as error:
+            raise LinkError(f"{self._place} answers in another protocol, or wrongly: {error}") from error
+
+    def _events_of(self, data: bytes) -> list[Any]:
         now = time.monotonic()
         events = list(self.machine.receive_data(data, now))
         while getattr(self.machine, "pending", False):

@@ -57,6 +57,8 @@ WRONG = [
         "links: {erp: {url: 'amqp://h', password_file: /absent}}\n",
         "links.erp.password_file: this file cannot",
     ),
+    (ROUTE, "users: {ann: {password_hash: hush}}\n", "users.ann.password_hash: this is no argon2 hash"),
+    (ROUTE, "users: {ann: {scram: hush}}\n", "users.ann.scram: "),
 ]
 
 
@@ -126,3 +128,12 @@ def test_version_is_told(run: Run) -> None:
 
 def test_an_unknown_command_is_a_usage_error(run: Run) -> None:
     assert run("nothing").code == Exit.USAGE
+
+
+def test_a_shared_folder_that_is_not_there_is_a_warning(tmp_path: Path, run: Run) -> None:
+    fast = "{protocol: amqpfast, out_of_band: {folder: /absent}}"
+    mapping = ROUTE.replace("amqp091, exchange: amq.topic, routing_key: x", "fast, destination: x")
+    listeners = f"listeners: {{mqtt: {{protocol: mqtt}}, fast: {fast}}}\n"
+    ran = run("check", "--config", configuration(tmp_path, mapping, listeners))
+    assert "/absent: warning: listeners.fast.out_of_band.folder: no such folder" in ran.err
+    assert ran.code == Exit.OK

@@ -152,6 +152,11 @@ def test_publish_says_why_it_was_not_accepted(gateway: Process) -> None:
     assert "NOT_FOUND" in call("publish", url, "--exchange", "nobody", "-m", "x", expect=1)
 
 
+def test_publish_wants_an_address_of_its_protocol() -> None:
+    said = call("publish", "amqp://127.0.0.1", "--topic", "a", "-m", "x", expect=2)
+    assert "AMQP wants --queue" in said
+
+
 def test_publish_without_a_broker_says_so() -> None:
     said = call("publish", f"mqtt://127.0.0.1:{free_port()}", "--topic", "a", "-m", "x", expect=1)
     assert "127.0.0.1" in said

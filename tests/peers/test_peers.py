@@ -188,3 +188,9 @@ def test_nobody_there() -> None:
     for peer in (MqttPeer, AmqpPeer, FastPeer):
         with pytest.raises(LinkError, match="127.0.0.1:1"):
             peer(Access(parse_url("mqtt://127.0.0.1:1"), 5.0))
+
+
+def test_a_server_of_another_protocol_is_named(gateway: Running) -> None:
+    port = gateway.port("amqp091")
+    with pytest.raises(LinkError, match=f"{LOOPBACK}:{port} answers in another protocol"):
+        MqttPeer(Access(parse_url(f"mqtt://{LOOPBACK}:{port}"), PATIENCE_SECS))
