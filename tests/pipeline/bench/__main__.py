@@ -69,7 +69,7 @@ def main() -> None:
             options = ("--rounds", str(given.rounds), "--only", given.only)
             done = subprocess.run((*command, *options), stdout=subprocess.PIPE, text=True, check=True)
             for job, (wall, cpu, resident) in json.loads(done.stdout.splitlines()[-1]).items():
-                speed, cost = f"{given.rows / wall:,.0f}", f"{cpu / given.rows * 1e6:.2f}"
+                speed, cost = f"{given.rows / wall:,.0f}", f"{cpu / given.rows * 1e6:.2f}" if cpu > 0 else "?"
                 print(f"| {job} | {master} | {speed} | {cost} | {resident / MEBIBYTE:.0f} |", flush=True)
 
 

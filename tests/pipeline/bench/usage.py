@@ -1,5 +1,7 @@
 """What a job costs: wall time, processor time and memory of this process and all below it (Spark's JVM, its
 Python workers), read from /proc. Memory is the sum of what is resident, so shared pages count more than once.
+A worker that ends between two looks and whose parent has not yet asked for it takes its seconds along: then
+the seconds are too few, or even below zero, which the table shows as unknown.
 """
 
 from __future__ import annotations
