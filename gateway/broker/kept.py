@@ -67,11 +67,13 @@ class Aside:
         self.octets -= octets
 
     def next_piece(self) -> list[Stored]:
-        """What comes next, no longer counted here. Empty: there is nothing, or it is still being read."""
+        """What comes next, no longer counted here. Empty: there is nothing, or it is still being read.
+
+        Put it in its place and then `read_ahead`: what that brings may come at once.
+        """
         piece = self._pieces.popleft() if self._pieces else []
         self.count -= len(piece)
         self.octets -= sum([len(message.body) for _, message, _ in piece])
-        self.read_ahead()
         return piece
 
     def read_ahead(self) -> None:
@@ -234,6 +236,7 @@ class Kept(Aside):
         piece = self.next_piece()
         if piece:
             self._queue.refill(piece[0][0], [message for _, message, _ in piece])
+        self.read_ahead()
         return bool(piece)
 
     def when_loaded(self, then: Callable[[], None]) -> None:

@@ -25,9 +25,9 @@ from gateway.model.address import Address
 from gateway.model.batch import Batch, Lane, Part, Receipt, Sink
 from gateway.model.message import Message
 from gateway.model.outcome import ACCEPTED, Outcome, Reason, Verdict
+from gateway.store.journal.columns import WAS_STORED
 
 FILTERS_MAX = 64  # subscriptions that come and go between two looks; beyond it everything is looked up again
-STORED = "stored"  # the journal's word for what an outbox has accepted
 UNROUTED = Outcome(Verdict.REJECTED, Reason.NO_ROUTE, "no queue or subscription takes it")
 
 Cross = Callable[[Message], "Message | Outcome | None"]
@@ -107,7 +107,7 @@ class Entrance(RouteLane):
     def settle(self, part: Part, messages: list[Message], slots: list[int], outcome: Outcome) -> None:
         """Only tell the batch; the journal hears that an outbox has accepted."""
         if self.journal is not None and self.route.settle == "stored":
-            self.record(part, messages, slots, outcome._replace(text=outcome.text or STORED))
+            self.record(part, messages, slots, outcome._replace(text=outcome.text or WAS_STORED))
         self.answer(part, messages, slots, outcome)
 
 

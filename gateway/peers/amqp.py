@@ -190,6 +190,10 @@ class AmqpPeer:
         self._machine.close()
         self._wire.close()
 
+    def cut(self) -> None:
+        """See Peer."""
+        self._wire.cut()
+
     def _call(self, method: m.Method, answer: type[Answer]) -> Answer:
         self._machine.send_method(self._channel, method)
         for event in self._wire.events(self._wire.timeout_secs):

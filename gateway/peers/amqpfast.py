@@ -202,6 +202,10 @@ class FastPeer:
         self._machine.close()
         self._wire.close()
 
+    def cut(self) -> None:
+        """See Peer."""
+        self._wire.cut()
+
 
 def _say(
     producer: tuple[Producer, bytes, int],

@@ -216,6 +216,10 @@ class MqttPeer:
         self._machine.disconnect()
         self._wire.close()
 
+    def cut(self) -> None:
+        """See Peer."""
+        self._wire.cut()
+
     def _ping(self, now: float) -> None:
         if now >= self._machine.ping_at():
             self._machine.send_pingreq(now)

@@ -79,6 +79,9 @@ class Peer(Protocol):
     def close(self) -> None:
         """Say goodbye."""
 
+    def cut(self) -> None:
+        """Go without a word, when there is nobody to say it to."""
+
 
 class Machine(Protocol):
     """A client's side of a protocol."""

@@ -65,8 +65,10 @@ class Row(NamedTuple):
 
     @property
     def flagged(self) -> bool:
-        """What comes twice is marked: a link may repeat what it does not know to have arrived."""
-        return not self.remotes
+        """What comes twice is marked. Not where a link may repeat what it does not know to have arrived, and
+        not of what the disk refused after it was delivered, if its sender's MQTT cannot be told: then it is
+        the gateway itself that tries again."""
+        return not self.remotes and not (self.source == "mqtt" and "full-disk" in self.faults)
 
 
 EVERYWHERE: Final = (

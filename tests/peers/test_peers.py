@@ -17,8 +17,9 @@ from gateway.peers.amqp import AmqpPeer
 from gateway.peers.amqpfast import FastPeer
 from gateway.peers.mqtt import MqttPeer
 from gateway.peers.wire import Access, Arrival, Peer
-from gateway.settings import Limits, parse_url
+from gateway.settings import Limits, Listener, ListenerTls, parse_url
 from tests.interop.gateway_fixture import LOOPBACK, Running, running, settings_of
+from tests.transport.test_tls import self_signed
 
 COUNT: Final = 500
 PATIENCE_SECS: Final = 30.0
@@ -165,6 +166,22 @@ def test_a_queue_that_is_deleted_ends_its_consumer(gateway: Running) -> None:
 def test_what_a_log_sees_of_an_access_has_no_password() -> None:
     said = Access(parse_url("mqtt://ann:secret@broker.internal"))
     assert "secret" not in repr(said)
+
+
+@pytest.mark.parametrize("protocol", ["mqtt", "amqp091", "amqpfast"])
+def test_tls(tmp_path_factory: pytest.TempPathFactory, protocol: str) -> None:
+    """With the authority that signed it, and a certificate of our own; without, nobody is trusted."""
+    certificate, key = self_signed(tmp_path_factory.mktemp("tls"))
+    tls = ListenerTls(cert_file=certificate, key_file=key, client_ca_file=certificate)
+    listener = Listener(protocol=protocol, host=LOOPBACK, port=0, tls=tls)  # type: ignore[arg-type]
+    scheme = {"mqtt": "mqtts", "amqp091": "amqps", "amqpfast": "amqpfasts"}[protocol]
+    with running(settings_of(listeners={protocol: listener})) as secured:
+        target = parse_url(f"{scheme}://guest:guest@{LOOPBACK}:{secured.port(protocol)}")
+        at = Access(target, PATIENCE_SECS, str(certificate), str(certificate), str(key))
+        maker = {"mqtt": MqttPeer, "amqp091": AmqpPeer, "amqpfast": FastPeer}[protocol]
+        maker(at).close()
+        with pytest.raises(LinkError, match="certificate verify failed"):
+            maker(at._replace(ca_file=None))
 
 
 def test_nobody_there() -> None:

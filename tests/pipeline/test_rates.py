@@ -17,6 +17,7 @@ from gateway.pipeline.report.chart import chart, number, ticks_of
 from gateway.pipeline.report.page import SERIES_MAX, Rate, page
 from tests.cli.conftest import Run
 from tests.pipeline.journals import START, UP, Journal, message, written
+from tests.pipeline.streams import finished
 
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
@@ -63,16 +64,17 @@ def test_a_batch_an_archive_and_a_stream_say_the_same(spark: SparkSession, tmp_p
 
     to = tmp_path / "s"
     for first in (2_500, 3_000):
-        query = rates.follow(
-            spark,
-            str(folder),
-            to=str(to),
-            window=SECOND,
-            late="0 seconds",
-            available_now=True,
-            report=tmp_path / "s.html",
+        finished(
+            lambda: rates.follow(
+                spark,
+                str(folder),
+                to=str(to),
+                window=SECOND,
+                late="0 seconds",
+                available_now=True,
+                report=tmp_path / "s.html",
+            )
         )
-        query.awaitTermination()
         written(folder, 500, first=first)
     # The window that goes on is not told yet; each of the others once, in whichever run it ended.
     streamed = spark.read.parquet(str(to)).collect()

@@ -5,6 +5,8 @@ offers is done with it, by the commands that a person would type.
 from __future__ import annotations
 
 import json
+from collections.abc import Callable
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Final
 
@@ -24,6 +26,7 @@ from tests.cli.conftest import Run
 from tests.interop.gateway_fixture import LOOPBACK
 from tests.interop.gateway_process import GatewayProcess
 from tests.pipeline.jobs.conftest import until
+from tests.pipeline.streams import finished
 
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
@@ -56,6 +59,24 @@ def rows(journal: str) -> int:
     return sum(not isinstance(row, Gap) for row in JournalReader(Path(journal)).rows("0"))
 
 
+def measured(spark: SparkSession, journal: str, to: Path, then: Callable[[], None]) -> None:
+    """`rates` as a stream, until it has seen everything that there is after `then`."""
+    follow = partial(rates.follow, spark, journal, to=str(to), window="1 second", late="0 seconds")
+    query = follow(every="0 seconds")
+    then()
+    until(lambda: rows(journal) == READINGS, "the journal does not fill")
+
+    def seen() -> bool:
+        nonlocal query
+        if not query.isActive:  # Spark was too impatient; see tests/pipeline/streams.py
+            query = follow(every="0 seconds")
+        offsets = [one["sources"][0]["endOffset"] for one in query.recentProgress]
+        return any(str(READINGS) in str(offset) for offset in offsets)
+
+    until(seen, "no rates")
+    query.stop()
+
+
 def test_the_story(spark: SparkSession, run: Run, tmp_path: Path) -> None:
     mapping = tmp_path / "plant.yaml"
     mapping.write_text(MAPPING)
@@ -70,12 +91,7 @@ def test_the_story(spark: SparkSession, run: Run, tmp_path: Path) -> None:
         # Devices publish and the journal fills, while a stream measures it.
         publish(mqtt, 0, READINGS // 2)
         until(lambda: rows(journal) == READINGS // 2, "the journal does not fill")
-        measured = tmp_path / "rates"
-        query = rates.follow(spark, journal, to=str(measured), window="1 second", late="0 seconds")
-        publish(mqtt, READINGS // 2, READINGS // 2)
-        until(lambda: rows(journal) == READINGS, "the journal does not fill")
-        until(lambda: sum(one["numInputRows"] for one in query.recentProgress) >= READINGS, "no rates")
-        query.stop()
+        measured(spark, journal, tmp_path / "rates", partial(publish, mqtt, READINGS // 2, READINGS // 2))
         # The archive has it all.
         archive = str(tmp_path / "archive")
         done = run("pipeline", "archive", "--journal", journal, "--to", archive)
@@ -96,11 +112,9 @@ def test_the_story(spark: SparkSession, run: Run, tmp_path: Path) -> None:
         # Spark empties the queue, and nothing that was accepted is missing.
         source = spark.readStream.format("gateway_amqp").option("queues", "readings")
         given = {"url": f"amqp://guest@{LOOPBACK}:{ports['amqp091']}", "password": "guest", "quietSecs": "1"}
-        drained = source.options(**given).load().writeStream.format("parquet")
         got = tmp_path / "got"
-        drained.option("checkpointLocation", str(tmp_path / "checkpoint")).trigger(availableNow=True).start(
-            str(got)
-        ).awaitTermination(120)
+        into = source.options(**given).load().writeStream.format("parquet").trigger(availableNow=True)
+        finished(lambda: into.option("checkpointLocation", str(tmp_path / "checkpoint")).start(str(got)))
         until(lambda: rows(journal) == READINGS * 11 // 10, "the replay is not in the journal")
         only = ("--where", "route = 'telemetry'")
         last = run("pipeline", "reconcile", "--journal", journal, "--received", str(got), *only)

@@ -242,6 +242,7 @@ class KeptSession(Session):
             return False
         piece = self._aside.next_piece()
         self._waiting.extend([(message, self._granted(tag), at) for at, message, tag in piece])
+        self._aside.read_ahead()
         return bool(piece)
 
     def _granted(self, tag: bytes) -> Grant:

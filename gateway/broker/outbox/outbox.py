@@ -29,6 +29,7 @@ from gateway.model.address import Address
 from gateway.model.batch import Batch, Part, Sink
 from gateway.model.message import Message, Sender
 from gateway.model.outcome import ACCEPTED, Outcome, Reason, Verdict
+from gateway.store.journal.columns import WAS_BURIED, WAS_DELIVERED, WAS_DROPPED
 from gateway.store.store import Store
 
 if TYPE_CHECKING:
@@ -54,11 +55,6 @@ OUTBOX_STALE: Final = Outcome(Verdict.RELEASED, Reason.QUOTA, "what the outbox h
 CROWDED_OUT: Final = Outcome(Verdict.REJECTED, Reason.QUOTA, "the outbox was full, newer messages came")
 TOO_OLD: Final = Outcome(Verdict.REJECTED, Reason.EXPIRED, "it waited longer than outbox.age_secs_max")
 EXPIRED: Final = Outcome(Verdict.REJECTED, Reason.EXPIRED, "it expired in the outbox")
-
-DELIVERED: Final = "delivered"
-BURIED: Final = "dead letter"
-DROPPED: Final = "dropped"
-"""What the journal says of a message that has left an outbox, before the outcome's own text."""
 
 Policy = Literal["reject", "drop_oldest", "dead_letter"]
 Left = Callable[[Route, list[Message], Outcome, float], None]
@@ -312,7 +308,7 @@ class Outbox:
         self.dropped += len(messages)
         if route is not None:
             route.dropped += len(messages)
-            self._note(messages, outcome, DROPPED)
+            self._note(messages, outcome, WAS_DROPPED)
 
     # What the queue asks: this is its consumer.
 
@@ -368,7 +364,7 @@ class Outbox:
         if done:
             self._pauses = 0
             if self._left is not None:
-                self._note([self._open[position] for position in done], ACCEPTED, DELIVERED)
+                self._note([self._open[position] for position in done], ACCEPTED, WAS_DELIVERED)
             self._finish(done)
         if refused is not None:
             self._refused([(receipts[at], outcome) for at, outcome in refused.items()])
@@ -420,7 +416,7 @@ class Outbox:
         """Dead letters; they are written together with the settlement that the caller makes."""
         if self._route is not None:
             self._route.failed += len(messages)
-        self._note(messages, outcome, BURIED)
+        self._note(messages, outcome, WAS_BURIED)
         self._dead_letters.add(messages, self.route_name, outcome, crossed=True)
 
     def _note(self, messages: list[Message], outcome: Outcome, word: str) -> None:

@@ -40,21 +40,19 @@ def archive(
         raise PipelineError(f"--keep-days is for parquet; {format_} has commands of its own")
     folder = journal_of(journal, config)
     spark = started("archive", master, conf)
+    from gateway.pipeline.failures import plainly
     from gateway.pipeline.jobs import archive as job
 
     if format_ != job.PARQUET:
-        rows = job.run_stream(spark, folder, to, format_, checkpoint=checkpoint, fail=not skip_lost)
+        with plainly():
+            rows = job.run_stream(spark, folder, to, format_, checkpoint=checkpoint, fail=not skip_lost)
         typer.echo(f"{rows} rows archived as {format_}")
         return
-    done = job.run(
-        spark,
-        folder,
-        to,
-        keep_days=keep_days,
-        file_octets=file_mib * MEBIBYTE,
-        fail=not skip_lost,
-        tell=progress,
-    )
+    octets = file_mib * MEBIBYTE
+    with plainly():
+        done = job.run(
+            spark, folder, to, keep_days=keep_days, file_octets=octets, fail=not skip_lost, tell=progress
+        )
     typer.echo(
         f"{done.rows} rows archived in {done.files} files, {done.missing} rows of the journal missing;"
         f" {done.merged} files merged, {done.dropped} dropped;"

@@ -19,6 +19,7 @@ if TYPE_CHECKING:
     from gateway.mapping.loading import Mapping
     from gateway.pipeline.jobs.backtest import Report
     from gateway.pipeline.traffic.fates import Candidate
+    from gateway.pipeline.traffic.verdicts import Verdict
 
 app = typer.Typer()
 
@@ -39,16 +40,11 @@ def backtest(
     where: Where = None,
     allow: Annotated[
         list[str] | None,
-        typer.Option(
-            metavar="VERDICT",
-            help="A difference that is meant: stronger, new, weaker, changed, elsewhere, refused, dropped.",
-        ),
+        typer.Option(metavar="VERDICT", help="A difference that is meant; may repeat."),
     ] = None,
     tests: Annotated[
         Path | None,
-        typer.Option(
-            metavar="FILE", help="Write the (one) candidate file there with tests of recorded messages."
-        ),
+        typer.Option(metavar="FILE", help="Write the candidate there, with tests of recorded messages."),
     ] = None,
     tests_per_route: Annotated[int, typer.Option(min=1, max=100)] = 2,
     config: ConfigFile = None,
@@ -64,28 +60,36 @@ def backtest(
     if tests is not None and len(mappings) != 1:
         raise typer.BadParameter("--tests is for one mapping file")
     spark = started("backtest", master, conf)
+    from gateway.pipeline.failures import plainly
     from gateway.pipeline.jobs import backtest as job
+    from gateway.pipeline.progress import progress as watched
     from gateway.pipeline.traffic.counting import columns_for
     from gateway.pipeline.traffic.loading import Span, traffic
-    from gateway.pipeline.traffic.verdicts import Verdict
 
-    words = [verdict.value for verdict in Verdict]
-    if unknown := set(allow or ()) - set(words):
-        raise typer.BadParameter(f"--allow takes {', '.join(words)}, not {', '.join(unknown)}")
+    allowed = _verdicts(allow or [])
     candidate = candidate_of(mappings, config)
     reference = candidate_of(mappings_of(against, config), config) if against else None
-    candidates = [candidate] if reference is None else [candidate, reference]
+    columns = columns_for([candidate] if reference is None else [candidate, reference])
     folder = journal_of(journal or archive, config)
-    rows = traffic(spark, folder, columns_for(candidates), Span(begin, end, where), archive=archive)
-    samples = tests_per_route if tests is not None else 0
-    report = job.backtest(rows, candidate, reference, samples=samples, progress=progress)
-    _print(report, as_json)
-    if tests is not None:
-        _write_tests(
-            tests, mappings[0], candidate, traffic(spark, folder, _every(), Span(), archive=archive), report
-        )
-    if report.unexpected([Verdict(word) for word in allow or ()]):
+    with plainly(), watched(spark, "backtest", progress):
+        rows = traffic(spark, folder, columns, Span(begin, end, where), archive=archive)
+        samples = tests_per_route if tests is not None else 0
+        report = job.backtest(rows, candidate, reference, samples=samples)
+        _print(report, as_json)
+        if tests is not None:
+            every = traffic(spark, folder, _every(), Span(), archive=archive)
+            _write_tests(tests, mappings[0], candidate, every, report)
+    if report.unexpected(allowed):
         raise typer.Exit(Exit.FAILED)
+
+
+def _verdicts(words: list[str]) -> list[Verdict]:
+    from gateway.pipeline.traffic.verdicts import Verdict
+
+    known = {verdict.value: verdict for verdict in Verdict}
+    if unknown := set(words) - set(known):
+        raise typer.BadParameter(f"--allow takes {', '.join(known)}, not {', '.join(unknown)}")
+    return [known[word] for word in words]
 
 
 def _every() -> list[str]:

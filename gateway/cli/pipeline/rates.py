@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from pathlib import Path
-from typing import Annotated
+from typing import Annotated, Any
 
 import typer
 
@@ -39,28 +39,18 @@ def rates(
         )
     folder = archive or journal_of(journal, config)
     spark = started("rates", master, conf)
+    from gateway.pipeline.failures import plainly
     from gateway.pipeline.jobs import rates as job
 
-    if follow:
-        assert to is not None
-        query = job.follow(
-            spark, folder, to=to, window=window, late=late, clients=clients, report=report, tell=progress
-        )
-        try:
-            query.awaitTermination()
-        except KeyboardInterrupt:
-            query.stop()
-        return
-    done = job.run(
-        spark,
-        folder,
-        window=window,
-        clients=clients,
-        archive=archive is not None,
-        since=since,
-        until=until,
-        to=to,
-        report=report,
-        tell=progress,
-    )
+    given: dict[str, Any] = {"window": window, "clients": clients, "report": report, "tell": progress}
+    with plainly():
+        if follow:
+            query = job.follow(spark, folder, to=str(to), late=late, **given)
+            try:
+                query.awaitTermination()
+            except KeyboardInterrupt:
+                query.stop()
+            return
+        whole = archive is not None
+        done = job.run(spark, folder, archive=whole, since=since, until=until, to=to, **given)
     typer.echo(f"{done.messages} messages in {done.rows} rows")

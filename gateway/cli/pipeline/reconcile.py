@@ -52,15 +52,17 @@ def reconcile(
     Exit code 1 when something is, or rows of the journal itself are missing.
     """
     spark = started("reconcile", master, conf)
+    from gateway.pipeline.failures import plainly
     from gateway.pipeline.jobs import reconcile as job
+    from gateway.pipeline.progress import progress as watched
     from gateway.pipeline.traffic.loading import Span, traffic
 
     folder = journal_of(journal or archive, config)
     waiting = None if url is None else _waiting(url, token_file)
-    progress("reconciling")
-    rows = traffic(spark, folder, job.COLUMNS, Span(begin, end, where), archive=archive)
-    got = None if received is None else _received(spark, received)
-    account = job.reconcile(rows, got, waiting=waiting, still=still)
+    with plainly(), watched(spark, "reconcile", progress):
+        rows = traffic(spark, folder, job.COLUMNS, Span(begin, end, where), archive=archive)
+        got = None if received is None else _received(spark, received)
+        account = job.reconcile(rows, got, waiting=waiting, still=still)
     missing = 0 if archive else _missing(folder)
     if as_json:
         typer.echo(orjson.dumps(account.as_json() | {"rows_missing": missing}))

@@ -15,8 +15,11 @@ from gateway.mapping.names import NameRefused, make_address
 from gateway.settings import parse_url
 
 if TYPE_CHECKING:
+    from pyspark.sql import DataFrame
+
     from gateway.model.address import Address
     from gateway.peers.wire import Access
+    from gateway.pipeline.jobs.replay import Pace, Progress, Replayed
 
 app = typer.Typer()
 
@@ -63,28 +66,40 @@ def replay(
     protocol = access.target.protocol
     to = _to(protocol, topic, exchange, routing_key, queue, service, destination)
     spark = started("replay", master, conf)
+    from gateway.pipeline.failures import plainly
     from gateway.pipeline.jobs import replay as job
-    from gateway.pipeline.live.sink import peer_of
     from gateway.pipeline.traffic.loading import Span, traffic
 
     marks = job.Progress(resume)
-    rows = traffic(
-        spark, journal_of(journal or archive, config), job.COLUMNS, Span(begin, end, where), archive=archive
-    )
+    folder = journal_of(journal or archive, config)
     spoken = None
     if to is None:  # an address of its own that this broker's protocol has
         spoken = f"{'target' if at_target else 'source'}_protocol = '{protocol}'"
-    chosen = job.selected(rows, where=spoken, after=marks.read())
-    progress("sorting")
-    peer = peer_of(access)
-    try:
-        sender = job.Replay(peer, job.Pace(speed, rate), marks, to=to, at_target=at_target, tell=progress)
-        done = sender.send(chosen.toLocalIterator(prefetchPartitions=True))
-    finally:
-        peer.close()
+    with plainly():
+        rows = traffic(spark, folder, job.COLUMNS, Span(begin, end, where), archive=archive)
+        chosen = job.selected(rows, where=spoken, after=marks.read())
+        progress("sorting")
+        done = _sent(access, chosen, job.Pace(speed, rate), marks, to, at_target)
     typer.echo(f"{done.sent} messages sent, {done.refused} refused, {done.incomplete} not recorded whole")
     if done.refused or done.incomplete:
         raise typer.Exit(Exit.FAILED)
+
+
+def _sent(
+    access: Access, rows: DataFrame, pace: Pace, marks: Progress, to: Address | None, at_target: bool
+) -> Replayed:
+    from gateway.pipeline.jobs.replay import Replay
+    from gateway.pipeline.live.sink import peer_of
+
+    peer = peer_of(access)
+    try:
+        sender = Replay(peer, pace, marks, to=to, at_target=at_target, tell=progress)
+        done = sender.send(rows.toLocalIterator(prefetchPartitions=True))
+    except BaseException:
+        peer.cut()
+        raise
+    peer.close()
+    return done
 
 
 def _access(url: str, password_file: Path | None, timeout: float, ca_file: str | None) -> Access:

@@ -48,25 +48,31 @@ def schema(
     """Print the schema of a route's messages: captures are columns, a JSON body is a struct."""
     mappings = mappings_of(files or [], config)
     spark = started("schema", master, conf)
+    from gateway.pipeline.failures import plainly
     from gateway.pipeline.jobs import schema as job
+    from gateway.pipeline.progress import progress as watched
     from gateway.pipeline.traffic.loading import Span, traffic
 
     candidate = candidate_of(mappings, config)
     job.route_of(candidate, route)
-    rows = traffic(
-        spark, journal_of(journal or archive, config), job.COLUMNS, Span(begin, end, where), archive=archive
-    )
-    progress("looking at bodies")
-    table = job.table(rows, candidate, route, _body(json_schema, rows, candidate, route))
-    typer.echo(table.schema.json() if as_json else _ddl(table))
-    newest = job.last_values(table)
-    if out is not None:
-        newest.write.mode("overwrite").parquet(out)
-    if last is not None:
-        words = [f"`{name}`" for name in newest.columns]
-        lines = newest.orderBy("address").limit(last).selectExpr(f"to_json(struct({', '.join(words)}))")
-        for (text,) in lines.collect():
-            typer.echo(text)
+    with plainly(), watched(spark, "schema", progress):
+        rows = traffic(
+            spark,
+            journal_of(journal or archive, config),
+            job.COLUMNS,
+            Span(begin, end, where),
+            archive=archive,
+        )
+        table = job.table(rows, candidate, route, _body(json_schema, rows, candidate, route))
+        typer.echo(table.schema.json() if as_json else _ddl(table))
+        newest = job.last_values(table)
+        if out is not None:
+            newest.write.mode("overwrite").parquet(out)
+        if last is not None:
+            words = [f"`{name}`" for name in newest.columns]
+            lines = newest.orderBy("address").limit(last).selectExpr(f"to_json(struct({', '.join(words)}))")
+            for (text,) in lines.collect():
+                typer.echo(text)
 
 
 def _body(file: Path | None, rows: DataFrame, candidate: Candidate, route: str) -> DataType | None:

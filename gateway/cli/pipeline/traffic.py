@@ -18,9 +18,9 @@ Archive = Annotated[
     str | None, typer.Option(metavar="FOLDER", help="Read this archive instead of the journal.")
 ]
 Begin = Annotated[
-    str | None, typer.Option("--from", metavar="TIME", help="Received then or later; ISO 8601, UTC.")
+    str | None, typer.Option("--since", metavar="TIME", help="Received then or later; ISO 8601, UTC.")
 ]
-End = Annotated[str | None, typer.Option("--to", metavar="TIME", help="Received before that.")]
+End = Annotated[str | None, typer.Option("--until", metavar="TIME", help="Received before that.")]
 Where = Annotated[
     str | None,
     typer.Option(metavar="SQL", help="Only rows for which this is true, e.g. \"source_endpoint = 'mqtt'\"."),

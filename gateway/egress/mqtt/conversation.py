@@ -7,7 +7,8 @@ filters are subscribed to (mqtt_filters.py). A connection (mqtt_peer.py) comes a
 With `version: auto` a link says MQTT 5.0. A broker that refuses that version is from then on spoken to in
 3.1.1. Where the connection only ends without a CONNACK, as old brokers do and also brokers that are just
 starting, the other version is tried next and nothing is remembered: a moment's weakness must not cost a
-broker of MQTT 5 its properties for ever.
+broker of MQTT 5 its properties for ever. A broker that has spoken 5.0 is not tried with the other one: as it
+starts again it would take up the session in 3.1.1, and Mosquitto has lost a message over that.
 
 A link that shares its subscriptions does not fall back: only MQTT 5 says what `$share` is. Many brokers know
 it in 3.1.1, too; to the others it is a topic like any other, on which nothing would ever come.
@@ -76,6 +77,7 @@ class MqttConversation:
         self._sinks: tuple[Sink, ...] = (self,)
         self._older = False  # the broker has refused MQTT 5.0
         self._other = False  # it went away without a word: try the other version once
+        self._spoke_5: set[str] = set()  # by address
 
     # What the link asks.
 
@@ -160,6 +162,8 @@ class MqttConversation:
         machine = peer.machine
         self._peer = peer
         self._other = False
+        if machine.version is Version.V5:
+            self._spoke_5.add(peer.stream.remote)
         self.stats.spoke(machine, machine.version.name.lower())
         self.link.came_up()
         self.incoming.attach(peer, present=present)
@@ -182,7 +186,7 @@ class MqttConversation:
             self._older = True
             if self._shares and self._settings.version == "auto":
                 reason += f"; {NEEDS_5}"
-        elif not peer.answered:
+        elif not peer.answered and peer.stream.remote not in self._spoke_5:
             self._other = not self._other
         self.link.went_down(reason)
 

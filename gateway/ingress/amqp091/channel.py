@@ -5,7 +5,7 @@ told.
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Sequence
 from functools import partial
 from typing import TYPE_CHECKING, Final
 
@@ -138,8 +138,8 @@ class AmqpChannel:
         self.transaction: Transaction | None = None
         self.confirming = False
         self.published = 0  # publishes since confirm.select
-        self._unconfirmed: dict[int, None] = {}
-        self._settled: list[int] = []
+        self.unconfirmed: dict[int, None] = {}
+        self.settled: list[int] = []
 
     # Deliveries.
 
@@ -289,32 +289,30 @@ class AmqpChannel:
     def expect_confirm(self) -> int:
         """The number of the next publish, which will be confirmed."""
         self.published += 1
-        self._unconfirmed[self.published] = None
+        self.unconfirmed[self.published] = None
         return self.published
 
-    def confirmed(self, numbers: Iterable[int]) -> None:
-        """Publishes are safe; told when the wake-up ends, with others."""
+    def confirmed(self, number: int) -> None:
+        """A publish is safe; told when the wake-up ends, with others (AmqpIngress.settle does the same)."""
         self.connection.confirming[self] = None
-        pop, add = self._unconfirmed.pop, self._settled.append
-        for number in numbers:
-            if pop(number, self) is None:
-                add(number)
+        if self.unconfirmed.pop(number, self) is None:
+            self.settled.append(number)
 
     def refused(self, number: int) -> None:
         """A publish was refused: basic.nack."""
-        if self._unconfirmed.pop(number, self) is None:
+        if self.unconfirmed.pop(number, self) is None:
             self.connection.machine.nack(self.number, number)
 
     def tell_confirms(self) -> None:
         """Write the gathered confirms: one `multiple` for all below the first open one, the rest singly."""
-        settled = self._settled
+        settled = self.settled
         if not settled:
             return
-        self._settled = []
-        if not self._unconfirmed:
+        self.settled = []
+        if not self.unconfirmed:
             self.connection.machine.ack(self.number, max(settled), len(settled) > 1)
             return
-        first_open = next(iter(self._unconfirmed), self.published + 1)
+        first_open = next(iter(self.unconfirmed), self.published + 1)
         below = [number for number in settled if number < first_open]
         ack = self.connection.machine.ack
         if below:

@@ -104,8 +104,14 @@ class AmqpConnection:
         """Confirms that have gathered, and whatever was encoded."""
         if self.confirming:
             channels, self.confirming = self.confirming, {}
+            alone = []  # with hundreds of channels each has one
             for channel in channels:
-                channel.tell_confirms()
+                settled = channel.settled
+                if len(settled) == 1 and not channel.unconfirmed:
+                    alone.append((channel.number, settled.pop()))
+                else:
+                    channel.tell_confirms()
+            self.machine.ack_each(alone)
         return self.machine.data_to_send()
 
     def drained(self) -> None:
@@ -412,7 +418,7 @@ class AmqpConnection:
                 channel.transaction.told(outcome is None)
             return
         if outcome is None:
-            channel.confirmed((confirm,))
+            channel.confirmed(confirm)
         else:
             channel.refused(confirm)
 

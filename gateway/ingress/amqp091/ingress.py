@@ -7,6 +7,7 @@ mandatory messages only. A message that nobody waits for has no receipt.
 from __future__ import annotations
 
 import secrets
+from collections import Counter
 from collections.abc import Callable, Sequence
 
 import structlog
@@ -115,26 +116,27 @@ class AmqpIngress:
     def settle(
         self, receipts: list[Receipt | None], refused: dict[int, Outcome] | None, received: float
     ) -> None:
-        """Each receipt's channel hears what became of its message; those of which it need only be told that
-        they were accepted hear it together."""
-        told: dict[AmqpChannel, list[int]] = {}
+        """Each receipt's channel hears what became of its message."""
+        answered: list[AmqpConnection] = []
+        last: AmqpChannel | None = None
         for at, receipt in enumerate(receipts):
             if receipt is None:
                 continue
             channel, confirm, content = receipt
-            if refused is None and content is None and confirm > 0:
-                confirms = told.get(channel)
-                if confirms is None:
-                    confirms = told[channel] = []
-                confirms.append(confirm)
+            if refused is None and content is None and confirm > 0:  # it only hears of its acceptance
+                if channel is not last:
+                    last = channel
+                    settled = channel.settled
+                    connection = channel.connection
+                    unconfirmed = channel.unconfirmed
+                    if not settled:
+                        connection.confirming[channel] = None
+                if unconfirmed.pop(confirm, last) is None:
+                    settled.append(confirm)
+                answered.append(connection)
             else:
                 channel.connection.settled(receipt, None if refused is None else refused.get(at))
-        answered: dict[AmqpConnection, int] = {}
-        for channel, confirms in told.items():
-            channel.confirmed(confirms)
-            connection = channel.connection
-            answered[connection] = answered.get(connection, 0) + len(confirms)
-        for connection, count in answered.items():
+        for connection, count in Counter(answered).items():
             connection.answered(count)
         self.stats.answered(len(receipts), refused, self.now() - received)
 

@@ -22,6 +22,12 @@ from gateway.pipeline.columns import COLUMNS, Arrow, arrow_schema
 
 NAMES: Final = tuple(column.name for column in COLUMNS)
 FILED: Final = tuple(name for name in NAMES if name != "route")  # which the folder's name says
+DICTIONARIES: Final = [
+    *(column.name for column in COLUMNS if column.arrow == pa.string()),
+    *(f"headers.list.element.{name}" for name in ("name", "type", "value")),
+]
+"""Columns of which Parquet makes dictionaries: texts repeat. For bodies and numbers it would try in vain, for
+a tenth more time, and files twice as large (measured with JSON of 90 octets)."""
 GROUP_ROWS: Final = 131_072
 GROUP_OCTETS: Final = 32 * 1_048_576
 BUFFERED_OCTETS: Final = 128 * 1_048_576  # of all files of a task; with many routes each has its own buffer
@@ -95,7 +101,8 @@ class _Open:
         archive.system.create_dir(archive.path(STAGING), recursive=True)
         path = archive.path(f"{STAGING}/{uuid4().hex}.parquet")
         sink = archive.system.open_output_stream(path)
-        return cls(path, sink, pq.ParquetWriter(sink, arrow_schema(FILED), compression="zstd"))
+        writer = pq.ParquetWriter(sink, arrow_schema(FILED), compression="zstd", use_dictionary=DICTIONARIES)
+        return cls(path, sink, writer)
 
 
 def write(archive: Archive, name: str, batches: Iterable[Arrow], file_octets: int) -> list[Filed]:

@@ -12,7 +12,7 @@ from datetime import UTC, date, datetime, timedelta
 from typing import Final, NamedTuple
 
 from py4j.protocol import Py4JJavaError
-from pyspark.errors import AnalysisException, PySparkException
+from pyspark.errors import AnalysisException
 from pyspark.sql import DataFrame, SparkSession
 from pyspark.sql import functions as F
 from pyspark.sql.types import DateType, StructField, StructType
@@ -23,7 +23,7 @@ from gateway.pipeline.archive.manifest import Archive, Filed, Manifest
 from gateway.pipeline.archive.writing import NAMES, write
 from gateway.pipeline.columns import spark_schema
 from gateway.pipeline.journal.options import Offsets, Options, options_of
-from gateway.pipeline.journal.planning import Part, reader_of
+from gateway.pipeline.journal.planning import Part, next_of, reader_of
 from gateway.pipeline.journal.source import JournalTable
 from gateway.pipeline.progress import Tell, progress
 
@@ -116,8 +116,16 @@ def _options(offsets: Offsets, journal: str, *, fail: bool) -> Options:
         "partitionBytes": str(TASK_OCTETS),
         "failOnDataLoss": str(fail).lower(),
     }
-    shards = reader_of(options_of(given, stream=False)).shards()
+    reader = reader_of(options_of(given, stream=False))
+    shards = reader.shards()
     known = {shard: number for shard, number in offsets.items() if shard in shards}
+    for shard, number in known.items():
+        end = next_of(reader, shard)
+        if end < number and fail:
+            raise PipelineError(
+                f"shard {shard} of the journal in {journal} ends before row {end}, and the archive has the"
+                f" rows before {number}: its end is lost, or it is another journal; --skip-lost goes on"
+            )
     return options_of(given | {"startingOffsets": json.dumps(known)}, stream=False)
 
 
@@ -207,6 +215,4 @@ def run_stream(
             f"this session cannot write {format_}: {said.getMessage()}"
             " (formats come with packages: --conf spark.jars.packages=...)"
         ) from error
-    except PySparkException as error:
-        raise PipelineError(f"the archive was not written: {error.getMessage()}") from error
     return sum(progress.numInputRows for progress in query.recentProgress)

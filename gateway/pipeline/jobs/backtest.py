@@ -7,7 +7,7 @@ it keeps up. Compared are places and guarantees, not headers: a journal has them
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any, Final, NamedTuple
 
@@ -114,7 +114,6 @@ def backtest(
     against: Candidate | None = None,
     *,
     samples: int = 0,
-    progress: Callable[[str], None] = lambda text: None,
 ) -> Report:
     """Route `traffic`, rows with the journal's columns, by `candidate`.
 
@@ -124,7 +123,6 @@ def backtest(
     rows = traffic.where(~F.coalesce(F.expr(LEFT), F.lit(False))).select(*columns_for(candidates))
     first = rows.mapInArrow(FirstPass(candidate, against), FIRST_SQL)
     counted = first.repartition("key").mapInArrow(second_pass, SECOND_SQL)
-    progress("routing")
     texts: dict[int, str] = {}
     groups = []
     for row in counted.toLocalIterator(prefetchPartitions=True):
@@ -132,7 +130,6 @@ def backtest(
             texts.update((number_of(text), text) for text in row["texts"].split("\n"))
         else:
             groups.append(row)
-    progress(f"comparing {len(groups)} kinds of messages")
     return _reported(groups, texts, samples)
 
 

@@ -21,6 +21,7 @@ from gateway.errors import PipelineError
 from gateway.pipeline.jobs.archive import read_archive
 from gateway.pipeline.progress import Tell, progress
 from gateway.pipeline.report.page import Rate, page
+from gateway.store.journal.columns import LEFT_OUTBOX
 
 NEEDED: Final = (
     "received",
@@ -38,7 +39,6 @@ NEEDED: Final = (
 )
 REPORT_ROWS_MAX: Final = 200_000
 FRAME_OCTETS: Final = 131_072  # limits.frame_bytes_max as it is by default
-LEFT_OUTBOX: Final = "^(delivered$|dead letter: |dropped: )"
 
 
 class Rates(NamedTuple):

@@ -16,14 +16,12 @@ from typing import TYPE_CHECKING, Any, Final, NamedTuple
 from pyspark.sql import functions as F
 from pyspark.sql.window import Window
 
+from gateway.store.journal.columns import WAS_BURIED, WAS_DELIVERED, WAS_DROPPED, WAS_STORED
+
 if TYPE_CHECKING:
     from pyspark.sql import Column, DataFrame
 
 CONFIRMED: Final = "confirmed"
-STORED: Final = "stored"
-DELIVERED: Final = "delivered"
-DEAD: Final = "dead letter"
-DROPPED: Final = "dropped"
 RELEASED: Final = "released"
 REJECTED: Final = "rejected"
 LOST: Final = "lost"
@@ -92,7 +90,7 @@ def reconcile(
         account = Account()
         for row in known.groupBy("route", "phase").count().collect():
             account.phases[row["route"], row["phase"]] = row["count"]
-        if any(phase in (STORED, DELIVERED) for _, phase in account.phases):
+        if any(phase in (WAS_STORED, WAS_DELIVERED) for _, phase in account.phases):
             _outboxes(known, account, waiting)
         if received is not None:
             _consumer(known, received, account, still)
@@ -105,11 +103,11 @@ def _phase() -> Column:
     text = F.col("reason_text")
     accepted = F.col("outcome") == "accepted"
     return (
-        F.when(accepted & (text == DELIVERED), DELIVERED)
-        .when(accepted & (text == STORED), STORED)
+        F.when(accepted & (text == WAS_DELIVERED), WAS_DELIVERED)
+        .when(accepted & (text == WAS_STORED), WAS_STORED)
         .when(accepted, CONFIRMED)
-        .when(text.rlike(f"^{DEAD}(:|$)"), DEAD)
-        .when(text.rlike(f"^{DROPPED}(:|$)"), DROPPED)
+        .when(text.rlike(f"^{WAS_BURIED}(:|$)"), WAS_BURIED)
+        .when(text.rlike(f"^{WAS_DROPPED}(:|$)"), WAS_DROPPED)
         .otherwise(F.col("outcome"))
     )
 
@@ -125,9 +123,9 @@ def _key() -> Column:
 
 def _outboxes(known: DataFrame, account: Account, waiting: Mapping[str, int] | None) -> None:
     way = ("route", "target_endpoint", "target_address", "key")
-    is_stored = F.col("phase") == STORED
+    is_stored = F.col("phase") == WAS_STORED
     boxes = (
-        known.where(F.col("phase").isin(STORED, DELIVERED, DEAD, DROPPED))
+        known.where(F.col("phase").isin(WAS_STORED, WAS_DELIVERED, WAS_BURIED, WAS_DROPPED))
         .groupBy(*way)
         .agg(
             F.count(F.when(is_stored, 1)).alias("stored"),
@@ -154,7 +152,7 @@ def _outboxes(known: DataFrame, account: Account, waiting: Mapping[str, int] | N
             what = WAITING if left > 0 else LOST
         _name(account, what, row, 1)
     again = (
-        known.where(F.col("phase") == DELIVERED)
+        known.where(F.col("phase") == WAS_DELIVERED)
         .groupBy(*way)
         .agg(*_sample(), F.count("*").alias("delivered"))
         .join(boxes.select(*way, "stored"), [*way])
@@ -174,7 +172,7 @@ def _sample() -> list[Column]:
 
 
 def _consumer(known: DataFrame, received: DataFrame, account: Account, still: int) -> None:
-    accepted = known.where(F.col("phase").isin(CONFIRMED, STORED))
+    accepted = known.where(F.col("phase").isin(CONFIRMED, WAS_STORED))
     each = accepted.dropDuplicates([*MESSAGE, "route", "target_address"])
     expected = each.groupBy("key").agg(
         F.count("*").alias("accepted"),

@@ -19,6 +19,7 @@ Offsets are sequence numbers by shard, those of the next row. Unknown options ar
 from __future__ import annotations
 
 import json
+import re
 from collections.abc import Mapping
 from dataclasses import dataclass
 from datetime import UTC, datetime
@@ -89,7 +90,7 @@ def options_of(given: Mapping[str, str], *, stream: bool) -> Options:
     if stream and ("endingoffsets" in said or "endingtimestamp" in said):
         raise PipelineError("a stream has no end: endingOffsets and endingTimestamp are for batches")
     return Options(
-        folder=Path(path.removeprefix("file://")),
+        folder=Path(re.sub("^file:(?=/)(//)?", "", path)),
         routes=_set(said.get("routes")),
         protocols=_set(said.get("protocols")),
         start=_bound(said, "starting", LATEST if stream else EARLIEST),

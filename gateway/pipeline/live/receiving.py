@@ -126,11 +126,14 @@ class Receiver:
             except LinkError as error:
                 self._begin_life()
                 if peer is not None:
+                    peer.cut()
                     good = time.monotonic()
                 if time.monotonic() - good >= self._limits.away_secs_max:
                     self._fail(error)
                     return
             except (GatewayError, OSError) as error:
+                if peer is not None:
+                    peer.cut()
                 self._fail(error)
                 return
             time.sleep(wait)

@@ -111,9 +111,12 @@ class Publication:
                     peer = peer or peer_of(self._said.access())
                     refused += self._publish(peer, some)
                     rows += len(some)
-        finally:
+        except BaseException:
             if peer is not None:
-                peer.close()
+                peer.cut()
+            raise
+        if peer is not None:
+            peer.close()
         return Published(rows, refused)
 
     def _publish(self, peer: Peer, messages: Sequence[Message]) -> int:

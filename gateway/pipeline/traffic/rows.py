@@ -10,10 +10,11 @@ from gateway.errors import RemoteProtocolError
 from gateway.model.address import Address, AmqpAddress, FastAddress, MqttAddress
 from gateway.model.message import NEVER, Message, Sender
 from gateway.model.properties import NO_PROPERTIES, Properties, PropertySet
+from gateway.store.journal.columns import LEFT_OUTBOX
 from gateway.store.properties import decode_properties
 
 NOTHING: Final = "{}"
-LEFT: Final = "reason_text = 'delivered' or reason_text rlike '^(dead letter|dropped)(:|$)'"
+LEFT: Final = f"reason_text rlike '{LEFT_OUTBOX}'"
 """SQL: rows of what has left an outbox; the message has another one, of when it was accepted."""
 
 

@@ -9,7 +9,7 @@ read by `_read_publishes`, which hands them on undecoded: what a client repeats 
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from struct import Struct
 from typing import Any, ClassVar, Final
 
@@ -50,10 +50,8 @@ CONTENT_HEAD_SIZE: Final = 19
 BODY_HEAD: Final = Struct(">BHI").unpack_from
 READ_SETTLE: Final = SETTLE.unpack_from
 Lead = tuple[bytes, int, int, int, bytes, bytes]
+LEAD_OCTETS_MAX: Final = 1024  # of leads that are remembered by channel: clients choose their properties
 # Octets before the body and their number, body size, channel, arguments of the method, properties.
-LEAD_OCTETS_MAX: Final = (
-    1024  # a channel's lead that is remembered: its properties are the client's to choose
-)
 NO_LEAD: Final[Lead] = (b"", 1, 0, 0, b"", b"")  # one octet is never equal to none
 
 
@@ -204,6 +202,14 @@ class ServerConnection(Connection):
             last.contents.append((number, method, properties, body))
         else:
             events.append(Publishes([(number, method, properties, body)]))
+
+    def ack_each(self, rows: Sequence[tuple[int, int]]) -> None:
+        """basic.ack of one delivery tag on each of these channels."""
+        ready, add, pack = self._ready, self.out.append, SETTLE.pack
+        for channel, delivery_tag in rows:
+            if channel in ready or self._usable(channel):
+                add(pack(FRAME_METHOD, channel, SETTLE_SIZE, BASIC_ACK, delivery_tag, 0, FRAME_END))
+                self.sent["basic.ack"] += 1
 
     def _read_publishes(self, data: bytes, at: int, end: int, events: list[Event]) -> int:
         """Take the messages from `at` on that are whole, with one body frame or none; returns their end."""

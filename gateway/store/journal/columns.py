@@ -38,6 +38,15 @@ def _dictionary(name: str, *, nulls: bool = False) -> tuple[str, ...]:
 
 
 SENDER: Final = ("source_endpoint", "client", "user", "remote_address")
+WAS_STORED: Final = "stored"
+WAS_DELIVERED: Final = "delivered"
+WAS_BURIED: Final = "dead letter"
+WAS_DROPPED: Final = "dropped"
+"""What `reason_text` says of an outbox: it has accepted the message; it has left it, in one of three ways.
+Behind the last two stands ": " and why."""
+LEFT_OUTBOX: Final = f"^({WAS_DELIVERED}$|({WAS_BURIED}|{WAS_DROPPED})(: |$))"
+"""A regular expression for what has left; the message has another row, of when it was accepted."""
+
 LANE: Final = ("source_protocol", "route", "mapping_version", "target_endpoint", "target_protocol")
 OUTCOME: Final = ("outcome", "reason", "reason_text")
 ADDRESS: Final = ("address", "scope", "name")

@@ -8,6 +8,7 @@ from pathlib import Path
 import pytest
 from structlog.testing import capture_logs
 
+from gateway.broker import kept
 from gateway.broker.switch import RouteLane
 from gateway.mapping.router import Router
 from gateway.model.outcome import ACCEPTED
@@ -98,6 +99,22 @@ def test_what_was_not_settled_is_there_after_a_crash_in_order(bench: Bench) -> N
     bench.outboxes.link_up("erp")
     bench.until(lambda: len(bench.link.bodies) == 3)
     assert bench.link.bodies == [1, 3, 4]
+
+
+def test_an_outbox_of_many_pieces_is_there_after_a_crash_in_order(
+    bench: Bench, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Before the store's thread runs, each piece comes while the one before is put in its place."""
+    monkeypatch.setattr(kept, "PIECE_MESSAGES_MAX", 3)
+    bench.link.up = False
+    for number in range(20):
+        bench.stored(number)
+    bench.restart()
+    assert len(next(iter(bench.outboxes))) == 20
+    bench.link.up = True
+    bench.outboxes.link_up("erp")
+    bench.until(lambda: len(bench.link.bodies) == 20)
+    assert bench.link.bodies == list(range(20))
 
 
 def test_a_released_message_returns_to_its_place_and_the_outbox_waits(bench: Bench) -> None:

@@ -12,6 +12,7 @@ import time
 from collections.abc import Iterable
 from typing import Final, Literal
 
+from gateway.errors import LocalProtocolError
 from gateway.model.properties import Headers, Value, ValueType
 from gateway.protocols.amqp091 import methods as m
 from gateway.protocols.amqp091.codec import decode_address
@@ -73,6 +74,9 @@ def opened(worker: Worker, declarations: Iterable[Declaration]) -> Channel:
         channel.open()
         for method, answer in declarations:
             channel.ask(method, answer)
+    except LocalProtocolError as error:  # it was let in and closed at once
+        channel.cut()
+        raise ConnectionError(str(error)) from error
     except BaseException:
         channel.cut()
         raise

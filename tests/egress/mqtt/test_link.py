@@ -42,6 +42,7 @@ YES_5, YES_3 = b"\x20\x03\x00\x00\x00", b"\x20\x02\x00\x00"
         ("auto", [b"\x20\x03\x00\x84\x00", YES_3, YES_3], [FIVE, OLDER, OLDER]),
         ("auto", [None, YES_3, None, YES_3], [FIVE, OLDER, FIVE, OLDER]),
         ("auto", [None, None, YES_5, YES_5], [FIVE, OLDER, FIVE, FIVE]),
+        ("auto", [YES_5, None, None, YES_5], [FIVE, FIVE, FIVE, FIVE]),
         ("auto", [b"HTTP/1.1 503\r\n\r\n", None, YES_5], [FIVE, OLDER, FIVE]),
         ("auto", [b"\x20\x03\x00\x87\x00", YES_5], [FIVE, FIVE]),
         ("5.0", [b"\x20\x03\x00\x84\x00", YES_5], [FIVE, FIVE]),

@@ -4,16 +4,20 @@ from __future__ import annotations
 
 import os
 from collections.abc import Iterator
+from pathlib import Path
 
 import pytest
+import trio
 
+from gateway.egress.amqpfast.client import connect
 from gateway.protocols.amqpfast import commands as m
 from gateway.protocols.mqtt.packets import Connack, Connect
-from gateway.settings import Limits, Listener
+from gateway.settings import Limits, Listener, ListenerTls
 from tests.ingress.amqpfast.client import EMPTY, PEER, PERSISTENT, TOPIC, fresh, head
 from tests.ingress.amqpfast.large import MIB, SMALL_MEMORY, Whole, octets
 from tests.ingress.clients import Mqtt
 from tests.interop.gateway_fixture import LOOPBACK, Running, running, settings_of
+from tests.interop.test_tls import make_certificate
 
 BODY = octets(3 * MIB)
 OTHER = octets(2 * MIB, 2)
@@ -338,3 +342,25 @@ def test_a_body_that_is_not_there_any_more_costs_the_channel(size: int | None) -
         client.say(m.HandleConsume(handle, 0, 1))
         assert client.channel_closed() == (1, 541)
         client.channel()
+
+
+def test_a_body_on_disk_and_one_in_memory_go_through_tls(tmp_path: Path) -> None:
+    make_certificate(tmp_path, LOOPBACK)
+    tls = ListenerTls(cert_file=tmp_path / "cert.pem", key_file=tmp_path / "key.pem")
+    listeners = {"secure": Listener(protocol="amqpfast", host=LOOPBACK, port=0, tls=tls)}
+    bodies = [BODY, octets(MIB + MIB // 2, 3)]
+    limits = Limits(fast_memory_bytes_max=2 * MIB)
+    with running(settings_of(limits=limits, listeners=listeners)) as gateway:
+
+        async def pass_through() -> list[bytes]:
+            url = f"amqpfasts://guest:guest@{LOOPBACK}:{gateway.port('secure')}/"
+            async with connect(url, ca_file=str(tmp_path / "cert.pem")) as client:
+                channel = await client.channel()
+                sender = await channel.sender("queue", "q")
+                for body in bodies:
+                    await sender.upload(body)
+                assert gateway.gateway.fast_hosts.spool.used == len(BODY)
+                consumer = await channel.consume("queue", "q")
+                return [(await anext(consumer)).message.body for _ in bodies]
+
+        assert trio.run(pass_through) == bodies

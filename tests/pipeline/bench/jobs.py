@@ -12,7 +12,13 @@ from pathlib import Path
 
 from pyspark.sql import DataFrame, SparkSession
 
+from gateway.mapping.loading import parse
 from gateway.pipeline.jobs import archive, rates
+from gateway.pipeline.jobs.backtest import backtest
+from gateway.pipeline.traffic.counting import columns_for
+from gateway.pipeline.traffic.fates import Candidate
+from gateway.pipeline.traffic.loading import Span, traffic
+from tests.pipeline.streams import finished
 
 FEW = "shard,sequence,received,route,client,source_address,target_address,outcome,body_size,body"
 
@@ -68,7 +74,8 @@ def _streamed(bench: Bench, columns: str | None) -> None:
     source = source if columns is None else source.option("columns", columns)
     to = bench.fresh("stream")
     writer = source.load(str(bench.journal)).writeStream.format("parquet")
-    writer.option("checkpointLocation", f"{to}-c").trigger(availableNow=True).start(to).awaitTermination()
+    ready = writer.option("checkpointLocation", f"{to}-c").trigger(availableNow=True)
+    finished(lambda: ready.start(to))
     shutil.rmtree(f"{to}-c", ignore_errors=True)
 
 
@@ -92,6 +99,35 @@ def rated(bench: Bench) -> None:
     rates.run(bench.spark, str(bench.journal), report=bench.folder / "rates.html")
 
 
+MAPPING = """version: 1
+routes:
+  - name: telemetry
+    from: {endpoint: mqtt, topic: "plant/{line}/{machine}/{rest...}"}
+    to: {endpoint: erp, exchange: telemetry, routing_key: "{line}.{machine}.{rest}"}
+    delivery: {qos1: persistent}
+  - name: other
+    from: {endpoint: mqtt, topic: "plant/line7/#"}
+    to: {endpoint: erp, queue: seven}
+"""
+CONDITION = MAPPING + '    when: "body.pressure > 1010.0"\n'
+
+
+def _backtested(bench: Bench, text: str) -> None:
+    candidate = Candidate([parse(text)], {"<text>": text}, {})
+    rows = traffic(bench.spark, str(bench.journal), columns_for([candidate]), Span())
+    assert backtest(rows, candidate).messages > 0
+
+
+def backtested(bench: Bench) -> None:
+    """`backtest` of two routes, against what happened."""
+    _backtested(bench, MAPPING)
+
+
+def backtested_with_condition(bench: Bench) -> None:
+    """The same, with a condition that looks into one message of fifty."""
+    _backtested(bench, CONDITION)
+
+
 Job = Callable[[Bench], None]
 GROUPS: tuple[tuple[tuple[str, Job], ...], ...] = (
     (("journal into an aggregate", read_journal), ("Parquet into the same", read_parquet)),
@@ -99,5 +135,6 @@ GROUPS: tuple[tuple[tuple[str, Job], ...], ...] = (
     (("stream into Parquet, 10 columns", stream), ("stream into Parquet, all columns", stream_all)),
     (("archive", archived),),
     (("rates", rated),),
+    (("backtest", backtested), ("backtest with a condition", backtested_with_condition)),
 )
 """Jobs in a group are run in turns, so that what else the machine does meets them alike."""

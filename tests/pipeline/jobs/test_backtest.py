@@ -104,4 +104,4 @@ def test_the_command_says_what_changes_and_its_exit_code_does(
     assert done.code == 1
     assert json.loads(done.out)["findings"][0]["verdict"] == "elsewhere"
     assert run(*asked, str(changed), "--allow", "elsewhere").code == 0
-    assert run(*asked, str(changed), "--to", "2001-01-01").code == 0, "no traffic, no change"
+    assert run(*asked, str(changed), "--until", "2001-01-01").code == 0, "no traffic, no change"

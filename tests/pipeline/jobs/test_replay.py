@@ -52,6 +52,9 @@ class Broker:
     def close(self) -> None:
         pass
 
+    def cut(self) -> None:
+        pass
+
 
 class Clock:
     """Time that passes when somebody sleeps."""

@@ -17,6 +17,11 @@ DAY_US = 1_700_006_400_000_000  # 2023-11-15
 DAY = datetime(2023, 11, 15, tzinfo=UTC)
 
 
+@pytest.mark.parametrize("text", ["/j/k", "file:/j/k", "file:///j/k"])
+def test_paths(text: str) -> None:
+    assert options_of({"path": text}, stream=False).folder == Path("/j/k")
+
+
 def test_defaults_are_kafkas() -> None:
     table = options_of({"PATH": "file:///j"}, stream=False)
     stream = options_of({"path": "/j"}, stream=True)

@@ -17,6 +17,7 @@ from gateway.pipeline.journal.options import Offsets, options_of
 from gateway.pipeline.journal.planning import SPAN_OCTETS, Part
 from gateway.pipeline.journal.source import JournalStream
 from tests.pipeline.journals import written
+from tests.pipeline.streams import finished
 from tests.store.journal.samples import block
 
 if TYPE_CHECKING:
@@ -161,14 +162,13 @@ def test_spark_reads_it_into_parquet(spark: SparkSession, tmp_path: Path) -> Non
         source = spark.readStream.format("gateway_journal").options(
             startingOffsets="earliest", maxOffsetsPerTrigger="30", columns="shard,sequence,body,received"
         )
-        query = (
+        writer = (
             source.load(str(folder))
             .writeStream.format("parquet")
             .option("checkpointLocation", str(checkpoint))
             .trigger(availableNow=True)
-            .start(str(sink))
         )
-        query.awaitTermination()
+        query = finished(lambda: writer.start(str(sink)))
         return [progress.numInputRows for progress in query.recentProgress if progress.numInputRows]
 
     assert run() == [30, 30, 30, 10]

@@ -5,11 +5,13 @@ from __future__ import annotations
 from collections.abc import Callable
 
 import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
 
 from gateway.protocols.amqpfast import commands as m
 from gateway.protocols.amqpfast import events as e
 from gateway.protocols.amqpfast.codec import encode_command
-from gateway.protocols.amqpfast.sending import Transfer
+from gateway.protocols.amqpfast.sending import Producer, Transfer
 from gateway.protocols.amqpfast.spec import PARTIAL
 from tests.protocols.amqpfast.test_fragments import bodies, closes_channel, closes_handle, part
 from tests.protocols.amqpfast.wires import HEAD, Wire, queue_wire
@@ -87,3 +89,22 @@ def test_large_parts_of_a_body_leave_without_being_joined() -> None:
     assert wire.client.pieces_to_send() == []
     events = [event for piece in pieces for event in wire.server.receive_data(bytes(piece), 0)]
     assert bodies(events) == [(HEAD, LONG + b"end", b"")]
+
+
+@settings(max_examples=30, deadline=None)
+@given(st.lists(st.integers(1, 150_000), max_size=20), st.integers(1, 60_000))
+def test_however_the_stream_is_split_the_bodies_are_the_same(sizes: list[int], rest: int) -> None:
+    wire = queue_wire(2, frame_max=131_072)
+    bodies_sent = [LONG, LONG * 2 + b"!", b"short", LONG[:16_384]]
+    rows = [(b"n", HEAD, body) for body in bodies_sent]
+    tags = Producer(wire.client, 1, confirm=True).send_many(rows)
+    octets = wire.client.data_to_send()
+    found: list[e.Event] = []
+    at = 0
+    for size in [*sizes, *[rest] * (len(octets) // rest + 1)]:
+        found += wire.server.receive_data(octets[at : at + size], 0)
+        at += size
+    assert bodies(found) == [(HEAD, body, b"n") for body in bodies_sent]
+    told = [event.tag for event in found if isinstance(event, e.Fragment) and event.last]
+    told += [row[1] for event in found if isinstance(event, e.Sends) for row in event.rows]
+    assert sorted(told) == tags

@@ -53,6 +53,25 @@ def test_times_are_utc(tmp_path: Path) -> None:
     assert (row["received"], row["settled"]) == (1_699_999_999_750_000, 1_700_000_000_000_000)
 
 
+def test_the_rows_of_one_message_have_the_same_time_and_slot(tmp_path: Path) -> None:
+    """Its lanes settle one after the other, and meanwhile the two clocks drift a little apart; then UTC is
+    set anew."""
+    now, utc = 500.0, 1_700_000_000.0
+    made = writer(tmp_path, options=PATIENT, clock=lambda: now, utc=lambda: utc)
+    for ahead in (0.0, 0.004, -0.004, 3_600.0):
+        now, utc = now + 1.0, utc + 1.0
+        utc += ahead
+        made.record(HOME, [message(7), message(8)], ACCEPTED, 499.75, slots=[3, 5])
+        if ahead == -0.004:
+            made._flush()
+        utc -= ahead if ahead < 1 else 0.0
+    made.close()
+    rows = rows_of(tmp_path)
+    assert [row["slot"] for row in rows] == [3, 5] * 4
+    assert len({row["received"] for row in rows[:6]}) == 1
+    assert rows[6]["received"] - rows[0]["received"] == 3_600_000_000
+
+
 def test_one_flush_is_one_block(tmp_path: Path) -> None:
     write(tmp_path, range(3), range(3, 4), range(4, 9), options=PATIENT)
     assert [at.header.rows for at in JournalReader(tmp_path).index("0") if not isinstance(at, Gap)] == [9]
