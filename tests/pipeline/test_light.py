@@ -35,7 +35,8 @@ def test_a_missing_extra_is_named(run: Run, monkeypatch: pytest.MonkeyPatch) -> 
     ran = run("pipeline", "check")
     assert ran.code == Exit.FAILED
     assert ran.err == (
-        "the pipeline needs pyspark_of_tomorrow; install them with: pip install 'gateway[pipeline]'\n"
+        "the pipeline needs pyspark_of_tomorrow; install them, in the checkout, with: "
+        "pip install -c requirements.lock -e '.[pipeline]'\n"
     )
 
 

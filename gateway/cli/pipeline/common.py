@@ -35,7 +35,8 @@ def installed() -> None:
     missing = [package for package in PACKAGES if find_spec(package) is None]
     if missing:
         raise PipelineError(
-            f"the pipeline needs {', '.join(missing)}; install them with: pip install 'gateway[pipeline]'"
+            f"the pipeline needs {', '.join(missing)}; install them, in the checkout, with: "
+            "pip install -c requirements.lock -e '.[pipeline]'"
         )
 
 
