@@ -148,31 +148,58 @@ def _through_gateway(port: int, size: int) -> float:
                 while sock.recv(READ_OCTETS):
                     continue
 
-        return _timed(sending, lambda: sum(_read_message(consumer, size) for _ in range(count)))
+        messages = _Messages(consumer)
+        return _timed(sending, lambda: sum(messages.read(size) for _ in range(count)))
 
 
-def _read_message(sock: socket.socket, wanted: int) -> int:
-    """Read one message in fragments and acknowledge it; returns the octets of its body."""
-    inbox = memoryview(bytearray(FRAGMENT_OCTETS + 64))
-    octets, partial, number = -15, True, 0
-    while partial:
-        size = int.from_bytes(wires.exactly(sock, 2), "big")
-        command = wires.exactly(sock, size)
-        if command[0] != 41 or command[-1] != 0xCE:
-            raise Wrong(f"no NOTIFY: {command!r}")
-        number = int.from_bytes(command[3:7], "big")
-        left = fragment = int.from_bytes(command[7:11], "big")
-        partial = bool(command[11] & 1)
-        while left:
-            read = sock.recv_into(inbox, left)
+class _Messages:
+    """Reads messages in fragments, as much at once as the reader of the copy, which is not to be measured."""
+
+    def __init__(self, sock: socket.socket) -> None:
+        self._sock = sock
+        self._inbox = memoryview(bytearray(READ_OCTETS))
+        self._at = self._end = 0  # what of the inbox has not been looked at
+
+    def _fill(self, wanted: int) -> None:
+        """Have `wanted` octets, few, in the inbox."""
+        if self._end - self._at < wanted:
+            left = bytes(self._inbox[self._at : self._end])
+            self._inbox[: len(left)] = left
+            self._at, self._end = 0, len(left)
+        while self._end - self._at < wanted:
+            read = self._sock.recv_into(self._inbox[self._end :])
             if not read:
                 raise ConnectionError("the server closed the connection")
-            left -= read
-        octets += fragment
-    if octets != wanted:
-        raise Wrong(f"{octets} octets of {wanted}")
-    sock.sendall(wires.fast_frame(21, b"\0\1\0\0" + number.to_bytes(4, "big")))
-    return octets
+            self._end += read
+
+    def _take(self, size: int) -> bytes:
+        self._fill(size)
+        self._at += size
+        return bytes(self._inbox[self._at - size : self._at])
+
+    def _skip(self, size: int) -> None:
+        while size > self._end - self._at:
+            size -= self._end - self._at
+            self._at = self._end = 0
+            self._fill(1)
+        self._at += size
+
+    def read(self, wanted: int) -> int:
+        """Read one message and acknowledge it; returns the octets of its body."""
+        octets, partial, number = -15, True, 0
+        while partial:
+            command = self._take(int.from_bytes(self._take(2), "big"))
+            if command[0] != 41 or command[-1] != 0xCE:
+                raise Wrong(f"no NOTIFY: {command!r}")
+            number = int.from_bytes(command[3:7], "big")
+            fragment = int.from_bytes(command[7:11], "big")
+            partial = bool(command[11] & 1)
+            self._skip(fragment)
+            octets += fragment
+        if octets != wanted:
+            raise Wrong(f"{octets} octets of {wanted}")
+        self._sock.sendall(wires.fast_frame(21, b"\0\1\0\0" + number.to_bytes(4, "big")))
+        return octets
 
 
 def _through_copy(size: int) -> Passed:
