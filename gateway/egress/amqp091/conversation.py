@@ -1,28 +1,22 @@
 """The AMQP 0-9-1 link: what stays when a connection goes.
 
-Outwards it is a namespace whose only sink is what the link publishes (`Outgoing`); inwards it is the source
-of the batches of messages that it consumed. A receipt is (intake, delivery tag, message). What a remote
-broker sends takes routes only: its own subscribers have it already.
+What its mapping needs of the broker, what that refuses, and where the messages of a queue lead.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable
-
 import structlog
 import trio
 
-from gateway.broker.pressure import Held
 from gateway.broker.switch import UNROUTED, Entry, Switch
 from gateway.egress.amqp091.intake import Intake
 from gateway.egress.amqp091.outgoing import Outgoing
 from gateway.egress.amqp091.peer import AmqpPeer
 from gateway.egress.amqp091.topology import Need, Standing, Topology
-from gateway.egress.link import Link
+from gateway.egress.conversation import Entries, QueueConversation
 from gateway.mapping.router import Subscriptions, Targets
-from gateway.model.address import Address, AmqpAddress
-from gateway.model.batch import Batch, Sink
-from gateway.model.message import Message, Sender
+from gateway.model.address import AmqpAddress
+from gateway.model.message import Message
 from gateway.model.outcome import Outcome, Reason, Verdict
 from gateway.protocols.amqp091.codec import decode_address
 from gateway.settings import Limits
@@ -34,13 +28,10 @@ from gateway.transport.stream import Stream
 log = structlog.get_logger()
 
 Receipt = tuple[Intake, int, Message]
-Entries = dict[bytes, Entry]
 
 
-class AmqpConversation:
+class AmqpConversation(QueueConversation[AmqpPeer, Intake, Outgoing]):
     """What the link `name` says to its AMQP 0-9-1 broker, and hears. Set `link` before it connects."""
-
-    link: Link
 
     def __init__(
         self,
@@ -52,12 +43,7 @@ class AmqpConversation:
         *,
         client_id: str,
     ) -> None:
-        self.name = name
-        self.settings = settings
-        self.switch = switch
-        self.limits = limits
-        self.stats = stats
-        self.client_id = client_id
+        super().__init__(name, settings, switch, limits, stats, client_id=client_id)
         self.topology = Topology(client_id, settings.declare, settings.reconnect_max_secs)
         self.outgoing = Outgoing(
             stats,
@@ -66,38 +52,8 @@ class AmqpConversation:
             messages_max=limits.queue_messages_max,
             octets_max=limits.queue_bytes_max,
         )
-        self.batch = Batch(self, trio.current_time())
-        self.held: Held[Receipt] = Held(lambda: switch.disk_healthy())
-        self._peer: AmqpPeer | None = None
-        self._caches: dict[str, Entries] = {}  # by the queue's name in routes
-        self._generation = -1
-
-    # What the switch asks: a namespace with one sink.
-
-    def sinks(self, address: Address) -> tuple[Sink, ...]:
-        """Every address of the remote broker."""
-        return (self.outgoing,)
-
-    def choose(self, message: Message) -> tuple[Sink, ...]:
-        """The address has decided."""
-        return (self.outgoing,)
-
-    @property
-    def retained(self) -> None:
-        """Retaining is not for AMQP: the flag travels as a header."""
 
     # What the link asks.
-
-    @property
-    def idle(self) -> bool:
-        """Nothing waits for the broker, and nothing that it sent waits for us."""
-        peer = self._peer
-        return self.outgoing.idle and not len(self.batch) and (peer is None or not peer.outstanding)
-
-    @property
-    def unconfirmed(self) -> int:
-        """Messages for the broker that it has not confirmed, sent or not."""
-        return self.outgoing.waiting_messages + self.outgoing.in_flight
 
     def route(self, subscriptions: Subscriptions, targets: Targets) -> None:
         """The mapping changed: declare, consume and cancel what that means."""
@@ -113,23 +69,7 @@ class AmqpConversation:
         self._peer = AmqpPeer(self, stream, target, now)
         return self._peer
 
-    def turn_done(self) -> None:
-        """Send on the batch that this wake-up has gathered."""
-        batch = self.batch
-        if len(batch):
-            self.batch = Batch(self, trio.current_time())
-            batch.send()
-
-    def tick(self, now: float) -> None:
-        """What waits for the disk is tried again, when it has recovered."""
-        for receipt in self.held.due():
-            self._retry(receipt)
-
     # What batches ask: this is their source.
-
-    def hold(self, senders: set[Sender]) -> list[Callable[[], None]]:
-        """A link goes on reading, for its own confirms come in between; it is refused and tries again."""
-        return []
 
     def settle(self, receipts: list[Receipt], refused: dict[int, Outcome] | None, received: float) -> None:
         """Acknowledge what was accepted; refuse, or give back later, what was not."""
@@ -143,31 +83,14 @@ class AmqpConversation:
                     intake.refused(tag, outcome, now)
                 self.stats.refuse(outcome)
             receipts = [receipt for at, receipt in enumerate(receipts) if at not in refused]
-        for intake, tag, _ in receipts:
-            accepted = intake.accepted
-            if not accepted:
-                intake.wake()
-            accepted.append(tag)
+        self.accept(receipts)
         self.stats.accepted_messages += len(receipts)
 
-    def _retry(self, receipt: Receipt) -> None:
-        intake, _, message = receipt
-        if not intake.live:
-            return
-        entry = self.switch.entry(self.name, None, message.address, intake.need.route_queue)
-        for way in entry.ways:
-            way.crossing.route.retried += 1
-        if not self.switch.publish(self.batch, entry, message, receipt):
-            self.unclaimed(entry, receipt)
+    def queue_of(self, intake: Intake) -> str:
+        """Routes may say a queue."""
+        return intake.need.route_queue
 
     # What a connection asks.
-
-    def caches(self) -> dict[str, Entries]:
-        """Where addresses lead, by queue and by their octets; emptied when something has changed since."""
-        if self._generation != self.switch.generation:
-            self._generation = self.switch.generation
-            self._caches.clear()
-        return self._caches
 
     def resolve(self, queue: str, wire: bytes, entries: Entries) -> Entry:
         """An address seen for the first time. Raises RemoteProtocolError when it cannot be read."""
@@ -186,11 +109,8 @@ class AmqpConversation:
     def disconnected(self, peer: AmqpPeer, why: str) -> None:
         """A connection is gone; what it had not confirmed is sent again over the next one."""
         if self._peer is peer:
-            self._peer = None
-            self.held.give_up()
             self.stats.blocked = False
-        self.outgoing.close()
-        self.link.went_down(why)
+        super().disconnected(peer, why)
 
     def met(self, need: Need) -> bool:
         """The broker has what is needed; False: the mapping does not ask for it any more."""

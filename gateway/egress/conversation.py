@@ -1,0 +1,180 @@
+"""What links to brokers with queues have in common: everything but their protocol's words.
+
+Outwards a conversation is a namespace whose only sink is what the link publishes; inwards it is the source
+of the batches of messages that it consumed. A receipt is (intake, tag, message). What a remote broker sends
+takes routes only: its own subscribers have it already.
+"""
+
+from __future__ import annotations
+
+from abc import ABC, abstractmethod
+from collections.abc import Callable
+from typing import Generic, Protocol, TypeVar
+
+import trio
+
+from gateway.broker.pressure import Held
+from gateway.broker.switch import Entry, Switch
+from gateway.egress.confirming import ConfirmedSink
+from gateway.egress.link import Link
+from gateway.model.address import Address
+from gateway.model.batch import Batch, Sink
+from gateway.model.message import Message, Sender
+from gateway.model.outcome import Outcome
+from gateway.settings import Limits
+from gateway.settings.endpoints import Link as LinkSettings
+from gateway.telemetry.stats import LinkStats
+
+Entries = dict[bytes, Entry]
+
+
+class Consuming(Protocol):
+    """An intake, as its conversation sees it."""
+
+    accepted: list[int]  # tags to acknowledge when the wake-up ends
+
+    @property
+    def live(self) -> bool:
+        """Its connection can still be answered."""
+
+    def wake(self) -> None:
+        """Something is `accepted` now."""
+
+
+class Consumer(Protocol):
+    """A connection, as its conversation sees it."""
+
+    @property
+    def outstanding(self) -> int:
+        """Messages that it has brought and not answered."""
+
+
+PeerT = TypeVar("PeerT", bound=Consumer)
+IntakeT = TypeVar("IntakeT", bound=Consuming)
+SinkT = TypeVar("SinkT", bound=ConfirmedSink)
+
+
+class QueueConversation(ABC, Generic[PeerT, IntakeT, SinkT]):
+    """What the link `name` says to its broker, and hears. Set `link` before it connects."""
+
+    link: Link
+    outgoing: SinkT
+
+    def __init__(
+        self,
+        name: str,
+        settings: LinkSettings,
+        switch: Switch,
+        limits: Limits,
+        stats: LinkStats,
+        *,
+        client_id: str,
+    ) -> None:
+        self.name = name
+        self.settings = settings
+        self.switch = switch
+        self.limits = limits
+        self.stats = stats
+        self.client_id = client_id
+        self.batch = Batch(self, trio.current_time())
+        self.held: Held[tuple[IntakeT, int, Message]] = Held(lambda: switch.disk_healthy())
+        self._peer: PeerT | None = None
+        self._caches: dict[str, Entries] = {}
+        self._generation = -1
+
+    # What the switch asks: a namespace with one sink.
+
+    def sinks(self, address: Address) -> tuple[Sink, ...]:
+        """Every address of the remote broker."""
+        return (self.outgoing,)
+
+    def choose(self, message: Message) -> tuple[Sink, ...]:
+        """The address has decided."""
+        return (self.outgoing,)
+
+    @property
+    def retained(self) -> None:
+        """Retaining is MQTT's: the flag travels as a header."""
+
+    # What the link asks.
+
+    @property
+    def idle(self) -> bool:
+        """Nothing waits for the broker, and nothing that it sent waits for us."""
+        peer = self._peer
+        return self.outgoing.idle and not len(self.batch) and (peer is None or not peer.outstanding)
+
+    @property
+    def unconfirmed(self) -> int:
+        """Messages for the broker that it has not confirmed, sent or not."""
+        return self.outgoing.waiting_messages + self.outgoing.in_flight
+
+    def turn_done(self) -> None:
+        """Send on the batch that this wake-up has gathered."""
+        batch = self.batch
+        if len(batch):
+            self.batch = Batch(self, trio.current_time())
+            batch.send()
+
+    def tick(self, now: float) -> None:
+        """What waits for the disk is tried again, when it has recovered."""
+        for receipt in self.held.due():
+            if receipt[0].live:
+                self.retry(receipt)
+
+    # What batches ask: this is their source.
+
+    def hold(self, senders: set[Sender]) -> list[Callable[[], None]]:
+        """A link goes on reading, for its own confirms come in between; it is refused and tries again."""
+        return []
+
+    @abstractmethod
+    def settle(
+        self,
+        receipts: list[tuple[IntakeT, int, Message]],
+        refused: dict[int, Outcome] | None,
+        received: float,
+    ) -> None:
+        """Acknowledge what was accepted; refuse, or give back later, what was not."""
+
+    def accept(self, receipts: list[tuple[IntakeT, int, Message]]) -> None:
+        """Have these acknowledged when the wake-up ends."""
+        for intake, tag, _ in receipts:
+            accepted = intake.accepted
+            if not accepted:
+                intake.wake()
+            accepted.append(tag)
+
+    def retry(self, receipt: tuple[IntakeT, int, Message]) -> None:
+        """A message that was released, once more."""
+        intake, _, message = receipt
+        entry = self.switch.entry(self.name, None, message.address, self.queue_of(intake))
+        for way in entry.ways:
+            way.crossing.route.retried += 1
+        if not self.switch.publish(self.batch, entry, message, receipt):
+            self.unclaimed(entry, receipt)
+
+    @abstractmethod
+    def queue_of(self, intake: IntakeT) -> str:
+        """By which queue routes know what an intake brings; "": by its address alone."""
+
+    @abstractmethod
+    def unclaimed(self, entry: Entry, receipt: tuple[IntakeT, int, Message]) -> None:
+        """No route takes the message."""
+
+    # What a connection asks.
+
+    def caches(self) -> dict[str, Entries]:
+        """Where addresses lead, by queue or service; emptied when something has changed since."""
+        if self._generation != self.switch.generation:
+            self._generation = self.switch.generation
+            self._caches.clear()
+        return self._caches
+
+    def disconnected(self, peer: PeerT, why: str) -> None:
+        """A connection is gone; what it had not confirmed is sent again over the next one."""
+        if self._peer is peer:
+            self._peer = None
+            self.held.give_up()
+        self.outgoing.close()
+        self.link.went_down(why)
