@@ -147,14 +147,17 @@ class Listener:
 
     async def run(self) -> None:
         """Serve until cancelled."""
-        async with trio.open_nursery() as nursery:
-            nursery.start_soon(self._poller.run)
-            nursery.start_soon(self._tick)
-            with self._accepting:
-                async with trio.open_nursery() as accepting:
-                    for sock in self._sockets:
-                        accepting.start_soon(self._accept, sock)
-            await trio.sleep_forever()
+        try:
+            async with trio.open_nursery() as nursery:
+                nursery.start_soon(self._poller.run)
+                nursery.start_soon(self._tick)
+                with self._accepting:
+                    async with trio.open_nursery() as accepting:
+                        for sock in self._sockets:
+                            accepting.start_soon(self._accept, sock)
+                await trio.sleep_forever()
+        finally:
+            self.close()
 
     async def _accept(self, sock: socket.socket) -> None:
         while self.open:  # `close` may come before this task first runs, or between its wake-up and its turn
