@@ -26,7 +26,8 @@ app = typer.Typer()
 Url = Annotated[
     str,
     typer.Argument(
-        help="mqtt(s)://, amqp(s):// or amqpfast(s)://, with user:password@host:port[/virtual-host]"
+        metavar="URL",
+        help="mqtt(s)://, ws(s)://, amqp(s)://, amqpfast(s)://, with user:password@host:port[/virtual-host]",
     ),
 ]
 Service = Annotated[str, typer.Option(help="AMQP/Fast: queue, topic or peer.")]

@@ -26,8 +26,10 @@ from gateway.settings.endpoints import Link as LinkSettings
 from gateway.settings.endpoints import Target, address_of
 from gateway.telemetry.stats import FrameCounts, LinkStats
 from gateway.transport.poller import Poller
-from gateway.transport.stream import Peer, Stream, WriteSet
+from gateway.transport.stacked import within
+from gateway.transport.stream import Ending, Filter, Peer, Stream, WriteSet
 from gateway.transport.tls import TlsFilter
+from gateway.transport.websocket import WebSocketClient
 
 TICK_SECS: Final = 1.0
 # A connection that held this long was a success: the next failure starts with the shortest wait again.
@@ -210,10 +212,12 @@ class Link:
             target = self.settings.target(self._turns.at)
         except ConfigurationError as error:
             raise LinkError(str(error)) from error
-        layer = self._layer(target)
+        websocket = WebSocketClient(address_of(target), target.websocket) if target.websocket else None
+        layer = within(self._tls(target), websocket)
         sock = await self._open(target)
         self._lost = trio.Event()
         stream = Stream(sock, address_of(target), self._poller, self._writes, layer)
+        stream.layer_ended = self._layer_ended
         self._peer = self.conversation.connect(stream, target, trio.current_time())
         stream.peer = self._peer
         machine = self._peer.machine
@@ -244,7 +248,12 @@ class Link:
         sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
         return sock
 
-    def _layer(self, target: Target) -> TlsFilter | None:
+    def _layer_ended(self, stream: Stream, ending: Ending) -> None:
+        """TLS or WebSocket came to its end: count what was wrong."""
+        if word := ending.broke or ending.refused:
+            self.stats.protocol_errors.add(word)
+
+    def _tls(self, target: Target) -> Filter | None:
         if not target.tls:
             return None
         tls = self.settings.tls

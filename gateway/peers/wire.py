@@ -17,6 +17,8 @@ from typing import Any, Final, NamedTuple, Protocol, TypeVar
 from gateway.errors import LinkError, RemoteProtocolError
 from gateway.model.message import Message
 from gateway.settings import Target
+from gateway.settings.endpoints import address_of
+from gateway.transport.websocket import WebSocketClient
 
 READ_OCTETS: Final = 262_144
 TICK_SECS: Final = 1.0
@@ -111,6 +113,7 @@ class Wire:
         try:
             sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
             self._sock = _secured(sock, access) if target.tls else sock
+            self._layer = WebSocketClient(address_of(target), target.websocket) if target.websocket else None
         except (OSError, ValueError) as error:
             sock.close()
             raise LinkError(f"{self._place}: {error}") from error
@@ -118,6 +121,8 @@ class Wire:
     def flush(self) -> None:
         """Write what the machine has to say. Raises LinkError."""
         data = self.machine.data_to_send()
+        if self._layer is not None:
+            data = self._layer.send(data)
         if data:
             try:
                 self._sock.settimeout(self.timeout_secs)
@@ -150,8 +155,12 @@ class Wire:
             raise LinkError(f"{self._place}: {error}") from error
         if not data:
             raise LinkError(f"{self._place} closed the connection")
+        if self._layer is not None:
+            data = self._layer.receive(data)
+            if not data and self._layer.ended is not None:
+                raise LinkError(f"{self._place}: {self._layer.ended.text}")
         try:
-            return self._events_of(data)
+            return self._events_of(data) if data else []
         except RemoteProtocolError as error:
             raise LinkError(f"{self._place} answers in another protocol, or wrongly: {error}") from error
 

@@ -38,11 +38,15 @@ PORTS: Final = {
 SCHEMES: Final[dict[str, tuple[Protocol, bool]]] = {
     "mqtt": ("mqtt", False),
     "mqtts": ("mqtt", True),
+    "ws": ("mqtt", False),
+    "wss": ("mqtt", True),
     "amqp": ("amqp091", False),
     "amqps": ("amqp091", True),
     "amqpfast": ("amqpfast", False),
     "amqpfasts": ("amqpfast", True),
 }
+WEBSOCKET_PORTS: Final = {"ws": 80, "wss": 443}  # RFC 6455, 3
+WEBSOCKET_PATH: Final = "/mqtt"
 MASK: Final = "**********"
 
 
@@ -140,7 +144,10 @@ _SAYS: Final = {"websocket": "websocket_path", "tls": "tls"}
 
 
 class Target(NamedTuple):
-    """What a link's URL says. `password` is "" when it says none; `virtual_host` is AMQP's."""
+    """What a link's URL says. `password` is "" when it says none; `virtual_host` is AMQP's.
+
+    `websocket` is where MQTT over WebSocket is found: path and query; "": it is not spoken over that.
+    """
 
     protocol: Protocol
     tls: bool
@@ -149,6 +156,7 @@ class Target(NamedTuple):
     virtual_host: str
     username: str
     password: str
+    websocket: str = ""
 
 
 def parse_url(url: str) -> Target:
@@ -159,12 +167,15 @@ def parse_url(url: str) -> Target:
     if not parts.hostname:
         raise ValueError(f"the URL names no host: {parts.scheme}://host:port")
     protocol, tls = SCHEMES[parts.scheme]
-    port = parts.port or PORTS[protocol, "tls" if tls else "plain"]
-    path = unquote(parts.path[1:])
-    if path and protocol == "mqtt":
-        raise ValueError("the URL of an MQTT broker has no path")
     username, password = unquote(parts.username or ""), unquote(parts.password or "")
-    return Target(protocol, tls, parts.hostname, port, path or "/", username, password)
+    port = parts.port or WEBSOCKET_PORTS.get(parts.scheme) or PORTS[protocol, "tls" if tls else "plain"]
+    path, websocket = unquote(parts.path[1:]), ""
+    if parts.scheme in WEBSOCKET_PORTS:
+        websocket = (parts.path or WEBSOCKET_PATH) + (f"?{parts.query}" if parts.query else "")
+        path = ""
+    elif path and protocol == "mqtt":
+        raise ValueError("the URL of an MQTT broker has no path, unless it is of WebSocket: ws:// or wss://")
+    return Target(protocol, tls, parts.hostname, port, path or "/", username, password, websocket)
 
 
 def address_of(target: Target) -> str:
@@ -174,13 +185,14 @@ def address_of(target: Target) -> str:
 
 
 def masked_url(url: str) -> str:
-    """The URL with its password hidden."""
+    """The URL with its password hidden, and its query, which may be a signature."""
     parts = urlsplit(url)
-    if parts.password is None:
-        return url
-    user, _, place = parts.netloc.rpartition("@")
-    netloc = f"{user.partition(':')[0]}:{MASK}@{place}"
-    return urlunsplit(SplitResult(parts.scheme, netloc, parts.path, parts.query, parts.fragment))
+    netloc = parts.netloc
+    if parts.password is not None:
+        user, _, place = netloc.rpartition("@")
+        netloc = f"{user.partition(':')[0]}:{MASK}@{place}"
+    query = parts.query and MASK
+    return urlunsplit(SplitResult(parts.scheme, netloc, parts.path, query, parts.fragment))
 
 
 class Outbox(Part):
@@ -203,7 +215,7 @@ class Link(Part):
     """Our client connection to one remote broker, which may have several addresses."""
 
     url: str | None = None
-    """`amqps://user@host:port/virtual-host`, `mqtts://user@host:port` or
+    """`amqps://user@host:port/virtual-host`, `mqtts://user@host:port`, `wss://user@host:port/path` or
     `amqpfasts://user@host:port/virtual-host`."""
     urls: Annotated[tuple[str, ...], Strict(False)] = ()
     """More of them, of the same protocol: nodes of one cluster, tried in turn when a connection fails."""

@@ -1,4 +1,4 @@
-"""MQTT over WebSocket as a filter (RFC 6455; MQTT 5.0 and 3.1.1, section 6).
+"""MQTT over WebSocket as a filter (RFC 6455; MQTT 5.0 and 3.1.1, section 6), for listeners and for links.
 
 First the upgrade: one HTTP request, which must offer the subprotocol `mqtt` or `mqttv3.1`. Then frames: the
 octets of binary ones are a stream, whose packets begin and end where they like; what is to be sent is one
@@ -13,9 +13,18 @@ from collections.abc import Collection
 from typing import Final
 
 from wsproto.connection import Connection, ConnectionState, ConnectionType
-from wsproto.events import BytesMessage, CloseConnection, Ping, TextMessage
+from wsproto.events import (
+    AcceptConnection,
+    BytesMessage,
+    CloseConnection,
+    Ping,
+    RejectConnection,
+    TextMessage,
+)
+from wsproto.events import Request as UpgradeRequest
 from wsproto.frame_protocol import CloseReason
-from wsproto.utilities import generate_accept_token
+from wsproto.handshake import H11Handshake
+from wsproto.utilities import RemoteProtocolError, generate_accept_token
 
 from gateway.transport.http import Refusal, Request, parse_request
 from gateway.transport.stream import Ending
@@ -26,22 +35,77 @@ KEY_OCTETS: Final = 16
 UPGRADE: Final = {"Upgrade": "websocket", "Sec-WebSocket-Version": VERSION}
 
 
-class WebSocketFilter:
-    """The server's side of one WebSocket. What breaks its rules ends it with the close code that says so.
+class _Frames:
+    """What both sides do once the upgrade is over. What breaks the rules ends it with the close code that
+    says so. A message of more than `message_octets_max` is refused (1009); None: of any size.
+    """
+
+    def __init__(self, message_octets_max: int | None) -> None:
+        self.ended: Ending | None = None
+        self._message_octets_max = message_octets_max
+        self._message_octets = 0
+        self._frames: Connection | None = None  # None until the upgrade
+        self._out = bytearray()
+
+    def send(self, data: bytes) -> bytes:
+        """One binary frame, behind what the layer has to say. Before the upgrade nothing can be said: MQTT's
+        server speaks second.
+        """
+        out = self._out
+        if data and self._frames is not None and self.ended is None:
+            out += self._frames.send(BytesMessage(data))
+        self._out = bytearray()
+        return bytes(out)
+
+    def finish(self) -> bytes:
+        """The close frame, unless one was sent; the other side's own is not awaited."""
+        if self._frames is None or self.ended is not None:
+            return b""
+        return bytes(self._frames.send(CloseConnection(CloseReason.NORMAL_CLOSURE)))
+
+    def _content(self, frames: Connection, data: bytes) -> bytes:
+        frames.receive_data(data)
+        pieces = []
+        for event in frames.events():
+            if isinstance(event, BytesMessage):
+                self._message_octets += len(event.data)
+                if self._message_octets_max is not None and self._message_octets > self._message_octets_max:
+                    self._fail(frames, CloseReason.MESSAGE_TOO_BIG, "the message is too large")
+                    break
+                pieces.append(event.data)
+                if event.message_finished:
+                    self._message_octets = 0
+            elif isinstance(event, Ping):
+                self._out += frames.send(event.response())
+            elif isinstance(event, TextMessage):  # MQTT-6.0.0-1
+                self._fail(frames, CloseReason.UNSUPPORTED_DATA, "MQTT is sent in binary frames")
+                break
+            elif isinstance(event, CloseConnection):
+                if frames.state is ConnectionState.REMOTE_CLOSING:
+                    self._out += frames.send(event.response())
+                    self.ended = Ending("closed by the peer")
+                else:
+                    self._fail(frames, event.code, event.reason or "")
+                break
+        return b"".join(pieces)
+
+    def _fail(self, frames: Connection, code: int, text: str) -> None:
+        self._out += frames.send(CloseConnection(code, text))
+        self.ended = Ending(f"WebSocket: {text}", broke=f"websocket_{int(code)}")
+
+
+class WebSocketFilter(_Frames):
+    """The server's side of one WebSocket.
 
     `path` is where it is found (404 elsewhere). `origins` may connect, None: any; a request without an origin
-    does not come from a browser, and may. A message of more than `message_octets_max` is refused (1009).
+    does not come from a browser, and may.
     """
 
     def __init__(self, path: str, *, origins: Collection[str] | None = None, message_octets_max: int) -> None:
-        self.ended: Ending | None = None
+        super().__init__(message_octets_max)
         self._path = path
         self._origins = None if origins is None else {origin.lower() for origin in origins}
-        self._message_octets_max = message_octets_max
-        self._message_octets = 0
         self._head = b""
-        self._frames: Connection | None = None  # None until the upgrade
-        self._out = bytearray()
 
     def receive(self, data: bytes) -> bytes:
         """The octets of binary frames."""
@@ -62,24 +126,6 @@ class WebSocketFilter:
             self._frames = Connection(ConnectionType.SERVER)
             data = request.rest
         return self._content(self._frames, data) if data else b""
-
-    def send(self, data: bytes) -> bytes:
-        """One binary frame, behind what the layer has to say. Before the upgrade nothing can be said: MQTT's
-        server speaks second.
-        """
-        out = self._out
-        if data and self._frames is not None and self.ended is None:
-            out += self._frames.send(BytesMessage(data))
-        self._out = bytearray()
-        return bytes(out)
-
-    def finish(self) -> bytes:
-        """The close frame, unless one was sent; the client's own is not awaited."""
-        if self._frames is None or self.ended is not None:
-            return b""
-        return bytes(self._frames.send(CloseConnection(CloseReason.NORMAL_CLOSURE)))
-
-    # The upgrade.
 
     def _upgrade(self, request: Request) -> bytes:
         """The response that accepts it (RFC 6455, 4.2). Raises Refusal."""
@@ -114,37 +160,54 @@ class WebSocketFilter:
         )
         return "\r\n".join([*lines, "", ""]).encode()
 
-    # Frames.
 
-    def _content(self, frames: Connection, data: bytes) -> bytes:
-        frames.receive_data(data)
-        pieces = []
-        for event in frames.events():
-            if isinstance(event, BytesMessage):
-                self._message_octets += len(event.data)
-                if self._message_octets > self._message_octets_max:
-                    self._fail(frames, CloseReason.MESSAGE_TOO_BIG, "the message is too large")
-                    break
-                pieces.append(event.data)
-                if event.message_finished:
-                    self._message_octets = 0
-            elif isinstance(event, Ping):
-                self._out += frames.send(event.response())
-            elif isinstance(event, TextMessage):  # MQTT-6.0.0-1
-                self._fail(frames, CloseReason.UNSUPPORTED_DATA, "MQTT is sent in binary frames")
-                break
-            elif isinstance(event, CloseConnection):
-                if frames.state is ConnectionState.REMOTE_CLOSING:
-                    self._out += frames.send(event.response())
-                    self.ended = Ending("closed by the peer")
-                else:
-                    self._fail(frames, event.code, event.reason or "")
-                break
-        return b"".join(pieces)
+class WebSocketClient(_Frames):
+    """The client's side, of a link to a server at `host` (as the Host header says it) and `path`.
 
-    def _fail(self, frames: Connection, code: int, text: str) -> None:
-        self._out += frames.send(CloseConnection(code, text))
-        self.ended = Ending(f"WebSocket: {text}", broke=f"websocket_{int(code)}")
+    What is to be sent before the upgrade is over waits for it: MQTT's client speaks first.
+    """
+
+    def __init__(self, host: str, path: str) -> None:
+        super().__init__(None)  # what comes is passed on and not kept: MQTT's own limits hold
+        self._handshake = H11Handshake(ConnectionType.CLIENT)
+        self._out += self._handshake.send(UpgradeRequest(host, path, subprotocols=[SUBPROTOCOLS[0]]))
+        self._early = b""
+
+    def receive(self, data: bytes) -> bytes:
+        """The octets of binary frames."""
+        if self.ended is not None:
+            return b""
+        if self._frames is None:
+            self._upgrade(data)
+            data = b""  # what came behind the upgrade stands in the frames already
+        if self._frames is None or self.ended is not None:
+            return b""
+        return self._content(self._frames, data)
+
+    def send(self, data: bytes) -> bytes:
+        """One binary frame; before the upgrade, the request for it."""
+        if self._frames is None:
+            self._early += data
+            return super().send(b"")
+        early, self._early = self._early, b""
+        return super().send(early + data)
+
+    def _upgrade(self, data: bytes) -> None:
+        """Read the answer to the request (RFC 6455, 4.1)."""
+        try:
+            self._handshake.receive_data(data)
+            for event in self._handshake.events():
+                if isinstance(event, AcceptConnection):
+                    if event.subprotocol != SUBPROTOCOLS[0]:  # MQTT-6.0.0-4
+                        self._refused("the server does not speak MQTT there")
+                    self._frames = self._handshake.connection
+                elif isinstance(event, RejectConnection):
+                    self._refused(f"the server answered {event.status_code} instead of an upgrade")
+        except RemoteProtocolError as error:
+            self._refused(f"the server's answer is no upgrade: {error}")
+
+    def _refused(self, text: str) -> None:
+        self.ended = self.ended or Ending(f"WebSocket: {text}", refused="websocket_upgrade")
 
 
 def _is_key(text: str) -> bool:

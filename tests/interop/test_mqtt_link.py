@@ -55,8 +55,8 @@ def linked(port: int, folder: Path, **link: Any) -> Iterator[Running]:
     """A gateway whose link `plant` to the broker on `port` has subscribed to what the routes need."""
     mapping = folder / "mapping.yaml"
     mapping.write_text(MAPPING)
+    link.setdefault("url", f"mqtt://{LOOPBACK}:{port}")
     plant = Link(
-        url=f"mqtt://{LOOPBACK}:{port}",
         reconnect_min_secs=0.1,
         reconnect_max_secs=0.5,
         client_id=folder.name,  # the sessions of one test are not those of another

@@ -212,6 +212,9 @@ URLS = [
     ("amqp://h/%2F", Target("amqp091", False, "h", 5672, "/", "", "")),
     ("amqps://[::1]:9/a%2Fb", Target("amqp091", True, "::1", 9, "a/b", "", "")),
     ("amqpfast://h", Target("amqpfast", False, "h", 3018, "/", "", "")),
+    ("ws://h", Target("mqtt", False, "h", 80, "/", "", "", "/mqtt")),
+    ("wss://u:p@h/", Target("mqtt", True, "h", 443, "/", "u", "p", "/")),
+    ("wss://h:8084/a%20b?sign=x%3D", Target("mqtt", True, "h", 8084, "/", "", "", "/a%20b?sign=x%3D")),
 ]
 
 
