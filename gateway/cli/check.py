@@ -22,6 +22,7 @@ from gateway.mapping import load
 from gateway.mapping.linter import Finding, Severity, lint, unstorable_routes
 from gateway.mapping.router import compile_routes
 from gateway.settings import Settings, masked
+from gateway.store.folder import fault
 
 app = typer.Typer()
 
@@ -39,6 +40,7 @@ def check(config: ConfigFile = None, as_json: AsJson = False) -> None:
         findings = [
             *(unreadable(settings) or unusable(settings)),
             *absent(settings),
+            *unwritable(settings),
             *mapping_findings(settings),
         ]
     wrong = any(finding.severity is Severity.ERROR for finding in findings)
@@ -78,6 +80,17 @@ def absent(settings: Settings) -> list[Finding]:
         )
         for name, listener in settings.listeners.items()
         if listener.out_of_band is not None and not (folder := listener.out_of_band.folder).is_dir()
+    ]
+
+
+def unwritable(settings: Settings) -> list[Finding]:
+    """Folders that `run` writes, if this process may not. It may well be another one that shall."""
+    folders = [("store.path", settings.store.path, settings.store.enabled)]
+    folders.append(("journal.path", settings.journal_path(), settings.journal.enabled))
+    return [
+        Finding(Severity.WARNING, "unwritable", f"{key}: {why}", str(folder), 0)
+        for key, folder, used in folders
+        if used and (why := fault(folder))
     ]
 
 

@@ -17,6 +17,7 @@ from typing import Final, Protocol
 import structlog
 import trio
 
+from gateway.egress.reaching import reason
 from gateway.errors import ConfigurationError, LinkError
 from gateway.mapping.router import Subscriptions, Targets
 from gateway.model.address import Address
@@ -240,9 +241,9 @@ class Link:
             with trio.fail_after(timeout):
                 opened = await trio.open_tcp_stream(target.host, target.port)
         except trio.TooSlowError:
-            raise LinkError(f"{address_of(target)} did not answer within {timeout} s") from None
+            raise LinkError(f"{address_of(target)}: no answer within {timeout:g} s") from None
         except OSError as error:
-            raise LinkError(f"{address_of(target)}: {error}") from error
+            raise LinkError(f"{address_of(target)}: {reason(error)}") from error
         sock = socket.socket(fileno=opened.socket.detach())
         sock.setblocking(False)
         sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)

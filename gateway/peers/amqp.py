@@ -68,9 +68,10 @@ class AmqpPeer:
         self._publisher: Publisher | None = None
         self._wire = Wire(access, self._machine, self._machine.tick)
         try:
-            self._wait(Opened)
+            self._wire.wait(Opened, Closed)
+            self._wire.opened()
             self._channel = self._machine.open_channel()
-            self._wait(ChannelOpened)
+            self._wire.wait(ChannelOpened, ChannelClosed, Closed)
         except LinkError:
             self._wire.cut()
             raise
@@ -201,15 +202,7 @@ class AmqpPeer:
                 return event.method
             if isinstance(event, ChannelClosed | Closed):
                 raise LinkError(event.text)
-        raise LinkError(f"no {answer.__name__} within {self._wire.timeout_secs} s")
-
-    def _wait(self, wanted: type[Opened] | type[ChannelOpened]) -> None:
-        for event in self._wire.events(self._wire.timeout_secs):
-            if isinstance(event, wanted):
-                return
-            if isinstance(event, ChannelClosed | Closed):
-                raise LinkError(event.text)
-        raise LinkError(f"no answer within {self._wire.timeout_secs} s")
+        raise self._wire.failure(f"no {answer.__name__} within {self._wire.timeout_secs:g} s")
 
 
 class Confirming:

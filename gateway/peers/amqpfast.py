@@ -53,16 +53,11 @@ class FastPeer:
         self._assembly = Assembly(MESSAGE_BYTES_MAX)
         self._early: list[Any] = []
         try:
-            for event in self._wire.events(access.timeout_secs):
-                if isinstance(event, Opened):
-                    break
-                if isinstance(event, Closed):
-                    raise LinkError(f"{event.text} ({event.reply_code})")
-            else:
-                raise LinkError(f"{access.place}: no answer within {access.timeout_secs} s")
+            self._wire.wait(Opened, Closed)
         except LinkError:
             self._wire.cut()
             raise
+        self._wire.opened()
         self._channel = self._machine.open_channel(confirm=False)
 
     def publish_many(self, messages: Sequence[Message], *, in_flight: int = IN_FLIGHT) -> dict[int, Refusal]:

@@ -10,7 +10,7 @@ from typing import Any, Final, TypeVar
 from gateway.errors import LinkError, RemoteProtocolError
 from gateway.model.address import MqttAddress
 from gateway.model.message import NEVER, Message
-from gateway.peers.wire import IN_FLIGHT, Access, Arrival, Refusal, Wire
+from gateway.peers.wire import IN_FLIGHT, Access, Arrival, Refusal, Silence, Wire
 from gateway.protocols.mqtt.client import ClientConnection
 from gateway.protocols.mqtt.octets import decode_topic
 from gateway.protocols.mqtt.packets import Acks, Connack, Connect, Disconnect, Publishes, Suback, Subscription
@@ -54,16 +54,17 @@ class MqttPeer:
             self._machine.connect(packet, time.monotonic())
             try:
                 reason = self._next(Connack).reason
-            except LinkError:
+            except LinkError as error:
                 self._wire.cut()
-                if version is Version.V311:
+                if version is Version.V311 or isinstance(error, Silence):
                     raise
                 continue  # servers older than MQTT 5 may close without a word
             if reason == 0:
+                self._wire.opened()
                 return
             self._wire.cut()
             if reason != ReasonCode.UNSUPPORTED_PROTOCOL_VERSION:
-                raise LinkError(f"the server refused the connection: {reason_name(reason)}")
+                raise self._wire.failure(f"the server refused the connection: {reason_name(reason)}")
         raise LinkError("the server speaks neither MQTT 5 nor 3.1.1")
 
     def publish(self, message: Message) -> str:

@@ -14,10 +14,10 @@ import time
 from collections.abc import Callable, Iterator, Sequence
 from typing import Any, Final, NamedTuple, Protocol, TypeVar
 
+from gateway.egress.reaching import GARBLED, LOOK_OCTETS, explained, reason
 from gateway.errors import LinkError, RemoteProtocolError
 from gateway.model.message import Message
-from gateway.settings import Target
-from gateway.settings.endpoints import address_of
+from gateway.settings.endpoints import Target, address_of
 from gateway.transport.websocket import WebSocketClient
 
 READ_OCTETS: Final = 262_144
@@ -41,8 +41,8 @@ class Access(NamedTuple):
 
     @property
     def place(self) -> str:
-        """host:port"""
-        return f"{self.target.host}:{self.target.port}"
+        """`host:port`, an IPv6 address in brackets."""
+        return address_of(self.target)
 
 
 class Refusal(NamedTuple):
@@ -85,6 +85,10 @@ class Peer(Protocol):
         """Go without a word, when there is nobody to say it to."""
 
 
+class Silence(LinkError):
+    """The server has been reached, and says nothing."""
+
+
 class Machine(Protocol):
     """A client's side of a protocol."""
 
@@ -106,17 +110,28 @@ class Wire:
         self._ticked = time.monotonic()
         self._place = access.place
         target = access.target
+        self._protocol = target.protocol
+        self._first = b""
+        self._open = False
         try:
             sock = socket.create_connection((target.host, target.port), timeout=access.timeout_secs)
         except OSError as error:
-            raise LinkError(f"{self._place}: {error}") from error
+            raise LinkError(f"{self._place}: {reason(error)}") from error
         try:
             sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
             self._sock = _secured(sock, access) if target.tls else sock
             self._layer = WebSocketClient(address_of(target), target.websocket) if target.websocket else None
         except (OSError, ValueError) as error:
             sock.close()
-            raise LinkError(f"{self._place}: {error}") from error
+            raise LinkError(f"{self._place}: {reason(error)}") from error
+
+    def opened(self) -> None:
+        """The server has shown that it is what we expected, and has let us in."""
+        self._open = True
+
+    def failure(self, why: str, kind: type[LinkError] = LinkError) -> LinkError:
+        """The error of a connection that ends; until it is open, with whom we may have reached instead."""
+        return kind(f"{self._place}: {why if self._open else explained(self._protocol, self._first, why)}")
 
     def flush(self) -> None:
         """Write what the machine has to say. Raises LinkError."""
@@ -128,7 +143,7 @@ class Wire:
                 self._sock.settimeout(self.timeout_secs)
                 self._sock.sendall(data)
             except OSError as error:
-                raise LinkError(f"{self._place}: {error}") from error
+                raise self.failure(reason(error)) from error
 
     def rest(self, seconds: float) -> None:
         """Write, and read nothing for so many seconds: the broker has to wait."""
@@ -152,17 +167,19 @@ class Wire:
         except (TimeoutError, ssl.SSLWantReadError):
             return []
         except OSError as error:
-            raise LinkError(f"{self._place}: {error}") from error
+            raise self.failure(reason(error)) from error
         if not data:
-            raise LinkError(f"{self._place} closed the connection")
+            raise self.failure("the server closed the connection")
         if self._layer is not None:
             data = self._layer.receive(data)
             if not data and self._layer.ended is not None:
                 raise LinkError(f"{self._place}: {self._layer.ended.text}")
+        if not self._open:
+            self._first += data[:LOOK_OCTETS]
         try:
             return self._events_of(data) if data else []
         except RemoteProtocolError as error:
-            raise LinkError(f"{self._place} answers in another protocol, or wrongly: {error}") from error
+            raise self.failure(f"{GARBLED}: {error}") from error
 
     def _events_of(self, data: bytes) -> list[Any]:
         now = time.monotonic()
@@ -185,17 +202,20 @@ class Wire:
             if events:
                 heard = time.monotonic()
             elif time.monotonic() - heard > self.timeout_secs:
-                raise LinkError(f"{self._place}: no answer within {self.timeout_secs} s")
+                raise self.failure(f"no answer within {self.timeout_secs:g} s", Silence)
             yield events
 
-    def wait(self, wanted: type[Event]) -> Event:
-        """The next event of that type; others are passed over. Raises LinkError when it does not come in
-        time.
+    def wait(self, wanted: type[Event], *ends: type[Any]) -> Event:
+        """The next event of that type; others are passed over. Raises LinkError when one of AMQP's `ends`
+        comes instead, or nothing in time.
         """
         for event in self.events(self.timeout_secs):
             if isinstance(event, wanted):
                 return event
-        raise LinkError(f"{self._place}: no {wanted.__name__} within {self.timeout_secs} s")
+            if isinstance(event, ends):
+                why = f"{event.text} ({event.reply_code})"
+                raise self.failure(why if event.by_peer else f"{GARBLED}: {why}")
+        raise self.failure(f"no answer within {self.timeout_secs:g} s", Silence)
 
     def close(self) -> None:
         """Say what is left and go."""

@@ -21,6 +21,22 @@ LOG_PAGES_MAX: Final = 1_000  # SQLite's own default
 _BLOCK: Final = bytes(65_536)
 
 
+def fault(folder: Path) -> str:
+    """Why this process cannot keep its files in the folder, or make it; "" when nothing speaks against it."""
+    there = next(place for place in (folder, *folder.absolute().parents) if os.path.lexists(place))
+    user = f"this user (number {os.geteuid()})"
+    if not there.is_dir():
+        return f"{there} is a file, not a folder"
+    if os.statvfs(there).f_flag & os.ST_RDONLY:
+        return f"{there} is on a file system that is mounted read-only"
+    if not os.access(there, os.W_OK | os.X_OK):
+        return f"{there} cannot be written by {user}"
+    lock = folder / LOCK
+    if lock.exists() and not os.access(lock, os.R_OK | os.W_OK):
+        return f"{lock} cannot be written by {user}; it is another one's"
+    return ""
+
+
 class FolderLock:
     """Holds the folder for this process until `release`; the lock of a process that died is void."""
 
@@ -31,8 +47,8 @@ class FolderLock:
             self._descriptor = os.open(folder / LOCK, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
         except OSError as error:
             raise StoreError(
-                f"the store's folder {folder} cannot be written ({error.strerror}): "
-                "make it writable for this user, or name another in store.path"
+                f"the store's folder {folder} cannot be used: {fault(folder) or error.strerror}; "
+                "mend that, or name another folder in store.path"
             ) from error
         try:
             fcntl.flock(self._descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)

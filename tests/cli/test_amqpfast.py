@@ -166,9 +166,20 @@ def test_what_is_refused_is_told(run: Run, gateway: Running) -> None:
     assert ran.code == 1
     assert ran.err.startswith("not accepted: there is no peer 'nobody' (404)")
     assert "(402)" in run("publish", url(gateway, "/nowhere"), *at("q"), "-m", "x").err
-    assert "all attempts to connect" in run("publish", f"amqpfast://{LOOPBACK}:1", *at("q"), "-m", "x").err
+    nobody = run("publish", f"amqpfast://{LOOPBACK}:1", *at("q"), "-m", "x")
+    assert nobody == (1, "", f"{LOOPBACK}:1: Connection refused\n")
     assert "--destination" in run("publish", url(gateway), "-m", "x").err
     assert "--service" in run("publish", url(gateway), *at("q", "quue"), "-m", "x").err
+
+
+def test_the_wrong_port_is_told_in_one_line(run: Run, gateway: Running, tmp_path: Path) -> None:
+    place = f"{LOOPBACK}:{gateway.port('amqp091')}"
+    told = (1, "", f"{place}: this server speaks AMQP 0-9-1, not AMQP/Fast\n")
+    assert run("publish", f"amqpfast://{place}", *at("q"), "-m", "x") == told
+    assert run("subscribe", f"amqpfast://{place}", *at("q"), "--count", "1") == told
+    file = tmp_path / "body"
+    file.write_bytes(b"x")
+    assert run("publish", f"amqpfast://{place}", *at("q"), "--file", str(file)) == told
 
 
 def test_count_is_not_reached_in_time(run: Run, gateway: Running) -> None:

@@ -83,6 +83,15 @@ def test_a_glob_that_finds_nothing_is_a_warning(tmp_path: Path, run: Run) -> Non
     assert "warning: mappings: no file is found" in ran.err
 
 
+def test_a_folder_that_cannot_be_written_is_a_warning(tmp_path: Path, run: Run) -> None:
+    (tmp_path / "file").write_bytes(b"")
+    more = f"store: {{path: {tmp_path}/file}}\njournal: {{enabled: true, path: {tmp_path}/file/journal}}\n"
+    ran = run("check", "-c", configuration(tmp_path, ROUTE, more))
+    assert ran.code == Exit.OK
+    assert f"warning: store.path: {tmp_path}/file is a file, not a folder" in ran.err
+    assert f"warning: journal.path: {tmp_path}/file is a file, not a folder" in ran.err
+
+
 def test_json_holds_the_masked_configuration(tmp_path: Path, run: Run) -> None:
     path = configuration(tmp_path, ROUTE, "links: {erp: {url: 'amqp://u:hush@h'}}\n")
     ran = run("check", "-c", path, "--json")

@@ -2,13 +2,18 @@
 
 from __future__ import annotations
 
+import socketserver
 from collections.abc import Iterator
+from contextlib import suppress
 from itertools import chain
+from threading import Thread
 from typing import Any, Final
 
 import pika
 import pytest
+import trio
 
+from gateway.egress.amqpfast.client import Unreached, connect
 from gateway.errors import LinkError
 from gateway.model.address import Address, AmqpAddress, FastAddress, MqttAddress
 from gateway.model.message import Message
@@ -17,7 +22,7 @@ from gateway.peers.amqp import AmqpPeer
 from gateway.peers.amqpfast import FastPeer
 from gateway.peers.mqtt import MqttPeer
 from gateway.peers.wire import Access, Arrival, Peer
-from gateway.settings import Limits, Listener, ListenerTls, parse_url
+from gateway.settings import Limits, Listener, ListenerTls, Target, parse_url
 from tests.interop.gateway_fixture import LOOPBACK, Running, running, settings_of
 from tests.transport.test_tls import self_signed
 
@@ -190,7 +195,86 @@ def test_nobody_there() -> None:
             peer(Access(parse_url("mqtt://127.0.0.1:1"), 5.0))
 
 
-def test_a_server_of_another_protocol_is_named(gateway: Running) -> None:
-    port = gateway.port("amqp091")
-    with pytest.raises(LinkError, match=f"{LOOPBACK}:{port} answers in another protocol"):
-        MqttPeer(Access(parse_url(f"mqtt://{LOOPBACK}:{port}"), PATIENCE_SECS))
+SCHEMES: Final = {"mqtt": MqttPeer, "amqp": AmqpPeer, "amqpfast": FastPeer}
+AMQP_HEADER: Final = b"AMQP\x00\x00\x09\x01"
+STRANGERS: Final[list[tuple[str, bytes | None, float, str]]] = [
+    # scheme, what the server says (None: it closes), timeout in seconds, what the user is told
+    ("mqtt", AMQP_HEADER, PATIENCE_SECS, "this server speaks AMQP 0-9-1, not MQTT"),
+    ("amqpfast", AMQP_HEADER, PATIENCE_SECS, "this server speaks AMQP 0-9-1, not AMQP/Fast"),
+    ("amqp", b"AMQP\x03\x01\x00\x00", PATIENCE_SECS, "this server speaks AMQP 1.0, not AMQP 0-9-1"),
+    ("amqp", b"AMQP\x00\x00\x08\x00", PATIENCE_SECS, "another protocol, or wrongly"),
+    ("mqtt", b"HTTP/1.1 400 Bad Request\r\n\r\n", PATIENCE_SECS, "this server speaks HTTP, not MQTT"),
+    ("amqp", b"SSH-2.0-OpenSSH_9.2\r\n", PATIENCE_SECS, "this server speaks SSH, not AMQP 0-9-1"),
+    ("mqtt", b"\x15\x03\x03\x00\x02\x02\x0a", PATIENCE_SECS, "this server speaks TLS, not MQTT"),
+    ("mqtt", b"what?", PATIENCE_SECS, "the server answers in another protocol, or wrongly: "),
+    ("amqp", b"what?aaaaaaaa", PATIENCE_SECS, "the server answers in another protocol, or wrongly: "),
+    ("amqpfast", b"what?aaaaaaaa", PATIENCE_SECS, "the server answers in another protocol, or wrongly: "),
+    ("mqtt", None, PATIENCE_SECS, "does it speak MQTT?"),
+    ("amqp", None, PATIENCE_SECS, "does it speak AMQP 0-9-1?"),
+    ("amqpfast", None, PATIENCE_SECS, "does it speak AMQP/Fast?"),
+    ("mqtt", b"", 0.2, "no answer within 0.2 s; does it speak MQTT?"),
+    ("amqp", b"", 0.2, "no answer within 0.2 s; does it speak AMQP 0-9-1?"),
+    ("amqpfast", b"", 0.2, "no answer within 0.2 s; does it speak AMQP/Fast?"),
+    ("mqtts", b"HTTP/1.1 400 Bad Request\r\n\r\n", PATIENCE_SECS, "this port does not speak TLS"),
+]
+
+
+class Stranger(socketserver.ThreadingTCPServer):
+    """Says `words` to whoever connects and listens until they go; None: closes."""
+
+    daemon_threads = True
+
+    def __init__(self, words: bytes | None) -> None:
+        self.words = words
+        super().__init__((LOOPBACK, 0), Turn)
+
+
+class Turn(socketserver.BaseRequestHandler):
+    server: Stranger
+
+    def handle(self) -> None:
+        if self.server.words is not None:
+            self.request.sendall(self.server.words)
+            with suppress(ConnectionError):
+                while self.request.recv(4096):
+                    pass
+
+
+@pytest.mark.parametrize("scheme, words, timeout_secs, told", STRANGERS, ids=lambda row: str(row)[:30])
+def test_who_has_answered_instead_is_told(
+    scheme: str, words: bytes | None, timeout_secs: float, told: str
+) -> None:
+    with Stranger(words) as stranger:
+        thread = Thread(target=stranger.serve_forever, kwargs={"poll_interval": 0.02})
+        thread.start()
+        target = parse_url(f"{scheme}://{LOOPBACK}:{stranger.server_address[1]}")
+        try:
+            with pytest.raises(LinkError) as failed:
+                SCHEMES[scheme.removesuffix("s")](Access(target, timeout_secs))
+            with pytest.raises(LinkError) as failed_too:
+                trio.run(visit, target._replace(protocol="amqpfast"), timeout_secs)
+        finally:
+            stranger.shutdown()
+            thread.join()
+    said = str(failed.value)
+    assert said.startswith(f"{LOOPBACK}:{stranger.server_address[1]}: ")
+    assert told in said
+    assert "\n" not in said
+    assert isinstance(failed_too.value, Unreached)
+    if scheme == "amqpfast":
+        assert told in str(failed_too.value)
+
+
+async def visit(target: Target, timeout_secs: float) -> None:
+    """The client on Trio, which the command line uses."""
+    async with connect(target, timeout_secs=timeout_secs):
+        pass
+
+
+def test_whoever_is_refused_is_told_by_whom(gateway: Running) -> None:
+    for scheme, maker in SCHEMES.items():
+        protocol = "amqp091" if scheme == "amqp" else scheme
+        target = parse_url(f"{scheme}://guest:wrong@{LOOPBACK}:{gateway.port(protocol)}")
+        with pytest.raises(LinkError, match=r"(?i)refused|not authorized|password") as failed:
+            maker(Access(target, PATIENCE_SECS))
+        assert "speak" not in str(failed.value)

@@ -10,10 +10,13 @@ import subprocess
 import sys
 from collections.abc import Callable
 from pathlib import Path
+from tempfile import TemporaryDirectory
+from types import SimpleNamespace
 
 import pytest
 
 from gateway.errors import StoreError
+from gateway.store.folder import fault
 from gateway.store.schema import STEPS
 from tests.store.parts import Opened, content, log_of, numbered, opened
 
@@ -81,11 +84,48 @@ def test_a_refused_store_lets_go_of_the_folder(tmp_path: Path) -> None:
     opened(tmp_path).close()
 
 
-def test_a_folder_that_cannot_be_made_is_named(tmp_path: Path) -> None:
+@pytest.mark.parametrize("path", ["file", "file/data", "nowhere"])
+def test_a_path_that_is_no_folder_is_named(tmp_path: Path, path: str) -> None:
     (tmp_path / "file").write_bytes(b"")
-    told = refusal(tmp_path / "file" / "data")
-    assert "file/data cannot be written (Not a directory)" in told
-    assert "store.path" in told
+    (tmp_path / "nowhere").symlink_to(tmp_path / "gone")
+    told = refusal(tmp_path / path)
+    assert told == (
+        f"the store's folder {tmp_path / path} cannot be used: {tmp_path / path.partition('/')[0]} is a "
+        "file, not a folder; mend that, or name another folder in store.path"
+    )
+
+
+def test_a_folder_of_somebody_else_is_named() -> None:
+    with TemporaryDirectory() as made:  # unlike tmp_path, below folders that everybody may enter
+        folder = Path(made)
+        folder.chmod(0o755)
+        (folder / "mine").mkdir()
+        (folder / "locked").mkdir()
+        (folder / "locked" / "gateway.lock").touch()
+        assert fault(folder / "mine" / "data") == fault(folder / "locked") == ""
+        (folder / "mine").chmod(0o555)
+        (folder / "locked").chmod(0o777)
+        (folder / "locked" / "gateway.lock").chmod(0o444)
+        mine, locked = by_nobody(folder / "mine" / "data"), by_nobody(folder / "locked")
+        assert mine.startswith(f"{folder}/mine cannot be written by this user (number ")
+        assert locked.startswith(f"{folder}/locked/gateway.lock cannot be written by this user (number ")
+
+
+def by_nobody(folder: Path) -> str:
+    """The fault that a user without rights finds, for root finds none."""
+    program = (
+        "import os, sys; from pathlib import Path; from gateway.store.folder import fault\n"
+        "os.geteuid() or os.setuid(65534); print(fault(Path(sys.argv[1])))"
+    )
+    told = subprocess.run([sys.executable, "-c", program, folder], capture_output=True, text=True)
+    assert told.returncode == 0, told.stderr
+    return told.stdout.strip()
+
+
+def test_a_read_only_place_is_named(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    real = os.statvfs(tmp_path)
+    monkeypatch.setattr(os, "statvfs", lambda _: SimpleNamespace(f_flag=real.f_flag | os.ST_RDONLY))
+    assert fault(tmp_path / "data") == f"{tmp_path} is on a file system that is mounted read-only"
 
 
 def test_a_file_that_cannot_be_opened_is_named(tmp_path: Path) -> None:

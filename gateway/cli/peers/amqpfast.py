@@ -22,7 +22,7 @@ from typing import Final
 import trio
 
 from gateway.egress.amqpfast.channel import ClientChannel
-from gateway.egress.amqpfast.client import Lost, Refused, connect
+from gateway.egress.amqpfast.client import Lost, Refused, Unreached, connect
 from gateway.egress.amqpfast.handles import Delivery, PeerStream
 from gateway.errors import LinkError
 from gateway.model.address import FastAddress
@@ -94,7 +94,8 @@ class FastPeer:
                     raise
                 restartable = False  # the server does not know of it
             except Lost as lost:
-                if attempt == ATTEMPTS_MAX or not restartable:
+                never = attempt == 1 and isinstance(lost, Unreached)
+                if never or attempt == ATTEMPTS_MAX or not restartable:
                     raise
                 print(f"{lost}; trying again", file=sys.stderr)
                 await trio.sleep(RETRY_SECS)

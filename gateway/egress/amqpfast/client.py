@@ -31,6 +31,7 @@ import trio
 from gateway.egress.amqpfast.channel import OPEN_TAG, ClientChannel
 from gateway.egress.amqpfast.handles import PLAIN_HEAD, Delivery, PeerStream, Refused
 from gateway.egress.amqpfast.opening import client_machine
+from gateway.egress.reaching import GARBLED, LOOK_OCTETS, explained, reason
 from gateway.errors import LinkError
 from gateway.model.properties import Value, ValueType, string
 from gateway.protocols.amqpfast.codec import Head, encode_head_properties
@@ -52,9 +53,19 @@ from gateway.protocols.amqpfast.events import (
     Replies,
 )
 from gateway.protocols.amqpfast.spec import BODY_SIZE_MAX, FRAME_MAX, ReplyCode, Scope
-from gateway.settings.endpoints import Target, parse_url
+from gateway.settings.endpoints import Target, address_of, parse_url
 
-__all__ = ["Client", "ClientChannel", "Delivery", "Lost", "PeerStream", "Refused", "connect", "head_of"]
+__all__ = [
+    "Client",
+    "ClientChannel",
+    "Delivery",
+    "Lost",
+    "PeerStream",
+    "Refused",
+    "Unreached",
+    "connect",
+    "head_of",
+]
 
 READ_OCTETS: Final = 65_536
 TICK_SECS: Final = 1.0
@@ -63,6 +74,10 @@ FAREWELL_SECS: Final = 5.0  # how long the server has to answer our close
 
 class Lost(LinkError):
     """The connection is gone."""
+
+
+class Unreached(Lost):
+    """There was none: nobody answered, or somebody else."""
 
 
 def head_of(
@@ -134,7 +149,8 @@ class Client:
             message_bytes_max=BODY_SIZE_MAX,
         )
         self._target = target
-        self._place = f"{target.host}:{target.port}"
+        self._place = address_of(target)
+        self._first = b""
         self._stream: trio.abc.Stream | None = None
         self._opened = trio.Event()
         self._ended = trio.Event()
@@ -158,7 +174,7 @@ class Client:
                 self.flush()
                 await self._opened.wait()
         except trio.TooSlowError:
-            raise Lost(f"{self._place} did not answer within {timeout_secs} s") from None
+            self._end(self._lost(f"no answer within {timeout_secs:g} s"))
         self.check()
 
     async def _reach(self, ca_file: str | None) -> trio.abc.Stream:
@@ -174,11 +190,14 @@ class Client:
             except BaseException:
                 await trio.aclose_forcefully(opened)
                 raise
-        except OSError as error:
-            raise Lost(f"{self._place}: {error}") from error
-        except trio.BrokenResourceError as error:
-            raise Lost(f"{self._place}: {error.__cause__ or error}") from error
+        except (OSError, trio.BrokenResourceError) as error:
+            raise Unreached(f"{self._place}: {reason(error)}") from error
         return secured
+
+    def _lost(self, why: str) -> Lost:
+        if self._opened.is_set():
+            return Lost(f"{self._place}: {why}")
+        return Unreached(f"{self._place}: {explained(self._target.protocol, self._first, why)}")
 
     async def _run(self, task: Callable[[trio.abc.Stream], Awaitable[None]], stream: trio.abc.Stream) -> None:
         """A background task goes on when the block is cancelled, to say goodbye."""
@@ -262,6 +281,8 @@ class Client:
     async def _read(self, stream: trio.abc.Stream) -> None:
         try:
             while data := await stream.receive_some(READ_OCTETS):
+                if not self._opened.is_set():
+                    self._first += data[:LOOK_OCTETS]
                 for event in self.machine.receive_data(bytes(data), trio.current_time()):
                     self._event(event)
                 self.flush()
@@ -270,9 +291,9 @@ class Client:
                 while self._holds and not self._leaving:
                     await self._released.wait()
         except (trio.BrokenResourceError, trio.ClosedResourceError) as error:
-            self._end(Lost(f"{self._place}: {error.__cause__ or error}"))
+            self._end(self._lost(reason(error)))
         else:
-            self._end(Lost(f"{self._place}: the connection was closed"))
+            self._end(self._lost("the server closed the connection"))
 
     async def _write(self, stream: trio.abc.Stream) -> None:
         while True:
@@ -283,7 +304,7 @@ class Client:
                 try:
                     await stream.send_all(data)
                 except (trio.BrokenResourceError, trio.ClosedResourceError) as error:
-                    self._end(Lost(f"{self._place}: {error.__cause__ or error}"))
+                    self._end(self._lost(reason(error)))
             if not self._to_write.is_set():
                 self._written.set()
 
@@ -294,7 +315,7 @@ class Client:
             self.machine.tick(now)
             self.flush()
             if self.machine.timed_out(now):
-                self._end(Lost(f"{self._place}: the server is silent"))
+                self._end(self._lost("the server is silent"))
                 await trio.aclose_forcefully(stream)
                 return
 
@@ -353,4 +374,6 @@ class Client:
         elif isinstance(event, Challenged):
             self._end(Lost(f"{self._place}: the server wants more than a name and password"))
         elif isinstance(event, Closed):
-            self._end(Refused(event.reply_code, event.text, Scope.CONNECTION))
+            refused = Refused(event.reply_code, event.text, Scope.CONNECTION)
+            strange = not event.by_peer and not self._opened.is_set()
+            self._end(self._lost(f"{GARBLED}: {refused}") if strange else refused)
