@@ -127,7 +127,8 @@ class MqttPeer:
 
     def send(self, rows: list[Row], octets: int) -> Sequence[int]:
         """Encode PUBLISH packets; returns the positions of those larger than the broker takes."""
-        refused = self.machine.publish_many(rows)
+        said = self.machine.aliased(rows) if self.machine.alias_max else rows
+        refused = self.machine.publish_many(said)
         self.stream.queued += octets + _PUBLISH_OCTETS * len(rows)
         self.stream.mark()
         return refused

@@ -49,9 +49,9 @@ CLIENT: Final[Table] = {
 class ClientConnection(Connection):
     """One connection to a remote broker, in the version of the CONNECT that it says.
 
-    After the CONNACK: `client_id` (perhaps assigned by the server), `max_qos`, `retain_available`,
-    `wildcards_available`, `shares_available`, `peer_receive_max` and `peer_packet_bytes_max` hold what the
-    server announced (5: 3.2.2.3).
+    After the CONNACK: `client_id` (perhaps assigned by the server), `alias_max`, `max_qos`,
+    `retain_available`, `wildcards_available`, `shares_available`, `peer_receive_max` and
+    `peer_packet_bytes_max` hold what the server announced (5: 3.2.2.3).
     """
 
     __slots__ = (
@@ -124,6 +124,7 @@ class ClientConnection(Connection):
         self.retain_available = bool(properties.get(Property.RETAIN_AVAILABLE, 1))
         self.wildcards_available = bool(properties.get(Property.WILDCARD_SUBSCRIPTION_AVAILABLE, 1))
         self.shares_available = bool(properties.get(Property.SHARED_SUBSCRIPTION_AVAILABLE, 1))
+        self._may_alias(properties)
         self.peer_receive_max = properties.get(Property.RECEIVE_MAXIMUM, self.peer_receive_max)
         self.peer_packet_bytes_max = properties.get(Property.MAXIMUM_PACKET_SIZE, self.peer_packet_bytes_max)
 

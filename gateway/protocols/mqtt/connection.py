@@ -64,6 +64,7 @@ _PUBLISH_FIRST: Final = tuple(bytes((PacketType.PUBLISH << 4 | flags,)) for flag
 _LENGTHS: Final = tuple(encode_varint(size) for size in range(4_096))
 _LENGTHS_END: Final = len(_LENGTHS)
 FIXED_HEADER_MAX: Final = 5  # 5: 2.1
+PUBLISH_EXTRA_MAX: Final = 5 + 2 + 2 + 4 + 3  # fixed header, lengths of topic and properties, id, alias
 PUBLISH_PIECES: Final = 6  # of each PUBLISH in `out`: joined once, all together, they cost least
 
 _BARE_MAX: Final = 4_096  # property lists remembered; devices repeat a few
@@ -103,7 +104,9 @@ class Connection:
         "_error",
         "_little",
         "_needed",
+        "_said_aliases",
         "_v5",
+        "alias_max",
         "keep_alive",
         "last_received",
         "out",
@@ -126,6 +129,7 @@ class Connection:
         self.state = State.START
         self.packet_bytes_max = packet_bytes_max
         self.topic_alias_max = topic_alias_max
+        self.alias_max = 0  # of those that we give to topics
         self.peer_packet_bytes_max = VARINT_MAX + 5
         self.peer_receive_max = 65_535
         self.keep_alive = 0
@@ -136,6 +140,7 @@ class Connection:
         self.out: list[bytes] = []
         self._byte_order: ByteOrder = byte_order
         self._aliases: dict[int, bytes] = {}
+        self._said_aliases: dict[bytes, bytes] = {}
         self._buffer = bytearray()
         self._needed = 0
         self._error: RemoteProtocolError | None = None
@@ -434,6 +439,30 @@ class Connection:
             out += (firsts[flags], length, words[len(topic)], topic, middle, body)
         self.sent[3] += (len(out) - before) // PUBLISH_PIECES
         return refused
+
+    def _may_alias(self, properties: PropertyMap) -> None:
+        """Take as many aliases as the peer's CONNECT or CONNACK allows, and we ourselves."""
+        self.alias_max = min(properties.get(Property.TOPIC_ALIAS_MAXIMUM, 0), self.topic_alias_max)
+
+    def aliased(self, rows: Sequence[Row]) -> list[Row]:
+        """The rows with aliases for the first `alias_max` topics that are said (5: 3.3.2.3.4).
+
+        An alias is introduced only by a PUBLISH that is surely not too large for the peer.
+        """
+        known = self._said_aliases
+        safe = self.peer_packet_bytes_max - PUBLISH_EXTRA_MAX
+        said: list[Row] = []
+        for flags, topic, packet_id, properties, body in rows:
+            alias = known.get(topic)
+            if alias is not None:
+                said.append((flags, b"", packet_id, properties + alias, body))
+                continue
+            if len(known) < self.alias_max and len(topic) + len(properties) + len(body) <= safe:
+                number = len(known) + 1
+                alias = known[topic] = bytes((Property.TOPIC_ALIAS, number >> 8, number & 0xFF))
+                properties += alias
+            said.append((flags, topic, packet_id, properties, body))
+        return said
 
     def acknowledge(self, kind: PacketType, ids: Sequence[int]) -> None:
         """Say a run of acknowledgements of one type, all of them successes."""

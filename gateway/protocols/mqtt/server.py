@@ -23,7 +23,6 @@ from gateway.protocols.mqtt.packets import (
     Packet,
     Pingreq,
     Pingresp,
-    Row,
     Suback,
     Unsuback,
 )
@@ -39,7 +38,6 @@ from gateway.protocols.mqtt.spec import (
     Version,
 )
 
-PUBLISH_EXTRA_MAX: Final = 5 + 2 + 2 + 4 + 3  # fixed header, lengths of topic and properties, id, alias
 _FROM_CLIENT: Final = (
     PacketType.PUBLISH,
     PacketType.PUBACK,
@@ -67,7 +65,7 @@ class ServerConnection(Connection):
     (5: 3.1.2.11.7). The limits that are given here are announced in the CONNACK of MQTT 5.
     """
 
-    __slots__ = ("_connect_bytes_max", "_said_aliases", "alias_max", "connect", "receive_max")
+    __slots__ = ("_connect_bytes_max", "connect", "receive_max")
     table: ClassVar[Table] = SERVER
     reading: ClassVar[frozenset[State]] = frozenset((State.START, State.AUTHENTICATING, State.OPEN))
 
@@ -87,8 +85,6 @@ class ServerConnection(Connection):
             topic_alias_max=topic_alias_max,
         )
         self.connect: Connect | None = None
-        self.alias_max = 0  # of those that we give to topics
-        self._said_aliases: dict[bytes, bytes] = {}
         self.receive_max = receive_max
         self._connect_bytes_max = connect_bytes_max
 
@@ -119,7 +115,7 @@ class ServerConnection(Connection):
         properties = packet.properties
         self.peer_packet_bytes_max = properties.get(Property.MAXIMUM_PACKET_SIZE, self.peer_packet_bytes_max)
         self.peer_receive_max = properties.get(Property.RECEIVE_MAXIMUM, self.peer_receive_max)
-        self.alias_max = min(properties.get(Property.TOPIC_ALIAS_MAXIMUM, 0), self.topic_alias_max)
+        self._may_alias(properties)
         self.wants_problems = bool(properties.get(Property.REQUEST_PROBLEM_INFORMATION, 1))
         if Property.AUTHENTICATION_METHOD in properties:
             self.state = State.AUTHENTICATING
@@ -165,26 +161,6 @@ class ServerConnection(Connection):
         if not self.send(Connack(session_present, reason, given)):
             self.state = State.CLOSED
             self.send(Connack(reason=reason if reason >= FAILURE else ReasonCode.PACKET_TOO_LARGE))
-
-    def aliased(self, rows: Sequence[Row]) -> list[Row]:
-        """The rows with aliases for the first `alias_max` topics that are said (5: 3.3.2.3.4).
-
-        An alias is introduced only by a PUBLISH that is surely not too large for the client.
-        """
-        known = self._said_aliases
-        safe = self.peer_packet_bytes_max - PUBLISH_EXTRA_MAX
-        said: list[Row] = []
-        for flags, topic, packet_id, properties, body in rows:
-            alias = known.get(topic)
-            if alias is not None:
-                said.append((flags, b"", packet_id, properties + alias, body))
-                continue
-            if len(known) < self.alias_max and len(topic) + len(properties) + len(body) <= safe:
-                number = len(known) + 1
-                alias = known[topic] = bytes((Property.TOPIC_ALIAS, number >> 8, number & 0xFF))
-                properties += alias
-            said.append((flags, topic, packet_id, properties, body))
-        return said
 
     def _limits(self) -> dict[Property, Any]:
         found: dict[Property, Any] = {Property.MAXIMUM_PACKET_SIZE: self.packet_bytes_max}

@@ -133,7 +133,9 @@ class Remote:
     def __init__(self, world: World) -> None:
         self.world = world
         self.machine = ServerConnection(
-            packet_bytes_max=world.packet_bytes_max, receive_max=world.receive_max
+            packet_bytes_max=world.packet_bytes_max,
+            receive_max=world.receive_max,
+            topic_alias_max=world.topic_alias_max,
         )
         self.acks = world.acks
         self.connect: Connect | None = None
@@ -205,6 +207,7 @@ class World:
         # How the broker behaves.
         self.packet_bytes_max = 1 << 20
         self.receive_max = 65_535
+        self.topic_alias_max = 0
         self.present = False
         self.acks = True
         self.connack_reason = 0

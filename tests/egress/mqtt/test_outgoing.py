@@ -47,6 +47,31 @@ async def test_each_qos_is_settled_by_its_last_acknowledgement(version: str) -> 
     assert world.conversation.idle
 
 
+async def test_aliases_stand_for_the_first_topics_as_the_broker_allows() -> None:
+    """5: 3.3.2.3.4; they end with the connection, and what is sent again introduces them anew."""
+    world = World()
+    world.topic_alias_max = 2
+    for present in (False, True):
+        world.present = present
+        remote = world.connect()
+        remote.acks = False
+        if not present:
+            world.publish(*[message(str(at), topic=topic) for at, topic in enumerate("abcabc")])
+            world.talk()
+        assert [row[1] for row in remote.rows] == [b"a", b"b", b"c", b"a", b"b", b"c"]
+        assert sorted(remote.machine._aliases.items()) == [(1, b"a"), (2, b"b")]
+        world.drop()
+
+
+async def test_no_alias_without_the_brokers_leave() -> None:
+    world = World()
+    remote = world.connect()
+    world.publish(message("one", topic="a"), message("two", topic="a"))
+    world.talk()
+    assert [row[1] for row in remote.rows] == [b"a", b"a"]
+    assert remote.machine._aliases == {}
+
+
 @pytest.mark.parametrize(
     "receive_max, in_flight_max, window", [(2, 10_000, 2), (65_535, 3, 3), (1, 10_000, 1)]
 )
