@@ -26,7 +26,7 @@ app = typer.Typer()
 Url = Annotated[
     str,
     typer.Argument(
-        help="mqtt(s)://, amqp(s):// or amqpfast(s)://, with user:password@host:port[/virtual-host]"
+        help="mqtt(s)://, amqp(s):// or amqpfast(s)://, as in amqp://user:password@host:port/virtual-host"
     ),
 ]
 Service = Annotated[str, typer.Option(help="AMQP/Fast: queue, topic or peer.")]
