@@ -23,7 +23,6 @@ def commands() -> typer.Typer:
         no_args_is_help=True,
         add_completion=False,
         pretty_exceptions_enable=False,
-        rich_markup_mode=None,  # a bracket in a help text is a bracket
     )
     for found in pkgutil.iter_modules(__path__):
         group = getattr(importlib.import_module(f"{__name__}.{found.name}"), "app", None)

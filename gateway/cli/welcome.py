@@ -47,13 +47,14 @@ def welcome(gateway: Gateway) -> str:
     settings = gateway.settings
     ports = {name: listener.port for name, listener in gateway.listeners.items()}
     lines = ["The gateway is running.", ""]
+    width = max(map(len, (*ports, *settings.links, "page")))
     for name, listener in gateway.listeners.items():
         said = spoken(settings.listeners[name])
-        lines.append(f"  {name:<10} {said} on {listener.host}:{listener.port}")
+        lines.append(f"  {name:<{width}} {said} on {listener.host}:{listener.port}")
     for name, link in settings.links.items():
-        lines.append(f"  {name:<10} link to {', or '.join(link.addresses)}")
+        lines.append(f"  {name:<{width}} link to {', or '.join(link.addresses)}")
     if gateway.http_port:
-        lines.append(f"  page       http://localhost:{gateway.http_port}/  (metrics: /metrics)")
+        lines.append(f"  {'page':<{width}} http://localhost:{gateway.http_port}/  (metrics: /metrics)")
     return "\n".join([*lines, *proposal(settings, ports), "", "Ctrl-C stops it."])
 
 

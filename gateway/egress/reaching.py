@@ -43,6 +43,7 @@ def reason(error: Exception) -> str:
     if isinstance(found, ssl.SSLError):
         no_tls = found.reason in ("WRONG_VERSION_NUMBER", "RECORD_LAYER_FAILURE")
         return "this port does not speak TLS" if no_tls else str(found)
-    if isinstance(found, OSError) and found.errno is not None and found.errno > 0:
-        return os.strerror(found.errno)
-    return str(found)
+    number = found.errno if isinstance(found, OSError) else None
+    if number is not None and number > 0:  # below are those of name look-ups
+        return os.strerror(number)
+    return getattr(found, "strerror", None) or str(found)

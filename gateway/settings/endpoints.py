@@ -55,7 +55,8 @@ def secret_from(path: Path) -> str:
     try:
         return path.read_text(encoding="utf-8").rstrip("\r\n")
     except (OSError, UnicodeDecodeError) as error:
-        raise ConfigurationError(f"{path}: this secret cannot be read: {error}") from error
+        why = error.strerror if isinstance(error, OSError) else error
+        raise ConfigurationError(f"{path}: this secret cannot be read: {why}") from error
 
 
 class ListenerTls(Part):

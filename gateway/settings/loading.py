@@ -74,7 +74,8 @@ def _read(path: Path) -> tuple[Tree, dict[KeyPath, int]]:
     try:
         text = path.read_text(encoding="utf-8")
     except (OSError, UnicodeDecodeError) as error:
-        raise ConfigurationError(f"{path}: cannot be read: {error}") from error
+        why = error.strerror if isinstance(error, OSError) else error
+        raise ConfigurationError(f"{path}: cannot be read: {why}") from error
     try:
         root = yaml.compose(text, Loader=yaml.SafeLoader)
         tree = yaml.safe_load(text)

@@ -193,6 +193,8 @@ def test_nobody_there() -> None:
     for peer in (MqttPeer, AmqpPeer, FastPeer):
         with pytest.raises(LinkError, match="127.0.0.1:1"):
             peer(Access(parse_url("mqtt://127.0.0.1:1"), 5.0))
+    with pytest.raises(LinkError, match=r"^gateway.invalid:1: [^\[]+$"):  # the words of the resolver
+        MqttPeer(Access(parse_url("mqtt://gateway.invalid:1"), 5.0))
 
 
 SCHEMES: Final = {"mqtt": MqttPeer, "amqp": AmqpPeer, "amqpfast": FastPeer}
