@@ -63,18 +63,16 @@ def backtest(
     from gateway.pipeline.failures import plainly
     from gateway.pipeline.jobs import backtest as job
     from gateway.pipeline.progress import progress as watched
-    from gateway.pipeline.traffic.counting import columns_for
-    from gateway.pipeline.traffic.loading import Span, traffic
+    from gateway.pipeline.traffic.loading import Recording, Span, traffic
 
     allowed = _verdicts(allow or [])
     candidate = candidate_of(mappings, config)
     reference = candidate_of(mappings_of(against, config), config) if against else None
-    columns = columns_for([candidate] if reference is None else [candidate, reference])
     folder = journal_of(journal or archive, config)
     with plainly(), watched(spark, "backtest", progress):
-        rows = traffic(spark, folder, columns, Span(begin, end, where), archive=archive)
+        recording = Recording(spark, folder, Span(begin, end, where), archive)
         samples = tests_per_route if tests is not None else 0
-        report = job.backtest(rows, candidate, reference, samples=samples)
+        report = job.backtest(recording, candidate, reference, samples=samples)
         _print(report, as_json)
         if tests is not None:
             every = traffic(spark, folder, _every(), Span(), archive=archive)

@@ -9,9 +9,7 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Sequence
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, Any, Final, NamedTuple
-
-from pyspark.sql import functions as F
+from typing import Any, Final, NamedTuple
 
 from gateway.pipeline.traffic.counting import (
     FIRST_SQL,
@@ -22,11 +20,8 @@ from gateway.pipeline.traffic.counting import (
     second_pass,
 )
 from gateway.pipeline.traffic.fates import Candidate, Fate, decode_fates, show_fate
-from gateway.pipeline.traffic.rows import LEFT
+from gateway.pipeline.traffic.loading import Recording
 from gateway.pipeline.traffic.verdicts import Change, Verdict, compare
-
-if TYPE_CHECKING:
-    from pyspark.sql import DataFrame
 
 EXAMPLES: Final = 3
 FINE: Final = frozenset((Verdict.SAME,))
@@ -109,19 +104,18 @@ class Report:
 
 
 def backtest(
-    traffic: DataFrame,
+    recording: Recording,
     candidate: Candidate,
     against: Candidate | None = None,
     *,
     samples: int = 0,
 ) -> Report:
-    """Route `traffic`, rows with the journal's columns, by `candidate`.
+    """Route what was recorded by `candidate`, and compare with what happened, or with `against`.
 
     `samples`: how many messages of each set of routes to name, for mapping tests.
     """
     candidates = [candidate] if against is None else [candidate, against]
-    rows = traffic.where(~F.coalesce(F.expr(LEFT), F.lit(False))).select(*columns_for(candidates))
-    first = rows.mapInArrow(FirstPass(candidate, against), FIRST_SQL)
+    first = recording.through(columns_for(candidates), FirstPass(candidate, against), FIRST_SQL)
     counted = first.repartition("key").mapInArrow(second_pass, SECOND_SQL)
     texts: dict[int, str] = {}
     groups = []

@@ -10,7 +10,7 @@
 | `endingOffsets`, `endingTimestamp` | `latest` | the row before which a batch ends |
 | `maxOffsetsPerTrigger` | all | rows in a micro-batch, shared out by what waits in each shard |
 | `minPartitions` | 1 | tasks, at least |
-| `partitionBytes` | 32 MiB | of blocks in a task |
+| `partitionBytes` | 64 MiB | of blocks in a task |
 | `failOnDataLoss` | `true` | `false`: go on where retention deleted or damage took rows |
 
 Offsets are sequence numbers by shard, those of the next row. Unknown options are refused.
@@ -45,7 +45,7 @@ NAMES: Final = (
     "partitionBytes",
     "failOnDataLoss",
 )
-PARTITION_OCTETS: Final = 32 * 1_048_576
+PARTITION_OCTETS: Final = 64 * 1_048_576  # a task has a cost of its own, of some 20 MiB
 
 Offsets = dict[str, int]
 """The number of the next row, by shard."""

@@ -170,10 +170,14 @@ def shared_out(waiting: dict[str, int], most: int) -> dict[str, int]:
 def parts_of(
     shards: Mapping[str, Shard], ranges: Mapping[str, tuple[int, int]], options: Options
 ) -> list[Part]:
-    """Tasks for these rows of each shard: at least `minPartitions`, of `partitionBytes` at most, about."""
-    octets = sum(shards[name].octets(*range_) for name, range_ in ranges.items())
-    size = max(1, min(options.partition_octets, octets // options.partitions_min))
-    parts = [part for name, range_ in ranges.items() for part in shards[name].parts(*range_, size)]
+    """Tasks for these rows of each shard: at least `minPartitions`, of `partitionBytes` at most, about; those
+    of a shard are alike, so that none is waited for."""
+    octets = {name: shards[name].octets(*range_) for name, range_ in ranges.items()}
+    size = max(1, min(options.partition_octets, sum(octets.values()) // options.partitions_min))
+    parts: list[Part] = []
+    for name, range_ in ranges.items():
+        count = max(1, -(-(octets[name] - SPAN_OCTETS) // size))
+        parts += shards[name].parts(*range_, octets[name] // count + SPAN_OCTETS)
     if not 0 < len(parts) < options.partitions_min:
         return parts
     each = -(-options.partitions_min // len(parts))

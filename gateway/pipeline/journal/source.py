@@ -41,6 +41,7 @@ from gateway.pipeline.journal.planning import (
     reader_of,
     shared_out,
 )
+from gateway.pipeline.workers import spare_imports
 from gateway.store.journal.reader import Gap
 
 BATCH_ROWS: Final = 10_000  # that go to Spark at a time; a flush of the gateway may be few
@@ -82,6 +83,7 @@ def _read(options: Options, wanted: Wanted, names: tuple[str, ...], part: InputP
     """The rows of a part, about BATCH_ROWS in a batch."""
     if not isinstance(part, Part):  # Spark's own, when there is nothing to read
         return
+    spare_imports()
     gathered: list[Arrow] = []
     rows = 0
     received = wanted.received

@@ -27,6 +27,7 @@ from gateway.pipeline.traffic.fates import (
     fates_of,
 )
 from gateway.pipeline.traffic.rows import message_of
+from gateway.pipeline.workers import spare_imports
 
 Numbers = Any  # a numpy array
 IDENTITY: Final = ("shard", "source_endpoint", "received", "slot", "sequence")
@@ -109,6 +110,7 @@ class FirstPass:
         self._senders = candidate.per_sender or (against is not None and against.per_sender)
 
     def __call__(self, batches: Iterable[Any]) -> Iterator[Any]:
+        spare_imports()
         texts = Texts()
         asked = Asked(self._candidate, texts)
         reference = None if self._against is None else Asked(self._against, texts)
@@ -219,7 +221,11 @@ def combinations(columns: Sequence[Any]) -> tuple[Numbers, Numbers]:
             size = len(kinds)
         codes = codes * count + coded.indices.to_numpy(zero_copy_only=False)
         size *= count
-    _, firsts, codes = np.unique(codes, return_index=True, return_inverse=True)
+    # By hashing: what np.unique does would sort all rows.
+    found = pc.dictionary_encode(pa.array(codes))
+    codes = found.indices.to_numpy()
+    firsts = np.empty(len(found.dictionary), dtype=np.int64)
+    firsts[codes[::-1]] = np.arange(len(codes) - 1, -1, -1)
     return codes, firsts
 
 
@@ -264,6 +270,7 @@ def _texts_numbers(batch: Any, name: str, texts: Texts) -> Numbers:
 
 def second_pass(batches: Iterable[Any]) -> Iterator[Any]:
     """`mapInArrow` of what the first pass made, where rows with the same key are in one partition."""
+    spare_imports()
     parts: list[list[Numbers]] = []
     told: list[str] = []
     for batch in batches:

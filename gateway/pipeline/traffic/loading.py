@@ -1,25 +1,39 @@
 """The recorded traffic that a job is about: rows of a journal in a span of time, and what else is wanted of
 them.
+
+A DataFrame of rows is the way for all that Spark computes. What Python computes has a shorter one: blocks of
+a journal are Arrow's already, and to make Spark's rows of them, and Arrow's of those for another worker,
+costs more than to read and route them. So the tasks read the journal themselves.
 """
 
 from __future__ import annotations
 
 import re
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from datetime import UTC, datetime
 from typing import TYPE_CHECKING, Any, Final, NamedTuple
 
+import pyarrow.compute as pc
 from pyspark.sql import functions as F
+from pyspark.sql.datasource import Filter, GreaterThanOrEqual, InputPartition, LessThan
 
 from gateway.errors import PipelineError
-from gateway.pipeline.columns import BY_NAME
+from gateway.pipeline.columns import BY_NAME, Arrow
 from gateway.pipeline.jobs.archive import read_archive
+from gateway.pipeline.journal.options import options_of
+from gateway.pipeline.journal.source import JournalTable
+from gateway.pipeline.traffic.rows import LEFT
+from gateway.store.journal.columns import LEFT_OUTBOX
 
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame, SparkSession
 
-ALWAYS: Final = ("shard", "sequence", "received", "reason_text")
+REASON: Final = "reason_text"
+ALWAYS: Final = ("shard", "sequence", "received", REASON)
 WORD: Final = re.compile(r"[a-z_]+")
+
+Batches = Callable[[Iterable[Arrow]], Iterator[Arrow]]
+"""What `mapInArrow` takes; pickled to the tasks."""
 
 
 class Span(NamedTuple):
@@ -34,6 +48,65 @@ class Span(NamedTuple):
     def columns(self) -> list[str]:
         """The journal's columns that `where` may need."""
         return [word for word in WORD.findall(self.where or "") if word in BY_NAME]
+
+
+class Recording(NamedTuple):
+    """Rows of a journal, or of an archive, without those of what left an outbox: their messages have another
+    row, of when they were accepted."""
+
+    spark: SparkSession
+    folder: str
+    span: Span = Span()
+    archive: str | None = None
+
+    def through(self, names: Sequence[str], function: Batches, schema: str) -> DataFrame:
+        """What `function` makes of batches with these columns; `schema` is Spark's, of what it makes. Raises
+        PipelineError, JournalError."""
+        if self.archive is not None or self.span.where is not None:
+            rows = traffic(self.spark, self.folder, names, self.span, archive=self.archive)
+            staying = rows.where(~F.coalesce(F.expr(LEFT), F.lit(False)))
+            return staying.select(*names).mapInArrow(function, schema)
+        cores = self.spark.sparkContext.defaultParallelism
+        options = options_of({"path": self.folder, "minPartitions": str(cores)}, stream=False)
+        table = JournalTable(options, tuple(dict.fromkeys((*names, REASON))))
+        for bound in _bounds(self.span):
+            table.pushFilters([bound])
+        parts = table.partitions()
+        numbers = self.spark.range(0, len(parts), 1, max(1, len(parts)))
+        return numbers.mapInArrow(_Straight(table, parts, function), schema)
+
+
+class _Straight:
+    """`mapInArrow` of numbers of parts: reads them, and hands their rows on."""
+
+    def __init__(self, table: JournalTable, parts: Sequence[InputPartition], function: Batches) -> None:
+        self._table = table
+        self._parts = parts
+        self._function = function
+
+    def __call__(self, batches: Iterable[Arrow]) -> Iterator[Arrow]:
+        return self._function(self._rows(batches))
+
+    def _rows(self, batches: Iterable[Arrow]) -> Iterator[Arrow]:
+        for batch in batches:
+            for number in batch.column(0).to_pylist():
+                yield from map(staying, self._table.read(self._parts[number]))
+
+
+def _bounds(span: Span) -> Iterator[Filter]:
+    if span.begin is not None:
+        yield GreaterThanOrEqual(("received",), moment(span.begin))
+    if span.end is not None:
+        yield LessThan(("received",), moment(span.end))
+
+
+def staying(batch: Arrow) -> Arrow:
+    """The rows of a batch that LEFT_OUTBOX does not match; its texts are few."""
+    reasons = pc.dictionary_encode(batch.column(REASON))
+    left = pc.match_substring_regex(reasons.dictionary, LEFT_OUTBOX)
+    if not pc.any(left).as_py():
+        return batch
+    return batch.filter(pc.invert(pc.fill_null(left.take(reasons.indices), False)))
 
 
 def traffic(

@@ -15,9 +15,8 @@ from pyspark.sql import DataFrame, SparkSession
 from gateway.mapping.loading import parse
 from gateway.pipeline.jobs import archive, rates
 from gateway.pipeline.jobs.backtest import backtest
-from gateway.pipeline.traffic.counting import columns_for
 from gateway.pipeline.traffic.fates import Candidate
-from gateway.pipeline.traffic.loading import Span, traffic
+from gateway.pipeline.traffic.loading import Recording
 from tests.pipeline.streams import finished
 
 FEW = "shard,sequence,received,route,client,source_address,target_address,outcome,body_size,body"
@@ -114,8 +113,7 @@ CONDITION = MAPPING + '    when: "body.pressure > 1010.0"\n'
 
 def _backtested(bench: Bench, text: str) -> None:
     candidate = Candidate([parse(text)], {"<text>": text}, {})
-    rows = traffic(bench.spark, str(bench.journal), columns_for([candidate]), Span())
-    assert backtest(rows, candidate).messages > 0
+    assert backtest(Recording(bench.spark, str(bench.journal)), candidate).messages > 0
 
 
 def backtested(bench: Bench) -> None:
