@@ -9,7 +9,7 @@ back with the worst outcome. Slots are positions in the batch; a part's `message
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable
 from typing import Any, Protocol
 
 from gateway.model.message import Message, Sender
@@ -87,14 +87,14 @@ class Lane:
     def record(self, part: Part, messages: list[Message], slots: list[int], outcome: Outcome) -> None:
         """Tell the journal."""
         batch = part.batch
-        came = batch.sources
-        sources = None
-        if came:  # slots rise, so as many as there are is all of them
-            sources = came if len(slots) == len(came) else [came[slot] for slot in slots]
+        came, origins = batch.sources, batch.origins
         assert self.journal is not None
-        if batch.origins:
-            slots = [batch.origins[slot] for slot in slots]
-        self.journal.record(self.facts, messages, outcome, batch.received, sources, slots)
+        sources: list[Message] | None = came or None
+        places: list[int] | None = origins or None
+        if slots is not part.slots or len(slots) != len(batch.receipts):  # not all of the batch, in its order
+            sources = [came[slot] for slot in slots] if came else None
+            places = [origins[slot] for slot in slots] if origins else slots
+        self.journal.record(self.facts, messages, outcome, batch.received, sources, places)
 
 
 class Batch:
@@ -107,7 +107,7 @@ class Batch:
         self.received = received
         self.receipts: list[Receipt] = []
         self.sources: list[Message] = []  # for a journal: the message of each slot as it came in; or empty
-        self.origins: Sequence[int] = ()  # for a journal: its slot in the batch that passed it on; or empty
+        self.origins: list[int] = []  # for a journal: its slot in the batch that passed it on; or empty
         self._open: list[int] = []
         self._parts: dict[Lane, Part] = {}
         self._worst: dict[int, Outcome] = {}

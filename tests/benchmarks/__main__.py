@@ -30,6 +30,7 @@ from tests.benchmarks.sections import (
     journal,
     latency,
     memory,
+    startup,
     topics,
 )
 from tests.benchmarks.subjects import SubjectError
@@ -51,6 +52,7 @@ SECTIONS: Final[dict[str, tuple[str, str, Measure]]] = {
     "bridge": ("Through a link, 128 octets, persistent", "direct", bridge.measure),
     "latency": ("Latency, MQTT QoS 1 -> AMQP with acks, 128 octets", "RabbitMQ", latency.measure),
     "memory": ("Memory", "RabbitMQ", memory.measure),
+    "startup": ("Start-up", "limit", startup.measure),
 }
 FAULTS: Final = (LoadError, Wrong, SubjectError, BrokerError, PeerMissingError, OSError)
 

@@ -7,6 +7,7 @@ moments. The exit code is 1 when any run failed.
 from __future__ import annotations
 
 import argparse
+import math
 import os
 import re
 import signal
@@ -37,6 +38,9 @@ def main(given: list[str]) -> int:
         metavar="PATTERN",
         help="rows in whose name this text or regular expression is found",
     )
+    parser.add_argument(
+        "--once", action="store_true", help="end when each row has run, however long it takes"
+    )
     parser.add_argument("--list", action="store_true", help="print the names of the rows")
     arguments = parser.parse_args(given)
     signal.signal(signal.SIGTERM, _stop)  # an orderly end: brokers are stopped and disks unmounted
@@ -46,33 +50,38 @@ def main(given: list[str]) -> int:
         print("\n".join(row.name for row in rows))
     if arguments.list or not rows:
         return 0 if rows else 2
-    print(f"CHAOS_SEED={arguments.seed}, {len(rows)} rows, {arguments.seconds:.0f} s", flush=True)
-    return int(_failures(rows, arguments.seed, arguments.seconds) > 0)
+    seconds, turns = (math.inf, 1) if arguments.once else (arguments.seconds, sys.maxsize)
+    print(f"CHAOS_SEED={arguments.seed}, {len(rows)} rows, {seconds:.0f} s", flush=True)
+    return int(_failures(rows, arguments.seed, seconds, turns) > 0)
 
 
 def _stop(*_: Any) -> None:
     raise KeyboardInterrupt
 
 
-def _failures(rows: list[Row], seed: str, seconds: float) -> int:
-    """Run rows until the time is over, each of them before any comes again; how many failed."""
+def _failures(rows: list[Row], seed: str, seconds: float, turns: int) -> int:
+    """Run rows until the time or the turns are over, each before any comes again; how many failed."""
     end = time.monotonic() + seconds
     failed = ran = 0
     with ExitStack() as stack:
         folder = Path(stack.enter_context(tempfile.TemporaryDirectory(prefix="gateway-chaos-")))
         rabbitmq: RabbitMQ | None = None
-        for turn in range(sys.maxsize):
+        for turn in range(turns):
             # A turn's seed is one that can be given, so that what failed can be run alone.
             own = seed if not turn else f"{seed}.{turn}"
             Random(own).shuffle(rows)
             for row in rows:
                 if time.monotonic() >= end:
-                    print(f"{ran} runs, {failed} failed")
-                    return failed
+                    return _told(ran, failed)
                 if "rabbitmq" in row.remotes and rabbitmq is None:
                     rabbitmq = stack.enter_context(RabbitMQ(folder / "rabbitmq"))
                 ran += 1
                 failed += not _sound(row, own, folder / f"{ran}", rabbitmq)
+    return _told(ran, failed)
+
+
+def _told(ran: int, failed: int) -> int:
+    print(f"{ran} runs, {failed} failed")
     return failed
 
 

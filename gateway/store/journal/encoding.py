@@ -13,11 +13,10 @@ from __future__ import annotations
 
 import struct
 from array import array
-from collections.abc import Iterable, Sequence
+from collections.abc import Sequence
 from functools import lru_cache
 from io import BytesIO
-from itertools import accumulate, chain, groupby
-from operator import is_
+from itertools import chain, groupby
 from typing import Final, NamedTuple
 
 from gateway.errors import RemoteProtocolError
@@ -27,21 +26,18 @@ from gateway.model.outcome import Outcome
 from gateway.model.properties import PropertySet
 from gateway.model.spooled import Spooled
 from gateway.store.journal.columns import ADDRESS, COLUMNS, LANE, OUTCOME, SENDER
+from gateway.store.journal.entries import NUMBER, Entries, bitmap, octets_of, offsets
 from gateway.store.journal.format import VERSION, Draft, Header, Octets, encode_columns
+from gateway.store.journal.runs import runs_of
 from gateway.store.properties import encode_properties
 
-ENTRIES_MAX: Final = 65_536  # of a dictionary; peers choose addresses and properties, so it has to end
-ENTRIES_OCTETS_MAX: Final = 4 * 1_048_576
 PROPERTIES_OCTETS_MAX: Final = 65_536  # of one set; more is recorded as {"omitted": octets}
 BODIES_OCTETS: Final = 1_048_576  # memory for the bodies of a block, used again and again
-# As long a run is looked up faster once than for each message (measured).
-SENDERS_RUN: Final = 7
-ADDRESSES_RUN: Final = 20
-EVEN_OCTETS_MAX: Final = 4_096  # of a body, for offsets that are remembered
 FORM: Final = "journal"  # the key in PropertySet.forms
 SECOND: Final = 1_000_000  # in microseconds
 LATEST: Final = 9e12  # UTC seconds that still fit as microseconds in 64 bits; a peer may claim more
-_NUMBER: Final = struct.Struct("<I").pack
+ROWS_USUAL: Final = 4_096  # of a part; the places of more are written each time
+_FIRST_PLACES: Final = struct.pack(f"<{ROWS_USUAL}I", *range(ROWS_USUAL))
 _TIME: Final = struct.Struct("<q").pack
 
 
@@ -74,107 +70,16 @@ class Stashed(NamedTuple):
     slots: Sequence[int] | None = None
 
 
+_LaneKey = tuple[Facts, str]
+"""And the protocol that its messages came in."""
 _COLUMNS: Final = encode_columns(COLUMNS)
 
 
-def octets_of(text: str) -> bytes:
-    """Valid UTF-8 of any text; a lone surrogate, which has none, becomes its escape."""
-    try:
-        return text.encode()
-    except UnicodeEncodeError:
-        return text.encode("utf-8", "backslashreplace")
-
-
-def bitmap(present: Sequence[bool]) -> bytes:
-    """A validity buffer: a bit for each element, least significant first."""
-    digits = bytes(present).translate(_DIGITS)
-    return int(digits[::-1], 2).to_bytes((len(digits) + 7) // 8, "little")
-
-
-_DIGITS: Final = b"01" + bytes(254)
-
-
-class Entries:
-    """A dictionary of the block: for each entry its texts, one for each column that uses it."""
-
-    __slots__ = ("_buffers", "_nulls", "_octets", "_stale", "_texts", "_were", "numbers")
-
-    def __init__(self, columns: int, *, nulls: bool = False) -> None:
-        self._texts: list[list[bytes | None]] = [[] for _ in range(columns)]
-        self._nulls = nulls
-        self._buffers: list[bytes] | None = None
-        self._octets = 0
-        self._stale = False
-        self._were = 0
-
-    def __len__(self) -> int:
-        return len(self._texts[0])
-
-    def add(self, *texts: bytes | None) -> bytes:
-        """A new entry; returns its number as the rows hold it."""
-        return self.add_all([texts])[0]
-
-    def add_all(self, entries: Sequence[Sequence[bytes | None]]) -> list[bytes]:
-        """New entries; returns their numbers."""
-        first = len(self._texts[0])
-        for column, texts in zip(self._texts, zip(*entries, strict=True), strict=True):
-            column += texts
-            self._octets += sum([len(text) for text in texts if text])
-        self._buffers = None
-        return [_NUMBER(first + place) for place in range(len(entries))]
-
-    def begin(self, rows: int) -> bool:
-        """A block of `rows` begins. True: start afresh, for most of what is here is not in use."""
-        count = len(self)
-        afresh = (
-            self._stale or count > 2 * rows + 64 or count > ENTRIES_MAX or self._octets > ENTRIES_OCTETS_MAX
-        )
-        if afresh:
-            for column in self._texts:
-                column.clear()
-            self._buffers = None
-            self._octets = 0
-        self._were = len(self)
-        return afresh
-
-    def end(self, rows: int) -> list[bytes]:
-        """The buffers, when all rows of the block have their numbers."""
-        # Entries that were mostly new beside old ones: traffic that does not repeat itself.
-        self._stale = self._were > 0 and len(self) - self._were > rows // 2
-        if self._buffers is None:
-            made: list[tuple[list[bytes | None], list[bytes]]] = []
-            for column in self._texts:
-                # An MQTT topic is both address and name: equal columns are the same buffers.
-                same = next((buffers for other, buffers in made if other == column), None)
-                made.append((column, same or list(self._encoded(column))))
-            self._buffers = [buffer for _, buffers in made for buffer in buffers]
-        return self._buffers
-
-    def _encoded(self, texts: list[bytes | None]) -> Iterable[bytes]:
-        filled: list[bytes]
-        if self._nulls and None in texts:
-            yield bitmap([text is not None for text in texts])
-            filled = [text or b"" for text in texts]
-        else:
-            if self._nulls:
-                yield b""
-            filled = texts  # type: ignore[assignment]  # None is not among them
-        yield _offsets([len(text) for text in filled])
-        yield b"".join(filled)
-
-
-def _offsets(sizes: list[int]) -> bytes:
-    """The offsets of values of these sizes: int32, one more than there are values."""
-    count = len(sizes)
-    if sizes[0] <= EVEN_OCTETS_MAX and sizes.count(sizes[0]) == count:
-        return _even_offsets(sizes[0], 1 << count.bit_length())[: 4 * count + 4]
-    return struct.pack(f"<{count + 1}i", *accumulate(sizes, initial=0))
-
-
-@lru_cache(maxsize=16)
-def _even_offsets(size: int, count: int) -> bytes:
-    """The offsets of `count` values of one size; devices send bodies of a few sizes for ever."""
-    return struct.pack(f"<{count + 1}i", *(size * place for place in range(count + 1)))
+def _lengths(sizes: list[int]) -> bytes:
+    """The sizes themselves: uint32."""
+    if sizes.count(sizes[0]) == len(sizes):
+        return NUMBER(sizes[0]) * len(sizes)
+    return struct.pack(f"<{len(sizes)}I", *sizes)
 
 
 class Encoder:
@@ -204,61 +109,34 @@ class Encoder:
         """The block of `parts`, whose first row is number `base`."""
         heads = _joined([part.sources or part.messages or [] for part in parts])
         rows = len(heads)
-        by_part = self._by_part(parts)
+        by_part = _by_part(parts)
         senders = self._sender_indices(heads, rows)
         sources, targets = self._address_indices(parts, heads)
-        sets = self._set_indices([message.property_set for message in heads], rows)
-        flags = [
-            bytes([message.assurance for message in heads]),
-            bytes([message.durable for message in heads]),
-            bytes([message.retain for message in heads]),
-            _small([message.hops for message in heads]),
-        ]
+        # What is the same in all rows is encoded once and repeated.
+        like, times = (heads[:1], rows) if _alike(heads) else (heads, 1)
+        sets = self._set_indices([message.property_set for message in like], rows)
+        flags = [*_guarantees(like), _small([message.hops for message in like])]
+        flags = [column * times for column in flags]
+        valid, expires = _expiries([message.expires for message in like])
         buffers = [
             *by_part.rows,
-            _slots(parts, rows),
+            _slots(parts),
             senders,
             sources,
             targets,
-            sets,
+            sets * times,
             *flags,
             *_delivered(parts, flags),
-            *_expiries([message.expires for message in heads]),
+            *(valid, expires * times),
             *self._bodies([message.body for message in heads]),
             *self._senders.end(rows),
             *by_part.entries,
             *self._addresses.end(rows),
             *self._sets.end(rows),
         ]
-        times = [part.received_us for part in parts]
-        header = Header(VERSION, 0, self._shard, 0, base, rows, min(times), max(times), len(COLUMNS), 0, 0, 0)
+        came = [part.received_us for part in parts]
+        header = Header(VERSION, 0, self._shard, 0, base, rows, min(came), max(came), len(COLUMNS), 0, 0, 0)
         return Draft(header, _COLUMNS, buffers)
-
-    def _by_part(self, parts: Sequence[Stashed]) -> _ByPart:
-        """The columns that are the same in all rows of a part. Their dictionaries are the block's own."""
-        lanes, outcomes = Entries(len(LANE)), Entries(len(OUTCOME))
-        lane_numbers: dict[tuple[Facts, str], bytes] = {}
-        outcome_numbers: dict[Outcome, bytes] = {}
-        received, settled, lane, result = [], [], [], []
-        for facts, messages, sources, outcome, received_us, settled_us, _ in parts:
-            heads = sources or messages
-            assert heads
-            count = len(heads)
-            key = (facts, heads[0].address.protocol)
-            number = lane_numbers.get(key)
-            if number is None:
-                number = lane_numbers[key] = lanes.add(key[1].encode(), *map(octets_of, facts[:4]))
-            told = outcome_numbers.get(outcome)
-            if told is None:
-                verdict, reason, text = outcome
-                words = (verdict.name.lower().encode(), reason.value.encode(), octets_of(text))
-                told = outcome_numbers[outcome] = outcomes.add(*words)
-            received.append(_TIME(received_us) * count)
-            settled.append(_TIME(settled_us) * count)
-            lane.append(number * count)
-            result.append(told * count)
-        rows = [b"".join(column) for column in (received, settled, lane, result)]
-        return _ByPart(rows, [*lanes.end(0), *outcomes.end(0)])
 
     def _sender_indices(self, heads: list[Message], rows: int) -> bytes:
         numbers = self._sender_numbers
@@ -317,12 +195,6 @@ class Encoder:
         numbers = self._set_numbers
         if self._sets.begin(rows):
             numbers.clear()
-        first = sets[0]
-        if sets.count(first) == rows:
-            number = numbers.get(first)
-            if number is None:
-                number = numbers[first] = self._sets.add(*recorded(first))
-            return number * rows
         try:
             return b"".join([numbers[one] for one in sets])
         except KeyError:
@@ -334,18 +206,18 @@ class Encoder:
         """Sizes, validity, offsets, octets."""
         most = self._body_max
         sizes = list(map(len, bodies))
-        lengths = struct.pack(f"<{len(sizes)}I", *sizes)
+        lengths = _lengths(sizes)
         if not most:
             return lengths, b"", b"", b""
         if max(sizes) <= most:
             total = sum(sizes)
             octets = self._together(bodies) if total <= BODIES_OCTETS else b"".join(bodies)
             if len(octets) == total:  # or one of them is a file (model/spooled.py), and not looked at
-                return lengths, b"", _offsets(sizes), octets
+                return lengths, b"", offsets(sizes), octets
         whole = [len(body) <= most and not isinstance(body, Spooled) for body in bodies]
         kept = [body if taken else b"" for body, taken in zip(bodies, whole, strict=True)]
         valid = bitmap(whole)
-        return lengths, valid, _offsets(list(map(len, kept))), b"".join(kept)
+        return lengths, valid, offsets(list(map(len, kept))), b"".join(kept)
 
     def _together(self, bodies: list[bytes]) -> Octets:
         """The octets of bodies, no more than BODIES_OCTETS, in memory that is used again when the block has
@@ -359,23 +231,18 @@ class Encoder:
         return memory.getbuffer()[: memory.tell()]
 
 
-def _come_in_runs(objects: Sequence[object], length: int) -> bool:
-    """Whether a sample says that runs of one and the same object have this length, as the messages of one
-    connection in one wake-up may. Then a look-up for each run is worth its price."""
-    sample = list(map(is_, objects[:-1:16], objects[1::16]))
-    return length * sum(sample) > (length - 1) * len(sample)
-
-
 def _sender_numbers(senders: list[Sender], numbers: dict[int, bytes]) -> bytes:
-    if _come_in_runs(senders, SENDERS_RUN):
-        return b"".join([numbers[id(one)] * len(list(run)) for one, run in groupby(senders)])
-    return b"".join([numbers[id(one)] for one in senders])
+    runs = runs_of(senders)
+    if runs is None:
+        return b"".join([numbers[id(one)] for one in senders])
+    return b"".join([numbers[id(one)] * length for one, length in runs])
 
 
 def _address_numbers(addresses: list[Address], numbers: dict[bytes, bytes]) -> bytes:
-    if _come_in_runs(addresses, ADDRESSES_RUN):
-        return b"".join([numbers[one.wire] * len(list(run)) for one, run in groupby(addresses)])
-    return b"".join([numbers[one.wire] for one in addresses])
+    runs = runs_of(addresses)
+    if runs is None:
+        return b"".join([numbers[one.wire] for one in addresses])
+    return b"".join([numbers[one.wire] * length for one, length in runs])
 
 
 def _joined(lists: Sequence[list[Message]]) -> list[Message]:
@@ -387,6 +254,50 @@ class _ByPart(NamedTuple):
 
     rows: list[bytes]
     entries: list[bytes]
+
+
+def _by_part(parts: Sequence[Stashed]) -> _ByPart:
+    """The columns that are the same in all rows of a part. Their dictionaries are the block's own."""
+    lanes: dict[_LaneKey, bytes] = {}
+    outcomes: dict[Outcome, bytes] = {}
+    received, settled, lane, result = [], [], [], []
+    for facts, messages, sources, outcome, received_us, settled_us, _ in parts:
+        heads = sources or messages
+        assert heads
+        count = len(heads)
+        key = (facts, heads[0].address.protocol)
+        number = lanes.get(key)
+        if number is None:
+            number = lanes[key] = NUMBER(len(lanes))
+        told = outcomes.get(outcome)
+        if told is None:
+            told = outcomes[outcome] = NUMBER(len(outcomes))
+        received.append(_TIME(received_us) * count)
+        settled.append(_TIME(settled_us) * count)
+        lane.append(number * count)
+        result.append(told * count)
+    rows = [b"".join(column) for column in (received, settled, lane, result)]
+    return _ByPart(rows, [*_lane_entries(tuple(lanes)), *_outcome_entries(tuple(outcomes))])
+
+
+# Most blocks have the same few lanes and outcomes.
+@lru_cache(maxsize=16)
+def _lane_entries(keys: tuple[_LaneKey, ...]) -> list[bytes]:
+    entries = Entries(len(LANE))
+    entries.add_all([(protocol.encode(), *map(octets_of, facts[:4])) for facts, protocol in keys])
+    return entries.end(0)
+
+
+@lru_cache(maxsize=16)
+def _outcome_entries(outcomes: tuple[Outcome, ...]) -> list[bytes]:
+    entries = Entries(len(OUTCOME))
+    entries.add_all(
+        [
+            (verdict.name.lower().encode(), reason.value.encode(), octets_of(text))
+            for verdict, reason, text in outcomes
+        ]
+    )
+    return entries.end(0)
 
 
 def recorded(found: PropertySet) -> tuple[bytes, bytes | None]:
@@ -435,20 +346,45 @@ def _delivered(parts: Sequence[Stashed], flags: list[bytes]) -> list[bytes]:
     """Assurance, durable and retain as they went out; the sources' own buffers when nothing changed them."""
     if all(part.sources is None or part.messages is None or not part.facts.reshapes for part in parts):
         return flags[:3]
-    tails = _joined([part.messages or part.sources or [] for part in parts])
+    return _guarantees(_joined([part.messages or part.sources or [] for part in parts]))
+
+
+def _guarantees(messages: list[Message]) -> list[bytes]:
+    """Assurance, durable and retain."""
     return [
-        bytes([message.assurance for message in tails]),
-        bytes([message.durable for message in tails]),
-        bytes([message.retain for message in tails]),
+        bytes([message.assurance for message in messages]),
+        bytes([message.durable for message in messages]),
+        bytes([message.retain for message in messages]),
     ]
 
 
-def _slots(parts: Sequence[Stashed], rows: int) -> bytes:
-    runs = [
-        range(len(part.sources or part.messages or ())) if part.slots is None else part.slots
-        for part in parts
-    ]
-    return struct.pack(f"<{rows}I", *(runs[0] if len(runs) == 1 else chain.from_iterable(runs)))
+def _slots(parts: Sequence[Stashed]) -> bytes:
+    return b"".join([_places(part.slots, len(part.sources or part.messages or ())) for part in parts])
+
+
+def _places(slots: Sequence[int] | None, count: int) -> bytes:
+    if slots is None and count <= ROWS_USUAL:
+        return _FIRST_PLACES[: 4 * count]
+    return struct.pack(f"<{count}I", *(range(count) if slots is None else slots))
+
+
+def _alike(messages: list[Message]) -> bool:
+    """Whether nothing but address, sender and body differs, as it is with most of what devices send. One look
+    at all of it costs half of what columns cost, and the first difference ends it."""
+    first = messages[0]
+    assurance, durable, retain, found = first.assurance, first.durable, first.retain, first.property_set
+    hops, expires = first.hops, first.expires
+    for one in messages:
+        if (
+            one.assurance is not assurance
+            or one.durable is not durable
+            or one.retain is not retain
+            or one.property_set is not found
+            or one.hops is not hops
+            or one.expires != expires
+        ):
+            return False
+    return True
 
 
 def _small(numbers: list[int]) -> bytes:
@@ -461,7 +397,8 @@ def _small(numbers: list[int]) -> bytes:
 
 def _expiries(expires: list[float]) -> tuple[bytes, bytes]:
     """Validity and values; nothing when no row expires."""
-    if expires.count(NEVER) == len(expires):
+    never = expires.count(NEVER)
+    if never == len(expires):
         return b"", b""
     values = array("q", [int(min(moment, LATEST) * SECOND) for moment in expires]).tobytes()
-    return bitmap([moment != NEVER for moment in expires]), values
+    return bitmap([moment != NEVER for moment in expires]) if never else b"", values

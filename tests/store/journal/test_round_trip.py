@@ -19,14 +19,12 @@ from gateway.model.outcome import ACCEPTED, Outcome, Reason, Verdict
 from gateway.model.properties import Properties, PropertySet, Value, ValueType, property_set, string
 from gateway.store.journal.encoding import (
     COLUMNS,
-    ENTRIES_MAX,
     PROPERTIES_OCTETS_MAX,
     Encoder,
-    Entries,
     Facts,
     Stashed,
-    bitmap,
 )
+from gateway.store.journal.entries import ENTRIES_MAX, Entries, bitmap
 from gateway.store.journal.format import Kind
 from gateway.store.journal.reader import JournalReader, Row
 from gateway.store.journal.segments import At

@@ -1,0 +1,118 @@
+"""A dictionary of a block, and the buffers that its texts make.
+
+It lives on from block to block, so that traffic which repeats itself finds its numbers (and the dictionary's
+octets) ready.
+"""
+
+from __future__ import annotations
+
+import struct
+from collections.abc import Iterable, Sequence
+from functools import lru_cache
+from itertools import accumulate
+from typing import Final
+
+ENTRIES_MAX: Final = 65_536  # of a dictionary; peers choose addresses and properties, so it has to end
+ENTRIES_OCTETS_MAX: Final = 4 * 1_048_576
+EVEN_OCTETS_MAX: Final = 4_096  # of a value, for offsets that are remembered
+NUMBER: Final = struct.Struct("<I").pack
+
+
+def octets_of(text: str) -> bytes:
+    """Valid UTF-8 of any text; a lone surrogate, which has none, becomes its escape."""
+    try:
+        return text.encode()
+    except UnicodeEncodeError:
+        return text.encode("utf-8", "backslashreplace")
+
+
+def bitmap(present: Sequence[bool]) -> bytes:
+    """A validity buffer: a bit for each element, least significant first."""
+    digits = bytes(present).translate(_DIGITS)
+    return int(digits[::-1], 2).to_bytes((len(digits) + 7) // 8, "little")
+
+
+_DIGITS: Final = b"01" + bytes(254)
+
+
+class Entries:
+    """A dictionary of the block: for each entry its texts, one for each column that uses it."""
+
+    __slots__ = ("_buffers", "_nulls", "_octets", "_stale", "_texts", "_were", "numbers")
+
+    def __init__(self, columns: int, *, nulls: bool = False) -> None:
+        self._texts: list[list[bytes | None]] = [[] for _ in range(columns)]
+        self._nulls = nulls
+        self._buffers: list[bytes] | None = None
+        self._octets = 0
+        self._stale = False
+        self._were = 0
+
+    def __len__(self) -> int:
+        return len(self._texts[0])
+
+    def add(self, *texts: bytes | None) -> bytes:
+        """A new entry; returns its number as the rows hold it."""
+        return self.add_all([texts])[0]
+
+    def add_all(self, entries: Sequence[Sequence[bytes | None]]) -> list[bytes]:
+        """New entries; returns their numbers."""
+        first = len(self._texts[0])
+        for column, texts in zip(self._texts, zip(*entries, strict=True), strict=True):
+            column += texts
+            self._octets += sum([len(text) for text in texts if text])
+        self._buffers = None
+        return [NUMBER(first + place) for place in range(len(entries))]
+
+    def begin(self, rows: int) -> bool:
+        """A block of `rows` begins. True: start afresh, for most of what is here is not in use."""
+        count = len(self)
+        afresh = (
+            self._stale or count > 2 * rows + 64 or count > ENTRIES_MAX or self._octets > ENTRIES_OCTETS_MAX
+        )
+        if afresh:
+            for column in self._texts:
+                column.clear()
+            self._buffers = None
+            self._octets = 0
+        self._were = len(self)
+        return afresh
+
+    def end(self, rows: int) -> list[bytes]:
+        """The buffers, when all rows of the block have their numbers."""
+        # Entries that were mostly new beside old ones: traffic that does not repeat itself.
+        self._stale = self._were > 0 and len(self) - self._were > rows // 2
+        if self._buffers is None:
+            made: list[tuple[list[bytes | None], list[bytes]]] = []
+            for column in self._texts:
+                # An MQTT topic is both address and name: equal columns are the same buffers.
+                same = next((buffers for other, buffers in made if other == column), None)
+                made.append((column, same or list(self._encoded(column))))
+            self._buffers = [buffer for _, buffers in made for buffer in buffers]
+        return self._buffers
+
+    def _encoded(self, texts: list[bytes | None]) -> Iterable[bytes]:
+        filled: list[bytes]
+        if self._nulls and None in texts:
+            yield bitmap([text is not None for text in texts])
+            filled = [text or b"" for text in texts]
+        else:
+            if self._nulls:
+                yield b""
+            filled = texts  # type: ignore[assignment]  # None is not among them
+        yield offsets([len(text) for text in filled])
+        yield b"".join(filled)
+
+
+def offsets(sizes: list[int]) -> bytes:
+    """The offsets of values of these sizes: int32, one more than there are values."""
+    count = len(sizes)
+    if sizes[0] <= EVEN_OCTETS_MAX and sizes.count(sizes[0]) == count:
+        return _even_offsets(sizes[0], 1 << count.bit_length())[: 4 * count + 4]
+    return struct.pack(f"<{count + 1}i", *accumulate(sizes, initial=0))
+
+
+@lru_cache(maxsize=16)
+def _even_offsets(size: int, count: int) -> bytes:
+    """The offsets of `count` values of one size; devices send bodies of a few sizes for ever."""
+    return struct.pack(f"<{count + 1}i", *(size * place for place in range(count + 1)))

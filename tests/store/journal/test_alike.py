@@ -1,0 +1,117 @@
+"""Blocks whose rows are alike, and runs of one sender or address, are encoded by other ways than single rows:
+the rows must be the same."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from gateway.model.address import AmqpAddress, MqttAddress
+from gateway.model.message import Message, Sender
+from gateway.model.outcome import ACCEPTED
+from gateway.model.properties import Properties, property_set
+from gateway.store.journal.encoding import ROWS_USUAL, Encoder, Stashed
+from gateway.store.journal.reader import JournalReader, Row
+from gateway.store.journal.runs import RUN, runs_of
+from tests.store.journal.samples import HOME, UP, octets_of, whole
+
+SENDERS = [Sender("mqtt", f"press-{number}") for number in range(3)]
+ADDRESSES = [MqttAddress(f"plant/{number}") for number in range(3)]
+
+
+def written(folder: Path, *blocks: list[Stashed]) -> list[Row]:
+    """The rows of these blocks, without their sequence numbers."""
+    folder.mkdir()
+    encoder = Encoder(0, body_bytes_max=100)
+    base = 0
+    with (folder / f"0-{0:020}.gwj").open("wb") as file:
+        for block in blocks:
+            draft = encoder.encode(base, block)
+            file.write(octets_of(draft))
+            base = draft.header.next
+    rows = [whole(row) for row in JournalReader(folder).rows("0")]
+    for row in rows:
+        del row["sequence"]
+    return rows
+
+
+def one_by_one(part: Stashed) -> list[list[Stashed]]:
+    """The same rows, each in a block of its own."""
+    count = len(part.sources or part.messages or [])
+    return [
+        [
+            part._replace(
+                messages=part.messages and part.messages[at : at + 1],
+                sources=part.sources and part.sources[at : at + 1],
+                slots=[at],
+            )
+        ]
+        for at in range(count)
+    ]
+
+
+ALIKE: list[dict[str, Any]] = [
+    {},
+    {"expires": 7.5},
+    {"expires": 1e300},
+    {"hops": 1_000_000},
+    {"assurance": 2, "durable": True, "retain": True},
+    {"property_set": property_set(Properties(message_id="a"))},
+]
+
+
+@pytest.mark.parametrize("crossed", [False, True])
+@pytest.mark.parametrize("odd", [None, 0, 20, 99])
+@pytest.mark.parametrize("given", ALIKE, ids=range(len(ALIKE)))
+def test_rows_that_are_alike_and_those_with_one_that_is_not(
+    tmp_path: Path, given: dict[str, Any], odd: int | None, crossed: bool
+) -> None:
+    heads = [
+        Message(ADDRESSES[at // 40], b"%d" % at, sender=SENDERS[at // 33 % 3], **given) for at in range(100)
+    ]
+    if odd is not None:
+        heads[odd] = Message(ADDRESSES[1], b"odd", assurance=1, expires=3.0, hops=2, sender=SENDERS[2])
+    tails = [Message(AmqpAddress("", str(at // 50)), b"") for at in range(100)]
+    part = (
+        Stashed(UP, tails, heads, ACCEPTED, 5, 6) if crossed else Stashed(HOME, heads, None, ACCEPTED, 5, 6)
+    )
+    assert written(tmp_path / "together", [part]) == written(tmp_path / "alone", *one_by_one(part))
+
+
+@pytest.mark.parametrize("count", [ROWS_USUAL, ROWS_USUAL + 1])
+def test_places_of_long_parts(tmp_path: Path, count: int) -> None:
+    part = Stashed(HOME, [Message(ADDRESSES[0], b"")] * count, None, ACCEPTED, 0, 0)
+    assert [row["slot"] for row in written(tmp_path / "one", [part])] == list(range(count))
+
+
+lengths = st.one_of(st.integers(1, 3), st.integers(1, 300))
+
+
+@given(st.lists(st.tuples(st.integers(0, 2), lengths), min_size=1, max_size=30))
+def test_runs_are_those_of_the_objects(runs: list[tuple[int, int]]) -> None:
+    objects = [ADDRESSES[place] for place, length in runs for _ in range(length)]
+    found = runs_of(objects)
+    if found is not None:
+        assert [one for one, length in found for _ in range(length)] == objects
+
+
+@pytest.mark.parametrize("length, pays", [(1, False), (RUN // 4, False), (2 * RUN, True), (500, True)])
+def test_runs_are_looked_for_where_it_pays(length: int, pays: bool) -> None:
+    objects = [one for _ in range(20) for one in ADDRESSES for _ in range(length)]
+    found = runs_of(objects)
+    assert (found is not None) == pays
+    if found is not None:
+        assert len(found) <= 2 * len(objects) // length
+
+
+def test_equal_objects_are_as_good_as_the_same(tmp_path: Path) -> None:
+    """As when a client publishes to an address that is no longer remembered."""
+    heads = [Message(MqttAddress("t"), b"", sender=SENDERS[0]) for _ in range(200)]
+    for at in range(90, 100):
+        heads[at] = Message(MqttAddress("other"), b"", sender=Sender(*SENDERS[0]))
+    rows = written(tmp_path / "one", [Stashed(HOME, heads, None, ACCEPTED, 0, 0)])
+    assert [row["source_name"] for row in rows] == ["t"] * 90 + ["other"] * 10 + ["t"] * 100
