@@ -27,7 +27,7 @@ Url = Annotated[
     str,
     typer.Argument(
         metavar="URL",
-        help="mqtt(s)://, ws(s)://, amqp(s):// or amqpfast(s)://, as in amqp://user:password@host:port/vhost",
+        help="Of mqtt(s), ws(s), amqp(s) or amqpfast(s): amqp://user:password@host:port/virtual-host",
     ),
 ]
 Service = Annotated[str, typer.Option(help="AMQP/Fast: queue, topic or peer.")]
