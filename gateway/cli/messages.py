@@ -13,12 +13,13 @@ from gateway.cli.exits import Exit
 from gateway.cli.options import AsJson
 from gateway.cli.peers.amqpfast import FastPeer
 from gateway.egress.amqpfast.opening import SERVICES
+from gateway.errors import LinkError
 from gateway.model.address import AmqpAddress, FastAddress, MqttAddress
 from gateway.model.message import Message
 from gateway.model.properties import Properties, ValueType, property_set, string
 from gateway.peers.amqp import AmqpPeer
 from gateway.peers.mqtt import MqttPeer
-from gateway.peers.wire import Access
+from gateway.peers.wire import Access, messages
 from gateway.settings import Target, parse_url
 
 app = typer.Typer()
@@ -126,7 +127,7 @@ def subscribe(
     else:
         peer = _listening(target, topic, queue, exchange, binding_key, qos, timeout, ca_file)
         try:
-            for message in peer.messages(seconds):
+            for message in messages(peer, seconds):
                 if not shown.show(message, None):
                     break
         except KeyboardInterrupt:
@@ -176,9 +177,14 @@ def _listening(
 
 
 def _publish(peer: MqttPeer | AmqpPeer, message: Message) -> str:
-    refused = peer.publish(message)
+    """Publish and say goodbye; returns why it was refused, or ""."""
+    try:
+        refused = peer.publish_many([message])
+    except LinkError as error:
+        peer.cut()
+        return str(error)
     peer.close()
-    return refused
+    return refused[0].text if refused else ""
 
 
 def _body(message: str | None, file: Path | None) -> bytes:
