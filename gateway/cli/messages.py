@@ -9,9 +9,9 @@ from typing import Annotated
 import orjson
 import typer
 
+from gateway.cli.amqpfast.commands import FastCommands
 from gateway.cli.exits import Exit
 from gateway.cli.options import AsJson
-from gateway.cli.peers.amqpfast import FastPeer
 from gateway.egress.amqpfast.opening import SERVICES
 from gateway.errors import LinkError
 from gateway.model.address import AmqpAddress, FastAddress, MqttAddress
@@ -80,7 +80,9 @@ def publish(
     else:
         made = Message(_fast_address(service, destination), body, properties, qos, qos > 0)
         show = Shown(None, as_json=False).show
-        refused = FastPeer(target, timeout, ca_file).publish(made, file if whole else None, transaction, show)
+        refused = FastCommands(target, timeout, ca_file).publish(
+            made, file if whole else None, transaction, show
+        )
     if refused:
         typer.echo(f"not accepted: {refused}", err=True)
         raise typer.Exit(Exit.FAILED)
@@ -115,7 +117,7 @@ def subscribe(
     target = _target(url)
     shown = Shown(count, as_json)
     if target.protocol == "amqpfast":
-        interrupted = FastPeer(target, timeout, ca_file).subscribe(
+        interrupted = FastCommands(target, timeout, ca_file).subscribe(
             _fast_address(service, destination),
             shown.show,
             seconds=seconds,

@@ -73,7 +73,7 @@ def client_properties(connection_name: str) -> Headers:
     )
 
 
-class AmqpPeer(QueuePeer[ClientConnection, Intake]):
+class AmqpLinkPeer(QueuePeer[ClientConnection, Intake]):
     """The peer object of a link's stream, for as long as that connection lives."""
 
     _codes = ReplyCode

@@ -65,7 +65,7 @@ CONTENT_FAULTS: Final = frozenset(
 )
 
 
-class FastPeer(QueuePeer[ClientConnection, Intake]):
+class FastLinkPeer(QueuePeer[ClientConnection, Intake]):
     """The peer object of a link's stream, for as long as that connection lives."""
 
     _codes = ReplyCode

@@ -9,7 +9,7 @@ from typing import Any, Final
 from gateway.broker.dead_letters import DeadLetters
 from gateway.broker.switch import Switch
 from gateway.egress.amqp091.conversation import AmqpConversation
-from gateway.egress.amqp091.peer import AmqpPeer
+from gateway.egress.amqp091.peer import AmqpLinkPeer
 from gateway.mapping import load
 from gateway.mapping.router import Router, Subscriptions, Targets
 from gateway.model.address import Address, AmqpAddress
@@ -172,7 +172,7 @@ class Settled(queue_rig.Settled):
         sink.publish(self.part([Message(address, body, durable=True) for body in bodies], sink))
 
 
-class LinkRig(QueueRig[AmqpConversation, AmqpPeer, Remote]):
+class LinkRig(QueueRig[AmqpConversation, AmqpLinkPeer, Remote]):
     """A conversation with its remote broker."""
 
     def __init__(self, switch: Switch | None = None, limits: Limits | None = None, **settings: Any) -> None:

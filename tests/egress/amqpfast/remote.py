@@ -9,7 +9,7 @@ from typing import Any, Final, NamedTuple
 from gateway.broker.dead_letters import DeadLetters
 from gateway.broker.switch import Switch
 from gateway.egress.amqpfast.conversation import FastConversation
-from gateway.egress.amqpfast.peer import FastPeer
+from gateway.egress.amqpfast.peer import FastLinkPeer
 from gateway.mapping import load
 from gateway.mapping.router import Router, Subscriptions, Targets
 from gateway.model.address import FastAddress
@@ -228,7 +228,7 @@ class Remote:
             assert found.notifier.notify(number, False, name.encode(), head, body)
 
 
-class LinkRig(QueueRig[FastConversation, FastPeer, Remote]):
+class LinkRig(QueueRig[FastConversation, FastLinkPeer, Remote]):
     """A conversation with its remote server."""
 
     def __init__(self, switch: Switch | None = None, limits: Limits | None = None, **settings: Any) -> None:
