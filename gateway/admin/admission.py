@@ -9,12 +9,15 @@ point here), or when a proxy passed it on.
 from __future__ import annotations
 
 import hmac
+from collections.abc import Awaitable, Callable
 from pathlib import Path
 from typing import Final
 from urllib.parse import urlsplit
 
 from starlette.requests import Request
+from starlette.responses import Response
 
+from gateway.admin.answers import BadChoiceError, answer
 from gateway.broker.access import is_loopback
 from gateway.errors import ConfigurationError
 from gateway.settings import secret_from
@@ -22,12 +25,27 @@ from gateway.settings import secret_from
 FORWARDED: Final = ("forwarded", "x-forwarded-for", "via")
 SCHEME: Final = "bearer "
 
+Serve = Callable[[Request], Awaitable[Response]]
+
 
 class Admission:
     """Decides about requests. The file is read each time, so that a changed secret is taken."""
 
     def __init__(self, token_file: Path | None = None) -> None:
         self._token_file = token_file
+
+    def admitted(self, serve: Serve) -> Serve:
+        """`serve`, for those who may: others are answered 403, and a choice that cannot be 400."""
+
+        async def serve_or_refuse(request: Request) -> Response:
+            if refusal := self.refusal(request):
+                return answer({"error": refusal}, 403)
+            try:
+                return await serve(request)
+            except BadChoiceError as error:
+                return answer({"error": str(error)}, 400)
+
+        return serve_or_refuse
 
     def refusal(self, request: Request) -> str:
         """Why this request may change nothing; "" when it may."""

@@ -59,14 +59,13 @@ class ClientsApi:
 
     def routes(self) -> list[BaseRoute]:
         """The routes for the application."""
+        admitted = self._admission.admitted
         return [
-            Route("/api/clients", self._list),
-            Route("/api/clients/disconnect", self._disconnect, methods=["POST"]),
+            Route("/api/clients", admitted(self._list)),
+            Route("/api/clients/disconnect", admitted(self._disconnect), methods=["POST"]),
         ]
 
     async def _list(self, request: Request) -> Response:
-        if refusal := self._admission.refusal(request):
-            return answer({"error": refusal}, 403)
         wanted = dict(request.query_params)
         try:
             count = min(max(int(wanted.pop("count", SHOWN)), 0), SHOWN_MAX)
@@ -78,12 +77,7 @@ class ClientsApi:
         return answer({"connected": len(found), "clients": [one.shown() for one in found[:count]]})
 
     async def _disconnect(self, request: Request) -> Response:
-        if refusal := self._admission.refusal(request):
-            return answer({"error": refusal}, 403)
-        try:
-            wanted = await _choice(request)
-        except BadChoiceError as error:
-            return answer({"error": str(error)}, 400)
+        wanted = await _choice(request)
         chosen = self._chosen(wanted)
         for one in chosen:
             one.dismiss()

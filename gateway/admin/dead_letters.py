@@ -60,12 +60,12 @@ class LettersApi:
 
     def routes(self) -> list[BaseRoute]:
         """The routes for the application."""
-        at = "/api/dead-letters"
+        at, admitted = "/api/dead-letters", self._admission.admitted
         return [
             Route(at, self._list),
-            Route(f"{at}/redrive", self._redrive, methods=["POST"]),
-            Route(f"{at}/purge", self._purge, methods=["POST"]),
-            Route(at + "/{id}", self._show),
+            Route(f"{at}/redrive", admitted(self._redrive), methods=["POST"]),
+            Route(f"{at}/purge", admitted(self._purge), methods=["POST"]),
+            Route(at + "/{id}", admitted(self._show)),
         ]
 
     async def _list(self, request: Request) -> Response:
@@ -82,8 +82,6 @@ class LettersApi:
         return answer([shown(letter) for letter in await self._read(ask)])
 
     async def _show(self, request: Request) -> Response:
-        if refusal := self._admission.refusal(request):
-            return answer({"error": refusal}, 403)
         id = request.path_params["id"]
         found = await self._found([id])
         if not found:
@@ -91,12 +89,7 @@ class LettersApi:
         return answer(shown(found[0], whole=True))
 
     async def _purge(self, request: Request) -> Response:
-        if refusal := self._admission.refusal(request):
-            return answer({"error": refusal}, 403)
-        try:
-            ids = await self._chosen(request)
-        except BadChoiceError as error:
-            return answer({"error": str(error)}, 400)
+        ids = await self._chosen(request)
         there = [letter.id for letter in await self._found(ids)]
         self._letters.delete(there)
         self._flush()
@@ -104,12 +97,7 @@ class LettersApi:
         return answer({"purged": len(there), "unknown": [id for id in ids if id not in known]})
 
     async def _redrive(self, request: Request) -> Response:
-        if refusal := self._admission.refusal(request):
-            return answer({"error": refusal}, 403)
-        try:
-            ids = await self._chosen(request)
-        except BadChoiceError as error:
-            return answer({"error": str(error)}, 400)
+        ids = await self._chosen(request)
         told: dict[str, Outcome] = {}
         unknown: list[str] = []
         waiting: list[str] = []

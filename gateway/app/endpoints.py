@@ -10,7 +10,7 @@ import trio
 from gateway.broker.switch import Namespace
 from gateway.egress.amqp091.conversation import AmqpConversation
 from gateway.egress.amqpfast.conversation import FastConversation
-from gateway.egress.link import Conversation, Link
+from gateway.egress.link import Link
 from gateway.egress.mqtt.conversation import MqttConversation
 from gateway.ingress.amqp091.ingress import AmqpIngress
 from gateway.ingress.amqpfast.ingress import FastIngress
@@ -28,6 +28,11 @@ MQTT_FRAMES: Final = tuple(
     PacketType(number).name.lower() if number in PacketType.__members__.values() else ""
     for number in range(16)
 )
+CONVERSATIONS: Final[dict[str, type[MqttConversation] | type[AmqpConversation] | type[FastConversation]]] = {
+    "mqtt": MqttConversation,
+    "amqp091": AmqpConversation,
+    "amqpfast": FastConversation,
+}
 FRAMES: Final = {"mqtt": MQTT_FRAMES, "amqp091": (), "amqpfast": FRAME_NAMES}
 
 
@@ -110,34 +115,14 @@ def add_link(gateway: Gateway, name: str) -> None:
     """Make the link `name`; it is not connected yet."""
     given = gateway.settings.links[name]
     stats = gateway.metrics.link(name, given.protocol, FRAMES[given.protocol])
-    conversation: Conversation
-    if given.protocol == "mqtt":
-        conversation = MqttConversation(
-            name,
-            given,
-            gateway.switch,
-            gateway.settings.limits,
-            stats,
-            client_id=gateway.settings.client_id_of(name),
-        )
-    elif given.protocol == "amqp091":
-        conversation = AmqpConversation(
-            name,
-            given,
-            gateway.switch,
-            gateway.settings.limits,
-            stats,
-            client_id=gateway.settings.client_id_of(name),
-        )
-    else:
-        conversation = FastConversation(
-            name,
-            given,
-            gateway.switch,
-            gateway.settings.limits,
-            stats,
-            client_id=gateway.settings.client_id_of(name),
-        )
+    conversation = CONVERSATIONS[given.protocol](
+        name,
+        given,
+        gateway.switch,
+        gateway.settings.limits,
+        stats,
+        client_id=gateway.settings.client_id_of(name),
+    )
     link = Link(name, given, conversation, gateway.writes, stats)
     conversation.link = link
     link.when_up = partial(gateway.backstop.link_up, name)

@@ -9,16 +9,17 @@ from typing import Annotated
 import orjson
 import typer
 
+from gateway.cli.amqpfast.commands import FastCommands
 from gateway.cli.exits import Exit
 from gateway.cli.options import AsJson
-from gateway.cli.peers.amqpfast import FastPeer
 from gateway.egress.amqpfast.opening import SERVICES
+from gateway.errors import LinkError
 from gateway.model.address import AmqpAddress, FastAddress, MqttAddress
 from gateway.model.message import Message
 from gateway.model.properties import Properties, ValueType, property_set, string
 from gateway.peers.amqp import AmqpPeer
 from gateway.peers.mqtt import MqttPeer
-from gateway.peers.wire import Access
+from gateway.peers.wire import Access, messages
 from gateway.settings import Target, parse_url
 
 app = typer.Typer()
@@ -80,7 +81,9 @@ def publish(
     else:
         made = Message(_fast_address(service, destination), body, properties, qos, qos > 0)
         show = Shown(None, as_json=False).show
-        refused = FastPeer(target, timeout, ca_file).publish(made, file if whole else None, transaction, show)
+        refused = FastCommands(target, timeout, ca_file).publish(
+            made, file if whole else None, transaction, show
+        )
     if refused:
         typer.echo(f"not accepted: {refused}", err=True)
         raise typer.Exit(Exit.FAILED)
@@ -115,7 +118,7 @@ def subscribe(
     target = _target(url)
     shown = Shown(count, as_json)
     if target.protocol == "amqpfast":
-        interrupted = FastPeer(target, timeout, ca_file).subscribe(
+        interrupted = FastCommands(target, timeout, ca_file).subscribe(
             _fast_address(service, destination),
             shown.show,
             seconds=seconds,
@@ -127,7 +130,7 @@ def subscribe(
     else:
         peer = _listening(target, topic, queue, exchange, binding_key, qos, timeout, ca_file)
         try:
-            for message in peer.messages(seconds):
+            for message in messages(peer, seconds):
                 if not shown.show(message, None):
                     break
         except KeyboardInterrupt:
@@ -177,9 +180,14 @@ def _listening(
 
 
 def _publish(peer: MqttPeer | AmqpPeer, message: Message) -> str:
-    refused = peer.publish(message)
+    """Publish and say goodbye; returns why it was refused, or ""."""
+    try:
+        refused = peer.publish_many([message])
+    except LinkError as error:
+        peer.cut()
+        return str(error)
     peer.close()
-    return refused
+    return refused[0].text if refused else ""
 
 
 def _body(message: str | None, file: Path | None) -> bytes:

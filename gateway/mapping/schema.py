@@ -188,8 +188,8 @@ class RouteRule(Strict):
         return self
 
 
-class Published(Strict):
-    """The message that a test publishes."""
+class Addressed(Strict):
+    """Where a message of a test is, in the words of its endpoint's protocol."""
 
     endpoint: str
     topic: str | None = None
@@ -198,6 +198,11 @@ class Published(Strict):
     queue: str | None = None
     service: Service | None = None
     destination: str | None = None
+
+
+class Published(Addressed):
+    """The message that a test publishes."""
+
     body: str = ""
     qos: Qos | None = None
     delivery_mode: Annotated[int, Field(ge=1, le=2)] | None = None
@@ -211,16 +216,9 @@ class Published(Strict):
     hops: int = Field(0, ge=0)
 
 
-class Expected(Strict):
+class Expected(Addressed):
     """What must arrive. Only what is given is compared; of the headers, only the names that are given."""
 
-    endpoint: str
-    topic: str | None = None
-    exchange: str | None = None
-    routing_key: str | None = None
-    queue: str | None = None
-    service: Service | None = None
-    destination: str | None = None
     body: str | None = None
     qos: Qos | None = None
     delivery_mode: Annotated[int, Field(ge=1, le=2)] | None = None

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from typing import Final, TypeVar
 
 from gateway.errors import LinkError, RemoteProtocolError
@@ -75,14 +75,6 @@ class AmqpPeer:
         except LinkError:
             self._wire.cut()
             raise
-
-    def publish(self, message: Message) -> str:
-        """Publish, mandatory, and wait for the confirm; returns why it was refused, or ""."""
-        try:
-            refused = self.publish_many([message])
-        except LinkError as error:
-            return str(error)
-        return refused[0].text if refused else ""
 
     def publish_many(self, messages: Sequence[Message], *, in_flight: int = IN_FLIGHT) -> dict[int, Refusal]:
         """See Peer. Every message is mandatory: one that no queue takes is refused."""
@@ -177,14 +169,6 @@ class AmqpPeer:
         if arrivals:
             self._machine.ack(self._channel, arrivals[-1].token, multiple=True)
             self._wire.flush()
-
-    def messages(self, seconds: float | None) -> Iterator[Message]:
-        """Messages as they come; each is acknowledged when the next one is asked for."""
-        end = None if seconds is None else time.monotonic() + seconds
-        while end is None or time.monotonic() < end:
-            for arrival in self.arrivals(1.0 if end is None else end - time.monotonic()):
-                yield arrival.message
-                self.acknowledge([arrival])
 
     def close(self) -> None:
         """Close politely; the answer is not awaited."""

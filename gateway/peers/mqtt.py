@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import secrets
 import time
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from typing import Any, Final, TypeVar
 
 from gateway.errors import LinkError, RemoteProtocolError
@@ -66,11 +66,6 @@ class MqttPeer:
             if reason != ReasonCode.UNSUPPORTED_PROTOCOL_VERSION:
                 raise self._wire.failure(f"the server refused the connection: {reason_name(reason)}")
         raise LinkError("the server speaks neither MQTT 5 nor 3.1.1")
-
-    def publish(self, message: Message) -> str:
-        """Publish and wait for the last acknowledgement; returns why it was refused, or ""."""
-        refused = self.publish_many([message])
-        return refused[0].text if refused else ""
 
     def publish_many(self, messages: Sequence[Message], *, in_flight: int = IN_FLIGHT) -> dict[int, Refusal]:
         """See Peer. What has QoS 0 is done with when it is written."""
@@ -203,14 +198,6 @@ class MqttPeer:
             if ids:
                 self._machine.acknowledge(kind, ids)
         self._wire.flush()
-
-    def messages(self, seconds: float | None) -> Iterator[Message]:
-        """Messages as they come; each is acknowledged when the next one is asked for."""
-        end = None if seconds is None else time.monotonic() + seconds
-        while end is None or time.monotonic() < end:
-            for arrival in self.arrivals(1.0 if end is None else end - time.monotonic()):
-                yield arrival.message
-                self.acknowledge([arrival])
 
     def close(self) -> None:
         """DISCONNECT."""

@@ -89,6 +89,16 @@ class Silence(LinkError):
     """The server has been reached, and says nothing."""
 
 
+def messages(peer: Peer, seconds: float | None) -> Iterator[Message]:
+    """What a peer consumes, for so long (None: for ever); each message is acknowledged when the next one is
+    asked for. Raises LinkError."""
+    end = None if seconds is None else time.monotonic() + seconds
+    while end is None or time.monotonic() < end:
+        for arrival in peer.arrivals(TICK_SECS if end is None else end - time.monotonic()):
+            yield arrival.message
+            peer.acknowledge([arrival])
+
+
 class Machine(Protocol):
     """A client's side of a protocol."""
 

@@ -12,8 +12,8 @@ from pathlib import Path
 
 import pytest
 
-from gateway.cli.peers import amqpfast
-from gateway.cli.peers.amqpfast import ProgressLine
+from gateway.cli.amqpfast import commands
+from gateway.cli.amqpfast.commands import ProgressLine
 from gateway.settings import Listener
 from gateway.settings.amqpfast import FastVirtualHost, Peer
 from tests.cli.conftest import Run
@@ -144,7 +144,7 @@ def test_octets_go_through_a_peer(run: Run, gateway: Running, monkeypatch: pytes
         answering = threading.Thread(target=answer)
         answering.start()
         read, write = os.pipe()
-        monkeypatch.setattr(amqpfast, "STDIN", read)
+        monkeypatch.setattr(commands, "STDIN", read)
         writing = threading.Thread(target=lambda: (os.write(write, bytes(99_997) + b"end"), os.close(write)))
         writing.start()
         ran = run("subscribe", url(near), *at("far", "peer"), "--seconds", "20")

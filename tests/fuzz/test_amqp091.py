@@ -26,6 +26,7 @@ from gateway.protocols.amqp091.codec import (
 )
 from gateway.protocols.amqp091.connection import Connection
 from gateway.protocols.amqp091.translate import content_properties, encode_properties, facts
+from tests.fuzz.mutation import mutated, read
 from tests.protocols.amqp091.wires import Wire, new_client, open_wire
 
 COUNT = int(os.environ.get("FUZZ_COUNT", "50000"))
@@ -63,22 +64,6 @@ def seeds() -> list[bytes]:
     return found
 
 
-def mutated(octets: bytes, chance: random.Random) -> bytes:
-    changed = bytearray(octets)
-    for _ in range(chance.randint(1, 4)):
-        at = chance.randrange(len(changed) or 1)
-        match chance.randrange(4):
-            case 0 if changed:
-                changed[at] = chance.choice((0, 1, 2, 3, 8, 0x7F, 0xCE, 0xFF, chance.randrange(256)))
-            case 1:
-                del changed[at : at + chance.randint(1, 9)]
-            case 2:
-                changed[at:at] = chance.randbytes(chance.randint(1, 9))
-            case _:
-                changed[at:at] = changed[chance.randrange(len(changed) or 1) :][:40]
-    return bytes(changed)
-
-
 def use(event: e.Event) -> None:
     """Do with an event what an application does."""
     if isinstance(event, e.Publishes):
@@ -89,14 +74,6 @@ def use(event: e.Event) -> None:
         for *_, address, raw, body in event.contents:
             read(decode_address, address)
             translate(raw, body)
-
-
-def read(decode: object, octets: bytes) -> None:
-    assert callable(decode)
-    try:
-        decode(octets)
-    except RemoteProtocolError:
-        return
 
 
 def translate(raw: bytes, body: bytes) -> None:

@@ -27,6 +27,7 @@ from gateway.protocols.amqpfast.codec import (
 )
 from gateway.protocols.amqpfast.connection import Connection
 from gateway.protocols.amqpfast.translate import encode_properties, facts, fill_defaults, head_properties
+from tests.fuzz.mutation import mutated, read
 from tests.protocols.amqpfast.wires import Wire, new_client, queue_wire
 
 COUNT = int(os.environ.get("FUZZ_COUNT", "50000"))
@@ -67,30 +68,6 @@ def seeds(chance: random.Random) -> list[bytes]:
                 for size in (0, 5, 3000):
                     found.append(with_fragment(kind(**numbers), size, head, chance))
     return found
-
-
-def mutated(octets: bytes, chance: random.Random) -> bytes:
-    changed = bytearray(octets)
-    for _ in range(chance.randint(1, 4)):
-        at = chance.randrange(len(changed) or 1)
-        match chance.randrange(4):
-            case 0 if changed:
-                changed[at] = chance.choice((0, 1, 2, 3, 0x1F, 0x29, 0x7F, 0xCE, 0xFF, chance.randrange(256)))
-            case 1:
-                del changed[at : at + chance.randint(1, 9)]
-            case 2:
-                changed[at:at] = chance.randbytes(chance.randint(1, 9))
-            case _:
-                changed[at:at] = changed[chance.randrange(len(changed) or 1) :][:40]
-    return bytes(changed)
-
-
-def read(decode: object, octets: bytes) -> None:
-    assert callable(decode)
-    try:
-        decode(octets)
-    except RemoteProtocolError:
-        return
 
 
 def translate(raw: bytes) -> None:

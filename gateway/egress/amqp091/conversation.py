@@ -11,7 +11,7 @@ import trio
 from gateway.broker.switch import UNROUTED, Entry, Switch
 from gateway.egress.amqp091.intake import Intake
 from gateway.egress.amqp091.outgoing import Outgoing
-from gateway.egress.amqp091.peer import AmqpPeer
+from gateway.egress.amqp091.peer import AmqpLinkPeer
 from gateway.egress.amqp091.topology import Need, Standing, Topology
 from gateway.egress.conversation import Entries, QueueConversation
 from gateway.mapping.router import Subscriptions, Targets
@@ -30,7 +30,7 @@ log = structlog.get_logger()
 Receipt = tuple[Intake, int, Message]
 
 
-class AmqpConversation(QueueConversation[AmqpPeer, Intake, Outgoing]):
+class AmqpConversation(QueueConversation[AmqpLinkPeer, Intake, Outgoing]):
     """What the link `name` says to its AMQP 0-9-1 broker, and hears. Set `link` before it connects."""
 
     def __init__(
@@ -64,9 +64,9 @@ class AmqpConversation(QueueConversation[AmqpPeer, Intake, Outgoing]):
         if self._peer is not None:
             self._peer.rearrange(fresh)
 
-    def connect(self, stream: Stream, target: Target, now: float) -> AmqpPeer:
+    def connect(self, stream: Stream, target: Target, now: float) -> AmqpLinkPeer:
         """A connection stands: begin the handshake."""
-        self._peer = AmqpPeer(self, stream, target, now)
+        self._peer = AmqpLinkPeer(self, stream, target, now)
         return self._peer
 
     # What batches ask: this is their source.
@@ -106,7 +106,7 @@ class AmqpConversation(QueueConversation[AmqpPeer, Intake, Outgoing]):
             self.switch.dead_letters.add([receipt[2]], "", UNROUTED)
         self.settle([receipt], None, 0.0)
 
-    def disconnected(self, peer: AmqpPeer, why: str) -> None:
+    def disconnected(self, peer: AmqpLinkPeer, why: str) -> None:
         """A connection is gone; what it had not confirmed is sent again over the next one."""
         if self._peer is peer:
             self.stats.blocked = False

@@ -16,6 +16,7 @@ import trio
 from gateway import __version__
 from gateway.egress.amqp091.intake import Intake
 from gateway.egress.amqp091.topology import RETRY_SECS_MIN, SINGLE_ACTIVE, Declarer, Need
+from gateway.egress.connection import QueuePeer
 from gateway.errors import LocalProtocolError, RemoteProtocolError
 from gateway.model.message import NEVER, Message, Sender
 from gateway.model.outcome import Outcome, Reason, Verdict
@@ -72,12 +73,14 @@ def client_properties(connection_name: str) -> Headers:
     )
 
 
-class AmqpPeer:
+class AmqpLinkPeer(QueuePeer[ClientConnection, Intake]):
     """The peer object of a link's stream, for as long as that connection lives."""
+
+    _codes = ReplyCode
 
     def __init__(self, conversation: AmqpConversation, stream: Stream, target: Target, now: float) -> None:
         settings, limits = conversation.settings, conversation.limits
-        self.machine = ClientConnection(
+        machine = ClientConnection(
             mechanism=PLAIN,
             response=encode_response(PLAIN, target.username or GUEST, target.password or GUEST),
             virtual_host=target.virtual_host,
@@ -87,20 +90,14 @@ class AmqpPeer:
             heartbeat=settings.heartbeat_secs,
             message_bytes_max=limits.message_bytes_max,
         )
+        super().__init__(machine, conversation.stats, stream, now + settings.connect_timeout_secs)
         self._conversation = conversation
-        self._stream = stream
         self._sender = Sender(conversation.name, address=stream.remote)
-        self._deadline = now + settings.connect_timeout_secs
-        self._open = False
-        self._up = False
         self._blocked = False
         self._publishing = 0  # channel number
         self._confirming = False
-        self._intakes: dict[int, Intake] = {}  # by channel number
-        self._owing: dict[Intake, None] = {}  # acknowledgements
         arguments = SINGLE_ACTIVE if settings.single_active_consumer else ()
         self._declarer = Declarer(self.machine, settings.declare, arguments, self._answered)
-        self._why = ""
 
     # What the stream asks.
 
@@ -119,37 +116,20 @@ class AmqpPeer:
 
     def lost(self, reason: str) -> None:
         """The connection is gone: nobody waits for our acknowledgements, and publishes must be repeated."""
-        for intake in self._intakes.values():
-            intake.live = False
-        self._intakes.clear()
-        self._owing.clear()
+        self._let_go()
         self._conversation.disconnected(self, self._why or reason)
 
     # What the link asks.
 
     def tick(self, now: float) -> None:
         """Heartbeats, the time for the handshake, and what was put off."""
-        errors = self._conversation.stats.protocol_errors
-        if not self._open and now >= self._deadline:
-            errors.add("connect_timeout")
-            self._stream.abort("no handshake in time")
-            return
-        self.machine.tick(now)
-        if self.machine.timed_out(now):
-            errors.add("heartbeat_timeout")
-            self._stream.abort("heartbeat timeout")
+        if not self._in_time(now):
             return
         for intake in self._intakes.values():
             intake.tick(now)
-        if self._open:
+        if self.open:
             self._declarer.ask(self._conversation.topology.due(now))
         self._stream.mark()
-
-    def shut_down(self) -> None:
-        """The gateway is stopping: acknowledge, say goodbye, end the stream."""
-        self._acknowledge()
-        self.machine.close(ReplyCode.SUCCESS, "the gateway is stopping")
-        self._stream.end("the gateway is stopping")
 
     # What the conversation asks.
 
@@ -160,7 +140,7 @@ class AmqpPeer:
 
     def rearrange(self, fresh: list[Need]) -> None:
         """The mapping changed: ask for what is new, leave the queues that are not wanted any more."""
-        if not self._open:
+        if not self.open:
             return
         topology = self._conversation.topology
         for intake in list(self._intakes.values()):
@@ -171,13 +151,6 @@ class AmqpPeer:
         self._declarer.ask([*topology.leftovers(), *fresh])
         self._arranged()
         self._stream.mark()
-
-    def _acknowledge(self) -> None:
-        if self._owing:
-            owing, self._owing = self._owing, {}
-            for intake in owing:
-                intake.flush()
-                self._leave(intake)
 
     # Events.
 
@@ -209,7 +182,7 @@ class AmqpPeer:
     def _opened(self) -> None:
         conversation = self._conversation
         conversation.stats.spoke(self.machine, VERSION)
-        self._open = True
+        self.open = True
         self._publishing = self._new_channel()
         self._declarer.ask(conversation.topology.connected())
 
@@ -251,13 +224,6 @@ class AmqpPeer:
         over_content = (event.class_id, event.method_id) == (BASIC, PUBLISH_METHOD)
         if event.by_peer and (over_content or event.reply_code in CONTENT_FAULTS):
             self._conversation.outgoing.close_over(event.reply_code, event.text)
-
-    def _count_fault(self, code: int) -> None:
-        try:
-            word = ReplyCode(code).name.lower()
-        except ValueError:
-            word = "other"
-        self._conversation.stats.protocol_errors.add(word)
 
     def _method(self, event: MethodReceived) -> None:
         method, number = event.method, event.channel
@@ -342,10 +308,6 @@ class AmqpPeer:
         if intake.stopping and intake.tag and not intake.outstanding and intake.live:
             self.machine.close_channel(intake.channel)
             self._drop(intake.channel)
-
-    def _wake(self, intake: Intake) -> None:
-        self._owing[intake] = None
-        self._stream.mark()
 
     # Messages.
 

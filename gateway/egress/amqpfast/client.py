@@ -24,7 +24,7 @@ from __future__ import annotations
 import ssl
 from collections.abc import AsyncIterator, Awaitable, Callable, Iterable, Mapping
 from contextlib import asynccontextmanager
-from typing import Final
+from typing import Any, Final
 
 import trio
 
@@ -329,51 +329,83 @@ class Client:
         for event in (self._opened, self._ended, self._written):
             event.set()
 
-    def _event(self, event: Event) -> None:
-        if isinstance(event, Replies):
-            for number, _, tag, code, text in event.rows:
-                if number in self._channels:
-                    self._channels[number].heard_reply(tag, code, text)
-        elif isinstance(event, Notifies):
-            for row in event.rows:
-                if row[0] in self._by_handle:
-                    self._by_handle[row[0]].heard(row)
-        elif isinstance(event, Fragment):
-            if event.handle in self._by_handle:
-                self._by_handle[event.handle].heard_fragment(event)
-        elif isinstance(event, HandleClosed):
-            found = self._by_handle.pop(event.handle, None)
-            if found is not None:
-                found.handle_closed(event.handle, Refused(event.reply_code, event.text, Scope.HANDLE))
-        elif isinstance(event, ChannelClosed):
-            channel_closed = self._channels.pop(event.channel, None)
-            if channel_closed is not None:
-                channel_closed.ended(Refused(event.reply_code, event.text, Scope.CHANNEL))
-        else:
-            self._rare(event)
+    # What is heard; HEARD says which of these an event is for.
 
-    def _rare(self, event: Event) -> None:
-        if isinstance(event, Opened):
-            self._opened.set()
-        elif isinstance(event, Ready):
-            if event.handle in self._by_handle:
-                self._by_handle[event.handle].heard_ready(event.handle, event.message_size)
-        elif isinstance(event, CommandReceived):
-            command = event.command
-            if isinstance(command, HandleIndex) and command.handle_id in self._by_handle:
-                self._by_handle[command.handle_id].heard_index(command)
-            elif isinstance(command, HandleCreated) and command.handle_id in self._by_handle:
-                self._by_handle[command.handle_id].heard_created(command)
-        elif isinstance(event, Released):
-            if event.handle in self._by_handle:
-                self._by_handle[event.handle].released(event.handle)
-        elif isinstance(event, Prepared):
-            self.machine.close_handle(
-                event.handle, ReplyCode.NOT_IMPLEMENTED, "nothing restartable was asked"
-            )
-        elif isinstance(event, Challenged):
-            self._end(Lost(f"{self._place}: the server wants more than a name and password"))
-        elif isinstance(event, Closed):
-            refused = Refused(event.reply_code, event.text, Scope.CONNECTION)
-            strange = not event.by_peer and not self._opened.is_set()
-            self._end(self._lost(f"{GARBLED}: {refused}") if strange else refused)
+    def _event(self, event: Event) -> None:
+        hear = HEARD.get(type(event))
+        if hear is not None:
+            hear(self, event)
+
+    def _replies(self, event: Replies) -> None:
+        for number, _, tag, code, text in event.rows:
+            if number in self._channels:
+                self._channels[number].heard_reply(tag, code, text)
+
+    def _notifies(self, event: Notifies) -> None:
+        for row in event.rows:
+            if row[0] in self._by_handle:
+                self._by_handle[row[0]].heard(row)
+
+    def _fragment(self, event: Fragment) -> None:
+        if event.handle in self._by_handle:
+            self._by_handle[event.handle].heard_fragment(event)
+
+    def _ready(self, event: Ready) -> None:
+        if event.handle in self._by_handle:
+            self._by_handle[event.handle].heard_ready(event.handle, event.message_size)
+
+    def _command(self, event: CommandReceived) -> None:
+        command = event.command
+        if not isinstance(command, HandleIndex | HandleCreated):
+            return
+        channel = self._by_handle.get(command.handle_id)
+        if channel is None:
+            return
+        if isinstance(command, HandleIndex):
+            channel.heard_index(command)
+        else:
+            channel.heard_created(command)
+
+    def _handle_released(self, event: Released) -> None:
+        if event.handle in self._by_handle:
+            self._by_handle[event.handle].released(event.handle)
+
+    def _prepared(self, event: Prepared) -> None:
+        self.machine.close_handle(event.handle, ReplyCode.NOT_IMPLEMENTED, "nothing restartable was asked")
+
+    def _handle_closed(self, event: HandleClosed) -> None:
+        found = self._by_handle.pop(event.handle, None)
+        if found is not None:
+            found.handle_closed(event.handle, Refused(event.reply_code, event.text, Scope.HANDLE))
+
+    def _channel_closed(self, event: ChannelClosed) -> None:
+        found = self._channels.pop(event.channel, None)
+        if found is not None:
+            found.ended(Refused(event.reply_code, event.text, Scope.CHANNEL))
+
+    def _let_in(self, event: Opened) -> None:
+        self._opened.set()
+
+    def _challenged(self, event: Challenged) -> None:
+        self._end(Lost(f"{self._place}: the server wants more than a name and password"))
+
+    def _closed(self, event: Closed) -> None:
+        refused = Refused(event.reply_code, event.text, Scope.CONNECTION)
+        strange = not event.by_peer and not self._opened.is_set()
+        self._end(self._lost(f"{GARBLED}: {refused}") if strange else refused)
+
+
+HEARD: Final[dict[type[Event], Callable[[Client, Any], None]]] = {
+    Replies: Client._replies,
+    Notifies: Client._notifies,
+    Fragment: Client._fragment,
+    Ready: Client._ready,
+    CommandReceived: Client._command,
+    Released: Client._handle_released,
+    Prepared: Client._prepared,
+    HandleClosed: Client._handle_closed,
+    ChannelClosed: Client._channel_closed,
+    Opened: Client._let_in,
+    Challenged: Client._challenged,
+    Closed: Client._closed,
+}

@@ -13,7 +13,7 @@ import trio
 from gateway.broker.switch import UNROUTED, Entry, Switch
 from gateway.egress.amqpfast.intake import Intake, Receipt
 from gateway.egress.amqpfast.outgoing import Outgoing
-from gateway.egress.amqpfast.peer import FastPeer
+from gateway.egress.amqpfast.peer import FastLinkPeer
 from gateway.egress.amqpfast.sources import Source, Sources
 from gateway.egress.conversation import Entries, QueueConversation
 from gateway.mapping.router import Subscriptions, Targets
@@ -28,7 +28,7 @@ from gateway.transport.stream import Stream
 log = structlog.get_logger()
 
 
-class FastConversation(QueueConversation[FastPeer, Intake, Outgoing]):
+class FastConversation(QueueConversation[FastLinkPeer, Intake, Outgoing]):
     """What the link `name` says to its AMQP/Fast server, and hears. Set `link` before it connects."""
 
     def __init__(
@@ -60,9 +60,9 @@ class FastConversation(QueueConversation[FastPeer, Intake, Outgoing]):
         else:
             self.sources.leave_behind(gone)
 
-    def connect(self, stream: Stream, target: Target, now: float) -> FastPeer:
+    def connect(self, stream: Stream, target: Target, now: float) -> FastLinkPeer:
         """A connection stands: begin the negotiation."""
-        self._peer = FastPeer(self, stream, target, now)
+        self._peer = FastLinkPeer(self, stream, target, now)
         return self._peer
 
     def tick(self, now: float) -> None:

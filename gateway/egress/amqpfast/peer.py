@@ -17,12 +17,14 @@ from gateway.egress.amqpfast.intake import Intake
 from gateway.egress.amqpfast.opening import SERVICES, client_machine
 from gateway.egress.amqpfast.reading import Joined
 from gateway.egress.amqpfast.sources import Source, Survey
+from gateway.egress.connection import QueuePeer
 from gateway.errors import LocalProtocolError, RemoteProtocolError
 from gateway.model.message import Message, Sender
 from gateway.model.outcome import Outcome, Reason, Verdict
 from gateway.model.properties import NO_PROPERTIES
 from gateway.model.spooled import Piece
 from gateway.protocols.amqpfast import commands as m
+from gateway.protocols.amqpfast.client import ClientConnection
 from gateway.protocols.amqpfast.events import (
     NO_HANDLE,
     Challenged,
@@ -63,12 +65,14 @@ CONTENT_FAULTS: Final = frozenset(
 )
 
 
-class FastPeer:
+class FastLinkPeer(QueuePeer[ClientConnection, Intake]):
     """The peer object of a link's stream, for as long as that connection lives."""
+
+    _codes = ReplyCode
 
     def __init__(self, conversation: FastConversation, stream: Stream, target: Target, now: float) -> None:
         settings, limits = conversation.settings, conversation.limits
-        self.machine = client_machine(
+        machine = client_machine(
             target,
             conversation.client_id,
             frame_max=limits.frame_bytes_max,
@@ -76,21 +80,15 @@ class FastPeer:
             heartbeat=settings.heartbeat_secs,
             message_bytes_max=BODY_SIZE_MAX,  # a larger one than we take is passed over, see Assembly
         )
+        super().__init__(machine, conversation.stats, stream, now + settings.connect_timeout_secs)
         self._conversation = conversation
-        self._stream = stream
         self._sender = Sender(conversation.name, address=stream.remote)
-        self._deadline = now + settings.connect_timeout_secs
-        self.open = False
-        self._up = False
         self._sending = 0  # channel number
         self._reopen_at = 0.0
-        self._intakes: dict[int, Intake] = {}  # by channel number
         self._by_handle: dict[int, Intake] = {}
         self._asked: dict[int, Intake] = {}  # whose CONSUME has not been answered, by handle
-        self._owing: dict[Intake, None] = {}  # acknowledgements
         self._surveys: dict[Source, Survey] = {}  # of prefixes of queues
         self._survey_channel = 0
-        self._why = ""
 
     # What the stream asks.
 
@@ -110,28 +108,17 @@ class FastPeer:
 
     def lost(self, reason: str) -> None:
         """The connection is gone: nobody waits for our acknowledgements, and sends must be repeated."""
-        for intake in self._intakes.values():
-            intake.live = False
-        self._intakes.clear()
+        self._let_go()
         self._by_handle.clear()
-        self._owing.clear()
         self._conversation.disconnected(self, self._why or reason)
 
     # What the link asks.
 
     def tick(self, now: float) -> None:
         """Heartbeats, the time for the negotiation, and what was put off."""
+        if not self._in_time(now):
+            return
         conversation = self._conversation
-        errors = conversation.stats.protocol_errors
-        if not self.open and now >= self._deadline:
-            errors.add("connect_timeout")
-            self._stream.abort("no handshake in time")
-            return
-        self.machine.tick(now)
-        if self.machine.timed_out(now):
-            errors.add("heartbeat_timeout")
-            self._stream.abort("heartbeat timeout")
-            return
         for intake in list(self._intakes.values()):
             for receipt in intake.tick(now):
                 conversation.retry(receipt)
@@ -142,12 +129,6 @@ class FastPeer:
                 self._consume(source)
             self._survey(now)
         self._stream.mark()
-
-    def shut_down(self) -> None:
-        """The gateway is stopping: acknowledge, say goodbye, end the stream."""
-        self._acknowledge()
-        self.machine.close(ReplyCode.SUCCESS, "the gateway is stopping")
-        self._stream.end("the gateway is stopping")
 
     # What the conversation asks.
 
@@ -171,13 +152,6 @@ class FastPeer:
             self._consume(source)
         self._arranged()
         self._stream.mark()
-
-    def _acknowledge(self) -> None:
-        if self._owing:
-            owing, self._owing = self._owing, {}
-            for intake in owing:
-                intake.flush()
-                self._leave(intake)
 
     # Events.
 
@@ -242,13 +216,6 @@ class FastPeer:
             self._count_fault(event.reply_code)
         if event.by_peer and event.reply_code in CONTENT_FAULTS:
             self._conversation.outgoing.close_over(event.reply_code, event.text)
-
-    def _count_fault(self, code: int) -> None:
-        try:
-            word = ReplyCode(code).name.lower()
-        except ValueError:
-            word = "other"
-        self._conversation.stats.protocol_errors.add(word)
 
     def _replies(self, rows: list[ReplyRow]) -> None:
         outgoing = self._conversation.outgoing
@@ -405,10 +372,6 @@ class FastPeer:
             intake.live = False
             self.machine.close_channel(intake.channel)
             self._intakes.pop(intake.channel, None)
-
-    def _wake(self, intake: Intake) -> None:
-        self._owing[intake] = None
-        self._stream.mark()
 
     # Messages.
 

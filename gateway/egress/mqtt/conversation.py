@@ -22,7 +22,7 @@ from gateway.broker.switch import Switch
 from gateway.egress.mqtt.filters import Filters
 from gateway.egress.mqtt.incoming import Incoming
 from gateway.egress.mqtt.outgoing import Outgoing, Terms
-from gateway.egress.mqtt.peer import MqttPeer
+from gateway.egress.mqtt.peer import MqttLinkPeer
 from gateway.mapping.router import Subscriptions, Targets
 from gateway.model.address import Address
 from gateway.model.batch import Part, Sink
@@ -73,7 +73,7 @@ class MqttConversation:
         self._limits = limits
         self._client_id = client_id
         self._shares = settings.share is not None
-        self._peer: MqttPeer | None = None
+        self._peer: MqttLinkPeer | None = None
         self._sinks: tuple[Sink, ...] = (self,)
         self._older = False  # the broker has refused MQTT 5.0
         self._other = False  # it went away without a word: try the other version once
@@ -98,7 +98,7 @@ class MqttConversation:
         if self._peer is not None:
             self._peer.stream.mark()
 
-    def connect(self, stream: Stream, target: Target, now: float) -> MqttPeer:
+    def connect(self, stream: Stream, target: Target, now: float) -> MqttLinkPeer:
         """A connection stands: say CONNECT."""
         limits = self._limits
         version = self._version()
@@ -122,7 +122,7 @@ class MqttConversation:
             now,
         )
         sender = Sender(self.name, self._client_id, target.username, stream.remote)
-        return MqttPeer(self, stream, machine, sender, now + self._settings.connect_timeout_secs)
+        return MqttLinkPeer(self, stream, machine, sender, now + self._settings.connect_timeout_secs)
 
     def turn_done(self) -> None:
         """Send on the batch that this wake-up has gathered."""
@@ -157,7 +157,7 @@ class MqttConversation:
 
     # What the connection tells.
 
-    def came_up(self, peer: MqttPeer, *, present: bool) -> None:
+    def came_up(self, peer: MqttLinkPeer, *, present: bool) -> None:
         """The broker has let us in; `present`: it knows the session of before (5: 3.2.2.1.1)."""
         machine = peer.machine
         self._peer = peer
@@ -175,7 +175,7 @@ class MqttConversation:
         self.outgoing.attach(peer, terms, present=present or machine.version is Version.V31)
         peer.stream.mark()
 
-    def lost(self, peer: MqttPeer, reason: str) -> None:
+    def lost(self, peer: MqttLinkPeer, reason: str) -> None:
         """The connection is gone; before it was usable, that may be for the version."""
         if peer is self._peer:
             self._peer = None

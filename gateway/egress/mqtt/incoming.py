@@ -34,13 +34,13 @@ from gateway.settings import Limits
 from gateway.telemetry.stats import LinkStats
 
 if TYPE_CHECKING:
-    from gateway.egress.mqtt.peer import MqttPeer
+    from gateway.egress.mqtt.peer import MqttLinkPeer
 
 RETRY_SECS_MIN: Final = 1.0
 RETRY_SECS_MAX: Final = 30.0
 OVERSIZED: Final = Outcome(Verdict.REJECTED, Reason.TOO_LARGE, "larger than limits.message_bytes_max")
 
-Receipt = tuple["MqttPeer", int, int, Message, int]
+Receipt = tuple["MqttLinkPeer", int, int, Message, int]
 
 
 class Incoming:
@@ -57,14 +57,14 @@ class Incoming:
         self._limits = limits
         self._stats = stats
         self._settled = settled
-        self._peer: MqttPeer | None = None
+        self._peer: MqttLinkPeer | None = None
         self._entries: dict[bytes, Entry] = {}
         self._generation = -1
         self._once: dict[int, bool] = {}  # QoS 2 ids before PUBREL; True: accepted, PUBREC may be said
         self._retries: list[tuple[float, Receipt]] = []
         self._held: Held[Receipt] = Held(lambda: switch.disk_healthy())
 
-    def attach(self, peer: MqttPeer, *, present: bool) -> None:
+    def attach(self, peer: MqttLinkPeer, *, present: bool) -> None:
         """A connection is usable; `present`: the broker kept the session."""
         if not present:
             self.epoch += 1
@@ -78,7 +78,7 @@ class Incoming:
 
     # What the connection tells.
 
-    def take(self, peer: MqttPeer, rows: list[Row], now: float) -> None:
+    def take(self, peer: MqttLinkPeer, rows: list[Row], now: float) -> None:
         """A run of PUBLISH: put each on its way; the batch leaves at the end of the wake-up."""
         switch = self._switch
         if self._generation != switch.generation:
@@ -240,7 +240,7 @@ class Incoming:
         self._entries[topic] = entry
         return entry
 
-    def _first_time(self, peer: MqttPeer, packet_id: int) -> bool:
+    def _first_time(self, peer: MqttLinkPeer, packet_id: int) -> bool:
         """QoS 2: False when this packet id was taken before and not released (5: 4.3.3)."""
         accepted = self._once.get(packet_id)
         if accepted is None:
@@ -251,7 +251,7 @@ class Incoming:
             peer.pubrecs.append(packet_id)
         return False
 
-    def _within_limits(self, peer: MqttPeer, rows: list[Row]) -> list[Row]:
+    def _within_limits(self, peer: MqttLinkPeer, rows: list[Row]) -> list[Row]:
         """Before MQTT 5 a broker cannot be told how much we take; hanging up would bring the same message
         again, for ever. So it is acknowledged and kept as a dead letter."""
         limit = self._limits.message_bytes_max

@@ -22,7 +22,7 @@ _PUBLISH_OCTETS: Final = 32  # of a PUBLISH beside its body, about: topic, lengt
 _REFUSES_VERSION: Final = (b"\x20\x02\x00\x01", b"\x20\x02\x00\x84")
 
 
-class MqttPeer:
+class MqttLinkPeer:
     """The peer object of the link's stream.
 
     `epoch` says to which session of the broker it belongs. `pubacks` and `pubrecs` gather until the wake-up

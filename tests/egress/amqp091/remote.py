@@ -2,21 +2,19 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable
+from collections.abc import Iterable
 from pathlib import Path
-from typing import Any, Final, cast
-
-import trio
+from typing import Any, Final
 
 from gateway.broker.dead_letters import DeadLetters
 from gateway.broker.switch import Switch
 from gateway.egress.amqp091.conversation import AmqpConversation
-from gateway.egress.amqp091.peer import AmqpPeer
+from gateway.egress.amqp091.peer import AmqpLinkPeer
 from gateway.mapping import load
 from gateway.mapping.router import Router, Subscriptions, Targets
 from gateway.model.address import Address, AmqpAddress
-from gateway.model.batch import Batch, Lane, Part, Sink
-from gateway.model.message import Message, Sender
+from gateway.model.batch import Part, Sink
+from gateway.model.message import Message
 from gateway.model.outcome import ACCEPTED, Outcome
 from gateway.protocols.amqp091 import events as e
 from gateway.protocols.amqp091 import methods as m
@@ -26,6 +24,8 @@ from gateway.protocols.amqp091.server import ServerConnection
 from gateway.settings import Limits
 from gateway.settings.endpoints import Link as LinkSettings
 from gateway.telemetry.stats import LinkStats
+from tests.egress import queue_rig
+from tests.egress.queue_rig import QueueRig
 
 NO_PROPERTIES: Final = b"\0\0"
 PERSISTENT: Final = b"\x10\0\x02"
@@ -164,137 +164,31 @@ class World:
         return [row[4] for row in self.published]
 
 
-class MemoryStream:
-    """As much of a Stream as a peer object uses."""
-
-    def __init__(self) -> None:
-        self.peer: AmqpPeer | None = None
-        self.remote = "remote:5672"
-        self.queued = 0
-        self.congested = False
-        self.closed = False
-        self.last = b""
-
-    def mark(self) -> None:
-        return
-
-    def end(self, reason: str) -> None:
-        if not self.closed and self.peer is not None:
-            self.closed = True
-            self.last = self.peer.data_to_send()
-            self.peer.lost(reason)
-
-    abort = end
-
-
-class StubLink:
-    """Notes what the conversation tells its link."""
-
-    def __init__(self) -> None:
-        self.ups = 0
-        self.downs: list[str] = []
-
-    def came_up(self) -> None:
-        self.ups += 1
-
-    def went_down(self, why: str) -> None:
-        self.downs.append(why)
-
-
-class Settled:
-    """A source that writes down what became of its messages."""
-
-    def __init__(self) -> None:
-        self.outcomes: dict[object, Outcome] = {}
-        self.order: list[object] = []
-
-    def settle(self, receipts: list[Any], refused: dict[int, Outcome] | None, received: float) -> None:
-        for at, receipt in enumerate(receipts):
-            assert receipt not in self.outcomes, "settled twice"
-            self.outcomes[receipt] = (refused or {}).get(at, ACCEPTED)
-            self.order.append(receipt)
-
-    def hold(self, senders: set[Sender]) -> list[Callable[[], None]]:
-        return []
-
-    def part(self, messages: Iterable[Message], sink: Sink) -> Part:
-        """A part of messages whose receipts are their bodies."""
-        batch = Batch(self, trio.current_time())
-        lane = Lane(sink)
-        part = Part(batch, lane)
-        for message in messages:
-            batch.add_only(message.body, lane, message)
-            part.messages.append(message)
-            part.slots.append(len(part.slots))
-        return part
+class Settled(queue_rig.Settled):
+    """A source that publishes to exchanges."""
 
     def publish(self, sink: Sink, exchange: str, bodies: Iterable[bytes], key: str = "k") -> None:
         address = AmqpAddress(exchange, key)
         sink.publish(self.part([Message(address, body, durable=True) for body in bodies], sink))
 
 
-class LinkRig:
+class LinkRig(QueueRig[AmqpConversation, AmqpLinkPeer, Remote]):
     """A conversation with its remote broker."""
 
     def __init__(self, switch: Switch | None = None, limits: Limits | None = None, **settings: Any) -> None:
         self.world = World()
-        self.link = StubLink()
-        self.stats = LinkStats("erp", "amqp091")
-        self.settings = LinkSettings(url="amqp://erp:secret@remote/prod", **settings)
-        self.switch = switch or Switch(Router([], {}), DeadLetters())
-        self.conversation = AmqpConversation(
-            "erp", self.settings, self.switch, limits or Limits(), self.stats, client_id="gw-1"
+        conversation = AmqpConversation(
+            "erp",
+            LinkSettings(url="amqp://erp:secret@remote/prod", **settings),
+            switch or Switch(Router([], {}), DeadLetters()),
+            limits or Limits(),
+            LinkStats("erp", "amqp091"),
+            client_id="gw-1",
         )
-        self.conversation.link = cast(Any, self.link)
-        self.stream = MemoryStream()
-        self.remote = Remote(self.world)
-
-    @property
-    def peer(self) -> AmqpPeer:
-        assert self.stream.peer is not None
-        return self.stream.peer
+        super().__init__(conversation, lambda: Remote(self.world))
 
     def route(self, subscriptions: Subscriptions = NOTHING, targets: Targets = NOWHERE) -> None:
         self.conversation.route(subscriptions, targets)
-
-    def connect(self) -> None:
-        """A new connection, as far as both sides take it."""
-        self.stream = MemoryStream()
-        self.remote = Remote(self.world)
-        stream = cast(Any, self.stream)
-        self.stream.peer = self.conversation.connect(stream, self.settings.target(), trio.current_time())
-        self.stats.opened(self.peer.machine, cast(Any, OctetsOfNobody))
-        self.move()
-
-    def lose(self) -> None:
-        """The connection breaks."""
-        self.stream.abort("broken")
-
-    def move(self) -> None:
-        """Carry octets to and fro until neither side has more to say."""
-        for _ in range(200):
-            sent = self.peer.data_to_send()
-            self.stream.queued = 0
-            if sent:
-                self.remote.receive(sent)
-            said = self.remote.machine.data_to_send()
-            if said:
-                self.peer.receive(said, trio.current_time())
-                self.conversation.turn_done()
-            if not sent and not said:
-                return
-        raise AssertionError("they never stop talking")
-
-    def tick(self) -> None:
-        self.peer.tick(trio.current_time())
-        self.conversation.tick(trio.current_time())
-        self.conversation.turn_done()
-        self.move()
-
-
-class OctetsOfNobody:
-    octets_in = 0
-    octets_out = 0
 
 
 class Shelf:

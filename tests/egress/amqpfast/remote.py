@@ -4,19 +4,16 @@ from __future__ import annotations
 
 from collections.abc import Iterable
 from pathlib import Path
-from typing import Any, Final, NamedTuple, cast
-
-import trio
+from typing import Any, Final, NamedTuple
 
 from gateway.broker.dead_letters import DeadLetters
 from gateway.broker.switch import Switch
 from gateway.egress.amqpfast.conversation import FastConversation
-from gateway.egress.amqpfast.peer import FastPeer
+from gateway.egress.amqpfast.peer import FastLinkPeer
 from gateway.mapping import load
 from gateway.mapping.router import Router, Subscriptions, Targets
 from gateway.model.address import FastAddress
 from gateway.model.message import Message
-from gateway.model.spooled import joined
 from gateway.protocols.amqpfast import commands as m
 from gateway.protocols.amqpfast import events as e
 from gateway.protocols.amqpfast.codec import Head, decode_credentials, encode_head_properties
@@ -25,7 +22,7 @@ from gateway.protocols.amqpfast.server import ServerConnection
 from gateway.settings import Limits
 from gateway.settings.endpoints import Link as LinkSettings
 from gateway.telemetry.stats import LinkStats
-from tests.egress.amqp091.remote import OctetsOfNobody, Settled, StubLink
+from tests.egress.queue_rig import QueueRig, Settled
 
 PERSISTENT: Final = encode_head_properties(Head(persistent=True))
 TRANSIENT: Final = encode_head_properties(Head())
@@ -231,86 +228,23 @@ class Remote:
             assert found.notifier.notify(number, False, name.encode(), head, body)
 
 
-class MemoryStream:
-    """As much of a Stream as a peer object uses."""
-
-    def __init__(self) -> None:
-        self.peer: FastPeer | None = None
-        self.remote = "remote:3018"
-        self.queued = 0
-        self.congested = False
-        self.closed = False
-
-    def mark(self) -> None:
-        return
-
-    def end(self, reason: str) -> None:
-        if not self.closed and self.peer is not None:
-            self.closed = True
-            self.peer.data_to_send()
-            self.peer.lost(reason)
-
-    abort = end
-
-
-class LinkRig:
+class LinkRig(QueueRig[FastConversation, FastLinkPeer, Remote]):
     """A conversation with its remote server."""
 
     def __init__(self, switch: Switch | None = None, limits: Limits | None = None, **settings: Any) -> None:
         self.world = World()
-        self.link = StubLink()
-        self.stats = LinkStats("fast", "amqpfast", m.FRAME_NAMES)
-        self.settings = LinkSettings(url="amqpfast://fast:secret@remote/prod", **settings)
-        self.switch = switch or Switch(Router([], {}), DeadLetters())
-        self.conversation = FastConversation(
-            "fast", self.settings, self.switch, limits or Limits(), self.stats, client_id="gw-1"
+        conversation = FastConversation(
+            "fast",
+            LinkSettings(url="amqpfast://fast:secret@remote/prod", **settings),
+            switch or Switch(Router([], {}), DeadLetters()),
+            limits or Limits(),
+            LinkStats("fast", "amqpfast", m.FRAME_NAMES),
+            client_id="gw-1",
         )
-        self.conversation.link = cast(Any, self.link)
-        self.stream = MemoryStream()
-        self.remote = Remote(self.world)
-
-    @property
-    def peer(self) -> FastPeer:
-        assert self.stream.peer is not None
-        return self.stream.peer
+        super().__init__(conversation, lambda: Remote(self.world))
 
     def route(self, *destinations: tuple[str, str]) -> None:
         self.conversation.route(Subscriptions(destinations=destinations), Targets())
-
-    def connect(self) -> None:
-        """A new connection, as far as both sides take it."""
-        self.stream = MemoryStream()
-        self.remote = Remote(self.world)
-        stream = cast(Any, self.stream)
-        self.stream.peer = self.conversation.connect(stream, self.settings.target(), trio.current_time())
-        self.stats.opened(self.peer.machine, cast(Any, OctetsOfNobody))
-        self.move()
-
-    def lose(self) -> None:
-        """The connection breaks."""
-        self.stream.abort("broken")
-
-    def move(self) -> None:
-        """Carry octets to and fro until neither side has more to say."""
-        for _ in range(2_000):
-            said_by_us = self.peer.data_to_send()
-            sent = said_by_us if isinstance(said_by_us, bytes) else joined(said_by_us)
-            self.stream.queued = 0
-            if sent:
-                self.remote.receive(sent)
-            said = self.remote.machine.data_to_send()
-            if said:
-                self.peer.receive(said, trio.current_time())
-                self.conversation.turn_done()
-            if self.stream.closed or (not sent and not said):
-                return
-        raise AssertionError("they never stop talking")
-
-    def tick(self) -> None:
-        self.peer.tick(trio.current_time())
-        self.conversation.tick(trio.current_time())
-        self.conversation.turn_done()
-        self.move()
 
     def publish(self, source: Settled, bodies: Iterable[bytes], *names: str, service: str = "queue") -> None:
         """One part, its messages for each of `names` in turn; receipts are the bodies."""

@@ -9,7 +9,7 @@ from gateway.broker.dead_letters import DeadLetters
 from gateway.broker.switch import Switch
 from gateway.egress.link import Link
 from gateway.egress.mqtt.conversation import MqttConversation
-from gateway.egress.mqtt.peer import MqttPeer
+from gateway.egress.mqtt.peer import MqttLinkPeer
 from gateway.errors import RemoteProtocolError
 from gateway.mapping.loading import parse
 from gateway.mapping.router import Router, Subscriptions, Targets
@@ -39,7 +39,7 @@ class FakeStream:
     remote = "broker:1883"
 
     def __init__(self) -> None:
-        self.peer: MqttPeer | None = None
+        self.peer: MqttLinkPeer | None = None
         self.closed = False
         self.ending = False
         self.congested = False
@@ -217,7 +217,7 @@ class World:
         self.remote = Remote(self)
 
     @property
-    def peer(self) -> MqttPeer:
+    def peer(self) -> MqttLinkPeer:
         assert self.stream.peer is not None
         return self.stream.peer
 

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from decimal import Decimal
 from typing import Any
 
@@ -12,10 +11,10 @@ from gateway.model.properties import Value, ValueType
 from gateway.protocols.amqp091 import events as e
 from gateway.protocols.amqp091.client import ClientConnection
 from gateway.protocols.amqp091.codec import BasicProperties, encode_response
-from gateway.protocols.amqp091.connection import Connection
 from gateway.protocols.amqp091.methods import METHODS, Method
 from gateway.protocols.amqp091.server import ServerConnection
 from gateway.protocols.amqp091.spec import FIXED_FIELDS, PROPERTIES
+from tests.protocols.wiring import Wiring
 
 GUEST = encode_response("PLAIN", "guest", "guest")
 
@@ -24,47 +23,20 @@ def new_client(**options: Any) -> ClientConnection:
     return ClientConnection(**{"mechanism": "PLAIN", "response": GUEST, **options})
 
 
-class Wire:
-    """Both sides; `move` carries octets to and fro until neither has more to say."""
+class Wire(Wiring[ServerConnection, ClientConnection, e.Event]):
+    """A server that lets everybody in, and a client."""
 
     def __init__(
         self, server: ServerConnection | None = None, client: ClientConnection | None = None
     ) -> None:
-        self.server = server or ServerConnection()
-        self.client = client or new_client()
-        self.now = 0.0
-        self.to_server: list[e.Event] = []
-        self.to_client: list[e.Event] = []
+        super().__init__(server or ServerConnection(), client or new_client())
 
-    def _answer(self, event: e.Event) -> None:
+    def _answer(self, event: e.Event) -> bool:
         if isinstance(event, e.Authenticate | e.SecureResponse):
             self.server.authenticated()
         elif isinstance(event, e.Open):
             self.server.opened()
-
-    def move(self, split: Callable[[bytes], list[bytes]] = lambda octets: [octets]) -> None:
-        for _ in range(20):
-            sent = self.client.data_to_send()
-            for piece in split(sent):
-                self.to_server += self._feed(self.server, piece)
-            said = self.server.data_to_send()
-            for piece in split(said):
-                self.to_client += self._feed(self.client, piece)
-            if not sent and not said:
-                return
-        raise AssertionError("they never stop talking")
-
-    def _feed(self, side: Connection, octets: bytes) -> list[e.Event]:
-        events = side.receive_data(octets, self.now)
-        for event in events:
-            self._answer(event)
-        return events
-
-    def take(self) -> tuple[list[e.Event], list[e.Event]]:
-        """What the server and the client have reported since the last call."""
-        taken = self.to_server, self.to_client
-        self.to_server, self.to_client = [], []
-        return taken
+        return False
 
 
 def open_wire(channels: int = 1, **options: Any) -> Wire:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from decimal import Decimal
 from typing import Any
 
@@ -13,8 +12,8 @@ from gateway.protocols.amqpfast import commands as m
 from gateway.protocols.amqpfast import events as e
 from gateway.protocols.amqpfast.client import ClientConnection
 from gateway.protocols.amqpfast.codec import Head, encode_credentials, encode_head_properties
-from gateway.protocols.amqpfast.connection import Connection
 from gateway.protocols.amqpfast.server import ServerConnection
+from tests.protocols.wiring import Wiring
 
 GUEST = encode_credentials("guest", "guest")
 HEAD = encode_head_properties(Head())
@@ -25,20 +24,16 @@ def new_client(**options: Any) -> ClientConnection:
     return ClientConnection(**{"mechanism": "PLAIN", "responses": GUEST, **options})
 
 
-class Wire:
-    """Both sides; `move` carries octets to and fro until neither has more to say."""
+class Wire(Wiring[ServerConnection, ClientConnection, e.Event]):
+    """A server that lets everybody in, and a client."""
 
     def __init__(
         self, server: ServerConnection | None = None, client: ClientConnection | None = None
     ) -> None:
-        self.server = server or ServerConnection()
-        self.client = client or new_client()
-        self.now = 0.0
-        self.to_server: list[e.Event] = []
-        self.to_client: list[e.Event] = []
+        super().__init__(server or ServerConnection(), client or new_client())
         self.replies = True  # whether the server replies to commands by itself
 
-    def _answer(self, event: e.Event) -> None:
+    def _answer(self, event: e.Event) -> bool:
         server = self.server
         if isinstance(event, e.Authenticate):
             server.tune()
@@ -50,32 +45,7 @@ class Wire:
                 server.reply_channel(command.channel_id, getattr(command, "tag", 0))
             elif isinstance(command, m.HandleCommand) and command.direction == m.TO_SERVER:
                 server.reply(command.handle_id, getattr(command, "tag", 0))
-
-    def move(self, split: Callable[[bytes], list[bytes]] = lambda octets: [octets]) -> None:
-        for _ in range(20):
-            sent = self.client.data_to_send()
-            for piece in split(sent):
-                self.to_server += self._feed(self.server, piece)
-            said = self.server.data_to_send()
-            for piece in split(said):
-                self.to_client += self._feed(self.client, piece)
-            if not sent and not said:
-                return
-        raise AssertionError("they never stop talking")
-
-    def _feed(self, side: Connection, octets: bytes) -> list[e.Event]:
-        events = side.receive_data(octets, self.now)
-        for event in events:
-            self._answer(event)
-            if isinstance(event, e.Authenticate | e.Open):
-                events += self._feed(side, b"")
-        return events
-
-    def take(self) -> tuple[list[e.Event], list[e.Event]]:
-        """What the server and the client have reported since the last call."""
-        taken = self.to_server, self.to_client
-        self.to_server, self.to_client = [], []
-        return taken
+        return isinstance(event, e.Authenticate | e.Open)
 
 
 def open_wire(**options: Any) -> Wire:

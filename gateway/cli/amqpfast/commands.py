@@ -44,8 +44,8 @@ Show = Callable[[Message, Path | None], bool]
 
 
 @dataclass(frozen=True)
-class FastPeer:
-    """A server and how to reach it."""
+class FastCommands:
+    """A server and how to reach it; each of its methods is one run of a command."""
 
     target: Target
     timeout_secs: float

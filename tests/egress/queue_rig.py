@@ -1,0 +1,162 @@
+"""A link to a broker with queues whose remote end is in memory, as far as that is not its protocol's."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable
+from typing import Any, Generic, Protocol, TypeVar, cast
+
+import trio
+
+from gateway.model.batch import Batch, Lane, Part, Sink
+from gateway.model.message import Message, Sender
+from gateway.model.outcome import ACCEPTED, Outcome
+from gateway.model.spooled import joined
+
+TURNS_MAX = 2_000
+
+
+class RemoteEnd(Protocol):
+    """A broker's side of one connection."""
+
+    machine: Any
+
+    def receive(self, data: bytes) -> None:
+        """Hear octets, and do as the test has said."""
+
+
+ConversationT = TypeVar("ConversationT")
+PeerT = TypeVar("PeerT")
+RemoteT = TypeVar("RemoteT", bound=RemoteEnd)
+
+
+class MemoryStream(Generic[PeerT]):
+    """As much of a Stream as a peer object uses."""
+
+    def __init__(self, remote: str) -> None:
+        self.peer: PeerT | None = None
+        self.remote = remote
+        self.queued = 0
+        self.congested = False
+        self.closed = False
+        self.last: Any = b""
+
+    def mark(self) -> None:
+        return
+
+    def end(self, reason: str) -> None:
+        peer = cast(Any, self.peer)
+        if not self.closed and peer is not None:
+            self.closed = True
+            self.last = peer.data_to_send()
+            peer.lost(reason)
+
+    abort = end
+
+
+class StubLink:
+    """Notes what the conversation tells its link."""
+
+    def __init__(self) -> None:
+        self.ups = 0
+        self.downs: list[str] = []
+
+    def came_up(self) -> None:
+        self.ups += 1
+
+    def went_down(self, why: str) -> None:
+        self.downs.append(why)
+
+
+class Settled:
+    """A source that writes down what became of its messages."""
+
+    def __init__(self) -> None:
+        self.outcomes: dict[object, Outcome] = {}
+        self.order: list[object] = []
+
+    def settle(self, receipts: list[Any], refused: dict[int, Outcome] | None, received: float) -> None:
+        for at, receipt in enumerate(receipts):
+            assert receipt not in self.outcomes, "settled twice"
+            self.outcomes[receipt] = (refused or {}).get(at, ACCEPTED)
+            self.order.append(receipt)
+
+    def hold(self, senders: set[Sender]) -> list[Callable[[], None]]:
+        return []
+
+    def part(self, messages: Iterable[Message], sink: Sink) -> Part:
+        """A part of messages whose receipts are their bodies."""
+        batch = Batch(self, trio.current_time())
+        lane = Lane(sink)
+        part = Part(batch, lane)
+        for message in messages:
+            batch.add_only(message.body, lane, message)
+            part.messages.append(message)
+            part.slots.append(len(part.slots))
+        return part
+
+
+class QueueRig(Generic[ConversationT, PeerT, RemoteT]):
+    """A conversation with its remote broker, of which `make_remote` makes one for each connection."""
+
+    def __init__(self, conversation: ConversationT, make_remote: Callable[[], RemoteT]) -> None:
+        talking = cast(Any, conversation)
+        self.conversation = conversation
+        self.link = talking.link = StubLink()
+        self.stats = talking.stats
+        self.settings = talking.settings
+        self.switch = talking.switch
+        self._make_remote = make_remote
+        self._fresh()
+
+    def _fresh(self) -> None:
+        self.stream: MemoryStream[PeerT] = MemoryStream("remote:1")
+        self.remote = self._make_remote()
+
+    @property
+    def peer(self) -> PeerT:
+        assert self.stream.peer is not None
+        return self.stream.peer
+
+    def connect(self) -> None:
+        """A new connection, as far as both sides take it."""
+        self._fresh()
+        talking, now = cast(Any, self.conversation), trio.current_time()
+        self.stream.peer = talking.connect(self.stream, self.settings.target(), now)
+        self.stats.opened(talking._peer.machine, OctetsOfNobody)
+        self.move()
+
+    def lose(self) -> None:
+        """The connection breaks."""
+        self.stream.abort("broken")
+
+    def move(self) -> None:
+        """Carry octets to and fro until neither side has more to say."""
+        talking = cast(Any, self.conversation)
+        for _ in range(TURNS_MAX):
+            peer = cast(Any, self.peer)
+            said_by_us = peer.data_to_send()
+            sent = said_by_us if isinstance(said_by_us, bytes) else joined(said_by_us)
+            self.stream.queued = 0
+            if sent:
+                self.remote.receive(sent)
+            said = self.remote.machine.data_to_send()
+            if said:
+                peer.receive(said, trio.current_time())
+                talking.turn_done()
+            if self.stream.closed or (not sent and not said):
+                return
+        raise AssertionError("they never stop talking")
+
+    def tick(self) -> None:
+        talking = cast(Any, self.conversation)
+        cast(Any, self.peer).tick(trio.current_time())
+        talking.tick(trio.current_time())
+        talking.turn_done()
+        self.move()
+
+
+class OctetsOfNobody:
+    """Of a stream that counts none."""
+
+    octets_in = 0
+    octets_out = 0
