@@ -11,7 +11,6 @@ from __future__ import annotations
 import json
 import os
 import random
-import signal
 import subprocess
 import sys
 import threading
@@ -27,13 +26,12 @@ from gateway.pipeline.session import java
 from gateway.store.journal.reader import JournalReader
 from gateway.store.journal.writer import JournalWriter, Options
 from tests.conftest import missing
+from tests.pipeline.killing import PATIENCE_SECS, ROOT, killed
 from tests.pipeline.streams import TOO_LATE
 from tests.store.journal.samples import HOME, block, message
 
-ROOT: Final = Path(__file__).resolve().parents[2]
 KILLS: Final = int(os.environ.get("KILLS", "2"))
 PROGRAM: Final = (sys.executable, "-m", "tests.pipeline.kill_driver")
-PATIENCE_SECS: Final = 300.0  # for Spark to start, on a machine that has much else to do
 OCTETS_MAX: Final = 1_500  # written at a time
 ROWS_MAX: Final = 400_000  # so that the end can be reached
 
@@ -76,44 +74,6 @@ def _few_octets(file: int, pieces: Sequence[bytes | memoryview], offset: int) ->
     return os.pwrite(file, bytes(b"".join(pieces)[:OCTETS_MAX]), offset)
 
 
-def commits(folder: Path) -> int:
-    """Micro-batches that Spark has committed."""
-    return sum(path.name.isdecimal() for path in (folder / "checkpoint" / "commits").glob("*"))
-
-
-def started(journal: Path, folder: Path, log: Path) -> subprocess.Popen[bytes]:
-    """A driver, in a process group with its JVM and its workers."""
-    with log.open("wb") as said:
-        return subprocess.Popen(
-            (*PROGRAM, str(journal), str(folder)),
-            cwd=ROOT,
-            stdout=said,
-            stderr=said,
-            start_new_session=True,
-        )
-
-
-def killed(journal: Path, folder: Path) -> int:
-    """Run the driver until it has committed again, and kill it a moment later; returns its micro-batches."""
-    before = commits(folder)
-    log = folder.with_name("driver.log")
-    driver = started(journal, folder, log)
-    try:
-        deadline = time.monotonic() + PATIENCE_SECS
-        while commits(folder) == before:
-            if driver.poll() is not None:
-                assert TOO_LATE in log.read_text(), log.read_text()[-3_000:]
-                driver = started(journal, folder, log)
-            assert time.monotonic() < deadline, "the driver committed nothing"
-            time.sleep(0.02)
-        time.sleep(random.random())  # chance chooses where in a micro-batch it dies
-    finally:
-        if driver.poll() is None:
-            os.killpg(driver.pid, signal.SIGKILL)
-            driver.wait()
-    return commits(folder) - before
-
-
 def finished(journal: Path, folder: Path) -> subprocess.CompletedProcess[str]:
     """Read to the end of the journal."""
     return subprocess.run(
@@ -137,7 +97,7 @@ def test_every_row_arrives_once(tmp_path: Path) -> None:
         writer = LiveWriter(journal)
         writer.start()
         try:
-            batches.append(killed(journal, folder))
+            batches.append(killed((*PROGRAM, str(journal), str(folder)), folder))
         finally:
             writer.stop()
     writer = LiveWriter(journal)

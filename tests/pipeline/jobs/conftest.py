@@ -98,6 +98,7 @@ def recorded(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Recorded]:
         near = GatewayProcess(
             folder / "near",
             journal={"enabled": True, "flush_interval_secs": 0.02},
+            http={"enabled": True, "host": LOOPBACK, "port": 0},
             mappings=[str(mapping)],
             links={"erp": {"url": f"amqp://guest:guest@{LOOPBACK}:{erp.port('amqp091')}"}},
         )

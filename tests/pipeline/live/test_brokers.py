@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import sys
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -11,6 +12,7 @@ import pytest
 pytest.importorskip("pyspark")
 
 from tests.interop.servers import LOOPBACK, Mosquitto, RabbitMQ
+from tests.pipeline.killing import killed
 from tests.pipeline.live.test_live import bodies, drained
 
 if TYPE_CHECKING:
@@ -42,6 +44,32 @@ def test_rabbitmq(spark: SparkSession, rabbitmq: RabbitMQ, tmp_path: Path) -> No
         assert bodies(spark, tmp_path) == numbered()
         assert channel.queue_declare("spark", passive=True).method.message_count == 0
         channel.queue_delete("spark")
+
+
+def test_a_killed_driver_has_acknowledged_nothing_that_it_did_not_commit(
+    spark: SparkSession, rabbitmq: RabbitMQ, tmp_path: Path
+) -> None:
+    """SIGKILL in the middle: RabbitMQ gives the next query all that was on its way, and what is repeated had
+    been with the first one."""
+    (tmp_path / "password").write_text("guest\n")
+    url, password = f"amqp://guest@{LOOPBACK}:{rabbitmq.port}", str(tmp_path / "password")
+    given = {"url": url, "passwordFile": password}
+    with pika.BlockingConnection(pika.URLParameters(rabbitmq.url)) as connection:
+        channel = connection.channel()
+        channel.queue_declare("killed", durable=True)
+        publish(spark, "'killed' as queue", given)
+        folder = tmp_path / "out"
+        program = (sys.executable, "-m", "tests.pipeline.live.kill_driver", url, password)
+        killed((*program, "killed", str(folder)), folder, least=3)  # the first may be of no rows
+        before = bodies(spark, folder)
+        assert 0 < len(before) == len(set(before)) < COUNT, "it was killed too late"
+        drained(spark, "gateway_amqp", folder, given | {"queues": "killed"})
+        rows = spark.read.parquet(str(folder / "rows")).select("body", "redelivered").collect()
+        assert sorted({bytes(body) for body, _ in rows}) == numbered()
+        assert len(rows) - COUNT <= len(before)
+        assert sum(again for _, again in rows) >= COUNT - len(before)
+        assert channel.queue_declare("killed", passive=True).method.message_count == 0
+        channel.queue_delete("killed")
 
 
 def test_mosquitto(spark: SparkSession, mosquitto: Mosquitto, tmp_path: Path) -> None:
