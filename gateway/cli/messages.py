@@ -33,7 +33,17 @@ Url = Annotated[
 ]
 Service = Annotated[str, typer.Option(help="AMQP/Fast: queue, topic or peer.")]
 Timeout = Annotated[float, typer.Option(help="Seconds to wait for an answer.", min=0.1)]
-CaFile = Annotated[str | None, typer.Option(help="PEM file of the authorities to trust.")]
+
+
+def _file(path: str) -> str:
+    if not Path(path).is_file():
+        raise typer.BadParameter(f"there is no file {path}")
+    return path
+
+
+CaFile = Annotated[
+    str | None, typer.Option(parser=_file, metavar="FILE", help="PEM file of the authorities to trust.")
+]
 
 
 @app.command()

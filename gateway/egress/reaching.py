@@ -40,6 +40,8 @@ def reason(error: Exception) -> str:
     found: BaseException = error.__cause__ or error
     while isinstance(found, BaseExceptionGroup):
         found = found.exceptions[0]
+    if isinstance(found, ssl.SSLEOFError):
+        return "the connection ended before TLS stood; does this port speak TLS?"
     if isinstance(found, ssl.SSLError):
         no_tls = found.reason in ("WRONG_VERSION_NUMBER", "RECORD_LAYER_FAILURE")
         return "this port does not speak TLS" if no_tls else str(found)

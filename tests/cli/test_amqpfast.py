@@ -170,6 +170,7 @@ def test_what_is_refused_is_told(run: Run, gateway: Running) -> None:
     assert nobody == (1, "", f"{LOOPBACK}:1: Connection refused\n")
     assert "--destination" in run("publish", url(gateway), "-m", "x").err
     assert "--service" in run("publish", url(gateway), *at("q", "quue"), "-m", "x").err
+    assert "there is no file /absent" in run("publish", url(gateway), *at("q"), "--ca-file", "/absent").err
 
 
 def test_the_wrong_port_is_told_in_one_line(run: Run, gateway: Running, tmp_path: Path) -> None:

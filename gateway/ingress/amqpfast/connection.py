@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from typing import TYPE_CHECKING, Final
+from typing import TYPE_CHECKING, Any, Final
 from weakref import WeakValueDictionary
 
 from gateway.broker.access import Principal
@@ -227,44 +227,41 @@ class FastConnection:
                 self.arrivals.fragment(event)
             elif isinstance(event, CommandReceived):
                 self._command(event.command)
-            else:
-                self._rare(event)
+            elif (hear := RARE.get(type(event))) is not None:
+                hear(self, event)
         if self.arrivals.unwritten:
             self.arrivals.write()
         if self.machine.closed:
             self.stream.end("closed")
         self.stream.mark()
 
-    def _rare(self, event: Event) -> None:
-        if isinstance(event, HandleClosed):
-            if not event.by_peer:
-                self._report(event.reply_code, event.text)
-            handle = self.handles.get(event.handle)
-            if handle is not None:
-                self._drop_handle(handle, silent=not event.by_peer)
-        elif isinstance(event, ChannelClosed):
-            if not event.by_peer:
-                self._report(event.reply_code, event.text)
-            channel = self.channels.get(event.channel)
-            if channel is not None:
-                self._drop_channel(channel, silent=not event.by_peer)
-        elif isinstance(event, Closed):
-            if not event.by_peer:
-                self._report(event.reply_code, event.text)
-            self._settle_before()
-            self._leave()
-        elif isinstance(event, Prepared):
-            self.arrivals.prepared(event)
-        elif isinstance(event, Ready):
-            found = self.handles.get(event.handle)
-            if found is not None:
-                found.channel.outgoing.ready(found, event.message_size)
-        elif isinstance(event, Authenticate):
-            self._authenticate(event)
-        elif isinstance(event, Open):
-            self._open(event)
-        elif isinstance(event, NegotiationFailed):
-            self._failed(event.reply_code, event.text)
+    def _handle_closed(self, event: HandleClosed) -> None:
+        if not event.by_peer:
+            self._report(event.reply_code, event.text)
+        handle = self.handles.get(event.handle)
+        if handle is not None:
+            self._drop_handle(handle, silent=not event.by_peer)
+
+    def _channel_closed(self, event: ChannelClosed) -> None:
+        if not event.by_peer:
+            self._report(event.reply_code, event.text)
+        channel = self.channels.get(event.channel)
+        if channel is not None:
+            self._drop_channel(channel, silent=not event.by_peer)
+
+    def _closed(self, event: Closed) -> None:
+        if not event.by_peer:
+            self._report(event.reply_code, event.text)
+        self._settle_before()
+        self._leave()
+
+    def _prepared(self, event: Prepared) -> None:
+        self.arrivals.prepared(event)
+
+    def _takes_more(self, event: Ready) -> None:
+        handle = self.handles.get(event.handle)
+        if handle is not None:
+            handle.channel.outgoing.ready(handle, event.message_size)
 
     def _settle_before(self) -> None:
         """What the client published before, its command must find in the queues."""
@@ -440,6 +437,9 @@ class FastConnection:
         self.machine.fail(code, text)
         self._failed(code, text)
 
+    def _negotiation_failed(self, event: NegotiationFailed) -> None:
+        self._failed(event.reply_code, event.text)
+
     def _failed(self, code: int, text: str) -> None:
         """The machine pauses now, and ends the negotiation in `tick`; nothing more is read."""
         self._report(code, text)
@@ -471,3 +471,15 @@ class FastConnection:
         self._ready = True
         self.machine.opened()
         self.ingress.stats.spoke(self.machine, "0.7c0")
+
+
+RARE: Final[dict[type[Event], Callable[[FastConnection, Any], None]]] = {
+    HandleClosed: FastConnection._handle_closed,
+    ChannelClosed: FastConnection._channel_closed,
+    Closed: FastConnection._closed,
+    Prepared: FastConnection._prepared,
+    Ready: FastConnection._takes_more,
+    Authenticate: FastConnection._authenticate,
+    Open: FastConnection._open,
+    NegotiationFailed: FastConnection._negotiation_failed,
+}
