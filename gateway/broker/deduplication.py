@@ -209,7 +209,7 @@ class Guard:
         slot = batch.open((at, id), len(lanes))
         origins.append(part.slots[at])
         if came := part.batch.sources:
-            batch.sources.append(came[part.slots[at]])
+            batch.came(came[part.slots[at]])
         for lane in lanes:
             batch.add(slot, lane, message)
 

@@ -129,7 +129,7 @@ class Way:
 class Entry:
     """Everything that the address of a message decides."""
 
-    __slots__ = ("address", "cross", "idle", "lanes", "namespace", "only", "way", "ways")
+    __slots__ = ("address", "cross", "idle", "lanes", "namespace", "only", "origin", "way", "ways")
 
     def __init__(
         self,
@@ -148,6 +148,7 @@ class Entry:
         self.only: Lane | None = None
         self.cross: Cross | None = None
         self.way: Way | None = None
+        self.origin: Address | None = None  # all that a journal needs to know of messages as they came
         busy = [way for way in ways if not way.idle]
         if lanes is not None and len(lanes) == 1 and not busy:
             self.only = lanes[0]
@@ -155,6 +156,7 @@ class Entry:
             self.way = busy[0]
             self.only = busy[0].lanes[0]
             self.cross = busy[0].cross
+            self.origin = address if busy[0].crossing.plain else None
 
 
 class Switch:
@@ -264,7 +266,12 @@ class Switch:
         answer.
         """
         if self.journaling is not None:
-            batch.sources.append(message)
+            origin = entry.origin
+            if origin is None or message.retain:
+                batch.whole += 1
+                batch.sources.append(message)
+            else:
+                batch.sources.append(origin)
         lane = entry.only
         if lane is None or message.retain:
             return self._publish_all(batch, entry, message, receipt)
@@ -284,7 +291,7 @@ class Switch:
             return True
         if crossed is None:
             if self.journaling is not None:
-                batch.sources.pop()
+                batch.never_came()
             return False
         placed: list[tuple[Lane, Message]] = []
         refused: list[tuple[Route, Outcome]] = []
@@ -344,7 +351,7 @@ class Switch:
     ) -> bool:
         if not placed and not refused:
             if self.journaling is not None:
-                batch.sources.pop()
+                batch.never_came()
             return False
         slot = batch.open(receipt, len(placed) + len(refused))
         for lane, crossed in placed:

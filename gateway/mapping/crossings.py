@@ -310,6 +310,8 @@ class Crossing:
     """
 
     __slots__ = ("route", "target")
+    plain = False
+    """Whether it changes nothing but the address, and counts a hop."""
 
     def __init__(self, route: Route, target: Address | None) -> None:
         self.route = route
@@ -331,6 +333,7 @@ class PlainCrossing(Crossing):
     """A new address, and nothing else."""
 
     __slots__ = ("_address", "_hops_max")
+    plain = True
 
     def __init__(self, route: Route, target: Address, hops_max: int) -> None:
         super().__init__(route, target)

@@ -9,9 +9,10 @@ back with the worst outcome. Slots are positions in the batch; a part's `message
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable
-from typing import Any, Protocol
+from collections.abc import Callable, Iterable, Sequence
+from typing import Any, Protocol, cast
 
+from gateway.model.address import Address
 from gateway.model.message import Message, Sender
 from gateway.model.outcome import ACCEPTED, Outcome, worse
 
@@ -46,12 +47,12 @@ class Journal(Protocol):
         messages: list[Message],
         outcome: Outcome,
         received: float,
-        sources: list[Message] | None = None,
+        sources: Sequence[Message] | Sequence[Address] | None = None,
         slots: list[int] | None = None,
     ) -> None:
-        """`messages` were settled; `sources` are the same as they came in, when a route changed them.
-        `slots` are their places in the batch that was received, by which their rows are known again; None:
-        from 0 on."""
+        """`messages` were settled; `sources` are the same as they came in, when a route changed them, or only
+        their addresses, when it changed nothing else and counted a hop. `slots` are their places in the batch
+        that was received, by which their rows are known again; None: from 0 on."""
 
 
 class Lane:
@@ -89,24 +90,65 @@ class Lane:
         batch = part.batch
         came, origins = batch.sources, batch.origins
         assert self.journal is not None
-        sources: list[Message] | None = came or None
+        sources: list[Message | Address] | None = came or None
         places: list[int] | None = origins or None
         if slots is not part.slots or len(slots) != len(batch.receipts):  # not all of the batch, in its order
             sources = [came[slot] for slot in slots] if came else None
             places = [origins[slot] for slot in slots] if origins else slots
-        self.journal.record(self.facts, messages, outcome, batch.received, sources, places)
+        known = None if sources is None else _alike(sources, messages, batch.whole)
+        self.journal.record(self.facts, messages, outcome, batch.received, known, places)
+
+
+def _alike(
+    sources: list[Message | Address], messages: list[Message], whole: int
+) -> Sequence[Message] | Sequence[Address]:
+    """`sources` as messages only, or as addresses only; `whole` of all in their batch are messages."""
+    if whole and Message in (kinds := set(map(type, sources))) and len(kinds) > 1:
+        return [
+            one if isinstance(one, Message) else _before(one, message)
+            for one, message in zip(sources, messages, strict=True)
+        ]
+    return cast(Sequence[Message] | Sequence[Address], sources)
+
+
+def _before(address: Address, message: Message) -> Message:
+    """`message` as it was before it crossed from `address`, unchanged but for a hop."""
+    return Message(
+        address,
+        message.body,
+        message.property_set,
+        message.assurance,
+        message.durable,
+        message.retain,
+        message.expires,
+        message.hops - 1,
+        message.sender,
+    )
 
 
 class Batch:
     """One wake-up's messages, joined over all their lanes."""
 
-    __slots__ = ("_open", "_parts", "_worst", "origins", "receipts", "received", "source", "sources")
+    __slots__ = (
+        "_open",
+        "_parts",
+        "_worst",
+        "origins",
+        "receipts",
+        "received",
+        "source",
+        "sources",
+        "whole",
+    )
 
     def __init__(self, source: Source, received: float) -> None:
         self.source = source
         self.received = received
         self.receipts: list[Receipt] = []
-        self.sources: list[Message] = []  # for a journal: the message of each slot as it came in; or empty
+        # For a journal: the message of each slot as it came in, or only its address, when that is all that
+        # its one lane's route changes (so the message itself can go); or empty.
+        self.sources: list[Message | Address] = []
+        self.whole = 0  # how many of those are messages
         self.origins: list[int] = []  # for a journal: its slot in the batch that passed it on; or empty
         self._open: list[int] = []
         self._parts: dict[Lane, Part] = {}
@@ -139,6 +181,15 @@ class Batch:
         part.slots.append(len(self.receipts))
         self.receipts.append(receipt)
         self._open.append(1)
+
+    def came(self, source: Message | Address) -> None:
+        """Note for a journal how the next slot's message came in."""
+        self.whole += isinstance(source, Message)
+        self.sources.append(source)
+
+    def never_came(self) -> None:
+        """Take back the last note: nobody takes the message."""
+        self.whole -= isinstance(self.sources.pop(), Message)
 
     def send(self) -> None:
         """Hand every sink its part, in the order in which the lanes were first named."""

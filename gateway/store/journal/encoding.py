@@ -17,7 +17,7 @@ from collections.abc import Sequence
 from functools import lru_cache
 from io import BytesIO
 from itertools import chain, groupby
-from typing import Final, NamedTuple
+from typing import Final, NamedTuple, TypeVar
 
 from gateway.errors import RemoteProtocolError
 from gateway.model.address import Address, AmqpAddress, MqttAddress
@@ -58,18 +58,21 @@ class Stashed(NamedTuple):
 
     `messages` are as they were handed to the sink; None: a route refused `sources`. `sources` are as they
     came in; None: they are `messages`. The times are UTC in microseconds. `slots`: places in what was
-    received together; None: from 0 on.
+    received together; None: from 0 on. `origins`: where `messages` came from when nothing else changed but
+    the count of hops; then there are no `sources`.
     """
 
     facts: Facts
     messages: list[Message] | None
-    sources: list[Message] | None
+    sources: Sequence[Message] | None
     outcome: Outcome
     received_us: int
     settled_us: int
     slots: Sequence[int] | None = None
+    origins: Sequence[Address] | None = None
 
 
+_Kind = TypeVar("_Kind")
 _LaneKey = tuple[Facts, str]
 """And the protocol that its messages came in."""
 _COLUMNS: Final = encode_columns(COLUMNS)
@@ -107,16 +110,16 @@ class Encoder:
 
     def encode(self, base: int, parts: Sequence[Stashed]) -> Draft:
         """The block of `parts`, whose first row is number `base`."""
-        heads = _joined([part.sources or part.messages or [] for part in parts])
+        heads = _chained([_heads(part) for part in parts])
         rows = len(heads)
         by_part = _by_part(parts)
         senders = self._sender_indices(heads, rows)
-        sources, targets = self._address_indices(parts, heads)
+        sources, targets = self._address_indices(parts, rows)
         # What is the same in all rows is encoded once and repeated.
         like, times = (heads[:1], rows) if _alike(heads) else (heads, 1)
         sets = self._set_indices([message.property_set for message in like], rows)
-        flags = [*_guarantees(like), _small([message.hops for message in like])]
-        flags = [column * times for column in flags]
+        flags = [column * times for column in (*_guarantees(like), _small([one.hops for one in like]))]
+        flags[-1] = _before_crossing(flags[-1], parts)
         valid, expires = _expiries([message.expires for message in like])
         buffers = [
             *by_part.rows,
@@ -138,7 +141,7 @@ class Encoder:
         header = Header(VERSION, 0, self._shard, 0, base, rows, min(came), max(came), len(COLUMNS), 0, 0, 0)
         return Draft(header, _COLUMNS, buffers)
 
-    def _sender_indices(self, heads: list[Message], rows: int) -> bytes:
+    def _sender_indices(self, heads: Sequence[Message], rows: int) -> bytes:
         numbers = self._sender_numbers
         if self._senders.begin(rows):
             numbers.clear()
@@ -153,36 +156,37 @@ class Encoder:
             numbers.update(zip(fresh, self._senders.add_all(texts), strict=True))
             return _sender_numbers(senders, numbers)
 
-    def _address_indices(self, parts: Sequence[Stashed], heads: list[Message]) -> tuple[bytes, bytes]:
+    def _address_indices(self, parts: Sequence[Stashed], rows: int) -> tuple[bytes, bytes]:
         """Where the rows came from and went to; one and the same object when nothing crossed."""
-        if self._addresses.begin(len(heads)):
+        if self._addresses.begin(rows):
             self._address_numbers.clear()
             self._nowhere = b""
-        runs = [part.sources or part.messages or [] for part in parts]
-        # One look-up table for each protocol, for wires of two may be equal.
-        protocols = [(protocol, list(same)) for protocol, same in groupby(runs, _protocol_of)]
-        if len(protocols) == 1:
-            sources = self._numbered(heads, protocols[0][0])
-        else:
-            sources = b"".join([self._numbered(_joined(same), protocol) for protocol, same in protocols])
-        if all(part.sources is None for part in parts):
+        sources = self._numbered([part.origins or _addresses(_heads(part)) for part in parts])
+        if all(part.sources is None and part.origins is None for part in parts):
             return sources, sources
-        targets = []
-        for protocol, some in groupby(parts, _target_protocol_of):
-            if protocol:
-                tails = _joined([part.messages or [] for part in some])
-                targets.append(self._numbered(tails, protocol))
-                continue
-            if not self._nowhere:
-                self._nowhere = self._addresses.add(None, None, None)
-            targets.append(self._nowhere * sum(len(part.sources or ()) for part in some))
-        return sources, b"".join(targets)
+        return sources, self._numbered([_addresses(part.messages or ()) for part in parts], parts)
 
-    def _numbered(self, messages: list[Message], protocol: str) -> bytes:
+    def _numbered(self, runs: Sequence[Sequence[Address]], parts: Sequence[Stashed] = ()) -> bytes:
+        """The numbers of all these addresses. A run is of one protocol; an empty one is that of a part that
+        went nowhere."""
+        found = []
+        # One look-up table for each protocol, for wires of two may be equal.
+        at = 0
+        for protocol, same in groupby(runs, _protocol_of):
+            some = list(same)
+            if protocol:
+                found.append(self._numbered_of(protocol, _chained(some)))
+            else:
+                if not self._nowhere:
+                    self._nowhere = self._addresses.add(None, None, None)
+                found.append(self._nowhere * sum(len(_heads(part)) for part in parts[at : at + len(some)]))
+            at += len(some)
+        return b"".join(found)
+
+    def _numbered_of(self, protocol: str, addresses: Sequence[Address]) -> bytes:
         numbers = self._address_numbers.get(protocol)
         if numbers is None:
             numbers = self._address_numbers[protocol] = {}
-        addresses = [message.address for message in messages]
         try:
             return _address_numbers(addresses, numbers)
         except KeyError:
@@ -238,15 +242,24 @@ def _sender_numbers(senders: list[Sender], numbers: dict[int, bytes]) -> bytes:
     return b"".join([numbers[id(one)] * length for one, length in runs])
 
 
-def _address_numbers(addresses: list[Address], numbers: dict[bytes, bytes]) -> bytes:
+def _address_numbers(addresses: Sequence[Address], numbers: dict[bytes, bytes]) -> bytes:
     runs = runs_of(addresses)
     if runs is None:
         return b"".join([numbers[one.wire] for one in addresses])
     return b"".join([numbers[one.wire] * length for one, length in runs])
 
 
-def _joined(lists: Sequence[list[Message]]) -> list[Message]:
+def _chained(lists: Sequence[Sequence[_Kind]]) -> Sequence[_Kind]:
     return lists[0] if len(lists) == 1 else list(chain.from_iterable(lists))
+
+
+def _heads(part: Stashed) -> Sequence[Message]:
+    """Its messages as they came in, but for their addresses and hops if `origins` say where from."""
+    return part.sources or part.messages or ()
+
+
+def _addresses(messages: Sequence[Message]) -> list[Address]:
+    return [message.address for message in messages]
 
 
 class _ByPart(NamedTuple):
@@ -261,11 +274,11 @@ def _by_part(parts: Sequence[Stashed]) -> _ByPart:
     lanes: dict[_LaneKey, bytes] = {}
     outcomes: dict[Outcome, bytes] = {}
     received, settled, lane, result = [], [], [], []
-    for facts, messages, sources, outcome, received_us, settled_us, _ in parts:
+    for facts, messages, sources, outcome, received_us, settled_us, _, origins in parts:
         heads = sources or messages
         assert heads
         count = len(heads)
-        key = (facts, heads[0].address.protocol)
+        key = (facts, (origins[0] if origins else heads[0].address).protocol)
         number = lanes.get(key)
         if number is None:
             number = lanes[key] = NUMBER(len(lanes))
@@ -320,13 +333,9 @@ def _recorded(found: PropertySet) -> tuple[bytes, bytes | None]:
     return made, None if name is None else octets_of(name)
 
 
-def _protocol_of(run: list[Message]) -> str:
-    return run[0].address.protocol
-
-
-def _target_protocol_of(part: Stashed) -> str:
-    """ "" when the part went nowhere."""
-    return part.messages[0].address.protocol if part.messages else ""
+def _protocol_of(run: Sequence[Address]) -> str:
+    """ "" when the run is empty."""
+    return run[0].protocol if run else ""
 
 
 def words_of(address: Address) -> tuple[bytes, bytes | None, bytes]:
@@ -346,10 +355,10 @@ def _delivered(parts: Sequence[Stashed], flags: list[bytes]) -> list[bytes]:
     """Assurance, durable and retain as they went out; the sources' own buffers when nothing changed them."""
     if all(part.sources is None or part.messages is None or not part.facts.reshapes for part in parts):
         return flags[:3]
-    return _guarantees(_joined([part.messages or part.sources or [] for part in parts]))
+    return _guarantees(_chained([part.messages or _heads(part) for part in parts]))
 
 
-def _guarantees(messages: list[Message]) -> list[bytes]:
+def _guarantees(messages: Sequence[Message]) -> list[bytes]:
     """Assurance, durable and retain."""
     return [
         bytes([message.assurance for message in messages]),
@@ -359,7 +368,7 @@ def _guarantees(messages: list[Message]) -> list[bytes]:
 
 
 def _slots(parts: Sequence[Stashed]) -> bytes:
-    return b"".join([_places(part.slots, len(part.sources or part.messages or ())) for part in parts])
+    return b"".join([_places(part.slots, len(_heads(part))) for part in parts])
 
 
 def _places(slots: Sequence[int] | None, count: int) -> bytes:
@@ -368,7 +377,7 @@ def _places(slots: Sequence[int] | None, count: int) -> bytes:
     return struct.pack(f"<{count}I", *(range(count) if slots is None else slots))
 
 
-def _alike(messages: list[Message]) -> bool:
+def _alike(messages: Sequence[Message]) -> bool:
     """Whether nothing but address, sender and body differs, as it is with most of what devices send. One look
     at all of it costs half of what columns cost, and the first difference ends it."""
     first = messages[0]
@@ -385,6 +394,21 @@ def _alike(messages: list[Message]) -> bool:
         ):
             return False
     return True
+
+
+_ONE_LESS: Final = bytes((0, *range(255)))
+
+
+def _before_crossing(hops: bytes, parts: Sequence[Stashed]) -> bytes:
+    """The hops of messages as they came in, of those that crossed from `origins` one less than they have."""
+    if all(part.origins is None for part in parts):
+        return hops
+    found, at = [], 0
+    for part in parts:
+        end = at + len(_heads(part))
+        found.append(hops[at:end] if part.origins is None else hops[at:end].translate(_ONE_LESS))
+        at = end
+    return b"".join(found)
 
 
 def _small(numbers: list[int]) -> bytes:

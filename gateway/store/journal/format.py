@@ -60,8 +60,8 @@ ABSENT: Final = 255  # in place of a buffer's number
 ALIGNMENT: Final = 8
 BLOCK_OCTETS_MAX: Final = (1 << 31) - 1  # int32 offsets reach no further
 COMPRESSED_FROM: Final = 64  # octets; a shorter buffer gains nothing
-CRC_OCTETS: Final = 5 * 1_024
 _BUFFER: Final = struct.Struct("<III")
+_ROOM: Final = bytes(HEADER_OCTETS)
 _PADDING: Final = tuple(bytes(count) for count in range(ALIGNMENT))
 
 
@@ -202,8 +202,8 @@ def decode_columns(raw: bytes, count: int) -> tuple[Column, ...]:
 
 
 class Laid(NamedTuple):
-    """A block as it is written: its header, and the pieces to write one behind the other, the header's octets
-    among them."""
+    """A block as it is written, but for its header's CRC: the header, and the pieces to put one behind the
+    other, of which the first is room for the header's octets."""
 
     header: Header
     pieces: list[Octets]
@@ -220,12 +220,11 @@ class Draft(NamedTuple):
 
 
 def lay_out(draft: Draft, level: int) -> Laid:
-    """Lay out a block. `level` is zlib's, 0: nothing is compressed."""
+    """Lay out a block; `seal` completes it. `level` is zlib's, 0: nothing is compressed."""
     header, columns, buffers = draft
     if header.gap:
         content = bytes(buffers[0]).ljust(-(-len(buffers[0]) // ALIGNMENT) * ALIGNMENT)
-        done = header._replace(octets=HEADER_OCTETS + len(content), crc=zlib.crc32(content))
-        return Laid(done, [encode_header(done), content])
+        return Laid(header._replace(octets=HEADER_OCTETS + len(content)), [_ROOM, content])
     directory = len(buffers) * _BUFFER.size + len(columns)
     pad = padding(HEADER_OCTETS + directory)
     at = HEADER_OCTETS + directory + len(pad)
@@ -248,22 +247,16 @@ def lay_out(draft: Draft, level: int) -> Laid:
                 at += len(tail)
         table += place
     head = struct.pack(f"<{len(table)}I", *table) + columns + pad
-    crc = zlib.crc32(head)
-    for piece in pieces:
-        crc = _crc32(piece, crc)
-    done = header._replace(octets=at, buffers=len(buffers), directory_octets=directory + len(pad), crc=crc)
-    return Laid(done, [encode_header(done), head, *pieces])
+    done = header._replace(octets=at, buffers=len(buffers), directory_octets=directory + len(pad))
+    return Laid(done, [_ROOM, head, *pieces])
 
 
-def _crc32(octets: Octets, crc: int) -> int:
-    """zlib's, which lets the interpreter's lock go for more than 5 KiB, to get it back from a busy event loop
-    takes longer than the sum: so it is fed less at a time."""
-    if len(octets) <= CRC_OCTETS:
-        return zlib.crc32(octets, crc)
-    view = memoryview(octets)
-    for begin in range(0, len(view), CRC_OCTETS):
-        crc = zlib.crc32(view[begin : begin + CRC_OCTETS], crc)
-    return crc
+def seal(header: Header, block: memoryview) -> Header:
+    """Write the header of a block that was laid out, and lies in one piece, into its first octets. zlib lets
+    other threads run while it sums the rest up, so this is for whoever has time."""
+    done = header._replace(crc=zlib.crc32(block[HEADER_OCTETS:]))
+    block[:HEADER_OCTETS] = encode_header(done)
+    return done
 
 
 def _compressed(buffer: Octets, level: int) -> Octets:

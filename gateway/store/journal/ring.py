@@ -22,7 +22,7 @@ class Ring:
         self._put = 0  # octets ever, with those left out at the end
         self._freed = 0
 
-    def put(self, pieces: Sequence[Octets], octets: int) -> tuple[bytes | memoryview, int]:
+    def put(self, pieces: Sequence[Octets], octets: int) -> tuple[memoryview, int]:
         """The pieces, `octets` in all, one behind the other; and the place to free when they are not needed
         any more. When the ring is full they are in memory of their own.
         """
@@ -30,7 +30,7 @@ class Ring:
         left_out = self._octets - begin if begin + octets > self._octets else 0
         end = self._put + left_out + octets
         if end - self._freed > self._octets:
-            return b"".join(pieces), self._put
+            return memoryview(bytearray().join(pieces)), self._put
         view = self._memory[(begin + left_out) % self._octets :][:octets]
         at = 0
         for piece in pieces:

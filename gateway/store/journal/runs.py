@@ -6,6 +6,7 @@ a run should end, and by counting, which takes a tenth of the time of looking at
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from operator import is_
 from typing import Final, TypeVar
 
@@ -14,7 +15,7 @@ SAMPLED: Final = 13  # one of so many is looked at; a prime, for clients send ei
 Kind = TypeVar("Kind")
 
 
-def runs_of(objects: list[Kind]) -> list[tuple[Kind, int]] | None:
+def runs_of(objects: Sequence[Kind]) -> list[tuple[Kind, int]] | None:
     """Equal objects that stand together, and how many they are. None: a sample says that it does not pay.
 
     A run is taken to be as long as the one before, or else its end is found by halving; counting tells
@@ -37,7 +38,7 @@ def runs_of(objects: list[Kind]) -> list[tuple[Kind, int]] | None:
     return found
 
 
-def _end_of_run(objects: list[Kind], at: int, length: int) -> int:
+def _end_of_run(objects: Sequence[Kind], at: int, length: int) -> int:
     """Where the run that begins at `at` ends if it is one whenever both its ends are the same."""
     one, end = objects[at], len(objects)
     low, high = at, at + length

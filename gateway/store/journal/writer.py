@@ -18,18 +18,19 @@ import os
 import threading
 import time
 from collections import deque
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from itertools import islice
 from json import dumps
 from pathlib import Path
-from typing import Final
+from typing import Final, cast
 
+from gateway.model.address import Address
 from gateway.model.message import Message
 from gateway.model.outcome import Outcome
 from gateway.store.journal.appending import Appender, Pwritev
 from gateway.store.journal.encoding import SECOND, Encoder, Facts, Stashed
-from gateway.store.journal.format import Draft, Header, Octets, gap_draft, lay_out
+from gateway.store.journal.format import Draft, Header, gap_draft, lay_out, seal
 from gateway.store.journal.ring import Ring
 
 CHUNK_OCTETS_MAX: Final = 256 * 1_048_576  # of the bodies of a block, whatever their limit is
@@ -63,8 +64,9 @@ class Options:
     retry_secs: float = 1.0
 
 
-_Laid = tuple[Header, Octets, int | None]  # and the place in the ring to free
-_Entry = tuple[Facts, list[Message] | None, list[Message] | None, Outcome, float, float, list[int] | None]
+_Laid = tuple[Header, memoryview, int | None]  # and the place in the ring to free
+_Sources = Sequence[Message] | Sequence[Address]
+_Entry = tuple[Facts, list[Message] | None, _Sources | None, Outcome, float, float, list[int] | None]
 
 
 class JournalWriter:
@@ -123,7 +125,7 @@ class JournalWriter:
         self._queued = 0  # octets of blocks, ever
         # The thread's.
         self._blocks: deque[tuple[Draft | _Laid, int]] = deque()  # others append
-        self._laid: list[_Laid] = []  # the first of `_blocks`, ready to write
+        self._laid: list[_Laid] = []  # the first of `_blocks`, sealed
         self._ring = Ring(RING_OCTETS)
         self._written = 0  # octets of blocks, ever
         self._failed_since = False
@@ -170,11 +172,12 @@ class JournalWriter:
         messages: list[Message],
         outcome: Outcome,
         received: float,
-        sources: list[Message] | None = None,
+        sources: _Sources | None = None,
         slots: list[int] | None = None,
     ) -> None:
         """A lane's sink has settled `messages`, which are not changed afterwards; `received` is the clock's
-        time of their arrival. `sources` are, when they crossed, the same messages as they came in. `slots`:
+        time of their arrival. `sources` are, when they crossed, the same messages as they came in, or only
+        their addresses, when crossing changed nothing else and counted a hop. `slots`:
         their places in what was received together, by which the rows of one message are known; None: from 0
         on."""
         self._keep(facts, messages, sources, outcome, received, messages, slots)
@@ -194,7 +197,7 @@ class JournalWriter:
         self,
         facts: Facts,
         messages: list[Message] | None,
-        sources: list[Message] | None,
+        sources: _Sources | None,
         outcome: Outcome,
         received: float,
         heads: list[Message],
@@ -297,7 +300,8 @@ class JournalWriter:
         offset = self._offset
         for facts, messages, sources, outcome, received, now, slots in entries:
             times = int((received + offset) * SECOND), int((now + offset) * SECOND)
-            for part in self._slices(Stashed(facts, messages, sources, outcome, *times, slots)):
+            whole, origins = _apart(sources)
+            for part in self._slices(Stashed(facts, messages, whole, outcome, *times, slots, origins)):
                 count = len(part.sources or part.messages or ())
                 if rows and rows + count > self._rows_max:
                     yield parts
@@ -309,7 +313,7 @@ class JournalWriter:
 
     def _slices(self, part: Stashed) -> Iterator[Stashed]:
         """A part, in pieces that fit into a block."""
-        _, messages, sources, *_, slots = part
+        _, messages, sources, *_, slots, origins = part
         count = len(sources or messages or ())
         most = self._rows_max
         if count <= most:
@@ -320,6 +324,7 @@ class JournalWriter:
             yield part._replace(
                 messages=None if messages is None else messages[begin:end],
                 sources=None if sources is None else sources[begin:end],
+                origins=None if origins is None else origins[begin:end],
                 slots=(range(count) if slots is None else slots)[begin:end],
             )
 
@@ -348,7 +353,7 @@ class JournalWriter:
         while self._blocks:
             if not self._laid:
                 some = list(islice(self._blocks, WRITE_BLOCKS_MAX))
-                self._laid = [_laid(one, level) if isinstance(one, Draft) else one for one, _ in some]
+                self._laid = [_sealed(one, level) for one, _ in some]
             if not self._attempt(self._append):
                 return
         self._attempt(self._appender.tick)
@@ -384,6 +389,18 @@ class JournalWriter:
         return True
 
 
-def _laid(draft: Draft, level: int) -> _Laid:
-    header, pieces = lay_out(draft, level)
-    return header, b"".join(pieces), None
+def _apart(sources: _Sources | None) -> tuple[Sequence[Message] | None, Sequence[Address] | None]:
+    """Messages, or addresses only."""
+    if sources is None:
+        return None, None
+    if isinstance(sources[0], Message):
+        return cast(Sequence[Message], sources), None
+    return None, cast(Sequence[Address], sources)
+
+
+def _sealed(block: Draft | _Laid, level: int) -> _Laid:
+    if isinstance(block, Draft):
+        laid, pieces = lay_out(block, level)
+        block = laid, memoryview(bytearray().join(pieces)), None
+    header, octets, place = block
+    return seal(header, octets), octets, place

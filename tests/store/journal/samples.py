@@ -11,7 +11,7 @@ from gateway.model.address import MqttAddress
 from gateway.model.message import Message, Sender
 from gateway.model.outcome import ACCEPTED
 from gateway.store.journal.encoding import Encoder, Facts, Stashed
-from gateway.store.journal.format import Draft, lay_out
+from gateway.store.journal.format import Draft, lay_out, seal
 from gateway.store.journal.reader import Block, Gap, JournalReader, Row
 from gateway.store.journal.writer import JournalWriter, Options
 
@@ -38,9 +38,10 @@ def block(base: int, count: int, shard: int = 0, level: int = 0) -> bytes:
 def octets_of(draft: Draft, level: int = 0) -> bytes:
     """A block as it is written."""
     header, pieces = lay_out(draft, level)
-    octets = b"".join(pieces)
+    octets = bytearray().join(pieces)
     assert len(octets) == header.octets
-    return octets
+    seal(header, memoryview(octets))
+    return bytes(octets)
 
 
 def told(_: str) -> None:

@@ -256,31 +256,52 @@ def parts(draw: st.DrawFn) -> Stashed:
     heads = draw(st.lists(one_message, min_size=1, max_size=40))
     facts = draw(st.sampled_from(FACTS))
     times = draw(st.integers(0, 10)), draw(st.integers(0, 10))
-    shape = draw(st.sampled_from(["home", "crossed", "refused"]))
+    shape = draw(st.sampled_from(["home", "crossed", "plain", "refused"]))
+    if shape == "plain":
+        origins = [head.address for head in heads]
+        return Stashed(facts, list(map(crossed, heads)), None, ACCEPTED, *times, None, origins)
     tails = [Message(AMQP[place % 5], head.body, head.property_set) for place, head in enumerate(heads)]
     messages = {"home": heads, "crossed": tails, "refused": None}[shape]
     return Stashed(facts, messages, None if shape == "home" else heads, ACCEPTED, *times)
 
 
+def crossed(head: Message) -> Message:
+    """At another address, and one hop on, within what an octet holds."""
+    head.hops = min(head.hops, 254)
+    return Message(
+        AMQP[head.hops % 5],
+        head.body,
+        head.property_set,
+        head.assurance,
+        head.durable,
+        head.retain,
+        head.expires,
+        head.hops + 1,
+        head.sender,
+    )
+
+
 def expected_rows(part: Stashed) -> Iterator[tuple[Any, ...]]:
     heads = part.sources or part.messages or []
-    for head, tail in zip(heads, part.messages or repeat(None, len(heads)), strict=True):
-        assert isinstance(head.address, MqttAddress)
+    origins = part.origins or [head.address for head in heads]
+    hop = part.origins is not None
+    for origin, head, tail in zip(origins, heads, part.messages or repeat(None, len(heads)), strict=True):
+        assert isinstance(origin, MqttAddress)
         target = None
         if tail is not None:
             address = tail.address
-            target = address.routing_key if isinstance(address, AmqpAddress) else head.address.topic
+            target = address.routing_key if isinstance(address, AmqpAddress) else origin.topic
         yield (
             part.facts.route,
             part.received_us,
-            head.address.topic,
+            origin.topic,
             target,
             head.sender.client,
             head.properties.message_id,
             head.assurance,
             head.retain,
             (tail or head).durable,
-            min(head.hops, 255),
+            min(head.hops - hop, 255),
             head.body if len(head.body) < 5 else None,
         )
 

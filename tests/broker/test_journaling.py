@@ -1,0 +1,146 @@
+"""What the journal is told of messages that cross: how they came in, whatever became of them on the way."""
+
+from __future__ import annotations
+
+import time
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from gateway.broker.dead_letters import DeadLetters
+from gateway.broker.journaling import Journaling
+from gateway.broker.switch import Switch
+from gateway.mapping import parse
+from gateway.mapping.router import Router
+from gateway.model.address import AmqpAddress, MqttAddress
+from gateway.model.batch import Batch, Part
+from gateway.model.message import Message
+from gateway.store.journal.reader import JournalReader
+from tests.broker.parts import SENDER, Answers
+from tests.store.journal.samples import whole, writer
+
+ROUTES = """
+version: 1
+routes:
+  - name: plain
+    from: {endpoint: mqtt, topic: "up/{rest...}"}
+    to: {endpoint: erp, exchange: "", routing_key: "{rest...}"}
+  - name: shaped
+    from: {endpoint: mqtt, topic: "shaped/{rest...}"}
+    to: {endpoint: erp, exchange: "", routing_key: "{rest...}"}
+    headers: {by: route}
+  - name: twice
+    from: {endpoint: mqtt, topic: "up/both/#"}
+    to: {endpoint: other, exchange: "", routing_key: both}
+  - name: once
+    from: {endpoint: mqtt, topic: "once/{rest...}"}
+    to: {endpoint: erp, exchange: "", routing_key: "{rest...}"}
+    deduplicate: {by: message_id, window: 10m}
+"""
+ENDPOINTS = {"mqtt": "mqtt", "erp": "amqp091", "other": "amqp091"}
+COLUMNS = ("source_name", "target_name", "route", "hops", "retain", "expires", "slot", "body")
+
+
+class Link:
+    """The target of routes: settles what it gets when it is told to, in two halves."""
+
+    retained = None
+
+    def __init__(self) -> None:
+        self.parts: list[Part] = []
+
+    def sinks(self, address: object) -> tuple[Link, ...]:
+        return (self,)
+
+    def choose(self, message: Message) -> tuple[Link, ...]:
+        return (self,)
+
+    def publish(self, part: Part) -> None:
+        self.parts.append(part)
+
+    def settle(self, *, halves: bool) -> None:
+        for part in self.parts:
+            if halves:
+                part.settle_at(range(1, len(part.messages), 2))
+            part.accept()
+
+
+class Nowhere:
+    """The world that messages come from, in which nobody wants them."""
+
+    retained = None
+
+    def sinks(self, address: object) -> tuple[Link, ...]:
+        return ()
+
+    def choose(self, message: Message) -> tuple[Link, ...]:
+        return ()
+
+
+def rows_of(folder: Path, *messages: Message, halves: bool = False) -> set[tuple[Any, ...]]:
+    """What the journal has of `messages`, which came together."""
+    router = Router([parse(ROUTES, "t.yaml")], ENDPOINTS)
+    switch = Switch(router, DeadLetters())
+    made = writer(folder)
+    switch.journaling = Journaling(made, router, all_=True)
+    erp, other, own = Link(), Link(), Nowhere()
+    switch.namespaces = {"mqtt": own, "erp": erp, "other": other}
+    batch = Batch(Answers(), time.monotonic())
+    for place, message in enumerate(messages):
+        assert switch.publish(batch, switch.entry("mqtt", own, message.address), message, place)
+    batch.send()
+    for link in (erp, other):
+        link.settle(halves=halves)
+    made.close()
+    assert not made.failed
+    return {tuple(row[name] for name in COLUMNS) for row in map(whole, JournalReader(folder).rows("0"))}
+
+
+def came(topic: str, number: int, **also: Any) -> Message:
+    return Message(MqttAddress(topic), b"%d" % number, sender=SENDER, **also)
+
+
+MESSAGES = {
+    "plain": [came(f"up/{number}", number) for number in range(4)],
+    "hops": [came("up/x", 0, hops=3), came("up/y", 1)],
+    "retained": [came("up/x", 0), came("up/x", 1, retain=True), came("up/x", 2)],
+    "expiring": [came("up/x", 0), came("up/x", 1, expires=5.0)],
+    "shaped": [came("up/x", 0), came("shaped/x", 1), came("up/x", 2), came("shaped/y", 3)],
+    "fan-out": [came("up/x", 0), came("up/both/y", 1), came("up/z", 2)],
+    "deduplicated": [came("once/x", 0), came("once/y", 1), came("up/z", 2)],
+}
+ROUTE = {"up": "plain", "shaped": "shaped", "once": "once"}
+
+
+@pytest.mark.parametrize("halves", [False, True], ids=["together", "in halves"])
+@pytest.mark.parametrize("messages", MESSAGES.values(), ids=MESSAGES)
+def test_a_row_says_how_its_message_came_in(tmp_path: Path, messages: list[Message], halves: bool) -> None:
+    expected = set()
+    for slot, one in enumerate(messages):
+        assert isinstance(one.address, MqttAddress)
+        topic = one.address.topic
+        first, rest = topic.split("/", 1)
+        told = (one.hops, one.retain, int(one.expires * 1_000_000) or None, slot, one.body)
+        expected.add((topic, rest.replace("/", "."), ROUTE[first], *told))
+        if rest.startswith("both"):
+            expected.add((topic, "both", "twice", *told))
+    assert rows_of(tmp_path, *messages, halves=halves) == expected
+
+
+def test_what_a_route_refuses_leaves_the_others_as_they_came(tmp_path: Path) -> None:
+    too_far = came("up/x", 1, hops=8)
+    rows = rows_of(tmp_path, came("up/a", 0), too_far, came("up/b", 2))
+    assert {row[:4] for row in rows} == {
+        ("up/a", "a", "plain", 0),
+        ("up/x", None, "plain", 8),
+        ("up/b", "b", "plain", 0),
+    }
+
+
+def test_what_nobody_takes_leaves_no_note() -> None:
+    batch = Batch(Answers(), 0.0)
+    for source in (AmqpAddress("", "a"), came("t", 0)):
+        batch.came(source)
+        batch.never_came()
+    assert (batch.sources, batch.whole) == ([], 0)
