@@ -82,7 +82,7 @@ class MqttConnection:
         self._answers: Answers | None = None  # None: no acknowledgement waits for the disk
         self._pubacks: list[int] = []
         self._pubrecs: list[int] = []
-        self._retries = Retries(lambda: ingress.switch.disk_healthy())
+        self._retries: Retries | None = None  # None: nothing has been refused
         self._entries: dict[bytes, Entry] = {}
         self._generation = -1  # of the switch, when the entries were looked up
 
@@ -125,8 +125,9 @@ class MqttConnection:
         session = self.session
         if session is None:
             return
-        for receipt in self._retries.give_up():
-            self._forget_incoming(receipt)
+        if self._retries is not None:
+            for receipt in self._retries.give_up():
+                self._forget_incoming(receipt)
         if session.outlet is not self:
             return
         session.detach()
@@ -180,8 +181,9 @@ class MqttConnection:
         if late or self.session.stalled(now):
             self._ingress.let_go(self, ReasonCode.KEEP_ALIVE_TIMEOUT if late else ReasonCode.QUOTA_EXCEEDED)
             return
-        for receipt in self._retries.due(now):
-            self._ingress.publish_again(receipt)
+        if self._retries is not None:
+            for receipt in self._retries.due(now):
+                self._ingress.publish_again(receipt)
         if self._answers is not None:
             self._answers.tick()
 
@@ -262,7 +264,7 @@ class MqttConnection:
     def accepted(self, packet_id: int, qos: int) -> None:
         """Every target has the message."""
         self.unsettled -= 1
-        if self._retries.attempts:
+        if self._retries is not None:
             self._retries.attempts.pop(packet_id, None)
         if qos == 1:
             if not self._pubacks:
@@ -301,6 +303,8 @@ class MqttConnection:
         else:
             if qos == 2 and self.session is not None:
                 self.session.incoming.doubt(packet_id)
+            if self._retries is None:
+                self._retries = Retries(self._ingress.disk_healthy)
             self._retries.add(receipt, outcome, self._ingress.now())
 
     def _forget_incoming(self, receipt: Receipt) -> None:
@@ -358,7 +362,7 @@ class MqttConnection:
             batch.received = ingress.now()  # its first message: what waited before counts for nothing
         sender = self.sender
         body_max = ingress.limits.message_bytes_max
-        behind = self._retries.held.on
+        held = None if self._retries is None else self._retries.waiting
         for flags, topic, packet_id, raw, body in rows:
             entry = entries.get(topic)
             if entry is None:
@@ -386,8 +390,8 @@ class MqttConnection:
                 if receipt is not None:
                     self.refused(receipt, NOT_TEXT)
                 continue
-            if behind and receipt is not None:
-                self._retries.held.behind(receipt)  # what waits for the disk is not overtaken
+            if held is not None and receipt is not None:
+                held.behind(receipt)  # what waits for the disk is not overtaken
             elif not publish(batch, entry, message, receipt):
                 ingress.unclaimed(entry, message, receipt)
         ingress.stats.messages_in += len(rows)
@@ -417,7 +421,8 @@ class MqttConnection:
         """QoS 2: False when this packet id was taken before and not released (§4.3.3)."""
         session = self.session
         assert session is not None
-        here = session.kept and not self._retries.held.on and self._ingress.ends_here(entry)
+        held = None if self._retries is None else self._retries.waiting
+        here = session.kept and held is None and self._ingress.ends_here(entry)
         if session.incoming.take(packet_id, here=here):
             return True
         self._ingress.stats.duplicates += 1

@@ -133,6 +133,10 @@ class MqttIngress:
         """Monotonic seconds, Trio's clock."""
         return trio.current_time()
 
+    def disk_healthy(self) -> bool:
+        """The store, if any, takes messages."""
+        return self.switch.disk_healthy()
+
     @property
     def sessions_full(self) -> bool:
         """No further session may be opened."""

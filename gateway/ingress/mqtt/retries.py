@@ -26,8 +26,10 @@ class Retries:
         self._waiting: list[tuple[float, Any]] = []
         self.attempts: dict[int, int] = {}  # by packet id; an accepted message's are forgotten
 
-    def __bool__(self) -> bool:
-        return bool(self._waiting or self.held.on)
+    @property
+    def waiting(self) -> Held[Any] | None:
+        """The messages that wait for the disk, behind which all goes that comes; None: there are none."""
+        return self.held if self.held.on else None
 
     def add(self, receipt: Any, outcome: Outcome, now: float) -> None:
         """Try again when the disk is healthy, or after a wait that doubles each time."""

@@ -11,7 +11,7 @@ from gateway.broker.amqp091.exchange import headers_match
 from gateway.broker.amqp091.refusals import Refused
 from gateway.model.address import AmqpAddress
 from gateway.model.properties import Headers, Value, ValueType, string
-from tests.broker.amqp_parts import ME, NONE, OTHER, Host, integer
+from tests.broker.amqp091.parts import ME, NONE, OTHER, Host, integer
 from tests.broker.parts import Taker, amqp, publish
 
 

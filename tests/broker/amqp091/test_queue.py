@@ -21,7 +21,7 @@ from gateway.model.properties import Headers, Value, ValueType, string
 from gateway.protocols.amqp091.codec import BasicProperties, encode_basic_properties
 from gateway.protocols.amqp091.table import encode_value
 from gateway.protocols.amqp091.translate import content_properties
-from tests.broker.amqp_parts import Host, integer
+from tests.broker.amqp091.parts import Host, integer
 from tests.broker.parts import SENDER, Taker, amqp, publish
 
 SOON = 3_600.0
