@@ -12,6 +12,7 @@ from itertools import chain
 from pathlib import Path
 from typing import Final
 
+import pytest
 from packaging.requirements import Requirement
 from packaging.utils import canonicalize_name
 
@@ -61,13 +62,24 @@ def test_the_first_part_is_all_that_the_gateway_needs() -> None:
     assert not first.keys() & pipeline.keys()
 
 
-def test_the_image_runs_as_nobody_in_particular_and_copies_what_is_there() -> None:
-    text = (ROOT / "Dockerfile").read_text()
-    lines = text.replace("\\\n", " ").splitlines()
-    for line in lines:
-        if line.startswith("COPY ") and "--from" not in line:
-            for source in line.split()[1:-1]:
-                assert (ROOT / source).exists(), source
+@pytest.mark.parametrize("file", ["Dockerfile", "deploy/spark/Dockerfile"])
+def test_an_image_copies_what_the_builder_is_given(file: str) -> None:
+    """Everything is kept from the builder but what .dockerignore names."""
+    ignored = (ROOT / ".dockerignore").read_text().splitlines()
+    assert ignored[0] == "*"
+    given = {line[1:] for line in ignored if line.startswith("!")}
+    copied = [
+        source
+        for line in (ROOT / file).read_text().replace("\\\n", " ").splitlines()
+        if line.startswith("COPY ") and "--from" not in line
+        for source in line.split()[1:-1]
+    ]
+    assert all((ROOT / source).exists() for source in copied)
+    assert set(copied) <= given
+
+
+def test_the_image_runs_as_nobody_in_particular() -> None:
+    lines = (ROOT / "Dockerfile").read_text().replace("\\\n", " ").splitlines()
     users = [line for line in lines if line.startswith("USER ")]
     assert users == ["USER 10001:10001"]
     assert any(line.startswith("HEALTHCHECK") and "/livez" in line for line in lines)

@@ -69,13 +69,6 @@ def test_the_driver_is_found_bounded_and_unprivileged() -> None:
     assert mounted == {volume["name"] for volume in spec["volumes"]}
 
 
-def test_the_image_copies_what_is_there() -> None:
-    for line in (FOLDER / "Dockerfile").read_text().replace("\\\n", " ").splitlines():
-        if line.startswith("COPY ") and "--from" not in line:
-            for source in line.split()[1:-1]:
-                assert (ROOT / source).exists(), source
-
-
 def test_spark_submit_runs_a_job(tmp_path: Path) -> None:
     submit = Path(sys.executable).with_name("spark-submit")
     if not submit.exists() or shutil.which("java") is None:
