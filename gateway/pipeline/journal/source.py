@@ -61,6 +61,7 @@ class JournalSource(DataSource):
 
     def reader(self, schema: StructType) -> DataSourceReader:
         """A table."""
+        spare_imports()
         return JournalTable(options_of(self.options, stream=False), _names(schema))
 
     def streamReader(self, schema: StructType) -> DataSourceStreamReader:
