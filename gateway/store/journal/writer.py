@@ -4,8 +4,8 @@
 leaves those to the thread, which writes; when little happens it makes the columns too. It does not make them
 all: to get the interpreter's lock from a busy event loop takes a thread 5 ms, more when the loop lets it go
 for moments in between, and while it waits the loop pays for each of those moments. So it should need the lock
-seldom (measured with a CRC in the thread: 0.5 us more for each message; with all of it there: a third of the
-messages not recorded, at half the speed).
+seldom (measured with a CRC in the thread: 0.5 us more for each message, or nothing gained when it is one for
+the block; with all of it there: a third of the messages not recorded, at half the speed).
 
 A message is never held up: when the disk cannot follow (slow, or full), rows beyond the backlog are dropped
 and counted, and a GAP block takes their numbers, so that no reader mistakes the journal for complete. What is
@@ -125,7 +125,7 @@ class JournalWriter:
         self._queued = 0  # octets of blocks, ever
         # The thread's.
         self._blocks: deque[tuple[Draft | _Laid, int]] = deque()  # others append
-        self._laid: list[_Laid] = []  # the first of `_blocks`, sealed
+        self._laid: list[_Laid] = []  # the first of `_blocks`, ready to write
         self._ring = Ring(RING_OCTETS)
         self._written = 0  # octets of blocks, ever
         self._failed_since = False
@@ -266,7 +266,8 @@ class JournalWriter:
         else:
             header, pieces = lay_out(draft, 0)
             octets = header.octets
-            self._blocks.append(((header, *self._ring.put(pieces, octets)), octets))
+            block, place = self._ring.put(pieces, octets)
+            self._blocks.append(((seal(header, block), block, place), octets))
         self._queued += octets
 
     def _dropped(self) -> Draft:
@@ -353,7 +354,7 @@ class JournalWriter:
         while self._blocks:
             if not self._laid:
                 some = list(islice(self._blocks, WRITE_BLOCKS_MAX))
-                self._laid = [_sealed(one, level) for one, _ in some]
+                self._laid = [_laid(one, level) if isinstance(one, Draft) else one for one, _ in some]
             if not self._attempt(self._append):
                 return
         self._attempt(self._appender.tick)
@@ -398,9 +399,7 @@ def _apart(sources: _Sources | None) -> tuple[Sequence[Message] | None, Sequence
     return None, cast(Sequence[Address], sources)
 
 
-def _sealed(block: Draft | _Laid, level: int) -> _Laid:
-    if isinstance(block, Draft):
-        laid, pieces = lay_out(block, level)
-        block = laid, memoryview(bytearray().join(pieces)), None
-    header, octets, place = block
-    return seal(header, octets), octets, place
+def _laid(draft: Draft, level: int) -> _Laid:
+    header, pieces = lay_out(draft, level)
+    block = memoryview(bytearray().join(pieces))
+    return seal(header, block), block, None
