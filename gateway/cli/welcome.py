@@ -108,7 +108,6 @@ def door(settings: Settings, name: str, port: int) -> Door | None:
     tls = listener.tls
     if (
         listener.protocol == "shared"
-        or listener.websocket_path is not None
         or listener.proxy_protocol == "required"
         or (tls is not None and tls.client_ca_file is not None)
     ):
@@ -126,7 +125,8 @@ def door(settings: Settings, name: str, port: int) -> Door | None:
         wants.append(f"the HOST that {tls.cert_file} is for, and the CA.pem that has signed it")
     place = f"[{host}]" if ":" in host else host
     path = "/" if listener.protocol == "mqtt" else next(iter(listener.virtual_hosts))
-    url = f"{SCHEMES[listener.protocol]}{'s' if tls else ''}://{user}{place}:{port}"
+    scheme = SCHEMES[listener.protocol] if listener.websocket_path is None else "ws"
+    url = f"{scheme}{'s' if tls else ''}://{user}{place}:{port}{listener.websocket_path or ''}"
     if path != "/":
         url = f"{url}/{percent(path, safe='')}"
     return Door(name, listener.protocol, quote(url), options, tuple(wants))

@@ -55,6 +55,7 @@ AMQP: Final[dict[str, Any]] = {"amqp091": {"protocol": "amqp091"}}
 FAST: Final[dict[str, Any]] = {"amqpfast": {"protocol": "amqpfast"}}
 NEVER: Final[dict[str, Any]] = {"mqtt": {"protocol": "mqtt", "anonymous": "never"}}
 SECURE: Final = {"mqtt": {"protocol": "mqtt", "tls": {"cert_file": "/c.pem", "key_file": "/k.pem"}}}
+WEB: Final[dict[str, Any]] = {"web": {"protocol": "mqtt", "websocket_path": "/m"}}
 PROPOSED: Final[list[tuple[dict[str, Any], dict[str, Any], str, str]]] = [
     # listeners, other settings, where to subscribe and where to publish ("": nothing is proposed)
     (MQTT | AMQP | FAST, {}, "amqp://guest:guest@localhost:5672", "mqtt://localhost:1883"),
@@ -87,7 +88,8 @@ PROPOSED: Final[list[tuple[dict[str, Any], dict[str, Any], str, str]]] = [
         "amqp://guest:guest@localhost:5672/a%2Fb",
         "amqp://guest:guest@localhost:5672/a%2Fb",
     ),
-    ({"web": {"protocol": "mqtt", "websocket_path": "/mqtt"}}, {}, "", ""),
+    (WEB, {}, "ws://localhost:8083/m", "ws://localhost:8083/m"),
+    ({"mqtt": SECURE["mqtt"] | WEB["web"]}, {}, "wss://HOST:8084/m", "wss://HOST:8084/m"),
     ({"mqtt": {"protocol": "mqtt", "proxy_protocol": "required"}}, {}, "", ""),
 ]
 
@@ -101,12 +103,13 @@ def test_the_proposal_follows_the_configuration(
     assert re.findall(r"gateway (?:subscribe|publish) (\S+)", said) == [subscribe, publish][: 2 * bool(said)]
     assert bool(said) is bool(publish)
     assert ("the PASSWORD of that user" in said) is ("PASSWORD@" in publish)
-    assert ("the CA.pem that has signed it" in said) is publish.startswith("mqtts")
+    assert ("the CA.pem that has signed it" in said) is publish.startswith(("mqtts", "wss"))
 
 
-def test_what_is_proposed_works(run: Run) -> None:
+@pytest.mark.parametrize("path", [None, "/mqtt"])
+def test_what_is_proposed_works(run: Run, path: str | None) -> None:
     listeners: dict[str, Listener] = {
-        "mqtt": Listener(protocol="mqtt", host=LOOPBACK, port=0),
+        "mqtt": Listener(protocol="mqtt", host=LOOPBACK, port=0, websocket_path=path),
         "amqpfast": Listener(protocol="amqpfast", host=LOOPBACK, port=0),
     }
     with running(settings_of(listeners=listeners)) as started:

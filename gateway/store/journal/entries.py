@@ -10,7 +10,7 @@ import struct
 from collections.abc import Iterable, Sequence
 from functools import lru_cache
 from itertools import accumulate
-from typing import Final
+from typing import Final, cast
 
 ENTRIES_MAX: Final = 65_536  # of a dictionary; peers choose addresses and properties, so it has to end
 ENTRIES_OCTETS_MAX: Final = 4 * 1_048_576
@@ -92,14 +92,13 @@ class Entries:
         return self._buffers
 
     def _encoded(self, texts: list[bytes | None]) -> Iterable[bytes]:
-        filled: list[bytes]
         if self._nulls and None in texts:
             yield bitmap([text is not None for text in texts])
             filled = [text or b"" for text in texts]
         else:
             if self._nulls:
                 yield b""
-            filled = texts  # type: ignore[assignment]  # None is not among them
+            filled = cast(list[bytes], texts)  # None is not among them
         yield offsets([len(text) for text in filled])
         yield b"".join(filled)
 
