@@ -1,9 +1,9 @@
 """Messages on their way out: what does not change from one message to the next is encoded once.
 
 A Deliverer belongs to one consumer, a Publisher to one channel. Both append to their connection's `out` the
-pieces of each message, most of them octets that were made before: the method frame depends on the address,
-the content header on properties and size. The pieces of the last message are recognised by identity, for
-addresses and property sets are shared objects.
+pieces of each message. The octets in front of the address depend on its length alone, and those behind it on
+the properties and the size of the body: so they are made before, and messages of a thousand devices, each
+with an address of its own, share them. Properties are recognised by identity, for they are shared objects.
 """
 
 from __future__ import annotations
@@ -30,19 +30,22 @@ from gateway.protocols.amqp091.states import Channel, ChannelState
 TAG: Final = Struct(">QB").pack  # delivery tag, redelivered
 HEADER: Final = Struct(">IIQ").pack  # size of the content header, class and weight, body size
 HEADER_SIZE: Final = 12
+TAG_SIZE: Final = 9
+BITS_SIZE: Final = 1
 START: Final = Struct(">BH").pack  # frame type, channel
 BODY: Final = Struct(">BBHI").pack  # end of the frame before; type, channel, size
 PREPARED_OCTETS_MAX: Final = 4096  # larger properties hardly repeat; remembering them would cost memory
-ADDRESSES_MAX: Final = 4096  # method frames that one consumer or publisher remembers
+PREPARED_MAX: Final = 4096  # pairs of properties and size that one consumer or publisher remembers
 
 DeliverRow = tuple[bool, bytes, bytes, bytes]
 PublishRow = tuple[bytes, bytes, bytes]
 
 
 class ContentWriter(ABC):
-    """What delivering and publishing have in common: the frames behind the part that changes."""
+    """What delivering and publishing have in common: the octets around the part that changes."""
 
-    def __init__(self, connection: Connection, channel: int) -> None:
+    def __init__(self, connection: Connection, channel: int, arguments: bytes, end: bytes) -> None:
+        """`arguments` of the method begin it, the address follows, and `end` stands behind that."""
         found = connection._channels.get(channel)
         if found is None or found.state is not ChannelState.OPEN:
             raise LocalProtocolError(f"channel {channel} is not open")
@@ -50,12 +53,12 @@ class ContentWriter(ABC):
         self._out = connection.out
         self._sent = connection.sent
         self._payload_max = connection.payload_max
-        self._frames: dict[bytes, tuple[bytes, bytes]] = {}
-        self._prepared: dict[tuple[bytes, int], tuple[bytes, bytes, bytes, bool]] = {}
-        self._address = b""
+        self._arguments = arguments
+        self._end = end + START(FRAME_HEADER, channel)
+        self._heads: dict[int, bytes] = {}
+        self._middles: dict[tuple[bytes, int], tuple[bytes, bool]] = {}
         self._properties = b""
         self._size = -1
-        self._head = b""
         self._middle = b""
         self._whole = False
 
@@ -65,38 +68,26 @@ class ContentWriter(ABC):
         return self._channel.state is ChannelState.OPEN
 
     @abstractmethod
-    def _method_frame(self, address: bytes) -> tuple[bytes, bytes]:
-        """The method frame in two parts, before and behind what changes; the second part includes its end."""
+    def _head(self, size: int) -> bytes:
+        """What stands in front of an address of `size` octets, or of what changes in front of it."""
 
-    def _prepare(self, address: bytes, properties: bytes, size: int) -> bool:
-        """Encode what goes around tag and body; False when the properties do not fit a frame."""
-        known = self._prepared.get((address, size))
-        if known is not None and known[0] is properties:
-            _, self._head, self._middle, self._whole = known
-            self._address, self._properties, self._size = address, properties, size
-            return True
-        if len(properties) + HEADER_SIZE > self._payload_max:
-            return False
-        frames = self._frames
-        parts = frames.get(address)
-        if parts is None:
-            if len(frames) >= ADDRESSES_MAX:
-                frames.clear()
-            head, tail = self._method_frame(address)
-            parts = frames[address] = (head, tail + START(FRAME_HEADER, self._channel.number))
-        self._head = parts[0]
-        middle = parts[1] + HEADER(len(properties) + HEADER_SIZE, BASIC_WEIGHT, size) + properties
-        self._whole = 0 < size <= self._payload_max
-        if self._whole:
-            self._middle = middle + BODY(FRAME_END, FRAME_BODY, self._channel.number, size)
-        else:
-            self._middle = middle + END
-        self._address = address
-        self._properties = properties
-        self._size = size
-        if len(self._prepared) >= ADDRESSES_MAX or len(properties) > PREPARED_OCTETS_MAX:
-            self._prepared.clear()
-        self._prepared[address, size] = (properties, self._head, self._middle, self._whole)
+    def _prepare(self, properties: bytes, size: int) -> bool:
+        """Encode what goes between address and body; False when the properties do not fit a frame."""
+        known = self._middles.get((properties, size))
+        if known is None:
+            length = len(properties) + HEADER_SIZE
+            if length > self._payload_max:
+                return False
+            whole = 0 < size <= self._payload_max
+            middle = self._end + HEADER(length, BASIC_WEIGHT, size) + properties
+            middle += BODY(FRAME_END, FRAME_BODY, self._channel.number, size) if whole else END
+            known = (middle, whole)
+            if len(properties) <= PREPARED_OCTETS_MAX:
+                if len(self._middles) >= PREPARED_MAX:
+                    self._middles.clear()
+                self._middles[properties, size] = known
+        self._middle, self._whole = known
+        self._properties, self._size = properties, size
         return True
 
     def _body(self, body: bytes) -> None:
@@ -113,12 +104,13 @@ class Deliverer(ContentWriter):
     """Delivers to one consumer of a client. Raises LocalProtocolError when its channel is not open."""
 
     def __init__(self, connection: Connection, channel: int, consumer_tag: str) -> None:
-        super().__init__(connection, channel)
-        self._tag = U32.pack(BASIC_DELIVER) + encode_short_string(consumer_tag)
+        arguments = U32.pack(BASIC_DELIVER) + encode_short_string(consumer_tag)
+        super().__init__(connection, channel, arguments, END)
 
-    def _method_frame(self, address: bytes) -> tuple[bytes, bytes]:
-        size = len(self._tag) + 9 + len(address)
-        return FRAME.pack(FRAME_METHOD, self._channel.number, size) + self._tag, address + END
+    def _head(self, size: int) -> bytes:
+        head = FRAME.pack(FRAME_METHOD, self._channel.number, len(self._arguments) + TAG_SIZE + size)
+        head = self._heads[size] = head + self._arguments
+        return head
 
     def deliver(self, tag: int, redelivered: bool, address: bytes, properties: bytes, body: bytes) -> bool:
         """Queue one message; see `deliver_many`. Returns whether it could be encoded."""
@@ -133,26 +125,26 @@ class Deliverer(ContentWriter):
         unsent: list[int] = []
         if not self.usable:
             return unsent
-        out = self._out
-        address, properties, size = self._address, self._properties, self._size
-        head, middle, whole = self._head, self._middle, self._whole
+        out, heads = self._out, self._heads
+        properties, size = self._properties, self._size
+        middle, whole = self._middle, self._whole
         tag = first_tag
         bodies = 0
-        for redelivered, row_address, row_properties, body in rows:
-            if row_address is not address or row_properties is not properties or len(body) != size:
+        for redelivered, address, row_properties, body in rows:
+            if row_properties is not properties or len(body) != size:
                 size = len(body)
-                if not self._prepare(row_address, row_properties, size):
+                if not self._prepare(row_properties, size):
                     unsent.append(tag)
                     size = -1
                     tag += 1
                     continue
-                address, properties = row_address, row_properties
-                head, middle, whole = self._head, self._middle, self._whole
+                properties, middle, whole = row_properties, self._middle, self._whole
+            head = heads.get(len(address)) or self._head(len(address))
             if whole:
-                out += (head, TAG(tag, redelivered), middle, body, END)
+                out += (head, TAG(tag, redelivered), address, middle, body, END)
                 bodies += 1
             else:
-                out += (head, TAG(tag, redelivered), middle)
+                out += (head, TAG(tag, redelivered), address, middle)
                 self._body(body)
             tag += 1
         count = tag - first_tag - len(unsent)
@@ -167,19 +159,17 @@ class Publisher(ContentWriter):
     """Publishes on one channel of a server. Raises LocalProtocolError when the channel is not open."""
 
     def __init__(self, connection: Connection, channel: int, *, mandatory: bool = False) -> None:
-        super().__init__(connection, channel)
-        self._bits = bytes((mandatory,)) + END
+        super().__init__(connection, channel, U32.pack(BASIC_PUBLISH) + b"\0\0", bytes((mandatory,)) + END)
 
     @property
     def published(self) -> int:
         """How many messages were sent on this channel: with confirms, the tag of the last one."""
         return self._channel.published
 
-    def _method_frame(self, address: bytes) -> tuple[bytes, bytes]:
-        arguments = U32.pack(BASIC_PUBLISH) + b"\0\0" + address
-        return b"", FRAME.pack(
-            FRAME_METHOD, self._channel.number, len(arguments) + 1
-        ) + arguments + self._bits
+    def _head(self, size: int) -> bytes:
+        head = FRAME.pack(FRAME_METHOD, self._channel.number, len(self._arguments) + size + BITS_SIZE)
+        head = self._heads[size] = head + self._arguments
+        return head
 
     def publish_many(self, rows: Iterable[PublishRow]) -> list[int]:
         """Queue messages: (AmqpAddress.wire, octets from the property flags on, body).
@@ -190,24 +180,24 @@ class Publisher(ContentWriter):
         unsent: list[int] = []
         if not self.usable:
             return unsent
-        out = self._out
-        address, properties, size = self._address, self._properties, self._size
+        out, heads = self._out, self._heads
+        properties, size = self._properties, self._size
         middle, whole = self._middle, self._whole
         count = bodies = 0
-        for row_address, row_properties, body in rows:
-            if row_address is not address or row_properties is not properties or len(body) != size:
+        for address, row_properties, body in rows:
+            if row_properties is not properties or len(body) != size:
                 size = len(body)
-                if not self._prepare(row_address, row_properties, size):
+                if not self._prepare(row_properties, size):
                     unsent.append(count + len(unsent))
                     size = -1
                     continue
-                address, properties = row_address, row_properties
-                middle, whole = self._middle, self._whole
+                properties, middle, whole = row_properties, self._middle, self._whole
+            head = heads.get(len(address)) or self._head(len(address))
             if whole:
-                out += (middle, body, END)
+                out += (head, address, middle, body, END)
                 bodies += 1
             else:
-                out.append(middle)
+                out += (head, address, middle)
                 self._body(body)
             count += 1
         self._channel.published += count
