@@ -30,7 +30,6 @@ def status(metrics: Metrics, reasons: list[str], at_secs: float, started_secs: f
 
 
 def _endpoint(stats: EndpointStats) -> dict[str, Any]:
-    octets_in, octets_out = stats.octets()
     frames = sorted(stats.frames().items(), key=lambda item: -item[1])[:FRAMES_SHOWN_MAX]
     common: dict[str, Any] = {
         "name": stats.name,
@@ -38,8 +37,8 @@ def _endpoint(stats: EndpointStats) -> dict[str, Any]:
         "connections": stats.connections,
         "messages_in": stats.messages_in,
         "messages_out": stats.messages_out,
-        "bytes_in": octets_in,
-        "bytes_out": octets_out,
+        "bytes_in": stats.octets_in,
+        "bytes_out": stats.octets_out,
         "settled": [
             {"outcome": outcome, "reason": reason, "count": count}
             for outcome, reason, count in stats.settled()

@@ -219,10 +219,11 @@ class Link:
         self._lost = trio.Event()
         stream = Stream(sock, address_of(target), self._poller, self._writes, layer)
         stream.layer_ended = self._layer_ended
+        stream.count_with(self.stats)
         self._peer = self.conversation.connect(stream, target, trio.current_time())
         stream.peer = self._peer
         machine = self._peer.machine
-        self.stats.opened(machine, stream)
+        self.stats.opened(machine)
         try:
             self._poller.watch(stream)
             stream.mark()

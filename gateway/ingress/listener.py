@@ -24,7 +24,7 @@ from gateway.ingress.front.layers import Front
 from gateway.ingress.front.waiting import Waiting
 from gateway.model.message import Sender
 from gateway.settings import Limits
-from gateway.telemetry.stats import FrameCounts, ListenerStats, OctetCounts
+from gateway.telemetry.stats import FrameCounts, ListenerStats
 from gateway.transport.poller import Poller
 from gateway.transport.stacked import within
 from gateway.transport.stream import Ending, Filter, Peer, Stream, WriteSet
@@ -192,7 +192,7 @@ class Listener:
             self.begin(stream, now, b"", now)
         else:
             unannounced = Unannounced(self, stream, now)
-            self._enter(unannounced, stream, unannounced)
+            self._enter(unannounced, stream)
         self._poller.watch(stream)
 
     @property
@@ -229,13 +229,15 @@ class Listener:
         websocket = self.front.upgraded(stream.backlog_max)
         stream.layer = within(stream.layer, websocket)
         connection = self._protocol.connect(stream, since)
-        self._enter(connection, stream, connection if isinstance(connection, Waiting) else stream)
+        if not isinstance(connection, Waiting):
+            stream.count_with(self.stats)
+        self._enter(connection, stream)
         return websocket
 
-    def _enter(self, connection: Connection, stream: Stream, counts: OctetCounts) -> None:
+    def _enter(self, connection: Connection, stream: Stream) -> None:
         stream.peer = connection
         self.connections[connection] = None
-        self.stats.opened(connection.machine, counts)
+        self.stats.opened(connection.machine)
 
     def _layer_ended(self, stream: Stream, ending: Ending) -> None:
         """TLS or WebSocket came to its end: count what was wrong."""

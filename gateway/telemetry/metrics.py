@@ -305,7 +305,7 @@ def _endpoint_samples(stats: EndpointStats) -> Iterator[Sample]:
         yield "gateway_frames", (*labels, version, direction, frame), count
     for direction, count in (("in", stats.messages_in), ("out", stats.messages_out)):
         yield "gateway_messages", (*labels, direction), count
-    for direction, count in zip(("in", "out"), stats.octets(), strict=True):
+    for direction, count in (("in", stats.octets_in), ("out", stats.octets_out)):
         yield "gateway_network_bytes", (*labels, direction), count
     for outcome, reason, count in stats.settled():
         yield "gateway_settled", (*labels, outcome, reason), count

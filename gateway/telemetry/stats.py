@@ -1,15 +1,17 @@
 """The counters that the message path adds to: plain integers, read only when metrics are scraped.
 
 A batch, a turn or a connection adds once for all its messages. Frames are counted by the protocol machines
-themselves (`received` and `sent`: a list of integers indexed by a small number, or a dictionary by name); an
-endpoint's stats refer to the machines of its open connections, and keep the sums of those that have closed.
+themselves (`received` and `sent`: a list of integers indexed by a small number, or a dictionary by name),
+octets by the streams. Once the version of a connection is known, its machine counts into the lists that an
+endpoint has for all connections of that version: nothing has to be summed up, and a thousand connections
+touch the same few integers.
 """
 
 from __future__ import annotations
 
 from bisect import bisect_left
-from collections.abc import Iterator, Mapping, Sequence
-from typing import Final, Protocol
+from collections.abc import Iterator, Mapping, MutableMapping, Sequence
+from typing import Any, Final, Protocol
 
 from gateway.model.outcome import Outcome
 
@@ -20,31 +22,12 @@ LATENCY_BUCKETS_SECS: Final = (
 REASONS_MAX: Final = 32  # a reason is a label: whatever else a peer may provoke is counted as `other`
 UNKNOWN_VERSION: Final = "unknown"
 
-Counts = Sequence[int] | Mapping[str, int]
-
 
 class FrameCounts(Protocol):
-    """A protocol machine, as it is counted."""
+    """A protocol machine, as it is counted: frames by kind, `list[int]` or `dict[str, int]`."""
 
-    @property
-    def received(self) -> Counts:
-        """Frames by kind."""
-
-    @property
-    def sent(self) -> Counts:
-        """Frames by kind."""
-
-
-class OctetCounts(Protocol):
-    """A stream, as it is counted."""
-
-    @property
-    def octets_in(self) -> int:
-        """Octets read from the socket."""
-
-    @property
-    def octets_out(self) -> int:
-        """Octets that the socket took."""
+    received: Any
+    sent: Any
 
 
 class RouteCounts(Protocol):
@@ -143,15 +126,32 @@ class Latency:
         return LATENCY_BUCKETS_SECS[-1]
 
 
-class _Open:
-    """One open connection, as it is counted."""
+class _Frames:
+    """The counts of all connections of one version."""
 
-    __slots__ = ("frames", "octets", "version")
+    __slots__ = ("received", "sent")
 
-    def __init__(self, frames: FrameCounts, octets: OctetCounts, version: str) -> None:
-        self.frames = frames
-        self.octets = octets
-        self.version = version
+    def __init__(self, frames: FrameCounts) -> None:
+        """Those of the first become everybody's."""
+        self.received = frames.received
+        self.sent = frames.sent
+
+    def join(self, frames: FrameCounts) -> None:
+        """Add another connection's, which counts here from now on."""
+        _add(self.received, frames.received)
+        _add(self.sent, frames.sent)
+        frames.received, frames.sent = self.received, self.sent
+
+
+def _add(sums: list[int] | MutableMapping[str, int], counts: Sequence[int] | Mapping[str, int]) -> None:
+    if isinstance(counts, Mapping):
+        assert isinstance(sums, MutableMapping)
+        for name, count in counts.items():
+            sums[name] = sums.get(name, 0) + count
+    else:
+        assert isinstance(sums, list)
+        for kind, count in enumerate(counts):
+            sums[kind] += count
 
 
 FrameKey = tuple[str, str, str]
@@ -162,7 +162,8 @@ class EndpointStats:
     """What listeners and links have in common.
 
     `frame_names` names the indices of machines that count in lists; an unnamed index is passed over.
-    `opened`, `spoke` and `closed` follow a connection; the key is the protocol machine itself.
+    `opened`, `spoke` and `closed` follow a connection; the key is the protocol machine itself. `octets_in`
+    and `octets_out` are added to by the streams of all connections.
     """
 
     def __init__(self, name: str, protocol: str, frame_names: Sequence[str] = ()) -> None:
@@ -174,27 +175,33 @@ class EndpointStats:
         self.latency = Latency()
         self.protocol_errors = Reasons()
         self._refused_messages: dict[tuple[str, str], int] = {}
+        self.octets_in = 0
+        self.octets_out = 0
         self._frame_names = frame_names
-        self._open: dict[int, _Open] = {}
-        self._frames: dict[FrameKey, int] = {}
-        self._octets_in = 0
-        self._octets_out = 0
+        self._open: dict[int, FrameCounts | None] = {}  # None: its version is known
+        self._frames: dict[str, _Frames] = {}  # by version
 
-    def opened(self, frames: FrameCounts, octets: OctetCounts) -> None:
+    def opened(self, frames: FrameCounts) -> None:
         """A connection stands; its version is not known yet."""
-        self._open[id(frames)] = _Open(frames, octets, UNKNOWN_VERSION)
+        self._open[id(frames)] = frames
 
     def spoke(self, frames: FrameCounts, version: str) -> None:
         """The connection's handshake said which version (a word of a bounded set) it speaks."""
-        self._open[id(frames)].version = version
+        self._open[id(frames)] = None
+        self._join(frames, version)
 
     def closed(self, frames: FrameCounts) -> None:
-        """The connection has ended: keep its sums. A repeated call is ignored."""
-        ended = self._open.pop(id(frames), None)
-        if ended is not None:
-            self._octets_in += ended.octets.octets_in
-            self._octets_out += ended.octets.octets_out
-            self._add_frames(self._frames, ended)
+        """The connection has ended. A repeated call is ignored."""
+        silent = self._open.pop(id(frames), None) is not None
+        if silent and (frames.received or frames.sent):
+            self._join(frames, UNKNOWN_VERSION)
+
+    def _join(self, frames: FrameCounts, version: str) -> None:
+        known = self._frames.get(version)
+        if known is None:
+            self._frames[version] = _Frames(frames)
+        else:
+            known.join(frames)
 
     def refuse(self, outcome: Outcome, count: int = 1) -> None:
         """`count` messages from this endpoint were answered with an outcome that is not ACCEPTED."""
@@ -225,21 +232,18 @@ class EndpointStats:
         for (verdict, reason), count in self._refused_messages.items():
             yield verdict, reason, count
 
-    def octets(self) -> tuple[int, int]:
-        """Octets in and out, of all connections ever."""
-        now = self._open.values()
-        octets_in = self._octets_in + sum(one.octets.octets_in for one in now)
-        return octets_in, self._octets_out + sum(one.octets.octets_out for one in now)
-
     def frames(self) -> dict[FrameKey, int]:
         """Frames by version, direction and kind, of all connections ever."""
-        sums = dict(self._frames)
-        for one in self._open.values():
-            self._add_frames(sums, one)
+        sums: dict[FrameKey, int] = {}
+        for version, known in self._frames.items():
+            self._add_frames(sums, version, known)
+        for frames in self._open.values():
+            if frames is not None:
+                self._add_frames(sums, UNKNOWN_VERSION, frames)
         return sums
 
-    def _add_frames(self, sums: dict[FrameKey, int], one: _Open) -> None:
-        for direction, counts in (("in", one.frames.received), ("out", one.frames.sent)):
+    def _add_frames(self, sums: dict[FrameKey, int], version: str, frames: FrameCounts) -> None:
+        for direction, counts in (("in", frames.received), ("out", frames.sent)):
             named = (
                 counts.items()
                 if isinstance(counts, Mapping)
@@ -247,7 +251,7 @@ class EndpointStats:
             )
             for frame, count in named:
                 if count and frame:
-                    key = (one.version, direction, frame)
+                    key = (version, direction, frame)
                     sums[key] = sums.get(key, 0) + count
 
 

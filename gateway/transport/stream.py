@@ -80,6 +80,25 @@ class Watcher(Protocol):
         """The stream has written all and said so; `abort` it when its peer does not close in time."""
 
 
+class OctetCounts(Protocol):
+    """Who counts the octets of streams, one for all of an endpoint: to count them on each would cost every
+    read and write the integers of its own connection, out of memory that a thousand others have used since.
+    """
+
+    octets_in: int
+    octets_out: int
+
+
+class Octets:
+    """Counts the octets of a stream that is nobody's yet: read, and taken by the socket."""
+
+    __slots__ = ("octets_in", "octets_out")
+
+    def __init__(self) -> None:
+        self.octets_in = 0
+        self.octets_out = 0
+
+
 class WriteSet:
     """The streams that have something to write when this wake-up ends. One for the whole process."""
 
@@ -111,6 +130,7 @@ class Stream:
 
     __slots__ = (
         "_backlog",
+        "_counts",
         "_holds",
         "_lingering",
         "_output_holds",
@@ -122,8 +142,6 @@ class Stream:
         "layer",
         "layer_ended",
         "marked",
-        "octets_in",
-        "octets_out",
         "peer",
         "queued",
         "read_octets",
@@ -159,8 +177,7 @@ class Stream:
         self.closed = False
         self.ending = False
         self.queued = 0  # octets that the peer object has encoded since the last flush, and the backlog
-        self.octets_in = 0
-        self.octets_out = 0
+        self._counts: OctetCounts = Octets()
         self._watcher = watcher
         self._writes = writes
         self._backlog: Backlog | None = None
@@ -182,6 +199,12 @@ class Stream:
     def backlogged(self) -> bool:
         """True: the socket has not taken all that was written last."""
         return self._backlog is not None
+
+    def count_with(self, counts: OctetCounts) -> None:
+        """Its octets, those of before included, count as `counts`'."""
+        before, self._counts = self._counts, counts
+        counts.octets_in += before.octets_in
+        counts.octets_out += before.octets_out
 
     def mark(self) -> None:
         """Collect and write the peer's octets when this wake-up ends."""
@@ -226,8 +249,8 @@ class Stream:
         if not data:
             self.abort("closed by the peer")
             return 0
-        self.octets_in += len(data)
         size = len(data)
+        self._counts.octets_in += size
         if self._lingering:
             return size
         if self.layer is not None:
@@ -330,7 +353,7 @@ class Stream:
         except OSError as error:
             self.abort(f"write failed: {error.strerror or error}")
             return False
-        self.octets_out += sent
+        self._counts.octets_out += sent
         if sent < len(data):
             self._backlog = Backlog()
             self._backlog.add([memoryview(data)[sent:]])
@@ -343,7 +366,7 @@ class Stream:
 
     def _write_on(self, backlog: Backlog) -> bool:
         try:
-            self.octets_out += backlog.write(self.sock)
+            self._counts.octets_out += backlog.write(self.sock)
         except OSError as error:
             self.abort(f"write failed: {error.strerror or error}")
             return False

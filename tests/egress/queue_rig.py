@@ -122,7 +122,7 @@ class QueueRig(Generic[ConversationT, PeerT, RemoteT]):
         self._fresh()
         talking, now = cast(Any, self.conversation), trio.current_time()
         self.stream.peer = talking.connect(self.stream, self.settings.target(), now)
-        self.stats.opened(talking._peer.machine, OctetsOfNobody)
+        self.stats.opened(talking._peer.machine)
         self.move()
 
     def lose(self) -> None:
@@ -153,10 +153,3 @@ class QueueRig(Generic[ConversationT, PeerT, RemoteT]):
         talking.tick(trio.current_time())
         talking.turn_done()
         self.move()
-
-
-class OctetsOfNobody:
-    """Of a stream that counts none."""
-
-    octets_in = 0
-    octets_out = 0

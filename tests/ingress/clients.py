@@ -7,6 +7,7 @@ import time
 from collections.abc import Callable
 from typing import Final, Protocol, Self, TypeVar
 
+from gateway.ingress.front.waiting import Waiting
 from gateway.protocols.mqtt.client import ClientConnection
 from gateway.protocols.mqtt.packets import (
     Ack,
@@ -180,6 +181,18 @@ def connect(
 
 def stats(gateway: Running, listener: str = "mqtt") -> ListenerStats:
     return gateway.gateway.listeners[listener].stats
+
+
+def octets_of(stats: ListenerStats) -> tuple[int, int]:
+    """In and out, as they are counted."""
+    return stats.octets_in, stats.octets_out
+
+
+def arrived(gateway: Running, listener: str) -> int:
+    """Octets that a listener has read, those included of clients that may yet come to be another's."""
+    there = gateway.gateway.listeners[listener]
+    waiting = [len(one.octets) for one in list(there.connections) if isinstance(one, Waiting)]
+    return there.stats.octets_in + sum(waiting)
 
 
 def eventually(condition: Callable[[], bool], seconds: float = PATIENCE_SECS) -> None:

@@ -2,25 +2,20 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 
 from gateway.model.outcome import Outcome, Reason, Verdict
 from gateway.telemetry.metrics import Metrics
+
+Counts = list[int] | dict[str, int]
 
 
 @dataclass
 class Machine:
     """A protocol machine that counts in lists or dictionaries."""
 
-    received: Sequence[int] | Mapping[str, int] = field(default_factory=lambda: [0, 1, 5])
-    sent: Sequence[int] | Mapping[str, int] = field(default_factory=lambda: [0, 0, 3])
-
-
-@dataclass
-class Octets:
-    octets_in: int = 100
-    octets_out: int = 30
+    received: Counts = field(default_factory=lambda: [0, 1, 5])
+    sent: Counts = field(default_factory=lambda: [0, 0, 3])
 
 
 @dataclass
@@ -59,7 +54,8 @@ def metrics_with_traffic() -> Metrics:
     listener = metrics.listener("mqtt", "mqtt", ("", "connect", "publish"))
     machine = Machine()
     listener.accepted += 1
-    listener.opened(machine, Octets())
+    listener.opened(machine)
+    listener.octets_in, listener.octets_out = 100, 30
     listener.spoke(machine, "5.0")
     listener.messages_in += 5
     listener.accepted_messages += 4
@@ -73,7 +69,8 @@ def metrics_with_traffic() -> Metrics:
     link.up = True
     link.connects = 3
     link.failures.add("refused", 2)
-    link.opened(Machine({"basic.ack": 4}, {"basic.publish": 4}), Octets(7, 8))
+    link.opened(Machine({"basic.ack": 4}, {"basic.publish": 4}))
+    link.octets_in, link.octets_out = 7, 8
     metrics.routes = lambda: [Crossing()]
     metrics.forgotten_ids = lambda: {"telemetry": 6}
     metrics.forwarded = lambda: {"refused": 8}

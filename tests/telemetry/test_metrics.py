@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 import re
+from copy import copy
 
 import pytest
 from prometheus_client.parser import text_string_to_metric_families
 
 from gateway.telemetry.metrics import BROKER_GAUGES, COUNTERS, GAUGES, Metrics
 from gateway.telemetry.stats import REASONS_MAX, EndpointStats, Latency, ListenerStats, Reasons
-from tests.telemetry.samples import Crossing, Machine, Octets, metrics_with_traffic
+from tests.telemetry.samples import Counts, Crossing, Machine, metrics_with_traffic
 
 LABELS = {"endpoint", "protocol", "version", "direction", "frame", "route", "outcome", "reason", "address"}
 
@@ -105,13 +106,13 @@ def test_a_closed_connection_leaves_its_sums() -> None:
     stats = ListenerStats("mqtt", "mqtt", ("", "connect", "publish"))
     first, second = Machine(), Machine([0, 1, 0], [0, 0, 0])
     for machine in (first, second):
-        stats.opened(machine, Octets())
+        stats.opened(machine)
         stats.spoke(machine, "3.1.1")
-    before = (stats.frames(), stats.octets())
+    before = stats.frames()
     stats.closed(first)
     stats.closed(first)
-    assert (stats.frames(), stats.octets()) == before
-    assert before[0] == {
+    assert stats.frames() == before
+    assert before == {
         ("3.1.1", "in", "connect"): 2,
         ("3.1.1", "in", "publish"): 5,
         ("3.1.1", "out", "publish"): 3,
@@ -122,9 +123,30 @@ def test_a_closed_connection_leaves_its_sums() -> None:
 def test_a_connection_that_never_spoke_has_an_unknown_version() -> None:
     stats = EndpointStats("mqtt", "mqtt", ("", "connect"))
     machine = Machine([0, 1], [0, 0])
-    stats.opened(machine, Octets())
+    stats.opened(machine)
+    assert stats.frames() == {("unknown", "in", "connect"): 1}
     stats.closed(machine)
     assert stats.frames() == {("unknown", "in", "connect"): 1}
+
+
+COUNTS: list[tuple[Counts, Counts]] = [([0, 1, 2], [0, 3, 0]), ({"connect": 1, "publish": 2}, {"connect": 3})]
+
+
+@pytest.mark.parametrize("first, second", COUNTS, ids=["lists", "dictionaries"])
+def test_connections_of_one_version_share_their_counts(first: Counts, second: Counts) -> None:
+    stats = EndpointStats("mqtt", "mqtt", ("", "connect", "publish"))
+    one, other = Machine(first, second), Machine(copy(first), copy(second))
+    for machine in (one, other):
+        stats.opened(machine)
+        stats.spoke(machine, "5.0")
+    for counts in (one.received, other.received):
+        counts["publish" if isinstance(counts, dict) else 2] += 10  # type: ignore[index]
+    stats.closed(one)
+    assert stats.frames() == {
+        ("5.0", "in", "connect"): 2,
+        ("5.0", "in", "publish"): 24,
+        ("5.0", "out", "connect"): 6,
+    }
 
 
 def test_reasons_are_bounded() -> None:

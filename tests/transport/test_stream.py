@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from gateway.transport.stream import BACKLOG_OCTETS_HIGH, Stream, WriteSet
+from gateway.transport.stream import BACKLOG_OCTETS_HIGH, Octets, Stream, WriteSet
 from tests.transport.ends import FakeSocket, Speaker, Watch
 
 
@@ -20,6 +20,8 @@ class Bench:
         self.peer = Speaker()
         self.stream = Stream(self.sock, "peer", self.watch, self.writes, backlog_max=backlog_max)
         self.stream.peer = self.peer
+        self.counts = Octets()
+        self.stream.count_with(self.counts)
 
     def say(self, data: bytes) -> None:
         self.peer.out += data
@@ -36,7 +38,7 @@ def test_what_the_peer_says_is_written_once_per_wake_up() -> None:
     bench.writes.flush()
     bench.writes.flush()
     assert bench.sock.written == b"one two"
-    assert bench.stream.octets_out == 7
+    assert bench.counts.octets_out == 7
     assert bench.watch.seen == []
 
 
@@ -104,7 +106,7 @@ def test_octets_reach_the_peer() -> None:
     bench = Bench(reads=(b"hello", b"world"))
     assert [bench.stream.read(1.0), bench.stream.read(1.0), bench.stream.read(1.0)] == [5, 5, 0]
     assert bench.peer.heard == b"helloworld"
-    assert bench.stream.octets_in == 10
+    assert bench.counts.octets_in == 10
 
 
 @pytest.mark.parametrize(

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from typing import TYPE_CHECKING, Final, Self
+from typing import TYPE_CHECKING, Any, Self
 
 import structlog
 
@@ -19,11 +19,8 @@ log = structlog.get_logger()
 class Waiting:
     """The first peer object of a stream; whatever it waits for, `look` finds in `octets`.
 
-    It counts its connection's octets only if they never come to be another's.
+    The octets of its connection count as its listener's only if they never come to be another's.
     """
-
-    received: Final = ()
-    sent: Final = ()
 
     def __init__(self, listener: Listener, stream: Stream, since: float) -> None:
         """`since` is when the connection was accepted, in seconds of Trio's clock."""
@@ -31,8 +28,9 @@ class Waiting:
         self.sender = Sender(listener.name)
         self.since = since
         self.octets = b""
+        self.received: Any = ()
+        self.sent: Any = ()
         self._listener = listener
-        self._left = False
         self._answer = b""
 
     def look(self, now: float) -> None:
@@ -41,7 +39,6 @@ class Waiting:
 
     def leave(self) -> bytes:
         """Another peer object takes the stream; returns the octets that it begins with."""
-        self._left = True
         self._listener.forget(self)
         octets, self.octets = self.octets, b""
         return octets
@@ -85,6 +82,7 @@ class Waiting:
 
     def lost(self, reason: str) -> None:
         """The connection is gone."""
+        self.stream.count_with(self._listener.stats)
         self._listener.forget(self)
 
     # What the listener asks.
@@ -93,16 +91,6 @@ class Waiting:
     def machine(self) -> Self:
         """It counts its frames itself: none."""
         return self
-
-    @property
-    def octets_in(self) -> int:
-        """Of the stream, while it is ours."""
-        return 0 if self._left else self.stream.octets_in
-
-    @property
-    def octets_out(self) -> int:
-        """Of the stream, while it is ours."""
-        return 0 if self._left else self.stream.octets_out
 
     @property
     def idle(self) -> bool:

@@ -44,7 +44,6 @@ class FakeStream:
         self.ending = False
         self.congested = False
         self.queued = 0
-        self.octets_in = self.octets_out = 0
         self.holds = 0
         self.why = ""
         self.last = b""
@@ -230,7 +229,7 @@ class World:
         self.remote = Remote(self)
         peer = self.conversation.connect(cast(Stream, self.stream), self.settings.target(), now)
         self.stream.peer = peer
-        self.stats.opened(peer.machine, self.stream)
+        self.stats.opened(peer.machine)
         self.talk()
         return self.remote
 

@@ -19,7 +19,7 @@ def connect_to(world: World, answer: bytes | None) -> Version:
     world.stream, world.remote = FakeStream(), Remote(world)
     peer = world.conversation.connect(cast(Stream, world.stream), world.settings.target(), 0.0)
     world.stream.peer = peer
-    world.stats.opened(peer.machine, world.stream)
+    world.stats.opened(peer.machine)
     said = peer.data_to_send()
     assert said[:1] == b"\x10"
     if answer is not None:

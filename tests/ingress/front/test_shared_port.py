@@ -17,7 +17,7 @@ from gateway.ingress.front.shared_port import recognise
 from gateway.settings import Limits, Listener, Settings
 from gateway.settings.endpoints import ListenerTls
 from tests.ingress.amqp_client import Amqp
-from tests.ingress.clients import Mqtt, Raw, connect, eventually, stats
+from tests.ingress.clients import Mqtt, Raw, arrived, connect, eventually, octets_of, stats
 from tests.interop.gateway_fixture import LOOPBACK, Running, running, settings_of
 from tests.transport.test_proxy_protocol import HEADERS
 from tests.transport.test_tls import self_signed
@@ -157,10 +157,10 @@ def test_one_octet_at_a_time(gateway: Running) -> None:
         with Raw(gateway.port("shared")) as client:
             for at in range(len(octets)):
                 client.send(octets[at : at + 1])
-                seen = [stats(gateway, one) for one in ("shared", listener)]
-                gateway.until(lambda at=at, seen=seen: sum(one.octets()[0] for one in seen) > at)  # type: ignore[misc]
+                seen = ("shared", listener)
+                gateway.until(lambda at=at, seen=seen: sum(arrived(gateway, one) for one in seen) > at)  # type: ignore[misc]
             assert client.sock.recv(4)
-            assert stats(gateway, "shared").octets() == (0, 0)
+            assert octets_of(stats(gateway, "shared")) == (0, 0)
 
 
 HTTP = [
@@ -208,7 +208,7 @@ def test_what_nobody_speaks_is_ended_and_counted(gateway: Running, octets: bytes
     with connect(gateway, listener="shared")[0] as bystander, Raw(gateway.port("shared")) as client:
         assert client.send(octets).rest() == b""
         assert stats(gateway, "shared").protocol_errors.counts == {"unknown_protocol": 1}
-        eventually(lambda: stats(gateway, "shared").octets() == (len(octets), 0))
+        eventually(lambda: octets_of(stats(gateway, "shared")) == (len(octets), 0))
         assert bystander.quiet()
 
 
