@@ -25,6 +25,7 @@ from gateway.model.address import Address
 from gateway.model.batch import Batch, Lane, Part, Receipt, Sink
 from gateway.model.message import Message
 from gateway.model.outcome import ACCEPTED, Outcome, Reason, Verdict
+from gateway.model.properties import NO_PROPERTIES
 from gateway.store.journal.columns import WAS_STORED
 
 FILTERS_MAX = 64  # subscriptions that come and go between two looks; beyond it everything is looked up again
@@ -129,7 +130,19 @@ class Way:
 class Entry:
     """Everything that the address of a message decides."""
 
-    __slots__ = ("address", "cross", "idle", "lanes", "namespace", "only", "origin", "way", "ways")
+    __slots__ = (
+        "address",
+        "bare_hops_max",
+        "crossing",
+        "idle",
+        "idle_routes",
+        "lanes",
+        "namespace",
+        "only",
+        "origin",
+        "way",
+        "ways",
+    )
 
     def __init__(
         self,
@@ -145,8 +158,10 @@ class Entry:
         # The common case, one lane in all, is prepared so that it costs no loop. Routes that lead nowhere
         # now, as those of identity.yaml to a protocol that nobody speaks, make no message.
         self.idle = tuple(way.crossing for way in ways if way.idle)
+        self.idle_routes = tuple(crossing.route for crossing in self.idle)
+        self.bare_hops_max = min([crossing.bare_hops_max for crossing in self.idle], default=0)
         self.only: Lane | None = None
-        self.cross: Cross | None = None
+        self.crossing: Crossing | None = None
         self.way: Way | None = None
         self.origin: Address | None = None  # all that a journal needs to know of messages as they came
         busy = [way for way in ways if not way.idle]
@@ -155,7 +170,7 @@ class Entry:
         elif lanes == () and len(busy) == 1 and busy[0].lanes is not None and len(busy[0].lanes) == 1:
             self.way = busy[0]
             self.only = busy[0].lanes[0]
-            self.cross = busy[0].cross
+            self.crossing = busy[0].crossing
             self.origin = address if busy[0].crossing.plain else None
 
 
@@ -276,16 +291,17 @@ class Switch:
         if lane is None or message.retain:
             return self._publish_all(batch, entry, message, receipt)
         if entry.idle:
-            for idle in entry.idle:
-                if not idle.certain(message):
-                    return self._publish_all(batch, entry, message, receipt)
-            for idle in entry.idle:
-                idle.route.matched += 1
-        cross = entry.cross
-        if cross is None:
+            if message.property_set is not NO_PROPERTIES or message.hops >= entry.bare_hops_max:
+                for idle in entry.idle:
+                    if not idle.certain(message):
+                        return self._publish_all(batch, entry, message, receipt)
+            for route in entry.idle_routes:
+                route.matched += 1
+        crossing = entry.crossing
+        if crossing is None:
             batch.add_only(receipt, lane, message)
             return True
-        crossed = cross(message)
+        crossed = crossing.cross(message)
         if type(crossed) is Message and not crossed.retain:
             batch.add_only(receipt, lane, crossed)
             return True

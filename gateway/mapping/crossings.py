@@ -27,7 +27,7 @@ from gateway.mapping.templates import WHOLE_ADDRESS, Template, Text, agree, voca
 from gateway.model.address import Address, AmqpAddress, FastAddress
 from gateway.model.message import NOBODY, Message, Sender
 from gateway.model.outcome import Outcome, Reason, Verdict
-from gateway.model.properties import Properties, PropertySet, Value, property_set, string
+from gateway.model.properties import NO_PROPERTIES, Properties, PropertySet, Value, property_set, string
 
 FORMS_MAX: Final = 1024  # property sets that one property set became; then all are forgotten and made again
 SENDERS_MAX: Final = 1024  # senders that one crossing remembers, for templates that name the client or user
@@ -306,16 +306,18 @@ def guarantee_of(rule: RouteRule) -> Guarantee | None:
 class Crossing:
     """What a route does to messages of one address.
 
-    `target` is None when the address is refused, or depends on the sender.
+    `target` is None when the address is refused, or depends on the sender. A message that has no properties
+    and has crossed less than `bare_hops_max` routes is certain to cross (0: only `certain` can tell).
     """
 
-    __slots__ = ("route", "target")
+    __slots__ = ("bare_hops_max", "route", "target")
     plain = False
     """Whether it changes nothing but the address, and counts a hop."""
 
-    def __init__(self, route: Route, target: Address | None) -> None:
+    def __init__(self, route: Route, target: Address | None, bare_hops_max: int = 0) -> None:
         self.route = route
         self.target = target
+        self.bare_hops_max = bare_hops_max
 
     def cross(self, message: Message) -> Message | Outcome | None:
         """The message for the target; None when `when` is false; an Outcome when refused. Never raises."""
@@ -336,7 +338,7 @@ class PlainCrossing(Crossing):
     plain = True
 
     def __init__(self, route: Route, target: Address, hops_max: int) -> None:
-        super().__init__(route, target)
+        super().__init__(route, target, hops_max)
         self._address = target
         self._hops_max = hops_max
 
@@ -374,7 +376,7 @@ class ShapedCrossing(Crossing):
     __slots__ = ("_address", "_derives", "_extra", "_guarantee", "_hops_max", "_key", "_retain")
 
     def __init__(self, route: Route, target: Address, hops_max: int, extra: Extra) -> None:
-        super().__init__(route, target)
+        super().__init__(route, target, 0 if extra else hops_max)
         self._address = target
         self._hops_max = hops_max
         self._extra = extra
@@ -399,7 +401,7 @@ class ShapedCrossing(Crossing):
             route.failed += 1
             return HOPS_EXCEEDED
         properties = message.property_set
-        if self._derives:
+        if self._derives and (self._extra or properties is not NO_PROPERTIES):  # none: nor a reply address
             form = properties.forms.get(self._key)
             if form is not None and form[0] is route:
                 properties = form[1]

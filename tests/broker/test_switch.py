@@ -14,6 +14,7 @@ from gateway.model.address import AmqpAddress
 from gateway.model.batch import Batch, Part
 from gateway.model.message import Message
 from gateway.model.outcome import ACCEPTED, Outcome, Reason, Verdict
+from gateway.model.properties import Properties, property_set
 from tests.broker.parts import Answers, Space, amqp, connected, mqtt, newest
 
 ENDPOINTS = {"mqtt": "mqtt", "amqp": "amqp091", "erp": "amqp091"}
@@ -214,6 +215,10 @@ def test_a_route_that_leads_nowhere_is_counted_and_costs_the_others_nothing() ->
     bench.link.parts[0].accept()
     assert source.outcomes == [ACCEPTED] * 2
     assert [route.matched for route in bench.switch.router.routes] == [2, 2]
+    described = mqtt("out/x")
+    described.property_set = property_set(Properties(content_type="a/b"))
+    bench.publish("mqtt", described)
+    assert [route.matched for route in bench.switch.router.routes] == [3, 3]
     far = Message(mqtt("out/x").address, b"x", hops=200)
     refused, _ = bench.publish("mqtt", far)
     assert [outcome.reason for outcome in refused.outcomes] == [Reason.HOPS]

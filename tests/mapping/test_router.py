@@ -6,7 +6,14 @@ import pytest
 
 from gateway.errors import MappingError, RemoteProtocolError
 from gateway.mapping.conditions import plain_headers
-from gateway.mapping.crossings import FORMS_MAX, SENDERS_MAX, PlainCrossing, Route, SenderCrossing
+from gateway.mapping.crossings import (
+    FORMS_MAX,
+    HOPS_EXCEEDED,
+    SENDERS_MAX,
+    PlainCrossing,
+    Route,
+    SenderCrossing,
+)
 from gateway.mapping.names import parse_address, show_address
 from gateway.mapping.router import Router, Subscriptions, Targets
 from gateway.model.address import AmqpAddress, FastAddress, MqttAddress
@@ -441,3 +448,30 @@ def test_a_name_is_given_once() -> None:
 def test_routes_show_where_they_lead() -> None:
     route: Route = router(up()).routes[0]
     assert repr(route) == "Route('up', 'mqtt' -> 'amqp')"
+
+
+CERTAIN = [
+    ((up(),), True),
+    ((up(), down()), True),  # a reply address might have to be translated, but there is none
+    ((up(", delivery: {qos0: persistent}"),), True),
+    ((up(", headers: {a: b}"),), False),
+    ((up(", when: body.t > 1"),), False),
+    ((up(", message_id: add"),), False),
+    ((up(to="exchange: e, routing_key: 'from.{client_id}'"),), False),
+]
+
+
+@pytest.mark.parametrize("rows, bare", CERTAIN)
+def test_whether_a_message_without_properties_is_certain_to_cross(rows: tuple[str, ...], bare: bool) -> None:
+    made = router(*rows)
+    found = crossing(made, "mqtt", "a")
+    assert found.bare_hops_max == (made.hops_max if bare else 0)
+    for hops in (0, made.hops_max - 1, made.hops_max):
+        message = Message(MqttAddress("a"), b"", hops=hops)
+        crossed = found.cross(message)
+        if hops < found.bare_hops_max:
+            assert found.certain(message)
+            assert isinstance(crossed, Message)
+            assert crossed.property_set is NO_PROPERTIES
+        elif bare:
+            assert crossed is HOPS_EXCEEDED
