@@ -69,7 +69,7 @@ class Poller:
     def __init__(self, writes: WriteSet, turn_done: Callable[[], None]) -> None:
         # The selectors module would do, but its rows for every ready descriptor cost as much as a read.
         self._ready = select.epoll() if hasattr(select, "epoll") else OtherReadiness()
-        self._streams: dict[int, Stream] = {}
+        self._streams: list[Stream | None] = []  # by descriptor: those are small, for the lowest is taken
         self._writes = writes
         self._turn_done = turn_done
         self._watched: dict[Stream, int] = {}
@@ -90,12 +90,13 @@ class Poller:
         if not events:
             self._ready.unregister(descriptor)
             del self._watched[stream]
-            del self._streams[descriptor]
+            self._streams[descriptor] = None
             return
         if before:
             self._ready.modify(descriptor, events)
         else:
             self._ready.register(descriptor, events)
+            self._streams += [None] * (descriptor + 1 - len(self._streams))
             self._streams[descriptor] = stream
         self._watched[stream] = events
 
@@ -104,7 +105,7 @@ class Poller:
         if self._watched.pop(stream, 0):
             descriptor = stream.sock.fileno()
             self._ready.unregister(descriptor)
-            del self._streams[descriptor]
+            self._streams[descriptor] = None
         self._ended.pop(stream, None)
 
     def leave(self, stream: Stream) -> None:
@@ -149,13 +150,13 @@ class Poller:
         octets = served = 0
         streams = self._streams
         for descriptor, events in self._ready.poll(0):
-            stream = streams.get(descriptor)
+            stream = streams[descriptor]
             if stream is None:
                 continue  # it was closed by what another one said in this turn
             try:
-                if events & WRITE and not stream.closed:
+                if events != READ and events & WRITE:
                     stream.writable()
-                if events & ~WRITE and stream.reading and not stream.closed:
+                if events != WRITE and stream.reading and not stream.closed:
                     octets += stream.read(now)
                     served += 1
             except Exception:

@@ -52,7 +52,6 @@ Receipt = tuple["MqttConnection", int, int, Message, Entry]
 
 # A global name costs a quarter of an enum's attribute, and these are on the way of every message.
 OPEN: Final = State.OPEN
-PUBACK: Final = PacketType.PUBACK
 
 
 class MqttConnection:
@@ -60,8 +59,18 @@ class MqttConnection:
 
     def __init__(self, ingress: MqttIngress, stream: Stream, now: float) -> None:
         limits = ingress.limits
+        # First what every message needs: attributes lie in memory in the order in which they are made.
         self.stream = stream
-        self.session: Session | None = None
+        self.gone = False
+        self.unsettled = 0
+        self.sender = Sender(ingress.name)
+        self._ingress = ingress
+        self._entries: dict[bytes, Entry] = {}
+        self._generation = -1  # of the switch, when the entries were looked up
+        self._held = False
+        self._pubacks: list[int] | None = None  # None: none has gathered
+        self._pubrecs: list[int] | None = None
+        self._retries: Retries | None = None  # None: nothing has been refused
         self.machine = ServerConnection(
             packet_bytes_max=limits.message_bytes_max + limits.connect_bytes_max,
             connect_bytes_max=limits.connect_bytes_max,
@@ -69,22 +78,13 @@ class MqttConnection:
             topic_alias_max=limits.topic_alias_max,
             receive_max=limits.inflight_max,
         )
-        self.unsettled = 0
+        self.session: Session | None = None
         self.principal: Principal | None = None
-        self.sender = Sender(ingress.name)
         self.will: Will | None = None
-        self.gone = False
         self.authentication: Authentication | None = None
         self._yields = True  # what it was owed of shared subscriptions, when it is lost
-        self._ingress = ingress
         self._deadline = now + limits.connect_timeout_secs
-        self._held = False
         self._answers: Answers | None = None  # None: no acknowledgement waits for the disk
-        self._pubacks: list[int] = []
-        self._pubrecs: list[int] = []
-        self._retries: Retries | None = None  # None: nothing has been refused
-        self._entries: dict[bytes, Entry] = {}
-        self._generation = -1  # of the switch, when the entries were looked up
 
     # What the stream asks.
 
@@ -92,9 +92,18 @@ class MqttConnection:
         """Octets arrived; a client's fault ends this connection and is counted."""
         try:
             machine = self.machine
-            self._process(machine.receive_data(data, now))
-            while machine.pending and not self.gone:
-                self._process(machine.receive_data(b"", now))
+            events = machine.receive_data(data, now)
+            while True:
+                for event in events:
+                    if isinstance(event, Publishes):
+                        self._publishes(event.rows)
+                    else:
+                        self._control(event)
+                    if self.gone:
+                        return
+                if not machine.pending:
+                    return
+                events = machine.receive_data(b"", now)
         except RemoteProtocolError as error:
             self._fail(error)
 
@@ -104,12 +113,14 @@ class MqttConnection:
         if machine.state is not OPEN:
             return machine.data_to_send()
         pubacks = self._pubacks
-        if pubacks:
-            self._pubacks = []
-            machine.acknowledge(PUBACK, pubacks)
-        if self._pubrecs:
+        if pubacks is not None:
+            self._pubacks = None
+            if len(pubacks) == 1 and machine.out is None and self._pubrecs is None:
+                return machine.puback(pubacks[0])
+            machine.acknowledge(PacketType.PUBACK, pubacks)
+        if self._pubrecs is not None:
             machine.acknowledge(PacketType.PUBREC, self._pubrecs)
-            self._pubrecs = []
+            self._pubrecs = None
         return machine.data_to_send()
 
     def drained(self) -> None:
@@ -256,7 +267,10 @@ class MqttConnection:
 
     def send_received(self, packet_id: int) -> None:
         """PUBREC."""
-        self._pubrecs.append(packet_id)
+        if self._pubrecs is None:
+            self._pubrecs = [packet_id]
+        else:
+            self._pubrecs.append(packet_id)
         self.stream.mark()
 
     # What the ingress tells of published messages.
@@ -267,9 +281,11 @@ class MqttConnection:
         if self._retries is not None:
             self._retries.attempts.pop(packet_id, None)
         if qos == 1:
-            if not self._pubacks:
+            if self._pubacks is None:
+                self._pubacks = [packet_id]
                 self.stream.mark()
-            self._pubacks.append(packet_id)
+            else:
+                self._pubacks.append(packet_id)
         else:
             self._accept_once(packet_id)
         if self._held:
@@ -277,7 +293,7 @@ class MqttConnection:
 
     def _read_on(self) -> None:
         """The client was held for having too much unsettled; that may be over."""
-        if self.unsettled <= self._ingress.limits.inflight_max // 2:
+        if self.unsettled <= self._ingress.unsettled_max // 2:
             self._held = False
             self.stream.release()
 
@@ -315,26 +331,21 @@ class MqttConnection:
 
     # Packets.
 
-    def _process(self, events: list[Event]) -> None:
-        for event in events:
-            if isinstance(event, Publishes):
-                self._publishes(event.rows)
-            elif isinstance(event, Acks):
-                assert self.session is not None
-                acknowledged(self.session, self.machine, self._answers, event.kind, event.rows)
-            elif isinstance(event, Connect):
-                connect(self._ingress, self, event)
-            elif isinstance(event, Auth):
-                authenticate(self._ingress, self, event)
-            elif not isinstance(event, Pingreq):  # the machine has answered that
-                before = self._ingress.namespace.recorded
-                self._control(event)
-                self.wait_for_commit(before)
-            if self.gone:
-                return
+    def _control(self, event: Event) -> None:
+        if isinstance(event, Acks):
+            assert self.session is not None
+            acknowledged(self.session, self.machine, self._answers, event.kind, event.rows)
+        elif isinstance(event, Connect):
+            connect(self._ingress, self, event)
+        elif isinstance(event, Auth):
+            authenticate(self._ingress, self, event)
+        elif not isinstance(event, Pingreq):  # the machine has answered that
+            before = self._ingress.namespace.recorded
+            self._statement(event)
+            self.wait_for_commit(before)
         self.stream.mark()  # the machine may have answered by itself
 
-    def _control(self, event: Event) -> None:
+    def _statement(self, event: Event) -> None:
         if isinstance(event, Subscribe):
             assert self.session is not None
             assert self.principal is not None
@@ -358,10 +369,10 @@ class MqttConnection:
         entries = self._entries
         publish = switch.publish
         batch = ingress.batch
-        if not batch:
+        if not batch.receipts:
             batch.received = ingress.now()  # its first message: what waited before counts for nothing
         sender = self.sender
-        body_max = ingress.limits.message_bytes_max
+        body_max = ingress.body_max
         held = None if self._retries is None else self._retries.waiting
         for flags, topic, packet_id, raw, body in rows:
             entry = entries.get(topic)
@@ -395,7 +406,7 @@ class MqttConnection:
             elif not publish(batch, entry, message, receipt):
                 ingress.unclaimed(entry, message, receipt)
         ingress.stats.messages_in += len(rows)
-        if self.unsettled >= ingress.limits.inflight_max and not self._held:
+        if self.unsettled >= ingress.unsettled_max and not self._held:
             self._overrun()
 
     def _overrun(self) -> None:
@@ -403,7 +414,7 @@ class MqttConnection:
         if self.machine.version is not Version.V5:
             self._held = True
             self.stream.hold()
-        elif self.unsettled > self._ingress.limits.inflight_max:
+        elif self.unsettled > self._ingress.unsettled_max:
             raise RemoteProtocolError(
                 "more is unacknowledged than our Receive Maximum", reason=ReasonCode.RECEIVE_MAXIMUM_EXCEEDED
             )

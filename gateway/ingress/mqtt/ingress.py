@@ -67,6 +67,8 @@ class MqttIngress:
         self.switch = switch
         self.access = access
         self.limits = limits
+        self.body_max = limits.message_bytes_max  # a model's attributes cost a few times what these do
+        self.unsettled_max = limits.inflight_max
         self.stats = stats
         self.anonymous = anonymous
         self.byte_order = byte_order

@@ -97,7 +97,7 @@ class ClientConnection(Connection):
         self.method = properties.get(Property.AUTHENTICATION_METHOD)
         self.send(packet)
         self.last_received = self._pinged_at = now
-        self.state = State.CONNECTING
+        self._open(State.CONNECTING)
 
     def _take(self, packet: Packet) -> None:
         if isinstance(packet, Connack):

@@ -5,9 +5,9 @@ missing row *is* the error. Nearly all traffic is PUBLISH and its acknowledgemen
 decodes runs of those in one loop with local variables, one plain tuple per packet, and stops at whatever it
 does not understand; `_one` then takes a single packet through the full codec, which also finds the words for
 what is wrong. Octets that wait for their rest are kept in one growing buffer, taken when the packet is whole.
+Of a thousand connections each has its turn when its memory has left the caches: so what is empty is None.
 
 Events that precede a corrupt packet are not lost: they are returned, and the next call raises the error.
-`pending` says that calling `receive_data(b"", now)` again will tell more.
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ from gateway.protocols.mqtt.octets import (
     violation,
 )
 from gateway.protocols.mqtt.packets import Ack, Acks, Event, Packet, Publish, Publishes, Row
-from gateway.protocols.mqtt.properties import NO_PROPERTIES, PropertyMap, spans
+from gateway.protocols.mqtt.properties import NO_PROPERTIES, PropertyMap, without_alias
 from gateway.protocols.mqtt.spec import (
     FAILURE,
     FIRST_OCTET,
@@ -53,11 +53,12 @@ class State(IntEnum):
 
 
 OPEN: Final = State.OPEN  # a global name costs a quarter of an enum's attribute
+PUBLISH: Final = int(PacketType.PUBLISH)  # and as an index an integer is faster
+PUBACK: Final = int(PacketType.PUBACK)
 Table = Mapping[tuple[State, int], State]
 
 ACKS: Final = (PacketType.PUBACK, PacketType.PUBREC, PacketType.PUBREL, PacketType.PUBCOMP)
-ACK_HEADS: Final = {kind: bytes((FIRST_OCTET[kind], 2)) for kind in ACKS}
-RUNS: Final = (Publishes, Acks)
+PUBACK_HEAD: Final = bytes((FIRST_OCTET[PacketType.PUBACK], 2))
 _ACK_BY_FIRST: Final = {FIRST_OCTET[kind]: kind for kind in ACKS}
 _WORDS: Final = tuple(value.to_bytes(2, "big") for value in range(65_536))
 _PUBLISH_FIRST: Final = tuple(bytes((PacketType.PUBLISH << 4 | flags,)) for flags in range(16))
@@ -67,25 +68,6 @@ FIXED_HEADER_MAX: Final = 5  # 5: 2.1
 PUBLISH_EXTRA_MAX: Final = 5 + 2 + 2 + 4 + 3  # fixed header, lengths of topic and properties, id, alias
 PUBLISH_PIECES: Final = 6  # of each PUBLISH in `out`: joined once, all together, they cost least
 
-_BARE_MAX: Final = 4_096  # property lists remembered; devices repeat a few
-_BARE_OCTETS_MAX: Final = 1_024  # a longer list is hardly repeated
-_bare: dict[bytes, tuple[int, bytes]] = {}
-
-
-def _without_alias(raw: bytes) -> tuple[int, bytes]:
-    """The topic alias of a PUBLISH's property list (0: none) and the list without it; validates the list."""
-    found = _bare.get(raw)
-    if found is None:
-        found = (0, raw)
-        for span in spans(raw, PacketType.PUBLISH):
-            if span.id is Property.TOPIC_ALIAS:
-                found = (span.value, raw[: span.start] + raw[span.stop :])
-        if len(raw) <= _BARE_OCTETS_MAX:
-            if len(_bare) >= _BARE_MAX:
-                _bare.clear()
-            _bare[raw] = found
-    return found
-
 
 def _swap(word: int) -> int:
     return (word & 0xFF) << 8 | word >> 8
@@ -94,7 +76,8 @@ def _swap(word: int) -> int:
 class Connection:
     """One end of a connection. Subclasses bring the table and what is special about their end.
 
-    `received` and `sent` count packets by type. `out` holds what `data_to_send` will join.
+    `received` and `sent` count packets by type. `out` holds what `data_to_send` will join. `pending`:
+    `receive_data(b"", now)` would tell more: an error, or octets that waited for a CONNACK.
     """
 
     __slots__ = (
@@ -113,6 +96,7 @@ class Connection:
         "packet_bytes_max",
         "peer_packet_bytes_max",
         "peer_receive_max",
+        "pending",
         "received",
         "sent",
         "state",
@@ -137,11 +121,12 @@ class Connection:
         self.last_received = 0.0
         self.received = [0] * 16
         self.sent = [0] * 16
-        self.out: list[bytes] = []
+        self.out: list[bytes] | None = None
+        self.pending = False
         self._byte_order: ByteOrder = byte_order
         self._aliases: dict[int, bytes] = {}
         self._said_aliases: dict[bytes, bytes] = {}
-        self._buffer = bytearray()
+        self._buffer: bytearray | None = None
         self._needed = 0
         self._error: RemoteProtocolError | None = None
         self._speak(version)
@@ -153,33 +138,33 @@ class Connection:
 
     # -- octets in
 
-    @property
-    def pending(self) -> bool:
-        """Whether `receive_data(b"", now)` would tell more: an error, or octets that waited for a CONNACK."""
-        return self._error is not None or (
-            bool(self._buffer) and len(self._buffer) >= self._needed and self.state in self.reading
-        )
+    def _open(self, state: State) -> None:
+        """Reading begins, or goes on: what was held back is to be asked for."""
+        self.state = state
+        self.pending = self._buffer is not None
 
     def receive_data(self, data: bytes, now: float) -> list[Event]:
         """The events that `data` completes, in order of arrival; `now` is in monotonic seconds.
 
         Raises RemoteProtocolError, after which the connection is CLOSED and ignores what comes.
         """
-        if self._error is not None:
-            error, self._error = self._error, None
-            raise error
+        if self.pending:
+            self.pending = False
+            if self._error is not None:
+                error, self._error = self._error, None
+                raise error
         if data:
             self.last_received = now
         events: list[Event] = []
         at = 0
-        if self._buffer:
+        if self._buffer is not None:
             self._buffer += data
             if self.state not in self.reading:
-                return self._hold()
+                return self._hold(self._buffer)
             if len(self._buffer) < self._needed:
                 return []
             data = bytes(self._buffer)
-            self._buffer.clear()
+            self._buffer = None
         try:
             # Compared by identity: to ask the set costs an enum's hash, as much as a small packet.
             while (state := self.state) is OPEN or state in self.reading:
@@ -195,27 +180,33 @@ class Connection:
             self.state = State.CLOSED
             if not events:
                 raise
-            self._error = error
+            self._fail_later(error)
         for event in events:
-            if isinstance(event, RUNS):
+            if isinstance(event, Publishes):
+                self.received[PUBLISH] += len(event.rows)
+            elif isinstance(event, Acks):
                 self.received[event.kind] += len(event.rows)
         if at < len(data) and self.state is not State.CLOSED:
-            self._buffer += data[at:]
+            self._buffer = bytearray(data[at:])
             if self.state not in self.reading:
-                self._hold()
+                self._hold(self._buffer)
         return events
 
-    def _hold(self) -> list[Event]:
+    def _hold(self, buffer: bytearray) -> list[Event]:
         """Nothing is decoded now; what a peer may pipeline meanwhile is limited."""
         self._needed = 0
         if self.state is State.CLOSED:
-            self._buffer.clear()
-        elif len(self._buffer) > PIPELINED_BYTES_MAX:
+            self._buffer = None
+        elif len(buffer) > PIPELINED_BYTES_MAX:
             self.state = State.CLOSED
-            self._error = RemoteProtocolError(
-                "too much was sent before the CONNACK", reason=ReasonCode.QUOTA_EXCEEDED
-            )
+            text = "too much was sent before the CONNACK"
+            self._fail_later(RemoteProtocolError(text, reason=ReasonCode.QUOTA_EXCEEDED))
         return []
+
+    def _fail_later(self, error: RemoteProtocolError) -> None:
+        """The next call raises it."""
+        self._error = error
+        self.pending = True
 
     def _run(self, data: bytes, at: int, events: list[Event]) -> int:
         """Decode PUBLISH and plain acknowledgements from `at`; returns where something else begins."""
@@ -264,7 +255,9 @@ class Connection:
                 if body_at > stop or not topic:
                     break
                 if publishes is None:
-                    publishes, acks = self._publishes(events).rows, None
+                    publishes, acks = self._publishes(events).rows if events else [], None
+                    if not events:
+                        events.append(Publishes(publishes))
                 publishes.append((first & 15, topic, packet_id, properties, data[body_at:stop]))
             elif size == 2 and first in _ACK_BY_FIRST and (packet_id := data[start] << 8 | data[start + 1]):
                 if acks is None or first != ack_first:
@@ -303,7 +296,7 @@ class Connection:
         body_at = start + size
         if body_at > stop:
             raise malformed("a PUBLISH ends inside its properties")
-        alias, properties = _without_alias(data[start:body_at])
+        alias, properties = without_alias(data[start:body_at])
         if alias:
             if alias > self.topic_alias_max:
                 raise RemoteProtocolError(f"topic alias {alias}", reason=ReasonCode.TOPIC_ALIAS_INVALID)
@@ -376,9 +369,9 @@ class Connection:
     def data_to_send(self) -> bytes:
         """All that was said since the last call."""
         out = self.out
-        if not out:
+        if out is None:
             return b""
-        self.out = []
+        self.out = None
         return out[0] if len(out) == 1 else b"".join(out)
 
     def send(self, packet: Packet) -> bool:
@@ -386,9 +379,15 @@ class Connection:
         octets = encode(packet, self.version, self._byte_order)
         if len(octets) > self.peer_packet_bytes_max:
             return False
-        self.out.append(octets)
+        self._say(octets)
         self.sent[packet.kind] += 1
         return True
+
+    def _say(self, octets: bytes) -> None:
+        if self.out is None:
+            self.out = [octets]
+        else:
+            self.out.append(octets)
 
     def _require(self, *states: State) -> None:
         if self.state not in states:
@@ -420,6 +419,8 @@ class Connection:
         little = self._little
         words, lengths, firsts, known = _WORDS, _LENGTHS, _PUBLISH_FIRST, _LENGTHS_END
         out = self.out
+        if out is None:
+            out = self.out = []
         before = len(out)
         refused: list[int] = []
         for flags, topic, packet_id, properties, body in rows:
@@ -437,7 +438,7 @@ class Connection:
                 refused.append((len(out) - before) // PUBLISH_PIECES + len(refused))
                 continue
             out += (firsts[flags], length, words[len(topic)], topic, middle, body)
-        self.sent[3] += (len(out) - before) // PUBLISH_PIECES
+        self.sent[PUBLISH] += (len(out) - before) // PUBLISH_PIECES
         return refused
 
     def _may_alias(self, properties: PropertyMap) -> None:
@@ -471,12 +472,18 @@ class Connection:
         count = len(ids)
         if self._little:
             ids = [_swap(packet_id) for packet_id in ids]
-        if count == 1:  # a thousand devices with one message each are slower than one with a thousand
-            self.out.append(ACK_HEADS[kind] + _WORDS[ids[0]])
-        else:
-            base = FIRST_OCTET[kind] << 24 | 2 << 16
-            self.out.append(pack(f">{count}I", *[base | packet_id for packet_id in ids]))
+        base = FIRST_OCTET[kind] << 24 | 2 << 16
+        self._say(pack(f">{count}I", *[base | packet_id for packet_id in ids]))
         self.sent[kind] += count
+
+    def puback(self, packet_id: int) -> bytes:
+        """`acknowledge` and `data_to_send` in one, while nothing else is to be said (`out` is None): a
+        thousand devices with one message each are slower than one with a thousand.
+        """
+        if self.state is not OPEN:
+            self._require(OPEN)
+        self.sent[PUBACK] += 1
+        return PUBACK_HEAD + _WORDS[_swap(packet_id) if self._little else packet_id]
 
     def send_ack(self, kind: PacketType, packet_id: int, reason: int = 0, text: str = "") -> None:
         """Say one acknowledgement, with a text for people where the peer wants it (MQTT 5).

@@ -34,6 +34,10 @@ NO_PROPERTIES: Final[PropertyMap] = {}
 LISTED: Final = frozenset((Property.SUBSCRIPTION_IDENTIFIER, Property.USER_PROPERTY))
 """Properties that a map holds as a tuple, for they may repeat."""
 
+_BARE_MAX: Final = 4_096  # property lists remembered; devices repeat a few
+_BARE_OCTETS_MAX: Final = 1_024  # a longer list is hardly repeated
+_bare: dict[bytes, tuple[int, bytes]] = {}
+
 
 class Span(NamedTuple):
     """One property of a list: its value and the octets from `start` to `stop` that wrote it."""
@@ -166,3 +170,18 @@ def write_list(properties: PropertyMap, place: int) -> bytes:
         return b"\0"
     octets = encode_list(properties, place)
     return encode_varint(len(octets)) + octets
+
+
+def without_alias(raw: bytes) -> tuple[int, bytes]:
+    """The topic alias of a PUBLISH's property list (0: none) and the list without it; validates the list."""
+    found = _bare.get(raw)
+    if found is None:
+        found = (0, raw)
+        for span in spans(raw, PacketType.PUBLISH):
+            if span.id is Property.TOPIC_ALIAS:
+                found = (span.value, raw[: span.start] + raw[span.stop :])
+        if len(raw) <= _BARE_OCTETS_MAX:
+            if len(_bare) >= _BARE_MAX:
+                _bare.clear()
+            _bare[raw] = found
+    return found

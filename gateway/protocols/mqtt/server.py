@@ -65,7 +65,7 @@ class ServerConnection(Connection):
     (5: 3.1.2.11.7). The limits that are given here are announced in the CONNACK of MQTT 5.
     """
 
-    __slots__ = ("_connect_bytes_max", "connect", "receive_max")
+    __slots__ = ("_answered", "_connect_bytes_max", "_parted", "connect", "receive_max")
     table: ClassVar[Table] = SERVER
     reading: ClassVar[frozenset[State]] = frozenset((State.START, State.AUTHENTICATING, State.OPEN))
 
@@ -87,6 +87,8 @@ class ServerConnection(Connection):
         self.connect: Connect | None = None
         self.receive_max = receive_max
         self._connect_bytes_max = connect_bytes_max
+        self._answered = False  # a CONNACK has been said
+        self._parted = False  # and a DISCONNECT
 
     def _limit(self) -> int:
         if self.state is State.OPEN:
@@ -151,11 +153,12 @@ class ServerConnection(Connection):
         """
         self._require(State.CONNECTING, State.AUTHENTICATING)
         given = dict(properties or {})
+        self._answered = True
         if reason < FAILURE:
             if self._v5:
                 given = {**self._limits(), **given}
                 self.keep_alive = given.get(Property.SERVER_KEEP_ALIVE, self.keep_alive)
-            self.state = State.OPEN
+            self._open(State.OPEN)
         else:
             self.state = State.CLOSED
         if not self.send(Connack(session_present, reason, given)):
@@ -197,6 +200,7 @@ class ServerConnection(Connection):
         self.state = State.CLOSED
         if not (opened and self._v5):
             return
+        self._parted = True
         properties: dict[Property, Any] = {Property.REASON_STRING: text} if text else {}
         if reference:
             properties[Property.SERVER_REFERENCE] = reference
@@ -209,15 +213,17 @@ class ServerConnection(Connection):
         Before the CONNACK that is a CONNACK (5: 4.13; 3: 3.1.4), later the DISCONNECT of MQTT 5.
         """
         text = str(error)
-        if self.connect is not None and self.sent[PacketType.CONNACK]:
+        if self.connect is not None and self._answered:
             reason = error.reason
             if self._v5:
                 known = reason in REASONS[PacketType.DISCONNECT]
                 properties = {Property.REASON_STRING: text}
                 packet = Disconnect(reason if known else ReasonCode.UNSPECIFIED_ERROR, properties)
-                if not self.sent[PacketType.DISCONNECT] and not self.send(packet):
+                if not self._parted and not self.send(packet):
                     self.send(Disconnect(packet.reason))
-        elif not self.sent[PacketType.CONNACK]:
+                self._parted = True
+        elif not self._answered:
+            self._answered = True
             self._fail_connect(error)
         self.state = State.CLOSED
 

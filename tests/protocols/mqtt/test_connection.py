@@ -288,3 +288,21 @@ def test_the_little_endian_dialect(byte_order: Any, octets: str) -> None:
     assert connection.data_to_send() == encode(
         Publish("t", b"x", 1, packet_id=258), Version.MQIPDP, byte_order
     )
+
+
+def test_connections_may_count_together() -> None:
+    """What others have said says nothing about this one."""
+    first, second, third = server(State.OPEN), server(State.OPEN), server(State.START)
+    for connection in (second, third):
+        connection.received, connection.sent = first.received, first.sent
+    fault = RemoteProtocolError("a fault", reason=ReasonCode.PROTOCOL_ERROR)
+    for connection in (first, second):
+        connection.fail(fault)
+        assert connection.data_to_send()[0] >> 4 == PacketType.DISCONNECT
+        connection.fail(fault)
+        assert not connection.data_to_send()
+    with pytest.raises(RemoteProtocolError) as caught:
+        third.receive_data(bytes.fromhex("10 0d 0004 4d515454 06 02 000a 0001 63"), 0.0)
+    third.fail(caught.value)
+    assert third.data_to_send()[0] >> 4 == PacketType.CONNACK
+    assert first.sent[PacketType.DISCONNECT] == 2

@@ -52,7 +52,7 @@ def test_a_large_packet_in_small_pieces() -> None:
         events += connection.receive_data(wire[at : at + 65_536], 0.0)
     assert [len(event.rows) for event in events if isinstance(event, Publishes)] == [1, 1]
     assert all(isinstance(event, Publishes) and event.rows[0][4] == body for event in events)
-    assert not connection._buffer
+    assert connection._buffer is None
 
 
 FAILED: list[tuple[str, bytes, str]] = [
