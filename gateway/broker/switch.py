@@ -140,6 +140,7 @@ class Entry:
         "namespace",
         "only",
         "origin",
+        "origin_bare",
         "way",
         "ways",
     )
@@ -164,6 +165,7 @@ class Entry:
         self.crossing: Crossing | None = None
         self.way: Way | None = None
         self.origin: Address | None = None  # all that a journal needs to know of messages as they came
+        self.origin_bare = False  # the same, of those without properties only
         busy = [way for way in ways if not way.idle]
         if lanes is not None and len(lanes) == 1 and not busy:
             self.only = lanes[0]
@@ -171,7 +173,9 @@ class Entry:
             self.way = busy[0]
             self.only = busy[0].lanes[0]
             self.crossing = busy[0].crossing
-            self.origin = address if busy[0].crossing.plain else None
+            if self.crossing.bare_plain:
+                self.origin = address
+                self.origin_bare = not self.crossing.plain
 
 
 class Switch:
@@ -282,7 +286,8 @@ class Switch:
         """
         if self.journaling is not None:
             origin = entry.origin
-            if origin is None or message.retain:
+            described = message.property_set is not NO_PROPERTIES
+            if origin is None or message.retain or (entry.origin_bare and described):
                 batch.whole += 1
                 batch.sources.append(message)
             else:

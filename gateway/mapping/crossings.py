@@ -319,6 +319,11 @@ class Crossing:
         self.target = target
         self.bare_hops_max = bare_hops_max
 
+    @property
+    def bare_plain(self) -> bool:
+        """Whether it is plain for messages without properties."""
+        return self.plain
+
     def cross(self, message: Message) -> Message | Outcome | None:
         """The message for the target; None when `when` is false; an Outcome when refused. Never raises."""
         raise NotImplementedError
@@ -384,6 +389,10 @@ class ShapedCrossing(Crossing):
         self._key = f"{route.key} {[value.value for _, value in extra]!r}"
         self._guarantee = route.guarantee
         self._retain = route.retain
+
+    @property
+    def bare_plain(self) -> bool:
+        return not self._extra and self._guarantee is None and self._retain is None
 
     def certain(self, message: Message) -> bool:
         """Once a property set has been derived it is sound."""

@@ -16,6 +16,7 @@ from gateway.mapping.router import Router
 from gateway.model.address import AmqpAddress, MqttAddress
 from gateway.model.batch import Batch, Part
 from gateway.model.message import Message
+from gateway.model.properties import Properties, property_set
 from gateway.store.journal.reader import JournalReader
 from tests.broker.parts import SENDER, Answers
 from tests.store.journal.samples import whole, writer
@@ -37,6 +38,14 @@ routes:
     from: {endpoint: mqtt, topic: "once/{rest...}"}
     to: {endpoint: erp, exchange: "", routing_key: "{rest...}"}
     deduplicate: {by: message_id, window: 10m}
+"""
+BACK = """
+  - name: back
+    from: {endpoint: erp, queue: answers}
+    to: {endpoint: mqtt, topic: "answers"}
+  - name: forth
+    from: {endpoint: erp, exchange: "", binding_key: "{rest...}"}
+    to: {endpoint: mqtt, topic: "up/{rest...}"}
 """
 ENDPOINTS = {"mqtt": "mqtt", "erp": "amqp091", "other": "amqp091"}
 COLUMNS = ("source_name", "target_name", "route", "hops", "retain", "expires", "slot", "body")
@@ -78,9 +87,15 @@ class Nowhere:
         return ()
 
 
-def rows_of(folder: Path, *messages: Message, halves: bool = False) -> set[tuple[Any, ...]]:
-    """What the journal has of `messages`, which came together."""
-    router = Router([parse(ROUTES, "t.yaml")], ENDPOINTS)
+def rows_of(
+    folder: Path,
+    *messages: Message,
+    halves: bool = False,
+    back: str = "",
+    columns: tuple[str, ...] = COLUMNS,
+) -> set[tuple[Any, ...]]:
+    """What the journal has of `messages`, which came together; `back` are ways back of the routes."""
+    router = Router([parse(ROUTES + back, "t.yaml")], ENDPOINTS)
     switch = Switch(router, DeadLetters())
     made = writer(folder)
     switch.journaling = Journaling(made, router, all_=True)
@@ -94,7 +109,7 @@ def rows_of(folder: Path, *messages: Message, halves: bool = False) -> set[tuple
         link.settle(halves=halves)
     made.close()
     assert not made.failed
-    return {tuple(row[name] for name in COLUMNS) for row in map(whole, JournalReader(folder).rows("0"))}
+    return {tuple(row[name] for name in columns) for row in map(whole, JournalReader(folder).rows("0"))}
 
 
 def came(topic: str, number: int, **also: Any) -> Message:
@@ -113,9 +128,12 @@ MESSAGES = {
 ROUTE = {"up": "plain", "shaped": "shaped", "once": "once"}
 
 
+@pytest.mark.parametrize("back", ["", BACK], ids=["one way", "with ways back"])
 @pytest.mark.parametrize("halves", [False, True], ids=["together", "in halves"])
 @pytest.mark.parametrize("messages", MESSAGES.values(), ids=MESSAGES)
-def test_a_row_says_how_its_message_came_in(tmp_path: Path, messages: list[Message], halves: bool) -> None:
+def test_a_row_says_how_its_message_came_in(
+    tmp_path: Path, messages: list[Message], halves: bool, back: str
+) -> None:
     expected = set()
     for slot, one in enumerate(messages):
         assert isinstance(one.address, MqttAddress)
@@ -125,7 +143,16 @@ def test_a_row_says_how_its_message_came_in(tmp_path: Path, messages: list[Messa
         expected.add((topic, rest.replace("/", "."), ROUTE[first], *told))
         if rest.startswith("both"):
             expected.add((topic, "both", "twice", *told))
-    assert rows_of(tmp_path, *messages, halves=halves) == expected
+    assert rows_of(tmp_path, *messages, halves=halves, back=back) == expected
+
+
+def test_a_row_has_the_reply_address_that_came_in(tmp_path: Path) -> None:
+    asks = property_set(Properties(reply_to="up/the/answer"))
+    messages = [came("up/x", 0), came("up/x", 1, property_set=asks), came("up/x", 2)]
+    rows = rows_of(tmp_path, *messages, back=BACK, columns=("body", "properties", "target_name"))
+    said = {body: (properties or "", target) for body, properties, target in rows}
+    assert [target for _, target in said.values()] == ["x"] * 3
+    assert ["up/the/answer" in said[b"%d" % number][0] for number in range(3)] == [False, True, False]
 
 
 def test_what_a_route_refuses_leaves_the_others_as_they_came(tmp_path: Path) -> None:
