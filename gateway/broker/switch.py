@@ -128,19 +128,25 @@ class Way:
 
 
 class Entry:
-    """Everything that the address of a message decides."""
+    """Everything that the address of a message decides.
+
+    The common case, one lane in all (`only`), is prepared so that it costs no loop, and touches no object but
+    this one of those that each address has for itself. Routes that lead nowhere now (`idle`), as those of
+    identity.yaml to a protocol that nobody speaks, make no message.
+    """
 
     __slots__ = (
         "address",
-        "bare_hops_max",
-        "crossing",
+        "bare",
+        "hops_max",
         "idle",
+        "idle_hops_max",
         "idle_routes",
         "lanes",
         "namespace",
         "only",
-        "origin",
-        "origin_bare",
+        "route",
+        "target",
         "way",
         "ways",
     )
@@ -156,26 +162,27 @@ class Entry:
         self.namespace = namespace  # None: what a link brings in takes routes only
         self.lanes = lanes  # in its own namespace; None: the message decides
         self.ways = ways
-        # The common case, one lane in all, is prepared so that it costs no loop. Routes that lead nowhere
-        # now, as those of identity.yaml to a protocol that nobody speaks, make no message.
         self.idle = tuple(way.crossing for way in ways if way.idle)
         self.idle_routes = tuple(crossing.route for crossing in self.idle)
-        self.bare_hops_max = min([crossing.bare_hops_max for crossing in self.idle], default=0)
+        self.idle_hops_max = min([crossing.bare_hops_max for crossing in self.idle], default=0)
         self.only: Lane | None = None
-        self.crossing: Crossing | None = None
         self.way: Way | None = None
-        self.origin: Address | None = None  # all that a journal needs to know of messages as they came
-        self.origin_bare = False  # the same, of those without properties only
+        self.route: Route | None = None  # of `way`
+        self.target: Address | None = None  # all that the way changes, besides counting a hop
+        self.bare = False  # the same, but of messages without properties only
+        self.hops_max = 0
         busy = [way for way in ways if not way.idle]
         if lanes is not None and len(lanes) == 1 and not busy:
             self.only = lanes[0]
         elif lanes == () and len(busy) == 1 and busy[0].lanes is not None and len(busy[0].lanes) == 1:
             self.way = busy[0]
             self.only = busy[0].lanes[0]
-            self.crossing = busy[0].crossing
-            if self.crossing.bare_plain:
-                self.origin = address
-                self.origin_bare = not self.crossing.plain
+            crossing = busy[0].crossing
+            self.route = crossing.route
+            if crossing.bare_plain:
+                self.target = crossing.target
+                self.bare = not crossing.plain
+                self.hops_max = crossing.bare_hops_max
 
 
 class Switch:
@@ -199,6 +206,7 @@ class Switch:
         self.journaling: Journaling | None = None
         self._lanes: dict[tuple[Sink, str], Lane] = {}
         self._guards: dict[str, Guard] = {}
+        self._idle_routes: dict[tuple[Route, ...], tuple[Route, ...]] = {}  # one object for many addresses
         self._filters: deque[list[str]] = deque(maxlen=FILTERS_MAX)  # of the last changes, if only those
 
     def changed(self) -> None:
@@ -224,6 +232,7 @@ class Switch:
     def use(self, router: Router) -> None:
         """Put new mappings in force."""
         self.router = router
+        self._idle_routes.clear()
         if self.journaling is not None:
             self.journaling.router = router
         self.changed()
@@ -244,7 +253,9 @@ class Switch:
             ends = target.sinks(crossing.target) if crossing.target is not None else None
             found = None if ends is None else tuple(self._lane(sink, crossing.route) for sink in ends)
             ways.append(Way(crossing, target, found))
-        return Entry(address, namespace, lanes, tuple(ways))
+        entry = Entry(address, namespace, lanes, tuple(ways))
+        entry.idle_routes = self._idle_routes.setdefault(entry.idle_routes, entry.idle_routes)
+        return entry
 
     def end(self, route: Route) -> Namespace | None:
         """What a route leads to: its endpoint, or the outbox in front of it. None: it is not here."""
@@ -284,29 +295,39 @@ class Switch:
         """Put a message on its lanes. False: there is none, and the receipt is still the caller's to
         answer.
         """
+        described = message.property_set is not NO_PROPERTIES
+        target = None if described and entry.bare else entry.target
         if self.journaling is not None:
-            origin = entry.origin
-            described = message.property_set is not NO_PROPERTIES
-            if origin is None or message.retain or (entry.origin_bare and described):
+            if target is None or message.retain:
                 batch.whole += 1
                 batch.sources.append(message)
             else:
-                batch.sources.append(origin)
+                batch.sources.append(entry.address)
         lane = entry.only
         if lane is None or message.retain:
             return self._publish_all(batch, entry, message, receipt)
         if entry.idle:
-            if message.property_set is not NO_PROPERTIES or message.hops >= entry.bare_hops_max:
+            if described or message.hops >= entry.idle_hops_max:
                 for idle in entry.idle:
                     if not idle.certain(message):
                         return self._publish_all(batch, entry, message, receipt)
             for route in entry.idle_routes:
                 route.matched += 1
-        crossing = entry.crossing
-        if crossing is None:
+        if entry.route is None:
             batch.add_only(receipt, lane, message)
             return True
-        crossed = crossing.cross(message)
+        if target is not None and message.hops < entry.hops_max:
+            entry.route.matched += 1
+            batch.add_only(receipt, lane, message.crossed(target))
+            return True
+        return self._publish_across(batch, entry, lane, message, receipt)
+
+    def _publish_across(
+        self, batch: Batch, entry: Entry, lane: Lane, message: Message, receipt: Receipt
+    ) -> bool:
+        """By the one way that there is, which changes more than the address."""
+        assert entry.way is not None
+        crossed = entry.way.cross(message)
         if type(crossed) is Message and not crossed.retain:
             batch.add_only(receipt, lane, crossed)
             return True
@@ -316,7 +337,6 @@ class Switch:
             return False
         placed: list[tuple[Lane, Message]] = []
         refused: list[tuple[Route, Outcome]] = []
-        assert entry.way is not None
         self._place_crossed(entry.way, crossed, placed, refused)
         return self._place(batch, receipt, message, placed, refused)
 

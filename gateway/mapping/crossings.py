@@ -353,22 +353,11 @@ class PlainCrossing(Crossing):
 
     def cross(self, message: Message) -> Message | Outcome | None:
         route = self.route
-        hops = message.hops
-        if hops >= self._hops_max:
+        if message.hops >= self._hops_max:
             route.failed += 1
             return HOPS_EXCEEDED
         route.matched += 1
-        return Message(
-            self._address,
-            message.body,
-            message.property_set,
-            message.assurance,
-            message.durable,
-            message.retain,
-            message.expires,
-            hops + 1,
-            message.sender,
-        )
+        return message.crossed(self._address)
 
 
 class ShapedCrossing(Crossing):

@@ -68,5 +68,19 @@ class Message:
         """The decoded properties; raises RemoteProtocolError when the sender's octets are malformed."""
         return self.property_set.properties
 
+    def crossed(self, address: Address) -> Message:
+        """The same at another address, one hop further."""
+        return Message(
+            address,
+            self.body,
+            self.property_set,
+            self.assurance,
+            self.durable,
+            self.retain,
+            self.expires,
+            self.hops + 1,
+            self.sender,
+        )
+
     def __repr__(self) -> str:
         return f"Message({self.address!r}, {len(self.body)} octets, assurance {self.assurance})"
