@@ -9,7 +9,6 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable
-from functools import partial
 from typing import TYPE_CHECKING, Final
 
 from gateway.broker.access import Principal
@@ -24,6 +23,7 @@ from gateway.ingress.mqtt.entries import first_seen
 from gateway.ingress.mqtt.offered import NOT_TEXT, TOO_LARGE, UTF8, check_offered, is_what_it_says
 from gateway.ingress.mqtt.retries import Retries
 from gateway.ingress.mqtt.subscriptions import subscribe, unsubscribe
+from gateway.ingress.mqtt.wills import leave_will
 from gateway.model.message import NEVER, Message, Sender
 from gateway.model.outcome import ACCEPTED, Outcome
 from gateway.model.properties import NO_PROPERTIES
@@ -57,9 +57,30 @@ OPEN: Final = State.OPEN
 class MqttConnection:
     """The peer object of one client's stream, and its session's outlet."""
 
+    __slots__ = (
+        "_answers",
+        "_deadline",
+        "_entries",
+        "_generation",
+        "_held",
+        "_ingress",
+        "_pubacks",
+        "_pubrecs",
+        "_retries",
+        "_yields",
+        "authentication",
+        "gone",
+        "machine",
+        "principal",
+        "sender",
+        "session",
+        "stream",
+        "unsettled",
+        "will",
+    )
+
     def __init__(self, ingress: MqttIngress, stream: Stream, now: float) -> None:
         limits = ingress.limits
-        # First what every message needs: attributes lie in memory in the order in which they are made.
         self.stream = stream
         self.gone = False
         self.unsettled = 0
@@ -142,28 +163,14 @@ class MqttConnection:
         if session.outlet is not self:
             return
         session.detach()
-        self._leave_will(session)
+        will, self.will = self.will, None
+        leave_will(ingress, session, will, self.sender)
         if session.persistent:
             if self._yields:
                 ingress.namespace.hand_over(session)
             session.expires_at = ingress.now() + session.expiry_secs
         else:
             ingress.namespace.discard(session)
-
-    def _leave_will(self, session: Session) -> None:
-        """Publish the will now, or when its delay is over or the session ends (5: 3.1.2.5)."""
-        will, self.will = self.will, None
-        ingress, client_id = self._ingress, session.client_id
-        if will is None:
-            ingress.namespace.forget_will(client_id)
-            return
-        publish = partial(ingress.publish_will, will, self.sender)
-        delay = will.properties.get(Property.WILL_DELAY_INTERVAL, 0)
-        if delay and session.persistent:
-            ingress.namespace.delay_will(client_id, ingress.now() + delay, publish)
-        else:
-            publish()
-            ingress.namespace.forget_will(client_id)
 
     # What the listener asks.
 
@@ -394,14 +401,10 @@ class MqttConnection:
             else:
                 receipt = None
             if len(body) > body_max:
-                self._too_large(receipt)
-                continue
-            if raw and UTF8 in raw and not is_what_it_says(message):
-                ingress.stats.refuse(NOT_TEXT)
-                if receipt is not None:
-                    self.refused(receipt, NOT_TEXT)
-                continue
-            if held is not None and receipt is not None:
+                self._decline(receipt, TOO_LARGE)
+            elif raw and UTF8 in raw and not is_what_it_says(message):
+                self._decline(receipt, NOT_TEXT)
+            elif held is not None and receipt is not None:
                 held.behind(receipt)  # what waits for the disk is not overtaken
             elif not publish(batch, entry, message, receipt):
                 ingress.unclaimed(entry, message, receipt)
@@ -419,14 +422,13 @@ class MqttConnection:
                 "more is unacknowledged than our Receive Maximum", reason=ReasonCode.RECEIVE_MAXIMUM_EXCEEDED
             )
 
-    def _too_large(self, receipt: Receipt | None) -> None:
-        """A body over our limit in a packet within it. Before MQTT 5 only closing says no."""
-        self._ingress.stats.refuse(TOO_LARGE)
-        if receipt is None:
-            return
-        if self.machine.version < Version.V5:
-            raise RemoteProtocolError(TOO_LARGE.text, reason=ReasonCode.PACKET_TOO_LARGE)
-        self.refused(receipt, TOO_LARGE)
+    def _decline(self, receipt: Receipt | None, outcome: Outcome) -> None:
+        """A body over our limit in a packet within it, or no text. Before MQTT 5 only closing says no."""
+        self._ingress.stats.refuse(outcome)
+        if receipt is not None:
+            if self.machine.version < Version.V5:
+                raise RemoteProtocolError(outcome.text, reason=ReasonCode.PACKET_TOO_LARGE)
+            self.refused(receipt, outcome)
 
     def _first_time(self, packet_id: int, entry: Entry) -> bool:
         """QoS 2: False when this packet id was taken before and not released (§4.3.3)."""
