@@ -107,7 +107,8 @@ def _listen(http: Http) -> socket.socket:
         bound = socket.create_server((http.host, http.port), family=family, dualstack_ipv6=both)
     except OSError as error:
         place = f"{http.host}:{http.port}"
-        raise ConfigurationError(f"http: cannot listen on {place}: {error.strerror or error}") from error
+        reason = str(error.strerror or error).partition(" (while ")[0]  # behind that: the address again
+        raise ConfigurationError(f"http: cannot listen on {place}: {reason}") from error
     bound.setblocking(False)
     return bound
 

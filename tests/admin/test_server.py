@@ -137,5 +137,6 @@ async def test_a_taken_port_is_explained() -> None:
         taken.listen()
         port = taken.getsockname()[1]
         state = AdminState(metrics_with_traffic(), Readiness())
-        with pytest.raises(ConfigurationError, match=f"http: cannot listen on {LOOPBACK}:{port}"):
+        expected = f"http: cannot listen on {LOOPBACK}:{port}: Address already in use$"
+        with pytest.raises(ConfigurationError, match=expected):
             await serve(Http(host=LOOPBACK, port=port), state)
