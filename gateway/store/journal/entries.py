@@ -26,8 +26,8 @@ def octets_of(text: str) -> bytes:
         return text.encode("utf-8", "backslashreplace")
 
 
-def bitmap(present: Sequence[bool]) -> bytes:
-    """A validity buffer: a bit for each element, least significant first."""
+def bitmap(present: Sequence[int]) -> bytes:
+    """A validity buffer: a bit for each element (0 or 1), least significant first."""
     digits = bytes(present).translate(_DIGITS)
     return int(digits[::-1], 2).to_bytes((len(digits) + 7) // 8, "little")
 
