@@ -61,7 +61,6 @@ ALIGNMENT: Final = 8
 BLOCK_OCTETS_MAX: Final = (1 << 31) - 1  # int32 offsets reach no further
 COMPRESSED_FROM: Final = 64  # octets; a shorter buffer gains nothing
 _BUFFER: Final = struct.Struct("<III")
-CRC_OCTETS: Final = 5 * 1_024
 _ROOM: Final = bytes(HEADER_OCTETS)
 _PADDING: Final = tuple(bytes(count) for count in range(ALIGNMENT))
 
@@ -255,13 +254,9 @@ def lay_out(draft: Draft, level: int) -> Laid:
 def seal(header: Header, block: memoryview) -> Header:
     """Write the header of a block that was laid out, and lies in one piece, into its first octets.
 
-    zlib lets the interpreter's lock go for more than 5 KiB. To get it back from a busy event loop takes more
-    time than the sum, and costs the loop as much: so it is fed less at once.
+    zlib lets the interpreter's lock go meanwhile: a thread that wants it gets it here.
     """
-    crc = 0
-    for begin in range(HEADER_OCTETS, len(block), CRC_OCTETS):
-        crc = zlib.crc32(block[begin : begin + CRC_OCTETS], crc)
-    done = header._replace(crc=crc)
+    done = header._replace(crc=zlib.crc32(block[HEADER_OCTETS:]))
     block[:HEADER_OCTETS] = encode_header(done)
     return done
 
