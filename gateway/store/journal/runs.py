@@ -14,6 +14,7 @@ from operator import is_, length_hint
 from typing import Final, Generic, NamedTuple, TypeVar
 
 from gateway.model.message import Message
+from gateway.store.journal.format import Buffer, Repeated
 
 RUN: Final = 32  # as long a run is looked up faster once than for each message (measured)
 RUN_ALIKE: Final = 8  # so many messages for each run pay for the look at all of them (measured)
@@ -73,14 +74,9 @@ def chained(several: Sequence[Runs[Kind]]) -> Runs[Kind]:
     return Runs(objects, list(chain.from_iterable(lengths)))
 
 
-def repeated(values: bytes, octets: int, lengths: Sequence[int] | None) -> bytes:
-    """Values of `octets` octets, each as often as its run is long."""
-    if lengths is None:
-        return values
-    if len(lengths) == 1:
-        return values * lengths[0]
-    places = range(0, len(values), octets)
-    return b"".join([values[at : at + octets] * count for at, count in zip(places, lengths, strict=True)])
+def repeated(values: bytes, width: int, lengths: Sequence[int] | None) -> Buffer:
+    """Values of `width` octets, each as often as its run is long."""
+    return values if lengths is None else Repeated(values, width, lengths)
 
 
 def runs_of(objects: Sequence[Kind]) -> Runs[Kind]:
