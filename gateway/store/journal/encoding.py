@@ -17,7 +17,7 @@ from collections.abc import Sequence
 from functools import lru_cache
 from io import BytesIO
 from itertools import chain, groupby
-from typing import Final, NamedTuple, TypeVar
+from typing import Final, NamedTuple
 
 from gateway.errors import RemoteProtocolError
 from gateway.model.address import Address, AmqpAddress, MqttAddress
@@ -26,9 +26,18 @@ from gateway.model.outcome import Outcome
 from gateway.model.properties import PropertySet
 from gateway.model.spooled import Spooled
 from gateway.store.journal.columns import ADDRESS, COLUMNS, LANE, OUTCOME, SENDER
-from gateway.store.journal.entries import NUMBER, Entries, bitmap, octets_of, offsets
-from gateway.store.journal.format import VERSION, Draft, Header, Octets, encode_columns
-from gateway.store.journal.runs import runs_of
+from gateway.store.journal.entries import NUMBER, Entries, bitmap, even_offsets, octets_of, offsets
+from gateway.store.journal.format import (
+    VERSION,
+    Buffer,
+    Draft,
+    Header,
+    Octets,
+    Repeated,
+    encode_columns,
+    expanded,
+)
+from gateway.store.journal.runs import Runs, alike_in, chained, repeated, runs_of
 from gateway.store.properties import encode_properties
 
 PROPERTIES_OCTETS_MAX: Final = 65_536  # of one set; more is recorded as {"omitted": octets}
@@ -72,17 +81,9 @@ class Stashed(NamedTuple):
     origins: Sequence[Address] | None = None
 
 
-_Kind = TypeVar("_Kind")
 _LaneKey = tuple[Facts, str]
 """And the protocol that its messages came in."""
 _COLUMNS: Final = encode_columns(COLUMNS)
-
-
-def _lengths(sizes: list[int]) -> bytes:
-    """The sizes themselves: uint32."""
-    if sizes.count(sizes[0]) == len(sizes):
-        return NUMBER(sizes[0]) * len(sizes)
-    return struct.pack(f"<{len(sizes)}I", *sizes)
 
 
 class Encoder:
@@ -110,28 +111,29 @@ class Encoder:
 
     def encode(self, base: int, parts: Sequence[Stashed]) -> Draft:
         """The block of `parts`, whose first row is number `base`."""
-        heads = _chained([_heads(part) for part in parts])
-        rows = len(heads)
+        heads = [_heads(part) for part in parts]
+        alike = [alike_in(some) for some in heads]
+        kinds = chained(alike)
+        rows = sum(map(len, heads))
         by_part = _by_part(parts)
-        senders = self._sender_indices(heads, rows)
-        sources, targets = self._address_indices(parts, rows)
+        senders = self._sender_indices(kinds, rows)
+        sources, targets = self._address_indices(parts, alike, rows)
         # What is the same in all rows is encoded once and repeated.
-        like, times = (heads[:1], rows) if _alike(heads) else (heads, 1)
+        like, lengths = Runs(kinds.objects[:1], [rows]) if _alike(kinds.objects) else kinds
         sets = self._set_indices([message.property_set for message in like], rows)
-        flags = [column * times for column in (*_guarantees(like), _small([one.hops for one in like]))]
-        flags[-1] = _before_crossing(flags[-1], parts)
-        valid, expires = _expiries([message.expires for message in like])
+        flags = [repeated(column, 1, lengths) for column in _guarantees(like)]
+        hops = _before_crossing(_small([one.hops for one in like]), lengths, parts)
         buffers = [
             *by_part.rows,
             _slots(parts),
             senders,
             sources,
             targets,
-            sets * times,
-            *flags,
+            repeated(sets, 4, lengths),
+            *(*flags, hops),
             *_delivered(parts, flags),
-            *(valid, expires * times),
-            *self._bodies([message.body for message in heads]),
+            *_expiries([message.expires for message in like], lengths),
+            *self._bodies([message.body for some in heads for message in some]),
             *self._senders.end(rows),
             *by_part.entries,
             *self._addresses.end(rows),
@@ -141,59 +143,75 @@ class Encoder:
         header = Header(VERSION, 0, self._shard, 0, base, rows, min(came), max(came), len(COLUMNS), 0, 0, 0)
         return Draft(header, _COLUMNS, buffers)
 
-    def _sender_indices(self, heads: Sequence[Message], rows: int) -> bytes:
+    def _sender_indices(self, kinds: Runs[Message], rows: int) -> Buffer:
         numbers = self._sender_numbers
         if self._senders.begin(rows):
             numbers.clear()
             self._kept.clear()
-        senders = [message.sender for message in heads]
+        senders, lengths = Runs([message.sender for message in kinds.objects], kinds.lengths)
+        if lengths is None:
+            senders, lengths = runs_of(senders)
         try:
-            return _sender_numbers(senders, numbers)
+            return _indices(Runs([numbers[id(sender)] for sender in senders], lengths))
         except KeyError:
             fresh = {id(sender): sender for sender in senders if id(sender) not in numbers}
             self._kept += fresh.values()
             texts = [list(map(octets_of, sender)) for sender in fresh.values()]
             numbers.update(zip(fresh, self._senders.add_all(texts), strict=True))
-            return _sender_numbers(senders, numbers)
+            return _indices(Runs([numbers[id(sender)] for sender in senders], lengths))
 
-    def _address_indices(self, parts: Sequence[Stashed], rows: int) -> tuple[bytes, bytes]:
+    def _address_indices(
+        self, parts: Sequence[Stashed], alike: Sequence[Runs[Message]], rows: int
+    ) -> tuple[Buffer, Buffer]:
         """Where the rows came from and went to; one and the same object when nothing crossed."""
         if self._addresses.begin(rows):
             self._address_numbers.clear()
             self._nowhere = b""
-        sources = self._numbered([part.origins or _addresses(_heads(part)) for part in parts])
+        heads = [_addresses(*one) for one in alike]
+        sources = self._numbered(
+            [
+                run if part.origins is None else Runs(part.origins, None)
+                for part, run in zip(parts, heads, strict=True)
+            ]
+        )
         if all(part.sources is None and part.origins is None for part in parts):
             return sources, sources
-        return sources, self._numbered([_addresses(part.messages or ()) for part in parts], parts)
+        gone = [
+            run if part.sources is None else _addresses(part.messages or ())
+            for part, run in zip(parts, heads, strict=True)
+        ]
+        return sources, self._numbered(gone, parts)
 
-    def _numbered(self, runs: Sequence[Sequence[Address]], parts: Sequence[Stashed] = ()) -> bytes:
-        """The numbers of all these addresses. A run is of one protocol; an empty one is that of a part that
-        went nowhere."""
-        found = []
+    def _numbered(self, runs: Sequence[Runs[Address]], parts: Sequence[Stashed] = ()) -> Buffer:
+        """The numbers of all these addresses. Those of a part are of one protocol; without any it went
+        nowhere."""
+        found: list[Runs[bytes]] = []
         # One look-up table for each protocol, for wires of two may be equal.
         at = 0
         for protocol, same in groupby(runs, _protocol_of):
             some = list(same)
             if protocol:
-                found.append(self._numbered_of(protocol, _chained(some)))
+                found.append(self._numbered_of(protocol, chained(some)))
             else:
                 if not self._nowhere:
                     self._nowhere = self._addresses.add(None, None, None)
-                found.append(self._nowhere * sum(len(_heads(part)) for part in parts[at : at + len(some)]))
+                count = sum(len(_heads(part)) for part in parts[at : at + len(some)])
+                found.append(Runs([self._nowhere], [count]))
             at += len(some)
-        return b"".join(found)
+        return _indices(chained(found))
 
-    def _numbered_of(self, protocol: str, addresses: Sequence[Address]) -> bytes:
+    def _numbered_of(self, protocol: str, runs: Runs[Address]) -> Runs[bytes]:
+        addresses, lengths = runs if runs.lengths is not None else runs_of(runs.objects)
         numbers = self._address_numbers.get(protocol)
         if numbers is None:
             numbers = self._address_numbers[protocol] = {}
         try:
-            return _address_numbers(addresses, numbers)
+            return Runs([numbers[one.wire] for one in addresses], lengths)
         except KeyError:
             fresh = {address.wire: address for address in addresses if address.wire not in numbers}
             words = [words_of(address) for address in fresh.values()]
             numbers.update(zip(fresh, self._addresses.add_all(words), strict=True))
-            return _address_numbers(addresses, numbers)
+            return Runs([numbers[one.wire] for one in addresses], lengths)
 
     def _set_indices(self, sets: list[PropertySet], rows: int) -> bytes:
         numbers = self._set_numbers
@@ -206,18 +224,25 @@ class Encoder:
             numbers.update(zip(fresh, self._sets.add_all(list(map(recorded, fresh))), strict=True))
             return b"".join([numbers[one] for one in sets])
 
-    def _bodies(self, bodies: list[bytes]) -> tuple[bytes, bytes, bytes, Octets]:
+    def _bodies(self, bodies: list[bytes]) -> tuple[Buffer, bytes, bytes, Octets]:
         """Sizes, validity, offsets, octets."""
         most = self._body_max
         sizes = list(map(len, bodies))
-        lengths = _lengths(sizes)
+        count, largest = len(sizes), sizes[0]
+        lengths: Buffer
+        even = sizes.count(largest) == count
+        if even:
+            total, lengths = largest * count, Repeated(NUMBER(largest), 4, [count])
+        else:
+            total, largest = sum(sizes), max(sizes)
+            lengths = struct.pack(f"<{count}I", *sizes)
         if not most:
             return lengths, b"", b"", b""
-        if max(sizes) <= most:
-            total = sum(sizes)
+        if largest <= most:
             octets = self._together(bodies) if total <= BODIES_OCTETS else b"".join(bodies)
             if len(octets) == total:  # or one of them is a file (model/spooled.py), and not looked at
-                return lengths, b"", offsets(sizes), octets
+                places = even_offsets(largest, count) if even else offsets(sizes)
+                return lengths, b"", places, octets
         whole = [len(body) <= most and not isinstance(body, Spooled) for body in bodies]
         kept = [body if taken else b"" for body, taken in zip(bodies, whole, strict=True)]
         valid = bitmap(whole)
@@ -235,22 +260,8 @@ class Encoder:
         return memory.getbuffer()[: memory.tell()]
 
 
-def _sender_numbers(senders: list[Sender], numbers: dict[int, bytes]) -> bytes:
-    runs = runs_of(senders)
-    if runs is None:
-        return b"".join([numbers[id(one)] for one in senders])
-    return b"".join([numbers[id(one)] * length for one, length in runs])
-
-
-def _address_numbers(addresses: Sequence[Address], numbers: dict[bytes, bytes]) -> bytes:
-    runs = runs_of(addresses)
-    if runs is None:
-        return b"".join([numbers[one.wire] for one in addresses])
-    return b"".join([numbers[one.wire] * length for one, length in runs])
-
-
-def _chained(lists: Sequence[Sequence[_Kind]]) -> Sequence[_Kind]:
-    return lists[0] if len(lists) == 1 else list(chain.from_iterable(lists))
+def _indices(numbers: Runs[bytes]) -> Buffer:
+    return repeated(b"".join(numbers.objects), 4, numbers.lengths)
 
 
 def _heads(part: Stashed) -> Sequence[Message]:
@@ -258,14 +269,14 @@ def _heads(part: Stashed) -> Sequence[Message]:
     return part.sources or part.messages or ()
 
 
-def _addresses(messages: Sequence[Message]) -> list[Address]:
-    return [message.address for message in messages]
+def _addresses(messages: Sequence[Message], lengths: Sequence[int] | None = None) -> Runs[Address]:
+    return Runs([message.address for message in messages], lengths)
 
 
 class _ByPart(NamedTuple):
     """Buffers of the rows and of the dictionaries."""
 
-    rows: list[bytes]
+    rows: list[Buffer]
     entries: list[bytes]
 
 
@@ -273,11 +284,10 @@ def _by_part(parts: Sequence[Stashed]) -> _ByPart:
     """The columns that are the same in all rows of a part. Their dictionaries are the block's own."""
     lanes: dict[_LaneKey, bytes] = {}
     outcomes: dict[Outcome, bytes] = {}
-    received, settled, lane, result = [], [], [], []
+    received, settled, lane, result, counts = [], [], [], [], []
     for facts, messages, sources, outcome, received_us, settled_us, _, origins in parts:
         heads = sources or messages
         assert heads
-        count = len(heads)
         key = (facts, (origins[0] if origins else heads[0].address).protocol)
         number = lanes.get(key)
         if number is None:
@@ -285,11 +295,14 @@ def _by_part(parts: Sequence[Stashed]) -> _ByPart:
         told = outcomes.get(outcome)
         if told is None:
             told = outcomes[outcome] = NUMBER(len(outcomes))
-        received.append(_TIME(received_us) * count)
-        settled.append(_TIME(settled_us) * count)
-        lane.append(number * count)
-        result.append(told * count)
-    rows = [b"".join(column) for column in (received, settled, lane, result)]
+        received.append(_TIME(received_us))
+        settled.append(_TIME(settled_us))
+        lane.append(number)
+        result.append(told)
+        counts.append(len(heads))
+    rows = [
+        repeated(b"".join(column), len(column[0]), counts) for column in (received, settled, lane, result)
+    ]
     return _ByPart(rows, [*_lane_entries(tuple(lanes)), *_outcome_entries(tuple(outcomes))])
 
 
@@ -333,9 +346,9 @@ def _recorded(found: PropertySet) -> tuple[bytes, bytes | None]:
     return made, None if name is None else octets_of(name)
 
 
-def _protocol_of(run: Sequence[Address]) -> str:
-    """ "" when the run is empty."""
-    return run[0].protocol if run else ""
+def _protocol_of(runs: Runs[Address]) -> str:
+    """ "" when there are none."""
+    return runs.objects[0].protocol if runs.objects else ""
 
 
 def words_of(address: Address) -> tuple[bytes, bytes | None, bytes]:
@@ -351,11 +364,11 @@ def words_of(address: Address) -> tuple[bytes, bytes | None, bytes]:
     return scope + b":" + name, scope, name
 
 
-def _delivered(parts: Sequence[Stashed], flags: list[bytes]) -> list[bytes]:
+def _delivered(parts: Sequence[Stashed], flags: list[Buffer]) -> Sequence[Buffer]:
     """Assurance, durable and retain as they went out; the sources' own buffers when nothing changed them."""
     if all(part.sources is None or part.messages is None or not part.facts.reshapes for part in parts):
-        return flags[:3]
-    return _guarantees(_chained([part.messages or _heads(part) for part in parts]))
+        return flags
+    return _guarantees(list(chain.from_iterable(part.messages or _heads(part) for part in parts)))
 
 
 def _guarantees(messages: Sequence[Message]) -> list[bytes]:
@@ -399,10 +412,14 @@ def _alike(messages: Sequence[Message]) -> bool:
 _ONE_LESS: Final = bytes((0, *range(255)))
 
 
-def _before_crossing(hops: bytes, parts: Sequence[Stashed]) -> bytes:
+def _before_crossing(hops: bytes, lengths: Sequence[int] | None, parts: Sequence[Stashed]) -> Buffer:
     """The hops of messages as they came in, of those that crossed from `origins` one less than they have."""
-    if all(part.origins is None for part in parts):
-        return hops
+    crossed = [part.origins is not None for part in parts]
+    if not any(crossed):
+        return repeated(hops, 1, lengths)
+    if all(crossed):
+        return repeated(hops.translate(_ONE_LESS), 1, lengths)
+    hops = hops if lengths is None else expanded(hops, 1, lengths)
     found, at = [], 0
     for part in parts:
         end = at + len(_heads(part))
@@ -419,10 +436,13 @@ def _small(numbers: list[int]) -> bytes:
         return bytes([min(number, 255) for number in numbers])
 
 
-def _expiries(expires: list[float]) -> tuple[bytes, bytes]:
+def _expiries(expires: list[float], lengths: Sequence[int] | None) -> tuple[bytes, Buffer]:
     """Validity and values; nothing when no row expires."""
     never = expires.count(NEVER)
     if never == len(expires):
         return b"", b""
     values = array("q", [int(min(moment, LATEST) * SECOND) for moment in expires]).tobytes()
-    return bitmap([moment != NEVER for moment in expires]) if never else b"", values
+    present = bytes([moment != NEVER for moment in expires])
+    if lengths is not None:
+        present = expanded(present, 1, lengths)
+    return bitmap(present) if never else b"", repeated(values, 8, lengths)

@@ -26,8 +26,8 @@ def octets_of(text: str) -> bytes:
         return text.encode("utf-8", "backslashreplace")
 
 
-def bitmap(present: Sequence[bool]) -> bytes:
-    """A validity buffer: a bit for each element, least significant first."""
+def bitmap(present: Sequence[int]) -> bytes:
+    """A validity buffer: a bit for each element (0 or 1), least significant first."""
     digits = bytes(present).translate(_DIGITS)
     return int(digits[::-1], 2).to_bytes((len(digits) + 7) // 8, "little")
 
@@ -106,12 +106,18 @@ class Entries:
 def offsets(sizes: list[int]) -> bytes:
     """The offsets of values of these sizes: int32, one more than there are values."""
     count = len(sizes)
-    if sizes[0] <= EVEN_OCTETS_MAX and sizes.count(sizes[0]) == count:
-        return _even_offsets(sizes[0], 1 << count.bit_length())[: 4 * count + 4]
+    if sizes.count(sizes[0]) == count:
+        return even_offsets(sizes[0], count)
     return struct.pack(f"<{count + 1}i", *accumulate(sizes, initial=0))
+
+
+def even_offsets(size: int, count: int) -> bytes:
+    """The offsets of `count` values of one size; devices send bodies of a few sizes for ever."""
+    if size > EVEN_OCTETS_MAX:
+        return struct.pack(f"<{count + 1}i", *range(0, size * count + 1, size))
+    return _even_offsets(size, 1 << count.bit_length())[: 4 * count + 4]
 
 
 @lru_cache(maxsize=16)
 def _even_offsets(size: int, count: int) -> bytes:
-    """The offsets of `count` values of one size; devices send bodies of a few sizes for ever."""
     return struct.pack(f"<{count + 1}i", *(size * place for place in range(count + 1)))

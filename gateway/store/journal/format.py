@@ -10,7 +10,10 @@ block's length and everything in it starts at a multiple of 8 octets from the st
 
 The content CRC covers everything behind the header. The directory is, for each buffer, three uint32: its
 offset in the block, the octets stored there, and its octets; where these differ it is compressed (zlib, RFC
-1950). Two buffers may lie at the same place. An empty buffer has three zeros. Then for each column: its kind
+1950), or written as runs. Of those the octets stored have their highest bit set, and are: two uint32, the
+number of runs and the octets of a value; for each run a uint32, its length in values; zeros up to a multiple
+of 8; the value of each run (format 1 has no runs). Two buffers may lie at the same place. An empty buffer has
+three zeros. Then for each column: its kind
 (one octet), the length of its name (one octet), one octet for each buffer of its kind with that buffer's
 number in the table (255: the column has no such buffer), and its name in ASCII; then zeros up to a multiple
 of 8. A reader passes over columns whose names it does not know, and must refuse kinds that it does not know.
@@ -52,16 +55,16 @@ from gateway.errors import GatewayError
 
 Octets = bytes | memoryview
 MAGIC: Final = b"GWJBLOCK"
-VERSION: Final = 1
+VERSION: Final = 2
 GAP: Final = 1  # flag: rows are missing here
 HEADER: Final = struct.Struct("<8sHHIQQIIqqHHII")
 HEADER_OCTETS: Final = HEADER.size + 4
 ABSENT: Final = 255  # in place of a buffer's number
 ALIGNMENT: Final = 8
 BLOCK_OCTETS_MAX: Final = (1 << 31) - 1  # int32 offsets reach no further
+RUNS: Final = 1 << 31  # in the octets stored: they are runs
 COMPRESSED_FROM: Final = 64  # octets; a shorter buffer gains nothing
 _BUFFER: Final = struct.Struct("<III")
-CRC_OCTETS: Final = 5 * 1_024
 _ROOM: Final = bytes(HEADER_OCTETS)
 _PADDING: Final = tuple(bytes(count) for count in range(ALIGNMENT))
 
@@ -210,6 +213,53 @@ class Laid(NamedTuple):
     pieces: list[Octets]
 
 
+class Repeated:
+    """A buffer of values of `width` octets, each repeated: how often, is in `lengths`."""
+
+    __slots__ = ("lengths", "octets", "values", "width")
+
+    def __init__(self, values: bytes, width: int, lengths: Sequence[int]) -> None:
+        self.values = values
+        self.width = width
+        self.lengths = lengths
+        self.octets = width * sum(lengths)
+
+    def __len__(self) -> int:
+        return self.octets
+
+    def encoded(self) -> bytes:
+        """Its runs, or the values one by one when that is shorter."""
+        count = len(self.lengths)
+        head = 4 * count + 8
+        head += -head % ALIGNMENT
+        if head + len(self.values) >= self.octets:
+            return expanded(self.values, self.width, self.lengths)
+        runs = struct.pack(f"<{count + 2}I", count, self.width, *self.lengths)
+        return runs.ljust(head, b"\0") + self.values
+
+
+def expanded(values: bytes, width: int, lengths: Sequence[int]) -> bytes:
+    """The values one by one."""
+    places = range(0, len(values), width)
+    return b"".join([values[at : at + width] * count for at, count in zip(places, lengths, strict=True)])
+
+
+def decode_runs(stored: memoryview, octets: int) -> bytes:
+    """The octets of a buffer that is written as runs. Raises DamageError when those are not as many."""
+    if len(stored) >= 8:
+        count, width = struct.unpack_from("<II", stored)
+        head = 4 * count + 8
+        values = bytes(stored[head + -head % ALIGNMENT :])
+        if width and len(values) == width * count:
+            lengths = struct.unpack_from(f"<{count}I", stored, 8)
+            if sum(lengths) * width == octets:
+                return expanded(values, width, lengths)
+    raise DamageError("the runs of a buffer do not fit together")
+
+
+Buffer = Octets | Repeated
+
+
 class Draft(NamedTuple):
     """A block before it is laid out. `columns` is what `encode_columns` made. A buffer that stands there
     twice (the same object) will be written once. The only buffer of a GAP is its JSON object.
@@ -217,14 +267,16 @@ class Draft(NamedTuple):
 
     header: Header
     columns: bytes
-    buffers: list[Octets]
+    buffers: list[Buffer]
 
 
 def lay_out(draft: Draft, level: int) -> Laid:
     """Lay out a block; `seal` completes it. `level` is zlib's, 0: nothing is compressed."""
     header, columns, buffers = draft
     if header.gap:
-        content = bytes(buffers[0]).ljust(-(-len(buffers[0]) // ALIGNMENT) * ALIGNMENT)
+        (said,) = buffers
+        assert isinstance(said, bytes)
+        content = said.ljust(len(said) + len(padding(len(said))))
         return Laid(header._replace(octets=HEADER_OCTETS + len(content)), [_ROOM, content])
     directory = len(buffers) * _BUFFER.size + len(columns)
     pad = padding(HEADER_OCTETS + directory)
@@ -239,10 +291,11 @@ def lay_out(draft: Draft, level: int) -> Laid:
             continue
         place = placed.get(id(buffer))
         if place is None:
-            stored = _compressed(buffer, level) if level and octets >= COMPRESSED_FROM else buffer
-            place = placed[id(buffer)] = at, len(stored), octets
+            stored, flag = _stored(buffer, level)
+            count = len(stored)
+            place = placed[id(buffer)] = at, count | flag, octets
             pieces.append(stored)
-            at += len(stored)
+            at += count
             if tail := padding(at):
                 pieces.append(tail)
                 at += len(tail)
@@ -252,16 +305,22 @@ def lay_out(draft: Draft, level: int) -> Laid:
     return Laid(done, [_ROOM, head, *pieces])
 
 
+def _stored(buffer: Buffer, level: int) -> tuple[Octets, int]:
+    """What is written of a buffer, and its flag."""
+    if isinstance(buffer, Repeated):
+        made = buffer.encoded()
+        return made, RUNS if len(made) < len(buffer) else 0
+    if level and len(buffer) >= COMPRESSED_FROM:
+        return _compressed(buffer, level), 0
+    return buffer, 0
+
+
 def seal(header: Header, block: memoryview) -> Header:
     """Write the header of a block that was laid out, and lies in one piece, into its first octets.
 
-    zlib lets the interpreter's lock go for more than 5 KiB. To get it back from a busy event loop takes more
-    time than the sum, and costs the loop as much: so it is fed less at once.
+    zlib lets the interpreter's lock go meanwhile: a thread that wants it gets it here.
     """
-    crc = 0
-    for begin in range(HEADER_OCTETS, len(block), CRC_OCTETS):
-        crc = zlib.crc32(block[begin : begin + CRC_OCTETS], crc)
-    done = header._replace(crc=crc)
+    done = header._replace(crc=zlib.crc32(block[HEADER_OCTETS:]))
     block[:HEADER_OCTETS] = encode_header(done)
     return done
 

@@ -27,6 +27,7 @@ from gateway.store.journal.format import (
     ABSENT,
     HEADER_OCTETS,
     ITEM_OCTETS,
+    RUNS,
     Column,
     DamageError,
     Header,
@@ -34,6 +35,7 @@ from gateway.store.journal.format import (
     Kind,
     buffer_table,
     decode_columns,
+    decode_runs,
 )
 from gateway.store.journal.segments import At, Hole, Segment, content_of, segments_in, size_of, walk
 
@@ -98,7 +100,8 @@ class Extent(NamedTuple):
 
 @dataclass(frozen=True, slots=True)
 class Block:
-    """A block whose octets are sound. Its buffers are views of them; nothing is copied unless compressed."""
+    """A block whose octets are sound. Its buffers are views of them; only runs and what is compressed
+    are copied."""
 
     shard: str
     at: At
@@ -161,7 +164,9 @@ class Block:
         if number == ABSENT:
             return _NOTHING
         offset, stored, octets = self.places[number]
-        view = memoryview(self.octets)[offset : offset + stored]
+        view = memoryview(self.octets)[offset : offset + (stored & ~RUNS)]
+        if stored & RUNS:
+            return memoryview(decode_runs(view, octets))
         return view if stored == octets else memoryview(zlib.decompress(view, bufsize=octets))
 
 

@@ -334,13 +334,16 @@ class JournalWriter:
     def _run(self) -> None:
         options = self.options
         while not self._closing:
-            self._wake.wait(options.flush_interval_secs)
-            self._wake.clear()
+            if self._wake.wait(options.flush_interval_secs):
+                self._wake.clear()
+            else:  # little happens, so the loop leaves rows behind; else this would only disturb it
+                self._flush()
             self._write()
             if self.failure and not self._closing:
                 time.sleep(options.retry_secs)
         with self._lock:  # nobody is making a block any more
             pass
+        self._flush()
         self._write()
         if lost := self.backlog:
             self.dropped += lost
@@ -348,8 +351,7 @@ class JournalWriter:
         self._attempt(self._appender.close)
 
     def _write(self) -> None:
-        """Write all that waits, and see to what is due by the clock."""
-        self._flush()
+        """Write all blocks that wait, and see to what is due by the clock."""
         level = self.options.compress
         while self._blocks:
             if not self._laid:

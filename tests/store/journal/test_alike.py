@@ -16,7 +16,7 @@ from gateway.model.outcome import ACCEPTED
 from gateway.model.properties import Properties, property_set
 from gateway.store.journal.encoding import ROWS_USUAL, Encoder, Stashed
 from gateway.store.journal.reader import JournalReader, Row
-from gateway.store.journal.runs import RUN, runs_of
+from gateway.store.journal.runs import RUN, RUN_ALIKE, Runs, alike_in, chained, runs_of
 from tests.store.journal.samples import HOME, UP, octets_of, whole
 
 SENDERS = [Sender("mqtt", f"press-{number}") for number in range(3)]
@@ -91,21 +91,26 @@ def test_places_of_long_parts(tmp_path: Path, count: int) -> None:
 lengths = st.one_of(st.integers(1, 3), st.integers(1, 300))
 
 
+def spread(runs: Runs[Any]) -> list[Any]:
+    """The objects as they stand in the rows."""
+    if runs.lengths is None:
+        return list(runs.objects)
+    return [one for one, length in zip(*runs, strict=True) for _ in range(length)]
+
+
 @given(st.lists(st.tuples(st.integers(0, 2), lengths), min_size=1, max_size=30))
 def test_runs_are_those_of_the_objects(runs: list[tuple[int, int]]) -> None:
     objects = [ADDRESSES[place] for place, length in runs for _ in range(length)]
-    found = runs_of(objects)
-    if found is not None:
-        assert [one for one, length in found for _ in range(length)] == objects
+    assert spread(runs_of(objects)) == objects
 
 
 @pytest.mark.parametrize("length, pays", [(1, False), (RUN // 4, False), (2 * RUN, True), (500, True)])
 def test_runs_are_looked_for_where_it_pays(length: int, pays: bool) -> None:
     objects = [one for _ in range(20) for one in ADDRESSES for _ in range(length)]
     found = runs_of(objects)
-    assert (found is not None) == pays
-    if found is not None:
-        assert len(found) <= 2 * len(objects) // length
+    assert (found.lengths is not None) == pays
+    if pays:
+        assert len(found.objects) <= 2 * len(objects) // length
 
 
 def test_equal_objects_are_as_good_as_the_same(tmp_path: Path) -> None:
@@ -115,3 +120,32 @@ def test_equal_objects_are_as_good_as_the_same(tmp_path: Path) -> None:
         heads[at] = Message(MqttAddress("other"), b"", sender=Sender(*SENDERS[0]))
     rows = written(tmp_path / "one", [Stashed(HOME, heads, None, ACCEPTED, 0, 0)])
     assert [row["source_name"] for row in rows] == ["t"] * 90 + ["other"] * 10 + ["t"] * 100
+
+
+def of_kind(kind: int) -> Message:
+    """A message that differs in one thing from those of every other kind."""
+    other: list[dict[str, Any]] = [*ALIKE, {"assurance": 1}, {"durable": True}, {"retain": True}]
+    if kind < len(other):
+        return Message(ADDRESSES[0], b"", sender=SENDERS[0], **other[kind])
+    return Message(ADDRESSES[kind % 2], b"", sender=SENDERS[1 + kind % 2])
+
+
+def facts_of(message: Message) -> tuple[Any, ...]:
+    return tuple(getattr(message, name) for name in Message.__slots__ if name != "body")
+
+
+@given(st.lists(st.tuples(st.integers(0, 11), lengths), min_size=1, max_size=12), st.integers(0, 2_000))
+def test_messages_of_a_run_differ_in_nothing_but_their_bodies(runs: list[tuple[int, int]], cut: int) -> None:
+    messages = [of_kind(kind) for kind, length in runs for _ in range(length)]
+    wanted = list(map(facts_of, messages))
+    assert list(map(facts_of, spread(alike_in(messages)))) == wanted
+    parts = [part for part in (messages[:cut], messages[cut:]) if part]
+    assert list(map(facts_of, spread(chained([alike_in(part) for part in parts])))) == wanted
+
+
+@pytest.mark.parametrize("length, pays", [(1, False), (RUN_ALIKE // 2, False), (2 * RUN_ALIKE, True)])
+def test_messages_are_compared_where_it_pays(length: int, pays: bool) -> None:
+    messages = [one for at in range(50) for one in [of_kind(at % 3)] * length]
+    found = alike_in(messages)
+    assert (found.lengths is not None) == pays
+    assert len(found.objects) == (50 if pays else len(messages))

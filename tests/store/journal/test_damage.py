@@ -9,6 +9,7 @@ import pytest
 
 from gateway.store.journal.format import (
     HEADER_OCTETS,
+    VERSION,
     DamageError,
     JournalError,
     decode_header,
@@ -127,9 +128,9 @@ def test_a_newer_format_is_refused(tmp_path: Path) -> None:
     octets = block(0, 1)
     header = decode_header(octets)
     assert header is not None
-    put(tmp_path, encode_header(header._replace(version=2)), octets[HEADER_OCTETS:])
-    with pytest.raises(JournalError, match="is of format 2"):
+    put(tmp_path, encode_header(header._replace(version=VERSION + 1)), octets[HEADER_OCTETS:])
+    with pytest.raises(JournalError, match=f"is of format {VERSION + 1}"):
         rows_of(tmp_path)
-    with pytest.raises(JournalError, match="is of format 2"):
+    with pytest.raises(JournalError, match=f"is of format {VERSION + 1}"):
         write(tmp_path, range(1))
     assert os.listdir(tmp_path), "and left as it was"
