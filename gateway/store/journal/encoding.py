@@ -62,13 +62,27 @@ class Facts(NamedTuple):
     reshapes: bool = True
 
 
+class Look(NamedTuple):
+    """What every message has to be looked at for: which are `alike`, and the bodies."""
+
+    alike: Runs[Message]
+    bodies: list[bytes]
+
+
+def look_at(messages: Sequence[Message]) -> Look:
+    """Look at messages as they came in. Soon after they have come this costs half of what it does later, when
+    other messages have taken their place in the caches.
+    """
+    return Look(alike_in(messages), [message.body for message in messages])
+
+
 class Stashed(NamedTuple):
     """A part, or some of its messages, as the event loop leaves it for the journal.
 
     `messages` are as they were handed to the sink; None: a route refused `sources`. `sources` are as they
     came in; None: they are `messages`. The times are UTC in microseconds. `slots`: places in what was
     received together; None: from 0 on. `origins`: where `messages` came from when nothing else changed but
-    the count of hops; then there are no `sources`.
+    the count of hops; then there are no `sources`. `look`: at all of them; None: the encoder will.
     """
 
     facts: Facts
@@ -79,6 +93,7 @@ class Stashed(NamedTuple):
     settled_us: int
     slots: Sequence[int] | None = None
     origins: Sequence[Address] | None = None
+    look: Look | None = None
 
 
 _LaneKey = tuple[Facts, str]
@@ -111,10 +126,11 @@ class Encoder:
 
     def encode(self, base: int, parts: Sequence[Stashed]) -> Draft:
         """The block of `parts`, whose first row is number `base`."""
-        heads = [_heads(part) for part in parts]
-        alike = [alike_in(some) for some in heads]
+        looks = [part.look or look_at(_heads(part)) for part in parts]
+        alike = [look.alike for look in looks]
         kinds = chained(alike)
-        rows = sum(map(len, heads))
+        bodies = list(chain.from_iterable([look.bodies for look in looks]))
+        rows = len(bodies)
         by_part = _by_part(parts)
         senders = self._sender_indices(kinds, rows)
         sources, targets = self._address_indices(parts, alike, rows)
@@ -133,7 +149,7 @@ class Encoder:
             *(*flags, hops),
             *_delivered(parts, flags),
             *_expiries([message.expires for message in like], lengths),
-            *self._bodies([message.body for some in heads for message in some]),
+            *self._bodies(bodies),
             *self._senders.end(rows),
             *by_part.entries,
             *self._addresses.end(rows),
@@ -285,7 +301,7 @@ def _by_part(parts: Sequence[Stashed]) -> _ByPart:
     lanes: dict[_LaneKey, bytes] = {}
     outcomes: dict[Outcome, bytes] = {}
     received, settled, lane, result, counts = [], [], [], [], []
-    for facts, messages, sources, outcome, received_us, settled_us, _, origins in parts:
+    for facts, messages, sources, outcome, received_us, settled_us, _, origins, _ in parts:
         heads = sources or messages
         assert heads
         key = (facts, (origins[0] if origins else heads[0].address).protocol)

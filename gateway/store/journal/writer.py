@@ -29,7 +29,7 @@ from gateway.model.address import Address
 from gateway.model.message import Message
 from gateway.model.outcome import Outcome
 from gateway.store.journal.appending import Appender, Pwritev
-from gateway.store.journal.encoding import SECOND, Encoder, Facts, Stashed
+from gateway.store.journal.encoding import SECOND, Encoder, Facts, Stashed, look_at
 from gateway.store.journal.format import Draft, Header, gap_draft, lay_out, seal
 from gateway.store.journal.ring import Ring
 
@@ -66,7 +66,7 @@ class Options:
 
 _Laid = tuple[Header, memoryview, int | None]  # and the place in the ring to free
 _Sources = Sequence[Message] | Sequence[Address]
-_Entry = tuple[Facts, list[Message] | None, _Sources | None, Outcome, float, float, list[int] | None]
+_Entry = tuple[Stashed, float, float]  # with both times as the loop's clock has them
 
 
 class JournalWriter:
@@ -216,7 +216,10 @@ class JournalWriter:
             offset = self._utc() - now
             if abs(offset - self._offset) > OFFSET_SLACK_SECS:
                 self._offset = offset
-        self._stash.append((facts, messages, sources, outcome, received, now, slots))
+        whole, origins = _apart(sources)
+        look = look_at(whole or heads)
+        part = Stashed(facts, messages, whole, outcome, 0, 0, slots, origins, look)
+        self._stash.append((part, received, now))
         self._rows_in += count
         # An estimate, for the exact sum would look at every message: those of a part are much alike.
         self._bodies_in += count * max(len(heads[0].body), len(heads[-1].body))
@@ -299,10 +302,9 @@ class JournalWriter:
         parts: list[Stashed] = []
         rows = 0
         offset = self._offset
-        for facts, messages, sources, outcome, received, now, slots in entries:
-            times = int((received + offset) * SECOND), int((now + offset) * SECOND)
-            whole, origins = _apart(sources)
-            for part in self._slices(Stashed(facts, messages, whole, outcome, *times, slots, origins)):
+        for stashed, received, now in entries:
+            came, done = int((received + offset) * SECOND), int((now + offset) * SECOND)
+            for part in self._slices(stashed._replace(received_us=came, settled_us=done)):
                 count = len(part.sources or part.messages or ())
                 if rows and rows + count > self._rows_max:
                     yield parts
@@ -314,7 +316,7 @@ class JournalWriter:
 
     def _slices(self, part: Stashed) -> Iterator[Stashed]:
         """A part, in pieces that fit into a block."""
-        _, messages, sources, *_, slots, origins = part
+        _, messages, sources, *_, slots, origins, _ = part
         count = len(sources or messages or ())
         most = self._rows_max
         if count <= most:
@@ -327,6 +329,7 @@ class JournalWriter:
                 sources=None if sources is None else sources[begin:end],
                 origins=None if origins is None else origins[begin:end],
                 slots=(range(count) if slots is None else slots)[begin:end],
+                look=None,
             )
 
     # The thread's.
