@@ -189,8 +189,8 @@ class DeadLetters:
             self._store.find_letters(stored, merged)
             self._store.flush()
 
-    def delete(self, ids: Iterable[str]) -> None:
-        """Forget the letters with these ids."""
+    def delete(self, ids: Iterable[str], then: Callable[[Outcome], None] | None = None) -> None:
+        """Forget the letters with these ids. `then` hears when that is on disk, or the disk refuses."""
         gone = set(ids)
         kept = [letter for letter in self._letters if letter.id not in gone]
         if len(kept) < len(self._letters):
@@ -198,6 +198,10 @@ class DeadLetters:
             self._octets = sum(len(letter.message.body) for letter in kept)
         if self._store is not None and (stored := _stored(gone)):
             self._store.delete_letters(stored)
+            if then is not None:
+                self._store.after_commit(then)
+        elif then is not None:
+            then(ACCEPTED)
 
 
 def _stored(ids: Iterable[str]) -> list[int]:

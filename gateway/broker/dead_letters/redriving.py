@@ -117,13 +117,16 @@ class Redriving:
         return []
 
     def settle(self, receipts: list[Receipt], refused: dict[int, Outcome] | None, received: float) -> None:
-        """A letter whose message was accepted is no more."""
+        """A letter whose message was accepted is no more; who asked hears of it when that is on disk."""
         outcomes = [(refused or {}).get(at, ACCEPTED) for at in range(len(receipts))]
         rows = list(zip(receipts, outcomes, strict=True))
         self._open.difference_update([id for id, _ in receipts])
-        self._dead_letters.delete([id for (id, _), outcome in rows if outcome is ACCEPTED])
-        for (id, told), outcome in rows:
-            told(id, outcome)
+
+        def tell(_: Outcome) -> None:
+            for (id, told), outcome in rows:
+                told(id, outcome)
+
+        self._dead_letters.delete([id for (id, _), outcome in rows if outcome is ACCEPTED], tell)
 
 
 def _no(text: str) -> Outcome:
