@@ -17,6 +17,10 @@ class BadChoiceError(Exception):
     """The body of the request chooses nothing that there could be; the text says why."""
 
 
+class UnavailableError(Exception):
+    """What was asked for cannot be had now; the text says why. Answered 503."""
+
+
 def answer(document: Any, code: int = 200) -> Response:
     """`document` as JSON."""
     return Response(orjson.dumps(document), code, NEVER_STORE, "application/json")

@@ -22,7 +22,7 @@ from starlette.responses import Response
 from starlette.routing import BaseRoute, Route
 
 from gateway.admin.admission import Admission
-from gateway.admin.answers import BadChoiceError, answer, choice_of
+from gateway.admin.answers import BadChoiceError, UnavailableError, answer, choice_of
 from gateway.broker.dead_letters import DeadLetters, Letter
 from gateway.broker.dead_letters.redriving import Redriving
 from gateway.errors import RemoteProtocolError
@@ -51,12 +51,14 @@ class LettersApi:
         admission: Admission,
         *,
         redrive_secs: float = REDRIVE_SECS,
+        read_secs: float = READ_SECS,
     ) -> None:
         self._letters = letters
         self._redriving = redriving
         self._flush = flush
         self._admission = admission
         self._redrive_secs = redrive_secs
+        self._read_secs = read_secs
 
     def routes(self) -> list[BaseRoute]:
         """The routes for the application."""
@@ -91,8 +93,13 @@ class LettersApi:
     async def _purge(self, request: Request) -> Response:
         ids = await self._chosen(request)
         there = [letter.id for letter in await self._found(ids)]
-        self._letters.delete(there)
-        self._flush()
+
+        def ask(then: Callable[[Outcome], None]) -> None:
+            self._letters.delete(there, then)
+
+        outcome = await self._read(ask)
+        if outcome is not ACCEPTED:
+            raise UnavailableError(f"they are purged when the disk takes it: {outcome.text}")
         known = set(there)
         return answer({"purged": len(there), "unknown": [id for id in ids if id not in known]})
 
@@ -177,7 +184,7 @@ class LettersApi:
         return await self._read(ask)
 
     async def _read(self, ask: Callable[[Callable[[Found], None]], None]) -> Found:
-        """What `ask` gives to its function. Raises trio.TooSlowError when the disk does not answer."""
+        """What `ask` tells its function. Raises UnavailableError when the disk does not answer."""
         found: list[Found] = []
         there = trio.Event()
 
@@ -186,8 +193,10 @@ class LettersApi:
             there.set()
 
         ask(then)
-        with trio.fail_after(READ_SECS):
+        with trio.move_on_after(self._read_secs):
             await there.wait()
+        if not found:
+            raise UnavailableError(f"the disk has not answered for {self._read_secs:g} s")
         return found[0]
 
 

@@ -29,7 +29,7 @@ from starlette.responses import HTMLResponse, PlainTextResponse, Response
 from starlette.routing import BaseRoute, Route
 from starlette.types import Receive, Scope, Send
 
-from gateway.admin.answers import NEVER_STORE
+from gateway.admin.answers import NEVER_STORE, UnavailableError, answer
 from gateway.admin.clients import ClientsApi
 from gateway.admin.dead_letters import LettersApi
 from gateway.admin.readiness import Readiness
@@ -96,7 +96,11 @@ def application(state: AdminState) -> Starlette:
     for api in (state.dead_letters, state.clients):
         if api is not None:
             routes += api.routes()
-    return Starlette(routes=routes)
+    return Starlette(routes=routes, exception_handlers={UnavailableError: _unavailable})
+
+
+async def _unavailable(_: Request, error: Exception) -> Response:
+    return answer({"error": str(error)}, 503)
 
 
 def _listen(http: Http) -> socket.socket:

@@ -290,12 +290,8 @@ class Stream:
             if self._backlog.octets > self.backlog_max:
                 self.abort("it does not read what it is sent")
                 return
-        elif data:
-            if not isinstance(data, bytes):
-                if not self._write_pieces(data):
-                    return
-            elif not self._write(data):
-                return
+        elif data and not (self._write(data) if isinstance(data, bytes) else self._write_pieces(data)):
+            return
         backlog = self._backlog
         self.queued = 0 if backlog is None else backlog.octets
         if self.ending and backlog is None:

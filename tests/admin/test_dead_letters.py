@@ -29,11 +29,13 @@ REFUSED = Outcome(Verdict.REJECTED, Reason.TARGET_REFUSED, "no")
 
 @asynccontextmanager
 async def serving(
-    bench: Bench, *, token_file: Path | None = None, redrive_secs: float = 5.0
+    bench: Bench, *, token_file: Path | None = None, redrive_secs: float = 5.0, read_secs: float = 5.0
 ) -> AsyncIterator[httpx.AsyncClient]:
     redriving = Redriving(bench.switch, bench.letters)
     admission = Admission(token_file)
-    api = LettersApi(bench.letters, redriving, lambda: None, admission, redrive_secs=redrive_secs)
+    api = LettersApi(
+        bench.letters, redriving, lambda: None, admission, redrive_secs=redrive_secs, read_secs=read_secs
+    )
     state = AdminState(metrics_with_traffic(), Readiness(), api)
     async with trio.open_nursery() as nursery:
         port = await nursery.start(serve, Http(host=LOOPBACK, port=0), state)
@@ -107,6 +109,25 @@ async def test_the_chosen_are_purged(choice: dict[str, Any], purged: int, left: 
         answer = (await client.post(f"{AT}/purge", json=choice)).json()
         assert answer == {"purged": purged, "unknown": ["m9"] if "ids" in choice else []}
         assert [one["id"] for one in (await client.get(AT)).json()] == left
+
+
+async def test_what_the_disk_refuses_to_forget_is_not_purged(monkeypatch: pytest.MonkeyPatch) -> None:
+    bench = filled()
+    full = Outcome(Verdict.RELEASED, Reason.STORE, "no space")
+    monkeypatch.setattr(bench.letters, "delete", lambda _, then: then(full))
+    async with serving(bench) as client:
+        answer = await client.post(f"{AT}/purge", json={"all": True})
+        assert answer.status_code == 503
+        assert answer.json() == {"error": "they are purged when the disk takes it: no space"}
+
+
+async def test_a_disk_that_does_not_answer_is_named(monkeypatch: pytest.MonkeyPatch) -> None:
+    bench = filled()
+    monkeypatch.setattr(bench.letters, "newest", lambda _count, _then, *, route: None)
+    async with serving(bench, read_secs=0.01) as client:
+        answer = await client.get(AT)
+        assert answer.status_code == 503
+        assert answer.json() == {"error": "the disk has not answered for 0.01 s"}
 
 
 @pytest.mark.parametrize(

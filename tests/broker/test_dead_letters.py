@@ -107,8 +107,9 @@ def test_what_nobody_wanted_is_in_memory_only(stored: Opened) -> None:
     assert [letter.id[0] for letter in found] == ["2", "1", "m"]
     again = read(stored, lambda then: letters.find(["m1", "2", "5"], then))
     assert bodies(again) == [b"1", b"3"]
-    letters.delete(["m1", "1"])
+    assert read(stored, lambda then: letters.delete(["m1", "1"], then)) is ACCEPTED
     assert bodies(read(stored, lambda then: letters.newest(9, then))) == [b"3"]
+    assert read(stored, lambda then: letters.delete(["m1"], then)) is ACCEPTED
 
 
 def test_many_are_read_in_pages(stored: Opened, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -200,6 +200,7 @@ class DeadLetters:
             self._store.delete_letters(stored)
             if then is not None:
                 self._store.after_commit(then)
+                self._store.flush()  # somebody waits; this may not be within a wake-up
         elif then is not None:
             then(ACCEPTED)
 
