@@ -11,6 +11,7 @@ import pytest
 from gateway.broker.dead_letters import DeadLetters, Letter
 from gateway.broker.dead_letters.forwarding import Forwarding
 from gateway.broker.dead_letters.redriving import Redriving
+from gateway.broker.journaling import Journaling
 from gateway.broker.switch import Switch
 from gateway.mapping import parse
 from gateway.mapping.router import Router
@@ -20,6 +21,7 @@ from gateway.model.message import Message, Sender
 from gateway.model.outcome import ACCEPTED, Outcome, Reason, Verdict
 from gateway.model.properties import Properties, property_set, string
 from tests.broker.parts import Answers, amqp, mqtt, newest, unreadable
+from tests.store.journal.samples import rows_of, writer
 from tests.store.parts import Disk, Opened
 
 LOST = Outcome(Verdict.REJECTED, Reason.NO_ROUTE, "nobody")
@@ -331,6 +333,21 @@ def test_a_letter_without_a_route_is_published_again() -> None:
     bench.letters.add([mqtt("in/1", sender=Sender("mqtt", "c"))], "", LOST)
     bench.redrive()
     assert [message.address for message in bench.erp.messages] == [AmqpAddress("e", "1")]
+
+
+def test_the_journal_hears_of_letters_with_and_without_a_route(tmp_path: Path) -> None:
+    bench = Bench()
+    journal = writer(tmp_path)
+    bench.switch.journaling = Journaling(journal, bench.switch.router, all_=True)
+    bench.letters.add([mqtt("in/2", b"published", sender=Sender("mqtt", "c"))], "", LOST)
+    bench.letters.add([mqtt("in/1", b"routed")], "up", REFUSED)
+    bench.redrive()
+    for part in bench.erp.parts:
+        part.accept()
+    journal.close()
+    assert set(bench.told.values()) == {ACCEPTED}
+    rows = [(row["source_name"], row["target_name"], row["body"]) for row in rows_of(tmp_path)]
+    assert ("in/2", "2", b"published") in rows
 
 
 @pytest.mark.parametrize(

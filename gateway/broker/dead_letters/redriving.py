@@ -34,29 +34,36 @@ class Redriving:
 
     def redrive(self, letters: list[Letter], told: Told) -> None:
         """Send the letters on their way; `told` hears of each, by its id, what became of it."""
-        batch = Batch(self, 0.0)
+        # A batch holds what was published, or what was put on lanes: a journal tells the two apart by it.
+        placed, published = Batch(self, 0.0), Batch(self, 0.0)
         lanes: dict[tuple[Sink, str], Lane] = {}
         refused: list[tuple[str, Outcome]] = []
         for letter in letters:
             if letter.id in self._open:
                 refused.append((letter.id, BUSY))
                 continue
-            outcome = self._place(batch, lanes, letter, told)
+            outcome = self._place(placed, published, lanes, letter, told)
             if outcome is None:
                 self._open.add(letter.id)
             else:
                 refused.append((letter.id, outcome))
         for id, outcome in refused:
             told(id, outcome)
-        batch.send()
+        placed.send()
+        published.send()
 
     def _place(
-        self, batch: Batch, lanes: dict[tuple[Sink, str], Lane], letter: Letter, told: Told
+        self,
+        placed: Batch,
+        published: Batch,
+        lanes: dict[tuple[Sink, str], Lane],
+        letter: Letter,
+        told: Told,
     ) -> Outcome | None:
         """Put a letter's message on its lanes; otherwise the outcome says why that cannot be."""
         receipt: Receipt = (letter.id, told)
         if not letter.route:
-            return self._publish(batch, letter.message, receipt)
+            return self._publish(published, letter.message, receipt)
         route = next((one for one in self._switch.router.routes if one.name == letter.route), None)
         if route is None:
             return _no(f"the route {letter.route!r} is in no mapping")
@@ -72,14 +79,14 @@ class Redriving:
         if not sinks:
             return UNROUTED
         kind = Entrance if self._switch.outboxed(route) else RouteLane
-        slot = batch.open(receipt, len(sinks) + bool(made.retain and end.retained is not None))
+        slot = placed.open(receipt, len(sinks) + bool(made.retain and end.retained is not None))
         for sink in sinks:
             key = (sink, route.name)
             if key not in lanes:
                 lanes[key] = kind(sink, route, None)
-            batch.add(slot, lanes[key], made)
+            placed.add(slot, lanes[key], made)
         if made.retain and end.retained is not None:
-            batch.add(slot, lanes.setdefault((end.retained, ""), Lane(end.retained)), made)
+            placed.add(slot, lanes.setdefault((end.retained, ""), Lane(end.retained)), made)
         return None
 
     @staticmethod
