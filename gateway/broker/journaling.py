@@ -13,7 +13,7 @@ from gateway.model.batch import Lane
 from gateway.model.message import Message
 from gateway.model.outcome import Outcome
 from gateway.settings.journal import Journal
-from gateway.store.journal.encoding import Facts
+from gateway.store.journal.gathering import Facts
 from gateway.store.journal.writer import JournalWriter, Options
 
 log = structlog.get_logger()

@@ -23,6 +23,7 @@ from gateway.mapping.crossings import Crossing, Route
 from gateway.mapping.router import Router
 from gateway.model.address import Address
 from gateway.model.batch import Batch, Lane, Part, Receipt, Sink
+from gateway.model.bursts import Bursts
 from gateway.model.message import Message
 from gateway.model.outcome import ACCEPTED, Outcome, Reason, Verdict
 from gateway.model.properties import NO_PROPERTIES
@@ -321,6 +322,37 @@ class Switch:
             batch.add_only(receipt, lane, message.crossed(target))
             return True
         return self._publish_across(batch, entry, lane, message, receipt)
+
+    def publish_burst(
+        self, batch: Batch, entry: Entry, messages: list[Message], receipts: list[Receipt]
+    ) -> bool:
+        """`publish` of messages that differ in nothing but their bodies. False: they have to be published one
+        by one, for they have no lane or several, or more changes than their address.
+        """
+        first, route, lane = messages[0], entry.route, entry.only
+        described = first.property_set is not NO_PROPERTIES
+        target = entry.address if route is None else None if described and entry.bare else entry.target
+        if (
+            lane is None
+            or first.retain
+            or target is None
+            or (route is not None and first.hops >= entry.hops_max)
+            or (entry.idle and (described or first.hops >= entry.idle_hops_max))
+        ):
+            return False
+        if self.journaling is not None:
+            batch.sources += messages if route is None else [entry.address] * len(messages)
+            batch.whole += len(messages) if route is None else 0
+            if batch.bursts is None:
+                batch.bursts = Bursts()
+            batch.bursts.add(messages, target)
+        for idle in entry.idle_routes:
+            idle.matched += len(messages)
+        if route is not None:
+            route.matched += len(messages)
+            messages = first.crossed_with(messages, target)
+        batch.add_burst(receipts, lane, messages)
+        return True
 
     def _publish_across(
         self, batch: Batch, entry: Entry, lane: Lane, message: Message, receipt: Receipt

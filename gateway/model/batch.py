@@ -13,6 +13,7 @@ from collections.abc import Callable, Iterable, Sequence
 from typing import Any, Protocol, cast
 
 from gateway.model.address import Address
+from gateway.model.bursts import Bursts
 from gateway.model.message import Message, Sender
 from gateway.model.outcome import ACCEPTED, Outcome, worse
 
@@ -49,10 +50,12 @@ class Journal(Protocol):
         received: float,
         sources: Sequence[Message] | Sequence[Address] | None = None,
         slots: list[int] | None = None,
+        bursts: Bursts | None = None,
     ) -> None:
         """`messages` were settled; `sources` are the same as they came in, when a route changed them, or only
         their addresses, when it changed nothing else and counted a hop. `slots` are their places in the batch
-        that was received, by which their rows are known again; None: from 0 on."""
+        that was received, by which their rows are known again; None: from 0 on. `bursts` are the same
+        messages again, when that is how all of them came."""
 
 
 class Lane:
@@ -92,11 +95,15 @@ class Lane:
         assert self.journal is not None
         sources: list[Message | Address] | None = came or None
         places: list[int] | None = origins or None
+        bursts = batch.bursts
+        if bursts is not None and len(bursts.bodies) != len(slots):
+            bursts = None
         if slots is not part.slots or len(slots) != len(batch.receipts):  # not all of the batch, in its order
             sources = [came[slot] for slot in slots] if came else None
             places = [origins[slot] for slot in slots] if origins else slots
+            bursts = None
         known = None if sources is None else _alike(sources, messages, batch.whole)
-        self.journal.record(self.facts, messages, outcome, batch.received, known, places)
+        self.journal.record(self.facts, messages, outcome, batch.received, known, places, bursts)
 
 
 def _alike(
@@ -133,6 +140,7 @@ class Batch:
         "_open",
         "_parts",
         "_worst",
+        "bursts",
         "origins",
         "receipts",
         "received",
@@ -149,6 +157,7 @@ class Batch:
         # its one lane's route changes (so the message itself can go); or empty.
         self.sources: list[Message | Address] = []
         self.whole = 0  # how many of those are messages
+        self.bursts: Bursts | None = None  # for a journal: what of it was published in bursts
         self.origins: list[int] = []  # for a journal: its slot in the batch that passed it on; or empty
         self._open: list[int] = []
         self._parts: dict[Lane, Part] = {}
@@ -190,6 +199,17 @@ class Batch:
     def never_came(self) -> None:
         """Take back the last note: nobody takes the message."""
         self.whole -= isinstance(self.sources.pop(), Message)
+
+    def add_burst(self, receipts: list[Receipt], lane: Lane, messages: list[Message]) -> None:
+        """`add_only` of several messages."""
+        part = self._parts.get(lane)
+        if part is None:
+            part = self._parts[lane] = Part(self, lane)
+        begin = len(self.receipts)
+        part.messages += messages
+        part.slots += range(begin, begin + len(messages))
+        self.receipts += receipts
+        self._open += [1] * len(messages)
 
     def send(self) -> None:
         """Hand every sink its part, in the order in which the lanes were first named."""

@@ -82,5 +82,15 @@ class Message:
             self.sender,
         )
 
+    def crossed_with(self, others: list[Message], address: Address) -> list[Message]:
+        """`crossed` of others, which differ from this one in nothing but their bodies."""
+        found, sender = self.property_set, self.sender
+        assurance, durable, retain = self.assurance, self.durable, self.retain
+        expires, hops = self.expires, self.hops + 1
+        return [
+            Message(address, one.body, found, assurance, durable, retain, expires, hops, sender)
+            for one in others
+        ]
+
     def __repr__(self) -> str:
         return f"Message({self.address!r}, {len(self.body)} octets, assurance {self.assurance})"

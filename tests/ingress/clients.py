@@ -153,10 +153,14 @@ class Mqtt(Raw):
             assert octets, "the gateway has closed the connection"
             self._events += self.machine.receive_data(octets, 0.0)
 
+    def events(self, kind: type[Kind]) -> list[Kind]:
+        """Those of a kind that have come so far; they stay."""
+        return [event for event in self._events if isinstance(event, kind)]
+
     def quiet(self) -> bool:
         """Nothing but the answer to a ping has come."""
         self.ping()
-        return not any(isinstance(event, Publishes) for event in self._events)
+        return not self.events(Publishes)
 
 
 def connect(

@@ -11,6 +11,7 @@ from hypothesis import strategies as st
 
 from gateway.model.address import MqttAddress
 from gateway.model.batch import Batch, Lane, Part
+from gateway.model.bursts import Bursts
 from gateway.model.message import Message, Sender
 from gateway.model.outcome import ACCEPTED, Outcome, Reason, Verdict, worse
 
@@ -65,6 +66,7 @@ class Noted:
         received: float,
         sources: list[Message] | None = None,
         slots: list[int] | None = None,
+        bursts: Bursts | None = None,
     ) -> None:
         self.slots.append(slots or [])
 

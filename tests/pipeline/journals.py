@@ -14,7 +14,7 @@ from gateway.model.address import AmqpAddress, MqttAddress
 from gateway.model.message import Message, Sender
 from gateway.model.outcome import ACCEPTED, Outcome, Reason, Verdict
 from gateway.model.properties import Properties, Value, ValueType, property_set, string
-from gateway.store.journal.encoding import Facts
+from gateway.store.journal.gathering import Facts
 from gateway.store.journal.writer import JournalWriter, Options
 
 START: Final = 1_700_000_000.0

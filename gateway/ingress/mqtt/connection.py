@@ -19,11 +19,12 @@ from gateway.ingress.listener import Farewell
 from gateway.ingress.mqtt.acknowledgements import Answers, acknowledged
 from gateway.ingress.mqtt.admission import authenticate, connect, reason_name
 from gateway.ingress.mqtt.authentication import Authentication
+from gateway.ingress.mqtt.bursts import BURST_MIN, burst_in, publish_burst
 from gateway.ingress.mqtt.entries import first_seen
+from gateway.ingress.mqtt.leaving import disconnect, leave_will
 from gateway.ingress.mqtt.offered import NOT_TEXT, TOO_LARGE, UTF8, check_offered, is_what_it_says
 from gateway.ingress.mqtt.retries import Retries
 from gateway.ingress.mqtt.subscriptions import subscribe, unsubscribe
-from gateway.ingress.mqtt.wills import leave_will
 from gateway.model.message import NEVER, Message, Sender
 from gateway.model.outcome import ACCEPTED, Outcome
 from gateway.model.properties import NO_PROPERTIES
@@ -41,7 +42,7 @@ from gateway.protocols.mqtt.packets import (
     Will,
 )
 from gateway.protocols.mqtt.server import ServerConnection
-from gateway.protocols.mqtt.spec import PacketType, Property, ReasonCode, Version
+from gateway.protocols.mqtt.spec import PacketType, ReasonCode, Version
 from gateway.protocols.mqtt.translate import REASON_CODES, encode_properties, publish_facts
 from gateway.transport.stream import Stream
 
@@ -362,7 +363,7 @@ class MqttConnection:
             unsubscribe(self._ingress, self.session, self.machine, event)
         else:
             assert isinstance(event, Disconnect)
-            self._disconnect(event)
+            disconnect(self._ingress, self, event)
 
     def _publishes(self, rows: list[tuple[int, bytes, int, bytes, bytes]]) -> None:
         ingress = self._ingress
@@ -381,7 +382,11 @@ class MqttConnection:
         sender = self.sender
         body_max = ingress.body_max
         held = None if self._retries is None else self._retries.waiting
-        for flags, topic, packet_id, raw, body in rows:
+        one_by_one = rows
+        if len(rows) >= BURST_MIN and held is None and (burst := burst_in(rows, body_max)) is not None:
+            publish_burst(ingress, self, entries, burst)
+            one_by_one = []
+        for flags, topic, packet_id, raw, body in one_by_one:
             entry = entries.get(topic)
             if entry is None:
                 entry = first_seen(ingress, self.principal, topic, entries)
@@ -442,19 +447,6 @@ class MqttConnection:
         if session.incoming.accepted(packet_id):
             self.send_received(packet_id)
         return False
-
-    def _disconnect(self, packet: Disconnect) -> None:
-        if packet.reason != ReasonCode.DISCONNECT_WITH_WILL:
-            self.will = None
-        expiry = packet.properties.get(Property.SESSION_EXPIRY_INTERVAL)
-        if expiry is not None and self.session is not None:
-            if expiry and not self.session.persistent:
-                raise RemoteProtocolError(
-                    "a session that was to end with its connection cannot be prolonged",
-                    reason=ReasonCode.PROTOCOL_ERROR,
-                )
-            self.session.expiry_secs = float(min(expiry, self._ingress.limits.session_expiry_secs_max))
-        self.stream.end("DISCONNECT")
 
     # The session, and what is said of it.
 

@@ -18,14 +18,12 @@ from itertools import accumulate
 from pathlib import Path
 from typing import Final
 
-from gateway.store.journal.format import Header, JournalError, Octets
+from gateway.store.journal.format import JournalError, Laid, Octets
 from gateway.store.journal.segments import At, Segment, content_of, segment_name, segments_in, size_of, walk
 
 RETENTION_SECS: Final = 60.0  # between two looks at what may go
-BLOCKS_MAX: Final = 1_000  # that one system call takes (IOV_MAX is 1 024)
+PIECES_MAX: Final = 1_000  # that one system call takes (IOV_MAX is 1 024)
 Pwritev = Callable[[int, Sequence[Octets], int], int]
-Written = tuple[Header, Octets]
-"""A block as it is written, and its header once more."""
 
 
 class Appender:
@@ -80,31 +78,35 @@ class Appender:
             self._unlock()
             raise
 
-    def append(self, blocks: Sequence[Written]) -> int:
+    def append(self, blocks: Sequence[Laid]) -> int:
         """Write some of `blocks`, which follow each other; returns how many, at least one.
 
         Raises OSError; the journal is then as it was before.
         """
-        header, _ = blocks[0]
-        if self._file is not None and self._is_full(header.octets):
+        first = blocks[0]
+        if self._file is not None and self._is_full(first.header.octets):
             self._finish()
         if self._file is None:
             self._begin()
         assert self._file is not None
         room = (self._segment_bytes or sys.maxsize) - self._octets
-        octets = header.octets
+        octets = first.header.octets
+        pieces = [*first.pieces]
         count = 1
-        while count < min(len(blocks), BLOCKS_MAX) and octets + blocks[count][0].octets <= room:
-            octets += blocks[count][0].octets
+        for header, more in blocks[1:]:
+            if octets + header.octets > room or len(pieces) + len(more) > PIECES_MAX:
+                break
+            octets += header.octets
+            pieces += more
             count += 1
         try:
-            self._write(self._file, [block for _, block in blocks[:count]], octets)
+            self._write(self._file, pieces, octets)
         except OSError:
             with suppress(OSError):  # what is left of it would be written over, or cut at the next start
                 os.ftruncate(self._file, self._octets)
             raise
         self._octets += octets
-        self.next = blocks[count - 1][0].next
+        self.next = blocks[count - 1].header.next
         self._unsynced = True
         return count
 

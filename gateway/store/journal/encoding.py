@@ -1,4 +1,4 @@
-"""Parts of batches -> the buffers of one block.
+"""What has gathered -> the buffers of one block.
 
 What repeats is written once in a dictionary and by number in the rows: senders, addresses and property sets
 by row, routes and outcomes by part. Those of the rows live on from block to block, so that traffic which
@@ -15,7 +15,6 @@ import struct
 from array import array
 from collections.abc import Sequence
 from functools import lru_cache
-from io import BytesIO
 from itertools import chain, groupby
 from typing import Final, NamedTuple
 
@@ -24,7 +23,6 @@ from gateway.model.address import Address, AmqpAddress, MqttAddress
 from gateway.model.message import NEVER, Message, Sender
 from gateway.model.outcome import Outcome
 from gateway.model.properties import PropertySet
-from gateway.model.spooled import Spooled
 from gateway.store.journal.columns import ADDRESS, COLUMNS, LANE, OUTCOME, SENDER
 from gateway.store.journal.entries import NUMBER, Entries, bitmap, even_offsets, octets_of, offsets
 from gateway.store.journal.format import (
@@ -33,15 +31,14 @@ from gateway.store.journal.format import (
     Draft,
     Header,
     Octets,
-    Repeated,
     encode_columns,
     expanded,
 )
-from gateway.store.journal.runs import Runs, alike_in, chained, repeated, runs_of
+from gateway.store.journal.gathering import Facts, Gathering, Part
+from gateway.store.journal.runs import Runs, chained, repeated, runs_of, spread
 from gateway.store.properties import encode_properties
 
 PROPERTIES_OCTETS_MAX: Final = 65_536  # of one set; more is recorded as {"omitted": octets}
-BODIES_OCTETS: Final = 1_048_576  # memory for the bodies of a block, used again and again
 FORM: Final = "journal"  # the key in PropertySet.forms
 SECOND: Final = 1_000_000  # in microseconds
 LATEST: Final = 9e12  # UTC seconds that still fit as microseconds in 64 bits; a peer may claim more
@@ -50,66 +47,16 @@ _FIRST_PLACES: Final = struct.pack(f"<{ROWS_USUAL}I", *range(ROWS_USUAL))
 _TIME: Final = struct.Struct("<q").pack
 
 
-class Facts(NamedTuple):
-    """What a lane says about every message that takes it. `route`: "" when they stayed in their own world.
-    `endpoint` and `protocol` are the target's. `reshapes`: the route may change assurance, durable or retain.
-    """
-
-    route: str
-    mapping_version: str
-    endpoint: str
-    protocol: str
-    reshapes: bool = True
-
-
-class Look(NamedTuple):
-    """What every message has to be looked at for: which are `alike`, and the bodies."""
-
-    alike: Runs[Message]
-    bodies: list[bytes]
-
-
-def look_at(messages: Sequence[Message]) -> Look:
-    """Look at messages as they came in. Soon after they have come this costs half of what it does later, when
-    other messages have taken their place in the caches.
-    """
-    return Look(alike_in(messages), [message.body for message in messages])
-
-
-class Stashed(NamedTuple):
-    """A part, or some of its messages, as the event loop leaves it for the journal.
-
-    `messages` are as they were handed to the sink; None: a route refused `sources`. `sources` are as they
-    came in; None: they are `messages`. The times are UTC in microseconds. `slots`: places in what was
-    received together; None: from 0 on. `origins`: where `messages` came from when nothing else changed but
-    the count of hops; then there are no `sources`. `look`: at all of them; None: the encoder will.
-    """
-
-    facts: Facts
-    messages: list[Message] | None
-    sources: Sequence[Message] | None
-    outcome: Outcome
-    received_us: int
-    settled_us: int
-    slots: Sequence[int] | None = None
-    origins: Sequence[Address] | None = None
-    look: Look | None = None
-
-
 _LaneKey = tuple[Facts, str]
 """And the protocol that its messages came in."""
 _COLUMNS: Final = encode_columns(COLUMNS)
 
 
 class Encoder:
-    """Makes blocks; keeps what they have in common.
+    """Makes blocks; keeps what they have in common."""
 
-    `body_bytes_max`: bodies up to this size are recorded, larger ones are null; 0: none are recorded.
-    """
-
-    def __init__(self, shard: int, *, body_bytes_max: int) -> None:
+    def __init__(self, shard: int) -> None:
         self._shard = shard
-        self._body_max = body_bytes_max
         self._senders = Entries(len(SENDER))
         self._sender_numbers: dict[int, bytes] = {}  # by identity, which is cheaper than the hash of a tuple
         self._kept: list[Sender] = []  # those senders, so that an identity keeps its meaning
@@ -118,22 +65,19 @@ class Encoder:
         self._nowhere = b""
         self._sets = Entries(2, nulls=True)
         self._set_numbers: dict[PropertySet, bytes] = {}
-        self._memory = BytesIO(bytes(BODIES_OCTETS))
 
     def afresh(self) -> Encoder:
         """One that remembers nothing."""
-        return Encoder(self._shard, body_bytes_max=self._body_max)
+        return Encoder(self._shard)
 
-    def encode(self, base: int, parts: Sequence[Stashed]) -> Draft:
-        """The block of `parts`, whose first row is number `base`."""
-        looks = [part.look or look_at(_heads(part)) for part in parts]
-        alike = [look.alike for look in looks]
-        kinds = chained(alike)
-        bodies = list(chain.from_iterable([look.bodies for look in looks]))
-        rows = len(bodies)
+    def encode(self, base: int, gathering: Gathering) -> Draft:
+        """The block of what has gathered, whose first row is number `base`. It may have the bodies where
+        they are: the block has to be laid out before they are written over."""
+        parts, rows = gathering.parts, gathering.rows
+        kinds = chained([part.heads for part in parts])
         by_part = _by_part(parts)
         senders = self._sender_indices(kinds, rows)
-        sources, targets = self._address_indices(parts, alike, rows)
+        sources, targets = self._address_indices(parts, rows)
         # What is the same in all rows is encoded once and repeated.
         like, lengths = Runs(kinds.objects[:1], [rows]) if _alike(kinds.objects) else kinds
         sets = self._set_indices([message.property_set for message in like], rows)
@@ -149,7 +93,7 @@ class Encoder:
             *(*flags, hops),
             *_delivered(parts, flags),
             *_expiries([message.expires for message in like], lengths),
-            *self._bodies(bodies),
+            *_bodies(gathering),
             *self._senders.end(rows),
             *by_part.entries,
             *self._addresses.end(rows),
@@ -176,31 +120,18 @@ class Encoder:
             numbers.update(zip(fresh, self._senders.add_all(texts), strict=True))
             return _indices(Runs([numbers[id(sender)] for sender in senders], lengths))
 
-    def _address_indices(
-        self, parts: Sequence[Stashed], alike: Sequence[Runs[Message]], rows: int
-    ) -> tuple[Buffer, Buffer]:
+    def _address_indices(self, parts: Sequence[Part], rows: int) -> tuple[Buffer, Buffer]:
         """Where the rows came from and went to; one and the same object when nothing crossed."""
         if self._addresses.begin(rows):
             self._address_numbers.clear()
             self._nowhere = b""
-        heads = [_addresses(*one) for one in alike]
-        sources = self._numbered(
-            [
-                run if part.origins is None else Runs(part.origins, None)
-                for part, run in zip(parts, heads, strict=True)
-            ]
-        )
-        if all(part.sources is None and part.origins is None for part in parts):
+        sources = self._numbered([part.sources for part in parts], parts)
+        if all(part.targets is None for part in parts):
             return sources, sources
-        gone = [
-            run if part.sources is None else _addresses(part.messages or ())
-            for part, run in zip(parts, heads, strict=True)
-        ]
-        return sources, self._numbered(gone, parts)
+        return sources, self._numbered([part.targets or part.sources for part in parts], parts)
 
-    def _numbered(self, runs: Sequence[Runs[Address]], parts: Sequence[Stashed] = ()) -> Buffer:
-        """The numbers of all these addresses. Those of a part are of one protocol; without any it went
-        nowhere."""
+    def _numbered(self, runs: Sequence[Runs[Address]], parts: Sequence[Part]) -> Buffer:
+        """The numbers of all these addresses. Those of a part are of one protocol."""
         found: list[Runs[bytes]] = []
         # One look-up table for each protocol, for wires of two may be equal.
         at = 0
@@ -211,7 +142,7 @@ class Encoder:
             else:
                 if not self._nowhere:
                     self._nowhere = self._addresses.add(None, None, None)
-                count = sum(len(_heads(part)) for part in parts[at : at + len(some)])
+                count = sum(part.rows for part in parts[at : at + len(some)])
                 found.append(Runs([self._nowhere], [count]))
             at += len(some)
         return _indices(chained(found))
@@ -240,53 +171,27 @@ class Encoder:
             numbers.update(zip(fresh, self._sets.add_all(list(map(recorded, fresh))), strict=True))
             return b"".join([numbers[one] for one in sets])
 
-    def _bodies(self, bodies: list[bytes]) -> tuple[Buffer, bytes, bytes, Octets]:
-        """Sizes, validity, offsets, octets."""
-        most = self._body_max
-        sizes = list(map(len, bodies))
-        count, largest = len(sizes), sizes[0]
-        lengths: Buffer
-        even = sizes.count(largest) == count
-        if even:
-            total, lengths = largest * count, Repeated(NUMBER(largest), 4, [count])
-        else:
-            total, largest = sum(sizes), max(sizes)
-            lengths = struct.pack(f"<{count}I", *sizes)
-        if not most:
-            return lengths, b"", b"", b""
-        if largest <= most:
-            octets = self._together(bodies) if total <= BODIES_OCTETS else b"".join(bodies)
-            if len(octets) == total:  # or one of them is a file (model/spooled.py), and not looked at
-                places = even_offsets(largest, count) if even else offsets(sizes)
-                return lengths, b"", places, octets
-        whole = [len(body) <= most and not isinstance(body, Spooled) for body in bodies]
-        kept = [body if taken else b"" for body, taken in zip(bodies, whole, strict=True)]
-        valid = bitmap(whole)
-        return lengths, valid, offsets(list(map(len, kept))), b"".join(kept)
-
-    def _together(self, bodies: list[bytes]) -> Octets:
-        """The octets of bodies, no more than BODIES_OCTETS, in memory that is used again when the block has
-        been laid out: new memory of that size costs ten times as much, for its pages come from the system."""
-        memory = self._memory
-        try:
-            memory.seek(0)
-            memory.writelines(bodies)
-        except BufferError:  # the block before is still needed
-            return b"".join(bodies)
-        return memory.getbuffer()[: memory.tell()]
-
 
 def _indices(numbers: Runs[bytes]) -> Buffer:
     return repeated(b"".join(numbers.objects), 4, numbers.lengths)
 
 
-def _heads(part: Stashed) -> Sequence[Message]:
-    """Its messages as they came in, but for their addresses and hops if `origins` say where from."""
-    return part.sources or part.messages or ()
-
-
-def _addresses(messages: Sequence[Message], lengths: Sequence[int] | None = None) -> Runs[Address]:
-    return Runs([message.address for message in messages], lengths)
+def _bodies(gathering: Gathering) -> tuple[Buffer, bytes, bytes, Octets]:
+    """Sizes, validity, offsets, octets."""
+    parts, rows = gathering.parts, gathering.rows
+    runs = chained([part.sizes for part in parts])
+    even = runs.lengths is not None and runs.objects.count(runs.objects[0]) == len(runs.objects)
+    if even:
+        runs = Runs(runs.objects[:1], [rows])
+    sizes = repeated(struct.pack(f"<{len(runs.objects)}I", *runs.objects), 4, runs.lengths)
+    if not gathering.body_bytes_max:
+        return sizes, b"", b"", b""
+    octets = gathering.bodies()
+    if any(part.whole for part in parts):
+        whole = list(chain.from_iterable([part.whole or [True] * part.rows for part in parts]))
+        kept = [size if taken else 0 for size, taken in zip(spread(runs), whole, strict=True)]
+        return sizes, bitmap(whole), offsets(kept), octets
+    return sizes, b"", even_offsets(runs.objects[0], rows) if even else offsets(spread(runs)), octets
 
 
 class _ByPart(NamedTuple):
@@ -296,15 +201,14 @@ class _ByPart(NamedTuple):
     entries: list[bytes]
 
 
-def _by_part(parts: Sequence[Stashed]) -> _ByPart:
+def _by_part(parts: Sequence[Part]) -> _ByPart:
     """The columns that are the same in all rows of a part. Their dictionaries are the block's own."""
     lanes: dict[_LaneKey, bytes] = {}
     outcomes: dict[Outcome, bytes] = {}
     received, settled, lane, result, counts = [], [], [], [], []
-    for facts, messages, sources, outcome, received_us, settled_us, _, origins, _ in parts:
-        heads = sources or messages
-        assert heads
-        key = (facts, (origins[0] if origins else heads[0].address).protocol)
+    for part in parts:
+        facts, outcome, received_us, settled_us, count, *_ = part
+        key = (facts, part.sources.objects[0].protocol)
         number = lanes.get(key)
         if number is None:
             number = lanes[key] = NUMBER(len(lanes))
@@ -315,7 +219,7 @@ def _by_part(parts: Sequence[Stashed]) -> _ByPart:
         settled.append(_TIME(settled_us))
         lane.append(number)
         result.append(told)
-        counts.append(len(heads))
+        counts.append(count)
     rows = [
         repeated(b"".join(column), len(column[0]), counts) for column in (received, settled, lane, result)
     ]
@@ -380,11 +284,12 @@ def words_of(address: Address) -> tuple[bytes, bytes | None, bytes]:
     return scope + b":" + name, scope, name
 
 
-def _delivered(parts: Sequence[Stashed], flags: list[Buffer]) -> Sequence[Buffer]:
+def _delivered(parts: Sequence[Part], flags: list[Buffer]) -> Sequence[Buffer]:
     """Assurance, durable and retain as they went out; the sources' own buffers when nothing changed them."""
-    if all(part.sources is None or part.messages is None or not part.facts.reshapes for part in parts):
+    if not any(part.went and part.facts.reshapes for part in parts):
         return flags
-    return _guarantees(list(chain.from_iterable(part.messages or _heads(part) for part in parts)))
+    gone = chained([part.went or part.heads for part in parts])
+    return [repeated(column, 1, gone.lengths) for column in _guarantees(gone.objects)]
 
 
 def _guarantees(messages: Sequence[Message]) -> list[bytes]:
@@ -396,8 +301,8 @@ def _guarantees(messages: Sequence[Message]) -> list[bytes]:
     ]
 
 
-def _slots(parts: Sequence[Stashed]) -> bytes:
-    return b"".join([_places(part.slots, len(_heads(part))) for part in parts])
+def _slots(parts: Sequence[Part]) -> bytes:
+    return b"".join([_places(part.slots, part.rows) for part in parts])
 
 
 def _places(slots: Sequence[int] | None, count: int) -> bytes:
@@ -428,18 +333,16 @@ def _alike(messages: Sequence[Message]) -> bool:
 _ONE_LESS: Final = bytes((0, *range(255)))
 
 
-def _before_crossing(hops: bytes, lengths: Sequence[int] | None, parts: Sequence[Stashed]) -> Buffer:
-    """The hops of messages as they came in, of those that crossed from `origins` one less than they have."""
-    crossed = [part.origins is not None for part in parts]
-    if not any(crossed):
-        return repeated(hops, 1, lengths)
-    if all(crossed):
-        return repeated(hops.translate(_ONE_LESS), 1, lengths)
+def _before_crossing(hops: bytes, lengths: Sequence[int] | None, parts: Sequence[Part]) -> Buffer:
+    """The hops of messages as they came in."""
+    further = {part.hop for part in parts}
+    if len(further) == 1:
+        return repeated(hops.translate(_ONE_LESS) if further.pop() else hops, 1, lengths)
     hops = hops if lengths is None else expanded(hops, 1, lengths)
     found, at = [], 0
     for part in parts:
-        end = at + len(_heads(part))
-        found.append(hops[at:end] if part.origins is None else hops[at:end].translate(_ONE_LESS))
+        end = at + part.rows
+        found.append(hops[at:end].translate(_ONE_LESS) if part.hop else hops[at:end])
         at = end
     return b"".join(found)
 

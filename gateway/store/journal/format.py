@@ -47,8 +47,9 @@ from __future__ import annotations
 
 import struct
 import zlib
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from enum import IntEnum
+from itertools import groupby
 from typing import Final, NamedTuple
 
 from gateway.errors import GatewayError
@@ -65,7 +66,6 @@ BLOCK_OCTETS_MAX: Final = (1 << 31) - 1  # int32 offsets reach no further
 RUNS: Final = 1 << 31  # in the octets stored: they are runs
 COMPRESSED_FROM: Final = 64  # octets; a shorter buffer gains nothing
 _BUFFER: Final = struct.Struct("<III")
-_ROOM: Final = bytes(HEADER_OCTETS)
 _PADDING: Final = tuple(bytes(count) for count in range(ALIGNMENT))
 
 
@@ -206,8 +206,8 @@ def decode_columns(raw: bytes, count: int) -> tuple[Column, ...]:
 
 
 class Laid(NamedTuple):
-    """A block as it is written, but for its header's CRC: the header, and the pieces to put one behind the
-    other, of which the first is room for the header's octets."""
+    """A block in pieces, to put one behind the other. Until `seal` they lack the header's octets, and the
+    header the CRC."""
 
     header: Header
     pieces: list[Octets]
@@ -277,7 +277,7 @@ def lay_out(draft: Draft, level: int) -> Laid:
         (said,) = buffers
         assert isinstance(said, bytes)
         content = said.ljust(len(said) + len(padding(len(said))))
-        return Laid(header._replace(octets=HEADER_OCTETS + len(content)), [_ROOM, content])
+        return Laid(header._replace(octets=HEADER_OCTETS + len(content)), [content])
     directory = len(buffers) * _BUFFER.size + len(columns)
     pad = padding(HEADER_OCTETS + directory)
     at = HEADER_OCTETS + directory + len(pad)
@@ -302,7 +302,7 @@ def lay_out(draft: Draft, level: int) -> Laid:
         table += place
     head = struct.pack(f"<{len(table)}I", *table) + columns + pad
     done = header._replace(octets=at, buffers=len(buffers), directory_octets=directory + len(pad))
-    return Laid(done, [_ROOM, head, *pieces])
+    return Laid(done, [head, *pieces])
 
 
 def _stored(buffer: Buffer, level: int) -> tuple[Octets, int]:
@@ -315,14 +315,22 @@ def _stored(buffer: Buffer, level: int) -> tuple[Octets, int]:
     return buffer, 0
 
 
-def seal(header: Header, block: memoryview) -> Header:
-    """Write the header of a block that was laid out, and lies in one piece, into its first octets.
-
-    zlib lets the interpreter's lock go meanwhile: a thread that wants it gets it here.
+def seal(laid: Laid, crc32: Callable[[Octets, int], int] = zlib.crc32) -> Laid:
+    """The block as it is written: its header in front, and of the rest few pieces, for what lies in memory
+    of its own is not copied. `crc32` is zlib's, or another that is as good and faster; it lets the
+    interpreter's lock go: a thread that wants that gets it here.
     """
-    done = header._replace(crc=zlib.crc32(block[HEADER_OCTETS:]))
-    block[:HEADER_OCTETS] = encode_header(done)
-    return done
+    pieces: list[Octets] = []
+    crc = 0
+    for apart, some in groupby(laid.pieces, lambda piece: isinstance(piece, memoryview)):
+        if apart:
+            pieces += some
+        else:
+            pieces.append(b"".join(some))
+    for piece in pieces:
+        crc = crc32(piece, crc)
+    header = laid.header._replace(crc=crc)
+    return Laid(header, [encode_header(header), *pieces])
 
 
 def _compressed(buffer: Octets, level: int) -> Octets:

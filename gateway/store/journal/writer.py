@@ -1,7 +1,7 @@
 """The gateway's side of the journal: the event loop leaves parts behind, a thread writes them to the disk.
 
-`record` keeps references, once for each part; when enough rows have gathered it makes columns of them, and
-leaves those to the thread, which writes; when little happens it makes the columns too. It does not make them
+`record` copies the bodies; when enough rows have gathered it makes columns of them, and leaves those to the
+thread, which writes; when little happens it makes the columns too. It does not make them
 all: to get the interpreter's lock from a busy event loop takes a thread 5 ms, more when the loop lets it go
 for moments in between, and while it waits the loop pays for each of those moments. So it should need the lock
 seldom (measured with a CRC in the thread: 0.5 us more for each message, or nothing gained when it is one for
@@ -18,25 +18,27 @@ import os
 import threading
 import time
 from collections import deque
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from itertools import islice
 from json import dumps
 from pathlib import Path
-from typing import Final, cast
+from typing import Final, NamedTuple, cast
+
+from isal.isal_zlib import crc32  # zlib's takes ten times as long
 
 from gateway.model.address import Address
+from gateway.model.bursts import Bursts
 from gateway.model.message import Message
 from gateway.model.outcome import Outcome
 from gateway.store.journal.appending import Appender, Pwritev
-from gateway.store.journal.encoding import SECOND, Encoder, Facts, Stashed, look_at
-from gateway.store.journal.format import Draft, Header, gap_draft, lay_out, seal
-from gateway.store.journal.ring import Ring
+from gateway.store.journal.encoding import SECOND, Encoder
+from gateway.store.journal.format import Draft, Laid, gap_draft, lay_out, seal
+from gateway.store.journal.gathering import Facts, Gathering, Memories, Settled
 
-CHUNK_OCTETS_MAX: Final = 256 * 1_048_576  # of the bodies of a block, whatever their limit is
+CHUNK_OCTETS_MAX: Final = 512 * 1_048_576  # of the bodies of a block, whatever their limit is
 FLUSH_OCTETS: Final = 4 * 1_048_576  # of bodies that may gather
 WRITE_OCTETS: Final = 2 * 1_048_576  # of blocks that may gather
-RING_OCTETS: Final = 8 * 1_048_576  # of the blocks that gather and those that are being written
 WRITE_BLOCKS_MAX: Final = 100  # at a time
 OFFSET_SECS: Final = 0.1  # between two looks at the difference between the two clocks
 OFFSET_SLACK_SECS: Final = 0.02  # how far it may be off; a new one would tear the rows of a message apart
@@ -57,16 +59,22 @@ class Options:
     compress: int = 0
     body_bytes_max: int = 65_536
     flush_interval_secs: float = 0.2
-    flush_rows: int = 2_048
-    block_rows_max: int = 4_096
+    flush_rows: int = 4_096
+    block_rows_max: int = 8_192
     backlog_bytes_max: int = 64 * 1_048_576
     sync_interval_secs: float = 1.0
     retry_secs: float = 1.0
 
 
-_Laid = tuple[Header, memoryview, int | None]  # and the place in the ring to free
 _Sources = Sequence[Message] | Sequence[Address]
-_Entry = tuple[Stashed, float, float]  # with both times as the loop's clock has them
+
+
+class _Block(NamedTuple):
+    """What waits for the disk: a draft when the thread is to lay it out. `memory` is in use until then."""
+
+    block: Draft | Laid
+    octets: int
+    memory: memoryview | None
 
 
 class JournalWriter:
@@ -101,7 +109,7 @@ class JournalWriter:
             utc=utc,
             pwritev=pwritev,
         )
-        self._encoder = Encoder(shard, body_bytes_max=chosen.body_bytes_max)
+        self._encoder = Encoder(shard)
         largest = chosen.body_bytes_max
         self._rows_max = max(
             1, min(chosen.block_rows_max, CHUNK_OCTETS_MAX // largest if largest else 1 << 31)
@@ -112,21 +120,20 @@ class JournalWriter:
         self.rows = self.blocks = self.octets = self.errors = self.failed = 0
         self.failure = ""  # what the disk said, while it says so
         # The event loop's.
-        self._stash: list[_Entry] = []
-        self._rows_in = self._bodies_in = 0
+        self._rows_in = 0
         self.dropped = 0
         self._offset = 0.0
         self._sampled = float("-inf")
-        # Of whoever has the lock: to make blocks.
+        # Of whoever has the lock: what gathers, and to make blocks of it.
         self._lock = threading.Lock()
+        self._memories = Memories()
+        self._gathering = self._gather()
         self._next = self._appender.next
-        self._rows_out = self._bodies_out = 0
         self._accounted = 0  # of the dropped rows
         self._queued = 0  # octets of blocks, ever
         # The thread's.
-        self._blocks: deque[tuple[Draft | _Laid, int]] = deque()  # others append
-        self._laid: list[_Laid] = []  # the first of `_blocks`, ready to write
-        self._ring = Ring(RING_OCTETS)
+        self._blocks: deque[_Block] = deque()  # others append
+        self._laid: list[Laid] = []  # the first of `_blocks`, ready to write
         self._written = 0  # octets of blocks, ever
         self._failed_since = False
         self._wake = threading.Event()
@@ -174,13 +181,15 @@ class JournalWriter:
         received: float,
         sources: _Sources | None = None,
         slots: list[int] | None = None,
+        bursts: Bursts | None = None,
     ) -> None:
         """A lane's sink has settled `messages`, which are not changed afterwards; `received` is the clock's
         time of their arrival. `sources` are, when they crossed, the same messages as they came in, or only
-        their addresses, when crossing changed nothing else and counted a hop. `slots`:
-        their places in what was received together, by which the rows of one message are known; None: from 0
-        on."""
-        self._keep(facts, messages, sources, outcome, received, messages, slots)
+        their addresses, when crossing changed nothing else and counted a hop. `slots`: their places in what
+        was received together, by which the rows of one message are known; None: from 0 on. `bursts`: the same
+        messages again, when that is how all of them came; then they need not be looked at one by one."""
+        whole, origins = _apart(sources)
+        self._keep(Settled(facts, messages, whole, outcome, 0, 0, slots, origins, bursts), received)
 
     def refuse(
         self,
@@ -191,19 +200,10 @@ class JournalWriter:
         slots: list[int] | None = None,
     ) -> None:
         """A route would not let `sources` cross: there is nothing that went out."""
-        self._keep(facts, None, sources, outcome, received, sources, slots)
+        self._keep(Settled(facts, None, sources, outcome, 0, 0, slots), received)
 
-    def _keep(
-        self,
-        facts: Facts,
-        messages: list[Message] | None,
-        sources: _Sources | None,
-        outcome: Outcome,
-        received: float,
-        heads: list[Message],
-        slots: list[int] | None,
-    ) -> None:
-        count = len(heads)
+    def _keep(self, settled: Settled, received: float) -> None:
+        count = len(settled.heads)
         if not count:
             return
         if self._queued - self._written > self.options.backlog_bytes_max:
@@ -216,17 +216,26 @@ class JournalWriter:
             offset = self._utc() - now
             if abs(offset - self._offset) > OFFSET_SLACK_SECS:
                 self._offset = offset
-        whole, origins = _apart(sources)
-        look = look_at(whole or heads)
-        part = Stashed(facts, messages, whole, outcome, 0, 0, slots, origins, look)
-        self._stash.append((part, received, now))
+        offset = self._offset
+        came, done = int((received + offset) * SECOND), int((now + offset) * SECOND)
         self._rows_in += count
-        # An estimate, for the exact sum would look at every message: those of a part are much alike.
-        self._bodies_in += count * max(len(heads[0].body), len(heads[-1].body))
-        if (
-            self._rows_in - self._rows_out >= self.options.flush_rows
-            or self._bodies_in - self._bodies_out >= FLUSH_OCTETS
-        ):
+        with self._lock:  # the thread has it seldom, and for no longer than a block takes to be made
+            for some in _slices(settled._replace(received_us=came, settled_us=done), self._rows_max):
+                self._add(some)
+
+    def _add(self, settled: Settled) -> None:
+        gathering = self._gathering
+        count = len(settled.heads)
+        if gathering.rows and gathering.rows + count > self._rows_max:
+            self._flush()
+            gathering = self._gathering
+        try:
+            gathering.add(settled)
+        except Exception as error:  # a bug of ours must cost these rows, not the gateway
+            self._queue(self._gap_for(gathering.rows + count, error))
+            self._gathering = self._gather()
+            return
+        if gathering.rows >= self.options.flush_rows or gathering.octets >= FLUSH_OCTETS:
             self._flush()
 
     def close(self, timeout: float = 10.0) -> None:
@@ -240,38 +249,31 @@ class JournalWriter:
         if self._thread.is_alive():
             self._tell(f"the journal's disk does not answer; {self.backlog} rows are left to it")
 
-    # Of whoever comes first.
+    # Of whoever has the lock.
+
+    def _gather(self) -> Gathering:
+        return Gathering(self._memories.take(), body_bytes_max=self.options.body_bytes_max)
 
     def _flush(self) -> None:
-        """Make blocks of what has gathered, unless that is being done just now."""
-        if not self._lock.acquire(blocking=False):
-            return
-        try:
-            stash = self._stash
-            rows, bodies = self._rows_in, self._bodies_in
-            entries = stash[:]
-            del stash[: len(entries)]  # what was appended since stays
-            for parts in self._chunks(entries):
-                self._queue(self._encoded(parts))
-            self._rows_out, self._bodies_out = rows, bodies
-            if self.dropped > self._accounted and self.backlog_octets <= self.options.backlog_bytes_max:
-                self._queue(self._dropped())
-        finally:
-            self._lock.release()
+        """Make a block of what has gathered."""
+        gathering = self._gathering
+        if gathering.rows:
+            self._gathering = self._gather()
+            self._queue(self._encoded(gathering), gathering.memory)
+        if self.dropped > self._accounted and self.backlog_octets <= self.options.backlog_bytes_max:
+            self._queue(self._dropped())
         if self.backlog_octets > WRITE_OCTETS:
             self._wake.set()
 
-    def _queue(self, draft: Draft) -> None:
+    def _queue(self, draft: Draft, memory: memoryview | None = None) -> None:
         self._next = draft.header.next
         if self.options.compress:  # the thread's work, for it lets the interpreter's lock go
-            octets = sum(map(len, draft.buffers))
-            self._blocks.append((draft, octets))
+            block = _Block(draft, sum(map(len, draft.buffers)), memory)
         else:
-            header, pieces = lay_out(draft, 0)
-            octets = header.octets
-            block, place = self._ring.put(pieces, octets)
-            self._blocks.append(((seal(header, block), block, place), octets))
-        self._queued += octets
+            laid = seal(lay_out(draft, 0), crc32)
+            block = _Block(laid, laid.header.octets, memory)
+        self._blocks.append(block)
+        self._queued += block.octets
 
     def _dropped(self) -> Draft:
         """The gap for what was dropped since the last one."""
@@ -286,51 +288,18 @@ class JournalWriter:
         said = dumps({"reason": reason, "text": text}).encode()
         return gap_draft(self._appender.shard, self._next, rows, now_us, said)
 
-    def _encoded(self, parts: list[Stashed]) -> Draft:
-        """The block of `parts`; a gap when that fails."""
+    def _encoded(self, gathering: Gathering) -> Draft:
+        """The block of what has gathered; a gap when that fails."""
         try:
-            return self._encoder.encode(self._next, parts)
-        except Exception as error:  # a bug of ours must cost these rows, not the gateway
-            rows = sum(len(part.sources or part.messages or ()) for part in parts)
-            self.failed += rows
+            return self._encoder.encode(self._next, gathering)
+        except Exception as error:  # as above
             self._encoder = self._encoder.afresh()
-            self._tell(f"{rows} rows of the journal could not be encoded: {error!r}")
-            return self._gap(rows, "error", repr(error))
+            return self._gap_for(gathering.rows, error)
 
-    def _chunks(self, entries: Iterable[_Entry]) -> Iterator[list[Stashed]]:
-        """Blocks' worth of parts."""
-        parts: list[Stashed] = []
-        rows = 0
-        offset = self._offset
-        for stashed, received, now in entries:
-            came, done = int((received + offset) * SECOND), int((now + offset) * SECOND)
-            for part in self._slices(stashed._replace(received_us=came, settled_us=done)):
-                count = len(part.sources or part.messages or ())
-                if rows and rows + count > self._rows_max:
-                    yield parts
-                    parts, rows = [], 0
-                parts.append(part)
-                rows += count
-        if parts:
-            yield parts
-
-    def _slices(self, part: Stashed) -> Iterator[Stashed]:
-        """A part, in pieces that fit into a block."""
-        _, messages, sources, *_, slots, origins, _ = part
-        count = len(sources or messages or ())
-        most = self._rows_max
-        if count <= most:
-            yield part
-            return
-        for begin in range(0, count, most):
-            end = begin + most
-            yield part._replace(
-                messages=None if messages is None else messages[begin:end],
-                sources=None if sources is None else sources[begin:end],
-                origins=None if origins is None else origins[begin:end],
-                slots=(range(count) if slots is None else slots)[begin:end],
-                look=None,
-            )
+    def _gap_for(self, rows: int, error: Exception) -> Draft:
+        self.failed += rows
+        self._tell(f"{rows} rows of the journal could not be encoded: {error!r}")
+        return self._gap(rows, "error", repr(error))
 
     # The thread's.
 
@@ -340,13 +309,13 @@ class JournalWriter:
             if self._wake.wait(options.flush_interval_secs):
                 self._wake.clear()
             else:  # little happens, so the loop leaves rows behind; else this would only disturb it
-                self._flush()
+                with self._lock:
+                    self._flush()
             self._write()
             if self.failure and not self._closing:
                 time.sleep(options.retry_secs)
-        with self._lock:  # nobody is making a block any more
-            pass
-        self._flush()
+        with self._lock:
+            self._flush()
         self._write()
         if lost := self.backlog:
             self.dropped += lost
@@ -359,19 +328,22 @@ class JournalWriter:
         while self._blocks:
             if not self._laid:
                 some = list(islice(self._blocks, WRITE_BLOCKS_MAX))
-                self._laid = [_laid(one, level) if isinstance(one, Draft) else one for one, _ in some]
+                self._laid = [
+                    seal(lay_out(one.block, level), crc32) if isinstance(one.block, Draft) else one.block
+                    for one in some
+                ]
             if not self._attempt(self._append):
                 return
         self._attempt(self._appender.tick)
 
     def _append(self) -> None:
         # A disk that is nearly full may have room for one.
-        laid = self._laid[:1] if self.failure else self._laid
-        written = self._appender.append([(header, octets) for header, octets, _ in laid])
-        for header, _, place in self._laid[:written]:
-            if place is not None:
-                self._ring.free(place)
-            self._written += self._blocks.popleft()[1]
+        written = self._appender.append(self._laid[:1] if self.failure else self._laid)
+        for header, _ in self._laid[:written]:
+            _, octets, memory = self._blocks.popleft()
+            if memory is not None:
+                self._memories.give_back(memory)
+            self._written += octets
             self.blocks += 1
             self.octets += header.octets
             if not header.gap:
@@ -404,7 +376,19 @@ def _apart(sources: _Sources | None) -> tuple[Sequence[Message] | None, Sequence
     return None, cast(Sequence[Address], sources)
 
 
-def _laid(draft: Draft, level: int) -> _Laid:
-    header, pieces = lay_out(draft, level)
-    block = memoryview(bytearray().join(pieces))
-    return seal(header, block), block, None
+def _slices(settled: Settled, most: int) -> Iterator[Settled]:
+    """They, in pieces that fit into a block."""
+    count = len(settled.heads)
+    if count <= most:
+        yield settled
+        return
+    _, messages, sources, _, _, _, slots, origins, _ = settled
+    for begin in range(0, count, most):
+        some = slice(begin, begin + most)
+        yield settled._replace(
+            messages=None if messages is None else messages[some],
+            sources=None if sources is None else sources[some],
+            origins=None if origins is None else origins[some],
+            slots=(range(count) if slots is None else slots)[some],
+            bursts=None,
+        )

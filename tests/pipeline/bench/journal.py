@@ -9,7 +9,7 @@ from typing import Final
 from gateway.model.address import AmqpAddress, MqttAddress
 from gateway.model.message import Message, Sender
 from gateway.model.outcome import ACCEPTED
-from gateway.store.journal.encoding import Facts
+from gateway.store.journal.gathering import Facts
 from gateway.store.journal.writer import JournalWriter, Options
 from tests.pipeline.journals import SETS
 

@@ -3,15 +3,16 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from pathlib import Path
 from typing import Any
 
 from gateway.model.address import MqttAddress
 from gateway.model.message import Message, Sender
 from gateway.model.outcome import ACCEPTED
-from gateway.store.journal.encoding import Encoder, Facts, Stashed
+from gateway.store.journal.encoding import Encoder
 from gateway.store.journal.format import Draft, lay_out, seal
+from gateway.store.journal.gathering import Facts, Gathering, Memories, Settled
 from gateway.store.journal.reader import Block, Gap, JournalReader, Row
 from gateway.store.journal.writer import JournalWriter, Options
 
@@ -26,22 +27,34 @@ def message(number: int, **also: Any) -> Message:
     return Message(MqttAddress(f"plant/{number % 3}"), str(number).encode(), sender=SENDER, **also)
 
 
-def stashed(first: int, count: int, *, at: int = UTC_US) -> Stashed:
-    return Stashed(HOME, [message(first + place) for place in range(count)], None, ACCEPTED, at, at + 5)
+def settled(first: int, count: int, *, at: int = UTC_US) -> Settled:
+    return Settled(HOME, [message(first + place) for place in range(count)], None, ACCEPTED, at, at + 5)
+
+
+def draft(base: int, count: int, shard: int = 0) -> Draft:
+    """A block of `count` messages."""
+    return Encoder(shard).encode(base, gathered([settled(base, count)]))
 
 
 def block(base: int, count: int, shard: int = 0, level: int = 0) -> bytes:
-    """The octets of a block."""
-    return octets_of(Encoder(shard, body_bytes_max=1_000).encode(base, [stashed(base, count)]), level)
+    """Its octets."""
+    return octets_of(draft(base, count, shard), level)
+
+
+def gathered(parts: Iterable[Settled], *, body_bytes_max: int = 1_000) -> Gathering:
+    """What a block is made of."""
+    gathering = Gathering(Memories().take(), body_bytes_max=body_bytes_max)
+    for part in parts:
+        gathering.add(part)
+    return gathering
 
 
 def octets_of(draft: Draft, level: int = 0) -> bytes:
     """A block as it is written."""
-    header, pieces = lay_out(draft, level)
-    octets = bytearray().join(pieces)
+    header, pieces = seal(lay_out(draft, level))
+    octets = b"".join(pieces)
     assert len(octets) == header.octets
-    seal(header, memoryview(octets))
-    return bytes(octets)
+    return octets
 
 
 def told(_: str) -> None:

@@ -14,23 +14,24 @@ from gateway.model.address import AmqpAddress, MqttAddress
 from gateway.model.message import Message, Sender
 from gateway.model.outcome import ACCEPTED
 from gateway.model.properties import Properties, property_set
-from gateway.store.journal.encoding import ROWS_USUAL, Encoder, Stashed
+from gateway.store.journal.encoding import ROWS_USUAL, Encoder
+from gateway.store.journal.gathering import Settled
 from gateway.store.journal.reader import JournalReader, Row
 from gateway.store.journal.runs import RUN, RUN_ALIKE, Runs, alike_in, chained, runs_of
-from tests.store.journal.samples import HOME, UP, octets_of, whole
+from tests.store.journal.samples import HOME, UP, gathered, octets_of, whole
 
 SENDERS = [Sender("mqtt", f"press-{number}") for number in range(3)]
 ADDRESSES = [MqttAddress(f"plant/{number}") for number in range(3)]
 
 
-def written(folder: Path, *blocks: list[Stashed]) -> list[Row]:
+def written(folder: Path, *blocks: list[Settled]) -> list[Row]:
     """The rows of these blocks, without their sequence numbers."""
     folder.mkdir()
-    encoder = Encoder(0, body_bytes_max=100)
+    encoder = Encoder(0)
     base = 0
     with (folder / f"0-{0:020}.gwj").open("wb") as file:
         for block in blocks:
-            draft = encoder.encode(base, block)
+            draft = encoder.encode(base, gathered(block))
             file.write(octets_of(draft))
             base = draft.header.next
     rows = [whole(row) for row in JournalReader(folder).rows("0")]
@@ -39,7 +40,7 @@ def written(folder: Path, *blocks: list[Stashed]) -> list[Row]:
     return rows
 
 
-def one_by_one(part: Stashed) -> list[list[Stashed]]:
+def one_by_one(part: Settled) -> list[list[Settled]]:
     """The same rows, each in a block of its own."""
     count = len(part.sources or part.messages or [])
     return [
@@ -77,14 +78,14 @@ def test_rows_that_are_alike_and_those_with_one_that_is_not(
         heads[odd] = Message(ADDRESSES[1], b"odd", assurance=1, expires=3.0, hops=2, sender=SENDERS[2])
     tails = [Message(AmqpAddress("", str(at // 50)), b"") for at in range(100)]
     part = (
-        Stashed(UP, tails, heads, ACCEPTED, 5, 6) if crossed else Stashed(HOME, heads, None, ACCEPTED, 5, 6)
+        Settled(UP, tails, heads, ACCEPTED, 5, 6) if crossed else Settled(HOME, heads, None, ACCEPTED, 5, 6)
     )
     assert written(tmp_path / "together", [part]) == written(tmp_path / "alone", *one_by_one(part))
 
 
 @pytest.mark.parametrize("count", [ROWS_USUAL, ROWS_USUAL + 1])
 def test_places_of_long_parts(tmp_path: Path, count: int) -> None:
-    part = Stashed(HOME, [Message(ADDRESSES[0], b"")] * count, None, ACCEPTED, 0, 0)
+    part = Settled(HOME, [Message(ADDRESSES[0], b"")] * count, None, ACCEPTED, 0, 0)
     assert [row["slot"] for row in written(tmp_path / "one", [part])] == list(range(count))
 
 
@@ -118,7 +119,7 @@ def test_equal_objects_are_as_good_as_the_same(tmp_path: Path) -> None:
     heads = [Message(MqttAddress("t"), b"", sender=SENDERS[0]) for _ in range(200)]
     for at in range(90, 100):
         heads[at] = Message(MqttAddress("other"), b"", sender=Sender(*SENDERS[0]))
-    rows = written(tmp_path / "one", [Stashed(HOME, heads, None, ACCEPTED, 0, 0)])
+    rows = written(tmp_path / "one", [Settled(HOME, heads, None, ACCEPTED, 0, 0)])
     assert [row["source_name"] for row in rows] == ["t"] * 90 + ["other"] * 10 + ["t"] * 100
 
 

@@ -92,9 +92,12 @@ def rows_of(
     *messages: Message,
     halves: bool = False,
     back: str = "",
+    bursts: list[int] | None = None,
     columns: tuple[str, ...] = COLUMNS,
 ) -> set[tuple[Any, ...]]:
-    """What the journal has of `messages`, which came together; `back` are ways back of the routes."""
+    """What the journal has of `messages`, which came together; `back` are ways back of the routes. `bursts`:
+    so many of them are published together, if they may be; the rest, and without it all, one by one.
+    """
     router = Router([parse(ROUTES + back, "t.yaml")], ENDPOINTS)
     switch = Switch(router, DeadLetters())
     made = writer(folder)
@@ -102,8 +105,14 @@ def rows_of(
     erp, other, own = Link(), Link(), Nowhere()
     switch.namespaces = {"mqtt": own, "erp": erp, "other": other}
     batch = Batch(Answers(), time.monotonic())
-    for place, message in enumerate(messages):
-        assert switch.publish(batch, switch.entry("mqtt", own, message.address), message, place)
+    place = 0
+    for count in (*(bursts or ()), *[1] * (len(messages) - sum(bursts or ()))):
+        some, receipts = list(messages[place : place + count]), list(range(place, place + count))
+        entry = switch.entry("mqtt", own, some[0].address)
+        if count == 1 or not switch.publish_burst(batch, entry, some, receipts):
+            for message, receipt in zip(some, receipts, strict=True):
+                assert switch.publish(batch, entry, message, receipt)
+        place += count
     batch.send()
     for link in (erp, other):
         link.settle(halves=halves)
@@ -146,9 +155,59 @@ def test_a_row_says_how_its_message_came_in(
     assert rows_of(tmp_path, *messages, halves=halves, back=back) == expected
 
 
+ASKS = property_set(Properties(reply_to="up/the/answer"))
+BURSTS: dict[str, dict[str, Any]] = {
+    "plain": {"topic": "up/x"},
+    "plain, of another crossing": {"topic": "up/x", "hops": 3},
+    "too far": {"topic": "up/x", "hops": 8},
+    "retained": {"topic": "up/x", "retain": True},
+    "expiring": {"topic": "up/x", "expires": 5.0, "assurance": 1, "durable": True},
+    "asking": {"topic": "up/x", "property_set": ASKS},
+    "shaped": {"topic": "shaped/x"},
+    "fan-out": {"topic": "up/both/x"},
+    "deduplicated": {"topic": "once/x"},
+    "other": {"topic": "up/y/z"},
+}
+
+
+@pytest.mark.parametrize("back", ["", BACK], ids=["one way", "with ways back"])
+@pytest.mark.parametrize("halves", [False, True], ids=["together", "in halves"])
+@pytest.mark.parametrize("kinds", [*((kind,) for kind in BURSTS), ("plain", "other"), ("plain", "shaped")])
+@pytest.mark.parametrize("single", [False, True], ids=["bursts only", "and one more"])
+def test_bursts_are_recorded_as_single_messages_are(
+    tmp_path: Path, kinds: tuple[str, ...], halves: bool, back: str, single: bool
+) -> None:
+    many = 40
+    messages = [came(**BURSTS[kind], number=at) for kind in kinds for at in range(many)]
+    messages += [came("up/last", many)] * single
+    also: dict[str, Any] = {"halves": halves, "back": back, "columns": (*COLUMNS, "client", "assurance")}
+    together = rows_of(tmp_path / "together", *messages, bursts=[many] * len(kinds), **also)
+    assert together == rows_of(tmp_path / "one by one", *messages, **also)
+    assert len(together) >= len(messages)
+
+
+def test_only_what_the_address_decides_is_published_together() -> None:
+    router = Router([parse(ROUTES + BACK, "t.yaml")], ENDPOINTS)
+    switch = Switch(router, DeadLetters())
+    erp, other, own = Link(), Link(), Nowhere()
+    switch.namespaces = {"mqtt": own, "erp": erp, "other": other}
+    taken = set()
+    for kind, given in BURSTS.items():
+        messages = [came(**given, number=at) for at in range(3)]
+        entry = switch.entry("mqtt", own, messages[0].address)
+        batch = Batch(Answers(), 0.0)
+        if switch.publish_burst(batch, entry, messages, [0, 1, 2]):
+            batch.send()
+            taken.add(kind)
+            assert erp.parts.pop().slots == [0, 1, 2]
+        else:
+            assert not len(batch)
+    assert taken == {"plain", "plain, of another crossing", "expiring", "deduplicated", "other"}
+    assert {route.name: (route.matched, route.in_flight) for route in router.routes}["plain"] == (12, 12)
+
+
 def test_a_row_has_the_reply_address_that_came_in(tmp_path: Path) -> None:
-    asks = property_set(Properties(reply_to="up/the/answer"))
-    messages = [came("up/x", 0), came("up/x", 1, property_set=asks), came("up/x", 2)]
+    messages = [came("up/x", 0), came("up/x", 1, property_set=ASKS), came("up/x", 2)]
     rows = rows_of(tmp_path, *messages, back=BACK, columns=("body", "properties", "target_name"))
     said = {body: (properties or "", target) for body, properties, target in rows}
     assert [target for _, target in said.values()] == ["x"] * 3

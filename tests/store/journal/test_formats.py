@@ -16,9 +16,10 @@ from gateway.model.address import AmqpAddress, MqttAddress
 from gateway.model.message import NEVER, Message, Sender
 from gateway.model.outcome import ACCEPTED
 from gateway.model.properties import NO_PROPERTIES, Properties, property_set
-from gateway.store.journal.encoding import Encoder, Facts, Stashed
+from gateway.store.journal.encoding import Encoder
 from gateway.store.journal.format import DamageError, Repeated, decode_runs
-from tests.store.journal.samples import octets_of, rows_of
+from gateway.store.journal.gathering import Facts, Settled
+from tests.store.journal.samples import gathered, octets_of, rows_of
 
 FORMAT_1: Final = (
     "c-oCsOHUI~6uxce#l!MeR0OH0_yAf!d8i4|g+@tqW5iV*W{xmPJ2TAO8q|=uWT#7(E{Q8whNVlFELnERl7DbLw=>f@MTnf{%"
@@ -36,7 +37,7 @@ FORMAT_1: Final = (
 """The block of `part`, as a gateway wrote it that knew format 1; zlib, base 85."""
 
 
-def part() -> Stashed:
+def part() -> Settled:
     """Three messages that crossed."""
     sender = Sender("mqtt", "press-7", "plant", "10.0.0.7:40123")
     came = [MqttAddress(f"plant/{number}") for number in (1, 1, 2)]
@@ -56,14 +57,14 @@ def part() -> Stashed:
         for number in (1, 1, 2)
     ]
     facts = Facts("up", "7f3a", "erp", "amqp091", False)
-    return Stashed(facts, went, None, ACCEPTED, 1_700_000_000_000_000, 1_700_000_000_000_005, None, came)
+    return Settled(facts, went, None, ACCEPTED, 1_700_000_000_000_000, 1_700_000_000_000_005, None, came)
 
 
 def test_the_first_format_is_read_as_before(tmp_path: Path) -> None:
     old, new = tmp_path / "old", tmp_path / "new"
     for folder, octets in (
         (old, zlib.decompress(b85decode("".join(FORMAT_1)))),
-        (new, octets_of(Encoder(0, body_bytes_max=100).encode(0, [part()]))),
+        (new, octets_of(Encoder(0).encode(0, gathered([part()], body_bytes_max=100)))),
     ):
         folder.mkdir()
         (folder / f"0-{0:020}.gwj").write_bytes(octets)

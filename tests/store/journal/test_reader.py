@@ -9,11 +9,21 @@ from pathlib import Path
 import pytest
 
 from gateway.model.outcome import ACCEPTED
-from gateway.store.journal.encoding import Encoder, Facts, Stashed
+from gateway.store.journal.encoding import Encoder
 from gateway.store.journal.format import VERSION, Column, Draft, Header, Kind, encode_columns, gap_draft
+from gateway.store.journal.gathering import Facts, Settled
 from gateway.store.journal.reader import Extent, Gap, JournalReader
 from gateway.store.journal.segments import segment_name
-from tests.store.journal.samples import UTC_US, message, numbers_of, octets_of, rows_of, whole, whole_block
+from tests.store.journal.samples import (
+    UTC_US,
+    gathered,
+    message,
+    numbers_of,
+    octets_of,
+    rows_of,
+    whole,
+    whole_block,
+)
 
 MINUTE = 60_000_000
 
@@ -21,14 +31,14 @@ MINUTE = 60_000_000
 @pytest.fixture
 def folder(tmp_path: Path) -> Path:
     """Four blocks of two rows, a minute apart, by routes a, b, a, b; the first two in a segment."""
-    encoder = Encoder(0, body_bytes_max=100)
+    encoder = Encoder(0)
     blocks = []
     for number in range(4):
         facts = Facts("ab"[number % 2], "", "erp", "amqp091")
         messages = [message(2 * number), message(2 * number + 1)]
         at = UTC_US + number * MINUTE
-        part = Stashed(facts, messages, messages, ACCEPTED, at, at + 9)
-        blocks.append(octets_of(encoder.encode(2 * number, [part])))
+        part = Settled(facts, messages, messages, ACCEPTED, at, at + 9)
+        blocks.append(octets_of(encoder.encode(2 * number, gathered([part]))))
     (tmp_path / segment_name(0, 0)).write_bytes(b"".join(blocks[:2]))
     (tmp_path / segment_name(0, 4)).write_bytes(b"".join(blocks[2:]))
     return tmp_path

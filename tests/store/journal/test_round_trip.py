@@ -17,19 +17,24 @@ from gateway.model.address import AmqpAddress, FastAddress, MqttAddress
 from gateway.model.message import Message, Sender
 from gateway.model.outcome import ACCEPTED, Outcome, Reason, Verdict
 from gateway.model.properties import Properties, PropertySet, Value, ValueType, property_set, string
-from gateway.store.journal.encoding import (
-    COLUMNS,
-    PROPERTIES_OCTETS_MAX,
-    Encoder,
-    Facts,
-    Stashed,
-)
+from gateway.store.journal.encoding import COLUMNS, PROPERTIES_OCTETS_MAX, Encoder
 from gateway.store.journal.entries import ENTRIES_MAX, Entries, bitmap
 from gateway.store.journal.format import Kind
+from gateway.store.journal.gathering import Facts, Settled
 from gateway.store.journal.reader import JournalReader, Row
 from gateway.store.journal.segments import At
 from gateway.store.properties import decode_properties
-from tests.store.journal.samples import HOME, SENDER, UP, UTC_US, message, octets_of, whole, whole_block
+from tests.store.journal.samples import (
+    HOME,
+    SENDER,
+    UP,
+    UTC_US,
+    gathered,
+    message,
+    octets_of,
+    whole,
+    whole_block,
+)
 
 FULL = Properties(
     content_type="text/plain",
@@ -55,8 +60,8 @@ FULL = Properties(
 )
 
 
-def recorded(folder: Path, *parts: Stashed, body_bytes_max: int = 1_000, level: int = 0) -> list[Row]:
-    octets = octets_of(Encoder(3, body_bytes_max=body_bytes_max).encode(100, parts), level)
+def recorded(folder: Path, *parts: Settled, body_bytes_max: int = 1_000, level: int = 0) -> list[Row]:
+    octets = octets_of(Encoder(3).encode(100, gathered(parts, body_bytes_max=body_bytes_max)), level)
     folder.mkdir(exist_ok=True)
     (folder / f"3-{100:020}.gwj").write_bytes(octets)
     return [whole(row) for row in JournalReader(folder).rows("3")]
@@ -77,7 +82,7 @@ def test_every_column(tmp_path: Path, level: int) -> None:
     )
     crossed = Message(FastAddress("queue", "erp.in"), b"body", source.property_set, 1, sender=SENDER, hops=4)
     refused = Outcome(Verdict.REJECTED, Reason.TOO_LARGE, "larger than it takes")
-    (row,) = recorded(tmp_path, Stashed(UP, [crossed], [source], refused, UTC_US, UTC_US + 7), level=level)
+    (row,) = recorded(tmp_path, Settled(UP, [crossed], [source], refused, UTC_US, UTC_US + 7), level=level)
     assert decode_properties(row.pop("properties").encode()) == FULL
     assert row == {
         "shard": "3",
@@ -132,7 +137,7 @@ ADDRESSES = [
 
 @pytest.mark.parametrize("address, text, scope, name", ADDRESSES)
 def test_addresses(tmp_path: Path, address: Any, text: str, scope: str | None, name: str) -> None:
-    (row,) = recorded(tmp_path, Stashed(HOME, [Message(address, b"")], None, ACCEPTED, 0, 0))
+    (row,) = recorded(tmp_path, Settled(HOME, [Message(address, b"")], None, ACCEPTED, 0, 0))
     for side in ("source", "target"):
         assert (row[f"{side}_address"], row[f"{side}_scope"], row[f"{side}_name"]) == (text, scope, name)
     assert row["source_protocol"] == address.protocol
@@ -141,7 +146,7 @@ def test_addresses(tmp_path: Path, address: Any, text: str, scope: str | None, n
 def test_wires_of_two_protocols_may_be_equal(tmp_path: Path) -> None:
     amqp = AmqpAddress("e", "k")
     mqtt = MqttAddress(amqp.wire.decode(), amqp.wire)
-    parts = [Stashed(HOME, [Message(one, b"")], None, ACCEPTED, 0, 0) for one in (amqp, mqtt, amqp)]
+    parts = [Settled(HOME, [Message(one, b"")], None, ACCEPTED, 0, 0) for one in (amqp, mqtt, amqp)]
     assert [row["source_name"] for row in recorded(tmp_path, *parts)] == ["k", mqtt.topic, "k"]
 
 
@@ -149,7 +154,7 @@ def test_a_refused_message_went_nowhere(tmp_path: Path) -> None:
     sources = [message(1, retain=True), message(2)]
     refused = Outcome(Verdict.REJECTED, Reason.HOPS, "a loop?")
     rows = recorded(
-        tmp_path, Stashed(UP, None, sources, refused, 0, 0), Stashed(HOME, sources, None, ACCEPTED, 0, 0)
+        tmp_path, Settled(UP, None, sources, refused, 0, 0), Settled(HOME, sources, None, ACCEPTED, 0, 0)
     )
     assert [row["target_address"] for row in rows] == [None, None, "plant/1", "plant/2"]
     assert [row["source_address"] for row in rows] == ["plant/1", "plant/2"] * 2
@@ -173,7 +178,7 @@ def test_bodies(
     tmp_path: Path, most: int, bodies: list[bytes], expected: list[bytes | None], level: int
 ) -> None:
     messages = [Message(MqttAddress("t"), body) for body in bodies]
-    part = Stashed(HOME, messages, None, ACCEPTED, 0, 0)
+    part = Settled(HOME, messages, None, ACCEPTED, 0, 0)
     rows = recorded(tmp_path, part, body_bytes_max=most, level=level)
     assert [row["body"] for row in rows] == expected
     assert [row["body_size"] for row in rows] == list(map(len, bodies))
@@ -197,7 +202,7 @@ def test_property_sets(tmp_path: Path, found: PropertySet, text: str, name: str 
     others = [Message(MqttAddress("t"), b"", property_set(Properties(priority=n))) for n in range(2)]
     for folder, before in (("alone", []), ("among", others)):
         messages = [*before, Message(MqttAddress("t"), b"", found)]
-        row = recorded(tmp_path / folder, Stashed(HOME, messages, None, ACCEPTED, 0, 0))[-1]
+        row = recorded(tmp_path / folder, Settled(HOME, messages, None, ACCEPTED, 0, 0))[-1]
         assert (row["properties"], row["message_id"]) == (text, name)
 
 
@@ -211,7 +216,7 @@ def test_what_peers_may_claim_does_not_break_a_block(tmp_path: Path) -> None:
     )
     (row,) = recorded(
         tmp_path,
-        Stashed(Facts("r", "", "", ""), [odd], None, Outcome(Verdict.REJECTED, Reason.NONE, "\ud800"), 0, 0),
+        Settled(Facts("r", "", "", ""), [odd], None, Outcome(Verdict.REJECTED, Reason.NONE, "\ud800"), 0, 0),
     )
     assert (row["hops"], row["expires"], row["client"]) == (255, 9 * 10**18, "\\ud800")
     assert row["reason_text"] == "\\ud800"
@@ -219,7 +224,7 @@ def test_what_peers_may_claim_does_not_break_a_block(tmp_path: Path) -> None:
 
 def test_expiry_of_some(tmp_path: Path) -> None:
     messages = [message(place, expires=float(place % 3)) for place in range(20)]
-    rows = recorded(tmp_path, Stashed(HOME, messages, None, ACCEPTED, 0, 0))
+    rows = recorded(tmp_path, Settled(HOME, messages, None, ACCEPTED, 0, 0))
     assert [row["expires"] for row in rows] == [
         place % 3 * 1_000_000 if place % 3 else None for place in range(20)
     ]
@@ -252,17 +257,17 @@ one_message = st.builds(
 
 
 @st.composite
-def parts(draw: st.DrawFn) -> Stashed:
+def parts(draw: st.DrawFn) -> Settled:
     heads = draw(st.lists(one_message, min_size=1, max_size=40))
     facts = draw(st.sampled_from(FACTS))
     times = draw(st.integers(0, 10)), draw(st.integers(0, 10))
     shape = draw(st.sampled_from(["home", "crossed", "plain", "refused"]))
     if shape == "plain":
         origins = [head.address for head in heads]
-        return Stashed(facts, list(map(crossed, heads)), None, ACCEPTED, *times, None, origins)
+        return Settled(facts, list(map(crossed, heads)), None, ACCEPTED, *times, None, origins)
     tails = [Message(AMQP[place % 5], head.body, head.property_set) for place, head in enumerate(heads)]
     messages = {"home": heads, "crossed": tails, "refused": None}[shape]
-    return Stashed(facts, messages, None if shape == "home" else heads, ACCEPTED, *times)
+    return Settled(facts, messages, None if shape == "home" else heads, ACCEPTED, *times)
 
 
 def crossed(head: Message) -> Message:
@@ -281,7 +286,7 @@ def crossed(head: Message) -> Message:
     )
 
 
-def expected_rows(part: Stashed) -> Iterator[tuple[Any, ...]]:
+def expected_rows(part: Settled) -> Iterator[tuple[Any, ...]]:
     heads = part.sources or part.messages or []
     origins = part.origins or [head.address for head in heads]
     hop = part.origins is not None
@@ -315,15 +320,15 @@ READ = (
 @settings(deadline=None, max_examples=60)
 @given(st.lists(st.lists(parts(), min_size=1, max_size=4), min_size=1, max_size=4), st.sampled_from([0, 1]))
 def test_blocks_of_any_traffic(
-    tmp_path_factory: pytest.TempPathFactory, blocks: list[list[Stashed]], level: int
+    tmp_path_factory: pytest.TempPathFactory, blocks: list[list[Settled]], level: int
 ) -> None:
     """The encoder remembers dictionaries from block to block; each block must stand for itself."""
     folder = tmp_path_factory.mktemp("journal")
-    encoder = Encoder(0, body_bytes_max=4)
+    encoder = Encoder(0)
     base = 0
     with (folder / f"0-{0:020}.gwj").open("wb") as file:
         for block in blocks:
-            draft = encoder.encode(base, block)
+            draft = encoder.encode(base, gathered(block, body_bytes_max=4))
             file.write(octets_of(draft, level))
             base = draft.header.next
     rows = [whole(row) for row in JournalReader(folder).rows("0")]
@@ -334,7 +339,7 @@ def test_blocks_of_any_traffic(
 
 def test_arrow_finds_its_buffers(tmp_path: Path) -> None:
     """Column starts are aligned, sizes are as Arrow wants them, and what is shared lies there once."""
-    recorded(tmp_path, Stashed(HOME, [message(place) for place in range(9)], None, ACCEPTED, 5, 6))
+    recorded(tmp_path, Settled(HOME, [message(place) for place in range(9)], None, ACCEPTED, 5, 6))
     reader = JournalReader(tmp_path)
     (at,) = reader.index("3")
     assert isinstance(at, At)
@@ -370,15 +375,15 @@ def test_dictionaries_forget(tmp_path: Path) -> None:
 
 
 def test_a_small_block_does_not_carry_a_large_dictionary() -> None:
-    encoder = Encoder(0, body_bytes_max=100)
+    encoder = Encoder(0)
     many = [Message(MqttAddress(f"topic/{number}"), b"") for number in range(1_000)]
-    encoder.encode(0, [Stashed(HOME, many, None, ACCEPTED, 0, 0)])
-    draft = encoder.encode(1_000, [Stashed(HOME, many[:1], None, ACCEPTED, 0, 0)])
+    encoder.encode(0, gathered([Settled(HOME, many, None, ACCEPTED, 0, 0)]))
+    draft = encoder.encode(1_000, gathered([Settled(HOME, many[:1], None, ACCEPTED, 0, 0)]))
     assert len(octets_of(draft)) < 4_096
 
 
 def test_a_block_may_be_skipped_by_its_dictionaries(tmp_path: Path) -> None:
-    recorded(tmp_path, Stashed(UP, [message(1)], None, ACCEPTED, 0, 0))
+    recorded(tmp_path, Settled(UP, [message(1)], None, ACCEPTED, 0, 0))
     block = whole_block(next(JournalReader(tmp_path).blocks("3")))
     assert block.may_hold({"route": {"up", "other"}})
     assert not block.may_hold({"route": {"other"}})

@@ -10,9 +10,9 @@ import pytest
 
 from gateway.store.journal import segments
 from gateway.store.journal.appending import RETENTION_SECS, Appender
-from gateway.store.journal.format import JournalError, decode_header
+from gateway.store.journal.format import JournalError, lay_out, seal
 from gateway.store.journal.reader import Gap, GoneError, JournalReader
-from tests.store.journal.samples import block, numbers_of, rows_of, whole, write, writer
+from tests.store.journal.samples import block, draft, numbers_of, rows_of, whole, write, writer
 
 
 class Clock:
@@ -33,11 +33,9 @@ def appender(folder: Path, clock: Clock, **limits: int) -> Appender:
 
 def append(to: Appender, count: int = 2) -> int:
     """A block of `count` rows; returns its octets."""
-    octets = block(to.next, count)
-    header = decode_header(octets)
-    assert header is not None
-    assert to.append([(header, octets)]) == 1
-    return header.octets
+    laid = seal(lay_out(draft(to.next, count), 0))
+    assert to.append([laid]) == 1
+    return laid.header.octets
 
 
 def firsts(folder: Path) -> list[int]:
@@ -57,8 +55,7 @@ def test_a_segment_ends_at_its_size(tmp_path: Path) -> None:
 @pytest.mark.parametrize("most, files", [(0, 1), (1, 10), (2, 5), (3, 4)])
 def test_several_blocks_at_a_time(tmp_path: Path, most: int, files: int) -> None:
     """As many go into one write as fit into the segment."""
-    written = [block(2 * place, 2) for place in range(10)]
-    blocks = [(header, octets) for octets in written if (header := decode_header(octets)) is not None]
+    blocks = [seal(lay_out(draft(2 * place, 2), 0)) for place in range(10)]
     largest = max(header.octets for header, _ in blocks)
     made = appender(tmp_path, Clock(), segment_bytes=most * largest)
     while blocks:
@@ -67,6 +64,20 @@ def test_several_blocks_at_a_time(tmp_path: Path, most: int, files: int) -> None
     made.close()
     assert numbers_of(rows_of(tmp_path)) == list(range(20))
     assert len(firsts(tmp_path)) == files
+
+
+def test_no_more_pieces_than_the_system_takes_at_a_time(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("gateway.store.journal.appending.PIECES_MAX", 10)
+    blocks = [seal(lay_out(draft(2 * place, 2), 0)) for place in range(10)]
+    each = len(blocks[0].pieces)
+    made = appender(tmp_path, Clock())
+    assert made.append(blocks) == 10 // each
+    while (written := made.next // 2) < len(blocks):
+        made.append(blocks[written:])
+    made.close()
+    assert numbers_of(rows_of(tmp_path)) == list(range(20))
 
 
 def test_a_block_larger_than_a_segment_is_one(tmp_path: Path) -> None:

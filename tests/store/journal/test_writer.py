@@ -14,6 +14,7 @@ import pytest
 from gateway.model.address import MqttAddress
 from gateway.model.message import Message
 from gateway.model.outcome import ACCEPTED, Outcome, Reason, Verdict
+from gateway.store.journal.gathering import Gathering
 from gateway.store.journal.reader import Gap, JournalReader
 from gateway.store.journal.writer import Options
 from tests.store.journal.samples import HOME, UP, message, numbers_of, rows_of, until, whole, write, writer
@@ -86,7 +87,7 @@ def test_a_long_part_is_cut_into_blocks(tmp_path: Path) -> None:
 
 
 def test_large_bodies_make_small_blocks(tmp_path: Path) -> None:
-    options = Options(flush_interval_secs=60.0, body_bytes_max=256 * 1_048_576)
+    options = Options(flush_interval_secs=60.0, body_bytes_max=512 * 1_048_576)
     write(tmp_path, range(2), options=options)
     assert len(list(JournalReader(tmp_path).index("0"))) == 2
 
@@ -169,10 +170,13 @@ def test_large_bodies_do_not_gather(tmp_path: Path) -> None:
     left_out = Message(MqttAddress("t"), bytes(1_048_576))
     made.record(HOME, [kept, message(0), left_out], ACCEPTED, 0.0)
     assert made.backlog_octets == 0
-    made.record(HOME, [left_out, message(0)], ACCEPTED, 0.0)
+    made.record(HOME, [left_out, left_out, left_out, message(0)], ACCEPTED, 0.0)
     assert 65_536 < made.backlog_octets < 1_048_576
     made.close()
-    assert [row["body_size"] for row in rows_of(tmp_path)] == [65_536, 1, 1_048_576, 1_048_576, 1]
+    assert [row["body_size"] for row in rows_of(tmp_path)] == [
+        *(65_536, 1, 1_048_576),
+        *(1_048_576, 1_048_576, 1_048_576, 1),
+    ]
 
 
 def test_a_full_disk_closes_nothing(tmp_path: Path) -> None:
@@ -238,6 +242,25 @@ def test_rows_that_cannot_be_encoded_cost_themselves(tmp_path: Path) -> None:
     assert (gap.first, gap.rows, gap.reason) == (1, 1, "error")
     assert numbers_of([whole(items[0]), whole(items[2])]) == [0, 2]
     assert "could not be encoded" in told[0]
+
+
+def test_rows_that_cannot_be_gathered_cost_what_has_gathered(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    told: list[str] = []
+    made = writer(tmp_path, options=PATIENT, tell=told.append)
+    made.record(HOME, [message(0), message(1)], ACCEPTED, time.monotonic())
+    with monkeypatch.context() as broken:
+        broken.setattr(Gathering, "_take", lambda *_: 1 / 0)
+        made.record(HOME, [message(2)], ACCEPTED, time.monotonic())
+    made.record(HOME, [message(3)], ACCEPTED, time.monotonic())
+    made.close()
+    assert (made.failed, made.backlog) == (3, 0)
+    gap, row = JournalReader(tmp_path).rows("0")
+    assert isinstance(gap, Gap)
+    assert (gap.first, gap.rows, gap.reason) == (0, 3, "error")
+    assert numbers_of([whole(row)]) == [3]
+    assert "3 rows of the journal could not be encoded: ZeroDivisionError" in told[0]
 
 
 @pytest.mark.parametrize("level", [0, 1])

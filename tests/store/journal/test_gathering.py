@@ -1,0 +1,70 @@
+"""What gathers for a block: bodies of any size, in memory that is used again when the block is written."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from gateway.model.address import MqttAddress
+from gateway.model.message import Message
+from gateway.model.outcome import ACCEPTED
+from gateway.store.journal.encoding import Encoder
+from gateway.store.journal.gathering import MEMORIES_MAX, MEMORY_OCTETS, Gathering, Memories, Settled
+from gateway.store.journal.reader import JournalReader
+from gateway.store.journal.segments import segment_name
+from tests.store.journal.samples import HOME, gathered, octets_of, whole
+
+
+def settled(*sizes: int) -> Settled:
+    """Messages with bodies of these sizes, each of one letter."""
+    bodies = [b"%c" % (97 + at % 26) * size for at, size in enumerate(sizes)]
+    return Settled(HOME, [Message(MqttAddress("t"), body) for body in bodies], None, ACCEPTED, 0, 0)
+
+
+def bodies_of(folder: Path, gathering: Gathering) -> list[bytes]:
+    """As they are read back."""
+    (folder / segment_name(0, 0)).write_bytes(octets_of(Encoder(0).encode(0, gathering)))
+    return [whole(row)["body"] for row in JournalReader(folder).rows("0")]
+
+
+HALF = MEMORY_OCTETS // 2
+
+
+@pytest.mark.parametrize(
+    "parts",
+    [
+        [(HALF, HALF)],
+        [(HALF, HALF), (1,)],
+        [(HALF + 1, HALF)],
+        [(HALF,), (MEMORY_OCTETS,), (1, 2, 3), (0, 0)],
+        [(0, 0), (0,)],
+        [(5,) * 20, (5,) * 30],
+        [(5,) * 20, (6,) * 30],
+        [(5,) * 20, tuple(range(20)), (7,) * 20],
+    ],
+    ids=str,
+)
+def test_bodies_are_kept_in_their_order(tmp_path: Path, parts: list[tuple[int, ...]]) -> None:
+    given = [settled(*sizes) for sizes in parts]
+    found = bodies_of(tmp_path, gathered(given, body_bytes_max=2 * MEMORY_OCTETS))
+    assert found == [one.body for part in given for one in part.heads]
+
+
+def test_what_is_left_out_takes_no_room(tmp_path: Path) -> None:
+    gathering = gathered([settled(3, 9, 3), settled(9, 9), settled(3, 3)], body_bytes_max=5)
+    assert len(gathering.bodies()) == 12
+    assert gathering.octets == 39
+    assert bodies_of(tmp_path, gathering) == [b"aaa", None, b"ccc", None, None, b"aaa", b"bbb"]
+
+
+def test_memory_is_used_again_and_not_hoarded() -> None:
+    memories = Memories()
+    used = [memories.take() for _ in range(MEMORIES_MAX + 3)]
+    assert len(set(map(id, used))) == len(used)
+    for memory in used:
+        assert len(memory) == MEMORY_OCTETS
+        memories.give_back(memory)
+    again = [memories.take() for _ in range(MEMORIES_MAX + 1)]
+    assert {id(one) for one in again[:-1]} <= {id(one) for one in used}
+    assert id(again[-1]) not in {id(one) for one in used}
