@@ -139,6 +139,7 @@ class Entry:
     __slots__ = (
         "address",
         "bare",
+        "bursts",
         "hops_max",
         "idle",
         "idle_hops_max",
@@ -184,6 +185,8 @@ class Entry:
                 self.target = crossing.target
                 self.bare = not crossing.plain
                 self.hops_max = crossing.bare_hops_max
+        # Messages that differ in nothing but their bodies may go together.
+        self.bursts = self.only is not None and (self.route is None or self.target is not None)
 
 
 class Switch:

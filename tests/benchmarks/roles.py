@@ -36,7 +36,8 @@ class Load:
     `window`: messages of one connection that are published and not acknowledged. `ahead_max`: messages of
     all connections that are published and have not arrived; so a server is measured at the rate that it
     sustains, and not while a backlog grows in it. `channels`: of each AMQP publisher, used in turn.
-    `fan_out`: queues that each message arrives in, all of them consumed by the one consumer.
+    `fan_out`: queues that each message arrives in, all of them consumed by the one consumer. `topics`: of
+    each MQTT publisher, used in turn, ten at most.
     """
 
     publish: str
@@ -57,6 +58,7 @@ class Load:
     persistent: bool = True
     channels: int = 1
     fan_out: int = 1
+    topics: int = 1
 
     @property
     def queues(self) -> list[str]:
@@ -97,18 +99,21 @@ class Publisher(Role, Protocol):
 
 
 class MqttPublisher:
-    """Publishes to one topic; window by packet identifiers, which are used in turn."""
+    """Publishes to one topic, or some in turn; window by packet identifiers, which are used in turn."""
 
     def __init__(self, load: Load, number: int) -> None:
         self.sock = wires.mqtt_connect(load.publish_port, f"pub-{number:05d}")
-        topic, body = wires.text(f"bench/{number:05d}"), load.body
+        below = [f"/{place}" for place in range(load.topics)] if load.topics > 1 else [""]
+        topics = [wires.text(f"bench/{number:05d}{level}") for level in below]
         if load.qos:
             ring = [
-                wires.packet(0x32, topic + identifier.to_bytes(2, "big") + body)
-                for identifier in range(1, load.window + 1)
+                wires.packet(0x32, topics[place % load.topics] + (place + 1).to_bytes(2, "big") + load.body)
+                for place in range(load.window)
             ]
         else:
-            ring = [wires.packet(0x30, topic + body)] * QOS0_BURST
+            ring = [
+                wires.packet(0x30, topics[place % load.topics] + load.body) for place in range(QOS0_BURST)
+            ]
         self._size = len(ring[0])
         self._ring = b"".join(ring) * 2
         self.batch = len(ring)

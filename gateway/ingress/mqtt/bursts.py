@@ -8,7 +8,6 @@ import time
 from typing import TYPE_CHECKING, Any, Final, NamedTuple
 
 from gateway.broker.switch import Entry
-from gateway.ingress.mqtt.entries import first_seen
 from gateway.ingress.mqtt.offered import UTF8
 from gateway.model.message import NEVER, Message
 from gateway.model.properties import NO_PROPERTIES
@@ -27,7 +26,6 @@ class Burst(NamedTuple):
     """What is the same in all packets, and, for each, what is not."""
 
     flags: int
-    topic: bytes
     properties: bytes
     packet_ids: tuple[int, ...]
     bodies: tuple[bytes, ...]
@@ -48,17 +46,12 @@ def burst_in(rows: list[Row], body_max: int) -> Burst | None:
         or max(map(len, bodies)) > body_max
     ):
         return None
-    return Burst(flags, topic, raw, packet_ids, bodies)
+    return Burst(flags, raw, packet_ids, bodies)
 
 
-def publish_burst(
-    ingress: MqttIngress, connection: MqttConnection, entries: dict[bytes, Entry], burst: Burst
-) -> None:
-    """Publish what a client sent. Raises RemoteProtocolError as it does for a single packet."""
-    flags, topic, raw, packet_ids, bodies = burst
-    entry = entries.get(topic)
-    if entry is None:
-        entry = first_seen(ingress, connection.principal, topic, entries)
+def publish_burst(ingress: MqttIngress, connection: MqttConnection, entry: Entry, burst: Burst) -> None:
+    """Publish what a client sent. Raises RemoteProtocolError for malformed properties."""
+    flags, raw, packet_ids, bodies = burst
     property_set, interval, hops = publish_facts(raw) if raw else (NO_PROPERTIES, None, 0)
     expires = NEVER if interval is None else time.time() + interval
     address, sender, qos = entry.address, connection.sender, flags >> 1 & 3

@@ -383,9 +383,12 @@ class MqttConnection:
         body_max = ingress.body_max
         held = None if self._retries is None else self._retries.waiting
         one_by_one = rows
-        if len(rows) >= BURST_MIN and held is None and (burst := burst_in(rows, body_max)) is not None:
-            publish_burst(ingress, self, entries, burst)
-            one_by_one = []
+        if len(rows) >= BURST_MIN and held is None:
+            topic = rows[0][1]
+            shared = entries.get(topic) or first_seen(ingress, self.principal, topic, entries)
+            if shared.bursts and (burst := burst_in(rows, body_max)) is not None:
+                publish_burst(ingress, self, shared, burst)
+                one_by_one = []
         for flags, topic, packet_id, raw, body in one_by_one:
             entry = entries.get(topic)
             if entry is None:

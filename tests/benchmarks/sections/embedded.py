@@ -17,6 +17,9 @@ SCENARIOS: Final[dict[str, Callable[[int, int, float], Load]]] = {
     "A: MQTT QoS 1, 20 connections, window 100 -> AMQP, acks": (
         lambda mqtt, amqp, secs: Load("mqtt", "amqp", mqtt, amqp, seconds=secs)
     ),
+    "A2: the same with ten topics of each connection, in turn": (
+        lambda mqtt, amqp, secs: Load("mqtt", "amqp", mqtt, amqp, topics=10, seconds=secs)
+    ),
     "B: MQTT QoS 0, 20 connections -> AMQP, no acks": (
         lambda mqtt, amqp, secs: Load("mqtt", "amqp", mqtt, amqp, qos=0, acknowledge=False, seconds=secs)
     ),

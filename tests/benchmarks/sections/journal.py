@@ -1,4 +1,4 @@
-"""What the journal costs: scenario A of `embedded` with every message written down, and without.
+"""What the journal costs: scenarios A and A2 of `embedded` with every message written down, and without.
 
 The difference is smaller than what a machine's speed changes by within a minute, and than that between one
 process and the next of the same program. So short runs with and without follow each other, now the one first
@@ -21,28 +21,36 @@ PAIRS: Final = 3  # of runs with the same two processes
 ROUNDS: Final = 2  # of processes, for each repetition that is asked for
 
 
+SCENARIOS: Final = {
+    "J: scenario A with every message in the journal, against without": 1,
+    "J2: scenario A2, with ten topics of each connection in turn, likewise": 10,
+}
+"""And the topics of a connection."""
+
+
 def measure(folder: Path, seconds: float, repeat: int) -> list[Figure]:
-    """One figure: with the journal against without."""
-    found: list[list[Measured]] = [[], []]
-    for number in range(repeat * ROUNDS):
-        _compare(folder / f"{number}", seconds / 2, found)
-    rates = [median([one.rate for one in runs]) for runs in found]
-    ratio = median([ours.rate / theirs.rate for ours, theirs in zip(*found, strict=True)])
-    costs = [median([one.server_us for one in runs]) for runs in found]
-    return [
-        Figure(
-            "J: scenario A with every message in the journal, against without",
-            "messages/s",
-            rates[0],
-            rates[1],
-            ratio=ratio,
-            target=TARGET,
-            more={"CPU us/message": f"{costs[0]:.2f}", "without": f"{costs[1]:.2f}"},
+    """With the journal against without."""
+    figures = []
+    for name, topics in SCENARIOS.items():
+        found: list[list[Measured]] = [[], []]
+        for number in range(repeat * ROUNDS):
+            _compare(folder / f"{topics}-{number}", topics, seconds / 2, found)
+        rates = [median([one.rate for one in runs]) for runs in found]
+        costs = [median([one.server_us for one in runs]) for runs in found]
+        figures.append(
+            Figure(
+                name,
+                "messages/s",
+                *rates,
+                ratio=median([ours.rate / theirs.rate for ours, theirs in zip(*found, strict=True)]),
+                target=TARGET,
+                more={"CPU us/message": f"{costs[0]:.2f}", "without": f"{costs[1]:.2f}"},
+            )
         )
-    ]
+    return figures
 
 
-def _compare(folder: Path, seconds: float, found: list[list[Measured]]) -> None:
+def _compare(folder: Path, topics: int, seconds: float, found: list[list[Measured]]) -> None:
     """A few pairs of runs, with the journal and without, with processes of their own."""
     options = {"enabled": True, "path": str(folder / "journal"), "retention_bytes": 1 << 30}
     with ExitStack() as stack:
@@ -53,5 +61,5 @@ def _compare(folder: Path, seconds: float, found: list[list[Measured]]) -> None:
         for number in range(PAIRS):
             pair = list(zip(found, subjects, strict=True))
             for runs, subject in reversed(pair) if number % 2 else pair:
-                load = Load("mqtt", "amqp", subject.mqtt_port, subject.amqp_port, seconds=seconds)
-                runs.append(run(load, subject.cpu))
+                ports = subject.mqtt_port, subject.amqp_port
+                runs.append(run(Load("mqtt", "amqp", *ports, topics=topics, seconds=seconds), subject.cpu))
