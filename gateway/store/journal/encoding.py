@@ -71,8 +71,8 @@ class Encoder:
         return Encoder(self._shard)
 
     def encode(self, base: int, gathering: Gathering) -> Draft:
-        """The block of what has gathered, whose first row is number `base`. It may have the bodies where
-        they are: the block has to be laid out before they are written over."""
+        """The block of what has gathered, whose first row is number `base`. The bodies stay where they
+        are: their memory may be used again when the block is written."""
         parts, rows = gathering.parts, gathering.rows
         kinds = chained([part.heads for part in parts])
         by_part = _by_part(parts)

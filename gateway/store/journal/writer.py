@@ -70,7 +70,8 @@ _Sources = Sequence[Message] | Sequence[Address]
 
 
 class _Block(NamedTuple):
-    """What waits for the disk: a draft when the thread is to lay it out. `memory` is in use until then."""
+    """What waits for the disk: a draft when the thread is to lay it out. `memory` is in use until it is
+    written."""
 
     block: Draft | Laid
     octets: int
@@ -231,7 +232,7 @@ class JournalWriter:
             gathering = self._gathering
         try:
             gathering.add(settled)
-        except Exception as error:  # a bug of ours must cost these rows, not the gateway
+        except Exception as error:  # a bug of ours must cost what has gathered, not the gateway
             self._queue(self._gap_for(gathering.rows + count, error))
             self._gathering = self._gather()
             return
