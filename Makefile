@@ -14,8 +14,9 @@ PIP    := $(BIN)/python -m pip install -q --disable-pip-version-check
 run: $(ALONE)
 	$(BIN)/gateway run $(ARGS)
 
+# Two processes share the tests: most of them wait for programs that they have started.
 test: lint peers
-	$(BIN)/pytest -q $(ARGS)
+	$(BIN)/pytest -q -n 2 --dist loadfile $(ARGS)
 
 lint: $(STAMP)
 	$(BIN)/ruff check .

@@ -39,7 +39,8 @@ class BrokerError(Exception):
     """The broker did not start; the text ends with what it last wrote."""
 
 
-PORTS: Final = (10_000, 32_000)
+PORTS_FIRST: Final = 10_000
+PORTS_EACH: Final = 2_500  # of each process of a test run, so that two never take each other's
 _given: set[int] = set()
 
 
@@ -50,8 +51,9 @@ def free_ports(count: int) -> list[int]:
     started again finds its port free.
     """
     found: list[int] = []
+    first = PORTS_FIRST + PORTS_EACH * (int(os.environ.get("PYTEST_XDIST_WORKER", "gw0")[2:]) % 8)
     while len(found) < count:
-        port = random.randrange(*PORTS)
+        port = random.randrange(first, first + PORTS_EACH)
         with socket.socket() as one:
             if port in _given:
                 continue
