@@ -16,6 +16,8 @@ from typing import Final
 
 import trio
 
+from gateway.containment import contained
+
 SLEEP_SECS_MAX: Final = 3_600.0  # the wall clock may be set
 CANCELLED_MAX: Final = 1_024  # alarms that may wait in vain, besides as many as do not
 
@@ -75,7 +77,10 @@ class Alarms:
             if call is None:
                 self._cancelled -= 1
             else:
-                call()
+                try:
+                    call()
+                except Exception as error:
+                    contained("timer", error)
         return self.due
 
     @property

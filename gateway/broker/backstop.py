@@ -17,6 +17,7 @@ from gateway.broker.journaling import Journaling
 from gateway.broker.outbox.outbox import OutboxLimits, OutboxState, Way
 from gateway.broker.outbox.outboxes import Outboxes
 from gateway.broker.switch import Namespace, Switch
+from gateway.containment import contained
 from gateway.mapping.crossings import Route
 from gateway.mapping.router import Router, Targets
 from gateway.settings import Limits, Link
@@ -101,12 +102,16 @@ class Backstop:
 
     async def run(self, flush: Callable[[], None]) -> None:
         """What is due by the clock, until cancelled; `flush` ends each turn as it ends a wake-up."""
+        ticks = [self.dead_letters.tick, self.deduplication.tick]
+        if self.outboxes is not None:
+            ticks.insert(0, self.outboxes.tick)
         while True:
             await trio.sleep(TICK_SECS)
-            if self.outboxes is not None:
-                self.outboxes.tick()
-            self.dead_letters.tick()
-            self.deduplication.tick()
+            for tick in ticks:
+                try:
+                    tick()
+                except Exception as error:
+                    contained("timer", error)
             flush()
 
     def handed_out(self, link: str) -> int:

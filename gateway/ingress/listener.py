@@ -18,6 +18,7 @@ from typing import Final, Protocol
 import structlog
 import trio
 
+from gateway.containment import contained
 from gateway.errors import ConfigurationError
 from gateway.ingress.front.announced import Unannounced, within_any
 from gateway.ingress.front.layers import Front
@@ -275,7 +276,13 @@ class Listener:
             await trio.sleep(TICK_SECS)
             now = trio.current_time()
             for connection in list(self.connections):
-                connection.tick(now)
-            self._protocol.tick(now)
-            self._protocol.turn_done()
+                try:
+                    connection.tick(now)
+                except Exception as error:
+                    connection.stream.fail(error)
+            try:
+                self._protocol.tick(now)
+                self._protocol.turn_done()
+            except Exception as error:
+                contained("timer", error, listener=self.name)
             self._writes.flush()

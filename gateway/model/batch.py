@@ -12,10 +12,11 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable, Sequence
 from typing import Any, Protocol, cast
 
+from gateway.containment import contained
 from gateway.model.address import Address
 from gateway.model.bursts import Bursts
 from gateway.model.message import Message, Sender
-from gateway.model.outcome import ACCEPTED, Outcome, worse
+from gateway.model.outcome import ACCEPTED, INTERNAL, Outcome, worse
 
 Receipt = Any
 _EVERY: set[int] = set()  # by identity: the part was settled whole
@@ -216,7 +217,14 @@ class Batch:
         parts, self._parts = self._parts, {}
         for lane, part in parts.items():
             lane.sent(len(part.messages))
-            lane.sink.publish(part)
+            try:
+                lane.sink.publish(part)
+            except Exception as error:  # it costs what is still open of this part, and no other
+                contained("batch", error)
+                try:
+                    part.settle(INTERNAL)
+                except Exception as another:
+                    contained("batch", another)
 
     def settle(self, slots: list[int], outcome: Outcome = ACCEPTED) -> None:
         """One lane says what became of the messages in `slots`."""

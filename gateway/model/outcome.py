@@ -34,6 +34,7 @@ class Reason(Enum):
     MALFORMED = "malformed"
     LOST_PROPERTY = "lost_property"
     STORE = "store"  # our own disk is full or fails
+    INTERNAL = "internal"  # an error of ours that nobody foresaw
 
 
 class Outcome(NamedTuple):
@@ -45,6 +46,7 @@ class Outcome(NamedTuple):
 
 
 ACCEPTED: Final = Outcome(Verdict.ACCEPTED)
+INTERNAL: Final = Outcome(Verdict.REJECTED, Reason.INTERNAL, "internal error")
 
 
 def worse(one: Outcome, other: Outcome) -> Outcome:

@@ -1,21 +1,95 @@
 """Logs: one event per line with its facts as keys; colour for people, JSON for machines.
 
-What peers can provoke at will (a refused login, a broken packet) is logged through an Occasionally, so that a
-flood of errors does not become a flood of lines.
+What peers can provoke at will (a refused login, a broken packet) is logged by a logger that is bound with
+`limited=True`. Of each kind of event, which is its text, the first ones of a minute are written whole; the
+others are counted, and the minute ends with one line that says how many there were.
 """
 
 from __future__ import annotations
 
 import logging
 import sys
+import time
+from collections.abc import Callable
 from typing import Any, Final, Literal, TextIO
 
 import orjson
 import structlog
-from structlog.typing import FilteringBoundLogger, Processor
+from structlog.typing import EventDict, FilteringBoundLogger, Processor, WrappedLogger
+
+from gateway.containment import tell_with
 
 LogFormat = Literal["auto", "console", "json"]
-KEYS_MAX: Final = 256  # kinds of event that an Occasionally tells apart
+KINDS_MAX: Final = 256  # of limited events, told apart by their texts, which are constants of ours
+WHOLE_MAX: Final = 10  # lines of one kind in one minute
+INTERVAL_SECS: Final = 60.0
+OTHERS: Final = "other events"
+
+
+class Limiter:
+    """Lets the first events of a kind pass, once a minute, and counts the others.
+
+    A structlog processor; only events with `limited` true concern it.
+    """
+
+    def __init__(self, clock: Callable[[], float] = time.monotonic) -> None:
+        self._clock = clock
+        self._kinds: dict[str, _Kind] = {}
+
+    def __call__(self, _: WrappedLogger, method: str, event: EventDict) -> EventDict:
+        """Raises DropEvent for what is only counted."""
+        if not event.pop("limited", False):
+            return event
+        text = str(event.get("event"))
+        kind = self._kinds.get(text)
+        if kind is None:
+            if len(self._kinds) >= KINDS_MAX:
+                text = OTHERS
+            kind = self._kinds.setdefault(text, _Kind(method, self._clock()))
+        if kind.passed < WHOLE_MAX:
+            kind.passed += 1
+            return event
+        kind.more += 1
+        raise structlog.DropEvent
+
+    def due(self) -> list[tuple[str, str, int]]:
+        """Method, text and count of what was only counted in minutes that are over; they begin anew."""
+        now = self._clock()
+        over = {text: kind for text, kind in self._kinds.items() if now - kind.since >= INTERVAL_SECS}
+        for text in over:
+            del self._kinds[text]
+        return [(kind.method, text, kind.more) for text, kind in over.items() if kind.more]
+
+
+class _Kind:
+    """One kind of event in one minute."""
+
+    __slots__ = ("method", "more", "passed", "since")
+
+    def __init__(self, method: str, since: float) -> None:
+        self.method = method
+        self.since = since
+        self.passed = 0
+        self.more = 0
+
+
+limiter: Final = Limiter()
+
+
+def tell_what_was_limited() -> None:
+    """Write the lines that end a minute; to be called every few seconds."""
+    log = structlog.get_logger()
+    for method, text, more in limiter.due():
+        getattr(log, method)(text, more=more, in_secs=round(INTERVAL_SECS))
+
+
+def _tell_contained(where: str, error: BaseException, facts: dict[str, Any]) -> None:
+    structlog.get_logger().error(
+        "internal error, contained", where=where, exc_info=error, error=repr(error)[:500], **facts
+    )
+
+
+tell_with(_tell_contained)
 
 
 def configure_logs(level: str, form: LogFormat, stream: TextIO | None = None) -> None:
@@ -24,6 +98,7 @@ def configure_logs(level: str, form: LogFormat, stream: TextIO | None = None) ->
     chosen = form if form != "auto" else "console" if out.isatty() else "json"
     number = logging.getLevelNamesMapping()[level.upper()]
     before: list[Processor] = [
+        limiter,
         structlog.contextvars.merge_contextvars,
         structlog.stdlib.add_log_level,
         structlog.stdlib.add_logger_name,
@@ -63,25 +138,3 @@ def logger(name: str) -> FilteringBoundLogger:
     """The logger of a room, such as `ingress.mqtt`."""
     found: FilteringBoundLogger = structlog.get_logger(name)
     return found
-
-
-class Occasionally:
-    """Lets each kind of event through once per `interval_secs`, and counts those in between."""
-
-    __slots__ = ("_interval_secs", "_kinds")
-
-    def __init__(self, interval_secs: float = 10.0) -> None:
-        self._interval_secs = interval_secs
-        self._kinds: dict[str, tuple[float, int]] = {}
-
-    def skipped(self, kind: str, now: float) -> int | None:
-        """None: be silent. Otherwise log it; so many of its kind were not. `now` is monotonic, in seconds."""
-        kinds = self._kinds
-        if kind not in kinds and len(kinds) >= KEYS_MAX:
-            kind = "other"
-        last, count = kinds.get(kind, (float("-inf"), 0))
-        if now - last < self._interval_secs:
-            kinds[kind] = (last, count + 1)
-            return None
-        kinds[kind] = (now, 0)
-        return count

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import platform
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from typing import Final
+from typing import Final, get_args
 
 from prometheus_client import (
     CollectorRegistry,
@@ -26,6 +26,7 @@ from prometheus_client.metrics_core import (
 )
 from prometheus_client.registry import Collector
 
+from gateway.containment import Where, counted
 from gateway.telemetry.stats import (
     LATENCY_BUCKETS_SECS,
     EndpointStats,
@@ -72,6 +73,10 @@ COUNTERS: Final[dict[str, tuple[str, tuple[str, ...]]]] = {
     "gateway_dropped": ("Messages that the embedded broker dropped.", ("reason",)),
     "gateway_dead_lettered": ("Messages that became dead letters.", ("route", "reason")),
     "gateway_mapping_reloads": ("Attempts to take changed mapping files.", ("outcome",)),
+    "gateway_internal_errors": (
+        "Errors that nobody foresaw, by what was given up to contain them; the log has their stacks.",
+        ("where",),
+    ),
 }
 GAUGES: Final[dict[str, tuple[str, tuple[str, ...]]]] = {
     "gateway_connections": ("Open connections.", ENDPOINT),
@@ -245,6 +250,8 @@ class Metrics(Collector):
             yield "gateway_outbox_oldest_seconds", at, outbox.oldest_secs
         for outcome, count in self.mapping_reloads.items():
             yield "gateway_mapping_reloads", (outcome,), count
+        for where in get_args(Where):
+            yield "gateway_internal_errors", (where,), counted[where]
 
     def disks(self) -> dict[str, dict[str, float]]:
         """What the store and the journal have done and how they are, by short names; only those there are."""

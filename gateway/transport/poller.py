@@ -13,12 +13,10 @@ import selectors
 from collections.abc import Callable
 from typing import Final
 
-import structlog
 import trio
 
+from gateway.containment import contained
 from gateway.transport.stream import Stream, WriteSet
-
-log = structlog.get_logger()
 
 # After this many octets the batch is routed and written, so that one turn stays short and bounded.
 TURN_OCTETS_MAX: Final = 1_048_576
@@ -75,7 +73,6 @@ class Poller:
         self._watched: dict[Stream, int] = {}
         self._ended: dict[Stream, int] = {}  # and after how many sweeps it is cut off
         self._closed = False
-        self.faults = 0
 
     def watch(self, stream: Stream) -> None:
         """Register `stream`, or follow its `reading` and `writing`. After the end it is closed."""
@@ -159,14 +156,17 @@ class Poller:
                 if events != WRITE and stream.reading and not stream.closed:
                     octets += stream.read(now)
                     served += 1
-            except Exception:
-                # A bug of ours, met by what this peer sent: it costs this connection, and is counted.
-                self.faults += 1
-                log.exception("a connection was ended by an internal error", remote=stream.remote)
-                stream.abort("internal error")
+            except Exception as error:
+                stream.fail(error)
             if served >= TURN_STREAMS_MAX or octets >= TURN_OCTETS_MAX:
                 octets = served = 0
-                self._turn_done()
-                self._writes.flush()
-        self._turn_done()
+                self._end_turn()
+        self._end_turn()
+
+    def _end_turn(self) -> None:
+        """Route what has gathered, and write what came of it."""
+        try:
+            self._turn_done()
+        except Exception as error:
+            contained("batch", error)
         self._writes.flush()

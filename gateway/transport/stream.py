@@ -12,6 +12,7 @@ import socket
 from collections.abc import Callable
 from typing import Final, NamedTuple, Protocol
 
+from gateway.containment import contained
 from gateway.model.spooled import Piece, joined
 from gateway.transport.backlog import Backlog
 
@@ -117,12 +118,18 @@ class WriteSet:
     def flush(self) -> None:
         """One write for each marked stream. What writing marks anew (a closing stream) is written too."""
         if self.wake_up_ends is not None:
-            self.wake_up_ends()
+            try:
+                self.wake_up_ends()
+            except Exception as error:
+                contained("store", error)
         while self._marked:
             marked, self._marked = self._marked, []
             for stream in marked:
                 stream.marked = False
-                stream.flush()
+                try:
+                    stream.flush()
+                except Exception as error:
+                    stream.fail(error)
 
 
 class Stream:
@@ -333,6 +340,14 @@ class Stream:
         if not self.closed:
             self._close()
             self._lose(reason, keep=False)
+
+    def fail(self, error: Exception) -> None:
+        """An error that nobody foresaw was met on its behalf: that costs this connection, and no other."""
+        contained("connection", error, remote=self.remote)
+        try:
+            self.abort("internal error")
+        except Exception as another:  # of its farewell: the socket is closed all the same
+            contained("connection", another, remote=self.remote)
 
     def _lose(self, reason: str, *, keep: bool) -> None:
         peer = self.peer

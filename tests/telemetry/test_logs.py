@@ -10,7 +10,8 @@ from collections.abc import Iterator
 import pytest
 import structlog
 
-from gateway.telemetry.logs import KEYS_MAX, Occasionally, configure_logs, logger
+from gateway.containment import contained, counted, forget
+from gateway.telemetry.logs import INTERVAL_SECS, KINDS_MAX, WHOLE_MAX, Limiter, configure_logs, logger
 
 
 @pytest.fixture(autouse=True)
@@ -62,15 +63,60 @@ def test_the_console_form_is_readable() -> None:
     assert "port=1883" in out.getvalue()
 
 
-def test_each_kind_is_logged_once_per_interval() -> None:
-    occasionally = Occasionally(10.0)
-    said = [occasionally.skipped("refused", now) for now in (0.0, 1.0, 9.9, 10.0, 11.0, 30.0)]
-    assert said == [0, None, None, 2, None, 1]
-    assert occasionally.skipped("broken", 30.0) == 0
+def limited_by(limiter: Limiter, text: str, count: int) -> int:
+    """How many of `count` events pass."""
+    passed = 0
+    for _ in range(count):
+        try:
+            limiter(None, "warning", {"event": text, "limited": True})
+        except structlog.DropEvent:
+            continue
+        passed += 1
+    return passed
+
+
+def test_of_each_kind_the_first_of_a_minute_pass_and_the_others_are_counted() -> None:
+    now = [0.0]
+    limiter = Limiter(lambda: now[0])
+    assert limited_by(limiter, "refused", 600) == WHOLE_MAX
+    assert limited_by(limiter, "broken", 1) == 1
+    now[0] = INTERVAL_SECS - 0.1
+    assert limiter.due() == []
+    now[0] = INTERVAL_SECS
+    assert limiter.due() == [("warning", "refused", 600 - WHOLE_MAX)]
+    assert limited_by(limiter, "refused", 600) == WHOLE_MAX
 
 
 def test_kinds_are_bounded() -> None:
-    occasionally = Occasionally(10.0)
-    for number in range(KEYS_MAX):
-        assert occasionally.skipped(str(number), 0.0) == 0
-    assert [occasionally.skipped(f"more {number}", 0.0) for number in range(2)] == [0, None]
+    limiter = Limiter(lambda: 0.0)
+    for number in range(KINDS_MAX):
+        assert limited_by(limiter, str(number), 1) == 1
+    assert sum(limited_by(limiter, f"more {number}", 1) for number in range(100)) == WHOLE_MAX
+
+
+def test_what_nobody_limits_passes_without_a_trace_of_the_limiter() -> None:
+    out = io.StringIO()
+    configure_logs("info", "json", out)
+    log = structlog.get_logger(limited=True)
+    log.warning("a peer did it", remote="127.0.0.1:1")
+    for _ in range(100):
+        structlog.get_logger().info("we did it")
+    lines = [json.loads(line) for line in out.getvalue().splitlines()]
+    assert len(lines) == 101
+    assert "limited" not in lines[0]
+
+
+def test_a_contained_error_is_told_once_with_its_stack_and_counted_each_time() -> None:
+    out = io.StringIO()
+    configure_logs("info", "json", out)
+    forget()
+    before = counted["delivery"]
+    for _ in range(3):
+        try:
+            raise ValueError("odd")
+        except ValueError as error:
+            contained("delivery", error, remote="127.0.0.1:1")
+    (line,) = [json.loads(line) for line in out.getvalue().splitlines()]
+    assert counted["delivery"] - before == 3
+    assert (line["where"], line["remote"]) == ("delivery", "127.0.0.1:1")
+    assert "ValueError: odd" in line["exception"]

@@ -12,7 +12,18 @@ from gateway.telemetry.metrics import BROKER_GAUGES, COUNTERS, GAUGES, Metrics
 from gateway.telemetry.stats import REASONS_MAX, EndpointStats, Latency, ListenerStats, Reasons
 from tests.telemetry.samples import Counts, Crossing, Machine, metrics_with_traffic
 
-LABELS = {"endpoint", "protocol", "version", "direction", "frame", "route", "outcome", "reason", "address"}
+LABELS = {
+    "endpoint",
+    "protocol",
+    "version",
+    "direction",
+    "frame",
+    "route",
+    "outcome",
+    "reason",
+    "address",
+    "where",
+}
 
 
 def read(metrics: Metrics) -> dict[str, float]:

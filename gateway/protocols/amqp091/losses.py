@@ -46,5 +46,6 @@ REPLY_CODES: Final = {
     Reason.MALFORMED: ReplyCode.PRECONDITION_FAILED,
     Reason.LOST_PROPERTY: ReplyCode.PRECONDITION_FAILED,
     Reason.STORE: ReplyCode.PRECONDITION_FAILED,
+    Reason.INTERNAL: ReplyCode.PRECONDITION_FAILED,
 }
 """What basic.return or channel.close says: soft codes, for one message is not worth a connection."""

@@ -108,6 +108,7 @@ REFUSALS: Final = {
     Reason.MALFORMED: (Scope.HANDLE, ReplyCode.MESSAGE_CONTENTS_INVALID),
     Reason.LOST_PROPERTY: (Scope.HANDLE, ReplyCode.MESSAGE_CONTENTS_INVALID),
     Reason.STORE: (Scope.CHANNEL, ReplyCode.INSUFFICIENT_RESOURCES),
+    Reason.INTERNAL: (Scope.HANDLE, ReplyCode.INTERNAL_ERROR),
 }
 """What is closed for a message that was not accepted, and with which code: there is no negative reply."""
 

@@ -78,6 +78,7 @@ REASON_CODES: Final = {
     Reason.MALFORMED: ReasonCode.PAYLOAD_FORMAT_INVALID,
     Reason.LOST_PROPERTY: ReasonCode.IMPLEMENTATION_SPECIFIC_ERROR,
     Reason.STORE: ReasonCode.QUOTA_EXCEEDED,
+    Reason.INTERNAL: ReasonCode.UNSPECIFIED_ERROR,
 }
 """Why a PUBLISH was refused, in the few codes that PUBACK and PUBREC may carry (5: 3.4.2.1, 3.5.2.1).
 
