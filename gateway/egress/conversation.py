@@ -118,6 +118,8 @@ class QueueConversation(ABC, Generic[PeerT, IntakeT, SinkT]):
 
     def tick(self, now: float) -> None:
         """What waits for the disk is tried again, when it has recovered."""
+        if self.switch.memory.short:
+            return
         for receipt in self.held.due():
             if receipt[0].live:
                 self.retry(receipt)

@@ -11,7 +11,7 @@ from hypothesis.stateful import RuleBasedStateMachine, invariant, precondition, 
 
 from gateway.broker.pressure import FULL
 from gateway.broker.queue import DISPATCH_MESSAGES_MAX, DISPATCH_OCTETS_MAX, Queue
-from gateway.model.message import Message
+from gateway.model.message import MESSAGE_OCTETS, Message
 from gateway.model.outcome import ACCEPTED
 from tests.broker.parts import Answers, Taker, amqp, publish
 
@@ -43,7 +43,7 @@ def test_messages_are_accepted_at_once_and_wait_in_order() -> None:
     queue = Queue("q")
     assert publish(queue, numbered(3)).outcomes == [ACCEPTED] * 3
     publish(queue, numbered(2, 3))
-    assert (len(queue), queue.octets) == (5, 5)
+    assert (len(queue), queue.octets) == (5, 5 * (1 + MESSAGE_OCTETS))
     assert drained(queue) == [b"0", b"1", b"2", b"3", b"4"]
     assert (len(queue), queue.octets, queue.unacknowledged) == (0, 0, 5)
     queue.acknowledged(range(5))
@@ -179,8 +179,8 @@ def test_a_full_queue_holds_its_sources_then_refuses_and_lets_go_when_half_empty
 
 
 def test_octets_fill_a_queue_too() -> None:
-    queue = Queue("q", octets_max=10)
-    source = publish(queue, [amqp(b"x" * 20)])
+    queue = Queue("q", octets_max=10 + MESSAGE_OCTETS)
+    source = publish(queue, [amqp(b"x" * (20 + MESSAGE_OCTETS))])
     assert publish(queue, [amqp(b"x")], source).outcomes == [ACCEPTED, FULL]
 
 
@@ -237,7 +237,7 @@ class QueueModel(RuleBasedStateMachine):
     def counts_are_right(self) -> None:
         assert len(self.queue) == len(self.ready)
         assert self.queue.unacknowledged == len(self.out)
-        assert self.queue.octets == sum(len(str(number)) for number in self.ready)
+        assert self.queue.octets == sum(len(str(number)) + MESSAGE_OCTETS for number in self.ready)
 
 
 TestQueueModel = QueueModel.TestCase

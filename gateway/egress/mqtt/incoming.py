@@ -19,6 +19,7 @@ from typing import TYPE_CHECKING, Final
 
 import trio
 
+from gateway.broker.memory import LOW_ON_MEMORY
 from gateway.broker.pressure import Held
 from gateway.broker.switch import Entry, Switch
 from gateway.model.address import MqttAddress
@@ -93,6 +94,7 @@ class Incoming:
         publish = switch.publish
         sender = peer.sender
         behind = self._held.on
+        memory = switch.memory
         for flags, topic, packet_id, raw, body in rows:
             entry = entries.get(topic)
             if entry is None:
@@ -115,6 +117,13 @@ class Incoming:
                 if behind:
                     self._held.behind(receipt)
                     continue
+                if memory.short:
+                    self.settle([receipt], {0: LOW_ON_MEMORY}, now)
+                    continue
+            elif memory.scarce:
+                memory.refused += 1
+                self._stats.refuse(LOW_ON_MEMORY)
+                continue
             if not publish(batch, entry, message, receipt) and receipt is not None:
                 self._accept(receipt)
         self._stats.messages_in += len(rows)
@@ -135,8 +144,9 @@ class Incoming:
             batch.send()
 
     def tick(self, now: float) -> None:
-        """Try released messages again whose turn it is; while the broker is away they wait."""
-        if self._peer is None:
+        """Try released messages again whose turn it is; while the broker is away they wait, and while memory
+        is short."""
+        if self._peer is None or self._switch.memory.short:
             return
         if not self.batch.receipts:
             self.batch.received = now
