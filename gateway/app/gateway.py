@@ -186,7 +186,7 @@ class Gateway:
     def _memory_changed(self, short: bool) -> None:
         figures = {"used_bytes": self.memory.used, "limit_bytes": self.memory.mark}
         if short:
-            log.error("memory is short, publishers are stopped", **figures)
+            log.warning("memory is short, publishers are stopped", **figures)
             self.readiness.lost("memory", "it is short, publishers are stopped")
         else:
             log.info("there is memory again, publishers go on", **figures)
