@@ -37,6 +37,7 @@ from gateway.telemetry.stats import LinkStats
 if TYPE_CHECKING:
     from gateway.egress.mqtt.peer import MqttLinkPeer
 
+TOPIC_OCTETS_MAX: Final = 1_024  # a longer topic is looked up each time
 RETRY_SECS_MIN: Final = 1.0
 RETRY_SECS_MAX: Final = 30.0
 OVERSIZED: Final = Outcome(Verdict.REJECTED, Reason.TOO_LARGE, "larger than limits.message_bytes_max")
@@ -245,9 +246,10 @@ class Incoming:
     def _resolve(self, topic: bytes) -> Entry:
         """A topic seen for the first time since the mapping changed; RemoteProtocolError if it is none."""
         entry = self._switch.entry(self._name, None, MqttAddress(decode_topic(topic), topic))
-        if len(self._entries) >= self._limits.cache_entries_max:
-            self._entries.clear()
-        self._entries[topic] = entry
+        if len(topic) <= TOPIC_OCTETS_MAX:
+            if len(self._entries) >= self._limits.cache_entries_max:
+                self._entries.clear()
+            self._entries[topic] = entry
         return entry
 
     def _first_time(self, peer: MqttLinkPeer, packet_id: int) -> bool:
