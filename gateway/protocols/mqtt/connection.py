@@ -192,6 +192,11 @@ class Connection:
                 self._hold(self._buffer)
         return events
 
+    @property
+    def begun(self) -> int:
+        """Octets of a packet that has not come whole."""
+        return 0 if self._buffer is None else len(self._buffer)
+
     def _hold(self, buffer: bytearray) -> list[Event]:
         """Nothing is decoded now; what a peer may pipeline meanwhile is limited."""
         self._needed = 0
