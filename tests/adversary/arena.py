@@ -122,6 +122,9 @@ def attacked(arena: Arena, attack: Callable[[Arena], None]) -> Seen:
 
 
 def _ended(probe: subprocess.Popen[str]) -> Seen:
-    out, _ = probe.communicate(timeout=SOON_SECS + 60.0)
+    try:
+        out, _ = probe.communicate(timeout=SOON_SECS)
+    except subprocess.TimeoutExpired:
+        raise AssertionError(f"nobody else was answered for {SOON_SECS:.0f} s after the attack") from None
     said = json.loads(out)
     return Seen(said["round_trips"]["mqtt"], said["round_trips"]["http"], said["failures"])

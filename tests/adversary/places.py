@@ -57,9 +57,12 @@ def garbage(arena: Arena) -> None:
     before = len(arena.log_lines)
     for number in range(600):
         name = ("mqtt", "amqp091", "amqpfast")[number % 3]
-        with opened(
-            arena.port(name), b"GET / HTTP/1.1\r\n\r\n" if number % 2 else bytes([number % 256]) * 99
-        ) as sock, suppress(OSError):
+        with (
+            opened(
+                arena.port(name), b"GET / HTTP/1.1\r\n\r\n" if number % 2 else bytes([number % 256]) * 99
+            ) as sock,
+            suppress(OSError),
+        ):
             sock.recv(64)
     assert len(arena.log_lines) - before <= LINES_MAX
     Amqp(arena).open().cut()

@@ -23,6 +23,7 @@ CONNECT: Final = b"\x10\x11\x00\x04MQTT\x04\x02\x00\x00\x00\x05probe"
 PUBLISH: Final = b"\x32\x0b\x00\x05probe\x00\x01xx"
 LIVEZ: Final = b"GET /livez HTTP/1.1\r\nHost: localhost\r\nConnection: close\r\n\r\n"
 HTTP_EVERY: Final = 10  # rounds
+ROUNDS_MIN: Final = 200  # also when the attack is over sooner
 
 
 def mqtt(port: int) -> socket.socket:
@@ -62,7 +63,8 @@ def main() -> None:
     sock = mqtt(ports[0])
     print("ready", flush=True)
     turn = 0
-    while not select.select([sys.stdin], [], [], PAUSE_SECS)[0]:
+    while turn < ROUNDS_MIN or not select.select([sys.stdin], [], [], 0)[0]:
+        time.sleep(PAUSE_SECS)
         kind = "http" if turn % HTTP_EVERY == 0 and ports[1] else "mqtt"
         turn += 1
         begin = time.monotonic()

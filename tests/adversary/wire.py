@@ -63,7 +63,7 @@ def mqtt(port: int, client_id: bytes = b"attacker", **more: int) -> socket.socke
     """An MQTT client that has been let in."""
     sock = opened(port, connect_packet(client_id, **more))  # type: ignore[arg-type]
     answer = sock.recv(65_536)
-    assert answer[:1] == b"\x20", answer
+    assert (answer[:1], answer[3:4]) == (b"\x20", b"\0"), answer
     return sock
 
 

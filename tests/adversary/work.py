@@ -6,6 +6,7 @@ import socket
 from contextlib import ExitStack, suppress
 
 from gateway.protocols.amqp091 import methods as m
+from gateway.protocols.amqp091.events import MethodReceived
 from gateway.protocols.amqpfast import commands as c
 from tests.adversary.arena import Arena
 from tests.adversary.cases import MIB, case
@@ -101,6 +102,8 @@ def unbinding(arena: Arena) -> None:
         client.call(m.QueueDeclare("bound"), m.QueueDeclareOk)
         for begin in range(0, 16_000, 1_000):
             client.say(*(m.QueueBind("bound", "amq.topic", f"k.{at}") for at in range(begin, begin + 1_000)))
+            for _ in range(1_000):
+                client.next(MethodReceived)
         client.call(m.QueueDeclare("other"), m.QueueDeclareOk)
         client.call(m.QueueDelete("bound"), m.QueueDeleteOk)
 

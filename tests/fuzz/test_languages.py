@@ -1,8 +1,8 @@
 """What people and clients write in a language of ours is refused in its own words, or means something: JMS
 selectors, CEL conditions, mapping files and the configuration.
 
-One text of each for twenty inputs that FUZZ_COUNT asks of the codecs (default 50 000); FUZZ_SEED says where the
-random numbers begin.
+One text of each for twenty inputs that FUZZ_COUNT asks of the codecs (default 50 000); FUZZ_SEED says where
+the random numbers begin.
 """
 
 from __future__ import annotations

@@ -1,7 +1,7 @@
 """A running gateway outlives what its clients say, and goes on serving others meanwhile.
 
-Three packets are sent for ten inputs that FUZZ_COUNT asks of the codecs (default 50 000); FUZZ_SEED says where
-the random numbers begin.
+Three packets are sent for ten inputs that FUZZ_COUNT asks of the codecs (default 50 000); FUZZ_SEED says
+where the random numbers begin.
 """
 
 from __future__ import annotations
