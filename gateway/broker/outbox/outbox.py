@@ -24,6 +24,7 @@ from gateway.broker.kept import Kept
 from gateway.broker.outbox.marks import MARK_SECS, Marks
 from gateway.broker.queue import Queue
 from gateway.broker.switch import Namespace, RouteLane
+from gateway.containment import contained
 from gateway.mapping.crossings import Route
 from gateway.model.address import Address
 from gateway.model.batch import Batch, Part, Sink
@@ -45,7 +46,7 @@ DOUBLINGS_MAX: Final = 6
 FINAL: Final = frozenset(
     (
         *(Reason.EXPIRED, Reason.TOO_LARGE, Reason.HOPS),
-        *(Reason.NAME_INVALID, Reason.MALFORMED, Reason.LOST_PROPERTY),
+        *(Reason.NAME_INVALID, Reason.MALFORMED, Reason.LOST_PROPERTY, Reason.INTERNAL),
     )
 )
 """Refusals that another attempt cannot change."""
@@ -323,23 +324,31 @@ class Outbox:
 
     def deliver(self, queue: Queue, position: int, messages: list[Message], redelivered: bool) -> None:
         """Send a run of messages on its way."""
+        lane = self._lane or self._find_lane(messages[0])
         if self._returned:
             self._returned.difference_update(range(position, position + len(messages)))
         self._next_out = max(self._next_out, position + len(messages))
         self._octets += sum([len(message.body) for message in messages])
         self._open.update(enumerate(messages, position))
-        self._send(range(position, position + len(messages)), messages)
+        self._send(lane, range(position, position + len(messages)), messages)
+
+    def failed(self, error: Exception) -> None:
+        """There is no way to the link: try again later."""
+        contained("link", error, outbox=self.name)
+        self._pauses += 1
+        self._paused_until = self._clock() + self._wait(self._pauses)
 
     def cancelled(self, queue: Queue) -> None:
         """Only we delete it."""
 
-    def _send(self, positions: Iterable[int], messages: list[Message]) -> None:
-        lane = self._lane
-        if lane is None:
-            assert self._way is not None
-            assert self._route is not None
-            (sink,) = self._way.namespace.sinks(messages[0].address) or ()
-            lane = self._lane = DeliveryLane(sink, self._route, None)
+    def _find_lane(self, message: Message) -> DeliveryLane:
+        assert self._way is not None
+        assert self._route is not None
+        (sink,) = self._way.namespace.sinks(message.address) or ()
+        self._lane = DeliveryLane(sink, self._route, None)
+        return self._lane
+
+    def _send(self, lane: DeliveryLane, positions: Iterable[int], messages: list[Message]) -> None:
         batch = Batch(self, self._clock())
         for position, message in zip(positions, messages, strict=True):
             batch.add_only(position, lane, message)
@@ -437,7 +446,8 @@ class Outbox:
                 due.append(heapq.heappop(self._later)[1])
             if due:
                 due.sort()
-                self._send(due, [self._open[position] for position in due])
+                lane = self._lane or self._find_lane(self._open[due[0]])
+                self._send(lane, due, [self._open[position] for position in due])
         oldest = self._oldest()
         if oldest is None:
             self._marks.clear()

@@ -16,10 +16,11 @@ from typing import Final, NamedTuple
 
 import trio
 
+from gateway.broker.poison import poisoned
 from gateway.egress.amqpfast.large import LARGE_OCTETS, LargeSender
 from gateway.egress.amqpfast.opening import OF_DESTINATIONS, open_for_sending, outcome_of
 from gateway.egress.confirming import ConfirmedSink, Positions, settle_all
-from gateway.errors import LocalProtocolError, ProtocolError
+from gateway.errors import LocalProtocolError
 from gateway.model.address import FastAddress
 from gateway.model.batch import Part
 from gateway.model.message import Message
@@ -159,8 +160,8 @@ class Outgoing(ConfirmedSink):
                 break
             try:
                 rows.append((destination.name, encode_properties(message), body))
-            except ProtocolError as error:
-                part.settle_at((positions[index],), Outcome(Verdict.REJECTED, Reason.MALFORMED, str(error)))
+            except Exception as error:
+                part.settle_at((positions[index],), poisoned(error))
             else:
                 chosen.append(positions[index])
         if destination is not None and rows:
@@ -225,8 +226,8 @@ class Outgoing(ConfirmedSink):
         assert self._large is not None
         try:
             head = encode_properties(message)
-        except ProtocolError as error:
-            part.settle_at(positions[:1], Outcome(Verdict.REJECTED, Reason.MALFORMED, str(error)))
+        except Exception as error:
+            part.settle_at(positions[:1], poisoned(error))
             return positions[1:]
         assert self._machine is not None
         if len(head) + BODY_SIZE.size > self._machine.frame_max:

@@ -187,9 +187,9 @@ class AmqpIngress:
         if receipt is not None:
             receipt[0].connection.settled(receipt, outcome)
 
-    def undeliverable(self, message: Message) -> None:
-        """A delivery whose properties are larger than the client's frames."""
-        self._dead_letters.add([message], "", UNDELIVERABLE)
+    def undeliverable(self, message: Message, outcome: Outcome = UNDELIVERABLE) -> None:
+        """A delivery that cannot be said; by default its properties are larger than the client's frames."""
+        self._dead_letters.add([message], "", outcome)
 
     def verify(self, user: str, password: bytes, then: Callable[[Principal | None], None]) -> None:
         """Look at a password beside the loop, then call `then`."""

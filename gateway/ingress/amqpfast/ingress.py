@@ -249,9 +249,9 @@ class FastIngress:
         assert self.listener is not None
         self.listener.flush()
 
-    def undeliverable(self, message: Message) -> None:
-        """A delivery whose head is larger than the client's frames."""
-        self._dead_letters.add([message], "", UNDELIVERABLE)
+    def undeliverable(self, message: Message, outcome: Outcome = UNDELIVERABLE) -> None:
+        """A delivery that cannot be said; by default its head is larger than the client's frames."""
+        self._dead_letters.add([message], "", outcome)
 
     def verify(self, user: str, password: bytes, then: Callable[[Principal | None], None]) -> None:
         """Look at a password beside the loop, then call `then`."""

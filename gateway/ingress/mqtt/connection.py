@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING, Final
 
 from gateway.broker.access import Principal
 from gateway.broker.mqtt.session import Row, Session
+from gateway.broker.poison import poisoned
 from gateway.broker.switch import Entry
 from gateway.errors import RemoteProtocolError
 from gateway.ingress.listener import Farewell
@@ -226,7 +227,7 @@ class MqttConnection:
 
     def send(self, rows: list[Row]) -> list[Row]:
         """Encode the rows; returns those that cannot be said: over the client's Maximum Packet Size, or with
-        octets for properties that are none.
+        properties that cannot be encoded.
         """
         five = self.machine.version is Version.V5
         utc = time.time() if five else 0.0
@@ -237,8 +238,8 @@ class MqttConnection:
             if five:
                 try:
                     raw = encode_properties(message, utc, subscription_ids=grant.identifiers)
-                except RemoteProtocolError:
-                    return self._send_sound(rows)
+                except Exception as error:
+                    return self._send_singly(rows, error)
             retain = grant.retained or (message.retain and grant.retain_as_published)
             body = message.body
             octets += len(body) + 32
@@ -251,19 +252,16 @@ class MqttConnection:
         self.stream.mark()
         return too_large
 
-    def _send_sound(self, rows: list[Row]) -> list[Row]:
-        """Send all but the rows whose sender, of another protocol, wrote malformed properties."""
-        sound: list[Row] = []
-        malformed: list[Row] = []
-        for row in rows:
-            try:
-                row.message.property_set.properties  # noqa: B018 (decoded once, when it is asked for)
-            except RemoteProtocolError:
-                malformed.append(row)
-            else:
-                sound.append(row)
-        self._ingress.undeliverable([row.message for row in malformed])
-        return malformed + (self.send(sound) if malformed else sound)
+    def _send_singly(self, rows: list[Row], error: Exception) -> list[Row]:
+        """Some of the rows cannot be encoded; the one that is left alone with its error is a dead letter."""
+        if len(rows) > 1:
+            return [unsaid for row in rows for unsaid in self.send([row])]
+        self._ingress.undeliverable(rows[0].message, poisoned(error, client=self.sender.client))
+        return rows
+
+    def failed(self, error: Exception) -> None:
+        """That costs the connection, when the wake-up ends."""
+        self.stream.doom(error)
 
     def send_release(self, packet_id: int) -> None:
         """PUBREL, for a client that returns: behind a CONNACK that waits for the disk, unless it is full."""

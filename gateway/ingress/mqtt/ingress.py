@@ -41,7 +41,6 @@ from gateway.transport.stream import Stream
 log = structlog.get_logger()
 
 FORBIDDEN = Outcome(Verdict.REJECTED, Reason.NOT_AUTHORIZED, "the gateway's own topic")
-MALFORMED = Outcome(Verdict.REJECTED, Reason.MALFORMED, "the properties are malformed")
 
 
 class MqttIngress:
@@ -207,9 +206,9 @@ class MqttIngress:
         connection.machine.send_disconnect(reason)
         connection.stream.end(word)
 
-    def undeliverable(self, messages: list[Message]) -> None:
-        """Messages whose sender wrote octets that are no properties: MQTT cannot say them."""
-        self._dead_letters.add(messages, "", MALFORMED)
+    def undeliverable(self, message: Message, outcome: Outcome) -> None:
+        """A message that MQTT cannot say."""
+        self._dead_letters.add([message], "", outcome)
 
     def publish_will(self, will: Will, sender: Sender) -> None:
         """Publish a will; its expiry counts from now (5: 3.1.3.2.4)."""
