@@ -419,7 +419,7 @@ class Switch:
                 raise
             except Exception as error:
                 contained("message", error, endpoint=endpoint)
-                told = partial(batch.settle, [batch.open(receipt, 1)], INTERNAL)
+                told = partial(batch.settle, [batch.open(receipt, 1)])
                 self.dead_letters.add([message], "", INTERNAL, told)
                 return True
         for lane in lanes:

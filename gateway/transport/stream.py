@@ -348,10 +348,7 @@ class Stream:
     def fail(self, error: Exception) -> None:
         """An error that nobody foresaw was met on its behalf: that costs this connection, and no other."""
         contained("connection", error, remote=self.remote)
-        try:
-            self.abort("internal error")
-        except Exception as another:  # of its farewell: the socket is closed all the same
-            contained("connection", another, remote=self.remote)
+        self.abort("internal error")
 
     def doom(self, error: Exception) -> None:
         """`fail` when this wake-up ends, for whoever met the error in the midst of the business of others.
@@ -365,11 +362,12 @@ class Stream:
         peer = self.peer
         if peer is None:
             return
-        if keep:
-            self.peer = Farewell(peer.data_to_send())
-        else:
-            self.peer = None
-        peer.lost(reason)
+        try:
+            self.peer = Farewell(peer.data_to_send()) if keep else None
+            peer.lost(reason)
+        except Exception as error:  # whoever ends it may be somebody else, and has other things to do
+            self.peer = self.peer if isinstance(self.peer, Farewell) else None
+            contained("connection", error, remote=self.remote)
 
     def _write(self, data: bytes) -> bool:
         """False: that was the end of the stream."""

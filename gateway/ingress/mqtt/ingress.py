@@ -37,6 +37,7 @@ from gateway.settings import Limits
 from gateway.settings.mqtt import MqttOptions
 from gateway.telemetry.stats import ListenerStats
 from gateway.transport.stream import Stream
+from gateway.transport.tasks import Tasks
 
 log = structlog.get_logger()
 
@@ -56,7 +57,7 @@ class MqttIngress:
         limits: Limits,
         stats: ListenerStats,
         dead_letters: DeadLetters,
-        nursery: trio.Nursery,
+        tasks: Tasks,
         anonymous: str = "loopback",
         byte_order: ByteOrder = "auto",
         options: MqttOptions | None = None,
@@ -77,7 +78,7 @@ class MqttIngress:
         self.listener: Listener | None = None
         self.batch = Batch(self, trio.current_time())
         self._dead_letters = dead_letters
-        self._nursery = nursery
+        self._tasks = tasks
         namespace.begin(trio.current_time())
         namespace.system.add(stats)
         self._adopt(name)
@@ -196,7 +197,7 @@ class MqttIngress:
             assert self.listener is not None
             self.listener.flush()
 
-        self._nursery.start_soon(look)
+        self._tasks.start_soon(look)
 
     def let_go(self, connection: MqttConnection, reason: ReasonCode) -> None:
         """End a connection for what its client does not do, and count it."""
