@@ -22,6 +22,7 @@ from typing import Protocol
 from gateway.broker.dead_letters import DeadLetters
 from gateway.broker.deduplication import Deduplication, Guard
 from gateway.broker.journaling import Journaling
+from gateway.broker.mqtt.echoes import Echoes
 from gateway.broker.poison import poisoned
 from gateway.containment import contained
 from gateway.errors import ProtocolError
@@ -224,6 +225,7 @@ class Switch:
         self.router = router
         self.dead_letters = dead_letters
         self.deduplication = deduplication or Deduplication()
+        self.echoes = Echoes()
         self.generation = 0
         self.namespaces: dict[str, Namespace] = {}
         self.links: Collection[str] = ()

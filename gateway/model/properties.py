@@ -97,9 +97,13 @@ def fits(value: Value, depth: int = 0) -> bool:
         if depth >= NESTING_MAX or not isinstance(content, tuple):
             return False
         if kind is ValueType.ARRAY:
-            return all(fits(each, depth + 1) for each in content)
-        return all(is_unicode(name) and fits(each, depth + 1) for name, each in content)
+            return all(isinstance(each, Value) and fits(each, depth + 1) for each in content)
+        return all(_is_pair(each) and fits(each[1], depth + 1) for each in content)
     return _SIMPLE[kind](content)
+
+
+def _is_pair(pair: Any) -> bool:
+    return isinstance(pair, tuple) and len(pair) == 2 and is_unicode(pair[0]) and isinstance(pair[1], Value)
 
 
 _SIMPLE: Final[dict[ValueType, Callable[[Any], bool]]] = {

@@ -87,8 +87,10 @@ class Incoming:
         batch = self.batch
         if not batch.receipts:
             batch.received = now
+        echoes = None
         if peer.machine.version is not Version.V5:
             rows = self._within_limits(peer, rows)
+            echoes = switch.echoes if switch.echoes.awaited else None
         entries = self._entries
         publish = switch.publish
         sender = peer.sender
@@ -103,6 +105,8 @@ class Incoming:
                 properties, interval, hops = publish_facts(raw)
                 if interval is not None:
                     expires = time.time() + interval
+            elif echoes is not None:
+                hops = echoes.hops(topic, body, sender, now)
             message = Message(
                 entry.address, body, properties, qos, qos > 0, flags & 1 == 1, expires, hops, sender
             )

@@ -24,6 +24,9 @@ from collections.abc import Iterable, Sequence
 from itertools import repeat
 from typing import Final, NamedTuple, Protocol
 
+import trio
+
+from gateway.broker.mqtt.echoes import Ledger
 from gateway.broker.poison import poisoned
 from gateway.errors import GatewayError
 from gateway.model.batch import Part
@@ -99,11 +102,21 @@ class Outgoing:
     since the broker offers no more.
     """
 
-    def __init__(self, stats: LinkStats, *, messages_max: int, octets_max: int, window_max: int) -> None:
+    def __init__(
+        self,
+        stats: LinkStats,
+        *,
+        messages_max: int,
+        octets_max: int,
+        window_max: int,
+        ledger: Ledger | None = None,
+    ) -> None:
+        """`ledger`: what is sent before MQTT 5, without hops, is noted there."""
         self.messages_max = messages_max  # waiting; beyond it the newest are released
         self.octets_max = octets_max  # of the bodies of those
         self.window_max = min(window_max, PACKET_IDS)
         self._stats = stats
+        self._ledger = ledger
         self._outlet: Outlet | None = None
         self._waiting: deque[tuple[Part, int, int]] = deque()  # a part, from where, to before where
         self._messages = 0
@@ -274,6 +287,8 @@ class Outgoing:
             if not assured:
                 part.settle_at(range(start, start + count), INTERNAL)
             raise
+        if not self._five and self._ledger is not None:
+            self._ledger.send(chunk, trio.current_time())
         self._stats.messages_out += count - len(refused)
         if refused:
             for at in refused:

@@ -380,8 +380,11 @@ class MqttConnection:
         sender = self.sender
         body_max = ingress.body_max
         held = None if self._retries is None else self._retries.waiting
+        echoes = None
+        if self.machine.version < Version.V5 and switch.echoes.awaited:
+            echoes = switch.echoes
         one_by_one = rows
-        if len(rows) >= BURST_MIN and held is None:
+        if len(rows) >= BURST_MIN and held is None and echoes is None:
             topic = rows[0][1]
             shared = entries.get(topic) or first_seen(ingress, self.principal, topic, entries)
             if shared.bursts and (burst := burst_in(rows, body_max)) is not None:
@@ -397,6 +400,8 @@ class MqttConnection:
                 expires = NEVER if interval is None else time.time() + interval
             else:
                 property_set, expires, hops = NO_PROPERTIES, NEVER, 0
+                if echoes is not None:
+                    hops = echoes.hops(topic, body, sender, ingress.now())
             retain = flags & 1 == 1
             message = Message(entry.address, body, property_set, qos, qos > 0, retain, expires, hops, sender)
             if qos:
