@@ -52,12 +52,7 @@ class Ledger:
         """These go out."""
         for message in messages:
             key = hash((message.address.wire, message.body))
-            back = self._came.get(key)
-            known = None
-            if back:
-                known = back.popleft()
-                if not back:
-                    del self._came[key]
+            known = _take(self._came, key) if key in self._came else None
             if known is not None and now - known.at < ECHO_SECS:
                 _note(self.sent, key, Sent(now, known.origin, known.rounds + 1))
             else:
@@ -65,16 +60,15 @@ class Ledger:
 
     def rounds(self, key: int, sender: Sender, now: float) -> int:
         """How often a message that `sender` brings has come back from this link."""
-        sent = self.sent.get(key)
-        while sent and now - sent[0].at >= ECHO_SECS:
-            sent.popleft()
-        if not sent:
-            self.sent.pop(key, None)
+        sent = self.sent
+        while key in sent and now - sent[key][0].at >= ECHO_SECS:
+            _take(sent, key)
+        if key not in sent:
             return 0
-        origin = sent[0].origin
+        origin = sent[key][0].origin
         if origin.client == sender.client and origin.endpoint == sender.endpoint:
             return 0
-        known = sent.popleft()
+        known = _take(sent, key)
         _note(self._came, key, known._replace(at=now))
         return known.rounds + 1
 
@@ -84,6 +78,14 @@ class Ledger:
             late = [key for key, found in memory.items() if now - found[-1].at >= ECHO_SECS]
             for key in late:
                 del memory[key]
+
+
+def _take(memory: Memory, key: int) -> Sent:
+    found = memory[key]
+    one = found.popleft()
+    if not found:
+        del memory[key]
+    return one
 
 
 def _note(memory: Memory, key: int, one: Sent) -> None:

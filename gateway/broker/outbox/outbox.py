@@ -29,7 +29,7 @@ from gateway.mapping.crossings import Route
 from gateway.model.address import Address
 from gateway.model.batch import Batch, Part, Sink
 from gateway.model.message import Message, Sender
-from gateway.model.outcome import ACCEPTED, Outcome, Reason, Verdict
+from gateway.model.outcome import ACCEPTED, FINAL, Outcome, Reason, Verdict
 from gateway.store.journal.columns import WAS_BURIED, WAS_DELIVERED, WAS_DROPPED
 from gateway.store.store import Store
 
@@ -42,14 +42,6 @@ IN_FLIGHT_OCTETS_MAX: Final = 16 * 1024 * 1024  # of one outbox: a window of lar
 RETRY_SECS_MIN: Final = 0.5
 RETRY_SECS_MAX: Final = 30.0
 DOUBLINGS_MAX: Final = 6
-
-FINAL: Final = frozenset(
-    (
-        *(Reason.EXPIRED, Reason.TOO_LARGE, Reason.HOPS),
-        *(Reason.NAME_INVALID, Reason.MALFORMED, Reason.LOST_PROPERTY, Reason.INTERNAL),
-    )
-)
-"""Refusals that another attempt cannot change."""
 
 OUTBOX_FULL: Final = Outcome(Verdict.RELEASED, Reason.QUOTA, "the outbox is full")
 OUTBOX_STALE: Final = Outcome(Verdict.RELEASED, Reason.QUOTA, "what the outbox holds is too old")

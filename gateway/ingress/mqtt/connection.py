@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable
+from functools import partial
 from typing import TYPE_CHECKING, Final
 
 from gateway.broker.access import Principal
@@ -27,7 +28,7 @@ from gateway.ingress.mqtt.offered import NOT_TEXT, TOO_LARGE, UTF8, check_offere
 from gateway.ingress.mqtt.retries import Retries
 from gateway.ingress.mqtt.subscriptions import subscribe, unsubscribe
 from gateway.model.message import NEVER, Message, Sender
-from gateway.model.outcome import ACCEPTED, Outcome
+from gateway.model.outcome import ACCEPTED, FINAL, Outcome
 from gateway.model.properties import NO_PROPERTIES
 from gateway.protocols.mqtt.connection import State
 from gateway.protocols.mqtt.packets import (
@@ -310,7 +311,8 @@ class MqttConnection:
             session.outlet.send_received(packet_id)
 
     def refused(self, receipt: Receipt, outcome: Outcome) -> None:
-        """A target did not take the message: MQTT 5 has words for it, older versions are tried again."""
+        """A target did not take the message: MQTT 5 has words for it, older versions are tried again, or have
+        made a dead letter."""
         _, packet_id, qos, _, _ = receipt
         if self.gone or self.machine.state is not State.OPEN:
             self._forget_incoming(receipt)
@@ -322,6 +324,8 @@ class MqttConnection:
             self.unsettled -= 1
             if self._held:
                 self._read_on()
+        elif outcome.reason in FINAL:  # there is no word for it, and it would only come again
+            self._ingress.bury(receipt[3], outcome, partial(self.accepted, packet_id, qos))
         else:
             if qos == 2 and self.session is not None:
                 self.session.incoming.doubt(packet_id)

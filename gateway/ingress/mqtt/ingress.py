@@ -211,6 +211,10 @@ class MqttIngress:
         """A message that MQTT cannot say."""
         self._dead_letters.add([message], "", outcome)
 
+    def bury(self, message: Message, outcome: Outcome, then: Callable[[], None]) -> None:
+        """A message that nobody will ever take, of a client that cannot be told so."""
+        self._dead_letters.add([message], "", outcome, then)
+
     def publish_will(self, will: Will, sender: Sender) -> None:
         """Publish a will; its expiry counts from now (5: 3.1.3.2.4)."""
         kept: dict[Property, Any] = {
