@@ -31,6 +31,7 @@ from gateway.broker.journaling import open_journal
 from gateway.broker.mqtt.namespace import MqttNamespace
 from gateway.broker.mqtt.retained import Retained
 from gateway.broker.mqtt.session import SessionLimits
+from gateway.containment import contained
 from gateway.egress.link import Link
 from gateway.errors import ConfigurationError
 from gateway.ingress.amqp091.connection import AmqpConnection
@@ -42,6 +43,7 @@ from gateway.model.outcome import Outcome
 from gateway.settings import Settings
 from gateway.telemetry.metrics import Metrics
 from gateway.transport.stream import WriteSet
+from gateway.transport.tasks import Tasks, forever
 
 log = structlog.get_logger()
 
@@ -136,7 +138,7 @@ class Gateway:
                 add_link(self, name)
             for name, given in self.settings.listeners.items():
                 if given.protocol != "shared":
-                    add_listener(self, name, nursery)
+                    add_listener(self, name, Tasks(nursery))
             for listener in shared_listeners(self.settings, self.listeners, self.writes, self.metrics):
                 self.listeners[listener.name] = listener
                 self.readiness.require(f"listener {listener.name}")
@@ -146,11 +148,12 @@ class Gateway:
                 self.readiness.met(f"listener {listener.name}")
                 nursery.start_soon(listener.run)
             for link in self.links.values():
-                nursery.start_soon(link.run)
-            nursery.start_soon(self.mapping_files.watch, self.reload_mappings)
-            nursery.start_soon(self._watch_links)
-            nursery.start_soon(self.hosts.alarms.run, self.writes.flush)
-            nursery.start_soon(self.backstop.run, self.writes.flush)
+                nursery.start_soon(forever, "link", link.run)
+            watch = partial(self.mapping_files.watch, self.reload_mappings)
+            nursery.start_soon(forever, "reload", watch)
+            nursery.start_soon(forever, "timer", self._watch_links)
+            nursery.start_soon(forever, "timer", partial(self.hosts.alarms.run, self.writes.flush))
+            nursery.start_soon(forever, "timer", partial(self.backstop.run, self.writes.flush))
             task_status.started(self)
             await self._stopping.wait()
             await self._drain()
@@ -167,6 +170,10 @@ class Gateway:
         except ConfigurationError as error:
             self.metrics.mapping_reloads["refused"] += 1
             log.error("mappings not reloaded, the old ones stay in force", error=str(error))
+            return False
+        except Exception as error:
+            self.metrics.mapping_reloads["refused"] += 1
+            contained("reload", error)
             return False
         self.switch.use(router)
         self._route_links()
@@ -198,8 +205,11 @@ class Gateway:
         """Tell the links what the mappings want of their brokers."""
         router = self.switch.router
         for name, link in self.links.items():
-            targets = self.backstop.targets(name, router.targets(name))
-            link.conversation.route(router.subscriptions(name), targets)
+            try:
+                targets = self.backstop.targets(name, router.targets(name))
+                link.conversation.route(router.subscriptions(name), targets)
+            except Exception as error:  # the other links have their routes all the same
+                contained("reload", error, link=name)
         self.backstop.use(router.routes)
         self.writes.flush()
 
@@ -263,9 +273,15 @@ class Gateway:
             log.warning("drain_timeout_secs is over, some messages are still in flight")
         for listener in self.listeners.values():
             for connection in list(listener.connections):
-                connection.shut_down(Farewell.STOPPING)
+                try:
+                    connection.shut_down(Farewell.STOPPING)
+                except Exception as error:
+                    connection.stream.fail(error)
         for link in self.links.values():
-            link.shut_down()
+            try:
+                link.shut_down()
+            except Exception as error:
+                contained("link", error, link=link.name)
         self.writes.flush()
         with trio.move_on_after(FAREWELL_SECS):
             while any(listener.connections for listener in self.listeners.values()):

@@ -17,6 +17,7 @@ from collections.abc import Callable, Iterable, Iterator
 from typing import Final
 
 from gateway.broker.queue import DISPATCH_MESSAGES_MAX, DISPATCH_OCTETS_MAX, HOLE, Consumer, Queue
+from gateway.containment import contained
 from gateway.model.message import NEVER, Message
 
 PRIORITY_MAX: Final = 9
@@ -116,7 +117,7 @@ class PriorityQueue(Queue):
         if len(self._heap) > 2 * len(self._waiting) + STALE_MAX:
             self._heap = self._fresh_heap(None)
         for consumer, (wish, heap) in self._wishes.items():
-            if wish(message):
+            if _wanted(wish, message):
                 heapq.heappush(heap, entry)
                 if len(heap) > 2 * len(self._waiting) + STALE_MAX:
                     self._wishes[consumer] = (wish, self._fresh_heap(wish))
@@ -125,7 +126,7 @@ class PriorityQueue(Queue):
         heap = [
             (-self._priority(message), position)
             for position, (message, _) in self._waiting.items()
-            if wish is None or wish(message)
+            if wish is None or _wanted(wish, message)
         ]
         heapq.heapify(heap)
         return heap
@@ -241,7 +242,7 @@ class PriorityQueue(Queue):
                 break
         self._taken(len(taken), octets)
         for position, messages, redelivered in _runs(taken):
-            consumer.deliver(self, position, messages, redelivered)
+            self._deliver(consumer, position, messages, redelivered)
         return gone + len(taken)
 
     def _best(self, consumer: Consumer | None) -> Iterator[tuple[int, Message, bool]]:
@@ -274,7 +275,7 @@ class PriorityQueue(Queue):
         for other in self.consumers:
             if other is not consumer and self.takes(other):
                 wishes = self._wishes.get(other)
-                if wishes is None or wishes[0](message):
+                if wishes is None or _wanted(wishes[0], message):
                     return True
         return False
 
@@ -355,6 +356,15 @@ class PriorityQueue(Queue):
             heap.clear()
         super().purge()
         return count
+
+
+def _wanted(wish: Wish, message: Message) -> bool:
+    """Whether a consumer wishes for the message; not when that cannot be told."""
+    try:
+        return wish(message)
+    except Exception as error:
+        contained("delivery", error)
+        return False
 
 
 def _runs(taken: list[tuple[int, Message, bool]]) -> Iterator[tuple[int, list[Message], bool]]:

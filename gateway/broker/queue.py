@@ -36,7 +36,14 @@ class Consumer(Protocol):
         """How many messages it will take now; 0 when it has no credit or its stream is congested."""
 
     def deliver(self, queue: Queue, position: int, messages: list[Message], redelivered: bool) -> None:
-        """Take `messages`, the first of which has `position`, the next one more, and so on."""
+        """Take `messages`, the first of which has `position`, the next one more, and so on.
+
+        What cannot be said of them is acknowledged, and a dead letter. Raises only for what is wrong with the
+        consumer itself, before it has taken any.
+        """
+
+    def failed(self, error: Exception) -> None:
+        """`deliver` has raised this: there is no more room, and the consumer leaves when the wake-up ends."""
 
     def cancelled(self, queue: Queue) -> None:
         """The queue is gone."""
@@ -250,7 +257,15 @@ class Queue:
         messages = self._pop(count)
         if messages:
             position = self._first - len(messages)
-            consumer.deliver(self, position, messages, self._was_delivered(position))
+            self._deliver(consumer, position, messages, self._was_delivered(position))
+
+    def _deliver(self, consumer: Consumer, position: int, messages: list[Message], redelivered: bool) -> None:
+        """Have a consumer take the messages. One that fails loses them to others."""
+        try:
+            consumer.deliver(self, position, messages, redelivered)
+        except Exception as error:
+            consumer.failed(error)
+            self.requeue(list(enumerate(messages, position)))
 
     def _share(self, open_: list[tuple[Consumer, int]]) -> None:
         """Round-robin, one message each, for one round."""
@@ -322,7 +337,7 @@ class Queue:
         if not self._drop_expired(position, message, time.time()):
             self._turn += 1
             self._taken(1, len(message.body))
-            consumer.deliver(self, position, [message], True)
+            self._deliver(consumer, position, [message], True)
         return True
 
     def _drop_expired(self, position: int, message: Message, utc: float) -> bool:

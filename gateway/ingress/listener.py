@@ -176,7 +176,12 @@ class Listener:
                         )
                         await trio.sleep(TICK_SECS)
                     break  # anything else concerns a connection that died while it waited
-                self._add(accepted, address[0], address[1])
+                try:
+                    self._add(accepted, address[0], address[1])
+                except Exception as error:  # of one connection, which may have died already
+                    self.stats.refused.add("accept")
+                    accepted.close()
+                    contained("connection", error, listener=self.name)
 
     def _add(self, sock: socket.socket, host: str, port: int) -> None:
         proxies = self.front.proxies

@@ -145,6 +145,7 @@ class Stream:
         "_writes",
         "backlog_max",
         "closed",
+        "doomed",
         "ending",
         "layer",
         "layer_ended",
@@ -182,6 +183,7 @@ class Stream:
         self.marked = False
         self.starved = False  # deliveries were withheld because the stream was congested
         self.closed = False
+        self.doomed: Exception | None = None  # why it fails when this wake-up ends
         self.ending = False
         self.queued = 0  # octets that the peer object has encoded since the last flush, and the backlog
         self._counts: OctetCounts = Octets()
@@ -286,6 +288,8 @@ class Stream:
 
     def flush(self) -> None:
         """Write what the peer object has to say."""
+        if self.doomed is not None and not self.closed:
+            self.fail(self.doomed)
         if self.closed or self._lingering or self._output_holds:
             return
         data = self.peer.data_to_send() if self.peer is not None else b""
@@ -344,20 +348,26 @@ class Stream:
     def fail(self, error: Exception) -> None:
         """An error that nobody foresaw was met on its behalf: that costs this connection, and no other."""
         contained("connection", error, remote=self.remote)
-        try:
-            self.abort("internal error")
-        except Exception as another:  # of its farewell: the socket is closed all the same
-            contained("connection", another, remote=self.remote)
+        self.abort("internal error")
+
+    def doom(self, error: Exception) -> None:
+        """`fail` when this wake-up ends, for whoever met the error in the midst of the business of others.
+        Until then it is congested: nothing more is delivered to it."""
+        if self.doomed is None:
+            self.doomed = error
+        self.queued = max(self.backlog_max, BACKLOG_OCTETS_HIGH)
+        self.mark()
 
     def _lose(self, reason: str, *, keep: bool) -> None:
         peer = self.peer
         if peer is None:
             return
-        if keep:
-            self.peer = Farewell(peer.data_to_send())
-        else:
-            self.peer = None
-        peer.lost(reason)
+        try:
+            self.peer = Farewell(peer.data_to_send()) if keep else None
+            peer.lost(reason)
+        except Exception as error:  # whoever ends it may be somebody else, and has other things to do
+            self.peer = self.peer if isinstance(self.peer, Farewell) else None
+            contained("connection", error, remote=self.remote)
 
     def _write(self, data: bytes) -> bool:
         """False: that was the end of the stream."""

@@ -14,7 +14,8 @@ from collections import Counter
 from collections.abc import Callable
 from typing import TYPE_CHECKING, Any, Final
 
-from gateway.errors import LocalProtocolError, RemoteProtocolError
+from gateway.containment import contained
+from gateway.errors import LocalProtocolError, ProtocolError
 from gateway.model.address import AmqpAddress
 from gateway.model.batch import Batch, Lane
 from gateway.model.message import NEVER, Message, Sender
@@ -162,7 +163,10 @@ def _native(queue: AmqpQueue, message: Message, utc: float) -> BasicProperties:
     """The properties; none where the sender malformed them."""
     try:
         return decode_properties(own_properties(queue, message, utc))
-    except RemoteProtocolError:
+    except ProtocolError:
+        return BasicProperties()
+    except Exception as error:
+        contained("delivery", error, queue=queue.name)
         return BasicProperties()
 
 

@@ -33,6 +33,7 @@ from gateway.model.address import Address, AmqpAddress
 from gateway.model.batch import Sink
 from gateway.model.message import Message
 from gateway.model.properties import Headers, string
+from gateway.store.restoring import set_aside
 
 DEFAULT: Final = "operation not permitted on the default exchange"
 
@@ -89,18 +90,21 @@ class VirtualHost:
         for exchange in definitions.exchanges(self.exchanges.get):
             self.exchanges[exchange.name] = exchange
         for name, auto_delete, arguments in definitions.queues():
-            queue = make_queue(name, self, durable=True, auto_delete=auto_delete, arguments=arguments)
-            self.queues[name] = queue
-            definitions.keep(queue)
-            queue.watch_use()
+            with set_aside(QUEUE, name):
+                queue = make_queue(name, self, durable=True, auto_delete=auto_delete, arguments=arguments)
+                definitions.keep(queue)
+                self.queues[name] = queue
+                queue.watch_use()
         for source, kind, name, key, arguments in definitions.bindings():
             to = self.queues.get(name) if kind == QUEUE else self.exchanges.get(name)
             if to is not None and source in self.exchanges:
-                self.exchanges[source].bind(to, key, arguments)
-                if isinstance(to, AmqpQueue):
-                    to.bound[self.exchanges[source]] = None
+                with set_aside("binding", (source, name, key)):
+                    self.exchanges[source].bind(to, key, arguments)
+                    if isinstance(to, AmqpQueue):
+                        to.bound[self.exchanges[source]] = None
         for queue in self.queues.values():
-            queue.wake()
+            with set_aside(QUEUE, queue.name):
+                queue.wake()
 
     # Routing: what the switch asks.
 

@@ -17,6 +17,7 @@ from gateway.broker.amqpfast.selection import selection
 from gateway.broker.amqpfast.spool import Spool
 from gateway.broker.queue import Queue
 from gateway.model.spooled import Spooled
+from gateway.store.restoring import set_aside
 from gateway.store.store import Store
 
 QUEUE: Final = "fast-queue"
@@ -95,17 +96,19 @@ class FastDefinitions:
     def subscriptions(self) -> list[tuple[str, str, Interest]]:
         """The recorded subscriptions: client, identifier, what for."""
         found = []
-        for (client, identifier), said in self._records(SUBSCRIPTION):
-            selector = b64decode(said["selector"])
-            interest = Interest(
-                said["name"],
-                prefix=said["prefix"],
-                selector=selector,
-                mime_type=said["mime_type"],
-                selects=selection(said["mime_type"], selector),
-                no_local=said["no_local"],
-            )
-            found.append((client, identifier, interest))
+        for words, said in self._records(SUBSCRIPTION):
+            with set_aside(SUBSCRIPTION, words):
+                client, identifier = words
+                selector = b64decode(said["selector"])
+                interest = Interest(
+                    said["name"],
+                    prefix=said["prefix"],
+                    selector=selector,
+                    mime_type=said["mime_type"],
+                    selects=selection(said["mime_type"], selector),
+                    no_local=said["no_local"],
+                )
+                found.append((client, identifier, interest))
         return found
 
     def _records(self, kind: str) -> list[tuple[list[str], dict[str, Any]]]:
@@ -113,7 +116,8 @@ class FastDefinitions:
         for key, value in self._store.things(kind):
             assert isinstance(key, str)
             assert isinstance(value, bytes)
-            host, *words = json.loads(key)
-            if host == self._host:
-                found.append((words, json.loads(value)))
+            with set_aside(kind, key):
+                host, *words = json.loads(key)
+                if host == self._host:
+                    found.append((words, json.loads(value)))
         return found

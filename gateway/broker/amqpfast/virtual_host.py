@@ -21,6 +21,7 @@ from gateway.model.batch import Part, Sink
 from gateway.model.message import Message
 from gateway.model.outcome import Outcome, Reason, Verdict
 from gateway.protocols.amqpfast.spec import ReplyCode
+from gateway.store.restoring import set_aside
 
 # 3.5.2.3: names hold no `/ # &`; and nothing that a person could not see.
 INVALID: Final = re.compile(r"[/#&\x00-\x20\x7f]")
@@ -100,23 +101,25 @@ class FastHost:
     def _restore(self, definitions: FastDefinitions, queues: set[str], topics: set[str]) -> None:
         """What an earlier process left."""
         for name in definitions.names(QUEUE):
-            queue = FastQueue(name, durable=True, **self._queue_limits)
-            definitions.keep(queue, QUEUE, name)
-            if self.auto_create or name in queues or len(queue):
-                self.queues[name] = queue
-            else:
-                definitions.remove(QUEUE, name)
-                queue.delete()
+            with set_aside(QUEUE, name):
+                queue = FastQueue(name, durable=True, **self._queue_limits)
+                definitions.keep(queue, QUEUE, name)
+                if self.auto_create or name in queues or len(queue):
+                    self.queues[name] = queue
+                else:
+                    definitions.remove(QUEUE, name)
+                    queue.delete()
         for name in definitions.names(TOPIC):
             if self.auto_create or name in topics:
                 self.topics[name] = Topic(name)
             else:
                 definitions.remove(TOPIC, name)
         for client, identifier, interest in definitions.subscriptions():
-            found = Subscription(interest, key=(client, identifier), **self._queue_limits)
-            definitions.keep(found, SUBSCRIPTION, client, identifier)
-            self.durable[client, identifier] = found
-            self._enter(found)
+            with set_aside(SUBSCRIPTION, (client, identifier)):
+                found = Subscription(interest, key=(client, identifier), **self._queue_limits)
+                definitions.keep(found, SUBSCRIPTION, client, identifier)
+                self.durable[client, identifier] = found
+                self._enter(found)
 
     # Routing: what the switch asks.
 

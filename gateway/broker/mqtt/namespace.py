@@ -10,7 +10,7 @@ from math import inf
 from typing import Final, NamedTuple
 
 from gateway.broker.mqtt.kept_session import KeptSession
-from gateway.broker.mqtt.records import INCOMING, Records
+from gateway.broker.mqtt.records import INCOMING, SESSION, Records
 from gateway.broker.mqtt.retained import Retained
 from gateway.broker.mqtt.session import Session, SessionLimits, SessionTally
 from gateway.broker.mqtt.shared import SharedGroup, shared_pattern
@@ -22,6 +22,7 @@ from gateway.model.batch import Sink
 from gateway.model.message import Message, Sender
 from gateway.protocols.mqtt.packets import Will
 from gateway.protocols.mqtt.spec import Property
+from gateway.store.restoring import set_aside
 from gateway.store.store import Store
 
 Subscriber = tuple[Session, SubscriptionOptions] | SharedGroup
@@ -69,6 +70,7 @@ class MqttNamespace:
         self._members = 0  # of all groups
         self._wills: dict[str, tuple[float, Callable[[], None]]] = {}  # that wait, by client id
         self._left_wills: list[LeftWill] = []
+        self._set_aside: set[str] = set()  # clients whose sessions could not be made again
         self._left_sessions: list[Session] = []  # `expires_at` is still what is left of their time
         if self.records is not None:
             self._restore(self.records)
@@ -78,18 +80,23 @@ class MqttNamespace:
     def _restore(self, records: Records) -> None:
         kept: dict[str, KeptSession] = {}
         for client, record in records.sessions():
-            kept[client] = KeptSession(client, self.limits, self.tally, records)
-            kept[client].restore(record)
+            with set_aside("session", client):
+                session = KeptSession(client, self.limits, self.tally, records)
+                session.restore(record)
+                kept[client] = session
         self.sessions.update(kept)
+        self._set_aside = {log.name for log in records.store.logs() if log.kind == SESSION} - set(kept)
         for client, topic_filter, options in records.subscriptions():
             if client in kept:
-                self._enter(kept[client], topic_filter, options)
+                with set_aside("subscription", (client, topic_filter)):
+                    self._enter(kept[client], topic_filter, options)
         for client, packet_id, _ in sorted(records.released(), key=lambda one: one[2]):
             if client in kept:
                 kept[client].restore_released(packet_id)
         for log in records.store.logs():
             if log.kind == INCOMING and log.name in kept:
-                kept[log.name].incoming.restore(log)
+                with set_aside(INCOMING, log.name):
+                    kept[log.name].incoming.restore(log)
         for session in kept.values():
             session.expires_at = session.expiry_secs - session.away_secs
             if session.expires_at <= 0:
@@ -101,6 +108,13 @@ class MqttNamespace:
             if sender.client in self.sessions:
                 left = will.properties.get(Property.WILL_DELAY_INTERVAL, 0) - kept[sender.client].away_secs
             self._left_wills.append(LeftWill(will, sender, left))
+
+    def _forget_set_aside(self, records: Records, client_id: str) -> None:
+        """Its client begins anew, and may not meet what nobody could read."""
+        self._set_aside.remove(client_id)
+        records.forget_session(client_id)
+        for kind in (SESSION, INCOMING):
+            records.store.drop(records.store.log(kind, client_id))
 
     def begin(self, now: float) -> None:
         """The clock runs: what is left of sessions counts from `now` (monotonic). May be called again."""
@@ -241,6 +255,8 @@ class MqttNamespace:
             self._publish_will(client_id)  # it is owed since an earlier process ended
         if session is None:
             if self.records is not None and expiry_secs > 0:
+                if client_id in self._set_aside:
+                    self._forget_set_aside(self.records, client_id)
                 session = KeptSession(client_id, self.limits, self.tally, self.records)
             else:
                 session = Session(client_id, self.limits, self.tally)

@@ -14,6 +14,7 @@ from gateway.broker.topics import TopicTree
 from gateway.model.address import MqttAddress
 from gateway.model.batch import Part
 from gateway.model.message import Message
+from gateway.store.restoring import set_aside
 from gateway.store.store import Store
 
 KIND: Final = "retained"  # of record in the store; its key is the topic, in UTF-8, its value the message
@@ -55,7 +56,8 @@ class Retained:
             assert isinstance(message, Message)
             if message.expires and message.expires <= utc:
                 store.delete(KIND, key)
-            else:
+                continue
+            with set_aside(KIND, key):
                 self._set(message)
 
     def publish(self, part: Part) -> None:

@@ -46,7 +46,13 @@ class Outlet(Protocol):
         """True: write nothing more now; `Session.pump` is called when it has drained."""
 
     def send(self, rows: list[Row]) -> list[Row]:
-        """Encode the rows; returns those that cannot be said to this client, which the session forgets."""
+        """Encode the rows; returns those that cannot be said to this client, which the session forgets.
+
+        Raises only for what is wrong with the connection itself.
+        """
+
+    def failed(self, error: Exception) -> None:
+        """`send` has raised this: the connection is congested until it ends, with the wake-up."""
 
     def send_release(self, packet_id: int) -> None:
         """Encode a PUBREL."""
@@ -176,7 +182,12 @@ class Session:
             if not rows:
                 return
             self.moved = True
-            for row in outlet.send(rows):
+            try:
+                unsaid = outlet.send(rows)
+            except Exception as error:  # what is in flight goes out again on the next connection
+                outlet.failed(error)
+                return
+            for row in unsaid:
                 self.tally.undeliverable += 1
                 if row.qos:
                     self.finish(row.packet_id)

@@ -31,6 +31,7 @@ from gateway.settings import Limits
 from gateway.store.store import Store
 from gateway.telemetry.stats import ListenerStats
 from gateway.transport.stream import Stream
+from gateway.transport.tasks import Tasks
 
 log = structlog.get_logger()
 
@@ -72,7 +73,7 @@ class AmqpIngress:
         limits: Limits,
         stats: ListenerStats,
         dead_letters: DeadLetters,
-        nursery: trio.Nursery,
+        tasks: Tasks,
         store: Store | None = None,
         certificates: bool = False,
     ) -> None:
@@ -91,7 +92,7 @@ class AmqpIngress:
         # A publisher with more than this unconfirmed is not read until half of them are.
         self.unsettled_max = limits.inflight_max * 10
         self._dead_letters = dead_letters
-        self._nursery = nursery
+        self._tasks = tasks
         self._entries: dict[tuple[str, str], dict[bytes, Found]] = {}
         self._generation = -1
 
@@ -187,9 +188,9 @@ class AmqpIngress:
         if receipt is not None:
             receipt[0].connection.settled(receipt, outcome)
 
-    def undeliverable(self, message: Message) -> None:
-        """A delivery whose properties are larger than the client's frames."""
-        self._dead_letters.add([message], "", UNDELIVERABLE)
+    def undeliverable(self, message: Message, outcome: Outcome = UNDELIVERABLE) -> None:
+        """A delivery that cannot be said; by default its properties are larger than the client's frames."""
+        self._dead_letters.add([message], "", outcome)
 
     def verify(self, user: str, password: bytes, then: Callable[[Principal | None], None]) -> None:
         """Look at a password beside the loop, then call `then`."""
@@ -200,7 +201,7 @@ class AmqpIngress:
             assert self.listener is not None
             self.listener.flush()
 
-        self._nursery.start_soon(look)
+        self._tasks.start_soon(look)
 
     def forget(self, connection: AmqpConnection) -> None:
         """A connection has ended."""

@@ -35,6 +35,7 @@ from gateway.settings.amqpfast import FastOptions, Peer
 from gateway.store.store import Store
 from gateway.telemetry.stats import ListenerStats
 from gateway.transport.stream import Stream
+from gateway.transport.tasks import Tasks
 
 log = structlog.get_logger()
 
@@ -81,7 +82,7 @@ class FastIngress:
         limits: Limits,
         stats: ListenerStats,
         dead_letters: DeadLetters,
-        nursery: trio.Nursery,
+        tasks: Tasks,
         options: FastOptions,
         anonymous: str,
         spool: Spool,
@@ -112,7 +113,7 @@ class FastIngress:
         self.folders: set[Path] = set()  # shared with a channel each
         self._store = store
         self._dead_letters = dead_letters
-        self._nursery = nursery
+        self._tasks = tasks
         self._soon: list[Callable[[], None]] = []
 
     # What the listener asks.
@@ -134,7 +135,7 @@ class FastIngress:
         """Forget transfers that nobody resumes, remove files that nobody needs."""
         self.partials.forget_old()
         if self.spool.dead:
-            self._nursery.start_soon(trio.to_thread.run_sync, self.spool.bury)
+            self._tasks.start_soon(trio.to_thread.run_sync, self.spool.bury)
 
     # What batches ask: this is their source.
 
@@ -241,7 +242,7 @@ class FastIngress:
 
     def start(self, task: Callable[[], Awaitable[None]]) -> None:
         """Run a task beside the loop."""
-        self._nursery.start_soon(task)
+        self._tasks.start_soon(task)
 
     def flush(self) -> None:
         """Write what was encoded outside a wake-up."""
@@ -249,9 +250,9 @@ class FastIngress:
         assert self.listener is not None
         self.listener.flush()
 
-    def undeliverable(self, message: Message) -> None:
-        """A delivery whose head is larger than the client's frames."""
-        self._dead_letters.add([message], "", UNDELIVERABLE)
+    def undeliverable(self, message: Message, outcome: Outcome = UNDELIVERABLE) -> None:
+        """A delivery that cannot be said; by default its head is larger than the client's frames."""
+        self._dead_letters.add([message], "", outcome)
 
     def verify(self, user: str, password: bytes, then: Callable[[Principal | None], None]) -> None:
         """Look at a password beside the loop, then call `then`."""
@@ -260,7 +261,7 @@ class FastIngress:
             then(await self.access.verify(user, password))
             self.flush()
 
-        self._nursery.start_soon(look)
+        self._tasks.start_soon(look)
 
     def forget(self, connection: FastConnection) -> None:
         """A connection has ended."""

@@ -37,11 +37,11 @@ from gateway.settings import Limits
 from gateway.settings.mqtt import MqttOptions
 from gateway.telemetry.stats import ListenerStats
 from gateway.transport.stream import Stream
+from gateway.transport.tasks import Tasks
 
 log = structlog.get_logger()
 
 FORBIDDEN = Outcome(Verdict.REJECTED, Reason.NOT_AUTHORIZED, "the gateway's own topic")
-MALFORMED = Outcome(Verdict.REJECTED, Reason.MALFORMED, "the properties are malformed")
 
 
 class MqttIngress:
@@ -57,7 +57,7 @@ class MqttIngress:
         limits: Limits,
         stats: ListenerStats,
         dead_letters: DeadLetters,
-        nursery: trio.Nursery,
+        tasks: Tasks,
         anonymous: str = "loopback",
         byte_order: ByteOrder = "auto",
         options: MqttOptions | None = None,
@@ -78,7 +78,7 @@ class MqttIngress:
         self.listener: Listener | None = None
         self.batch = Batch(self, trio.current_time())
         self._dead_letters = dead_letters
-        self._nursery = nursery
+        self._tasks = tasks
         namespace.begin(trio.current_time())
         namespace.system.add(stats)
         self._adopt(name)
@@ -197,7 +197,7 @@ class MqttIngress:
             assert self.listener is not None
             self.listener.flush()
 
-        self._nursery.start_soon(look)
+        self._tasks.start_soon(look)
 
     def let_go(self, connection: MqttConnection, reason: ReasonCode) -> None:
         """End a connection for what its client does not do, and count it."""
@@ -207,9 +207,13 @@ class MqttIngress:
         connection.machine.send_disconnect(reason)
         connection.stream.end(word)
 
-    def undeliverable(self, messages: list[Message]) -> None:
-        """Messages whose sender wrote octets that are no properties: MQTT cannot say them."""
-        self._dead_letters.add(messages, "", MALFORMED)
+    def undeliverable(self, message: Message, outcome: Outcome) -> None:
+        """A message that MQTT cannot say."""
+        self._dead_letters.add([message], "", outcome)
+
+    def bury(self, message: Message, outcome: Outcome, then: Callable[[], None]) -> None:
+        """A message that nobody will ever take, of a client that cannot be told so."""
+        self._dead_letters.add([message], "", outcome, then)
 
     def publish_will(self, will: Will, sender: Sender) -> None:
         """Publish a will; its expiry counts from now (5: 3.1.3.2.4)."""

@@ -164,7 +164,7 @@ def encode_short_string(text: str | bytes) -> bytes:
 
 def reply_text(text: str) -> str:
     """As much of a text as a short string takes."""
-    return text.encode()[:SHORT_STRING_MAX].decode(errors="ignore")
+    return text.encode(errors="replace")[:SHORT_STRING_MAX].decode(errors="ignore")
 
 
 def _write_long_string(octets: bytes) -> bytes:

@@ -7,7 +7,8 @@ signs and `_`; what is read may be any text, what is written keeps to the rule.
 Headers of other protocols know more: more types, any name, names that repeat. `say` writes these in the words
 of a table, so that `understand` finds them again: a foreign name is written `#_` with its odd octets as
 `_` and two hexadecimal digits; a foreign type is written as a number or a text that a person can read, and
-GATEWAY_TYPES says in JSON which type each such name has.
+GATEWAY_TYPES says in JSON which type each such name has. A type that does not fit what stands under the name
+is passed over: then the value is what the table says, for somebody else wrote it.
 """
 
 from __future__ import annotations
@@ -16,13 +17,13 @@ import json
 import re
 from base64 import b64decode, b64encode
 from binascii import Error as Base64Error
-from decimal import Decimal, DecimalException
+from decimal import Decimal
 from struct import Struct
 from struct import error as StructError
 from typing import Any, Final
 
 from gateway.errors import LocalProtocolError, RemoteProtocolError
-from gateway.model.properties import Headers, Value, ValueType, string
+from gateway.model.properties import Headers, Value, ValueType, fits, is_unicode, string
 from gateway.protocols.amqpfast.spec import (
     FIELD_DECIMAL,
     FIELD_INTEGER,
@@ -202,11 +203,15 @@ def _none() -> bytes:
 def say(headers: Headers, reserved: frozenset[str], lost: set[str]) -> list[tuple[str, Value]]:
     """Pairs that a table can hold, GATEWAY_TYPES last. Names in `reserved` are escaped.
 
-    Adds to `lost`: `header_name_long`, `header_value_long`, `header_order`, `header_types_long`.
+    Adds to `lost`: `header_name_long`, `header_value_long`, `header_value`, `header_order`,
+    `header_types_long`.
     """
     found: dict[str, list[Value]] = {}
     last = None
     for name, value in headers:
+        if not (is_unicode(name) and fits(value)):
+            lost.add("header_value")
+            continue
         if name in found and name != last:
             lost.add("header_order")
         found.setdefault(name, []).append(value)
@@ -269,12 +274,17 @@ def understand(pairs: Headers) -> Headers:
             continue
         name, kind = read_name(written), types.get(written)
         try:
-            if kind == REPEATED:
-                found += [(name, _from_json(each, 0)) for each in json.loads(value.value)]
+            if kind is None:
+                meant = [value]
+            elif kind == REPEATED:
+                meant = [_from_json(each, 0) for each in json.loads(value.value)]
             else:
-                found.append((name, value if kind is None else _understand_value(value, ValueType(kind))))
-        except (ValueError, TypeError, DecimalException, RecursionError):
-            found.append((name, value))  # not what we wrote: it is what the table says
+                meant = [_understand_value(value, ValueType(kind))]
+        except (ValueError, TypeError, AttributeError, ArithmeticError, RecursionError):
+            meant = []
+        if not meant or not all(map(fits, meant)):
+            meant = [value]
+        found += [(name, one) for one in meant]
     return tuple(found)
 
 
@@ -292,6 +302,12 @@ def _understand_value(value: Value, kind: ValueType) -> Value:
         return _from_json([kind.value, json.loads(said)], 0)
     if kind is ValueType.BYTES:
         return Value(kind, said.encode() if isinstance(said, str) else said)
+    return _simple(kind, said)
+
+
+def _simple(kind: ValueType, said: Any) -> Value:
+    """What holds neither octets nor other values; it may not fit its type. Raises ValueError, TypeError or
+    ArithmeticError."""
     if kind is ValueType.VOID:
         return Value(kind, None)
     if kind is ValueType.BOOL:
@@ -330,13 +346,7 @@ def _from_json(said: Any, depth: int) -> Value:
         return Value(kind, tuple((_text(name), _from_json(each, depth + 1)) for name, each in content))
     if kind in (ValueType.STRING, ValueType.BYTES):
         return Value(kind, _octets(content) if isinstance(content, dict) else _text(content))
-    if kind is ValueType.VOID:
-        return Value(kind, None)
-    if kind is ValueType.BOOL:
-        return Value(kind, bool(content))
-    if kind is ValueType.DECIMAL:
-        return Value(kind, Decimal(content))
-    return Value(kind, float(content) if kind in FLOATS else int(content))
+    return _simple(kind, content)
 
 
 def _text(said: Any) -> str:
