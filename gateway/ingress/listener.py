@@ -35,7 +35,7 @@ BACKLOG: Final = 4096  # ten thousand devices may reconnect at once
 ACCEPTS_PER_TURN: Final = 256  # then the poller has its turn
 OUT_OF_DESCRIPTORS: Final = (errno.EMFILE, errno.ENFILE, errno.ENOBUFS, errno.ENOMEM)
 
-log = structlog.get_logger()
+log = structlog.get_logger(limited=True)
 
 
 class Farewell(Enum):

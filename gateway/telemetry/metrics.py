@@ -50,6 +50,7 @@ COUNTERS: Final[dict[str, tuple[str, tuple[str, ...]]]] = {
     "gateway_protocol_errors": ("Connections that broke their protocol.", (*ENDPOINT, "reason")),
     "gateway_connections_accepted": ("Connections that a listener took.", ENDPOINT),
     "gateway_connections_refused": ("Connections that a listener turned away.", (*ENDPOINT, "reason")),
+    "gateway_logins": ("Clients that said who they are, by what came of it.", (*ENDPOINT, "outcome")),
     "gateway_duplicates": (
         "Messages that came again and were not taken twice: QoS 2, or by a route that deduplicates.",
         (*ENDPOINT, "route"),
@@ -326,6 +327,8 @@ def _listener_samples(stats: ListenerStats) -> Iterator[Sample]:
     yield "gateway_duplicates", (*labels, ""), stats.duplicates
     for reason, count in stats.refused.counts.items():
         yield "gateway_connections_refused", (*labels, reason), count
+    for outcome, count in stats.logins.counts.items():
+        yield "gateway_logins", (*labels, outcome), count
 
 
 def _link_samples(stats: LinkStats) -> Iterator[Sample]:

@@ -15,12 +15,13 @@ from typing import Any
 import structlog
 import trio
 
-from gateway.broker.access import Access, Principal
+from gateway.broker.access import Access
 from gateway.broker.dead_letters import DeadLetters
 from gateway.broker.mqtt.namespace import OVERDUE, MqttNamespace
 from gateway.broker.switch import UNROUTED, Entry, Switch
 from gateway.errors import RemoteProtocolError
 from gateway.ingress.listener import Listener
+from gateway.ingress.logins import Logins
 from gateway.ingress.mqtt.admission import reason_name
 from gateway.ingress.mqtt.connection import MqttConnection, Receipt
 from gateway.ingress.mqtt.entries import Entries
@@ -38,7 +39,7 @@ from gateway.settings.mqtt import MqttOptions
 from gateway.telemetry.stats import ListenerStats
 from gateway.transport.stream import Stream
 
-log = structlog.get_logger()
+log = structlog.get_logger(limited=True)
 
 FORBIDDEN = Outcome(Verdict.REJECTED, Reason.NOT_AUTHORIZED, "the gateway's own topic")
 MALFORMED = Outcome(Verdict.REJECTED, Reason.MALFORMED, "the properties are malformed")
@@ -78,7 +79,7 @@ class MqttIngress:
         self.listener: Listener | None = None
         self.batch = Batch(self, trio.current_time())
         self._dead_letters = dead_letters
-        self._nursery = nursery
+        self.logins = Logins(access, stats, nursery, self.flush)
         namespace.begin(trio.current_time())
         namespace.system.add(stats)
         self._adopt(name)
@@ -188,16 +189,11 @@ class MqttIngress:
         if session is not None and isinstance(session.outlet, MqttConnection):
             session.outlet.taken_over()
 
-    def verify(self, user: str, password: bytes, then: Callable[[Principal | None], None]) -> None:
-        """Look at a password beside the loop, then call `then`."""
-
-        async def look() -> None:
-            then(await self.access.verify(user, password))
-            self.turn_done()
-            assert self.listener is not None
-            self.listener.flush()
-
-        self._nursery.start_soon(look)
+    def flush(self) -> None:
+        """Write what was encoded outside a wake-up."""
+        self.turn_done()
+        assert self.listener is not None
+        self.listener.flush()
 
     def let_go(self, connection: MqttConnection, reason: ReasonCode) -> None:
         """End a connection for what its client does not do, and count it."""
