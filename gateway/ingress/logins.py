@@ -109,9 +109,14 @@ class Logins:
         look = partial(self.access.verify, user, password, stream.remote)
         self._nursery.start_soon(self._wait, Login(stream, behind=behind), look, then)
 
-    def later(self, stream: Stream, secs: float, then: Callable[[None], None], *, behind: bool) -> None:
+    def later(self, stream: Stream, secs: float, then: Callable[[], None], *, behind: bool) -> None:
         """Call `then` when the delay of a failure is over, unless the client has gone."""
-        self._nursery.start_soon(self._wait, Login(stream, behind=behind), partial(trio.sleep, secs), then)
+
+        def waited(_: None) -> None:
+            then()
+
+        wait = partial(trio.sleep, secs)
+        self._nursery.start_soon(self._wait, Login(stream, behind=behind), wait, waited)
 
     async def _wait(self, login: Login, work: Callable[[], Awaitable[T]], then: Callable[[T], None]) -> None:
         try:

@@ -131,8 +131,8 @@ def authenticate(ingress: MqttIngress, connection: MqttConnection, packet: Conne
     assert ongoing is not None, "the machine lets no AUTH pass without a method in CONNECT"
     delay = ingress.access.failures.delay_secs(stream.remote, ongoing.claimed) if ongoing.claimed else 0.0
     if delay and machine.state is not State.OPEN:
-        go_on = partial(_prove, ingress, connection, ongoing, packet)
-        ingress.logins.later(stream, delay, go_on, behind=machine.held)
+        then = partial(_prove, ingress, connection, ongoing, packet)
+        ingress.logins.later(stream, delay, then, behind=machine.held)
     else:
         _prove(ingress, connection, ongoing, packet)
 
