@@ -28,7 +28,7 @@ from gateway.broker.amqp091.hosts import AmqpHosts
 from gateway.broker.amqpfast.hosts import FastHosts
 from gateway.broker.backstop import Backstop
 from gateway.broker.journaling import open_journal
-from gateway.broker.mqtt.namespace import MqttNamespace
+from gateway.broker.mqtt.namespace import MqttNamespace, SessionShares
 from gateway.broker.mqtt.retained import Retained
 from gateway.broker.mqtt.session import SessionLimits
 from gateway.egress.link import Link
@@ -84,6 +84,13 @@ class Gateway:
                 limits.queue_memory_bytes_max,
                 limits.session_full == "hold",
                 limits.stall_secs,
+            ),
+            shares=SessionShares(
+                limits.sessions_per_user_max,
+                limits.sessions_per_address_max,
+                limits.subscriptions_total_max,
+                limits.subscriptions_per_user_max,
+                limits.sessions_policy == "expire_soonest",
             ),
             sessions_max=limits.sessions_max,
             retained=Retained(
@@ -219,6 +226,7 @@ class Gateway:
             "queue_refused": self.hosts.refused + self.fast_hosts.refused,
             **self.hosts.dropped(),
         }
+        self.metrics.evicted_sessions = lambda: self.mqtt.evicted
         self.metrics.dead_lettered = lambda: self.dead_letters.counted
         self.metrics.forwarded = self.backstop.forwarded
         self.metrics.forgotten_ids = self.backstop.forgotten_ids

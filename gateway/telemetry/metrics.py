@@ -71,6 +71,10 @@ COUNTERS: Final[dict[str, tuple[str, tuple[str, ...]]]] = {
         "Properties that a route could not say in the target.",
         ("route", "reason"),
     ),
+    "gateway_sessions_evicted": (
+        "MQTT sessions whose client was away and that ended before their time, for there was no place.",
+        (),
+    ),
     "gateway_dropped": ("Messages that the embedded broker dropped.", ("reason",)),
     "gateway_dead_lettered": ("Messages that became dead letters.", ("route", "reason")),
     "gateway_mapping_reloads": ("Attempts to take changed mapping files.", ("outcome",)),
@@ -157,6 +161,7 @@ class Metrics(Collector):
         self.links: dict[str, LinkStats] = {}
         self.routes: Callable[[], Iterable[RouteCounts]] = no_routes
         self.dropped: Callable[[], Mapping[str, int]] = dict
+        self.evicted_sessions: Callable[[], int] = int
         self.dead_lettered: Callable[[], Mapping[tuple[str, str], int]] = dict
         self.forwarded: Callable[[], Mapping[str, int]] = dict
         self.forgotten_ids: Callable[[], Mapping[str, int]] = dict
@@ -238,6 +243,7 @@ class Metrics(Collector):
                 yield "gateway_duplicates", labels, route.duplicates
         for reason, count in self.dropped().items():
             yield "gateway_dropped", (reason,), count
+        yield "gateway_sessions_evicted", (), self.evicted_sessions()
         for (name, reason), count in self.dead_lettered().items():
             yield "gateway_dead_lettered", (name, reason), count
         for outcome, count in self.forwarded().items():

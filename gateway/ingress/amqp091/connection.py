@@ -307,6 +307,10 @@ class AmqpConnection:
                 ReplyCode.NOT_ALLOWED, f"NOT_ALLOWED - vhost {event.virtual_host} not found", 10, 40
             )
             return
+        if not self.ingress.let_in(self, self.sender.user):
+            text = f"NOT_ALLOWED - connection refused for user '{self.sender.user}': user connection limit"
+            self.machine.close(ReplyCode.NOT_ALLOWED, f"{text} is reached", 10, 40)
+            return
         self.host = found
         self.endpoint = self.ingress.endpoint_of(found)
         self._ready = True

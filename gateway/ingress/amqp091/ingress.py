@@ -198,6 +198,15 @@ class AmqpIngress:
         assert self.listener is not None
         self.listener.flush()
 
+    def let_in(self, connection: AmqpConnection, user: str) -> bool:
+        """The client has said who it is; False: its user has too many connections."""
+        assert self.listener is not None
+        if not self.listener.may_be(user, connection.stream.remote):
+            self.stats.refused.add("connections_per_user_max")
+            return False
+        self.listener.named(connection, user)
+        return True
+
     def forget(self, connection: AmqpConnection) -> None:
         """A connection has ended."""
         assert self.listener is not None

@@ -460,6 +460,11 @@ class FastConnection:
             self.machine.close(ReplyCode.CLIENT_ALREADY_ACTIVE, text)
             return
         assert self.principal is not None
+        if not self.ingress.let_in(self, self.principal.name):
+            text = f"limits.connections_per_user_max is reached by user {self.principal.name!r}"
+            self._report(ReplyCode.INSUFFICIENT_RESOURCES, text)
+            self.machine.close(ReplyCode.INSUFFICIENT_RESOURCES, text)
+            return
         self.host, self.client_name, self.owner = host, event.client_name, owner
         host.clients[owner] = self
         self.sender = Sender(self.ingress.name, event.client_name, self.principal.name, self.stream.remote)

@@ -228,6 +228,15 @@ class FastIngress:
         """A delivery whose head is larger than the client's frames."""
         self._dead_letters.add([message], "", UNDELIVERABLE)
 
+    def let_in(self, connection: FastConnection, user: str) -> bool:
+        """The client has said who it is; False: its user has too many connections."""
+        assert self.listener is not None
+        if not self.listener.may_be(user, connection.stream.remote):
+            self.stats.refused.add("connections_per_user_max")
+            return False
+        self.listener.named(connection, user)
+        return True
+
     def forget(self, connection: FastConnection) -> None:
         """A connection has ended."""
         assert self.listener is not None

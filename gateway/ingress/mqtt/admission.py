@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING, Any, Final
 
 from gateway.broker.access import Denial, Principal
 from gateway.broker.mqtt.system import SYS
+from gateway.broker.places import place_of
 from gateway.broker.scram import METHOD, ScramError
 from gateway.ingress.logins import Login
 from gateway.ingress.mqtt.authentication import Authentication
@@ -204,7 +205,7 @@ def _admit(
     if principal is None:
         refuse(ingress, connection, otherwise, "")
         return
-    refusal = _refusal(ingress, packet, principal)
+    refusal = _refusal(ingress, packet, principal, connection.stream.remote)
     if refusal is not None:
         refuse(ingress, connection, *refusal)
         return
@@ -219,12 +220,16 @@ def _admit(
         connection.stream.end("the client's Maximum Packet Size is too small")
         return
     ingress.stats.spoke(machine, packet.version.name.lower())
-    ingress.logins.accepted()
+    ingress.let_in(connection, principal)
     connection.principal = principal
     connection.sender = Sender(ingress.name, client_id, principal.name, connection.stream.remote)
     connection.will = packet.will
     session, _ = namespace.open(
-        client_id, clean=packet.clean_start, expiry_secs=expiry_secs(packet, ingress.limits)
+        client_id,
+        clean=packet.clean_start,
+        expiry_secs=expiry_secs(packet, ingress.limits),
+        user=principal.name,
+        place=place_of(connection.stream.remote),
     )
     namespace.keep_will(client_id, packet.will, connection.sender)
     most = ingress.limits.inflight_max
@@ -232,18 +237,24 @@ def _admit(
     connection.wait_for_commit(before)
 
 
-def _refusal(ingress: MqttIngress, packet: Connect, principal: Principal) -> tuple[ReasonCode, str] | None:
+def _refusal(
+    ingress: MqttIngress, packet: Connect, principal: Principal, remote: str
+) -> tuple[ReasonCode, str] | None:
     """Why a client who may connect cannot have the session that it asks for."""
     namespace = ingress.namespace
     known = namespace.sessions.get(packet.client_id)
     if identifier_refused(packet):
         return ReasonCode.CLIENT_IDENTIFIER_NOT_VALID, "a client identifier is needed"
-    if known is None and ingress.sessions_full:
-        return ReasonCode.QUOTA_EXCEEDED, "limits.sessions_max is reached"
+    alone = known is None or known.outlet is None  # or it takes another one's place
+    if alone and not ingress.has_place(principal.name, remote):
+        return ReasonCode.QUOTA_EXCEEDED, "limits.connections_per_user_max is reached"
     recorded = known is not None and known.kept and not packet.clean_start
     if namespace.failing and not recorded and expiry_secs(packet, ingress.limits) > 0:
         return ReasonCode.QUOTA_EXCEEDED, "the gateway cannot store a session now"
-    return None if packet.will is None else _will_refusal(ingress, packet.will, principal)
+    refused = None if packet.will is None else _will_refusal(ingress, packet.will, principal)
+    if refused is None and known is None and (limit := namespace.make_room(principal.name, place_of(remote))):
+        return ReasonCode.QUOTA_EXCEEDED, f"limits.{limit} is reached"
+    return refused
 
 
 def _will_refusal(ingress: MqttIngress, will: Will, principal: Principal) -> tuple[ReasonCode, str] | None:

@@ -15,7 +15,7 @@ from typing import Any
 import structlog
 import trio
 
-from gateway.broker.access import Access
+from gateway.broker.access import Access, Principal
 from gateway.broker.dead_letters import DeadLetters
 from gateway.broker.mqtt.namespace import OVERDUE, MqttNamespace
 from gateway.broker.switch import UNROUTED, Entry, Switch
@@ -140,11 +140,6 @@ class MqttIngress:
         """The store, if any, takes messages."""
         return self.switch.disk_healthy()
 
-    @property
-    def sessions_full(self) -> bool:
-        """No further session may be opened."""
-        return len(self.namespace.sessions) >= self.namespace.sessions_max
-
     def ends_here(self, entry: Entry) -> bool:
         """No remote broker has to confirm what is published to this address: it is stored here, or lost."""
         links = self.switch.links
@@ -194,6 +189,17 @@ class MqttIngress:
         self.turn_done()
         assert self.listener is not None
         self.listener.flush()
+
+    def has_place(self, user: str, remote: str) -> bool:
+        """Whether another connection of that user may stay."""
+        assert self.listener is not None
+        return self.listener.may_be(user, remote)
+
+    def let_in(self, connection: MqttConnection, principal: Principal) -> None:
+        """The client has said who it is, and may stay."""
+        assert self.listener is not None
+        self.listener.named(connection, principal.name)
+        self.logins.accepted()
 
     def let_go(self, connection: MqttConnection, reason: ReasonCode) -> None:
         """End a connection for what its client does not do, and count it."""
