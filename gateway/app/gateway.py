@@ -21,6 +21,7 @@ from gateway import __version__
 from gateway.admin import AdminState, Admission, ClientsApi, LettersApi, Readiness, serve
 from gateway.app.access import access_of
 from gateway.app.clients import connected
+from gateway.app.descriptors import divide_descriptors
 from gateway.app.endpoints import add_link, add_listener
 from gateway.app.mappings import MappingFiles
 from gateway.app.storage import open_store, start_store
@@ -31,6 +32,7 @@ from gateway.broker.journaling import open_journal
 from gateway.broker.mqtt.namespace import MqttNamespace, SessionShares
 from gateway.broker.mqtt.retained import Retained
 from gateway.broker.mqtt.session import SessionLimits
+from gateway.containment import contained
 from gateway.egress.link import Link
 from gateway.errors import ConfigurationError
 from gateway.ingress.amqp091.connection import AmqpConnection
@@ -40,12 +42,14 @@ from gateway.mapping.router import Router
 from gateway.model.message import Message
 from gateway.model.outcome import Outcome
 from gateway.settings import Settings
+from gateway.telemetry.logs import tell_what_was_limited
 from gateway.telemetry.metrics import Metrics
 from gateway.transport.stream import WriteSet
 
 log = structlog.get_logger()
 
 DRAIN_POLL_SECS: Final = 0.05
+LIMITED_SECS: Final = 5.0
 FAREWELL_SECS: Final = 1.0  # what was said to clients and brokers at the end has this long to be written
 
 
@@ -148,6 +152,7 @@ class Gateway:
                 self.listeners[listener.name] = listener
                 self.readiness.require(f"listener {listener.name}")
             self._route_links()
+            divide_descriptors(self.settings, self.listeners.values())
             for listener in self.listeners.values():
                 listener.bind()
                 self.readiness.met(f"listener {listener.name}")
@@ -156,6 +161,7 @@ class Gateway:
                 nursery.start_soon(link.run)
             nursery.start_soon(self.mapping_files.watch, self.reload_mappings)
             nursery.start_soon(self._watch_links)
+            nursery.start_soon(self._tell_what_was_limited)
             nursery.start_soon(self.hosts.alarms.run, self.writes.flush)
             nursery.start_soon(self.backstop.run, self.writes.flush)
             task_status.started(self)
@@ -248,6 +254,15 @@ class Gateway:
                     self.readiness.lost(f"link {link.name}", link.why or "not connected yet")
             await trio.sleep(0.2)
 
+    async def _tell_what_was_limited(self) -> None:
+        """Peers can provoke more lines than are written; each minute ends with how many there were."""
+        while True:
+            await trio.sleep(LIMITED_SECS)
+            try:
+                tell_what_was_limited()
+            except Exception as error:
+                contained("timer", error)
+
     async def _watch_signals(self, task_status: trio.TaskStatus[None]) -> None:
         with trio.open_signal_receiver(signal.SIGTERM, signal.SIGINT, signal.SIGHUP) as received:
             task_status.started()
@@ -278,6 +293,7 @@ class Gateway:
         with trio.move_on_after(FAREWELL_SECS):
             while any(listener.connections for listener in self.listeners.values()):
                 await trio.sleep(DRAIN_POLL_SECS)
+        tell_what_was_limited(now=True)
         log.info("stopped")
 
     def _idle(self) -> bool:

@@ -78,7 +78,11 @@ class Definitions:
 
     def add_queue(self, queue: AmqpQueue) -> bool:
         """Record a durable queue, and keep its messages from now on."""
-        said = {"auto_delete": queue.auto_delete, "arguments": _written(queue.arguments)}
+        said = {
+            "auto_delete": queue.auto_delete,
+            "arguments": _written(queue.arguments),
+            "user": queue.user,
+        }
         self._store.put(QUEUE, self._key(queue.name), json.dumps(said).encode())
         self.keep(queue)
         return True
@@ -94,10 +98,11 @@ class Definitions:
         self._store.delete(QUEUE, self._key(queue.name))
         return True
 
-    def queues(self) -> list[tuple[str, bool, Headers]]:
-        """Name, auto-delete and arguments of the recorded queues."""
+    def queues(self) -> list[tuple[str, bool, Headers, str]]:
+        """Name, auto-delete, arguments and user of the recorded queues."""
         return [
-            (name, said["auto_delete"], _read(said["arguments"])) for (name,), said in self._records(QUEUE)
+            (name, said["auto_delete"], _read(said["arguments"]), said.get("user", ""))
+            for (name,), said in self._records(QUEUE)
         ]
 
     # Bindings.

@@ -278,10 +278,11 @@ class MqttNamespace:
         one of whoever has most.
         """
         shares, total = self._shares, self.sessions_max
+        full = len(self.sessions) >= total
         if self._users[user] >= shares.per_user(total) and not self._evict(user, None):
-            return "sessions_per_user_max"
+            return "sessions_max" if full else "sessions_per_user_max"
         if self._places[place] >= shares.per_place(total) and not self._evict(None, place):
-            return "sessions_per_address_max"
+            return "sessions_max" if full else "sessions_per_address_max"
         if len(self.sessions) >= total and not self._evict(None, None):
             return "sessions_max"
         return ""
