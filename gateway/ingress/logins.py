@@ -8,6 +8,7 @@ the same, for a device may say all that it has to say, and leave.
 
 from __future__ import annotations
 
+import socket
 from collections.abc import Awaitable, Callable
 from functools import partial
 from typing import Final, TypeVar
@@ -46,6 +47,19 @@ class Login:
         if not self._held:
             self._held = True
             self.stream.hold()
+
+    def look(self) -> None:
+        """Many come and go at once: who has gone already is not to take a place in a queue before that is
+        read.
+        """
+        if self._held or self.over:
+            return
+        try:
+            gone = not self.stream.sock.recv(1, socket.MSG_PEEK)
+        except OSError:
+            return  # nothing has come, or what is wrong will be read
+        if gone:
+            self.stream.abort("closed by the peer")
 
     def go_on(self, then: Callable[[], None]) -> None:
         """It is decided: the peer object goes on, by `then`, and with what has come since."""
@@ -120,7 +134,9 @@ class Logins:
 
     async def _wait(self, login: Login, work: Callable[[], Awaitable[T]], then: Callable[[T], None]) -> None:
         try:
+            login.look()
             with login.scope:
+                await trio.lowlevel.checkpoint_if_cancelled()
                 found = await work()
             if login.over:
                 self._stats.logins.add(ABANDONED)

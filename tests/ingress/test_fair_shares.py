@@ -12,6 +12,7 @@ from pydantic import SecretStr
 
 from gateway.app.descriptors import descriptors_for_clients, divide_descriptors, raise_descriptors
 from gateway.broker import access as access_module
+from gateway.containment import counted
 from gateway.protocols.amqp091 import methods as m
 from gateway.protocols.amqp091.events import Closed
 from gateway.protocols.mqtt.spec import Property, ReasonCode, Version
@@ -310,3 +311,16 @@ def test_six_hundred_connections_with_garbage_write_a_few_lines(
     ours = [one for one in written if one != "stopped"]
     assert len(ours) <= WHOLE_MAX + 1
     assert ours.count(ours[0]) == WHOLE_MAX + 1, "the last one says how many more"
+
+
+def test_lines_that_cannot_be_written_cost_nothing_else(monkeypatch: pytest.MonkeyPatch) -> None:
+    def broken(*, now: bool = False) -> None:
+        raise OSError("no space left")
+
+    monkeypatch.setattr("gateway.app.gateway.tell_what_was_limited", broken)
+    monkeypatch.setattr("gateway.app.gateway.LIMITED_SECS", 0.01)
+    before = counted["timer"]
+    with running(but="internal error, contained") as gateway:
+        eventually(lambda: counted["timer"] > before + 1)
+        with connect(gateway)[0] as client:
+            assert client.quiet()

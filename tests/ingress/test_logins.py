@@ -2,19 +2,26 @@
 
 from __future__ import annotations
 
+import socket
 import threading
 from collections.abc import Callable, Iterator
 from typing import Any, Final
 
 import pytest
+import trio
+import trio.testing
 from pydantic import SecretStr
 
 from gateway.broker import access as access_module
-from gateway.broker.access import VERIFIERS_MAX
+from gateway.broker.access import VERIFIERS_MAX, Access
+from gateway.containment import counted
+from gateway.ingress.logins import Logins as PendingLogins
 from gateway.protocols.amqp091.events import Closed
 from gateway.protocols.mqtt.packets import Auth, Connack, Connect
 from gateway.protocols.mqtt.spec import Property, ReasonCode, Version
 from gateway.settings import Limits, Listener, Logins, Settings, User
+from gateway.telemetry.stats import ListenerStats
+from gateway.transport.stream import Stream, WriteSet
 from tests.ingress.amqp_client import Amqp
 from tests.ingress.amqpfast.client import Fast
 from tests.ingress.clients import Mqtt, Raw, connect, eventually, stats
@@ -271,3 +278,66 @@ def _prove(gateway: Running, user: str, password: str) -> int:
         client.machine.send_auth(auth(prover.final(challenge.properties[Property.AUTHENTICATION_DATA])))
         client.flush()
         return int(client.next(Connack).reason)
+
+
+@pytest.mark.parametrize("protocol", PROTOCOLS)
+def test_a_fault_in_a_login_costs_that_connection(monkeypatch: pytest.MonkeyPatch, protocol: str) -> None:
+    def broken(stored: str, password: bytes) -> bool:
+        if password != b"right":
+            raise ValueError("nobody foresaw that")
+        return stored == "as good as any"
+
+    monkeypatch.setattr(access_module, "_matches", broken)
+    monkeypatch.setattr("gateway.app.access.is_hash", lambda text: True)
+    before = counted["connection"]
+    with running(site(), but="internal error, contained") as gateway:
+        for number in range(4):
+            with begin(gateway, protocol, f"guess {number}") as client:
+                client.rest()
+        assert counted["connection"] == before + 4
+        assert log_in(gateway, protocol, "ann", "right") == 0
+        waiting(gateway)(0)
+
+
+class Unwatched:
+    """Nobody polls."""
+
+    def watch(self, stream: Stream) -> None: ...
+
+    forget = leave = linger = watch
+
+
+class Told:
+    """A peer object that only hears that it is over."""
+
+    why = ""
+
+    def lost(self, reason: str) -> None:
+        self.why = reason
+
+    def data_to_send(self) -> bytes:
+        return b""
+
+
+@pytest.mark.parametrize("said", [b"", b"more"])
+async def test_who_has_gone_before_his_turn_takes_no_place(said: bytes) -> None:
+    ours, theirs = socket.socketpair()
+    ours.setblocking(False)
+    stream = Stream(ours, "127.0.0.1:5", Unwatched(), WriteSet())
+    told = Told()
+    stream.peer = told  # type: ignore[assignment]
+    theirs.send(said)
+    theirs.close()
+    access, counts = Access({}), ListenerStats("mqtt", "mqtt")
+    for number in range(VERIFIERS_MAX):
+        await access._turns.take("elsewhere", str(number))
+    async with trio.open_nursery() as nursery:
+        logins = PendingLogins(access, counts, nursery, lambda: None)
+        logins.verify(stream, "ann", b"guess", lambda found: None)
+        await trio.testing.wait_all_tasks_blocked()
+        assert access._turns.waiting == (1 if said else 0)
+        assert told.why == ("" if said else "closed by the peer")
+        stream.abort("the end")
+        await trio.testing.wait_all_tasks_blocked()
+        assert access._turns.waiting == 0
+    assert counts.logins.counts == {"abandoned": 1}
