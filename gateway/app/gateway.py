@@ -21,6 +21,7 @@ from gateway import __version__
 from gateway.admin import AdminState, Admission, ClientsApi, LettersApi, Readiness, serve
 from gateway.app.access import access_of
 from gateway.app.clients import connected
+from gateway.app.descriptors import divide_descriptors
 from gateway.app.endpoints import add_link, add_listener
 from gateway.app.mappings import MappingFiles
 from gateway.app.storage import open_store, start_store
@@ -28,7 +29,7 @@ from gateway.broker.amqp091.hosts import AmqpHosts
 from gateway.broker.amqpfast.hosts import FastHosts
 from gateway.broker.backstop import Backstop
 from gateway.broker.journaling import open_journal
-from gateway.broker.mqtt.namespace import MqttNamespace
+from gateway.broker.mqtt.namespace import MqttNamespace, SessionShares
 from gateway.broker.mqtt.retained import Retained
 from gateway.broker.mqtt.session import SessionLimits
 from gateway.containment import contained
@@ -41,6 +42,7 @@ from gateway.mapping.router import Router
 from gateway.model.message import Message
 from gateway.model.outcome import Outcome
 from gateway.settings import Settings
+from gateway.telemetry.logs import tell_what_was_limited
 from gateway.telemetry.metrics import Metrics
 from gateway.transport.stream import WriteSet
 from gateway.transport.tasks import Tasks, forever
@@ -48,6 +50,7 @@ from gateway.transport.tasks import Tasks, forever
 log = structlog.get_logger()
 
 DRAIN_POLL_SECS: Final = 0.05
+LIMITED_SECS: Final = 5.0
 FAREWELL_SECS: Final = 1.0  # what was said to clients and brokers at the end has this long to be written
 
 
@@ -86,6 +89,13 @@ class Gateway:
                 limits.queue_memory_bytes_max,
                 limits.session_full == "hold",
                 limits.stall_secs,
+            ),
+            shares=SessionShares(
+                limits.sessions_per_user_max,
+                limits.sessions_per_address_max,
+                limits.subscriptions_total_max,
+                limits.subscriptions_per_user_max,
+                limits.sessions_policy == "expire_soonest",
             ),
             sessions_max=limits.sessions_max,
             retained=Retained(
@@ -143,6 +153,7 @@ class Gateway:
                 self.listeners[listener.name] = listener
                 self.readiness.require(f"listener {listener.name}")
             self._route_links()
+            divide_descriptors(self.settings, self.listeners.values())
             for listener in self.listeners.values():
                 listener.bind()
                 self.readiness.met(f"listener {listener.name}")
@@ -152,6 +163,7 @@ class Gateway:
             watch = partial(self.mapping_files.watch, self.reload_mappings)
             nursery.start_soon(forever, "reload", watch)
             nursery.start_soon(forever, "timer", self._watch_links)
+            nursery.start_soon(forever, "timer", self._tell_what_was_limited)
             nursery.start_soon(forever, "timer", partial(self.hosts.alarms.run, self.writes.flush))
             nursery.start_soon(forever, "timer", partial(self.backstop.run, self.writes.flush))
             task_status.started(self)
@@ -229,6 +241,7 @@ class Gateway:
             "queue_refused": self.hosts.refused + self.fast_hosts.refused,
             **self.hosts.dropped(),
         }
+        self.metrics.evicted_sessions = lambda: self.mqtt.evicted
         self.metrics.dead_lettered = lambda: self.dead_letters.counted
         self.metrics.forwarded = self.backstop.forwarded
         self.metrics.forgotten_ids = self.backstop.forgotten_ids
@@ -249,6 +262,12 @@ class Gateway:
                 else:
                     self.readiness.lost(f"link {link.name}", link.why or "not connected yet")
             await trio.sleep(0.2)
+
+    async def _tell_what_was_limited(self) -> None:
+        """Peers can provoke more lines than are written; each minute ends with how many there were."""
+        while True:
+            await trio.sleep(LIMITED_SECS)
+            _tell_limited()
 
     async def _watch_signals(self, task_status: trio.TaskStatus[None]) -> None:
         with trio.open_signal_receiver(signal.SIGTERM, signal.SIGINT, signal.SIGHUP) as received:
@@ -286,6 +305,7 @@ class Gateway:
         with trio.move_on_after(FAREWELL_SECS):
             while any(listener.connections for listener in self.listeners.values()):
                 await trio.sleep(DRAIN_POLL_SECS)
+        _tell_limited(now=True)
         log.info("stopped")
 
     def _idle(self) -> bool:
@@ -299,3 +319,10 @@ class Gateway:
         if conversation.idle or link.up:
             return conversation.idle
         return conversation.unconfirmed == self.backstop.handed_out(link.name)
+
+
+def _tell_limited(*, now: bool = False) -> None:
+    try:
+        tell_what_was_limited(now=now)
+    except Exception as error:  # a disk that is full, perhaps: clients do not care
+        contained("timer", error)

@@ -21,6 +21,16 @@ class Limits(Part):
 
     connections_max: int = Field(10_000, ge=1)
     """Connections of one listener: each costs a descriptor and some 10 KiB."""
+    connections_per_address_max: int = Field(0, ge=0)
+    """The same of one address (of IPv6: one /64). 0: nine tenths of `connections_max`, so that somebody else
+    always gets in, and clients on this machine are not counted."""
+    connections_per_user_max: int = Field(0, ge=0)
+    """The same of one user name; that of anonymous clients is empty."""
+    connects_per_second_max: float = Field(0.0, ge=0)
+    """New connections of one address to one listener; as many may come at once. 0: any number."""
+    descriptors_reserved: int = Field(128, ge=16)
+    """Descriptors that listeners leave to HTTP, links and the store (at most a quarter of all): connections
+    are refused before there is none left."""
     connect_timeout_secs: float = Field(10.0, gt=0)
     """From accepting a socket to the end of the greeting: whoever says nothing holds a descriptor."""
     connect_bytes_max: int = Field(65_536, ge=256)
@@ -76,6 +86,13 @@ class Limits(Part):
     sessions_max: int = Field(50_000, ge=1)
     """MQTT sessions, connected or not, and durable subscriptions of one AMQP/Fast virtual host: a client
     identifier costs nothing to invent."""
+    sessions_per_address_max: int = Field(0, ge=0)
+    """MQTT sessions that were opened from one address (of IPv6: one /64). 0: nine tenths of all."""
+    sessions_per_user_max: int = Field(0, ge=0)
+    """MQTT sessions of one user name, and durable AMQP/Fast subscriptions, likewise."""
+    sessions_policy: Literal["expire_soonest", "refuse"] = "expire_soonest"
+    """MQTT: at a limit of sessions. `expire_soonest`: of those whose client is away the one goes that would
+    expire first, among those of whoever has most; `refuse`: the new client is refused."""
     session_full: Literal["hold", "drop"] = "hold"
     """MQTT: what a full session of a connected client does: `hold` stops reading its publishers, `drop` drops
     the newest messages for that client."""
@@ -86,6 +103,10 @@ class Limits(Part):
     """How long an MQTT session is kept for a client that is away."""
     subscriptions_max: int = Field(1_000, ge=1)
     """Subscriptions of one MQTT session."""
+    subscriptions_total_max: int = Field(1_000_000, ge=1)
+    """Subscriptions of all MQTT sessions: each is a node of the topic tree."""
+    subscriptions_per_user_max: int = Field(0, ge=0)
+    """The same of one user name. 0: nine tenths of the total."""
     retained_messages_max: int = Field(100_000, ge=0)
     """MQTT topics with a retained message: they stay for ever unless cleared."""
     retained_bytes_max: int = Field(256 * 1024 * 1024, ge=0)
@@ -93,6 +114,9 @@ class Limits(Part):
 
     queues_max: int = Field(10_000, ge=1)
     """AMQP queues of the embedded broker, and AMQP/Fast queues of one virtual host."""
+    queues_per_user_max: int = Field(0, ge=0)
+    """AMQP queues, and AMQP/Fast queues and topics, that one user name has made in one virtual host. 0: nine
+    tenths of `queues_max` or `topics_max`."""
     topics_max: int = Field(10_000, ge=1)
     """AMQP/Fast topics of one virtual host: a name that a client uses is remembered."""
     exchanges_max: int = Field(1_000, ge=1)

@@ -50,6 +50,7 @@ COUNTERS: Final[dict[str, tuple[str, tuple[str, ...]]]] = {
     "gateway_protocol_errors": ("Connections that broke their protocol.", (*ENDPOINT, "reason")),
     "gateway_connections_accepted": ("Connections that a listener took.", ENDPOINT),
     "gateway_connections_refused": ("Connections that a listener turned away.", (*ENDPOINT, "reason")),
+    "gateway_logins": ("Clients that said who they are, by what came of it.", (*ENDPOINT, "outcome")),
     "gateway_duplicates": (
         "Messages that came again and were not taken twice: QoS 2, or by a route that deduplicates.",
         (*ENDPOINT, "route"),
@@ -69,6 +70,10 @@ COUNTERS: Final[dict[str, tuple[str, tuple[str, ...]]]] = {
     "gateway_route_lost_properties": (
         "Properties that a route could not say in the target.",
         ("route", "reason"),
+    ),
+    "gateway_sessions_evicted": (
+        "MQTT sessions whose client was away and that ended before their time, for there was no place.",
+        (),
     ),
     "gateway_dropped": ("Messages that the embedded broker dropped.", ("reason",)),
     "gateway_dead_lettered": ("Messages that became dead letters.", ("route", "reason")),
@@ -156,6 +161,7 @@ class Metrics(Collector):
         self.links: dict[str, LinkStats] = {}
         self.routes: Callable[[], Iterable[RouteCounts]] = no_routes
         self.dropped: Callable[[], Mapping[str, int]] = dict
+        self.evicted_sessions: Callable[[], int] = int
         self.dead_lettered: Callable[[], Mapping[tuple[str, str], int]] = dict
         self.forwarded: Callable[[], Mapping[str, int]] = dict
         self.forgotten_ids: Callable[[], Mapping[str, int]] = dict
@@ -237,6 +243,7 @@ class Metrics(Collector):
                 yield "gateway_duplicates", labels, route.duplicates
         for reason, count in self.dropped().items():
             yield "gateway_dropped", (reason,), count
+        yield "gateway_sessions_evicted", (), self.evicted_sessions()
         for (name, reason), count in self.dead_lettered().items():
             yield "gateway_dead_lettered", (name, reason), count
         for outcome, count in self.forwarded().items():
@@ -326,6 +333,8 @@ def _listener_samples(stats: ListenerStats) -> Iterator[Sample]:
     yield "gateway_duplicates", (*labels, ""), stats.duplicates
     for reason, count in stats.refused.counts.items():
         yield "gateway_connections_refused", (*labels, reason), count
+    for outcome, count in stats.logins.counts.items():
+        yield "gateway_logins", (*labels, outcome), count
 
 
 def _link_samples(stats: LinkStats) -> Iterator[Sample]:

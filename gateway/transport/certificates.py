@@ -10,7 +10,7 @@ import structlog
 
 from gateway.errors import ConfigurationError
 
-log = structlog.get_logger()
+log = structlog.get_logger(limited=True)
 
 
 def server_context(

@@ -51,9 +51,9 @@ class FastDefinitions:
     def _key(self, *words: str) -> str:
         return json.dumps([self._host, *words])
 
-    def add(self, kind: str, name: str) -> None:
-        """Record a QUEUE or TOPIC."""
-        self._store.put(kind, self._key(name), b"{}")
+    def add(self, kind: str, name: str, maker: str | None = None) -> None:
+        """Record a QUEUE or TOPIC, and who made it."""
+        self._store.put(kind, self._key(name), json.dumps({"maker": maker}).encode())
 
     def remove(self, kind: str, name: str) -> None:
         """It is deleted; a queue drops its messages itself."""
@@ -74,7 +74,7 @@ class FastDefinitions:
             memory_octets_max=octets,
         )
 
-    def add_subscription(self, client: str, identifier: str, interest: Interest) -> None:
+    def add_subscription(self, client: str, identifier: str, interest: Interest, maker: str | None) -> None:
         """Record a durable subscription, in place of an earlier one."""
         said = {
             "name": interest.name,
@@ -82,6 +82,7 @@ class FastDefinitions:
             "selector": b64encode(interest.selector).decode(),
             "mime_type": interest.mime_type,
             "no_local": interest.no_local,
+            "maker": maker,
         }
         self._store.put(SUBSCRIPTION, self._key(client, identifier), json.dumps(said).encode())
 
@@ -89,12 +90,12 @@ class FastDefinitions:
         """It is cancelled."""
         self._store.delete(SUBSCRIPTION, self._key(client, identifier))
 
-    def names(self, kind: str) -> list[str]:
-        """The recorded queues or topics."""
-        return [words[0] for words, _ in self._records(kind)]
+    def names(self, kind: str) -> list[tuple[str, str | None]]:
+        """The recorded queues or topics, and who made them."""
+        return [(words[0], said.get("maker")) for words, said in self._records(kind)]
 
-    def subscriptions(self) -> list[tuple[str, str, Interest]]:
-        """The recorded subscriptions: client, identifier, what for."""
+    def subscriptions(self) -> list[tuple[str, str, Interest, str | None]]:
+        """The recorded subscriptions: client, identifier, what for, whose."""
         found = []
         for words, said in self._records(SUBSCRIPTION):
             with set_aside(SUBSCRIPTION, words):
@@ -108,7 +109,7 @@ class FastDefinitions:
                     selects=selection(said["mime_type"], selector),
                     no_local=said["no_local"],
                 )
-                found.append((client, identifier, interest))
+                found.append((client, identifier, interest, said.get("maker")))
         return found
 
     def _records(self, kind: str) -> list[tuple[list[str], dict[str, Any]]]:

@@ -93,6 +93,8 @@ class Session:
     client_id: str
     limits: SessionLimits
     tally: SessionTally
+    user: str = ""  # whose it is, and the place it was opened from: what fair shares are counted by
+    place: str = ""
     outlet: Outlet | None = None
     expiry_secs: float = 0.0  # how long it outlives its connection
     expires_at: float = 0.0  # monotonic; only while disconnected

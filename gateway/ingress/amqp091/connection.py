@@ -5,9 +5,9 @@ from __future__ import annotations
 import time
 from collections.abc import Callable
 from functools import partial
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Final
 
-from gateway.broker.access import Principal
+from gateway.broker.access import Denial, Principal
 from gateway.broker.amqp091.refusals import Refused, access_refused
 from gateway.broker.amqp091.virtual_host import VirtualHost
 from gateway.broker.switch import Entry
@@ -47,6 +47,13 @@ if TYPE_CHECKING:
 PUBLISH, ACK = m.BasicPublish, m.BasicAck
 Content = tuple[int, bytes, bytes, bytes]  # channel, method, properties, body
 Receipt = tuple[AmqpChannel, int, "Content | None"]  # confirm number (0: none), content if it is mandatory
+
+
+WHY: Final = {
+    Denial.WRONG: "the name or password is wrong, or guest came from another machine",
+    Denial.REFUSED: "too many logins have failed",
+    Denial.BUSY: "too many logins wait",
+}
 
 
 class Found:
@@ -258,17 +265,15 @@ class AmqpConnection:
         if principal is not None:
             self._admit(principal)
         else:
-            self.stream.hold()
-            self.ingress.verify(user, password, partial(self._verified, event.mechanism))
+            then = partial(self._verified, event.mechanism, user)
+            self.ingress.logins.verify(self.stream, user, password, then)
 
-    def _verified(self, mechanism: str, principal: Principal | None) -> None:
-        if self.stream.closed or self.stream.ending:
-            return
-        self.stream.release()
-        if principal is None:
-            self._deny(mechanism, "the name or password is wrong, or guest came from another machine")
+    def _verified(self, mechanism: str, user: str, found: Principal | Denial) -> None:
+        if isinstance(found, Denial):
+            self.ingress.logins.denied(self.stream, user, found)
+            self._deny(mechanism, WHY[found])
         else:
-            self._admit(principal)
+            self._admit(found)
             self._process(self.machine.receive_data(b"", self.ingress.now()))
 
     def _deny(self, mechanism: str, why: str) -> None:
@@ -287,6 +292,7 @@ class AmqpConnection:
 
     def _admit(self, principal: Principal) -> None:
         self.principal = principal
+        self.ingress.logins.accepted()
         name = self._client_properties.get("connection_name", "")
         client = name if isinstance(name, str) else ""
         self.sender = Sender(self.ingress.name, client, principal.name, self.stream.remote)
@@ -300,6 +306,10 @@ class AmqpConnection:
             self.machine.close(
                 ReplyCode.NOT_ALLOWED, f"NOT_ALLOWED - vhost {event.virtual_host} not found", 10, 40
             )
+            return
+        if not self.ingress.let_in(self, self.sender.user):
+            text = f"NOT_ALLOWED - connection refused for user '{self.sender.user}': user connection limit"
+            self.machine.close(ReplyCode.NOT_ALLOWED, f"{text} is reached", 10, 40)
             return
         self.host = found
         self.endpoint = self.ingress.endpoint_of(found)

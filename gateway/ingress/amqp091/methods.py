@@ -110,6 +110,7 @@ def queue_declare(connection: AmqpConnection, channel: AmqpChannel, method: m.Qu
         queue = connection.host.declare_queue(
             method.queue,
             connection,
+            user=connection.sender.user,
             durable=method.durable,
             exclusive=method.exclusive,
             auto_delete=method.auto_delete,

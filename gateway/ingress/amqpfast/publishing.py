@@ -231,7 +231,11 @@ class Publisher:
         ingress, host = connection.ingress, connection.host
         entries = []
         for one in host.find(
-            handle.service, handle.name + name.decode(), whole=not name, slashes=ingress.slashes
+            handle.service,
+            handle.name + name.decode(),
+            whole=not name,
+            slashes=ingress.slashes,
+            maker=connection.sender.user,
         ):
             assert connection.principal is not None
             if not ingress.access.may_publish(connection.principal, ingress.name, one.address):

@@ -171,7 +171,7 @@ class MqttConnection:
         if session.persistent:
             if self._yields:
                 ingress.namespace.hand_over(session)
-            session.expires_at = ingress.now() + session.expiry_secs
+            ingress.namespace.left(session, ingress.now())
         else:
             ingress.namespace.discard(session)
 

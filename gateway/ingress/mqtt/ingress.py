@@ -21,6 +21,7 @@ from gateway.broker.mqtt.namespace import OVERDUE, MqttNamespace
 from gateway.broker.switch import UNROUTED, Entry, Switch
 from gateway.errors import RemoteProtocolError
 from gateway.ingress.listener import Listener
+from gateway.ingress.logins import Logins
 from gateway.ingress.mqtt.admission import reason_name
 from gateway.ingress.mqtt.connection import MqttConnection, Receipt
 from gateway.ingress.mqtt.entries import Entries
@@ -39,7 +40,7 @@ from gateway.telemetry.stats import ListenerStats
 from gateway.transport.stream import Stream
 from gateway.transport.tasks import Tasks
 
-log = structlog.get_logger()
+log = structlog.get_logger(limited=True)
 
 FORBIDDEN = Outcome(Verdict.REJECTED, Reason.NOT_AUTHORIZED, "the gateway's own topic")
 
@@ -78,7 +79,7 @@ class MqttIngress:
         self.listener: Listener | None = None
         self.batch = Batch(self, trio.current_time())
         self._dead_letters = dead_letters
-        self._tasks = tasks
+        self.logins = Logins(access, stats, tasks, self.flush)
         namespace.begin(trio.current_time())
         namespace.system.add(stats)
         self._adopt(name)
@@ -139,11 +140,6 @@ class MqttIngress:
         """The store, if any, takes messages."""
         return self.switch.disk_healthy()
 
-    @property
-    def sessions_full(self) -> bool:
-        """No further session may be opened."""
-        return len(self.namespace.sessions) >= self.namespace.sessions_max
-
     def ends_here(self, entry: Entry) -> bool:
         """No remote broker has to confirm what is published to this address: it is stored here, or lost."""
         links = self.switch.links
@@ -188,16 +184,22 @@ class MqttIngress:
         if session is not None and isinstance(session.outlet, MqttConnection):
             session.outlet.taken_over()
 
-    def verify(self, user: str, password: bytes, then: Callable[[Principal | None], None]) -> None:
-        """Look at a password beside the loop, then call `then`."""
+    def flush(self) -> None:
+        """Write what was encoded outside a wake-up."""
+        self.turn_done()
+        assert self.listener is not None
+        self.listener.flush()
 
-        async def look() -> None:
-            then(await self.access.verify(user, password))
-            self.turn_done()
-            assert self.listener is not None
-            self.listener.flush()
+    def has_place(self, user: str, remote: str) -> bool:
+        """Whether another connection of that user may stay."""
+        assert self.listener is not None
+        return self.listener.may_be(user, remote)
 
-        self._tasks.start_soon(look)
+    def let_in(self, connection: MqttConnection, principal: Principal) -> None:
+        """The client has said who it is, and may stay."""
+        assert self.listener is not None
+        self.listener.named(connection, principal.name)
+        self.logins.accepted()
 
     def let_go(self, connection: MqttConnection, reason: ReasonCode) -> None:
         """End a connection for what its client does not do, and count it."""

@@ -71,6 +71,8 @@ def _refusal(
     known = wanted.filter in session.subscriptions
     if not known and len(session.subscriptions) >= ingress.limits.subscriptions_max:
         return ReasonCode.QUOTA_EXCEEDED
+    if not known and ingress.namespace.subscriptions_full(session.user):
+        return ReasonCode.QUOTA_EXCEEDED
     return None
 
 

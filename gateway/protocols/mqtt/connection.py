@@ -138,6 +138,11 @@ class Connection:
 
     # -- octets in
 
+    @property
+    def held(self) -> bool:
+        """Something has come that is not decoded yet."""
+        return self._buffer is not None
+
     def _open(self, state: State) -> None:
         """Reading begins, or goes on: what was held back is to be asked for."""
         self.state = state
