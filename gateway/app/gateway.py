@@ -24,6 +24,7 @@ from gateway.app.clients import connected
 from gateway.app.descriptors import divide_descriptors
 from gateway.app.endpoints import add_link, add_listener
 from gateway.app.mappings import MappingFiles
+from gateway.app.memory import watched_memory
 from gateway.app.storage import open_store, start_store
 from gateway.broker.amqp091.hosts import AmqpHosts
 from gateway.broker.amqpfast.hosts import FastHosts
@@ -75,6 +76,7 @@ class Gateway:
             forward=settings.dead_letters.forward,
         )
         self.dead_letters, self.switch = self.backstop.dead_letters, self.backstop.switch
+        self.memory = self.switch.memory = watched_memory(limits.memory_bytes_max, self._memory_changed)
         if settings.journal.enabled:
             journaling = open_journal(settings.journal, settings.journal_path(), self.switch.router)
             self.backstop.note_in(journaling)
@@ -112,8 +114,7 @@ class Gateway:
         self.fast_hosts = FastHosts(settings.virtual_hosts(), self.switch.changed, limits, self.store)
         self.access = access_of(settings)
         self.writes = WriteSet()
-        if self.store is not None:
-            self.writes.wake_up_ends = self.store.flush
+        self.writes.wake_up_ends = self._wake_up_ends
         self.listeners: dict[str, Listener] = {}
         self.links: dict[str, Link] = {}
         self.http_port = 0
@@ -166,6 +167,7 @@ class Gateway:
             nursery.start_soon(forever, "timer", self._tell_what_was_limited)
             nursery.start_soon(forever, "timer", partial(self.hosts.alarms.run, self.writes.flush))
             nursery.start_soon(forever, "timer", partial(self.backstop.run, self.writes.flush))
+            nursery.start_soon(forever, "timer", partial(self.memory.run, self.writes.flush))
             task_status.started(self)
             await self._stopping.wait()
             await self._drain()
@@ -193,7 +195,21 @@ class Gateway:
         log.info("mappings reloaded", routes=len(router.routes))
         return True
 
-    # The store.
+    # The store, and memory.
+
+    def _wake_up_ends(self) -> None:
+        self.memory.turned()
+        if self.store is not None:
+            self.store.flush()
+
+    def _memory_changed(self, short: bool) -> None:
+        figures = {"used_bytes": self.memory.used, "limit_bytes": self.memory.mark}
+        if short:
+            log.warning("memory is short, publishers are stopped", **figures)
+            self.readiness.lost("memory", "it is short, publishers are stopped")
+        else:
+            log.info("there is memory again, publishers go on", **figures)
+            self.readiness.met("memory")
 
     def _disk_changed(self, healthy: bool) -> None:
         assert self.store is not None
@@ -232,6 +248,7 @@ class Gateway:
             "gateway_retained_messages": lambda: len(self.mqtt.retained),
             **self.hosts.gauges(),
             **self.backstop.gauges(),
+            **self.memory.gauges(),
         }
         for name, read in self.fast_hosts.added_to(gauges).items():
             self.metrics.broker_gauge(name, read)
@@ -240,6 +257,7 @@ class Gateway:
             "retained_full": self.mqtt.retained.refused,
             "queue_refused": self.hosts.refused + self.fast_hosts.refused,
             **self.hosts.dropped(),
+            "memory": self.memory.refused,
         }
         self.metrics.evicted_sessions = lambda: self.mqtt.evicted
         self.metrics.dead_lettered = lambda: self.dead_letters.counted

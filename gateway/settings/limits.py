@@ -17,8 +17,15 @@ class Part(BaseModel):
 
 
 class Limits(Part):
-    """How much of everything. Sizes are octets, times are seconds."""
+    """How much of everything. Sizes are octets, times are seconds.
 
+    What is held of messages counts with their bodies, their properties and 256 octets for each, which is what
+    one costs that is empty (`Message.octets`).
+    """
+
+    memory_bytes_max: int = Field(0, ge=0)
+    """Memory of the process; above it publishers are not read until consumers have made room. 0: six tenths
+    of what its control group or the machine has. A third above it, what cannot be stopped is refused."""
     connections_max: int = Field(10_000, ge=1)
     """Connections of one listener: each costs a descriptor and some 10 KiB."""
     connections_per_address_max: int = Field(0, ge=0)
@@ -75,11 +82,14 @@ class Limits(Part):
     handles_max: int = Field(8_192, ge=1, le=65_535)
     """AMQP/Fast handles per connection: each keeps its consumers and what its names lead to."""
     transaction_messages_max: int = Field(100_000, ge=1)
-    """Messages that an AMQP/Fast channel may send before COMMIT: they wait in memory."""
+    """Messages that an AMQP or AMQP/Fast channel may send before it commits: they wait in memory."""
     transaction_bytes_max: int = Field(64 * 1024 * 1024, ge=1)
-    """The same in octets of bodies."""
+    """The same in octets, without bodies on disk."""
     prefetch_max: int = Field(10_000, ge=1, le=65_535)
-    """Unacknowledged deliveries to one AMQP consumer, also to one that asked for no limit."""
+    """Unacknowledged deliveries to one AMQP consumer, also to one that asked for no limit; and to one channel
+    that asks for more with `basic.get`."""
+    unacknowledged_bytes_max: int = Field(128 * 1024 * 1024, ge=1)
+    """Octets of what one AMQP or AMQP/Fast connection has not acknowledged: it gets no more until it does."""
     consumers_max: int = Field(1_000, ge=1)
     """AMQP consumers per connection."""
 
@@ -125,18 +135,18 @@ class Limits(Part):
     """AMQP bindings of the embedded broker: each takes part in matching."""
     queue_messages_max: int = Field(1_000_000, ge=1)
     """Messages in one queue or one session; beyond it publishers are refused or wait."""
-    queue_bytes_max: int = Field(256 * 1024 * 1024, ge=1)
-    """Octets of bodies in one queue or one session."""
+    queue_bytes_max: int = Field(512 * 1024 * 1024, ge=1)
+    """Octets in one queue or one session."""
     queue_memory_messages_max: int = Field(100_000, ge=1)
     """Messages of one durable queue or session that are held in memory; the others wait on disk alone."""
     queue_memory_bytes_max: int = Field(64 * 1024 * 1024, ge=1)
-    """The same in octets of bodies."""
+    """The same in octets."""
     store_pending_bytes_max: int = Field(64 * 1024 * 1024, ge=65_536)
     """Octets that wait for the disk; beyond it publishers are not read until it has caught up."""
     dead_letters_max: int = Field(10_000, ge=0)
     """Dead letters kept; beyond it the oldest go."""
     dead_letters_bytes_max: int = Field(64 * 1024 * 1024, ge=0)
-    """Octets of their bodies."""
+    """Octets of all of them."""
     cache_entries_max: int = Field(10_000, ge=16)
     """Entries of each cache of what is derived from an address (routes, encoded headers)."""
 

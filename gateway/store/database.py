@@ -306,10 +306,10 @@ class Database:
     def references(self) -> Iterator[tuple[int, int, Message]]:
         """Log, position and message of what will be there after a restart with its body in a file.
 
-        Such rows are found without reading them: they are shorter than their bodies.
+        Such rows are found without reading them: they are much shorter than what they weigh.
         """
         ids = self.connection.execute(
-            "SELECT id, log FROM rows WHERE octets > ? AND octets > length(messages) AND tag != ?",
+            "SELECT id, log FROM rows WHERE octets > ? AND octets > 2 * length(messages) AND tag != ?",
             (RUN_OCTETS_MAX, TRANSIENT),
         ).fetchall()
         dropped = set(self.garbage)

@@ -92,19 +92,22 @@ GAUGES: Final[dict[str, tuple[str, tuple[str, ...]]]] = {
     "gateway_route_in_flight": ("Messages of a route that are on their way.", ("route",)),
     "gateway_link_filters_refused": ("Topic filters that a link needs and its broker refuses now.", ENDPOINT),
     "gateway_outbox_messages": ("Messages in an outbox.", OUTBOX),
-    "gateway_outbox_bytes": ("Octets of their bodies.", OUTBOX),
+    "gateway_outbox_bytes": ("What they weigh: bodies, properties, and 256 octets each.", OUTBOX),
     "gateway_outbox_oldest_seconds": ("How long the oldest of them has waited, about.", OUTBOX),
 }
 BROKER_GAUGES: Final[dict[str, str]] = {
     "gateway_bindings": "AMQP bindings of the embedded broker.",
     "gateway_consumers": "AMQP consumers of the embedded broker.",
     "gateway_dead_letters": "Dead letters kept.",
-    "gateway_dead_letters_bytes": "Octets of their bodies.",
+    "gateway_dead_letters_bytes": "What they weigh: bodies, properties, and 256 octets each.",
     "gateway_deduplication_ids": "Message ids remembered by routes that deduplicate.",
     "gateway_exchanges": "AMQP exchanges of the embedded broker.",
+    "gateway_memory_blocked": "1 while publishers are stopped for want of memory.",
+    "gateway_memory_bytes": "Memory that the process occupies.",
+    "gateway_memory_limit_bytes": "Above so much publishers are stopped.",
     "gateway_partial_transfers": "Restartable AMQP/Fast transfers that are not complete.",
     "gateway_partial_transfers_bytes": "Octets that have come of them.",
-    "gateway_queue_bytes": "Octets of bodies in the embedded broker's queues.",
+    "gateway_queue_bytes": "What waits in the broker's queues: bodies, properties, and 256 octets each.",
     "gateway_queue_messages": "Messages in the embedded broker's queues.",
     "gateway_queues": "AMQP queues of the embedded broker.",
     "gateway_retained_messages": "MQTT topics with a retained message.",
@@ -124,7 +127,10 @@ STORE_COUNTERS: Final[dict[str, tuple[str, str]]] = {
 }
 STORE_GAUGES: Final[dict[str, tuple[str, str]]] = {
     "gateway_store_pending_messages": ("Messages that wait for the disk.", "pending"),
-    "gateway_store_pending_bytes": ("Octets of their bodies.", "pending_octets"),
+    "gateway_store_pending_bytes": (
+        "What they weigh: bodies, properties, and 256 octets each.",
+        "pending_octets",
+    ),
     "gateway_store_commit_seconds": ("What the last transaction took.", "commit_secs"),
     "gateway_store_healthy": ("1 while the disk takes what is written.", "healthy"),
 }

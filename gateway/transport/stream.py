@@ -199,10 +199,14 @@ class Stream:
         """True: deliver nothing more until `drained`. Asking starves the stream, so that it will be told."""
         if self.queued < BACKLOG_OCTETS_HIGH:
             return False
+        self.starve()
+        return True
+
+    def starve(self) -> None:
+        """Deliveries are withheld: have `drained` called when the socket takes octets."""
         if not self.starved:
             self.starved = True
             self.mark()
-        return True
 
     @property
     def backlogged(self) -> bool:

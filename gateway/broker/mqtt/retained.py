@@ -92,17 +92,17 @@ class Retained:
         topic = message.address.topic
         before = self._messages.pop(topic, None)
         if before is not None:
-            self.octets -= len(before.body)
-        size = len(message.body)
-        full = len(self._messages) >= self.messages_max or self.octets + size > self.octets_max
-        if not size or full:
-            self.refused += size > 0
+            self.octets -= before.octets
+        empty = not len(message.body)
+        full = len(self._messages) >= self.messages_max or self.octets + message.octets > self.octets_max
+        if empty or full:
+            self.refused += not empty
             if before is not None:
                 self._tree.remove(topic.split("/"))
             return False
         self._messages[topic] = message
         self._tree.put(topic.split("/"), message)
-        self.octets += size
+        self.octets += message.octets
         return True
 
     def find(self, pattern: list[str]) -> list[Message]:

@@ -4,6 +4,7 @@ Outgoing: messages wait in order, go out as the client's Receive Maximum allows,
 last acknowledgement of their QoS. Incoming: the packet ids of QoS 2 messages that were taken but not
 released.
 The two directions have separate packet ids. A connection, while there is one, is the session's outlet.
+Its octets are those of what waits and of what is in flight, until the client has acknowledged it.
 What is here ends with the process; kept_session.py has the sessions that do not.
 """
 
@@ -19,7 +20,7 @@ from gateway.broker.mqtt.incoming import Incoming
 from gateway.broker.mqtt.subscription import Grant, SubscriptionOptions
 from gateway.broker.pressure import Pressure
 from gateway.model.batch import Part
-from gateway.model.message import Message
+from gateway.model.message import Message, weight_of
 
 PACKET_IDS: Final = 65_535
 UNKEPT: Final = -1  # position of a message that is in memory only
@@ -109,7 +110,7 @@ class Session:
     _since: float = 0.0  # monotonic
     _again: deque[Row] = field(default_factory=deque)  # in flight when the last connection was lost
     _waiting: deque[tuple[Message, Grant, int]] = field(default_factory=deque)  # position, or UNKEPT
-    _octets: int = 0
+    _octets: int = 0  # that wait or are in flight
     _last_id: int = 0
 
     def __post_init__(self) -> None:
@@ -162,7 +163,7 @@ class Session:
             messages = owed
         messages = self._fitting(messages)
         self._waiting.extend([(message, grant, UNKEPT) for message in messages])
-        self._octets += sum([len(message.body) for message in messages])
+        self._octets += weight_of(messages)
         if self.outlet is not None:
             self.pump()
 
@@ -201,7 +202,7 @@ class Session:
         rows: list[Row] = []
         waiting = self._waiting
         in_flight = self.in_flight
-        octets = 0
+        octets = gone = 0
         while waiting and len(rows) < ROWS_MAX and octets < ROWS_OCTETS_MAX:
             message, grant, _ = waiting[0]
             qos = message.assurance
@@ -215,23 +216,29 @@ class Session:
             waiting.popleft()
             if message.expires and message.expires <= time.time():
                 self.tally.expired += 1
-                self._octets -= len(message.body)
+                gone += message.octets
                 continue
-            octets += len(message.body)
+            octets += message.octets
             row = Row(message, grant, qos, packet_id, False)
             if qos:
                 self.credit -= 1
                 in_flight[packet_id] = row
+            else:
+                gone += message.octets
             rows.append(row)
-        self._sent(octets)
+        self._let_go(gone)
         return rows
 
-    def _sent(self, octets: int) -> None:
+    def _let_go(self, octets: int) -> None:
+        """So much is held no longer; whoever waited for that may go on."""
         self._octets -= octets
-        if (self.pressure or not self.patient) and len(self) <= self.limits.messages_max // 2:
+        if (
+            (self.pressure or not self.patient)
+            and len(self) <= self.limits.messages_max // 2
+            and self._octets <= self.limits.octets_max // 2
+        ):
+            self.patient = self.limits.holds
             self.pressure.relieve()
-            if self._octets <= self.limits.octets_max // 2:
-                self.patient = self.limits.holds
 
     def stalled(self, now: float) -> bool:
         """Its sources have waited `stall_secs` for a client that takes nothing; ask about once a second.
@@ -253,7 +260,7 @@ class Session:
         while self._again and self.credit > 0 and len(rows) < ROWS_MAX and octets < ROWS_OCTETS_MAX:
             row = self._again.popleft()
             self.credit -= 1
-            octets += len(row.message.body)
+            octets += row.message.octets
             rows.append(row._replace(dup=True))
         return rows
 
@@ -288,7 +295,7 @@ class Session:
         for message, grant, position in waiting:
             owed = grant.shared and grant.qos and message.assurance
             if owed and pass_on(message, grant):
-                self._octets -= len(message.body)
+                self._let_go(message.octets)
                 self._passed(position)
             else:
                 self._waiting.append((message, grant, position))
@@ -310,10 +317,12 @@ class Session:
 
     def finish(self, packet_id: int) -> bool:
         """The last acknowledgement of a message came. False: the id is unknown."""
-        if self.in_flight.pop(packet_id, None) is None:
+        row = self.in_flight.pop(packet_id, None)
+        if row is None:
             return False
         self.released.pop(packet_id, None)
         self.credit += 1
+        self._let_go(row.message.octets)
         return True
 
     def _free_id(self) -> int:

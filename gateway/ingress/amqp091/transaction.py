@@ -34,11 +34,11 @@ class Transaction:
         self._failed = False
         self._then: Callable[[bool], None] | None = None
 
-    def publish(self, entry: Entry, message: Message, content: Content | None) -> int:
-        """Keep a message for the commit; returns the octets of all that are kept."""
+    def publish(self, entry: Entry, message: Message, content: Content | None) -> tuple[int, int]:
+        """Keep a message for the commit; returns how many are kept, and what they weigh."""
         self._publishes.append((entry, message, content))
-        self._octets += len(message.body)
-        return self._octets
+        self._octets += message.octets
+        return len(self._publishes), self._octets
 
     def settle(self, tag: int, multiple: bool, requeue: bool | None) -> bool:
         """Keep the settling of deliveries (`requeue` None: acknowledged). False: the tag is unknown."""

@@ -18,6 +18,7 @@ from gateway.ingress.amqpfast.handle import DELIVERY_OVERHEAD, FastHandle
 from gateway.ingress.amqpfast.outgoing import Outgoing
 from gateway.ingress.amqpfast.publishing import Publisher
 from gateway.ingress.listener import Farewell
+from gateway.ingress.outstanding import Outstanding
 from gateway.model.message import Sender
 from gateway.model.spooled import Piece
 from gateway.protocols.amqpfast import commands as m
@@ -77,6 +78,7 @@ class FastConnection:
             mechanisms="PLAIN",
         )
         self.publisher = Publisher(self)
+        self.outstanding = Outstanding(stream, limits.unacknowledged_bytes_max)
         self.channels: dict[int, FastChannel] = {}
         self.handles: dict[int, FastHandle] = {}
         self.principal: Principal | None = None
@@ -137,6 +139,7 @@ class FastConnection:
 
     def lost(self, reason: str) -> None:
         """The connection is gone: deliveries return to their queues, what was temporary goes."""
+        self.ingress.switch.memory.forget(self)
         self._leave()
         self.ingress.forget(self)
 
@@ -182,6 +185,9 @@ class FastConnection:
             return None
         self.stream.hold()
         return self.stream.release
+
+    def told_of_memory(self, short: bool) -> None:
+        """The client sees that it is not read."""
 
     def tick(self, now: float) -> None:
         """Heartbeats, closes that wait, the pause of a failed negotiation, and the time for the handshake."""

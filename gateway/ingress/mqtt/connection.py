@@ -13,6 +13,7 @@ from functools import partial
 from typing import TYPE_CHECKING, Final
 
 from gateway.broker.access import Principal
+from gateway.broker.memory import LOW_ON_MEMORY
 from gateway.broker.mqtt.session import Row, Session
 from gateway.broker.poison import poisoned
 from gateway.broker.switch import Entry
@@ -155,6 +156,7 @@ class MqttConnection:
     def lost(self, reason: str) -> None:
         """The connection is gone; the session may stay, the will may be published."""
         ingress = self._ingress
+        ingress.switch.memory.forget(self)
         self.gone = True
         ingress.forget(self)
         session = self.session
@@ -184,7 +186,7 @@ class MqttConnection:
 
     def hold(self) -> Callable[[], None] | None:
         """Stop reading, unless the client must go on acknowledging; returns what undoes it."""
-        if self.session is not None and self.session.subscriptions:
+        if self.session is not None and (self.session.subscriptions or self.session.in_flight):
             return None
         self.stream.hold()
         return self.stream.release
@@ -370,6 +372,9 @@ class MqttConnection:
     def _publishes(self, rows: list[tuple[int, bytes, int, bytes, bytes]]) -> None:
         ingress = self._ingress
         switch = ingress.switch
+        if switch.memory.short and not switch.memory.admits(self, len(rows)):
+            self._refuse_publishes(rows)
+            return
         if self._generation != switch.generation:
             assert self.principal is not None
             self._entries = ingress.entries.of(self.principal.name)
@@ -426,6 +431,29 @@ class MqttConnection:
         ingress.stats.messages_in += len(rows)
         if self.unsettled >= ingress.unsettled_max and not self._held:
             self._overrun()
+
+    def _refuse_publishes(self, rows: list[tuple[int, bytes, int, bytes, bytes]]) -> None:
+        """There is no memory for them: QoS 0 is dropped. Before MQTT 5 only closing refuses the others."""
+        self._ingress.stats.messages_in += len(rows)
+        self._ingress.stats.refuse(LOW_ON_MEMORY, len(rows))
+        assert self.session is not None
+        for flags, _, packet_id, _, _ in rows:
+            qos = flags >> 1 & 3
+            if not qos:
+                continue
+            if self.machine.version is not Version.V5:
+                self._ingress.let_go(self, ReasonCode.QUOTA_EXCEEDED)
+                return
+            if qos == 2 and packet_id in self.session.incoming:  # it was taken when there was memory
+                if self.session.incoming.accepted(packet_id):
+                    self.send_received(packet_id)
+                continue
+            kind = PacketType.PUBACK if qos == 1 else PacketType.PUBREC
+            self.machine.send_ack(kind, packet_id, ReasonCode.QUOTA_EXCEEDED, LOW_ON_MEMORY.text)
+        self.stream.mark()
+
+    def told_of_memory(self, short: bool) -> None:
+        """MQTT has no word for it."""
 
     def _overrun(self) -> None:
         """As much is unsettled as may be. MQTT 5 clients were told how much; others are read no further."""
