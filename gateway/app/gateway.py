@@ -45,6 +45,7 @@ from gateway.model.outcome import Outcome
 from gateway.settings import Settings
 from gateway.telemetry.logs import tell_what_was_limited
 from gateway.telemetry.metrics import Metrics
+from gateway.telemetry.watchdog import Watchdog
 from gateway.transport.stream import WriteSet
 from gateway.transport.tasks import Tasks, forever
 
@@ -113,7 +114,10 @@ class Gateway:
         self.host = next(iter(self.hosts.values()))
         self.fast_hosts = FastHosts(settings.virtual_hosts(), self.switch.changed, limits, self.store)
         self.access = access_of(settings)
+        self.watchdog = Watchdog(settings.log.slow_turn_secs)
+        self.metrics.turns = self.watchdog.turns
         self.writes = WriteSet()
+        self.writes.took_long = self.watchdog.suspect
         self.writes.wake_up_ends = self._wake_up_ends
         self.listeners: dict[str, Listener] = {}
         self.links: dict[str, Link] = {}
@@ -125,10 +129,12 @@ class Gateway:
         self, *, task_status: trio.TaskStatus[Gateway] = trio.TASK_STATUS_IGNORED, signals: bool = True
     ) -> None:
         """Serve until `stop`, or SIGTERM or SIGINT; `started` when every listener is open."""
+        trio.lowlevel.add_instrument(self.watchdog)
         try:
             start_store(self.store, self.writes)
             await self._serve(task_status, signals)
         finally:
+            trio.lowlevel.remove_instrument(self.watchdog)
             if self.store is not None:
                 self.store.close()
             self.fast_hosts.close()

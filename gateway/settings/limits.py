@@ -64,10 +64,23 @@ class Limits(Part):
     """Octets of all of them; beyond it the oldest go."""
     fast_partial_age_secs: float = Field(24 * 3_600.0, gt=0)
     """How long such a transfer waits for its sender."""
+    properties_max: int = Field(1_000, ge=1)
+    """User properties of one MQTT packet, or entries of one message's header table, nested ones included: to
+    read one costs as much as to read a small message."""
+    properties_bytes_max: int = Field(131_072, ge=256)
+    """Octets of all properties of one MQTT packet or one message: who needs more has content."""
+    filters_max: int = Field(1_000, ge=1)
+    """Topic filters in one SUBSCRIBE or UNSUBSCRIBE: all of them are dealt with in one go."""
     frame_bytes_max: int = Field(131_072, ge=4_096, le=16 * 1024 * 1024)
     """AMQP frame-max that we propose: larger frames hold up their connection's heartbeats."""
     output_bytes_max: int = Field(32 * 1024 * 1024, ge=65_536)
-    """Written for one connection and not yet taken by its socket: a slow reader gets no more than that."""
+    """Written for one connection and not yet taken by its socket: a slow reader gets no more than that. From
+    half of it on (with two messages) nothing more of what the peer says is read."""
+    receive_bytes_per_sec_max: int = Field(0, ge=0)
+    """Octets per second that are read of one connection, 0 for any number: who sends more is not read for a
+    while. A second's worth may come at once."""
+    receive_messages_per_sec_max: int = Field(0, ge=0)
+    """The same in messages that its client publishes."""
     topic_levels_max: int = Field(128, ge=1)
     """Levels of one topic, key or filter: matching is recursive in them."""
     hops_max: int = Field(8, ge=1, le=255)

@@ -135,6 +135,8 @@ class Log(Part):
     level: Literal["debug", "info", "warning", "error"] = "info"
     format: Literal["auto", "console", "json"] = "auto"
     """`auto`: console on a terminal, JSON lines elsewhere."""
+    slow_turn_secs: float = Field(0.1, ge=0)
+    """What holds up everybody for longer is told, with its cause; 0: nothing is."""
 
 
 class Settings(BaseSettings):

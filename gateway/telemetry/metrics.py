@@ -145,6 +145,7 @@ JOURNAL_GAUGES: Final[dict[str, tuple[str, str]]] = {
     "gateway_journal_healthy": ("1 while the journal can be written.", "healthy"),
 }
 SETTLE_SECONDS: Final = "gateway_settle_seconds"
+TURN_SECONDS: Final = "gateway_loop_turn_seconds"
 ROUTE_OUTCOMES: Final = ("matched", "delivered", "failed", "retried", "dropped", "unparsable", "undecided")
 
 
@@ -175,6 +176,7 @@ class Metrics(Collector):
         self.mapping_reloads = {"taken": 0, "refused": 0}
         self.store: object | None = None  # with the attributes that STORE_COUNTERS and STORE_GAUGES name
         self.journal: object | None = None  # likewise
+        self.turns: Latency | None = None  # of the loop
         self._broker: dict[str, Callable[[], float]] = {}
         self._registry = CollectorRegistry(auto_describe=False)
         self._registry.register(self)
@@ -227,6 +229,10 @@ class Metrics(Collector):
             families[name].add_metric(values, number)
         yield from families.values()
         yield self._latencies()
+        if self.turns is not None:
+            turns = HistogramMetricFamily(TURN_SECONDS, "Steps of tasks, during which nobody else is served.")
+            turns.add_metric((), _cumulative(self.turns), self.turns.sum_secs)
+            yield turns
         for name, number in self.broker().items():
             yield GaugeMetricFamily(name, BROKER_GAUGES[name], value=number)
         yield from _attributes(self.store, STORE_COUNTERS, STORE_GAUGES)

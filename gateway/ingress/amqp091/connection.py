@@ -90,6 +90,8 @@ class AmqpConnection:
             message_bytes_max=limits.message_bytes_max,
             server_properties=ingress.server_properties,
             mechanisms=ingress.mechanisms,
+            properties_max=limits.properties_max,
+            properties_bytes_max=limits.properties_bytes_max,
         )
         self.unsettled = 0
         self.outstanding = Outstanding(stream, limits.unacknowledged_bytes_max)
@@ -106,11 +108,14 @@ class AmqpConnection:
 
     def receive(self, data: bytes, now: float) -> None:
         """Octets arrived. What a client sends ahead of our answers in the handshake waits in the machine."""
+        machine = self.machine
         handshake = not self._ready
-        self._process(self.machine.receive_data(data, now))
+        self._process(machine.receive_data(data, now))
         if handshake:
-            while events := self.machine.receive_data(b"", now):
+            while not machine.unread and (events := machine.receive_data(b"", now)):
                 self._process(events)
+        if machine.unread:
+            self.stream.again()
 
     def data_to_send(self) -> bytes:
         """Confirms that have gathered, and whatever was encoded."""
@@ -166,7 +171,7 @@ class AmqpConnection:
             self.stream.abort("no handshake in time")
             return
         self.machine.tick(now)
-        if not self.stream.reading:
+        if not self.stream.listening:
             self.machine.excuse(now)
         elif self.machine.timed_out(now):
             self.ingress.stats.protocol_errors.add("heartbeat_timeout")
@@ -280,7 +285,7 @@ class AmqpConnection:
             self._deny(mechanism, WHY[found])
         else:
             self._admit(found)
-            self._process(self.machine.receive_data(b"", self.ingress.now()))
+            self.receive(b"", self.ingress.now())
 
     def _deny(self, mechanism: str, why: str) -> None:
         """403 to a client that understands why its connection ends; others see it end."""
@@ -384,6 +389,8 @@ class AmqpConnection:
             except RemoteProtocolError as error:  # a headers exchange looked into malformed properties
                 self.refuse(number, error, PUBLISH)
         ingress.stats.messages_in += len(contents)
+        if (rate := self.stream.rate) is not None:
+            rate.messages += len(contents)
         if self.unsettled >= ingress.unsettled_max and not self._held:
             self._held = True
             self.stream.hold()

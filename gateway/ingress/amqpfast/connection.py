@@ -76,6 +76,8 @@ class FastConnection:
             message_bytes_max=limits.fast_message_bytes_max,
             negotiation_pause=ingress.options.negotiation_pause_secs,
             mechanisms="PLAIN",
+            properties_max=limits.properties_max,
+            properties_bytes_max=limits.properties_bytes_max,
         )
         self.publisher = Publisher(self)
         self.outstanding = Outstanding(stream, limits.unacknowledged_bytes_max)
@@ -100,11 +102,17 @@ class FastConnection:
 
     def receive(self, data: bytes, now: float) -> None:
         """Octets arrived. What a client sends ahead of our answers in the handshake waits in the machine."""
+        if self._shunned:
+            self._shun()
+            return
+        machine = self.machine
         handshake = not self._ready
-        self._process(self.machine.receive_data(data, now))
+        self._process(machine.receive_data(data, now))
         if handshake:
-            while events := self.machine.receive_data(b"", now):
+            while not machine.unread and (events := machine.receive_data(b"", now)):
                 self._process(events)
+        if machine.unread:
+            self.stream.again()
 
     def data_to_send(self) -> bytes | list[Piece]:
         """Whatever was encoded, and as much of large messages as the client takes."""
@@ -200,7 +208,7 @@ class FastConnection:
         machine.tick(now)
         if machine.closed:
             self.stream.end("closed")
-        elif not self.stream.reading:
+        elif not self.stream.listening:
             machine.excuse(now)
         elif machine.timed_out(now):
             self.ingress.stats.protocol_errors.add("heartbeat_timeout")
@@ -430,8 +438,7 @@ class FastConnection:
             self._deny(*DENIALS[found])
         else:
             self._admit(found)
-            while events := self.machine.receive_data(b"", self.ingress.now()):
-                self._process(events)
+            self.receive(b"", self.ingress.now())
 
     def _deny(self, code: int, text: str) -> None:
         self.ingress.stats.refused.add("access_refused")

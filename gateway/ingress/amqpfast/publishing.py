@@ -113,6 +113,8 @@ class Publisher:
         if replies:
             connection.machine.reply_many(replies)
         ingress.stats.messages_in += len(rows)
+        if (rate := connection.stream.rate) is not None:
+            rate.messages += len(rows)
         self._hold_back()
 
     def _refuse(self, number: int, tag: int) -> None:
@@ -307,6 +309,8 @@ class Publisher:
             return
         self._send(handle, tag, properties.raw, body, name, partial)
         ingress.stats.messages_in += 1
+        if (rate := connection.stream.rate) is not None:
+            rate.messages += 1
         self._hold_back()
 
     # Transactions.

@@ -102,6 +102,7 @@ class MqttConnection:
             byte_order=ingress.byte_order,
             topic_alias_max=limits.topic_alias_max,
             receive_max=limits.inflight_max,
+            bounds=ingress.bounds,
         )
         self.session: Session | None = None
         self.principal: Principal | None = None
@@ -127,8 +128,10 @@ class MqttConnection:
                     if self.gone:
                         return
                 if not machine.pending:
-                    return
+                    break
                 events = machine.receive_data(b"", now)
+            if machine.unread:
+                self.stream.again()
         except RemoteProtocolError as error:
             self._fail(error)
 
@@ -198,7 +201,7 @@ class MqttConnection:
                 self._ingress.stats.protocol_errors.add("connect_timeout")
                 self.stream.abort("no CONNECT in time")
             return
-        if not self.stream.reading:
+        if not self.stream.listening:
             self.machine.last_received = now  # we do not read: its silence is ours
         late = self.machine.timed_out(now)
         if late or self.session.stalled(now):
@@ -429,6 +432,8 @@ class MqttConnection:
             elif not publish(batch, entry, message, receipt):
                 ingress.unclaimed(entry, message, receipt)
         ingress.stats.messages_in += len(rows)
+        if (rate := self.stream.rate) is not None:
+            rate.messages += len(rows)
         if self.unsettled >= ingress.unsettled_max and not self._held:
             self._overrun()
 

@@ -29,7 +29,7 @@ from gateway.model.address import MqttAddress
 from gateway.model.batch import Batch
 from gateway.model.message import NEVER, Message, Sender
 from gateway.model.outcome import Outcome, Reason, Verdict
-from gateway.protocols.mqtt.octets import ByteOrder
+from gateway.protocols.mqtt.octets import Bounds, ByteOrder
 from gateway.protocols.mqtt.packets import Will
 from gateway.protocols.mqtt.properties import encode_list
 from gateway.protocols.mqtt.spec import PacketType, Property, ReasonCode, Version
@@ -70,6 +70,7 @@ class MqttIngress:
         self.limits = limits
         self.body_max = limits.message_bytes_max  # a model's attributes cost a few times what these do
         self.unsettled_max = limits.inflight_max
+        self.bounds = Bounds(limits.properties_max, limits.properties_bytes_max, limits.filters_max)
         self.stats = stats
         self.anonymous = anonymous
         self.byte_order = byte_order

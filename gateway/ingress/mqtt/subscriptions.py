@@ -62,7 +62,7 @@ def subscribe(
 def _refusal(
     ingress: MqttIngress, session: Session, principal: Principal, wanted: Subscription
 ) -> ReasonCode | None:
-    if not is_filter(wanted.filter) or wanted.filter.count("/") >= ingress.limits.topic_levels_max:
+    if wanted.filter.count("/") >= ingress.limits.topic_levels_max or not is_filter(wanted.filter):
         return ReasonCode.TOPIC_FILTER_INVALID
     if not ingress.access.may_subscribe(principal, ingress.name, wanted.filter):
         return ReasonCode.NOT_AUTHORIZED
