@@ -62,6 +62,7 @@ class Gateway:
         self.store = open_store(settings, self._disk_changed)
         if self.store is not None:
             self.metrics.store = self.store.figures
+            self.readiness.watch("store", partial(getattr, self.store, "failure"))
         self.backstop = Backstop(
             self.store,
             self._load_router(),
