@@ -5,14 +5,14 @@
 /metrics     Prometheus
 /api/status  everything that the page shows, as JSON
 /api/dead-letters  see dead_letters.py
-/api/clients see clients.py
+/api/clients see clients.py; likewise sessions, queues, retained
 /            the live page
 """
 
 from __future__ import annotations
 
 import socket
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from importlib.resources import files
 from typing import Final
@@ -28,7 +28,10 @@ from gateway.admin.answers import NEVER_STORE, UnavailableError, answer
 from gateway.admin.clients import ClientsApi
 from gateway.admin.dead_letters import LettersApi
 from gateway.admin.http import HttpServer
+from gateway.admin.queues import QueuesApi
 from gateway.admin.readiness import Readiness
+from gateway.admin.retained import RetainedApi
+from gateway.admin.sessions import SessionsApi
 from gateway.admin.status import status
 from gateway.broker.outbox.outbox import OutboxState
 from gateway.errors import ConfigurationError
@@ -50,6 +53,7 @@ class AdminState:
     readiness: Readiness
     dead_letters: LettersApi | None = None
     clients: ClientsApi | None = None
+    broker: Sequence[SessionsApi | QueuesApi | RetainedApi] = ()
     outboxes: Callable[[], list[OutboxState]] = list
     clock: Callable[[], float] = trio.current_time
     started_secs: float = field(init=False)
@@ -89,7 +93,7 @@ def application(state: AdminState) -> Starlette:
         Route("/metrics", metrics),
         Route("/readyz", readyz),
     ]
-    for api in (state.dead_letters, state.clients):
+    for api in (state.dead_letters, state.clients, *state.broker):
         if api is not None:
             routes += api.routes()
     app = Starlette(routes=routes, exception_handlers={UnavailableError: _unavailable})

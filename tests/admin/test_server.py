@@ -74,9 +74,9 @@ async def test_what_is_known_elsewhere_is_asked_each_time() -> None:
 
 async def test_what_is_not_served_is_counted() -> None:
     async with serving() as (client, _):
-        assert (await client.post("/api/status", content=b"x" * 2_000_000)).status_code == 413
+        assert (await client.get("/" + "x" * 20_000)).status_code == 431
         text = (await client.get("/metrics")).text
-        assert 'gateway_http_refused_total{reason="body_bytes"} 1.0\n' in text
+        assert 'gateway_http_refused_total{reason="head_bytes"} 1.0\n' in text
         assert "gateway_http_connections 1.0\n" in text
 
 

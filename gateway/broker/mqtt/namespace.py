@@ -226,7 +226,9 @@ class MqttNamespace:
 
     # Sessions.
 
-    def open(self, client_id: str, *, clean: bool, expiry_secs: float) -> tuple[Session, bool]:
+    def open(
+        self, client_id: str, *, clean: bool, expiry_secs: float, user: str = ""
+    ) -> tuple[Session, bool]:
         """The session of `client_id`, and whether it is an earlier one that is resumed.
 
         It will outlive its connection by `expiry_secs`. A will that waits for its delay is not published when
@@ -246,6 +248,7 @@ class MqttNamespace:
                 session = Session(client_id, self.limits, self.tally)
             self.sessions[client_id] = session
         self._wills.pop(client_id, None)
+        session.user = user
         session.expiry_secs = expiry_secs
         session.expires_at = 0.0
         return session, present

@@ -40,13 +40,14 @@ class SessionRecord(NamedTuple):
     """A session that outlives its connection.
 
     `utc`: when its client last came or went, in seconds. `attached`: it came. Messages at positions below
-    `sent` may have been sent; while attached nobody keeps that up to date.
+    `sent` may have been sent; while attached nobody keeps that up to date. `user`: who the client was.
     """
 
     expiry_secs: float
     utc: float
     attached: bool
     sent: int
+    user: str = ""
 
 
 class Records:

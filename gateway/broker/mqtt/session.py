@@ -87,6 +87,7 @@ class Session:
     client_id: str
     limits: SessionLimits
     tally: SessionTally
+    user: str = ""  # whose client had it last
     outlet: Outlet | None = None
     expiry_secs: float = 0.0  # how long it outlives its connection
     expires_at: float = 0.0  # monotonic; only while disconnected

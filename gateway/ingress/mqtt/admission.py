@@ -176,7 +176,10 @@ def _admit(
     connection.sender = Sender(ingress.name, client_id, principal.name, connection.stream.remote)
     connection.will = packet.will
     session, _ = namespace.open(
-        client_id, clean=packet.clean_start, expiry_secs=expiry_secs(packet, ingress.limits)
+        client_id,
+        clean=packet.clean_start,
+        expiry_secs=expiry_secs(packet, ingress.limits),
+        user=principal.name,
     )
     namespace.keep_will(client_id, packet.will, connection.sender)
     most = ingress.limits.inflight_max
