@@ -18,9 +18,19 @@ import structlog
 import trio
 
 from gateway import __version__
-from gateway.admin import AdminState, Admission, ClientsApi, LettersApi, Readiness, serve
+from gateway.admin import (
+    AdminState,
+    Admission,
+    ClientsApi,
+    LettersApi,
+    QueuesApi,
+    Readiness,
+    RetainedApi,
+    SessionsApi,
+    serve,
+)
 from gateway.app.access import access_of
-from gateway.app.clients import connected
+from gateway.app.clients import connected, dismiss
 from gateway.app.descriptors import divide_descriptors
 from gateway.app.endpoints import add_link, add_listener
 from gateway.app.mappings import MappingFiles
@@ -69,6 +79,7 @@ class Gateway:
         self.store = open_store(settings, self._disk_changed)
         if self.store is not None:
             self.metrics.store = self.store.figures
+            self.readiness.watch("store", partial(getattr, self.store, "failure"))
         self.backstop = Backstop(
             self.store,
             self._load_router(),
@@ -145,7 +156,14 @@ class Gateway:
         admission = Admission(self.settings.http.token_file)
         letters = LettersApi(self.dead_letters, self.backstop.redriving, self.writes.flush, admission)
         clients = ClientsApi(partial(connected, self.listeners), self.writes.flush, admission)
-        state = AdminState(self.metrics, self.readiness, letters, clients, self.backstop.outbox_states)
+        flush, store = self.writes.flush, self.store
+        broker = (
+            SessionsApi(self.mqtt, dismiss, flush, admission),
+            QueuesApi(self.hosts, self.fast_hosts, store, flush, admission),
+            RetainedApi(self.mqtt.retained, store, flush, admission),
+        )
+        outboxes = self.backstop.outbox_states
+        state = AdminState(self.metrics, self.readiness, letters, clients, broker, outboxes)
         async with trio.open_nursery() as nursery:
             if signals:  # before anybody can be told that the gateway runs
                 await nursery.start(self._watch_signals)

@@ -218,10 +218,11 @@ class Database:
                 connection.execute("DELETE FROM things WHERE kind = ?", (kind,))
                 continue
             end = after(prefix)
+            within = "" if end is None else " AND key < ?"  # apart, so that the index finds both ends
+            bounds = (prefix,) if end is None else (prefix, end)
             connection.execute(
-                "DELETE FROM things"
-                " WHERE kind = ? AND key >= ? AND (key < ? OR ? IS NULL) AND typeof(key) = ?",
-                (kind, prefix, end, end, "text" if isinstance(prefix, str) else "blob"),
+                f"DELETE FROM things WHERE kind = ? AND key >= ?{within} AND typeof(key) = ?",
+                (kind, *bounds, "text" if isinstance(prefix, str) else "blob"),
             )
         lines: list[tuple[str, Key, int, bytes]] = []
         gone: dict[str, list[Key]] = {}

@@ -7,6 +7,7 @@ or a client identifier never becomes one.
 from __future__ import annotations
 
 import platform
+from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from typing import Final, get_args
 
@@ -78,6 +79,7 @@ COUNTERS: Final[dict[str, tuple[str, tuple[str, ...]]]] = {
     "gateway_dropped": ("Messages that the embedded broker dropped.", ("reason",)),
     "gateway_dead_lettered": ("Messages that became dead letters.", ("route", "reason")),
     "gateway_mapping_reloads": ("Attempts to take changed mapping files.", ("outcome",)),
+    "gateway_http_refused": ("HTTP connections and requests that were not served.", ("reason",)),
     "gateway_internal_errors": (
         "Errors that nobody foresaw, by what was given up to contain them; the log has their stacks.",
         ("where",),
@@ -85,6 +87,7 @@ COUNTERS: Final[dict[str, tuple[str, tuple[str, ...]]]] = {
 }
 GAUGES: Final[dict[str, tuple[str, tuple[str, ...]]]] = {
     "gateway_connections": ("Open connections.", ENDPOINT),
+    "gateway_http_connections": ("Open HTTP connections.", ()),
     "gateway_link_up": ("1 while the link is connected.", ENDPOINT),
     "gateway_link_address": ("1 for the address that a link is connected to.", (*ENDPOINT, "address")),
     "gateway_link_blocked": ("1 while the remote broker lets the link publish nothing.", ENDPOINT),
@@ -174,6 +177,8 @@ class Metrics(Collector):
         self.forgotten_ids: Callable[[], Mapping[str, int]] = dict
         self.outboxes: Callable[[], Iterable[OutboxCounts]] = list
         self.mapping_reloads = {"taken": 0, "refused": 0}
+        self.http_connections: Callable[[], int] = int
+        self.http_refused: Counter[str] = Counter()  # by reason, all of them constants of the HTTP server
         self.store: object | None = None  # with the attributes that STORE_COUNTERS and STORE_GAUGES name
         self.journal: object | None = None  # likewise
         self.turns: Latency | None = None  # of the loop
@@ -269,6 +274,9 @@ class Metrics(Collector):
             yield "gateway_outbox_oldest_seconds", at, outbox.oldest_secs
         for outcome, count in self.mapping_reloads.items():
             yield "gateway_mapping_reloads", (outcome,), count
+        yield "gateway_http_connections", (), self.http_connections()
+        for reason, count in self.http_refused.items():
+            yield "gateway_http_refused", (reason,), count
         for where in get_args(Where):
             yield "gateway_internal_errors", (where,), counted[where]
 

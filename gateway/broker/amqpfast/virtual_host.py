@@ -270,6 +270,14 @@ class FastHost:
         self._changed()
         return topic
 
+    def delete_queue(self, queue: FastQueue) -> int:
+        """Delete the queue and its messages; returns how many were ready."""
+        self.queues.pop(queue.name, None)
+        if queue.owner is None and self._definitions is not None:
+            self._definitions.remove(QUEUE, queue.name)
+        self._changed()
+        return queue.delete()
+
     # Temporary destinations, 3.5.2.2.
 
     def create_temporary(

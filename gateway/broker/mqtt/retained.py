@@ -82,6 +82,18 @@ class Retained:
             elif known:
                 self._store.delete(KIND, address.wire)
 
+    def messages(self) -> list[Message]:
+        """All of them now."""
+        return list(self._messages.values())
+
+    def forget(self, message: Message) -> bool:
+        """Forget this message; False: its topic has another one, or none."""
+        assert isinstance(message.address, MqttAddress)
+        if self._messages.get(message.address.topic) is not message:
+            return False
+        self.keep(Message(message.address, b""))
+        return True
+
     def show(self, message: Message) -> None:
         """Keep `message` for its topic as long as the process lives: it is made anew by the next one."""
         self._set(message)

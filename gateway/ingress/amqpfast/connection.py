@@ -102,9 +102,6 @@ class FastConnection:
 
     def receive(self, data: bytes, now: float) -> None:
         """Octets arrived. What a client sends ahead of our answers in the handshake waits in the machine."""
-        if self._shunned:
-            self._shun()
-            return
         machine = self.machine
         handshake = not self._ready
         self._process(machine.receive_data(data, now))
