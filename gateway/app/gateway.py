@@ -40,6 +40,7 @@ from gateway.broker.amqp091.hosts import AmqpHosts
 from gateway.broker.amqpfast.hosts import FastHosts
 from gateway.broker.backstop import Backstop
 from gateway.broker.journaling import open_journal
+from gateway.broker.memory import Publisher
 from gateway.broker.mqtt.namespace import MqttNamespace, SessionShares
 from gateway.broker.mqtt.retained import Retained
 from gateway.broker.mqtt.session import SessionLimits
@@ -47,8 +48,10 @@ from gateway.containment import contained
 from gateway.egress.link import Link
 from gateway.errors import ConfigurationError
 from gateway.ingress.amqp091.connection import AmqpConnection
+from gateway.ingress.amqpfast.connection import FastConnection
 from gateway.ingress.front.shared_port import shared_listeners
 from gateway.ingress.listener import Farewell, Listener
+from gateway.ingress.mqtt.connection import MqttConnection
 from gateway.mapping.router import Router
 from gateway.model.message import Message
 from gateway.model.outcome import Outcome
@@ -127,6 +130,7 @@ class Gateway:
         self.access = access_of(settings)
         self.watchdog = Watchdog(settings.log.slow_turn_secs)
         self.metrics.turns = self.watchdog.turns
+        self.memory.connections = self._publishers
         self.writes = WriteSet()
         self.writes.took_long = self.watchdog.suspect
         self.writes.wake_up_ends = self._wake_up_ends
@@ -225,6 +229,14 @@ class Gateway:
         self.memory.turned()
         if self.store is not None:
             self.store.flush()
+
+    def _publishers(self) -> list[Publisher]:
+        return [
+            connection
+            for listener in self.listeners.values()
+            for connection in listener.connections
+            if isinstance(connection, AmqpConnection | FastConnection | MqttConnection)
+        ]
 
     def _memory_changed(self, short: bool) -> None:
         figures = {"used_bytes": self.memory.used, "limit_bytes": self.memory.mark}

@@ -6,6 +6,10 @@ they are brought, until consumers have made room. Whoever only consumes notices 
 must not be stopped, for its client consumes, too, and has to acknowledge, goes on; above the second mark,
 `scarce`, what it publishes is refused.
 
+A message that has only begun, or is not committed, can be consumed by nobody. Whoever has much of that counts
+as a publisher, and is let go when memory stays short: else a few clients that stop in the middle could keep
+it short for ever.
+
 What counts is what the system says that the process occupies, not what is believed to be held: that is read
 several times a second and, as much can come in between, once in some wake-ups. It goes down again with what
 was freed only if the allocator gives that back, so it is asked to as long as memory is short.
@@ -13,7 +17,7 @@ was freed only if the allocator gives that back, so it is asked to as long as me
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from typing import Final, Protocol
 
 import trio
@@ -26,6 +30,9 @@ TURNS: Final = 16  # wake-ups between two readings: each has read a mebibyte at 
 LOW: Final = 0.95  # of the mark: below it publishers go on
 SCARCE: Final = 4 / 3  # of the mark: with the mark at six tenths of all there is, eight tenths
 TRIM_SECS: Final = 1.0
+BEGUN_OCTETS_MAX: Final = 65_536  # of one connection, that do not make it a publisher
+BEGUN_SECS: Final = 10.0  # of shortage, that it may take to finish: it is not read
+RISE: Final = 1 / 64  # of the mark: after so much more those that have begun are looked for before the tick
 LOW_ON_MEMORY: Final = Outcome(Verdict.RELEASED, Reason.QUOTA, "the gateway is low on memory")
 
 
@@ -38,20 +45,31 @@ class Publisher(Protocol):
     def told_of_memory(self, short: bool) -> None:
         """It is to wait, or may go on: say so if the protocol has a word for it."""
 
+    @property
+    def begun(self) -> int:
+        """Octets of messages that have not come whole, or are not committed."""
+
+    def let_go_for_memory(self) -> None:
+        """End it: there is no memory for what it has begun."""
+
 
 class Memory:
     """The watermark of one process. `mark` in octets; `resident` reads what is used, 0 if nobody knows.
 
     `trim` has the allocator return what is free. `changed` hears when memory gets short, and when not.
+    `connections` are all that may publish.
     """
 
     __slots__ = (
         "_resident",
+        "_seen",
+        "_since",
         "_stopped",
         "_trim",
         "_trimmed",
         "_turns",
         "changed",
+        "connections",
         "mark",
         "refused",
         "scarce",
@@ -73,6 +91,9 @@ class Memory:
         self.scarce = False
         self.refused = 0  # messages
         self.changed = changed
+        self.connections: Callable[[], Iterable[Publisher]] = list
+        self._seen = 0  # octets in use when those that have begun were last looked for
+        self._since: float | None = None  # that it has been short
         self._resident = resident
         self._trim = trim
         self._trimmed = 0.0
@@ -115,10 +136,14 @@ class Memory:
             if used > self.mark:
                 self.short = True
                 self._tell()
+                self._stop_begun()
         elif used < self.mark * LOW:
             self.short = False
+            self._since = None
             self._tell()
             self._go_on()
+        elif used > self._seen + self.mark * RISE:
+            self._stop_begun()
 
     def _tell(self) -> None:
         if self.changed is not None:
@@ -134,12 +159,23 @@ class Memory:
             except Exception as error:
                 contained("connection", error)
 
+    def _stop_begun(self, *, late: bool = False) -> None:
+        """Stop whoever has begun much; `late`: let it go."""
+        self._seen = self.used
+        for publisher in list(self.connections()):
+            if publisher.begun > BEGUN_OCTETS_MAX and (not self.admits(publisher, 0) or late):
+                publisher.let_go_for_memory()
+
     def tick(self, now: float) -> None:
         """Several times a second."""
         if self.short and self._trim is not None and now - self._trimmed >= TRIM_SECS:
             self._trimmed = now
             self._trim()
         self.look()
+        if self.short:
+            if self._since is None:
+                self._since = now
+            self._stop_begun(late=now - self._since >= BEGUN_SECS)
 
     def gauges(self) -> dict[str, Callable[[], float]]:
         """Its share of the broker's gauges."""
@@ -153,7 +189,10 @@ class Memory:
         """Tick until cancelled; `flush` writes what came of it."""
         while True:
             await trio.sleep(TICK_SECS)
-            self.tick(trio.current_time())
+            try:
+                self.tick(trio.current_time())
+            except Exception as error:
+                contained("timer", error)
             flush()
 
 

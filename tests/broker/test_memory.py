@@ -6,7 +6,7 @@ from collections.abc import Callable
 
 import pytest
 
-from gateway.broker.memory import LOW, SCARCE, TRIM_SECS, TURNS, Memory
+from gateway.broker.memory import BEGUN_OCTETS_MAX, BEGUN_SECS, LOW, SCARCE, TRIM_SECS, TURNS, Memory
 
 MARK = 1_000
 
@@ -37,8 +37,10 @@ class Reading:
 class Client:
     """A connection that publishes; `consumes`: it must not be stopped."""
 
-    def __init__(self, *, consumes: bool = False) -> None:
+    def __init__(self, *, consumes: bool = False, begun: int = 0) -> None:
         self.consumes = consumes
+        self.begun = begun
+        self.gone = False
         self.holds = 0
         self.told: list[bool] = []
 
@@ -53,6 +55,9 @@ class Client:
 
     def told_of_memory(self, short: bool) -> None:
         self.told.append(short)
+
+    def let_go_for_memory(self) -> None:
+        self.gone = True
 
 
 def test_it_is_short_above_the_mark_and_until_well_below_it() -> None:
@@ -150,3 +155,44 @@ def test_what_is_shown(short: bool) -> None:
         "gateway_memory_bytes": reading.octets,
         "gateway_memory_limit_bytes": MARK,
     }
+
+
+def test_whoever_has_begun_much_is_a_publisher_and_is_let_go_when_memory_stays_short() -> None:
+    reading = Reading()
+    little, much = Client(begun=BEGUN_OCTETS_MAX), Client(begun=BEGUN_OCTETS_MAX + 1)
+    finishes = Client(begun=BEGUN_OCTETS_MAX + 1)
+    reading.memory.connections = lambda: [little, much, finishes]
+    reading.octets = MARK + 1
+    reading.memory.tick(100.0)
+    assert [one.holds for one in (little, much, finishes)] == [0, 1, 1]
+    finishes.begun = 0
+    reading.memory.tick(100.0 + BEGUN_SECS - 0.1)
+    assert [one.gone for one in (little, much, finishes)] == [False] * 3
+    reading.memory.tick(100.0 + BEGUN_SECS)
+    assert [one.gone for one in (little, much, finishes)] == [False, True, False]
+    reading.at(0)
+    other = Client(begun=BEGUN_OCTETS_MAX + 1)
+    reading.memory.connections = lambda: [other]
+    reading.octets = MARK + 1
+    reading.memory.tick(200.0)
+    assert (other.holds, other.gone) == (1, False)  # its time begins anew
+
+
+def test_it_is_let_go_at_once_when_it_must_not_be_stopped_and_memory_is_scarce() -> None:
+    reading, client = Reading(), Client(consumes=True, begun=BEGUN_OCTETS_MAX + 1)
+    reading.memory.connections = lambda: [client]
+    reading.at(MARK + 1)
+    assert not client.gone
+    reading.at(MARK * SCARCE + 1)
+    assert client.gone
+
+
+def test_those_that_have_begun_are_looked_for_as_memory_rises() -> None:
+    reading, client = Reading(), Client()
+    reading.memory.connections = lambda: [client]
+    reading.at(MARK + 1)
+    client.begun = BEGUN_OCTETS_MAX + 1
+    reading.at(MARK + 2)
+    assert client.holds == 0
+    reading.at(MARK * 1.1)
+    assert client.holds == 1

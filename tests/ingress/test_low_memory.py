@@ -6,8 +6,10 @@ from __future__ import annotations
 from collections.abc import Iterator
 
 import pytest
+import trio
 
 from gateway.app.memory import resident_reader
+from gateway.broker.memory import BEGUN_SECS
 from gateway.protocols.amqp091 import methods as m
 from gateway.protocols.amqp091.events import ChannelClosed, Confirms, MethodReceived
 from gateway.protocols.amqpfast.events import ChannelClosed as FastChannelClosed
@@ -33,6 +35,7 @@ class Watched(Running):
         def read() -> None:
             memory.mark = MARK
             memory._resident = lambda: octets
+            memory._trim = None
             memory.look()
             self.gateway.writes.flush()
 
@@ -251,6 +254,46 @@ def test_a_fast_client_that_consumes_too_loses_its_channel_at_last(gateway: Watc
         closed = client.next(FastChannelClosed)
         assert closed.reply_code == ReplyCode.INSUFFICIENT_RESOURCES
         assert "low on memory" in closed.text
+
+
+# Messages that have begun.
+
+
+def starting(gateway: Watched, protocol: str) -> tuple[Raw, str]:
+    """A client that stops in the middle of a message, or of a transaction; and its listener."""
+    if protocol == "mqtt":
+        client, _ = connect(gateway, "half")
+        client.send(b"\x30\x80\x80\x10\x00\x01a\x00" + bytes(200_000))
+        return client, "mqtt"
+    if protocol == "amqpfast":
+        fast = Fast(gateway).open(transacted=True)
+        fast.put(fast.handle("q"), bytes(100_000))
+        return fast, "amqpfast"
+    amqp = Amqp(gateway).open()
+    if protocol == "tx":
+        amqp.call(m.QueueDeclare("q"), m.QueueDeclareOk)
+        amqp.call(m.TxSelect(), m.TxSelectOk)
+        amqp.publish("", "q", bytes(100_000))
+        return amqp, "amqp091"
+    amqp.machine.send_content(1, m.BasicPublish("", "q"), b"\0\0", bytes(400_000))
+    amqp.send(amqp.machine.data_to_send()[:300_000])
+    return amqp, "amqp091"
+
+
+@pytest.mark.parametrize("protocol", ["mqtt", "amqp091", "tx", "amqpfast"])
+def test_whoever_stops_in_the_middle_is_stopped_and_then_let_go(gateway: Watched, protocol: str) -> None:
+    client, listener = starting(gateway, protocol)
+    with client:
+        found = gateway.gateway.memory
+        eventually(lambda: sum(one.begun for one in gateway.ask(lambda: list(found.connections()))) > 90_000)
+        assert gateway.reading(client, listener)
+        gateway.use(SHORT)
+        assert not gateway.reading(client, listener)
+        gateway.ask(lambda: found.tick(trio.current_time()))
+        gateway.ask(lambda: found.tick(trio.current_time() + BEGUN_SECS))
+        gateway.ask(gateway.gateway.writes.flush)
+        client.rest()
+        eventually(lambda: stats(gateway, listener).connections == 0)
 
 
 # All of them.

@@ -541,6 +541,19 @@ class AmqpConnection:
         """The client has published while memory is short; or it is no longer."""
         self._block("memory", "low on memory" if short else "")
 
+    @property
+    def begun(self) -> int:
+        """Octets of messages that have not come whole, or are not committed."""
+        channels = self.channels.values()
+        return self.machine.begun + sum(one.transaction.octets for one in channels if one.transaction)
+
+    def let_go_for_memory(self) -> None:
+        """506: there is none for what it has begun."""
+        text = f"RESOURCE_ERROR - {LOW_ON_MEMORY.text}"
+        self._report(ReplyCode.RESOURCE_ERROR, text)
+        self.machine.close(ReplyCode.RESOURCE_ERROR, text)
+        self.stream.end(LOW_ON_MEMORY.text)
+
     def _block(self, what: str, reason: str) -> None:
         """Tell a client that understands it whether publishing is of use now."""
         self._blocked[what] = reason

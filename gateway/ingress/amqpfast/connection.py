@@ -9,6 +9,7 @@ from weakref import WeakValueDictionary
 
 from gateway.broker.access import Denial, Principal
 from gateway.broker.amqpfast.virtual_host import FastHost, Refused
+from gateway.broker.memory import LOW_ON_MEMORY
 from gateway.broker.queue import Queue
 from gateway.errors import RemoteProtocolError
 from gateway.ingress.amqpfast.arriving import Arrivals
@@ -193,6 +194,17 @@ class FastConnection:
 
     def told_of_memory(self, short: bool) -> None:
         """The client sees that it is not read."""
+
+    @property
+    def begun(self) -> int:
+        """Octets of what is not committed; what arrives in parts has a limit over all connections."""
+        return sum(channel.pending_octets for channel in self.channels.values())
+
+    def let_go_for_memory(self) -> None:
+        """506: there is none for what it has begun."""
+        self._report(ReplyCode.INSUFFICIENT_RESOURCES, LOW_ON_MEMORY.text)
+        self.machine.close(ReplyCode.INSUFFICIENT_RESOURCES, LOW_ON_MEMORY.text)
+        self.stream.end(LOW_ON_MEMORY.text)
 
     def tick(self, now: float) -> None:
         """Heartbeats, closes that wait, the pause of a failed negotiation, and the time for the handshake."""

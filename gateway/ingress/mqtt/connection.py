@@ -460,6 +460,15 @@ class MqttConnection:
     def told_of_memory(self, short: bool) -> None:
         """MQTT has no word for it."""
 
+    @property
+    def begun(self) -> int:
+        """Octets of a packet that has not come whole."""
+        return self.machine.begun
+
+    def let_go_for_memory(self) -> None:
+        """There is none for what it has begun."""
+        self._ingress.let_go(self, ReasonCode.QUOTA_EXCEEDED)
+
     def _overrun(self) -> None:
         """As much is unsettled as may be. MQTT 5 clients were told how much; others are read no further."""
         if self.machine.version is not Version.V5:

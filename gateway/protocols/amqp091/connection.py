@@ -325,6 +325,11 @@ class Connection(ABC):
     ) -> None:
         """Report a content that is complete; `method` is its method without the ids."""
 
+    @property
+    def begun(self) -> int:
+        """Octets of contents, and of a frame, that have not come whole."""
+        return self._partial + len(self._rest)
+
     def _hold(self, octets: int) -> None:
         self._partial += octets
         if self._partial > CONTENTS_IN_PARTS * self.message_bytes_max + self.frame_max:

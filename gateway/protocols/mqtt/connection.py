@@ -245,6 +245,11 @@ class Connection:
         self.unread = self.unread or self._steps >= STEPS_MAX
         return self.unread
 
+    @property
+    def begun(self) -> int:
+        """Octets of a packet that has not come whole."""
+        return 0 if self._buffer is None else len(self._buffer)
+
     def _hold(self, buffer: bytearray) -> list[Event]:
         """Nothing is decoded now; what a peer may pipeline meanwhile is limited."""
         self._needed = 0
