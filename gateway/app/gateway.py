@@ -256,7 +256,10 @@ class Gateway:
         for listener in self.listeners.values():
             for connection in listener.connections:
                 if isinstance(connection, AmqpConnection):
-                    connection.blocked(self.store.failure)
+                    try:
+                        connection.blocked(self.store.failure)
+                    except Exception as error:
+                        connection.stream.fail(error)
 
     # Putting it together.
 

@@ -19,6 +19,7 @@ from functools import partial
 from hashlib import blake2b
 from typing import Final
 
+from gateway.broker.poison import poisoned
 from gateway.errors import RemoteProtocolError
 from gateway.mapping.crossings import Route
 from gateway.model.address import Address
@@ -182,7 +183,10 @@ class Guard:
                 if store is not None and not store.healthy:
                     store.refuse(partial(part.settle_at, (at,)))
                     continue
-            self._pass_on(batch, origins, part, at, id or "", message)
+            try:
+                self._pass_on(batch, origins, part, at, id or "", message)
+            except Exception as error:
+                part.settle_at((at,), poisoned(error, route=self.route.name))
         if repeats:
             self.route.duplicates += len(repeats)
             part.settle_at(repeats)

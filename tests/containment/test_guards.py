@@ -16,6 +16,7 @@ from pydantic import SecretStr
 from gateway.app import Gateway
 from gateway.broker.access import hash_password
 from gateway.broker.amqp091.virtual_host import VirtualHost
+from gateway.broker.deduplication import Guard
 from gateway.broker.queue import Queue
 from gateway.ingress.amqp091.connection import AmqpConnection
 from gateway.ingress.amqpfast.connection import FastConnection
@@ -24,15 +25,20 @@ from gateway.ingress.mqtt.ingress import MqttIngress
 from gateway.mapping.crossings import Crossing
 from gateway.mapping.router import Router
 from gateway.model.batch import Batch
+from gateway.model.outcome import INTERNAL
+from gateway.model.properties import string
 from gateway.protocols.amqp091 import methods as m
 from gateway.protocols.amqp091.sending import Deliverer
 from gateway.protocols.amqpfast.sending import Notifier
-from gateway.protocols.mqtt.packets import Connect
-from gateway.protocols.mqtt.spec import PacketType, ReasonCode, Version
+from gateway.protocols.mqtt.packets import Connect, Will
+from gateway.protocols.mqtt.spec import PacketType, Property, ReasonCode, Version
 from gateway.settings import Store, User
+from gateway.settings.journal import Journal
 from gateway.store import messages as stored
+from gateway.store.journal.writer import JournalWriter
 from gateway.transport.tasks import AGAIN_SECS, Tasks, forever
 from tests.containment.faults import POISON, UNFORESEEN, by_type, counting, faulty, poisoned
+from tests.durable.scenes import DAY
 from tests.ingress.amqp_client import Amqp
 from tests.ingress.amqpfast.client import Fast
 from tests.ingress.clients import Mqtt, Raw, connect
@@ -473,3 +479,116 @@ def test_what_cannot_be_made_again_is_set_aside(counted: Counter[str], tmp_path:
         with connect(gateway, "odd", clean=False)[0] as back:
             back.ping()
     assert counted["startup"] >= 6
+
+
+# What else is done for one message, in the midst of the business of others.
+
+
+DEDUPLICATING: Final = """
+version: 1
+routes:
+  - name: once
+    from: {endpoint: mqtt, topic: a/b}
+    to: {endpoint: amqp091, exchange: amq.topic, routing_key: a.b}
+    deduplicate: {window: 60s}
+    on_reject: dead_letter
+"""
+
+
+def test_a_fault_behind_a_guard_against_repeats(
+    monkeypatch: pytest.MonkeyPatch, counted: Counter[str], tmp_path: Path
+) -> None:
+    mapping = tmp_path / "mapping.yaml"
+    mapping.write_text(DEDUPLICATING)
+    monkeypatch.setattr(Guard, "_pass_on", passing_on(Guard._pass_on))
+    with faulty(mappings=[str(mapping)]) as gateway, Amqp(gateway).open() as program:
+        program.call(m.QueueDeclare("q"), m.QueueDeclareOk)
+        program.call(m.QueueBind("q", "amq.topic", "a.b"), m.QueueBindOk)
+        program.call(m.BasicConsume("q", no_ack=True), m.BasicConsumeOk)
+        with connect(gateway, "device")[0] as device:
+            for packet_id, body in enumerate((b"1", POISON, b"2"), 1):
+                device.machine.publish(b"a/b", body, 1, packet_id=packet_id)
+            device.flush()
+            assert {device.acked(PacketType.PUBACK) for _ in range(3)} == {(1, 0), (2, 0), (3, 0)}
+        assert [row[6] for row in program.delivered(2)] == [b"1", b"2"]
+        assert gateway.gateway.dead_letters.counted == {("once", "internal"): 1}
+    assert counted == {"delivery": 1}
+
+
+def passing_on(real: Callable[..., None]) -> Callable[..., None]:
+    def pass_on(self: Guard, batch: Any, origins: Any, part: Any, at: int, id: str, message: Any) -> None:
+        if message.body == POISON:
+            raise ODD
+        real(self, batch, origins, part, at, id, message)
+
+    return pass_on
+
+
+def test_a_fault_of_a_letter_of_a_queue(
+    monkeypatch: pytest.MonkeyPatch, gateway: Running, bystander: Mqtt, counted: Counter[str]
+) -> None:
+    """One of several messages that a purge of the expired sends to the dead letter exchange."""
+    monkeypatch.setattr("gateway.broker.amqp091.deaths._with_death", raises)
+    with Amqp(gateway).open() as client:
+        arguments = (("x-dead-letter-exchange", string("amq.topic")),)
+        client.call(m.QueueDeclare("q", arguments=arguments), m.QueueDeclareOk)
+        client.publish("", "q", b"1", b"2", b"3")
+        client.call(m.BasicConsume("q"), m.BasicConsumeOk)
+        rows = client.delivered(3)
+        client.say(*[m.BasicReject(row[2], requeue=False) for row in rows])
+        client.call(m.QueueDeclare("q", arguments=arguments), m.QueueDeclareOk)
+        assert gateway.gateway.dead_letters.counted == {("", "internal"): 3}
+    assert counted == {"delivery": 3}
+
+
+def test_a_fault_of_a_copy_of_a_dead_letter(monkeypatch: pytest.MonkeyPatch, counted: Counter[str]) -> None:
+    with faulty() as gateway:
+        gateway.gateway.dead_letters.forward = raises
+        with Amqp(gateway).open() as client:
+            gateway.ask(lambda: gateway.gateway._dead_letter([], INTERNAL))
+            client.call(m.QueueDeclare("q"), m.QueueDeclareOk)
+        assert counted == {"message": 1}
+
+
+def test_a_fault_of_the_journal_costs_no_settlement(
+    monkeypatch: pytest.MonkeyPatch, counted: Counter[str], tmp_path: Path
+) -> None:
+    monkeypatch.setattr(JournalWriter, "record", raises)
+    settings = Journal(enabled=True, path=tmp_path)
+    with faulty(journal=settings) as gateway, connect(gateway, "device")[0] as device:
+        device.subscribe("me")
+        goes_on(device)
+    assert counted["journal"] > 0
+    assert set(counted) == {"journal"}
+
+
+def test_a_fault_of_a_will_is_not_that_of_others(
+    monkeypatch: pytest.MonkeyPatch, gateway: Running, bystander: Mqtt, counted: Counter[str]
+) -> None:
+    real = MqttIngress.publish_will
+
+    def publish_will(self: MqttIngress, will: Will, sender: Any) -> None:
+        if will.body == POISON:
+            raise ODD
+        real(self, will, sender)
+
+    monkeypatch.setattr(MqttIngress, "publish_will", publish_will)
+    bystander.subscribe("wills/#")
+    later = {Property.WILL_DELAY_INTERVAL: 1}
+    for body, delay in ((POISON, {}), (b"now", {}), (POISON + b"", later), (b"later", later)):
+        will = Will(f"wills/{body.decode()}", body, properties=delay)
+        name = f"{body.decode()} {len(delay)}"
+        connect(gateway, name, will=will, clean=False, properties=DAY)[0].cut()
+    assert {bystander.body(), bystander.body()} == {b"now", b"later"}
+    assert set(counted) == {"connection", "message"}
+
+
+def test_a_fault_of_a_client_that_is_taken_over(
+    monkeypatch: pytest.MonkeyPatch, gateway: Running, bystander: Mqtt, counted: Counter[str]
+) -> None:
+    with connect(gateway, "same")[0] as first:
+        monkeypatch.setattr(MqttConnection, "taken_over", raises)
+        with connect(gateway, "same")[0] as second:
+            first.rest()
+            second.ping()
+    assert counted == {"connection": 1}

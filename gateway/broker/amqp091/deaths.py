@@ -14,6 +14,7 @@ from collections import Counter
 from collections.abc import Callable
 from typing import TYPE_CHECKING, Any, Final
 
+from gateway.broker.poison import poisoned
 from gateway.containment import contained
 from gateway.errors import LocalProtocolError, ProtocolError
 from gateway.model.address import AmqpAddress
@@ -73,7 +74,11 @@ class Deaths:
         lanes: dict[AmqpQueue, Lane] = {}
         utc = time.time()
         for queue, message, reason in noted:
-            targets, letter = self._letter(queue, message, reason, utc)
+            try:
+                targets, letter = self._letter(queue, message, reason, utc)
+            except Exception as error:
+                self._lose(message, poisoned(error, queue=queue.name))
+                continue
             if not targets:
                 self.dropped[f"queue_{reason}"] += 1
                 continue
@@ -124,9 +129,12 @@ class Deaths:
     def settle(self, letters: list[Message], refused: dict[int, Outcome] | None, received: float) -> None:
         """What a queue would not take is lost to it, but neither uncounted nor unseen."""
         for at, outcome in (refused or {}).items():
-            self.dropped["dead_letter_refused"] += 1
-            if self._lost is not None:
-                self._lost([letters[at]], outcome)
+            self._lose(letters[at], outcome)
+
+    def _lose(self, letter: Message, outcome: Outcome) -> None:
+        self.dropped["dead_letter_refused"] += 1
+        if self._lost is not None:
+            self._lost([letter], outcome)
 
     def hold(self, senders: set[Sender]) -> list[Callable[[], None]]:
         """Nobody can be asked to let fewer messages die."""

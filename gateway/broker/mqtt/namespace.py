@@ -21,6 +21,7 @@ from gateway.broker.mqtt.subscription import Grant, SubscriptionOptions
 from gateway.broker.mqtt.system import SYS, System
 from gateway.broker.shares import Shares, share_of
 from gateway.broker.topics import Trie
+from gateway.containment import contained
 from gateway.model.address import Address, MqttAddress
 from gateway.model.batch import Sink
 from gateway.model.message import Message, Sender
@@ -417,7 +418,11 @@ class MqttNamespace:
 
     def _publish_will(self, client_id: str) -> None:
         if client_id in self._wills:
-            self._wills.pop(client_id)[1]()
+            publish = self._wills.pop(client_id)[1]
+            try:
+                publish()
+            except Exception as error:  # whoever's clock or connection it is, it is not theirs
+                contained("message", error, client=client_id)
             self.forget_will(client_id)
 
     def expire(self, now: float) -> None:

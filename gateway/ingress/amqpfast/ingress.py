@@ -20,6 +20,7 @@ from gateway.broker.amqpfast.spool import Spool
 from gateway.broker.amqpfast.virtual_host import FastHost, Refused
 from gateway.broker.dead_letters import DeadLetters
 from gateway.broker.switch import Switch
+from gateway.containment import contained
 from gateway.ingress.amqpfast.connection import FastConnection
 from gateway.ingress.amqpfast.handle import FastHandle
 from gateway.ingress.amqpfast.publishing import Receipt
@@ -104,7 +105,10 @@ class FastIngress:
             self.batch = Batch(self, trio.current_time())
             batch.send()
         while self._soon:
-            self._soon.pop()()
+            try:
+                self._soon.pop()()
+            except Exception as error:  # it concerns one channel
+                contained("batch", error, listener=self.name)
 
     def tick(self, now: float) -> None:
         """Forget transfers that nobody resumes, remove files that nobody needs."""

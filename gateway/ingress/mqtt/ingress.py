@@ -183,7 +183,11 @@ class MqttIngress:
         """A client connects: whoever has its identifier must go."""
         session = self.namespace.sessions.get(client_id)
         if session is not None and isinstance(session.outlet, MqttConnection):
-            session.outlet.taken_over()
+            outlet = session.outlet
+            try:
+                outlet.taken_over()
+            except Exception as error:  # of the one that goes, not of the one that comes
+                outlet.stream.fail(error)
 
     def flush(self) -> None:
         """Write what was encoded outside a wake-up."""
