@@ -1,15 +1,22 @@
 """Topic filters in a trie: what matches a topic is found level by level, whatever does not is never touched.
 
-One trie serves MQTT subscriptions and AMQP topic bindings; only the wildcards and the separator differ. Its
-mirror, the tree of topics, holds names and is asked by filter: that is how retained messages are found.
+One trie serves MQTT subscriptions and AMQP topic bindings; only the wildcards and the separator differ. A
+walk comes by each node once at the most, for a wildcard of any number of levels ends a path. Where it stands
+inside a pattern, as only AMQP allows, such a pattern may be at many places of a topic at once: these are
+matched all together in strips of bits, which costs the same whatever they and the topic are.
+
+The trie's mirror, the tree of topics, holds names and is asked by filter: that is how retained messages are
+found, some at a time, since a filter may ask for all.
 """
 
 from __future__ import annotations
 
 from collections.abc import Iterator
-from typing import Generic, TypeVar
+from typing import Final, Generic, TypeVar
 
 T = TypeVar("T")
+STRIP_BITS: Final = 2_048
+WIDTHS: Final = (8, 32, 128, 512)  # states of a pattern; a longer one has a strip of its own
 
 
 class Node(Generic[T]):
@@ -22,6 +29,75 @@ class Node(Generic[T]):
         self.values: dict[T, None] = {}  # a set that keeps order
 
 
+class Strip(Generic[T]):
+    """Patterns with any number of levels inside, each in a slot of `width` bits: a bit for each state.
+
+    State n of a pattern: its first n parts have been matched. All states of all patterns are one integer, and
+    a level of a topic moves them on together.
+    """
+
+    __slots__ = ("_ends", "_last", "_literals", "_many", "_ones", "_starts", "free", "width")
+
+    def __init__(self, width: int) -> None:
+        self.width = width
+        self.free = list(range(max(STRIP_BITS // width, 1)))
+        self._starts = 0
+        self._last = 0  # states in which a pattern has been matched
+        self._ends: dict[int, dict[T, None]] = {}  # its values, by the number of that state
+        self._literals: dict[str, int] = {}  # states from which this level leads to the next one
+        self._ones = 0  # from which any level does
+        self._many = 0  # which any level leaves as they are, and from which none leads on, too
+
+    def put(self, parts: list[str], one: str, many: str) -> tuple[int, dict[T, None]]:
+        """Add a pattern; its slot, and the values that it has."""
+        slot = self.free.pop()
+        self._flip(slot, parts, one, many)
+        values = self._ends[slot * self.width + len(parts)] = {}
+        return slot, values
+
+    def drop(self, slot: int, parts: list[str], one: str, many: str) -> None:
+        """Forget the pattern in a slot."""
+        self._flip(slot, parts, one, many)
+        del self._ends[slot * self.width + len(parts)]
+        self.free.append(slot)
+
+    def __len__(self) -> int:
+        return len(self._ends)
+
+    def _flip(self, slot: int, parts: list[str], one: str, many: str) -> None:
+        """Set the bits of a pattern that are not set, or clear those that are."""
+        first = slot * self.width
+        self._starts ^= 1 << first
+        self._last ^= 1 << first + len(parts)
+        masks: dict[str, int] = {}
+        for at, part in enumerate(parts, first):
+            masks[part] = masks.get(part, 0) | 1 << at
+        self._ones ^= masks.pop(one, 0)
+        self._many ^= masks.pop(many, 0)
+        for part, mask in masks.items():
+            left = self._literals.get(part, 0) ^ mask
+            if left:
+                self._literals[part] = left
+            else:
+                del self._literals[part]
+
+    def match(self, levels: list[str], found: dict[T, None]) -> None:
+        """Add the values of the patterns that match."""
+        literals, ones, many = self._literals, self._ones, self._many
+        states = self._starts
+        states |= (states & many) << 1
+        for level in levels:
+            states = (states & (literals.get(level, 0) | ones)) << 1 | states & many
+            states |= (states & many) << 1
+            if not states:
+                return
+        states &= self._last
+        while states:
+            lowest = states & -states
+            found.update(self._ends[lowest.bit_length() - 1])
+            states ^= lowest
+
+
 class Trie(Generic[T]):
     """Patterns (lists of levels) to values. `one` matches a level; `many` matches any number, also none."""
 
@@ -30,24 +106,62 @@ class Trie(Generic[T]):
         self._many = many
         self._root: Node[T] = Node()
         self._count = 0
+        self._strips: dict[Strip[T], None] = {}
+        self._with_room: dict[int, dict[Strip[T], None]] = {}  # by width
+        self._inner: dict[tuple[str, ...], tuple[Strip[T], int, dict[T, None]]] = {}
 
     def __len__(self) -> int:
         return self._count
 
     def add(self, pattern: list[str], value: T) -> None:
         """Add `value` under `pattern`; adding it twice changes nothing."""
+        values = self._values_in_strip(pattern) if self._many in pattern[:-1] else self._values_of(pattern)
+        if value not in values:
+            values[value] = None
+            self._count += 1
+
+    def _values_of(self, pattern: list[str]) -> dict[T, None]:
         node = self._root
         for level in pattern:
             child = node.children.get(level)
             if child is None:
                 child = node.children[level] = Node()
             node = child
-        if value not in node.values:
-            node.values[value] = None
-            self._count += 1
+        return node.values
+
+    def _values_in_strip(self, pattern: list[str]) -> dict[T, None]:
+        key = tuple(pattern)
+        if key not in self._inner:
+            parts = self._parts(pattern)
+            width = next((width for width in WIDTHS if len(parts) < width), len(parts) + 1)
+            with_room = self._with_room.setdefault(width, {})
+            strip = next(iter(with_room), None)
+            if strip is None:
+                strip = Strip(width)
+                self._strips[strip] = with_room[strip] = None
+            self._inner[key] = (strip, *strip.put(parts, self._one, self._many))
+            if not strip.free:
+                del with_room[strip]
+        return self._inner[key][2]
+
+    def _parts(self, pattern: list[str]) -> list[str]:
+        """The pattern with each run of wildcards as short as can be: single levels, then any number."""
+        parts: list[str] = []
+        open_ = False
+        for level in pattern:
+            if level == self._many:
+                open_ = True
+                continue
+            if open_ and level != self._one:
+                parts.append(self._many)
+                open_ = False
+            parts.append(level)
+        return [*parts, self._many] if open_ else parts
 
     def remove(self, pattern: list[str], value: T) -> bool:
         """Remove `value` from `pattern`, and the levels that this leaves empty. False: it was not there."""
+        if self._many in pattern[:-1]:
+            return self._remove_from_strip(pattern, value)
         path = [self._root]
         for level in pattern:
             child = path[-1].children.get(level)
@@ -65,6 +179,22 @@ class Trie(Generic[T]):
             del path[at].children[pattern[at]]
         return True
 
+    def _remove_from_strip(self, pattern: list[str], value: T) -> bool:
+        strip, slot, values = self._inner.get(tuple(pattern), (None, 0, {}))
+        if strip is None or value not in values:
+            return False
+        del values[value]
+        self._count -= 1
+        if not values:
+            del self._inner[tuple(pattern)]
+            strip.drop(slot, self._parts(pattern), self._one, self._many)
+            if len(strip):
+                self._with_room[strip.width][strip] = None
+            else:
+                del self._strips[strip]
+                self._with_room[strip.width].pop(strip, None)
+        return True
+
     def begins(self, level: str) -> bool:
         """Does any pattern begin with this level, by name?"""
         return level in self._root.children
@@ -75,7 +205,6 @@ class Trie(Generic[T]):
         `hidden`: the first level must be named, a wildcard does not match it (MQTT's `$` topics).
         """
         found: dict[T, None] = {}
-        seen: set[tuple[int, int]] = set()
         stack: list[tuple[Node[T], int]] = [(self._root, 0)]
         if hidden:
             named = self._root.children.get(levels[0])
@@ -86,7 +215,7 @@ class Trie(Generic[T]):
             node, at = stack.pop()
             rest = node.children.get(many)
             if rest is not None:
-                self._match_rest(rest, at, end, stack, seen, found)
+                found.update(rest.values)
             if at == end:
                 found.update(node.values)
                 continue
@@ -96,25 +225,9 @@ class Trie(Generic[T]):
             child = node.children.get(one)
             if child is not None:
                 stack.append((child, at + 1))
+        for strip in self._strips:
+            strip.match(levels, found)
         return found
-
-    def _match_rest(
-        self,
-        rest: Node[T],
-        at: int,
-        end: int,
-        stack: list[tuple[Node[T], int]],
-        seen: set[tuple[int, int]],
-        found: dict[T, None],
-    ) -> None:
-        """`many` swallows any number of levels. When nothing follows it, that is all of them."""
-        if not rest.children:
-            found.update(rest.values)
-            return
-        for skipped in range(at, end + 1):
-            if (id(rest), skipped) not in seen:
-                seen.add((id(rest), skipped))
-                stack.append((rest, skipped))
 
     def items(self) -> Iterator[tuple[list[str], T]]:
         """Every pattern with its values."""
@@ -125,6 +238,9 @@ class Trie(Generic[T]):
                 yield path, value
             for level, child in node.children.items():
                 stack.append((child, [*path, level]))
+        for pattern, (_, _, values) in self._inner.items():
+            for value in values:
+                yield list(pattern), value
 
 
 class Branch(Generic[T]):

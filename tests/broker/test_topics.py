@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import random
+
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
@@ -102,6 +104,54 @@ def test_a_hostile_pattern_costs_no_exponential_time() -> None:
     trie: Trie[int] = Trie("*", "#")
     trie.add(["#", "a"] * 30 + ["b"], 1)
     assert trie.match(["a"] * 120) == {}
+
+
+class Counted(str):
+    """A level of a topic that counts how often it is looked up."""
+
+    count = 0
+
+    def __hash__(self) -> int:
+        Counted.count += 1
+        return super().__hash__()
+
+    def __eq__(self, other: object) -> bool:
+        return super().__eq__(other)
+
+
+@pytest.mark.parametrize("kinds", ["#*", "#a", "#*a"])
+def test_wildcards_inside_patterns_take_turns_together(kinds: str) -> None:
+    """What a match looks up grows with the levels of a topic, and not with what the patterns do to it."""
+    rng = random.Random(kinds)
+    trie: Trie[int] = Trie("*", "#")
+    patterns = {tuple(rng.choice(kinds) for _ in range(100)) for _ in range(200)}
+    for number, pattern in enumerate(patterns):
+        trie.add(["#", *pattern], number)
+    counts = []
+    for size in (32, 128):
+        Counted.count = 0
+        trie.match([Counted("a")] * size)
+        counts.append(Counted.count)
+    assert counts[1] <= 5 * counts[0]
+    assert counts[1] <= len(patterns) * 128  # far less than patterns times parts times levels
+
+
+def test_strips_that_are_emptied_are_gone_and_filled_ones_are_filled_again() -> None:
+    trie: Trie[int] = Trie("*", "#")
+    patterns = [["#", f"x{at}", *["a"] * (at % 140)] for at in range(600)]
+    for round_ in range(3):
+        for number, pattern in enumerate(patterns):
+            trie.add(pattern, number)
+        for number, pattern in enumerate(patterns):
+            assert set(trie.match(["y", f"x{number}", *["a"] * (number % 140)])) == {number}
+            if round_ or number % 2:
+                assert trie.remove(pattern, number)
+                assert not trie.remove(pattern, number)
+        left = sorted(number for _, number in trie.items())
+        assert left == ([] if round_ else list(range(0, 600, 2)))
+        assert len(trie) == len(left)
+    assert not trie._strips
+    assert not any(trie._with_room.values())
 
 
 @given(
