@@ -11,6 +11,7 @@ found, some at a time, since a filter may ask for all.
 
 from __future__ import annotations
 
+from bisect import bisect_left, bisect_right, insort
 from collections.abc import Iterator
 from typing import Final, Generic, TypeVar
 
@@ -246,10 +247,11 @@ class Trie(Generic[T]):
 class Branch(Generic[T]):
     """One level of a tree of topics; `value` is that of the topic which ends here."""
 
-    __slots__ = ("children", "value")
+    __slots__ = ("children", "names", "value")
 
     def __init__(self) -> None:
         self.children: dict[str, Branch[T]] = {}
+        self.names: list[str] = []  # of the children, sorted, so that a walk can be broken off and resumed
         self.value: T | None = None
 
 
@@ -266,6 +268,7 @@ class TopicTree(Generic[T]):
             child = branch.children.get(level)
             if child is None:
                 child = branch.children[level] = Branch()
+                insort(branch.names, level)
             branch = child
         branch.value = value
 
@@ -280,28 +283,75 @@ class TopicTree(Generic[T]):
             if child.value is not None or child.children:
                 break
             del path[at].children[levels[at]]
+            del path[at].names[bisect_left(path[at].names, levels[at])]
 
-    def find(self, pattern: list[str]) -> list[T]:
-        """The values of the topics that a filter matches; no wildcard matches a first level with `$`."""
+    def find(
+        self, pattern: list[str], after: list[str] | None = None, *, most: int, steps: int
+    ) -> tuple[list[T], list[str] | None]:
+        """Values of topics that a filter matches, in the order of their levels, from behind a place on.
+
+        At most `most` of them, and at most `steps` branches are looked at. Returns with them the place that
+        was come to, None when that is the end. Topics may come and go between two calls. No wildcard matches
+        a first level with `$`.
+        """
         found: list[T] = []
-        stack: list[tuple[Branch[T], int]] = [(self._root, 0)]
-        end = len(pattern)
+        path = [] if after is None else list(after)
+        stack = self._resume(pattern, path)
+        if after is None:
+            self._look_at(self._root, 0, pattern, found)
         while stack:
-            branch, at = stack.pop()
-            rest = at < end and pattern[at] == "#"
-            if (at >= end or rest) and branch.value is not None:
-                found.append(branch.value)
-            if at >= end:
+            if len(found) >= most or steps <= 0:
+                return found, path
+            branch, at = stack[-1]
+            depth = len(stack) - 1
+            name = self._name_at(branch, depth, at, pattern)
+            if name is None:
+                stack.pop()
+                del path[depth:]
                 continue
-            level = pattern[at]
-            if rest or level == "+":
-                after = at if rest else at + 1
-                for name, child in reversed(branch.children.items()):
-                    if at or branch is not self._root or not name.startswith("$"):
-                        stack.append((child, after))
-            elif (named := branch.children.get(level)) is not None:
-                stack.append((named, at + 1))
-        return found
+            if depth == 0 and name.startswith("$") and pattern[0] in ("+", "#"):
+                stack[-1] = (branch, bisect_left(branch.names, "%"))  # the character behind `$`
+                continue
+            steps -= 1
+            stack[-1] = (branch, at + 1)
+            del path[depth:]
+            path.append(name)
+            child = branch.children.get(name)
+            if child is not None:
+                self._look_at(child, depth + 1, pattern, found)
+                stack.append((child, 0))
+        return found, None
+
+    def _resume(self, pattern: list[str], path: list[str]) -> list[tuple[Branch[T], int]]:
+        """The branches on the way to a place, each with the number of the child to be looked at next."""
+        stack: list[tuple[Branch[T], int]] = []
+        branch = self._root
+        for depth, name in enumerate(path):
+            named = depth < len(pattern) and pattern[depth] not in ("+", "#")
+            stack.append((branch, 1 if named else bisect_right(branch.names, name)))
+            child = branch.children.get(name)
+            if child is None:
+                return stack
+            branch = child
+        stack.append((branch, 0))
+        return stack
+
+    @staticmethod
+    def _name_at(branch: Branch[T], depth: int, at: int, pattern: list[str]) -> str | None:
+        """The name of the child with this number, among those that the pattern allows."""
+        if depth >= len(pattern):
+            if pattern[-1] != "#":
+                return None
+        elif pattern[depth] not in ("+", "#"):
+            return pattern[depth] if at == 0 else None
+        return branch.names[at] if at < len(branch.names) else None
+
+    @staticmethod
+    def _look_at(branch: Branch[T], depth: int, pattern: list[str], found: list[T]) -> None:
+        """Add the value of a branch, if the pattern matches it."""
+        rest = pattern[-1] == "#"
+        if branch.value is not None and (depth >= len(pattern) - 1 if rest else depth == len(pattern)):
+            found.append(branch.value)
 
 
 def topic_matches(pattern: list[str], levels: list[str]) -> bool:

@@ -52,7 +52,7 @@ class Limits(Part):
     output_bytes_max: int = Field(32 * 1024 * 1024, ge=65_536)
     """Written for one connection and not yet taken by its socket: a slow reader gets no more than that."""
     topic_levels_max: int = Field(128, ge=1)
-    """Levels of one topic, key or filter: matching is recursive in them."""
+    """Levels of one topic, key or filter: each is a step of matching."""
     hops_max: int = Field(8, ge=1, le=255)
     """Routes that one message may cross: two gateways that feed each other would never stop."""
 

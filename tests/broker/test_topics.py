@@ -168,6 +168,48 @@ def test_a_filter_finds_topics_as_a_naive_matcher_says(
     left = {topic for number, topic in enumerate(sorted(topics)) if not gone >> number & 1}
     for topic in topics - left:
         tree.remove(list(topic))
-    found = tree.find(pattern)
+    found, place = tree.find(pattern, most=100, steps=1_000)
+    assert place is None
+    assert found == sorted(topic for topic in left if naive_mqtt(pattern, list(topic)))
+
+
+@given(
+    topics=st.sets(st.lists(LEVEL, min_size=1, max_size=4).map(tuple), max_size=8),
+    changes=st.lists(st.lists(LEVEL, min_size=1, max_size=4).map(tuple), max_size=8),
+    pattern=MQTT_FILTER,
+    most=st.integers(1, 3),
+    steps=st.integers(1, 5),
+)
+def test_a_walk_goes_on_where_it_was_whatever_comes_and_goes(
+    topics: set[tuple[str, ...]],
+    changes: list[tuple[str, ...]],
+    pattern: list[str],
+    most: int,
+    steps: int,
+) -> None:
+    """What stays is found once; what comes or goes meanwhile at most once."""
+    tree: TopicTree[tuple[str, ...]] = TopicTree()
+    for topic in topics:
+        tree.put(list(topic), topic)
+    there = set(topics)
+    found: list[tuple[str, ...]] = []
+    place = None
+    turns = 0
+    while turns == 0 or place is not None:
+        turns += 1
+        assert turns < 1_000
+        piece, place = tree.find(pattern, place, most=most, steps=steps)
+        assert len(piece) <= most
+        found += piece
+        if changes:
+            topic = changes.pop()
+            if topic in there:
+                tree.remove(list(topic))
+                there.remove(topic)
+                topics.discard(topic)
+            else:
+                tree.put(list(topic), topic)
+                there.add(topic)
     assert len(found) == len(set(found))
-    assert set(found) == {topic for topic in left if naive_mqtt(pattern, list(topic))}
+    assert {topic for topic in topics if naive_mqtt(pattern, list(topic))} <= set(found)
+    assert all(naive_mqtt(pattern, list(topic)) for topic in found)
