@@ -12,6 +12,7 @@ the messages in memory.
 from __future__ import annotations
 
 import heapq
+import sys
 import time
 from collections.abc import Callable, Iterable, Iterator
 from typing import Final
@@ -294,12 +295,15 @@ class PriorityQueue(Queue):
                 return position, message, redelivered
         return None
 
-    def drop_expired(self) -> float:
-        """Drop what has expired; returns when the next of what is there will (UTC), or NEVER."""
+    def drop_expired(self, most: int = sys.maxsize) -> float:
+        """Drop what has expired; returns when the next of what is there will (UTC), or NEVER.
+
+        What is sorted is looked at whole.
+        """
         if self._unsorted:
             self._sort()
         if not self._sorted:
-            return super().drop_expired()
+            return super().drop_expired(most)
         utc = time.time()
         soonest = NEVER
         for position, (message, _) in list(self._waiting.items()):

@@ -11,6 +11,7 @@ and wait in a heap, always ahead of the fresh ones: requeueing is in place.
 from __future__ import annotations
 
 import heapq
+import sys
 import time
 from collections import deque
 from collections.abc import Callable, Iterable, Sequence
@@ -187,18 +188,25 @@ class Queue:
                 return position, message, self._was_delivered(position)
         return None
 
-    def drop_expired(self) -> float:
-        """Drop what has expired at the head; returns when what is there now will (UTC), or NEVER."""
+    def drop_expired(self, most: int = sys.maxsize) -> float:
+        """Drop what has expired at the head; returns when what is there now will (UTC), or NEVER.
+
+        Stops after `most` messages: what has expired then may still be there.
+        """
         utc = time.time()
         while self._returned:
+            if not most:
+                return self._returned[0][1].expires
+            most -= 1
             position, message = self._returned[0]
             if not self._drop_expired(position, message, utc):
                 return message.expires
             heapq.heappop(self._returned)
         while self._ready:
             message = self._ready[0]
-            if not self._drop_expired(self._first, message, utc):
+            if not most or not self._drop_expired(self._first, message, utc):
                 return message.expires
+            most -= 1
             self._ready.popleft()
             self._first += 1
             if not self._ready and self.kept is not None:
@@ -331,7 +339,7 @@ class Queue:
     def _hand_out_returned(self) -> bool:
         """One returned message to a consumer with room; False when there is none."""
         open_ = self._open()
-        if not open_:
+        if not open_ or not self._returned:
             return False
         consumer = open_[self._turn % len(open_)][0]
         position, message = heapq.heappop(self._returned)

@@ -82,7 +82,7 @@ class Limits(Part):
     receive_messages_per_sec_max: int = Field(0, ge=0)
     """The same in messages that its client publishes."""
     topic_levels_max: int = Field(128, ge=1)
-    """Levels of one topic, key or filter: matching is recursive in them."""
+    """Levels of one topic, key or filter: each is a step of matching."""
     hops_max: int = Field(8, ge=1, le=255)
     """Routes that one message may cross: two gateways that feed each other would never stop."""
 

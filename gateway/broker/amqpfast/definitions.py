@@ -11,11 +11,15 @@ import json
 from base64 import b64decode, b64encode
 from typing import Any, Final
 
+import structlog
+
 from gateway.broker.amqpfast.destinations import Interest
 from gateway.broker.amqpfast.kept import FastKept
 from gateway.broker.amqpfast.selection import selection
+from gateway.broker.amqpfast.selector import SelectorRefused
 from gateway.broker.amqpfast.spool import Spool
 from gateway.broker.queue import Queue
+from gateway.model.message import Message
 from gateway.model.spooled import Spooled
 from gateway.store.restoring import set_aside
 from gateway.store.store import Store
@@ -23,6 +27,8 @@ from gateway.store.store import Store
 QUEUE: Final = "fast-queue"
 TOPIC: Final = "fast-topic"
 SUBSCRIPTION: Final = "fast-subscription"
+
+log = structlog.get_logger(limited=True)
 
 Bodies = dict[int, dict[int, Spooled]]
 """By log and position. What nobody takes out of it, for its virtual host is not configured, stays on disk."""
@@ -95,18 +101,28 @@ class FastDefinitions:
         return [(words[0], said.get("maker")) for words, said in self._records(kind)]
 
     def subscriptions(self) -> list[tuple[str, str, Interest, str | None]]:
-        """The recorded subscriptions: client, identifier, what for, whose."""
+        """The recorded subscriptions: client, identifier, what for, whose.
+
+        A selector that an earlier version took and this one refuses selects nothing, until the client says
+        another one: what waits is not lost, and the others start.
+        """
         found = []
         for words, said in self._records(SUBSCRIPTION):
             with set_aside(SUBSCRIPTION, words):
                 client, identifier = words
                 selector = b64decode(said["selector"])
+                try:
+                    selects = selection(said["mime_type"], selector)
+                except SelectorRefused as error:
+                    text = "a durable subscription selects nothing: its selector is refused now"
+                    log.warning(text, client=client, identifier=identifier, reason=str(error))
+                    selects = _nothing
                 interest = Interest(
                     said["name"],
                     prefix=said["prefix"],
                     selector=selector,
                     mime_type=said["mime_type"],
-                    selects=selection(said["mime_type"], selector),
+                    selects=selects,
                     no_local=said["no_local"],
                 )
                 found.append((client, identifier, interest, said.get("maker")))
@@ -122,3 +138,7 @@ class FastDefinitions:
                 if host == self._host:
                     found.append((words, json.loads(value)))
         return found
+
+
+def _nothing(message: Message) -> bool:
+    return False

@@ -14,7 +14,7 @@ import structlog
 from gateway.broker.mqtt.away import Away
 from gateway.broker.mqtt.kept_session import KeptSession
 from gateway.broker.mqtt.records import INCOMING, SESSION, Records
-from gateway.broker.mqtt.retained import Retained
+from gateway.broker.mqtt.retained import Retained, Walk
 from gateway.broker.mqtt.session import Session, SessionLimits, SessionTally
 from gateway.broker.mqtt.shared import SharedGroup, shared_pattern
 from gateway.broker.mqtt.subscription import Grant, SubscriptionOptions
@@ -211,8 +211,8 @@ class MqttNamespace:
         """MQTT never looks beyond the address."""
         return self.sinks(message.address)
 
-    def subscribe(self, session: Session, topic_filter: str, options: SubscriptionOptions) -> list[Message]:
-        """Add or replace a subscription; returns the retained messages that it must be sent.
+    def subscribe(self, session: Session, topic_filter: str, options: SubscriptionOptions) -> None:
+        """Add or replace a subscription; the session owes it the retained messages (`Session.pull`).
 
         A shared one gets none (5: 4.8.2).
         """
@@ -222,11 +222,13 @@ class MqttNamespace:
             self.records.put_subscription(session.client_id, topic_filter, options)
         silent = options.retain_handling == 2 or (options.retain_handling == 1 and before is not None)
         if silent or shared_pattern(topic_filter) is not None:
-            return []
+            return
         pattern = topic_filter.split("/")
         if pattern[0] == SYS:
             self.system.show()
-        return self.retained.find(pattern)
+        if len(self.retained):
+            grant = Grant(session, [options], retained=True)
+            session.owed[topic_filter] = Walk(self.retained, pattern, grant)
 
     def _enter(self, session: Session, topic_filter: str, options: SubscriptionOptions) -> None:
         before = session.subscriptions.get(topic_filter)
@@ -261,6 +263,7 @@ class MqttNamespace:
     def _remove(self, session: Session, topic_filter: str) -> None:
         options = session.subscriptions.pop(topic_filter)
         self._lessen(session.user, 1)
+        session.owed.pop(topic_filter, None)
         shared = shared_pattern(topic_filter)
         if shared is None:
             pattern = topic_filter.split("/")

@@ -14,15 +14,18 @@ import time
 from collections import deque
 from collections.abc import Callable
 from dataclasses import dataclass, field
+from itertools import islice
 from typing import ClassVar, Final, NamedTuple, Protocol
 
 from gateway.broker.mqtt.incoming import Incoming
+from gateway.broker.mqtt.retained import PIECE_MESSAGES_MAX, Walk
 from gateway.broker.mqtt.subscription import Grant, SubscriptionOptions
 from gateway.broker.pressure import Pressure
 from gateway.model.batch import Part
 from gateway.model.message import Message, weight_of
 
 PACKET_IDS: Final = 65_535
+WALKS_MAX: Final = 8  # through the retained messages, in one turn
 UNKEPT: Final = -1  # position of a message that is in memory only
 # Written in one go, so that a congested connection is noticed in time.
 ROWS_MAX: Final = 256
@@ -102,6 +105,7 @@ class Session:
     subscriptions: dict[str, SubscriptionOptions] = field(default_factory=dict)
     incoming: Incoming = field(default_factory=Incoming)
     in_flight: dict[int, Row] = field(default_factory=dict)
+    owed: dict[str, Walk] = field(default_factory=dict)  # retained messages still to be sent, by filter
     released: dict[int, None] = field(default_factory=dict)  # in flight, PUBREC came, PUBREL was sent
     credit: int = 0
     pressure: Pressure = field(default_factory=Pressure)
@@ -166,6 +170,24 @@ class Session:
         self._octets += weight_of(messages)
         if self.outlet is not None:
             self.pump()
+
+    def pull(self) -> bool:
+        """Owe the next retained messages, when those before have been sent. False: not now, or none."""
+        outlet = self.outlet
+        if outlet is None or outlet.congested or len(self) >= PIECE_MESSAGES_MAX or not self.owed:
+            return False
+        left = PIECE_MESSAGES_MAX
+        for topic_filter in list(islice(self.owed, WALKS_MAX)):
+            walk = self.owed[topic_filter]
+            messages = walk.next(left)
+            if walk.done:
+                del self.owed[topic_filter]
+            if messages:
+                self.offer(messages, walk.grant)
+                left -= len(messages)
+            if left <= 0 or not walk.done:
+                break
+        return True
 
     def _fitting(self, messages: list[Message]) -> list[Message]:
         """As many of the messages as there is room for."""

@@ -509,6 +509,8 @@ class MqttConnection:
         if session.kept and store is not None:
             self._answers = Answers(store, self.machine, self.stream)
         session.attach(self, receive_max)
+        if session.owed:
+            self._ingress.owe_retained(session)
         self.stream.mark()
 
     def wait_for_commit(self, before: int) -> None:

@@ -10,7 +10,7 @@ import secrets
 import time
 from collections.abc import Callable
 from functools import partial
-from typing import Any
+from typing import Any, Final
 
 import structlog
 import trio
@@ -18,7 +18,9 @@ import trio
 from gateway.broker.access import Access, Principal
 from gateway.broker.dead_letters import DeadLetters
 from gateway.broker.mqtt.namespace import OVERDUE, MqttNamespace
+from gateway.broker.mqtt.session import Session
 from gateway.broker.switch import UNROUTED, Entry, Switch
+from gateway.containment import contained
 from gateway.errors import RemoteProtocolError
 from gateway.ingress.listener import Listener
 from gateway.ingress.logins import Logins
@@ -42,6 +44,7 @@ from gateway.transport.tasks import Tasks
 
 log = structlog.get_logger(limited=True)
 
+UNREAD_SECS: Final = 0.05  # until it is looked again whether clients have taken what they were sent
 FORBIDDEN = Outcome(Verdict.REJECTED, Reason.NOT_AUTHORIZED, "the gateway's own topic")
 
 
@@ -81,6 +84,9 @@ class MqttIngress:
         self.batch = Batch(self, trio.current_time())
         self._dead_letters = dead_letters
         self.logins = Logins(access, stats, tasks, self.flush)
+        self._tasks = tasks
+        self._owing: dict[Session, None] = {}  # retained messages
+        self._sending = False
         namespace.begin(trio.current_time())
         namespace.system.add(stats)
         self._adopt(name)
@@ -178,6 +184,43 @@ class MqttIngress:
             way.crossing.route.retried += 1
         if not self.switch.publish(self.batch, entry, message, receipt):
             self.unclaimed(entry, message, receipt)
+
+    def owe_retained(self, session: Session) -> None:
+        """The session has subscribed, or its client is back: send it a piece of what it is owed retained.
+
+        The rest follows in turns of their own, as the client takes it.
+        """
+        session.pull()
+        if session.owed:
+            self._owing[session] = None
+            if not self._sending:
+                self._sending = True
+                self._tasks.start_soon(self._send_retained)
+
+    async def _send_retained(self) -> None:
+        """A piece for each session in turn; everybody else is served between two of them."""
+        while self._owing:
+            moved = False
+            for session in list(self._owing):
+                if session.owed and session.outlet is not None:
+                    moved |= self._pull(session)
+                    await trio.lowlevel.checkpoint()
+                else:
+                    self._owing.pop(session, None)
+            if not moved:
+                await trio.sleep(UNREAD_SECS)
+        self._sending = False
+
+    def _pull(self, session: Session) -> bool:
+        try:
+            if not session.pull():
+                return False
+        except Exception as error:
+            contained("delivery", error, client=session.client_id)
+            session.owed.clear()
+        assert self.listener is not None
+        self.listener.flush()
+        return True
 
     def take_over(self, client_id: str) -> None:
         """A client connects: whoever has its identifier must go."""
