@@ -11,6 +11,7 @@ and wait in a heap, always ahead of the fresh ones: requeueing is in place.
 from __future__ import annotations
 
 import heapq
+import sys
 import time
 from collections import deque
 from collections.abc import Callable, Iterable, Sequence
@@ -39,7 +40,14 @@ class Consumer(Protocol):
         """How many messages it will take now; 0 when it has no credit or its stream is congested."""
 
     def deliver(self, queue: Queue, position: int, messages: list[Message], redelivered: bool) -> None:
-        """Take `messages`, the first of which has `position`, the next one more, and so on."""
+        """Take `messages`, the first of which has `position`, the next one more, and so on.
+
+        What cannot be said of them is acknowledged, and a dead letter. Raises only for what is wrong with the
+        consumer itself, before it has taken any.
+        """
+
+    def failed(self, error: Exception) -> None:
+        """`deliver` has raised this: there is no more room, and the consumer leaves when the wake-up ends."""
 
     def cancelled(self, queue: Queue) -> None:
         """The queue is gone."""
@@ -180,18 +188,25 @@ class Queue:
                 return position, message, self._was_delivered(position)
         return None
 
-    def drop_expired(self) -> float:
-        """Drop what has expired at the head; returns when what is there now will (UTC), or NEVER."""
+    def drop_expired(self, most: int = sys.maxsize) -> float:
+        """Drop what has expired at the head; returns when what is there now will (UTC), or NEVER.
+
+        Stops after `most` messages: what has expired then may still be there.
+        """
         utc = time.time()
         while self._returned:
+            if not most:
+                return self._returned[0][1].expires
+            most -= 1
             position, message = self._returned[0]
             if not self._drop_expired(position, message, utc):
                 return message.expires
             heapq.heappop(self._returned)
         while self._ready:
             message = self._ready[0]
-            if not self._drop_expired(self._first, message, utc):
+            if not most or not self._drop_expired(self._first, message, utc):
                 return message.expires
+            most -= 1
             self._ready.popleft()
             self._first += 1
             if not self._ready and self.kept is not None:
@@ -254,7 +269,15 @@ class Queue:
         messages = self._pop(count)
         if messages:
             position = self._first - len(messages)
-            consumer.deliver(self, position, messages, self._was_delivered(position))
+            self._deliver(consumer, position, messages, self._was_delivered(position))
+
+    def _deliver(self, consumer: Consumer, position: int, messages: list[Message], redelivered: bool) -> None:
+        """Have a consumer take the messages. One that fails loses them to others."""
+        try:
+            consumer.deliver(self, position, messages, redelivered)
+        except Exception as error:
+            consumer.failed(error)
+            self.requeue(list(enumerate(messages, position)))
 
     def _share(self, open_: list[tuple[Consumer, int]]) -> None:
         """Round-robin, one message each, for one round."""
@@ -316,14 +339,14 @@ class Queue:
     def _hand_out_returned(self) -> bool:
         """One returned message to a consumer with room; False when there is none."""
         open_ = self._open()
-        if not open_:
+        if not open_ or not self._returned:
             return False
         consumer = open_[self._turn % len(open_)][0]
         position, message = heapq.heappop(self._returned)
         if not self._drop_expired(position, message, time.time()):
             self._turn += 1
             self._taken((message,))
-            consumer.deliver(self, position, [message], True)
+            self._deliver(consumer, position, [message], True)
         return True
 
     def _drop_expired(self, position: int, message: Message, utc: float) -> bool:

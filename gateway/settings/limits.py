@@ -28,6 +28,16 @@ class Limits(Part):
     of what its control group or the machine has. A third above it, what cannot be stopped is refused."""
     connections_max: int = Field(10_000, ge=1)
     """Connections of one listener: each costs a descriptor and some 10 KiB."""
+    connections_per_address_max: int = Field(0, ge=0)
+    """The same of one address (of IPv6: one /64). 0: nine tenths of `connections_max`, so that somebody else
+    always gets in, and clients on this machine are not counted."""
+    connections_per_user_max: int = Field(0, ge=0)
+    """The same of one user name; that of anonymous clients is empty."""
+    connects_per_second_max: float = Field(0.0, ge=0)
+    """New connections of one address to one listener; as many may come at once. 0: any number."""
+    descriptors_reserved: int = Field(128, ge=16)
+    """Descriptors that listeners leave to HTTP, links and the store (at most a quarter of all): connections
+    are refused before there is none left."""
     connect_timeout_secs: float = Field(10.0, gt=0)
     """From accepting a socket to the end of the greeting: whoever says nothing holds a descriptor."""
     connect_bytes_max: int = Field(65_536, ge=256)
@@ -54,12 +64,25 @@ class Limits(Part):
     """Octets of all of them; beyond it the oldest go."""
     fast_partial_age_secs: float = Field(24 * 3_600.0, gt=0)
     """How long such a transfer waits for its sender."""
+    properties_max: int = Field(1_000, ge=1)
+    """User properties of one MQTT packet, or entries of one message's header table, nested ones included: to
+    read one costs as much as to read a small message."""
+    properties_bytes_max: int = Field(131_072, ge=256)
+    """Octets of all properties of one MQTT packet or one message: who needs more has content."""
+    filters_max: int = Field(1_000, ge=1)
+    """Topic filters in one SUBSCRIBE or UNSUBSCRIBE: all of them are dealt with in one go."""
     frame_bytes_max: int = Field(131_072, ge=4_096, le=16 * 1024 * 1024)
     """AMQP frame-max that we propose: larger frames hold up their connection's heartbeats."""
     output_bytes_max: int = Field(32 * 1024 * 1024, ge=65_536)
-    """Written for one connection and not yet taken by its socket: a slow reader gets no more than that."""
+    """Written for one connection and not yet taken by its socket: a slow reader gets no more than that. From
+    half of it on (with two messages) nothing more of what the peer says is read."""
+    receive_bytes_per_sec_max: int = Field(0, ge=0)
+    """Octets per second that are read of one connection, 0 for any number: who sends more is not read for a
+    while. A second's worth may come at once."""
+    receive_messages_per_sec_max: int = Field(0, ge=0)
+    """The same in messages that its client publishes."""
     topic_levels_max: int = Field(128, ge=1)
-    """Levels of one topic, key or filter: matching is recursive in them."""
+    """Levels of one topic, key or filter: each is a step of matching."""
     hops_max: int = Field(8, ge=1, le=255)
     """Routes that one message may cross: two gateways that feed each other would never stop."""
 
@@ -86,6 +109,13 @@ class Limits(Part):
     sessions_max: int = Field(50_000, ge=1)
     """MQTT sessions, connected or not, and durable subscriptions of one AMQP/Fast virtual host: a client
     identifier costs nothing to invent."""
+    sessions_per_address_max: int = Field(0, ge=0)
+    """MQTT sessions that were opened from one address (of IPv6: one /64). 0: nine tenths of all."""
+    sessions_per_user_max: int = Field(0, ge=0)
+    """MQTT sessions of one user name, and durable AMQP/Fast subscriptions, likewise."""
+    sessions_policy: Literal["expire_soonest", "refuse"] = "expire_soonest"
+    """MQTT: at a limit of sessions. `expire_soonest`: of those whose client is away the one goes that would
+    expire first, among those of whoever has most; `refuse`: the new client is refused."""
     session_full: Literal["hold", "drop"] = "hold"
     """MQTT: what a full session of a connected client does: `hold` stops reading its publishers, `drop` drops
     the newest messages for that client."""
@@ -96,6 +126,10 @@ class Limits(Part):
     """How long an MQTT session is kept for a client that is away."""
     subscriptions_max: int = Field(1_000, ge=1)
     """Subscriptions of one MQTT session."""
+    subscriptions_total_max: int = Field(1_000_000, ge=1)
+    """Subscriptions of all MQTT sessions: each is a node of the topic tree."""
+    subscriptions_per_user_max: int = Field(0, ge=0)
+    """The same of one user name. 0: nine tenths of the total."""
     retained_messages_max: int = Field(100_000, ge=0)
     """MQTT topics with a retained message: they stay for ever unless cleared."""
     retained_bytes_max: int = Field(256 * 1024 * 1024, ge=0)
@@ -103,6 +137,9 @@ class Limits(Part):
 
     queues_max: int = Field(10_000, ge=1)
     """AMQP queues of the embedded broker, and AMQP/Fast queues of one virtual host."""
+    queues_per_user_max: int = Field(0, ge=0)
+    """AMQP queues, and AMQP/Fast queues and topics, that one user name has made in one virtual host. 0: nine
+    tenths of `queues_max` or `topics_max`."""
     topics_max: int = Field(10_000, ge=1)
     """AMQP/Fast topics of one virtual host: a name that a client uses is remembered."""
     exchanges_max: int = Field(1_000, ge=1)

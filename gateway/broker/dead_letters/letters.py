@@ -16,6 +16,7 @@ from collections import Counter, deque
 from collections.abc import Callable, Iterable
 from typing import Final, NamedTuple
 
+from gateway.containment import contained
 from gateway.model.message import Message, weight_of
 from gateway.model.outcome import ACCEPTED, Outcome, Reason
 from gateway.store.letters import DeadLetter
@@ -92,7 +93,10 @@ class DeadLetters:
         utc = time.time()
         unwanted = not route and outcome.reason is Reason.NO_ROUTE
         if self.forward is not None and not unwanted:
-            self.forward(messages, route, outcome, utc)
+            try:
+                self.forward(messages, route, outcome, utc)
+            except Exception as error:  # the letters are kept all the same
+                contained("message", error, route=route)
         if self._store is None or unwanted:
             self._hold(messages, route, outcome, utc, crossed=crossed)
             if then is not None:

@@ -13,6 +13,7 @@ from typing import Final
 
 from gateway.broker.dead_letters import DeadLetters, Letter
 from gateway.broker.memory import LOW_ON_MEMORY
+from gateway.broker.poison import poisoned
 from gateway.broker.switch import UNROUTED, Entrance, RouteLane, Switch
 from gateway.mapping.crossings import Route
 from gateway.model.batch import Batch, Lane, Sink
@@ -46,7 +47,10 @@ class Redriving:
             if self._switch.memory.short:
                 refused.append((letter.id, LOW_ON_MEMORY))
                 continue
-            outcome = self._place(placed, published, lanes, letter, told)
+            try:
+                outcome = self._place(placed, published, lanes, letter, told)
+            except Exception as error:
+                outcome = poisoned(error, route=letter.route)
             if outcome is None:
                 self._open.add(letter.id)
             else:

@@ -86,6 +86,7 @@ class KeptSession(Session):
         """Take what an earlier process has left. Before the store is started."""
         extent = self._records.store.extent(self.log)
         self.expiry_secs = record.expiry_secs
+        self.user, self.place = record.user, record.place
         # The client was here when the process ended: it is away from now on.
         self.away_secs = 0.0 if record.attached else max(time.time() - record.utc, 0.0)
         self.next = self._safe = extent.end
@@ -101,7 +102,7 @@ class KeptSession(Session):
         self.released[packet_id] = None
 
     def _record(self, *, attached: bool) -> None:
-        record = SessionRecord(self.expiry_secs, time.time(), attached, self.sent)
+        record = SessionRecord(self.expiry_secs, time.time(), attached, self.sent, self.user, self.place)
         self._records.put_session(self.client_id, record)
 
     # In.

@@ -14,15 +14,18 @@ import time
 from collections import deque
 from collections.abc import Callable
 from dataclasses import dataclass, field
+from itertools import islice
 from typing import ClassVar, Final, NamedTuple, Protocol
 
 from gateway.broker.mqtt.incoming import Incoming
+from gateway.broker.mqtt.retained import PIECE_MESSAGES_MAX, Walk
 from gateway.broker.mqtt.subscription import Grant, SubscriptionOptions
 from gateway.broker.pressure import Pressure
 from gateway.model.batch import Part
 from gateway.model.message import Message, weight_of
 
 PACKET_IDS: Final = 65_535
+WALKS_MAX: Final = 8  # through the retained messages, in one turn
 UNKEPT: Final = -1  # position of a message that is in memory only
 # Written in one go, so that a congested connection is noticed in time.
 ROWS_MAX: Final = 256
@@ -47,7 +50,13 @@ class Outlet(Protocol):
         """True: write nothing more now; `Session.pump` is called when it has drained."""
 
     def send(self, rows: list[Row]) -> list[Row]:
-        """Encode the rows; returns those that cannot be said to this client, which the session forgets."""
+        """Encode the rows; returns those that cannot be said to this client, which the session forgets.
+
+        Raises only for what is wrong with the connection itself.
+        """
+
+    def failed(self, error: Exception) -> None:
+        """`send` has raised this: the connection is congested until it ends, with the wake-up."""
 
     def send_release(self, packet_id: int) -> None:
         """Encode a PUBREL."""
@@ -88,12 +97,15 @@ class Session:
     client_id: str
     limits: SessionLimits
     tally: SessionTally
+    user: str = ""  # whose it is, and the place it was opened from: what fair shares are counted by
+    place: str = ""
     outlet: Outlet | None = None
     expiry_secs: float = 0.0  # how long it outlives its connection
     expires_at: float = 0.0  # monotonic; only while disconnected
     subscriptions: dict[str, SubscriptionOptions] = field(default_factory=dict)
     incoming: Incoming = field(default_factory=Incoming)
     in_flight: dict[int, Row] = field(default_factory=dict)
+    owed: dict[str, Walk] = field(default_factory=dict)  # retained messages still to be sent, by filter
     released: dict[int, None] = field(default_factory=dict)  # in flight, PUBREC came, PUBREL was sent
     credit: int = 0
     pressure: Pressure = field(default_factory=Pressure)
@@ -160,6 +172,24 @@ class Session:
         if self.outlet is not None:
             self.pump()
 
+    def pull(self) -> bool:
+        """Owe the next retained messages, when those before have been sent. False: not now, or none."""
+        outlet = self.outlet
+        if outlet is None or outlet.congested or len(self) >= PIECE_MESSAGES_MAX or not self.owed:
+            return False
+        left = PIECE_MESSAGES_MAX
+        for topic_filter in list(islice(self.owed, WALKS_MAX)):
+            walk = self.owed[topic_filter]
+            messages = walk.next(left)
+            if walk.done:
+                del self.owed[topic_filter]
+            if messages:
+                self.offer(messages, walk.grant)
+                left -= len(messages)
+            if left <= 0 or not walk.done:
+                break
+        return True
+
     def _fitting(self, messages: list[Message]) -> list[Message]:
         """As many of the messages as there is room for."""
         stretch = 1 if self.outlet is None or not self.patient else 2
@@ -178,7 +208,12 @@ class Session:
             if not rows:
                 return
             self.moved = True
-            for row in outlet.send(rows):
+            try:
+                unsaid = outlet.send(rows)
+            except Exception as error:  # what is in flight goes out again on the next connection
+                outlet.failed(error)
+                return
+            for row in unsaid:
                 self.tally.undeliverable += 1
                 if row.qos:
                     self.finish(row.packet_id)

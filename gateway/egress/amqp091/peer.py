@@ -45,7 +45,7 @@ from gateway.transport.stream import Stream
 if TYPE_CHECKING:
     from gateway.egress.amqp091.conversation import AmqpConversation
 
-log = structlog.get_logger()
+log = structlog.get_logger(limited=True)
 
 VERSION: Final = "0-9-1"
 GUEST: Final = "guest"  # who connects when the URL names nobody, as with every other client

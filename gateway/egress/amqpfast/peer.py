@@ -52,7 +52,7 @@ from gateway.transport.stream import Stream
 if TYPE_CHECKING:
     from gateway.egress.amqpfast.conversation import FastConversation
 
-log = structlog.get_logger()
+log = structlog.get_logger(limited=True)
 
 VERSION: Final = "0.7c0"
 REOPEN_SECS: Final = 1.0  # the sending channel, when it was closed though nothing was on its way

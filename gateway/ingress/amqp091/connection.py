@@ -5,9 +5,9 @@ from __future__ import annotations
 import time
 from collections.abc import Callable
 from functools import partial
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Final
 
-from gateway.broker.access import Principal
+from gateway.broker.access import Denial, Principal
 from gateway.broker.amqp091.refusals import Refused, access_refused
 from gateway.broker.amqp091.virtual_host import VirtualHost
 from gateway.broker.memory import LOW_ON_MEMORY
@@ -51,6 +51,13 @@ Content = tuple[int, bytes, bytes, bytes]  # channel, method, properties, body
 Receipt = tuple[AmqpChannel, int, "Content | None"]  # confirm number (0: none), content if it is mandatory
 
 
+WHY: Final = {
+    Denial.WRONG: "the name or password is wrong, or guest came from another machine",
+    Denial.REFUSED: "too many logins have failed",
+    Denial.BUSY: "too many logins wait",
+}
+
+
 class Found:
     """What was found out about the octets of a basic.publish."""
 
@@ -83,6 +90,8 @@ class AmqpConnection:
             message_bytes_max=limits.message_bytes_max,
             server_properties=ingress.server_properties,
             mechanisms=ingress.mechanisms,
+            properties_max=limits.properties_max,
+            properties_bytes_max=limits.properties_bytes_max,
         )
         self.unsettled = 0
         self.outstanding = Outstanding(stream, limits.unacknowledged_bytes_max)
@@ -99,11 +108,14 @@ class AmqpConnection:
 
     def receive(self, data: bytes, now: float) -> None:
         """Octets arrived. What a client sends ahead of our answers in the handshake waits in the machine."""
+        machine = self.machine
         handshake = not self._ready
-        self._process(self.machine.receive_data(data, now))
+        self._process(machine.receive_data(data, now))
         if handshake:
-            while events := self.machine.receive_data(b"", now):
+            while not machine.unread and (events := machine.receive_data(b"", now)):
                 self._process(events)
+        if machine.unread:
+            self.stream.again()
 
     def data_to_send(self) -> bytes:
         """Confirms that have gathered, and whatever was encoded."""
@@ -159,7 +171,7 @@ class AmqpConnection:
             self.stream.abort("no handshake in time")
             return
         self.machine.tick(now)
-        if not self.stream.reading:
+        if not self.stream.listening:
             self.machine.excuse(now)
         elif self.machine.timed_out(now):
             self.ingress.stats.protocol_errors.add("heartbeat_timeout")
@@ -264,18 +276,16 @@ class AmqpConnection:
         if principal is not None:
             self._admit(principal)
         else:
-            self.stream.hold()
-            self.ingress.verify(user, password, partial(self._verified, event.mechanism))
+            then = partial(self._verified, event.mechanism, user)
+            self.ingress.logins.verify(self.stream, user, password, then)
 
-    def _verified(self, mechanism: str, principal: Principal | None) -> None:
-        if self.stream.closed or self.stream.ending:
-            return
-        self.stream.release()
-        if principal is None:
-            self._deny(mechanism, "the name or password is wrong, or guest came from another machine")
+    def _verified(self, mechanism: str, user: str, found: Principal | Denial) -> None:
+        if isinstance(found, Denial):
+            self.ingress.logins.denied(self.stream, user, found)
+            self._deny(mechanism, WHY[found])
         else:
-            self._admit(principal)
-            self._process(self.machine.receive_data(b"", self.ingress.now()))
+            self._admit(found)
+            self.receive(b"", self.ingress.now())
 
     def _deny(self, mechanism: str, why: str) -> None:
         """403 to a client that understands why its connection ends; others see it end."""
@@ -293,6 +303,7 @@ class AmqpConnection:
 
     def _admit(self, principal: Principal) -> None:
         self.principal = principal
+        self.ingress.logins.accepted()
         name = self._client_properties.get("connection_name", "")
         client = name if isinstance(name, str) else ""
         self.sender = Sender(self.ingress.name, client, principal.name, self.stream.remote)
@@ -306,6 +317,10 @@ class AmqpConnection:
             self.machine.close(
                 ReplyCode.NOT_ALLOWED, f"NOT_ALLOWED - vhost {event.virtual_host} not found", 10, 40
             )
+            return
+        if not self.ingress.let_in(self, self.sender.user):
+            text = f"NOT_ALLOWED - connection refused for user '{self.sender.user}': user connection limit"
+            self.machine.close(ReplyCode.NOT_ALLOWED, f"{text} is reached", 10, 40)
             return
         self.host = found
         self.endpoint = self.ingress.endpoint_of(found)
@@ -374,6 +389,8 @@ class AmqpConnection:
             except RemoteProtocolError as error:  # a headers exchange looked into malformed properties
                 self.refuse(number, error, PUBLISH)
         ingress.stats.messages_in += len(contents)
+        if (rate := self.stream.rate) is not None:
+            rate.messages += len(contents)
         if self.unsettled >= ingress.unsettled_max and not self._held:
             self._held = True
             self.stream.hold()

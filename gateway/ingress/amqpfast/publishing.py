@@ -113,6 +113,8 @@ class Publisher:
         if replies:
             connection.machine.reply_many(replies)
         ingress.stats.messages_in += len(rows)
+        if (rate := connection.stream.rate) is not None:
+            rate.messages += len(rows)
         self._hold_back()
 
     def _refuse(self, number: int, tag: int) -> None:
@@ -247,7 +249,11 @@ class Publisher:
         ingress, host = connection.ingress, connection.host
         entries = []
         for one in host.find(
-            handle.service, handle.name + name.decode(), whole=not name, slashes=ingress.slashes
+            handle.service,
+            handle.name + name.decode(),
+            whole=not name,
+            slashes=ingress.slashes,
+            maker=connection.sender.user,
         ):
             assert connection.principal is not None
             if not ingress.access.may_publish(connection.principal, ingress.name, one.address):
@@ -303,6 +309,8 @@ class Publisher:
             return
         self._send(handle, tag, properties.raw, body, name, partial)
         ingress.stats.messages_in += 1
+        if (rate := connection.stream.rate) is not None:
+            rate.messages += 1
         self._hold_back()
 
     # Transactions.
