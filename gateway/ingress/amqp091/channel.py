@@ -15,7 +15,7 @@ from gateway.broker.amqp091.replies import ReplyTo
 from gateway.broker.poison import poisoned
 from gateway.broker.queue import DISPATCH_MESSAGES_MAX, Queue
 from gateway.ingress.amqp091.transaction import Transaction
-from gateway.model.message import Message, weight_of
+from gateway.model.message import MESSAGE_OCTETS, Message, weight_of
 from gateway.protocols.amqp091.codec import decode_publish
 from gateway.protocols.amqp091.methods import BasicCancel, BasicReturn
 from gateway.protocols.amqp091.sending import Deliverer, DeliverRow
@@ -25,8 +25,10 @@ from gateway.protocols.amqp091.translate import encode_properties
 if TYPE_CHECKING:
     from gateway.ingress.amqp091.connection import AmqpConnection, Content
 
-# What a delivery costs on the wire besides its body, about; for noticing congestion between flushes.
+# What a delivery costs on the wire besides its body and properties, about; for noticing congestion between
+# flushes. A message weighs so much more, where it is held.
 DELIVERY_OVERHEAD: Final = 96
+SPARE: Final = MESSAGE_OCTETS - DELIVERY_OVERHEAD
 
 
 # A delivery that the client has to acknowledge: queue, consumer (None after basic.get), position, message. A
@@ -100,6 +102,7 @@ class AmqpConsumer:
         channel.next_tag = first + len(messages)
         for tag in unsent:
             connection.ingress.undeliverable(messages[tag - first])
+        octets = weight_of(messages)
         if self.no_ack:
             queue.acknowledged(range(position, position + len(messages)))
         else:
@@ -111,9 +114,9 @@ class AmqpConsumer:
                 position += 1
             self.outstanding += len(messages)
             channel.outstanding += len(messages)
-            connection.outstanding.octets += weight_of(messages)
+            connection.outstanding.octets += octets
         stream = connection.stream
-        stream.queued += sum([len(message.body) for message in messages]) + DELIVERY_OVERHEAD * len(messages)
+        stream.queued += octets - SPARE * len(messages)
         stream.mark()
         if unsent:
             channel.drop(unsent)
@@ -261,7 +264,7 @@ class AmqpChannel:
             rows = self._replies(messages)
             deliverer.deliver_many(self.next_tag, rows)
             self.next_tag += len(rows)
-            self.connection.stream.queued += sum(len(m.body) + DELIVERY_OVERHEAD for m in messages)
+            self.connection.stream.queued += weight_of(messages) - SPARE * len(messages)
             self.connection.stream.mark()
             self.connection.ingress.stats.messages_out += len(messages)
 

@@ -26,6 +26,7 @@ from gateway.ingress.amqpfast.handle import (
     sound_head,
 )
 from gateway.ingress.amqpfast.outgoing import LARGE_OCTETS, Large
+from gateway.model.message import MESSAGE_OCTETS
 from gateway.model.outcome import ACCEPTED, Outcome
 from gateway.protocols.amqpfast import commands as m
 from gateway.protocols.amqpfast.codec import encode_message_list
@@ -324,7 +325,7 @@ def handle_browse(connection: FastConnection, handle: FastHandle, command: m.Han
         raise Refused(ReplyCode.COMMAND_NOT_VALID, str(error)) from None
     if not sent:
         raise Refused(ReplyCode.INSUFFICIENT_RESOURCES, "the head of the message exceeds frame-max")
-    connection.delivered(handle.channel, 1, len(message.body))
+    connection.delivered(handle.channel, 1, message.octets - MESSAGE_OCTETS)
     if not first:
         machine.reply(handle.number, command.tag)
 

@@ -15,7 +15,7 @@ from gateway.errors import LocalProtocolError
 from gateway.ingress.amqpfast.channel import Delivery
 from gateway.ingress.amqpfast.outgoing import LARGE_OCTETS, Large
 from gateway.model.address import Address
-from gateway.model.message import Message
+from gateway.model.message import MESSAGE_OCTETS, Message, weight_of
 from gateway.protocols.amqpfast.commands import HandleOpen
 from gateway.protocols.amqpfast.sending import Notifier, NotifyRow
 from gateway.protocols.amqpfast.spec import Service
@@ -100,7 +100,7 @@ class FastConsumer:
     def deliver(self, queue: Queue, position: int, messages: list[Message], redelivered: bool) -> None:
         """Encode NOTIFY for each, and remember them until they are acknowledged."""
         channel = self.handle.channel
-        octets = sum([len(m.body) for m in messages])
+        octets = weight_of(messages) - MESSAGE_OCTETS * len(messages)
         name = self._name(queue.address) if isinstance(queue, FastQueue) else b""
         try:
             rows = [

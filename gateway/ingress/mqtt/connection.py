@@ -248,7 +248,7 @@ class MqttConnection:
                     return self._send_singly(rows, error)
             retain = grant.retained or (message.retain and grant.retain_as_published)
             body = message.body
-            octets += len(body) + 32
+            octets += len(body) + len(raw) + 32
             said.append((dup << 3 | qos << 1 | retain, message.address.wire, packet_id, raw, body))
         if self.machine.alias_max:
             said = self.machine.aliased(said)
