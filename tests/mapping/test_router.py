@@ -20,7 +20,7 @@ from gateway.mapping.names import parse_address, show_address
 from gateway.mapping.patterns import Pattern, covers, parse_tokens
 from gateway.mapping.router import Router, Subscriptions, Targets, _widest
 from gateway.model.address import AmqpAddress, FastAddress, MqttAddress
-from gateway.model.message import Message, Sender
+from gateway.model.message import MESSAGE_OCTETS, Message, Sender
 from gateway.model.outcome import Reason, Verdict
 from gateway.model.properties import (
     NO_PROPERTIES,
@@ -232,6 +232,7 @@ def test_message_ids_are_given_to_messages_that_have_none() -> None:
     assert isinstance(named, Message)
     assert [one.properties.message_id for one in (first, second, named)] == ["1", "2", "own"]
     assert plain_headers(first.properties.headers) == {"a": "b"}
+    assert first.octets == len(first.body) + first.property_set.octets + MESSAGE_OCTETS
     plain = router(up(", message_id: add"))
     outcome = refused(plain, "mqtt", Message(MqttAddress("a"), b"", malformed()))
     assert (outcome.reason, plain.routes[0].failed) == (Reason.MALFORMED, 1)

@@ -15,7 +15,9 @@ from collections.abc import Callable
 from typing import TYPE_CHECKING, Any, Final
 
 from gateway.broker.alarms import Alarm
-from gateway.errors import LocalProtocolError, RemoteProtocolError
+from gateway.broker.poison import poisoned
+from gateway.containment import contained
+from gateway.errors import LocalProtocolError, ProtocolError
 from gateway.model.address import AmqpAddress
 from gateway.model.batch import Batch, Lane
 from gateway.model.message import NEVER, Message, Sender
@@ -99,7 +101,12 @@ class Deaths:
         count = 0
         while self.noted and count < most:
             queue, message, reason = self.noted.popleft()
-            targets, letter = self._letter(queue, message, reason, utc)
+            try:
+                targets, letter = self._letter(queue, message, reason, utc)
+            except Exception as error:
+                self._lose(message, poisoned(error, queue=queue.name))
+                count += 1
+                continue
             count += 1 + len(targets)
             if not targets:
                 self.dropped[f"queue_{reason}"] += 1
@@ -155,9 +162,12 @@ class Deaths:
     def settle(self, letters: list[Message], refused: dict[int, Outcome] | None, received: float) -> None:
         """What a queue would not take is lost to it, but neither uncounted nor unseen."""
         for at, outcome in (refused or {}).items():
-            self.dropped["dead_letter_refused"] += 1
-            if self._lost is not None:
-                self._lost([letters[at]], outcome)
+            self._lose(letters[at], outcome)
+
+    def _lose(self, letter: Message, outcome: Outcome) -> None:
+        self.dropped["dead_letter_refused"] += 1
+        if self._lost is not None:
+            self._lost([letter], outcome)
 
     def hold(self, senders: set[Sender]) -> list[Callable[[], None]]:
         """Nobody can be asked to let fewer messages die."""
@@ -194,7 +204,10 @@ def _native(queue: AmqpQueue, message: Message, utc: float) -> BasicProperties:
     """The properties; none where the sender malformed them."""
     try:
         return decode_properties(own_properties(queue, message, utc))
-    except RemoteProtocolError:
+    except ProtocolError:
+        return BasicProperties()
+    except Exception as error:
+        contained("delivery", error, queue=queue.name)
         return BasicProperties()
 
 

@@ -43,6 +43,7 @@ class AmqpHosts(dict[str, VirtualHost]):
                 name,
                 changed,
                 queues_max=limits.queues_max,
+                queues_per_user_max=limits.queues_per_user_max,
                 exchanges_max=limits.exchanges_max,
                 bindings_max=limits.bindings_max,
                 queue_messages_max=limits.queue_messages_max,

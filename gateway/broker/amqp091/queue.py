@@ -19,7 +19,7 @@ from gateway.broker.pressure import FULL
 from gateway.broker.priorities import PriorityQueue
 from gateway.broker.queue import Consumer, Queue
 from gateway.model.batch import Part
-from gateway.model.message import NEVER, Message
+from gateway.model.message import NEVER, Message, bodies_of
 from gateway.model.properties import Headers
 from gateway.protocols.amqp091.translate import priority_of
 
@@ -56,6 +56,7 @@ class AmqpQueue(Queue):
         )
         self.auto_delete = auto_delete
         self.owner: object | None = None  # the connection of an exclusive queue
+        self.user = ""  # whose connection has declared it
         self.exclusive_consumer: Consumer | None = None
         self.arguments = arguments
         self.said = said
@@ -65,6 +66,8 @@ class AmqpQueue(Queue):
         self._deaths = host.deaths
         self._limited = said.length_max is not None or said.octets_max is not None
         self._refuses = self._limited and said.overflow != "drop-head"
+        if said.octets_max is not None:
+            self.weigh = bodies_of  # that is what `x-max-length-bytes` counts
         self._ranks: dict[Consumer, int] = {}  # of the consumers whose priority is not 0
         self._arriving = BEYOND  # what is there from this position on goes to whoever waits, expired or not
         self._droppable = EXPIRED_MAX  # expired messages, in this turn

@@ -29,10 +29,12 @@ from gateway.broker.amqp091.refusals import (
 )
 from gateway.broker.amqp091.replies import PREFIX, Replies
 from gateway.broker.queue import Queue
+from gateway.broker.shares import Shares, share_of
 from gateway.model.address import Address, AmqpAddress
 from gateway.model.batch import Sink
 from gateway.model.message import Message
 from gateway.model.properties import Headers, string
+from gateway.store.restoring import set_aside
 
 DEFAULT: Final = "operation not permitted on the default exchange"
 
@@ -46,6 +48,7 @@ class VirtualHost:
         changed: Callable[[], None],
         *,
         queues_max: int = 50_000,
+        queues_per_user_max: int = 0,
         queue_messages_max: int = 1_000_000,
         queue_octets_max: int = 1 << 30,
         exchanges_max: int = 1_000,
@@ -59,6 +62,8 @@ class VirtualHost:
         """
         self.name = name
         self.queues_max = queues_max
+        self._queues_per_user = share_of(queues_max, queues_per_user_max)
+        self._users = Shares()  # of queues
         self.queue_messages_max = queue_messages_max
         self.queue_octets_max = queue_octets_max
         self.exchanges_max = exchanges_max
@@ -89,19 +94,22 @@ class VirtualHost:
         """What an earlier process left."""
         for exchange in definitions.exchanges(self.exchanges.get):
             self.exchanges[exchange.name] = exchange
-        for name, auto_delete, arguments in definitions.queues():
-            queue = make_queue(name, self, durable=True, auto_delete=auto_delete, arguments=arguments)
-            self.queues[name] = queue
-            definitions.keep(queue)
-            queue.watch_use()
+        for name, auto_delete, arguments, user in definitions.queues():
+            with set_aside(QUEUE, name):
+                queue = make_queue(name, self, durable=True, auto_delete=auto_delete, arguments=arguments)
+                definitions.keep(queue)
+                self._enter(queue, user)
+                queue.watch_use()
         for source, kind, name, key, arguments in definitions.bindings():
             to = self.queues.get(name) if kind == QUEUE else self.exchanges.get(name)
             if to is not None and source in self.exchanges:
-                self.bindings += self.exchanges[source].bind(to, key, arguments)
-                if isinstance(to, AmqpQueue):
-                    to.bound[self.exchanges[source]] = None
+                with set_aside("binding", (source, name, key)):
+                    self.bindings += self.exchanges[source].bind(to, key, arguments)
+                    if isinstance(to, AmqpQueue):
+                        to.bound[self.exchanges[source]] = None
         for queue in self.queues.values():
-            queue.wake()
+            with set_aside(QUEUE, queue.name):
+                queue.wake()
 
     # Routing: what the switch asks.
 
@@ -278,17 +286,25 @@ class VirtualHost:
         found.used = time.monotonic()
         return found
 
+    def _enter(self, queue: AmqpQueue, user: str) -> None:
+        """The queue is there, and the user's."""
+        queue.user = user
+        self.queues[queue.name] = queue
+        self._users.add(user)
+
     def declare_queue(
         self,
         name: str,
         owner: object,
         *,
+        user: str = "",
         durable: bool,
         exclusive: bool,
         auto_delete: bool,
         arguments: Headers,
     ) -> AmqpQueue:
-        """Create the queue (an empty name gets one), or check that it is as declared.
+        """Create the queue (an empty name gets one), or check that it is as declared. A new one is the
+        user's.
 
         An exclusive queue does not outlive its connection, and so is not durable.
         """
@@ -300,13 +316,14 @@ class VirtualHost:
         if name.startswith("amq."):
             raise access_refused(f"queue name '{name}' contains reserved prefix 'amq.*'")
         self._check_room("queues_max", len(self.queues), self.queues_max)
+        self._check_room("queues_per_user_max", self._users[user], self._queues_per_user)
         self._check_disk(durable)
         if not name:
             self._names += 1
             name = f"amq.gen-{time.time_ns():x}-{self._names}"
         queue = make_queue(name, self, durable=durable, auto_delete=auto_delete, arguments=arguments)
         queue.owner = owner if exclusive else None
-        self.queues[name] = queue
+        self._enter(queue, user)
         if durable and self._definitions is not None:
             self.written |= self._definitions.add_queue(queue)
         queue.watch_use()
@@ -339,7 +356,8 @@ class VirtualHost:
             raise failed(f"queue '{queue.name}' in vhost '{self.name}' in use")
         if if_empty and len(queue):
             raise failed(f"queue '{queue.name}' in vhost '{self.name}' not empty")
-        self.queues.pop(queue.name, None)
+        if self.queues.pop(queue.name, None) is not None:
+            self._users.remove(queue.user)
         exchanges, queue.bound = list(queue.bound), {}
         for exchange in exchanges:
             self._unbind_all(exchange, queue)

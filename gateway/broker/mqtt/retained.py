@@ -17,6 +17,7 @@ from gateway.broker.topics import TopicTree
 from gateway.model.address import MqttAddress
 from gateway.model.batch import Part
 from gateway.model.message import Message
+from gateway.store.restoring import set_aside
 from gateway.store.store import Store
 
 if TYPE_CHECKING:
@@ -63,7 +64,8 @@ class Retained:
             assert isinstance(message, Message)
             if message.expires and message.expires <= utc:
                 store.delete(KIND, key)
-            else:
+                continue
+            with set_aside(KIND, key):
                 self._set(message)
 
     def publish(self, part: Part) -> None:
@@ -88,6 +90,18 @@ class Retained:
             elif known:
                 self._store.delete(KIND, address.wire)
 
+    def messages(self) -> list[Message]:
+        """All of them now."""
+        return list(self._messages.values())
+
+    def forget(self, message: Message) -> bool:
+        """Forget this message; False: its topic has another one, or none."""
+        assert isinstance(message.address, MqttAddress)
+        if self._messages.get(message.address.topic) is not message:
+            return False
+        self.keep(Message(message.address, b""))
+        return True
+
     def show(self, message: Message) -> None:
         """Keep `message` for its topic as long as the process lives: it is made anew by the next one."""
         self._set(message)
@@ -98,17 +112,17 @@ class Retained:
         topic = message.address.topic
         before = self._messages.pop(topic, None)
         if before is not None:
-            self.octets -= len(before.body)
-        size = len(message.body)
-        full = len(self._messages) >= self.messages_max or self.octets + size > self.octets_max
-        if not size or full:
-            self.refused += size > 0
+            self.octets -= before.octets
+        empty = not len(message.body)
+        full = len(self._messages) >= self.messages_max or self.octets + message.octets > self.octets_max
+        if empty or full:
+            self.refused += not empty
             if before is not None:
                 self._tree.remove(topic.split("/"))
             return False
         self._messages[topic] = message
         self._tree.put(topic.split("/"), message)
-        self.octets += size
+        self.octets += message.octets
         return True
 
     def find(

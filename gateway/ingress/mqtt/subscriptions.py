@@ -57,7 +57,7 @@ def subscribe(
 def _refusal(
     ingress: MqttIngress, session: Session, principal: Principal, wanted: Subscription
 ) -> ReasonCode | None:
-    if not is_filter(wanted.filter) or wanted.filter.count("/") >= ingress.limits.topic_levels_max:
+    if wanted.filter.count("/") >= ingress.limits.topic_levels_max or not is_filter(wanted.filter):
         return ReasonCode.TOPIC_FILTER_INVALID
     if not ingress.access.may_subscribe(principal, ingress.name, wanted.filter):
         return ReasonCode.NOT_AUTHORIZED
@@ -65,6 +65,8 @@ def _refusal(
         return ReasonCode.QUOTA_EXCEEDED  # it could not be recorded
     known = wanted.filter in session.subscriptions
     if not known and len(session.subscriptions) >= ingress.limits.subscriptions_max:
+        return ReasonCode.QUOTA_EXCEEDED
+    if not known and ingress.namespace.subscriptions_full(session.user):
         return ReasonCode.QUOTA_EXCEEDED
     return None
 

@@ -10,7 +10,7 @@ import pytest
 from gateway.broker.mqtt.retained import PIECE_MESSAGES_MAX, PIECE_STEPS_MAX, Retained, Walk
 from gateway.broker.mqtt.subscription import SubscriptionOptions
 from gateway.model.address import MqttAddress
-from gateway.model.message import Message
+from gateway.model.message import MESSAGE_OCTETS, Message
 from tests.broker.parts import Space, connected, mqtt
 
 
@@ -63,7 +63,7 @@ def test_an_empty_body_forgets_and_a_later_one_replaces() -> None:
     space.retained.keep(mqtt("a", b"", retain=True))
     space.retained.keep(mqtt("b", b"newer", retain=True))
     assert found(space, "#") == [b"newer"]
-    assert space.retained.octets == 5
+    assert space.retained.octets == 5 + MESSAGE_OCTETS
 
 
 def test_what_is_retained_expires() -> None:
@@ -80,7 +80,7 @@ def test_retain_handling(handling: int, first: int, again: int) -> None:
     assert [len(found(space, "a", options)) for _ in range(2)] == [first, again]
 
 
-@pytest.mark.parametrize("limits", [{"messages_max": 2}, {"octets_max": 2}])
+@pytest.mark.parametrize("limits", [{"messages_max": 2}, {"octets_max": 2 * (1 + MESSAGE_OCTETS)}])
 def test_retained_messages_are_bounded_and_the_refused_are_counted(limits: dict[str, Any]) -> None:
     space = Space(retained=Retained(**limits))
     retained(space, "a", "b", "c", "a")
