@@ -18,7 +18,7 @@ from starlette.requests import Request
 from starlette.responses import Response
 
 from gateway.admin.answers import BadChoiceError, answer
-from gateway.broker.access import is_loopback
+from gateway.broker.places import is_loopback
 from gateway.errors import ConfigurationError
 from gateway.settings import secret_from
 

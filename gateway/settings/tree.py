@@ -15,6 +15,7 @@ from gateway.settings.endpoints import Admission, FilePath, Link, Listener, Port
 from gateway.settings.front import check_shares
 from gateway.settings.journal import Journal
 from gateway.settings.limits import Limits, Part
+from gateway.settings.logins import Logins
 
 ENDPOINT_NAME: Final = re.compile(r"[A-Za-z][A-Za-z0-9_.-]{0,62}")
 PACKAGE: Final = Path(__file__).resolve().parent.parent
@@ -149,6 +150,8 @@ class Log(Part):
     level: Literal["debug", "info", "warning", "error"] = "info"
     format: Literal["auto", "console", "json"] = "auto"
     """`auto`: console on a terminal, JSON lines elsewhere."""
+    slow_turn_secs: float = Field(0.1, ge=0)
+    """What holds up everybody for longer is told, with its cause; 0: nothing is."""
 
 
 class Settings(BaseSettings):
@@ -174,6 +177,7 @@ class Settings(BaseSettings):
     users: dict[str, User] = {}
     guest: Admission = "loopback"
     """Whether the user guest with the password guest may connect, and from where."""
+    logins: Logins = Logins()
     drain_timeout_secs: float = Field(20.0, ge=0)
     """After SIGTERM: how long messages in flight may take. Kubernetes kills after 30 s by default."""
     log: Log = Log()

@@ -26,6 +26,7 @@ from gateway.model.message import Sender
 from gateway.protocols.mqtt.packets import Will
 from gateway.protocols.mqtt.properties import decode_list, encode_list
 from gateway.protocols.mqtt.spec import WILL as WILL_LIST
+from gateway.store.restoring import set_aside
 from gateway.store.store import Store
 
 SESSION: Final = "session"
@@ -40,7 +41,8 @@ class SessionRecord(NamedTuple):
     """A session that outlives its connection.
 
     `utc`: when its client last came or went, in seconds. `attached`: it came. Messages at positions below
-    `sent` may have been sent; while attached nobody keeps that up to date. `user`: who the client was.
+    `sent` may have been sent; while attached nobody keeps that up to date. `user` and `place` are those that
+    last opened it.
     """
 
     expiry_secs: float
@@ -48,6 +50,7 @@ class SessionRecord(NamedTuple):
     attached: bool
     sent: int
     user: str = ""
+    place: str = ""
 
 
 class Records:
@@ -80,7 +83,8 @@ class Records:
     def sessions(self) -> Iterator[tuple[str, SessionRecord]]:
         """Client ids and records. Like all that iterate: before the store is started."""
         for key, value in self._things(SESSION):
-            yield key.decode(), SessionRecord(**json.loads(value))
+            with set_aside(SESSION, key):
+                yield key.decode(), SessionRecord(**json.loads(value))
 
     # Subscriptions.
 
@@ -96,7 +100,8 @@ class Records:
         """Client id, filter and options."""
         for key, value in self._things(SUBSCRIPTION):
             client, _, topic_filter = key.partition(END)
-            yield client.decode(), topic_filter.decode(), SubscriptionOptions(**json.loads(value))
+            with set_aside(SUBSCRIPTION, key):
+                yield client.decode(), topic_filter.decode(), SubscriptionOptions(**json.loads(value))
 
     # QoS 2, outgoing: PUBREC has come, PUBCOMP has not.
 
@@ -112,7 +117,8 @@ class Records:
         """Client id, packet id and position."""
         for key, value in self._things(RELEASED):
             client, _, packet_id = key.partition(END)
-            yield client.decode(), int.from_bytes(packet_id, "big"), int.from_bytes(value, "big")
+            with set_aside(RELEASED, key):
+                yield client.decode(), int.from_bytes(packet_id, "big"), int.from_bytes(value, "big")
 
     # Wills.
 
@@ -141,11 +147,12 @@ class Records:
     def wills(self) -> Iterator[tuple[Will, Sender]]:
         """What the clients left that were connected when the gateway ended, or whose wills were delayed."""
         for key, value in self._things(WILL):
-            self._wills.add(key.decode())
-            said = json.loads(value)
-            properties = decode_list(b64decode(said["properties"]), WILL_LIST)
-            will = Will(said["topic"], b64decode(said["body"]), said["qos"], said["retain"], properties)
-            yield will, Sender(**said["sender"])
+            with set_aside(WILL, key):
+                self._wills.add(key.decode())
+                said = json.loads(value)
+                properties = decode_list(b64decode(said["properties"]), WILL_LIST)
+                will = Will(said["topic"], b64decode(said["body"]), said["qos"], said["retain"], properties)
+                yield will, Sender(**said["sender"])
 
     # All of them.
 

@@ -7,7 +7,6 @@ endpoint is the listener. A message within another host takes no route.
 from __future__ import annotations
 
 import secrets
-from collections import deque
 from collections.abc import Awaitable, Callable
 from pathlib import Path
 from typing import Final
@@ -15,17 +14,19 @@ from typing import Final
 import structlog
 import trio
 
-from gateway.broker.access import Access, Principal
+from gateway.broker.access import Access
 from gateway.broker.amqpfast.partials import Partials
 from gateway.broker.amqpfast.spool import Spool
 from gateway.broker.amqpfast.virtual_host import FastHost, Refused
 from gateway.broker.dead_letters import DeadLetters
 from gateway.broker.switch import Switch
+from gateway.containment import contained
 from gateway.ingress.amqpfast.connection import FastConnection
 from gateway.ingress.amqpfast.handle import FastHandle
 from gateway.ingress.amqpfast.publishing import Receipt
 from gateway.ingress.amqpfast.shared_folder import SharedFolder, agreed
 from gateway.ingress.listener import Listener
+from gateway.ingress.logins import Logins
 from gateway.model.batch import Batch
 from gateway.model.message import Message, Sender
 from gateway.model.outcome import ACCEPTED, Outcome, Reason, Verdict
@@ -35,37 +36,13 @@ from gateway.settings.amqpfast import FastOptions, Peer
 from gateway.store.store import Store
 from gateway.telemetry.stats import ListenerStats
 from gateway.transport.stream import Stream
+from gateway.transport.tasks import Tasks
 
-log = structlog.get_logger()
+log = structlog.get_logger(limited=True)
 
 UNDELIVERABLE: Final = Outcome(
     Verdict.REJECTED, Reason.TOO_LARGE, "the head does not fit the client's frame-max"
 )
-ADDRESSES_MAX: Final = 10_000  # whose failures are remembered
-
-
-class Failures:
-    """Failed negotiations by source address; an address with too many of them is not served for a while."""
-
-    def __init__(self, most: int, seconds: float) -> None:
-        self._most = most
-        self._seconds = seconds
-        self._times: dict[str, deque[float]] = {}
-
-    def add(self, remote: str, now: float) -> None:
-        """Another one, from `remote` (host:port)."""
-        if self._most:
-            host = remote.rpartition(":")[0]
-            times = self._times.pop(host, None) or deque(maxlen=self._most)
-            times.append(now)
-            self._times[host] = times
-            if len(self._times) > ADDRESSES_MAX:
-                del self._times[next(iter(self._times))]
-
-    def too_many(self, remote: str, now: float) -> bool:
-        """Whether the address has failed too often in the last while."""
-        times = self._times.get(remote.rpartition(":")[0])
-        return times is not None and len(times) == self._most and now - times[0] < self._seconds
 
 
 class FastIngress:
@@ -81,7 +58,7 @@ class FastIngress:
         limits: Limits,
         stats: ListenerStats,
         dead_letters: DeadLetters,
-        nursery: trio.Nursery,
+        tasks: Tasks,
         options: FastOptions,
         anonymous: str,
         spool: Spool,
@@ -98,7 +75,6 @@ class FastIngress:
         self.anonymous = anonymous
         self.listener: Listener | None = None
         self.batch = Batch(self, trio.current_time())
-        self.failures = Failures(options.failures_max, options.failures_secs)
         self.peers: dict[str, dict[str, Peer]] = {
             host: given.peers for host, given in options.virtual_hosts.items()
         }
@@ -112,14 +88,15 @@ class FastIngress:
         self.folders: set[Path] = set()  # shared with a channel each
         self._store = store
         self._dead_letters = dead_letters
-        self._nursery = nursery
+        self._tasks = tasks
+        self.logins = Logins(access, stats, tasks, self.flush)
         self._soon: list[Callable[[], None]] = []
 
     # What the listener asks.
 
     def connect(self, stream: Stream, now: float) -> FastConnection:
         """A client has connected."""
-        return FastConnection(self, stream, now, shunned=self.failures.too_many(stream.remote, now))
+        return FastConnection(self, stream, now)
 
     def turn_done(self) -> None:
         """Send the batch that has gathered on its way."""
@@ -128,13 +105,16 @@ class FastIngress:
             self.batch = Batch(self, trio.current_time())
             batch.send()
         while self._soon:
-            self._soon.pop()()
+            try:
+                self._soon.pop()()
+            except Exception as error:  # it concerns one channel
+                contained("batch", error, listener=self.name)
 
     def tick(self, now: float) -> None:
         """Forget transfers that nobody resumes, remove files that nobody needs."""
         self.partials.forget_old()
         if self.spool.dead:
-            self._nursery.start_soon(trio.to_thread.run_sync, self.spool.bury)
+            self._tasks.start_soon(trio.to_thread.run_sync, self.spool.bury)
 
     # What batches ask: this is their source.
 
@@ -241,7 +221,7 @@ class FastIngress:
 
     def start(self, task: Callable[[], Awaitable[None]]) -> None:
         """Run a task beside the loop."""
-        self._nursery.start_soon(task)
+        self._tasks.start_soon(task)
 
     def flush(self) -> None:
         """Write what was encoded outside a wake-up."""
@@ -249,18 +229,18 @@ class FastIngress:
         assert self.listener is not None
         self.listener.flush()
 
-    def undeliverable(self, message: Message) -> None:
-        """A delivery whose head is larger than the client's frames."""
-        self._dead_letters.add([message], "", UNDELIVERABLE)
+    def undeliverable(self, message: Message, outcome: Outcome = UNDELIVERABLE) -> None:
+        """A delivery that cannot be said; by default its head is larger than the client's frames."""
+        self._dead_letters.add([message], "", outcome)
 
-    def verify(self, user: str, password: bytes, then: Callable[[Principal | None], None]) -> None:
-        """Look at a password beside the loop, then call `then`."""
-
-        async def look() -> None:
-            then(await self.access.verify(user, password))
-            self.flush()
-
-        self._nursery.start_soon(look)
+    def let_in(self, connection: FastConnection, user: str) -> bool:
+        """The client has said who it is; False: its user has too many connections."""
+        assert self.listener is not None
+        if not self.listener.may_be(user, connection.stream.remote):
+            self.stats.refused.add("connections_per_user_max")
+            return False
+        self.listener.named(connection, user)
+        return True
 
     def forget(self, connection: FastConnection) -> None:
         """A connection has ended."""
