@@ -13,7 +13,7 @@ def access_of(settings: Settings) -> Access:
     hashes = {name: _hash_of(name, user) for name, user in settings.users.items()}
     keys = {name: _keys_of(name, user) for name, user in settings.users.items()}
     scram = {name: found for name, found in keys.items() if found is not None}
-    return Access(hashes, guest=settings.guest, scram=scram)
+    return Access(hashes, guest=settings.guest, scram=scram, logins=settings.logins)
 
 
 def _hash_of(name: str, user: User) -> str:

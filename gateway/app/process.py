@@ -8,6 +8,7 @@ from collections.abc import Callable
 
 import trio
 
+from gateway.app.descriptors import raise_descriptors
 from gateway.app.gateway import Gateway
 from gateway.errors import GatewayError
 from gateway.settings import Settings
@@ -15,6 +16,7 @@ from gateway.settings import Settings
 
 def run(settings: Settings, started: Callable[[Gateway], None]) -> int:
     """Run a gateway until it is told to stop; `started` is called when it serves. Returns the exit code."""
+    raise_descriptors()
     gateway = Gateway(settings)
 
     async def main() -> None:

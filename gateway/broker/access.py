@@ -1,29 +1,36 @@
-"""Who may connect, publish and subscribe: the one place that every protocol asks.
+"""Who may connect, and what for.
 
-Passwords are argon2 hashes. Verifying one takes tens of milliseconds by design, so it runs in a thread, and a
-password that was right is remembered for a while as a keyed digest: a fleet that reconnects does not wait
-for it.
+Names and passwords are MQTT's and AMQP's SASL PLAIN; both anonymous access and the user `guest` may be
+limited to clients on this machine, as RabbitMQ does for guest. SCRAM-SHA-256 proves a password without
+saying it, and TLS a name by a certificate. Hashing a password takes tens of
+milliseconds by design, so it runs in a thread, after a queue in which everybody gets a turn (turns.py); a
+password that was right is remembered for a while as a keyed digest, so that a fleet that reconnects does not
+wait for it, and so is one that was wrong. Whoever fails is delayed and refused (failures.py).
 """
 
 from __future__ import annotations
 
 import hashlib
 import hmac
-import ipaddress
 import os
 import secrets
 import time
 from collections.abc import Mapping
+from enum import Enum
 from typing import Final
 
 import argon2
 import trio
 
+from gateway.broker.failures import Failures
+from gateway.broker.places import is_loopback, place_of
 from gateway.broker.scram import ITERATIONS, SALT_OCTETS, Exchange, Keys
+from gateway.broker.turns import Crowded, Turns
 from gateway.model.address import Address
+from gateway.settings.logins import Logins
 
 REMEMBERED_SECS: Final = 300.0
-REMEMBERED_MAX: Final = 10_000  # one digest and one time each
+REMEMBERED_MAX: Final = 10_000  # right ones, and as many wrong ones: one digest and one time each
 VERIFIERS_MAX: Final = 2  # argon2 takes 64 MiB each; more would starve the poller of memory and cores
 
 GUEST: Final = "guest"
@@ -38,15 +45,12 @@ class Principal:
         self.name = name
 
 
-def is_loopback(remote: str) -> bool:
-    """Is the address (host, or host:port as streams write it) on this machine?"""
-    host = remote.rsplit(":", 1)[0].strip("[]")
-    try:
-        address = ipaddress.ip_address(host)
-    except ValueError:
-        return False
-    mapped = getattr(address, "ipv4_mapped", None)
-    return bool((mapped or address).is_loopback)
+class Denial(Enum):
+    """Why a login is refused, as it is counted."""
+
+    WRONG = "wrong"
+    REFUSED = "refused"  # there were too many failures; it was not looked at
+    BUSY = "busy"  # too many wait for their hash
 
 
 class Access:
@@ -55,14 +59,22 @@ class Access:
     """
 
     def __init__(
-        self, users: Mapping[str, str], *, guest: str = "loopback", scram: Mapping[str, Keys] | None = None
+        self,
+        users: Mapping[str, str],
+        *,
+        guest: str = "loopback",
+        scram: Mapping[str, Keys] | None = None,
+        logins: Logins | None = None,
     ) -> None:
+        logins = logins or Logins()
         self._users = dict(users)
         self._scram = dict(scram or {})
         self._guest = guest
         self._key = os.urandom(32)
-        self._remembered: dict[tuple[str, bytes], float] = {}
-        self._limiter: trio.CapacityLimiter | None = None
+        self.failures = Failures(logins)
+        self._remembered: dict[bytes, float] = {}
+        self._wrong: dict[bytes, float] = {}
+        self._turns = Turns(VERIFIERS_MAX, logins.waiting_max)
         self._principals: dict[str, Principal] = {}
 
     def anonymous(self, remote: str, policy: str) -> Principal | None:
@@ -73,14 +85,15 @@ class Access:
 
     def known(self, user: str, password: bytes, remote: str) -> Principal | None:
         """The principal, when that can be said without work; None: ask `verify`."""
+        if self.failures.refuses(remote, user):
+            return None  # or guesses at a remembered password would be free
         if user == GUEST and user not in self._users:
             allowed = self._guest == "always" or (self._guest == "loopback" and is_loopback(remote))
             return self._principal(GUEST) if allowed and password == GUEST.encode() else None
-        return self._recalled(user, password) if user in self._users else None
-
-    def _recalled(self, user: str, password: bytes) -> Principal | None:
-        until = self._remembered.get((user, self._digest(password)), 0.0)
-        return self._principal(user) if until > time.monotonic() else None
+        if self._remembered.get(self._digest(user, password), 0.0) <= time.monotonic():
+            return None
+        self.failures.succeeded(remote, user)
+        return self._principal(user)
 
     def certified(self, name: str) -> Principal | None:
         """The principal of a client whose name is proved already; None: there is no such user."""
@@ -107,25 +120,46 @@ class Access:
         counts = [keys.iterations for keys in self._scram.values()]
         return max(set(counts), key=counts.count) if counts else ITERATIONS
 
-    async def verify(self, user: str, password: bytes) -> Principal | None:
+    async def verify(self, user: str, password: bytes, remote: str) -> Principal | Denial:
         """The principal, if the password is right; takes tens of milliseconds in a thread.
 
         Of many that come at once with the same name and password, those that waited need no thread any more.
+        Cancelled, it leaves the queue.
         """
-        stored = self._users.get(user)
-        if self._limiter is None:
-            self._limiter = trio.CapacityLimiter(VERIFIERS_MAX)
-        async with self._limiter:
-            if (recalled := self._recalled(user, password)) is not None:
-                return recalled
-            # An unknown user costs the same time as a wrong password, so that names cannot be found out.
-            right = await trio.to_thread.run_sync(_matches, stored or _DECOY, password)
-        if not right or not stored:
-            return None
-        if len(self._remembered) >= REMEMBERED_MAX:
-            self._remembered.clear()
-        self._remembered[user, self._digest(password)] = time.monotonic() + REMEMBERED_SECS
+        failures = self.failures
+        if failures.refuses(remote, user):
+            return Denial.REFUSED
+        if delay := failures.delay_secs(remote, user):
+            await trio.sleep(delay)
+        try:
+            await self._turns.take(place_of(remote), user, trusted=failures.trusts(remote, user))
+        except Crowded:
+            return Denial.BUSY
+        try:
+            if failures.refuses(remote, user):
+                return Denial.REFUSED
+            right = await self._is_right(user, password)
+        finally:
+            self._turns.give_back()
+        if not right:
+            failures.failed(remote, user)
+            return Denial.WRONG
+        failures.succeeded(remote, user)
         return self._principal(user)
+
+    async def _is_right(self, user: str, password: bytes) -> bool:
+        key = self._digest(user, password)
+        now = time.monotonic()
+        if self._remembered.get(key, 0.0) > now:
+            return True
+        if self._wrong.get(key, 0.0) > now:
+            return False
+        stored = self._users.get(user)
+        # An unknown user costs the same time as a wrong password, so that names cannot be found out.
+        found = await trio.to_thread.run_sync(_matches, stored or _DECOY, password)
+        right = bool(found and stored)
+        _remember(self._remembered if right else self._wrong, key)
+        return right
 
     def may_publish(self, principal: Principal, endpoint: str, address: Address) -> bool:
         """May the principal publish to this address? Asked once per address and cached by its asker."""
@@ -138,8 +172,9 @@ class Access:
     def _principal(self, name: str) -> Principal:
         return self._principals.setdefault(name, Principal(name))
 
-    def _digest(self, password: bytes) -> bytes:
-        return hmac.digest(self._key, password, hashlib.sha256)
+    def _digest(self, user: str, password: bytes) -> bytes:
+        name = user.encode(errors="surrogatepass")
+        return hmac.digest(self._key, len(name).to_bytes(4, "big") + name + password, hashlib.sha256)
 
 
 _HASHER = argon2.PasswordHasher()
@@ -158,6 +193,13 @@ def is_hash(text: str) -> bool:
     except argon2.exceptions.InvalidHashError:
         return False
     return True
+
+
+def _remember(table: dict[bytes, float], key: bytes) -> None:
+    table.pop(key, None)
+    table[key] = time.monotonic() + REMEMBERED_SECS
+    if len(table) > REMEMBERED_MAX:
+        del table[next(iter(table))]
 
 
 def _matches(stored: str, password: bytes) -> bool:

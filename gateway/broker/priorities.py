@@ -12,6 +12,7 @@ the messages in memory.
 from __future__ import annotations
 
 import heapq
+import sys
 import time
 from collections.abc import Callable, Iterable, Iterator
 from typing import Final
@@ -68,7 +69,7 @@ class PriorityQueue(Queue):
         self._sort()
         first = self.next
         self.next += len(messages)
-        self.octets += sum([len(message.body) for message in messages])
+        self.octets += self.weigh(messages)
         for position, message in enumerate(messages, first):
             self._wait(position, message, redelivered=False)
 
@@ -140,7 +141,7 @@ class PriorityQueue(Queue):
             self._avoided.pop(position, None)
             found = self._waiting.pop(position, None)
             if found is not None:
-                self.octets -= len(found[0].body)
+                self.octets -= self.weigh(found[:1])
 
     def requeue(self, taken: Iterable[tuple[int, Message]]) -> None:
         """Messages taken earlier return to their positions, and are redelivered."""
@@ -151,7 +152,7 @@ class PriorityQueue(Queue):
         self._sort()
         for position, message in messages:
             self.unacknowledged -= 1
-            self.octets += len(message.body)
+            self.octets += self.weigh((message,))
             self._wait(position, message, redelivered=True)
 
     def give_back(self, position: int, message: Message, consumer: Consumer) -> None:
@@ -237,10 +238,10 @@ class PriorityQueue(Queue):
                 gone += 1
             else:
                 taken.append((position, message, redelivered))
-                octets += len(message.body)
+                octets += self.weigh((message,))
             if len(taken) >= count or octets >= DISPATCH_OCTETS_MAX:
                 break
-        self._taken(len(taken), octets)
+        self._taken([message for _, message, _ in taken], octets)
         for position, messages, redelivered in _runs(taken):
             self._deliver(consumer, position, messages, redelivered)
         return gone + len(taken)
@@ -290,16 +291,19 @@ class PriorityQueue(Queue):
         utc = time.time()
         for position, message, redelivered in self._best(None):
             if not self._drop_expired(position, message, utc):
-                self._taken(1, len(message.body))
+                self._taken((message,))
                 return position, message, redelivered
         return None
 
-    def drop_expired(self) -> float:
-        """Drop what has expired; returns when the next of what is there will (UTC), or NEVER."""
+    def drop_expired(self, most: int = sys.maxsize) -> float:
+        """Drop what has expired; returns when the next of what is there will (UTC), or NEVER.
+
+        What is sorted is looked at whole.
+        """
         if self._unsorted:
             self._sort()
         if not self._sorted:
-            return super().drop_expired()
+            return super().drop_expired(most)
         utc = time.time()
         soonest = NEVER
         for position, (message, _) in list(self._waiting.items()):

@@ -22,6 +22,7 @@ from typing import Protocol
 from gateway.broker.dead_letters import DeadLetters
 from gateway.broker.deduplication import Deduplication, Guard
 from gateway.broker.journaling import Journaling
+from gateway.broker.memory import Memory, plenty
 from gateway.broker.mqtt.echoes import Echoes
 from gateway.broker.poison import poisoned
 from gateway.containment import contained
@@ -217,6 +218,7 @@ class Switch:
 
     `links` are the endpoints that are remote brokers. `outbox` gives that of a route with `settle: stored`;
     None when there is no store, and no such route. `disk_healthy`: the store, if any, takes messages.
+    `memory`: whether there is enough for more of them, which sources ask.
     """
 
     def __init__(
@@ -232,6 +234,7 @@ class Switch:
         self.outbox: Callable[[Route], Namespace] | None = None
         self.disk_healthy: Callable[[], bool] = _always
         self.journaling: Journaling | None = None
+        self.memory: Memory = plenty()
         self._lanes: dict[tuple[Sink, str], Lane] = {}
         self._guards: dict[str, Guard] = {}
         self._idle_routes: dict[tuple[Route, ...], tuple[Route, ...]] = {}  # one object for many addresses

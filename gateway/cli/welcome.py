@@ -12,7 +12,8 @@ from typing import Final, NamedTuple
 from urllib.parse import quote as percent
 
 from gateway.app import Gateway
-from gateway.broker.access import GUEST, is_loopback
+from gateway.broker.access import GUEST
+from gateway.broker.places import is_loopback
 from gateway.settings import Listener, Settings
 
 EVERYWHERE: Final = frozenset(("0.0.0.0", "::", "", "localhost"))

@@ -28,7 +28,7 @@ import trio
 
 from gateway.containment import contained
 from gateway.model.batch import Part
-from gateway.model.message import Message
+from gateway.model.message import Message, weight_of
 from gateway.model.outcome import ACCEPTED, INTERNAL, Outcome, Reason, Verdict
 from gateway.telemetry.stats import LinkStats
 from gateway.transport.stream import Stream
@@ -214,7 +214,7 @@ class ConfirmedSink(ABC):
         if not kept:
             return
         one = Waiting(part, kept)
-        octets = sum([len(message.body) for message in messages])
+        octets = weight_of(messages)
         if (
             self.waiting_messages + len(messages) > self.messages_max
             or self.waiting_octets + octets > self.octets_max
@@ -271,7 +271,7 @@ class ConfirmedSink(ABC):
         octets = 0
         count = 0
         for at in positions[:room]:
-            octets += len(messages[at].body)
+            octets += messages[at].octets
             if count and octets > SLICE_OCTETS_MAX:
                 break
             count += 1
@@ -398,7 +398,7 @@ class ConfirmedSink(ABC):
     def _count_waiting(self, one: Waiting, sign: int) -> None:
         messages = one.part.messages
         self.waiting_messages += sign * len(one.positions)
-        self.waiting_octets += sign * sum([len(messages[at].body) for at in one.positions])
+        self.waiting_octets += sign * sum([messages[at].octets for at in one.positions])
 
     def _count_in_flight(self) -> None:
         self.in_flight = self._stats.in_flight = self._next - self._floor - len(self._early)

@@ -11,6 +11,7 @@ from __future__ import annotations
 
 import errno
 import socket
+import sys
 from collections.abc import Callable
 from enum import Enum
 from typing import Final, Protocol
@@ -18,8 +19,10 @@ from typing import Final, Protocol
 import structlog
 import trio
 
+from gateway.broker.places import place_of, place_of_host
 from gateway.containment import contained
 from gateway.errors import ConfigurationError
+from gateway.ingress.door import Door
 from gateway.ingress.front.announced import Unannounced, within_any
 from gateway.ingress.front.layers import Front
 from gateway.ingress.front.waiting import Waiting
@@ -27,6 +30,7 @@ from gateway.model.message import Sender
 from gateway.settings import Limits
 from gateway.telemetry.stats import FrameCounts, ListenerStats
 from gateway.transport.poller import Poller
+from gateway.transport.rate import Rate
 from gateway.transport.stacked import within
 from gateway.transport.stream import Ending, Filter, Peer, Stream, WriteSet
 
@@ -35,7 +39,7 @@ BACKLOG: Final = 4096  # ten thousand devices may reconnect at once
 ACCEPTS_PER_TURN: Final = 256  # then the poller has its turn
 OUT_OF_DESCRIPTORS: Final = (errno.EMFILE, errno.ENFILE, errno.ENOBUFS, errno.ENOMEM)
 
-log = structlog.get_logger()
+log = structlog.get_logger(limited=True)
 
 
 class Farewell(Enum):
@@ -103,12 +107,13 @@ class Listener:
         self.host = host
         self.port = port
         self.stats = stats
-        self.connections: dict[Connection, None] = {}
         self.open = False
         self.front = front or Front()
         self._protocol = protocol
         self._writes = writes
-        self._connections_max = connections_max
+        self._door: Door[Connection] = Door(protocol.limits, connections_max)
+        self.connections = self._door.guests
+        self.descriptors_max = sys.maxsize  # those above are for others than clients
         self._sockets: list[socket.socket] = []
         self._poller = Poller(writes, protocol.turn_done)
         self._accepting = trio.CancelScope()
@@ -185,8 +190,16 @@ class Listener:
 
     def _add(self, sock: socket.socket, host: str, port: int) -> None:
         proxies = self.front.proxies
-        if self.full or (proxies is not None and not within_any(proxies, host)):
-            self.stats.refused.add("connections_max" if self.full else "proxy_protocol_from")
+        if sock.fileno() >= self.descriptors_max:  # the lowest one that is free: all below are taken
+            word = "descriptors"
+        elif proxies is None:
+            word = self._refusal(place_of_host(host))
+        elif not within_any(proxies, host):
+            word = "proxy_protocol_from"
+        else:
+            word = "connections_max" if self._door.full(trio.current_time()) else ""
+        if word:
+            self._refused(word, f"{host}:{port}")
             sock.close()
             return
         sock.setblocking(False)
@@ -195,16 +208,45 @@ class Listener:
         now = trio.current_time()
         self.stats.accepted += 1
         if proxies is None:
-            self.begin(stream, now, b"", now)
+            self._begin(stream, now)
         else:
-            unannounced = Unannounced(self, stream, now)
-            self._enter(unannounced, stream)
+            self._enter(Unannounced(self, stream, now), stream)
         self._poller.watch(stream)
 
-    @property
-    def full(self) -> bool:
-        """No further connection is taken."""
-        return len(self.connections) >= self._connections_max
+    def _refusal(self, place: str) -> str:
+        """The limit that keeps a client of that place from connecting now; "" when none does."""
+        now = trio.current_time()
+        return (
+            "connects_per_second_max" if self._door.too_fast(place, now) else self._door.refusal(place, now)
+        )
+
+    def _refused(self, word: str, remote: str) -> None:
+        """Count and log that there was no place."""
+        self.stats.refused.add(word)
+        log.warning("no place for a connection", listener=self.name, remote=remote, limit=word)
+
+    def no_place(self, stream: Stream) -> bool:
+        """Whether a connection from a shared port has to go, since there is no place here; it is told so."""
+        word = self._door.refusal(place_of(stream.remote), trio.current_time())
+        if word:
+            self._refused(word, stream.remote)
+            stream.abort(word)
+        return bool(word)
+
+    def may_be(self, user: str, remote: str) -> bool:
+        """Whether another connection of that user may stay."""
+        return self._door.may_be(user, place_of(remote))
+
+    def named(self, connection: Connection, user: str) -> None:
+        """The client has said who it is."""
+        self._door.named(connection, user)
+
+    def _make_room(self) -> None:
+        """A stranger goes, if the listener is full of them."""
+        stranger = self._door.in_the_way(trio.current_time())
+        if stranger is not None:
+            self._refused("gave_way", stranger.stream.remote)
+            stranger.stream.abort("it has not said who it is, and its place is needed")
 
     @property
     def limits(self) -> Limits:
@@ -213,12 +255,20 @@ class Listener:
 
     def begin(self, stream: Stream, since: float, octets: bytes, now: float) -> None:
         """`stream`, accepted at `since`, passes this listener's layers from here on, beginning with
-        `octets`.
+        `octets`. A balancer has said for whom it connects.
         """
-        stream.layer = self.front.secured()
-        self._connect(stream, since)
+        word = self._refusal(place_of(stream.remote))
+        if word:
+            self._refused(word, stream.remote)
+            stream.abort(word)
+            return
+        self._begin(stream, since)
         if octets:
             stream.feed(octets, now, stream.layer)
+
+    def _begin(self, stream: Stream, since: float) -> None:
+        stream.layer = self.front.secured()
+        self._connect(stream, since)
 
     def adopt(self, stream: Stream, since: float, octets: bytes, now: float) -> None:
         """Take a connection from a shared port, which has read `octets` of it, through TLS if need be."""
@@ -232,6 +282,10 @@ class Listener:
         # A single message may exceed the limit: it is written whole.
         stream.backlog_max = limits.output_bytes_max + 2 * limits.message_bytes_max
         stream.layer_ended = self._layer_ended
+        if limits.receive_bytes_per_sec_max or limits.receive_messages_per_sec_max:
+            stream.rate = Rate(
+                limits.receive_bytes_per_sec_max, limits.receive_messages_per_sec_max, trio.current_time()
+            )
         websocket = self.front.upgraded(stream.backlog_max)
         stream.layer = within(stream.layer, websocket)
         connection = self._protocol.connect(stream, since)
@@ -241,8 +295,9 @@ class Listener:
         return websocket
 
     def _enter(self, connection: Connection, stream: Stream) -> None:
+        self._make_room()
         stream.peer = connection
-        self.connections[connection] = None
+        self._door.enter(connection, place_of(stream.remote), trio.current_time())
         self.stats.opened(connection.machine)
 
     def _layer_ended(self, stream: Stream, ending: Ending) -> None:
@@ -269,7 +324,7 @@ class Listener:
 
     def forget(self, connection: Connection) -> None:
         """A connection has ended."""
-        self.connections.pop(connection, None)
+        self._door.leave(connection)
         self.stats.closed(connection.machine)
 
     def flush(self) -> None:

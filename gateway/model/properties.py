@@ -1,6 +1,7 @@
 """What a message says about itself besides its body and address.
 
 `Properties` is the meaning; a `PropertySet` is the same as some protocol wrote it, decoded when asked for.
+Its `octets` are what it weighs: those that the protocol wrote or, of a set made here, those of its texts.
 Device traffic repeats a few property sets endlessly, so a set is shared by all messages that carry the same
 octets, and remembers in `forms` how other protocols write it: translating costs one dictionary look-up.
 
@@ -50,6 +51,8 @@ class Value(NamedTuple):
     type: ValueType
     value: Any
 
+
+HEADER_OCTETS: Final = 8  # of a header's type and number, or of the lengths before its texts
 
 Headers = tuple[tuple[str, Value], ...]
 """Ordered; a name may repeat."""
@@ -143,7 +146,7 @@ class PropertySet:
     `forms` is for translators: what they made of this set, under a key of their own.
     """
 
-    __slots__ = ("_decode", "_properties", "forms", "protocol", "raw")
+    __slots__ = ("_decode", "_properties", "forms", "octets", "protocol", "raw")
 
     def __init__(
         self,
@@ -154,6 +157,7 @@ class PropertySet:
     ) -> None:
         self.protocol = protocol
         self.raw = raw
+        self.octets = len(raw)
         self.forms: dict[object, Any] = {}
         self._decode = decode
         self._properties = properties
@@ -176,7 +180,28 @@ class PropertySet:
 
 def property_set(properties: Properties) -> PropertySet:
     """A set that no protocol has written yet."""
-    return PropertySet("model", b"", properties=properties)
+    made = PropertySet("model", b"", properties=properties)
+    made.octets = _weight(properties)
+    return made
+
+
+def _weight(properties: Properties) -> int:
+    """Octets of the texts in there, and a few for each header, about."""
+    texts = (
+        *(properties.content_type, properties.content_encoding, properties.correlation, properties.reply_to),
+        *(properties.message_id, properties.type, properties.app_id, properties.user_id),
+    )
+    octets = sum([len(text) for text in texts if text])
+    waiting: list[Any] = [properties.headers] if properties.headers else []
+    while waiting:  # a peer chose how deep they are
+        for one in waiting.pop():
+            name, value = one if type(one) is tuple else ("", one)
+            octets += len(name) + HEADER_OCTETS
+            if isinstance(value.value, str | bytes):
+                octets += len(value.value)
+            elif isinstance(value.value, tuple):
+                waiting.append(value.value)
+    return octets
 
 
 NO_PROPERTIES: Final = property_set(Properties())

@@ -17,6 +17,7 @@ from gateway.settings.endpoints import (
 )
 from gateway.settings.limits import Limits
 from gateway.settings.loading import CONFIG_VARIABLE, load_settings, masked
+from gateway.settings.logins import Logins
 from gateway.settings.tree import Http, Log, Settings, Store, User, shipped_mappings
 
 __all__ = [
@@ -29,6 +30,7 @@ __all__ = [
     "Listener",
     "ListenerTls",
     "Log",
+    "Logins",
     "Protocol",
     "Settings",
     "Store",

@@ -84,7 +84,3 @@ class FastOptions(Part):
     the client has acknowledged."""
     negotiation_pause_secs: float = Field(3.0, ge=0, le=60)
     """A failed negotiation is ended after this time, so that passwords cannot be tried quickly."""
-    failures_max: int = Field(5, ge=0)
-    """Failed negotiations within `failures_secs` after which an address is not served; 0: it always is."""
-    failures_secs: float = Field(60.0, gt=0)
-    """Also how long it is not served then."""

@@ -17,10 +17,27 @@ class Part(BaseModel):
 
 
 class Limits(Part):
-    """How much of everything. Sizes are octets, times are seconds."""
+    """How much of everything. Sizes are octets, times are seconds.
 
+    What is held of messages counts with their bodies, their properties and 256 octets for each, which is what
+    one costs that is empty (`Message.octets`).
+    """
+
+    memory_bytes_max: int = Field(0, ge=0)
+    """Memory of the process; above it publishers are not read until consumers have made room. 0: six tenths
+    of what its control group or the machine has. A third above it, what cannot be stopped is refused."""
     connections_max: int = Field(10_000, ge=1)
     """Connections of one listener: each costs a descriptor and some 10 KiB."""
+    connections_per_address_max: int = Field(0, ge=0)
+    """The same of one address (of IPv6: one /64). 0: nine tenths of `connections_max`, so that somebody else
+    always gets in, and clients on this machine are not counted."""
+    connections_per_user_max: int = Field(0, ge=0)
+    """The same of one user name; that of anonymous clients is empty."""
+    connects_per_second_max: float = Field(0.0, ge=0)
+    """New connections of one address to one listener; as many may come at once. 0: any number."""
+    descriptors_reserved: int = Field(128, ge=16)
+    """Descriptors that listeners leave to HTTP, links and the store (at most a quarter of all): connections
+    are refused before there is none left."""
     connect_timeout_secs: float = Field(10.0, gt=0)
     """From accepting a socket to the end of the greeting: whoever says nothing holds a descriptor."""
     connect_bytes_max: int = Field(65_536, ge=256)
@@ -47,12 +64,25 @@ class Limits(Part):
     """Octets of all of them; beyond it the oldest go."""
     fast_partial_age_secs: float = Field(24 * 3_600.0, gt=0)
     """How long such a transfer waits for its sender."""
+    properties_max: int = Field(1_000, ge=1)
+    """User properties of one MQTT packet, or entries of one message's header table, nested ones included: to
+    read one costs as much as to read a small message."""
+    properties_bytes_max: int = Field(131_072, ge=256)
+    """Octets of all properties of one MQTT packet or one message: who needs more has content."""
+    filters_max: int = Field(1_000, ge=1)
+    """Topic filters in one SUBSCRIBE or UNSUBSCRIBE: all of them are dealt with in one go."""
     frame_bytes_max: int = Field(131_072, ge=4_096, le=16 * 1024 * 1024)
     """AMQP frame-max that we propose: larger frames hold up their connection's heartbeats."""
     output_bytes_max: int = Field(32 * 1024 * 1024, ge=65_536)
-    """Written for one connection and not yet taken by its socket: a slow reader gets no more than that."""
+    """Written for one connection and not yet taken by its socket: a slow reader gets no more than that. From
+    half of it on (with two messages) nothing more of what the peer says is read."""
+    receive_bytes_per_sec_max: int = Field(0, ge=0)
+    """Octets per second that are read of one connection, 0 for any number: who sends more is not read for a
+    while. A second's worth may come at once."""
+    receive_messages_per_sec_max: int = Field(0, ge=0)
+    """The same in messages that its client publishes."""
     topic_levels_max: int = Field(128, ge=1)
-    """Levels of one topic, key or filter: matching is recursive in them."""
+    """Levels of one topic, key or filter: each is a step of matching."""
     hops_max: int = Field(8, ge=1, le=255)
     """Routes that one message may cross: two gateways that feed each other would never stop."""
 
@@ -65,17 +95,27 @@ class Limits(Part):
     handles_max: int = Field(8_192, ge=1, le=65_535)
     """AMQP/Fast handles per connection: each keeps its consumers and what its names lead to."""
     transaction_messages_max: int = Field(100_000, ge=1)
-    """Messages that an AMQP/Fast channel may send before COMMIT: they wait in memory."""
+    """Messages that an AMQP or AMQP/Fast channel may send before it commits: they wait in memory."""
     transaction_bytes_max: int = Field(64 * 1024 * 1024, ge=1)
-    """The same in octets of bodies."""
+    """The same in octets, without bodies on disk."""
     prefetch_max: int = Field(10_000, ge=1, le=65_535)
-    """Unacknowledged deliveries to one AMQP consumer, also to one that asked for no limit."""
+    """Unacknowledged deliveries to one AMQP consumer, also to one that asked for no limit; and to one channel
+    that asks for more with `basic.get`."""
+    unacknowledged_bytes_max: int = Field(128 * 1024 * 1024, ge=1)
+    """Octets of what one AMQP or AMQP/Fast connection has not acknowledged: it gets no more until it does."""
     consumers_max: int = Field(1_000, ge=1)
     """AMQP consumers per connection."""
 
     sessions_max: int = Field(50_000, ge=1)
     """MQTT sessions, connected or not, and durable subscriptions of one AMQP/Fast virtual host: a client
     identifier costs nothing to invent."""
+    sessions_per_address_max: int = Field(0, ge=0)
+    """MQTT sessions that were opened from one address (of IPv6: one /64). 0: nine tenths of all."""
+    sessions_per_user_max: int = Field(0, ge=0)
+    """MQTT sessions of one user name, and durable AMQP/Fast subscriptions, likewise."""
+    sessions_policy: Literal["expire_soonest", "refuse"] = "expire_soonest"
+    """MQTT: at a limit of sessions. `expire_soonest`: of those whose client is away the one goes that would
+    expire first, among those of whoever has most; `refuse`: the new client is refused."""
     session_full: Literal["hold", "drop"] = "hold"
     """MQTT: what a full session of a connected client does: `hold` stops reading its publishers, `drop` drops
     the newest messages for that client."""
@@ -86,6 +126,10 @@ class Limits(Part):
     """How long an MQTT session is kept for a client that is away."""
     subscriptions_max: int = Field(1_000, ge=1)
     """Subscriptions of one MQTT session."""
+    subscriptions_total_max: int = Field(1_000_000, ge=1)
+    """Subscriptions of all MQTT sessions: each is a node of the topic tree."""
+    subscriptions_per_user_max: int = Field(0, ge=0)
+    """The same of one user name. 0: nine tenths of the total."""
     retained_messages_max: int = Field(100_000, ge=0)
     """MQTT topics with a retained message: they stay for ever unless cleared."""
     retained_bytes_max: int = Field(256 * 1024 * 1024, ge=0)
@@ -93,6 +137,9 @@ class Limits(Part):
 
     queues_max: int = Field(10_000, ge=1)
     """AMQP queues of the embedded broker, and AMQP/Fast queues of one virtual host."""
+    queues_per_user_max: int = Field(0, ge=0)
+    """AMQP queues, and AMQP/Fast queues and topics, that one user name has made in one virtual host. 0: nine
+    tenths of `queues_max` or `topics_max`."""
     topics_max: int = Field(10_000, ge=1)
     """AMQP/Fast topics of one virtual host: a name that a client uses is remembered."""
     exchanges_max: int = Field(1_000, ge=1)
@@ -101,18 +148,18 @@ class Limits(Part):
     """AMQP bindings of the embedded broker: each takes part in matching."""
     queue_messages_max: int = Field(1_000_000, ge=1)
     """Messages in one queue or one session; beyond it publishers are refused or wait."""
-    queue_bytes_max: int = Field(256 * 1024 * 1024, ge=1)
-    """Octets of bodies in one queue or one session."""
+    queue_bytes_max: int = Field(512 * 1024 * 1024, ge=1)
+    """Octets in one queue or one session."""
     queue_memory_messages_max: int = Field(100_000, ge=1)
     """Messages of one durable queue or session that are held in memory; the others wait on disk alone."""
     queue_memory_bytes_max: int = Field(64 * 1024 * 1024, ge=1)
-    """The same in octets of bodies."""
+    """The same in octets."""
     store_pending_bytes_max: int = Field(64 * 1024 * 1024, ge=65_536)
     """Octets that wait for the disk; beyond it publishers are not read until it has caught up."""
     dead_letters_max: int = Field(10_000, ge=0)
     """Dead letters kept; beyond it the oldest go."""
     dead_letters_bytes_max: int = Field(64 * 1024 * 1024, ge=0)
-    """Octets of their bodies."""
+    """Octets of all of them."""
     cache_entries_max: int = Field(10_000, ge=16)
     """Entries of each cache of what is derived from an address (routes, encoded headers)."""
 

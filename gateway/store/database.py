@@ -218,10 +218,11 @@ class Database:
                 connection.execute("DELETE FROM things WHERE kind = ?", (kind,))
                 continue
             end = after(prefix)
+            within = "" if end is None else " AND key < ?"  # apart, so that the index finds both ends
+            bounds = (prefix,) if end is None else (prefix, end)
             connection.execute(
-                "DELETE FROM things"
-                " WHERE kind = ? AND key >= ? AND (key < ? OR ? IS NULL) AND typeof(key) = ?",
-                (kind, prefix, end, end, "text" if isinstance(prefix, str) else "blob"),
+                f"DELETE FROM things WHERE kind = ? AND key >= ?{within} AND typeof(key) = ?",
+                (kind, *bounds, "text" if isinstance(prefix, str) else "blob"),
             )
         lines: list[tuple[str, Key, int, bytes]] = []
         gone: dict[str, list[Key]] = {}
@@ -306,10 +307,10 @@ class Database:
     def references(self) -> Iterator[tuple[int, int, Message]]:
         """Log, position and message of what will be there after a restart with its body in a file.
 
-        Such rows are found without reading them: they are shorter than their bodies.
+        Such rows are found without reading them: they are much shorter than what they weigh.
         """
         ids = self.connection.execute(
-            "SELECT id, log FROM rows WHERE octets > ? AND octets > length(messages) AND tag != ?",
+            "SELECT id, log FROM rows WHERE octets > ? AND octets > 2 * length(messages) AND tag != ?",
             (RUN_OCTETS_MAX, TRANSIENT),
         ).fetchall()
         dropped = set(self.garbage)

@@ -61,7 +61,7 @@ class Letters:
         text = text.encode(errors="replace").decode()  # a peer may have had a hand in it
         for message in messages:
             self._last += 1
-            octets = len(message.body)
+            octets = message.octets
             self._sizes[self._last] = octets
             self.octets += octets
             said = encode_sound((message,))

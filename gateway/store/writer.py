@@ -48,7 +48,7 @@ class Figures:
     messages: int = 0
     octets: int = 0
     pending: int = 0  # messages handed in, whose sources wait to hear
-    pending_octets: int = 0  # of their bodies
+    pending_octets: int = 0  # what they weigh
     commit_secs: float = 0.0
     failures: int = 0
     refused: int = 0  # messages

@@ -24,6 +24,7 @@ KINDS_MAX: Final = 256  # of limited events, told apart by their texts, which ar
 WHOLE_MAX: Final = 10  # lines of one kind in one minute
 INTERVAL_SECS: Final = 60.0
 OTHERS: Final = "other events"
+FACT_MAX: Final = 200  # characters of a fact in a limited event
 
 
 class Limiter:
@@ -48,17 +49,33 @@ class Limiter:
             kind = self._kinds.setdefault(text, _Kind(method, self._clock()))
         if kind.passed < WHOLE_MAX:
             kind.passed += 1
-            return event
+            return {key: _legible(value) for key, value in event.items()}
         kind.more += 1
         raise structlog.DropEvent
 
-    def due(self) -> list[tuple[str, str, int]]:
-        """Method, text and count of what was only counted in minutes that are over; they begin anew."""
+    def due(self, *, everything: bool = False) -> list[tuple[str, str, int]]:
+        """Method, text and count of what was only counted in minutes that are over, or in all; they begin
+        anew.
+        """
         now = self._clock()
-        over = {text: kind for text, kind in self._kinds.items() if now - kind.since >= INTERVAL_SECS}
+        over = {
+            text: kind
+            for text, kind in self._kinds.items()
+            if everything or now - kind.since >= INTERVAL_SECS
+        }
         for text in over:
             del self._kinds[text]
         return [(kind.method, text, kind.more) for text, kind in over.items() if kind.more]
+
+
+def _legible(value: Any) -> Any:
+    """A fact that a peer may have chosen: no longer than a line, and nothing that moves the cursor."""
+    if not isinstance(value, str):
+        return value
+    text = value[:FACT_MAX]
+    if not text.isprintable():
+        text = "".join(one if one.isprintable() else ascii(one)[1:-1] for one in text)
+    return text if len(value) <= FACT_MAX else f"{text}..."
 
 
 class _Kind:
@@ -76,10 +93,10 @@ class _Kind:
 limiter: Final = Limiter()
 
 
-def tell_what_was_limited() -> None:
-    """Write the lines that end a minute; to be called every few seconds."""
+def tell_what_was_limited(*, now: bool = False) -> None:
+    """Write the lines that end a minute; to be called every few seconds, and at the end with `now`."""
     log = structlog.get_logger()
-    for method, text, more in limiter.due():
+    for method, text, more in limiter.due(everything=now):
         getattr(log, method)(text, more=more, in_secs=round(INTERVAL_SECS))
 
 
@@ -120,8 +137,7 @@ def configure_logs(level: str, form: LogFormat, stream: TextIO | None = None) ->
     root = logging.getLogger()
     root.handlers[:] = [writer]
     root.setLevel(number)
-    for chatty in ("watchfiles", "gateway.admin.http"):  # one line per file event, a banner of their own
-        logging.getLogger(chatty).setLevel(max(number, logging.WARNING))
+    logging.getLogger("watchfiles").setLevel(max(number, logging.WARNING))  # one line per file event
 
 
 def _rendering(form: str, out: TextIO) -> list[Processor]:

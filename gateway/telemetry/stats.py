@@ -256,12 +256,15 @@ class EndpointStats:
 
 
 class ListenerStats(EndpointStats):
-    """One listener's counters. `refused` are connections that were turned away, by reason."""
+    """One listener's counters. `refused` are connections that were turned away, by reason; `logins` are by
+    what came of them.
+    """
 
     def __init__(self, name: str, protocol: str, frame_names: Sequence[str] = ()) -> None:
         super().__init__(name, protocol, frame_names)
         self.accepted = 0
         self.refused = Reasons()
+        self.logins = Reasons()
         self.duplicates = 0  # QoS 2 messages that a client sent again, and that were taken only once
 
 

@@ -4,9 +4,12 @@ from __future__ import annotations
 
 import pytest
 import trio
+import trio.testing
 
 from gateway.broker import access as access_module
-from gateway.broker.access import Access, hash_password, is_loopback
+from gateway.broker.access import Access, Denial, Principal, hash_password
+from gateway.broker.places import LOOPBACK, is_loopback, place_of
+from gateway.settings import Logins
 
 HERE, THERE = "127.0.0.1:4711", "192.0.2.7:4711"
 HASH = hash_password("right")
@@ -46,9 +49,9 @@ def test_anonymous_and_guest_by_policy(policy: str, from_here: bool, from_there:
 async def test_a_password_is_verified_and_then_remembered() -> None:
     access = Access({"ann": HASH})
     assert access.known("ann", b"right", HERE) is None
-    assert await access.verify("ann", b"wrong") is None
-    verified = await access.verify("ann", b"right")
-    assert verified is not None
+    assert await access.verify("ann", b"wrong", HERE) is Denial.WRONG
+    verified = await access.verify("ann", b"right", HERE)
+    assert isinstance(verified, Principal)
     assert verified.name == "ann"
     assert access.known("ann", b"right", THERE) is verified
     assert access.known("ann", b"wrong", HERE) is None
@@ -62,23 +65,151 @@ async def test_many_at_once_with_one_password_cost_what_few_do(monkeypatch: pyte
     found: list[bool] = []
 
     async def log_in(password: bytes) -> None:
-        found.append(await access.verify("ann", password) is not None)
+        found.append(isinstance(await access.verify("ann", password, HERE), Principal))
 
     async with trio.open_nursery() as nursery:
         for number in range(200):
             nursery.start_soon(log_in, b"wrong" if number % 100 == 50 else b"right")
     assert (found.count(True), found.count(False)) == (198, 2)
-    assert work.count(b"wrong") == 2
+    assert 1 <= work.count(b"wrong") <= 2
     assert work.count(b"right") <= access_module.VERIFIERS_MAX
 
 
 async def test_unknown_users_and_broken_hashes_are_refused() -> None:
     access = Access({"broken": "no hash at all"})
-    assert await access.verify("nobody", b"right") is None
-    assert await access.verify("broken", b"right") is None
+    assert await access.verify("nobody", b"right", HERE) is Denial.WRONG
+    assert await access.verify("broken", b"right", HERE) is Denial.WRONG
 
 
 async def test_a_guest_with_a_password_of_its_own_is_a_user_like_others() -> None:
     access = Access({"guest": HASH})
     assert access.known("guest", b"guest", HERE) is None
-    assert await access.verify("guest", b"right") is not None
+    assert isinstance(await access.verify("guest", b"right", HERE), Principal)
+
+
+@pytest.mark.parametrize(
+    "remote, place",
+    [
+        (HERE, LOOPBACK),
+        ("::1:80", LOOPBACK),
+        ("[::1]:80", LOOPBACK),
+        ("::ffff:127.0.0.1:80", LOOPBACK),
+        (THERE, "192.0.2.7"),
+        ("::ffff:192.0.2.7:80", "192.0.2.7"),
+        ("2001:db8:1:2:3:4:5:6:80", "2001:db8:1:2::/64"),
+        ("[2001:db8:1:2::1]:80", "2001:db8:1:2::/64"),
+        ("fe80::1%eth0:80", "fe80::/64"),
+        ("somewhere:80", "somewhere"),
+    ],
+)
+def test_what_one_owner_can_choose_freely_is_one_place(remote: str, place: str) -> None:
+    assert place_of(remote) == place
+
+
+class Hashing:
+    """Stands in for argon2: counts what it is asked."""
+
+    def __init__(self, monkeypatch: pytest.MonkeyPatch) -> None:
+        self.asked: list[bytes] = []
+        monkeypatch.setattr(access_module, "_matches", self)
+
+    def __call__(self, stored: str, password: bytes) -> bool:
+        self.asked.append(password)
+        return stored == HASH and password == b"right"
+
+
+async def test_guesses_end_after_a_few_and_cost_no_hash_then(
+    monkeypatch: pytest.MonkeyPatch, autojump_clock: trio.testing.MockClock
+) -> None:
+    hashing = Hashing(monkeypatch)
+    access = Access({"ann": HASH}, logins=Logins(failures_max=3, delay_secs=0.0))
+    said = [await access.verify("ann", b"guess %d" % number, THERE) for number in range(6)]
+    assert said == [Denial.WRONG] * 3 + [Denial.REFUSED] * 3
+    assert len(hashing.asked) == 3
+    assert await access.verify("ann", b"right", THERE) is Denial.REFUSED
+    assert access.known("ann", b"right", THERE) is None
+    elsewhere = await access.verify("ann", b"right", "192.0.2.8:1")
+    assert isinstance(elsewhere, Principal), "a locked name locks nobody out who is somewhere else"
+    assert access.known("ann", b"right", THERE) is None, "a remembered password is not to be guessed for free"
+
+
+async def test_guesses_at_once_are_no_more_than_one_after_the_other(monkeypatch: pytest.MonkeyPatch) -> None:
+    hashing = Hashing(monkeypatch)
+    access = Access({"ann": HASH}, logins=Logins(failures_max=3, delay_secs=0.0))
+    said: list[object] = []
+
+    async def guess(number: int) -> None:
+        said.append(await access.verify("ann", b"guess %d" % number, THERE))
+
+    async with trio.open_nursery() as nursery:
+        for number in range(100):
+            nursery.start_soon(guess, number)
+    assert len(hashing.asked) < 3 + access_module.VERIFIERS_MAX
+    assert said.count(Denial.REFUSED) == 100 - len(hashing.asked)
+
+
+async def test_this_machine_is_never_refused(monkeypatch: pytest.MonkeyPatch) -> None:
+    Hashing(monkeypatch)
+    access = Access({"ann": HASH}, logins=Logins(failures_max=1))
+    for number in range(20):
+        assert await access.verify("ann", b"guess %d" % number, HERE) is Denial.WRONG
+    assert isinstance(await access.verify("ann", b"right", HERE), Principal)
+
+
+async def test_a_wrong_password_that_is_said_again_costs_no_hash(monkeypatch: pytest.MonkeyPatch) -> None:
+    hashing = Hashing(monkeypatch)
+    access = Access({"ann": HASH})
+    for _ in range(50):
+        assert await access.verify("ann", b"old", HERE) is Denial.WRONG
+    assert await access.verify("bob", b"old", HERE) is Denial.WRONG
+    assert hashing.asked == [b"old", b"old"], "one for each name"
+
+
+async def test_failures_delay_and_who_was_right_before_is_not_delayed(
+    monkeypatch: pytest.MonkeyPatch, autojump_clock: trio.testing.MockClock
+) -> None:
+    Hashing(monkeypatch)
+    access = Access({"ann": HASH}, logins=Logins(delay_secs=1.0))
+    home = "198.51.100.1:5"
+    assert isinstance(await access.verify("ann", b"right", home), Principal)
+    took = []
+    for number in range(6):
+        before = trio.current_time()
+        await access.verify("ann", b"guess %d" % number, THERE)
+        took.append(round(trio.current_time() - before))
+    assert took == [0, 1, 2, 3, 4, 4]
+    for remote, secs in ((home, 0), ("203.0.113.1:5", 4)):
+        before = trio.current_time()
+        assert isinstance(await access.verify("ann", b"right", remote), Principal)
+        assert round(trio.current_time() - before) == secs
+
+
+async def test_who_goes_while_he_waits_leaves_the_queue(monkeypatch: pytest.MonkeyPatch) -> None:
+    hashing = Hashing(monkeypatch)
+    access = Access({"ann": HASH}, logins=Logins(delay_secs=0.0))
+    async with trio.open_nursery() as nursery:
+        for number in range(access_module.VERIFIERS_MAX):
+            await access._turns.take("elsewhere", str(number))
+        for number in range(200):
+            nursery.start_soon(access.verify, "ann", b"guess %d" % number, HERE)
+        await trio.testing.wait_all_tasks_blocked()
+        assert access._turns.waiting == 200
+        nursery.cancel_scope.cancel()
+    for _ in range(access_module.VERIFIERS_MAX):
+        access._turns.give_back()
+    assert isinstance(await access.verify("ann", b"right", HERE), Principal)
+    assert hashing.asked == [b"right"]
+
+
+async def test_a_queue_that_is_full_says_so(monkeypatch: pytest.MonkeyPatch) -> None:
+    Hashing(monkeypatch)
+    access = Access({"ann": HASH}, logins=Logins(waiting_max=1))
+    said: list[object] = []
+
+    async def guess(number: int) -> None:
+        said.append(await access.verify("ann", b"guess %d" % number, HERE))
+
+    async with trio.open_nursery() as nursery:
+        for number in range(10):
+            nursery.start_soon(guess, number)
+    assert said.count(Denial.BUSY) == 10 - access_module.VERIFIERS_MAX - 1

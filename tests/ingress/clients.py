@@ -5,7 +5,7 @@ from __future__ import annotations
 import socket
 import time
 from collections.abc import Callable
-from typing import Final, Protocol, Self, TypeVar
+from typing import ClassVar, Final, Protocol, Self, TypeVar
 
 from gateway.ingress.front.waiting import Waiting
 from gateway.protocols.mqtt.client import ClientConnection
@@ -41,10 +41,14 @@ class Ported(Protocol):
 
 
 class Raw:
-    """A socket to the gateway."""
+    """A socket to the gateway. `lead`: what a balancer says first."""
+
+    lead: ClassVar[bytes] = b""
 
     def __init__(self, port: int) -> None:
         self.sock = socket.create_connection((LOOPBACK, port), timeout=PATIENCE_SECS)
+        if self.lead:
+            self.sock.sendall(self.lead)
 
     def __enter__(self) -> Self:
         return self

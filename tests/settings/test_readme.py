@@ -10,14 +10,14 @@ import pytest
 from pydantic import BaseModel
 
 from gateway.mapping.schema import RouteRule
-from gateway.settings import Limits, Link, Listener, Settings, Store
+from gateway.settings import Limits, Link, Listener, Logins, Settings, Store
 from gateway.settings.journal import Journal
 
 README: Final = (Path(__file__).resolve().parents[2] / "README.md").read_text()
 WORDS: Final = set(re.findall(r"[a-z0-9_]+", README))
 
 
-@pytest.mark.parametrize("model", [Settings, Limits, Listener, Link, Store, Journal, RouteRule])
+@pytest.mark.parametrize("model", [Settings, Limits, Logins, Listener, Link, Store, Journal, RouteRule])
 def test_every_option_is_explained(model: type[BaseModel]) -> None:
     names = {field.alias or name for name, field in model.model_fields.items()}
     assert names - WORDS == set()

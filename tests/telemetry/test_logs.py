@@ -28,7 +28,7 @@ def test_json_lines_hold_the_facts_of_ours_and_of_libraries() -> None:
     out = io.StringIO()
     configure_logs("info", "json", out)
     logger("ingress.mqtt").warning("refused", reason="credentials", count=2, body=b"\xff")
-    logging.getLogger("hypercorn.error").error("broken %s", "pipe")
+    logging.getLogger("library.error").error("broken %s", "pipe")
     ours, theirs = (json.loads(line) for line in out.getvalue().splitlines())
     assert (ours["event"], ours["reason"], ours["count"]) == ("refused", "credentials", 2)
     assert (ours["level"], ours["logger"]) == ("warning", "ingress.mqtt")
@@ -120,3 +120,23 @@ def test_a_contained_error_is_told_once_with_its_stack_and_counted_each_time() -
     assert counted["delivery"] - before == 3
     assert (line["where"], line["remote"]) == ("delivery", "127.0.0.1:1")
     assert "ValueError: odd" in line["exception"]
+
+
+def test_what_a_peer_chose_is_short_and_moves_no_cursor() -> None:
+    out = io.StringIO()
+    configure_logs("info", "json", out)
+    structlog.get_logger(limited=True).warning("odd", client="\x1b[2J\r\n\ud800é" + "x" * 1_000, count=3)
+    structlog.get_logger().info("ours", path="x" * 1_000)
+    odd, ours = (json.loads(line) for line in out.getvalue().splitlines())
+    assert odd["client"].startswith("\\x1b[2J\\r\\n\\ud800é")
+    assert len(odd["client"]) < 250
+    assert odd["client"].endswith("...")
+    assert odd["count"] == 3
+    assert len(ours["path"]) == 1_000
+
+
+def test_the_last_line_of_a_flood_comes_when_the_gateway_ends() -> None:
+    limiter = Limiter(lambda: 0.0)
+    limited_by(limiter, "refused", 600)
+    assert limiter.due() == []
+    assert limiter.due(everything=True) == [("warning", "refused", 600 - WHOLE_MAX)]

@@ -82,7 +82,11 @@ class Definitions:
 
     def add_queue(self, queue: AmqpQueue) -> bool:
         """Record a durable queue, and keep its messages from now on."""
-        said = {"auto_delete": queue.auto_delete, "arguments": _written(queue.arguments)}
+        said = {
+            "auto_delete": queue.auto_delete,
+            "arguments": _written(queue.arguments),
+            "user": queue.user,
+        }
         self._store.put(QUEUE, self._key(queue.name), json.dumps(said).encode())
         self.keep(queue)
         return True
@@ -98,13 +102,14 @@ class Definitions:
         self._store.delete(QUEUE, self._key(queue.name))
         return True
 
-    def queues(self) -> list[tuple[str, bool, Headers]]:
-        """Name, auto-delete and arguments of the recorded queues."""
+    def queues(self) -> list[tuple[str, bool, Headers, str]]:
+        """Name, auto-delete, arguments and user of the recorded queues."""
         found = []
         for words, said in self._records(QUEUE):
             with set_aside(QUEUE, words):
                 (name,) = words
-                found.append((name, said["auto_delete"], _read(said["arguments"])))
+                arguments = _read(said["arguments"])
+                found.append((name, said["auto_delete"], arguments, said.get("user", "")))
         return found
 
     # Bindings.

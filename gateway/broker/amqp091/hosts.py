@@ -43,6 +43,7 @@ class AmqpHosts(dict[str, VirtualHost]):
                 name,
                 changed,
                 queues_max=limits.queues_max,
+                queues_per_user_max=limits.queues_per_user_max,
                 exchanges_max=limits.exchanges_max,
                 bindings_max=limits.bindings_max,
                 queue_messages_max=limits.queue_messages_max,
@@ -76,8 +77,6 @@ class AmqpHosts(dict[str, VirtualHost]):
             "gateway_queue_messages": lambda: sum(len(queue) for queue in self.queues()),
             "gateway_queue_bytes": lambda: sum(queue.octets for queue in self.queues()),
             "gateway_exchanges": lambda: sum(len(host.exchanges) for host in self.values()),
-            "gateway_bindings": lambda: sum(
-                len(one.bindings) for host in self.values() for one in host.exchanges.values()
-            ),
+            "gateway_bindings": lambda: sum(host.bindings for host in self.values()),
             "gateway_consumers": lambda: sum(len(queue.consumers) for queue in self.queues()),
         }

@@ -29,6 +29,7 @@ from gateway.broker.amqp091.refusals import (
 )
 from gateway.broker.amqp091.replies import PREFIX, Replies
 from gateway.broker.queue import Queue
+from gateway.broker.shares import Shares, share_of
 from gateway.model.address import Address, AmqpAddress
 from gateway.model.batch import Sink
 from gateway.model.message import Message
@@ -47,6 +48,7 @@ class VirtualHost:
         changed: Callable[[], None],
         *,
         queues_max: int = 50_000,
+        queues_per_user_max: int = 0,
         queue_messages_max: int = 1_000_000,
         queue_octets_max: int = 1 << 30,
         exchanges_max: int = 1_000,
@@ -60,6 +62,8 @@ class VirtualHost:
         """
         self.name = name
         self.queues_max = queues_max
+        self._queues_per_user = share_of(queues_max, queues_per_user_max)
+        self._users = Shares()  # of queues
         self.queue_messages_max = queue_messages_max
         self.queue_octets_max = queue_octets_max
         self.exchanges_max = exchanges_max
@@ -70,6 +74,7 @@ class VirtualHost:
         self.replies = Replies()
         self._changed = changed
         self._names = 0
+        self.bindings = 0
         self.exchanges: dict[str, Exchange] = {
             name: Exchange(name, kind, durable=True)
             for name, kind in (
@@ -89,17 +94,17 @@ class VirtualHost:
         """What an earlier process left."""
         for exchange in definitions.exchanges(self.exchanges.get):
             self.exchanges[exchange.name] = exchange
-        for name, auto_delete, arguments in definitions.queues():
+        for name, auto_delete, arguments, user in definitions.queues():
             with set_aside(QUEUE, name):
                 queue = make_queue(name, self, durable=True, auto_delete=auto_delete, arguments=arguments)
                 definitions.keep(queue)
-                self.queues[name] = queue
+                self._enter(queue, user)
                 queue.watch_use()
         for source, kind, name, key, arguments in definitions.bindings():
             to = self.queues.get(name) if kind == QUEUE else self.exchanges.get(name)
             if to is not None and source in self.exchanges:
                 with set_aside("binding", (source, name, key)):
-                    self.exchanges[source].bind(to, key, arguments)
+                    self.bindings += self.exchanges[source].bind(to, key, arguments)
                     if isinstance(to, AmqpQueue):
                         to.bound[self.exchanges[source]] = None
         for queue in self.queues.values():
@@ -143,7 +148,7 @@ class VirtualHost:
         named = self.exchanges.get(exchange)
         if named is not None:
             for key in keys:
-                named.route(key, message, found, set())
+                named.route(key, message, found)
         return [queue for queue in found if isinstance(queue, AmqpQueue)]
 
     # Exchanges.
@@ -228,30 +233,44 @@ class VirtualHost:
             return
         if if_unused and found.bindings:
             raise failed(f"exchange '{name}' in vhost '{self.name}' in use")
-        self._remove(found)
+        self._drop_unused(self._remove(found))
         self._changed()
 
-    def _remove(self, exchange: Exchange) -> None:
-        """Forget the exchange; those that were bound to it may be unused now."""
+    def _remove(self, exchange: Exchange) -> list[Exchange]:
+        """Forget the exchange; returns those that it was bound to, which may be unused now."""
         del self.exchanges[exchange.name]
-        for destination, key, arguments in exchange.bindings:
+        for destination, key, arguments in list(exchange.bindings):
+            exchange.unbind(destination, key, arguments)
             if isinstance(destination, AmqpQueue):
                 destination.bound.pop(exchange, None)
             self._forget(exchange, destination, key, arguments)
-        for other in list(self.exchanges.values()):
-            self._unbind_all(other, exchange)
+        sources = list(exchange.bound)
+        for source in sources:
+            self._unbind_all(source, exchange)
         if self._definitions is not None:
             self.written |= self._definitions.remove_exchange(exchange)
+        return sources
 
     def _unbind_all(self, exchange: Exchange, destination: AmqpQueue | Exchange) -> None:
-        """`destination` goes; the exchange may be unused now."""
-        gone = exchange.unbind_all(destination)
-        for key, arguments in gone:
+        """`destination` goes."""
+        for key, arguments in exchange.unbind_all(destination):
             self._forget(exchange, destination, key, arguments)
-        if gone:
-            self._drop_if_unused(exchange)
+
+    def _drop_unused(self, exchanges: list[Exchange]) -> None:
+        """Delete those with auto-delete from which nothing leads on, and in turn what was bound to them."""
+        left = list(exchanges)
+        while left:
+            exchange = left.pop()
+            if (
+                exchange.auto_delete
+                and not exchange.bindings
+                and self.exchanges.get(exchange.name) is exchange
+            ):
+                left += self._remove(exchange)
 
     def _forget(self, source: Exchange, to: Queue | Exchange, key: str, arguments: Headers) -> None:
+        """A binding is gone."""
+        self.bindings -= 1
         if self._definitions is not None:
             self.written |= self._definitions.remove_binding(source, to, key, arguments)
 
@@ -267,17 +286,25 @@ class VirtualHost:
         found.used = time.monotonic()
         return found
 
+    def _enter(self, queue: AmqpQueue, user: str) -> None:
+        """The queue is there, and the user's."""
+        queue.user = user
+        self.queues[queue.name] = queue
+        self._users.add(user)
+
     def declare_queue(
         self,
         name: str,
         owner: object,
         *,
+        user: str = "",
         durable: bool,
         exclusive: bool,
         auto_delete: bool,
         arguments: Headers,
     ) -> AmqpQueue:
-        """Create the queue (an empty name gets one), or check that it is as declared.
+        """Create the queue (an empty name gets one), or check that it is as declared. A new one is the
+        user's.
 
         An exclusive queue does not outlive its connection, and so is not durable.
         """
@@ -289,13 +316,14 @@ class VirtualHost:
         if name.startswith("amq."):
             raise access_refused(f"queue name '{name}' contains reserved prefix 'amq.*'")
         self._check_room("queues_max", len(self.queues), self.queues_max)
+        self._check_room("queues_per_user_max", self._users[user], self._queues_per_user)
         self._check_disk(durable)
         if not name:
             self._names += 1
             name = f"amq.gen-{time.time_ns():x}-{self._names}"
         queue = make_queue(name, self, durable=durable, auto_delete=auto_delete, arguments=arguments)
         queue.owner = owner if exclusive else None
-        self.queues[name] = queue
+        self._enter(queue, user)
         if durable and self._definitions is not None:
             self.written |= self._definitions.add_queue(queue)
         queue.watch_use()
@@ -328,9 +356,12 @@ class VirtualHost:
             raise failed(f"queue '{queue.name}' in vhost '{self.name}' in use")
         if if_empty and len(queue):
             raise failed(f"queue '{queue.name}' in vhost '{self.name}' not empty")
-        self.queues.pop(queue.name, None)
-        for exchange in list(queue.bound):
+        if self.queues.pop(queue.name, None) is not None:
+            self._users.remove(queue.user)
+        exchanges, queue.bound = list(queue.bound), {}
+        for exchange in exchanges:
             self._unbind_all(exchange, queue)
+        self._drop_unused(exchanges)
         if queue.kept is not None and self._definitions is not None:
             self.written |= self._definitions.remove_queue(queue)
         self._changed()
@@ -353,9 +384,9 @@ class VirtualHost:
         exchange = self.bindable(source)
         if exchange.kind == "headers":
             check_match(arguments)
-        bindings = sum(len(one.bindings) for one in self.exchanges.values())
-        self._check_room("bindings_max", bindings, self.bindings_max)
+        self._check_room("bindings_max", self.bindings, self.bindings_max)
         if exchange.bind(destination, key, arguments):
+            self.bindings += 1
             if isinstance(destination, AmqpQueue):
                 destination.bound[exchange] = None
             if self._definitions is not None:
@@ -371,12 +402,10 @@ class VirtualHost:
         exchange = self.exchanges.get(source)
         if exchange is not None and destination is not None and exchange.unbind(destination, key, arguments):
             self._forget(exchange, destination, key, arguments)
-            self._drop_if_unused(exchange)
+            if isinstance(destination, AmqpQueue) and not exchange.leads_to(destination):
+                destination.bound.pop(exchange, None)
+            self._drop_unused([exchange])
             self._changed()
-
-    def _drop_if_unused(self, exchange: Exchange) -> None:
-        if exchange.auto_delete and not exchange.bindings and self.exchanges.get(exchange.name) is exchange:
-            self._remove(exchange)
 
     def _check_disk(self, durable: bool) -> None:
         if durable and self._definitions is not None and (failure := self._definitions.failure):

@@ -11,11 +11,15 @@ import json
 from base64 import b64decode, b64encode
 from typing import Any, Final
 
+import structlog
+
 from gateway.broker.amqpfast.destinations import Interest
 from gateway.broker.amqpfast.kept import FastKept
 from gateway.broker.amqpfast.selection import selection
+from gateway.broker.amqpfast.selector import SelectorRefused
 from gateway.broker.amqpfast.spool import Spool
 from gateway.broker.queue import Queue
+from gateway.model.message import Message
 from gateway.model.spooled import Spooled
 from gateway.store.restoring import set_aside
 from gateway.store.store import Store
@@ -23,6 +27,8 @@ from gateway.store.store import Store
 QUEUE: Final = "fast-queue"
 TOPIC: Final = "fast-topic"
 SUBSCRIPTION: Final = "fast-subscription"
+
+log = structlog.get_logger(limited=True)
 
 Bodies = dict[int, dict[int, Spooled]]
 """By log and position. What nobody takes out of it, for its virtual host is not configured, stays on disk."""
@@ -51,9 +57,9 @@ class FastDefinitions:
     def _key(self, *words: str) -> str:
         return json.dumps([self._host, *words])
 
-    def add(self, kind: str, name: str) -> None:
-        """Record a QUEUE or TOPIC."""
-        self._store.put(kind, self._key(name), b"{}")
+    def add(self, kind: str, name: str, maker: str | None = None) -> None:
+        """Record a QUEUE or TOPIC, and who made it."""
+        self._store.put(kind, self._key(name), json.dumps({"maker": maker}).encode())
 
     def remove(self, kind: str, name: str) -> None:
         """It is deleted; a queue drops its messages itself."""
@@ -74,7 +80,7 @@ class FastDefinitions:
             memory_octets_max=octets,
         )
 
-    def add_subscription(self, client: str, identifier: str, interest: Interest) -> None:
+    def add_subscription(self, client: str, identifier: str, interest: Interest, maker: str | None) -> None:
         """Record a durable subscription, in place of an earlier one."""
         said = {
             "name": interest.name,
@@ -82,6 +88,7 @@ class FastDefinitions:
             "selector": b64encode(interest.selector).decode(),
             "mime_type": interest.mime_type,
             "no_local": interest.no_local,
+            "maker": maker,
         }
         self._store.put(SUBSCRIPTION, self._key(client, identifier), json.dumps(said).encode())
 
@@ -89,26 +96,36 @@ class FastDefinitions:
         """It is cancelled."""
         self._store.delete(SUBSCRIPTION, self._key(client, identifier))
 
-    def names(self, kind: str) -> list[str]:
-        """The recorded queues or topics."""
-        return [words[0] for words, _ in self._records(kind)]
+    def names(self, kind: str) -> list[tuple[str, str | None]]:
+        """The recorded queues or topics, and who made them."""
+        return [(words[0], said.get("maker")) for words, said in self._records(kind)]
 
-    def subscriptions(self) -> list[tuple[str, str, Interest]]:
-        """The recorded subscriptions: client, identifier, what for."""
+    def subscriptions(self) -> list[tuple[str, str, Interest, str | None]]:
+        """The recorded subscriptions: client, identifier, what for, whose.
+
+        A selector that an earlier version took and this one refuses selects nothing, until the client says
+        another one: what waits is not lost, and the others start.
+        """
         found = []
         for words, said in self._records(SUBSCRIPTION):
             with set_aside(SUBSCRIPTION, words):
                 client, identifier = words
                 selector = b64decode(said["selector"])
+                try:
+                    selects = selection(said["mime_type"], selector)
+                except SelectorRefused as error:
+                    text = "a durable subscription selects nothing: its selector is refused now"
+                    log.warning(text, client=client, identifier=identifier, reason=str(error))
+                    selects = _nothing
                 interest = Interest(
                     said["name"],
                     prefix=said["prefix"],
                     selector=selector,
                     mime_type=said["mime_type"],
-                    selects=selection(said["mime_type"], selector),
+                    selects=selects,
                     no_local=said["no_local"],
                 )
-                found.append((client, identifier, interest))
+                found.append((client, identifier, interest, said.get("maker")))
         return found
 
     def _records(self, kind: str) -> list[tuple[list[str], dict[str, Any]]]:
@@ -121,3 +138,7 @@ class FastDefinitions:
                 if host == self._host:
                     found.append((words, json.loads(value)))
         return found
+
+
+def _nothing(message: Message) -> bool:
+    return False

@@ -53,6 +53,7 @@ class FastQueue(PriorityQueue):
         super().__init__(name, priority_of, durable=durable, messages_max=messages_max, octets_max=octets_max)
         self.address = FastAddress("queue", name)
         self.owner = owner
+        self.maker: str | None = None  # the user who has made it; None: the configuration, or a route
         self.channel: object | None = None  # a temporary destination ends with it
 
     def takes(self, consumer: Consumer) -> bool:
@@ -63,12 +64,13 @@ class FastQueue(PriorityQueue):
 class Topic:
     """A destination of the topic service."""
 
-    __slots__ = ("address", "channel", "name", "owner")
+    __slots__ = ("address", "channel", "maker", "name", "owner")
 
     def __init__(self, name: str, owner: str | None = None) -> None:
         self.name = name
         self.address = FastAddress("topic", name)
         self.owner = owner
+        self.maker: str | None = None
         self.channel: object | None = None
 
 
@@ -123,6 +125,7 @@ class Subscription(PriorityQueue):
         )
         self.interest = interest
         self.key = key
+        self.maker: str | None = None
         self.attached = False  # a handle consumes it
         self.local: Sender | None = None  # whose messages are not taken
 

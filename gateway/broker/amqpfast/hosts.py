@@ -65,6 +65,8 @@ class FastHosts(dict[str, FastHost]):
                 queues_max=limits.queues_max,
                 topics_max=limits.topics_max,
                 durable_max=limits.sessions_max,
+                queues_per_user_max=limits.queues_per_user_max,
+                durable_per_user_max=limits.sessions_per_user_max,
                 queue_messages_max=limits.queue_messages_max,
                 queue_octets_max=limits.queue_bytes_max,
                 definitions=definitions,

@@ -15,6 +15,7 @@ from typing import Final, TypedDict
 
 from gateway.broker.amqpfast.definitions import QUEUE, SUBSCRIPTION, TOPIC, FastDefinitions
 from gateway.broker.amqpfast.destinations import FastQueue, Interest, Subscription, Topic
+from gateway.broker.shares import Shares, share_of
 from gateway.errors import GatewayError
 from gateway.model.address import ADDRESS_OCTETS_MAX, Address, FastAddress
 from gateway.model.batch import Part, Sink
@@ -70,6 +71,8 @@ class FastHost:
         queues_max: int = 10_000,
         topics_max: int = 10_000,
         durable_max: int = 50_000,
+        queues_per_user_max: int = 0,
+        durable_per_user_max: int = 0,
         queue_messages_max: int = 1_000_000,
         queue_octets_max: int = 1 << 30,
         definitions: FastDefinitions | None = None,
@@ -84,6 +87,12 @@ class FastHost:
         self.clients: dict[str, object] = {}  # active connections by client-name
         self._changed = changed
         self._most = {"queue": queues_max, "topic": topics_max, "session": durable_max}
+        self._per_user = {
+            "queue": share_of(queues_max, queues_per_user_max),
+            "topic": share_of(topics_max, queues_per_user_max),
+            "session": share_of(durable_max, durable_per_user_max),
+        }
+        self._made = {"queue": Shares(), "topic": Shares(), "session": Shares()}  # by user
         self._queue_limits = QueueLimits(messages_max=queue_messages_max, octets_max=queue_octets_max)
         self._definitions = definitions
         self._exact: dict[str, dict[Subscription, None]] = {}
@@ -100,25 +109,28 @@ class FastHost:
 
     def _restore(self, definitions: FastDefinitions, queues: set[str], topics: set[str]) -> None:
         """What an earlier process left."""
-        for name in definitions.names(QUEUE):
+        for name, maker in definitions.names(QUEUE):
             with set_aside(QUEUE, name):
                 queue = FastQueue(name, durable=True, **self._queue_limits)
                 definitions.keep(queue, QUEUE, name)
                 if self.auto_create or name in queues or len(queue):
                     self.queues[name] = queue
+                    self._count("queue", queue, maker)
                 else:
                     definitions.remove(QUEUE, name)
                     queue.delete()
-        for name in definitions.names(TOPIC):
+        for name, maker in definitions.names(TOPIC):
             if self.auto_create or name in topics:
-                self.topics[name] = Topic(name)
+                topic = self.topics[name] = Topic(name)
+                self._count("topic", topic, maker)
             else:
                 definitions.remove(TOPIC, name)
-        for client, identifier, interest in definitions.subscriptions():
+        for client, identifier, interest, maker in definitions.subscriptions():
             with set_aside(SUBSCRIPTION, (client, identifier)):
                 found = Subscription(interest, key=(client, identifier), **self._queue_limits)
                 definitions.keep(found, SUBSCRIPTION, client, identifier)
                 self.durable[client, identifier] = found
+                self._count("session", found, maker)
                 self._enter(found)
 
     # Routing: what the switch asks.
@@ -153,11 +165,18 @@ class FastHost:
     # Names.
 
     def find(
-        self, service: str, name: str, *, whole: bool, slashes: bool = False, creates: bool = True
+        self,
+        service: str,
+        name: str,
+        *,
+        whole: bool,
+        slashes: bool = False,
+        creates: bool = True,
+        maker: str | None = None,
     ) -> list[Named]:
         """What a name means to a command that sends, consumes or asks; `whole`: it may be a beginning.
 
-        With `creates`, it is created where that is allowed. Refused 404, 502, 506.
+        With `creates`, it is created where that is allowed, as the user `maker`'s. Refused 404, 502, 506.
         """
         named: dict[str, FastQueue] | dict[str, Topic] = self.queues if service == "queue" else self.topics
         found = named.get(name)
@@ -165,17 +184,18 @@ class FastHost:
             return [found]
         if whole and (several := [one for key, one in named.items() if key.startswith(name)]):
             return several
-        made = self._create(service, name, INVALID_BUT_SLASH if slashes else INVALID) if creates else None
+        invalid = INVALID_BUT_SLASH if slashes else INVALID
+        made = self._create(service, name, invalid, maker) if creates else None
         if made is None:
             raise Refused(ReplyCode.DESTINATION_NOT_FOUND, f"there is no {service} {name!r}")
         return [made]
 
-    def check_open(self, service: str, name: str, *, slashes: bool = False) -> None:
+    def check_open(self, service: str, name: str, *, slashes: bool = False, maker: str | None = None) -> None:
         """Whether a handle may be opened for this name; Refused as `find`, which it otherwise is like."""
         if service == "peer":
             self.find_peers(name, whole=True)
         elif not (self.auto_create and self._begins(name)):
-            self.find(service, name, whole=True, slashes=slashes)
+            self.find(service, name, whole=True, slashes=slashes, maker=maker)
 
     def find_peers(self, name: str, *, whole: bool) -> list[str]:
         """The peers of a name; Refused 404."""
@@ -190,11 +210,15 @@ class FastHost:
     def _begins(name: str) -> bool:
         return not name or name.endswith(".")
 
-    def _create(self, service: str, name: str, invalid: re.Pattern[str]) -> Named | None:
+    def _create(
+        self, service: str, name: str, invalid: re.Pattern[str], maker: str | None = None
+    ) -> Named | None:
         if not self.auto_create or self._begins(name):
             return None
         self._check_name(name, invalid)
-        return self._add_queue(name) if service == "queue" else self._add_topic(name)
+        if service == "queue":
+            return self._add_queue(name, maker=maker)
+        return self._add_topic(name, maker=maker)
 
     @staticmethod
     def _check_name(name: str, invalid: re.Pattern[str]) -> None:
@@ -204,33 +228,67 @@ class FastHost:
             text = f"dest-name: more than {ADDRESS_OCTETS_MAX} octets in all"
             raise Refused(ReplyCode.BAD_FIELD_VALUE, text)
 
-    def _check_room(self, service: str, count: int) -> None:
+    def _check_room(self, service: str, count: int, maker: str | None) -> None:
+        """Refused 506 at the limit of all, or of one user."""
         if count >= self._most[service]:
             text = f"limits.{service}s_max ({self._most[service]}) is reached"
             raise Refused(ReplyCode.INSUFFICIENT_RESOURCES, text)
+        if maker is not None and self._made[service][maker] >= self._per_user[service]:
+            limit = "sessions_per_user_max" if service == "session" else "queues_per_user_max"
+            text = f"limits.{limit} ({self._per_user[service]}) is reached"
+            raise Refused(ReplyCode.INSUFFICIENT_RESOURCES, text)
 
-    def _add_queue(self, name: str, owner: str | None = None) -> FastQueue:
-        self._check_room("queue", len(self.queues))
+    def _count(self, service: str, made: Named | Subscription, maker: str | None) -> None:
+        """It is there, and that user's."""
+        made.maker = maker
+        if maker is not None:
+            self._made[service].add(maker)
+
+    def _uncount(self, service: str, made: Named | Subscription) -> None:
+        """It is gone."""
+        if made.maker is not None:
+            self._made[service].remove(made.maker)
+            made.maker = None
+
+    def _add_queue(self, name: str, owner: str | None = None, maker: str | None = None) -> FastQueue:
+        self._check_room("queue", len(self.queues), maker)
         queue = FastQueue(name, durable=owner is None, owner=owner, **self._queue_limits)
         if owner is None and self._definitions is not None:
-            self._definitions.add(QUEUE, name)
+            self._definitions.add(QUEUE, name, maker)
             self._definitions.keep(queue, QUEUE, name)
         self.queues[name] = queue
+        self._count("queue", queue, maker)
         self._changed()
         return queue
 
-    def _add_topic(self, name: str, owner: str | None = None) -> Topic:
-        self._check_room("topic", len(self.topics))
+    def _add_topic(self, name: str, owner: str | None = None, maker: str | None = None) -> Topic:
+        self._check_room("topic", len(self.topics), maker)
         topic = self.topics[name] = Topic(name, owner)
+        self._count("topic", topic, maker)
         if owner is None and self._definitions is not None:
-            self._definitions.add(TOPIC, name)
+            self._definitions.add(TOPIC, name, maker)
         self._changed()
         return topic
+
+    def delete_queue(self, queue: FastQueue) -> int:
+        """Delete the queue and its messages; returns how many were ready."""
+        self.queues.pop(queue.name, None)
+        if queue.owner is None and self._definitions is not None:
+            self._definitions.remove(QUEUE, queue.name)
+        self._changed()
+        return queue.delete()
 
     # Temporary destinations, 3.5.2.2.
 
     def create_temporary(
-        self, service: str, name: str, client: str, channel: object, *, slashes: bool = False
+        self,
+        service: str,
+        name: str,
+        client: str,
+        channel: object,
+        *,
+        slashes: bool = False,
+        maker: str | None = None,
     ) -> Named:
         """A queue or topic of `client`, which ends with `channel`; the server names it unless it has a name.
 
@@ -241,7 +299,8 @@ class FastHost:
         found: Named | None = named.get(name)
         if found is None:
             self._check_name(name, INVALID_BUT_SLASH if slashes else INVALID)
-            found = self._add_queue(name, client) if service == "queue" else self._add_topic(name, client)
+            add = self._add_queue if service == "queue" else self._add_topic
+            found = add(name, client, maker)
         elif found.owner != client:
             raise Refused(ReplyCode.ACCESS_REFUSED, f"{service} {name!r} belongs to somebody else")
         elif isinstance(found, FastQueue):
@@ -253,15 +312,17 @@ class FastHost:
         """The temporary destinations of a channel end with it."""
         for queue in [one for one in self.queues.values() if one.channel is channel]:
             del self.queues[queue.name]
+            self._uncount("queue", queue)
             queue.delete()
             self._changed()
         for topic in [one for one in self.topics.values() if one.channel is channel]:
             del self.topics[topic.name]
+            self._uncount("topic", topic)
             self._changed()
 
     # Subscriptions.
 
-    def is_prefix(self, name: str, *, whole: bool, slashes: bool = False) -> bool:
+    def is_prefix(self, name: str, *, whole: bool, slashes: bool = False, maker: str | None = None) -> bool:
         """Whether a CONSUME for topics of this name means all that begin with it, also those to come.
 
         Otherwise it means the one topic, which is there now. Refused as `find`.
@@ -272,10 +333,12 @@ class FastHost:
             (self.auto_create and self._begins(name)) or any(one.startswith(name) for one in self.topics)
         ):
             return True
-        self.find("topic", name, whole=False, slashes=slashes)
+        self.find("topic", name, whole=False, slashes=slashes, maker=maker)
         return False
 
-    def subscribe(self, interest: Interest, key: tuple[str, str] | None = None) -> Subscription:
+    def subscribe(
+        self, interest: Interest, key: tuple[str, str] | None = None, maker: str | None = None
+    ) -> Subscription:
         """A subscription; of a durable one (`key`: client, identifier) the one that is there, if it is for
         the same. Refused 507 when somebody consumes it."""
         before = self.durable.get(key) if key is not None else None
@@ -287,12 +350,13 @@ class FastHost:
                 return before
             self.unsubscribe(before)
         if key is not None:
-            self._check_room("session", len(self.durable))
+            self._check_room("session", len(self.durable), maker)
         found = Subscription(interest, key=key, **self._queue_limits)
         if key is not None:
             self.durable[key] = found
+            self._count("session", found, maker)
             if self._definitions is not None:
-                self._definitions.add_subscription(*key, interest)
+                self._definitions.add_subscription(*key, interest, maker)
                 self._definitions.keep(found, SUBSCRIPTION, *key)
         self._enter(found)
         self._changed()
@@ -315,6 +379,7 @@ class FastHost:
                 del self._exact[name]
         if subscription.key is not None:
             self.durable.pop(subscription.key, None)
+            self._uncount("session", subscription)
             if self._definitions is not None:
                 self._definitions.remove_subscription(*subscription.key)
         self._changed()

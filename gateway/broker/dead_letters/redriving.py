@@ -12,6 +12,7 @@ from collections.abc import Callable
 from typing import Final
 
 from gateway.broker.dead_letters import DeadLetters, Letter
+from gateway.broker.memory import LOW_ON_MEMORY
 from gateway.broker.poison import poisoned
 from gateway.broker.switch import UNROUTED, Entrance, RouteLane, Switch
 from gateway.mapping.crossings import Route
@@ -42,6 +43,9 @@ class Redriving:
         for letter in letters:
             if letter.id in self._open:
                 refused.append((letter.id, BUSY))
+                continue
+            if self._switch.memory.short:
+                refused.append((letter.id, LOW_ON_MEMORY))
                 continue
             try:
                 outcome = self._place(placed, published, lanes, letter, told)

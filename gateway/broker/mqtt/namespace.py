@@ -9,13 +9,17 @@ from collections.abc import Callable
 from math import inf
 from typing import Final, NamedTuple
 
+import structlog
+
+from gateway.broker.mqtt.away import Away
 from gateway.broker.mqtt.kept_session import KeptSession
 from gateway.broker.mqtt.records import INCOMING, SESSION, Records
-from gateway.broker.mqtt.retained import Retained
+from gateway.broker.mqtt.retained import Retained, Walk
 from gateway.broker.mqtt.session import Session, SessionLimits, SessionTally
 from gateway.broker.mqtt.shared import SharedGroup, shared_pattern
 from gateway.broker.mqtt.subscription import Grant, SubscriptionOptions
 from gateway.broker.mqtt.system import SYS, System
+from gateway.broker.shares import Shares, share_of
 from gateway.broker.topics import Trie
 from gateway.containment import contained
 from gateway.model.address import Address, MqttAddress
@@ -26,9 +30,37 @@ from gateway.protocols.mqtt.spec import Property
 from gateway.store.restoring import set_aside
 from gateway.store.store import Store
 
+log = structlog.get_logger(limited=True)
+
 Subscriber = tuple[Session, SubscriptionOptions] | SharedGroup
 OVERDUE: Final = 0.0
 NEVER: Final = (inf, None)
+
+
+class SessionShares(NamedTuple):
+    """What one user, or one place, may have of all sessions and subscriptions; 0: the usual share.
+
+    `evicts`: at a limit a session goes whose client is away.
+    """
+
+    user_max: int = 0
+    place_max: int = 0
+    subscriptions_max: int = 1_000_000
+    subscriptions_user_max: int = 0
+    evicts: bool = True
+
+    def per_user(self, sessions_max: int) -> int:
+        """Sessions of one user."""
+        return share_of(sessions_max, self.user_max)
+
+    def per_place(self, sessions_max: int) -> int:
+        """Sessions of one place."""
+        return share_of(sessions_max, self.place_max)
+
+    @property
+    def subscriptions_per_user(self) -> int:
+        """Subscriptions of one user."""
+        return share_of(self.subscriptions_max, self.subscriptions_user_max)
 
 
 class LeftWill(NamedTuple):
@@ -49,6 +81,7 @@ class MqttNamespace:
         changed: Callable[[list[str]], None],
         limits: SessionLimits | None = None,
         *,
+        shares: SessionShares | None = None,
         sessions_max: int = 100_000,
         retained: Retained | None = None,
         store: Store | None = None,
@@ -59,6 +92,12 @@ class MqttNamespace:
         """
         self.limits = limits or SessionLimits()
         self.sessions_max = sessions_max
+        self.evicted = 0  # sessions that ended before their time, for others
+        self._shares = shares or SessionShares()
+        self._users = Shares()
+        self._places = Shares()
+        self._away = Away()
+        self._subscribed: dict[str, int] = {}  # subscriptions by user
         self.retained = Retained() if retained is None else retained
         self.tally = SessionTally()
         self.sessions: dict[str, Session] = {}
@@ -85,6 +124,7 @@ class MqttNamespace:
                 session = KeptSession(client, self.limits, self.tally, records)
                 session.restore(record)
                 kept[client] = session
+                self._count(session)
         self.sessions.update(kept)
         self._set_aside = {log.name for log in records.store.logs() if log.kind == SESSION} - set(kept)
         for client, topic_filter, options in records.subscriptions():
@@ -121,7 +161,9 @@ class MqttNamespace:
         """The clock runs: what is left of sessions counts from `now` (monotonic). May be called again."""
         left, self._left_sessions = self._left_sessions, []
         for session in left:
-            session.expires_at += now
+            if session.outlet is None and self.sessions.get(session.client_id) is session:
+                session.expires_at += now
+                self._away.add(session)
 
     def left_wills(self, endpoint: str | None) -> list[LeftWill]:
         """The wills that an earlier process has not published, once: of a listener, or all that are left."""
@@ -169,8 +211,8 @@ class MqttNamespace:
         """MQTT never looks beyond the address."""
         return self.sinks(message.address)
 
-    def subscribe(self, session: Session, topic_filter: str, options: SubscriptionOptions) -> list[Message]:
-        """Add or replace a subscription; returns the retained messages that it must be sent.
+    def subscribe(self, session: Session, topic_filter: str, options: SubscriptionOptions) -> None:
+        """Add or replace a subscription; the session owes it the retained messages (`Session.pull`).
 
         A shared one gets none (5: 4.8.2).
         """
@@ -180,16 +222,20 @@ class MqttNamespace:
             self.records.put_subscription(session.client_id, topic_filter, options)
         silent = options.retain_handling == 2 or (options.retain_handling == 1 and before is not None)
         if silent or shared_pattern(topic_filter) is not None:
-            return []
+            return
         pattern = topic_filter.split("/")
         if pattern[0] == SYS:
             self.system.show()
-        return self.retained.find(pattern)
+        if len(self.retained):
+            grant = Grant(session, [options], retained=True)
+            session.owed[topic_filter] = Walk(self.retained, pattern, grant)
 
     def _enter(self, session: Session, topic_filter: str, options: SubscriptionOptions) -> None:
         before = session.subscriptions.get(topic_filter)
         session.subscriptions[topic_filter] = options
         shared = shared_pattern(topic_filter)
+        if before is None:
+            self._subscribed[session.user] = self._subscribed.get(session.user, 0) + 1
         if shared is None:
             pattern = topic_filter.split("/")
             if before is not None:
@@ -216,6 +262,8 @@ class MqttNamespace:
 
     def _remove(self, session: Session, topic_filter: str) -> None:
         options = session.subscriptions.pop(topic_filter)
+        self._lessen(session.user, 1)
+        session.owed.pop(topic_filter, None)
         shared = shared_pattern(topic_filter)
         if shared is None:
             pattern = topic_filter.split("/")
@@ -241,8 +289,73 @@ class MqttNamespace:
 
     # Sessions.
 
-    def open(self, client_id: str, *, clean: bool, expiry_secs: float) -> tuple[Session, bool]:
-        """The session of `client_id`, and whether it is an earlier one that is resumed.
+    def make_room(self, user: str, place: str) -> str:
+        """See to it that another session may be opened; returns the limit that forbids it, or "".
+
+        By policy the session that would expire first goes: at a share one of that user or place, at the total
+        one of whoever has most.
+        """
+        shares, total = self._shares, self.sessions_max
+        full = len(self.sessions) >= total
+        if self._users[user] >= shares.per_user(total) and not self._evict(user, None):
+            return "sessions_max" if full else "sessions_per_user_max"
+        if self._places[place] >= shares.per_place(total) and not self._evict(None, place):
+            return "sessions_max" if full else "sessions_per_address_max"
+        if len(self.sessions) >= total and not self._evict(None, None):
+            return "sessions_max"
+        return ""
+
+    def _evict(self, user: str | None, place: str | None) -> bool:
+        """End a session whose client is away; False: there is none, or that is not the policy."""
+        victim = self._away.soonest(user, place) if self._shares.evicts else None
+        if victim is None:
+            return False
+        self.evicted += 1
+        log.warning("a session has ended for another", client=victim.client_id, user=victim.user)
+        self.discard(victim)
+        return True
+
+    def subscriptions_full(self, user: str) -> bool:
+        """No further subscription may be made by that user."""
+        shares = self._shares
+        mine = self._subscribed.get(user, 0)
+        return self.subscriptions >= shares.subscriptions_max or mine >= shares.subscriptions_per_user
+
+    def _lessen(self, user: str, count: int) -> None:
+        """The user has so many subscriptions less."""
+        self._subscribed[user] -= count
+        if not self._subscribed[user]:
+            del self._subscribed[user]
+
+    def _count(self, session: Session) -> None:
+        """The session is somebody's."""
+        self._users.add(session.user)
+        self._places.add(session.place)
+
+    def _forget_owner(self, session: Session) -> None:
+        """It is not any more."""
+        self._away.remove(session)
+        self._users.remove(session.user)
+        self._places.remove(session.place)
+
+    def _change_hands(self, session: Session, user: str, place: str) -> None:
+        self._forget_owner(session)
+        if session.subscriptions:
+            self._lessen(session.user, len(session.subscriptions))
+            self._subscribed[user] = self._subscribed.get(user, 0) + len(session.subscriptions)
+        session.user, session.place = user, place
+        self._count(session)
+
+    def left(self, session: Session, now: float) -> None:
+        """The client of a session that outlives its connection has gone."""
+        session.expires_at = now + session.expiry_secs
+        self._away.add(session)
+
+    def open(
+        self, client_id: str, *, clean: bool, expiry_secs: float, user: str = "", place: str = ""
+    ) -> tuple[Session, bool]:
+        """The session of `client_id`, and whether it is an earlier one that is resumed. It is the user's, at
+        that place, from now on.
 
         It will outlive its connection by `expiry_secs`. A will that waits for its delay is not published when
         the session goes on (5: 3.1.3.2.2).
@@ -262,7 +375,12 @@ class MqttNamespace:
             else:
                 session = Session(client_id, self.limits, self.tally)
             self.sessions[client_id] = session
+            session.user, session.place = user, place
+            self._count(session)
+        elif (session.user, session.place) != (user, place):
+            self._change_hands(session, user, place)
         self._wills.pop(client_id, None)
+        self._away.remove(session)
         session.expiry_secs = expiry_secs
         session.expires_at = 0.0
         return session, present
@@ -274,6 +392,7 @@ class MqttNamespace:
         self.hand_over(session, ended=True)
         if self.sessions.get(session.client_id) is session:
             del self.sessions[session.client_id]
+            self._forget_owner(session)
             self._publish_will(session.client_id)
         session.discarded()
 

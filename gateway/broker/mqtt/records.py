@@ -41,13 +41,16 @@ class SessionRecord(NamedTuple):
     """A session that outlives its connection.
 
     `utc`: when its client last came or went, in seconds. `attached`: it came. Messages at positions below
-    `sent` may have been sent; while attached nobody keeps that up to date.
+    `sent` may have been sent; while attached nobody keeps that up to date. `user` and `place` are those that
+    last opened it.
     """
 
     expiry_secs: float
     utc: float
     attached: bool
     sent: int
+    user: str = ""
+    place: str = ""
 
 
 class Records:

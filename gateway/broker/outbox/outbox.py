@@ -28,7 +28,7 @@ from gateway.containment import contained
 from gateway.mapping.crossings import Route
 from gateway.model.address import Address
 from gateway.model.batch import Batch, Part, Sink
-from gateway.model.message import Message, Sender
+from gateway.model.message import Message, Sender, weight_of
 from gateway.model.outcome import ACCEPTED, FINAL, Outcome, Reason, Verdict
 from gateway.store.journal.columns import WAS_BURIED, WAS_DELIVERED, WAS_DROPPED
 from gateway.store.store import Store
@@ -250,7 +250,7 @@ class Outbox:
         room = min(len(messages), max(limits.messages_max - len(self._queue), 0))
         octets = self._queue.octets
         for at, message in enumerate(messages[:room]):
-            octets += len(message.body)
+            octets += message.octets
             if octets > limits.octets_max:
                 return at
         return room
@@ -320,7 +320,7 @@ class Outbox:
         if self._returned:
             self._returned.difference_update(range(position, position + len(messages)))
         self._next_out = max(self._next_out, position + len(messages))
-        self._octets += sum([len(message.body) for message in messages])
+        self._octets += weight_of(messages)
         self._open.update(enumerate(messages, position))
         self._send(lane, range(position, position + len(messages)), messages)
 
@@ -374,7 +374,7 @@ class Outbox:
 
     def _finish(self, positions: list[int]) -> None:
         take = self._open.pop
-        self._octets -= sum([len(take(position).body) for position in positions])
+        self._octets -= sum([take(position).octets for position in positions])
         if self._attempts:
             for position in positions:
                 self._attempts.pop(position, None)
@@ -387,7 +387,7 @@ class Outbox:
         for position, outcome in rows:
             if outcome.verdict is Verdict.RELEASED:
                 message = self._open.pop(position)
-                self._octets -= len(message.body)
+                self._octets -= message.octets
                 self._returned.add(position)
                 back.append((position, message))
                 continue

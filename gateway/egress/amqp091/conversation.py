@@ -25,7 +25,7 @@ from gateway.settings.endpoints import Target
 from gateway.telemetry.stats import LinkStats
 from gateway.transport.stream import Stream
 
-log = structlog.get_logger()
+log = structlog.get_logger(limited=True)
 
 Receipt = tuple[Intake, int, Message]
 

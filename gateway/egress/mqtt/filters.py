@@ -30,7 +30,7 @@ SHARE: Final = "$share/"
 WILDCARDS: Final = frozenset("+#")
 NEW_ONLY: Final = 1  # retain handling: retained messages for a new subscription only (5: 3.8.3.1)
 
-log = structlog.get_logger()
+log = structlog.get_logger(limited=True)
 
 
 class Filters:

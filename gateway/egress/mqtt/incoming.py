@@ -19,6 +19,7 @@ from typing import TYPE_CHECKING, Final
 
 import trio
 
+from gateway.broker.memory import LOW_ON_MEMORY
 from gateway.broker.pressure import Held
 from gateway.broker.switch import Entry, Switch
 from gateway.errors import RemoteProtocolError
@@ -37,6 +38,7 @@ from gateway.telemetry.stats import LinkStats
 if TYPE_CHECKING:
     from gateway.egress.mqtt.peer import MqttLinkPeer
 
+TOPIC_OCTETS_MAX: Final = 1_024  # a longer topic is looked up each time
 RETRY_SECS_MIN: Final = 1.0
 RETRY_SECS_MAX: Final = 30.0
 OVERSIZED: Final = Outcome(Verdict.REJECTED, Reason.TOO_LARGE, "larger than limits.message_bytes_max")
@@ -98,6 +100,7 @@ class Incoming:
         publish = switch.publish
         sender = peer.sender
         behind = self._held.on
+        memory = switch.memory
         for flags, topic, packet_id, raw, body in rows:
             entry = entries.get(topic)
             qos = flags >> 1 & 3
@@ -127,6 +130,13 @@ class Incoming:
                 if behind:
                     self._held.behind(receipt)
                     continue
+                if memory.short:
+                    self.settle([receipt], {0: LOW_ON_MEMORY}, now)
+                    continue
+            elif memory.scarce:
+                memory.refused += 1
+                self._stats.refuse(LOW_ON_MEMORY)
+                continue
             if not publish(batch, entry, message, receipt) and receipt is not None:
                 self._accept(receipt)
         self._stats.messages_in += len(rows)
@@ -147,8 +157,9 @@ class Incoming:
             batch.send()
 
     def tick(self, now: float) -> None:
-        """Try released messages again whose turn it is; while the broker is away they wait."""
-        if self._peer is None:
+        """Try released messages again whose turn it is; while the broker is away they wait, and while memory
+        is short."""
+        if self._peer is None or self._switch.memory.short:
             return
         if not self.batch.receipts:
             self.batch.received = now
@@ -247,9 +258,10 @@ class Incoming:
     def _resolve(self, topic: bytes) -> Entry:
         """A topic seen for the first time since the mapping changed; RemoteProtocolError if it is none."""
         entry = self._switch.entry(self._name, None, MqttAddress(decode_topic(topic), topic))
-        if len(self._entries) >= self._limits.cache_entries_max:
-            self._entries.clear()
-        self._entries[topic] = entry
+        if len(topic) <= TOPIC_OCTETS_MAX:
+            if len(self._entries) >= self._limits.cache_entries_max:
+                self._entries.clear()
+            self._entries[topic] = entry
         return entry
 
     def _first_time(self, peer: MqttLinkPeer, packet_id: int) -> bool:

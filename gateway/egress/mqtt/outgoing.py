@@ -30,7 +30,7 @@ from gateway.broker.mqtt.echoes import Ledger
 from gateway.broker.poison import poisoned
 from gateway.errors import GatewayError
 from gateway.model.batch import Part
-from gateway.model.message import Message
+from gateway.model.message import MESSAGE_OCTETS, Message, weight_of
 from gateway.model.outcome import ACCEPTED, INTERNAL, Outcome, Reason, Verdict
 from gateway.protocols.mqtt.packets import Row
 from gateway.protocols.mqtt.spec import DUP, FAILURE, RETAIN, VARINT_MAX, PacketType
@@ -149,7 +149,7 @@ class Outgoing:
         messages = part.messages
         self._waiting.append((part, 0, len(messages)))
         self._messages += len(messages)
-        self._octets += sum([len(message.body) for message in messages])
+        self._octets += weight_of(messages)
         self.pump()
         if self._messages > self.messages_max or self._octets > self.octets_max:
             self._trim()
@@ -162,7 +162,7 @@ class Outgoing:
             while at > start and (self._messages > self.messages_max or self._octets > self.octets_max):
                 at -= 1
                 self._messages -= 1
-                self._octets -= len(part.messages[at].body)
+                self._octets -= part.messages[at].octets
             if at > start:
                 self._waiting.append((part, start, at))
             part.settle_at(range(at, stop), FULL)
@@ -319,15 +319,15 @@ class Outgoing:
         return count
 
     def _advance(self, part: Part, start: int, stop: int, count: int) -> int:
-        """Take `count` messages from the head of what waits; returns the octets of their bodies."""
+        """Take `count` messages from the head of what waits; returns the octets of their content."""
         if start + count == stop:
             self._waiting.popleft()
         else:
             self._waiting[0] = (part, start + count, stop)
-        octets = sum([len(message.body) for message in part.messages[start : start + count]])
+        octets = weight_of(part.messages[start : start + count])
         self._messages -= count
         self._octets -= octets
-        return octets
+        return octets - count * MESSAGE_OCTETS
 
     def _rows(self, chunk: list[Message], flags: list[int], ids: Sequence[int]) -> list[Row]:
         """The PUBLISH packets of `chunk`; raises _UnsendableError for the first that must not be sent."""

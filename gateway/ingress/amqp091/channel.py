@@ -15,7 +15,7 @@ from gateway.broker.amqp091.replies import ReplyTo
 from gateway.broker.poison import poisoned
 from gateway.broker.queue import DISPATCH_MESSAGES_MAX, Queue
 from gateway.ingress.amqp091.transaction import Transaction
-from gateway.model.message import Message
+from gateway.model.message import Message, weight_of
 from gateway.protocols.amqp091.codec import decode_publish
 from gateway.protocols.amqp091.methods import BasicCancel, BasicReturn
 from gateway.protocols.amqp091.sending import Deliverer, DeliverRow
@@ -56,10 +56,13 @@ class AmqpConsumer:
     def room(self) -> int:
         """Credit left; 0 while the client does not read."""
         channel = self._channel
-        if channel.connection.stream.congested:
+        connection = channel.connection
+        if connection.stream.congested:
             return 0
         if self.no_ack:
             return DISPATCH_MESSAGES_MAX
+        if connection.outstanding.full:
+            return 0
         room = self.prefetch - self.outstanding
         if channel.prefetch_all:
             room = min(room, channel.prefetch_all - channel.outstanding)
@@ -108,6 +111,7 @@ class AmqpConsumer:
                 position += 1
             self.outstanding += len(messages)
             channel.outstanding += len(messages)
+            connection.outstanding.octets += weight_of(messages)
         stream = connection.stream
         stream.queued += sum([len(message.body) for message in messages]) + DELIVERY_OVERHEAD * len(messages)
         stream.mark()
@@ -217,10 +221,13 @@ class AmqpChannel:
         self.unacknowledged = dict(sorted((*self.unacknowledged.items(), *taken)))
         self.outstanding += len(taken)
 
-    @staticmethod
-    def settle(taken: Sequence[Unacknowledged], requeue: bool | None, touched: dict[Queue, None]) -> None:
+    def settle(
+        self, taken: Sequence[Unacknowledged], requeue: bool | None, touched: dict[Queue, None]
+    ) -> None:
         """Tell the queues of deliveries that were taken: acknowledged (None), returned, or not wanted."""
+        octets = 0
         for queue, consumer, position, message in taken:
+            octets += message.octets
             if consumer is not None:
                 consumer.outstanding -= 1
             if requeue is None or queue.deleted:
@@ -232,6 +239,7 @@ class AmqpChannel:
             else:
                 queue.reject(position, message)
             touched[queue] = None
+        self.connection.outstanding.settled(octets)
 
     def drop(self, tags: list[int]) -> None:
         """Deliveries whose properties do not fit a frame that the client takes: they can never be sent."""

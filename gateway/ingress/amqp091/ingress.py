@@ -22,6 +22,7 @@ from gateway.errors import RemoteProtocolError
 from gateway.ingress.amqp091.channel import AmqpChannel
 from gateway.ingress.amqp091.connection import AmqpConnection, Found, Receipt
 from gateway.ingress.listener import Listener
+from gateway.ingress.logins import Logins
 from gateway.model.batch import Batch
 from gateway.model.message import Message, Sender
 from gateway.model.outcome import Outcome, Reason, Verdict
@@ -33,7 +34,7 @@ from gateway.telemetry.stats import ListenerStats
 from gateway.transport.stream import Stream
 from gateway.transport.tasks import Tasks
 
-log = structlog.get_logger()
+log = structlog.get_logger(limited=True)
 
 UNDELIVERABLE = Outcome(
     Verdict.REJECTED, Reason.TOO_LARGE, "the properties do not fit the consumer's frame-max"
@@ -92,7 +93,7 @@ class AmqpIngress:
         # A publisher with more than this unconfirmed is not read until half of them are.
         self.unsettled_max = limits.inflight_max * 10
         self._dead_letters = dead_letters
-        self._tasks = tasks
+        self.logins = Logins(access, stats, tasks, self.flush)
         self._entries: dict[tuple[str, str], dict[bytes, Found]] = {}
         self._generation = -1
 
@@ -192,16 +193,20 @@ class AmqpIngress:
         """A delivery that cannot be said; by default its properties are larger than the client's frames."""
         self._dead_letters.add([message], "", outcome)
 
-    def verify(self, user: str, password: bytes, then: Callable[[Principal | None], None]) -> None:
-        """Look at a password beside the loop, then call `then`."""
+    def flush(self) -> None:
+        """Write what was encoded outside a wake-up."""
+        self.turn_done()
+        assert self.listener is not None
+        self.listener.flush()
 
-        async def look() -> None:
-            then(await self.access.verify(user, password))
-            self.turn_done()
-            assert self.listener is not None
-            self.listener.flush()
-
-        self._tasks.start_soon(look)
+    def let_in(self, connection: AmqpConnection, user: str) -> bool:
+        """The client has said who it is; False: its user has too many connections."""
+        assert self.listener is not None
+        if not self.listener.may_be(user, connection.stream.remote):
+            self.stats.refused.add("connections_per_user_max")
+            return False
+        self.listener.named(connection, user)
+        return True
 
     def forget(self, connection: AmqpConnection) -> None:
         """A connection has ended."""

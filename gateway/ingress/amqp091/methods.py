@@ -110,6 +110,7 @@ def queue_declare(connection: AmqpConnection, channel: AmqpChannel, method: m.Qu
         queue = connection.host.declare_queue(
             method.queue,
             connection,
+            user=connection.sender.user,
             durable=method.durable,
             exclusive=method.exclusive,
             auto_delete=method.auto_delete,
@@ -224,6 +225,8 @@ def basic_get(connection: AmqpConnection, channel: AmqpChannel, method: m.BasicG
     if queue.loading:
         assert queue.kept is not None
         raise Later(queue.kept.when_loaded, again=True)
+    if not method.no_ack:
+        _check_unacknowledged(connection, channel)
     taken = _take_sound(connection, queue)
     if taken is None:
         _reply(connection, channel, True, m.BasicGetEmpty())
@@ -236,6 +239,7 @@ def basic_get(connection: AmqpConnection, channel: AmqpChannel, method: m.BasicG
     else:
         channel.unacknowledged[tag] = (queue, None, position, message)
         channel.outstanding += 1
+        connection.outstanding.octets += message.octets
     address = message.address
     assert isinstance(address, AmqpAddress)
     connection.machine.send_content(
@@ -256,6 +260,14 @@ def _take_sound(connection: AmqpConnection, queue: AmqpQueue) -> tuple[int, Mess
             queue.acknowledged((position,))
             connection.ingress.undeliverable(message, poisoned(error, queue=queue.name))
     return None
+
+
+def _check_unacknowledged(connection: AmqpConnection, channel: AmqpChannel) -> None:
+    """No prefetch holds back a `get`. Refused 406 for a client that only takes."""
+    if len(channel.unacknowledged) >= connection.ingress.limits.prefetch_max:
+        raise failed("limits.prefetch_max messages of this channel are not acknowledged")
+    if connection.outstanding.full:
+        raise failed("limits.unacknowledged_bytes_max of this connection are not acknowledged")
 
 
 def basic_reject(connection: AmqpConnection, channel: AmqpChannel, method: m.BasicReject) -> None:

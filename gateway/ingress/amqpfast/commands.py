@@ -73,11 +73,18 @@ def handle_open(connection: FastConnection, command: m.HandleOpen) -> None:
     try:
         if command.temporary:
             made = host.create_temporary(
-                handle.service, handle.name, connection.owner, channel, slashes=ingress.slashes
+                handle.service,
+                handle.name,
+                connection.owner,
+                channel,
+                slashes=ingress.slashes,
+                maker=connection.sender.user,
             )
             handle.name = made.name
         else:
-            host.check_open(handle.service, handle.name, slashes=ingress.slashes)
+            host.check_open(
+                handle.service, handle.name, slashes=ingress.slashes, maker=connection.sender.user
+            )
     except Refused as error:
         connection.refuse(handle, error.code, str(error))
         return
@@ -135,6 +142,7 @@ def _consume_queues(
         handle.name + command.dest_name,
         whole=not command.dest_name,
         slashes=connection.ingress.slashes,
+        maker=connection.sender.user,
     )
     for queue in found:
         if queue.owner not in (None, connection.owner):
@@ -161,7 +169,8 @@ def _consume_topic(
     key = (connection.client_name, command.identifier) if command.identifier else None
     if key is not None and not connection.client_name:
         raise Refused(ReplyCode.BAD_FIELD_VALUE, "identifier: a durable subscription needs a client-name")
-    prefix = host.is_prefix(name, whole=not command.dest_name, slashes=connection.ingress.slashes)
+    user = connection.sender.user
+    prefix = host.is_prefix(name, whole=not command.dest_name, slashes=connection.ingress.slashes, maker=user)
     topic = None if prefix else host.topics[name]
     if topic is not None and topic.owner is not None:
         if key is not None:
@@ -179,7 +188,7 @@ def _consume_topic(
         no_local=command.no_local,
     )
     known = None if key is None else host.durable.get(key)
-    subscription = host.subscribe(interest, key)
+    subscription = host.subscribe(interest, key, user)
     subscription.attached = True
     subscription.local = connection.sender if subscription.interest.no_local else None
     handle.subscriptions.append(subscription)

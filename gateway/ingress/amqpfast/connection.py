@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from functools import partial
 from typing import TYPE_CHECKING, Any, Final
 from weakref import WeakValueDictionary
 
-from gateway.broker.access import Principal
+from gateway.broker.access import Denial, Principal
 from gateway.broker.amqpfast.virtual_host import FastHost, Refused
+from gateway.broker.memory import LOW_ON_MEMORY
 from gateway.broker.queue import Queue
 from gateway.errors import RemoteProtocolError
 from gateway.ingress.amqpfast.arriving import Arrivals
@@ -17,6 +19,7 @@ from gateway.ingress.amqpfast.handle import DELIVERY_OVERHEAD, FastHandle
 from gateway.ingress.amqpfast.outgoing import Outgoing
 from gateway.ingress.amqpfast.publishing import Publisher
 from gateway.ingress.listener import Farewell
+from gateway.ingress.outstanding import Outstanding
 from gateway.model.message import Sender
 from gateway.model.spooled import Piece
 from gateway.protocols.amqpfast import commands as m
@@ -48,11 +51,20 @@ if TYPE_CHECKING:
 OF_CHANNELS: Final = frozenset((ReplyCode.INSUFFICIENT_RESOURCES, ReplyCode.MESSAGE_TOO_LARGE))
 
 
+DENIALS: Final = {
+    Denial.WRONG: (
+        ReplyCode.ACCESS_REFUSED,
+        "the name or password is wrong, or guest came from another machine",
+    ),
+    Denial.REFUSED: (ReplyCode.ACCESS_REFUSED, "too many logins have failed"),
+    Denial.BUSY: (ReplyCode.TEMPORARILY_FORBIDDEN, "too many logins wait"),
+}
+
+
 class FastConnection:
     """The peer object of one client's stream."""
 
-    def __init__(self, ingress: FastIngress, stream: Stream, now: float, *, shunned: bool) -> None:
-        """`shunned`: its address has failed too often, it is not served."""
+    def __init__(self, ingress: FastIngress, stream: Stream, now: float) -> None:
         limits = ingress.limits
         self.ingress = ingress
         self.stream = stream
@@ -65,8 +77,11 @@ class FastConnection:
             message_bytes_max=limits.fast_message_bytes_max,
             negotiation_pause=ingress.options.negotiation_pause_secs,
             mechanisms="PLAIN",
+            properties_max=limits.properties_max,
+            properties_bytes_max=limits.properties_bytes_max,
         )
         self.publisher = Publisher(self)
+        self.outstanding = Outstanding(stream, limits.unacknowledged_bytes_max)
         self.channels: dict[int, FastChannel] = {}
         self.handles: dict[int, FastHandle] = {}
         self.principal: Principal | None = None
@@ -83,20 +98,19 @@ class FastConnection:
         self._delivering: dict[FastChannel, None] = {}
         self._deadline = now + limits.connect_timeout_secs
         self._ready = False
-        self._shunned = shunned
 
     # What the stream asks.
 
     def receive(self, data: bytes, now: float) -> None:
         """Octets arrived. What a client sends ahead of our answers in the handshake waits in the machine."""
-        if self._shunned:
-            self._shun()
-            return
+        machine = self.machine
         handshake = not self._ready
-        self._process(self.machine.receive_data(data, now))
+        self._process(machine.receive_data(data, now))
         if handshake:
-            while events := self.machine.receive_data(b"", now):
+            while not machine.unread and (events := machine.receive_data(b"", now)):
                 self._process(events)
+        if machine.unread:
+            self.stream.again()
 
     def data_to_send(self) -> bytes | list[Piece]:
         """Whatever was encoded, and as much of large messages as the client takes."""
@@ -131,6 +145,7 @@ class FastConnection:
 
     def lost(self, reason: str) -> None:
         """The connection is gone: deliveries return to their queues, what was temporary goes."""
+        self.ingress.switch.memory.forget(self)
         self._leave()
         self.ingress.forget(self)
 
@@ -177,12 +192,23 @@ class FastConnection:
         self.stream.hold()
         return self.stream.release
 
+    def told_of_memory(self, short: bool) -> None:
+        """The client sees that it is not read."""
+
+    @property
+    def begun(self) -> int:
+        """Octets of what is not committed; what arrives in parts has a limit over all connections."""
+        return sum(channel.pending_octets for channel in self.channels.values())
+
+    def let_go_for_memory(self) -> None:
+        """506: there is none for what it has begun."""
+        self._report(ReplyCode.INSUFFICIENT_RESOURCES, LOW_ON_MEMORY.text)
+        self.machine.close(ReplyCode.INSUFFICIENT_RESOURCES, LOW_ON_MEMORY.text)
+        self.stream.end(LOW_ON_MEMORY.text)
+
     def tick(self, now: float) -> None:
         """Heartbeats, closes that wait, the pause of a failed negotiation, and the time for the handshake."""
         machine = self.machine
-        if self._shunned:
-            self._shun()
-            return
         failed = machine.state is State.FAILED
         if not self._ready and not failed and now >= self._deadline:
             self.ingress.stats.protocol_errors.add("connect_timeout")
@@ -191,7 +217,7 @@ class FastConnection:
         machine.tick(now)
         if machine.closed:
             self.stream.end("closed")
-        elif not self.stream.reading:
+        elif not self.stream.listening:
             machine.excuse(now)
         elif machine.timed_out(now):
             self.ingress.stats.protocol_errors.add("heartbeat_timeout")
@@ -200,10 +226,6 @@ class FastConnection:
         if any(channel.streamed for channel in self.channels.values()):
             self._dispatch()  # a stream that held up deliveries may have ended
         self.stream.mark()
-
-    def _shun(self) -> None:
-        self.ingress.stats.refused.add("address_blocked")
-        self.stream.abort("too many failed negotiations")
 
     def shut_down(self, farewell: Farewell) -> None:
         """200, or 507 from an operator: not now."""
@@ -417,20 +439,15 @@ class FastConnection:
         if principal is not None:
             self._admit(principal)
         else:
-            self.stream.hold()
-            ingress.verify(user, password.encode(), self._verified)
+            ingress.logins.verify(self.stream, user, password.encode(), partial(self._verified, user))
 
-    def _verified(self, principal: Principal | None) -> None:
-        if self.stream.closed or self.stream.ending:
-            return
-        self.stream.release()
-        if principal is None:
-            text = "the name or password is wrong, or guest came from another machine"
-            self._deny(ReplyCode.ACCESS_REFUSED, text)
+    def _verified(self, user: str, found: Principal | Denial) -> None:
+        if isinstance(found, Denial):
+            self.ingress.logins.denied(self.stream, user, found)
+            self._deny(*DENIALS[found])
         else:
-            self._admit(principal)
-            while events := self.machine.receive_data(b"", self.ingress.now()):
-                self._process(events)
+            self._admit(found)
+            self.receive(b"", self.ingress.now())
 
     def _deny(self, code: int, text: str) -> None:
         self.ingress.stats.refused.add("access_refused")
@@ -443,11 +460,11 @@ class FastConnection:
     def _failed(self, code: int, text: str) -> None:
         """The machine pauses now, and ends the negotiation in `tick`; nothing more is read."""
         self._report(code, text)
-        self.ingress.failures.add(self.stream.remote, self.ingress.now())
         self.stream.hold()
 
     def _admit(self, principal: Principal) -> None:
         self.principal = principal
+        self.ingress.logins.accepted()
         self.machine.tune()
         self.stream.mark()
 
@@ -465,6 +482,11 @@ class FastConnection:
             self.machine.close(ReplyCode.CLIENT_ALREADY_ACTIVE, text)
             return
         assert self.principal is not None
+        if not self.ingress.let_in(self, self.principal.name):
+            text = f"limits.connections_per_user_max is reached by user {self.principal.name!r}"
+            self._report(ReplyCode.INSUFFICIENT_RESOURCES, text)
+            self.machine.close(ReplyCode.INSUFFICIENT_RESOURCES, text)
+            return
         self.host, self.client_name, self.owner = host, event.client_name, owner
         host.clients[owner] = self
         self.sender = Sender(self.ingress.name, event.client_name, self.principal.name, self.stream.remote)

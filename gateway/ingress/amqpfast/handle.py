@@ -86,7 +86,9 @@ class FastConsumer:
             or not self._may_speak()
         ):
             return 0
-        return DISPATCH_MESSAGES_MAX if self._unreliable else self._prefetch - self._outstanding
+        if self._unreliable:
+            return DISPATCH_MESSAGES_MAX
+        return 0 if channel.connection.outstanding.full else self._prefetch - self._outstanding
 
     def _may_speak(self) -> bool:
         """Not on a handle that the machine knows to be closed, though we have not come to that event yet."""

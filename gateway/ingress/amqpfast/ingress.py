@@ -7,7 +7,6 @@ endpoint is the listener. A message within another host takes no route.
 from __future__ import annotations
 
 import secrets
-from collections import deque
 from collections.abc import Awaitable, Callable
 from pathlib import Path
 from typing import Final
@@ -15,7 +14,7 @@ from typing import Final
 import structlog
 import trio
 
-from gateway.broker.access import Access, Principal
+from gateway.broker.access import Access
 from gateway.broker.amqpfast.partials import Partials
 from gateway.broker.amqpfast.spool import Spool
 from gateway.broker.amqpfast.virtual_host import FastHost, Refused
@@ -27,6 +26,7 @@ from gateway.ingress.amqpfast.handle import FastHandle
 from gateway.ingress.amqpfast.publishing import Receipt
 from gateway.ingress.amqpfast.shared_folder import SharedFolder, agreed
 from gateway.ingress.listener import Listener
+from gateway.ingress.logins import Logins
 from gateway.model.batch import Batch
 from gateway.model.message import Message, Sender
 from gateway.model.outcome import ACCEPTED, Outcome, Reason, Verdict
@@ -38,36 +38,11 @@ from gateway.telemetry.stats import ListenerStats
 from gateway.transport.stream import Stream
 from gateway.transport.tasks import Tasks
 
-log = structlog.get_logger()
+log = structlog.get_logger(limited=True)
 
 UNDELIVERABLE: Final = Outcome(
     Verdict.REJECTED, Reason.TOO_LARGE, "the head does not fit the client's frame-max"
 )
-ADDRESSES_MAX: Final = 10_000  # whose failures are remembered
-
-
-class Failures:
-    """Failed negotiations by source address; an address with too many of them is not served for a while."""
-
-    def __init__(self, most: int, seconds: float) -> None:
-        self._most = most
-        self._seconds = seconds
-        self._times: dict[str, deque[float]] = {}
-
-    def add(self, remote: str, now: float) -> None:
-        """Another one, from `remote` (host:port)."""
-        if self._most:
-            host = remote.rpartition(":")[0]
-            times = self._times.pop(host, None) or deque(maxlen=self._most)
-            times.append(now)
-            self._times[host] = times
-            if len(self._times) > ADDRESSES_MAX:
-                del self._times[next(iter(self._times))]
-
-    def too_many(self, remote: str, now: float) -> bool:
-        """Whether the address has failed too often in the last while."""
-        times = self._times.get(remote.rpartition(":")[0])
-        return times is not None and len(times) == self._most and now - times[0] < self._seconds
 
 
 class FastIngress:
@@ -100,7 +75,6 @@ class FastIngress:
         self.anonymous = anonymous
         self.listener: Listener | None = None
         self.batch = Batch(self, trio.current_time())
-        self.failures = Failures(options.failures_max, options.failures_secs)
         self.peers: dict[str, dict[str, Peer]] = {
             host: given.peers for host, given in options.virtual_hosts.items()
         }
@@ -115,13 +89,14 @@ class FastIngress:
         self._store = store
         self._dead_letters = dead_letters
         self._tasks = tasks
+        self.logins = Logins(access, stats, tasks, self.flush)
         self._soon: list[Callable[[], None]] = []
 
     # What the listener asks.
 
     def connect(self, stream: Stream, now: float) -> FastConnection:
         """A client has connected."""
-        return FastConnection(self, stream, now, shunned=self.failures.too_many(stream.remote, now))
+        return FastConnection(self, stream, now)
 
     def turn_done(self) -> None:
         """Send the batch that has gathered on its way."""
@@ -258,14 +233,14 @@ class FastIngress:
         """A delivery that cannot be said; by default its head is larger than the client's frames."""
         self._dead_letters.add([message], "", outcome)
 
-    def verify(self, user: str, password: bytes, then: Callable[[Principal | None], None]) -> None:
-        """Look at a password beside the loop, then call `then`."""
-
-        async def look() -> None:
-            then(await self.access.verify(user, password))
-            self.flush()
-
-        self._tasks.start_soon(look)
+    def let_in(self, connection: FastConnection, user: str) -> bool:
+        """The client has said who it is; False: its user has too many connections."""
+        assert self.listener is not None
+        if not self.listener.may_be(user, connection.stream.remote):
+            self.stats.refused.add("connections_per_user_max")
+            return False
+        self.listener.named(connection, user)
+        return True
 
     def forget(self, connection: FastConnection) -> None:
         """A connection has ended."""

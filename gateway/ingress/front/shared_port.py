@@ -138,10 +138,7 @@ class Undecided(Waiting):
     def _hand_over(self, listener: Listener, now: float) -> None:
         if listener.front.tls is not None and not self._secure:
             self.refuse("tls_required", f"listener {listener.name} is for TLS only")
-        elif listener.full:
-            listener.stats.refused.add("connections_max")
-            self.stream.abort("connections_max")
-        else:
+        elif not listener.no_place(self.stream):
             listener.adopt(self.stream, self.since, self.leave(), now)
 
     def _http(self, now: float) -> None:

@@ -13,7 +13,7 @@ from gateway.transport.stream import Stream
 if TYPE_CHECKING:
     from gateway.ingress.listener import Farewell, Listener
 
-log = structlog.get_logger()
+log = structlog.get_logger(limited=True)
 
 
 class Waiting:

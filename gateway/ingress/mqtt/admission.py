@@ -10,14 +10,16 @@ from collections.abc import Mapping
 from functools import partial
 from typing import TYPE_CHECKING, Any, Final
 
-from gateway.broker.access import Principal
+from gateway.broker.access import Denial, Principal
 from gateway.broker.mqtt.system import SYS
+from gateway.broker.places import place_of
 from gateway.broker.scram import METHOD, ScramError
+from gateway.ingress.logins import Login
 from gateway.ingress.mqtt.authentication import Authentication
 from gateway.model.address import MqttAddress
 from gateway.model.message import Sender
 from gateway.protocols.mqtt.connection import State
-from gateway.protocols.mqtt.octets import is_utf8
+from gateway.protocols.mqtt.octets import is_utf8, violation
 from gateway.protocols.mqtt.packets import Auth, Connect, Will
 from gateway.protocols.mqtt.properties import NO_PROPERTIES
 from gateway.protocols.mqtt.spec import Property, ReasonCode, Version
@@ -30,6 +32,11 @@ if TYPE_CHECKING:
 
 NO_EXPIRY: Final = 0xFFFF_FFFF  # MQTT 5 §3.1.2.11.2: the session does not expire
 KEEP_ALIVE_MOST: Final = 65_535
+DENIALS: Final = {
+    Denial.WRONG: (ReasonCode.BAD_USER_NAME_OR_PASSWORD, ""),
+    Denial.REFUSED: (ReasonCode.CONNECTION_RATE_EXCEEDED, "too many logins have failed"),
+    Denial.BUSY: (ReasonCode.SERVER_BUSY, "too many logins wait"),
+}
 
 
 def identifier_refused(packet: Connect) -> bool:
@@ -103,44 +110,85 @@ def connect(ingress: MqttIngress, connection: MqttConnection, packet: Connect) -
     if principal is not None:
         _admit(ingress, connection, packet, principal, ReasonCode.SUCCESS)
     else:
-        connection.stream.hold()
-        ingress.verify(packet.user_name, password, partial(_verified, ingress, connection, packet))
+        ingress.logins.verify(
+            connection.stream,
+            packet.user_name,
+            password,
+            partial(_verified, ingress, connection, packet),
+            behind=connection.machine.held,
+        )
 
 
 def authenticate(ingress: MqttIngress, connection: MqttConnection, packet: Connect | Auth) -> None:
-    """The next step of an enhanced authentication, the first one or a later one."""
-    machine = connection.machine
+    """The next step of an enhanced authentication, the first one or a later one; after failures of the same
+    user or address it waits.
+    """
+    machine, stream = connection.machine, connection.stream
     if machine.state is State.CLOSED:
         return  # likewise, or it left
+    if isinstance(stream.peer, Login):
+        raise violation("AUTH goes on before the last one was answered")
     ongoing = connection.authentication
     assert ongoing is not None, "the machine lets no AUTH pass without a method in CONNECT"
+    delay = ingress.access.failures.delay_secs(stream.remote, ongoing.claimed) if ongoing.claimed else 0.0
+    if delay and machine.state is not State.OPEN:
+        then = partial(_prove, ingress, connection, ongoing, packet)
+        ingress.logins.later(stream, delay, then, behind=machine.held)
+    else:
+        _prove(ingress, connection, ongoing, packet)
+
+
+def _prove(
+    ingress: MqttIngress, connection: MqttConnection, ongoing: Authentication, packet: Connect | Auth
+) -> None:
+    machine, failures, remote = connection.machine, ingress.access.failures, connection.stream.remote
+    refused = bool(ongoing.claimed) and failures.refuses(remote, ongoing.claimed)
     try:
+        if refused:
+            raise ScramError("too many logins have failed")
         properties = ongoing.answer(packet)
     except ScramError as error:
-        if machine.state is not State.OPEN:
-            refuse(ingress, connection, ReasonCode.NOT_AUTHORIZED, "")
-            return
-        ingress.stats.refused.add("not_authorized")
-        machine.send_disconnect(ReasonCode.NOT_AUTHORIZED)
-        connection.stream.end(f"authentication failed: {error}")
+        if ongoing.claimed and not refused:
+            failures.failed(remote, ongoing.claimed)
+        _unproved(ingress, connection, ongoing, Denial.REFUSED if refused else Denial.WRONG, error)
         return
     if not ongoing.done:
         machine.send_auth(Auth(ReasonCode.CONTINUE_AUTHENTICATION, properties))
-    elif machine.state is State.OPEN:
+        return
+    failures.succeeded(remote, ongoing.user)
+    if machine.state is State.OPEN:
         machine.send_auth(Auth(ReasonCode.SUCCESS, properties))
     else:
         principal = ingress.access.certified(ongoing.user)
         _admit(ingress, connection, ongoing.connect, principal, ReasonCode.NOT_AUTHORIZED, properties)
 
 
+def _unproved(
+    ingress: MqttIngress,
+    connection: MqttConnection,
+    ongoing: Authentication,
+    why: Denial,
+    error: ScramError,
+) -> None:
+    """Say no in the words of an authentication; one that was not looked at is told so."""
+    reason = ReasonCode.NOT_AUTHORIZED if why is Denial.WRONG else DENIALS[why][0]
+    ingress.logins.denied(connection.stream, ongoing.claimed, why)
+    if connection.machine.state is not State.OPEN:
+        refuse(ingress, connection, reason, "")
+        return
+    ingress.stats.refused.add(reason.name.lower())
+    connection.machine.send_disconnect(reason)
+    connection.stream.end(f"authentication failed: {error}")
+
+
 def _verified(
-    ingress: MqttIngress, connection: MqttConnection, packet: Connect, principal: Principal | None
+    ingress: MqttIngress, connection: MqttConnection, packet: Connect, found: Principal | Denial
 ) -> None:
     """The password has been looked at; go on with what came behind CONNECT."""
-    if connection.gone:
+    if isinstance(found, Denial):
+        deny(ingress, connection, packet.user_name or "", found)
         return
-    connection.stream.release()
-    _admit(ingress, connection, packet, principal, ReasonCode.BAD_USER_NAME_OR_PASSWORD)
+    _admit(ingress, connection, packet, found, ReasonCode.BAD_USER_NAME_OR_PASSWORD)
     if not connection.gone:
         connection.receive(b"", ingress.now())
 
@@ -157,7 +205,7 @@ def _admit(
     if principal is None:
         refuse(ingress, connection, otherwise, "")
         return
-    refusal = _refusal(ingress, packet, principal)
+    refusal = _refusal(ingress, packet, principal, connection.stream.remote)
     if refusal is not None:
         refuse(ingress, connection, *refusal)
         return
@@ -172,11 +220,16 @@ def _admit(
         connection.stream.end("the client's Maximum Packet Size is too small")
         return
     ingress.stats.spoke(machine, packet.version.name.lower())
+    ingress.let_in(connection, principal)
     connection.principal = principal
     connection.sender = Sender(ingress.name, client_id, principal.name, connection.stream.remote)
     connection.will = packet.will
     session, _ = namespace.open(
-        client_id, clean=packet.clean_start, expiry_secs=expiry_secs(packet, ingress.limits)
+        client_id,
+        clean=packet.clean_start,
+        expiry_secs=expiry_secs(packet, ingress.limits),
+        user=principal.name,
+        place=place_of(connection.stream.remote),
     )
     namespace.keep_will(client_id, packet.will, connection.sender)
     most = ingress.limits.inflight_max
@@ -184,18 +237,24 @@ def _admit(
     connection.wait_for_commit(before)
 
 
-def _refusal(ingress: MqttIngress, packet: Connect, principal: Principal) -> tuple[ReasonCode, str] | None:
+def _refusal(
+    ingress: MqttIngress, packet: Connect, principal: Principal, remote: str
+) -> tuple[ReasonCode, str] | None:
     """Why a client who may connect cannot have the session that it asks for."""
     namespace = ingress.namespace
     known = namespace.sessions.get(packet.client_id)
     if identifier_refused(packet):
         return ReasonCode.CLIENT_IDENTIFIER_NOT_VALID, "a client identifier is needed"
-    if known is None and ingress.sessions_full:
-        return ReasonCode.QUOTA_EXCEEDED, "limits.sessions_max is reached"
+    alone = known is None or known.outlet is None  # or it takes another one's place
+    if alone and not ingress.has_place(principal.name, remote):
+        return ReasonCode.QUOTA_EXCEEDED, "limits.connections_per_user_max is reached"
     recorded = known is not None and known.kept and not packet.clean_start
     if namespace.failing and not recorded and expiry_secs(packet, ingress.limits) > 0:
         return ReasonCode.QUOTA_EXCEEDED, "the gateway cannot store a session now"
-    return None if packet.will is None else _will_refusal(ingress, packet.will, principal)
+    refused = None if packet.will is None else _will_refusal(ingress, packet.will, principal)
+    if refused is None and known is None and (limit := namespace.make_room(principal.name, place_of(remote))):
+        return ReasonCode.QUOTA_EXCEEDED, f"limits.{limit} is reached"
+    return refused
 
 
 def _will_refusal(ingress: MqttIngress, will: Will, principal: Principal) -> tuple[ReasonCode, str] | None:
@@ -211,6 +270,13 @@ def _will_refusal(ingress: MqttIngress, will: Will, principal: Principal) -> tup
     if owned or not ingress.access.may_publish(principal, ingress.name, address):
         return ReasonCode.NOT_AUTHORIZED, "not allowed to publish to the will's topic"
     return None
+
+
+def deny(ingress: MqttIngress, connection: MqttConnection, user: str, why: Denial) -> None:
+    """A login was wrong, or was not looked at."""
+    ingress.logins.denied(connection.stream, user, why)
+    reason, text = DENIALS[why]
+    refuse(ingress, connection, reason, text)
 
 
 def refuse(ingress: MqttIngress, connection: MqttConnection, reason: ReasonCode, text: str) -> None:

@@ -36,6 +36,11 @@ class Authentication:
         """No exchange goes on, and the last one was a success."""
         return self._exchange is None
 
+    @property
+    def claimed(self) -> str:
+        """Who the client says it is; "": it has not said so yet."""
+        return self.user if self._exchange is None else self._exchange.user
+
     def answer(self, packet: Connect | Auth) -> dict[Property, Any]:
         """The properties of what is said to the client's next message; raises ScramError when it fails."""
         if isinstance(packet, Auth) and packet.reason == ReasonCode.REAUTHENTICATE:

@@ -13,6 +13,7 @@ from functools import partial
 from typing import TYPE_CHECKING, Final
 
 from gateway.broker.access import Principal
+from gateway.broker.memory import LOW_ON_MEMORY
 from gateway.broker.mqtt.session import Row, Session
 from gateway.broker.poison import poisoned
 from gateway.broker.switch import Entry
@@ -101,6 +102,7 @@ class MqttConnection:
             byte_order=ingress.byte_order,
             topic_alias_max=limits.topic_alias_max,
             receive_max=limits.inflight_max,
+            bounds=ingress.bounds,
         )
         self.session: Session | None = None
         self.principal: Principal | None = None
@@ -126,8 +128,10 @@ class MqttConnection:
                     if self.gone:
                         return
                 if not machine.pending:
-                    return
+                    break
                 events = machine.receive_data(b"", now)
+            if machine.unread:
+                self.stream.again()
         except RemoteProtocolError as error:
             self._fail(error)
 
@@ -155,6 +159,7 @@ class MqttConnection:
     def lost(self, reason: str) -> None:
         """The connection is gone; the session may stay, the will may be published."""
         ingress = self._ingress
+        ingress.switch.memory.forget(self)
         self.gone = True
         ingress.forget(self)
         session = self.session
@@ -171,7 +176,7 @@ class MqttConnection:
         if session.persistent:
             if self._yields:
                 ingress.namespace.hand_over(session)
-            session.expires_at = ingress.now() + session.expiry_secs
+            ingress.namespace.left(session, ingress.now())
         else:
             ingress.namespace.discard(session)
 
@@ -184,7 +189,7 @@ class MqttConnection:
 
     def hold(self) -> Callable[[], None] | None:
         """Stop reading, unless the client must go on acknowledging; returns what undoes it."""
-        if self.session is not None and self.session.subscriptions:
+        if self.session is not None and (self.session.subscriptions or self.session.in_flight):
             return None
         self.stream.hold()
         return self.stream.release
@@ -196,7 +201,7 @@ class MqttConnection:
                 self._ingress.stats.protocol_errors.add("connect_timeout")
                 self.stream.abort("no CONNECT in time")
             return
-        if not self.stream.reading:
+        if not self.stream.listening:
             self.machine.last_received = now  # we do not read: its silence is ours
         late = self.machine.timed_out(now)
         if late or self.session.stalled(now):
@@ -370,6 +375,9 @@ class MqttConnection:
     def _publishes(self, rows: list[tuple[int, bytes, int, bytes, bytes]]) -> None:
         ingress = self._ingress
         switch = ingress.switch
+        if switch.memory.short and not switch.memory.admits(self, len(rows)):
+            self._refuse_publishes(rows)
+            return
         if self._generation != switch.generation:
             assert self.principal is not None
             self._entries = ingress.entries.of(self.principal.name)
@@ -424,8 +432,42 @@ class MqttConnection:
             elif not publish(batch, entry, message, receipt):
                 ingress.unclaimed(entry, message, receipt)
         ingress.stats.messages_in += len(rows)
+        if (rate := self.stream.rate) is not None:
+            rate.messages += len(rows)
         if self.unsettled >= ingress.unsettled_max and not self._held:
             self._overrun()
+
+    def _refuse_publishes(self, rows: list[tuple[int, bytes, int, bytes, bytes]]) -> None:
+        """There is no memory for them: QoS 0 is dropped. Before MQTT 5 only closing refuses the others."""
+        self._ingress.stats.messages_in += len(rows)
+        self._ingress.stats.refuse(LOW_ON_MEMORY, len(rows))
+        assert self.session is not None
+        for flags, _, packet_id, _, _ in rows:
+            qos = flags >> 1 & 3
+            if not qos:
+                continue
+            if self.machine.version is not Version.V5:
+                self._ingress.let_go(self, ReasonCode.QUOTA_EXCEEDED)
+                return
+            if qos == 2 and packet_id in self.session.incoming:  # it was taken when there was memory
+                if self.session.incoming.accepted(packet_id):
+                    self.send_received(packet_id)
+                continue
+            kind = PacketType.PUBACK if qos == 1 else PacketType.PUBREC
+            self.machine.send_ack(kind, packet_id, ReasonCode.QUOTA_EXCEEDED, LOW_ON_MEMORY.text)
+        self.stream.mark()
+
+    def told_of_memory(self, short: bool) -> None:
+        """MQTT has no word for it."""
+
+    @property
+    def begun(self) -> int:
+        """Octets of a packet that has not come whole."""
+        return self.machine.begun
+
+    def let_go_for_memory(self) -> None:
+        """There is none for what it has begun."""
+        self._ingress.let_go(self, ReasonCode.QUOTA_EXCEEDED)
 
     def _overrun(self) -> None:
         """As much is unsettled as may be. MQTT 5 clients were told how much; others are read no further."""
@@ -467,6 +509,8 @@ class MqttConnection:
         if session.kept and store is not None:
             self._answers = Answers(store, self.machine, self.stream)
         session.attach(self, receive_max)
+        if session.owed:
+            self._ingress.owe_retained(session)
         self.stream.mark()
 
     def wait_for_commit(self, before: int) -> None:

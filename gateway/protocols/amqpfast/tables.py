@@ -39,6 +39,8 @@ I32: Final = Struct(">i")
 U32: Final = Struct(">I")
 DECIMAL: Final = Struct(">Bi")
 DECIMAL_PLACES_MAX: Final = 255
+FIELD_OCTETS_MIN: Final = 4  # an empty name, a type, an empty string
+FIELDS_MAX: Final = LONG_STRING_MAX // FIELD_OCTETS_MIN  # no table has room for more
 EMPTY_TABLE: Final = b"\0\0"
 TYPES: Final = "GATEWAY_TYPES"
 REPEATED: Final = "repeated"  # the type of a name that repeats: its values are in a JSON list
@@ -56,24 +58,29 @@ def bad_field(text: str) -> RemoteProtocolError:
 # --- the table itself
 
 
-def decode_table(data: bytes, at: int = 0) -> tuple[Headers, int]:
+def decode_table(data: bytes, at: int = 0, fields_max: int = FIELDS_MAX) -> tuple[Headers, int]:
     """The table at `at`, which begins with its length, and the position behind it.
 
     A string whose octets are not UTF-8 is bytes. Of a name that repeats, the first stands. Raises
-    RemoteProtocolError (502) for anything that is not a table within `data`.
+    RemoteProtocolError (502) for anything that is not a table within `data`, or has more than
+    `fields_max` fields.
     """
     try:
         end = at + 2 + U16.unpack_from(data, at)[0]
         if end > len(data):
             raise bad_field("a field table reaches beyond its frame")
-        return _read_pairs(data, at + 2, end), end
+        return _read_pairs(data, at + 2, end, fields_max), end
     except (StructError, IndexError):
         raise bad_field("a field table is cut short") from None
 
 
-def _read_pairs(data: bytes, at: int, end: int) -> Headers:
+def _read_pairs(data: bytes, at: int, end: int, fields_max: int) -> Headers:
     pairs: dict[str, Value] = {}
+    count = 0
     while at < end:
+        count += 1
+        if count > fields_max:
+            raise bad_field(f"a field table has more than {fields_max} fields")
         name_end = at + 1 + data[at]
         if name_end >= end:
             raise bad_field("a field name reaches beyond its table")

@@ -316,3 +316,26 @@ async def test_a_topic_that_is_none_is_a_dead_letter_and_the_link_stays(topic: s
     assert remote.acks_of(PUBACK) == ([(5, 0), (6, 0)] if qos == 1 else [(6, 0)])
     assert remote.acks_of(PUBREC) == ([(5, 0)] if qos == 2 else [])
     assert world.switch.dead_letters.counted == {("", "malformed"): 1}
+
+
+@VERSIONS
+async def test_nothing_is_taken_while_memory_is_short(version: str) -> None:
+    world = World(version=version)
+    remote = world.connect()
+    memory = world.switch.memory
+    memory.short = True
+    world.deliver(row("1", 1, 5), row("0", 0), row("2", 2, 6))
+    for seconds in (100, 200):
+        world.conversation.tick(trio.current_time() + seconds)
+        world.conversation.turn_done()
+    assert [message.body for message in world.local.messages] == [b"0"]
+    memory.scarce = True
+    world.deliver(row("dropped", 0), row("3", 1, 7))
+    memory.short = memory.scarce = False
+    world.conversation.tick(trio.current_time() + 300)
+    world.conversation.turn_done()
+    world.talk()
+    assert [message.body for message in world.local.messages] == [b"0", b"1", b"2", b"3"]
+    assert remote.acks_of(PUBACK) == [(5, 0), (7, 0)]
+    assert remote.acks_of(PUBREC) == [(6, 0)]
+    assert (memory.refused, world.conversation.idle) == (1, True)

@@ -14,7 +14,7 @@ from gateway.protocols.amqpfast.sending import Transfer
 from gateway.settings import Limits, Listener
 from gateway.settings.amqpfast import DestinationNames, FastVirtualHost
 from tests.ingress.amqpfast.client import EMPTY, PEER, QUEUE, TOPIC, Fast
-from tests.ingress.clients import Raw, eventually, stats
+from tests.ingress.clients import Raw, stats
 from tests.interop.gateway_fixture import LOOPBACK, Running, running, settings_of
 
 FIXED: Final = FastVirtualHost(destinations=DestinationNames(queues=("q", "deep.er"), topics=("t",)))
@@ -232,17 +232,6 @@ def test_a_bad_initiation_is_not_answered() -> None:
         Raw(gateway.port("amqpfast")) as raw,
     ):
         assert raw.send(b"GET / HTTP/1.1\r\n\r\n").rest() == b""
-
-
-def test_an_address_that_fails_too_often_is_not_served() -> None:
-    listener = fast(negotiation_pause_secs=0.0, failures_max=2)
-    with running(settings_of(listeners={"amqpfast": listener})) as gateway:
-        for _ in range(2):
-            with Fast(gateway, password="wrong") as client:
-                assert client.closed() == 403
-        with Fast(gateway) as client:
-            assert client.rest() == b""
-        eventually(lambda: stats(gateway, "amqpfast").refused.counts.get("address_blocked") == 1)
 
 
 @pytest.mark.parametrize("anonymous, code", [("always", 0), ("never", 403)])

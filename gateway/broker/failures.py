@@ -1,0 +1,145 @@
+"""Failed logins: who has failed is delayed, then refused for a while.
+
+Three things are counted. The pair of a user name and the place it was tried from (places.py) is what gets
+refused, so that nobody can lock a user out who is somewhere else. A place is refused when it has failed with
+many names, but not to users that were right there not long ago: behind one address there may be a whole
+plant. A user name, from wherever it is tried, is only delayed.
+
+An attacker invents names, and with IPv6 places: the tables are bounded, and what failed longest ago is
+forgotten first. This machine is never counted.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import time
+from collections.abc import Callable, Hashable
+from typing import Final
+
+from gateway.broker.places import LOOPBACK, place_of
+from gateway.settings.logins import Logins
+
+KEYS_MAX: Final = 10_000  # of each table
+NAME_MAX: Final = 64  # characters of a user name that are kept as they are
+RIGHT_SECS: Final = 86_400.0  # who was right this long ago is trusted
+DELAYS_MAX: Final = 4
+
+
+class _Tally:
+    """Failures of one key in one window, and until when it is refused."""
+
+    __slots__ = ("count", "since", "until")
+
+    def __init__(self, since: float) -> None:
+        self.count = 0
+        self.since = since
+        self.until = 0.0
+
+
+class _Table:
+    """Tallies by key; `most` failures in `window_secs` refuse a key for `refused_secs`; 0: never."""
+
+    def __init__(self, most: int, window_secs: float, refused_secs: float) -> None:
+        self._most = most
+        self._window_secs = window_secs
+        self._refused_secs = refused_secs
+        self._tallies: dict[Hashable, _Tally] = {}
+
+    def __len__(self) -> int:
+        return len(self._tallies)
+
+    def add(self, key: Hashable, now: float) -> None:
+        """Another failure."""
+        tally = self._tallies.pop(key, None)
+        if tally is None or now - tally.since >= self._window_secs:
+            until = 0.0 if tally is None else tally.until
+            tally = _Tally(now)
+            tally.until = until
+        self._tallies[key] = tally
+        tally.count += 1
+        if self._most and tally.count >= self._most:
+            tally.until = now + self._refused_secs
+        if len(self._tallies) > KEYS_MAX:
+            del self._tallies[next(iter(self._tallies))]
+
+    def count(self, key: Hashable, now: float) -> int:
+        """Failures in the window."""
+        tally = self._tallies.get(key)
+        return 0 if tally is None or now - tally.since >= self._window_secs else tally.count
+
+    def refused(self, key: Hashable, now: float) -> bool:
+        """It has failed too often."""
+        tally = self._tallies.get(key)
+        return tally is not None and now < tally.until
+
+    def forget(self, key: Hashable) -> None:
+        """It was right."""
+        self._tallies.pop(key, None)
+
+
+class Failures:
+    """The failed logins of a gateway, of all its listeners. `remote` is host:port."""
+
+    def __init__(self, options: Logins | None = None, clock: Callable[[], float] = time.monotonic) -> None:
+        options = options or Logins()
+        self._clock = clock
+        self._delay_secs = options.delay_secs
+        window, refused = options.failure_window_secs, options.refused_secs
+        self._pairs = _Table(options.failures_max, window, refused)
+        self._places = _Table(options.address_failures_max, window, refused)
+        self._users = _Table(0, window, refused)
+        self._right: dict[tuple[str, str], float] = {}
+
+    def refuses(self, remote: str, user: str) -> bool:
+        """Whether this login is not even looked at."""
+        place = place_of(remote)
+        if place == LOOPBACK:
+            return False
+        now = self._clock()
+        if self._pairs.refused((place, _short(user)), now):
+            return True
+        return self._places.refused(place, now) and not self.trusts(remote, user)
+
+    def delay_secs(self, remote: str, user: str) -> float:
+        """How long this login has to wait before it is looked at."""
+        place = place_of(remote)
+        if place == LOOPBACK or self.trusts(remote, user):
+            return 0.0
+        now = self._clock()
+        steps = max(
+            self._pairs.count((place, _short(user)), now),
+            self._places.count(place, now),
+            self._users.count(_short(user), now),
+        )
+        return self._delay_secs * min(steps, DELAYS_MAX)
+
+    def trusts(self, remote: str, user: str) -> bool:
+        """Whether this user was right from this place not long ago, and has not been wrong there since."""
+        pair = (place_of(remote), _short(user))
+        return self._right.get(pair, 0.0) > self._clock()
+
+    def failed(self, remote: str, user: str) -> None:
+        """A name or password was wrong."""
+        place, name, now = place_of(remote), _short(user), self._clock()
+        self._right.pop((place, name), None)
+        if place == LOOPBACK:
+            return
+        self._pairs.add((place, name), now)
+        self._places.add(place, now)
+        self._users.add(name, now)
+
+    def succeeded(self, remote: str, user: str) -> None:
+        """The user has proved to be it."""
+        pair = (place_of(remote), _short(user))
+        self._pairs.forget(pair)
+        self._right.pop(pair, None)
+        self._right[pair] = self._clock() + RIGHT_SECS
+        if len(self._right) > KEYS_MAX:
+            del self._right[next(iter(self._right))]
+
+
+def _short(user: str) -> str:
+    """A user name as a key: who invents long ones fills no memory."""
+    if len(user) <= NAME_MAX:
+        return user
+    return hashlib.sha256(user.encode(errors="surrogatepass")).hexdigest()

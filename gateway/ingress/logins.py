@@ -1,0 +1,157 @@
+"""Logins that take their time: a password waits for its hash, or a failure before it for its delay.
+
+Meanwhile a stand-in has the place of the connection's peer object. It keeps what the client says and reads
+little of it; and when the client goes, which would not be noticed without reading, the login ends: nobody
+waits behind those who are not there any more. Only what came in one piece with the login is looked at all
+the same, for a device may say all that it has to say, and leave.
+"""
+
+from __future__ import annotations
+
+import socket
+from collections.abc import Awaitable, Callable
+from functools import partial
+from typing import Final, TypeVar
+
+import structlog
+import trio
+
+from gateway.broker.access import Access, Denial, Principal
+from gateway.model.spooled import Piece
+from gateway.telemetry.stats import ListenerStats
+from gateway.transport.stream import Peer, Stream
+from gateway.transport.tasks import Tasks
+
+ABANDONED: Final = "abandoned"
+ACCEPTED: Final = "accepted"
+T = TypeVar("T")
+
+log = structlog.get_logger(limited=True)
+
+
+class Login:
+    """Stands in for the peer object of a stream."""
+
+    def __init__(self, stream: Stream, *, behind: bool) -> None:
+        """`behind`: more than the login has been read already."""
+        assert stream.peer is not None
+        self.stream = stream
+        self.scope = trio.CancelScope()
+        self._peer: Peer = stream.peer
+        self._said = b""
+        self._held = False
+        stream.peer = self
+        if behind:
+            self._hold()
+
+    def _hold(self) -> None:
+        if not self._held:
+            self._held = True
+            self.stream.hold()
+
+    def look(self) -> None:
+        """Many come and go at once: who has gone already is not to take a place in a queue before that is
+        read.
+        """
+        if self._held or self.over:
+            return
+        try:
+            gone = not self.stream.sock.recv(1, socket.MSG_PEEK)
+        except OSError:
+            return  # nothing has come, or what is wrong will be read
+        if gone:
+            self.stream.abort("closed by the peer")
+
+    def go_on(self, then: Callable[[], None]) -> None:
+        """It is decided: the peer object goes on, by `then`, and with what has come since."""
+        stream, peer = self.stream, self._peer
+        stream.peer = peer
+        if self._held:
+            stream.release()
+        then()
+        if self._said and stream.peer is peer:
+            peer.receive(self._said, trio.current_time())
+        stream.mark()
+
+    @property
+    def over(self) -> bool:
+        """The connection has ended, or begun to."""
+        return self.stream.peer is not self
+
+    # What the stream asks.
+
+    def receive(self, data: bytes, now: float) -> None:
+        """The client does not wait for its answer: it has to wait with what comes behind that."""
+        self._said += data
+        self._hold()
+
+    def data_to_send(self) -> bytes | list[Piece]:
+        """What the peer object says."""
+        return self._peer.data_to_send()
+
+    def drained(self) -> None:
+        """What it said has been written."""
+        self._peer.drained()
+
+    def lost(self, reason: str) -> None:
+        """Nobody waits for this login any more."""
+        self.scope.cancel()
+        self._peer.lost(reason)
+
+
+class Logins:
+    """The logins of one listener. `flush` writes what was encoded outside a wake-up."""
+
+    def __init__(self, access: Access, stats: ListenerStats, tasks: Tasks, flush: Callable[[], None]) -> None:
+        self.access = access
+        self.failures = access.failures
+        self._stats = stats
+        self._tasks = tasks
+        self._flush = flush
+
+    def verify(
+        self,
+        stream: Stream,
+        user: str,
+        password: bytes,
+        then: Callable[[Principal | Denial], None],
+        *,
+        behind: bool = False,
+    ) -> None:
+        """Look at a password beside the loop, then call `then`, unless the client has gone."""
+        look = partial(self.access.verify, user, password, stream.remote)
+        self._tasks.start_soon(self._wait, Login(stream, behind=behind), look, then)
+
+    def later(self, stream: Stream, secs: float, then: Callable[[], None], *, behind: bool) -> None:
+        """Call `then` when the delay of a failure is over, unless the client has gone."""
+
+        def waited(_: None) -> None:
+            then()
+
+        wait = partial(trio.sleep, secs)
+        self._tasks.start_soon(self._wait, Login(stream, behind=behind), wait, waited)
+
+    async def _wait(self, login: Login, work: Callable[[], Awaitable[T]], then: Callable[[T], None]) -> None:
+        try:
+            login.look()
+            with login.scope:
+                await trio.lowlevel.checkpoint_if_cancelled()
+                found = await work()
+            if login.over:
+                self._stats.logins.add(ABANDONED)
+            else:
+                login.go_on(partial(then, found))
+                self._flush()
+        except Exception as error:
+            login.stream.fail(error)
+
+    def accepted(self) -> None:
+        """A client is let in."""
+        self._stats.logins.add(ACCEPTED)
+
+    def denied(self, stream: Stream, user: str, why: Denial) -> None:
+        """A client is not; say so in the log."""
+        self._stats.logins.add(why.value)
+        log.warning(
+            "a login was refused", listener=self._stats.name, remote=stream.remote, user=user, why=why.value
+        )

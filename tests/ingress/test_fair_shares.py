@@ -1,0 +1,326 @@
+"""Nobody has everything: limits of an address and of a user, over sockets, in each protocol's words."""
+
+from __future__ import annotations
+
+import resource
+from pathlib import Path
+from typing import Any
+
+import pytest
+import structlog
+from pydantic import SecretStr
+
+from gateway.app.descriptors import descriptors_for_clients, divide_descriptors, raise_descriptors
+from gateway.broker import access as access_module
+from gateway.containment import counted
+from gateway.protocols.amqp091 import methods as m
+from gateway.protocols.amqp091.events import Closed
+from gateway.protocols.mqtt.spec import Property, ReasonCode, Version
+from gateway.settings import Limits, Listener, Settings, Store, User
+from gateway.telemetry.logs import WHOLE_MAX, Limiter
+from tests.ingress.amqp_client import Amqp
+from tests.ingress.amqpfast.client import QUEUE, TOPIC, Fast
+from tests.ingress.clients import Raw, connect, eventually, stats
+from tests.interop.gateway_fixture import LOOPBACK, Running, running, settings_of
+
+CONNECT = b"\x10\x0d\x00\x04MQTT\x04\x02\x00\x00\x00\x01c"
+
+
+def listeners(limits: Limits | None = None, **more: Any) -> Settings:
+    """All protocols, where guest and nobody may come from anywhere, and a balancer says who comes."""
+    names = ("mqtt", "amqp091", "amqpfast")
+    behind: dict[str, Any] = {"proxy_protocol": "required", "anonymous": "always"}
+    made = {
+        name: Listener(protocol=name, host=LOOPBACK, port=0, **behind)  # type: ignore[arg-type]
+        for name in names
+    }
+    return settings_of(listeners=made, guest="always", limits=limits, **more)
+
+
+@pytest.fixture
+def _from_there(monkeypatch: pytest.MonkeyPatch) -> None:
+    come_from(monkeypatch, "192.0.2.7")
+
+
+def come_from(monkeypatch: pytest.MonkeyPatch, address: str) -> None:
+    monkeypatch.setattr(Raw, "lead", f"PROXY TCP4 {address} {address} 5000 1883\r\n".encode())
+
+
+@pytest.mark.parametrize("protocol", ["mqtt", "amqp091", "amqpfast"])
+def test_one_address_does_not_take_every_place(monkeypatch: pytest.MonkeyPatch, protocol: str) -> None:
+    with running(listeners(Limits(connections_per_address_max=2))) as gateway:
+        come_from(monkeypatch, "192.0.2.7")
+        with Raw(gateway.port(protocol)), Raw(gateway.port(protocol)):
+            eventually(lambda: stats(gateway, protocol).connections == 2)
+            with Raw(gateway.port(protocol)) as third:
+                assert third.rest() == b""
+            assert stats(gateway, protocol).refused.counts == {"connections_per_address_max": 1}
+            come_from(monkeypatch, "192.0.2.8")
+            with Raw(gateway.port(protocol)):
+                eventually(lambda: stats(gateway, protocol).connections == 3)
+
+
+@pytest.mark.usefixtures("_from_there")
+def test_one_user_does_not_take_every_place() -> None:
+    with running(listeners(Limits(connections_per_user_max=1))) as gateway:
+        with connect(gateway, "a")[0], connect(gateway, "other", user=("guest", b"guest"))[0]:
+            client, connack = connect(gateway, "b")
+            client.cut()
+            assert connack.reason == ReasonCode.QUOTA_EXCEEDED
+            client, connack = connect(gateway, "b", version=Version.V311)
+            client.cut()
+            assert connack.reason == ReasonCode.SERVER_UNAVAILABLE
+            client, connack = connect(gateway, "a")  # in the place of its own connection
+            client.cut()
+            assert connack.reason == 0
+        with Amqp(gateway).open(), Amqp(gateway) as second:
+            assert second.next(Closed).reply_code == 530
+        with Fast(gateway).open(), Fast(gateway) as second:
+            assert second.closed() == 506
+        for protocol in ("amqp091", "amqpfast"):
+            assert stats(gateway, protocol).refused.counts == {"connections_per_user_max": 1}
+
+
+def test_so_many_connects_in_a_second_and_no_more(monkeypatch: pytest.MonkeyPatch) -> None:
+    with running(listeners(Limits(connects_per_second_max=0.001))) as gateway:
+        come_from(monkeypatch, "192.0.2.7")
+        with connect(gateway)[0], Raw(gateway.mqtt) as second:
+            assert second.rest() == b""
+        come_from(monkeypatch, "192.0.2.8")
+        with connect(gateway)[0]:
+            pass
+        assert stats(gateway).refused.counts == {"connects_per_second_max": 1}
+
+
+def test_silence_gives_way_to_who_speaks(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("gateway.ingress.door.STRANGE_SECS", 0.0)
+    with running(settings_of(limits=Limits(connections_max=5))) as gateway:
+        silent = [Raw(gateway.mqtt) for _ in range(5)]
+        eventually(lambda: stats(gateway).connections == 5)
+        with connect(gateway)[0] as client:
+            assert client.quiet()
+            assert silent[0].rest() == b""
+            assert stats(gateway).refused.counts == {"gave_way": 1}
+        for one in silent:
+            one.cut()
+
+
+# Sessions.
+
+
+def lasting(gateway: Running, name: str, secs: int, user: str = "") -> None:
+    """A session that stays for so long, and whose client has gone."""
+    properties = {Property.SESSION_EXPIRY_INTERVAL: secs}
+    said = (user, user.encode()) if user else None
+    client, connack = connect(gateway, name, clean=False, properties=properties, user=said)
+    assert connack.reason == 0
+    client.cut()
+    gateway.until(lambda: gateway.gateway.mqtt.sessions[name].outlet is None)
+
+
+def names(gateway: Running) -> set[str]:
+    return gateway.ask(lambda: set(gateway.gateway.mqtt.sessions))
+
+
+def test_a_full_table_loses_what_would_expire_first_of_whoever_has_most(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    with running(listeners(Limits(sessions_max=6))) as gateway:
+        come_from(monkeypatch, "192.0.2.8")
+        lasting(gateway, "mine", 60)
+        come_from(monkeypatch, "192.0.2.7")
+        for number in range(20):
+            lasting(gateway, f"eve{number}", 600_000 - number)
+        assert len(names(gateway)) == 6
+        assert "mine" in names(gateway), "though it is the one to expire first"
+        assert "eve19" in names(gateway)
+        come_from(monkeypatch, "192.0.2.9")
+        with connect(gateway, "new")[0]:
+            assert {"new", "mine"} <= names(gateway)
+        assert gateway.gateway.mqtt.evicted == 16
+        assert b"gateway_sessions_evicted_total 16" in gateway.gateway.metrics.exposition()
+
+
+def test_after_a_restart_too(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    settings = listeners(Limits(sessions_max=5), store=Store(path=tmp_path / "data"))
+    with running(settings) as gateway:
+        come_from(monkeypatch, "192.0.2.8")
+        lasting(gateway, "mine", 60)
+        come_from(monkeypatch, "192.0.2.7")
+        for number in range(4):
+            lasting(gateway, f"eve{number}", 600_000)
+    with running(settings) as gateway:
+        assert names(gateway) == {"mine", "eve0", "eve1", "eve2", "eve3"}
+        come_from(monkeypatch, "192.0.2.9")
+        with connect(gateway, "new")[0]:
+            assert names(gateway) == {"mine", "new", "eve1", "eve2", "eve3"}
+
+
+@pytest.mark.usefixtures("_from_there")
+def test_by_policy_nobody_has_to_go() -> None:
+    with running(listeners(Limits(sessions_max=2, sessions_policy="refuse"))) as gateway:
+        lasting(gateway, "a", 600)
+        lasting(gateway, "b", 600)
+        client, connack = connect(gateway, "c")
+        client.cut()
+        assert connack.reason == ReasonCode.QUOTA_EXCEEDED
+        assert connack.properties[Property.REASON_STRING] == "limits.sessions_max is reached"
+
+
+@pytest.mark.parametrize("limit", ["sessions_per_address_max", "sessions_per_user_max"])
+def test_a_share_of_sessions_is_refused_or_taken_from_ones_own(
+    monkeypatch: pytest.MonkeyPatch, limit: str
+) -> None:
+    with running(listeners(Limits(**{limit: 2}))) as gateway:
+        come_from(monkeypatch, "192.0.2.8")
+        lasting(gateway, "other", 5, user="guest")
+        come_from(monkeypatch, "192.0.2.7")
+        lasting(gateway, "a", 600)
+        lasting(gateway, "b", 300)
+        lasting(gateway, "c", 900)
+        assert names(gateway) == {"other", "a", "c"}
+        with connect(gateway, "a")[0], connect(gateway, "c")[0]:
+            client, connack = connect(gateway, "d")
+            client.cut()
+            assert connack.reason == ReasonCode.QUOTA_EXCEEDED
+            assert connack.properties[Property.REASON_STRING] == f"limits.{limit} is reached"
+
+
+@pytest.mark.usefixtures("_from_there")
+def test_subscriptions_of_all_sessions_of_a_user() -> None:
+    with running(listeners(Limits(subscriptions_per_user_max=3, subscriptions_total_max=4))) as gateway:
+        with connect(gateway, "a")[0] as a, connect(gateway, "b")[0] as b:
+            assert [a.subscribe(one) for one in ("x", "y", "x", "$share/g/z")] == [0, 0, 0, 0]
+            assert b.subscribe("x") == ReasonCode.QUOTA_EXCEEDED
+            with connect(gateway, "c", user=("guest", b"guest"))[0] as c:
+                assert [c.subscribe(one) for one in ("x", "y")] == [0, ReasonCode.QUOTA_EXCEEDED]
+        gateway.until(lambda: not gateway.gateway.mqtt.sessions)
+        assert gateway.ask(lambda: gateway.gateway.mqtt._subscribed) == {}
+
+
+# Queues.
+
+
+@pytest.fixture
+def two_users(monkeypatch: pytest.MonkeyPatch) -> dict[str, Any]:
+    """Guest, and ann, whose password is right."""
+    monkeypatch.setattr(access_module, "_matches", lambda stored, password: stored == "any")
+    monkeypatch.setattr("gateway.app.access.is_hash", lambda text: True)
+    return {"users": {"ann": User(password_hash=SecretStr("any"))}}
+
+
+def declare(client: Amqp, name: str, **more: bool) -> None:
+    client.call(m.QueueDeclare(name, **more), m.QueueDeclareOk)
+
+
+def test_queues_of_one_user_and_after_a_restart(two_users: dict[str, Any], tmp_path: Path) -> None:
+    settings = settings_of(
+        limits=Limits(queues_per_user_max=2), store=Store(path=tmp_path / "data"), **two_users
+    )
+    for round_number in range(2):
+        with running(settings) as gateway:
+            with Amqp(gateway).open() as guest:
+                declare(guest, "a", durable=True)
+                declare(guest, "b", durable=True)
+                guest.say(m.QueueDeclare("c"))
+                closed = guest.next(Closed)
+                assert closed.reply_code == 506
+                assert "limits.queues_per_user_max (2)" in closed.text
+            with Amqp(gateway, user="ann", password="right").open() as ann:
+                declare(ann, f"d{round_number}")
+    with running(settings) as gateway, Amqp(gateway).open() as guest:
+        guest.call(m.QueueDelete("a"), m.QueueDeleteOk)
+        declare(guest, "c")
+
+
+def test_fast_destinations_of_one_user_and_after_a_restart(two_users: dict[str, Any], tmp_path: Path) -> None:
+    settings = settings_of(
+        limits=Limits(queues_per_user_max=2), store=Store(path=tmp_path / "data"), **two_users
+    )
+    for _ in range(2):
+        with running(settings) as gateway:
+            for service in (QUEUE, TOPIC):
+                with Fast(gateway).open() as guest:
+                    for name in ("a", "b"):
+                        guest.handle(name, service)
+                    guest.ask_handle("c", service)
+                    assert guest.channel_closed() == (1, 506)
+            with Fast(gateway, user="ann", password="right").open() as ann:
+                ann.handle("mine", QUEUE)
+
+
+# Descriptors.
+
+
+def test_the_last_descriptors_are_for_others_than_clients() -> None:
+    with running() as gateway:
+        with Raw(gateway.mqtt) as first:
+            eventually(lambda: stats(gateway).connections == 1)
+            gateway.ask(lambda: setattr(gateway.gateway.listeners["mqtt"], "descriptors_max", 0))
+            with Raw(gateway.mqtt) as second:
+                assert second.rest() == b""
+            first.send(CONNECT)
+            assert first.sock.recv(4) == b"\x20\x02\x00\x00"
+        assert stats(gateway).refused.counts == {"descriptors": 1}
+
+
+def test_the_soft_limit_is_raised_and_a_part_is_reserved() -> None:
+    before = resource.getrlimit(resource.RLIMIT_NOFILE)
+    soft = min(before[0], 512)
+    try:
+        resource.setrlimit(resource.RLIMIT_NOFILE, (soft, before[1]))
+        assert descriptors_for_clients(100) == soft - 100
+        assert descriptors_for_clients(1_000_000) == soft - soft // 4
+        raise_descriptors()
+        assert resource.getrlimit(resource.RLIMIT_NOFILE)[0] >= min(before[1], 1 << 20)
+    finally:
+        resource.setrlimit(resource.RLIMIT_NOFILE, before)
+
+
+def test_an_operator_hears_that_not_all_will_fit() -> None:
+    with running(settings_of(limits=Limits(connections_max=1 << 30))) as gateway:
+        made = gateway.gateway.listeners.values()
+        with structlog.testing.capture_logs() as lines:
+            divide_descriptors(gateway.gateway.settings, made)
+        assert [line["connections_max"] for line in lines] == [1 << 30]
+        assert all(0 < listener.descriptors_max <= 1 << 20 for listener in made)
+
+
+# Logs.
+
+
+@pytest.mark.parametrize("protocol", ["mqtt", "amqp091", "amqpfast"])
+def test_six_hundred_connections_with_garbage_write_a_few_lines(
+    monkeypatch: pytest.MonkeyPatch, protocol: str
+) -> None:
+    written: list[str] = []
+    limiter = Limiter()
+
+    def write(_: Any, method: str, event: dict[str, Any]) -> dict[str, Any]:
+        written.append(limiter(None, method, event)["event"])
+        raise structlog.DropEvent
+
+    monkeypatch.setattr("gateway.telemetry.logs.limiter", limiter)
+    with running(settings_of(limits=Limits(connections_max=2_000))) as gateway:
+        structlog.configure(processors=[write])
+        for _ in range(600):
+            with Raw(gateway.port(protocol)) as raw:
+                raw.send(b"\xff\x00garbage\x1b[2J" * 3)
+        eventually(lambda: stats(gateway, protocol).accepted == 600)
+        eventually(lambda: stats(gateway, protocol).connections == 0)
+    ours = [one for one in written if one != "stopped"]
+    assert len(ours) <= WHOLE_MAX + 1
+    assert ours.count(ours[0]) == WHOLE_MAX + 1, "the last one says how many more"
+
+
+def test_lines_that_cannot_be_written_cost_nothing_else(monkeypatch: pytest.MonkeyPatch) -> None:
+    def broken(*, now: bool = False) -> None:
+        raise OSError("no space left")
+
+    monkeypatch.setattr("gateway.app.gateway.tell_what_was_limited", broken)
+    monkeypatch.setattr("gateway.app.gateway.LIMITED_SECS", 0.01)
+    before = counted["timer"]
+    with running(but="internal error, contained") as gateway:
+        eventually(lambda: counted["timer"] > before + 1)
+        with connect(gateway)[0] as client:
+            assert client.quiet()
