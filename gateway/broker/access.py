@@ -31,7 +31,8 @@ from gateway.settings.logins import Logins
 
 REMEMBERED_SECS: Final = 300.0
 REMEMBERED_MAX: Final = 10_000  # right ones, and as many wrong ones: one digest and one time each
-VERIFIERS_MAX: Final = 2  # argon2 takes 64 MiB each; more would starve the poller of memory and cores
+# argon2 takes 64 MiB and runs on four cores at once: more would only starve the poller of them.
+VERIFIERS_MAX: Final = max(1, min(2, (os.cpu_count() or 1) // 4))
 
 GUEST: Final = "guest"
 
