@@ -8,7 +8,7 @@ ALONE  := $(VENV)/.gateway
 STAMP  := $(VENV)/.installed
 PIP    := $(BIN)/python -m pip install -q --disable-pip-version-check
 
-.PHONY: run test lint format bench bench-pipeline kills fuzz chaos peers clean
+.PHONY: run test lint format bench bench-pipeline kills fuzz adversary chaos peers clean
 .DELETE_ON_ERROR:
 
 run: $(ALONE)
@@ -39,8 +39,13 @@ bench-pipeline: $(STAMP) peers
 kills: $(STAMP) peers
 	KILLS=$(or $(KILLS),20) $(BIN)/pytest -q -s tests/pipeline/test_kills.py $(ARGS)
 
+# Codecs, languages and sockets: make fuzz FUZZ_COUNT=10000000 FUZZ_SEED=5
 fuzz: $(STAMP)
 	FUZZ_COUNT=$${FUZZ_COUNT:-3000000} $(BIN)/pytest -q tests/fuzz $(ARGS)
+
+# What attacks cost others, as a table: make adversary ARGS=work.filters
+adversary: $(STAMP)
+	$(BIN)/python -m tests.adversary $(ARGS)
 
 # Kill, cut and fill up what there is, for so many seconds: make chaos SECONDS=600 SEED=7
 chaos: $(STAMP) peers

@@ -6,8 +6,11 @@ Whatever changes something needs admission (admission.py); the rest only reads.
 from gateway.admin.admission import Admission
 from gateway.admin.clients import ClientsApi, Connected
 from gateway.admin.dead_letters import LettersApi
+from gateway.admin.queues import QueuesApi
 from gateway.admin.readiness import Readiness
+from gateway.admin.retained import RetainedApi
 from gateway.admin.server import AdminState, application, serve
+from gateway.admin.sessions import SessionsApi
 
 __all__ = [
     "AdminState",
@@ -15,7 +18,10 @@ __all__ = [
     "ClientsApi",
     "Connected",
     "LettersApi",
+    "QueuesApi",
     "Readiness",
+    "RetainedApi",
+    "SessionsApi",
     "application",
     "serve",
 ]

@@ -57,7 +57,7 @@ class Admission:
         if any(name in request.headers for name in FORWARDED):
             return "a proxy passed it on; it needs the secret of http.token_file"
         places = [f"//{request.headers.get('host', '')}", request.headers.get("origin", "//localhost")]
-        if not all(_is_here(urlsplit(place).hostname or "") for place in places):
+        if not all(_is_here(_host_of(place)) for place in places):
             return "it was meant for, or made by, another place; it needs the secret of http.token_file"
         return ""
 
@@ -69,6 +69,14 @@ class Admission:
         except ConfigurationError:
             return False
         return bool(secret) and hmac.compare_digest(secret.encode(), shown.encode())
+
+
+def _host_of(place: str) -> str:
+    """The host in an address; "" for what is none."""
+    try:
+        return urlsplit(place).hostname or ""
+    except ValueError:
+        return ""
 
 
 def _is_here(host: str) -> bool:

@@ -1,38 +1,37 @@
-"""The HTTP side: Starlette's routes on Hypercorn's Trio worker, in the gateway's own event loop.
+"""The HTTP side: Starlette's routes on a small server of our own (http/), in the gateway's own event loop.
 
 /livez       200 as long as the event loop turns
 /readyz      200, or 503 with one reason per line
 /metrics     Prometheus
 /api/status  everything that the page shows, as JSON
 /api/dead-letters  see dead_letters.py
-/api/clients see clients.py
+/api/clients see clients.py; likewise sessions, queues, retained
 /            the live page
 """
 
 from __future__ import annotations
 
-import logging
 import socket
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from importlib.resources import files
 from typing import Final
 
 import orjson
 import trio
-from hypercorn.config import Config, Sockets
-from hypercorn.trio import serve as hypercorn_serve
-from hypercorn.typing import ASGIFramework
 from starlette.applications import Starlette
 from starlette.requests import Request
 from starlette.responses import HTMLResponse, PlainTextResponse, Response
 from starlette.routing import BaseRoute, Route
-from starlette.types import Receive, Scope, Send
 
 from gateway.admin.answers import NEVER_STORE, UnavailableError, answer
 from gateway.admin.clients import ClientsApi
 from gateway.admin.dead_letters import LettersApi
+from gateway.admin.http import HttpServer
+from gateway.admin.queues import QueuesApi
 from gateway.admin.readiness import Readiness
+from gateway.admin.retained import RetainedApi
+from gateway.admin.sessions import SessionsApi
 from gateway.admin.status import status
 from gateway.broker.outbox.outbox import OutboxState
 from gateway.errors import ConfigurationError
@@ -54,6 +53,7 @@ class AdminState:
     readiness: Readiness
     dead_letters: LettersApi | None = None
     clients: ClientsApi | None = None
+    broker: Sequence[SessionsApi | QueuesApi | RetainedApi] = ()
     outboxes: Callable[[], list[OutboxState]] = list
     clock: Callable[[], float] = trio.current_time
     started_secs: float = field(init=False)
@@ -93,10 +93,12 @@ def application(state: AdminState) -> Starlette:
         Route("/metrics", metrics),
         Route("/readyz", readyz),
     ]
-    for api in (state.dead_letters, state.clients):
+    for api in (state.dead_letters, state.clients, *state.broker):
         if api is not None:
             routes += api.routes()
-    return Starlette(routes=routes, exception_handlers={UnavailableError: _unavailable})
+    app = Starlette(routes=routes, exception_handlers={UnavailableError: _unavailable})
+    app.router.redirect_slashes = False  # it would send people to whatever place their request names
+    return app
 
 
 async def _unavailable(_: Request, error: Exception) -> Response:
@@ -117,33 +119,14 @@ def _listen(http: Http) -> socket.socket:
     return bound
 
 
-class _Quiet(Config):
-    """Hypercorn on a socket that is bound already; no log line per request."""
-
-    def __init__(self, bound: socket.socket) -> None:
-        super().__init__()
-        self._sockets = Sockets([], [bound], [])
-        self.accesslog = None
-        self.errorlog = logging.getLogger("gateway.admin.http")
-        self.include_server_header = False
-        self.graceful_timeout = 1.0
-
-    def create_sockets(self) -> Sockets:
-        return self._sockets
-
-
 async def serve(
     http: Http, state: AdminState, *, task_status: trio.TaskStatus[int] = trio.TASK_STATUS_IGNORED
 ) -> None:
     """Serve until cancelled; `started` tells the port. Raises ConfigurationError when it cannot listen."""
     bound = _listen(http)
     port = int(bound.getsockname()[1])
-    app = application(state)
-
-    async def asgi(scope: Scope, receive: Receive, send: Send) -> None:
-        await app(scope, receive, send)
-
-    framework: ASGIFramework = asgi  # type: ignore[assignment]  # Hypercorn spells the same protocol differently
+    server = HttpServer(application(state), http, state.metrics.http_refused)
+    state.metrics.http_connections = lambda: len(server.connections)
     async with trio.open_nursery() as nursery:
-        await nursery.start(hypercorn_serve, framework, _Quiet(bound))
+        await nursery.start(server.run, bound)
         task_status.started(port)

@@ -6,7 +6,15 @@ from collections.abc import Iterator, Mapping
 from functools import partial
 
 from gateway.admin import Connected
+from gateway.broker.mqtt.session import Session
 from gateway.ingress.listener import Farewell, Listener
+from gateway.ingress.mqtt.connection import MqttConnection
+
+
+def dismiss(session: Session) -> None:
+    """Say goodbye to the client of an MQTT session."""
+    if isinstance(session.outlet, MqttConnection):
+        session.outlet.shut_down(Farewell.DISMISSED)
 
 
 def connected(listeners: Mapping[str, Listener]) -> Iterator[Connected]:

@@ -5,8 +5,6 @@ from __future__ import annotations
 from functools import partial
 from typing import TYPE_CHECKING, Final
 
-import trio
-
 from gateway.broker.switch import Namespace
 from gateway.egress.amqp091.conversation import AmqpConversation
 from gateway.egress.amqpfast.conversation import FastConversation
@@ -20,6 +18,7 @@ from gateway.ingress.mqtt.ingress import MqttIngress
 from gateway.protocols.amqpfast.commands import FRAME_NAMES
 from gateway.protocols.mqtt.spec import PacketType
 from gateway.telemetry.stats import ListenerStats
+from gateway.transport.tasks import Tasks
 
 if TYPE_CHECKING:
     from gateway.app.gateway import Gateway
@@ -36,7 +35,7 @@ CONVERSATIONS: Final[dict[str, type[MqttConversation] | type[AmqpConversation] |
 FRAMES: Final = {"mqtt": MQTT_FRAMES, "amqp091": (), "amqpfast": FRAME_NAMES}
 
 
-def add_listener(gateway: Gateway, name: str, nursery: trio.Nursery) -> None:
+def add_listener(gateway: Gateway, name: str, tasks: Tasks) -> None:
     """Make the listener `name`; it is not open yet."""
     given = gateway.settings.listeners[name]
     limits = gateway.settings.limits_of(name)
@@ -53,7 +52,7 @@ def add_listener(gateway: Gateway, name: str, nursery: trio.Nursery) -> None:
             limits=limits,
             stats=stats,
             dead_letters=gateway.dead_letters,
-            nursery=nursery,
+            tasks=tasks,
             anonymous=given.anonymous,
             byte_order=given.byte_order,
             options=given,
@@ -69,12 +68,12 @@ def add_listener(gateway: Gateway, name: str, nursery: trio.Nursery) -> None:
             limits=limits,
             stats=stats,
             dead_letters=gateway.dead_letters,
-            nursery=nursery,
+            tasks=tasks,
             store=gateway.store,
             certificates=given.tls is not None and given.tls.client_ca_file is not None,
         )
     else:
-        ingress = _fast_ingress(gateway, name, stats, nursery)
+        ingress = _fast_ingress(gateway, name, stats, tasks)
         namespace = ingress.hosts[0]
     listener = Listener(
         name,
@@ -92,7 +91,7 @@ def add_listener(gateway: Gateway, name: str, nursery: trio.Nursery) -> None:
     gateway.readiness.require(f"listener {name}")
 
 
-def _fast_ingress(gateway: Gateway, name: str, stats: ListenerStats, nursery: trio.Nursery) -> FastIngress:
+def _fast_ingress(gateway: Gateway, name: str, stats: ListenerStats, tasks: Tasks) -> FastIngress:
     given = gateway.settings.listeners[name]
     return FastIngress(
         name,
@@ -102,7 +101,7 @@ def _fast_ingress(gateway: Gateway, name: str, stats: ListenerStats, nursery: tr
         limits=gateway.settings.limits_of(name),
         stats=stats,
         dead_letters=gateway.dead_letters,
-        nursery=nursery,
+        tasks=tasks,
         options=given,
         anonymous=given.anonymous,
         spool=gateway.fast_hosts.spool,

@@ -18,17 +18,29 @@ import structlog
 import trio
 
 from gateway import __version__
-from gateway.admin import AdminState, Admission, ClientsApi, LettersApi, Readiness, serve
+from gateway.admin import (
+    AdminState,
+    Admission,
+    ClientsApi,
+    LettersApi,
+    QueuesApi,
+    Readiness,
+    RetainedApi,
+    SessionsApi,
+    serve,
+)
 from gateway.app.access import access_of
-from gateway.app.clients import connected
+from gateway.app.clients import connected, dismiss
 from gateway.app.descriptors import divide_descriptors
 from gateway.app.endpoints import add_link, add_listener
 from gateway.app.mappings import MappingFiles
+from gateway.app.memory import watched_memory
 from gateway.app.storage import open_store, start_store
 from gateway.broker.amqp091.hosts import AmqpHosts
 from gateway.broker.amqpfast.hosts import FastHosts
 from gateway.broker.backstop import Backstop
 from gateway.broker.journaling import open_journal
+from gateway.broker.memory import Publisher
 from gateway.broker.mqtt.namespace import MqttNamespace, SessionShares
 from gateway.broker.mqtt.retained import Retained
 from gateway.broker.mqtt.session import SessionLimits
@@ -36,15 +48,19 @@ from gateway.containment import contained
 from gateway.egress.link import Link
 from gateway.errors import ConfigurationError
 from gateway.ingress.amqp091.connection import AmqpConnection
+from gateway.ingress.amqpfast.connection import FastConnection
 from gateway.ingress.front.shared_port import shared_listeners
 from gateway.ingress.listener import Farewell, Listener
+from gateway.ingress.mqtt.connection import MqttConnection
 from gateway.mapping.router import Router
 from gateway.model.message import Message
 from gateway.model.outcome import Outcome
 from gateway.settings import Settings
 from gateway.telemetry.logs import tell_what_was_limited
 from gateway.telemetry.metrics import Metrics
+from gateway.telemetry.watchdog import Watchdog
 from gateway.transport.stream import WriteSet
+from gateway.transport.tasks import Tasks, forever
 
 log = structlog.get_logger()
 
@@ -66,6 +82,7 @@ class Gateway:
         self.store = open_store(settings, self._disk_changed)
         if self.store is not None:
             self.metrics.store = self.store.figures
+            self.readiness.watch("store", partial(getattr, self.store, "failure"))
         self.backstop = Backstop(
             self.store,
             self._load_router(),
@@ -74,6 +91,7 @@ class Gateway:
             forward=settings.dead_letters.forward,
         )
         self.dead_letters, self.switch = self.backstop.dead_letters, self.backstop.switch
+        self.memory = self.switch.memory = watched_memory(limits.memory_bytes_max, self._memory_changed)
         if settings.journal.enabled:
             journaling = open_journal(settings.journal, settings.journal_path(), self.switch.router)
             self.backstop.note_in(journaling)
@@ -110,9 +128,12 @@ class Gateway:
         self.host = next(iter(self.hosts.values()))
         self.fast_hosts = FastHosts(settings.virtual_hosts(), self.switch.changed, limits, self.store)
         self.access = access_of(settings)
+        self.watchdog = Watchdog(settings.log.slow_turn_secs)
+        self.metrics.turns = self.watchdog.turns
+        self.memory.connections = self._publishers
         self.writes = WriteSet()
-        if self.store is not None:
-            self.writes.wake_up_ends = self.store.flush
+        self.writes.took_long = self.watchdog.suspect
+        self.writes.wake_up_ends = self._wake_up_ends
         self.listeners: dict[str, Listener] = {}
         self.links: dict[str, Link] = {}
         self.http_port = 0
@@ -123,10 +144,12 @@ class Gateway:
         self, *, task_status: trio.TaskStatus[Gateway] = trio.TASK_STATUS_IGNORED, signals: bool = True
     ) -> None:
         """Serve until `stop`, or SIGTERM or SIGINT; `started` when every listener is open."""
+        trio.lowlevel.add_instrument(self.watchdog)
         try:
             start_store(self.store, self.writes)
             await self._serve(task_status, signals)
         finally:
+            trio.lowlevel.remove_instrument(self.watchdog)
             if self.store is not None:
                 self.store.close()
             self.fast_hosts.close()
@@ -137,7 +160,14 @@ class Gateway:
         admission = Admission(self.settings.http.token_file)
         letters = LettersApi(self.dead_letters, self.backstop.redriving, self.writes.flush, admission)
         clients = ClientsApi(partial(connected, self.listeners), self.writes.flush, admission)
-        state = AdminState(self.metrics, self.readiness, letters, clients, self.backstop.outbox_states)
+        flush, store = self.writes.flush, self.store
+        broker = (
+            SessionsApi(self.mqtt, dismiss, flush, admission),
+            QueuesApi(self.hosts, self.fast_hosts, store, flush, admission),
+            RetainedApi(self.mqtt.retained, store, flush, admission),
+        )
+        outboxes = self.backstop.outbox_states
+        state = AdminState(self.metrics, self.readiness, letters, clients, broker, outboxes)
         async with trio.open_nursery() as nursery:
             if signals:  # before anybody can be told that the gateway runs
                 await nursery.start(self._watch_signals)
@@ -147,7 +177,7 @@ class Gateway:
                 add_link(self, name)
             for name, given in self.settings.listeners.items():
                 if given.protocol != "shared":
-                    add_listener(self, name, nursery)
+                    add_listener(self, name, Tasks(nursery))
             for listener in shared_listeners(self.settings, self.listeners, self.writes, self.metrics):
                 self.listeners[listener.name] = listener
                 self.readiness.require(f"listener {listener.name}")
@@ -158,12 +188,14 @@ class Gateway:
                 self.readiness.met(f"listener {listener.name}")
                 nursery.start_soon(listener.run)
             for link in self.links.values():
-                nursery.start_soon(link.run)
-            nursery.start_soon(self.mapping_files.watch, self.reload_mappings)
-            nursery.start_soon(self._watch_links)
-            nursery.start_soon(self._tell_what_was_limited)
-            nursery.start_soon(self.hosts.alarms.run, self.writes.flush)
-            nursery.start_soon(self.backstop.run, self.writes.flush)
+                nursery.start_soon(forever, "link", link.run)
+            watch = partial(self.mapping_files.watch, self.reload_mappings)
+            nursery.start_soon(forever, "reload", watch)
+            nursery.start_soon(forever, "timer", self._watch_links)
+            nursery.start_soon(forever, "timer", self._tell_what_was_limited)
+            nursery.start_soon(forever, "timer", partial(self.hosts.alarms.run, self.writes.flush))
+            nursery.start_soon(forever, "timer", partial(self.backstop.run, self.writes.flush))
+            nursery.start_soon(forever, "timer", partial(self.memory.run, self.writes.flush))
             task_status.started(self)
             await self._stopping.wait()
             await self._drain()
@@ -181,13 +213,39 @@ class Gateway:
             self.metrics.mapping_reloads["refused"] += 1
             log.error("mappings not reloaded, the old ones stay in force", error=str(error))
             return False
+        except Exception as error:
+            self.metrics.mapping_reloads["refused"] += 1
+            contained("reload", error)
+            return False
         self.switch.use(router)
         self._route_links()
         self.metrics.mapping_reloads["taken"] += 1
         log.info("mappings reloaded", routes=len(router.routes))
         return True
 
-    # The store.
+    # The store, and memory.
+
+    def _wake_up_ends(self) -> None:
+        self.memory.turned()
+        if self.store is not None:
+            self.store.flush()
+
+    def _publishers(self) -> list[Publisher]:
+        return [
+            connection
+            for listener in self.listeners.values()
+            for connection in listener.connections
+            if isinstance(connection, AmqpConnection | FastConnection | MqttConnection)
+        ]
+
+    def _memory_changed(self, short: bool) -> None:
+        figures = {"used_bytes": self.memory.used, "limit_bytes": self.memory.mark}
+        if short:
+            log.warning("memory is short, publishers are stopped", **figures)
+            self.readiness.lost("memory", "it is short, publishers are stopped")
+        else:
+            log.info("there is memory again, publishers go on", **figures)
+            self.readiness.met("memory")
 
     def _disk_changed(self, healthy: bool) -> None:
         assert self.store is not None
@@ -198,7 +256,10 @@ class Gateway:
         for listener in self.listeners.values():
             for connection in listener.connections:
                 if isinstance(connection, AmqpConnection):
-                    connection.blocked(self.store.failure)
+                    try:
+                        connection.blocked(self.store.failure)
+                    except Exception as error:
+                        connection.stream.fail(error)
 
     # Putting it together.
 
@@ -211,8 +272,11 @@ class Gateway:
         """Tell the links what the mappings want of their brokers."""
         router = self.switch.router
         for name, link in self.links.items():
-            targets = self.backstop.targets(name, router.targets(name))
-            link.conversation.route(router.subscriptions(name), targets)
+            try:
+                targets = self.backstop.targets(name, router.targets(name))
+                link.conversation.route(router.subscriptions(name), targets)
+            except Exception as error:  # the other links have their routes all the same
+                contained("reload", error, link=name)
         self.backstop.use(router.routes)
         self.writes.flush()
 
@@ -223,6 +287,7 @@ class Gateway:
             "gateway_retained_messages": lambda: len(self.mqtt.retained),
             **self.hosts.gauges(),
             **self.backstop.gauges(),
+            **self.memory.gauges(),
         }
         for name, read in self.fast_hosts.added_to(gauges).items():
             self.metrics.broker_gauge(name, read)
@@ -231,6 +296,7 @@ class Gateway:
             "retained_full": self.mqtt.retained.refused,
             "queue_refused": self.hosts.refused + self.fast_hosts.refused,
             **self.hosts.dropped(),
+            "memory": self.memory.refused,
         }
         self.metrics.evicted_sessions = lambda: self.mqtt.evicted
         self.metrics.dead_lettered = lambda: self.dead_letters.counted
@@ -283,9 +349,15 @@ class Gateway:
             log.warning("drain_timeout_secs is over, some messages are still in flight")
         for listener in self.listeners.values():
             for connection in list(listener.connections):
-                connection.shut_down(Farewell.STOPPING)
+                try:
+                    connection.shut_down(Farewell.STOPPING)
+                except Exception as error:
+                    connection.stream.fail(error)
         for link in self.links.values():
-            link.shut_down()
+            try:
+                link.shut_down()
+            except Exception as error:
+                contained("link", error, link=link.name)
         self.writes.flush()
         with trio.move_on_after(FAREWELL_SECS):
             while any(listener.connections for listener in self.listeners.values()):

@@ -9,6 +9,7 @@ from typing import Final
 import structlog
 import trio
 
+from gateway.containment import contained
 from gateway.protocols.amqp091.translate import content_properties
 from gateway.protocols.amqpfast.translate import head_properties
 from gateway.protocols.mqtt.translate import publish_properties
@@ -45,7 +46,10 @@ def start_store(store: Store | None, writes: WriteSet) -> None:
     soon = trio.lowlevel.current_trio_token().run_sync_soon
 
     def call(function: Callable[[], None]) -> None:
-        function()
+        try:
+            function()
+        except Exception as error:
+            contained("store", error)
         writes.flush()
 
     def call_soon(function: Callable[[], None]) -> None:

@@ -19,12 +19,14 @@ from functools import partial
 from hashlib import blake2b
 from typing import Final
 
+from gateway.broker.poison import poisoned
 from gateway.errors import RemoteProtocolError
 from gateway.mapping.crossings import Route
 from gateway.model.address import Address
 from gateway.model.batch import Batch, Lane, Part, Sink
 from gateway.model.message import Message, Sender
 from gateway.model.outcome import ACCEPTED, Outcome, Reason, Verdict
+from gateway.store.restoring import set_aside
 from gateway.store.store import Store
 
 KIND: Final = "seen"  # the kind of thing in the store
@@ -74,12 +76,13 @@ class Deduplication:
         for key, value in store.things(KIND):
             assert isinstance(key, bytes)
             assert isinstance(value, bytes)
-            route, _, id = key.decode("utf-8", "surrogatepass").partition("/")
-            (until,) = struct.unpack(">d", value)
-            if until > utc:
-                found.setdefault(route, []).append((until, id))
-            else:
-                store.delete(KIND, key)
+            with set_aside(KIND, key):
+                route, _, id = key.decode("utf-8", "surrogatepass").partition("/")
+                (until,) = struct.unpack(">d", value)
+                if until > utc:
+                    found.setdefault(route, []).append((until, id))
+                else:
+                    store.delete(KIND, key)
         for route, rows in found.items():
             rows.sort()
             self.of(route).accepted = {id: until for until, id in rows}
@@ -180,7 +183,10 @@ class Guard:
                 if store is not None and not store.healthy:
                     store.refuse(partial(part.settle_at, (at,)))
                     continue
-            self._pass_on(batch, origins, part, at, id or "", message)
+            try:
+                self._pass_on(batch, origins, part, at, id or "", message)
+            except Exception as error:
+                part.settle_at((at,), poisoned(error, route=self.route.name))
         if repeats:
             self.route.duplicates += len(repeats)
             part.settle_at(repeats)

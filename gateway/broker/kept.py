@@ -11,14 +11,14 @@ turn has come. Positions in the queue are positions in the store's log.
 from __future__ import annotations
 
 from collections import deque
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from functools import partial
 from itertools import groupby
 from typing import TYPE_CHECKING, Final
 
 from gateway.broker.pressure import Pressure
 from gateway.model.batch import Part
-from gateway.model.message import Message
+from gateway.model.message import Message, weight_of
 from gateway.model.outcome import ACCEPTED, Outcome
 from gateway.store.database import Stored
 from gateway.store.index import TRANSIENT, Log
@@ -36,11 +36,19 @@ PIECES_MAX: Final = 2
 class Aside:
     """What of a log is on disk alone, in order of position; it is read in pieces."""
 
-    def __init__(self, store: Store, log: Log, arrived: Callable[[int], None]) -> None:
+    def __init__(
+        self,
+        store: Store,
+        log: Log,
+        arrived: Callable[[int], None],
+        weigh: Callable[[Iterable[Message]], int] = weight_of,
+    ) -> None:
         """`arrived` is called when a piece has been read, with the octets that were counted and are not
-        there: what was settled after it was written counts until all has been read.
+        there: what was settled after it was written counts until all has been read. `weigh`: as whoever keeps
+        the log counts.
         """
         self.log = log
+        self._weigh = weigh
         self.count = 0  # messages on disk alone, and those read that have not been taken
         self.octets = 0
         self._store = store
@@ -73,7 +81,7 @@ class Aside:
         """
         piece = self._pieces.popleft() if self._pieces else []
         self.count -= len(piece)
-        self.octets -= sum([len(message.body) for _, message, _ in piece])
+        self.octets -= self._weigh([message for _, message, _ in piece])
         return piece
 
     def read_ahead(self) -> None:
@@ -108,7 +116,7 @@ class Aside:
 
     def _recount(self) -> int:
         """All has been read: what it was thought to be and was not is no more. Returns its octets."""
-        octets = sum(len(message.body) for piece in self._pieces for _, message, _ in piece)
+        octets = self._weigh(message for piece in self._pieces for _, message, _ in piece)
         lacking = self.octets - octets
         self.count = sum(len(piece) for piece in self._pieces)
         self.octets = octets
@@ -143,7 +151,7 @@ class Kept(Aside):
         self, queue: Queue, store: Store, log: Log, *, memory_messages_max: int, memory_octets_max: int
     ) -> None:
         """`memory_...`: beyond them messages wait on disk alone."""
-        super().__init__(store, log, self._has_arrived)
+        super().__init__(store, log, self._has_arrived, queue.weigh)
         self._queue = queue
         self._messages_max = memory_messages_max
         self._octets_max = memory_octets_max
@@ -152,11 +160,29 @@ class Kept(Aside):
         extent = store.extent(log)
         self.recovered = extent.end  # positions below it are from before this process
         if extent.count:
-            self.put(*extent)
-            queue.octets += extent.octets
+            octets = extent.octets if queue.weigh is weight_of else self._weigh_stored(extent.first)
+            self.put(extent.first, extent.end, extent.count, octets)
+            queue.octets += octets
         queue.next = extent.end
         queue.kept = self
         queue.gone = []
+
+    def _weigh_stored(self, position: int) -> int:
+        """What is stored from `position` on, for a queue that counts otherwise than the store: before that is
+        started it answers at once."""
+        octets = 0
+        found: list[Stored] = []
+        while True:
+            self._store.read_from(
+                *(self.log, position, found.extend),
+                messages_max=PIECE_MESSAGES_MAX,
+                octets_max=PIECE_OCTETS_MAX,
+            )
+            if not found:
+                return octets
+            octets += self._weigh([message for _, message, _ in found])
+            position = found[-1][0] + 1
+            found.clear()
 
     # In.
 
@@ -202,7 +228,7 @@ class Kept(Aside):
     def _put_aside(self, first: int, messages: list[Message]) -> None:
         queue = self._queue
         count = len(messages)
-        octets = sum([len(message.body) for message in messages])
+        octets = self._weigh(messages)
         queue.next += count
         queue.octets += octets
         self.put(first, queue.next, count, octets)
@@ -212,7 +238,7 @@ class Kept(Aside):
         if outcome is not ACCEPTED:
             messages = part.messages[start:stop]
             if alone:
-                octets = sum([len(message.body) for message in messages])
+                octets = self._weigh(messages)
                 self.take_back(len(messages), octets)
                 self._queue.octets -= octets
             else:

@@ -12,11 +12,13 @@ the messages in memory.
 from __future__ import annotations
 
 import heapq
+import sys
 import time
 from collections.abc import Callable, Iterable, Iterator
 from typing import Final
 
 from gateway.broker.queue import DISPATCH_MESSAGES_MAX, DISPATCH_OCTETS_MAX, HOLE, Consumer, Queue
+from gateway.containment import contained
 from gateway.model.message import NEVER, Message
 
 PRIORITY_MAX: Final = 9
@@ -67,7 +69,7 @@ class PriorityQueue(Queue):
         self._sort()
         first = self.next
         self.next += len(messages)
-        self.octets += sum([len(message.body) for message in messages])
+        self.octets += self.weigh(messages)
         for position, message in enumerate(messages, first):
             self._wait(position, message, redelivered=False)
 
@@ -116,7 +118,7 @@ class PriorityQueue(Queue):
         if len(self._heap) > 2 * len(self._waiting) + STALE_MAX:
             self._heap = self._fresh_heap(None)
         for consumer, (wish, heap) in self._wishes.items():
-            if wish(message):
+            if _wanted(wish, message):
                 heapq.heappush(heap, entry)
                 if len(heap) > 2 * len(self._waiting) + STALE_MAX:
                     self._wishes[consumer] = (wish, self._fresh_heap(wish))
@@ -125,7 +127,7 @@ class PriorityQueue(Queue):
         heap = [
             (-self._priority(message), position)
             for position, (message, _) in self._waiting.items()
-            if wish is None or wish(message)
+            if wish is None or _wanted(wish, message)
         ]
         heapq.heapify(heap)
         return heap
@@ -139,7 +141,7 @@ class PriorityQueue(Queue):
             self._avoided.pop(position, None)
             found = self._waiting.pop(position, None)
             if found is not None:
-                self.octets -= len(found[0].body)
+                self.octets -= self.weigh(found[:1])
 
     def requeue(self, taken: Iterable[tuple[int, Message]]) -> None:
         """Messages taken earlier return to their positions, and are redelivered."""
@@ -150,7 +152,7 @@ class PriorityQueue(Queue):
         self._sort()
         for position, message in messages:
             self.unacknowledged -= 1
-            self.octets += len(message.body)
+            self.octets += self.weigh((message,))
             self._wait(position, message, redelivered=True)
 
     def give_back(self, position: int, message: Message, consumer: Consumer) -> None:
@@ -236,12 +238,12 @@ class PriorityQueue(Queue):
                 gone += 1
             else:
                 taken.append((position, message, redelivered))
-                octets += len(message.body)
+                octets += self.weigh((message,))
             if len(taken) >= count or octets >= DISPATCH_OCTETS_MAX:
                 break
-        self._taken(len(taken), octets)
+        self._taken([message for _, message, _ in taken], octets)
         for position, messages, redelivered in _runs(taken):
-            consumer.deliver(self, position, messages, redelivered)
+            self._deliver(consumer, position, messages, redelivered)
         return gone + len(taken)
 
     def _best(self, consumer: Consumer | None) -> Iterator[tuple[int, Message, bool]]:
@@ -274,7 +276,7 @@ class PriorityQueue(Queue):
         for other in self.consumers:
             if other is not consumer and self.takes(other):
                 wishes = self._wishes.get(other)
-                if wishes is None or wishes[0](message):
+                if wishes is None or _wanted(wishes[0], message):
                     return True
         return False
 
@@ -289,16 +291,19 @@ class PriorityQueue(Queue):
         utc = time.time()
         for position, message, redelivered in self._best(None):
             if not self._drop_expired(position, message, utc):
-                self._taken(1, len(message.body))
+                self._taken((message,))
                 return position, message, redelivered
         return None
 
-    def drop_expired(self) -> float:
-        """Drop what has expired; returns when the next of what is there will (UTC), or NEVER."""
+    def drop_expired(self, most: int = sys.maxsize) -> float:
+        """Drop what has expired; returns when the next of what is there will (UTC), or NEVER.
+
+        What is sorted is looked at whole.
+        """
         if self._unsorted:
             self._sort()
         if not self._sorted:
-            return super().drop_expired()
+            return super().drop_expired(most)
         utc = time.time()
         soonest = NEVER
         for position, (message, _) in list(self._waiting.items()):
@@ -355,6 +360,15 @@ class PriorityQueue(Queue):
             heap.clear()
         super().purge()
         return count
+
+
+def _wanted(wish: Wish, message: Message) -> bool:
+    """Whether a consumer wishes for the message; not when that cannot be told."""
+    try:
+        return wish(message)
+    except Exception as error:
+        contained("delivery", error)
+        return False
 
 
 def _runs(taken: list[tuple[int, Message, bool]]) -> Iterator[tuple[int, list[Message], bool]]:

@@ -3,11 +3,15 @@
 Fresh messages wait in a deque. A message's *position* is its number of arrival; that of the first fresh one
 is `_first`, so a position costs nothing until a message is taken. Messages that come back keep their position
 and wait in a heap, always ahead of the fresh ones: requeueing is in place.
+
+`octets` is what waits here, by the weight of messages or, where a limit in octets of bodies was asked for, by
+`weigh`. What consumers have taken is theirs to count until it is settled.
 """
 
 from __future__ import annotations
 
 import heapq
+import sys
 import time
 from collections import deque
 from collections.abc import Callable, Iterable, Sequence
@@ -16,7 +20,7 @@ from typing import TYPE_CHECKING, Final, Protocol
 from gateway.broker.pressure import FULL, Pressure
 from gateway.model.address import AmqpAddress
 from gateway.model.batch import Part
-from gateway.model.message import NEVER, Message
+from gateway.model.message import NEVER, Message, weight_of
 
 if TYPE_CHECKING:
     from gateway.broker.kept import Kept
@@ -36,7 +40,14 @@ class Consumer(Protocol):
         """How many messages it will take now; 0 when it has no credit or its stream is congested."""
 
     def deliver(self, queue: Queue, position: int, messages: list[Message], redelivered: bool) -> None:
-        """Take `messages`, the first of which has `position`, the next one more, and so on."""
+        """Take `messages`, the first of which has `position`, the next one more, and so on.
+
+        What cannot be said of them is acknowledged, and a dead letter. Raises only for what is wrong with the
+        consumer itself, before it has taken any.
+        """
+
+    def failed(self, error: Exception) -> None:
+        """`deliver` has raised this: there is no more room, and the consumer leaves when the wake-up ends."""
 
     def cancelled(self, queue: Queue) -> None:
         """The queue is gone."""
@@ -59,6 +70,7 @@ class Queue:
         self.messages_max = messages_max  # so that a queue nobody reads cannot eat the process
         self.octets_max = octets_max
         self.octets = 0
+        self.weigh: Callable[[Iterable[Message]], int] = weight_of
         self.unacknowledged = 0
         self.deleted = False
         self.consumers: list[Consumer] = []
@@ -112,7 +124,7 @@ class Queue:
             self._first = self.next  # what was on disk alone may have ended before
         self._ready.extend(messages)
         self.next += len(messages)
-        self.octets += sum([len(message.body) for message in messages])
+        self.octets += self.weigh(messages)
 
     def refill(self, first: int, messages: list[Message]) -> None:
         """Messages that were on disk alone; what was in memory before them is gone."""
@@ -124,7 +136,7 @@ class Queue:
         """The disk did not take `count` messages: whoever has not got them yet will not."""
         ready = self._ready
         for place in range(max(first - self._first, 0), first + count - self._first):
-            self.octets -= len(ready[place].body)
+            self.octets -= self.weigh((ready[place],))
             ready[place] = HOLE
         while ready and ready[-1] is HOLE and self.next == self._first + len(ready):
             ready.pop()
@@ -165,29 +177,36 @@ class Queue:
         while self._returned:
             position, message = heapq.heappop(self._returned)
             if not self._drop_expired(position, message, utc):
-                self._taken(1, len(message.body))
+                self._taken((message,))
                 return position, message, True
         while self._ready or (self.kept is not None and self.kept.refill()):
             message = self._ready.popleft()
             position = self._first
             self._first += 1
             if not self._drop_expired(position, message, utc):
-                self._taken(1, len(message.body))
+                self._taken((message,))
                 return position, message, self._was_delivered(position)
         return None
 
-    def drop_expired(self) -> float:
-        """Drop what has expired at the head; returns when what is there now will (UTC), or NEVER."""
+    def drop_expired(self, most: int = sys.maxsize) -> float:
+        """Drop what has expired at the head; returns when what is there now will (UTC), or NEVER.
+
+        Stops after `most` messages: what has expired then may still be there.
+        """
         utc = time.time()
         while self._returned:
+            if not most:
+                return self._returned[0][1].expires
+            most -= 1
             position, message = self._returned[0]
             if not self._drop_expired(position, message, utc):
                 return message.expires
             heapq.heappop(self._returned)
         while self._ready:
             message = self._ready[0]
-            if not self._drop_expired(self._first, message, utc):
+            if not most or not self._drop_expired(self._first, message, utc):
                 return message.expires
+            most -= 1
             self._ready.popleft()
             self._first += 1
             if not self._ready and self.kept is not None:
@@ -210,7 +229,7 @@ class Queue:
         for position, message in taken:
             heapq.heappush(self._returned, (position, message))
             self.unacknowledged -= 1
-            self.octets += len(message.body)
+            self.octets += self.weigh((message,))
 
     def purge(self) -> int:
         """Drop all that is ready; returns how many."""
@@ -250,7 +269,15 @@ class Queue:
         messages = self._pop(count)
         if messages:
             position = self._first - len(messages)
-            consumer.deliver(self, position, messages, self._was_delivered(position))
+            self._deliver(consumer, position, messages, self._was_delivered(position))
+
+    def _deliver(self, consumer: Consumer, position: int, messages: list[Message], redelivered: bool) -> None:
+        """Have a consumer take the messages. One that fails loses them to others."""
+        try:
+            consumer.deliver(self, position, messages, redelivered)
+        except Exception as error:
+            consumer.failed(error)
+            self.requeue(list(enumerate(messages, position)))
 
     def _share(self, open_: list[tuple[Consumer, int]]) -> None:
         """Round-robin, one message each, for one round."""
@@ -270,29 +297,26 @@ class Queue:
         else:
             messages = [ready.popleft() for _ in range(count)]
         self._first += len(messages)
-        octets = 0
-        expiring = False
-        for message in messages:
-            octets += len(message.body)
-            if message.expires:
-                expiring = True
+        octets = self.weigh(messages)
         if octets > DISPATCH_OCTETS_MAX:
             octets = self._shorten(messages)
-        if expiring:
-            return self._without_expired(messages)
-        self._taken(len(messages), octets)
+        for message in messages:
+            if message.expires:
+                return self._without_expired(messages)
+        self._taken(messages, octets)
         return messages
 
     def _shorten(self, messages: list[Message]) -> int:
         """Put back what exceeds DISPATCH_OCTETS_MAX, but not the first message; returns the octets kept."""
         octets = 0
         for at, message in enumerate(messages):
-            if at and octets + len(message.body) > DISPATCH_OCTETS_MAX:
+            size = self.weigh((message,))
+            if at and octets + size > DISPATCH_OCTETS_MAX:
                 self._ready.extendleft(reversed(messages[at:]))
                 self._first -= len(messages) - at
                 del messages[at:]
                 break
-            octets += len(message.body)
+            octets += size
         return octets
 
     def _without_expired(self, messages: list[Message]) -> list[Message]:
@@ -309,20 +333,20 @@ class Queue:
                     break
             else:
                 kept.append(message)
-        self._taken(len(kept), sum(len(message.body) for message in kept))
+        self._taken(kept)
         return kept
 
     def _hand_out_returned(self) -> bool:
         """One returned message to a consumer with room; False when there is none."""
         open_ = self._open()
-        if not open_:
+        if not open_ or not self._returned:
             return False
         consumer = open_[self._turn % len(open_)][0]
         position, message = heapq.heappop(self._returned)
         if not self._drop_expired(position, message, time.time()):
             self._turn += 1
-            self._taken(1, len(message.body))
-            consumer.deliver(self, position, [message], True)
+            self._taken((message,))
+            self._deliver(consumer, position, [message], True)
         return True
 
     def _drop_expired(self, position: int, message: Message, utc: float) -> bool:
@@ -330,16 +354,17 @@ class Queue:
             return False
         if message is HOLE:
             return True
-        self.octets -= len(message.body)
+        self.octets -= self.weigh((message,))
         if self.gone is not None:
             self.gone.append(position)
         if self._expired is not None:
             self._expired(message)
         return True
 
-    def _taken(self, count: int, octets: int) -> None:
-        self.unacknowledged += count
-        self.octets -= octets
+    def _taken(self, messages: Sequence[Message], octets: int | None = None) -> None:
+        """`octets`: what they weigh, if that is known."""
+        self.unacknowledged += len(messages)
+        self.octets -= self.weigh(messages) if octets is None else octets
         if self._pressure:
             self._tell_drained()
 

@@ -7,6 +7,9 @@ changed).
 
 A route that settles when a message is stored leads to its outbox in front of the link, and one that refuses
 repeats to its guard in front of either.
+
+What goes wrong with a message on its way through here is the outcome of that message: of the one route that
+it met it on, if it was on a route.
 """
 
 from __future__ import annotations
@@ -19,13 +22,18 @@ from typing import Protocol
 from gateway.broker.dead_letters import DeadLetters
 from gateway.broker.deduplication import Deduplication, Guard
 from gateway.broker.journaling import Journaling
+from gateway.broker.memory import Memory, plenty
+from gateway.broker.mqtt.echoes import Echoes
+from gateway.broker.poison import poisoned
+from gateway.containment import contained
+from gateway.errors import ProtocolError
 from gateway.mapping.crossings import Crossing, Route
 from gateway.mapping.router import Router
 from gateway.model.address import Address
 from gateway.model.batch import Batch, Lane, Part, Receipt, Sink
 from gateway.model.bursts import Bursts
 from gateway.model.message import Message
-from gateway.model.outcome import ACCEPTED, Outcome, Reason, Verdict
+from gateway.model.outcome import ACCEPTED, INTERNAL, Outcome, Reason, Verdict
 from gateway.model.properties import NO_PROPERTIES
 from gateway.store.journal.columns import WAS_STORED
 
@@ -47,6 +55,22 @@ class Namespace(Protocol):
     @property
     def retained(self) -> Sink | None:
         """What keeps retained messages; None where nothing is retained, or the remote broker does it."""
+
+
+class Nowhere:
+    """Where an address leads when that could not be worked out: each message meets the error."""
+
+    retained = None
+
+    def __init__(self, error: Exception) -> None:
+        self._error = error
+
+    def sinks(self, address: Address) -> None:
+        """Every message is asked for."""
+
+    def choose(self, message: Message) -> tuple[Sink, ...]:
+        """Raises the error."""
+        raise self._error.with_traceback(None)
 
 
 class RouteLane(Lane):
@@ -194,6 +218,7 @@ class Switch:
 
     `links` are the endpoints that are remote brokers. `outbox` gives that of a route with `settle: stored`;
     None when there is no store, and no such route. `disk_healthy`: the store, if any, takes messages.
+    `memory`: whether there is enough for more of them, which sources ask.
     """
 
     def __init__(
@@ -202,12 +227,14 @@ class Switch:
         self.router = router
         self.dead_letters = dead_letters
         self.deduplication = deduplication or Deduplication()
+        self.echoes = Echoes()
         self.generation = 0
         self.namespaces: dict[str, Namespace] = {}
         self.links: Collection[str] = ()
         self.outbox: Callable[[Route], Namespace] | None = None
         self.disk_healthy: Callable[[], bool] = _always
         self.journaling: Journaling | None = None
+        self.memory: Memory = plenty()
         self._lanes: dict[tuple[Sink, str], Lane] = {}
         self._guards: dict[str, Guard] = {}
         self._idle_routes: dict[tuple[Route, ...], tuple[Route, ...]] = {}  # one object for many addresses
@@ -247,6 +274,12 @@ class Switch:
         `namespace` is None for a link, whose broker has them already: they take routes only. `queue` is the
         queue that a link consumed them from, if a route named it.
         """
+        try:
+            return self._entry(endpoint, namespace, address, queue)
+        except Exception as error:
+            return Entry(address, Nowhere(error), None, ())
+
+    def _entry(self, endpoint: str, namespace: Namespace | None, address: Address, queue: str) -> Entry:
         sinks = () if namespace is None else namespace.sinks(address)
         lanes = None if sinks is None else tuple(self._lane(sink, None, endpoint) for sink in sinks)
         ways = []
@@ -313,7 +346,7 @@ class Switch:
         if entry.idle:
             if described or message.hops >= entry.idle_hops_max:
                 for idle in entry.idle:
-                    if not idle.certain(message):
+                    if not _certain(idle, message):
                         return self._publish_all(batch, entry, message, receipt)
             for route in entry.idle_routes:
                 route.matched += 1
@@ -362,7 +395,7 @@ class Switch:
     ) -> bool:
         """By the one way that there is, which changes more than the address."""
         assert entry.way is not None
-        crossed = entry.way.cross(message)
+        crossed = _crossed(entry.way, message)
         if type(crossed) is Message and not crossed.retain:
             batch.add_only(receipt, lane, crossed)
             return True
@@ -383,13 +416,23 @@ class Switch:
         if lanes is None:
             assert namespace is not None
             endpoint = message.sender.endpoint
-            lanes = tuple(self._lane(sink, None, endpoint) for sink in namespace.choose(message))
+            try:
+                lanes = tuple(self._lane(sink, None, endpoint) for sink in namespace.choose(message))
+            except ProtocolError:  # its sender wrote malformed properties, and is told so
+                if self.journaling is not None:
+                    batch.never_came()
+                raise
+            except Exception as error:
+                contained("message", error, endpoint=endpoint)
+                told = partial(batch.settle, [batch.open(receipt, 1)])
+                self.dead_letters.add([message], "", INTERNAL, told)
+                return True
         for lane in lanes:
             placed.append((lane, message))
         if message.retain and namespace is not None and namespace.retained is not None:
             placed.append((self._lane(namespace.retained, None, message.sender.endpoint), message))
         for way in entry.ways:
-            crossed = way.cross(message)
+            crossed = _crossed(way, message)
             if crossed is not None:
                 self._place_crossed(way, crossed, placed, refused)
         return self._place(batch, receipt, message, placed, refused)
@@ -408,7 +451,11 @@ class Switch:
             return
         ends = way.lanes
         if ends is None:
-            ends = self._lanes_of(way, crossed)
+            try:
+                ends = self._lanes_of(way, crossed)
+            except Exception as error:
+                refused.append((route, poisoned(error, route=route.name)))
+                return
         if not ends and way.mandatory:
             route.failed += 1
             refused.append((route, UNROUTED))
@@ -462,6 +509,22 @@ class Switch:
                 self.journaling.note(lane, route, endpoint)
             self._lanes[key] = lane
         return lane
+
+
+def _crossed(way: Way, message: Message) -> Message | Outcome | None:
+    """What the way makes of the message; what goes wrong there is its outcome on this way."""
+    try:
+        return way.cross(message)
+    except Exception as error:
+        way.crossing.route.failed += 1
+        return poisoned(error, route=way.crossing.route.name)
+
+
+def _certain(crossing: Crossing, message: Message) -> bool:
+    try:
+        return crossing.certain(message)
+    except Exception:
+        return False  # `cross` will tell
 
 
 def _always() -> bool:

@@ -1,15 +1,23 @@
 """Topic filters in a trie: what matches a topic is found level by level, whatever does not is never touched.
 
-One trie serves MQTT subscriptions and AMQP topic bindings; only the wildcards and the separator differ. Its
-mirror, the tree of topics, holds names and is asked by filter: that is how retained messages are found.
+One trie serves MQTT subscriptions and AMQP topic bindings; only the wildcards and the separator differ. A
+walk comes by each node once at the most, for a wildcard of any number of levels ends a path. Where it stands
+inside a pattern, as only AMQP allows, such a pattern may be at many places of a topic at once: these are
+matched all together in strips of bits, which costs the same whatever they and the topic are.
+
+The trie's mirror, the tree of topics, holds names and is asked by filter: that is how retained messages are
+found, some at a time, since a filter may ask for all.
 """
 
 from __future__ import annotations
 
+from bisect import bisect_left, bisect_right, insort
 from collections.abc import Iterator
-from typing import Generic, TypeVar
+from typing import Final, Generic, TypeVar
 
 T = TypeVar("T")
+STRIP_BITS: Final = 2_048
+WIDTHS: Final = (8, 32, 128, 512)  # states of a pattern; a longer one has a strip of its own
 
 
 class Node(Generic[T]):
@@ -22,6 +30,75 @@ class Node(Generic[T]):
         self.values: dict[T, None] = {}  # a set that keeps order
 
 
+class Strip(Generic[T]):
+    """Patterns with any number of levels inside, each in a slot of `width` bits: a bit for each state.
+
+    State n of a pattern: its first n parts have been matched. All states of all patterns are one integer, and
+    a level of a topic moves them on together.
+    """
+
+    __slots__ = ("_ends", "_last", "_literals", "_many", "_ones", "_starts", "free", "width")
+
+    def __init__(self, width: int) -> None:
+        self.width = width
+        self.free = list(range(max(STRIP_BITS // width, 1)))
+        self._starts = 0
+        self._last = 0  # states in which a pattern has been matched
+        self._ends: dict[int, dict[T, None]] = {}  # its values, by the number of that state
+        self._literals: dict[str, int] = {}  # states from which this level leads to the next one
+        self._ones = 0  # from which any level does
+        self._many = 0  # which any level leaves as they are, and from which none leads on, too
+
+    def put(self, parts: list[str], one: str, many: str) -> tuple[int, dict[T, None]]:
+        """Add a pattern; its slot, and the values that it has."""
+        slot = self.free.pop()
+        self._flip(slot, parts, one, many)
+        values = self._ends[slot * self.width + len(parts)] = {}
+        return slot, values
+
+    def drop(self, slot: int, parts: list[str], one: str, many: str) -> None:
+        """Forget the pattern in a slot."""
+        self._flip(slot, parts, one, many)
+        del self._ends[slot * self.width + len(parts)]
+        self.free.append(slot)
+
+    def __len__(self) -> int:
+        return len(self._ends)
+
+    def _flip(self, slot: int, parts: list[str], one: str, many: str) -> None:
+        """Set the bits of a pattern that are not set, or clear those that are."""
+        first = slot * self.width
+        self._starts ^= 1 << first
+        self._last ^= 1 << first + len(parts)
+        masks: dict[str, int] = {}
+        for at, part in enumerate(parts, first):
+            masks[part] = masks.get(part, 0) | 1 << at
+        self._ones ^= masks.pop(one, 0)
+        self._many ^= masks.pop(many, 0)
+        for part, mask in masks.items():
+            left = self._literals.get(part, 0) ^ mask
+            if left:
+                self._literals[part] = left
+            else:
+                del self._literals[part]
+
+    def match(self, levels: list[str], found: dict[T, None]) -> None:
+        """Add the values of the patterns that match."""
+        literals, ones, many = self._literals, self._ones, self._many
+        states = self._starts
+        states |= (states & many) << 1
+        for level in levels:
+            states = (states & (literals.get(level, 0) | ones)) << 1 | states & many
+            states |= (states & many) << 1
+            if not states:
+                return
+        states &= self._last
+        while states:
+            lowest = states & -states
+            found.update(self._ends[lowest.bit_length() - 1])
+            states ^= lowest
+
+
 class Trie(Generic[T]):
     """Patterns (lists of levels) to values. `one` matches a level; `many` matches any number, also none."""
 
@@ -30,24 +107,62 @@ class Trie(Generic[T]):
         self._many = many
         self._root: Node[T] = Node()
         self._count = 0
+        self._strips: dict[Strip[T], None] = {}
+        self._with_room: dict[int, dict[Strip[T], None]] = {}  # by width
+        self._inner: dict[tuple[str, ...], tuple[Strip[T], int, dict[T, None]]] = {}
 
     def __len__(self) -> int:
         return self._count
 
     def add(self, pattern: list[str], value: T) -> None:
         """Add `value` under `pattern`; adding it twice changes nothing."""
+        values = self._values_in_strip(pattern) if self._many in pattern[:-1] else self._values_of(pattern)
+        if value not in values:
+            values[value] = None
+            self._count += 1
+
+    def _values_of(self, pattern: list[str]) -> dict[T, None]:
         node = self._root
         for level in pattern:
             child = node.children.get(level)
             if child is None:
                 child = node.children[level] = Node()
             node = child
-        if value not in node.values:
-            node.values[value] = None
-            self._count += 1
+        return node.values
+
+    def _values_in_strip(self, pattern: list[str]) -> dict[T, None]:
+        key = tuple(pattern)
+        if key not in self._inner:
+            parts = self._parts(pattern)
+            width = next((width for width in WIDTHS if len(parts) < width), len(parts) + 1)
+            with_room = self._with_room.setdefault(width, {})
+            strip = next(iter(with_room), None)
+            if strip is None:
+                strip = Strip(width)
+                self._strips[strip] = with_room[strip] = None
+            self._inner[key] = (strip, *strip.put(parts, self._one, self._many))
+            if not strip.free:
+                del with_room[strip]
+        return self._inner[key][2]
+
+    def _parts(self, pattern: list[str]) -> list[str]:
+        """The pattern with each run of wildcards as short as can be: single levels, then any number."""
+        parts: list[str] = []
+        open_ = False
+        for level in pattern:
+            if level == self._many:
+                open_ = True
+                continue
+            if open_ and level != self._one:
+                parts.append(self._many)
+                open_ = False
+            parts.append(level)
+        return [*parts, self._many] if open_ else parts
 
     def remove(self, pattern: list[str], value: T) -> bool:
         """Remove `value` from `pattern`, and the levels that this leaves empty. False: it was not there."""
+        if self._many in pattern[:-1]:
+            return self._remove_from_strip(pattern, value)
         path = [self._root]
         for level in pattern:
             child = path[-1].children.get(level)
@@ -65,6 +180,22 @@ class Trie(Generic[T]):
             del path[at].children[pattern[at]]
         return True
 
+    def _remove_from_strip(self, pattern: list[str], value: T) -> bool:
+        strip, slot, values = self._inner.get(tuple(pattern), (None, 0, {}))
+        if strip is None or value not in values:
+            return False
+        del values[value]
+        self._count -= 1
+        if not values:
+            del self._inner[tuple(pattern)]
+            strip.drop(slot, self._parts(pattern), self._one, self._many)
+            if len(strip):
+                self._with_room[strip.width][strip] = None
+            else:
+                del self._strips[strip]
+                self._with_room[strip.width].pop(strip, None)
+        return True
+
     def begins(self, level: str) -> bool:
         """Does any pattern begin with this level, by name?"""
         return level in self._root.children
@@ -75,7 +206,6 @@ class Trie(Generic[T]):
         `hidden`: the first level must be named, a wildcard does not match it (MQTT's `$` topics).
         """
         found: dict[T, None] = {}
-        seen: set[tuple[int, int]] = set()
         stack: list[tuple[Node[T], int]] = [(self._root, 0)]
         if hidden:
             named = self._root.children.get(levels[0])
@@ -86,7 +216,7 @@ class Trie(Generic[T]):
             node, at = stack.pop()
             rest = node.children.get(many)
             if rest is not None:
-                self._match_rest(rest, at, end, stack, seen, found)
+                found.update(rest.values)
             if at == end:
                 found.update(node.values)
                 continue
@@ -96,25 +226,9 @@ class Trie(Generic[T]):
             child = node.children.get(one)
             if child is not None:
                 stack.append((child, at + 1))
+        for strip in self._strips:
+            strip.match(levels, found)
         return found
-
-    def _match_rest(
-        self,
-        rest: Node[T],
-        at: int,
-        end: int,
-        stack: list[tuple[Node[T], int]],
-        seen: set[tuple[int, int]],
-        found: dict[T, None],
-    ) -> None:
-        """`many` swallows any number of levels. When nothing follows it, that is all of them."""
-        if not rest.children:
-            found.update(rest.values)
-            return
-        for skipped in range(at, end + 1):
-            if (id(rest), skipped) not in seen:
-                seen.add((id(rest), skipped))
-                stack.append((rest, skipped))
 
     def items(self) -> Iterator[tuple[list[str], T]]:
         """Every pattern with its values."""
@@ -125,15 +239,19 @@ class Trie(Generic[T]):
                 yield path, value
             for level, child in node.children.items():
                 stack.append((child, [*path, level]))
+        for pattern, (_, _, values) in self._inner.items():
+            for value in values:
+                yield list(pattern), value
 
 
 class Branch(Generic[T]):
     """One level of a tree of topics; `value` is that of the topic which ends here."""
 
-    __slots__ = ("children", "value")
+    __slots__ = ("children", "names", "value")
 
     def __init__(self) -> None:
         self.children: dict[str, Branch[T]] = {}
+        self.names: list[str] = []  # of the children, sorted, so that a walk can be broken off and resumed
         self.value: T | None = None
 
 
@@ -150,6 +268,7 @@ class TopicTree(Generic[T]):
             child = branch.children.get(level)
             if child is None:
                 child = branch.children[level] = Branch()
+                insort(branch.names, level)
             branch = child
         branch.value = value
 
@@ -164,28 +283,75 @@ class TopicTree(Generic[T]):
             if child.value is not None or child.children:
                 break
             del path[at].children[levels[at]]
+            del path[at].names[bisect_left(path[at].names, levels[at])]
 
-    def find(self, pattern: list[str]) -> list[T]:
-        """The values of the topics that a filter matches; no wildcard matches a first level with `$`."""
+    def find(
+        self, pattern: list[str], after: list[str] | None = None, *, most: int, steps: int
+    ) -> tuple[list[T], list[str] | None]:
+        """Values of topics that a filter matches, in the order of their levels, from behind a place on.
+
+        At most `most` of them, and at most `steps` branches are looked at. Returns with them the place that
+        was come to, None when that is the end. Topics may come and go between two calls. No wildcard matches
+        a first level with `$`.
+        """
         found: list[T] = []
-        stack: list[tuple[Branch[T], int]] = [(self._root, 0)]
-        end = len(pattern)
+        path = [] if after is None else list(after)
+        stack = self._resume(pattern, path)
+        if after is None:
+            self._look_at(self._root, 0, pattern, found)
         while stack:
-            branch, at = stack.pop()
-            rest = at < end and pattern[at] == "#"
-            if (at >= end or rest) and branch.value is not None:
-                found.append(branch.value)
-            if at >= end:
+            if len(found) >= most or steps <= 0:
+                return found, path
+            branch, at = stack[-1]
+            depth = len(stack) - 1
+            name = self._name_at(branch, depth, at, pattern)
+            if name is None:
+                stack.pop()
+                del path[depth:]
                 continue
-            level = pattern[at]
-            if rest or level == "+":
-                after = at if rest else at + 1
-                for name, child in reversed(branch.children.items()):
-                    if at or branch is not self._root or not name.startswith("$"):
-                        stack.append((child, after))
-            elif (named := branch.children.get(level)) is not None:
-                stack.append((named, at + 1))
-        return found
+            if depth == 0 and name.startswith("$") and pattern[0] in ("+", "#"):
+                stack[-1] = (branch, bisect_left(branch.names, "%"))  # the character behind `$`
+                continue
+            steps -= 1
+            stack[-1] = (branch, at + 1)
+            del path[depth:]
+            path.append(name)
+            child = branch.children.get(name)
+            if child is not None:
+                self._look_at(child, depth + 1, pattern, found)
+                stack.append((child, 0))
+        return found, None
+
+    def _resume(self, pattern: list[str], path: list[str]) -> list[tuple[Branch[T], int]]:
+        """The branches on the way to a place, each with the number of the child to be looked at next."""
+        stack: list[tuple[Branch[T], int]] = []
+        branch = self._root
+        for depth, name in enumerate(path):
+            named = depth < len(pattern) and pattern[depth] not in ("+", "#")
+            stack.append((branch, 1 if named else bisect_right(branch.names, name)))
+            child = branch.children.get(name)
+            if child is None:
+                return stack
+            branch = child
+        stack.append((branch, 0))
+        return stack
+
+    @staticmethod
+    def _name_at(branch: Branch[T], depth: int, at: int, pattern: list[str]) -> str | None:
+        """The name of the child with this number, among those that the pattern allows."""
+        if depth >= len(pattern):
+            if pattern[-1] != "#":
+                return None
+        elif pattern[depth] not in ("+", "#"):
+            return pattern[depth] if at == 0 else None
+        return branch.names[at] if at < len(branch.names) else None
+
+    @staticmethod
+    def _look_at(branch: Branch[T], depth: int, pattern: list[str], found: list[T]) -> None:
+        """Add the value of a branch, if the pattern matches it."""
+        rest = pattern[-1] == "#"
+        if branch.value is not None and (depth >= len(pattern) - 1 if rest else depth == len(pattern)):
+            found.append(branch.value)
 
 
 def topic_matches(pattern: list[str], levels: list[str]) -> bool:

@@ -16,7 +16,7 @@ from gateway.egress.amqpfast.opening import SERVICES
 from gateway.errors import LinkError
 from gateway.model.address import AmqpAddress, FastAddress, MqttAddress
 from gateway.model.message import Message
-from gateway.model.properties import Properties, ValueType, property_set, string
+from gateway.model.properties import Properties, ValueType, is_unicode, property_set, string
 from gateway.peers.amqp import AmqpPeer
 from gateway.peers.mqtt import MqttPeer
 from gateway.peers.wire import Access, messages
@@ -72,6 +72,9 @@ def publish(
     ca_file: CaFile = None,
 ) -> None:
     """Publish one message and wait until the broker has it. Exit code 1 when it does not take it."""
+    for said in (topic, exchange, routing_key, queue, destination, content_type, reply_to, *(header or ())):
+        if said is not None and not is_unicode(said):
+            raise typer.BadParameter(f"{said!r} is not UTF-8")
     target = _target(url)
     whole = file is not None and target.protocol == "amqpfast" and transaction is None
     body = b"" if whole else _body(message, file)

@@ -11,7 +11,8 @@ the front of them, and all of it is sent again, never more than the window allow
 
 A broker that dislikes one message may close what it came on without saying which message it was. The window
 is then halved for the messages that were on their way, and again each time that it happens, until one message
-is alone and so found out. A place (an exchange, a destination) that is found missing is refused as a whole.
+is alone and so found out. The same is done when it is us who cannot send something, without knowing why. A
+place (an exchange, a destination) that is found missing is refused as a whole.
 """
 
 from __future__ import annotations
@@ -25,9 +26,10 @@ from typing import Final, NamedTuple
 
 import trio
 
+from gateway.containment import contained
 from gateway.model.batch import Part
-from gateway.model.message import Message
-from gateway.model.outcome import ACCEPTED, Outcome, Reason, Verdict
+from gateway.model.message import Message, weight_of
+from gateway.model.outcome import ACCEPTED, INTERNAL, Outcome, Reason, Verdict
 from gateway.telemetry.stats import LinkStats
 from gateway.transport.stream import Stream
 
@@ -128,7 +130,10 @@ class ConfirmedSink(ABC):
 
     @abstractmethod
     def _send(self, part: Part, positions: Positions, messages: list[Message]) -> Positions:
-        """Send `messages`, which stand at `positions`; returns the positions that have to wait still."""
+        """Send `messages`, which stand at `positions`; returns the positions that have to wait still.
+
+        A message that cannot be encoded is settled, and raises nothing.
+        """
 
     @abstractmethod
     def _place(self, message: Message) -> Place:
@@ -201,7 +206,7 @@ class ConfirmedSink(ABC):
             and self.in_flight + len(messages) <= self._window
             and not self._stream.congested  # type: ignore[union-attr]
         ):
-            rest = self._send(part, every, messages)
+            rest = self._try(part, every, messages)
             if rest:
                 self._again([Waiting(part, rest)])
             return
@@ -209,7 +214,7 @@ class ConfirmedSink(ABC):
         if not kept:
             return
         one = Waiting(part, kept)
-        octets = sum([len(message.body) for message in messages])
+        octets = weight_of(messages)
         if (
             self.waiting_messages + len(messages) > self.messages_max
             or self.waiting_octets + octets > self.octets_max
@@ -240,10 +245,24 @@ class ConfirmedSink(ABC):
                 positions = [at for at in positions if at not in late]
                 messages = [part.messages[at] for at in positions]
             if messages:
-                rest = self._send(part, positions, messages)
+                rest = self._try(part, positions, messages)
                 if rest:
                     self._again([Waiting(part, rest)])
                     return
+
+    def _try(self, part: Part, positions: Positions, messages: list[Message]) -> Positions:
+        """`_send`. What goes wrong there costs the connection, and one message is to blame: after as many
+        connections as it takes to be alone it is found out."""
+        try:
+            return self._send(part, positions, messages)
+        except Exception as error:
+            stream = self._stream
+            left = self._again([Waiting(part, positions)]) + self.close()
+            if self._suspect(left, INTERNAL) is not None:
+                contained("delivery", error)
+            if stream is not None:
+                stream.doom(error)
+            return ()
 
     def _take(self, room: int) -> Waiting:
         """The next of what waits, at most `room` messages and SLICE_OCTETS_MAX, but at least one message."""
@@ -252,7 +271,7 @@ class ConfirmedSink(ABC):
         octets = 0
         count = 0
         for at in positions[:room]:
-            octets += len(messages[at].body)
+            octets += messages[at].octets
             if count and octets > SLICE_OCTETS_MAX:
                 break
             count += 1
@@ -379,7 +398,7 @@ class ConfirmedSink(ABC):
     def _count_waiting(self, one: Waiting, sign: int) -> None:
         messages = one.part.messages
         self.waiting_messages += sign * len(one.positions)
-        self.waiting_octets += sign * sum([len(messages[at].body) for at in one.positions])
+        self.waiting_octets += sign * sum([messages[at].octets for at in one.positions])
 
     def _count_in_flight(self) -> None:
         self.in_flight = self._stats.in_flight = self._next - self._floor - len(self._early)

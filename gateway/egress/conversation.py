@@ -13,6 +13,7 @@ from typing import Generic, Protocol, TypeVar
 
 import trio
 
+from gateway.broker.memory import LOW_ON_MEMORY
 from gateway.broker.pressure import Held
 from gateway.broker.switch import Entry, Switch
 from gateway.egress.confirming import ConfirmedSink
@@ -118,6 +119,8 @@ class QueueConversation(ABC, Generic[PeerT, IntakeT, SinkT]):
 
     def tick(self, now: float) -> None:
         """What waits for the disk is tried again, when it has recovered."""
+        if self.switch.memory.short:
+            return
         for receipt in self.held.due():
             if receipt[0].live:
                 self.retry(receipt)
@@ -147,6 +150,9 @@ class QueueConversation(ABC, Generic[PeerT, IntakeT, SinkT]):
 
     def retry(self, receipt: tuple[IntakeT, int, Message]) -> None:
         """A message that was released, once more."""
+        if self.switch.memory.short:
+            self.settle([receipt], {0: LOW_ON_MEMORY}, 0.0)
+            return
         intake, _, message = receipt
         entry = self.switch.entry(self.name, None, message.address, self.queue_of(intake))
         for way in entry.ways:

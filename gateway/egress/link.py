@@ -17,6 +17,7 @@ from typing import Final, Protocol
 import structlog
 import trio
 
+from gateway.containment import contained
 from gateway.egress.reaching import reason
 from gateway.errors import ConfigurationError, LinkError
 from gateway.mapping.router import Subscriptions, Targets
@@ -145,6 +146,7 @@ class Link:
         )
         self._poller = Poller(writes, conversation.turn_done)
         self._peer: LinkPeer | None = None
+        self._stream: Stream | None = None
         self._lost = trio.Event()
         self.why = ""
         self.when_up: Callable[[], None] | None = None  # called each time that it has come up
@@ -191,6 +193,9 @@ class Link:
                     await self._once()
                 except LinkError as error:
                     self.why = str(error)
+                except Exception as error:
+                    contained("link", error, link=self.name)
+                    self.why = "internal error"
                 held = trio.current_time() - began > STABLE_SECS
                 self.stats.failures.add("lost" if held else "failed")
                 if self._stopping:
@@ -220,7 +225,12 @@ class Link:
         stream = Stream(sock, address_of(target), self._poller, self._writes, layer)
         stream.layer_ended = self._layer_ended
         stream.count_with(self.stats)
-        self._peer = self.conversation.connect(stream, target, trio.current_time())
+        try:
+            self._peer = self.conversation.connect(stream, target, trio.current_time())
+        except Exception:
+            sock.close()
+            raise
+        self._stream = stream
         stream.peer = self._peer
         machine = self._peer.machine
         self.stats.opened(machine)
@@ -230,7 +240,7 @@ class Link:
             self._writes.flush()
             await self._lost.wait()
         finally:
-            self._peer = None
+            self._peer = self._stream = None
             self.stats.up = False
             self.stats.closed(machine)
             if not stream.closed:
@@ -273,9 +283,18 @@ class Link:
     async def _tick(self) -> None:
         while True:
             await trio.sleep(TICK_SECS)
-            now = trio.current_time()
-            if self._peer is not None:
-                self._peer.tick(now)
-            self.conversation.tick(now)
-            self.conversation.turn_done()
+            try:
+                self._ticked(trio.current_time())
+            except Exception as error:
+                contained("timer", error, link=self.name)
             self._writes.flush()
+
+    def _ticked(self, now: float) -> None:
+        peer, stream = self._peer, self._stream
+        if peer is not None and stream is not None:
+            try:
+                peer.tick(now)
+            except Exception as error:
+                stream.fail(error)
+        self.conversation.tick(now)
+        self.conversation.turn_done()

@@ -30,6 +30,7 @@ from gateway.model.message import Sender
 from gateway.settings import Limits
 from gateway.telemetry.stats import FrameCounts, ListenerStats
 from gateway.transport.poller import Poller
+from gateway.transport.rate import Rate
 from gateway.transport.stacked import within
 from gateway.transport.stream import Ending, Filter, Peer, Stream, WriteSet
 
@@ -180,7 +181,12 @@ class Listener:
                         )
                         await trio.sleep(TICK_SECS)
                     break  # anything else concerns a connection that died while it waited
-                self._add(accepted, address[0], address[1])
+                try:
+                    self._add(accepted, address[0], address[1])
+                except Exception as error:  # of one connection, which may have died already
+                    self.stats.refused.add("accept")
+                    accepted.close()
+                    contained("connection", error, listener=self.name)
 
     def _add(self, sock: socket.socket, host: str, port: int) -> None:
         proxies = self.front.proxies
@@ -276,6 +282,10 @@ class Listener:
         # A single message may exceed the limit: it is written whole.
         stream.backlog_max = limits.output_bytes_max + 2 * limits.message_bytes_max
         stream.layer_ended = self._layer_ended
+        if limits.receive_bytes_per_sec_max or limits.receive_messages_per_sec_max:
+            stream.rate = Rate(
+                limits.receive_bytes_per_sec_max, limits.receive_messages_per_sec_max, trio.current_time()
+            )
         websocket = self.front.upgraded(stream.backlog_max)
         stream.layer = within(stream.layer, websocket)
         connection = self._protocol.connect(stream, since)

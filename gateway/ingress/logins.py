@@ -20,6 +20,7 @@ from gateway.broker.access import Access, Denial, Principal
 from gateway.model.spooled import Piece
 from gateway.telemetry.stats import ListenerStats
 from gateway.transport.stream import Peer, Stream
+from gateway.transport.tasks import Tasks
 
 ABANDONED: Final = "abandoned"
 ACCEPTED: Final = "accepted"
@@ -101,13 +102,11 @@ class Login:
 class Logins:
     """The logins of one listener. `flush` writes what was encoded outside a wake-up."""
 
-    def __init__(
-        self, access: Access, stats: ListenerStats, nursery: trio.Nursery, flush: Callable[[], None]
-    ) -> None:
+    def __init__(self, access: Access, stats: ListenerStats, tasks: Tasks, flush: Callable[[], None]) -> None:
         self.access = access
         self.failures = access.failures
         self._stats = stats
-        self._nursery = nursery
+        self._tasks = tasks
         self._flush = flush
 
     def verify(
@@ -121,7 +120,7 @@ class Logins:
     ) -> None:
         """Look at a password beside the loop, then call `then`, unless the client has gone."""
         look = partial(self.access.verify, user, password, stream.remote)
-        self._nursery.start_soon(self._wait, Login(stream, behind=behind), look, then)
+        self._tasks.start_soon(self._wait, Login(stream, behind=behind), look, then)
 
     def later(self, stream: Stream, secs: float, then: Callable[[], None], *, behind: bool) -> None:
         """Call `then` when the delay of a failure is over, unless the client has gone."""
@@ -130,7 +129,7 @@ class Logins:
             then()
 
         wait = partial(trio.sleep, secs)
-        self._nursery.start_soon(self._wait, Login(stream, behind=behind), wait, waited)
+        self._tasks.start_soon(self._wait, Login(stream, behind=behind), wait, waited)
 
     async def _wait(self, login: Login, work: Callable[[], Awaitable[T]], then: Callable[[T], None]) -> None:
         try:

@@ -3,13 +3,13 @@
 Compiled once. What it refers to decides what is prepared: names from the address alone are settled once per
 address; the body is parsed only when the expression says `body`, the headers only when it says `headers`. An
 expression never breaks a route: what cannot be decided (a body that is not JSON, a field that is not there,
-types that do not compare) is false, and counted.
+types that do not compare, more steps than one message may take) is false, and counted.
 """
 
 from __future__ import annotations
 
-import re
 from collections.abc import Callable, Iterable
+from contextlib import suppress
 from decimal import Decimal
 from difflib import get_close_matches
 from typing import Any, Final, Protocol
@@ -18,12 +18,15 @@ import cel
 import orjson
 
 from gateway.errors import MappingError, RemoteProtocolError
+from gateway.mapping.expressions import STEPS_MAX, TEXT_PIECE, Expression, NotUnderstood
 from gateway.mapping.patterns import WORDS_OF_MESSAGE, WORDS_OF_SENDER
 from gateway.mapping.templates import unknown_name
 from gateway.model.message import Message
 from gateway.model.properties import Headers, Value, ValueType
 
 CONDITION_BODY_MAX: Final = 1_048_576  # octets; parsing more would hold up every connection of the poller
+CONDITION_VALUES_MAX: Final = 3_000  # in body and headers: each is copied for the evaluation, some 4 µs
+HEADERS_DEPTH_MAX: Final = 100  # of tables and arrays in headers: they are made plain by recursion
 
 PER_MESSAGE: Final = frozenset((*WORDS_OF_MESSAGE, *WORDS_OF_SENDER))
 # fmt: off
@@ -34,7 +37,6 @@ FUNCTIONS: Final = frozenset((
     "getHours", "getMinutes", "getSeconds", "getMilliseconds",
 ))
 # fmt: on
-_BOUND: Final = re.compile(r"\.\s*(?:all|exists|exists_one|map|filter)\s*\(\s*([A-Za-z_][A-Za-z0-9_]*)\s*,")
 
 
 class Undecided(Protocol):
@@ -47,21 +49,17 @@ class Undecided(Protocol):
 class Condition:
     """A compiled expression over `known` names.
 
-    Raises MappingError when the text is not CEL, or names what is not known.
+    Raises MappingError when the text is not CEL, names what is not known, or could take too long.
     """
 
-    __slots__ = ("_body", "_headers", "_program", "_words", "names", "per_message", "text")
+    __slots__ = ("_body", "_cost", "_headers", "_program", "_words", "names", "per_message", "text")
 
     def __init__(self, text: str, known: Iterable[str]) -> None:
         self.text = text
-        try:
-            self._program = cel.compile(text)
-        except ValueError as error:
-            reason = str(error).partition(": ERROR: ")[2] or error
-            raise MappingError(f"not a CEL expression: {reason}") from error
+        self._program, self._cost = _compiled(text)
         used = self._program.references()
         options = {*known, *PER_MESSAGE}
-        self.names = frozenset(used["variables"]) - set(_BOUND.findall(text))
+        self.names = frozenset(used["variables"]) & self._cost.names
         for name in sorted(self.names - options):
             raise MappingError(unknown_name(name, options))
         for name in used["functions"]:
@@ -80,12 +78,18 @@ class Condition:
 
     def constant(self) -> bool | None:
         """The value of an expression that refers to nothing; None when it refers to something."""
-        if self.names:
-            return None
+        return None if self.names else bool(self._evaluated({}))
+
+    def _evaluated(self, known: dict[str, Any]) -> bool | None:
+        """The value; None when there is none."""
         try:
-            return self._program.execute({}) is True
-        except Exception:  # as in `holds`: an expression without a value is false
-            return False
+            return self._program.execute(known) is True
+        except Exception:  # a dozen builtin types, and each means that the expression has no value
+            return None
+        except BaseException as error:
+            if not _is_panic(error):
+                raise
+            return None
 
     def holds(self, message: Message, fixed: dict[str, Any], counts: Undecided) -> bool:
         """Whether the expression is true for `message`; `fixed` comes from its address. Never raises."""
@@ -96,26 +100,100 @@ class Condition:
             except RemoteProtocolError:
                 counts.undecided += 1
                 return False
+        size = sum([len(text) for text in known.values() if type(text) is str]) // TEXT_PIECE + 1
         if self._headers:
             try:
-                known["headers"] = plain_headers(message.properties.headers)
-            except RemoteProtocolError:
+                headers = message.properties.headers
+                size += _size_of_headers(headers)
+                known["headers"] = plain_headers(headers)
+            except (RemoteProtocolError, ValueError):
                 counts.undecided += 1
                 return False
         if self._body:
-            body = message.body
             try:
-                if len(body) > CONDITION_BODY_MAX:
-                    raise ValueError
-                known["body"] = orjson.loads(body)
+                known["body"], more = _read_body(message.body)
             except ValueError:
                 counts.unparsable += 1
                 return False
-        try:
-            return self._program.execute(known) is True
-        except Exception:  # a dozen builtin types, and each means that the expression has no value
-            counts.undecided += 1
-            return False
+            size += more
+        found = self._evaluated(known) if self._cost.steps(size) <= STEPS_MAX else None
+        counts.undecided += found is None
+        return found is True
+
+
+def _compiled(text: str) -> tuple[cel.Program, Expression]:
+    """The program of a text, and what it costs. Raises MappingError.
+
+    What is too long or too deep never gets as far as the library, which would run out of its stack.
+    """
+    cost = None
+    with suppress(NotUnderstood):
+        cost = Expression(text)
+    try:
+        program = cel.compile(text)
+    except ValueError as error:
+        reason = str(error).partition(": ERROR: ")[2] or error
+        raise MappingError(f"not a CEL expression: {reason}") from error
+    except BaseException as error:
+        if not _is_panic(error):
+            raise
+        raise MappingError("not a CEL expression that can be compiled") from None
+    if cost is None:
+        raise MappingError("not a CEL expression of a kind that can be taken: its costs are not known")
+    return program, cost
+
+
+def _is_panic(error: BaseException) -> bool:
+    """A bug of the library: what its language then raises is no Exception, and not to be imported."""
+    return type(error).__name__ == "PanicException"
+
+
+def _read_body(body: bytes) -> tuple[Any, int]:
+    """The body and its size for Expression.steps. Raises ValueError when it is too large, or not JSON."""
+    if len(body) > CONDITION_BODY_MAX:
+        raise ValueError
+    found = orjson.loads(body)
+    values = 1 + body.count(b",") + body.count(b"[") + body.count(b"{")  # or fewer: texts hold them, too
+    if values > CONDITION_VALUES_MAX:
+        values = _count_values(found)
+    return found, values + len(body) // TEXT_PIECE
+
+
+def _count_values(body: Any) -> int:
+    """How many values a body has. Raises ValueError for too many."""
+    count = 1
+    left = [body]
+    while left:
+        one = left.pop()
+        if isinstance(one, dict):
+            inner = list(one.values())
+        elif isinstance(one, list):
+            inner = one
+        else:
+            continue
+        count += len(inner)
+        if count > CONDITION_VALUES_MAX:
+            raise ValueError
+        left += inner
+    return count
+
+
+def _size_of_headers(headers: Headers) -> int:
+    """The size of headers for Expression.steps. Raises ValueError when they are too many or too deep."""
+    count = octets = 0
+    left = [(value, 1) for _, value in headers]
+    while left:
+        (kind, content), depth = left.pop()
+        count += 1
+        if count + len(left) > CONDITION_VALUES_MAX or depth > HEADERS_DEPTH_MAX:
+            raise ValueError
+        if kind is ValueType.TABLE:
+            left += [(value, depth + 1) for _, value in content]
+        elif kind is ValueType.ARRAY:
+            left += [(value, depth + 1) for value in content]
+        elif isinstance(content, str | bytes):
+            octets += len(content)
+    return count + octets // TEXT_PIECE
 
 
 _WORDS: Final[dict[str, Callable[[Message], Any]]] = {

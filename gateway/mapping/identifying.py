@@ -39,5 +39,7 @@ class IdentifyingCrossing(Crossing):
             self.route.failed += 1
             return Outcome(Verdict.REJECTED, Reason.MALFORMED, str(error))
         if not said.message_id:  # the message has just been made: nobody else has it yet
-            crossed.property_set = property_set(replace(said, message_id=next(self._ids)))
+            made = property_set(replace(said, message_id=next(self._ids)))
+            crossed.octets += made.octets - crossed.property_set.octets
+            crossed.property_set = made
         return crossed

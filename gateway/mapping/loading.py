@@ -25,6 +25,7 @@ from gateway.mapping.schema import (
     RouteRule,
     To,
 )
+from gateway.model.properties import is_unicode
 
 Place = tuple[str | int, ...]
 MAPPING_FILE_MAX: Final = 4_194_304  # octets; far above any hand-written file, far below what would hurt
@@ -120,12 +121,16 @@ def parse(text: str, file: str = "<text>") -> Mapping:
 
 
 def _walk(node: yaml.Node | None, place: Place, lines: dict[Place, int], file: str) -> None:
-    """Note the line of every key and item, and refuse a key that is given twice."""
+    """Note the line of every key and item; refuse a key that is given twice, and text that is none: YAML can
+    escape half a character, which no protocol can say."""
     if node is None:
         return
     lines.setdefault(place, node.start_mark.line + 1)
+    if isinstance(node, yaml.ScalarNode) and not is_unicode(node.value):
+        raise MappingError(f"{dotted(place)}: half a character", file=file, line=node.start_mark.line + 1)
     if isinstance(node, yaml.MappingNode):
         for key, value in node.value:
+            _walk(key, place, lines, file)
             inner = (*place, str(key.value))
             if inner in lines:
                 raise MappingError(f"{dotted(inner)}: given twice", file=file, line=key.start_mark.line + 1)

@@ -30,6 +30,7 @@ WORDS_OF_MESSAGE: Final = ("body", "qos", "retain", "durable", "headers", "conte
 RESERVED: Final = frozenset(
     (*sum(WORDS_OF_ADDRESS.values(), ()), *WORDS_OF_SENDER, *WORDS_OF_MESSAGE, "endpoint")
 )
+PATTERN_LEVELS_MAX: Final = 256  # patterns are compared with each other, level by level
 _CAPTURE: Final = re.compile(r"\{([A-Za-z_][A-Za-z0-9_]*)(\.\.\.)?\}")
 
 
@@ -57,6 +58,8 @@ def parse_tokens(protocol: str, text: str) -> Tokens:
     levels = split_levels(text, SEPARATORS[protocol])
     if protocol == "mqtt" and not levels:
         raise MappingError("a topic has at least one character")
+    if len(levels) > PATTERN_LEVELS_MAX:
+        raise MappingError(f"a pattern has at most {PATTERN_LEVELS_MAX} levels")
     tokens = [_token(level, one) for level in levels]
     if protocol == "mqtt" and any(token.kind is Kind.REST for token in tokens[:-1]):
         raise MappingError(f"{text!r}: '#' and '{{name...}}' end a topic filter (MQTT 4.7.1.2)")
@@ -175,6 +178,16 @@ class Pattern:
             literal.append(token.text)
         return SEPARATORS[self.protocol].join(literal)
 
+    def leading_literals(self) -> list[tuple[int, str]]:
+        """The literals before any rest, and their levels."""
+        found: list[tuple[int, str]] = []
+        for at, token in enumerate(self.tokens):
+            if token.kind is Kind.REST:
+                break
+            if token.kind is Kind.LITERAL:
+                found.append((at, token.text))
+        return found
+
     def _scope_differs(self, address: Address, queue: str) -> str:
         """Why protocol, exchange, service or queue do not fit; "" when they do."""
         if address.protocol != self.protocol:
@@ -200,30 +213,49 @@ class Pattern:
 
 
 def _place(tokens: Tokens, levels: Levels) -> list[tuple[int, int]] | None:
-    """Where each token lies in `levels`. Dead ends are remembered: at most tokens times levels of them."""
-    dead: set[tuple[int, int]] = set()
-
-    def place(token: int, at: int) -> list[tuple[int, int]] | None:
-        if token == len(tokens):
-            return [] if at == len(levels) else None
-        if (token, at) in dead:
-            return None
-        kind, text = tokens[token]
-        if kind is Kind.REST:
-            ends = range(len(levels), at - 1, -1)
-        elif at < len(levels) and (kind is Kind.ONE or levels[at] == text):
-            ends = range(at + 1, at, -1)
-        else:
-            return None
-        for end in ends:
-            rest = place(token + 1, end)
-            if rest is not None:
-                rest.insert(0, (at, end))
-                return rest
-        dead.add((token, at))
+    """Where each token lies in `levels`; the leftmost takes as much as it can."""
+    rests = [at for at, token in enumerate(tokens) if token.kind is Kind.REST]
+    if len(rests) > 1:
+        return _place_rests(tokens, levels)
+    more = len(levels) - len(tokens)  # levels that the rest takes, besides one
+    if (more != 0 and not rests) or more < -1:
         return None
+    spans: list[tuple[int, int]] = []
+    at = 0
+    for token in tokens:
+        kind, text = token
+        end = at + 1
+        if kind is Kind.REST:
+            end += more
+        elif kind is Kind.LITERAL and levels[at] != text:
+            return None
+        spans.append((at, end))
+        at = end
+    return spans
 
-    return place(0, 0)
+
+def _place_rests(tokens: Tokens, levels: Levels) -> list[tuple[int, int]] | None:
+    """As `_place`, of patterns with several rests: first what can be reached from the end, then the way."""
+    count = len(levels)
+    fits = [bytearray(count + 1) for _ in range(len(tokens) + 1)]  # by token and level: from there to the end
+    fits[-1][count] = 1
+    for token in range(len(tokens) - 1, -1, -1):
+        kind, text = tokens[token]
+        here, behind = fits[token], fits[token + 1]
+        for at in range(count, -1, -1):
+            if kind is Kind.REST:
+                here[at] = behind[at] or (at < count and here[at + 1])
+            elif at < count and (kind is Kind.ONE or levels[at] == text):
+                here[at] = behind[at + 1]
+    if not fits[0][0]:
+        return None
+    spans: list[tuple[int, int]] = []
+    at = 0
+    for token, (kind, _) in enumerate(tokens):
+        end = fits[token + 1].rindex(1, at) if kind is Kind.REST else at + 1
+        spans.append((at, end))
+        at = end
+    return spans
 
 
 def covers(wide: Pattern, narrow: Pattern) -> bool:
@@ -234,53 +266,94 @@ def covers(wide: Pattern, narrow: Pattern) -> bool:
 
 
 def _covers(wide: Tokens, narrow: Tokens) -> bool:
-    if not wide:
-        return not narrow
-    head = wide[0]
-    if head.kind is Kind.REST:
-        return any(_covers(wide[1:], narrow[taken:]) for taken in range(len(narrow) + 1))
-    if not narrow or narrow[0].kind is Kind.REST:
-        return False
-    if head.kind is Kind.LITERAL and narrow[0] != head:
-        return False
-    return _covers(wide[1:], narrow[1:])
+    for at, token in enumerate(wide):
+        if token.kind is Kind.REST:
+            return at == len(wide) - 1 or _covers_behind(wide[at:], narrow[at:])
+        if at >= len(narrow) or narrow[at].kind is Kind.REST:
+            return False
+        if token.kind is Kind.LITERAL and narrow[at] != token:
+            return False
+    return len(wide) == len(narrow)
+
+
+def _covers_behind(wide: Tokens, narrow: Tokens) -> bool:
+    """From the ends of both: whether what follows in `wide` takes all that follows in `narrow`."""
+    count = len(narrow)
+    behind = bytearray(count + 1)
+    behind[count] = 1
+    for token in reversed(wide):
+        here = bytearray(count + 1)
+        for at in range(count, -1, -1):
+            if token.kind is Kind.REST:
+                here[at] = behind[at] or (at < count and here[at + 1])
+            elif at < count and narrow[at].kind is not Kind.REST:
+                here[at] = behind[at + 1] if token.kind is Kind.ONE or narrow[at] == token else 0
+        behind = here
+    return behind[0] == 1
 
 
 def witness(one: Pattern, other: Pattern) -> Levels | None:
     """The levels of an address that both patterns take, or None when there is none."""
-    if not _same_scope(one, other) or _first_dollar(one, other) or _first_dollar(other, one):
+    if not _same_scope(one, other) or _apart(one.tokens, other.tokens):
         return None
+    if _first_dollar(one, other) or _first_dollar(other, one):
+        return None
+    end = (len(one.tokens), len(other.tokens))
     seen: set[tuple[int, int]] = set()
+    stack: list[tuple[tuple[int, int], _Way | None]] = [((0, 0), None)]
+    while stack:
+        place, way = stack.pop()
+        if place == end:
+            levels: list[str] = []
+            while way is not None:
+                if way.level is not None:
+                    levels.append(way.level)
+                way = way.before
+            return tuple(reversed(levels))
+        if place in seen:
+            continue
+        seen.add(place)
+        for following, level in reversed(_steps(one.tokens, other.tokens, place)):
+            stack.append((following, _Way(level, way)))
+    return None
 
-    def meet(i: int, j: int) -> list[str] | None:
-        if i == len(one.tokens) and j == len(other.tokens):
-            return []
-        if (i, j) in seen:
-            return None
-        seen.add((i, j))
-        a = one.tokens[i] if i < len(one.tokens) else None
-        b = other.tokens[j] if j < len(other.tokens) else None
-        steps: list[tuple[int, int, str | None]] = []
-        if a and b and a.kind is not Kind.REST and b.kind is not Kind.REST:
-            if a.kind is b.kind is Kind.LITERAL and a.text != b.text:
-                return None
-            steps.append((i + 1, j + 1, _either(a, b)))
-        if a and a.kind is Kind.REST:
-            steps.append((i + 1, j, None))
-            if b and b.kind is not Kind.REST:
-                steps.append((i, j + 1, _either(b, b)))
-        if b and b.kind is Kind.REST:
-            steps.append((i, j + 1, None))
-            if a and a.kind is not Kind.REST:
-                steps.append((i + 1, j, _either(a, a)))
-        for next_i, next_j, level in steps:
-            rest = meet(next_i, next_j)
-            if rest is not None:
-                return rest if level is None else [level, *rest]
-        return None
 
-    found = meet(0, 0)
-    return None if found is None else tuple(found)
+def _apart(one: Tokens, other: Tokens) -> bool:
+    """A quick way to No: their beginnings, before any rest, differ."""
+    for a, b in zip(one, other, strict=False):
+        if a.kind is Kind.REST or b.kind is Kind.REST:
+            return False
+        if a.text != b.text and a.kind is b.kind is Kind.LITERAL:
+            return True
+    return False
+
+
+class _Way(NamedTuple):
+    """The levels up to a place, the last one first; None: a rest that takes nothing more."""
+
+    level: str | None
+    before: _Way | None
+
+
+def _steps(one: Tokens, other: Tokens, place: tuple[int, int]) -> list[tuple[tuple[int, int], str | None]]:
+    """Where two patterns can go on to together from a place in both, and by which level."""
+    i, j = place
+    a = one[i] if i < len(one) else None
+    b = other[j] if j < len(other) else None
+    steps: list[tuple[tuple[int, int], str | None]] = []
+    if a and b and a.kind is not Kind.REST and b.kind is not Kind.REST:
+        if not (a.kind is b.kind is Kind.LITERAL and a.text != b.text):
+            steps.append(((i + 1, j + 1), _either(a, b)))
+        return steps
+    if a and a.kind is Kind.REST:
+        steps.append(((i + 1, j), None))
+        if b and b.kind is not Kind.REST:
+            steps.append(((i, j + 1), _either(b, b)))
+    if b and b.kind is Kind.REST:
+        steps.append(((i, j + 1), None))
+        if a and a.kind is not Kind.REST:
+            steps.append(((i + 1, j), _either(a, a)))
+    return steps
 
 
 def _either(a: Token, b: Token) -> str:

@@ -179,13 +179,32 @@ def _nothing(name: str) -> tuple[str, ...]:
 
 
 def _widest(patterns: list[Pattern]) -> list[Pattern]:
-    """The patterns that no other one covers; of equal ones the first."""
-    kept: list[Pattern] = []
+    """The patterns that no other one covers; of equal ones the first.
+
+    One covers another only if this has the literals of that, at the same levels, before any rest. So each is
+    compared only with those that share its literals.
+    """
+    kept: dict[Pattern, None] = {}
+    by_first: dict[tuple[object, ...], dict[Pattern, None]] = {}  # by their first literals; or None
+    by_any: dict[tuple[object, ...], dict[Pattern, None]] = {}  # by each of them; or None
     for pattern in patterns:
-        if not any(covers(other, pattern) for other in kept):
-            kept = [other for other in kept if not covers(pattern, other)]
-            kept.append(pattern)
-    return kept
+        scope = (pattern.protocol, pattern.scope, pattern.queue)
+        literals: list[tuple[object, ...]] = [(scope, at, text) for at, text in pattern.leading_literals()]
+        everywhere = (scope, None)
+        wider = [other for key in (*literals, everywhere) for other in by_first.get(key, ())]
+        if any(covers(other, pattern) for other in wider):
+            continue
+        first = literals[0] if literals else everywhere
+        for other in [other for other in by_any.get(first, ()) if covers(pattern, other)]:
+            del kept[other]
+            for index in (by_first, by_any):
+                for group in index.values():
+                    group.pop(other, None)
+        kept[pattern] = None
+        by_first.setdefault(first, {})[pattern] = None
+        for key in (*literals, everywhere):
+            by_any.setdefault(key, {})[pattern] = None
+    return list(kept)
 
 
 def _once(items: Iterable[Built]) -> tuple[Built, ...]:

@@ -90,7 +90,13 @@ class Lane:
         part.batch.settle(slots, outcome)
 
     def record(self, part: Part, messages: list[Message], slots: list[int], outcome: Outcome) -> None:
-        """Tell the journal."""
+        """Tell the journal. What goes wrong there costs rows of it, and no settlement."""
+        try:
+            self._record(part, messages, slots, outcome)
+        except Exception as error:
+            contained("journal", error)
+
+    def _record(self, part: Part, messages: list[Message], slots: list[int], outcome: Outcome) -> None:
         batch = part.batch
         came, origins = batch.sources, batch.origins
         assert self.journal is not None

@@ -1,13 +1,22 @@
-"""The message: content on its way from one address to another, in no protocol's form."""
+"""The message: content on its way from one address to another, in no protocol's form.
+
+What a message weighs is its `octets`: those of its body and its properties, and MESSAGE_OCTETS for what an
+empty one costs. Every limit and figure in octets of what is held counts these. Messages that share a property
+set each count it whole, for any of them may be the last that keeps it. A body on disk counts with its size:
+it takes that much of somewhere.
+"""
 
 from __future__ import annotations
 
-from typing import NamedTuple
+from collections.abc import Iterable
+from typing import Final, NamedTuple
 
 from gateway.model.address import Address
 from gateway.model.properties import NO_PROPERTIES, Properties, PropertySet
 
 NEVER = 0.0
+# An object takes 160 octets, its own property set another 170, its place in a queue or in flight 10 to 200.
+MESSAGE_OCTETS: Final = 256
 
 
 class Sender(NamedTuple):
@@ -36,6 +45,7 @@ class Message:
         "durable",
         "expires",
         "hops",
+        "octets",
         "property_set",
         "retain",
         "sender",
@@ -62,6 +72,7 @@ class Message:
         self.expires = expires
         self.hops = hops
         self.sender = sender
+        self.octets = len(body) + property_set.octets + MESSAGE_OCTETS
 
     @property
     def properties(self) -> Properties:
@@ -94,3 +105,13 @@ class Message:
 
     def __repr__(self) -> str:
         return f"Message({self.address!r}, {len(self.body)} octets, assurance {self.assurance})"
+
+
+def weight_of(messages: Iterable[Message]) -> int:
+    """What they weigh together."""
+    return sum([message.octets for message in messages])
+
+
+def bodies_of(messages: Iterable[Message]) -> int:
+    """Octets of their bodies alone, for those limits that say so."""
+    return sum([len(message.body) for message in messages])

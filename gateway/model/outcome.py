@@ -45,6 +45,14 @@ class Outcome(NamedTuple):
     text: str = ""
 
 
+FINAL: Final = frozenset(
+    (
+        *(Reason.EXPIRED, Reason.TOO_LARGE, Reason.HOPS),
+        *(Reason.NAME_INVALID, Reason.MALFORMED, Reason.LOST_PROPERTY, Reason.INTERNAL),
+    )
+)
+"""Refusals that another attempt cannot change."""
+
 ACCEPTED: Final = Outcome(Verdict.ACCEPTED)
 INTERNAL: Final = Outcome(Verdict.REJECTED, Reason.INTERNAL, "internal error")
 

@@ -1,16 +1,26 @@
 """What a message says about itself besides its body and address.
 
 `Properties` is the meaning; a `PropertySet` is the same as some protocol wrote it, decoded when asked for.
+Its `octets` are what it weighs: those that the protocol wrote or, of a set made here, those of its texts.
 Device traffic repeats a few property sets endlessly, so a set is shared by all messages that carry the same
 octets, and remembers in `forms` how other protocols write it: translating costs one dictionary look-up.
+
+A Value says what type it has, and a note in a header of another protocol may say so of anything: `fits` tells
+whether the content is of that type. Whoever makes values of what a peer wrote asks it, and takes none that
+does not; so whoever encodes a value need not ask again.
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass, field
+from decimal import Decimal
 from enum import Enum
+from math import isfinite
 from typing import Any, Final, NamedTuple
+
+from gateway.containment import contained
+from gateway.errors import ProtocolError, RemoteProtocolError
 
 
 class ValueType(Enum):
@@ -42,6 +52,8 @@ class Value(NamedTuple):
     value: Any
 
 
+HEADER_OCTETS: Final = 8  # of a header's type and number, or of the lengths before its texts
+
 Headers = tuple[tuple[str, Value], ...]
 """Ordered; a name may repeat."""
 
@@ -49,6 +61,65 @@ Headers = tuple[tuple[str, Value], ...]
 def string(text: str) -> Value:
     """A header value of type string."""
     return Value(ValueType.STRING, text)
+
+
+RANGES: Final = {
+    ValueType.INT8: (-(2**7), 2**7 - 1),
+    ValueType.UINT8: (0, 2**8 - 1),
+    ValueType.INT16: (-(2**15), 2**15 - 1),
+    ValueType.UINT16: (0, 2**16 - 1),
+    ValueType.INT32: (-(2**31), 2**31 - 1),
+    ValueType.UINT32: (0, 2**32 - 1),
+    ValueType.INT64: (-(2**63), 2**63 - 1),
+    ValueType.TIMESTAMP: (0, 2**64 - 1),
+}
+"""The least and the greatest number of each type that holds whole ones."""
+
+NESTING_MAX: Final = 64  # of arrays and tables: deeper than any protocol writes them, and short of any stack
+FLOAT_MAX: Final = 3.4028235677973366e38  # what rounds to a greater one is no 32-bit number
+
+
+def is_unicode(text: Any) -> bool:
+    """Whether it is a str of Unicode scalar values: a lone surrogate has no octets in any protocol."""
+    if not isinstance(text, str):
+        return False
+    try:
+        text.encode()
+    except UnicodeEncodeError:
+        return False
+    return True
+
+
+def fits(value: Value, depth: int = 0) -> bool:
+    """Whether the content of a value is what its type says; not when it is nested beyond NESTING_MAX."""
+    kind, content = value
+    limits = RANGES.get(kind)
+    if limits is not None:
+        return type(content) is int and limits[0] <= content <= limits[1]
+    if kind is ValueType.ARRAY or kind is ValueType.TABLE:
+        if depth >= NESTING_MAX or not isinstance(content, tuple):
+            return False
+        if kind is ValueType.ARRAY:
+            return all(isinstance(each, Value) and fits(each, depth + 1) for each in content)
+        return all(_is_pair(each) and fits(each[1], depth + 1) for each in content)
+    return _SIMPLE[kind](content)
+
+
+def _is_pair(pair: Any) -> bool:
+    return isinstance(pair, tuple) and len(pair) == 2 and is_unicode(pair[0]) and isinstance(pair[1], Value)
+
+
+_SIMPLE: Final[dict[ValueType, Callable[[Any], bool]]] = {
+    ValueType.VOID: lambda content: content is None,
+    ValueType.BOOL: lambda content: isinstance(content, bool),
+    ValueType.STRING: lambda content: isinstance(content, bytes) or is_unicode(content),
+    ValueType.BYTES: lambda content: isinstance(content, bytes),
+    ValueType.DOUBLE: lambda content: isinstance(content, float),
+    ValueType.FLOAT: lambda content: (
+        isinstance(content, float) and (not isfinite(content) or abs(content) < FLOAT_MAX)
+    ),
+    ValueType.DECIMAL: lambda content: isinstance(content, Decimal) and content.is_finite(),
+}
 
 
 @dataclass(frozen=True, slots=True)
@@ -75,7 +146,7 @@ class PropertySet:
     `forms` is for translators: what they made of this set, under a key of their own.
     """
 
-    __slots__ = ("_decode", "_properties", "forms", "protocol", "raw")
+    __slots__ = ("_decode", "_properties", "forms", "octets", "protocol", "raw")
 
     def __init__(
         self,
@@ -86,6 +157,7 @@ class PropertySet:
     ) -> None:
         self.protocol = protocol
         self.raw = raw
+        self.octets = len(raw)
         self.forms: dict[object, Any] = {}
         self._decode = decode
         self._properties = properties
@@ -96,13 +168,40 @@ class PropertySet:
         found = self._properties
         if found is None:
             assert self._decode is not None
-            found = self._properties = self._decode(self.raw)
+            try:
+                found = self._properties = self._decode(self.raw)
+            except ProtocolError:
+                raise
+            except Exception as error:  # whoever asks is prepared for malformed octets
+                contained("message", error, protocol=self.protocol)
+                raise RemoteProtocolError("the properties cannot be read", reason=0) from error
         return found
 
 
 def property_set(properties: Properties) -> PropertySet:
     """A set that no protocol has written yet."""
-    return PropertySet("model", b"", properties=properties)
+    made = PropertySet("model", b"", properties=properties)
+    made.octets = _weight(properties)
+    return made
+
+
+def _weight(properties: Properties) -> int:
+    """Octets of the texts in there, and a few for each header, about."""
+    texts = (
+        *(properties.content_type, properties.content_encoding, properties.correlation, properties.reply_to),
+        *(properties.message_id, properties.type, properties.app_id, properties.user_id),
+    )
+    octets = sum([len(text) for text in texts if text])
+    waiting: list[Any] = [properties.headers] if properties.headers else []
+    while waiting:  # a peer chose how deep they are
+        for one in waiting.pop():
+            name, value = one if type(one) is tuple else ("", one)
+            octets += len(name) + HEADER_OCTETS
+            if isinstance(value.value, str | bytes):
+                octets += len(value.value)
+            elif isinstance(value.value, tuple):
+                waiting.append(value.value)
+    return octets
 
 
 NO_PROPERTIES: Final = property_set(Properties())

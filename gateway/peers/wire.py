@@ -182,6 +182,8 @@ class Wire:
             raise self.failure("the server closed the connection")
         if self._layer is not None:
             data = self._layer.receive(data)
+            while self._layer.unread:
+                data += self._layer.receive(b"")
             if not data and self._layer.ended is not None:
                 raise LinkError(f"{self._place}: {self._layer.ended.text}")
         if not self._open:

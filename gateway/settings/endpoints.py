@@ -205,7 +205,7 @@ class Outbox(Part):
     messages_max: int = Field(1_000_000, ge=1)
     """Messages that wait; those that are on their way to the broker do not count."""
     bytes_max: int = Field(1024 * 1024 * 1024, ge=1)
-    """Octets of their bodies."""
+    """What they weigh, in octets: bodies, properties, and 256 for each."""
     age_secs_max: float | None = Field(None, gt=0)
     """How long a message may wait; absent: for ever."""
     policy: Literal["reject", "drop_oldest", "dead_letter"] = "reject"

@@ -17,8 +17,15 @@ class Part(BaseModel):
 
 
 class Limits(Part):
-    """How much of everything. Sizes are octets, times are seconds."""
+    """How much of everything. Sizes are octets, times are seconds.
 
+    What is held of messages counts with their bodies, their properties and 256 octets for each, which is what
+    one costs that is empty (`Message.octets`).
+    """
+
+    memory_bytes_max: int = Field(0, ge=0)
+    """Memory of the process; above it publishers are not read until consumers have made room. 0: six tenths
+    of what its control group or the machine has. A third above it, what cannot be stopped is refused."""
     connections_max: int = Field(10_000, ge=1)
     """Connections of one listener: each costs a descriptor and some 10 KiB."""
     connections_per_address_max: int = Field(0, ge=0)
@@ -57,12 +64,25 @@ class Limits(Part):
     """Octets of all of them; beyond it the oldest go."""
     fast_partial_age_secs: float = Field(24 * 3_600.0, gt=0)
     """How long such a transfer waits for its sender."""
+    properties_max: int = Field(1_000, ge=1)
+    """User properties of one MQTT packet, or entries of one message's header table, nested ones included: to
+    read one costs as much as to read a small message."""
+    properties_bytes_max: int = Field(131_072, ge=256)
+    """Octets of all properties of one MQTT packet or one message: who needs more has content."""
+    filters_max: int = Field(1_000, ge=1)
+    """Topic filters in one SUBSCRIBE or UNSUBSCRIBE: all of them are dealt with in one go."""
     frame_bytes_max: int = Field(131_072, ge=4_096, le=16 * 1024 * 1024)
     """AMQP frame-max that we propose: larger frames hold up their connection's heartbeats."""
     output_bytes_max: int = Field(32 * 1024 * 1024, ge=65_536)
-    """Written for one connection and not yet taken by its socket: a slow reader gets no more than that."""
+    """Written for one connection and not yet taken by its socket: a slow reader gets no more than that. From
+    half of it on (with two messages) nothing more of what the peer says is read."""
+    receive_bytes_per_sec_max: int = Field(0, ge=0)
+    """Octets per second that are read of one connection, 0 for any number: who sends more is not read for a
+    while. A second's worth may come at once."""
+    receive_messages_per_sec_max: int = Field(0, ge=0)
+    """The same in messages that its client publishes."""
     topic_levels_max: int = Field(128, ge=1)
-    """Levels of one topic, key or filter: matching is recursive in them."""
+    """Levels of one topic, key or filter: each is a step of matching."""
     hops_max: int = Field(8, ge=1, le=255)
     """Routes that one message may cross: two gateways that feed each other would never stop."""
 
@@ -75,11 +95,14 @@ class Limits(Part):
     handles_max: int = Field(8_192, ge=1, le=65_535)
     """AMQP/Fast handles per connection: each keeps its consumers and what its names lead to."""
     transaction_messages_max: int = Field(100_000, ge=1)
-    """Messages that an AMQP/Fast channel may send before COMMIT: they wait in memory."""
+    """Messages that an AMQP or AMQP/Fast channel may send before it commits: they wait in memory."""
     transaction_bytes_max: int = Field(64 * 1024 * 1024, ge=1)
-    """The same in octets of bodies."""
+    """The same in octets, without bodies on disk."""
     prefetch_max: int = Field(10_000, ge=1, le=65_535)
-    """Unacknowledged deliveries to one AMQP consumer, also to one that asked for no limit."""
+    """Unacknowledged deliveries to one AMQP consumer, also to one that asked for no limit; and to one channel
+    that asks for more with `basic.get`."""
+    unacknowledged_bytes_max: int = Field(128 * 1024 * 1024, ge=1)
+    """Octets of what one AMQP or AMQP/Fast connection has not acknowledged: it gets no more until it does."""
     consumers_max: int = Field(1_000, ge=1)
     """AMQP consumers per connection."""
 
@@ -125,18 +148,18 @@ class Limits(Part):
     """AMQP bindings of the embedded broker: each takes part in matching."""
     queue_messages_max: int = Field(1_000_000, ge=1)
     """Messages in one queue or one session; beyond it publishers are refused or wait."""
-    queue_bytes_max: int = Field(256 * 1024 * 1024, ge=1)
-    """Octets of bodies in one queue or one session."""
+    queue_bytes_max: int = Field(512 * 1024 * 1024, ge=1)
+    """Octets in one queue or one session."""
     queue_memory_messages_max: int = Field(100_000, ge=1)
     """Messages of one durable queue or session that are held in memory; the others wait on disk alone."""
     queue_memory_bytes_max: int = Field(64 * 1024 * 1024, ge=1)
-    """The same in octets of bodies."""
+    """The same in octets."""
     store_pending_bytes_max: int = Field(64 * 1024 * 1024, ge=65_536)
     """Octets that wait for the disk; beyond it publishers are not read until it has caught up."""
     dead_letters_max: int = Field(10_000, ge=0)
     """Dead letters kept; beyond it the oldest go."""
     dead_letters_bytes_max: int = Field(64 * 1024 * 1024, ge=0)
-    """Octets of their bodies."""
+    """Octets of all of them."""
     cache_entries_max: int = Field(10_000, ge=16)
     """Entries of each cache of what is derived from an address (routes, encoded headers)."""
 

@@ -47,6 +47,21 @@ class Http(Part):
     token_file: FilePath | None = None
     """File with a secret. Whoever shows it (`Authorization: Bearer`) may change things; without it, only
     callers on this machine may."""
+    connections_max: int = Field(100, ge=1)
+    """Connections at once: browsers, Prometheus and probes need a few. Beyond it one that only waits for its
+    peer makes room, else the new one is told 503."""
+    head_timeout_secs: float = Field(10.0, gt=0)
+    """From accepting, or the first octet of another request, to the end of the head."""
+    body_timeout_secs: float = Field(30.0, gt=0)
+    """From the end of the head to the end of the body."""
+    keep_alive_secs: float = Field(60.0, gt=0)
+    """How long a connection may stay between two requests; Prometheus asks every 15 or 30 s."""
+    send_timeout_secs: float = Field(30.0, gt=0)
+    """How long a peer may take to read what it was answered."""
+    head_bytes_max: int = Field(16_384, ge=1_024, le=1_048_576)
+    """Octets of the head of a request; browsers behind a login send some kilobytes of cookies."""
+    body_bytes_max: int = Field(1_048_576, ge=0)
+    """Octets of the body of a request: forty thousand ids of dead letters."""
 
 
 class Forward(Part):
@@ -135,6 +150,8 @@ class Log(Part):
     level: Literal["debug", "info", "warning", "error"] = "info"
     format: Literal["auto", "console", "json"] = "auto"
     """`auto`: console on a terminal, JSON lines elsewhere."""
+    slow_turn_secs: float = Field(0.1, ge=0)
+    """What holds up everybody for longer is told, with its cause; 0: nothing is."""
 
 
 class Settings(BaseSettings):

@@ -14,7 +14,7 @@ from gateway.model.message import Message
 from gateway.store.group import RUN_OCTETS_MAX, Group, Key, Run
 from gateway.store.index import TRANSIENT, WHOLE, Index, Log, octets_of
 from gateway.store.letters import DeadLetter, Letters, Line, letter
-from gateway.store.messages import MessageReader, encode_message, encode_messages
+from gateway.store.messages import MessageReader, encode_sound
 from gateway.store.schema import STEPS, Step, migrate, refuse_others
 from gateway.store.statements import delete, insert, transaction
 
@@ -176,7 +176,7 @@ class Database:
         lines = [
             (
                 *(id, run.log, run.first, run.count, run.octets, run.tag),
-                encode_messages(run.messages, run.offsets),
+                encode_sound(run.messages, run.offsets),
             )
             for id, run in runs
         ]
@@ -218,10 +218,11 @@ class Database:
                 connection.execute("DELETE FROM things WHERE kind = ?", (kind,))
                 continue
             end = after(prefix)
+            within = "" if end is None else " AND key < ?"  # apart, so that the index finds both ends
+            bounds = (prefix,) if end is None else (prefix, end)
             connection.execute(
-                "DELETE FROM things"
-                " WHERE kind = ? AND key >= ? AND (key < ? OR ? IS NULL) AND typeof(key) = ?",
-                (kind, prefix, end, end, "text" if isinstance(prefix, str) else "blob"),
+                f"DELETE FROM things WHERE kind = ? AND key >= ?{within} AND typeof(key) = ?",
+                (kind, *bounds, "text" if isinstance(prefix, str) else "blob"),
             )
         lines: list[tuple[str, Key, int, bytes]] = []
         gone: dict[str, list[Key]] = {}
@@ -229,7 +230,7 @@ class Database:
             if value is None:
                 gone.setdefault(kind, []).append(key)
             elif isinstance(value, Message):
-                lines.append((kind, key, 1, encode_message(value)))
+                lines.append((kind, key, 1, encode_sound((value,))))
             else:
                 lines.append((kind, key, 0, value))
         for kind, keys in gone.items():
@@ -306,10 +307,10 @@ class Database:
     def references(self) -> Iterator[tuple[int, int, Message]]:
         """Log, position and message of what will be there after a restart with its body in a file.
 
-        Such rows are found without reading them: they are shorter than their bodies.
+        Such rows are found without reading them: they are much shorter than what they weigh.
         """
         ids = self.connection.execute(
-            "SELECT id, log FROM rows WHERE octets > ? AND octets > length(messages) AND tag != ?",
+            "SELECT id, log FROM rows WHERE octets > ? AND octets > 2 * length(messages) AND tag != ?",
             (RUN_OCTETS_MAX, TRANSIENT),
         ).fetchall()
         dropped = set(self.garbage)
@@ -319,11 +320,17 @@ class Database:
                     yield log, position, message
 
     def things(self, kind: str) -> Iterator[tuple[Key, bytes | Message]]:
-        """Keys and values of a kind, in order of key. Raises StoreError for a value that cannot be read."""
+        """Keys and values of a kind, in order of key, less those that cannot be read, which are reported as
+        damage."""
         for key, message, value in self.connection.execute(
             "SELECT key, message, value FROM things WHERE kind = ? ORDER BY key", (kind,)
         ):
-            yield key, self.reader.decode_one(value) if message else value
+            try:
+                found = self.reader.decode_one(value) if message else value
+            except StoreError as error:
+                self.damage(f"{kind} {key!r} of the store cannot be read, and is left out: {error}")
+            else:
+                yield key, found
 
     def dead_letters(self, query: Callable[[], Iterable[Line]]) -> list[DeadLetter]:
         """The letters that `query` finds, less those that cannot be read, which are reported as damage."""

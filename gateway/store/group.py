@@ -18,7 +18,7 @@ from gateway.store.index import WHOLE, Index, Log, merged, ranges, stretch, unse
 from gateway.store.letters import Letters
 
 RUN_MESSAGES_MAX: Final = 1_000  # of one row: what is read, or deleted, in one go
-RUN_OCTETS_MAX: Final = 1_048_576  # and the octets of its bodies, unless one alone has more
+RUN_OCTETS_MAX: Final = 1_048_576  # and what they weigh, unless one alone has more
 
 Key = bytes | str
 Done = Callable[[Outcome], None]
@@ -236,13 +236,13 @@ def _first(piece: _Piece) -> int:
 
 
 def _runs(log: int, piece: _Piece) -> Iterator[Run]:
-    """The live messages of a piece, cut where their bodies exceed RUN_OCTETS_MAX."""
+    """The live messages of a piece, cut where they exceed RUN_OCTETS_MAX."""
     messages: Sequence[Message] = piece.messages
     offsets: Sequence[int] = range(len(messages))
     if piece.bits:
         offsets = unsettled(piece.bits, len(messages))
         messages = [messages[offset] for offset in offsets]
-    sizes = [len(message.body) for message in messages]
+    sizes = [message.octets for message in messages]
     octets = sum(sizes)
     if octets <= RUN_OCTETS_MAX:
         yield _run(log, piece, offsets, messages, octets)

@@ -30,7 +30,7 @@ class Log:
 
 
 class Row(NamedTuple):
-    """What is stored under `id`: positions `first` to `first + count - 1`, bodies of `octets` in all.
+    """What is stored under `id`: positions `first` to `first + count - 1`, which weigh `octets` in all.
 
     `settled` has a bit for each position, the first in the lowest bit of the first octet; None: none is
     settled. `octets` counts what was settled since it was written.

@@ -14,7 +14,7 @@ from typing import NamedTuple
 from gateway.errors import StoreError
 from gateway.model.message import Message
 from gateway.model.outcome import Outcome, Reason, Verdict
-from gateway.store.messages import MessageReader, encode_message
+from gateway.store.messages import MessageReader, encode_sound
 from gateway.store.statements import delete, insert
 
 
@@ -61,10 +61,11 @@ class Letters:
         text = text.encode(errors="replace").decode()  # a peer may have had a hand in it
         for message in messages:
             self._last += 1
-            octets = len(message.body)
+            octets = message.octets
             self._sizes[self._last] = octets
             self.octets += octets
-            line = (self._last, octets, utc, route, int(verdict), reason.value, text, encode_message(message))
+            said = encode_sound((message,))
+            line = (self._last, octets, utc, route, int(verdict), reason.value, text, said)
             self._added[self._last] = line
         while len(self._sizes) > self._messages_max or self.octets > self._octets_max:
             self.delete((next(iter(self._sizes)),))

@@ -30,11 +30,11 @@ from collections.abc import Callable, Mapping, Sequence
 from functools import lru_cache
 from itertools import accumulate, chain, pairwise
 from struct import Struct, calcsize, pack, unpack_from
-from struct import error as StructError
 from typing import Any, Final, TypeVar
 from zlib import crc32
 
-from gateway.errors import GatewayError, StoreError
+from gateway.containment import contained
+from gateway.errors import StoreError
 from gateway.model.address import Address, AmqpAddress, FastAddress, MqttAddress
 from gateway.model.message import Message, Sender
 from gateway.model.properties import NO_PROPERTIES, PropertySet, property_set
@@ -151,6 +151,31 @@ def _dictionary(entries: list[bytes]) -> bytes:
     return pack(f"<I{len(entries)}I", len(entries), *map(len, entries)) + b"".join(entries)
 
 
+def encode_sound(messages: Sequence[Message], offsets: Sequence[int] | None = None) -> bytes:
+    """`encode_messages`. A message that cannot be encoded is stored without what it says of itself, for who
+    publishes with it has been promised that the rest is."""
+    try:
+        return encode_messages(messages, offsets)
+    except Exception as error:
+        contained("store", error)
+        return encode_messages([_storable(message) for message in messages], offsets)
+
+
+def _storable(message: Message) -> Message:
+    try:
+        encode_message(message)
+    except Exception:
+        return Message(
+            message.address,
+            message.body,
+            assurance=message.assurance,
+            durable=message.durable,
+            retain=message.retain,
+            expires=message.expires,
+        )
+    return message
+
+
 def encode_message(message: Message) -> bytes:
     """A run of one."""
     return encode_messages((message,))
@@ -187,7 +212,7 @@ class MessageReader:
             raise StoreError(f"stored messages have form {octets[_CRC.size]}, this gateway reads {VERSIONS}")
         try:
             return self._decode(octets)
-        except (GatewayError, ValueError, LookupError, TypeError, StructError) as error:
+        except Exception as error:  # whatever the octets are: they are not what this gateway writes
             raise StoreError(f"stored messages cannot be read: {error!r}") from error
 
     def decode_one(self, octets: bytes) -> Message:

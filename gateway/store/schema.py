@@ -28,7 +28,7 @@ def _first(connection: sqlite3.Connection) -> None:
     for statement in (
         "CREATE TABLE meta (key TEXT PRIMARY KEY, value) WITHOUT ROWID",
         "CREATE TABLE logs (id INTEGER PRIMARY KEY, kind TEXT NOT NULL, name TEXT NOT NULL)",
-        # `octets` counts bodies only, `tag` is the owner's. The messages stand last, so that what precedes
+        # `octets` is what they weigh, `tag` is the owner's. The messages stand last, so that what precedes
         # them is read alone.
         "CREATE TABLE rows (id INTEGER PRIMARY KEY, log INTEGER NOT NULL, first INTEGER NOT NULL,"
         " count INTEGER NOT NULL, octets INTEGER NOT NULL, tag BLOB NOT NULL, messages BLOB NOT NULL)",

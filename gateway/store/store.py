@@ -24,7 +24,7 @@ from functools import partial
 from pathlib import Path
 from typing import Final
 
-from gateway.model.message import Message
+from gateway.model.message import Message, weight_of
 from gateway.model.outcome import Outcome
 from gateway.model.spooled import Spooled
 from gateway.store.database import Database, Stored, connect
@@ -237,7 +237,7 @@ class Store:
             self.figures.refused += len(messages)
             self.refuse(done)
             return
-        octets = sum([len(message.body) for message in messages])
+        octets = weight_of(messages)
         self.figures.pending += len(messages)
         self.figures.pending_octets += octets
         self._calls.append((Group.append, log, first, messages, octets, tag, done))

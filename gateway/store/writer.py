@@ -22,6 +22,7 @@ from itertools import islice
 from time import monotonic, perf_counter
 from typing import Any, Final
 
+from gateway.containment import contained
 from gateway.model.outcome import ACCEPTED, Outcome, Reason, Verdict
 from gateway.store.database import Database
 from gateway.store.folder import Reserve
@@ -47,7 +48,7 @@ class Figures:
     messages: int = 0
     octets: int = 0
     pending: int = 0  # messages handed in, whose sources wait to hear
-    pending_octets: int = 0  # of their bodies
+    pending_octets: int = 0  # what they weigh
     commit_secs: float = 0.0
     failures: int = 0
     refused: int = 0  # messages
@@ -152,7 +153,10 @@ class Writer:
         elif not self._ending:
             self._tidy()
         for read in self.group.take_reads():
-            self.call_soon(read())
+            try:
+                self.call_soon(read())
+            except Exception as error:
+                contained("store", error)
 
     def _next(self) -> Calls | None:
         """What comes next; None when it is time for something else, or to end."""
@@ -301,4 +305,7 @@ def _tell_all(told: list[Done], outcome: Outcome, messages: int, octets: int, fi
     if outcome is not ACCEPTED:
         figures.refused += messages
     for done in told:
-        done(outcome)
+        try:
+            done(outcome)
+        except Exception as error:  # it concerns whoever waited, and nobody behind
+            contained("store", error)

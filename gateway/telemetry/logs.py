@@ -137,8 +137,7 @@ def configure_logs(level: str, form: LogFormat, stream: TextIO | None = None) ->
     root = logging.getLogger()
     root.handlers[:] = [writer]
     root.setLevel(number)
-    for chatty in ("watchfiles", "gateway.admin.http"):  # one line per file event, a banner of their own
-        logging.getLogger(chatty).setLevel(max(number, logging.WARNING))
+    logging.getLogger("watchfiles").setLevel(max(number, logging.WARNING))  # one line per file event
 
 
 def _rendering(form: str, out: TextIO) -> list[Processor]:

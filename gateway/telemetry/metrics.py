@@ -7,6 +7,7 @@ or a client identifier never becomes one.
 from __future__ import annotations
 
 import platform
+from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from typing import Final, get_args
 
@@ -78,6 +79,7 @@ COUNTERS: Final[dict[str, tuple[str, tuple[str, ...]]]] = {
     "gateway_dropped": ("Messages that the embedded broker dropped.", ("reason",)),
     "gateway_dead_lettered": ("Messages that became dead letters.", ("route", "reason")),
     "gateway_mapping_reloads": ("Attempts to take changed mapping files.", ("outcome",)),
+    "gateway_http_refused": ("HTTP connections and requests that were not served.", ("reason",)),
     "gateway_internal_errors": (
         "Errors that nobody foresaw, by what was given up to contain them; the log has their stacks.",
         ("where",),
@@ -85,6 +87,7 @@ COUNTERS: Final[dict[str, tuple[str, tuple[str, ...]]]] = {
 }
 GAUGES: Final[dict[str, tuple[str, tuple[str, ...]]]] = {
     "gateway_connections": ("Open connections.", ENDPOINT),
+    "gateway_http_connections": ("Open HTTP connections.", ()),
     "gateway_link_up": ("1 while the link is connected.", ENDPOINT),
     "gateway_link_address": ("1 for the address that a link is connected to.", (*ENDPOINT, "address")),
     "gateway_link_blocked": ("1 while the remote broker lets the link publish nothing.", ENDPOINT),
@@ -92,19 +95,22 @@ GAUGES: Final[dict[str, tuple[str, tuple[str, ...]]]] = {
     "gateway_route_in_flight": ("Messages of a route that are on their way.", ("route",)),
     "gateway_link_filters_refused": ("Topic filters that a link needs and its broker refuses now.", ENDPOINT),
     "gateway_outbox_messages": ("Messages in an outbox.", OUTBOX),
-    "gateway_outbox_bytes": ("Octets of their bodies.", OUTBOX),
+    "gateway_outbox_bytes": ("What they weigh: bodies, properties, and 256 octets each.", OUTBOX),
     "gateway_outbox_oldest_seconds": ("How long the oldest of them has waited, about.", OUTBOX),
 }
 BROKER_GAUGES: Final[dict[str, str]] = {
     "gateway_bindings": "AMQP bindings of the embedded broker.",
     "gateway_consumers": "AMQP consumers of the embedded broker.",
     "gateway_dead_letters": "Dead letters kept.",
-    "gateway_dead_letters_bytes": "Octets of their bodies.",
+    "gateway_dead_letters_bytes": "What they weigh: bodies, properties, and 256 octets each.",
     "gateway_deduplication_ids": "Message ids remembered by routes that deduplicate.",
     "gateway_exchanges": "AMQP exchanges of the embedded broker.",
+    "gateway_memory_blocked": "1 while publishers are stopped for want of memory.",
+    "gateway_memory_bytes": "Memory that the process occupies.",
+    "gateway_memory_limit_bytes": "Above so much publishers are stopped.",
     "gateway_partial_transfers": "Restartable AMQP/Fast transfers that are not complete.",
     "gateway_partial_transfers_bytes": "Octets that have come of them.",
-    "gateway_queue_bytes": "Octets of bodies in the embedded broker's queues.",
+    "gateway_queue_bytes": "What waits in the broker's queues: bodies, properties, and 256 octets each.",
     "gateway_queue_messages": "Messages in the embedded broker's queues.",
     "gateway_queues": "AMQP queues of the embedded broker.",
     "gateway_retained_messages": "MQTT topics with a retained message.",
@@ -124,7 +130,10 @@ STORE_COUNTERS: Final[dict[str, tuple[str, str]]] = {
 }
 STORE_GAUGES: Final[dict[str, tuple[str, str]]] = {
     "gateway_store_pending_messages": ("Messages that wait for the disk.", "pending"),
-    "gateway_store_pending_bytes": ("Octets of their bodies.", "pending_octets"),
+    "gateway_store_pending_bytes": (
+        "What they weigh: bodies, properties, and 256 octets each.",
+        "pending_octets",
+    ),
     "gateway_store_commit_seconds": ("What the last transaction took.", "commit_secs"),
     "gateway_store_healthy": ("1 while the disk takes what is written.", "healthy"),
 }
@@ -139,6 +148,7 @@ JOURNAL_GAUGES: Final[dict[str, tuple[str, str]]] = {
     "gateway_journal_healthy": ("1 while the journal can be written.", "healthy"),
 }
 SETTLE_SECONDS: Final = "gateway_settle_seconds"
+TURN_SECONDS: Final = "gateway_loop_turn_seconds"
 ROUTE_OUTCOMES: Final = ("matched", "delivered", "failed", "retried", "dropped", "unparsable", "undecided")
 
 
@@ -167,8 +177,11 @@ class Metrics(Collector):
         self.forgotten_ids: Callable[[], Mapping[str, int]] = dict
         self.outboxes: Callable[[], Iterable[OutboxCounts]] = list
         self.mapping_reloads = {"taken": 0, "refused": 0}
+        self.http_connections: Callable[[], int] = int
+        self.http_refused: Counter[str] = Counter()  # by reason, all of them constants of the HTTP server
         self.store: object | None = None  # with the attributes that STORE_COUNTERS and STORE_GAUGES name
         self.journal: object | None = None  # likewise
+        self.turns: Latency | None = None  # of the loop
         self._broker: dict[str, Callable[[], float]] = {}
         self._registry = CollectorRegistry(auto_describe=False)
         self._registry.register(self)
@@ -221,6 +234,10 @@ class Metrics(Collector):
             families[name].add_metric(values, number)
         yield from families.values()
         yield self._latencies()
+        if self.turns is not None:
+            turns = HistogramMetricFamily(TURN_SECONDS, "Steps of tasks, during which nobody else is served.")
+            turns.add_metric((), _cumulative(self.turns), self.turns.sum_secs)
+            yield turns
         for name, number in self.broker().items():
             yield GaugeMetricFamily(name, BROKER_GAUGES[name], value=number)
         yield from _attributes(self.store, STORE_COUNTERS, STORE_GAUGES)
@@ -257,6 +274,9 @@ class Metrics(Collector):
             yield "gateway_outbox_oldest_seconds", at, outbox.oldest_secs
         for outcome, count in self.mapping_reloads.items():
             yield "gateway_mapping_reloads", (outcome,), count
+        yield "gateway_http_connections", (), self.http_connections()
+        for reason, count in self.http_refused.items():
+            yield "gateway_http_refused", (reason,), count
         for where in get_args(Where):
             yield "gateway_internal_errors", (where,), counted[where]
 

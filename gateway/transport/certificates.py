@@ -23,6 +23,7 @@ def server_context(
 
     def build() -> ssl.SSLContext:
         context = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
+        context.options |= ssl.OP_NO_RENEGOTIATION  # it would cost us far more than the client
         context.load_cert_chain(cert_file, key_file)
         if client_ca_file is not None:
             context.load_verify_locations(client_ca_file)

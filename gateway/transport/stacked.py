@@ -17,8 +17,15 @@ class Stacked:
         """What ended either."""
         return self._outer.ended or self._inner.ended
 
+    @property
+    def unread(self) -> bool:
+        """Either has kept something for another turn."""
+        return self._outer.unread or self._inner.unread
+
     def receive(self, data: bytes) -> bytes:
-        """From the socket to the peer."""
+        """From the socket to the peer; what the inner one has kept first."""
+        if not data and self._inner.unread:
+            return self._inner.receive(b"")
         data = self._outer.receive(data)
         return self._inner.receive(data) if data else b""
 

@@ -4,6 +4,10 @@ A stream never awaits. What its peer object wants to say is collected when the w
 `send`, and the rest, if the socket would not take it, is kept until the poller says that it is writable.
 What is large comes in pieces instead, which are not copied (backlog.py).
 A filter (TLS, WebSocket) may stand between the socket and the peer object; it is pure bytes too.
+
+One read may hold more work than one turn should take (thousands of tiny packets). So a peer object stops when
+it has done its share, keeps the rest, and says `again`: the rest has its turns before anything more is read,
+and has none while the socket does not take what came of it so far.
 """
 
 from __future__ import annotations
@@ -15,10 +19,12 @@ from typing import Final, NamedTuple, Protocol
 from gateway.containment import contained
 from gateway.model.spooled import Piece, joined
 from gateway.transport.backlog import Backlog
+from gateway.transport.rate import Rate
 
 READ_OCTETS: Final = 65_536
 # A stream with this much unsent is congested: its peer object gets no new deliveries until it has drained.
 BACKLOG_OCTETS_HIGH: Final = 1_048_576
+STRIKES_MAX: Final = 8
 BACKLOG_OCTETS_MAX: Final = 64 * 1024 * 1024
 
 
@@ -26,7 +32,9 @@ class Peer(Protocol):
     """What a stream feeds: one protocol connection."""
 
     def receive(self, data: bytes, now: float) -> None:
-        """Octets arrived. Whatever goes wrong in there ends this connection only."""
+        """Octets arrived; or none, after `Stream.again`. Whatever goes wrong in there ends this connection
+        only.
+        """
 
     def data_to_send(self) -> bytes | list[Piece]:
         """Everything to be written now; called when a wake-up ends. In pieces when they are large."""
@@ -55,6 +63,10 @@ class Filter(Protocol):
     def ended(self) -> Ending | None:
         """Set once nothing more will be received; what `send` still gives is to be written."""
 
+    @property
+    def unread(self) -> bool:
+        """True: `receive` with b"" would give more, which is for another turn."""
+
     def receive(self, data: bytes) -> bytes:
         """Octets for the peer, up to whatever sets `ended`."""
 
@@ -80,6 +92,9 @@ class Watcher(Protocol):
     def linger(self, stream: Stream) -> None:
         """The stream has written all and said so; `abort` it when its peer does not close in time."""
 
+    def pause(self, stream: Stream, seconds: float) -> None:
+        """`hold` the stream for so long."""
+
 
 class OctetCounts(Protocol):
     """Who counts the octets of streams, one for all of an endpoint: to count them on each would cost every
@@ -103,11 +118,12 @@ class Octets:
 class WriteSet:
     """The streams that have something to write when this wake-up ends. One for the whole process."""
 
-    __slots__ = ("_marked", "wake_up_ends")
+    __slots__ = ("_marked", "took_long", "wake_up_ends")
 
     def __init__(self) -> None:
         self._marked: list[Stream] = []
         self.wake_up_ends: Callable[[], None] | None = None  # called first at each flush
+        self.took_long: Callable[[Stream, float], None] | None = None  # told whose turn took how many seconds
 
     def mark(self, stream: Stream) -> None:
         """Write `stream` at the next flush."""
@@ -138,6 +154,7 @@ class Stream:
     __slots__ = (
         "_backlog",
         "_counts",
+        "_full",
         "_holds",
         "_lingering",
         "_output_holds",
@@ -145,17 +162,21 @@ class Stream:
         "_writes",
         "backlog_max",
         "closed",
+        "doomed",
         "ending",
         "layer",
         "layer_ended",
         "marked",
         "peer",
         "queued",
+        "rate",
         "read_octets",
         "reading",
         "remote",
         "sock",
         "starved",
+        "strikes",
+        "unread",
         "writing",
     )
 
@@ -169,7 +190,9 @@ class Stream:
         *,
         backlog_max: int = BACKLOG_OCTETS_MAX,
     ) -> None:
-        """`backlog_max`: a peer that lets more than these octets wait is cut off."""
+        """`backlog_max`: a peer that lets more than these octets wait is cut off; beyond half of it nothing
+        more of what it says is read.
+        """
         self.sock = sock
         self.layer = layer
         self.layer_ended: Callable[[Stream, Ending], None] | None = None  # told when a layer ends the stream
@@ -178,16 +201,21 @@ class Stream:
         self.peer: Peer | None = None
         self.reading = True
         self.read_octets = READ_OCTETS  # at a time; the peer object asks for more while something large comes
+        self.unread = False  # what was read last has not been dealt with to its end
+        self.strikes = STRIKES_MAX  # for long turns; a new stream has them all. The poller's business
+        self.rate: Rate | None = None  # None: as fast as it can
         self.writing = False
         self.marked = False
         self.starved = False  # deliveries were withheld because the stream was congested
         self.closed = False
+        self.doomed: Exception | None = None  # why it fails when this wake-up ends
         self.ending = False
         self.queued = 0  # octets that the peer object has encoded since the last flush, and the backlog
         self._counts: OctetCounts = Octets()
         self._watcher = watcher
         self._writes = writes
         self._backlog: Backlog | None = None
+        self._full = False  # more than half of `backlog_max` waits, so this is held
         self._holds = 0
         self._output_holds = 0
         self._lingering = False
@@ -197,15 +225,34 @@ class Stream:
         """True: deliver nothing more until `drained`. Asking starves the stream, so that it will be told."""
         if self.queued < BACKLOG_OCTETS_HIGH:
             return False
+        self.starve()
+        return True
+
+    def starve(self) -> None:
+        """Deliveries are withheld: have `drained` called when the socket takes octets."""
         if not self.starved:
             self.starved = True
             self.mark()
-        return True
 
     @property
     def backlogged(self) -> bool:
         """True: the socket has not taken all that was written last."""
         return self._backlog is not None
+
+    @property
+    def listening(self) -> bool:
+        """False: what the peer has said may wait here or in its socket, so its silence means nothing."""
+        return self.reading and not self.unread
+
+    @property
+    def endpoint(self) -> str:
+        """The name of the listener or link whose octets these are; "" before that is known."""
+        return getattr(self._counts, "name", "")
+
+    @property
+    def client(self) -> str:
+        """The client's name for itself, as far as the protocol knows one."""
+        return getattr(getattr(self.peer, "sender", None), "client", "")
 
     def count_with(self, counts: OctetCounts) -> None:
         """Its octets, those of before included, count as `counts`'."""
@@ -217,6 +264,12 @@ class Stream:
         """Collect and write the peer's octets when this wake-up ends."""
         if not self.marked:
             self._writes.mark(self)
+
+    def again(self) -> None:
+        """The peer object (or the layer) has not done all that was read: give it another turn with b""."""
+        if not self.unread and not self.closed and not self.ending:
+            self.unread = True
+            self._watcher.watch(self)
 
     def hold(self) -> None:
         """Stop reading until as many `release` calls have come: back-pressure is TCP's."""
@@ -245,7 +298,12 @@ class Stream:
             self.mark()
 
     def read(self, now: float) -> int:
-        """The socket is readable: read once and feed the peer. Returns the octets read."""
+        """Its turn: go on with what is left of the last read, otherwise read once, and feed the peer. Returns
+        the octets read.
+        """
+        if self.unread:
+            self._go_on(now)
+            return 0
         try:
             data = self.sock.recv(self.read_octets)
         except BlockingIOError:
@@ -264,7 +322,21 @@ class Stream:
             self.feed(data, now, self.layer)
         elif self.peer is not None:
             self.peer.receive(data, now)
+        if self.rate is not None and (wait := self.rate.charge(size, now)) and not self.closed:
+            self._watcher.pause(self, wait)
         return size
+
+    def _go_on(self, now: float) -> None:
+        """The peer object first, for what the layer keeps came later."""
+        self.unread = False
+        if self.peer is not None:
+            self.peer.receive(b"", now)
+        if not self.unread and self.layer is not None and self.layer.unread:
+            self.feed(b"", now, self.layer)
+        if self.rate is not None and (wait := self.rate.charge(0, now)) and not self.closed:
+            self._watcher.pause(self, wait)
+        if not self.unread and not self.closed:
+            self._watcher.watch(self)
 
     def feed(self, data: bytes, now: float, layer: Filter | None) -> None:
         """Give the peer object octets that have been read; `layer` is what they still have to pass."""
@@ -277,6 +349,8 @@ class Stream:
             if self.layer_ended is not None:
                 self.layer_ended(self, layer.ended)
             self.end(layer.ended.text)
+        elif layer is not None and layer.unread:
+            self.again()
 
     def move(self, watcher: Watcher) -> None:
         """Another poller reads it from now on."""
@@ -286,6 +360,8 @@ class Stream:
 
     def flush(self) -> None:
         """Write what the peer object has to say."""
+        if self.doomed is not None and not self.closed:
+            self.fail(self.doomed)
         if self.closed or self._lingering or self._output_holds:
             return
         data = self.peer.data_to_send() if self.peer is not None else b""
@@ -297,6 +373,9 @@ class Stream:
             if self._backlog.octets > self.backlog_max:
                 self.abort("it does not read what it is sent")
                 return
+            if not self._full and self._backlog.octets > self.backlog_max // 2:
+                self._full = True
+                self.hold()
         elif data and not (self._write(data) if isinstance(data, bytes) else self._write_pieces(data)):
             return
         backlog = self._backlog
@@ -313,6 +392,9 @@ class Stream:
             if not self._write_on(self._backlog):
                 return
             self.queued = 0 if self._backlog is None else self._backlog.octets
+            if self._full and self.queued <= self.backlog_max // 4:
+                self._full = False
+                self.release()
         if self._backlog is not None:
             return
         if self.ending:
@@ -329,7 +411,7 @@ class Stream:
         if self.ending or self.closed:
             return
         self.ending = True
-        self.reading = False
+        self.reading = self.unread = False
         self._watcher.watch(self)
         self._watcher.leave(self)
         self.mark()
@@ -344,20 +426,26 @@ class Stream:
     def fail(self, error: Exception) -> None:
         """An error that nobody foresaw was met on its behalf: that costs this connection, and no other."""
         contained("connection", error, remote=self.remote)
-        try:
-            self.abort("internal error")
-        except Exception as another:  # of its farewell: the socket is closed all the same
-            contained("connection", another, remote=self.remote)
+        self.abort("internal error")
+
+    def doom(self, error: Exception) -> None:
+        """`fail` when this wake-up ends, for whoever met the error in the midst of the business of others.
+        Until then it is congested: nothing more is delivered to it."""
+        if self.doomed is None:
+            self.doomed = error
+        self.queued = max(self.backlog_max, BACKLOG_OCTETS_HIGH)
+        self.mark()
 
     def _lose(self, reason: str, *, keep: bool) -> None:
         peer = self.peer
         if peer is None:
             return
-        if keep:
-            self.peer = Farewell(peer.data_to_send())
-        else:
-            self.peer = None
-        peer.lost(reason)
+        try:
+            self.peer = Farewell(peer.data_to_send()) if keep else None
+            peer.lost(reason)
+        except Exception as error:  # whoever ends it may be somebody else, and has other things to do
+            self.peer = self.peer if isinstance(self.peer, Farewell) else None
+            contained("connection", error, remote=self.remote)
 
     def _write(self, data: bytes) -> bool:
         """False: that was the end of the stream."""

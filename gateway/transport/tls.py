@@ -4,9 +4,11 @@ from __future__ import annotations
 
 import contextlib
 import ssl
-from typing import Any
+from typing import Any, Final
 
 from gateway.transport.stream import Ending
+
+RECORDS_MAX: Final = 512  # of one turn: they may be as small as one octet
 
 
 class TlsFilter:
@@ -22,16 +24,21 @@ class TlsFilter:
         )
         self._pending = b""
         self.established = False
+        self.unread = False
         self.ended: Ending | None = None
 
     def receive(self, data: bytes) -> bytes:
         """Decrypt. A bad handshake or record ends it; what is left to send then is the alert that says so."""
         self._incoming.write(data)
+        self.unread = False
         pieces = []
         try:
             if self.established or self._shake():
                 while piece := self._tls.read(65_536):
                     pieces.append(piece)
+                    if len(pieces) >= RECORDS_MAX:
+                        self.unread = True
+                        break
         except ssl.SSLWantReadError:
             pass
         except ssl.SSLZeroReturnError:

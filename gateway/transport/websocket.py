@@ -32,6 +32,7 @@ from gateway.transport.stream import Ending
 SUBPROTOCOLS: Final = ("mqtt", "mqttv3.1")
 VERSION: Final = "13"  # RFC 6455, 4.1
 KEY_OCTETS: Final = 16
+FRAMES_MAX: Final = 128  # of one turn: each costs more than a message, and may be empty
 UPGRADE: Final = {"Upgrade": "websocket", "Sec-WebSocket-Version": VERSION}
 
 
@@ -42,6 +43,7 @@ class _Frames:
 
     def __init__(self, message_octets_max: int | None) -> None:
         self.ended: Ending | None = None
+        self.unread = False
         self._message_octets_max = message_octets_max
         self._message_octets = 0
         self._frames: Connection | None = None  # None until the upgrade
@@ -65,8 +67,11 @@ class _Frames:
 
     def _content(self, frames: Connection, data: bytes) -> bytes:
         frames.receive_data(data)
+        self.unread = False
         pieces = []
-        for event in frames.events():
+        for number, event in enumerate(frames.events(), 1):
+            if number == FRAMES_MAX:
+                self.unread = True  # perhaps: nothing is lost by asking
             if isinstance(event, BytesMessage):
                 self._message_octets += len(event.data)
                 if self._message_octets_max is not None and self._message_octets > self._message_octets_max:
@@ -86,6 +91,8 @@ class _Frames:
                     self.ended = Ending("closed by the peer")
                 else:
                     self._fail(frames, event.code, event.reason or "")
+                break
+            if self.unread:
                 break
         return b"".join(pieces)
 
@@ -125,7 +132,7 @@ class WebSocketFilter(_Frames):
             self._head = b""
             self._frames = Connection(ConnectionType.SERVER)
             data = request.rest
-        return self._content(self._frames, data) if data else b""
+        return self._content(self._frames, data) if data or self.unread else b""
 
     def _upgrade(self, request: Request) -> bytes:
         """The response that accepts it (RFC 6455, 4.2). Raises Refusal."""

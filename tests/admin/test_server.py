@@ -59,6 +59,27 @@ async def test_a_process_is_alive_before_it_is_ready() -> None:
         assert (answer.status_code, answer.text) == (503, "draining\n")
 
 
+async def test_what_is_known_elsewhere_is_asked_each_time() -> None:
+    why = ""
+    async with serving() as (client, readiness):
+        readiness.watch("store", lambda: why)
+        assert (await client.get("/readyz")).status_code == 200
+        why = "database or disk is full"
+        answer = await client.get("/readyz")
+        assert (answer.status_code, answer.text) == (503, "store: database or disk is full\n")
+        assert (await client.get("/livez")).status_code == 200
+        why = ""
+        assert (await client.get("/readyz")).text == "ready\n"
+
+
+async def test_what_is_not_served_is_counted() -> None:
+    async with serving() as (client, _):
+        assert (await client.get("/" + "x" * 20_000)).status_code == 431
+        text = (await client.get("/metrics")).text
+        assert 'gateway_http_refused_total{reason="head_bytes"} 1.0\n' in text
+        assert "gateway_http_connections 1.0\n" in text
+
+
 async def test_metrics_are_prometheus_text() -> None:
     async with serving() as (client, _):
         answer = await client.get("/metrics")

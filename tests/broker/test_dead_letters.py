@@ -17,7 +17,7 @@ from gateway.mapping import parse
 from gateway.mapping.router import Router
 from gateway.model.address import AmqpAddress, MqttAddress
 from gateway.model.batch import Batch, Part
-from gateway.model.message import Message, Sender
+from gateway.model.message import MESSAGE_OCTETS, Message, Sender
 from gateway.model.outcome import ACCEPTED, Outcome, Reason, Verdict
 from gateway.model.properties import Properties, property_set, string
 from tests.broker.parts import Answers, amqp, mqtt, newest, unreadable
@@ -40,13 +40,13 @@ def test_the_newest_are_kept_and_all_are_counted() -> None:
     letters = DeadLetters(messages_max=3)
     for number in range(5):
         letters.add([amqp(b"%d" % number)], "route", LOST)
-    assert (len(letters), letters.octets) == (3, 3)
+    assert (len(letters), letters.octets) == (3, 3 * (1 + MESSAGE_OCTETS))
     assert bodies(newest(letters, 2)) == [b"4", b"3"]
     assert letters.counted == {("route", "no_route"): 5}
 
 
 def test_they_are_bounded_in_octets() -> None:
-    letters = DeadLetters(octets_max=10)
+    letters = DeadLetters(octets_max=10 + MESSAGE_OCTETS)
     letters.add([amqp(b"x" * 6), amqp(b"y" * 6)], "", LOST)
     assert bodies(newest(letters)) == [b"y" * 6]
 
@@ -63,7 +63,7 @@ def test_they_are_found_by_id_and_by_route_and_deleted() -> None:
     assert [letter.id for letter in found] == ids
     letters.delete([ids[0], "m99", "7"])
     assert [letter.route for letter in newest(letters)] == ["a", "b"]
-    assert letters.octets == 2
+    assert letters.octets == 2 * (1 + MESSAGE_OCTETS)
 
 
 # In the store.

@@ -15,7 +15,7 @@ from gateway.broker import kept
 from gateway.broker.kept import Kept
 from gateway.broker.queue import Queue
 from gateway.model.address import AmqpAddress
-from gateway.model.message import Message
+from gateway.model.message import MESSAGE_OCTETS, Message
 from gateway.model.outcome import ACCEPTED, Outcome
 from tests.broker.parts import SENDER, Answers, Taker, publish
 from tests.store.parts import Opened
@@ -166,7 +166,7 @@ class KeptQueueModel(RuleBasedStateMachine):
     def counts_are_right(self) -> None:
         assert len(self.queue) == len(self.ready)
         assert self.queue.unacknowledged == len(self.out)
-        assert self.queue.octets == sum(len(str(number)) for number in self.ready)
+        assert self.queue.octets == sum(len(str(number)) + MESSAGE_OCTETS for number in self.ready)
 
 
 def _accepted(count: int) -> Answers:

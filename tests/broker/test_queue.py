@@ -11,15 +11,23 @@ from hypothesis.stateful import RuleBasedStateMachine, invariant, precondition, 
 
 from gateway.broker.pressure import FULL
 from gateway.broker.queue import DISPATCH_MESSAGES_MAX, DISPATCH_OCTETS_MAX, Queue
-from gateway.model.message import Message
+from gateway.model.address import AmqpAddress
+from gateway.model.message import MESSAGE_OCTETS, Message, weight_of
 from gateway.model.outcome import ACCEPTED
-from tests.broker.parts import Answers, Taker, amqp, publish
+from gateway.model.properties import PropertySet
+from tests.broker.parts import SENDER, Answers, Taker, amqp, publish
 
 PAST, FUTURE = time.time() - 60.0, time.time() + 3_600.0
 
 
 def numbered(count: int, first: int = 0) -> list[Message]:
-    return [amqp(str(number).encode()) for number in range(first, first + count)]
+    """Bodies that say their number, and properties of various sizes."""
+    return [
+        Message(
+            AmqpAddress("", "key"), b"%d" % number, PropertySet("amqp091", bytes(number % 7)), sender=SENDER
+        )
+        for number in range(first, first + count)
+    ]
 
 
 def filled(count: int) -> Queue:
@@ -43,7 +51,7 @@ def test_messages_are_accepted_at_once_and_wait_in_order() -> None:
     queue = Queue("q")
     assert publish(queue, numbered(3)).outcomes == [ACCEPTED] * 3
     publish(queue, numbered(2, 3))
-    assert (len(queue), queue.octets) == (5, 5)
+    assert (len(queue), queue.octets) == (5, weight_of(numbered(5)))
     assert drained(queue) == [b"0", b"1", b"2", b"3", b"4"]
     assert (len(queue), queue.octets, queue.unacknowledged) == (0, 0, 5)
     queue.acknowledged(range(5))
@@ -179,8 +187,8 @@ def test_a_full_queue_holds_its_sources_then_refuses_and_lets_go_when_half_empty
 
 
 def test_octets_fill_a_queue_too() -> None:
-    queue = Queue("q", octets_max=10)
-    source = publish(queue, [amqp(b"x" * 20)])
+    queue = Queue("q", octets_max=10 + MESSAGE_OCTETS)
+    source = publish(queue, [amqp(b"x" * (20 + MESSAGE_OCTETS))])
     assert publish(queue, [amqp(b"x")], source).outcomes == [ACCEPTED, FULL]
 
 
@@ -237,7 +245,7 @@ class QueueModel(RuleBasedStateMachine):
     def counts_are_right(self) -> None:
         assert len(self.queue) == len(self.ready)
         assert self.queue.unacknowledged == len(self.out)
-        assert self.queue.octets == sum(len(str(number)) for number in self.ready)
+        assert self.queue.octets == weight_of(numbered(1, number)[0] for number in self.ready)
 
 
 TestQueueModel = QueueModel.TestCase

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import random
+
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
@@ -104,6 +106,54 @@ def test_a_hostile_pattern_costs_no_exponential_time() -> None:
     assert trie.match(["a"] * 120) == {}
 
 
+class Counted(str):
+    """A level of a topic that counts how often it is looked up."""
+
+    count = 0
+
+    def __hash__(self) -> int:
+        Counted.count += 1
+        return super().__hash__()
+
+    def __eq__(self, other: object) -> bool:
+        return super().__eq__(other)
+
+
+@pytest.mark.parametrize("kinds", ["#*", "#a", "#*a"])
+def test_wildcards_inside_patterns_take_turns_together(kinds: str) -> None:
+    """What a match looks up grows with the levels of a topic, and not with what the patterns do to it."""
+    rng = random.Random(kinds)
+    trie: Trie[int] = Trie("*", "#")
+    patterns = {tuple(rng.choice(kinds) for _ in range(100)) for _ in range(200)}
+    for number, pattern in enumerate(patterns):
+        trie.add(["#", *pattern], number)
+    counts = []
+    for size in (32, 128):
+        Counted.count = 0
+        trie.match([Counted("a")] * size)
+        counts.append(Counted.count)
+    assert counts[1] <= 5 * counts[0]
+    assert counts[1] <= len(patterns) * 128  # far less than patterns times parts times levels
+
+
+def test_strips_that_are_emptied_are_gone_and_filled_ones_are_filled_again() -> None:
+    trie: Trie[int] = Trie("*", "#")
+    patterns = [["#", f"x{at}", *["a"] * (at % 140)] for at in range(600)]
+    for round_ in range(3):
+        for number, pattern in enumerate(patterns):
+            trie.add(pattern, number)
+        for number, pattern in enumerate(patterns):
+            assert set(trie.match(["y", f"x{number}", *["a"] * (number % 140)])) == {number}
+            if round_ or number % 2:
+                assert trie.remove(pattern, number)
+                assert not trie.remove(pattern, number)
+        left = sorted(number for _, number in trie.items())
+        assert left == ([] if round_ else list(range(0, 600, 2)))
+        assert len(trie) == len(left)
+    assert not trie._strips
+    assert not any(trie._with_room.values())
+
+
 @given(
     topics=st.sets(st.lists(LEVEL, min_size=1, max_size=4).map(tuple), max_size=8),
     gone=st.integers(0, 255),
@@ -118,6 +168,48 @@ def test_a_filter_finds_topics_as_a_naive_matcher_says(
     left = {topic for number, topic in enumerate(sorted(topics)) if not gone >> number & 1}
     for topic in topics - left:
         tree.remove(list(topic))
-    found = tree.find(pattern)
+    found, place = tree.find(pattern, most=100, steps=1_000)
+    assert place is None
+    assert found == sorted(topic for topic in left if naive_mqtt(pattern, list(topic)))
+
+
+@given(
+    topics=st.sets(st.lists(LEVEL, min_size=1, max_size=4).map(tuple), max_size=8),
+    changes=st.lists(st.lists(LEVEL, min_size=1, max_size=4).map(tuple), max_size=8),
+    pattern=MQTT_FILTER,
+    most=st.integers(1, 3),
+    steps=st.integers(1, 5),
+)
+def test_a_walk_goes_on_where_it_was_whatever_comes_and_goes(
+    topics: set[tuple[str, ...]],
+    changes: list[tuple[str, ...]],
+    pattern: list[str],
+    most: int,
+    steps: int,
+) -> None:
+    """What stays is found once; what comes or goes meanwhile at most once."""
+    tree: TopicTree[tuple[str, ...]] = TopicTree()
+    for topic in topics:
+        tree.put(list(topic), topic)
+    there = set(topics)
+    found: list[tuple[str, ...]] = []
+    place = None
+    turns = 0
+    while turns == 0 or place is not None:
+        turns += 1
+        assert turns < 1_000
+        piece, place = tree.find(pattern, place, most=most, steps=steps)
+        assert len(piece) <= most
+        found += piece
+        if changes:
+            topic = changes.pop()
+            if topic in there:
+                tree.remove(list(topic))
+                there.remove(topic)
+                topics.discard(topic)
+            else:
+                tree.put(list(topic), topic)
+                there.add(topic)
     assert len(found) == len(set(found))
-    assert set(found) == {topic for topic in left if naive_mqtt(pattern, list(topic))}
+    assert {topic for topic in topics if naive_mqtt(pattern, list(topic))} <= set(found)
+    assert all(naive_mqtt(pattern, list(topic)) for topic in found)

@@ -9,7 +9,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from gateway.errors import MappingError
-from gateway.mapping.patterns import Pattern, covers, parse_tokens, witness
+from gateway.mapping.patterns import PATTERN_LEVELS_MAX, Pattern, covers, parse_tokens, witness
 from gateway.model.address import AmqpAddress, FastAddress, MqttAddress
 
 A = ("a",)
@@ -229,3 +229,28 @@ def test_patterns_of_different_scopes_never_meet() -> None:
     assert witness(pattern("amqp091", "#", "a"), pattern("amqp091", "#", "b")) is None
     assert witness(pattern("mqtt", "+/x"), pattern("mqtt", "$a/x")) is None
     assert not covers(pattern("amqp091", "#", "a"), pattern("amqp091", "#", "b"))
+
+
+@pytest.mark.parametrize("count", [11, 60])
+def test_many_rests_are_compared_in_no_time(count: int) -> None:
+    """What is looked at grows with the product of the patterns' lengths; it doubled with each rest before."""
+    one = pattern("amqp091", ".".join(["#", "a"] * count))
+    other = pattern("amqp091", ".".join(["#", "a"] * count) + ".b")
+    assert not covers(one, other)
+    assert not covers(other, one)
+    assert covers(one, one)
+    assert witness(one, other) is None
+    assert witness(one, one) == ("a",) * count
+    assert one.match_levels(("a",) * 2_000) == {}
+    assert other.match_levels(("a",) * 2_000) is None
+
+
+def test_long_patterns_do_not_nest() -> None:
+    levels = tuple(f"l{at}" for at in range(PATTERN_LEVELS_MAX))
+    one = pattern("amqp091", ".".join(levels))
+    wild = pattern("amqp091", ".".join(["*"] * PATTERN_LEVELS_MAX))
+    assert one.match_levels(levels) == {}
+    assert covers(wild, one)
+    assert witness(wild, one) == levels
+    with pytest.raises(MappingError, match="at most"):
+        pattern("amqp091", ".".join(["*"] * (PATTERN_LEVELS_MAX + 1)))

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import pytest
+from hypothesis import given
+from hypothesis import strategies as st
 
 from gateway.errors import MappingError, RemoteProtocolError
 from gateway.mapping.conditions import plain_headers
@@ -15,9 +17,10 @@ from gateway.mapping.crossings import (
     SenderCrossing,
 )
 from gateway.mapping.names import parse_address, show_address
-from gateway.mapping.router import Router, Subscriptions, Targets
+from gateway.mapping.patterns import Pattern, covers, parse_tokens
+from gateway.mapping.router import Router, Subscriptions, Targets, _widest
 from gateway.model.address import AmqpAddress, FastAddress, MqttAddress
-from gateway.model.message import Message, Sender
+from gateway.model.message import MESSAGE_OCTETS, Message, Sender
 from gateway.model.outcome import Reason, Verdict
 from gateway.model.properties import (
     NO_PROPERTIES,
@@ -229,6 +232,7 @@ def test_message_ids_are_given_to_messages_that_have_none() -> None:
     assert isinstance(named, Message)
     assert [one.properties.message_id for one in (first, second, named)] == ["1", "2", "own"]
     assert plain_headers(first.properties.headers) == {"a": "b"}
+    assert first.octets == len(first.body) + first.property_set.octets + MESSAGE_OCTETS
     plain = router(up(", message_id: add"))
     outcome = refused(plain, "mqtt", Message(MqttAddress("a"), b"", malformed()))
     assert (outcome.reason, plain.routes[0].failed) == (Reason.MALFORMED, 1)
@@ -475,3 +479,17 @@ def test_whether_a_message_without_properties_is_certain_to_cross(rows: tuple[st
             assert crossed.property_set is NO_PROPERTIES
         elif bare:
             assert crossed is HOPS_EXCEEDED
+
+
+TOKENS = st.lists(st.sampled_from(["a", "b", "*", "#"]), min_size=1, max_size=4).map(".".join)
+
+
+@given(st.lists(st.tuples(TOKENS, st.sampled_from(["x", "y"])), max_size=12))
+def test_the_widest_patterns_cover_all_and_none_another(texts: list[tuple[str, str]]) -> None:
+    patterns = [Pattern("amqp091", parse_tokens("amqp091", text), scope) for text, scope in texts]
+    kept: list[Pattern] = []  # by comparing all with all
+    for one in patterns:
+        if not any(covers(other, one) for other in kept):
+            kept = [other for other in kept if not covers(one, other)]
+            kept.append(one)
+    assert _widest(patterns) == kept

@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from gateway.model.message import Message
+from gateway.model.message import MESSAGE_OCTETS, Message
 from gateway.model.outcome import Outcome, Reason, Verdict
 from gateway.store.letters import DeadLetter
 from gateway.store.store import Store
@@ -83,6 +83,9 @@ def test_a_key_that_is_no_text_is_the_callers_error(tmp_path: Path) -> None:
 REFUSED = Outcome(Verdict.REJECTED, Reason.NO_ROUTE, "nobody \ud800")
 
 
+LETTERS_OCTETS = 100 + 5 * MESSAGE_OCTETS
+
+
 def letters(store: Store, bodies: str) -> None:
     found: list[list[DeadLetter]] = []
     store.newest_letters(100, found.append)
@@ -90,11 +93,11 @@ def letters(store: Store, bodies: str) -> None:
 
 
 def test_dead_letters(tmp_path: Path) -> None:
-    store = opened(tmp_path, letters_max=5, letters_octets_max=100)
+    store = opened(tmp_path, letters_max=5, letters_octets_max=LETTERS_OCTETS)
     store.add_letters(messages(b"a", b"b"), "route", REFUSED)
     store.add_letters(messages(b"c"), "", REFUSED)
     store.close()
-    store = opened(tmp_path, letters_max=5, letters_octets_max=100)
+    store = opened(tmp_path, letters_max=5, letters_octets_max=LETTERS_OCTETS)
     letters(store, "cba")
     found: list[list[DeadLetter]] = []
     store.find_letters([2, 9, 1], found.append)
@@ -107,17 +110,17 @@ def test_dead_letters(tmp_path: Path) -> None:
     store.delete_letters([4])
     store.delete_letters([4, 77])
     store.close()
-    store = opened(tmp_path, letters_max=5, letters_octets_max=100)
+    store = opened(tmp_path, letters_max=5, letters_octets_max=LETTERS_OCTETS)
     letters(store, "fecb")
-    assert (store.letters_count, store.letters_octets) == (4, 4)
-    store.add_letters(messages(b"x" * 97), "route", REFUSED)
+    assert (store.letters_count, store.letters_octets) == (4, 4 * (1 + MESSAGE_OCTETS))
+    store.add_letters(messages(b"x" * (97 + MESSAGE_OCTETS)), "route", REFUSED)
     store.close()
-    store = opened(tmp_path, letters_max=5, letters_octets_max=100)
-    letters(store, "x" * 97 + "fec")
+    store = opened(tmp_path, letters_max=5, letters_octets_max=LETTERS_OCTETS)
+    letters(store, "x" * (97 + MESSAGE_OCTETS) + "fec")
     store.add_letters(messages(b"y"), "route", REFUSED)
     store.delete_letters()
     store.close()
-    store = opened(tmp_path, letters_max=5, letters_octets_max=100)
+    store = opened(tmp_path, letters_max=5, letters_octets_max=LETTERS_OCTETS)
     letters(store, "")
     store.close()
 

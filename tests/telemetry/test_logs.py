@@ -28,7 +28,7 @@ def test_json_lines_hold_the_facts_of_ours_and_of_libraries() -> None:
     out = io.StringIO()
     configure_logs("info", "json", out)
     logger("ingress.mqtt").warning("refused", reason="credentials", count=2, body=b"\xff")
-    logging.getLogger("hypercorn.error").error("broken %s", "pipe")
+    logging.getLogger("library.error").error("broken %s", "pipe")
     ours, theirs = (json.loads(line) for line in out.getvalue().splitlines())
     assert (ours["event"], ours["reason"], ours["count"]) == ("refused", "credentials", 2)
     assert (ours["level"], ours["logger"]) == ("warning", "ingress.mqtt")

@@ -56,6 +56,7 @@ class Watch:
         self.forgotten = 0
         self.leaving: list[Stream] = []
         self.lingering: list[Stream] = []
+        self.pauses: list[float] = []
 
     def watch(self, stream: Stream) -> None:
         self.seen.append((stream.reading, stream.writing))
@@ -68,6 +69,9 @@ class Watch:
 
     def linger(self, stream: Stream) -> None:
         self.lingering.append(stream)
+
+    def pause(self, stream: Stream, seconds: float) -> None:
+        self.pauses.append(seconds)
 
 
 class Speaker:

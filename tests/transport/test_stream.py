@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import pytest
 
+from gateway.model.message import Sender
+from gateway.telemetry.stats import ListenerStats
 from gateway.transport.stream import BACKLOG_OCTETS_HIGH, Octets, Stream, WriteSet
 from tests.transport.ends import FakeSocket, Speaker, Watch
 
@@ -174,3 +176,24 @@ def test_a_write_that_marks_other_streams_writes_them_too() -> None:
     second.stream._writes = first.writes
     first.say(b"x")
     assert second.sock.written == b"the first is gone"
+
+
+def test_a_peer_that_leaves_half_of_what_may_wait_is_not_read_until_it_has_taken_most() -> None:
+    bench = Bench(10, 20, 30, backlog_max=100)
+    bench.say(bytes(70))
+    assert (bench.stream.reading, bench.stream.backlogged) == (True, True)
+    bench.say(b"x")
+    assert not bench.stream.reading
+    bench.stream.writable()  # 41 are left
+    assert not bench.stream.reading
+    bench.stream.writable()
+    assert bench.stream.reading
+
+
+def test_the_stream_names_its_endpoint_and_its_client() -> None:
+    bench = Bench()
+    assert (bench.stream.endpoint, bench.stream.client) == ("", "")
+    stats = ListenerStats("plant", "mqtt")
+    bench.stream.count_with(stats)
+    bench.peer.sender = Sender("plant", "sensor")  # type: ignore[attr-defined]
+    assert (bench.stream.endpoint, bench.stream.client) == ("plant", "sensor")

@@ -16,7 +16,7 @@ from structlog.testing import capture_logs
 from gateway.errors import ConfigurationError
 from gateway.transport.certificates import server_context
 from gateway.transport.stream import Stream, WriteSet
-from gateway.transport.tls import TlsFilter
+from gateway.transport.tls import RECORDS_MAX, TlsFilter
 from tests.interop.servers import program
 from tests.transport.ends import FakeSocket, Speaker, Watch
 
@@ -80,6 +80,20 @@ def test_how_the_stream_is_split_changes_nothing(files: Files, piece: int, bodie
         octets = client.send(body)
         heard = b"".join(server.receive(octets[at : at + piece]) for at in range(0, len(octets), piece))
         assert heard == body
+
+
+def test_of_a_flood_of_records_a_turn_takes_only_some_and_none_is_lost(files: Files) -> None:
+    client, server = pair(files)
+    talk(client, server)
+    heard = [server.receive(b"".join(client.send(b"x") for _ in range(2_000)))]
+    while server.unread:
+        heard.append(server.receive(b""))
+    assert b"".join(heard) == b"x" * 2_000
+    assert max(map(len, heard)) == RECORDS_MAX
+
+
+def test_a_listener_does_not_renegotiate(files: Files) -> None:
+    assert server_context("mqtts", *files)().options & ssl.OP_NO_RENEGOTIATION
 
 
 def test_the_farewell_is_understood_and_nothing_follows_it(files: Files) -> None:

@@ -23,7 +23,7 @@ from wsproto.events import (
 
 from gateway.transport.stacked import Stacked, within
 from gateway.transport.stream import Ending, Stream, WriteSet
-from gateway.transport.websocket import WebSocketFilter
+from gateway.transport.websocket import FRAMES_MAX, WebSocketFilter
 from tests.transport.ends import FakeSocket, Speaker, Watch
 
 HEADERS = {
@@ -327,6 +327,34 @@ def test_a_pong_that_nobody_asked_for_is_passed_over() -> None:
     client = Client()
     assert client.say(Pong(b"x"), BytesMessage(b"data")) == b"data"
     assert client.hear() == []
+
+
+@pytest.mark.parametrize("frame", [Ping(b"x"), BytesMessage(b"x"), BytesMessage(b"", message_finished=False)])
+def test_of_a_flood_of_frames_a_turn_takes_only_some_and_none_is_lost(frame: Event) -> None:
+    client = Client()
+    octets = client.ws.send(frame) + masked(0x00, b"") * 999  # an empty continuation each
+    if not isinstance(frame, BytesMessage) or frame.message_finished:
+        octets = client.ws.send(frame) * 1_000
+    heard = client.filter.receive(octets)
+    turns = 1
+    while client.filter.unread:
+        heard += client.filter.receive(b"")
+        turns += 1
+    assert turns >= 1_000 // FRAMES_MAX
+    assert heard == (b"x" * 1_000 if isinstance(frame, BytesMessage) and frame.message_finished else b"")
+    assert len(client.hear()) == (1_000 if isinstance(frame, Ping) else 0)
+
+
+def test_a_stream_gives_a_flood_of_frames_its_turns() -> None:
+    client = Client()
+    sock, peer = FakeSocket(reads=(client.ws.send(BytesMessage(b"x")) * 500,)), Speaker()
+    stream = Stream(sock, "peer", Watch(), WriteSet(), client.filter)
+    stream.peer = peer
+    stream.read(1.0)
+    assert (len(peer.heard), stream.unread) == (FRAMES_MAX, True)
+    for _ in range(4):
+        stream.read(1.0)
+    assert (peer.heard, stream.unread) == (b"x" * 500, False)
 
 
 def streamed(*reads: bytes) -> tuple[Stream, FakeSocket, Speaker, list[Ending]]:

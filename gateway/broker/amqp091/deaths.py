@@ -10,11 +10,14 @@ rejected it on the way, or it would travel for ever.
 from __future__ import annotations
 
 import time
-from collections import Counter
+from collections import Counter, deque
 from collections.abc import Callable
 from typing import TYPE_CHECKING, Any, Final
 
-from gateway.errors import LocalProtocolError, RemoteProtocolError
+from gateway.broker.alarms import Alarm
+from gateway.broker.poison import poisoned
+from gateway.containment import contained
+from gateway.errors import LocalProtocolError, ProtocolError
 from gateway.model.address import AmqpAddress
 from gateway.model.batch import Batch, Lane
 from gateway.model.message import NEVER, Message, Sender
@@ -33,6 +36,10 @@ REJECTED: Final = "rejected"
 TOO_MANY: Final = "maxlen"
 HISTORY: Final = "x-death"
 COPIES: Final = "CC"
+COPIES_MAX: Final = 100  # keys besides the first: each is routed by itself
+DEATHS_MAX: Final = 64  # in one history: each letter copies it
+BURIED_MAX: Final = 500  # letters and their targets in one turn: some 20 ms
+NOTED_MAX: Final = 100_000  # deaths whose letters wait; letters can breed faster than they are buried
 COUNT_MAX: Final = (1 << 63) - 1  # deaths; a client may claim any number
 Lost = Callable[[list[Message], Outcome], None]
 
@@ -42,37 +49,65 @@ class Deaths:
 
     def __init__(self, host: VirtualHost, lost: Lost | None = None) -> None:
         """`lost` gets the letters that a queue could not take."""
-        self.noted: list[tuple[AmqpQueue, Message, str]] = []
+        self.noted: deque[tuple[AmqpQueue, Message, str]] = deque()
         self.dropped: Counter[str] = Counter()  # by reason: messages that died for good
         self._host = host
         self._lost = lost
         self._burying = False
+        self._next_turn: Alarm | None = None
+        self.owing: dict[AmqpQueue, None] = {}  # queues that have not told the disk of their dead
+
+    @property
+    def late(self) -> bool:
+        """Letters wait for the next turn."""
+        return self._next_turn is not None
 
     def note(self, queue: AmqpQueue, message: Message, reason: str) -> None:
         """A message has died; its queue has let go of it."""
         if queue.said.dead_letter_exchange is None or queue.deleted:
             self.dropped[f"queue_{reason}"] += 1
+        elif len(self.noted) >= NOTED_MAX:
+            self.dropped["dead_letter_refused"] += 1
         else:
             self.noted.append((queue, message, reason))
 
     def bury(self) -> None:
         """Send the letters on their way. What they cause to die goes the same way."""
-        if self._burying:
+        if self._burying or self._next_turn is not None:
             return
         self._burying = True
         try:
-            while self.noted:
-                self._bury(self.noted)
+            left = BURIED_MAX
+            while self.noted and left > 0:
+                left -= self._bury(left)
         finally:
             self._burying = False
+        if self.noted:
+            self._next_turn = self._host.alarms.set(time.time(), self._go_on)
+            return
+        owing, self.owing = self.owing, {}
+        for queue in owing:
+            queue.tell_of_the_dead()
 
-    def _bury(self, noted: list[tuple[AmqpQueue, Message, str]]) -> None:
-        self.noted = []
+    def _go_on(self) -> None:
+        self._next_turn = None
+        self.bury()
+
+    def _bury(self, most: int) -> int:
+        """Some letters; returns how many they and their targets are."""
         batch = Batch(self, time.monotonic())
         lanes: dict[AmqpQueue, Lane] = {}
         utc = time.time()
-        for queue, message, reason in noted:
-            targets, letter = self._letter(queue, message, reason, utc)
+        count = 0
+        while self.noted and count < most:
+            queue, message, reason = self.noted.popleft()
+            try:
+                targets, letter = self._letter(queue, message, reason, utc)
+            except Exception as error:
+                self._lose(message, poisoned(error, queue=queue.name))
+                count += 1
+                continue
+            count += 1 + len(targets)
             if not targets:
                 self.dropped[f"queue_{reason}"] += 1
                 continue
@@ -83,6 +118,7 @@ class Deaths:
                     lane = lanes[target] = Lane(target)
                 batch.add(slot, lane, letter)
         batch.send()
+        return count
 
     def _letter(
         self, queue: AmqpQueue, message: Message, reason: str, utc: float
@@ -95,7 +131,7 @@ class Deaths:
         headers = _with_death(native, queue.name, reason, address, int(utc))
         if not _can_be_written(headers):  # nested as deep as can be read, and now one deeper
             headers = _with_death(BasicProperties(), queue.name, reason, address, int(utc))
-        copies = copied_keys(headers, COPIES)
+        copies = copied_keys(headers, COPIES)[:COPIES_MAX]
         if key is not None:
             headers = tuple(pair for pair in headers if pair[0] != COPIES)
             copies = []
@@ -113,9 +149,12 @@ class Deaths:
             message.hops,
             message.sender,
         )
+        if len(dict(headers)[HISTORY].value) > DEATHS_MAX:
+            return [], letter
         found = self._host.route_keys(exchange, [first, *copies], letter)
         if reason != REJECTED:
-            found = [target for target in found if not _circles(headers, target.name)]
+            visited = _visited(headers)
+            found = [target for target in found if target.name not in visited]
         return found, letter
 
     # What batches ask: this is their source.
@@ -123,9 +162,12 @@ class Deaths:
     def settle(self, letters: list[Message], refused: dict[int, Outcome] | None, received: float) -> None:
         """What a queue would not take is lost to it, but neither uncounted nor unseen."""
         for at, outcome in (refused or {}).items():
-            self.dropped["dead_letter_refused"] += 1
-            if self._lost is not None:
-                self._lost([letters[at]], outcome)
+            self._lose(letters[at], outcome)
+
+    def _lose(self, letter: Message, outcome: Outcome) -> None:
+        self.dropped["dead_letter_refused"] += 1
+        if self._lost is not None:
+            self._lost([letter], outcome)
 
     def hold(self, senders: set[Sender]) -> list[Callable[[], None]]:
         """Nobody can be asked to let fewer messages die."""
@@ -162,7 +204,10 @@ def _native(queue: AmqpQueue, message: Message, utc: float) -> BasicProperties:
     """The properties; none where the sender malformed them."""
     try:
         return decode_properties(own_properties(queue, message, utc))
-    except RemoteProtocolError:
+    except ProtocolError:
+        return BasicProperties()
+    except Exception as error:
+        contained("delivery", error, queue=queue.name)
         return BasicProperties()
 
 
@@ -236,12 +281,14 @@ def _said(death: Value) -> dict[str, Any]:
     return {name: value.value for name, value in death.value}
 
 
-def _circles(headers: Headers, queue: str) -> bool:
-    """Whether the message has been in the queue, and nobody has rejected it since."""
+def _visited(headers: Headers) -> set[str]:
+    """The queues that the message has died in since somebody has rejected it."""
+    found = set()
     for death in dict(headers)[HISTORY].value:
         said = _said(death)
         if said.get("reason") == REJECTED:
-            return False
-        if said.get("queue") == queue:
-            return True
-    return False
+            break
+        queue = said.get("queue")
+        if isinstance(queue, str):
+            found.add(queue)
+    return found

@@ -15,6 +15,7 @@ from gateway.broker.kept import Kept
 from gateway.broker.queue import Queue
 from gateway.model.properties import Headers, Properties
 from gateway.store.properties import decode_properties, encode_properties
+from gateway.store.restoring import set_aside
 from gateway.store.store import Store
 
 if TYPE_CHECKING:
@@ -61,18 +62,21 @@ class Definitions:
 
     def exchanges(self, find: Callable[[str], Exchange | None]) -> list[Exchange]:
         """The recorded exchanges, without their bindings; `find` is how they look each other up."""
-        return [
-            Exchange(
-                name,
-                said["type"],
-                durable=True,
-                auto_delete=said["auto_delete"],
-                internal=said["internal"],
-                alternate=said.get("alternate"),
-                find=find,
-            )
-            for (name,), said in self._records(EXCHANGE)
-        ]
+        found = []
+        for words, said in self._records(EXCHANGE):
+            with set_aside(EXCHANGE, words):
+                (name,) = words
+                exchange = Exchange(
+                    name,
+                    said["type"],
+                    durable=True,
+                    auto_delete=said["auto_delete"],
+                    internal=said["internal"],
+                    alternate=said.get("alternate"),
+                    find=find,
+                )
+                found.append(exchange)
+        return found
 
     # Queues.
 
@@ -100,10 +104,13 @@ class Definitions:
 
     def queues(self) -> list[tuple[str, bool, Headers, str]]:
         """Name, auto-delete, arguments and user of the recorded queues."""
-        return [
-            (name, said["auto_delete"], _read(said["arguments"]), said.get("user", ""))
-            for (name,), said in self._records(QUEUE)
-        ]
+        found = []
+        for words, said in self._records(QUEUE):
+            with set_aside(QUEUE, words):
+                (name,) = words
+                arguments = _read(said["arguments"])
+                found.append((name, said["auto_delete"], arguments, said.get("user", "")))
+        return found
 
     # Bindings.
 
@@ -123,10 +130,12 @@ class Definitions:
 
     def bindings(self) -> list[tuple[str, str, str, str, Headers]]:
         """Source exchange, kind (QUEUE or EXCHANGE) and name of the destination, key, arguments."""
-        return [
-            (source, kind, name, key, _read(arguments))
-            for (source, kind, name, key, arguments), _ in self._records(BINDING)
-        ]
+        found = []
+        for words, _ in self._records(BINDING):
+            with set_aside(BINDING, words):
+                source, kind, name, key, arguments = words
+                found.append((source, kind, name, key, _read(arguments)))
+        return found
 
     def _binding(self, source: Exchange, to: Queue | Exchange, key: str, arguments: Headers) -> str:
         kind = QUEUE if isinstance(to, Queue) else EXCHANGE
@@ -142,9 +151,10 @@ class Definitions:
         for key, value in self._store.things(kind):
             assert isinstance(key, str)
             assert isinstance(value, bytes)
-            host, *words = json.loads(key)
-            if host == self._host:
-                found.append((words, json.loads(value)))
+            with set_aside(kind, key):
+                host, *words = json.loads(key)
+                if host == self._host:
+                    found.append((words, json.loads(value)))
         return found
 
 

@@ -77,8 +77,6 @@ class AmqpHosts(dict[str, VirtualHost]):
             "gateway_queue_messages": lambda: sum(len(queue) for queue in self.queues()),
             "gateway_queue_bytes": lambda: sum(queue.octets for queue in self.queues()),
             "gateway_exchanges": lambda: sum(len(host.exchanges) for host in self.values()),
-            "gateway_bindings": lambda: sum(
-                len(one.bindings) for host in self.values() for one in host.exchanges.values()
-            ),
+            "gateway_bindings": lambda: sum(host.bindings for host in self.values()),
             "gateway_consumers": lambda: sum(len(queue.consumers) for queue in self.queues()),
         }

@@ -1,7 +1,8 @@
 """A queue with what AMQP says of it: owner, time to live, limits, dead letters, priorities, active consumer.
 
 The queue of all protocols does the work; this one looks after it when it has come to rest (`dispatch`): what
-is too much goes, what has died is buried, and an alarm is set for what will expire at the head.
+is too much goes, what has died is buried, and an alarm is set for what will expire at the head. When very
+many have expired at once they go in pieces, each in a turn of its own, and what is behind them waits.
 """
 
 from __future__ import annotations
@@ -18,7 +19,7 @@ from gateway.broker.pressure import FULL
 from gateway.broker.priorities import PriorityQueue
 from gateway.broker.queue import Consumer, Queue
 from gateway.model.batch import Part
-from gateway.model.message import NEVER, Message
+from gateway.model.message import NEVER, Message, bodies_of
 from gateway.model.properties import Headers
 from gateway.protocols.amqp091.translate import priority_of
 
@@ -27,6 +28,8 @@ if TYPE_CHECKING:
     from gateway.broker.amqp091.virtual_host import VirtualHost
 
 BEYOND: Final = sys.maxsize  # a position that no message has
+EXPIRED_MAX: Final = 1_000  # messages that are dropped in one turn
+LOOKED_AT: Final = 100_000  # messages whose expiry a queue with priorities looks at in a second
 
 
 class AmqpQueue(Queue):
@@ -63,8 +66,11 @@ class AmqpQueue(Queue):
         self._deaths = host.deaths
         self._limited = said.length_max is not None or said.octets_max is not None
         self._refuses = self._limited and said.overflow != "drop-head"
+        if said.octets_max is not None:
+            self.weigh = bodies_of  # that is what `x-max-length-bytes` counts
         self._ranks: dict[Consumer, int] = {}  # of the consumers whose priority is not 0
         self._arriving = BEYOND  # what is there from this position on goes to whoever waits, expired or not
+        self._droppable = EXPIRED_MAX  # expired messages, in this turn
         self._alarm: Alarm | None = None  # for what expires at the head
         self._watch: Alarm | None = None  # to look whether it is used
 
@@ -171,7 +177,14 @@ class AmqpQueue(Queue):
             self.watch_use()
 
     def _open(self) -> list[tuple[Consumer, int]]:
-        """Who may have the next message: the active one, or those of the highest priority that have room."""
+        """Who may have the next message: the active one, or those of the highest priority that have room.
+
+        Nobody, while there is more that has expired than is dropped in one turn.
+        """
+        if self._head_expired():
+            self.drop_expired(self._droppable)
+            if self._head_expired():
+                return []
         if self.said.single_active:
             first = self.consumers[:1]
             return [(one, room) for one in first if (room := one.room()) > 0]
@@ -184,14 +197,26 @@ class AmqpQueue(Queue):
 
     # Out.
 
+    def _head_expired(self) -> bool:
+        if self._returned:
+            head = self._returned[0][1]
+        elif self._ready and self._first < self._arriving:
+            head = self._ready[0]
+        else:
+            return False
+        return bool(head.expires) and head.expires <= time.time()
+
     def dispatch(self) -> None:
         """Hand out what is ready, then see to what is left."""
+        self._droppable = EXPIRED_MAX
         super().dispatch()
         self.come_to_rest()
 
     def take(self) -> tuple[int, Message, bool] | None:
-        """The next message for a `get`: position, message, redelivered."""
-        found = super().take()
+        """The next message for a `get`: position, message, redelivered. None, too, while much expires."""
+        self._droppable = EXPIRED_MAX
+        self.drop_expired(EXPIRED_MAX)
+        found = None if self._head_expired() else super().take()
         self.settle_head()  # the answer to a `get` counts what is left
         return found
 
@@ -207,7 +232,7 @@ class AmqpQueue(Queue):
 
     def settle_head(self) -> None:
         """Drop what has expired at the head, for whoever is about to count."""
-        self.drop_expired()
+        self.drop_expired(EXPIRED_MAX)
         self.come_to_rest()
 
     def _let_go(self, position: int) -> None:
@@ -224,10 +249,10 @@ class AmqpQueue(Queue):
             if self._alarm is not None:
                 self._alarm.cancel()
             self._alarm = self._host.alarms.set(expires, self._alarmed)
-        if self.gone:
-            self._tell_gone()
         if self._deaths.noted:
             self._deaths.bury()
+        if self.gone:
+            self._tell_gone()
 
     def _drop_heads(self) -> None:
         said = self.said
@@ -248,7 +273,7 @@ class AmqpQueue(Queue):
 
     def _alarmed(self) -> None:
         self._alarm = None
-        self.drop_expired()
+        self.drop_expired(EXPIRED_MAX)
         self.dispatch()  # which also has more read from the disk
 
     def delete(self) -> int:
@@ -259,7 +284,20 @@ class AmqpQueue(Queue):
                 alarm.cancel()
         return count
 
+    def _tell_gone(self) -> None:
+        """Not before the letters are on their way: a crash would lose them."""
+        if self._deaths.noted:
+            self._deaths.owing[self] = None
+        else:
+            super()._tell_gone()
+
+    def tell_of_the_dead(self) -> None:
+        """The letters are on their way."""
+        if self.gone and not self.deleted:
+            self._tell_gone()
+
     def _has_expired(self, message: Message) -> None:
+        self._droppable -= 1
         self._deaths.note(self, message, EXPIRED)
 
     def _drop_expired(self, position: int, message: Message, utc: float) -> bool:
@@ -271,6 +309,7 @@ class AmqpPriorityQueue(AmqpQueue, PriorityQueue):
 
     def __init__(self, name: str, host: VirtualHost, *, said: QueueArguments, **more: Any) -> None:
         self._soonest = NEVER  # no message in memory expires before
+        self._rests = 0.0  # until then (UTC) nobody looks again: it takes a look at all
         super().__init__(name, host, said=said, priority=self._level_of, **more)
 
     def _level_of(self, message: Message) -> int:
@@ -299,14 +338,18 @@ class AmqpPriorityQueue(AmqpQueue, PriorityQueue):
             self._soonest = soonest
 
     def _next_expiry(self) -> float:
-        return self._soonest
+        return max(self._soonest, self._rests) if self._soonest else NEVER
 
-    def drop_expired(self) -> float:
+    def _head_expired(self) -> bool:
+        return False
+
+    def drop_expired(self, most: int = BEYOND) -> float:
         """Drop what has expired at the head of each priority; returns when the next one may."""
         utc = time.time()
-        if not self._soonest or utc < self._soonest:
-            return self._soonest
+        if not self._soonest or utc < self._next_expiry():
+            return self._next_expiry()
         self._soonest = NEVER
+        self._rests = utc + len(self._waiting) / LOOKED_AT
         self._sort()
         alive: set[int] = set()
         for level, position in sorted(self._fresh_heap(None)):
@@ -317,7 +360,7 @@ class AmqpPriorityQueue(AmqpQueue, PriorityQueue):
                 alive.add(level)
                 if message.expires > utc:
                     self._look_at([message])
-        return self._soonest
+        return self._next_expiry()
 
 
 def part_of(part: Part, start: int, stop: int) -> Part:

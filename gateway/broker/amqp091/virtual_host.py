@@ -34,6 +34,7 @@ from gateway.model.address import Address, AmqpAddress
 from gateway.model.batch import Sink
 from gateway.model.message import Message
 from gateway.model.properties import Headers, string
+from gateway.store.restoring import set_aside
 
 DEFAULT: Final = "operation not permitted on the default exchange"
 
@@ -73,6 +74,7 @@ class VirtualHost:
         self.replies = Replies()
         self._changed = changed
         self._names = 0
+        self.bindings = 0
         self.exchanges: dict[str, Exchange] = {
             name: Exchange(name, kind, durable=True)
             for name, kind in (
@@ -93,18 +95,21 @@ class VirtualHost:
         for exchange in definitions.exchanges(self.exchanges.get):
             self.exchanges[exchange.name] = exchange
         for name, auto_delete, arguments, user in definitions.queues():
-            queue = make_queue(name, self, durable=True, auto_delete=auto_delete, arguments=arguments)
-            self._enter(queue, user)
-            definitions.keep(queue)
-            queue.watch_use()
+            with set_aside(QUEUE, name):
+                queue = make_queue(name, self, durable=True, auto_delete=auto_delete, arguments=arguments)
+                definitions.keep(queue)
+                self._enter(queue, user)
+                queue.watch_use()
         for source, kind, name, key, arguments in definitions.bindings():
             to = self.queues.get(name) if kind == QUEUE else self.exchanges.get(name)
             if to is not None and source in self.exchanges:
-                self.exchanges[source].bind(to, key, arguments)
-                if isinstance(to, AmqpQueue):
-                    to.bound[self.exchanges[source]] = None
+                with set_aside("binding", (source, name, key)):
+                    self.bindings += self.exchanges[source].bind(to, key, arguments)
+                    if isinstance(to, AmqpQueue):
+                        to.bound[self.exchanges[source]] = None
         for queue in self.queues.values():
-            queue.wake()
+            with set_aside(QUEUE, queue.name):
+                queue.wake()
 
     # Routing: what the switch asks.
 
@@ -143,7 +148,7 @@ class VirtualHost:
         named = self.exchanges.get(exchange)
         if named is not None:
             for key in keys:
-                named.route(key, message, found, set())
+                named.route(key, message, found)
         return [queue for queue in found if isinstance(queue, AmqpQueue)]
 
     # Exchanges.
@@ -228,30 +233,44 @@ class VirtualHost:
             return
         if if_unused and found.bindings:
             raise failed(f"exchange '{name}' in vhost '{self.name}' in use")
-        self._remove(found)
+        self._drop_unused(self._remove(found))
         self._changed()
 
-    def _remove(self, exchange: Exchange) -> None:
-        """Forget the exchange; those that were bound to it may be unused now."""
+    def _remove(self, exchange: Exchange) -> list[Exchange]:
+        """Forget the exchange; returns those that it was bound to, which may be unused now."""
         del self.exchanges[exchange.name]
-        for destination, key, arguments in exchange.bindings:
+        for destination, key, arguments in list(exchange.bindings):
+            exchange.unbind(destination, key, arguments)
             if isinstance(destination, AmqpQueue):
                 destination.bound.pop(exchange, None)
             self._forget(exchange, destination, key, arguments)
-        for other in list(self.exchanges.values()):
-            self._unbind_all(other, exchange)
+        sources = list(exchange.bound)
+        for source in sources:
+            self._unbind_all(source, exchange)
         if self._definitions is not None:
             self.written |= self._definitions.remove_exchange(exchange)
+        return sources
 
     def _unbind_all(self, exchange: Exchange, destination: AmqpQueue | Exchange) -> None:
-        """`destination` goes; the exchange may be unused now."""
-        gone = exchange.unbind_all(destination)
-        for key, arguments in gone:
+        """`destination` goes."""
+        for key, arguments in exchange.unbind_all(destination):
             self._forget(exchange, destination, key, arguments)
-        if gone:
-            self._drop_if_unused(exchange)
+
+    def _drop_unused(self, exchanges: list[Exchange]) -> None:
+        """Delete those with auto-delete from which nothing leads on, and in turn what was bound to them."""
+        left = list(exchanges)
+        while left:
+            exchange = left.pop()
+            if (
+                exchange.auto_delete
+                and not exchange.bindings
+                and self.exchanges.get(exchange.name) is exchange
+            ):
+                left += self._remove(exchange)
 
     def _forget(self, source: Exchange, to: Queue | Exchange, key: str, arguments: Headers) -> None:
+        """A binding is gone."""
+        self.bindings -= 1
         if self._definitions is not None:
             self.written |= self._definitions.remove_binding(source, to, key, arguments)
 
@@ -339,8 +358,10 @@ class VirtualHost:
             raise failed(f"queue '{queue.name}' in vhost '{self.name}' not empty")
         if self.queues.pop(queue.name, None) is not None:
             self._users.remove(queue.user)
-        for exchange in list(queue.bound):
+        exchanges, queue.bound = list(queue.bound), {}
+        for exchange in exchanges:
             self._unbind_all(exchange, queue)
+        self._drop_unused(exchanges)
         if queue.kept is not None and self._definitions is not None:
             self.written |= self._definitions.remove_queue(queue)
         self._changed()
@@ -363,9 +384,9 @@ class VirtualHost:
         exchange = self.bindable(source)
         if exchange.kind == "headers":
             check_match(arguments)
-        bindings = sum(len(one.bindings) for one in self.exchanges.values())
-        self._check_room("bindings_max", bindings, self.bindings_max)
+        self._check_room("bindings_max", self.bindings, self.bindings_max)
         if exchange.bind(destination, key, arguments):
+            self.bindings += 1
             if isinstance(destination, AmqpQueue):
                 destination.bound[exchange] = None
             if self._definitions is not None:
@@ -381,12 +402,10 @@ class VirtualHost:
         exchange = self.exchanges.get(source)
         if exchange is not None and destination is not None and exchange.unbind(destination, key, arguments):
             self._forget(exchange, destination, key, arguments)
-            self._drop_if_unused(exchange)
+            if isinstance(destination, AmqpQueue) and not exchange.leads_to(destination):
+                destination.bound.pop(exchange, None)
+            self._drop_unused([exchange])
             self._changed()
-
-    def _drop_if_unused(self, exchange: Exchange) -> None:
-        if exchange.auto_delete and not exchange.bindings and self.exchanges.get(exchange.name) is exchange:
-            self._remove(exchange)
 
     def _check_disk(self, durable: bool) -> None:
         if durable and self._definitions is not None and (failure := self._definitions.failure):

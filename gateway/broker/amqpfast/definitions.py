@@ -11,17 +11,24 @@ import json
 from base64 import b64decode, b64encode
 from typing import Any, Final
 
+import structlog
+
 from gateway.broker.amqpfast.destinations import Interest
 from gateway.broker.amqpfast.kept import FastKept
 from gateway.broker.amqpfast.selection import selection
+from gateway.broker.amqpfast.selector import SelectorRefused
 from gateway.broker.amqpfast.spool import Spool
 from gateway.broker.queue import Queue
+from gateway.model.message import Message
 from gateway.model.spooled import Spooled
+from gateway.store.restoring import set_aside
 from gateway.store.store import Store
 
 QUEUE: Final = "fast-queue"
 TOPIC: Final = "fast-topic"
 SUBSCRIPTION: Final = "fast-subscription"
+
+log = structlog.get_logger(limited=True)
 
 Bodies = dict[int, dict[int, Spooled]]
 """By log and position. What nobody takes out of it, for its virtual host is not configured, stays on disk."""
@@ -94,19 +101,31 @@ class FastDefinitions:
         return [(words[0], said.get("maker")) for words, said in self._records(kind)]
 
     def subscriptions(self) -> list[tuple[str, str, Interest, str | None]]:
-        """The recorded subscriptions: client, identifier, what for, whose."""
+        """The recorded subscriptions: client, identifier, what for, whose.
+
+        A selector that an earlier version took and this one refuses selects nothing, until the client says
+        another one: what waits is not lost, and the others start.
+        """
         found = []
-        for (client, identifier), said in self._records(SUBSCRIPTION):
-            selector = b64decode(said["selector"])
-            interest = Interest(
-                said["name"],
-                prefix=said["prefix"],
-                selector=selector,
-                mime_type=said["mime_type"],
-                selects=selection(said["mime_type"], selector),
-                no_local=said["no_local"],
-            )
-            found.append((client, identifier, interest, said.get("maker")))
+        for words, said in self._records(SUBSCRIPTION):
+            with set_aside(SUBSCRIPTION, words):
+                client, identifier = words
+                selector = b64decode(said["selector"])
+                try:
+                    selects = selection(said["mime_type"], selector)
+                except SelectorRefused as error:
+                    text = "a durable subscription selects nothing: its selector is refused now"
+                    log.warning(text, client=client, identifier=identifier, reason=str(error))
+                    selects = _nothing
+                interest = Interest(
+                    said["name"],
+                    prefix=said["prefix"],
+                    selector=selector,
+                    mime_type=said["mime_type"],
+                    selects=selects,
+                    no_local=said["no_local"],
+                )
+                found.append((client, identifier, interest, said.get("maker")))
         return found
 
     def _records(self, kind: str) -> list[tuple[list[str], dict[str, Any]]]:
@@ -114,7 +133,12 @@ class FastDefinitions:
         for key, value in self._store.things(kind):
             assert isinstance(key, str)
             assert isinstance(value, bytes)
-            host, *words = json.loads(key)
-            if host == self._host:
-                found.append((words, json.loads(value)))
+            with set_aside(kind, key):
+                host, *words = json.loads(key)
+                if host == self._host:
+                    found.append((words, json.loads(value)))
         return found
+
+
+def _nothing(message: Message) -> bool:
+    return False

@@ -17,6 +17,7 @@ from typing import Final
 
 from gateway.broker.amqpfast.spool import Spool, SpoolFile
 from gateway.errors import StoreError
+from gateway.store.restoring import set_aside
 from gateway.store.store import Store
 
 PARTIAL: Final = "fast-partial"
@@ -66,13 +67,14 @@ class Partials:
         for key, value in store.things(PARTIAL):
             assert isinstance(key, str)
             assert isinstance(value, bytes)
-            said = json.loads(value)
-            try:
-                file = self._spool.recall(said["file"])
-            except StoreError:  # nothing had been written yet
-                store.delete(PARTIAL, key)
-                continue
-            found.append(Partial(key, b"", said["body_size"], file, said["utc"]))
+            with set_aside(PARTIAL, key):
+                said = json.loads(value)
+                try:
+                    file = self._spool.recall(said["file"])
+                except StoreError:  # nothing had been written yet
+                    store.delete(PARTIAL, key)
+                    continue
+                found.append(Partial(key, b"", int(said["body_size"]), file, float(said["utc"])))
         for partial in sorted(found, key=lambda one: one.utc):
             self._known[partial.key] = partial
             partial.busy = False

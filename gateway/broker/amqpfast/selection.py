@@ -3,6 +3,9 @@
 `Application/JMS` (RFC 012; also when a client names none) is the selector language of selector.py: names are
 those of headers, then those of the head's fields in upper case, then the names that Java has for them.
 `application/cel` is a condition as mapping files have them in `when`.
+
+What cannot be decided about a message does not select it, nor does what nobody foresaw: a subscription costs
+nobody but its owner.
 """
 
 from __future__ import annotations
@@ -11,15 +14,18 @@ from collections.abc import Callable
 from decimal import Decimal
 from typing import Any, Final
 
+from gateway import containment
 from gateway.broker.amqpfast.selector import SelectorRefused, compile_selector
 from gateway.errors import MappingError, RemoteProtocolError
 from gateway.mapping.conditions import Condition
 from gateway.model.message import Message
-from gateway.model.properties import Properties, ValueType
+from gateway.model.properties import Properties, Value, ValueType
 
 JMS: Final = "application/jms"
 CEL: Final = "application/cel"
 PRIORITY_DEFAULT: Final = 0
+HEADERS_FEW: Final = 16  # of more the names are remembered: each name in a selector looks for its own
+NAMES: Final = "selector names"
 
 Selects = Callable[[Message], bool]
 
@@ -54,7 +60,18 @@ def selection(mime_type: str, octets: bytes) -> Selects | None:
         raise SelectorRefused("the selector is not UTF-8") from None
     if not text.strip():
         return None
-    return _jms(text) if language == JMS else _cel(text)
+    return _guarded(_jms(text) if language == JMS else _cel(text))
+
+
+def _guarded(selects: Selects) -> Selects:
+    def look(message: Message) -> bool:
+        try:
+            return selects(message)
+        except Exception as error:
+            containment.contained("message", error)
+            return False
+
+    return look
 
 
 def _cel(text: str) -> Selects:
@@ -117,11 +134,25 @@ class _Said:
 
     def get(self, name: str, /) -> Any:
         """The value of a header or field; None when the message does not say it."""
-        for header, value in self._properties.headers:
+        value = self._header(name)
+        if value is None:
+            read = FIELDS.get(name)
+            return None if read is None else read(self._message, self._properties)
+        if value.type is ValueType.DECIMAL:
+            assert isinstance(value.value, Decimal)
+            return float(value.value)
+        return value.value if isinstance(value.value, str | int | float) else None
+
+    def _header(self, name: str) -> Value | None:
+        """The first header of that name."""
+        headers = self._properties.headers
+        if len(headers) > HEADERS_FEW:
+            forms = self._message.property_set.forms
+            names: dict[str, Value] | None = forms.get(NAMES)
+            if names is None:
+                names = forms[NAMES] = dict(reversed(headers))
+            return names.get(name)
+        for header, value in headers:
             if header == name:
-                if value.type is ValueType.DECIMAL:
-                    assert isinstance(value.value, Decimal)
-                    return float(value.value)
-                return value.value if isinstance(value.value, str | int | float) else None
-        read = FIELDS.get(name)
-        return None if read is None else read(self._message, self._properties)
+                return value
+        return None

@@ -3,9 +3,13 @@
     NAME = 'text' AND (PRIORITY > 4 OR weight BETWEEN 1 AND 2.5) AND kind NOT LIKE 'a!_%' ESCAPE '!'
 
 A text is parsed once into nested functions. Logic has three values: what cannot be said (a name that is not
-there, types that do not go together, a division by zero) is None, neither true nor false, and a message is
-selected only by True. Depth and length are bounded, and LIKE never looks back further than its last `%`, so
-that no selector can hold up the loop for long.
+there, types that do not go together, a division by zero, a number of more than 64 bits) is None, neither
+true nor false, and a message is selected only by True.
+
+No selector can hold up the loop for long. Length and depth are bounded where the text is read, and chains
+(`a + a + ...`, `... OR ... OR ...`) are loops, not nests. What depends on the message is the length of texts:
+an evaluation has so many steps (of some 5 ns), and when they do not suffice it selects nothing. LIKE never
+looks back further than its last `%`.
 """
 
 from __future__ import annotations
@@ -20,6 +24,11 @@ from gateway.errors import GatewayError
 SELECTOR_OCTETS_MAX: Final = 4_096  # it is looked at for each message
 DEPTH_MAX: Final = 40  # of parentheses and signs: parsing and evaluating are recursive
 DIGITS_MAX: Final = 18
+INTEGER_MAX: Final = (1 << 63) - 1  # or factors would grow without end
+STEPS_MAX: Final = 250_000  # of one evaluation
+COMPARED: Final = 64  # characters that are compared in one step
+LITERAL_COST: Final = 100  # a longer text is not looked for any slower
+LITERALS_COMPARED: Final = 8  # characters of a literal in one step
 
 
 class Known(Protocol):
@@ -29,7 +38,26 @@ class Known(Protocol):
         """A str, int, float or bool; None when it says nothing under this name."""
 
 
-Value = Callable[[Known], Any]
+class TooManySteps(Exception):
+    """An evaluation has used up its steps."""
+
+
+class Asked:
+    """One evaluation: what the message says, and the steps that are left."""
+
+    __slots__ = ("known", "left")
+
+    def __init__(self, known: Known) -> None:
+        self.known = known
+        self.left = STEPS_MAX
+
+    def check(self, steps: int) -> None:
+        """Whether so many may be done at once; raises TooManySteps."""
+        if steps > STEPS_MAX or self.left < 0:
+            raise TooManySteps
+
+
+Value = Callable[[Asked], Any]
 
 _TOKEN: Final = re.compile(
     r"""\s*(?:
@@ -74,7 +102,14 @@ def compile_selector(text: str) -> Callable[[Known], bool]:
     if len(text.encode()) > SELECTOR_OCTETS_MAX:
         raise SelectorRefused(f"a selector has at most {SELECTOR_OCTETS_MAX} octets")
     value = _Parser(text).parse()
-    return lambda known: value(known) is True
+
+    def selects(known: Known) -> bool:
+        try:
+            return value(Asked(known)) is True
+        except TooManySteps:
+            return False
+
+    return selects
 
 
 class _Parser:
@@ -152,15 +187,20 @@ class _Parser:
 
     def _either(self) -> _Term:
         found = self._both()
+        parts = [found]
         while self._accept("OR"):
-            found = _Term(_or(self._truth(found), self._truth(self._both())), True, True)
-        return found
+            parts.append(self._both())
+        return found if len(parts) == 1 else self._decided(parts, True)
 
     def _both(self) -> _Term:
         found = self._negated()
+        parts = [found]
         while self._accept("AND"):
-            found = _Term(_and(self._truth(found), self._truth(self._negated())), True, True)
-        return found
+            parts.append(self._negated())
+        return found if len(parts) == 1 else self._decided(parts, False)
+
+    def _decided(self, parts: list[_Term], by: bool) -> _Term:
+        return _Term(_chain([self._truth(part) for part in parts], by), True, True)
 
     def _negated(self) -> _Term:
         if not self._accept("NOT"):
@@ -185,7 +225,7 @@ class _Parser:
             wanted = not self._accept("NOT")
             self._expect("NULL")
             left = self._plain(term)
-            return _Term(lambda known: (left(known) is None) is wanted, True, True)
+            return _Term(lambda asked: (left(asked) is None) is wanted, True, True)
         negated = bool(self._accept("NOT"))
         if self._accept("BETWEEN"):
             found = self._between(self._plain(term))
@@ -203,7 +243,7 @@ class _Parser:
         low = self._plain(self._sum())
         self._expect("AND")
         high = self._plain(self._sum())
-        return _and(_compare(">=", value, low), _compare("<=", value, high))
+        return _chain([_compare(">=", value, low), _compare("<=", value, high)], False)
 
     def _in(self, value: Value) -> Value:
         self._expect("(")
@@ -212,9 +252,11 @@ class _Parser:
             texts.add(self._text())
         self._expect(")")
 
-        def look(known: Known) -> bool | None:
-            found = value(known)
-            return found in texts if isinstance(found, str) else None
+        def look(asked: Asked) -> bool | None:
+            found = value(asked)
+            if not isinstance(found, str):
+                return None
+            return len(found) <= SELECTOR_OCTETS_MAX and found in texts
 
         return look
 
@@ -228,25 +270,26 @@ class _Parser:
             raise self._fault("the escape character ends the pattern")
         wanted = pieces
 
-        def look(known: Known) -> bool | None:
-            found = value(known)
-            return _matches(found, wanted) if isinstance(found, str) else None
+        def look(asked: Asked) -> bool | None:
+            found = value(asked)
+            return _matches(found, wanted, asked) if isinstance(found, str) else None
 
         return look
 
     # Values.
 
     def _sum(self) -> _Term:
-        found = self._product()
-        while sign := self._accept("+", "-"):
-            found = _Term(_reckon(sign, self._plain(found), self._plain(self._product())), False)
-        return found
+        return self._reckoned(self._product, "+", "-")
 
     def _product(self) -> _Term:
-        found = self._factor()
-        while sign := self._accept("*", "/"):
-            found = _Term(_reckon(sign, self._plain(found), self._plain(self._factor())), False)
-        return found
+        return self._reckoned(self._factor, "*", "/")
+
+    def _reckoned(self, part: Callable[[], _Term], *signs: str) -> _Term:
+        first = part()
+        more = []
+        while sign := self._accept(*signs):
+            more.append((sign, self._plain(part())))
+        return _Term(_reckon(self._plain(first), more), False) if more else first
 
     def _factor(self) -> _Term:
         sign = self._accept("+", "-", "(")
@@ -258,7 +301,7 @@ class _Parser:
             self._expect(")")
         else:
             inner = self._plain(self._factor())
-            found = _Term(_reckon(sign, _constant(0), inner), False)
+            found = _Term(_reckon(_constant(0), [(sign, inner)]), False)
         self._depth -= 1
         return found
 
@@ -273,41 +316,35 @@ class _Parser:
             return _Term(_constant(int(word) if word.isdigit() else float(word)), False)
         if kind == "word":
             self._next()
-            return _Term(lambda known: known.get(word), True)
+            return _Term(lambda asked: asked.known.get(word), True)
         if truth := self._accept("TRUE", "FALSE"):
             return _Term(_constant(truth == "TRUE"), True)
         raise self._fault("a value is expected")
 
 
 def _constant(value: Any) -> Value:
-    return lambda known: value
+    return lambda asked: value
 
 
-def _or(one: Value, other: Value) -> Value:
-    def either(known: Known) -> bool | None:
-        left = one(known)
-        if left is True:
-            return True
-        right = other(known)
-        return True if right is True else False if left is False and right is False else None
+def _chain(parts: list[Value], by: bool) -> Value:
+    """OR, which one True decides, or AND, which one False does. None: it stays open."""
 
-    return either
+    def decide(asked: Asked) -> bool | None:
+        open_ = False
+        for part in parts:
+            found: object = part(asked)
+            if found is by:
+                return by
+            if found is not (not by):
+                open_ = True
+        return None if open_ else not by
 
-
-def _and(one: Value, other: Value) -> Value:
-    def both(known: Known) -> bool | None:
-        left = one(known)
-        if left is False:
-            return False
-        right = other(known)
-        return False if right is False else True if left is True and right is True else None
-
-    return both
+    return decide
 
 
 def _not(inner: Value) -> Value:
-    def negated(known: Known) -> bool | None:
-        found = inner(known)
+    def negated(asked: Asked) -> bool | None:
+        found = inner(asked)
         return not found if isinstance(found, bool) else None
 
     return negated
@@ -321,72 +358,126 @@ def _compare(sign: str, one: Value, other: Value) -> Value:
     ask = _COMPARE[sign]
     equality = sign in ("=", "<>")
 
-    def compare(known: Known) -> bool | None:
-        left, right = one(known), other(known)
+    def compare(asked: Asked) -> bool | None:
+        left, right = one(asked), other(asked)
         if _is_number(left) and _is_number(right):
             return ask(left, right)
         # Texts and truths are the same or not, and have no order; different types are never the same.
         if left is None or right is None or not equality or type(left) is not type(right):
             return None
+        if isinstance(left, str):
+            asked.left -= len(left) // COMPARED
+            asked.check(0)
         return ask(left, right)
 
     return compare
 
 
-def _reckon(sign: str, one: Value, other: Value) -> Value:
-    def reckon(known: Known) -> int | float | None:
-        left, right = one(known), other(known)
-        if not _is_number(left) or not _is_number(right):
-            return None
-        try:
-            if sign == "+":
-                return left + right  # type: ignore[no-any-return]
-            if sign == "-":
-                return left - right  # type: ignore[no-any-return]
-            if sign == "*":
-                return left * right  # type: ignore[no-any-return]
-            if isinstance(left, int) and isinstance(right, int):
-                whole = abs(left) // abs(right)  # towards zero, as in Java
-                return whole if (left < 0) == (right < 0) else -whole
-            return left / right  # type: ignore[no-any-return]
-        except ArithmeticError:
-            return None
+def _reckon(first: Value, more: list[tuple[str, Value]]) -> Value:
+    def reckon(asked: Asked) -> int | float | None:
+        found = first(asked)
+        for sign, part in more:
+            found = _reckon_two(sign, found, part(asked))
+            if found is None:
+                return None
+        return found  # type: ignore[no-any-return]
 
     return reckon
 
 
-# LIKE: what stands between the `%`, each of a fixed length, and the length.
-_Piece = tuple[re.Pattern[str], int]
+def _reckon_two(sign: str, left: Any, right: Any) -> Any:
+    """The result; None when there is none."""
+    if not _is_number(left) or not _is_number(right):
+        return None
+    try:
+        if sign == "+":
+            found = left + right
+        elif sign == "-":
+            found = left - right
+        elif sign == "*":
+            found = left * right
+        elif isinstance(left, int) and isinstance(right, int):
+            whole = abs(left) // abs(right)  # towards zero, as in Java
+            found = whole if (left < 0) == (right < 0) else -whole
+        else:
+            found = left / right
+    except ArithmeticError:
+        return None
+    return None if isinstance(found, int) and abs(found) > INTEGER_MAX else found
+
+
+# LIKE.
+
+
+class _Piece(NamedTuple):
+    """What stands between two `%`: texts at their offsets, anything between them. `search` finds it."""
+
+    parts: list[tuple[int, str]]
+    size: int
+    search: re.Pattern[str] | None  # None: it is one text
+
+    def fits(self, text: str, at: int) -> bool:
+        """Whether it stands at this place, where there is room for it."""
+        return all(text.startswith(part, at + offset) for offset, part in self.parts)
+
+    def find(self, text: str, at: int, end: int, asked: Asked) -> int:
+        """Where it stands first between two places; -1: nowhere. Raises TooManySteps."""
+        if self.search is None:
+            each = min(self.size, LITERAL_COST)
+            asked.check((end - at) * each // LITERALS_COMPARED)
+            place = text.find(self.parts[0][1] if self.parts else "", at, end)
+            asked.left -= ((end if place < 0 else place) - at) * each // LITERALS_COMPARED
+        else:
+            asked.check((end - at) * self.size)
+            found = self.search.search(text, at, end)
+            place = -1 if found is None else found.start()
+            asked.left -= ((end if place < 0 else place) - at) * self.size
+        return place
 
 
 def _pieces(pattern: str, escape: str) -> list[_Piece] | None:
     """The pieces of a pattern; None when the escape character is its last."""
-    pieces: list[list[str]] = [[]]
+    pieces: list[list[str]] = [[]]  # "" stands for any character
     characters = iter(pattern)
     for character in characters:
         if escape and character == escape:
             escaped = next(characters, None)
             if escaped is None:
                 return None
-            pieces[-1].append(re.escape(escaped))
+            pieces[-1].append(escaped)
         elif character == "%":
             pieces.append([])
         else:
-            pieces[-1].append("." if character == "_" else re.escape(character))
-    return [(re.compile("".join(piece), re.DOTALL), len(piece)) for piece in pieces]
+            pieces[-1].append("" if character == "_" else character)
+    last = len(pieces) - 1
+    return [_piece(characters, 0 < at < last) for at, characters in enumerate(pieces)]
 
 
-def _matches(text: str, pieces: list[_Piece]) -> bool:
+def _piece(characters: list[str], searched: bool) -> _Piece:
+    parts: list[tuple[int, str]] = []
+    for at, character in enumerate(characters):
+        if character and at and characters[at - 1]:
+            offset, text = parts[-1]
+            parts[-1] = (offset, text + character)
+        elif character:
+            parts.append((at, character))
+    search = None
+    if searched and "" in characters:
+        search = re.compile("".join(re.escape(one) or "." for one in characters), re.DOTALL)
+    return _Piece(parts, len(characters), search)
+
+
+def _matches(text: str, pieces: list[_Piece], asked: Asked) -> bool:
     """Whether `text` is the pieces in order with anything between them."""
-    (first, at), (last, last_size) = pieces[0], pieces[-1]
+    first, last = pieces[0], pieces[-1]
     if len(pieces) == 1:
-        return len(text) == at and first.match(text) is not None
-    end = len(text) - last_size
-    if end < at or first.match(text) is None or last.match(text, end) is None:
+        return len(text) == first.size and first.fits(text, 0)
+    at, end = first.size, len(text) - last.size
+    if end < at or not first.fits(text, 0) or not last.fits(text, end):
         return False
-    for piece, _ in pieces[1:-1]:
-        found = piece.search(text, at, end)
-        if found is None:
+    for piece in pieces[1:-1]:
+        place = piece.find(text, at, end, asked)
+        if place < 0:
             return False
-        at = found.end()
+        at = place + piece.size
     return True

@@ -22,6 +22,7 @@ from gateway.model.batch import Part, Sink
 from gateway.model.message import Message
 from gateway.model.outcome import Outcome, Reason, Verdict
 from gateway.protocols.amqpfast.spec import ReplyCode
+from gateway.store.restoring import set_aside
 
 # 3.5.2.3: names hold no `/ # &`; and nothing that a person could not see.
 INVALID: Final = re.compile(r"[/#&\x00-\x20\x7f]")
@@ -109,14 +110,15 @@ class FastHost:
     def _restore(self, definitions: FastDefinitions, queues: set[str], topics: set[str]) -> None:
         """What an earlier process left."""
         for name, maker in definitions.names(QUEUE):
-            queue = FastQueue(name, durable=True, **self._queue_limits)
-            definitions.keep(queue, QUEUE, name)
-            if self.auto_create or name in queues or len(queue):
-                self.queues[name] = queue
-                self._count("queue", queue, maker)
-            else:
-                definitions.remove(QUEUE, name)
-                queue.delete()
+            with set_aside(QUEUE, name):
+                queue = FastQueue(name, durable=True, **self._queue_limits)
+                definitions.keep(queue, QUEUE, name)
+                if self.auto_create or name in queues or len(queue):
+                    self.queues[name] = queue
+                    self._count("queue", queue, maker)
+                else:
+                    definitions.remove(QUEUE, name)
+                    queue.delete()
         for name, maker in definitions.names(TOPIC):
             if self.auto_create or name in topics:
                 topic = self.topics[name] = Topic(name)
@@ -124,11 +126,12 @@ class FastHost:
             else:
                 definitions.remove(TOPIC, name)
         for client, identifier, interest, maker in definitions.subscriptions():
-            found = Subscription(interest, key=(client, identifier), **self._queue_limits)
-            definitions.keep(found, SUBSCRIPTION, client, identifier)
-            self.durable[client, identifier] = found
-            self._count("session", found, maker)
-            self._enter(found)
+            with set_aside(SUBSCRIPTION, (client, identifier)):
+                found = Subscription(interest, key=(client, identifier), **self._queue_limits)
+                definitions.keep(found, SUBSCRIPTION, client, identifier)
+                self.durable[client, identifier] = found
+                self._count("session", found, maker)
+                self._enter(found)
 
     # Routing: what the switch asks.
 
@@ -266,6 +269,14 @@ class FastHost:
             self._definitions.add(TOPIC, name, maker)
         self._changed()
         return topic
+
+    def delete_queue(self, queue: FastQueue) -> int:
+        """Delete the queue and its messages; returns how many were ready."""
+        self.queues.pop(queue.name, None)
+        if queue.owner is None and self._definitions is not None:
+            self._definitions.remove(QUEUE, queue.name)
+        self._changed()
+        return queue.delete()
 
     # Temporary destinations, 3.5.2.2.
 

@@ -16,7 +16,8 @@ from collections import Counter, deque
 from collections.abc import Callable, Iterable
 from typing import Final, NamedTuple
 
-from gateway.model.message import Message
+from gateway.containment import contained
+from gateway.model.message import Message, weight_of
 from gateway.model.outcome import ACCEPTED, Outcome, Reason
 from gateway.store.letters import DeadLetter
 from gateway.store.store import Store
@@ -72,7 +73,7 @@ class DeadLetters:
 
     @property
     def octets(self) -> int:
-        """Octets of the bodies of all letters."""
+        """What all letters weigh."""
         return self._octets + (0 if self._store is None else self._store.letters_octets)
 
     def add(
@@ -92,7 +93,10 @@ class DeadLetters:
         utc = time.time()
         unwanted = not route and outcome.reason is Reason.NO_ROUTE
         if self.forward is not None and not unwanted:
-            self.forward(messages, route, outcome, utc)
+            try:
+                self.forward(messages, route, outcome, utc)
+            except Exception as error:  # the letters are kept all the same
+                contained("message", error, route=route)
         if self._store is None or unwanted:
             self._hold(messages, route, outcome, utc, crossed=crossed)
             if then is not None:
@@ -108,9 +112,9 @@ class DeadLetters:
         for message in messages:
             self._last += 1
             self._letters.append(Letter(f"{MEMORY}{self._last}", message, route, outcome, utc, crossed))
-            self._octets += len(message.body)
+            self._octets += message.octets
         while len(self._letters) > self.messages_max or self._octets > self.octets_max:
-            self._octets -= len(self._letters.popleft().message.body)
+            self._octets -= self._letters.popleft().message.octets
 
     def _when_safe(self, then: Callable[[], None]) -> None:
         """Letters outlast a full disk in memory, but their sources wait until they are on it."""
@@ -195,7 +199,7 @@ class DeadLetters:
         kept = [letter for letter in self._letters if letter.id not in gone]
         if len(kept) < len(self._letters):
             self._letters = deque(kept)
-            self._octets = sum(len(letter.message.body) for letter in kept)
+            self._octets = weight_of(letter.message for letter in kept)
         if self._store is not None and (stored := _stored(gone)):
             self._store.delete_letters(stored)
             if then is not None:

@@ -12,6 +12,8 @@ from collections.abc import Callable
 from typing import Final
 
 from gateway.broker.dead_letters import DeadLetters, Letter
+from gateway.broker.memory import LOW_ON_MEMORY
+from gateway.broker.poison import poisoned
 from gateway.broker.switch import UNROUTED, Entrance, RouteLane, Switch
 from gateway.mapping.crossings import Route
 from gateway.model.batch import Batch, Lane, Sink
@@ -42,7 +44,13 @@ class Redriving:
             if letter.id in self._open:
                 refused.append((letter.id, BUSY))
                 continue
-            outcome = self._place(placed, published, lanes, letter, told)
+            if self._switch.memory.short:
+                refused.append((letter.id, LOW_ON_MEMORY))
+                continue
+            try:
+                outcome = self._place(placed, published, lanes, letter, told)
+            except Exception as error:
+                outcome = poisoned(error, route=letter.route)
             if outcome is None:
                 self._open.add(letter.id)
             else:

@@ -41,7 +41,7 @@ from gateway.broker.mqtt.session import (
 )
 from gateway.broker.mqtt.subscription import Grant, decode_grant
 from gateway.model.batch import Part
-from gateway.model.message import Message
+from gateway.model.message import Message, weight_of
 from gateway.model.outcome import ACCEPTED, Outcome
 
 Told = Callable[[Outcome], None]
@@ -162,7 +162,7 @@ class KeptSession(Session):
             return
         messages = self._fitting(messages)
         self._waiting.extend([(message, grant, UNKEPT) for message in messages])
-        self._octets += sum([len(message.body) for message in messages])
+        self._octets += weight_of(messages)
 
     def _keep(self, messages: list[Message], grant: Grant, told: Told, stored_first: bool = False) -> None:
         """Give the messages positions, in memory or on disk alone, and write them.
@@ -174,7 +174,7 @@ class KeptSession(Session):
             return
         first = self.next
         count = len(messages)
-        octets = sum([len(message.body) for message in messages])
+        octets = weight_of(messages)
         self.next += count
         alone = stored_first or self.outlet is None or bool(self._aside) or self._memory_full()
         if alone:
@@ -217,7 +217,7 @@ class KeptSession(Session):
 
     def _withdraw(self, first: int, end: int) -> None:
         kept = [row for row in self._waiting if not first <= row[2] < end]
-        self._octets -= sum(len(message.body) for message, _, at in self._waiting if first <= at < end)
+        self._octets -= weight_of(message for message, _, at in self._waiting if first <= at < end)
         self._waiting = deque(kept)
 
     # Out.
@@ -260,7 +260,7 @@ class KeptSession(Session):
             return self._rows_again()
         rows: list[Row] = []
         waiting = self._waiting
-        octets = 0
+        octets = gone = 0
         self._stuck = False
         while waiting and len(rows) < ROWS_MAX and octets < ROWS_OCTETS_MAX:
             message, grant, position = waiting[0]
@@ -276,19 +276,21 @@ class KeptSession(Session):
             waiting.popleft()
             if message.expires and message.expires <= time.time():
                 self.tally.expired += 1
-                self._octets -= len(message.body)
+                gone += message.octets
                 if position != UNKEPT:
                     self._gone.append(position)
                 continue
-            octets += len(message.body)
+            octets += message.octets
             row = Row(message, grant, qos, packet_id, UNKEPT < position < self.sent)
             if qos:
                 self.credit -= 1
                 self.in_flight[packet_id] = row
                 self._positions[packet_id] = position
                 self.sent = max(self.sent, position + 1)
+            else:
+                gone += message.octets
             rows.append(row)
-        self._sent(octets)
+        self._let_go(gone)
         return rows
 
     # The client comes and goes, and acknowledges.
@@ -326,9 +328,11 @@ class KeptSession(Session):
         """As Session; the message is forgotten at once, and its id is taken until PUBCOMP."""
         if packet_id in self.released:
             return True
-        if self.in_flight.pop(packet_id, None) is None:
+        row = self.in_flight.pop(packet_id, None)
+        if row is None:
             return False
         position = self._positions.pop(packet_id)
+        self._let_go(row.message.octets)
         self.released[packet_id] = None
         self._records.put_released(self.client_id, packet_id, position)
         self._gone.append(position)
@@ -339,8 +343,9 @@ class KeptSession(Session):
         if packet_id in self.released:
             del self.released[packet_id]
             self._records.delete_released(self.client_id, packet_id)
-        elif self.in_flight.pop(packet_id, None) is not None:
+        elif (row := self.in_flight.pop(packet_id, None)) is not None:
             self._gone.append(self._positions.pop(packet_id))
+            self._let_go(row.message.octets)
         else:
             return False
         self.credit += 1

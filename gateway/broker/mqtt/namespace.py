@@ -13,19 +13,21 @@ import structlog
 
 from gateway.broker.mqtt.away import Away
 from gateway.broker.mqtt.kept_session import KeptSession
-from gateway.broker.mqtt.records import INCOMING, Records
-from gateway.broker.mqtt.retained import Retained
+from gateway.broker.mqtt.records import INCOMING, SESSION, Records
+from gateway.broker.mqtt.retained import Retained, Walk
 from gateway.broker.mqtt.session import Session, SessionLimits, SessionTally
 from gateway.broker.mqtt.shared import SharedGroup, shared_pattern
 from gateway.broker.mqtt.subscription import Grant, SubscriptionOptions
 from gateway.broker.mqtt.system import SYS, System
 from gateway.broker.shares import Shares, share_of
 from gateway.broker.topics import Trie
+from gateway.containment import contained
 from gateway.model.address import Address, MqttAddress
 from gateway.model.batch import Sink
 from gateway.model.message import Message, Sender
 from gateway.protocols.mqtt.packets import Will
 from gateway.protocols.mqtt.spec import Property
+from gateway.store.restoring import set_aside
 from gateway.store.store import Store
 
 log = structlog.get_logger(limited=True)
@@ -108,6 +110,7 @@ class MqttNamespace:
         self._members = 0  # of all groups
         self._wills: dict[str, tuple[float, Callable[[], None]]] = {}  # that wait, by client id
         self._left_wills: list[LeftWill] = []
+        self._set_aside: set[str] = set()  # clients whose sessions could not be made again
         self._left_sessions: list[Session] = []  # `expires_at` is still what is left of their time
         if self.records is not None:
             self._restore(self.records)
@@ -117,19 +120,24 @@ class MqttNamespace:
     def _restore(self, records: Records) -> None:
         kept: dict[str, KeptSession] = {}
         for client, record in records.sessions():
-            kept[client] = KeptSession(client, self.limits, self.tally, records)
-            kept[client].restore(record)
-            self._count(kept[client])
+            with set_aside("session", client):
+                session = KeptSession(client, self.limits, self.tally, records)
+                session.restore(record)
+                kept[client] = session
+                self._count(session)
         self.sessions.update(kept)
+        self._set_aside = {log.name for log in records.store.logs() if log.kind == SESSION} - set(kept)
         for client, topic_filter, options in records.subscriptions():
             if client in kept:
-                self._enter(kept[client], topic_filter, options)
+                with set_aside("subscription", (client, topic_filter)):
+                    self._enter(kept[client], topic_filter, options)
         for client, packet_id, _ in sorted(records.released(), key=lambda one: one[2]):
             if client in kept:
                 kept[client].restore_released(packet_id)
         for log in records.store.logs():
             if log.kind == INCOMING and log.name in kept:
-                kept[log.name].incoming.restore(log)
+                with set_aside(INCOMING, log.name):
+                    kept[log.name].incoming.restore(log)
         for session in kept.values():
             session.expires_at = session.expiry_secs - session.away_secs
             if session.expires_at <= 0:
@@ -141,6 +149,13 @@ class MqttNamespace:
             if sender.client in self.sessions:
                 left = will.properties.get(Property.WILL_DELAY_INTERVAL, 0) - kept[sender.client].away_secs
             self._left_wills.append(LeftWill(will, sender, left))
+
+    def _forget_set_aside(self, records: Records, client_id: str) -> None:
+        """Its client begins anew, and may not meet what nobody could read."""
+        self._set_aside.remove(client_id)
+        records.forget_session(client_id)
+        for kind in (SESSION, INCOMING):
+            records.store.drop(records.store.log(kind, client_id))
 
     def begin(self, now: float) -> None:
         """The clock runs: what is left of sessions counts from `now` (monotonic). May be called again."""
@@ -196,8 +211,8 @@ class MqttNamespace:
         """MQTT never looks beyond the address."""
         return self.sinks(message.address)
 
-    def subscribe(self, session: Session, topic_filter: str, options: SubscriptionOptions) -> list[Message]:
-        """Add or replace a subscription; returns the retained messages that it must be sent.
+    def subscribe(self, session: Session, topic_filter: str, options: SubscriptionOptions) -> None:
+        """Add or replace a subscription; the session owes it the retained messages (`Session.pull`).
 
         A shared one gets none (5: 4.8.2).
         """
@@ -207,11 +222,13 @@ class MqttNamespace:
             self.records.put_subscription(session.client_id, topic_filter, options)
         silent = options.retain_handling == 2 or (options.retain_handling == 1 and before is not None)
         if silent or shared_pattern(topic_filter) is not None:
-            return []
+            return
         pattern = topic_filter.split("/")
         if pattern[0] == SYS:
             self.system.show()
-        return self.retained.find(pattern)
+        if len(self.retained):
+            grant = Grant(session, [options], retained=True)
+            session.owed[topic_filter] = Walk(self.retained, pattern, grant)
 
     def _enter(self, session: Session, topic_filter: str, options: SubscriptionOptions) -> None:
         before = session.subscriptions.get(topic_filter)
@@ -246,6 +263,7 @@ class MqttNamespace:
     def _remove(self, session: Session, topic_filter: str) -> None:
         options = session.subscriptions.pop(topic_filter)
         self._lessen(session.user, 1)
+        session.owed.pop(topic_filter, None)
         shared = shared_pattern(topic_filter)
         if shared is None:
             pattern = topic_filter.split("/")
@@ -351,6 +369,8 @@ class MqttNamespace:
             self._publish_will(client_id)  # it is owed since an earlier process ended
         if session is None:
             if self.records is not None and expiry_secs > 0:
+                if client_id in self._set_aside:
+                    self._forget_set_aside(self.records, client_id)
                 session = KeptSession(client_id, self.limits, self.tally, self.records)
             else:
                 session = Session(client_id, self.limits, self.tally)
@@ -401,7 +421,11 @@ class MqttNamespace:
 
     def _publish_will(self, client_id: str) -> None:
         if client_id in self._wills:
-            self._wills.pop(client_id)[1]()
+            publish = self._wills.pop(client_id)[1]
+            try:
+                publish()
+            except Exception as error:  # whoever's clock or connection it is, it is not theirs
+                contained("message", error, client=client_id)
             self.forget_will(client_id)
 
     def expire(self, now: float) -> None:

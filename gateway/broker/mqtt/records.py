@@ -26,6 +26,7 @@ from gateway.model.message import Sender
 from gateway.protocols.mqtt.packets import Will
 from gateway.protocols.mqtt.properties import decode_list, encode_list
 from gateway.protocols.mqtt.spec import WILL as WILL_LIST
+from gateway.store.restoring import set_aside
 from gateway.store.store import Store
 
 SESSION: Final = "session"
@@ -82,7 +83,8 @@ class Records:
     def sessions(self) -> Iterator[tuple[str, SessionRecord]]:
         """Client ids and records. Like all that iterate: before the store is started."""
         for key, value in self._things(SESSION):
-            yield key.decode(), SessionRecord(**json.loads(value))
+            with set_aside(SESSION, key):
+                yield key.decode(), SessionRecord(**json.loads(value))
 
     # Subscriptions.
 
@@ -98,7 +100,8 @@ class Records:
         """Client id, filter and options."""
         for key, value in self._things(SUBSCRIPTION):
             client, _, topic_filter = key.partition(END)
-            yield client.decode(), topic_filter.decode(), SubscriptionOptions(**json.loads(value))
+            with set_aside(SUBSCRIPTION, key):
+                yield client.decode(), topic_filter.decode(), SubscriptionOptions(**json.loads(value))
 
     # QoS 2, outgoing: PUBREC has come, PUBCOMP has not.
 
@@ -114,7 +117,8 @@ class Records:
         """Client id, packet id and position."""
         for key, value in self._things(RELEASED):
             client, _, packet_id = key.partition(END)
-            yield client.decode(), int.from_bytes(packet_id, "big"), int.from_bytes(value, "big")
+            with set_aside(RELEASED, key):
+                yield client.decode(), int.from_bytes(packet_id, "big"), int.from_bytes(value, "big")
 
     # Wills.
 
@@ -143,11 +147,12 @@ class Records:
     def wills(self) -> Iterator[tuple[Will, Sender]]:
         """What the clients left that were connected when the gateway ended, or whose wills were delayed."""
         for key, value in self._things(WILL):
-            self._wills.add(key.decode())
-            said = json.loads(value)
-            properties = decode_list(b64decode(said["properties"]), WILL_LIST)
-            will = Will(said["topic"], b64decode(said["body"]), said["qos"], said["retain"], properties)
-            yield will, Sender(**said["sender"])
+            with set_aside(WILL, key):
+                self._wills.add(key.decode())
+                said = json.loads(value)
+                properties = decode_list(b64decode(said["properties"]), WILL_LIST)
+                will = Will(said["topic"], b64decode(said["body"]), said["qos"], said["retain"], properties)
+                yield will, Sender(**said["sender"])
 
     # All of them.
 

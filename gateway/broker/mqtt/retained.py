@@ -3,19 +3,28 @@
 With a store each is written, too, and is there after a restart. Whoever publishes one at QoS 1 or 2 is told
 when the commit has it. When the disk takes nothing the publisher is refused, and the message is written
 later.
+
+Whoever subscribes is sent them in pieces, by a Walk through the topics: a filter may match all of them, and
+so may each of the next two hundred.
 """
 
 from __future__ import annotations
 
 import time
-from typing import Final
+from typing import TYPE_CHECKING, Final
 
 from gateway.broker.topics import TopicTree
 from gateway.model.address import MqttAddress
 from gateway.model.batch import Part
 from gateway.model.message import Message
+from gateway.store.restoring import set_aside
 from gateway.store.store import Store
 
+if TYPE_CHECKING:
+    from gateway.broker.mqtt.subscription import Grant
+
+PIECE_MESSAGES_MAX: Final = 256
+PIECE_STEPS_MAX: Final = 2_000  # branches of the tree that are looked at in one turn
 KIND: Final = "retained"  # of record in the store; its key is the topic, in UTF-8, its value the message
 
 
@@ -55,7 +64,8 @@ class Retained:
             assert isinstance(message, Message)
             if message.expires and message.expires <= utc:
                 store.delete(KIND, key)
-            else:
+                continue
+            with set_aside(KIND, key):
                 self._set(message)
 
     def publish(self, part: Part) -> None:
@@ -80,6 +90,18 @@ class Retained:
             elif known:
                 self._store.delete(KIND, address.wire)
 
+    def messages(self) -> list[Message]:
+        """All of them now."""
+        return list(self._messages.values())
+
+    def forget(self, message: Message) -> bool:
+        """Forget this message; False: its topic has another one, or none."""
+        assert isinstance(message.address, MqttAddress)
+        if self._messages.get(message.address.topic) is not message:
+            return False
+        self.keep(Message(message.address, b""))
+        return True
+
     def show(self, message: Message) -> None:
         """Keep `message` for its topic as long as the process lives: it is made anew by the next one."""
         self._set(message)
@@ -90,22 +112,42 @@ class Retained:
         topic = message.address.topic
         before = self._messages.pop(topic, None)
         if before is not None:
-            self.octets -= len(before.body)
-        size = len(message.body)
-        full = len(self._messages) >= self.messages_max or self.octets + size > self.octets_max
-        if not size or full:
-            self.refused += size > 0
+            self.octets -= before.octets
+        empty = not len(message.body)
+        full = len(self._messages) >= self.messages_max or self.octets + message.octets > self.octets_max
+        if empty or full:
+            self.refused += not empty
             if before is not None:
                 self._tree.remove(topic.split("/"))
             return False
         self._messages[topic] = message
         self._tree.put(topic.split("/"), message)
-        self.octets += size
+        self.octets += message.octets
         return True
 
-    def find(self, pattern: list[str]) -> list[Message]:
-        """The messages whose topics match the levels of a filter, without expired ones."""
+    def find(
+        self, pattern: list[str], after: list[str] | None, most: int, steps: int
+    ) -> tuple[list[Message], list[str] | None]:
+        """As TopicTree.find: messages whose topics match the levels of a filter, without expired ones."""
+        found, place = self._tree.find(pattern, after, most=most, steps=steps)
         utc = time.time()
-        return [
-            message for message in self._tree.find(pattern) if not message.expires or message.expires > utc
-        ]
+        return [message for message in found if not message.expires or message.expires > utc], place
+
+
+class Walk:
+    """The retained messages that one subscription is still to be sent."""
+
+    __slots__ = ("_pattern", "_place", "_retained", "done", "grant")
+
+    def __init__(self, retained: Retained, pattern: list[str], grant: Grant) -> None:
+        self.grant = grant
+        self.done = False
+        self._retained = retained
+        self._pattern = pattern
+        self._place: list[str] | None = None
+
+    def next(self, most: int = PIECE_MESSAGES_MAX) -> list[Message]:
+        """The next piece. It may be empty although there is more."""
+        found, self._place = self._retained.find(self._pattern, self._place, most, PIECE_STEPS_MAX)
+        self.done = self._place is None
+        return found

@@ -4,6 +4,7 @@ Outgoing: messages wait in order, go out as the client's Receive Maximum allows,
 last acknowledgement of their QoS. Incoming: the packet ids of QoS 2 messages that were taken but not
 released.
 The two directions have separate packet ids. A connection, while there is one, is the session's outlet.
+Its octets are those of what waits and of what is in flight, until the client has acknowledged it.
 What is here ends with the process; kept_session.py has the sessions that do not.
 """
 
@@ -13,15 +14,18 @@ import time
 from collections import deque
 from collections.abc import Callable
 from dataclasses import dataclass, field
+from itertools import islice
 from typing import ClassVar, Final, NamedTuple, Protocol
 
 from gateway.broker.mqtt.incoming import Incoming
+from gateway.broker.mqtt.retained import PIECE_MESSAGES_MAX, Walk
 from gateway.broker.mqtt.subscription import Grant, SubscriptionOptions
 from gateway.broker.pressure import Pressure
 from gateway.model.batch import Part
-from gateway.model.message import Message
+from gateway.model.message import Message, weight_of
 
 PACKET_IDS: Final = 65_535
+WALKS_MAX: Final = 8  # through the retained messages, in one turn
 UNKEPT: Final = -1  # position of a message that is in memory only
 # Written in one go, so that a congested connection is noticed in time.
 ROWS_MAX: Final = 256
@@ -46,7 +50,13 @@ class Outlet(Protocol):
         """True: write nothing more now; `Session.pump` is called when it has drained."""
 
     def send(self, rows: list[Row]) -> list[Row]:
-        """Encode the rows; returns those that cannot be said to this client, which the session forgets."""
+        """Encode the rows; returns those that cannot be said to this client, which the session forgets.
+
+        Raises only for what is wrong with the connection itself.
+        """
+
+    def failed(self, error: Exception) -> None:
+        """`send` has raised this: the connection is congested until it ends, with the wake-up."""
 
     def send_release(self, packet_id: int) -> None:
         """Encode a PUBREL."""
@@ -95,6 +105,7 @@ class Session:
     subscriptions: dict[str, SubscriptionOptions] = field(default_factory=dict)
     incoming: Incoming = field(default_factory=Incoming)
     in_flight: dict[int, Row] = field(default_factory=dict)
+    owed: dict[str, Walk] = field(default_factory=dict)  # retained messages still to be sent, by filter
     released: dict[int, None] = field(default_factory=dict)  # in flight, PUBREC came, PUBREL was sent
     credit: int = 0
     pressure: Pressure = field(default_factory=Pressure)
@@ -103,7 +114,7 @@ class Session:
     _since: float = 0.0  # monotonic
     _again: deque[Row] = field(default_factory=deque)  # in flight when the last connection was lost
     _waiting: deque[tuple[Message, Grant, int]] = field(default_factory=deque)  # position, or UNKEPT
-    _octets: int = 0
+    _octets: int = 0  # that wait or are in flight
     _last_id: int = 0
 
     def __post_init__(self) -> None:
@@ -156,9 +167,27 @@ class Session:
             messages = owed
         messages = self._fitting(messages)
         self._waiting.extend([(message, grant, UNKEPT) for message in messages])
-        self._octets += sum([len(message.body) for message in messages])
+        self._octets += weight_of(messages)
         if self.outlet is not None:
             self.pump()
+
+    def pull(self) -> bool:
+        """Owe the next retained messages, when those before have been sent. False: not now, or none."""
+        outlet = self.outlet
+        if outlet is None or outlet.congested or len(self) >= PIECE_MESSAGES_MAX or not self.owed:
+            return False
+        left = PIECE_MESSAGES_MAX
+        for topic_filter in list(islice(self.owed, WALKS_MAX)):
+            walk = self.owed[topic_filter]
+            messages = walk.next(left)
+            if walk.done:
+                del self.owed[topic_filter]
+            if messages:
+                self.offer(messages, walk.grant)
+                left -= len(messages)
+            if left <= 0 or not walk.done:
+                break
+        return True
 
     def _fitting(self, messages: list[Message]) -> list[Message]:
         """As many of the messages as there is room for."""
@@ -178,7 +207,12 @@ class Session:
             if not rows:
                 return
             self.moved = True
-            for row in outlet.send(rows):
+            try:
+                unsaid = outlet.send(rows)
+            except Exception as error:  # what is in flight goes out again on the next connection
+                outlet.failed(error)
+                return
+            for row in unsaid:
                 self.tally.undeliverable += 1
                 if row.qos:
                     self.finish(row.packet_id)
@@ -190,7 +224,7 @@ class Session:
         rows: list[Row] = []
         waiting = self._waiting
         in_flight = self.in_flight
-        octets = 0
+        octets = gone = 0
         while waiting and len(rows) < ROWS_MAX and octets < ROWS_OCTETS_MAX:
             message, grant, _ = waiting[0]
             qos = message.assurance
@@ -204,23 +238,29 @@ class Session:
             waiting.popleft()
             if message.expires and message.expires <= time.time():
                 self.tally.expired += 1
-                self._octets -= len(message.body)
+                gone += message.octets
                 continue
-            octets += len(message.body)
+            octets += message.octets
             row = Row(message, grant, qos, packet_id, False)
             if qos:
                 self.credit -= 1
                 in_flight[packet_id] = row
+            else:
+                gone += message.octets
             rows.append(row)
-        self._sent(octets)
+        self._let_go(gone)
         return rows
 
-    def _sent(self, octets: int) -> None:
+    def _let_go(self, octets: int) -> None:
+        """So much is held no longer; whoever waited for that may go on."""
         self._octets -= octets
-        if (self.pressure or not self.patient) and len(self) <= self.limits.messages_max // 2:
+        if (
+            (self.pressure or not self.patient)
+            and len(self) <= self.limits.messages_max // 2
+            and self._octets <= self.limits.octets_max // 2
+        ):
+            self.patient = self.limits.holds
             self.pressure.relieve()
-            if self._octets <= self.limits.octets_max // 2:
-                self.patient = self.limits.holds
 
     def stalled(self, now: float) -> bool:
         """Its sources have waited `stall_secs` for a client that takes nothing; ask about once a second.
@@ -242,7 +282,7 @@ class Session:
         while self._again and self.credit > 0 and len(rows) < ROWS_MAX and octets < ROWS_OCTETS_MAX:
             row = self._again.popleft()
             self.credit -= 1
-            octets += len(row.message.body)
+            octets += row.message.octets
             rows.append(row._replace(dup=True))
         return rows
 
@@ -277,7 +317,7 @@ class Session:
         for message, grant, position in waiting:
             owed = grant.shared and grant.qos and message.assurance
             if owed and pass_on(message, grant):
-                self._octets -= len(message.body)
+                self._let_go(message.octets)
                 self._passed(position)
             else:
                 self._waiting.append((message, grant, position))
@@ -299,10 +339,12 @@ class Session:
 
     def finish(self, packet_id: int) -> bool:
         """The last acknowledgement of a message came. False: the id is unknown."""
-        if self.in_flight.pop(packet_id, None) is None:
+        row = self.in_flight.pop(packet_id, None)
+        if row is None:
             return False
         self.released.pop(packet_id, None)
         self.credit += 1
+        self._let_go(row.message.octets)
         return True
 
     def _free_id(self) -> int:

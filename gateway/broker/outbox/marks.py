@@ -11,6 +11,7 @@ from collections import deque
 from collections.abc import Iterable
 from typing import Final
 
+from gateway.store.restoring import set_aside
 from gateway.store.store import Store
 
 MARKS: Final = "outbox-mark"  # the kind of thing in the store
@@ -34,8 +35,9 @@ class Marks:
         for key, value in store.things(MARKS):
             assert isinstance(key, str)
             assert isinstance(value, bytes)
-            name, _, position = key.partition(" ")
-            found.setdefault(name, []).append((int(position), struct.unpack(">d", value)[0]))
+            with set_aside(MARKS, key):
+                name, _, position = key.partition(" ")
+                found.setdefault(name, []).append((int(position), struct.unpack(">d", value)[0]))
         return found
 
     def recover(self, marks: Iterable[tuple[int, float]], first: int, end: int) -> None:

@@ -24,11 +24,12 @@ from gateway.broker.kept import Kept
 from gateway.broker.outbox.marks import MARK_SECS, Marks
 from gateway.broker.queue import Queue
 from gateway.broker.switch import Namespace, RouteLane
+from gateway.containment import contained
 from gateway.mapping.crossings import Route
 from gateway.model.address import Address
 from gateway.model.batch import Batch, Part, Sink
-from gateway.model.message import Message, Sender
-from gateway.model.outcome import ACCEPTED, Outcome, Reason, Verdict
+from gateway.model.message import Message, Sender, weight_of
+from gateway.model.outcome import ACCEPTED, FINAL, Outcome, Reason, Verdict
 from gateway.store.journal.columns import WAS_BURIED, WAS_DELIVERED, WAS_DROPPED
 from gateway.store.store import Store
 
@@ -41,14 +42,6 @@ IN_FLIGHT_OCTETS_MAX: Final = 16 * 1024 * 1024  # of one outbox: a window of lar
 RETRY_SECS_MIN: Final = 0.5
 RETRY_SECS_MAX: Final = 30.0
 DOUBLINGS_MAX: Final = 6
-
-FINAL: Final = frozenset(
-    (
-        *(Reason.EXPIRED, Reason.TOO_LARGE, Reason.HOPS),
-        *(Reason.NAME_INVALID, Reason.MALFORMED, Reason.LOST_PROPERTY),
-    )
-)
-"""Refusals that another attempt cannot change."""
 
 OUTBOX_FULL: Final = Outcome(Verdict.RELEASED, Reason.QUOTA, "the outbox is full")
 OUTBOX_STALE: Final = Outcome(Verdict.RELEASED, Reason.QUOTA, "what the outbox holds is too old")
@@ -257,7 +250,7 @@ class Outbox:
         room = min(len(messages), max(limits.messages_max - len(self._queue), 0))
         octets = self._queue.octets
         for at, message in enumerate(messages[:room]):
-            octets += len(message.body)
+            octets += message.octets
             if octets > limits.octets_max:
                 return at
         return room
@@ -323,23 +316,31 @@ class Outbox:
 
     def deliver(self, queue: Queue, position: int, messages: list[Message], redelivered: bool) -> None:
         """Send a run of messages on its way."""
+        lane = self._lane or self._find_lane(messages[0])
         if self._returned:
             self._returned.difference_update(range(position, position + len(messages)))
         self._next_out = max(self._next_out, position + len(messages))
-        self._octets += sum([len(message.body) for message in messages])
+        self._octets += weight_of(messages)
         self._open.update(enumerate(messages, position))
-        self._send(range(position, position + len(messages)), messages)
+        self._send(lane, range(position, position + len(messages)), messages)
+
+    def failed(self, error: Exception) -> None:
+        """There is no way to the link: try again later."""
+        contained("link", error, outbox=self.name)
+        self._pauses += 1
+        self._paused_until = self._clock() + self._wait(self._pauses)
 
     def cancelled(self, queue: Queue) -> None:
         """Only we delete it."""
 
-    def _send(self, positions: Iterable[int], messages: list[Message]) -> None:
-        lane = self._lane
-        if lane is None:
-            assert self._way is not None
-            assert self._route is not None
-            (sink,) = self._way.namespace.sinks(messages[0].address) or ()
-            lane = self._lane = DeliveryLane(sink, self._route, None)
+    def _find_lane(self, message: Message) -> DeliveryLane:
+        assert self._way is not None
+        assert self._route is not None
+        (sink,) = self._way.namespace.sinks(message.address) or ()
+        self._lane = DeliveryLane(sink, self._route, None)
+        return self._lane
+
+    def _send(self, lane: DeliveryLane, positions: Iterable[int], messages: list[Message]) -> None:
         batch = Batch(self, self._clock())
         for position, message in zip(positions, messages, strict=True):
             batch.add_only(position, lane, message)
@@ -373,7 +374,7 @@ class Outbox:
 
     def _finish(self, positions: list[int]) -> None:
         take = self._open.pop
-        self._octets -= sum([len(take(position).body) for position in positions])
+        self._octets -= sum([take(position).octets for position in positions])
         if self._attempts:
             for position in positions:
                 self._attempts.pop(position, None)
@@ -386,7 +387,7 @@ class Outbox:
         for position, outcome in rows:
             if outcome.verdict is Verdict.RELEASED:
                 message = self._open.pop(position)
-                self._octets -= len(message.body)
+                self._octets -= message.octets
                 self._returned.add(position)
                 back.append((position, message))
                 continue
@@ -437,7 +438,8 @@ class Outbox:
                 due.append(heapq.heappop(self._later)[1])
             if due:
                 due.sort()
-                self._send(due, [self._open[position] for position in due])
+                lane = self._lane or self._find_lane(self._open[due[0]])
+                self._send(lane, due, [self._open[position] for position in due])
         oldest = self._oldest()
         if oldest is None:
             self._marks.clear()

@@ -12,6 +12,7 @@ from gateway.broker.dead_letters import DeadLetters
 from gateway.broker.outbox.marks import Marks
 from gateway.broker.outbox.outbox import KIND, Left, Outbox, OutboxState, Way
 from gateway.mapping.crossings import Route
+from gateway.store.restoring import set_aside
 from gateway.store.store import Store
 
 log = structlog.get_logger()
@@ -46,7 +47,8 @@ class Outboxes:
         self._boxes: dict[str, Outbox] = {}
         for found in store.logs():
             if found.kind == KIND:
-                self._open(found.name)
+                with set_aside(KIND, found.name):
+                    self._open(found.name)
         self._marks.clear()
 
     def __iter__(self) -> Iterator[Outbox]:

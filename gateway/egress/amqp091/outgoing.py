@@ -12,9 +12,9 @@ from bisect import bisect_right
 from collections.abc import Callable
 from typing import Final
 
+from gateway.broker.poison import poisoned
 from gateway.broker.switch import RouteLane
 from gateway.egress.confirming import ConfirmedSink, Positions, Run
-from gateway.errors import ProtocolError
 from gateway.model.address import AmqpAddress
 from gateway.model.batch import Part
 from gateway.model.message import Message
@@ -107,7 +107,7 @@ class Outgoing(ConfirmedSink):
             rows = [
                 (message.address.wire, encode_properties(message, utc), message.body) for message in messages
             ]
-        except ProtocolError:
+        except Exception:
             rows, positions = self._rows_one_by_one(part, positions, utc)
         unsent = self._publishers[mandatory].publish_many(rows)
         if unsent:
@@ -125,8 +125,8 @@ class Outgoing(ConfirmedSink):
             message = part.messages[at]
             try:
                 rows.append((message.address.wire, encode_properties(message, utc), message.body))
-            except ProtocolError as error:
-                part.settle_at((at,), Outcome(Verdict.REJECTED, Reason.MALFORMED, str(error)))
+            except Exception as error:
+                part.settle_at((at,), poisoned(error))
             else:
                 kept.append(at)
         return rows, kept

@@ -14,6 +14,7 @@ import structlog
 import trio
 
 from gateway import __version__
+from gateway.broker.memory import LOW_ON_MEMORY
 from gateway.egress.amqp091.intake import Intake
 from gateway.egress.amqp091.topology import RETRY_SECS_MIN, SINGLE_ACTIVE, Declarer, Need
 from gateway.egress.connection import QueuePeer
@@ -318,6 +319,7 @@ class AmqpLinkPeer(QueuePeer[ClientConnection, Intake]):
         batch = conversation.batch
         intakes = self._intakes
         behind = conversation.held.on
+        short = conversation.switch.memory.short
         sender = self._sender
         number = 0
         intake: Intake | None = None
@@ -353,6 +355,8 @@ class AmqpLinkPeer(QueuePeer[ClientConnection, Intake]):
             receipt = (intake, tag, message)
             if behind:
                 conversation.held.behind(receipt)
+            elif short:
+                conversation.settle([receipt], {0: LOW_ON_MEMORY}, 0.0)
             elif not publish(batch, entry, message, receipt):
                 conversation.unclaimed(entry, receipt)
         conversation.stats.messages_in += len(contents)

@@ -2,13 +2,16 @@
 
 Where the server takes them restartably, a message that a lost connection cut off goes on where it was: what
 the server holds is known by the client-name and the head, which both stay the same. A server that does not
-know of it says so once per connection.
+know of it says so once per connection, or never answers; one that drops the connection instead is known to
+whoever owns the connections (outgoing.py).
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable
 from typing import Final
+
+import trio
 
 from gateway.egress.amqpfast.opening import open_for_sending, outcome_of
 from gateway.egress.amqpfast.upload import Upload, content_hash
@@ -21,20 +24,27 @@ from gateway.protocols.amqpfast.spec import ReplyCode
 from gateway.transport.stream import Stream
 
 LARGE_OCTETS: Final = 1_048_576  # larger bodies go this way
+READY_SECS: Final = 30.0  # PREPARE is answered from memory; a server that has not by then never will
 UNKNOWN: Final = frozenset((ReplyCode.COMMAND_NOT_VALID, ReplyCode.NOT_IMPLEMENTED))  # of PREPARE
 
 Settled = Callable[[Outcome, int], None]
 
 
 class LargeSender:
-    """Sends one large message. `settled` is called with its outcome and the code of the close (200: none)."""
+    """Sends one large message. `settled` is called with its outcome and the code of the close (200: none).
 
-    def __init__(self, machine: ClientConnection, stream: Stream, settled: Settled) -> None:
+    `restartable`: try it with PREPARE.
+    """
+
+    def __init__(
+        self, machine: ClientConnection, stream: Stream, settled: Settled, *, restartable: bool = True
+    ) -> None:
         self.channel = 0
         self._machine = machine
         self._stream = stream
         self._settled = settled
-        self._restartable = True
+        self._restartable = restartable
+        self._announced_at = 0.0
         self._upload: Upload | None = None
         self._message: Message | None = None
         self._head = b""
@@ -43,6 +53,18 @@ class LargeSender:
     def busy(self) -> bool:
         """A message is on its way."""
         return self._message is not None
+
+    @property
+    def announced(self) -> bool:
+        """PREPARE was said, and nothing has been heard since."""
+        return self._upload is not None and self._upload.prepared
+
+    def tick(self, now: float) -> None:
+        """A server that leaves PREPARE without an answer is sent the message without it."""
+        if self.announced and now - self._announced_at >= READY_SECS:
+            assert self._upload is not None
+            self._machine.close_handle(self._upload.handle)
+            self._again(restartable=False)
 
     def send(self, message: Message, head: bytes) -> None:
         """Begin with a message; its outcome comes later. Raises LocalProtocolError when the server has no
@@ -65,6 +87,7 @@ class LargeSender:
             digest=digest,
         )
         upload.begin(restartable=self._restartable)
+        self._announced_at = trio.current_time()
         self._message, self._head, self._upload = message, head, upload
         self.write()
 

@@ -8,18 +8,24 @@ There is no negative reply: a message that the server does not take costs its ha
 2005 and for want of room, its channel. A code that speaks of the destination is the outcome of all that were
 on their way to it, and it is left alone for a second; otherwise fewer and fewer are sent at a time until the
 one that is to blame is alone.
+
+Servers of 2005 drop the connection on PREPARE, and would be met with it for ever. So a server that has done
+so PREPARE_LOST_MAX times without ever having answered one is sent large messages plainly from then on.
 """
 
 from __future__ import annotations
 
+from collections import Counter
 from typing import Final, NamedTuple
 
+import structlog
 import trio
 
+from gateway.broker.poison import poisoned
 from gateway.egress.amqpfast.large import LARGE_OCTETS, LargeSender
 from gateway.egress.amqpfast.opening import OF_DESTINATIONS, open_for_sending, outcome_of
 from gateway.egress.confirming import ConfirmedSink, Positions, settle_all
-from gateway.errors import LocalProtocolError, ProtocolError
+from gateway.errors import LocalProtocolError
 from gateway.model.address import FastAddress
 from gateway.model.batch import Part
 from gateway.model.message import Message
@@ -33,9 +39,12 @@ from gateway.protocols.amqpfast.translate import encode_properties
 from gateway.telemetry.stats import LinkStats
 from gateway.transport.stream import Stream
 
+log = structlog.get_logger()
+
 IN_FLIGHT_MAX: Final = 60_000  # there are 65 535 tags, and one that is awaited may not be given again
 HANDLES_MAX: Final = 4_096  # destinations of one connection; for more of them all are closed, and begun anew
 REFUSED_SECS: Final = 1.0  # a destination that was refused is tried again after this long
+PREPARE_LOST_MAX: Final = 2  # once a server may have gone away by chance
 
 HEAD_TOO_LONG: Final = Outcome(
     Verdict.REJECTED, Reason.TOO_LARGE, "the properties do not fit the server's frame-max"
@@ -66,6 +75,7 @@ class Outgoing(ConfirmedSink):
         self._shift = 0  # a tag less the number of its message
         self._large: LargeSender | None = None
         self._retry_at: dict[bytes, float] = {}
+        self._lost_behind_prepare: Counter[str] = Counter()  # connections, by the server's address
 
     # The connection.
 
@@ -75,7 +85,8 @@ class Outgoing(ConfirmedSink):
         self._machine = machine
         self._channel = channel
         self._next = self._floor = 1
-        self._large = LargeSender(machine, stream, self._large_settled)
+        restartable = self._lost_behind_prepare[stream.remote] < PREPARE_LOST_MAX
+        self._large = LargeSender(machine, stream, self._large_settled, restartable=restartable)
         self._flowing = True
         self.pump()
 
@@ -86,11 +97,19 @@ class Outgoing(ConfirmedSink):
 
     def close(self) -> int:
         """The channel is gone: what it has not confirmed is to be sent again. Returns how many messages."""
+        if self._large is not None and self._large.announced:
+            assert self._stream is not None
+            self._lost_preparing(self._stream.remote)
         self._machine = None
         self._large = None
         self._destinations.clear()
         self._wires.clear()
         return super().close()
+
+    def _lost_preparing(self, server: str) -> None:
+        self._lost_behind_prepare[server] += 1
+        if self._lost_behind_prepare[server] == PREPARE_LOST_MAX:
+            log.warning("this server drops connections on PREPARE: large messages go plainly", server=server)
 
     def close_over(self, code: int, text: str) -> None:
         """The server closed the channel, or the connection, because of what it was sent."""
@@ -114,6 +133,8 @@ class Outgoing(ConfirmedSink):
             for wire in [wire for wire, at in self._retry_at.items() if at <= now]:
                 del self._retry_at[wire]
                 self.allow(wire)
+        if self._large is not None:
+            self._large.tick(now)
         self.pump()
 
     def drained(self) -> None:
@@ -159,8 +180,8 @@ class Outgoing(ConfirmedSink):
                 break
             try:
                 rows.append((destination.name, encode_properties(message), body))
-            except ProtocolError as error:
-                part.settle_at((positions[index],), Outcome(Verdict.REJECTED, Reason.MALFORMED, str(error)))
+            except Exception as error:
+                part.settle_at((positions[index],), poisoned(error))
             else:
                 chosen.append(positions[index])
         if destination is not None and rows:
@@ -225,8 +246,8 @@ class Outgoing(ConfirmedSink):
         assert self._large is not None
         try:
             head = encode_properties(message)
-        except ProtocolError as error:
-            part.settle_at(positions[:1], Outcome(Verdict.REJECTED, Reason.MALFORMED, str(error)))
+        except Exception as error:
+            part.settle_at(positions[:1], poisoned(error))
             return positions[1:]
         assert self._machine is not None
         if len(head) + BODY_SIZE.size > self._machine.frame_max:
@@ -274,6 +295,8 @@ class Outgoing(ConfirmedSink):
     def ready(self, handle: int, held: int) -> None:
         """READY: the server holds so much of a large message."""
         if self._large is not None:
+            assert self._stream is not None
+            del self._lost_behind_prepare[self._stream.remote]
             self._large.ready(handle, held)
 
     def handle_closed(self, handle: int, code: int, text: str) -> None:

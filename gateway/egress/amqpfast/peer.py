@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING, Final
 import structlog
 import trio
 
+from gateway.broker.memory import LOW_ON_MEMORY
 from gateway.broker.switch import Entry
 from gateway.egress.amqpfast.intake import Intake
 from gateway.egress.amqpfast.opening import SERVICES, client_machine
@@ -381,6 +382,7 @@ class FastLinkPeer(QueuePeer[ClientConnection, Intake]):
         publish = conversation.switch.publish
         batch = conversation.batch
         behind = conversation.held.on
+        short = conversation.switch.memory.short
         sender = self._sender
         last_handle, last_head = -1, b""
         intake: Intake | None = None
@@ -413,6 +415,8 @@ class FastLinkPeer(QueuePeer[ClientConnection, Intake]):
             receipt = (intake, number, message)
             if behind:
                 conversation.held.behind(receipt)
+            elif short:
+                conversation.settle([receipt], {0: LOW_ON_MEMORY}, 0.0)
             elif not publish(batch, entry, message, receipt):
                 conversation.unclaimed(entry, receipt)
         conversation.stats.messages_in += len(rows)

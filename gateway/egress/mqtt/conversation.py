@@ -61,8 +61,10 @@ class MqttConversation:
     ) -> None:
         self.name = name
         self.stats = stats
+        self._ledger = switch.echoes.ledger(name)
         self.outgoing = Outgoing(
             stats,
+            ledger=self._ledger,
             messages_max=limits.queue_messages_max,
             octets_max=limits.queue_bytes_max,
             window_max=settings.in_flight_max,
@@ -132,6 +134,7 @@ class MqttConversation:
         """Refused filters and released messages get another chance."""
         self.filters.tick(now)
         self.incoming.tick(now)
+        self._ledger.tick(now)
         if self._peer is not None:
             self._peer.stream.mark()
 

@@ -19,8 +19,10 @@ from typing import TYPE_CHECKING, Final
 
 import trio
 
+from gateway.broker.memory import LOW_ON_MEMORY
 from gateway.broker.pressure import Held
 from gateway.broker.switch import Entry, Switch
+from gateway.errors import RemoteProtocolError
 from gateway.model.address import MqttAddress
 from gateway.model.batch import Batch
 from gateway.model.message import NEVER, Message, Sender
@@ -36,9 +38,12 @@ from gateway.telemetry.stats import LinkStats
 if TYPE_CHECKING:
     from gateway.egress.mqtt.peer import MqttLinkPeer
 
+TOPIC_OCTETS_MAX: Final = 1_024  # a longer topic is looked up each time
 RETRY_SECS_MIN: Final = 1.0
 RETRY_SECS_MAX: Final = 30.0
 OVERSIZED: Final = Outcome(Verdict.REJECTED, Reason.TOO_LARGE, "larger than limits.message_bytes_max")
+
+MALFORMED: Final = Outcome(Verdict.REJECTED, Reason.MALFORMED)
 
 Receipt = tuple["MqttLinkPeer", int, int, Message, int]
 
@@ -87,22 +92,32 @@ class Incoming:
         batch = self.batch
         if not batch.receipts:
             batch.received = now
+        echoes = None
         if peer.machine.version is not Version.V5:
             rows = self._within_limits(peer, rows)
+            echoes = switch.echoes if switch.echoes.awaited else None
         entries = self._entries
         publish = switch.publish
         sender = peer.sender
         behind = self._held.on
+        memory = switch.memory
         for flags, topic, packet_id, raw, body in rows:
             entry = entries.get(topic)
-            if entry is None:
-                entry = self._resolve(topic)
             qos = flags >> 1 & 3
             properties, expires, hops = NO_PROPERTIES, NEVER, 0
+            try:
+                if entry is None:
+                    entry = self._resolve(topic)
+                if raw:
+                    properties, interval, hops = publish_facts(raw)
+            except RemoteProtocolError as error:
+                self._bury(peer, (flags, topic, packet_id, raw, body), MALFORMED._replace(text=str(error)))
+                continue
             if raw:
-                properties, interval, hops = publish_facts(raw)
                 if interval is not None:
                     expires = time.time() + interval
+            elif echoes is not None:
+                hops = echoes.hops(topic, body, sender, now)
             message = Message(
                 entry.address, body, properties, qos, qos > 0, flags & 1 == 1, expires, hops, sender
             )
@@ -115,6 +130,13 @@ class Incoming:
                 if behind:
                     self._held.behind(receipt)
                     continue
+                if memory.short:
+                    self.settle([receipt], {0: LOW_ON_MEMORY}, now)
+                    continue
+            elif memory.scarce:
+                memory.refused += 1
+                self._stats.refuse(LOW_ON_MEMORY)
+                continue
             if not publish(batch, entry, message, receipt) and receipt is not None:
                 self._accept(receipt)
         self._stats.messages_in += len(rows)
@@ -135,8 +157,9 @@ class Incoming:
             batch.send()
 
     def tick(self, now: float) -> None:
-        """Try released messages again whose turn it is; while the broker is away they wait."""
-        if self._peer is None:
+        """Try released messages again whose turn it is; while the broker is away they wait, and while memory
+        is short."""
+        if self._peer is None or self._switch.memory.short:
             return
         if not self.batch.receipts:
             self.batch.received = now
@@ -235,9 +258,10 @@ class Incoming:
     def _resolve(self, topic: bytes) -> Entry:
         """A topic seen for the first time since the mapping changed; RemoteProtocolError if it is none."""
         entry = self._switch.entry(self._name, None, MqttAddress(decode_topic(topic), topic))
-        if len(self._entries) >= self._limits.cache_entries_max:
-            self._entries.clear()
-        self._entries[topic] = entry
+        if len(topic) <= TOPIC_OCTETS_MAX:
+            if len(self._entries) >= self._limits.cache_entries_max:
+                self._entries.clear()
+            self._entries[topic] = entry
         return entry
 
     def _first_time(self, peer: MqttLinkPeer, packet_id: int) -> bool:
@@ -252,8 +276,7 @@ class Incoming:
         return False
 
     def _within_limits(self, peer: MqttLinkPeer, rows: list[Row]) -> list[Row]:
-        """Before MQTT 5 a broker cannot be told how much we take; hanging up would bring the same message
-        again, for ever. So it is acknowledged and kept as a dead letter."""
+        """Before MQTT 5 a broker cannot be told how much we take."""
         limit = self._limits.message_bytes_max
         if not any(len(row[4]) > limit for row in rows):
             return rows
@@ -261,15 +284,21 @@ class Incoming:
         for row in rows:
             if len(row[4]) <= limit:
                 kept.append(row)
-                continue
-            flags, topic, packet_id, _, body = row
-            qos = flags >> 1 & 3
-            address = MqttAddress(decode_topic(topic), topic)
-            message = Message(address, body, NO_PROPERTIES, qos, sender=peer.sender)
-            self._stats.refuse(OVERSIZED)
-            then = None
-            if qos and (qos == 1 or self._first_time(peer, packet_id)):
-                self.unsettled += 1
-                then = partial(self._buried, (peer, packet_id, qos, message, 0))
-            self._switch.dead_letters.add([message], "", OVERSIZED, then)
+            else:
+                self._bury(peer, row, OVERSIZED)
         return kept
+
+    def _bury(self, peer: MqttLinkPeer, row: Row, outcome: Outcome) -> None:
+        """A message that cannot be taken is acknowledged, and kept as a dead letter. Hanging up, as MQTT has
+        it, would bring the same one again with the next connection; and it need not be the broker's fault,
+        for RabbitMQ makes a topic of any routing key."""
+        flags, topic, packet_id, _, body = row
+        qos = flags >> 1 & 3
+        address = MqttAddress(topic.decode(errors="replace"))
+        message = Message(address, body, NO_PROPERTIES, qos, sender=peer.sender)
+        self._stats.refuse(outcome)
+        then = None
+        if qos and (qos == 1 or self._first_time(peer, packet_id)):
+            self.unsettled += 1
+            then = partial(self._buried, (peer, packet_id, qos, message, 0))
+        self._switch.dead_letters.add([message], "", outcome, then)

@@ -24,10 +24,14 @@ from collections.abc import Iterable, Sequence
 from itertools import repeat
 from typing import Final, NamedTuple, Protocol
 
-from gateway.errors import GatewayError, RemoteProtocolError
+import trio
+
+from gateway.broker.mqtt.echoes import Ledger
+from gateway.broker.poison import poisoned
+from gateway.errors import GatewayError
 from gateway.model.batch import Part
-from gateway.model.message import Message
-from gateway.model.outcome import ACCEPTED, Outcome, Reason, Verdict
+from gateway.model.message import MESSAGE_OCTETS, Message, weight_of
+from gateway.model.outcome import ACCEPTED, INTERNAL, Outcome, Reason, Verdict
 from gateway.protocols.mqtt.packets import Row
 from gateway.protocols.mqtt.spec import DUP, FAILURE, RETAIN, VARINT_MAX, PacketType
 from gateway.protocols.mqtt.translate import encode_properties, refusal
@@ -70,6 +74,9 @@ class Outlet(Protocol):
     def release(self, packet_ids: list[int]) -> None:
         """Encode PUBREL packets."""
 
+    def failed(self, error: Exception) -> None:
+        """`send` has raised this: the connection is congested until it ends, with the wake-up."""
+
 
 class Terms(NamedTuple):
     """What the broker takes on this connection. `window`: its Receive Maximum, within our own limit."""
@@ -95,11 +102,21 @@ class Outgoing:
     since the broker offers no more.
     """
 
-    def __init__(self, stats: LinkStats, *, messages_max: int, octets_max: int, window_max: int) -> None:
+    def __init__(
+        self,
+        stats: LinkStats,
+        *,
+        messages_max: int,
+        octets_max: int,
+        window_max: int,
+        ledger: Ledger | None = None,
+    ) -> None:
+        """`ledger`: what is sent before MQTT 5, without hops, is noted there."""
         self.messages_max = messages_max  # waiting; beyond it the newest are released
         self.octets_max = octets_max  # of the bodies of those
         self.window_max = min(window_max, PACKET_IDS)
         self._stats = stats
+        self._ledger = ledger
         self._outlet: Outlet | None = None
         self._waiting: deque[tuple[Part, int, int]] = deque()  # a part, from where, to before where
         self._messages = 0
@@ -132,7 +149,7 @@ class Outgoing:
         messages = part.messages
         self._waiting.append((part, 0, len(messages)))
         self._messages += len(messages)
-        self._octets += sum([len(message.body) for message in messages])
+        self._octets += weight_of(messages)
         self.pump()
         if self._messages > self.messages_max or self._octets > self.octets_max:
             self._trim()
@@ -145,7 +162,7 @@ class Outgoing:
             while at > start and (self._messages > self.messages_max or self._octets > self.octets_max):
                 at -= 1
                 self._messages -= 1
-                self._octets -= len(part.messages[at].body)
+                self._octets -= part.messages[at].octets
             if at > start:
                 self._waiting.append((part, start, at))
             part.settle_at(range(at, stop), FULL)
@@ -200,15 +217,23 @@ class Outgoing:
             part.settle_at((at,), TOO_LARGE if too_large else POISON)
 
     def pump(self) -> None:
-        """Send what the window and the connection allow."""
+        """Send what the window and the connection allow. What goes wrong costs the connection, so that the
+        message to blame is found out in the end, as one that the broker does not like."""
         outlet = self._outlet
+        try:
+            self._pump(outlet)
+        except Exception as error:
+            if outlet is not None:
+                outlet.failed(error)
+        self._stats.in_flight = self.in_flight
+
+    def _pump(self, outlet: Outlet | None) -> None:
         while outlet is not None and outlet is self._outlet and not outlet.congested:
             if self._again:
                 if not self._resend(outlet):
                     break
             elif not self._waiting or not self._send(outlet):
                 break
-        self._stats.in_flight = self.in_flight
 
     def acked(self, kind: PacketType, rows: list[tuple[int, int]]) -> list[int]:
         """PUBACK, PUBREC or PUBCOMP came: (packet id, reason). Returns the unknown ids of PUBREC."""
@@ -256,7 +281,14 @@ class Outgoing:
             self._in_flight.update(zip(ids, entries, strict=False))
         if self._max_qos < 2 or not self._retains:
             self._count_lowered(chunk)
-        refused = outlet.send(rows, octets)
+        try:
+            refused = outlet.send(rows, octets)
+        except Exception:
+            if not assured:
+                part.settle_at(range(start, start + count), INTERNAL)
+            raise
+        if not self._five and self._ledger is not None:
+            self._ledger.send(chunk, trio.current_time())
         self._stats.messages_out += count - len(refused)
         if refused:
             for at in refused:
@@ -287,15 +319,15 @@ class Outgoing:
         return count
 
     def _advance(self, part: Part, start: int, stop: int, count: int) -> int:
-        """Take `count` messages from the head of what waits; returns the octets of their bodies."""
+        """Take `count` messages from the head of what waits; returns the octets of their content."""
         if start + count == stop:
             self._waiting.popleft()
         else:
             self._waiting[0] = (part, start + count, stop)
-        octets = sum([len(message.body) for message in part.messages[start : start + count]])
+        octets = weight_of(part.messages[start : start + count])
         self._messages -= count
         self._octets -= octets
-        return octets
+        return octets - count * MESSAGE_OCTETS
 
     def _rows(self, chunk: list[Message], flags: list[int], ids: Sequence[int]) -> list[Row]:
         """The PUBLISH packets of `chunk`; raises _UnsendableError for the first that must not be sent."""
@@ -339,8 +371,8 @@ class Outgoing:
             return b""
         try:
             raw = encode_properties(message, utc)
-        except RemoteProtocolError as error:
-            raise _UnsendableError(Outcome(Verdict.REJECTED, Reason.MALFORMED, str(error))) from error
+        except Exception as error:
+            raise _UnsendableError(poisoned(error)) from error
         if not message.expires:
             message.property_set.forms[_FORMS[message.hops]] = raw
         return raw

@@ -138,6 +138,10 @@ class MqttLinkPeer:
         self.machine.acknowledge(PacketType.PUBREL, packet_ids)
         self.stream.mark()
 
+    def failed(self, error: Exception) -> None:
+        """That costs the connection, when the wake-up ends."""
+        self.stream.doom(error)
+
     # What the conversation asks.
 
     def refuse(self, kind: PacketType, packet_id: int, reason: int, text: str) -> None:

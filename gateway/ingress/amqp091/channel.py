@@ -12,13 +12,13 @@ from typing import TYPE_CHECKING, Final
 from gateway.broker.amqp091.deaths import own_properties
 from gateway.broker.amqp091.queue import AmqpQueue
 from gateway.broker.amqp091.replies import ReplyTo
+from gateway.broker.poison import poisoned
 from gateway.broker.queue import DISPATCH_MESSAGES_MAX, Queue
-from gateway.errors import RemoteProtocolError
 from gateway.ingress.amqp091.transaction import Transaction
-from gateway.model.message import Message
+from gateway.model.message import Message, weight_of
 from gateway.protocols.amqp091.codec import decode_publish
 from gateway.protocols.amqp091.methods import BasicCancel, BasicReturn
-from gateway.protocols.amqp091.sending import Deliverer
+from gateway.protocols.amqp091.sending import Deliverer, DeliverRow
 from gateway.protocols.amqp091.spec import ReplyCode
 from gateway.protocols.amqp091.translate import encode_properties
 
@@ -27,18 +27,6 @@ if TYPE_CHECKING:
 
 # What a delivery costs on the wire besides its body, about; for noticing congestion between flushes.
 DELIVERY_OVERHEAD: Final = 96
-
-
-# The flags of a content header without any property.
-NO_PROPERTIES: Final = b"\0\0"
-
-
-def sound_properties(queue: AmqpQueue, message: Message, utc: float) -> bytes:
-    """The properties of a content header; none for a message whose sender malformed them."""
-    try:
-        return own_properties(queue, message, utc)
-    except RemoteProtocolError:
-        return NO_PROPERTIES
 
 
 # A delivery that the client has to acknowledge: queue, consumer (None after basic.get), position, message. A
@@ -68,10 +56,13 @@ class AmqpConsumer:
     def room(self) -> int:
         """Credit left; 0 while the client does not read."""
         channel = self._channel
-        if channel.connection.stream.congested:
+        connection = channel.connection
+        if connection.stream.congested:
             return 0
         if self.no_ack:
             return DISPATCH_MESSAGES_MAX
+        if connection.outstanding.full:
+            return 0
         room = self.prefetch - self.outstanding
         if channel.prefetch_all:
             room = min(room, channel.prefetch_all - channel.outstanding)
@@ -79,17 +70,34 @@ class AmqpConsumer:
 
     def deliver(self, queue: Queue, position: int, messages: list[Message], redelivered: bool) -> None:
         """Encode the deliveries, and remember them until they are acknowledged."""
-        channel = self._channel
-        connection = channel.connection
-        first = channel.next_tag
-        channel.next_tag = first + len(messages)
         utc = time.time()
-        properties, own = self._properties, self.queue
+        properties = self._properties
         try:
             rows = [(redelivered, m.address.wire, properties(m, utc), m.body) for m in messages]
-        except RemoteProtocolError:
-            rows = [(redelivered, m.address.wire, sound_properties(own, m, utc), m.body) for m in messages]
+        except Exception as error:
+            self._deliver_singly(position, messages, redelivered, error)
+        else:
+            self._say(position, messages, rows)
+
+    def _deliver_singly(
+        self, position: int, messages: list[Message], redelivered: bool, error: Exception
+    ) -> None:
+        """Some of the messages cannot be encoded; the one that is left alone with its error is done with."""
+        if len(messages) > 1:
+            for at, message in enumerate(messages, position):
+                self.deliver(self.queue, at, [message], redelivered)
+            return
+        self.queue.acknowledged((position,))
+        ingress = self._channel.connection.ingress
+        ingress.undeliverable(messages[0], poisoned(error, queue=self.queue.name))
+
+    def _say(self, position: int, messages: list[Message], rows: list[DeliverRow]) -> None:
+        channel = self._channel
+        connection = channel.connection
+        queue = self.queue
+        first = channel.next_tag
         unsent = self._deliverer.deliver_many(first, rows)
+        channel.next_tag = first + len(messages)
         for tag in unsent:
             connection.ingress.undeliverable(messages[tag - first])
         if self.no_ack:
@@ -98,17 +106,22 @@ class AmqpConsumer:
             unacknowledged = channel.unacknowledged
             tag = first
             for message in messages:
-                unacknowledged[tag] = (own, self, position, message)
+                unacknowledged[tag] = (queue, self, position, message)
                 tag += 1
                 position += 1
             self.outstanding += len(messages)
             channel.outstanding += len(messages)
+            connection.outstanding.octets += weight_of(messages)
         stream = connection.stream
         stream.queued += sum([len(message.body) for message in messages]) + DELIVERY_OVERHEAD * len(messages)
         stream.mark()
         if unsent:
             channel.drop(unsent)
         connection.ingress.stats.messages_out += len(messages)
+
+    def failed(self, error: Exception) -> None:
+        """That costs the connection, when the wake-up ends."""
+        self._channel.connection.stream.doom(error)
 
     def cancelled(self, queue: Queue) -> None:
         """The queue was deleted: tell the client, if it understands (`consumer_cancel_notify`)."""
@@ -208,10 +221,13 @@ class AmqpChannel:
         self.unacknowledged = dict(sorted((*self.unacknowledged.items(), *taken)))
         self.outstanding += len(taken)
 
-    @staticmethod
-    def settle(taken: Sequence[Unacknowledged], requeue: bool | None, touched: dict[Queue, None]) -> None:
+    def settle(
+        self, taken: Sequence[Unacknowledged], requeue: bool | None, touched: dict[Queue, None]
+    ) -> None:
         """Tell the queues of deliveries that were taken: acknowledged (None), returned, or not wanted."""
+        octets = 0
         for queue, consumer, position, message in taken:
+            octets += message.octets
             if consumer is not None:
                 consumer.outstanding -= 1
             if requeue is None or queue.deleted:
@@ -223,6 +239,7 @@ class AmqpChannel:
             else:
                 queue.reject(position, message)
             touched[queue] = None
+        self.connection.outstanding.settled(octets)
 
     def drop(self, tags: list[int]) -> None:
         """Deliveries whose properties do not fit a frame that the client takes: they can never be sent."""
@@ -241,8 +258,7 @@ class AmqpChannel:
         deliverer = Deliverer(self.connection.machine, self.number, tag)
 
         def deliver(messages: list[Message]) -> None:
-            utc = time.time()
-            rows = [(False, m.address.wire, encode_properties(m, utc), m.body) for m in messages]
+            rows = self._replies(messages)
             deliverer.deliver_many(self.next_tag, rows)
             self.next_tag += len(rows)
             self.connection.stream.queued += sum(len(m.body) + DELIVERY_OVERHEAD for m in messages)
@@ -251,6 +267,17 @@ class AmqpChannel:
 
         self.requester = self.connection.host.replies.add(deliver)
         self.requester_tag = tag
+
+    def _replies(self, messages: list[Message]) -> list[DeliverRow]:
+        """Direct replies, but for those that cannot be encoded."""
+        utc = time.time()
+        rows: list[DeliverRow] = []
+        for message in messages:
+            try:
+                rows.append((False, message.address.wire, encode_properties(message, utc), message.body))
+            except Exception as error:
+                self.connection.ingress.undeliverable(message, poisoned(error))
+        return rows
 
     def request_no_more(self) -> None:
         """Direct replies to the channel are delivered to nobody."""
@@ -270,6 +297,8 @@ class AmqpChannel:
             consumer.queue.remove(consumer)
         self.recover()
         for consumer in consumers:
+            if not consumer.queue.deleted:
+                consumer.queue.dispatch()  # what it failed to take is there for others
             self.connection.host.consumer_left(consumer.queue)
 
     # Returns and confirms.

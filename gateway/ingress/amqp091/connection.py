@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Any, Final
 from gateway.broker.access import Denial, Principal
 from gateway.broker.amqp091.refusals import Refused, access_refused
 from gateway.broker.amqp091.virtual_host import VirtualHost
+from gateway.broker.memory import LOW_ON_MEMORY
 from gateway.broker.switch import Entry
 from gateway.errors import RemoteProtocolError
 from gateway.ingress.amqp091.acknowledging import take_acks
@@ -18,6 +19,7 @@ from gateway.ingress.amqp091.methods import METHODS, Later
 from gateway.ingress.amqp091.special import look_closer
 from gateway.ingress.amqp091.transaction import IN_TRANSACTION
 from gateway.ingress.listener import Farewell
+from gateway.ingress.outstanding import Outstanding
 from gateway.model.address import AmqpAddress
 from gateway.model.message import NEVER, Message, Sender
 from gateway.model.outcome import ACCEPTED, Outcome, Reason
@@ -79,6 +81,8 @@ class AmqpConnection:
         self.hears_cancel = False
         self._hears_denial = False
         self._hears_blocked = False
+        self._blocked = {"disk": "", "memory": ""}  # why publishing is of no use now; "": it is
+        self._told_blocked = False
         self.machine = ServerConnection(
             frame_max=limits.frame_bytes_max,
             channel_max=limits.channels_max,
@@ -86,8 +90,11 @@ class AmqpConnection:
             message_bytes_max=limits.message_bytes_max,
             server_properties=ingress.server_properties,
             mechanisms=ingress.mechanisms,
+            properties_max=limits.properties_max,
+            properties_bytes_max=limits.properties_bytes_max,
         )
         self.unsettled = 0
+        self.outstanding = Outstanding(stream, limits.unacknowledged_bytes_max)
         self._deadline = now + limits.connect_timeout_secs
         self.channels: dict[int, AmqpChannel] = {}
         self.principal: Principal | None = None
@@ -101,11 +108,14 @@ class AmqpConnection:
 
     def receive(self, data: bytes, now: float) -> None:
         """Octets arrived. What a client sends ahead of our answers in the handshake waits in the machine."""
+        machine = self.machine
         handshake = not self._ready
-        self._process(self.machine.receive_data(data, now))
+        self._process(machine.receive_data(data, now))
         if handshake:
-            while events := self.machine.receive_data(b"", now):
+            while not machine.unread and (events := machine.receive_data(b"", now)):
                 self._process(events)
+        if machine.unread:
+            self.stream.again()
 
     def data_to_send(self) -> bytes:
         """Confirms that have gathered, and whatever was encoded."""
@@ -129,6 +139,7 @@ class AmqpConnection:
 
     def lost(self, reason: str) -> None:
         """The connection is gone: deliveries return to their queues, exclusive queues go."""
+        self.ingress.switch.memory.forget(self)
         self._leave()
         self.ingress.forget(self)
 
@@ -148,7 +159,7 @@ class AmqpConnection:
 
     def hold(self) -> Callable[[], None] | None:
         """Stop reading, unless the client must go on acknowledging; returns what undoes it."""
-        if any(channel.consumers for channel in self.channels.values()):
+        if any(channel.consumers or channel.unacknowledged for channel in self.channels.values()):
             return None
         self.stream.hold()
         return self.stream.release
@@ -160,7 +171,7 @@ class AmqpConnection:
             self.stream.abort("no handshake in time")
             return
         self.machine.tick(now)
-        if not self.stream.reading:
+        if not self.stream.listening:
             self.machine.excuse(now)
         elif self.machine.timed_out(now):
             self.ingress.stats.protocol_errors.add("heartbeat_timeout")
@@ -246,6 +257,7 @@ class AmqpConnection:
             capabilities = {}
         self.hears_cancel = bool(capabilities.get("consumer_cancel_notify"))
         self._hears_denial = bool(capabilities.get("authentication_failure_close"))
+        self._hears_blocked = bool(capabilities.get("connection.blocked"))
         if event.mechanism == EXTERNAL:
             layer = self.stream.layer
             name = layer.common_name if isinstance(layer, TlsFilter) else ""
@@ -255,7 +267,6 @@ class AmqpConnection:
             else:
                 self._admit(certified)
             return
-        self._hears_blocked = bool(capabilities.get("connection.blocked"))
         credentials = self.ingress.credentials(event.mechanism, event.response)
         if credentials is None:
             self._deny(event.mechanism, f"{event.mechanism} response cannot be read")
@@ -274,7 +285,7 @@ class AmqpConnection:
             self._deny(mechanism, WHY[found])
         else:
             self._admit(found)
-            self._process(self.machine.receive_data(b"", self.ingress.now()))
+            self.receive(b"", self.ingress.now())
 
     def _deny(self, mechanism: str, why: str) -> None:
         """403 to a client that understands why its connection ends; others see it end."""
@@ -323,6 +334,10 @@ class AmqpConnection:
 
     def _publishes(self, contents: list[Content]) -> None:
         ingress = self.ingress
+        memory = ingress.switch.memory
+        if memory.short and not memory.admits(self, len(contents)):
+            self._refuse_publishes(contents)
+            return
         entries = ingress.entries_of(self.principal, self.host)
         publish = ingress.switch.publish
         batch = ingress.batch
@@ -374,17 +389,38 @@ class AmqpConnection:
             except RemoteProtocolError as error:  # a headers exchange looked into malformed properties
                 self.refuse(number, error, PUBLISH)
         ingress.stats.messages_in += len(contents)
+        if (rate := self.stream.rate) is not None:
+            rate.messages += len(contents)
         if self.unsettled >= ingress.unsettled_max and not self._held:
             self._held = True
             self.stream.hold()
+
+    def _refuse_publishes(self, contents: list[Content]) -> None:
+        """There is no memory for them: basic.nack, or the end of the channel for its transaction. Who did not
+        ask to hear of his messages does not."""
+        for number, *_ in contents:
+            channel = self.channels.get(number)
+            if channel is None:
+                continue
+            if channel.transaction is not None:
+                text = f"PRECONDITION_FAILED - {LOW_ON_MEMORY.text}"
+                self.refuse(number, Refused(ReplyCode.PRECONDITION_FAILED, text), PUBLISH)
+            elif channel.confirming:
+                channel.refused(channel.expect_confirm())
+        self.ingress.stats.messages_in += len(contents)
+        self.ingress.stats.refuse(LOW_ON_MEMORY, len(contents))
+        self.stream.mark()
 
     def _keep_for_commit(
         self, channel: AmqpChannel, entry: Entry, message: Message, content: Content | None
     ) -> None:
         assert channel.transaction is not None
-        if channel.transaction.publish(entry, message, content) > self.ingress.limits.queue_bytes_max:
-            text = "RESOURCE_ERROR - limits.queue_bytes_max is reached by one transaction"
-            self.refuse(channel.number, Refused(ReplyCode.RESOURCE_ERROR, text), PUBLISH)
+        limits = self.ingress.limits
+        count, octets = channel.transaction.publish(entry, message, content)
+        if count > limits.transaction_messages_max or octets > limits.transaction_bytes_max:
+            which = "messages" if count > limits.transaction_messages_max else "bytes"
+            text = f"PRECONDITION_FAILED - limits.transaction_{which}_max is reached by one transaction"
+            self.refuse(channel.number, Refused(ReplyCode.PRECONDITION_FAILED, text), PUBLISH)
 
     def _resolve(self, octets: bytes, entries: dict[bytes, Found]) -> Found:
         """A basic.publish seen for the first time: where does it lead?"""
@@ -498,8 +534,32 @@ class AmqpConnection:
         store.after_commit(committed)
 
     def blocked(self, reason: str) -> None:
-        """Tell a client that understands it whether publishing is of use now; "": it is again."""
-        if not (self._ready and self._hears_blocked):
+        """The disk takes nothing, for this reason; "": it does again."""
+        self._block("disk", reason)
+
+    def told_of_memory(self, short: bool) -> None:
+        """The client has published while memory is short; or it is no longer."""
+        self._block("memory", "low on memory" if short else "")
+
+    @property
+    def begun(self) -> int:
+        """Octets of messages that have not come whole, or are not committed."""
+        channels = self.channels.values()
+        return self.machine.begun + sum(one.transaction.octets for one in channels if one.transaction)
+
+    def let_go_for_memory(self) -> None:
+        """506: there is none for what it has begun."""
+        text = f"RESOURCE_ERROR - {LOW_ON_MEMORY.text}"
+        self._report(ReplyCode.RESOURCE_ERROR, text)
+        self.machine.close(ReplyCode.RESOURCE_ERROR, text)
+        self.stream.end(LOW_ON_MEMORY.text)
+
+    def _block(self, what: str, reason: str) -> None:
+        """Tell a client that understands it whether publishing is of use now."""
+        self._blocked[what] = reason
+        blocked = any(self._blocked.values())
+        if blocked is self._told_blocked or not (self._ready and self._hears_blocked):
             return
-        self.machine.send_method(0, m.ConnectionBlocked(reason) if reason else m.ConnectionUnblocked())
+        self._told_blocked = blocked
+        self.machine.send_method(0, m.ConnectionBlocked(reason) if blocked else m.ConnectionUnblocked())
         self.stream.mark()

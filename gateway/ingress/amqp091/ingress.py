@@ -32,6 +32,7 @@ from gateway.settings import Limits
 from gateway.store.store import Store
 from gateway.telemetry.stats import ListenerStats
 from gateway.transport.stream import Stream
+from gateway.transport.tasks import Tasks
 
 log = structlog.get_logger(limited=True)
 
@@ -73,7 +74,7 @@ class AmqpIngress:
         limits: Limits,
         stats: ListenerStats,
         dead_letters: DeadLetters,
-        nursery: trio.Nursery,
+        tasks: Tasks,
         store: Store | None = None,
         certificates: bool = False,
     ) -> None:
@@ -92,7 +93,7 @@ class AmqpIngress:
         # A publisher with more than this unconfirmed is not read until half of them are.
         self.unsettled_max = limits.inflight_max * 10
         self._dead_letters = dead_letters
-        self.logins = Logins(access, stats, nursery, self.flush)
+        self.logins = Logins(access, stats, tasks, self.flush)
         self._entries: dict[tuple[str, str], dict[bytes, Found]] = {}
         self._generation = -1
 
@@ -188,9 +189,9 @@ class AmqpIngress:
         if receipt is not None:
             receipt[0].connection.settled(receipt, outcome)
 
-    def undeliverable(self, message: Message) -> None:
-        """A delivery whose properties are larger than the client's frames."""
-        self._dead_letters.add([message], "", UNDELIVERABLE)
+    def undeliverable(self, message: Message, outcome: Outcome = UNDELIVERABLE) -> None:
+        """A delivery that cannot be said; by default its properties are larger than the client's frames."""
+        self._dead_letters.add([message], "", outcome)
 
     def flush(self) -> None:
         """Write what was encoded outside a wake-up."""

@@ -10,12 +10,15 @@ from collections.abc import Callable
 from typing import TYPE_CHECKING, Any, Final, cast
 
 from gateway.broker.amqp091.arguments import consumer_priority
+from gateway.broker.amqp091.deaths import own_properties
 from gateway.broker.amqp091.queue import AmqpQueue
 from gateway.broker.amqp091.refusals import Refused, access_refused, failed, not_found
 from gateway.broker.amqp091.replies import PREFIX, REPLY_TO
-from gateway.ingress.amqp091.channel import AmqpChannel, AmqpConsumer, sound_properties
+from gateway.broker.poison import poisoned
+from gateway.ingress.amqp091.channel import AmqpChannel, AmqpConsumer
 from gateway.ingress.amqp091.transaction import Transaction
 from gateway.model.address import AmqpAddress
+from gateway.model.message import Message
 from gateway.protocols.amqp091 import methods as m
 from gateway.protocols.amqp091.spec import ReplyCode
 
@@ -222,11 +225,13 @@ def basic_get(connection: AmqpConnection, channel: AmqpChannel, method: m.BasicG
     if queue.loading:
         assert queue.kept is not None
         raise Later(queue.kept.when_loaded, again=True)
-    taken = queue.take()
+    if not method.no_ack:
+        _check_unacknowledged(connection, channel)
+    taken = _take_sound(connection, queue)
     if taken is None:
         _reply(connection, channel, True, m.BasicGetEmpty())
         return
-    position, message, redelivered = taken
+    position, message, redelivered, properties = taken
     tag = channel.next_tag
     channel.next_tag += 1
     if method.no_ack:
@@ -234,14 +239,35 @@ def basic_get(connection: AmqpConnection, channel: AmqpChannel, method: m.BasicG
     else:
         channel.unacknowledged[tag] = (queue, None, position, message)
         channel.outstanding += 1
+        connection.outstanding.octets += message.octets
     address = message.address
     assert isinstance(address, AmqpAddress)
     connection.machine.send_content(
         channel.number,
         m.BasicGetOk(tag, redelivered, address.exchange, address.routing_key, len(queue)),
-        sound_properties(queue, message, time.time()),
+        properties,
         message.body,
     )
+
+
+def _take_sound(connection: AmqpConnection, queue: AmqpQueue) -> tuple[int, Message, bool, bytes] | None:
+    """The next message that can be said, with its properties; those before it are done with."""
+    while (taken := queue.take()) is not None:
+        position, message, redelivered = taken
+        try:
+            return position, message, redelivered, own_properties(queue, message, time.time())
+        except Exception as error:
+            queue.acknowledged((position,))
+            connection.ingress.undeliverable(message, poisoned(error, queue=queue.name))
+    return None
+
+
+def _check_unacknowledged(connection: AmqpConnection, channel: AmqpChannel) -> None:
+    """No prefetch holds back a `get`. Refused 406 for a client that only takes."""
+    if len(channel.unacknowledged) >= connection.ingress.limits.prefetch_max:
+        raise failed("limits.prefetch_max messages of this channel are not acknowledged")
+    if connection.outstanding.full:
+        raise failed("limits.unacknowledged_bytes_max of this connection are not acknowledged")
 
 
 def basic_reject(connection: AmqpConnection, channel: AmqpChannel, method: m.BasicReject) -> None:

@@ -8,7 +8,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import TYPE_CHECKING
 
-from gateway.broker.amqp091.deaths import copied_keys
+from gateway.broker.amqp091.deaths import COPIES_MAX, copied_keys
 from gateway.broker.amqp091.refusals import TYPE_NAMES, failed
 from gateway.broker.amqp091.replies import REPLY_TO
 from gateway.broker.amqp091.virtual_host import VirtualHost
@@ -71,6 +71,8 @@ def look_closer(channel: AmqpChannel, entry: Entry, given: PropertySet) -> tuple
     if native.headers is not None and any(name == BLIND for name, _ in native.headers):
         native.headers = tuple(pair for pair in native.headers if pair[0] != BLIND)
         changed = True
+    if len(copies) > COPIES_MAX:
+        raise failed(f"invalid message: more than {COPIES_MAX} keys in CC and BCC")
     if copies:
         address = entry.address
         assert isinstance(address, AmqpAddress)

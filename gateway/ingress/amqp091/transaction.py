@@ -28,17 +28,17 @@ class Transaction:
     def __init__(self, channel: AmqpChannel) -> None:
         self._channel = channel
         self._publishes: list[tuple[Entry, Message, Content | None]] = []
-        self._octets = 0
+        self.octets = 0  # of what is published
         self._settlements: list[tuple[list[tuple[int, Unacknowledged]], bool | None]] = []
         self._open = 0  # of a commit: what has not been heard of yet
         self._failed = False
         self._then: Callable[[bool], None] | None = None
 
-    def publish(self, entry: Entry, message: Message, content: Content | None) -> int:
-        """Keep a message for the commit; returns the octets of all that are kept."""
+    def publish(self, entry: Entry, message: Message, content: Content | None) -> tuple[int, int]:
+        """Keep a message for the commit; returns how many are kept, and what they weigh."""
         self._publishes.append((entry, message, content))
-        self._octets += len(message.body)
-        return self._octets
+        self.octets += message.octets
+        return len(self._publishes), self.octets
 
     def settle(self, tag: int, multiple: bool, requeue: bool | None) -> bool:
         """Keep the settling of deliveries (`requeue` None: acknowledged). False: the tag is unknown."""
@@ -50,7 +50,7 @@ class Transaction:
     def rollback(self) -> None:
         """Forget it all; what was acknowledged is unacknowledged again."""
         self._publishes.clear()
-        self._octets = 0
+        self.octets = 0
         settlements, self._settlements = self._settlements, []
         self._channel.untake([one for taken, _ in settlements for one in taken])
 
@@ -58,7 +58,7 @@ class Transaction:
         """Put it all into effect; `then` hears, now or later, whether everything has been."""
         ingress = self._channel.connection.ingress
         publishes, self._publishes = self._publishes, []
-        self._octets = 0
+        self.octets = 0
         self._then = then
         self._failed = False
         self._open = len(publishes) + 1

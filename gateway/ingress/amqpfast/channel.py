@@ -15,7 +15,7 @@ from gateway.broker.amqpfast.destinations import FastQueue
 from gateway.broker.queue import Queue
 from gateway.broker.switch import Entry
 from gateway.ingress.amqpfast.outgoing import Outgoing
-from gateway.model.message import Message
+from gateway.model.message import Message, weight_of
 from gateway.model.outcome import ACCEPTED, Outcome, worse
 from gateway.protocols.amqpfast.commands import ChannelOpen
 from gateway.protocols.amqpfast.spec import MESSAGE_NUMBER_MAX
@@ -65,6 +65,7 @@ class Delivery:
 
     def settle(self) -> None:
         """The client has them for good."""
+        self._let_go()
         queue = self.queue
         queue.unacknowledged -= self.count
         if queue.gone is not None:
@@ -72,8 +73,14 @@ class Delivery:
 
     def give_back(self) -> None:
         """They return to their queue."""
+        self._let_go()
         if not self.queue.deleted:
             self.queue.requeue(self.rows())
+
+    def _let_go(self) -> None:
+        """The client holds them no longer."""
+        connection = self.consumer.handle.channel.connection
+        connection.outstanding.settled(weight_of(self.messages[self.at : self.at + self.count]))
 
 
 class Join:
@@ -135,6 +142,7 @@ class FastChannel:
     def delivered(self, delivery: Delivery) -> None:
         """Remember what the client has to acknowledge."""
         self._deliveries.append(delivery)
+        self.connection.outstanding.octets += weight_of(delivery.messages)
 
     def flushed(self) -> None:
         """Everything that was encoded is being handed to the socket."""
@@ -177,6 +185,7 @@ class FastChannel:
         one = self._pick(at, number)
         touched: dict[Queue, None] = {queue: None}
         one.consumer.acknowledged(1, touched)
+        self.connection.outstanding.settled(weight_of(message for _, message in one.rows()))
         if not queue.deleted:
             ((position, message),) = one.rows()
             queue.give_back(position, message, one.consumer)

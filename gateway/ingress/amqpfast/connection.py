@@ -9,6 +9,7 @@ from weakref import WeakValueDictionary
 
 from gateway.broker.access import Denial, Principal
 from gateway.broker.amqpfast.virtual_host import FastHost, Refused
+from gateway.broker.memory import LOW_ON_MEMORY
 from gateway.broker.queue import Queue
 from gateway.errors import RemoteProtocolError
 from gateway.ingress.amqpfast.arriving import Arrivals
@@ -18,6 +19,7 @@ from gateway.ingress.amqpfast.handle import DELIVERY_OVERHEAD, FastHandle
 from gateway.ingress.amqpfast.outgoing import Outgoing
 from gateway.ingress.amqpfast.publishing import Publisher
 from gateway.ingress.listener import Farewell
+from gateway.ingress.outstanding import Outstanding
 from gateway.model.message import Sender
 from gateway.model.spooled import Piece
 from gateway.protocols.amqpfast import commands as m
@@ -75,8 +77,11 @@ class FastConnection:
             message_bytes_max=limits.fast_message_bytes_max,
             negotiation_pause=ingress.options.negotiation_pause_secs,
             mechanisms="PLAIN",
+            properties_max=limits.properties_max,
+            properties_bytes_max=limits.properties_bytes_max,
         )
         self.publisher = Publisher(self)
+        self.outstanding = Outstanding(stream, limits.unacknowledged_bytes_max)
         self.channels: dict[int, FastChannel] = {}
         self.handles: dict[int, FastHandle] = {}
         self.principal: Principal | None = None
@@ -98,11 +103,14 @@ class FastConnection:
 
     def receive(self, data: bytes, now: float) -> None:
         """Octets arrived. What a client sends ahead of our answers in the handshake waits in the machine."""
+        machine = self.machine
         handshake = not self._ready
-        self._process(self.machine.receive_data(data, now))
+        self._process(machine.receive_data(data, now))
         if handshake:
-            while events := self.machine.receive_data(b"", now):
+            while not machine.unread and (events := machine.receive_data(b"", now)):
                 self._process(events)
+        if machine.unread:
+            self.stream.again()
 
     def data_to_send(self) -> bytes | list[Piece]:
         """Whatever was encoded, and as much of large messages as the client takes."""
@@ -137,6 +145,7 @@ class FastConnection:
 
     def lost(self, reason: str) -> None:
         """The connection is gone: deliveries return to their queues, what was temporary goes."""
+        self.ingress.switch.memory.forget(self)
         self._leave()
         self.ingress.forget(self)
 
@@ -183,6 +192,20 @@ class FastConnection:
         self.stream.hold()
         return self.stream.release
 
+    def told_of_memory(self, short: bool) -> None:
+        """The client sees that it is not read."""
+
+    @property
+    def begun(self) -> int:
+        """Octets of what is not committed; what arrives in parts has a limit over all connections."""
+        return sum(channel.pending_octets for channel in self.channels.values())
+
+    def let_go_for_memory(self) -> None:
+        """506: there is none for what it has begun."""
+        self._report(ReplyCode.INSUFFICIENT_RESOURCES, LOW_ON_MEMORY.text)
+        self.machine.close(ReplyCode.INSUFFICIENT_RESOURCES, LOW_ON_MEMORY.text)
+        self.stream.end(LOW_ON_MEMORY.text)
+
     def tick(self, now: float) -> None:
         """Heartbeats, closes that wait, the pause of a failed negotiation, and the time for the handshake."""
         machine = self.machine
@@ -194,7 +217,7 @@ class FastConnection:
         machine.tick(now)
         if machine.closed:
             self.stream.end("closed")
-        elif not self.stream.reading:
+        elif not self.stream.listening:
             machine.excuse(now)
         elif machine.timed_out(now):
             self.ingress.stats.protocol_errors.add("heartbeat_timeout")
@@ -424,8 +447,7 @@ class FastConnection:
             self._deny(*DENIALS[found])
         else:
             self._admit(found)
-            while events := self.machine.receive_data(b"", self.ingress.now()):
-                self._process(events)
+            self.receive(b"", self.ingress.now())
 
     def _deny(self, code: int, text: str) -> None:
         self.ingress.stats.refused.add("access_refused")

@@ -7,16 +7,17 @@ from functools import partial
 from typing import TYPE_CHECKING, Final
 
 from gateway.broker.amqpfast.destinations import FastQueue, Subscription
+from gateway.broker.poison import poisoned
 from gateway.broker.priorities import PriorityQueue
 from gateway.broker.queue import DISPATCH_MESSAGES_MAX, Queue
 from gateway.broker.switch import Entry
-from gateway.errors import LocalProtocolError, RemoteProtocolError
+from gateway.errors import LocalProtocolError
 from gateway.ingress.amqpfast.channel import Delivery
 from gateway.ingress.amqpfast.outgoing import LARGE_OCTETS, Large
 from gateway.model.address import Address
 from gateway.model.message import Message
 from gateway.protocols.amqpfast.commands import HandleOpen
-from gateway.protocols.amqpfast.sending import Notifier
+from gateway.protocols.amqpfast.sending import Notifier, NotifyRow
 from gateway.protocols.amqpfast.spec import Service
 from gateway.protocols.amqpfast.translate import encode_properties
 
@@ -29,16 +30,17 @@ DELIVERY_OVERHEAD: Final = 64
 NAMES_MAX: Final = 4_096  # destinations whose octets a consumer remembers
 LISTED_MAX: Final = 10_000  # messages that one INDEX lists; the client asks again for those behind them
 INDEXED_MAX: Final = 100_000  # messages whose ids a handle remembers; for older ones 310 is answered
-NO_HEAD: Final = bytes(11)  # of a message whose sender malformed what it says
+NO_HEAD: Final = bytes(11)
 
 SERVICES: Final = {Service.QUEUE: "queue", Service.TOPIC: "topic", Service.PEER: "peer"}
 
 
 def sound_head(message: Message) -> bytes:
-    """The head of a message behind the body-size; an empty one if its sender malformed it."""
+    """The head of a message that is only looked at; an empty one when it cannot be encoded."""
     try:
         return encode_properties(message)
-    except RemoteProtocolError:
+    except Exception as error:
+        poisoned(error)
         return NO_HEAD
 
 
@@ -84,7 +86,9 @@ class FastConsumer:
             or not self._may_speak()
         ):
             return 0
-        return DISPATCH_MESSAGES_MAX if self._unreliable else self._prefetch - self._outstanding
+        if self._unreliable:
+            return DISPATCH_MESSAGES_MAX
+        return 0 if channel.connection.outstanding.full else self._prefetch - self._outstanding
 
     def _may_speak(self) -> bool:
         """Not on a handle that the machine knows to be closed, though we have not come to that event yet."""
@@ -96,22 +100,42 @@ class FastConsumer:
     def deliver(self, queue: Queue, position: int, messages: list[Message], redelivered: bool) -> None:
         """Encode NOTIFY for each, and remember them until they are acknowledged."""
         channel = self.handle.channel
-        connection = channel.connection
-        count = len(messages)
         octets = sum([len(m.body) for m in messages])
-        if octets > LARGE_OCTETS or not channel.outgoing.idle:
-            self._deliver_in_line(queue, position, messages, redelivered)
-            return
-        first = channel.take_numbers(count)
         name = self._name(queue.address) if isinstance(queue, FastQueue) else b""
         try:
             rows = [
                 (redelivered, name or self._name(m.address), encode_properties(m), m.body) for m in messages
             ]
-        except RemoteProtocolError:
-            rows = [(redelivered, name or self._name(m.address), sound_head(m), m.body) for m in messages]
+        except Exception as error:
+            self._deliver_singly(queue, position, messages, redelivered, error)
+            return
+        if octets > LARGE_OCTETS or not channel.outgoing.idle:
+            self._deliver_in_line(queue, position, messages, rows)
+        else:
+            self._say(queue, position, messages, rows, octets)
+
+    def _deliver_singly(
+        self, queue: Queue, position: int, messages: list[Message], redelivered: bool, error: Exception
+    ) -> None:
+        """Some of the messages cannot be encoded; the one that is left alone with its error is done with."""
+        if len(messages) > 1:
+            for at, message in enumerate(messages, position):
+                self.deliver(queue, at, [message], redelivered)
+            return
+        queue.acknowledged((position,))
+        ingress = self.handle.channel.connection.ingress
+        ingress.undeliverable(messages[0], poisoned(error, queue=queue.name))
+
+    def _say(
+        self, queue: Queue, position: int, messages: list[Message], rows: list[NotifyRow], octets: int
+    ) -> None:
+        channel = self.handle.channel
+        connection = channel.connection
+        count = len(messages)
         assert self._notifier is not None  # or there was no room
+        first = channel.next_number
         unsent = self._notifier.notify_many(first, rows)
+        channel.take_numbers(count)
         if self._unreliable:
             queue.acknowledged(range(position, position + count))
         else:
@@ -123,8 +147,12 @@ class FastConsumer:
                 channel.drop(number)
         connection.delivered(channel, count, octets)
 
+    def failed(self, error: Exception) -> None:
+        """That costs the connection, when the wake-up ends."""
+        self.handle.channel.connection.stream.doom(error)
+
     def _deliver_in_line(
-        self, queue: Queue, position: int, messages: list[Message], redelivered: bool
+        self, queue: Queue, position: int, messages: list[Message], rows: list[NotifyRow]
     ) -> None:
         """One of them is large, or such a one is on its way: one after the other."""
         channel = self.handle.channel
@@ -134,14 +162,14 @@ class FastConsumer:
             channel.delivered(Delivery(first, queue, self, position, messages))
             self._outstanding += len(messages)
         for at, message in enumerate(messages):
-            name = self._name(queue.address if isinstance(queue, FastQueue) else message.address)
+            redelivered, name, head, body = rows[at]
             channel.outgoing.say(
                 Large(
                     self.handle,
                     first + at,
                     name,
-                    sound_head(message),
-                    message.body,
+                    head,
+                    body,
                     partial(self._said, queue, position + at, message, first + at),
                     redelivered=redelivered,
                 )

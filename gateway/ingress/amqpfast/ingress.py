@@ -20,6 +20,7 @@ from gateway.broker.amqpfast.spool import Spool
 from gateway.broker.amqpfast.virtual_host import FastHost, Refused
 from gateway.broker.dead_letters import DeadLetters
 from gateway.broker.switch import Switch
+from gateway.containment import contained
 from gateway.ingress.amqpfast.connection import FastConnection
 from gateway.ingress.amqpfast.handle import FastHandle
 from gateway.ingress.amqpfast.publishing import Receipt
@@ -35,6 +36,7 @@ from gateway.settings.amqpfast import FastOptions, Peer
 from gateway.store.store import Store
 from gateway.telemetry.stats import ListenerStats
 from gateway.transport.stream import Stream
+from gateway.transport.tasks import Tasks
 
 log = structlog.get_logger(limited=True)
 
@@ -56,7 +58,7 @@ class FastIngress:
         limits: Limits,
         stats: ListenerStats,
         dead_letters: DeadLetters,
-        nursery: trio.Nursery,
+        tasks: Tasks,
         options: FastOptions,
         anonymous: str,
         spool: Spool,
@@ -86,8 +88,8 @@ class FastIngress:
         self.folders: set[Path] = set()  # shared with a channel each
         self._store = store
         self._dead_letters = dead_letters
-        self._nursery = nursery
-        self.logins = Logins(access, stats, nursery, self.flush)
+        self._tasks = tasks
+        self.logins = Logins(access, stats, tasks, self.flush)
         self._soon: list[Callable[[], None]] = []
 
     # What the listener asks.
@@ -103,13 +105,16 @@ class FastIngress:
             self.batch = Batch(self, trio.current_time())
             batch.send()
         while self._soon:
-            self._soon.pop()()
+            try:
+                self._soon.pop()()
+            except Exception as error:  # it concerns one channel
+                contained("batch", error, listener=self.name)
 
     def tick(self, now: float) -> None:
         """Forget transfers that nobody resumes, remove files that nobody needs."""
         self.partials.forget_old()
         if self.spool.dead:
-            self._nursery.start_soon(trio.to_thread.run_sync, self.spool.bury)
+            self._tasks.start_soon(trio.to_thread.run_sync, self.spool.bury)
 
     # What batches ask: this is their source.
 
@@ -216,7 +221,7 @@ class FastIngress:
 
     def start(self, task: Callable[[], Awaitable[None]]) -> None:
         """Run a task beside the loop."""
-        self._nursery.start_soon(task)
+        self._tasks.start_soon(task)
 
     def flush(self) -> None:
         """Write what was encoded outside a wake-up."""
@@ -224,9 +229,9 @@ class FastIngress:
         assert self.listener is not None
         self.listener.flush()
 
-    def undeliverable(self, message: Message) -> None:
-        """A delivery whose head is larger than the client's frames."""
-        self._dead_letters.add([message], "", UNDELIVERABLE)
+    def undeliverable(self, message: Message, outcome: Outcome = UNDELIVERABLE) -> None:
+        """A delivery that cannot be said; by default its head is larger than the client's frames."""
+        self._dead_letters.add([message], "", outcome)
 
     def let_in(self, connection: FastConnection, user: str) -> bool:
         """The client has said who it is; False: its user has too many connections."""

@@ -11,6 +11,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, Final
 
 from gateway.broker.amqpfast.virtual_host import Refused
+from gateway.broker.memory import LOW_ON_MEMORY
 from gateway.broker.switch import Entry
 from gateway.errors import RemoteProtocolError
 from gateway.ingress.amqpfast.channel import FastChannel, Join
@@ -55,6 +56,11 @@ class Publisher:
         """Whole messages."""
         connection = self._connection
         ingress = connection.ingress
+        memory = ingress.switch.memory
+        if memory.short and not memory.admits(connection, len(rows)):
+            for number, tag, *_ in rows:
+                self._refuse(number, tag)
+            return
         batch = ingress.batch
         if not batch:
             batch.received = ingress.now()  # its first message: what waited before counts for nothing
@@ -107,7 +113,19 @@ class Publisher:
         if replies:
             connection.machine.reply_many(replies)
         ingress.stats.messages_in += len(rows)
+        if (rate := connection.stream.rate) is not None:
+            rate.messages += len(rows)
         self._hold_back()
+
+    def _refuse(self, number: int, tag: int) -> None:
+        """There is no memory for a message."""
+        ingress = self._connection.ingress
+        ingress.stats.messages_in += 1
+        ingress.stats.refuse(LOW_ON_MEMORY)
+        handle = self._connection.handles.get(number)
+        if handle is not None:  # or it was closed for the one before
+            self.unsettled += bool(tag)
+            self.settled((handle, tag), LOW_ON_MEMORY)
 
     def _hold_back(self) -> None:
         """A client to whom too much is owed is not read."""
@@ -273,6 +291,12 @@ class Publisher:
         """A message that is on disk, and the transfer that brought it, if it could be resumed."""
         connection = self._connection
         ingress = connection.ingress
+        memory = ingress.switch.memory
+        if memory.short and not memory.admits(connection, 1):
+            if partial is not None:
+                ingress.partials.release(partial)
+            self._refuse(handle.number, tag)
+            return
         if not ingress.batch:
             ingress.batch.received = ingress.now()
         try:
@@ -285,6 +309,8 @@ class Publisher:
             return
         self._send(handle, tag, properties.raw, body, name, partial)
         ingress.stats.messages_in += 1
+        if (rate := connection.stream.rate) is not None:
+            rate.messages += 1
         self._hold_back()
 
     # Transactions.
@@ -294,8 +320,8 @@ class Publisher:
         channel = handle.channel
         limits = self._connection.ingress.limits
         channel.pending += sent
-        bodies = [message.body for _, message in sent]
-        channel.pending_octets += sum([len(body) for body in bodies if not isinstance(body, Spooled)])
+        for _, message in sent:
+            channel.pending_octets += message.octets - len(message.body) * isinstance(message.body, Spooled)
         if len(channel.pending) > limits.transaction_messages_max or (
             channel.pending_octets > limits.transaction_bytes_max
         ):

@@ -9,10 +9,13 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable
+from functools import partial
 from typing import TYPE_CHECKING, Final
 
 from gateway.broker.access import Principal
+from gateway.broker.memory import LOW_ON_MEMORY
 from gateway.broker.mqtt.session import Row, Session
+from gateway.broker.poison import poisoned
 from gateway.broker.switch import Entry
 from gateway.errors import RemoteProtocolError
 from gateway.ingress.listener import Farewell
@@ -26,7 +29,7 @@ from gateway.ingress.mqtt.offered import NOT_TEXT, TOO_LARGE, UTF8, check_offere
 from gateway.ingress.mqtt.retries import Retries
 from gateway.ingress.mqtt.subscriptions import subscribe, unsubscribe
 from gateway.model.message import NEVER, Message, Sender
-from gateway.model.outcome import ACCEPTED, Outcome
+from gateway.model.outcome import ACCEPTED, FINAL, Outcome
 from gateway.model.properties import NO_PROPERTIES
 from gateway.protocols.mqtt.connection import State
 from gateway.protocols.mqtt.packets import (
@@ -99,6 +102,7 @@ class MqttConnection:
             byte_order=ingress.byte_order,
             topic_alias_max=limits.topic_alias_max,
             receive_max=limits.inflight_max,
+            bounds=ingress.bounds,
         )
         self.session: Session | None = None
         self.principal: Principal | None = None
@@ -124,8 +128,10 @@ class MqttConnection:
                     if self.gone:
                         return
                 if not machine.pending:
-                    return
+                    break
                 events = machine.receive_data(b"", now)
+            if machine.unread:
+                self.stream.again()
         except RemoteProtocolError as error:
             self._fail(error)
 
@@ -153,6 +159,7 @@ class MqttConnection:
     def lost(self, reason: str) -> None:
         """The connection is gone; the session may stay, the will may be published."""
         ingress = self._ingress
+        ingress.switch.memory.forget(self)
         self.gone = True
         ingress.forget(self)
         session = self.session
@@ -182,7 +189,7 @@ class MqttConnection:
 
     def hold(self) -> Callable[[], None] | None:
         """Stop reading, unless the client must go on acknowledging; returns what undoes it."""
-        if self.session is not None and self.session.subscriptions:
+        if self.session is not None and (self.session.subscriptions or self.session.in_flight):
             return None
         self.stream.hold()
         return self.stream.release
@@ -194,7 +201,7 @@ class MqttConnection:
                 self._ingress.stats.protocol_errors.add("connect_timeout")
                 self.stream.abort("no CONNECT in time")
             return
-        if not self.stream.reading:
+        if not self.stream.listening:
             self.machine.last_received = now  # we do not read: its silence is ours
         late = self.machine.timed_out(now)
         if late or self.session.stalled(now):
@@ -226,7 +233,7 @@ class MqttConnection:
 
     def send(self, rows: list[Row]) -> list[Row]:
         """Encode the rows; returns those that cannot be said: over the client's Maximum Packet Size, or with
-        octets for properties that are none.
+        properties that cannot be encoded.
         """
         five = self.machine.version is Version.V5
         utc = time.time() if five else 0.0
@@ -237,8 +244,8 @@ class MqttConnection:
             if five:
                 try:
                     raw = encode_properties(message, utc, subscription_ids=grant.identifiers)
-                except RemoteProtocolError:
-                    return self._send_sound(rows)
+                except Exception as error:
+                    return self._send_singly(rows, error)
             retain = grant.retained or (message.retain and grant.retain_as_published)
             body = message.body
             octets += len(body) + 32
@@ -251,19 +258,16 @@ class MqttConnection:
         self.stream.mark()
         return too_large
 
-    def _send_sound(self, rows: list[Row]) -> list[Row]:
-        """Send all but the rows whose sender, of another protocol, wrote malformed properties."""
-        sound: list[Row] = []
-        malformed: list[Row] = []
-        for row in rows:
-            try:
-                row.message.property_set.properties  # noqa: B018 (decoded once, when it is asked for)
-            except RemoteProtocolError:
-                malformed.append(row)
-            else:
-                sound.append(row)
-        self._ingress.undeliverable([row.message for row in malformed])
-        return malformed + (self.send(sound) if malformed else sound)
+    def _send_singly(self, rows: list[Row], error: Exception) -> list[Row]:
+        """Some of the rows cannot be encoded; the one that is left alone with its error is a dead letter."""
+        if len(rows) > 1:
+            return [unsaid for row in rows for unsaid in self.send([row])]
+        self._ingress.undeliverable(rows[0].message, poisoned(error, client=self.sender.client))
+        return rows
+
+    def failed(self, error: Exception) -> None:
+        """That costs the connection, when the wake-up ends."""
+        self.stream.doom(error)
 
     def send_release(self, packet_id: int) -> None:
         """PUBREL, for a client that returns: behind a CONNACK that waits for the disk, unless it is full."""
@@ -312,7 +316,8 @@ class MqttConnection:
             session.outlet.send_received(packet_id)
 
     def refused(self, receipt: Receipt, outcome: Outcome) -> None:
-        """A target did not take the message: MQTT 5 has words for it, older versions are tried again."""
+        """A target did not take the message: MQTT 5 has words for it, older versions are tried again, or have
+        made a dead letter."""
         _, packet_id, qos, _, _ = receipt
         if self.gone or self.machine.state is not State.OPEN:
             self._forget_incoming(receipt)
@@ -324,6 +329,8 @@ class MqttConnection:
             self.unsettled -= 1
             if self._held:
                 self._read_on()
+        elif outcome.reason in FINAL:  # there is no word for it, and it would only come again
+            self._ingress.bury(receipt[3], outcome, partial(self.accepted, packet_id, qos))
         else:
             if qos == 2 and self.session is not None:
                 self.session.incoming.doubt(packet_id)
@@ -368,6 +375,9 @@ class MqttConnection:
     def _publishes(self, rows: list[tuple[int, bytes, int, bytes, bytes]]) -> None:
         ingress = self._ingress
         switch = ingress.switch
+        if switch.memory.short and not switch.memory.admits(self, len(rows)):
+            self._refuse_publishes(rows)
+            return
         if self._generation != switch.generation:
             assert self.principal is not None
             self._entries = ingress.entries.of(self.principal.name)
@@ -382,8 +392,11 @@ class MqttConnection:
         sender = self.sender
         body_max = ingress.body_max
         held = None if self._retries is None else self._retries.waiting
+        echoes = None
+        if self.machine.version < Version.V5 and switch.echoes.awaited:
+            echoes = switch.echoes
         one_by_one = rows
-        if len(rows) >= BURST_MIN and held is None:
+        if len(rows) >= BURST_MIN and held is None and echoes is None:
             topic = rows[0][1]
             shared = entries.get(topic) or first_seen(ingress, self.principal, topic, entries)
             if shared.bursts and (burst := burst_in(rows, body_max)) is not None:
@@ -399,6 +412,8 @@ class MqttConnection:
                 expires = NEVER if interval is None else time.time() + interval
             else:
                 property_set, expires, hops = NO_PROPERTIES, NEVER, 0
+                if echoes is not None:
+                    hops = echoes.hops(topic, body, sender, ingress.now())
             retain = flags & 1 == 1
             message = Message(entry.address, body, property_set, qos, qos > 0, retain, expires, hops, sender)
             if qos:
@@ -417,8 +432,42 @@ class MqttConnection:
             elif not publish(batch, entry, message, receipt):
                 ingress.unclaimed(entry, message, receipt)
         ingress.stats.messages_in += len(rows)
+        if (rate := self.stream.rate) is not None:
+            rate.messages += len(rows)
         if self.unsettled >= ingress.unsettled_max and not self._held:
             self._overrun()
+
+    def _refuse_publishes(self, rows: list[tuple[int, bytes, int, bytes, bytes]]) -> None:
+        """There is no memory for them: QoS 0 is dropped. Before MQTT 5 only closing refuses the others."""
+        self._ingress.stats.messages_in += len(rows)
+        self._ingress.stats.refuse(LOW_ON_MEMORY, len(rows))
+        assert self.session is not None
+        for flags, _, packet_id, _, _ in rows:
+            qos = flags >> 1 & 3
+            if not qos:
+                continue
+            if self.machine.version is not Version.V5:
+                self._ingress.let_go(self, ReasonCode.QUOTA_EXCEEDED)
+                return
+            if qos == 2 and packet_id in self.session.incoming:  # it was taken when there was memory
+                if self.session.incoming.accepted(packet_id):
+                    self.send_received(packet_id)
+                continue
+            kind = PacketType.PUBACK if qos == 1 else PacketType.PUBREC
+            self.machine.send_ack(kind, packet_id, ReasonCode.QUOTA_EXCEEDED, LOW_ON_MEMORY.text)
+        self.stream.mark()
+
+    def told_of_memory(self, short: bool) -> None:
+        """MQTT has no word for it."""
+
+    @property
+    def begun(self) -> int:
+        """Octets of a packet that has not come whole."""
+        return self.machine.begun
+
+    def let_go_for_memory(self) -> None:
+        """There is none for what it has begun."""
+        self._ingress.let_go(self, ReasonCode.QUOTA_EXCEEDED)
 
     def _overrun(self) -> None:
         """As much is unsettled as may be. MQTT 5 clients were told how much; others are read no further."""
@@ -460,6 +509,8 @@ class MqttConnection:
         if session.kept and store is not None:
             self._answers = Answers(store, self.machine, self.stream)
         session.attach(self, receive_max)
+        if session.owed:
+            self._ingress.owe_retained(session)
         self.stream.mark()
 
     def wait_for_commit(self, before: int) -> None:

@@ -22,6 +22,7 @@ if TYPE_CHECKING:
     from gateway.ingress.mqtt.ingress import MqttIngress
 
 WILDCARDS = frozenset("+#")
+TOPIC_OCTETS_MAX = 1_024  # a longer topic is looked up each time: ten thousand of 64 KiB are no cache
 
 
 class Entries:
@@ -65,14 +66,19 @@ class Entries:
         self.keep(entry, entries)
         namespaces = self.switch.namespaces
         if any(namespaces.get(way.crossing.route.target_endpoint) is self._namespace for way in entry.ways):
-            self._through.add(address.wire)
+            if len(self._through) >= self._most:
+                self._forget([])
+            if address.wire in entries:
+                self._through.add(address.wire)
         return entry
 
     def keep(self, entry: Entry, entries: dict[bytes, Entry]) -> None:
-        """Keep an entry among those of a user."""
+        """Keep an entry among those of a user, if its topic is not too long."""
+        assert isinstance(entry.address, MqttAddress)
+        if len(entry.address.wire) > TOPIC_OCTETS_MAX:
+            return
         if len(entries) >= self._most:
             entries.clear()
-        assert isinstance(entry.address, MqttAddress)
         entries[entry.address.wire] = entry
 
 

@@ -10,7 +10,7 @@ import secrets
 import time
 from collections.abc import Callable
 from functools import partial
-from typing import Any
+from typing import Any, Final
 
 import structlog
 import trio
@@ -18,7 +18,9 @@ import trio
 from gateway.broker.access import Access, Principal
 from gateway.broker.dead_letters import DeadLetters
 from gateway.broker.mqtt.namespace import OVERDUE, MqttNamespace
+from gateway.broker.mqtt.session import Session
 from gateway.broker.switch import UNROUTED, Entry, Switch
+from gateway.containment import contained
 from gateway.errors import RemoteProtocolError
 from gateway.ingress.listener import Listener
 from gateway.ingress.logins import Logins
@@ -29,7 +31,7 @@ from gateway.model.address import MqttAddress
 from gateway.model.batch import Batch
 from gateway.model.message import NEVER, Message, Sender
 from gateway.model.outcome import Outcome, Reason, Verdict
-from gateway.protocols.mqtt.octets import ByteOrder
+from gateway.protocols.mqtt.octets import Bounds, ByteOrder
 from gateway.protocols.mqtt.packets import Will
 from gateway.protocols.mqtt.properties import encode_list
 from gateway.protocols.mqtt.spec import PacketType, Property, ReasonCode, Version
@@ -38,11 +40,12 @@ from gateway.settings import Limits
 from gateway.settings.mqtt import MqttOptions
 from gateway.telemetry.stats import ListenerStats
 from gateway.transport.stream import Stream
+from gateway.transport.tasks import Tasks
 
 log = structlog.get_logger(limited=True)
 
+UNREAD_SECS: Final = 0.05  # until it is looked again whether clients have taken what they were sent
 FORBIDDEN = Outcome(Verdict.REJECTED, Reason.NOT_AUTHORIZED, "the gateway's own topic")
-MALFORMED = Outcome(Verdict.REJECTED, Reason.MALFORMED, "the properties are malformed")
 
 
 class MqttIngress:
@@ -58,7 +61,7 @@ class MqttIngress:
         limits: Limits,
         stats: ListenerStats,
         dead_letters: DeadLetters,
-        nursery: trio.Nursery,
+        tasks: Tasks,
         anonymous: str = "loopback",
         byte_order: ByteOrder = "auto",
         options: MqttOptions | None = None,
@@ -70,6 +73,7 @@ class MqttIngress:
         self.limits = limits
         self.body_max = limits.message_bytes_max  # a model's attributes cost a few times what these do
         self.unsettled_max = limits.inflight_max
+        self.bounds = Bounds(limits.properties_max, limits.properties_bytes_max, limits.filters_max)
         self.stats = stats
         self.anonymous = anonymous
         self.byte_order = byte_order
@@ -79,7 +83,10 @@ class MqttIngress:
         self.listener: Listener | None = None
         self.batch = Batch(self, trio.current_time())
         self._dead_letters = dead_letters
-        self.logins = Logins(access, stats, nursery, self.flush)
+        self.logins = Logins(access, stats, tasks, self.flush)
+        self._tasks = tasks
+        self._owing: dict[Session, None] = {}  # retained messages
+        self._sending = False
         namespace.begin(trio.current_time())
         namespace.system.add(stats)
         self._adopt(name)
@@ -178,11 +185,52 @@ class MqttIngress:
         if not self.switch.publish(self.batch, entry, message, receipt):
             self.unclaimed(entry, message, receipt)
 
+    def owe_retained(self, session: Session) -> None:
+        """The session has subscribed, or its client is back: send it a piece of what it is owed retained.
+
+        The rest follows in turns of their own, as the client takes it.
+        """
+        session.pull()
+        if session.owed:
+            self._owing[session] = None
+            if not self._sending:
+                self._sending = True
+                self._tasks.start_soon(self._send_retained)
+
+    async def _send_retained(self) -> None:
+        """A piece for each session in turn; everybody else is served between two of them."""
+        while self._owing:
+            moved = False
+            for session in list(self._owing):
+                if session.owed and session.outlet is not None:
+                    moved |= self._pull(session)
+                    await trio.lowlevel.checkpoint()
+                else:
+                    self._owing.pop(session, None)
+            if not moved:
+                await trio.sleep(UNREAD_SECS)
+        self._sending = False
+
+    def _pull(self, session: Session) -> bool:
+        try:
+            if not session.pull():
+                return False
+        except Exception as error:
+            contained("delivery", error, client=session.client_id)
+            session.owed.clear()
+        assert self.listener is not None
+        self.listener.flush()
+        return True
+
     def take_over(self, client_id: str) -> None:
         """A client connects: whoever has its identifier must go."""
         session = self.namespace.sessions.get(client_id)
         if session is not None and isinstance(session.outlet, MqttConnection):
-            session.outlet.taken_over()
+            outlet = session.outlet
+            try:
+                outlet.taken_over()
+            except Exception as error:  # of the one that goes, not of the one that comes
+                outlet.stream.fail(error)
 
     def flush(self) -> None:
         """Write what was encoded outside a wake-up."""
@@ -209,9 +257,13 @@ class MqttIngress:
         connection.machine.send_disconnect(reason)
         connection.stream.end(word)
 
-    def undeliverable(self, messages: list[Message]) -> None:
-        """Messages whose sender wrote octets that are no properties: MQTT cannot say them."""
-        self._dead_letters.add(messages, "", MALFORMED)
+    def undeliverable(self, message: Message, outcome: Outcome) -> None:
+        """A message that MQTT cannot say."""
+        self._dead_letters.add([message], "", outcome)
+
+    def bury(self, message: Message, outcome: Outcome, then: Callable[[], None]) -> None:
+        """A message that nobody will ever take, of a client that cannot be told so."""
+        self._dead_letters.add([message], "", outcome, then)
 
     def publish_will(self, will: Will, sender: Sender) -> None:
         """Publish a will; its expiry counts from now (5: 3.1.3.2.4)."""

@@ -1,4 +1,4 @@
-"""SUBSCRIBE and UNSUBSCRIBE: each filter is granted or refused by itself; retained messages follow.
+"""SUBSCRIBE and UNSUBSCRIBE: each filter is granted or refused by itself; retained messages follow in pieces.
 
 A client that sent DISCONNECT right behind gets no answer; what it asked for is done: its session may stay.
 """
@@ -9,9 +9,8 @@ from typing import TYPE_CHECKING
 
 from gateway.broker.mqtt.session import Session
 from gateway.broker.mqtt.shared import shared_pattern
-from gateway.broker.mqtt.subscription import Grant, SubscriptionOptions
+from gateway.broker.mqtt.subscription import SubscriptionOptions
 from gateway.errors import RemoteProtocolError
-from gateway.model.message import Message
 from gateway.protocols.mqtt.connection import State
 from gateway.protocols.mqtt.octets import is_filter
 from gateway.protocols.mqtt.packets import Subscribe, Subscription, Unsubscribe
@@ -33,7 +32,6 @@ def subscribe(
     bridge = machine.connect.bridge  # of Mosquitto's kind: levels 0x83 and 0x84
     identifier = packet.properties.get(Property.SUBSCRIPTION_IDENTIFIER, (0,))[0]
     reasons: list[int] = []
-    owed: list[tuple[list[Message], Grant]] = []
     for wanted in packet.subscriptions:
         refused = _refusal(ingress, session, principal, wanted)
         if refused is not None:
@@ -49,20 +47,17 @@ def subscribe(
             wanted.retain_handling,
             identifier,
         )
-        retained = ingress.namespace.subscribe(session, wanted.filter, options)
-        if retained:
-            owed.append((retained, Grant(session, [options], retained=True)))
+        ingress.namespace.subscribe(session, wanted.filter, options)
         reasons.append(qos)
     if machine.state is State.OPEN:
         machine.send_suback(packet.packet_id, reasons)
-    for messages, grant in owed:
-        session.offer(messages, grant)
+    ingress.owe_retained(session)
 
 
 def _refusal(
     ingress: MqttIngress, session: Session, principal: Principal, wanted: Subscription
 ) -> ReasonCode | None:
-    if not is_filter(wanted.filter) or wanted.filter.count("/") >= ingress.limits.topic_levels_max:
+    if wanted.filter.count("/") >= ingress.limits.topic_levels_max or not is_filter(wanted.filter):
         return ReasonCode.TOPIC_FILTER_INVALID
     if not ingress.access.may_subscribe(principal, ingress.name, wanted.filter):
         return ReasonCode.NOT_AUTHORIZED

@@ -20,6 +20,7 @@ from gateway.protocols.amqp091.spec import (
     BASIC,
     BASIC_PUBLISH,
     FLAG_CONTINUED,
+    FLAG_HEADERS,
     FRAME_BODY,
     FRAME_END,
     FRAME_HEADER,
@@ -32,7 +33,14 @@ from gateway.protocols.amqp091.spec import (
     SHORT_STRING_MAX,
     ReplyCode,
 )
-from gateway.protocols.amqp091.table import decode_fields, decode_table, encode_table, syntax_error
+from gateway.protocols.amqp091.table import (
+    FIELD_OCTETS_MIN,
+    FIELDS_UNBOUNDED,
+    decode_fields,
+    decode_table,
+    encode_table,
+    syntax_error,
+)
 
 FRAME: Final = Struct(">BHI")
 U16: Final = Struct(">H")
@@ -70,6 +78,12 @@ def decode_frame(data: bytes, at: int, frame_max: int) -> tuple[int, int, bytes,
     if data[end] != FRAME_END:
         raise frame_error(f"a frame ends with 0x{data[end]:02x}")
     return kind, channel, data[begin:end], end + 1
+
+
+def frame_octets(data: bytes, at: int) -> int:
+    """How many octets of the incomplete frame at `at` are needed before it says more than it does now."""
+    begin = at + FRAME_PREFIX
+    return FRAME_PREFIX if begin > len(data) else FRAME_OVERHEAD + int(FRAME.unpack_from(data, at)[2])
 
 
 def encode_frame(kind: int, channel: int, payload: bytes) -> bytes:
@@ -164,7 +178,7 @@ def encode_short_string(text: str | bytes) -> bytes:
 
 def reply_text(text: str) -> str:
     """As much of a text as a short string takes."""
-    return text.encode()[:SHORT_STRING_MAX].decode(errors="ignore")
+    return text.encode(errors="replace")[:SHORT_STRING_MAX].decode(errors="ignore")
 
 
 def _write_long_string(octets: bytes) -> bytes:
@@ -191,10 +205,11 @@ ZERO: Final[dict[str, Any]] = {"o": 0, "s": 0, "l": 0, "ll": 0, "ss": "", "ls": 
 # --- methods
 
 
-def decode_method(payload: bytes) -> Method:
+def decode_method(payload: bytes, fields_max: int = FIELDS_UNBOUNDED) -> Method:
     """The method in a frame's payload.
 
-    Raises RemoteProtocolError 501 for a method that is not known, and for arguments that do not fit it.
+    Raises RemoteProtocolError 501 for a method that is not known, and for arguments that do not fit it, or
+    are tables of more than `fields_max` fields.
     """
     if len(payload) < U32.size:
         raise frame_error("a method frame holds no method")
@@ -206,7 +221,7 @@ def decode_method(payload: bytes) -> Method:
             text, reason=ReplyCode.FRAME_ERROR, class_id=index >> 16, method_id=index & 0xFFFF
         )
     try:
-        return _decode_arguments(kind, payload)
+        return _decode_arguments(kind, payload, fields_max)
     except (StructError, IndexError):
         text = f"FRAME_ERROR - {kind.name} is cut short"
     except RemoteProtocolError as fault:
@@ -216,7 +231,7 @@ def decode_method(payload: bytes) -> Method:
     )
 
 
-def _decode_arguments(kind: type[Method], payload: bytes) -> Method:
+def _decode_arguments(kind: type[Method], payload: bytes, fields_max: int) -> Method:
     values = {}
     at = U32.size
     bit = 0  # the mask of the next bit in the octet before `at`; 0: a new octet begins
@@ -230,7 +245,10 @@ def _decode_arguments(kind: type[Method], payload: bytes) -> Method:
             bit = bit << 1 & 0xFF
         else:
             bit = 0
-            value, at = READ[domain](payload, at)
+            if domain == "T":
+                value, at = decode_table(payload, at, fields_max)
+            else:
+                value, at = READ[domain](payload, at)
         if name:
             values[name] = value
     if at != len(payload):
@@ -308,6 +326,7 @@ class BasicProperties:
     cluster_id: str | None = None
 
 
+BEFORE_HEADERS: Final = (1 << 15, 1 << 14)  # flags of the two short strings in front of the table
 PROPERTY_FLAGS: Final = sum(flag for _, _, flag in PROPERTIES)
 
 
@@ -358,6 +377,28 @@ def _decode_properties(raw: bytes) -> BasicProperties:
     if at != len(raw):
         raise syntax_error("octets follow the last property")
     return found
+
+
+def check_fields(raw: bytes, fields_max: int) -> None:
+    """Raise RemoteProtocolError 502 when the header table of properties has too many fields.
+
+    Nearly always their octets are too few for that. Octets that are no properties pass: they are found later.
+    """
+    if len(raw) <= fields_max * FIELD_OCTETS_MIN:
+        return
+    try:
+        flags = more = U16.unpack_from(raw)[0]
+        at = 2
+        while more & FLAG_CONTINUED:
+            more = U16.unpack_from(raw, at)[0]
+            at += 2
+        if flags & FLAG_HEADERS:
+            for flag in BEFORE_HEADERS:
+                if flags & flag:
+                    at += 1 + raw[at]
+            decode_table(raw, at, fields_max)
+    except (StructError, IndexError):
+        pass
 
 
 def encode_basic_properties(properties: BasicProperties) -> bytes:

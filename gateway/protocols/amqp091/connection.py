@@ -8,6 +8,9 @@ asks for, of the channel (soft codes) or of the connection, and an event.
 Frames that come in number are taken by the loops of the two sides, which see whole runs at once; `_runs` says
 which. They take only what is complete and plainly right, and leave the rest to `_take`, one frame at a time,
 which is the authority on what is an error.
+
+A server does only so much at each call, for 64 KiB may be 8 192 heartbeats: it counts steps, each of which
+costs about what a small frame does, stops at STEPS_MAX, and is `unread` until it is called again.
 """
 
 from __future__ import annotations
@@ -21,12 +24,14 @@ from typing import ClassVar, Final
 from gateway.errors import LocalProtocolError, RemoteProtocolError
 from gateway.protocols.amqp091 import methods as m
 from gateway.protocols.amqp091.codec import (
+    check_fields,
     decode_content_header,
     decode_frame,
     decode_method,
     encode_content_frames,
     encode_method_frame,
     frame_error,
+    frame_octets,
     reply_text,
 )
 from gateway.protocols.amqp091.events import ChannelClosed, Closed, Event, MethodReceived
@@ -48,8 +53,12 @@ from gateway.protocols.amqp091.spec import (
     ReplyCode,
 )
 from gateway.protocols.amqp091.states import CONNECTION_CLASS, Channel, ChannelState, State, interrupted
+from gateway.protocols.amqp091.table import FIELDS_UNBOUNDED
 
 MESSAGE_BYTES_MAX: Final = 16 * 1024 * 1024
+STEPS_MAX: Final = 128  # of a server at each call: a few milliseconds, so that no flood holds up the others
+STEP_OCTETS: Final = 32  # of a method or of properties, beside the step for the frame itself
+RUN_STEP_OCTETS: Final = 1_024  # of what a run has taken
 SETTLE_SIZE: Final = 4 + 8 + 1  # payload of basic.ack and basic.nack
 SETTLE: Final = Struct(">BHIIQBB")  # their whole frame: type, channel, size, ids, tag, bits, end
 SILENT_INTERVALS: Final = 2  # 4.2.7: heartbeats that may be missing
@@ -64,8 +73,19 @@ class Connection(ABC):
     _legal: ClassVar[dict[ChannelState, frozenset[type[m.Method]]]]
     _paused: ClassVar[frozenset[State]] = frozenset()  # states in which the application has to speak first
     _silent: ClassVar[frozenset[State]] = frozenset()  # states in which a fault is not worth an answer
+    _bounded: ClassVar[bool] = False  # each call does a limited number of steps
 
-    def __init__(self, state: State, *, message_bytes_max: int) -> None:
+    def __init__(
+        self,
+        state: State,
+        *,
+        message_bytes_max: int,
+        properties_max: int = FIELDS_UNBOUNDED,
+        properties_bytes_max: int = FIELDS_UNBOUNDED,
+    ) -> None:
+        """`properties_max` fields may be in one table, and `properties_bytes_max` octets in the properties of
+        a content.
+        """
         self.out: list[bytes] = []
         self.frame_max = HANDSHAKE_FRAME_MAX
         self.channel_max = 0
@@ -73,8 +93,13 @@ class Connection(ABC):
         self.message_bytes_max = message_bytes_max
         self.received: defaultdict[str, int] = defaultdict(int)
         self.sent: defaultdict[str, int] = defaultdict(int)
+        self.unread = False  # `receive_data` with b"" would tell more, but that is for another turn
         self._state = state
-        self._rest = b""
+        self._properties_max = properties_max
+        self._properties_bytes_max = properties_bytes_max
+        self._steps = 0
+        self._rest: bytes | bytearray = b""
+        self._needed = 0  # octets that `_rest` needs before it says more
         self._channels: dict[int, Channel] = {}
         self._ready: set[int] = set()  # open channels that have begun no content
         self._runs: dict[bytes, Callable[[bytes, int, int, list[Event]], int]] = {}
@@ -115,12 +140,19 @@ class Connection(ABC):
         with b"" to have them read.
         """
         self._now = now
+        self._steps = 0
+        self.unread = False
+        events: list[Event] = []
         if data:
             self._heard = now
         if self._rest:
-            data = self._rest + data
+            if len(self._rest) + len(data) < self._needed:  # gathered without copying it each time
+                if isinstance(self._rest, bytes):
+                    self._rest = bytearray(self._rest)
+                self._rest += data
+                return events
+            data = bytes(self._rest) + data
             self._rest = b""
-        events: list[Event] = []
         if self.closed:
             return events
         try:
@@ -138,20 +170,27 @@ class Connection(ABC):
 
     def _read(self, data: bytes, events: list[Event]) -> int:
         """Read all complete frames; returns where the incomplete one begins."""
+        self._needed = 0
         at = self._read_greeting(data, events)
         end = len(data)
         runs = self._runs
         while at < end and not self.closed and self._state not in self._paused:
+            if self._steps >= STEPS_MAX and self._bounded:
+                self.unread = True
+                break
             run = runs.get(data[at + 7 : at + 11])
             if run is not None:
                 after = run(data, at, end, events)
                 if after != at:
+                    self._steps += (after - at) // RUN_STEP_OCTETS
                     at = after
                     continue
             frame = decode_frame(data, at, self.frame_max)
             if frame is None:
+                self._needed = frame_octets(data, at)
                 break
             kind, number, payload, at = frame
+            self._steps += 1 if kind == FRAME_BODY else 1 + len(payload) // STEP_OCTETS
             try:
                 self._take(kind, number, payload, events)
             except RemoteProtocolError as fault:
@@ -188,7 +227,7 @@ class Connection(ABC):
             if channel is not None:
                 self._begin(channel, index, payload)
             return
-        method = decode_method(payload)
+        method = decode_method(payload, self._properties_max)
         self.received[method.name] += 1
         if number == 0:
             if self._state is State.CLOSING and type(method) not in (m.ConnectionClose, m.ConnectionCloseOk):
@@ -239,11 +278,24 @@ class Connection(ABC):
             most = self.message_bytes_max
             text = f"PRECONDITION_FAILED - message size {size} is larger than configured max size {most}"
             raise self._fault(text, ReplyCode.PRECONDITION_FAILED, channel.index)
+        self._check_properties(properties, channel.index)
         channel.properties = properties
         channel.left = size
         self._hold(len(properties))
         if not size:
             self._complete(channel, b"", events)
+
+    def _check_properties(self, properties: bytes, index: int) -> None:
+        """Raise 406 when there are more than we take."""
+        size, most = len(properties), self._properties_bytes_max
+        if size > most:
+            text = f"PRECONDITION_FAILED - properties of {size} octets exceed configured max size {most}"
+            raise self._fault(text, ReplyCode.PRECONDITION_FAILED, index)
+        try:
+            check_fields(properties, self._properties_max)
+        except RemoteProtocolError as fault:
+            text = f"PRECONDITION_FAILED - headers: {fault}"
+            raise self._fault(text, ReplyCode.PRECONDITION_FAILED, index) from None
 
     def _take_body(self, channel: Channel, payload: bytes, events: list[Event]) -> None:
         if channel.properties is None:
@@ -272,6 +324,11 @@ class Connection(ABC):
         self, number: int, index: int, method: bytes, properties: bytes, body: bytes, events: list[Event]
     ) -> None:
         """Report a content that is complete; `method` is its method without the ids."""
+
+    @property
+    def begun(self) -> int:
+        """Octets of contents, and of a frame, that have not come whole."""
+        return self._partial + len(self._rest)
 
     def _hold(self, octets: int) -> None:
         self._partial += octets

@@ -17,7 +17,14 @@ from gateway.errors import LocalProtocolError, RemoteProtocolError
 from gateway.model.properties import Headers
 from gateway.protocols.amqp091 import methods as m
 from gateway.protocols.amqp091.codec import CONTENT_HEADER_MIN
-from gateway.protocols.amqp091.connection import MESSAGE_BYTES_MAX, SETTLE, SETTLE_SIZE, Connection
+from gateway.protocols.amqp091.connection import (
+    MESSAGE_BYTES_MAX,
+    SETTLE,
+    SETTLE_SIZE,
+    STEP_OCTETS,
+    STEPS_MAX,
+    Connection,
+)
 from gateway.protocols.amqp091.events import (
     Acks,
     Authenticate,
@@ -43,6 +50,7 @@ from gateway.protocols.amqp091.spec import (
     ReplyCode,
 )
 from gateway.protocols.amqp091.states import Channel, ChannelState, State, legal_methods
+from gateway.protocols.amqp091.table import FIELD_OCTETS_MIN, FIELDS_UNBOUNDED
 
 METHOD_HEAD: Final = Struct(">BHII").unpack_from  # type, channel, size, ids
 CONTENT_HEAD: Final = Struct(">BHIIQ").unpack_from  # type, channel, size, class and weight, body size
@@ -64,6 +72,7 @@ class ServerConnection(Connection):
     _contents: ClassVar[dict[int, int]] = {BASIC_PUBLISH: PUBLISH_METHOD_MAX}
     _legal = legal_methods(m.TO_SERVER)
     _paused = frozenset({State.HEADER, State.AUTHENTICATING, State.OPENING})
+    _bounded = True
     _silent = frozenset({State.START, State.AUTHENTICATING, State.SECURE, State.TUNE})
 
     def __init__(
@@ -75,8 +84,17 @@ class ServerConnection(Connection):
         message_bytes_max: int = MESSAGE_BYTES_MAX,
         server_properties: Headers = (),
         mechanisms: str = "PLAIN AMQPLAIN EXTERNAL",
+        properties_max: int = FIELDS_UNBOUNDED,
+        properties_bytes_max: int = FIELDS_UNBOUNDED,
     ) -> None:
-        super().__init__(State.HEADER, message_bytes_max=message_bytes_max)
+        super().__init__(
+            State.HEADER,
+            message_bytes_max=message_bytes_max,
+            properties_max=properties_max,
+            properties_bytes_max=properties_bytes_max,
+        )
+        # In a run of messages only what is surely within both.
+        self._plain_max = CONTENT_HEADER_MIN + min(properties_max * FIELD_OCTETS_MIN, properties_bytes_max)
         self._offer = m.ConnectionTune(channel_max, frame_max, heartbeat)
         self._server_properties = server_properties
         self._mechanisms = mechanisms
@@ -223,9 +241,10 @@ class ServerConnection(Connection):
                 channel = data[at + 1 : at + 3]
                 found = self._leads.get(channel)
                 if found is None or data[at : at + found[1]] != found[0]:
-                    found = self._lead_at(data, at, end)
+                    found = self._lead_at(data, at, end) if self._steps < STEPS_MAX else None
                     if found is None:
                         break
+                    self._steps += len(found[5]) // STEP_OCTETS
                     if found[1] <= LEAD_OCTETS_MAX:
                         self._leads[channel] = found
                 lead, lead_size, size, number, method, properties = self._lead = found
@@ -272,7 +291,7 @@ class ServerConnection(Connection):
             kind != FRAME_HEADER
             or header_number != number
             or weight != BASIC_WEIGHT
-            or header_size < CONTENT_HEADER_MIN
+            or not CONTENT_HEADER_MIN <= header_size <= self._plain_max
             or method_size > PUBLISH_METHOD_MAX
             or last >= end
             or data[header_at - 1] != FRAME_END

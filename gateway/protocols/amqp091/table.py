@@ -31,6 +31,8 @@ from gateway.protocols.amqp091.spec import (
 U32: Final = Struct(">I")
 DECIMAL: Final = Struct(">Bi")
 VOID: Final = Value(ValueType.VOID, None)
+FIELDS_UNBOUNDED: Final = 1 << 32
+FIELD_OCTETS_MIN: Final = 1  # of an array; so no fewer octets can hold more fields than there may be
 DECIMAL_SCALE_MAX: Final = 255
 DECIMAL_DIGITS_MAX: Final = 10  # of a signed 32-bit number
 
@@ -46,13 +48,14 @@ def syntax_error(text: str) -> RemoteProtocolError:
     return RemoteProtocolError(text, reason=ReplyCode.SYNTAX_ERROR)
 
 
-def decode_table(data: bytes, at: int = 0) -> tuple[Headers, int]:
+def decode_table(data: bytes, at: int = 0, fields_max: int = FIELDS_UNBOUNDED) -> tuple[Headers, int]:
     """The table at `at`, which begins with its length, and the position behind it.
 
-    Raises RemoteProtocolError (502) for anything that is not a table within `data`.
+    Raises RemoteProtocolError (502) for anything that is not a table within `data`, and for more than
+    `fields_max` fields, those of tables and arrays within it included.
     """
     try:
-        return _read_table(data, at, 0)
+        return _read_table(data, at, 0, [fields_max])
     except (StructError, IndexError):
         raise syntax_error("a field table is cut short") from None
 
@@ -106,12 +109,20 @@ def _extent(data: bytes, at: int) -> tuple[int, int]:
     return begin, end
 
 
-def _read_table(data: bytes, at: int, depth: int) -> tuple[Headers, int]:
+def _count(left: list[int]) -> None:
+    """One field more; `left` is how many there may still be."""
+    left[0] -= 1
+    if left[0] < 0:
+        raise syntax_error("a table has too many fields")
+
+
+def _read_table(data: bytes, at: int, depth: int, left: list[int]) -> tuple[Headers, int]:
     if depth > NESTING_MAX:
         raise syntax_error(f"tables are nested deeper than {NESTING_MAX}")
     at, end = _extent(data, at)
     pairs = []
     while at < end:
+        _count(left)
         name_end = at + 1 + data[at]
         if name_end >= end:
             raise syntax_error("a field name reaches beyond its table")
@@ -119,27 +130,28 @@ def _read_table(data: bytes, at: int, depth: int) -> tuple[Headers, int]:
             name = data[at + 1 : name_end].decode()
         except UnicodeDecodeError:
             raise syntax_error("a field name is not UTF-8") from None
-        value, at = _read_value(data, name_end, depth)
+        value, at = _read_value(data, name_end, depth, left)
         pairs.append((name, value))
     if at != end:
         raise syntax_error("a field value reaches beyond its table")
     return tuple(pairs), at
 
 
-def _read_array(data: bytes, at: int, depth: int) -> tuple[Value, int]:
+def _read_array(data: bytes, at: int, depth: int, left: list[int]) -> tuple[Value, int]:
     if depth > NESTING_MAX:
         raise syntax_error(f"arrays are nested deeper than {NESTING_MAX}")
     at, end = _extent(data, at)
     values = []
     while at < end:
-        value, at = _read_value(data, at, depth)
+        _count(left)
+        value, at = _read_value(data, at, depth, left)
         values.append(value)
     if at != end:
         raise syntax_error("an array value reaches beyond its array")
     return Value(ValueType.ARRAY, tuple(values)), at
 
 
-def _read_value(data: bytes, at: int, depth: int) -> tuple[Value, int]:
+def _read_value(data: bytes, at: int, depth: int, left: list[int]) -> tuple[Value, int]:
     tag = data[at]
     at += 1
     if tag == FIELD_STRING:
@@ -154,10 +166,10 @@ def _read_value(data: bytes, at: int, depth: int) -> tuple[Value, int]:
         kind, form, size = fixed
         return Value(kind, form.unpack_from(data, at)[0]), at + size
     if tag == FIELD_TABLE:
-        table, end = _read_table(data, at, depth + 1)
+        table, end = _read_table(data, at, depth + 1, left)
         return Value(ValueType.TABLE, table), end
     if tag == FIELD_ARRAY:
-        return _read_array(data, at, depth + 1)
+        return _read_array(data, at, depth + 1, left)
     if tag == FIELD_BYTES:
         begin, end = _extent(data, at)
         return Value(ValueType.BYTES, data[begin:end]), end

@@ -22,7 +22,16 @@ from typing import Any, Final, NamedTuple
 
 from gateway.errors import LocalProtocolError, RemoteProtocolError
 from gateway.model.message import NEVER, Message
-from gateway.model.properties import Headers, Properties, PropertySet, Value, ValueType, string
+from gateway.model.properties import (
+    Headers,
+    Properties,
+    PropertySet,
+    Value,
+    ValueType,
+    fits,
+    is_unicode,
+    string,
+)
 from gateway.protocols.amqp091.codec import (
     U16,
     U32,
@@ -418,7 +427,9 @@ def _from_model(said: Properties, lost: set[str]) -> tuple[BasicProperties, list
     pairs = _unique(said.headers, lost)
     for attribute, header in LONG_TEXTS.items():
         text = getattr(said, attribute)
-        if text is not None and len(text.encode()) > SHORT_STRING_MAX:
+        if text is not None and not is_unicode(text):
+            lost.add("text")
+        elif text is not None and len(text.encode()) > SHORT_STRING_MAX:
             lost.add("long_text")
             pairs.append((header, string(text)))
         else:
@@ -462,8 +473,8 @@ def _unique(headers: Headers, lost: set[str]) -> list[tuple[str, Value]]:
         if name in OWN_HEADERS:
             lost.add("header_own")
             continue
-        if len(name.encode()) > SHORT_STRING_MAX:
-            lost.add("header_name_long")
+        if not is_unicode(name) or len(name.encode()) > SHORT_STRING_MAX:
+            lost.add("header_name" if not is_unicode(name) else "header_name_long")
             continue
         if name in found and name != last:
             lost.add("header_order")
@@ -482,10 +493,14 @@ def _unique(headers: Headers, lost: set[str]) -> list[tuple[str, Value]]:
 
 def _writable(value: Value, lost: set[str]) -> Value:
     """The value, or its text when its type cannot hold it on the wire."""
-    try:
+    if fits(value):
         # One level deeper than a table's values, for a repeated name puts them into an array.
-        encode_value(Value(ValueType.ARRAY, (value,)))
-        return value
-    except LocalProtocolError:
-        lost.add("header_value")
-        return string(str(value.value))
+        with suppress(LocalProtocolError):
+            encode_value(Value(ValueType.ARRAY, (value,)))
+            return value
+    lost.add("header_value")
+    try:
+        text = str(value.value)
+    except (ValueError, RecursionError):  # a number of thousands of digits, or nested without end
+        text = ""
+    return string(text.encode(errors="replace").decode())

@@ -26,6 +26,7 @@ from gateway.protocols.amqpfast.spec import (
     INDEX_OCTETS_MAX,
     LOGIN_FIELD,
     LONG_SIZE_MAX,
+    LONG_STRING_MAX,
     NONE,
     PASSWORD_FIELD,
     PLAIN,
@@ -34,7 +35,7 @@ from gateway.protocols.amqpfast.spec import (
     SIZE_ESCAPE,
     ReplyCode,
 )
-from gateway.protocols.amqpfast.tables import bad_field, decode_table, encode_table
+from gateway.protocols.amqpfast.tables import FIELDS_MAX, bad_field, decode_table, encode_table
 
 U16: Final = Struct(">H")
 U32: Final = Struct(">I")
@@ -261,6 +262,7 @@ BODY_SIZE: Final = Struct(">I")
 FIXED: Final = Struct(">BBI")  # persistent, priority, expiration
 HEAD_FIXED: Final = BODY_SIZE.size + FIXED.size
 HEAD_MIN: Final = HEAD_FIXED + 3 + 2  # with empty strings and an empty table
+HEAD_MAX: Final = HEAD_MIN + 3 * SHORT_STRING_MAX + LONG_STRING_MAX
 
 
 def contents_invalid(text: str) -> RemoteProtocolError:
@@ -303,14 +305,14 @@ def decode_head(data: bytes, at: int = 0) -> tuple[int, Head, int]:
     return BODY_SIZE.unpack_from(data, at)[0], decode_head_properties(data[begin:end]), end
 
 
-def decode_head_properties(raw: bytes) -> Head:
+def decode_head_properties(raw: bytes, fields_max: int = FIELDS_MAX) -> Head:
     """The head whose octets behind the body-size are `raw`. Raises RemoteProtocolError 542."""
     try:
         persistent, priority, expiration = FIXED.unpack_from(raw)
         mime_type, at = _read_text(raw, FIXED.size)
         encoding, at = _read_text(raw, at)
         identifier, at = _read_text(raw, at)
-        headers, at = decode_table(raw, at)
+        headers, at = decode_table(raw, at, fields_max)
     except (IndexError, StructError):
         raise contents_invalid("the head of a message is cut short") from None
     except RemoteProtocolError as fault:

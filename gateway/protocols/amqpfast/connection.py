@@ -10,6 +10,9 @@ is complete and plainly right, and leave the rest to `_take_frame`, one at a tim
 what is an error. Never more than one frame with its fragment waits here for its end, and of a fragment that
 continues a message nothing does; one whose command was refused or discarded is passed over.
 
+A server does only so much at each call, for 64 KiB may be 8 192 commands: it counts steps, each of which
+costs about what a small command does, stops at STEPS_MAX, and is `unread` until it is called again.
+
 The answer to a peer's CLOSE of a channel, a handle or the connection is not queued while its octets are read,
 for what came before it may still be answered: it follows with the next `data_to_send` by which the replies
 that we owe have been given, after 5 s in any case.
@@ -25,8 +28,10 @@ from gateway.errors import LocalProtocolError, RemoteProtocolError
 from gateway.model.spooled import Piece, joined
 from gateway.protocols.amqpfast import commands as m
 from gateway.protocols.amqpfast.codec import (
+    HEAD_MAX,
     decode_command,
     decode_frame,
+    decode_head_properties,
     frame_octets,
     framing_error,
 )
@@ -56,8 +61,12 @@ from gateway.protocols.amqpfast.states import (
     take_fragment,
     take_prepare,
 )
+from gateway.protocols.amqpfast.tables import FIELD_OCTETS_MIN, FIELDS_MAX
 
-PIECES_MAX: Final = 64  # of what waits for its end: they are joined for a peer that sends single octets
+STEPS_MAX: Final = 128  # of a server at each call: a few milliseconds, so that no flood holds up the others
+STEP_OCTETS: Final = 32  # of a command or a head, beside the step for itself
+RUN_STEP_OCTETS: Final = 1_024  # of what a run has taken
+PIECES_MAX: Final = 64  # of what waits for its end; a peer that sends single octets fills one piece with them
 PIECE_OCTETS_MIN: Final = 16_384  # of what is passed on before its fragment is whole
 LARGE_PIECE_OCTETS: Final = 16_384  # shorter ones are joined with what is around them
 Action = Callable[[Any, Any, list[Event]], None]
@@ -72,6 +81,7 @@ class Connection(Lifetime):
     _side: ClassVar[int]  # TO_SERVER for a server: the direction of what it hears
     _table: ClassVar[dict[State, dict[type[m.Command], Action]]]
     _paused: ClassVar[frozenset[State]] = frozenset()  # states in which the application has to speak first
+    _bounded: ClassVar[bool] = False  # each call does a limited number of steps
 
     def __init__(
         self,
@@ -79,11 +89,18 @@ class Connection(Lifetime):
         *,
         message_bytes_max: int = MESSAGE_BYTES_MAX,
         negotiation_pause: float = NEGOTIATION_PAUSE_SECS,
+        properties_max: int = FIELDS_MAX,
+        properties_bytes_max: int = HEAD_MAX,
     ) -> None:
+        """The head of a message may have `properties_max` headers and `properties_bytes_max` octets."""
         super().__init__(state, negotiation_pause)
         self.message_bytes_max = message_bytes_max
+        self.unread = False  # `receive_data` with b"" would tell more, but that is for another turn
+        self._properties_max = properties_max
+        self._properties_bytes_max = properties_bytes_max
+        self._steps = 0
         self._rules = RULES[self._side]
-        self._rest: list[bytes] = []
+        self._rest: list[bytes | bytearray] = []
         self._held = 0  # octets in `_rest`
         self._needed = 0  # octets that `_rest` needs before it says more
         self._large: list[Piece] = []  # of bodies, and what goes before each; `out` is behind them
@@ -155,6 +172,8 @@ class Connection(Lifetime):
         with b"" to have them read.
         """
         self._now = now
+        self._steps = 0
+        self.unread = False
         events: list[Event] = []
         if data:
             self._heard = now
@@ -164,11 +183,8 @@ class Connection(Lifetime):
         rest = self._rest
         if rest:
             if data:
-                rest.append(data)
-                self._held += len(data)
+                self._gather(data)
             if self._held < self._needed:
-                if len(rest) > PIECES_MAX:
-                    rest[:] = [b"".join(rest)]
                 return events
             data = b"".join(rest)
             rest.clear()
@@ -180,13 +196,26 @@ class Connection(Lifetime):
             if self._state is State.CLOSING:
                 self._state = State.ENDING
             return events
-        if self._state not in DEAF and at < len(data):
+        if self._state in DEAF:
+            self.unread = False
+        elif at < len(data):
             rest.append(data[at:])
             self._held = len(data) - at
             if self._held > PAUSED_BYTES_MAX and self._state in self._paused:
                 rest.clear()
                 self._fail(framing_error("too many octets before the connection is open"), events)
         return events
+
+    def _gather(self, data: bytes) -> None:
+        rest = self._rest
+        last = rest[-1]
+        if isinstance(last, bytearray):
+            last += data
+        elif len(rest) < PIECES_MAX:
+            rest.append(data)
+        else:
+            rest.append(bytearray(data))
+        self._held += len(data)
 
     def _read(self, data: bytes, events: list[Event]) -> int:
         """Read all that is complete; returns where the incomplete begins, which needs `_needed` octets."""
@@ -195,6 +224,9 @@ class Connection(Lifetime):
         end = len(data)
         runs = self._runs
         while at < end and self._state not in self._paused and self._state not in DEAF:
+            if self._steps >= STEPS_MAX and self._bounded:
+                self.unread = True
+                break
             if self._skip:
                 passed = min(self._skip, end - at)
                 self._skip -= passed
@@ -210,6 +242,7 @@ class Connection(Lifetime):
             if run is not None:
                 after = run(data, at, end, events)
                 if after != at:
+                    self._steps += (after - at) // RUN_STEP_OCTETS
                     at = after
                     continue
             frame = decode_frame(data, at, self.frame_max)
@@ -217,6 +250,7 @@ class Connection(Lifetime):
                 self._needed = frame_octets(data, at)
                 break
             begin, stop, after = frame
+            self._steps += 1 + (stop - begin) // STEP_OCTETS
             taken = self._take_frame(data, begin, stop, after, events)
             if taken < 0:
                 self._needed = after - at - taken
@@ -349,6 +383,7 @@ class Connection(Lifetime):
         self._forget_lead()
         if isinstance(command, m.HandlePrepare):
             found = take_prepare(handle.channel, handle, octets, self.message_bytes_max)
+            self._check_head(handle, found[0])
             events.append(Prepared(handle.number, *found, command.content_hash))
         else:
             self._take_part(handle, command, octets, events)
@@ -358,6 +393,7 @@ class Connection(Lifetime):
     ) -> None:
         found = take_fragment(handle.channel, handle, command, octets, self.message_bytes_max)
         first, head, body_size, offset, body = found
+        self._check_head(handle, head)
         last = not command.partial
         if last or command.streaming:
             self._owe(handle, getattr(command, "tag", 0))
@@ -380,6 +416,19 @@ class Connection(Lifetime):
                 command.dest_name.encode(),
             )
         )
+
+    def _check_head(self, handle: Handle, head: bytes) -> None:
+        """Raise the fault of a head that holds more than we take."""
+        size, most = len(head), self._properties_bytes_max
+        self._steps += size // STEP_OCTETS
+        text = f"a head of {size} octets exceeds {most}" if size > most else ""
+        if not text and size > self._properties_max * FIELD_OCTETS_MIN:
+            try:
+                decode_head_properties(head, self._properties_max)
+            except RemoteProtocolError as fault:
+                text = str(fault)
+        if text:
+            raise ScopedFault(text, ReplyCode.MESSAGE_CONTENTS_INVALID, Scope.HANDLE, handle.number)
 
     def _pass_on(self, flow: Flowing, data: bytes, at: int, end: int, events: list[Event]) -> int:
         """Report what has come of a fragment; returns how many octets that were.

@@ -18,8 +18,8 @@ from typing import ClassVar, Final
 from gateway.errors import LocalProtocolError, RemoteProtocolError
 from gateway.model.properties import Headers
 from gateway.protocols.amqpfast import commands as m
-from gateway.protocols.amqpfast.codec import BODY_SIZE, HEAD_MIN, find_head_end, framing_error
-from gateway.protocols.amqpfast.connection import Action, Connection
+from gateway.protocols.amqpfast.codec import BODY_SIZE, HEAD_MAX, HEAD_MIN, find_head_end, framing_error
+from gateway.protocols.amqpfast.connection import STEP_OCTETS, STEPS_MAX, Action, Connection
 from gateway.protocols.amqpfast.events import (
     Acks,
     Authenticate,
@@ -59,6 +59,7 @@ from gateway.protocols.amqpfast.states import (
     State,
     admit,
 )
+from gateway.protocols.amqpfast.tables import FIELD_OCTETS_MIN, FIELDS_MAX
 
 SEND: Final = Struct(">HBHHIBB").unpack_from  # size, type, handle, tag, fragment-size, bits, length of name
 SEND_FIELDS: Final = 12  # the size of SEND with an empty name
@@ -86,6 +87,7 @@ class ServerConnection(Connection):
 
     _side: ClassVar[int] = m.TO_SERVER
     _pauses: ClassVar[bool] = True
+    _bounded: ClassVar[bool] = True
     _paused = frozenset({State.INITIATION, State.AUTHENTICATING, State.OPENING})
 
     def __init__(
@@ -98,10 +100,18 @@ class ServerConnection(Connection):
         message_bytes_max: int = MESSAGE_BYTES_MAX,
         negotiation_pause: float = NEGOTIATION_PAUSE_SECS,
         mechanisms: str = "PLAIN",
+        properties_max: int = FIELDS_MAX,
+        properties_bytes_max: int = HEAD_MAX,
     ) -> None:
         super().__init__(
-            State.INITIATION, message_bytes_max=message_bytes_max, negotiation_pause=negotiation_pause
+            State.INITIATION,
+            message_bytes_max=message_bytes_max,
+            negotiation_pause=negotiation_pause,
+            properties_max=properties_max,
+            properties_bytes_max=properties_bytes_max,
         )
+        # In a run of messages only what is surely within both.
+        self._plain_max = min(properties_max * FIELD_OCTETS_MIN, properties_bytes_max)
         self.heartbeat = heartbeat
         self._offer = m.ConnectionTune(frame_max, channel_max, handle_max, heartbeat)
         self._mechanisms = mechanisms
@@ -376,7 +386,7 @@ class ServerConnection(Connection):
         while True:
             body_at = at + 7 + middle_size
             if data[at : at + 5] != lead or data[at + 7 : body_at] != middle:
-                found = self._lead_at(data, at, end)
+                found = self._lead_at(data, at, end) if self._steps < STEPS_MAX else None
                 if found is None:
                     break
                 lead, middle, middle_size, size, number, owe, head, name = self._lead = found
@@ -424,9 +434,12 @@ class ServerConnection(Connection):
         body_size = BODY_SIZE.unpack_from(data, begin)[0]
         if body_at + body_size != stop or body_size > self.message_bytes_max or 0 in name:
             return None
-        handle.begin()
         middle = data[at + 7 : body_at]
         head = data[begin + 4 : body_at]
+        if len(head) > self._plain_max:
+            return None
+        self._steps += len(head) // STEP_OCTETS
+        handle.begin()
         return (
             data[at : at + 5],
             middle,

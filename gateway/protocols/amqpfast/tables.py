@@ -7,7 +7,8 @@ signs and `_`; what is read may be any text, what is written keeps to the rule.
 Headers of other protocols know more: more types, any name, names that repeat. `say` writes these in the words
 of a table, so that `understand` finds them again: a foreign name is written `#_` with its odd octets as
 `_` and two hexadecimal digits; a foreign type is written as a number or a text that a person can read, and
-GATEWAY_TYPES says in JSON which type each such name has.
+GATEWAY_TYPES says in JSON which type each such name has. A type that does not fit what stands under the name
+is passed over: then the value is what the table says, for somebody else wrote it.
 """
 
 from __future__ import annotations
@@ -16,13 +17,13 @@ import json
 import re
 from base64 import b64decode, b64encode
 from binascii import Error as Base64Error
-from decimal import Decimal, DecimalException
+from decimal import Decimal
 from struct import Struct
 from struct import error as StructError
 from typing import Any, Final
 
 from gateway.errors import LocalProtocolError, RemoteProtocolError
-from gateway.model.properties import Headers, Value, ValueType, string
+from gateway.model.properties import Headers, Value, ValueType, fits, is_unicode, string
 from gateway.protocols.amqpfast.spec import (
     FIELD_DECIMAL,
     FIELD_INTEGER,
@@ -38,6 +39,8 @@ I32: Final = Struct(">i")
 U32: Final = Struct(">I")
 DECIMAL: Final = Struct(">Bi")
 DECIMAL_PLACES_MAX: Final = 255
+FIELD_OCTETS_MIN: Final = 4  # an empty name, a type, an empty string
+FIELDS_MAX: Final = LONG_STRING_MAX // FIELD_OCTETS_MIN  # no table has room for more
 EMPTY_TABLE: Final = b"\0\0"
 TYPES: Final = "GATEWAY_TYPES"
 REPEATED: Final = "repeated"  # the type of a name that repeats: its values are in a JSON list
@@ -55,24 +58,29 @@ def bad_field(text: str) -> RemoteProtocolError:
 # --- the table itself
 
 
-def decode_table(data: bytes, at: int = 0) -> tuple[Headers, int]:
+def decode_table(data: bytes, at: int = 0, fields_max: int = FIELDS_MAX) -> tuple[Headers, int]:
     """The table at `at`, which begins with its length, and the position behind it.
 
     A string whose octets are not UTF-8 is bytes. Of a name that repeats, the first stands. Raises
-    RemoteProtocolError (502) for anything that is not a table within `data`.
+    RemoteProtocolError (502) for anything that is not a table within `data`, or has more than
+    `fields_max` fields.
     """
     try:
         end = at + 2 + U16.unpack_from(data, at)[0]
         if end > len(data):
             raise bad_field("a field table reaches beyond its frame")
-        return _read_pairs(data, at + 2, end), end
+        return _read_pairs(data, at + 2, end, fields_max), end
     except (StructError, IndexError):
         raise bad_field("a field table is cut short") from None
 
 
-def _read_pairs(data: bytes, at: int, end: int) -> Headers:
+def _read_pairs(data: bytes, at: int, end: int, fields_max: int) -> Headers:
     pairs: dict[str, Value] = {}
+    count = 0
     while at < end:
+        count += 1
+        if count > fields_max:
+            raise bad_field(f"a field table has more than {fields_max} fields")
         name_end = at + 1 + data[at]
         if name_end >= end:
             raise bad_field("a field name reaches beyond its table")
@@ -202,11 +210,15 @@ def _none() -> bytes:
 def say(headers: Headers, reserved: frozenset[str], lost: set[str]) -> list[tuple[str, Value]]:
     """Pairs that a table can hold, GATEWAY_TYPES last. Names in `reserved` are escaped.
 
-    Adds to `lost`: `header_name_long`, `header_value_long`, `header_order`, `header_types_long`.
+    Adds to `lost`: `header_name_long`, `header_value_long`, `header_value`, `header_order`,
+    `header_types_long`.
     """
     found: dict[str, list[Value]] = {}
     last = None
     for name, value in headers:
+        if not (is_unicode(name) and fits(value)):
+            lost.add("header_value")
+            continue
         if name in found and name != last:
             lost.add("header_order")
         found.setdefault(name, []).append(value)
@@ -269,12 +281,17 @@ def understand(pairs: Headers) -> Headers:
             continue
         name, kind = read_name(written), types.get(written)
         try:
-            if kind == REPEATED:
-                found += [(name, _from_json(each, 0)) for each in json.loads(value.value)]
+            if kind is None:
+                meant = [value]
+            elif kind == REPEATED:
+                meant = [_from_json(each, 0) for each in json.loads(value.value)]
             else:
-                found.append((name, value if kind is None else _understand_value(value, ValueType(kind))))
-        except (ValueError, TypeError, DecimalException, RecursionError):
-            found.append((name, value))  # not what we wrote: it is what the table says
+                meant = [_understand_value(value, ValueType(kind))]
+        except (ValueError, TypeError, AttributeError, ArithmeticError, RecursionError):
+            meant = []
+        if not meant or not all(map(fits, meant)):
+            meant = [value]
+        found += [(name, one) for one in meant]
     return tuple(found)
 
 
@@ -292,6 +309,12 @@ def _understand_value(value: Value, kind: ValueType) -> Value:
         return _from_json([kind.value, json.loads(said)], 0)
     if kind is ValueType.BYTES:
         return Value(kind, said.encode() if isinstance(said, str) else said)
+    return _simple(kind, said)
+
+
+def _simple(kind: ValueType, said: Any) -> Value:
+    """What holds neither octets nor other values; it may not fit its type. Raises ValueError, TypeError or
+    ArithmeticError."""
     if kind is ValueType.VOID:
         return Value(kind, None)
     if kind is ValueType.BOOL:
@@ -330,13 +353,7 @@ def _from_json(said: Any, depth: int) -> Value:
         return Value(kind, tuple((_text(name), _from_json(each, depth + 1)) for name, each in content))
     if kind in (ValueType.STRING, ValueType.BYTES):
         return Value(kind, _octets(content) if isinstance(content, dict) else _text(content))
-    if kind is ValueType.VOID:
-        return Value(kind, None)
-    if kind is ValueType.BOOL:
-        return Value(kind, bool(content))
-    if kind is ValueType.DECIMAL:
-        return Value(kind, Decimal(content))
-    return Value(kind, float(content) if kind in FLOATS else int(content))
+    return _simple(kind, content)
 
 
 def _text(said: Any) -> str:

@@ -18,7 +18,15 @@ from typing import Any, Final, NamedTuple
 
 from gateway.model.message import NEVER, Message
 from gateway.model.outcome import Reason
-from gateway.model.properties import Headers, Properties, PropertySet, Value, ValueType, string
+from gateway.model.properties import (
+    Headers,
+    Properties,
+    PropertySet,
+    Value,
+    ValueType,
+    is_unicode,
+    string,
+)
 from gateway.protocols.amqpfast.codec import (
     FIXED,
     Head,
@@ -78,9 +86,11 @@ class Loss(NamedTuple):
 LOSSES: Final = (
     Loss("header_name_long", "headers", "a name over 128 octets, or over that when escaped", "drop"),
     Loss("header_value_long", "headers", "a value over 65 535 octets in its written form", "drop"),
+    Loss("header_value", "headers", "a value that is not of its type", "drop"),
     Loss("header_order", "headers", "a repeated name with others between", "downgrade"),
     Loss("header_types_long", "headers", "types over 65 535 octets: values become texts", "downgrade"),
     Loss("headers_long", "headers", "what does not fit a table of 65 535 octets: the last ones", "drop"),
+    Loss("text", "texts", "no Unicode: half a character", "drop"),
     Loss("long_text", "texts", "over 255 octets, or with a zero octet: in a header of its own", "encode"),
     Loss("text_longer", "texts", "over 65 535 octets", "drop"),
     Loss("text_empty", "content type, encoding, message id", "empty is the same as not said", "downgrade"),
@@ -316,7 +326,9 @@ def _from_model(said: Properties, lost: set[str]) -> tuple[Head, list[tuple[str,
     pairs: list[tuple[str, Value]] = []
     for field, (native, header) in FIELDS.items():
         text = getattr(said, field)
-        if text == "":
+        if text is not None and not is_unicode(text):
+            lost.add("text")
+        elif text == "":
             lost.add("text_empty")
         elif text is not None and (len(text.encode()) > SHORT_STRING_MAX or "\0" in text):
             lost.add("long_text")
@@ -348,7 +360,9 @@ def _from_model(said: Properties, lost: set[str]) -> tuple[Head, list[tuple[str,
 def _add_text(pairs: list[tuple[str, Value]], name: str, text: str | None, lost: set[str]) -> None:
     if text is None:
         return
-    if len(text.encode()) > LONG_STRING_MAX:
+    if not is_unicode(text):
+        lost.add("text")
+    elif len(text.encode()) > LONG_STRING_MAX:
         lost.add("text_longer")
     else:
         pairs.append((name, string(text)))

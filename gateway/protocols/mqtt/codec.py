@@ -12,12 +12,15 @@ from typing import Final
 
 from gateway.errors import RemoteProtocolError
 from gateway.protocols.mqtt.octets import (
+    UNBOUNDED,
+    Bounds,
     ByteOrder,
     Reader,
     decode_length,
     decode_topic,
     is_little,
     malformed,
+    too_much,
     violation,
 )
 from gateway.protocols.mqtt.packets import (
@@ -193,7 +196,9 @@ def _read_options(options: int, filter: str, version: Version) -> Subscription:
     return Subscription(filter, qos, no_local, bool(options & 8), options >> 4)
 
 
-def _read_filter(reader: Reader) -> str:
+def _read_filter(reader: Reader, before: int) -> str:
+    if before == reader.bounds.filters_max:
+        raise too_much(f"more than {before} topic filters in one packet")
     text = reader.text()
     if not text:
         raise malformed("an empty topic filter")
@@ -203,9 +208,9 @@ def _read_filter(reader: Reader) -> str:
 def _read_subscribe(reader: Reader, version: Version) -> Subscribe:
     packet_id = reader.packet_id()
     properties = read_list(reader, PacketType.SUBSCRIBE) if version is Version.V5 else NO_PROPERTIES
-    found = []
+    found: list[Subscription] = []
     while reader.at < reader.end:
-        filter = _read_filter(reader)
+        filter = _read_filter(reader, len(found))
         found.append(_read_options(reader.octet(), filter, version))
     if not found:
         raise violation("SUBSCRIBE without a topic filter")
@@ -215,9 +220,9 @@ def _read_subscribe(reader: Reader, version: Version) -> Subscribe:
 def _read_unsubscribe(reader: Reader, version: Version) -> Unsubscribe:
     packet_id = reader.packet_id()
     properties = read_list(reader, PacketType.UNSUBSCRIBE) if version is Version.V5 else NO_PROPERTIES
-    found = []
+    found: list[str] = []
     while reader.at < reader.end:
-        found.append(_read_filter(reader))
+        found.append(_read_filter(reader, len(found)))
     if not found:
         raise violation("UNSUBSCRIBE without a topic filter")
     return Unsubscribe(packet_id, tuple(found), properties)
@@ -279,7 +284,13 @@ _READERS: Final[dict[PacketType, Callable[[Reader, Version], Packet]]] = {
 _TYPES: Final = {int(kind): kind for kind in PacketType}
 
 
-def decode_packet(first: int, body: bytes, version: Version, byte_order: ByteOrder = "auto") -> Packet:
+def decode_packet(
+    first: int,
+    body: bytes,
+    version: Version,
+    byte_order: ByteOrder = "auto",
+    bounds: Bounds = UNBOUNDED,
+) -> Packet:
     """The packet with this first octet and this body (all behind the remaining length).
 
     `version` is the connection's; a CONNECT brings its own. Raises RemoteProtocolError.
@@ -289,11 +300,11 @@ def decode_packet(first: int, body: bytes, version: Version, byte_order: ByteOrd
         raise malformed("packet type 0")
     flags = first & 0x0F
     if kind is PacketType.CONNECT:
-        packet = decode_connect(Reader(body), byte_order)
+        packet = decode_connect(Reader(body, bounds=bounds), byte_order)
         if flags and packet.version >= Version.V311:
             raise malformed("reserved flags in CONNECT")
         return packet
-    reader = Reader(body, little=is_little(version, byte_order))
+    reader = Reader(body, little=is_little(version, byte_order), bounds=bounds)
     if kind is PacketType.PUBLISH:
         return _read_publish(reader, version, flags)
     if flags != FLAGS.get(kind, 0) and version >= Version.V311:

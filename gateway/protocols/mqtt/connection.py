@@ -7,6 +7,10 @@ does not understand; `_one` then takes a single packet through the full codec, w
 what is wrong. Octets that wait for their rest are kept in one growing buffer, taken when the packet is whole.
 Of a thousand connections each has its turn when its memory has left the caches: so what is empty is None.
 
+A server does only so much at each call, for 64 KiB may be 32 768 packets: it counts steps, each of which
+costs about what a small packet does (some microseconds), stops at STEPS_MAX, and is `unread` until it is
+called again. What `_run` takes costs a tenth: there rows are counted, and only after some thousand octets.
+
 Events that precede a corrupt packet are not lost: they are returned, and the next call raises the error.
 """
 
@@ -20,11 +24,14 @@ from typing import ClassVar, Final
 from gateway.errors import LocalProtocolError, RemoteProtocolError
 from gateway.protocols.mqtt.codec import decode_packet
 from gateway.protocols.mqtt.octets import (
+    UNBOUNDED,
+    Bounds,
     ByteOrder,
     decode_length,
     encode_varint,
     is_little,
     malformed,
+    too_much,
     violation,
 )
 from gateway.protocols.mqtt.packets import Ack, Acks, Event, Packet, Publish, Publishes, Row
@@ -66,6 +73,10 @@ _LENGTHS: Final = tuple(encode_varint(size) for size in range(4_096))
 _LENGTHS_END: Final = len(_LENGTHS)
 FIXED_HEADER_MAX: Final = 5  # 5: 2.1
 PUBLISH_EXTRA_MAX: Final = 5 + 2 + 2 + 4 + 3  # fixed header, lengths of topic and properties, id, alias
+STEPS_MAX: Final = 128  # of a server at each call: a millisecond or two, so that no flood holds up the others
+STEP_OCTETS: Final = 16  # of a packet that is decoded whole, beside the step for itself: as of one filter
+ROWS_MAX: Final = 1_024  # of runs: what they cost here and behind, together about the same
+RUN_OCTETS: Final = 8_192  # after which the rows are counted
 PUBLISH_PIECES: Final = 6  # of each PUBLISH in `out`: joined once, all together, they cost least
 
 
@@ -77,17 +88,20 @@ class Connection:
     """One end of a connection. Subclasses bring the table and what is special about their end.
 
     `received` and `sent` count packets by type. `out` holds what `data_to_send` will join. `pending`:
-    `receive_data(b"", now)` would tell more: an error, or octets that waited for a CONNACK.
+    `receive_data(b"", now)` would tell more: an error, or octets that waited for a CONNACK. `unread`: the
+    same, but this call has done enough, and the next should be in another turn.
     """
 
     __slots__ = (
         "_aliases",
+        "_bounds",
         "_buffer",
         "_byte_order",
         "_error",
         "_little",
         "_needed",
         "_said_aliases",
+        "_steps",
         "_v5",
         "alias_max",
         "keep_alive",
@@ -101,16 +115,25 @@ class Connection:
         "sent",
         "state",
         "topic_alias_max",
+        "unread",
         "version",
         "wants_problems",
     )
     table: ClassVar[Table] = {}
     reading: ClassVar[frozenset[State]] = frozenset()
+    bounded: ClassVar[bool] = False  # each call does a limited number of steps
 
     def __init__(
-        self, *, version: Version, packet_bytes_max: int, byte_order: ByteOrder, topic_alias_max: int
+        self,
+        *,
+        version: Version,
+        packet_bytes_max: int,
+        byte_order: ByteOrder,
+        topic_alias_max: int,
+        bounds: Bounds = UNBOUNDED,
     ) -> None:
         self.state = State.START
+        self._bounds = bounds
         self.packet_bytes_max = packet_bytes_max
         self.topic_alias_max = topic_alias_max
         self.alias_max = 0  # of those that we give to topics
@@ -123,6 +146,8 @@ class Connection:
         self.sent = [0] * 16
         self.out: list[bytes] | None = None
         self.pending = False
+        self.unread = False
+        self._steps = 0
         self._byte_order: ByteOrder = byte_order
         self._aliases: dict[int, bytes] = {}
         self._said_aliases: dict[bytes, bytes] = {}
@@ -162,6 +187,9 @@ class Connection:
             self.last_received = now
         events: list[Event] = []
         at = 0
+        self._steps = 0
+        if self.unread:
+            self.unread = False
         if self._buffer is not None:
             self._buffer += data
             if self.state not in self.reading:
@@ -174,13 +202,22 @@ class Connection:
             # Compared by identity: to ask the set costs an enum's hash, as much as a small packet.
             while (state := self.state) is OPEN or state in self.reading:
                 if state is OPEN and not self._little:
+                    begin = at
                     at = self._run(data, at, events)
                     if at == len(data):
                         break
+                    if self.bounded and self._is_enough(events, at - begin):
+                        break
+                    if at - begin >= RUN_OCTETS:
+                        continue
+                    self._steps += (at - begin) >> 6
                 stop = self._one(data, at, events)
                 if stop == at:
                     break
                 at = stop
+                if self._steps >= STEPS_MAX and self.bounded:
+                    self.unread = at < len(data)
+                    break
         except RemoteProtocolError as error:
             self.state = State.CLOSED
             if not events:
@@ -193,9 +230,25 @@ class Connection:
                 self.received[event.kind] += len(event.rows)
         if at < len(data) and self.state is not State.CLOSED:
             self._buffer = bytearray(data[at:])
+            if self.unread:
+                self._needed = 0
             if self.state not in self.reading:
+                self.unread = False
                 self._hold(self._buffer)
         return events
+
+    def _is_enough(self, events: list[Event], octets: int) -> bool:
+        """Runs, the last one of so many octets, have brought as much as one call should; there is more."""
+        if octets >= RUN_OCTETS:
+            rows = sum(len(event.rows) for event in events if isinstance(event, Publishes | Acks))
+            self.unread = rows >= ROWS_MAX
+        self.unread = self.unread or self._steps >= STEPS_MAX
+        return self.unread
+
+    @property
+    def begun(self) -> int:
+        """Octets of a packet that has not come whole."""
+        return 0 if self._buffer is None else len(self._buffer)
 
     def _hold(self, buffer: bytearray) -> list[Event]:
         """Nothing is decoded now; what a peer may pipeline meanwhile is limited."""
@@ -216,12 +269,15 @@ class Connection:
     def _run(self, data: bytes, at: int, events: list[Event]) -> int:
         """Decode PUBLISH and plain acknowledgements from `at`; returns where something else begins."""
         end = len(data)
+        most = end - 3
+        if most - at > RUN_OCTETS:
+            most = at + RUN_OCTETS
         limit = self.packet_bytes_max
         v5 = self._v5
         publishes: list[Row] | None = None
         acks: list[tuple[int, int]] | None = None
         ack_first = 0
-        while end - at > 3:
+        while at < most:
             first = data[at]
             size = data[at + 1]
             start = at + 2
@@ -255,6 +311,8 @@ class Connection:
                         break
                     if data[body_at]:
                         topic, properties, body_at = self._described(data, topic, body_at, stop)
+                        if self._steps >= STEPS_MAX and self.bounded:
+                            most = at  # this is the last one
                     else:
                         body_at += 1
                 if body_at > stop or not topic:
@@ -301,7 +359,10 @@ class Connection:
         body_at = start + size
         if body_at > stop:
             raise malformed("a PUBLISH ends inside its properties")
-        alias, properties = without_alias(data[start:body_at])
+        if size > self._bounds.properties_bytes_max:
+            raise too_much(f"{size} octets of properties")
+        self._steps += size >> 5
+        alias, properties = without_alias(data[start:body_at], self._bounds.properties_max)
         if alias:
             if alias > self.topic_alias_max:
                 raise RemoteProtocolError(f"topic alias {alias}", reason=ReasonCode.TOPIC_ALIAS_INVALID)
@@ -329,7 +390,7 @@ class Connection:
             return at
         size, start = found
         stop = start + size
-        limit = self._limit()
+        limit = self._limit(kind)
         if stop - at > limit:
             raise RemoteProtocolError(
                 f"a packet of {stop - at} octets, over {limit}", reason=ReasonCode.PACKET_TOO_LARGE
@@ -337,6 +398,7 @@ class Connection:
         if stop > end:
             self._needed = stop - at
             return at
+        self._steps += 1 + size // STEP_OCTETS
         packet = self._decode(data[at], data[start:stop])
         self.state = after
         if isinstance(packet, Ack):
@@ -352,10 +414,10 @@ class Connection:
         return stop
 
     def _decode(self, first: int, body: bytes) -> Packet:
-        return decode_packet(first, body, self.version, self._byte_order)
+        return decode_packet(first, body, self.version, self._byte_order, self._bounds)
 
-    def _limit(self) -> int:
-        """The octets that a packet may have in this state."""
+    def _limit(self, kind: int) -> int:
+        """The octets that a packet of this type may have in this state."""
         return self.packet_bytes_max
 
     def _take(self, packet: Packet) -> None:

@@ -6,12 +6,23 @@ the specification allows, is the peer's fault and raises RemoteProtocolError wit
 
 from __future__ import annotations
 
-from typing import Literal
+from typing import Final, Literal, NamedTuple
 
 from gateway.errors import LocalProtocolError, RemoteProtocolError
 from gateway.protocols.mqtt.spec import LENGTH_OCTETS_MAX, STRING_OCTETS_MAX, VARINT_MAX, ReasonCode, Version
 
 ByteOrder = Literal["auto", "little", "big"]
+
+
+class Bounds(NamedTuple):
+    """How much of what may repeat one packet may hold; beyond it: 0x97."""
+
+    properties_max: int = VARINT_MAX
+    properties_bytes_max: int = VARINT_MAX
+    filters_max: int = VARINT_MAX
+
+
+UNBOUNDED: Final = Bounds()
 
 
 def is_little(version: Version, byte_order: ByteOrder) -> bool:
@@ -32,6 +43,11 @@ def malformed(text: str) -> RemoteProtocolError:
 def violation(text: str) -> RemoteProtocolError:
     """The error of a packet that can be parsed but must not be (reason 0x82)."""
     return RemoteProtocolError(text, reason=ReasonCode.PROTOCOL_ERROR)
+
+
+def too_much(text: str) -> RemoteProtocolError:
+    """The error of a packet that holds more than its receiver takes (reason 0x97)."""
+    return RemoteProtocolError(text, reason=ReasonCode.QUOTA_EXCEEDED)
 
 
 def decode_length(octets: bytes, at: int) -> tuple[int, int] | None:
@@ -113,10 +129,11 @@ def is_filter(text: str) -> bool:
 class Reader:
     """Takes values from octets, in order. `little` turns packet ids and keep-alive around (level 2)."""
 
-    __slots__ = ("at", "end", "little", "octets")
+    __slots__ = ("at", "bounds", "end", "little", "octets")
 
-    def __init__(self, octets: bytes, *, little: bool = False) -> None:
+    def __init__(self, octets: bytes, *, little: bool = False, bounds: Bounds = UNBOUNDED) -> None:
         self.octets = octets
+        self.bounds = bounds
         self.at = 0
         self.end = len(octets)
         self.little = little
@@ -169,6 +186,18 @@ class Reader:
 
     def text(self) -> str:
         return decode_text(self.binary())
+
+    def pair(self) -> tuple[str, str]:
+        """Two texts. In one piece, for a packet may hold a thousand of them."""
+        octets = self.octets
+        name_at = self.at + 2
+        name_end = name_at + int.from_bytes(octets[self.at : name_at], "big")
+        value_at = name_end + 2
+        value_end = value_at + int.from_bytes(octets[name_end:value_at], "big")
+        if value_at > self.end or value_end > self.end:
+            raise malformed("a packet ends inside a field")
+        self.at = value_end
+        return decode_text(octets[name_at:name_end]), decode_text(octets[value_at:value_end])
 
     def finish(self) -> None:
         """Nothing may be left."""

@@ -16,11 +16,13 @@ from gateway.protocols.mqtt.octets import (
     encode_text,
     encode_varint,
     malformed,
+    too_much,
     violation,
 )
 from gateway.protocols.mqtt.spec import (
     LONG_MAX,
     PROPERTIES,
+    VARINT_MAX,
     WORD_MAX,
     Kind,
     PacketType,
@@ -36,7 +38,7 @@ LISTED: Final = frozenset((Property.SUBSCRIPTION_IDENTIFIER, Property.USER_PROPE
 
 _BARE_MAX: Final = 4_096  # property lists remembered; devices repeat a few
 _BARE_OCTETS_MAX: Final = 1_024  # a longer list is hardly repeated
-_bare: dict[bytes, tuple[int, bytes]] = {}
+_bare: dict[bytes, tuple[int, bytes, int]] = {}
 
 
 class Span(NamedTuple):
@@ -46,10 +48,6 @@ class Span(NamedTuple):
     value: Any
     start: int
     stop: int
-
-
-def _pair(reader: Reader) -> tuple[str, str]:
-    return reader.text(), reader.text()
 
 
 def _bit(reader: Reader) -> int:
@@ -66,24 +64,33 @@ _READERS: Final[dict[Kind, Callable[[Reader], Any]]] = {
     Kind.VARINT: Reader.varint,
     Kind.TEXT: Reader.text,
     Kind.BINARY: Reader.binary,
-    Kind.PAIR: _pair,
+    Kind.PAIR: Reader.pair,
 }
 _NUMBERS: Final = frozenset((Kind.WORD, Kind.LONG, Kind.VARINT))
 _RULES: Final[dict[int, tuple[Property, PropertyRule]]] = {
     int(id): (id, rule) for id, rule in PROPERTIES.items()
 }
+_USER_PROPERTY: Final = _RULES[Property.USER_PROPERTY]
 
 
-def spans(octets: bytes, place: int) -> Iterator[Span]:
+def spans(octets: bytes, place: int, most: int = VARINT_MAX) -> Iterator[Span]:
     """The properties of a list (without its length) as they come; `place` is a PacketType or WILL.
 
-    Raises 0x81 for what cannot be parsed, 0x82 for what must not stand here, not twice, or not so.
+    Raises 0x81 for what cannot be parsed, 0x82 for what must not stand here, not twice, or not so, 0x97 for
+    more than `most`.
     """
     reader = Reader(octets)
     seen = 0
+    count = 0
     while (start := reader.at) < reader.end:
+        if count == most:
+            raise too_much(f"more than {most} properties")
+        count += 1
         number = reader.octet()  # all identifiers that exist fit one octet of the varint
         found = _RULES.get(number)
+        if found is _USER_PROPERTY and place in found[1].places:  # the one that may stand a thousand times
+            yield Span(found[0], reader.pair(), start, reader.at)
+            continue
         if found is None:
             raise malformed(f"property identifier {number:#04x} does not exist")
         id, rule = found
@@ -103,22 +110,28 @@ def spans(octets: bytes, place: int) -> Iterator[Span]:
         raise violation("authentication data without a method")
 
 
-def decode_list(octets: bytes, place: int) -> PropertyMap:
-    """The properties of a list without its length."""
+def decode_list(octets: bytes, place: int, most: int = VARINT_MAX) -> PropertyMap:
+    """The properties of a list without its length; 0x97 for more than `most`."""
     if not octets:
         return NO_PROPERTIES
     found: dict[Property, Any] = {}
-    for span in spans(octets, place):
+    listed: dict[Property, list[Any]] = {}
+    for span in spans(octets, place, most):
         if span.id in LISTED:
-            found[span.id] = (*found.get(span.id, ()), span.value)
+            listed.setdefault(span.id, found.setdefault(span.id, [])).append(span.value)
         else:
             found[span.id] = span.value
+    for id, values in listed.items():
+        found[id] = tuple(values)
     return found
 
 
 def read_list(reader: Reader, place: int) -> PropertyMap:
     """The property length and the list behind it."""
-    return decode_list(reader.take(reader.varint()), place)
+    size = reader.varint()
+    if size > reader.bounds.properties_bytes_max:
+        raise too_much(f"{size} octets of properties")
+    return decode_list(reader.take(size), place, reader.bounds.properties_max)
 
 
 def _number(value: int, low: int, high: int, octets: int) -> bytes:
@@ -172,16 +185,24 @@ def write_list(properties: PropertyMap, place: int) -> bytes:
     return encode_varint(len(octets)) + octets
 
 
-def without_alias(raw: bytes) -> tuple[int, bytes]:
-    """The topic alias of a PUBLISH's property list (0: none) and the list without it; validates the list."""
-    found = _bare.get(raw)
-    if found is None:
-        found = (0, raw)
-        for span in spans(raw, PacketType.PUBLISH):
+def without_alias(raw: bytes, most: int = VARINT_MAX) -> tuple[int, bytes]:
+    """The topic alias of a PUBLISH's property list (0: none) and the list without it; validates the list.
+
+    Raises 0x97 for more than `most` properties.
+    """
+    known = _bare.get(raw)
+    if known is None:
+        alias, bare, count = 0, raw, 0
+        for span in spans(raw, PacketType.PUBLISH, most):
+            count += 1
             if span.id is Property.TOPIC_ALIAS:
-                found = (span.value, raw[: span.start] + raw[span.stop :])
+                alias, bare = span.value, raw[: span.start] + raw[span.stop :]
+        known = (alias, bare, count)
         if len(raw) <= _BARE_OCTETS_MAX:
             if len(_bare) >= _BARE_MAX:
                 _bare.clear()
-            _bare[raw] = found
-    return found
+            _bare[raw] = known
+    alias, bare, count = known
+    if count > most:  # remembered from a connection that takes more
+        raise too_much(f"more than {most} properties")
+    return alias, bare

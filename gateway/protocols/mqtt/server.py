@@ -14,7 +14,7 @@ from typing import Any, ClassVar, Final
 from gateway.errors import LocalProtocolError, RemoteProtocolError
 from gateway.protocols.mqtt.codec import read_version
 from gateway.protocols.mqtt.connection import Connection, State, Table
-from gateway.protocols.mqtt.octets import ByteOrder, Reader, violation
+from gateway.protocols.mqtt.octets import UNBOUNDED, Bounds, ByteOrder, Reader, violation
 from gateway.protocols.mqtt.packets import (
     Auth,
     Connack,
@@ -29,6 +29,7 @@ from gateway.protocols.mqtt.packets import (
 from gateway.protocols.mqtt.properties import PropertyMap
 from gateway.protocols.mqtt.spec import (
     CONNECT_BYTES_MAX,
+    CONTROL_BYTES_MAX,
     FAILURE,
     REASONS,
     WORD_MAX,
@@ -68,6 +69,7 @@ class ServerConnection(Connection):
     __slots__ = ("_answered", "_connect_bytes_max", "_parted", "connect", "receive_max")
     table: ClassVar[Table] = SERVER
     reading: ClassVar[frozenset[State]] = frozenset((State.START, State.AUTHENTICATING, State.OPEN))
+    bounded: ClassVar[bool] = True
 
     def __init__(
         self,
@@ -77,12 +79,14 @@ class ServerConnection(Connection):
         byte_order: ByteOrder = "auto",
         topic_alias_max: int = 0,
         receive_max: int = WORD_MAX,
+        bounds: Bounds = UNBOUNDED,
     ) -> None:
         super().__init__(
             version=Version.V311,
             packet_bytes_max=packet_bytes_max,
             byte_order=byte_order,
             topic_alias_max=topic_alias_max,
+            bounds=bounds,
         )
         self.connect: Connect | None = None
         self.receive_max = receive_max
@@ -90,9 +94,10 @@ class ServerConnection(Connection):
         self._answered = False  # a CONNACK has been said
         self._parted = False  # and a DISCONNECT
 
-    def _limit(self) -> int:
+    def _limit(self, kind: int) -> int:
         if self.state is State.OPEN:
-            return self.packet_bytes_max
+            most = self.packet_bytes_max
+            return most if kind == PacketType.PUBLISH else min(most, CONTROL_BYTES_MAX)
         return min(self._connect_bytes_max, self.packet_bytes_max)
 
     def _decode(self, first: int, body: bytes) -> Packet:

@@ -32,6 +32,7 @@ LENGTH_OCTETS_MAX: Final = 4  # of a variable length integer (5: 1.5.5)
 VARINT_MAX: Final = 268_435_455
 STRING_OCTETS_MAX: Final = 65_535
 CONNECT_BYTES_MAX: Final = 65_536  # nobody has authenticated yet, so little memory is theirs
+CONTROL_BYTES_MAX: Final = 1_048_576  # all but PUBLISH: the longest of them has a thousand topic filters
 PIPELINED_BYTES_MAX: Final = 262_144  # what may wait behind a CONNECT that is still being judged
 WORD_MAX: Final = 65_535
 LONG_MAX: Final = 0xFFFF_FFFF

@@ -19,7 +19,7 @@ from typing import Any, Final, NamedTuple
 
 from gateway.model.message import Message
 from gateway.model.outcome import Reason
-from gateway.model.properties import Headers, Properties, PropertySet
+from gateway.model.properties import Headers, Properties, PropertySet, fits
 from gateway.protocols.mqtt.properties import encode_property, spans
 from gateway.protocols.mqtt.spec import LONG_MAX, STRING_OCTETS_MAX, PacketType, Property, ReasonCode
 from gateway.protocols.mqtt.values import Type, from_text, is_text, to_text
@@ -56,6 +56,7 @@ LOSSES: Final[tuple[tuple[str, str, str], ...]] = (
     ),
     ("MQTT 5", "a header whose name, or its value as text, exceeds 65 535 octets", "left out"),
     ("MQTT 5", "a header whose name is not UTF-8 or holds U+0000", "left out"),
+    ("MQTT 5", "a header whose value is not of its type", "left out"),
     ("MQTT 5", "header types, when their description exceeds 65 535 octets", "values become strings"),
     ("MQTT 5", "a name that repeats inside a nested table", "the last one stays"),
     ("MQTT 5", "a field that exceeds 65 535 octets or holds U+0000", "left out"),
@@ -271,6 +272,8 @@ def _pairs(headers: Headers) -> list[tuple[str, str]]:
     pairs: list[tuple[str, str]] = []
     types: dict[str, list[Type]] = {}
     for name, value in headers:
+        if not fits(value):
+            continue
         text, kind = to_text(value)
         reserved = name in _RESERVED or name.startswith(ESCAPED)
         written = ESCAPED + name if reserved else name

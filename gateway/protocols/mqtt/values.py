@@ -13,7 +13,8 @@ when the name repeats:
 | array, table | JSON, the inner values in the forms above: numbers as numbers, decimals as strings |
 
 The type of an array is `{"array": [types]}`, of a table `{"table": {name: type}}`.
-Whoever else writes a `gateway-types` that does not fit its texts loses the types, never the texts.
+Whoever else writes a `gateway-types` that does not fit its texts loses the types, never the texts: such a
+header is a plain string, and so is one whose text would become no Unicode (JSON can escape half a character).
 """
 
 from __future__ import annotations
@@ -21,26 +22,13 @@ from __future__ import annotations
 import json
 from base64 import b64decode, b64encode
 from decimal import Decimal
-from math import isinf, isnan
 from typing import Any, Final
 
-from gateway.model.properties import Value, ValueType, string
+from gateway.model.properties import NESTING_MAX, RANGES, Value, ValueType, fits, string
 
 STRING64: Final = "string64"
-_NUMBERS: Final = {
-    ValueType.INT8: (-(2**7), 2**7 - 1),
-    ValueType.UINT8: (0, 2**8 - 1),
-    ValueType.INT16: (-(2**15), 2**15 - 1),
-    ValueType.UINT16: (0, 2**16 - 1),
-    ValueType.INT32: (-(2**31), 2**31 - 1),
-    ValueType.UINT32: (0, 2**32 - 1),
-    ValueType.INT64: (-(2**63), 2**63 - 1),
-    ValueType.TIMESTAMP: (0, 2**64 - 1),
-}
-_REALS: Final = {ValueType.FLOAT: 3.4028235677973366e38, ValueType.DOUBLE: float("inf")}
 _DECIMAL_OCTETS_MAX: Final = 512  # a sign, 255 places and room for an exponent
 _DECIMAL_SCALE_MAX: Final = 255
-_NESTED_MAX: Final = 64  # a deeper table is an attack on the stack, not a header
 
 Type = Any
 """What `gateway-types` has for one value: a name, or the object of an array or table; None: a string."""
@@ -91,10 +79,13 @@ def to_text(value: Value) -> tuple[str, Type]:
 
 def from_text(text: str, type: Type) -> Value:
     """The value that `to_text` wrote; the text as a string when it does not fit `type`."""
-    try:
-        return _typed(_loaded(text, type), type, 0)
-    except (ValueError, TypeError, KeyError, ArithmeticError, RecursionError):
+    if type is None:
         return string(text)
+    try:
+        value = _typed(_loaded(text, type), type, 0)
+    except (ValueError, TypeError, KeyError, AttributeError, ArithmeticError, RecursionError):
+        return string(text)
+    return value if fits(value) else string(text)
 
 
 def _loaded(text: str, type: Type) -> Any:
@@ -102,42 +93,36 @@ def _loaded(text: str, type: Type) -> Any:
         return text
     if type == ValueType.VOID.value and not text:
         return None
-    return text if type is None else json.loads(text)
+    return json.loads(text)
 
 
 _TEXTS: Final = frozenset((STRING64, ValueType.BYTES.value, ValueType.DECIMAL.value))
+_REALS: Final = frozenset((ValueType.FLOAT, ValueType.DOUBLE))
 
 
 def _typed(plain: Any, type: Type, depth: int) -> Value:
-    """Raises ValueError, TypeError or KeyError when `plain` is not what `type` says."""
-    if depth > _NESTED_MAX:
+    """Raises ValueError, TypeError, KeyError, AttributeError or ArithmeticError when `plain` cannot be what
+    `type` says; what it returns may still not fit it."""
+    if depth > NESTING_MAX:
         raise ValueError("nested too deep")
     if isinstance(type, dict):
         if isinstance(plain, list):
             inner = type["array"]
             pairs = zip(plain, inner, strict=True)
-            return Value(ValueType.ARRAY, tuple(_typed(one, kind, depth + 1) for one, kind in pairs))
+            return Value(ValueType.ARRAY, tuple([_typed(one, kind, depth + 1) for one, kind in pairs]))
         table = type["table"]
-        items = tuple((name, _typed(one, table[name], depth + 1)) for name, one in plain.items())
-        return Value(ValueType.TABLE, items)
-    if type is None or type in (STRING64, ValueType.BYTES.value, ValueType.DECIMAL.value):
+        items = [(name, _typed(one, table[name], depth + 1)) for name, one in plain.items()]
+        return Value(ValueType.TABLE, tuple(items))
+    if type is None or type in _TEXTS:
         if not isinstance(plain, str):
             raise TypeError("not a text")
         return _from_string(plain, type)
     kind = ValueType(type)
-    if kind is ValueType.VOID and plain is None:
-        return Value(kind, None)
-    if kind is ValueType.BOOL and isinstance(plain, bool):
-        return Value(kind, plain)
-    if kind in _NUMBERS and isinstance(plain, int) and not isinstance(plain, bool):
-        low, high = _NUMBERS[kind]
-        if low <= plain <= high:
-            return Value(kind, plain)
-    if kind in _REALS and isinstance(plain, int | float) and not isinstance(plain, bool):
-        real = float(plain)
-        if isinf(real) or isnan(real) or abs(real) < _REALS[kind]:
-            return Value(kind, real)
-    raise ValueError(f"not a {type}")
+    if kind is ValueType.STRING:
+        raise ValueError("a plain string has no type")
+    if kind in _REALS and isinstance(plain, int) and not isinstance(plain, bool):
+        plain = float(plain)
+    return Value(kind, plain)
 
 
 def _decimal(text: str) -> Decimal:
@@ -148,7 +133,7 @@ def _decimal(text: str) -> Decimal:
     _, digits, exponent = found.as_tuple()
     if not isinstance(exponent, int) or not -_DECIMAL_SCALE_MAX <= exponent <= 0 or len(digits) > 10:
         raise ValueError("not a decimal of AMQP")
-    if int("".join(map(str, digits))) > _NUMBERS[ValueType.INT32][1]:
+    if int("".join(map(str, digits))) > RANGES[ValueType.INT32][1]:
         raise ValueError("not a decimal of AMQP")
     return found
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import time
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -12,7 +13,8 @@ from hypothesis import strategies as st
 from trio.testing import MockClock
 
 from gateway.broker.alarms import CANCELLED_MAX, Alarms
-from gateway.broker.amqp091.queue import AmqpQueue
+from gateway.broker.amqp091.deaths import BURIED_MAX, DEATHS_MAX, NOTED_MAX
+from gateway.broker.amqp091.queue import EXPIRED_MAX, AmqpQueue
 from gateway.broker.pressure import FULL
 from gateway.model.address import AmqpAddress
 from gateway.model.message import NEVER, Message
@@ -21,7 +23,7 @@ from gateway.model.properties import Headers, Value, ValueType, string
 from gateway.protocols.amqp091.codec import BasicProperties, encode_basic_properties
 from gateway.protocols.amqp091.table import encode_value
 from gateway.protocols.amqp091.translate import content_properties
-from tests.broker.amqp091.parts import Host, integer
+from tests.broker.amqp091.parts import NONE, Host, integer
 from tests.broker.parts import SENDER, Taker, amqp, publish
 
 SOON = 3_600.0
@@ -119,6 +121,107 @@ def test_a_circle_that_nobody_rejects_in_ends_at_the_second_visit() -> None:
     back = queue(host, "back", max_length=0, dead_letter_exchange="", dead_letter_routing_key="there")
     assert publish(back, [native(b"x", "back")]).outcomes == [ACCEPTED]
     assert host.deaths.dropped == {"queue_maxlen": 1}
+
+
+@pytest.mark.parametrize("count", [BURIED_MAX - 1, 3 * BURIED_MAX + 1])
+def test_very_many_deaths_are_buried_in_turns(count: int) -> None:
+    """In order, and each once."""
+    host = Host()
+    there = queue(host, "there")
+    one = queue(host, "q", dead_letter_exchange="", dead_letter_routing_key="there")
+    publish(one, [native(b"%d" % at) for at in range(count)])
+    taken = [one.take() for _ in range(count)]
+    for found in taken:
+        assert found is not None
+        one.reject(found[0], found[1])
+    one.dispatch()
+    turns = 1
+    while len(there) < count:
+        assert len(there) <= turns * BURIED_MAX
+        assert host.deaths.late
+        assert host.alarms.due <= time.time()
+        host.alarms.ring(time.time())
+        turns += 1
+    assert turns == 1 + count * 2 // BURIED_MAX
+    assert not host.deaths.late
+    assert drained(there) == [b"%d" % at for at in range(count)]
+
+
+def test_a_queue_tells_the_disk_of_its_dead_when_they_are_buried() -> None:
+    told: list[int] = []
+    host = Host()
+    queue(host, "there")
+    one = queue(host, "q", dead_letter_exchange="", dead_letter_routing_key="there")
+    one.kept = SimpleNamespace(forget=told.extend, count=0, refill=lambda: False, recovered=0)  # type: ignore[assignment]
+    one.gone = []
+    one.put([native(b"x") for _ in range(BURIED_MAX)])
+    taken = [one.take() for _ in range(BURIED_MAX)]
+    for found in taken:
+        assert found is not None
+        one.reject(found[0], found[1])
+    one.dispatch()
+    one.dispatch()
+    assert host.deaths.late
+    assert told == []
+    host.alarms.ring(time.time())
+    host.alarms.ring(time.time())
+    assert sorted(told) == list(range(BURIED_MAX))
+
+
+def test_very_many_that_expire_at_once_go_in_turns() -> None:
+    """Nobody gets one of them, nor waits for ever for what is behind them."""
+    host = Host()
+    one = queue(host, "q")
+    count = 3 * EXPIRED_MAX
+    past = time.time() - 1
+    one.put([*(native(b"old", life=past) for _ in range(count)), native(b"new")])
+    taker = Taker(10)
+    one.add(taker)
+    assert len(one) == count + 1 - EXPIRED_MAX
+    assert one.take() is None
+    while host.alarms.due <= time.time():
+        before = len(one)
+        host.alarms.ring(time.time())
+        assert before - len(one) <= 2 * EXPIRED_MAX + 1
+    assert taker.bodies == [b"new"]
+    assert one.octets == 0
+
+
+def test_letters_that_breed_come_to_an_end() -> None:
+    """Queues that hold nothing, each bound to where the others' letters go: the turns stay short."""
+    host = Host()
+    host.exchange_of("x", "fanout")
+    for at in range(30):
+        one = queue(host, f"q{at}", max_length=0, dead_letter_exchange="x")
+        host.bind("x", one, "", NONE)
+    publish(one, bodies("x"))
+    for _ in range(20):
+        assert host.deaths.late
+        assert len(host.deaths.noted) <= NOTED_MAX
+        host.alarms.ring(time.time())
+
+
+def test_a_chain_of_queues_ends_where_a_letter_has_died_too_often() -> None:
+    host = Host()
+    for at in range(DEATHS_MAX + 10):
+        queue(host, f"q{at}", max_length=0, dead_letter_exchange="", dead_letter_routing_key=f"q{at + 1}")
+    publish(host.queues["q0"], [native(b"x", "q0")])
+    while host.deaths.late:
+        host.alarms.ring(time.time())
+    assert host.deaths.dropped == {"queue_maxlen": 1}
+
+
+def test_a_queue_with_priorities_does_not_look_at_all_for_each_that_expires() -> None:
+    host = Host()
+    one = queue(host, "q", max_priority=5)
+    now = time.time()
+    one.put([native(b"x", life=now + SOON, priority=at % 5) for at in range(1_000)])
+    one._soonest = now - 1
+    one._rests = now + SOON
+    assert one.drop_expired() == now + SOON  # it has looked already
+    one._rests = 0.0
+    assert one.drop_expired() == now + SOON
+    assert one._rests > now
 
 
 def test_a_letter_that_its_queue_refuses_is_counted_and_handed_on() -> None:

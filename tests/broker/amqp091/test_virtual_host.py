@@ -3,14 +3,18 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from typing import Any
 
 import pytest
 
-from gateway.broker.amqp091.exchange import headers_match
+from gateway.broker.amqp091.arguments import MATCHED_MAX
+from gateway.broker.amqp091.exchange import Exchange, wanted
 from gateway.broker.amqp091.refusals import Refused
+from gateway.errors import RemoteProtocolError
 from gateway.model.address import AmqpAddress
-from gateway.model.properties import Headers, Value, ValueType, string
+from gateway.model.message import Message
+from gateway.model.properties import Headers, Properties, PropertySet, Value, ValueType, string
 from tests.broker.amqp091.parts import ME, NONE, OTHER, Host, integer
 from tests.broker.parts import Taker, amqp, publish
 
@@ -71,7 +75,7 @@ HEADERS = [
 
 @pytest.mark.parametrize("arguments, headers, matches", HEADERS)
 def test_headers_bindings(arguments: Headers, headers: dict[str, object], matches: bool) -> None:
-    assert headers_match(arguments, headers) is matches
+    assert wanted(arguments).fits(headers) is matches
 
 
 def test_a_headers_exchange_looks_into_the_message_also_behind_others(host: Host) -> None:
@@ -265,3 +269,107 @@ def test_whatever_a_client_can_make_grow_has_a_limit(limits: dict[str, int], tex
         except Refused as error:
             refused.append((error.code, text in str(error)))
     assert refused == [(506, True)]
+
+
+LONG = 3_000  # far more than Python nests
+
+
+@pytest.mark.parametrize("circle", [False, True])
+@pytest.mark.parametrize("bound", [True, False])
+def test_chains_of_exchanges_of_any_length_lead_to_their_end(bound: bool, circle: bool) -> None:
+    """By bindings, or by alternate exchanges; and round again."""
+    host = Host(exchanges_max=LONG + 10)
+    end = host.make("end")
+    for at in range(LONG):
+        alternate = NONE if bound else (("alternate-exchange", string(f"x{at + 1}")),)
+        host.declare_exchange(
+            f"x{at}", "fanout", durable=False, auto_delete=False, internal=False, arguments=alternate
+        )
+    for at in range(LONG - 1):
+        if bound:
+            host.bind(f"x{at}", host.exchange(f"x{at + 1}"), "", NONE)
+    host.bind(f"x{LONG - 1}", end, "", NONE)
+    if circle:
+        host.bind(f"x{LONG - 1}", host.exchange("x0"), "", NONE)
+    assert host.reached("x0", "k") == {"end"}
+    host.exchange_of("selective", "headers")
+    host.bind(f"x{LONG - 1}", host.exchange("selective"), "", NONE)
+    host.bind("selective", host.make("by header"), "", (("h", string("1")),))
+    assert host.reached("x0", "k", (("h", string("1")),)) == {"end", "by header"}
+    assert host.reached("x0", "k") == {"end"}
+
+
+def test_a_chain_of_auto_delete_exchanges_goes_with_its_end() -> None:
+    host = Host(exchanges_max=LONG + 10)
+    before = len(host.exchanges)
+    end = host.make("end")
+    for at in range(LONG):
+        host.exchange_of(f"x{at}", "fanout", auto_delete=True)
+    for at in range(LONG - 1):
+        host.bind(f"x{at}", host.exchange(f"x{at + 1}"), "", NONE)
+    host.bind(f"x{LONG - 1}", end, "", NONE)
+    assert host.bindings == LONG
+    host.delete_queue(end)
+    assert (len(host.exchanges), host.bindings) == (before, 0)
+
+
+@pytest.mark.parametrize("kind", ["direct", "fanout", "topic", "headers"])
+def test_deleting_a_queue_looks_at_its_own_bindings_only(kind: str) -> None:
+    """What is done grows with them, not with those that others have, nor with their square."""
+    counts = []
+    for size in (200, 800):
+        host = Host()
+        host.exchange_of("x", kind)
+        other, one = host.make("other"), host.make("one")
+        for at in range(size):
+            host.bind("x", one, f"k.{at}", NONE)
+            host.bind("x", other, f"k.{at}", (("h", integer(at)),))
+        exchange = Counted(host.exchange("x"))
+        host.delete_queue(one)
+        counts.append(exchange.count)
+        assert host.bindings == size == len(host.exchange("x").bindings)
+        host.bind("x", host.make("one"), "k.1", NONE)
+        host.unbind("x", host.queues["one"], "k.1", NONE)
+        assert host.queues["one"].bound == {}
+        host.delete_exchange("x", if_unused=False)
+        assert (host.bindings, other.bound) == (0, {})
+    assert counts[0] == 200
+    assert counts[1] == 800
+
+
+class Counted(dict[Any, None]):
+    """The bindings of an exchange, which counts how many are deleted, and lets nobody look at all."""
+
+    def __init__(self, exchange: Exchange) -> None:
+        super().__init__(exchange.bindings)
+        self.count = 0
+        self.exchange = exchange
+        exchange.bindings = self
+
+    def __delitem__(self, key: Any) -> None:
+        super().__delitem__(key)
+        self.count += 1
+        if self.count == len(self):
+            self.exchange.bindings = dict(self)  # as it was
+
+    def __iter__(self) -> Iterator[Any]:
+        raise AssertionError("all bindings are looked at")
+
+
+def test_a_headers_binding_asks_for_so_many_headers_and_no_more() -> None:
+    host = Host()
+    many = tuple((f"h{at}", integer(at)) for at in range(MATCHED_MAX + 1))
+    host.bind("amq.headers", host.make("q"), "", many[1:])
+    with pytest.raises(Refused, match="at most"):
+        host.bind("amq.headers", host.queues["q"], "", many)
+
+
+def test_malformed_properties_have_no_headers() -> None:
+    def decode(raw: bytes) -> Properties:
+        raise RemoteProtocolError("malformed", reason=502)
+
+    host = Host()
+    host.bind("amq.headers", host.make("any"), "", NONE)
+    host.bind("amq.headers", host.make("some"), "", (("h", integer(1)),))
+    broken = Message(AmqpAddress("amq.headers", ""), b"", PropertySet("amqp091", b"\xff", decode))
+    assert host.choose(broken) == (host.queues["any"],)

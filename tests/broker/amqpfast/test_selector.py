@@ -6,8 +6,10 @@ from decimal import Decimal
 
 import pytest
 
+from gateway import containment
+from gateway.broker.amqpfast import selector
 from gateway.broker.amqpfast.selection import LanguageUnknown, selection
-from gateway.broker.amqpfast.selector import DEPTH_MAX, SelectorRefused, compile_selector
+from gateway.broker.amqpfast.selector import DEPTH_MAX, STEPS_MAX, SelectorRefused, compile_selector
 from gateway.model.address import FastAddress
 from gateway.model.message import Message
 from gateway.model.properties import Properties, Value, ValueType, property_set, string
@@ -121,6 +123,115 @@ def test_it_is_no_selector(text: str) -> None:
 def test_a_pattern_does_not_look_back() -> None:
     selects = compile_selector("a LIKE '" + "%x" * 500 + "y'")
     assert not selects({"a": "x" * 60_000})
+
+
+LONG = 1_300  # parts: as many as there is room for
+
+
+@pytest.mark.parametrize(
+    "text, holds",
+    [
+        ("+".join(["n"] * LONG) + f" = {5 * LONG}", True),
+        ("1" + "*1" * LONG + " = 1", True),
+        (" OR ".join(["t"] * 500), True),
+        (" AND ".join(["t"] * 500), True),
+        ("n = 1 OR " * 300 + "t", True),
+        ("t AND " * 500 + "n = 1", False),
+        ("n IN ('" + "','".join(["x"] * 900) + "')", False),
+        ("n" + "*n" * 100 + " > 0", False),  # beyond 64 bits is no number
+    ],
+)
+def test_chains_as_long_as_a_selector_may_be(text: str, holds: bool) -> None:
+    """They are loops: no length comes to the end of the stack."""
+    assert compile_selector(text)({"n": 5, "t": True}) is holds
+
+
+@pytest.mark.parametrize("opening", ["(", "NOT ", "-", "+", "NOT (", "-("])
+def test_the_deepest_nests_are_evaluated(opening: str) -> None:
+    deep = DEPTH_MAX // (2 if len(opening) > 1 and "(" in opening else 1)
+    text = opening * deep + ("t" if "NOT" in opening else "n") + ")" * (opening.count("(") * deep)
+    selects = compile_selector(text if "NOT" in opening else text + " = 5")
+    assert selects({"n": 5, "t": True}) is True
+    with pytest.raises(SelectorRefused):
+        compile_selector(opening * (DEPTH_MAX + 1) + "n" + ")" * (opening.count("(") * (DEPTH_MAX + 1)))
+
+
+@pytest.mark.parametrize(
+    "pattern",
+    [
+        "%" + "_" * 100 + "b%",
+        "%" + "a" * 900 + "b" + "a" * 900 + "%",
+        "%" + "a_" * 400 + "b%",
+        "%_a%_b%_c%_d%" * 40,
+    ],
+)
+def test_like_gives_up_before_it_takes_long(pattern: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    """What it may spend is counted in steps, and is the same whatever the text is."""
+    spent: list[int] = []
+
+    class Counted(selector.Asked):
+        def __init__(self, known: selector.Known) -> None:
+            super().__init__(known)
+            spent.append(0)
+
+        def check(self, steps: int) -> None:
+            super().check(steps)
+            spent[-1] += steps
+
+    monkeypatch.setattr(selector, "Asked", Counted)
+    selects = compile_selector(f"a LIKE '{pattern}'")
+    for size in (100, 10_000, 1_000_000):
+        assert selects({"a": "a" * size}) is False
+    assert max(spent) <= 2 * STEPS_MAX
+
+
+@pytest.mark.parametrize(
+    "pattern, text, holds",
+    [
+        ("%b_d%", "abcbxd", True),
+        ("a%_", "a", False),
+        ("a%_", "ab", True),
+        ("%__%", "a", False),
+        ("%__%", "ab", True),
+        ("%%", "", True),
+        ("_%_", "a", False),
+        ("%a!%b%", "xa%by", True),
+        ("%a!%b%", "xacby", False),
+        ("a_%b_%c", "axxbxxc", True),
+        ("a_%b_%c", "abc", False),
+        ("%.%", "abc", False),
+        ("%\n_%", "a\nb", True),
+    ],
+)
+def test_like(pattern: str, text: str, holds: bool) -> None:
+    assert compile_selector(f"a LIKE '{pattern}' ESCAPE '!'")({"a": text}) is holds
+
+
+def test_equal_long_texts_have_a_price() -> None:
+    text = "x" * 1_000_000
+    known = {"a": text, "b": text[:-1] + "x"}
+    assert compile_selector("a = b")(known) is True
+    assert compile_selector("a = b AND " * 300 + "a = b")(known) is False
+
+
+def test_a_name_is_found_among_many_headers() -> None:
+    """The first of that name counts, as among few."""
+    few = (("n", string("first")), ("n", string("second")))
+    many = (*((f"h{at}", string("x")) for at in range(5_000)), *few)
+    for headers in (few, many):
+        message = Message(FastAddress("queue", "q"), b"", property_set(Properties(headers=headers)))
+        selects = selection("", b"n = 'first' AND none IS NULL AND PRIORITY = 0")
+        assert selects is not None
+        assert selects(message) is True
+
+
+def test_what_nobody_foresaw_selects_nothing_and_is_counted() -> None:
+    message = Message(FastAddress("queue", "q"), b"", expires=float("inf"))  # no integer
+    selects = selection("", b"EXPIRATION > 0")
+    assert selects is not None
+    before = containment.counted["message"]
+    assert selects(message) is False
+    assert containment.counted["message"] == before + 1
 
 
 SAYS = Properties(

@@ -170,6 +170,26 @@ def test_temporaries() -> None:
     assert set(host.queues) == {"q", "mine"}
 
 
+def test_a_stored_selector_that_is_refused_now_ends_nothing(tmp_path: Path) -> None:
+    """It selects nothing; another one takes its place."""
+    given = {"/": FastVirtualHost(auto_create=True)}
+    store = Store(tmp_path, make_set={})
+    host = FastHosts(given, Changes(), Limits(), store)["/"]
+    host.find("topic", "t", whole=False)
+    deep = b"(" * 1_000 + b"a" + b")" * 1_000
+    host.subscribe(Interest("t", prefix=False, selector=deep), ("me", "bad"))
+    host.subscribe(Interest("t", prefix=False, selector=b"n = 1"), ("me", "good"))
+    store.close()
+    store = Store(tmp_path, make_set={})
+    host = FastHosts(given, Changes(), Limits(), store)["/"]
+    assert set(host.durable) == {("me", "bad"), ("me", "good")}
+    selects = host.durable["me", "bad"].interest.selects
+    assert selects is not None
+    assert selects(Message(FastAddress("topic", "t"), b"")) is False
+    assert host.subscribe(Interest("t", prefix=False), ("me", "bad")).interest.selects is None
+    store.close()
+
+
 def test_what_the_store_has_is_there_again(tmp_path: Path) -> None:
     given = {"/": FastVirtualHost(destinations=DestinationNames(queues=("declared",)), auto_create=True)}
     for round_ in range(2):

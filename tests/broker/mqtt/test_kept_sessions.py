@@ -17,7 +17,7 @@ from gateway.broker.mqtt.retained import Retained
 from gateway.broker.mqtt.session import PACKET_IDS, Row, SessionLimits
 from gateway.broker.mqtt.subscription import Grant, SubscriptionOptions, decode_grant
 from gateway.model.address import MqttAddress
-from gateway.model.message import Message
+from gateway.model.message import Message, weight_of
 from gateway.model.outcome import ACCEPTED, Reason
 from gateway.store.store import Store
 from tests.broker.parts import Answers, Connection, Space, connected, mqtt, publish
@@ -195,6 +195,13 @@ class SessionModel(RuleBasedStateMachine):
     @invariant()
     def memory_is_bounded(self) -> None:
         assert len(self.session._waiting) <= 2 * (MEMORY_MAX + 6) + PIECE_MAX
+
+    @invariant()
+    def octets_are_those_of_what_is_held(self) -> None:
+        session = self.session
+        held = weight_of(message for message, _, _ in session._waiting)
+        held += weight_of(row.message for row in session.in_flight.values())
+        assert session._octets == held + (0 if session._aside is None else session._aside.octets)
 
 
 TestSessionModel = SessionModel.TestCase

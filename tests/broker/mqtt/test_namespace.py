@@ -7,9 +7,10 @@ from typing import Any
 
 import pytest
 
-from gateway.broker.mqtt.retained import Retained
+from gateway.broker.mqtt.retained import PIECE_MESSAGES_MAX, PIECE_STEPS_MAX, Retained, Walk
 from gateway.broker.mqtt.subscription import SubscriptionOptions
 from gateway.model.address import MqttAddress
+from gateway.model.message import MESSAGE_OCTETS, Message
 from tests.broker.parts import Space, connected, mqtt
 
 
@@ -20,9 +21,18 @@ def retained(space: Space, *topics: str) -> None:
 
 def found(space: Space, topic_filter: str, options: SubscriptionOptions | None = None) -> list[bytes]:
     session = space.session("reader")
-    return [
-        message.body for message in space.subscribe(session, topic_filter, options or SubscriptionOptions())
-    ]
+    space.subscribe(session, topic_filter, options or SubscriptionOptions())
+    return [message.body for walk in list(session.owed.values()) for message in whole(walk)]
+
+
+def whole(walk: Walk, most: int = 3) -> list[Message]:
+    """What a walk finds, in pieces."""
+    messages: list[Message] = []
+    while not walk.done:
+        piece = walk.next(most)
+        assert len(piece) <= most
+        messages += piece
+    return messages
 
 
 @pytest.mark.parametrize(
@@ -30,11 +40,11 @@ def found(space: Space, topic_filter: str, options: SubscriptionOptions | None =
     [
         ("a/b", [b"a/b"]),
         ("a/+", [b"a/b", b"a/c"]),
-        ("#", [b"a/b", b"a/b/d", b"a/c", b"/"]),
+        ("#", [b"/", b"a/b", b"a/b/d", b"a/c"]),
         ("a/#", [b"a/b", b"a/b/d", b"a/c"]),
         ("a/b/#", [b"a/b", b"a/b/d"]),
         ("+/b", [b"a/b"]),
-        ("+/+", [b"a/b", b"a/c", b"/"]),
+        ("+/+", [b"/", b"a/b", b"a/c"]),
         ("$own/#", [b"$own/x"]),
         ("+/x", []),
         ("$share/g/#", []),
@@ -53,7 +63,7 @@ def test_an_empty_body_forgets_and_a_later_one_replaces() -> None:
     space.retained.keep(mqtt("a", b"", retain=True))
     space.retained.keep(mqtt("b", b"newer", retain=True))
     assert found(space, "#") == [b"newer"]
-    assert space.retained.octets == 5
+    assert space.retained.octets == 5 + MESSAGE_OCTETS
 
 
 def test_what_is_retained_expires() -> None:
@@ -70,7 +80,7 @@ def test_retain_handling(handling: int, first: int, again: int) -> None:
     assert [len(found(space, "a", options)) for _ in range(2)] == [first, again]
 
 
-@pytest.mark.parametrize("limits", [{"messages_max": 2}, {"octets_max": 2}])
+@pytest.mark.parametrize("limits", [{"messages_max": 2}, {"octets_max": 2 * (1 + MESSAGE_OCTETS)}])
 def test_retained_messages_are_bounded_and_the_refused_are_counted(limits: dict[str, Any]) -> None:
     space = Space(retained=Retained(**limits))
     retained(space, "a", "b", "c", "a")
@@ -142,3 +152,53 @@ def test_a_will_is_published_at_the_latest_when_its_session_ends(end: str) -> No
     else:
         space.expire(2.0)
     assert said == ["will"]
+
+
+def test_walks_send_a_piece_at_a_time_when_the_one_before_has_been_taken() -> None:
+    """Two hundred filters that match everything hold no more than one that does."""
+    space = Space()
+    count = 3 * PIECE_MESSAGES_MAX
+    retained(space, *(f"t/{at:04}" for at in range(count)))
+    session = space.session("reader")
+    outlet = connected(session)
+    filters = ["#", "t/#", "t/+", "+/+", "t/0007"]
+    for topic_filter in filters:
+        space.subscribe(session, topic_filter, SubscriptionOptions())
+    assert outlet.rows == []
+    outlet.congested = True
+    assert not session.pull()
+    outlet.congested = False
+    pulls = 0
+    while session.pull():
+        pulls += 1
+        assert len(outlet.rows) <= pulls * PIECE_MESSAGES_MAX
+        assert len(session) == 0
+    assert session.owed == {}
+    bodies = [row.message.body for row in outlet.rows]
+    assert len(bodies) == 4 * count + 1
+    assert bodies[:count] == sorted(set(bodies))
+
+
+def test_a_walk_that_finds_nothing_stops_now_and_then() -> None:
+    space = Space()
+    retained(space, *(f"{at}/x" for at in range(3 * PIECE_STEPS_MAX)), "z/y")
+    session = space.session("reader")
+    space.subscribe(session, "+/y", SubscriptionOptions())
+    (walk,) = session.owed.values()
+    pieces = []
+    while not walk.done:
+        pieces.append(len(walk.next()))
+    assert sum(pieces) == 1
+    assert len(pieces) > 3
+
+
+def test_what_is_unsubscribed_or_asked_for_again_is_not_walked_twice() -> None:
+    space = Space()
+    retained(space, "a", "b")
+    session = space.session("reader")
+    for _ in range(3):
+        space.subscribe(session, "#", SubscriptionOptions())
+    assert len(session.owed) == 1
+    space.unsubscribe(session, "#")
+    assert not session.owed
+    assert not session.pull()

@@ -11,6 +11,7 @@ from structlog.testing import capture_logs
 from gateway.broker import kept
 from gateway.broker.switch import RouteLane
 from gateway.mapping.router import Router
+from gateway.model.message import MESSAGE_OCTETS
 from gateway.model.outcome import ACCEPTED
 from tests.broker.outbox.bench import DOWN, REFUSED, TOO_LARGE, Bench, made, mapping
 
@@ -28,7 +29,11 @@ def test_a_message_is_accepted_when_it_is_on_disk_though_the_link_is_down(bench:
     assert source.told == []
     bench.commit()
     assert source.told == [(1, ACCEPTED), (2, ACCEPTED)]
-    assert (bench.state.messages, bench.state.octets, bench.state.problem) == (2, 2, "the link is down")
+    assert (bench.state.messages, bench.state.octets, bench.state.problem) == (
+        2,
+        2 * (1 + MESSAGE_OCTETS),
+        "the link is down",
+    )
     assert bench.link.parts == []
     bench.link.up = True
     bench.outboxes.link_up("erp")
@@ -79,7 +84,7 @@ def test_never_more_than_the_window_is_on_its_way(tmp_path: Path) -> None:
 def test_large_messages_do_not_fill_memory_with_the_window(
     bench: Bench, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("gateway.broker.outbox.outbox.IN_FLIGHT_OCTETS_MAX", 4)
+    monkeypatch.setattr("gateway.broker.outbox.outbox.IN_FLIGHT_OCTETS_MAX", 4 + 2 * MESSAGE_OCTETS)
     bench.link.up = False
     bench.stored(*range(10, 20))
     monkeypatch.setattr("gateway.broker.queue.DISPATCH_MESSAGES_MAX", 1)

@@ -10,6 +10,7 @@ import pytest
 
 from gateway.broker.outbox.marks import MARKS
 from gateway.broker.outbox.outbox import OutboxLimits
+from gateway.model.message import MESSAGE_OCTETS
 from gateway.model.outcome import ACCEPTED, Reason, Verdict
 from gateway.store.store import Store
 from tests.broker.outbox.bench import Bench, made
@@ -26,7 +27,7 @@ def bench(tmp_path: Path) -> Iterator[Bench]:
     "more, way, refused",
     [
         (", outbox: {messages_max: 3}", {}, [4, 5]),
-        (", outbox: {bytes_max: 3}", {}, [4, 5]),
+        (f", outbox: {{bytes_max: {3 * (1 + MESSAGE_OCTETS)}}}", {}, [4, 5]),
         ("", {"limits": OutboxLimits(messages_max=3)}, [4, 5]),
         (", outbox: {messages_max: 4}", {"limits": OutboxLimits(messages_max=3)}, [5]),
     ],

@@ -131,6 +131,21 @@ async def test_a_released_message_goes_back_later(
     assert one.conversation.idle
 
 
+async def test_while_memory_is_short_everything_goes_back(
+    one: LinkRig, shelf: Shelf, autojump_clock: trio.testing.MockClock
+) -> None:
+    one.switch.memory.short = True
+    consume(one, "commands", EVENTS, b"a", b"b")
+    await trio.sleep(1.1)
+    one.tick()
+    assert shelf.messages == one.world.acks == []
+    assert [nack[1:] for nack in one.world.nacks] == [(1, True), (2, True)]
+    one.switch.memory.short = False
+    consume(one, "commands", EVENTS, b"a")
+    assert shelf.accepted == [b"a"]
+    assert one.conversation.idle
+
+
 async def test_nothing_overtakes_what_a_full_disk_refused(one: LinkRig, shelf: Shelf) -> None:
     one.switch.disk_healthy = lambda: shelf.outcome is ACCEPTED
     shelf.outcome = FULL

@@ -15,7 +15,7 @@ from gateway.broker.switch import Switch
 from gateway.mapping.router import Router, Targets
 from gateway.model.address import AmqpAddress, MqttAddress
 from gateway.model.batch import Batch
-from gateway.model.message import Message
+from gateway.model.message import MESSAGE_OCTETS, Message
 from gateway.model.outcome import ACCEPTED, Reason, Verdict
 from gateway.model.properties import Properties, PropertySet, property_set, string
 from gateway.protocols.amqp091.methods import ConnectionBlocked, ConnectionUnblocked
@@ -141,14 +141,14 @@ async def test_no_more_is_on_its_way_than_the_window_allows() -> None:
 
 
 async def test_beyond_its_limits_a_link_that_is_down_takes_nothing() -> None:
-    one = LinkRig(limits=Limits(queue_messages_max=5, queue_bytes_max=100))
+    one = LinkRig(limits=Limits(queue_messages_max=5, queue_bytes_max=100 + 5 * MESSAGE_OCTETS))
     source = Settled()
     outgoing = one.conversation.outgoing
     source.publish(outgoing, EX, bodies(0, 4))
     source.publish(outgoing, EX, bodies(4, 6))
-    source.publish(outgoing, EX, [b"x" * 98])
+    source.publish(outgoing, EX, [b"x" * (98 + MESSAGE_OCTETS)])
     source.publish(outgoing, EX, bodies(6, 7))
-    assert set(source.order) == {b"4", b"5", b"x" * 98}
+    assert set(source.order) == {b"4", b"5", b"x" * (98 + MESSAGE_OCTETS)}
     outcome = source.outcomes[b"4"]
     assert (outcome.verdict, outcome.reason) == (Verdict.RELEASED, Reason.TARGET_DOWN)
     assert not one.conversation.idle

@@ -59,6 +59,7 @@ class World:
         self.harsh = False  # or the channel, as with the server of 2005
         self.restartable = True
         self.held: dict[bytes, bytes] = {}  # of a restartable transfer, by its head
+        self.ignores_prepare = False
         self.prepared: list[tuple[bytes, bytes]] = []  # head and hash
         self.break_at = 0  # octets of a large message at which this server stops listening
         self.limits: dict[str, int] = {}
@@ -156,6 +157,8 @@ class Remote:
             self.machine.close_handle(event.handle, 540, "not here")
             return
         world.prepared.append((event.head, event.content_hash))
+        if world.ignores_prepare:
+            return
         self.heads[event.handle] = event.head
         world.held.setdefault(event.head, b"")
         self.machine.ready(event.handle, len(world.held[event.head]))

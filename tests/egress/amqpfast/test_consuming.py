@@ -355,3 +355,22 @@ async def test_an_exact_name_is_never_taken_for_a_prefix(one: LinkRig) -> None:
         if isinstance(said, m.HandleConsume)
     }
     assert consumed == {"|commands", "plant.|", "jobs.|"}
+
+
+async def test_while_memory_is_short_a_queue_has_its_messages_back_and_a_topic_waits(
+    one: LinkRig, shelf: Shelf, autojump_clock: trio.testing.MockClock
+) -> None:
+    one.switch.memory.short = True
+    notify(one, "commands", b"1")
+    notify(one, "plant.", b"2", name="plant.b.t")
+    for _ in range(2):
+        await trio.sleep(1.5)
+        one.tick()
+    assert shelf.messages == acks(one, "plant.") == []
+    assert one.world.ungets == [1]
+    one.switch.memory.short = False
+    await trio.sleep(1.5)
+    one.tick()
+    assert shelf.accepted == [b"2"]
+    assert acks(one, "plant.") == [1]
+    assert one.conversation.idle

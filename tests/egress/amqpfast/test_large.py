@@ -6,8 +6,9 @@ import hashlib
 from collections.abc import Iterator
 
 import pytest
+import trio
 
-from gateway.egress.amqpfast import large
+from gateway.egress.amqpfast import large, outgoing
 from gateway.model.address import FastAddress
 from gateway.model.message import Message
 from gateway.model.outcome import ACCEPTED, Reason
@@ -80,6 +81,49 @@ async def test_a_server_that_lost_what_it_held_gets_all_of_it() -> None:
     assert source.outcomes[BIG] is ACCEPTED
 
 
+async def test_a_server_that_drops_connections_on_prepare_is_sent_large_messages_plainly() -> None:
+    one, source = rig(ignores_prepare=True)
+    one.publish(source, [b"1", BIG, b"2", BIG + b"!"])
+    for lost in range(1, outgoing.PREPARE_LOST_MAX + 1):
+        assert len(one.world.prepared) == lost
+        assert one.world.bodies == [b"1"]
+        one.lose()
+        one.connect()
+    assert len(one.world.prepared) == outgoing.PREPARE_LOST_MAX
+    assert one.world.bodies == [b"1", BIG, b"2", BIG + b"!"]
+    assert source.order == one.world.bodies
+    one.lose()
+    one.connect()
+    one.publish(source, [BIG + b"?"])  # what was learnt outlives the connection
+    assert source.outcomes[BIG + b"?"] is ACCEPTED
+    assert len(one.world.prepared) == outgoing.PREPARE_LOST_MAX
+
+
+async def test_a_server_that_has_answered_prepare_is_asked_again_however_often_it_goes_away() -> None:
+    one, source = rig(break_at=1)
+    one.publish(source, [BIG])
+    for _ in range(2 * outgoing.PREPARE_LOST_MAX):
+        one.lose()
+        one.connect()
+    one.world.break_at = 0
+    one.lose()
+    one.connect()
+    assert source.outcomes[BIG] is ACCEPTED
+    assert len(one.world.prepared) == 2 * outgoing.PREPARE_LOST_MAX + 2
+
+
+async def test_a_server_that_never_answers_prepare(autojump_clock: object) -> None:
+    one, source = rig(ignores_prepare=True)
+    one.publish(source, [BIG, b"behind"])
+    await trio.sleep(large.READY_SECS - 1)
+    one.tick()
+    assert source.order == []
+    await trio.sleep(1)
+    one.tick()
+    assert source.order == one.world.bodies == [BIG, b"behind"]
+    assert len(one.world.prepared) == 1
+
+
 @pytest.mark.parametrize("harsh", [False, True])
 @pytest.mark.parametrize(
     "which, value, reason", [("poison", BIG, Reason.MALFORMED), ("missing", "q", Reason.NO_ROUTE)]
@@ -95,8 +139,8 @@ async def test_a_large_message_may_be_refused(harsh: bool, which: str, value: ob
 
 async def test_it_is_written_as_the_stream_drains() -> None:
     one, source = rig(restartable=False)
-    outgoing = one.conversation.outgoing
-    outgoing.publish(source.part([message(BIG)], outgoing))
+    sink = one.conversation.outgoing
+    sink.publish(source.part([message(BIG)], sink))
     one.stream.congested = True  # the handle is open, and the first octets are encoded
     one.move()
     one.peer.drained()

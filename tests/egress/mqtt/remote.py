@@ -160,6 +160,8 @@ class Remote:
                     self.ack(event.rows)
             elif isinstance(event, Acks) and event.kind is PacketType.PUBREL and self.acks:
                 self.machine.acknowledge(PacketType.PUBCOMP, [one for one, _ in event.rows])
+        if self.machine.unread:
+            self.receive(b"")
 
     def _connect(self, packet: Connect) -> None:
         self.connect = packet

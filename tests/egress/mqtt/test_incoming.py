@@ -304,9 +304,38 @@ async def test_a_link_that_feeds_itself_goes_on_reading() -> None:
     assert remote.acks_of(PUBACK) == [(number, 0) for number in range(1, 7)]
 
 
-async def test_a_topic_that_is_none_ends_the_connection() -> None:
+@pytest.mark.parametrize("qos", [0, 1, 2])
+@pytest.mark.parametrize("topic", ["up/#", "up/+"])
+async def test_a_topic_that_is_none_is_a_dead_letter_and_the_link_stays(topic: str, qos: int) -> None:
+    """Hanging up would bring it again with the next connection, and everything behind it would wait."""
     world = World()
-    world.connect()
-    world.deliver(row("x", 1, 5, topic="up/#"))
-    assert world.stream.ending
-    assert world.stats.protocol_errors.total == 1
+    remote = world.connect()
+    world.deliver(row("x", qos, 5 if qos else 0, topic=topic), row("behind", 1, 6))
+    assert not world.stream.ending
+    assert [message.body for message in world.local.messages] == [b"behind"]
+    assert remote.acks_of(PUBACK) == ([(5, 0), (6, 0)] if qos == 1 else [(6, 0)])
+    assert remote.acks_of(PUBREC) == ([(5, 0)] if qos == 2 else [])
+    assert world.switch.dead_letters.counted == {("", "malformed"): 1}
+
+
+@VERSIONS
+async def test_nothing_is_taken_while_memory_is_short(version: str) -> None:
+    world = World(version=version)
+    remote = world.connect()
+    memory = world.switch.memory
+    memory.short = True
+    world.deliver(row("1", 1, 5), row("0", 0), row("2", 2, 6))
+    for seconds in (100, 200):
+        world.conversation.tick(trio.current_time() + seconds)
+        world.conversation.turn_done()
+    assert [message.body for message in world.local.messages] == [b"0"]
+    memory.scarce = True
+    world.deliver(row("dropped", 0), row("3", 1, 7))
+    memory.short = memory.scarce = False
+    world.conversation.tick(trio.current_time() + 300)
+    world.conversation.turn_done()
+    world.talk()
+    assert [message.body for message in world.local.messages] == [b"0", b"1", b"2", b"3"]
+    assert remote.acks_of(PUBACK) == [(5, 0), (7, 0)]
+    assert remote.acks_of(PUBREC) == [(6, 0)]
+    assert (memory.refused, world.conversation.idle) == (1, True)

@@ -8,6 +8,7 @@ import time
 import pytest
 
 from gateway.egress.mqtt.outgoing import BARREN_MAX, PACKET_IDS
+from gateway.model.message import MESSAGE_OCTETS
 from gateway.model.outcome import ACCEPTED, Reason, Verdict
 from gateway.model.properties import Properties, Value, ValueType, property_set
 from gateway.protocols.mqtt.packets import Publishes
@@ -239,7 +240,12 @@ async def test_a_message_over_the_packet_limit_is_rejected_and_the_rest_goes() -
 
 
 @pytest.mark.parametrize(
-    "limits, kept", [({"queue_messages_max": 3}, 3), ({"queue_bytes_max": 5}, 5), ({"queue_bytes_max": 1}, 1)]
+    "limits, kept",
+    [
+        ({"queue_messages_max": 3}, 3),
+        ({"queue_bytes_max": 5 * (1 + MESSAGE_OCTETS)}, 5),
+        ({"queue_bytes_max": 1 + MESSAGE_OCTETS}, 1),
+    ],
 )
 async def test_what_waits_is_bounded_and_the_newest_is_released(limits: dict[str, int], kept: int) -> None:
     world = World(limits=limits)

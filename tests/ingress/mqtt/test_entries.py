@@ -8,7 +8,7 @@ from gateway.broker.dead_letters import DeadLetters
 from gateway.broker.mqtt.namespace import MqttNamespace
 from gateway.broker.mqtt.subscription import SubscriptionOptions
 from gateway.broker.switch import FILTERS_MAX, Switch
-from gateway.ingress.mqtt.entries import Entries
+from gateway.ingress.mqtt.entries import TOPIC_OCTETS_MAX, Entries
 from gateway.model.address import MqttAddress
 from tests.broker.test_switch import routes
 
@@ -78,3 +78,21 @@ def test_so_do_too_many_changes() -> None:
     for number in range(FILTERS_MAX + 1):
         bench.subscribe(f"c/{number}")
     assert bench.kept() == set()
+
+
+def test_a_long_topic_is_looked_up_and_not_kept() -> None:
+    bench = Bench(BACK)
+    for topic in ("x" * TOPIC_OCTETS_MAX, "y" * (TOPIC_OCTETS_MAX + 1), "in/" + "z" * TOPIC_OCTETS_MAX):
+        entry = bench.entries.resolve(MqttAddress(topic), bench.entries.of("u"))
+        assert entry.address == MqttAddress(topic)
+    assert bench.kept() == {*TOPICS, "x" * TOPIC_OCTETS_MAX}
+
+
+def test_what_is_known_of_routes_back_is_bounded_too() -> None:
+    bench = Bench(BACK)
+    for number in range(1_000):
+        bench.entries.resolve(MqttAddress(f"in/{number}"), bench.entries.of("u"))
+    assert len(bench.entries._through) <= 100
+    assert "in/999" in bench.kept()
+    bench.subscribe("out/x")
+    assert "in/999" not in bench.kept()

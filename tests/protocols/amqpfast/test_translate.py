@@ -80,6 +80,10 @@ LOSSES: list[tuple[Properties, Properties, str]] = [
         Properties(headers=(("a", string("1")), ("a", string("3")), ("b", string("2")))),
         "header_order",
     ),
+    (Properties(headers=(("a", Value(V.INT8, 999)),)), Properties(), "header_value"),
+    (Properties(headers=(("a", string("\ud800")),)), Properties(), "header_value"),
+    (Properties(message_id="\ud800"), Properties(), "text"),
+    (Properties(app_id="\ud800"), Properties(), "text"),
 ]
 
 

@@ -1,0 +1,300 @@
+"""One connection: what h11 reads from it goes to the application, what that says goes back.
+
+The peer may take its time only where a deadline stands: for the head of a request, for its body, for taking
+the answer, and between two requests. What it did wrong is a `Refusal`: an answer of its own, counted by its
+reason, after which the connection closes. Upgrades are not made: a request that proposes one is answered as
+if it had not.
+"""
+
+from __future__ import annotations
+
+from collections import Counter
+from email.utils import formatdate
+from typing import Final
+from urllib.parse import unquote
+
+import h11
+import structlog
+import trio
+from starlette.types import ASGIApp, Message, Scope
+
+from gateway.containment import contained
+from gateway.settings import Http
+from gateway.transport.http import response
+
+READ_OCTETS: Final = 16_384
+CHUNK_OCTETS_MIN: Final = 16  # what a piece of a body counts at least: each costs as much time as a long one
+UNREAD_PIECES_MAX: Final = 16  # of a body that nobody wanted, to find its end behind them
+LINGER_SECS: Final = 1.0
+LINGER_OCTETS: Final = 1_048_576
+PROBES: Final = frozenset((b"/livez", b"/readyz"))
+OVER: Final = (h11.DONE, h11.MUST_CLOSE, h11.CLOSED)
+DISCONNECT: Final[Message] = {"type": "http.disconnect"}
+
+log = structlog.get_logger(limited=True)
+
+
+class Refusal(Exception):
+    """The peer is answered with an error of ours, and the connection closes. `reason` is for the metric."""
+
+    def __init__(self, status: int, reason: str, text: str) -> None:
+        super().__init__(text)
+        self.status = status
+        self.reason = reason
+
+
+class Gone(Exception):
+    """The peer is not there any more; nobody is left to be answered."""
+
+
+class HttpConnection:
+    """`turns` lets one request of all connections begin in each turn of the loop; `refused` counts."""
+
+    def __init__(
+        self, app: ASGIApp, stream: trio.SocketStream, http: Http, turns: trio.Lock, refused: Counter[str]
+    ) -> None:
+        self.stream = stream
+        self.scope = trio.CancelScope()
+        self.waits_since: float | None = trio.current_time()
+        """Since when it waits for its peer; None: the application is at work for it."""
+        name = stream.socket.getpeername()
+        self.address: str = name[0]
+        self._client = (self.address, int(name[1]))
+        self._app = app
+        self._http = http
+        self._turns = turns
+        self._refused = refused
+        self._h11 = h11.Connection(h11.SERVER, max_incomplete_event_size=http.head_bytes_max)
+        self._served = 0
+        self._start: h11.Response | None = None
+        self._is_head = False
+        self._refusal: Refusal | None = None
+        self._gone = False
+        self._body_octets = 0
+        self._body_deadline = 0.0
+
+    async def run(self) -> None:
+        """Serve until one side ends it. Whatever goes wrong ends here."""
+        try:
+            with self.scope:
+                await self._serve()
+        except Gone:
+            pass
+        except Exception as error:
+            contained("http", error, address=self.address)
+        finally:
+            self.stream.socket.close()
+
+    async def _serve(self) -> None:
+        try:
+            while (request := await self._request()) is not None:
+                await self._answer(request)
+                self._served += 1
+                if not self._begin_again():
+                    break
+            else:
+                return
+        except Refusal as refusal:
+            await self._refuse(refusal)
+        if self._h11.their_state not in OVER or self._h11.trailing_data[0]:
+            await self._linger()
+
+    # What comes.
+
+    async def _request(self) -> h11.Request | None:
+        """The next request; None: the peer wants nothing more. Raises Refusal."""
+        http = self._http
+        if self._served and not self._h11.trailing_data[0]:
+            with trio.move_on_after(http.keep_alive_secs) as idle:
+                await self._read()
+            if idle.cancelled_caught:
+                return None
+        with trio.move_on_after(http.head_timeout_secs):
+            event = await self._event()
+            if not isinstance(event, h11.Request):
+                return None
+            self._check(event)
+            self._body_octets = 0
+            self._body_deadline = trio.current_time() + http.body_timeout_secs
+            return event
+        raise Refusal(408, "head_timeout", f"no whole head within {http.head_timeout_secs:g} s")
+
+    def _check(self, request: h11.Request) -> None:
+        """Refuse what the application need not see."""
+        self._is_head = request.method == b"HEAD"
+        if not request.http_version.startswith(b"1."):
+            raise Refusal(505, "unsupported", "this server speaks HTTP/1.1")
+        head = len(request.target) + sum(len(name) + len(value) + 4 for name, value in request.headers)
+        if head > self._http.head_bytes_max:  # h11 looks at heads that are not whole
+            raise Refusal(431, "head_bytes", f"the head exceeds {self._http.head_bytes_max} octets")
+        if request.method == b"CONNECT":
+            raise Refusal(501, "unsupported", "this is no proxy")
+        lengths = [int(value) for name, value in request.headers if name == b"content-length"]
+        if lengths and lengths[0] > self._http.body_bytes_max:
+            raise self._too_large()
+
+    def _too_large(self) -> Refusal:
+        return Refusal(413, "body_bytes", f"the body exceeds {self._http.body_bytes_max} octets")
+
+    async def _event(self) -> object:
+        """What h11 finds next; reads as long as it finds nothing. Raises Refusal or Gone."""
+        while True:
+            try:
+                event = self._h11.next_event()
+            except h11.RemoteProtocolError as error:
+                reason = "head_bytes" if error.error_status_hint == 431 else "malformed"
+                raise Refusal(error.error_status_hint, reason, f"this is not HTTP/1.1: {error}") from error
+            if event is not h11.NEED_DATA:
+                return event
+            await self._read()
+
+    async def _read(self) -> None:
+        self.waits_since = trio.current_time()
+        try:
+            octets = await self.stream.receive_some(READ_OCTETS)
+        except trio.BrokenResourceError as error:
+            raise Gone from error
+        finally:
+            self.waits_since = None
+        if not octets:
+            raise Gone
+        self._h11.receive_data(octets)
+
+    async def _receive(self) -> Message:
+        """A piece of the body for the application. After its end, and when it is refused: disconnected."""
+        if self._gone or self._refusal is not None or self._h11.their_state is not h11.SEND_BODY:
+            return DISCONNECT
+        try:
+            if self._h11.they_are_waiting_for_100_continue:
+                go_on = h11.InformationalResponse(status_code=100, headers=[])
+                await self._write(self._h11.send(go_on) or b"")
+            with trio.move_on_at(self._body_deadline):
+                await trio.lowlevel.checkpoint()
+                return self._piece(await self._event())
+            secs = self._http.body_timeout_secs
+            raise Refusal(408, "body_timeout", f"no whole body within {secs:g} s")
+        except Refusal as refusal:
+            self._refusal = refusal
+        except Gone:
+            self._gone = True
+        return DISCONNECT
+
+    def _piece(self, event: object) -> Message:
+        if not isinstance(event, h11.Data):
+            return {"type": "http.request", "body": b"", "more_body": False}
+        self._body_octets += max(len(event.data), CHUNK_OCTETS_MIN)
+        if self._body_octets > max(self._http.body_bytes_max, CHUNK_OCTETS_MIN):
+            raise self._too_large()
+        return {"type": "http.request", "body": bytes(event.data), "more_body": True}
+
+    # What goes.
+
+    async def _answer(self, request: h11.Request) -> None:
+        """Have the application answer. Raises Refusal when what came of the body was no good."""
+        scope = self._asgi(request)
+        if scope["raw_path"] not in PROBES:
+            async with self._turns:  # a hundred that come at once do not hold the loop for their sum
+                await trio.lowlevel.checkpoint()
+        try:
+            await self._app(scope, self._receive, self._send)
+        except Exception as error:
+            if self._refusal is None and not self._gone:
+                contained("http", error, address=self.address, path=scope["path"][:100])
+        if self._refusal is not None:
+            raise self._refusal
+        if self._gone:
+            raise Gone
+
+    def _asgi(self, request: h11.Request) -> Scope:
+        target = request.target
+        if not target.startswith(b"/") and b"://" in target:  # as a proxy is asked, which servers must take
+            target = b"/" + target.partition(b"://")[2].partition(b"/")[2]
+        path, _, query = target.partition(b"?")
+        return {
+            "type": "http",
+            "asgi": {"version": "3.0", "spec_version": "2.3"},
+            "http_version": request.http_version.decode("ascii"),
+            "method": request.method.decode("ascii"),
+            "scheme": "http",
+            "path": unquote(path.decode("ascii")),
+            "raw_path": path,
+            "query_string": query,
+            "root_path": "",
+            "headers": list(request.headers),
+            "client": self._client,
+            "server": None,
+        }
+
+    async def _send(self, message: Message) -> None:
+        """What the application says. Nothing of it is written once there is an answer of our own."""
+        if self._gone or self._refusal is not None:
+            return
+        if message["type"] == "http.response.start":
+            headers = [*message.get("headers", []), (b"Date", formatdate(usegmt=True).encode())]
+            if not self._body_is_over():
+                headers.append((b"Connection", b"close"))
+            self._start = h11.Response(status_code=message["status"], headers=headers)
+            return
+        octets = b""
+        if self._start is not None:
+            octets = self._h11.send(self._start) or b""
+            self._start = None
+        body = message.get("body", b"")
+        if body and not self._is_head:
+            octets += self._h11.send(h11.Data(data=body)) or b""
+        if not message.get("more_body", False):
+            octets += self._h11.send(h11.EndOfMessage()) or b""
+        try:
+            await self._write(octets)
+        except Gone:
+            self._gone = True
+
+    def _body_is_over(self) -> bool:
+        """Whether the body of the request ends in what has been read; what nobody wanted is passed over."""
+        for _ in range(UNREAD_PIECES_MAX):
+            if self._h11.their_state is not h11.SEND_BODY:
+                break
+            try:
+                if self._h11.next_event() is h11.NEED_DATA:
+                    break
+            except h11.RemoteProtocolError:
+                break
+        return self._h11.their_state not in (h11.SEND_BODY, h11.ERROR)
+
+    async def _write(self, octets: bytes) -> None:
+        self.waits_since = trio.current_time()
+        try:
+            with trio.fail_after(self._http.send_timeout_secs):
+                await self.stream.send_all(octets)
+        except trio.BrokenResourceError as error:
+            raise Gone from error
+        except trio.TooSlowError as error:
+            self._refused["send_timeout"] += 1
+            raise Gone from error
+        finally:
+            self.waits_since = None
+
+    def _begin_again(self) -> bool:
+        """Whether another request may follow."""
+        if self._h11.our_state is not h11.DONE or self._h11.their_state is not h11.DONE:
+            return False
+        self._h11.start_next_cycle()
+        return True
+
+    async def _refuse(self, refusal: Refusal) -> None:
+        self._refused[refusal.reason] += 1
+        log.info("HTTP request refused", address=self.address, reason=refusal.reason, text=str(refusal)[:200])
+        if self._h11.our_state in (h11.IDLE, h11.SEND_RESPONSE):  # nothing of another answer has been written
+            await self._write(response(refusal.status, f"{refusal}\n", with_body=not self._is_head))
+
+    async def _linger(self) -> None:
+        """End our side and pass over what comes; a close with octets unread would take the answer back."""
+        with trio.move_on_after(LINGER_SECS):
+            try:
+                await self.stream.send_eof()
+                self.waits_since = trio.current_time()
+                left = LINGER_OCTETS
+                while left > 0 and (octets := await self.stream.receive_some(READ_OCTETS)):
+                    left -= len(octets)
+            except trio.BrokenResourceError:
+                pass

@@ -1,0 +1,198 @@
+"""Queues of AMQP 0-9-1 and AMQP/Fast over HTTP, durable subscriptions of AMQP/Fast among them.
+
+GET  /api/queues?protocol=NAME&virtual_host=NAME&queue=PATTERN&kind=KIND&empty=BOOL&in_use=BOOL&count=100
+POST /api/queues/remove   {"queue": PATTERN, ...}   with their messages
+POST /api/queues/purge    {"queue": PATTERN, ...}   their ready messages only
+
+`kind` is `queue` or `subscription`; the name of a subscription is CLIENT/IDENTIFIER. A queue is in use when
+it has consumers or belongs to a connection. One in use is not removed unless `in_use` is said; one that
+belongs to a connection is never. What the configuration declares is there again after a restart. All need
+admission.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Iterator, Mapping
+from functools import partial
+from typing import Any, Final, NamedTuple
+
+import structlog
+from starlette.requests import Request
+from starlette.responses import Response
+from starlette.routing import BaseRoute, Route
+
+from gateway.admin.admission import Admission
+from gateway.admin.answers import answer
+from gateway.admin.choosing import Pace, matcher, on_disk, page_of, query_of, removal_of, slices
+from gateway.broker.amqp091.hosts import AmqpHosts
+from gateway.broker.amqp091.queue import AmqpQueue
+from gateway.broker.amqpfast.destinations import FastQueue
+from gateway.broker.amqpfast.hosts import FastHosts
+from gateway.broker.queue import Queue
+from gateway.store.store import Store
+
+WORDS: Final = {
+    "protocol": str,
+    "virtual_host": str,
+    "kind": str,
+    "queue": str,
+    "empty": bool,
+    "idle_longer_than": float,
+}
+FLAGS: Final = {"in_use": bool}
+
+log = structlog.get_logger()
+
+
+class Found(NamedTuple):
+    """A queue and where it is. `remove` deletes it; it is `locked` when it belongs to a connection."""
+
+    protocol: str
+    virtual_host: str
+    kind: str
+    name: str
+    queue: Queue
+    locked: bool
+    remove: Callable[[], object]
+
+    @property
+    def key(self) -> str:
+        """What pages are ordered by."""
+        return "\n".join(self[:4])
+
+    @property
+    def in_use(self) -> bool:
+        """Somebody consumes it, or owns it."""
+        return self.locked or bool(self.queue.consumers)
+
+    @property
+    def idle_secs(self) -> float | None:
+        """Since when nobody has used it; None: somebody does, or it does not say."""
+        if self.in_use or not isinstance(self.queue, AmqpQueue):
+            return None
+        return time.monotonic() - self.queue.used
+
+
+class QueuesApi:
+    """`flush` ends a wake-up."""
+
+    def __init__(
+        self,
+        hosts: AmqpHosts,
+        fast_hosts: FastHosts,
+        store: Store | None,
+        flush: Callable[[], None],
+        admission: Admission,
+    ) -> None:
+        self._hosts = hosts
+        self._fast_hosts = fast_hosts
+        self._store = store
+        self._flush = flush
+        self._admission = admission
+
+    def routes(self) -> list[BaseRoute]:
+        """The routes for the application."""
+        admitted = self._admission.admitted
+        return [
+            Route("/api/queues", admitted(self._list)),
+            Route("/api/queues/remove", admitted(self._remove), methods=["POST"]),
+            Route("/api/queues/purge", admitted(self._purge), methods=["POST"]),
+        ]
+
+    def _all(self) -> Iterator[Found]:
+        for host in list(self._hosts.values()):
+            for queue in list(host.queues.values()):
+                locked = queue.owner is not None
+                remove = partial(host.delete_queue, queue)
+                yield Found("amqp091", host.name, "queue", queue.name, queue, locked, remove)
+        for fast in list(self._fast_hosts.values()):
+            for one in list(fast.queues.values()):
+                locked = one.owner is not None
+                remove_fast = partial(fast.delete_queue, one)
+                yield Found("amqpfast", fast.name, "queue", one.name, one, locked, remove_fast)
+            for (client, identifier), kept in list(fast.durable.items()):
+                name = f"{client}/{identifier}"
+                end = partial(fast.unsubscribe, kept)
+                yield Found("amqpfast", fast.name, "subscription", name, kept, kept.attached, end)
+
+    async def _list(self, request: Request) -> Response:
+        wanted, count, after = await query_of(request, WORDS | FLAGS)
+        page = await page_of(self._all(), _chooser(wanted), lambda one: one.key, shown, count, after)
+        return answer({"queues": page.matching, "shown": page.shown, "next": page.next})
+
+    async def _remove(self, request: Request) -> Response:
+        wanted = await removal_of(request, WORDS, FLAGS)
+        in_use = wanted.pop("in_use", False)
+        chosen = _chooser(wanted)
+        pace = Pace(self._flush)
+        removed = messages = busy = 0
+        async for some in slices(self._all()):
+            for one in some:
+                if one.queue.deleted or not chosen(one):
+                    continue
+                if one.locked or (one.in_use and not in_use):
+                    busy += 1
+                    continue
+                messages += len(one.queue)
+                one.remove()
+                removed += 1
+                await pace.spend(20)
+        for host in self._hosts.values():
+            host.written = False  # we wait for the disk ourselves
+        if removed:
+            await on_disk(self._store, self._flush)
+            log.info("an operator removed queues", count=removed, messages=messages, **wanted)
+        return answer({"removed": removed, "messages": messages, "in_use": busy})
+
+    async def _purge(self, request: Request) -> Response:
+        wanted = await removal_of(request, WORDS, {})
+        chosen = _chooser(wanted)
+        pace = Pace(self._flush)
+        purged = messages = 0
+        async for some in slices(self._all()):
+            for one in some:
+                if not one.queue.deleted and len(one.queue) and chosen(one):
+                    messages += one.queue.purge()
+                    purged += 1
+                    await pace.spend(20)
+        if purged:
+            await on_disk(self._store, self._flush)
+            log.info("an operator purged queues", count=purged, messages=messages, **wanted)
+        return answer({"purged": purged, "messages": messages})
+
+
+def _chooser(wanted: Mapping[str, Any]) -> Callable[[Found], bool]:
+    queue = matcher(wanted.get("queue", "*"))
+    exact = [(word, wanted[word]) for word in ("protocol", "virtual_host", "kind") if word in wanted]
+    empty, in_use, idle = (wanted.get(word) for word in ("empty", "in_use", "idle_longer_than"))
+
+    def chosen(one: Found) -> bool:
+        return (
+            queue(one.name)
+            and all(getattr(one, word) == value for word, value in exact)
+            and (empty is None or empty is not bool(len(one.queue)))
+            and (in_use is None or in_use is one.in_use)
+            and (idle is None or ((secs := one.idle_secs) is not None and secs > idle))
+        )
+
+    return chosen
+
+
+def shown(one: Found) -> dict[str, Any]:
+    """For people and programs."""
+    queue, idle = one.queue, one.idle_secs
+    return {
+        "protocol": one.protocol,
+        "virtual_host": one.virtual_host,
+        "kind": one.kind,
+        "queue": one.name,
+        "messages": len(queue),
+        "messages_bytes": queue.octets,
+        "unacknowledged": queue.unacknowledged,
+        "consumers": len(queue.consumers),
+        "durable": queue.durable,
+        "in_use": one.in_use,
+        "idle_secs": None if idle is None else round(idle, 3),
+        "temporary": isinstance(queue, FastQueue | AmqpQueue) and queue.owner is not None,
+    }

@@ -1,0 +1,141 @@
+"""MQTT sessions over HTTP: which there are, and an operator's way to end them. Both need admission.
+
+GET  /api/sessions?client=PATTERN&user=PATTERN&idle_longer_than=SECS&in_use=BOOL&count=100&after=KEY
+POST /api/sessions/remove   {"client": PATTERN, "user": PATTERN, "idle_longer_than": SECS, "in_use": true}
+
+A session is idle since its client went; one in use, whose client is there, is left alone unless `in_use` is
+said: then the client is disconnected, too. What a session owed is gone; a will that waits is published.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from typing import Any, Final
+
+import structlog
+import trio
+from starlette.requests import Request
+from starlette.responses import Response
+from starlette.routing import BaseRoute, Route
+
+from gateway.admin.admission import Admission
+from gateway.admin.answers import answer
+from gateway.admin.choosing import Pace, matcher, on_disk, page_of, query_of, removal_of, slices
+from gateway.broker.mqtt.namespace import MqttNamespace
+from gateway.broker.mqtt.session import Session
+
+WORDS: Final = {"client": str, "user": str, "idle_longer_than": float}
+FLAGS: Final = {"in_use": bool}
+LEAVE_SECS: Final = 10.0  # until a client that was disconnected has gone, or need not be waited for
+
+log = structlog.get_logger()
+
+
+class SessionsApi:
+    """`dismiss` says goodbye to the client of a session; `flush` ends a wake-up."""
+
+    def __init__(
+        self,
+        namespace: MqttNamespace,
+        dismiss: Callable[[Session], None],
+        flush: Callable[[], None],
+        admission: Admission,
+    ) -> None:
+        self._namespace = namespace
+        self._dismiss = dismiss
+        self._flush = flush
+        self._admission = admission
+
+    def routes(self) -> list[BaseRoute]:
+        """The routes for the application."""
+        admitted = self._admission.admitted
+        return [
+            Route("/api/sessions", admitted(self._list)),
+            Route("/api/sessions/remove", admitted(self._remove), methods=["POST"]),
+        ]
+
+    async def _list(self, request: Request) -> Response:
+        wanted, count, after = await query_of(request, WORDS | FLAGS)
+        self._namespace.begin(trio.current_time())
+        sessions = list(self._namespace.sessions.values())
+        chosen = _chooser(wanted)
+        page = await page_of(sessions, chosen, lambda one: one.client_id, shown, count, after)
+        return answer({"sessions": page.matching, "shown": page.shown, "next": page.next})
+
+    async def _remove(self, request: Request) -> Response:
+        wanted = await removal_of(request, WORDS, FLAGS)
+        in_use = wanted.pop("in_use", False)
+        namespace = self._namespace
+        namespace.begin(trio.current_time())
+        chosen = _chooser(wanted)
+        pace = Pace(self._flush)
+        removed = busy = 0
+        leaving: list[Session] = []
+        async for some in slices(list(namespace.sessions.values())):
+            for session in some:
+                if namespace.sessions.get(session.client_id) is not session or not chosen(session):
+                    continue
+                if session.outlet is None:
+                    await pace.spend(1 + len(session.subscriptions) + len(session) // 100)
+                    if session.outlet is not None or namespace.sessions.get(session.client_id) is not session:
+                        continue  # while others had their turn
+                    namespace.discard(session)
+                    removed += 1
+                elif in_use:
+                    session.expiry_secs = 0.0  # it ends with its connection
+                    self._dismiss(session)
+                    leaving.append(session)
+                else:
+                    busy += 1
+        left = await self._gone(leaving)
+        removed += len(leaving) - left
+        if removed:
+            await on_disk(namespace.store, self._flush)
+            log.info("an operator removed sessions", count=removed, **wanted)
+        return answer({"removed": removed, "in_use": busy, "leaving": left})
+
+    async def _gone(self, leaving: list[Session]) -> int:
+        """Wait until the clients have gone; how many have not."""
+        self._flush()
+        left = leaving
+        with trio.move_on_after(LEAVE_SECS):
+            while left := [one for one in left if self._namespace.sessions.get(one.client_id) is one]:
+                await trio.sleep(0.01)
+        return len(left)
+
+
+def _idle_secs(session: Session) -> float:
+    """How long its client has been away."""
+    since = session.expires_at - session.expiry_secs
+    return max(trio.current_time() - since, 0.0)
+
+
+def _chooser(wanted: Mapping[str, Any]) -> Callable[[Session], bool]:
+    client, user = matcher(wanted.get("client", "*")), matcher(wanted.get("user", "*"))
+    idle, in_use = wanted.get("idle_longer_than"), wanted.get("in_use")
+
+    def chosen(session: Session) -> bool:
+        connected = session.outlet is not None
+        return (
+            client(session.client_id)
+            and user(session.user)
+            and (in_use is None or in_use is connected)
+            and (idle is None or (not connected and _idle_secs(session) > idle))
+        )
+
+    return chosen
+
+
+def shown(session: Session) -> dict[str, Any]:
+    """For people and programs."""
+    away = session.outlet is None
+    return {
+        "client": session.client_id,
+        "user": session.user,
+        "in_use": not away,
+        "idle_secs": round(_idle_secs(session), 3) if away else None,
+        "expires_secs": round(session.expires_at - trio.current_time(), 3) if away else None,
+        "subscriptions": len(session.subscriptions),
+        "waiting": len(session),
+        "in_flight": len(session.in_flight),
+    }

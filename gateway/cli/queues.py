@@ -1,0 +1,125 @@
+"""`gateway queues list | remove | purge`: the queues of a running gateway's embedded broker.
+
+Those of AMQP 0-9-1 and AMQP/Fast, and durable subscriptions of AMQP/Fast. The commands talk to its HTTP side,
+as `gateway deadletters` does.
+"""
+
+from __future__ import annotations
+
+from typing import Annotated, Any, Literal
+
+import orjson
+import typer
+
+from gateway.cli.choosing import After, All, Count, Idle, Yes, age, chosen, removal, show_page
+from gateway.cli.exits import Exit
+from gateway.cli.options import HERE, AsJson, TokenFile, Url, ask
+
+queues = typer.Typer(name="queues", help="Queues of the embedded broker: look, remove, purge.")
+app = typer.Typer()
+app.add_typer(queues)
+
+Queue = Annotated[str | None, typer.Option(metavar="PATTERN", help="By name; * is any text.")]
+Protocol = Annotated[Literal["amqp091", "amqpfast"] | None, typer.Option(help="Of this protocol.")]
+Host = Annotated[str | None, typer.Option(metavar="NAME", help="Of this virtual host.")]
+Kind = Annotated[
+    Literal["queue", "subscription"] | None,
+    typer.Option(help="Queues, or durable subscriptions (named CLIENT/IDENTIFIER), only."),
+]
+Empty = Annotated[bool | None, typer.Option("--empty/--not-empty", help="Without messages, or with some.")]
+
+
+@queues.command(name="list")
+def list_queues(
+    queue: Queue = None,
+    protocol: Protocol = None,
+    virtual_host: Host = None,
+    kind: Kind = None,
+    empty: Empty = None,
+    idle: Idle = None,
+    in_use: Annotated[
+        bool | None, typer.Option("--in-use/--not-in-use", help="With consumers or an owner, or without.")
+    ] = None,
+    count: Count = 100,
+    after: After = "",
+    url: Url = HERE,
+    token_file: TokenFile = None,
+    as_json: AsJson = False,
+) -> None:
+    """Print queues, in order of protocol, virtual host, kind and name."""
+    words = _words(queue, protocol, virtual_host, kind, empty, idle) | chosen(in_use=in_use)
+    show_page(url, token_file, "/api/queues", words, _line, count=count, after=after, as_json=as_json)
+
+
+def _line(one: dict[str, Any]) -> str:
+    place = f"{one['protocol']} {one['virtual_host']} {one['kind']} {one['queue']}"
+    held = (
+        f"{one['messages']} messages ({one['messages_bytes']} octets), {one['unacknowledged']} unacknowledged"
+    )
+    state = "temporary" if one["temporary"] else "durable" if one["durable"] else "transient"
+    idle = "" if one["idle_secs"] is None else f", idle {age(one['idle_secs'])}"
+    return f"{place}  {held}; {one['consumers']} consumers; {state}{idle}"
+
+
+@queues.command()
+def remove(
+    queue: Queue = None,
+    protocol: Protocol = None,
+    virtual_host: Host = None,
+    kind: Kind = None,
+    empty: Empty = None,
+    idle: Idle = None,
+    every: All = False,
+    yes: Yes = False,
+    in_use: Annotated[bool, typer.Option("--in-use", help="Also those with consumers.")] = False,
+    url: Url = HERE,
+    token_file: TokenFile = None,
+    as_json: AsJson = False,
+) -> None:
+    """Delete queues with their messages. Exit code 1 when there is none."""
+    words = _words(queue, protocol, virtual_host, kind, empty, idle)
+    found = ask(url, token_file, "/api/queues/remove", removal(words, every=every, yes=yes, in_use=in_use))
+    if as_json:
+        typer.echo(orjson.dumps(found))
+    else:
+        typer.echo(f"{found['removed']} removed, with {found['messages']} messages")
+        if found["in_use"]:
+            typer.echo(f"{found['in_use']} in use were left alone", err=True)
+    if not found["removed"]:
+        raise typer.Exit(Exit.FAILED)
+
+
+@queues.command()
+def purge(
+    queue: Queue = None,
+    protocol: Protocol = None,
+    virtual_host: Host = None,
+    kind: Kind = None,
+    idle: Idle = None,
+    every: All = False,
+    yes: Yes = False,
+    url: Url = HERE,
+    token_file: TokenFile = None,
+    as_json: AsJson = False,
+) -> None:
+    """Drop the ready messages of queues, which stay. Exit code 1 when there are none."""
+    words = _words(queue, protocol, virtual_host, kind, None, idle)
+    found = ask(url, token_file, "/api/queues/purge", removal(words, every=every, yes=yes))
+    typer.echo(
+        orjson.dumps(found) if as_json else f"{found['purged']} purged of {found['messages']} messages"
+    )
+    if not found["purged"]:
+        raise typer.Exit(Exit.FAILED)
+
+
+def _words(
+    queue: str | None,
+    protocol: str | None,
+    virtual_host: str | None,
+    kind: str | None,
+    empty: bool | None,
+    idle: str | None,
+) -> dict[str, Any]:
+    return chosen(
+        queue=queue, protocol=protocol, virtual_host=virtual_host, kind=kind, empty=empty, idle=idle
+    )

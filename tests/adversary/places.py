@@ -1,0 +1,69 @@
+"""Places of which there are only so many: sessions, queues, logins, descriptors; and lines in the log."""
+
+from __future__ import annotations
+
+from contextlib import suppress
+
+from gateway.protocols.amqp091 import methods as m
+from tests.adversary.arena import Arena
+from tests.adversary.cases import case
+from tests.adversary.wire import connect_packet, mqtt, opened, packet, text
+from tests.ingress.amqp_client import Amqp
+from tests.ingress.amqpfast.client import Fast
+
+WEEK_SECS = 604_800
+LINES_MAX = 60
+
+
+@case(limits={"sessions_max": 200})
+def sessions(arena: Arena) -> None:
+    """One client opens sessions of a week under ever new names; afterwards another gets in, and again when
+    the gateway has been started anew."""
+    for number in range(400):
+        with opened(
+            arena.port("mqtt"), connect_packet(b"s%d" % number, clean=False, expiry_secs=WEEK_SECS)
+        ) as sock:
+            sock.recv(64)
+    with mqtt(arena.port("mqtt"), b"other", clean=False, expiry_secs=WEEK_SECS):
+        pass
+
+
+@case(limits={"queues_max": 200})
+def queues(arena: Arena) -> None:
+    """One connection declares as many queues as there may be."""
+    with Amqp(arena).open() as client, suppress(ConnectionError, AssertionError):
+        for number in range(400):
+            client.call(m.QueueDeclare(f"q{number}", durable=True), m.QueueDeclareOk)
+
+
+@case(users={"alice": {"password": "right"}})
+def abandoned_logins(arena: Arena) -> None:
+    """A thousand wrong logins that nobody waits for; then one that is right."""
+    wrong = packet(0x10, text(b"MQTT"), b"\x05\xc2\0\0\0", text(b"w"), text(b"alice"), text(b"wrong"))
+    for _ in range(1_000):
+        opened(arena.port("mqtt"), wrong).close()
+    right = packet(0x10, text(b"MQTT"), b"\x05\xc2\0\0\0", text(b"r"), text(b"alice"), text(b"right"))
+    with opened(arena.port("mqtt"), right) as sock:
+        sock.settimeout(20.0)
+        answer = sock.recv(64)
+        assert answer[:1] == b"\x20", answer
+        assert answer[3] == 0, answer
+
+
+@case()
+def garbage(arena: Arena) -> None:
+    """Six hundred connections that speak nothing known write a few lines, not six hundred; and afterwards
+    the same address is served."""
+    before = len(arena.log_lines)
+    for number in range(600):
+        name = ("mqtt", "amqp091", "amqpfast")[number % 3]
+        with (
+            opened(
+                arena.port(name), b"GET / HTTP/1.1\r\n\r\n" if number % 2 else bytes([number % 256]) * 99
+            ) as sock,
+            suppress(OSError),
+        ):
+            sock.recv(64)
+    assert len(arena.log_lines) - before <= LINES_MAX
+    Amqp(arena).open().cut()
+    Fast(arena).open().cut()

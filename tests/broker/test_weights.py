@@ -1,0 +1,307 @@
+"""Whatever holds messages counts them with their properties, and counts nothing when they have gone."""
+
+from __future__ import annotations
+
+import gc
+import tracemalloc
+from collections import deque
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+
+from gateway.broker.amqp091.arguments import queue_arguments
+from gateway.broker.amqp091.queue import AmqpQueue
+from gateway.broker.dead_letters import DeadLetters
+from gateway.broker.kept import Kept
+from gateway.broker.mqtt.retained import Retained
+from gateway.broker.mqtt.session import SessionLimits
+from gateway.broker.priorities import PriorityQueue
+from gateway.broker.queue import Queue
+from gateway.model.address import AmqpAddress, MqttAddress
+from gateway.model.message import MESSAGE_OCTETS, Message, bodies_of, weight_of
+from gateway.model.outcome import ACCEPTED, Outcome, Reason, Verdict
+from gateway.model.properties import Properties, PropertySet, Value, ValueType, property_set, string
+from gateway.store.store import Store
+from tests.broker.amqp091.parts import Host, integer
+from tests.broker.parts import Space, Taker, connected, publish
+from tests.store.parts import Opened, accepted
+
+LOST = Outcome(Verdict.REJECTED, Reason.TARGET_REFUSED, "no")
+RAW = 1_000
+
+
+def described(octets: int, body: bytes = b"x") -> Message:
+    """A message with so many octets of properties, all its own."""
+    return Message(AmqpAddress("", "q"), body, PropertySet("amqp091", bytes(octets)), 1, True)
+
+
+def several(count: int = 5) -> list[Message]:
+    return [described(RAW + at, b"x" * at) for at in range(count)]
+
+
+# What a message weighs.
+
+
+def test_a_message_weighs_its_body_its_properties_and_what_an_empty_one_costs() -> None:
+    assert Message(AmqpAddress("", "q"), b"").octets == MESSAGE_OCTETS
+    message = described(RAW, b"body")
+    assert message.octets == RAW + 4 + MESSAGE_OCTETS
+    assert message.crossed(MqttAddress("a")).octets == message.octets
+    others = message.crossed_with([described(RAW, b"longer body")], MqttAddress("a"))
+    assert weight_of(others) == RAW + 11 + MESSAGE_OCTETS
+    assert (weight_of([message, message]), bodies_of([message, message])) == (2 * message.octets, 8)
+
+
+def array(*values: Value) -> Value:
+    return Value(ValueType.ARRAY, values)
+
+
+PROPERTIES: dict[str, tuple[Properties, int]] = {
+    "none": (Properties(), 0),
+    "texts": (Properties(content_type="x" * 100, correlation=bytes(200), user_id="y" * 50), 350),
+    "a header": (Properties(headers=(("n" * 10, string("v" * 500)),)), 510),
+    "octets": (Properties(headers=(("n", Value(ValueType.BYTES, bytes(500))),)), 501),
+    "a table": (
+        Properties(headers=(("t", Value(ValueType.TABLE, (("n", string("v" * 500)),))),)),
+        502,
+    ),
+    "an array of arrays": (
+        Properties(headers=(("t", array(array(string("v" * 500)), string("w" * 9))),)),
+        510,
+    ),
+    "many numbers": (Properties(headers=tuple((f"{at:03}", integer(at)) for at in range(100))), 300),
+    "a table that is none": (Properties(headers=(("t", Value(ValueType.TABLE, {})),)), 1),
+}
+
+
+@pytest.mark.parametrize("name", PROPERTIES)
+def test_properties_that_no_protocol_has_written_weigh_their_texts(name: str) -> None:
+    properties, texts = PROPERTIES[name]
+    assert texts <= property_set(properties).octets <= texts + 16 * (1 + len(properties.headers) * 4)
+
+
+def test_tables_may_be_as_deep_as_they_like() -> None:
+    value = string("x" * 100)
+    for _ in range(10_000):
+        value = array(value)
+    assert property_set(Properties(headers=(("deep", value),))).octets >= 100
+
+
+def test_an_empty_message_costs_about_so_much() -> None:
+    """The constant is of the right order: with a property set of its own, and without."""
+    count = 2_000
+    address = AmqpAddress("", "q")
+
+    def cost(make: Callable[[], Message]) -> float:
+        gc.collect()
+        tracemalloc.start()
+        before = tracemalloc.get_traced_memory()[0]
+        held = deque(make() for _ in range(count))
+        octets = tracemalloc.get_traced_memory()[0] - before
+        tracemalloc.stop()
+        assert len(held) == count
+        return octets / count
+
+    assert MESSAGE_OCTETS / 3 < cost(lambda: Message(address, b"")) < MESSAGE_OCTETS
+    assert cost(lambda: Message(address, b"", PropertySet("mqtt", bytes(1)))) < 2 * MESSAGE_OCTETS
+
+
+# Queues.
+
+KINDS: dict[str, Callable[[], Queue]] = {
+    "plain": lambda: Queue("q"),
+    "priorities": lambda: PriorityQueue("q", lambda message: len(message.body) % 3),
+    "amqp": lambda: Host().make("q"),
+}
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_a_queue(kind: str) -> None:
+    queue, taker = KINDS[kind](), Taker(2)
+    publish(queue, several())
+    assert queue.octets == weight_of(several())
+    queue.add(taker)
+    assert queue.octets == weight_of(several()) - weight_of(message for _, message, _ in taker.taken)
+    queue.requeue([(position, message) for position, message, _ in taker.taken])
+    assert queue.octets == weight_of(several())
+    assert queue.take() is not None
+    taker.credit = 100
+    queue.dispatch()
+    assert queue.octets == 0
+    publish(queue, [Message(AmqpAddress("", "q"), b"x", PropertySet("amqp091", bytes(9)), expires=1.0)])
+    queue.dispatch()
+    assert queue.octets == 0
+    taker.credit = 0
+    publish(queue, several())
+    queue.purge()
+    assert queue.octets == 0
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_properties_fill_a_queue(kind: str) -> None:
+    queue = KINDS[kind]()
+    queue.octets_max = 3 * RAW
+    for _ in range(3):
+        source = publish(queue, [described(RAW)])
+    assert source.held == []
+    assert publish(queue, [described(RAW)]).held != []
+    for _ in range(5):
+        source = publish(queue, [described(RAW)])
+    assert source.outcomes != [ACCEPTED]
+
+
+def limited(octets: int, **more: Value) -> AmqpQueue:
+    return Host().make("q", ("x-max-length-bytes", integer(octets)), *more.items())
+
+
+def test_a_length_in_octets_is_of_bodies_as_it_is_in_rabbitmq() -> None:
+    queue = limited(30)
+    for _ in range(4):
+        publish(queue, [described(RAW, b"x" * 10)])
+    assert (len(queue), queue.octets) == (3, 30)
+    taken = queue.take()
+    assert taken is not None
+    assert queue.octets == 20
+    queue.requeue([taken[:2]])
+    publish(queue, [described(RAW, b"x" * 10)])
+    assert (len(queue), queue.octets) == (3, 30)
+
+
+def test_it_is_of_bodies_after_a_restart_too(tmp_path: Path) -> None:
+    def keep(store: Store) -> None:
+        nonlocal queue
+        given = (("x-max-length-bytes", integer(10_000)),)
+        said = queue_arguments(given, "queue 'q'")
+        queue = AmqpQueue("q", Host(), durable=True, auto_delete=False, arguments=given, said=said)
+        Kept(queue, store, store.log("queue", "q"), memory_messages_max=100, memory_octets_max=1 << 20)
+
+    queue: AmqpQueue
+    with Opened(tmp_path, before=keep) as one:
+        source = publish(queue, [described(RAW, b"x" * 10) for _ in range(7)])
+        one.commit()
+        assert source.outcomes == [ACCEPTED] * 7
+    with Opened(tmp_path, before=keep) as one:
+        assert (len(queue), queue.octets) == (7, 70)
+        taker = Taker()
+        queue.add(taker)
+        while len(taker.taken) < 7:
+            one.commit()  # what was asked for is read
+        assert (len(queue), queue.octets) == (0, 0)
+
+
+def test_a_queue_on_disk(tmp_path: Path) -> None:
+    def keep(store: Store) -> None:
+        nonlocal queue
+        queue = Queue("q", durable=True)
+        Kept(queue, store, store.log("queue", "q"), memory_messages_max=2, memory_octets_max=1 << 20)
+
+    queue: Queue
+    with Opened(tmp_path, before=keep) as one:
+        publish(queue, several())
+        publish(queue, several())
+        assert one.store.figures.pending_octets == weight_of([*several(), *several()])
+        one.commit()
+        assert one.store.figures.pending_octets == 0
+        assert queue.octets == weight_of([*several(), *several()])
+    with Opened(tmp_path, before=keep) as one:
+        assert queue.octets == weight_of([*several(), *several()])
+        taker = Taker()
+        queue.add(taker)
+        while len(taker.taken) < 10:
+            one.commit()  # what was asked for is read
+        assert queue.octets == 0
+
+
+# MQTT.
+
+
+def owed(octets: int = RAW, qos: int = 1) -> Message:
+    return Message(MqttAddress("a"), b"x", PropertySet("mqtt", bytes(octets), lambda raw: Properties()), qos)
+
+
+@pytest.mark.parametrize("qos", [0, 1, 2])
+@pytest.mark.parametrize("kept", [False, True])
+def test_a_session_counts_what_is_in_flight_too(tmp_path: Path, qos: int, kept: bool) -> None:
+    def restore(store: Store) -> None:
+        nonlocal space
+        space = Space(store=store if kept else None)
+
+    space: Space
+    with Opened(tmp_path, before=restore) as one:
+        session = space.session("c", "a", qos=2)
+        outlet = connected(session, 3)
+        space.give(*[owed(qos=qos) for _ in range(5)])
+        if kept:
+            one.commit()
+        flying = 0 if not qos else 5
+        assert session._octets == flying * owed().octets
+        done: set[int] = set()
+        while len(done) < flying:
+            for row in outlet.rows:
+                if row.packet_id not in done:
+                    done.add(row.packet_id)
+                    if qos == 2:
+                        assert session.received(row.packet_id)
+                    assert session.finish(row.packet_id)
+            session.pump()
+            if kept:
+                one.commit()
+        assert session._octets == 0
+
+
+def test_a_client_that_acknowledges_nothing_stops_its_publishers_and_lets_them_go_on() -> None:
+    space = Space(SessionLimits(octets_max=3 * RAW))
+    session = space.session("c", "a")
+    outlet = connected(session)
+    source = space.give(*[owed() for _ in range(4)])
+    assert len(outlet.rows) == 4
+    assert source.held != []
+    for row in outlet.rows[:2]:
+        session.finish(row.packet_id)
+    assert source.released == 0
+    for row in outlet.rows[2:]:
+        session.finish(row.packet_id)
+    assert source.released == len(source.held)
+
+
+def test_what_is_retained() -> None:
+    retained = Retained(octets_max=3 * RAW + 3 * MESSAGE_OCTETS)
+    for topic in "abcd":
+        retained.keep(Message(MqttAddress(topic), b"x", PropertySet("mqtt", bytes(RAW - 1)), retain=True))
+    assert (len(retained), retained.refused) == (3, 1)
+    for topic in "abc":
+        retained.keep(Message(MqttAddress(topic), b"", retain=True))
+    assert retained.octets == 0
+
+
+# Dead letters.
+
+
+def test_dead_letters_are_bounded_by_their_properties() -> None:
+    letters = DeadLetters(octets_max=10 * RAW)
+    for _ in range(195):
+        letters.add([described(RAW)], "", LOST)
+    assert len(letters) <= 10
+    assert 8 * RAW < letters.octets <= 10 * RAW
+    ids: list[str] = []
+    letters.ids(None, ids.extend)
+    letters.delete(ids)
+    assert letters.octets == 0
+
+
+def test_dead_letters_on_disk_are_too(tmp_path: Path) -> None:
+    with Opened(tmp_path, letters_octets_max=10 * RAW) as one:
+        letters = DeadLetters(store=one.store)
+        for _ in range(50):
+            letters.add([described(RAW)], "", LOST)
+        one.commit()
+        assert 8 * RAW < letters.octets <= 10 * RAW
+
+
+def test_nothing_is_pending_when_all_is_written(tmp_path: Path) -> None:
+    with Opened(tmp_path) as one:
+        one.store.append(one.store.log("queue", "q"), 0, several(), accepted)
+        assert one.store.figures.pending_octets == weight_of(several())
+        one.commit()
+        assert one.store.figures.pending_octets == 0

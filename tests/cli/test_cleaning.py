@@ -1,0 +1,167 @@
+"""What an operator removes with the command line is gone when that says so, also after a kill."""
+
+from __future__ import annotations
+
+import json
+import subprocess
+from collections.abc import Iterator
+from contextlib import closing
+from pathlib import Path
+from typing import Any
+
+import pika
+import pytest
+from pika.adapters.blocking_connection import BlockingChannel
+
+from gateway.protocols.mqtt.packets import Disconnect
+from gateway.protocols.mqtt.spec import PacketType, Property, ReasonCode
+from tests.cli.conftest import Run
+from tests.ingress.amqpfast.client import PERSISTENT as FAST_PERSISTENT
+from tests.ingress.amqpfast.client import TOPIC, Fast
+from tests.ingress.clients import Raw, connect
+from tests.interop.gateway_fixture import LOOPBACK
+from tests.interop.gateway_process import PROGRAM, ROOT, GatewayProcess, environment
+from tests.interop.servers import free_ports
+
+STAYS = {Property.SESSION_EXPIRY_INTERVAL: 600}
+
+
+@pytest.fixture
+def gateway(tmp_path: Path) -> Iterator[GatewayProcess]:
+    (port,) = free_ports(1)
+    http = {"host": LOOPBACK, "port": port}
+    more: dict[str, Any] = {"http": http, "limits": {"sessions_max": 6}}
+    with GatewayProcess(tmp_path, **more) as started:
+        yield started
+
+
+class Operator:
+    """Calls the command line, whose entry point runs in this process."""
+
+    def __init__(self, run: Run, gateway: GatewayProcess) -> None:
+        self._run = run
+        self._url = f"http://{LOOPBACK}:{gateway.port('http')}"
+
+    def __call__(self, *arguments: str, code: int = 0) -> str:
+        """What is printed."""
+        ran = self._run(*arguments, "--url", self._url)
+        assert ran.code == code, ran
+        return ran.out
+
+    def listed(self, what: str, word: str) -> list[str]:
+        """That word of all that there are."""
+        return [one[word] for one in json.loads(self(what, "list", "--json"))["shown"]]
+
+
+@pytest.fixture
+def operator(run: Run, gateway: GatewayProcess) -> Operator:
+    return Operator(run, gateway)
+
+
+def abandon(gateway: GatewayProcess, client: str) -> None:
+    """A session that stays, with a subscription."""
+    with connect(gateway, client, properties=STAYS)[0] as left:
+        left.subscribe("a/#", qos=1)
+
+
+def test_abandoned_sessions_make_room_when_they_are_removed(
+    gateway: GatewayProcess, operator: Operator
+) -> None:
+    for number in range(5):
+        abandon(gateway, f"eve-{number}")
+    with connect(gateway, "plant", properties=STAYS)[0] as plant:
+        late, connack = connect(gateway, "late")
+        late.cut()
+        assert connack.reason == ReasonCode.QUOTA_EXCEEDED
+        lines = operator("sessions", "list", "--client", "eve-*", "--not-in-use").splitlines()
+        assert len(lines) == 5
+        assert lines[0].startswith("eve-0 -  idle ")
+        assert operator("sessions", "remove", "--client", "*", "--idle-longer-than", "1d", code=1)
+        assert operator("sessions", "remove", "--client", "eve-*") == "5 removed\n"
+        gateway.restart()
+        assert operator.listed("sessions", "client") == ["plant"]
+        plant.cut()
+    again, connack = connect(gateway, "plant", clean=False, properties=STAYS)
+    with again:
+        assert connack.session_present
+        operator("sessions", "remove", "--all", code=2)
+        operator("sessions", "remove", "--all", "--yes", code=1)
+        assert operator("sessions", "remove", "--all", "--yes", "--in-use") == "1 removed\n"
+        assert again.next(Disconnect).reason == ReasonCode.ADMINISTRATIVE_ACTION
+    gateway.restart()
+    assert operator.listed("sessions", "client") == []
+
+
+def test_queues_of_both_protocols_and_subscriptions(gateway: GatewayProcess, operator: Operator) -> None:
+    parameters = pika.ConnectionParameters(LOOPBACK, gateway.port("amqp091"))
+    with closing(pika.BlockingConnection(parameters)) as connection:
+        check_queues(gateway, operator, connection.channel())
+    gateway.restart()
+    found = json.loads(operator("queues", "list", "--json"))
+    assert [(one["queue"], one["messages"]) for one in found["shown"]] == [("orders", 0)]
+
+
+def check_queues(gateway: GatewayProcess, operator: Operator, channel: BlockingChannel) -> None:
+    channel.confirm_delivery()
+    for name in ("junk 1", "junk 2", "orders"):
+        channel.queue_declare(name, durable=True)
+        channel.basic_publish("", name, b"m", pika.BasicProperties(delivery_mode=2))
+    channel.queue_declare("mine", exclusive=True)
+    with Fast(gateway, "d").open() as fast:
+        fast.put(fast.handle("junk.fast"), b"1", head=FAST_PERSISTENT)
+        fast.consume(fast.handle("plant.", TOPIC), identifier="sub")
+    assert operator.listed("queues", "queue") == ["junk 1", "junk 2", "mine", "orders", "junk.fast", "d/sub"]
+    page = json.loads(operator("queues", "list", "-n", "2", "--json"))
+    rest = json.loads(operator("queues", "list", "--after", page["next"], "--json"))
+    assert [one["queue"] for one in page["shown"] + rest["shown"]] == operator.listed("queues", "queue")
+    assert operator("queues", "remove", "--queue", "junk*") == "3 removed, with 3 messages\n"
+    assert operator("queues", "purge", "--queue", "orders") == "1 purged of 1 messages\n"
+    operator("queues", "remove", "--queue", "mine", "--in-use", code=1)
+    assert channel.queue_declare("mine", passive=True).method.message_count == 0
+    assert operator("queues", "remove", "--kind", "subscription", "--all", "--yes", code=2) == ""
+    assert operator("queues", "remove", "--kind", "subscription") == "1 removed, with 0 messages\n"
+
+
+def test_retained_topics(gateway: GatewayProcess, operator: Operator) -> None:
+    with connect(gateway, "eve")[0] as client:
+        for number, topic in enumerate(("junk/1", "junk/2/x", "plant/a", "größe/ü"), 1):
+            client.publish(topic, b"body", 1, number, retain=True)
+            client.acked(PacketType.PUBACK)
+    assert operator.listed("retained", "topic") == ["größe/ü", "junk/1", "junk/2/x", "plant/a"]
+    assert operator("retained", "list", "--topic", "+/ü").startswith("größe/ü  4 octets, QoS 1, by eve -")
+    assert operator("retained", "remove", "--topic", "junk/#", "--client", "e*") == "2 removed\n"
+    operator("retained", "remove", "--topic", "junk/#", code=1)
+    gateway.restart()
+    assert operator.listed("retained", "topic") == ["größe/ü", "plant/a"]
+    assert operator("retained", "remove", "--all", "--yes") == "2 removed\n"
+
+
+def test_the_program_itself(gateway: GatewayProcess) -> None:
+    abandon(gateway, "eve")
+    url = f"http://{LOOPBACK}:{gateway.port('http')}"
+    ran = subprocess.run(
+        (*PROGRAM, "sessions", "remove", "--client", "e*", "--url", url),
+        env=environment() | {"PYTHONPATH": str(ROOT)},
+        capture_output=True,
+        text=True,
+        timeout=60,
+    )
+    assert (ran.returncode, ran.stdout, ran.stderr) == (0, "1 removed\n", "")
+
+
+def test_a_program_without_a_library(gateway: GatewayProcess) -> None:
+    """As curl would: one request over a socket."""
+    abandon(gateway, "eve")
+    body = b'{"client": "e*"}'
+    with Raw(gateway.port("http")) as raw:
+        head = f"POST /api/sessions/remove HTTP/1.1\r\nHost: localhost\r\nContent-Length: {len(body)}\r\n"
+        raw.send(f"{head}Connection: close\r\n\r\n".encode() + body)
+        said = raw.rest()
+        assert said.startswith(b"HTTP/1.1 200 ")
+        assert said.endswith(b'{"removed":1,"in_use":0,"leaving":0}')
+    with Raw(gateway.port("http")) as raw:
+        raw.send(b"GET /api/sessions?in_use=false HTTP/1.1\r\nHost: localhost\r\nConnection: close\r\n\r\n")
+        assert raw.rest().endswith(b'{"sessions":0,"shown":[],"next":null}')
+    with Raw(gateway.port("http")) as raw:
+        raw.send(b"GET /api/queues HTTP/1.1\r\nHost: elsewhere\r\nConnection: close\r\n\r\n")
+        assert raw.rest().startswith(b"HTTP/1.1 403 ")
