@@ -116,7 +116,7 @@ class KeptSession(Session):
             super().take(part, grant)
             return
         if self.outlet is not None and self.patient and self.full:
-            self.pressure.hold_sources(part)
+            self.hold_sources(part)
         messages = part.messages
         client = self.client_id if grant.no_local else None
         start = 0

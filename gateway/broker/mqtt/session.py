@@ -115,6 +115,7 @@ class Session:
     _again: deque[Row] = field(default_factory=deque)  # in flight when the last connection was lost
     _waiting: deque[tuple[Message, Grant, int]] = field(default_factory=deque)  # position, or UNKEPT
     _octets: int = 0  # that wait or are in flight
+    _tight: bool = False  # sources are held, or it has stalled
     _last_id: int = 0
 
     def __post_init__(self) -> None:
@@ -146,7 +147,7 @@ class Session:
         if grant.no_local:
             messages = [message for message in messages if message.sender.client != self.client_id]
         if self.outlet is not None and self.patient and self.full:
-            self.pressure.hold_sources(part)
+            self.hold_sources(part)
         self.offer(messages, grant)
         part.accept()
 
@@ -252,15 +253,23 @@ class Session:
         return rows
 
     def _let_go(self, octets: int) -> None:
-        """So much is held no longer; whoever waited for that may go on."""
+        """So much is held no longer."""
         self._octets -= octets
-        if (
-            (self.pressure or not self.patient)
-            and len(self) <= self.limits.messages_max // 2
-            and self._octets <= self.limits.octets_max // 2
-        ):
-            self.patient = self.limits.holds
+        if self._tight:
+            self._ease()
+
+    def _ease(self) -> None:
+        """Whoever waited for it may go on, if half of what it may hold has gone."""
+        limits = self.limits
+        if len(self) <= limits.messages_max // 2 and self._octets <= limits.octets_max // 2:
+            self._tight = False
+            self.patient = limits.holds
             self.pressure.relieve()
+
+    def hold_sources(self, part: Part) -> None:
+        """It is full: whoever publishes the part waits."""
+        self._tight = True
+        self.pressure.hold_sources(part)
 
     def stalled(self, now: float) -> bool:
         """Its sources have waited `stall_secs` for a client that takes nothing; ask about once a second.
@@ -344,7 +353,9 @@ class Session:
             return False
         self.released.pop(packet_id, None)
         self.credit += 1
-        self._let_go(row.message.octets)
+        self._octets -= row.message.octets
+        if self._tight:
+            self._ease()
         return True
 
     def _free_id(self) -> int:
