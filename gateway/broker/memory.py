@@ -30,6 +30,7 @@ TURNS: Final = 16  # wake-ups between two readings: each has read a mebibyte at 
 LOW: Final = 0.95  # of the mark: below it publishers go on
 SCARCE: Final = 4 / 3  # of the mark: with the mark at six tenths of all there is, eight tenths
 TRIM_SECS: Final = 1.0
+TRIM_SECS_MAX: Final = 8.0  # with a gibibyte in holes it takes half a second: less often when it is of no use
 BEGUN_OCTETS_MAX: Final = 65_536  # of one connection, that do not make it a publisher
 BEGUN_SECS: Final = 10.0  # of shortage, that it may take to finish: it is not read
 RISE: Final = 1 / 64  # of the mark: after so much more those that have begun are looked for before the tick
@@ -66,7 +67,8 @@ class Memory:
         "_since",
         "_stopped",
         "_trim",
-        "_trimmed",
+        "_trim_at",
+        "_trim_wait",
         "_turns",
         "changed",
         "connections",
@@ -96,7 +98,8 @@ class Memory:
         self._since: float | None = None  # that it has been short
         self._resident = resident
         self._trim = trim
-        self._trimmed = 0.0
+        self._trim_at = 0.0
+        self._trim_wait = TRIM_SECS
         self._turns = 0
         self._stopped: dict[Publisher, Callable[[], None] | None] = {}
 
@@ -168,14 +171,21 @@ class Memory:
 
     def tick(self, now: float) -> None:
         """Several times a second."""
-        if self.short and self._trim is not None and now - self._trimmed >= TRIM_SECS:
-            self._trimmed = now
-            self._trim()
+        if self.short and self._trim is not None and now >= self._trim_at:
+            self._return_free(self._trim, now)
         self.look()
         if self.short:
             if self._since is None:
                 self._since = now
             self._stop_begun(late=now - self._since >= BEGUN_SECS)
+
+    def _return_free(self, trim: Callable[[], None], now: float) -> None:
+        """What is free goes back to the system; when that was hardly anything, next time is later."""
+        before = self._resident()
+        trim()
+        useful = before - self._resident() > self.mark * RISE
+        self._trim_wait = TRIM_SECS if useful else min(2 * self._trim_wait, TRIM_SECS_MAX)
+        self._trim_at = now + self._trim_wait
 
     def gauges(self) -> dict[str, Callable[[], float]]:
         """Its share of the broker's gauges."""

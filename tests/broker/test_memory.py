@@ -18,6 +18,7 @@ class Reading:
         self.octets = 0
         self.asked = 0
         self.trimmed = 0
+        self.gives_back = 0
         self.heard: list[bool] = []
         self.memory = Memory(MARK, self.read, trim=self.trim, changed=self.heard.append)
 
@@ -27,6 +28,7 @@ class Reading:
 
     def trim(self) -> None:
         self.trimmed += 1
+        self.octets -= self.gives_back
 
     def at(self, octets: float) -> Memory:
         self.octets = int(octets)
@@ -132,17 +134,30 @@ def test_it_is_read_in_some_wake_ups_and_at_every_tick() -> None:
     assert reading.asked == 4
 
 
-def test_the_allocator_is_asked_only_while_memory_is_short_and_not_all_the_time() -> None:
+def test_the_allocator_is_asked_only_while_memory_is_short_and_less_often_when_that_is_of_no_use() -> None:
     reading = Reading()
-    reading.memory.tick(100.0)
+    memory = reading.memory
+    memory.tick(100.0)
     reading.octets = MARK + 1
-    for now in (101.0, 101.25, 101.5, 101.25 + TRIM_SECS):
-        reading.memory.tick(now)
-    assert reading.trimmed == 2
+    asked = []
+    for quarter in range(4 * 40):
+        before = reading.trimmed
+        memory.tick(101.0 + quarter / 4)
+        if reading.trimmed > before:
+            asked.append(quarter / 4)
+    # The first tick found it short; after each vain attempt the wait is doubled, up to a limit.
+    assert asked == [0.25, 2.25, 6.25, 14.25, 22.25, 30.25, 38.25]
+    reading.gives_back = MARK // 2
+    reading.octets = 2 * MARK
+    memory.tick(200.0)
+    reading.octets = 2 * MARK
+    memory.tick(200.0 + TRIM_SECS)
+    assert reading.trimmed == len(asked) + 2
     reading.octets = 0
-    reading.memory.tick(110.0)
-    reading.memory.tick(120.0)
-    assert reading.trimmed == 3
+    memory.tick(300.0)
+    reading.octets = 0
+    memory.tick(310.0)
+    assert reading.trimmed == len(asked) + 3  # what was read last was still above the mark
 
 
 @pytest.mark.parametrize("short", [False, True])
