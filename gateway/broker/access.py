@@ -31,7 +31,8 @@ from gateway.settings.logins import Logins
 
 REMEMBERED_SECS: Final = 300.0
 REMEMBERED_MAX: Final = 10_000  # right ones, and as many wrong ones: one digest and one time each
-VERIFIERS_MAX: Final = 2  # argon2 takes 64 MiB each; more would starve the poller of memory and cores
+# argon2 takes 64 MiB and runs on four cores at once: more would only starve the poller of them.
+VERIFIERS_MAX: Final = max(1, min(2, (os.cpu_count() or 1) // 4))
 
 GUEST: Final = "guest"
 
@@ -74,6 +75,7 @@ class Access:
         self.failures = Failures(logins)
         self._remembered: dict[bytes, float] = {}
         self._wrong: dict[bytes, float] = {}
+        self._asked: dict[bytes, trio.Event] = {}  # names and passwords that are being looked at
         self._turns = Turns(VERIFIERS_MAX, logins.waiting_max)
         self._principals: dict[str, Principal] = {}
 
@@ -123,7 +125,6 @@ class Access:
     async def verify(self, user: str, password: bytes, remote: str) -> Principal | Denial:
         """The principal, if the password is right; takes tens of milliseconds in a thread.
 
-        Of many that come at once with the same name and password, those that waited need no thread any more.
         Cancelled, it leaves the queue.
         """
         failures = self.failures
@@ -131,35 +132,54 @@ class Access:
             return Denial.REFUSED
         if delay := failures.delay_secs(remote, user):
             await trio.sleep(delay)
-        try:
-            await self._turns.take(place_of(remote), user, trusted=failures.trusts(remote, user))
-        except Crowded:
-            return Denial.BUSY
-        try:
-            if failures.refuses(remote, user):
-                return Denial.REFUSED
-            right = await self._is_right(user, password)
-        finally:
-            self._turns.give_back()
-        if not right:
+        found = await self._look(user, password, remote)
+        if found is Denial.WRONG:
             failures.failed(remote, user)
-            return Denial.WRONG
-        failures.succeeded(remote, user)
-        return self._principal(user)
+        elif found is None:
+            failures.succeeded(remote, user)
+        return found or self._principal(user)
 
-    async def _is_right(self, user: str, password: bytes) -> bool:
+    async def _look(self, user: str, password: bytes, remote: str) -> Denial | None:
+        """What is wrong with a login. Of many that come at once with the same name and password, one is
+        hashed, and only that one waits in the queue.
+        """
         key = self._digest(user, password)
+        while (right := self._recalled(key)) is None and key in self._asked:
+            await self._asked[key].wait()
+        if self.failures.refuses(remote, user):
+            return Denial.REFUSED
+        if right is None:
+            asked = self._asked[key] = trio.Event()
+            try:
+                return await self._hash(key, user, password, remote)
+            except Crowded:
+                return Denial.BUSY
+            finally:
+                del self._asked[key]
+                asked.set()
+        return None if right else Denial.WRONG
+
+    def _recalled(self, key: bytes) -> bool | None:
+        """Whether that name and password are right; None: they have not been seen lately."""
         now = time.monotonic()
         if self._remembered.get(key, 0.0) > now:
             return True
-        if self._wrong.get(key, 0.0) > now:
-            return False
-        stored = self._users.get(user)
-        # An unknown user costs the same time as a wrong password, so that names cannot be found out.
-        found = await trio.to_thread.run_sync(_matches, stored or _DECOY, password)
-        right = bool(found and stored)
+        return False if self._wrong.get(key, 0.0) > now else None
+
+    async def _hash(self, key: bytes, user: str, password: bytes, remote: str) -> Denial | None:
+        trusted = self.failures.trusts(remote, user)
+        await self._turns.take(place_of(remote), user, trusted=trusted)
+        try:
+            if self.failures.refuses(remote, user):
+                return Denial.REFUSED
+            stored = self._users.get(user)
+            # An unknown user costs the same time as a wrong password, so that names cannot be found out.
+            right = await trio.to_thread.run_sync(_matches, stored or _DECOY, password)
+        finally:
+            self._turns.give_back()
+        right = bool(right and stored)
         _remember(self._remembered if right else self._wrong, key)
-        return right
+        return None if right else Denial.WRONG
 
     def may_publish(self, principal: Principal, endpoint: str, address: Address) -> bool:
         """May the principal publish to this address? Asked once per address and cached by its asker."""

@@ -346,7 +346,7 @@ class Switch:
         if entry.idle:
             if described or message.hops >= entry.idle_hops_max:
                 for idle in entry.idle:
-                    if not _certain(idle, message):
+                    if not idle.certain(message):
                         return self._publish_all(batch, entry, message, receipt)
             for route in entry.idle_routes:
                 route.matched += 1
@@ -395,7 +395,10 @@ class Switch:
     ) -> bool:
         """By the one way that there is, which changes more than the address."""
         assert entry.way is not None
-        crossed = _crossed(entry.way, message)
+        try:
+            crossed = entry.way.cross(message)
+        except Exception as error:
+            crossed = _failed(entry.way, error)
         if type(crossed) is Message and not crossed.retain:
             batch.add_only(receipt, lane, crossed)
             return True
@@ -432,7 +435,10 @@ class Switch:
         if message.retain and namespace is not None and namespace.retained is not None:
             placed.append((self._lane(namespace.retained, None, message.sender.endpoint), message))
         for way in entry.ways:
-            crossed = _crossed(way, message)
+            try:
+                crossed = way.cross(message)
+            except Exception as error:
+                crossed = _failed(way, error)
             if crossed is not None:
                 self._place_crossed(way, crossed, placed, refused)
         return self._place(batch, receipt, message, placed, refused)
@@ -511,20 +517,11 @@ class Switch:
         return lane
 
 
-def _crossed(way: Way, message: Message) -> Message | Outcome | None:
-    """What the way makes of the message; what goes wrong there is its outcome on this way."""
-    try:
-        return way.cross(message)
-    except Exception as error:
-        way.crossing.route.failed += 1
-        return poisoned(error, route=way.crossing.route.name)
-
-
-def _certain(crossing: Crossing, message: Message) -> bool:
-    try:
-        return crossing.certain(message)
-    except Exception:
-        return False  # `cross` will tell
+def _failed(way: Way, error: Exception) -> Outcome:
+    """What goes wrong on a way is the outcome there."""
+    route = way.crossing.route
+    route.failed += 1
+    return poisoned(error, route=route.name)
 
 
 def _always() -> bool:

@@ -16,6 +16,7 @@ from gateway.broker.shares import Shares, share_of
 from gateway.settings import Limits
 
 Guest = TypeVar("Guest")
+Seat = tuple[str, str | None]  # place, and user name once it is said
 STRANGE_SECS: Final = 1.0  # for which a handshake is left in peace
 RATES_MAX: Final = 10_000  # addresses whose connects are counted; whoever came longest ago is forgotten
 
@@ -53,7 +54,8 @@ class Door(Generic[Guest]):
         self._rate = Rate(limits.connects_per_second_max)
         self._places = Shares()
         self._users = Shares()
-        self.guests: dict[Guest, tuple[str, str | None]] = {}  # place, and user name once it is said
+        self.guests: dict[Guest, Seat] = {}
+        self._seat: Seat = ("", None)  # the last one: a fleet's are all the same
         self._strangers: dict[str, dict[Guest, float]] = {}  # by place, with when they came
         self._strange = Shares()  # strangers by place
 
@@ -84,7 +86,7 @@ class Door(Generic[Guest]):
 
     def enter(self, guest: Guest, place: str, now: float) -> None:
         """Another one is in, and has not said who it is."""
-        self.guests[guest] = (place, None)
+        self._sit(guest, (place, None))
         self._places.add(place)
         self._strangers.setdefault(place, {})[guest] = now
         self._strange.add(place)
@@ -100,9 +102,14 @@ class Door(Generic[Guest]):
         if known is not None:
             return  # it has gone, or said so before
         self._forget_stranger(guest, place)
-        self.guests[guest] = (place, user)
+        self._sit(guest, (place, user))
         if self._user_said or place != LOOPBACK:
             self._users.add(user)
+
+    def _sit(self, guest: Guest, seat: Seat) -> None:
+        if seat != self._seat:
+            self._seat = seat
+        self.guests[guest] = self._seat
 
     def leave(self, guest: Guest) -> None:
         """It has gone; a repeated call is ignored."""

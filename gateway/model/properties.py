@@ -197,10 +197,11 @@ def _weight(properties: Properties) -> int:
         for one in waiting.pop():
             name, value = one if type(one) is tuple else ("", one)
             octets += len(name) + HEADER_OCTETS
-            if isinstance(value.value, str | bytes):
-                octets += len(value.value)
-            elif isinstance(value.value, tuple):
-                waiting.append(value.value)
+            kind, content = value if isinstance(value, Value) else (None, value)
+            if isinstance(content, str | bytes):
+                octets += len(content)
+            elif isinstance(content, tuple) and (kind is ValueType.ARRAY or kind is ValueType.TABLE):
+                waiting.append(content)
     return octets
 
 

@@ -23,5 +23,5 @@ class Logins(Part):
     """Each earlier failure of the user, from wherever, or of the address makes a login wait this much longer,
     up to four times, unless the user was right from there within a day."""
     waiting_max: int = Field(128, ge=1)
-    """Logins that wait for a hash (some 50 ms each, two at a time). Addresses take turns, and when it is full
+    """Logins that wait for a hash (some 50 ms each). Addresses take turns, and when it is full
     the one with most of them loses its last; who was right before goes first."""

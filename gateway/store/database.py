@@ -19,6 +19,7 @@ from gateway.store.schema import STEPS, Step, migrate, refuse_others
 from gateway.store.statements import delete, insert, transaction
 
 FILE: Final = "gateway.db"
+REPAIRED: Final = "repaired"  # folder in which a repaired database waits for its place
 CHECK_OCTETS_MAX: Final = (
     268_435_456  # a larger database is checked without its messages: they have checksums
 )
@@ -39,6 +40,10 @@ def connect(
     """Open the database, creating or migrating it. Raises StoreError, which says what to do."""
     path = folder / FILE
     connection = None
+    if (folder / REPAIRED).exists():
+        raise StoreError(
+            f"the store {path} is being repaired: call `gateway store repair` again to finish it"
+        )
     try:
         path.touch(mode=0o600)  # what SQLite puts beside it has the same rights
         connection = sqlite3.connect(
@@ -87,9 +92,9 @@ def _advice(error: sqlite3.Error) -> str:
     code = getattr(error, "sqlite_errorcode", sqlite3.SQLITE_CORRUPT) & 0xFF
     if code in (sqlite3.SQLITE_CORRUPT, sqlite3.SQLITE_NOTADB):
         advice = (
-            "the file is damaged. Restore it from a backup, or save what can be read with "
-            "`sqlite3 gateway.db .recover`; to start empty, move gateway.db, gateway.db-wal and "
-            "gateway.db-shm away together"
+            "the file is damaged. `gateway store check` says what is lost, `gateway store repair` saves "
+            "what can be read (both with the same --config); or restore a backup; to start empty, move "
+            "gateway.db, gateway.db-wal and gateway.db-shm away together"
         )
     elif code == sqlite3.SQLITE_FULL:
         advice = "free some space on this disk"

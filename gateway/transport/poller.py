@@ -267,7 +267,7 @@ class Poller:
                 continue  # another one has ended it
             del self._slow[stream]
             rest = stream.unread
-            if not stream.reading or (stream.unread and stream.backlogged):
+            if not stream.reading or (stream.unread and stream.clogged):
                 continue  # `watch` knows when it can go on
             try:
                 last = stream

@@ -7,7 +7,7 @@ A filter (TLS, WebSocket) may stand between the socket and the peer object; it i
 
 One read may hold more work than one turn should take (thousands of tiny packets). So a peer object stops when
 it has done its share, keeps the rest, and says `again`: the rest has its turns before anything more is read,
-and has none while the socket does not take what came of it so far.
+and has none while the socket does not take what came of it so far (a megabyte of it).
 """
 
 from __future__ import annotations
@@ -253,6 +253,11 @@ class Stream:
     def client(self) -> str:
         """The client's name for itself, as far as the protocol knows one."""
         return getattr(getattr(self.peer, "sender", None), "client", "")
+
+    @property
+    def clogged(self) -> bool:
+        """True: so much is written and not taken that of a rest which is `unread` nothing more is done."""
+        return self._backlog is not None and self._backlog.octets >= BACKLOG_OCTETS_HIGH
 
     def count_with(self, counts: OctetCounts) -> None:
         """Its octets, those of before included, count as `counts`'."""

@@ -17,17 +17,23 @@ from gateway.app import Gateway
 from gateway.broker.access import hash_password
 from gateway.broker.amqp091.virtual_host import VirtualHost
 from gateway.broker.deduplication import Guard
+from gateway.broker.priorities import PriorityQueue
 from gateway.broker.queue import Queue
+from gateway.errors import RemoteProtocolError
 from gateway.ingress.amqp091.connection import AmqpConnection
 from gateway.ingress.amqpfast.connection import FastConnection
+from gateway.ingress.listener import Listener
 from gateway.ingress.mqtt.connection import MqttConnection
 from gateway.ingress.mqtt.ingress import MqttIngress
 from gateway.mapping.crossings import Crossing
 from gateway.mapping.router import Router
+from gateway.model.address import AmqpAddress
 from gateway.model.batch import Batch
+from gateway.model.message import Message
 from gateway.model.outcome import INTERNAL
-from gateway.model.properties import string
+from gateway.model.properties import PropertySet, string
 from gateway.protocols.amqp091 import methods as m
+from gateway.protocols.amqp091.events import Confirms
 from gateway.protocols.amqp091.sending import Deliverer
 from gateway.protocols.amqpfast.sending import Notifier
 from gateway.protocols.mqtt.packets import Connect, Will
@@ -592,3 +598,82 @@ def test_a_fault_of_a_client_that_is_taken_over(
             first.rest()
             second.ping()
     assert counted == {"connection": 1}
+
+
+@pytest.mark.parametrize("what", ["wake-up", "callback", "read"])
+def test_a_fault_between_the_store_and_the_loop(
+    storing: Running, monkeypatch: pytest.MonkeyPatch, counted: Counter[str], what: str
+) -> None:
+    store = storing.gateway.store
+    assert store is not None
+    if what == "wake-up":
+        monkeypatch.setattr(storing.gateway.writes, "wake_up_ends", raises)
+        storing.ask(storing.gateway.writes.flush)
+        monkeypatch.undo()
+    elif what == "callback":
+        store._writer.call_soon(raises)
+    else:
+        storing.ask(lambda: (store._do(raises), store.flush()))
+    storing.until(lambda: counted == {"store": 1})
+    with Amqp(storing).open() as client:
+        client.call(m.QueueDeclare("q", durable=True), m.QueueDeclareOk)
+        client.call(m.ConfirmSelect(), m.ConfirmSelectOk)
+        client.publish("", "q", b"stored", properties=b"\x10\x00\x02")
+        assert client.next(Confirms).confirms == [(1, 1, False, True)]
+
+
+def test_a_fault_of_a_connection_that_is_not_one_yet(
+    monkeypatch: pytest.MonkeyPatch, gateway: Running, bystander: Mqtt, counted: Counter[str]
+) -> None:
+    monkeypatch.setattr(Listener, "_add", raises)
+    with Raw(gateway.mqtt) as victim:
+        assert victim.rest() == b""
+    monkeypatch.undo()
+    with connect(gateway, "after")[0] as client:
+        client.ping()
+    assert counted == {"connection": 1}
+
+
+def test_a_fault_of_a_wish_leaves_the_message_to_others(counted: Counter[str]) -> None:
+    """A selector that fails takes nothing."""
+    queue = PriorityQueue("q", lambda message: 0)
+    taken: dict[str, list[bytes]] = {"picky": [], "other": []}
+
+    class Consumer:
+        def __init__(self, name: str) -> None:
+            self.name = name
+
+        def room(self) -> int:
+            return 100
+
+        def deliver(self, queue: Queue, position: int, messages: list[Message], redelivered: bool) -> None:
+            taken[self.name] += [message.body for message in messages]
+            queue.acknowledged(range(position, position + len(messages)))
+
+        def failed(self, error: Exception) -> None:
+            raise AssertionError(error)
+
+        def cancelled(self, queue: Queue) -> None:
+            raise AssertionError("nobody deletes it")
+
+    queue.add(Consumer("picky"), raises)
+    queue.put([Message(AmqpAddress("", "q"), b"1")])
+    queue.dispatch()
+    assert taken["picky"] == []
+    queue.add(Consumer("other"))
+    assert taken["other"] == [b"1"]
+    assert set(counted) == {"delivery"}
+
+
+@pytest.mark.parametrize("error", UNFORESEEN, ids=by_type)
+def test_octets_that_nobody_can_decode_are_malformed(counted: Counter[str], error: Exception) -> None:
+    """Whoever asks what a message says of itself is prepared for that, and for nothing else."""
+
+    def decode(raw: bytes) -> Any:
+        raise error
+
+    found = PropertySet("mqtt", b"odd", decode)
+    for _ in range(2):
+        with pytest.raises(RemoteProtocolError):
+            found.properties  # noqa: B018
+    assert counted == {"message": 2}

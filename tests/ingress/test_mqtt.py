@@ -6,6 +6,8 @@ import pytest
 from pydantic import SecretStr
 
 from gateway.broker.access import hash_password
+from gateway.broker.mqtt.retained import PIECE_MESSAGES_MAX
+from gateway.broker.mqtt.subscription import SubscriptionOptions
 from gateway.protocols.mqtt.packets import Ack, Acks, Disconnect, Subscription, Will
 from gateway.protocols.mqtt.spec import PacketType, Property, ReasonCode, Version
 from gateway.settings import Limits, User
@@ -201,6 +203,40 @@ def test_a_silent_client_is_let_go_after_one_and_a_half_keep_alives(
         assert silent.closed()
         assert reader.body() == b"silence"
     assert stats(gateway).protocol_errors.counts == {"keep_alive_timeout": 1}
+
+
+@pytest.mark.parametrize("qos", [0, 1])
+def test_many_retained_messages_come_in_pieces_and_others_are_served_between(
+    gateway: Running, qos: int
+) -> None:
+    count = 2 * PIECE_MESSAGES_MAX + 7
+    names = [b"many/%04d" % at for at in range(count)]
+    with connect(gateway, "writer")[0] as writer:
+        for name in names:
+            writer.publish(name.decode(), name, 0, retain=True)
+        writer.ping()
+        with lasting(gateway, "reader") as reader:
+            reader.subscribe("many/#", qos)
+            writer.ping()
+            found = [reader.row()[4] for _ in range(count)]
+            reader.ping()
+    assert found == names
+    session = gateway.gateway.mqtt.sessions["reader"]
+    assert gateway.ask(lambda: (len(session.owed), len(session))) == (0, 0)
+
+
+def test_what_is_owed_retained_waits_for_the_client_to_return(gateway: Running) -> None:
+    count = 2 * PIECE_MESSAGES_MAX
+    with connect(gateway, "writer")[0] as writer:
+        for at in range(count):
+            writer.publish(f"many/{at}", b"x", 0, retain=True)
+        writer.ping()
+    with lasting(gateway, "reader") as reader:
+        reader.subscribe("a", 0)
+    space = gateway.gateway.mqtt
+    gateway.ask(lambda: space.subscribe(space.sessions["reader"], "many/+", SubscriptionOptions()))
+    with lasting(gateway, "reader") as reader:
+        assert {reader.row()[1] for _ in range(count)} == {b"many/%d" % at for at in range(count)}
 
 
 def test_retained_messages_for_new_subscribers_by_wildcard(gateway: Running) -> None:

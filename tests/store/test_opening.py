@@ -211,7 +211,7 @@ def test_a_damaged_file_is_refused(
     damage(tmp_path / "gateway.db")
     told = refusal(tmp_path)
     assert "gateway.db" in told
-    assert "the file is damaged. Restore it" in told
+    assert "`gateway store check` says what is lost, `gateway store repair` saves" in told
 
 
 def test_any_damaged_page_is_found_after_a_crash_or_does_no_harm(tmp_path: Path) -> None:

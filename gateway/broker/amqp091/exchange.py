@@ -13,7 +13,6 @@ from typing import Any, Final, NamedTuple
 
 from gateway.broker.queue import Queue
 from gateway.broker.topics import Trie
-from gateway.errors import RemoteProtocolError
 from gateway.model.message import Message
 from gateway.model.properties import Headers
 
@@ -172,13 +171,10 @@ class Exchange:
 
 
 def _headers_of(message: Message | None) -> dict[str, Any]:
-    """The headers of a message; none when its sender malformed them."""
+    """The headers of a message. Raises RemoteProtocolError when its sender malformed them."""
     if message is None:
         return {}
-    try:
-        return {name: value.value for name, value in message.properties.headers}
-    except RemoteProtocolError:
-        return {}
+    return {name: value.value for name, value in message.properties.headers}
 
 
 def wanted(arguments: Headers) -> Wanted:

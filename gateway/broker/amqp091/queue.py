@@ -182,7 +182,7 @@ class AmqpQueue(Queue):
         Nobody, while there is more that has expired than is dropped in one turn.
         """
         if self._head_expired():
-            self.drop_expired(self._droppable)
+            self.drop_expired(max(self._droppable, 0))
             if self._head_expired():
                 return []
         if self.said.single_active:
@@ -197,6 +197,10 @@ class AmqpQueue(Queue):
 
     # Out.
 
+    def _at_once(self) -> int:
+        """How many may expire now: fewer, while letters wait for their turn, or they would pile up."""
+        return max(EXPIRED_MAX - len(self._deaths.noted), 0)
+
     def _head_expired(self) -> bool:
         if self._returned:
             head = self._returned[0][1]
@@ -208,14 +212,14 @@ class AmqpQueue(Queue):
 
     def dispatch(self) -> None:
         """Hand out what is ready, then see to what is left."""
-        self._droppable = EXPIRED_MAX
+        self._droppable = self._at_once()
         super().dispatch()
         self.come_to_rest()
 
     def take(self) -> tuple[int, Message, bool] | None:
         """The next message for a `get`: position, message, redelivered. None, too, while much expires."""
-        self._droppable = EXPIRED_MAX
-        self.drop_expired(EXPIRED_MAX)
+        self._droppable = self._at_once()
+        self.drop_expired(self._droppable)
         found = None if self._head_expired() else super().take()
         self.settle_head()  # the answer to a `get` counts what is left
         return found
@@ -232,7 +236,7 @@ class AmqpQueue(Queue):
 
     def settle_head(self) -> None:
         """Drop what has expired at the head, for whoever is about to count."""
-        self.drop_expired(EXPIRED_MAX)
+        self.drop_expired(self._at_once())
         self.come_to_rest()
 
     def _let_go(self, position: int) -> None:
@@ -273,7 +277,7 @@ class AmqpQueue(Queue):
 
     def _alarmed(self) -> None:
         self._alarm = None
-        self.drop_expired(EXPIRED_MAX)
+        self.drop_expired(self._at_once())
         self.dispatch()  # which also has more read from the disk
 
     def delete(self) -> int:

@@ -199,6 +199,7 @@ class MqttIngress:
 
     async def _send_retained(self) -> None:
         """A piece for each session in turn; everybody else is served between two of them."""
+        assert self.listener is not None
         while self._owing:
             moved = False
             for session in list(self._owing):
@@ -207,6 +208,7 @@ class MqttIngress:
                     await trio.lowlevel.checkpoint()
                 else:
                     self._owing.pop(session, None)
+            self.listener.flush()
             if not moved:
                 await trio.sleep(UNREAD_SECS)
         self._sending = False

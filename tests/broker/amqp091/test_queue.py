@@ -187,6 +187,22 @@ def test_very_many_that_expire_at_once_go_in_turns() -> None:
     assert one.octets == 0
 
 
+def test_no_letter_of_a_long_queue_is_given_up() -> None:
+    """What expires waits for the letters of what has expired before."""
+    host = Host()
+    there = queue(host, "there")
+    one = queue(host, "q", dead_letter_exchange="", dead_letter_routing_key="there")
+    count = 5 * EXPIRED_MAX
+    past = time.time() - 1
+    one.put([native(b"%d" % at, life=past) for at in range(count)])
+    one.dispatch()
+    while host.alarms.due <= time.time():
+        assert len(host.deaths.noted) <= EXPIRED_MAX
+        host.alarms.ring(time.time())
+    assert drained(there) == [b"%d" % at for at in range(count)]
+    assert host.deaths.dropped == {}
+
+
 def test_letters_that_breed_come_to_an_end() -> None:
     """Queues that hold nothing, each bound to where the others' letters go: the turns stay short."""
     host = Host()

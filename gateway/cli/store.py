@@ -1,0 +1,87 @@
+"""`gateway store check | repair`: what a damaged store has lost, and a new one with what it has not.
+
+No gateway may run on it meanwhile.
+"""
+
+from __future__ import annotations
+
+from dataclasses import asdict
+from pathlib import Path
+from typing import Annotated, Any
+
+import orjson
+import typer
+
+from gateway.app.storage import MAKE_SET
+from gateway.cli.exits import Exit
+from gateway.cli.options import AsJson, ConfigFile, settings_of
+from gateway.store import repair as repairing
+from gateway.store.damage import Findings
+
+store = typer.Typer(name="store", help="The store of a gateway that does not run: check, repair.")
+app = typer.Typer()
+app.add_typer(store)
+
+Folder = Annotated[
+    Path | None,
+    typer.Option("--store", metavar="FOLDER", help="Folder of the store; default: store.path of --config."),
+]
+
+
+@store.command()
+def check(config: ConfigFile = None, folder: Folder = None, as_json: AsJson = False) -> None:
+    """Say what cannot be read, and change nothing. Exit code 1 when something is lost."""
+    findings = repairing.check(_folder(config, folder), MAKE_SET)
+    if as_json:
+        typer.echo(orjson.dumps(_document(findings)))
+    else:
+        _tell(findings)
+    if not findings.sound:
+        raise typer.Exit(Exit.FAILED)
+
+
+@store.command()
+def repair(config: ConfigFile = None, folder: Folder = None, as_json: AsJson = False) -> None:
+    """Put what can be read into a new database, and the old one aside."""
+    findings, aside = repairing.repair(_folder(config, folder), MAKE_SET)
+    if as_json:
+        typer.echo(orjson.dumps({**_document(findings), "aside": None if aside is None else str(aside)}))
+        return
+    _tell(findings)
+    if aside is not None:
+        typer.echo(f"repaired; the old files are in {aside}")
+
+
+def _folder(config: Path | None, folder: Path | None) -> Path:
+    return settings_of(config).store.path if folder is None else folder
+
+
+def _document(findings: Findings) -> dict[str, Any]:
+    lost = [
+        {"kind": kind, "name": name, **asdict(one)} for (kind, name), one in sorted(findings.logs.items())
+    ]
+    things = [{"kind": kind, "key": key} for kind, key in findings.things]
+    return {**asdict(findings), "logs": lost, "things": things, "sound": findings.sound}
+
+
+def _tell(findings: Findings) -> None:
+    for line in findings.file:
+        typer.echo(f"the file: {line}")
+    for table, count in sorted(findings.hidden.items()):
+        typer.echo(f"the table {table}: {count} ranges cannot be read")
+    for (kind, name), lost in sorted(findings.logs.items()):
+        whose = f"{kind} {name}" if kind else "queues or sessions whose names are lost"
+        perhaps = f", and perhaps {lost.perhaps} more" if lost.perhaps else ""
+        typer.echo(f"{whose}: {lost.messages} messages are lost{perhaps}")
+    for kind, key in findings.things:
+        typer.echo(f"{kind} {key}: lost")
+    if (more := findings.things_lost - len(findings.things)) > 0:
+        typer.echo(f"and {more} more of these")
+    for line in findings.bodies:
+        typer.echo(f"body: {line}")
+    if findings.letters:
+        typer.echo(f"{findings.letters} dead letters are lost")
+    if findings.settled:
+        typer.echo(f"{findings.settled} records of acknowledgements are lost: such messages come again")
+    kept = f"{findings.messages} messages" + (f", {findings.rows.get('things', 0)} records of other things")
+    typer.echo(f"{'sound' if findings.sound else 'can be read'}: {kept}")

@@ -1,0 +1,422 @@
+"""What of a damaged database can be read, found without changing it.
+
+SQLite reads a table along a tree of pages. One that is spoilt hides what is below it, and any statement that
+comes across it fails. So each table is read by ranges of its key: one that fails is halved, until what fails
+is small, or fails wherever it is tried. Each row that can be read is then decoded, as the gateway would: its
+messages have a checksum, and a body that is a file must be there.
+
+Three kinds of loss follow: rows whose octets are spoilt (it is known whose messages they were); ranges of a
+table that are hidden (known only from the gap in the positions of a log); what was committed last, when the
+write-ahead log is missing or torn.
+"""
+
+from __future__ import annotations
+
+import sqlite3
+from collections.abc import Callable, Iterable, Iterator
+from dataclasses import dataclass, field
+from pathlib import Path
+from struct import Struct, unpack
+from typing import Any, Final
+
+from gateway.errors import StoreError
+from gateway.model.spooled import OpenBody, Spooled
+from gateway.store.index import TRANSIENT
+from gateway.store.messages import MakeSet, MessageReader
+
+KEY_MAX: Final = (1 << 62) - 1
+SAMPLES: Final = 64  # places at which a range is tried before it is given up as a whole
+NUMBERED: Final = {"logs": "id", "rows": "id", "settled": "row", "dead_letters": "id"}
+TABLES: Final = ("logs", "rows", "settled", "things", "dead_letters")
+SHOWN_MAX: Final = 1_000  # lost things that are named; the others are counted
+
+WAL_HEAD: Final = Struct(">8I")
+FRAME_HEAD: Final = Struct(">6I")
+WAL_MAGIC: Final = 0x377F0682  # its last bit says in which order of octets the checksums were made
+WAL_CHECKED_MAX: Final = 64 * 1024 * 1024  # octets; it is shortened long before, and summing takes a while
+
+Row = tuple[Any, ...]
+Key = str | bytes
+Keep = Callable[[str, list[Row]], None]
+"""Takes rows of a table that are sound."""
+
+
+@dataclass
+class Lost:
+    """What of one queue, session, outbox ... cannot be read: messages for certain, and perhaps some more."""
+
+    messages: int = 0
+    perhaps: int = 0
+
+
+@dataclass
+class Findings:
+    """What a look at a database came to."""
+
+    file: list[str] = field(default_factory=list)
+    """What is wrong with the files as such."""
+    rows: dict[str, int] = field(default_factory=dict)
+    """Rows that are sound, by table."""
+    hidden: dict[str, int] = field(default_factory=dict)
+    """Ranges of a table that cannot be read; how many rows they had nobody knows."""
+    messages: int = 0
+    """Messages that are there and can be read."""
+    logs: dict[tuple[str, str], Lost] = field(default_factory=dict)
+    """Messages that cannot, by kind and name of their log; ("", "") when its name is lost as well."""
+    things: list[tuple[str, str]] = field(default_factory=list)
+    """Sessions, subscriptions, retained messages, definitions ... that cannot, by kind and key."""
+    things_lost: int = 0
+    letters: int = 0
+    """Dead letters that cannot."""
+    settled: int = 0
+    """Records of acknowledgements that cannot: messages that come again."""
+    bodies: list[str] = field(default_factory=list)
+    """Why bodies in files cannot be had; their messages are counted above."""
+
+    @property
+    def sound(self) -> bool:
+        """Nothing is lost."""
+        lost = (self.file, self.hidden, self.logs, self.things_lost, self.letters, self.settled)
+        return not any(lost)
+
+    def lose(self, kind: str, name: str, *, messages: int = 0, perhaps: int = 0) -> None:
+        """Messages of a log are lost."""
+        lost = self.logs.setdefault((kind, name), Lost())
+        lost.messages += messages
+        lost.perhaps += perhaps
+
+    def lose_thing(self, kind: str, key: object) -> None:
+        """A small thing is lost."""
+        self.things_lost += 1
+        if len(self.things) < SHOWN_MAX:
+            text = key.decode(errors="replace") if isinstance(key, bytes) else str(key)
+            self.things.append((kind, text.replace("\0", " ")))
+
+
+def examine(
+    connection: sqlite3.Connection, path: Path, make_set: MakeSet, findings: Findings, keep: Keep
+) -> None:
+    """Read all there is. `keep` gets what is sound, by table. Raises StoreError when nothing can be read."""
+    _Examination(connection, path, make_set, findings, keep).run()
+
+
+class _Examination:
+    """One look at all tables."""
+
+    def __init__(
+        self,
+        connection: sqlite3.Connection,
+        path: Path,
+        make_set: MakeSet,
+        findings: Findings,
+        keep: Keep,
+    ) -> None:
+        self._connection = connection
+        self._findings = findings
+        self._keep = keep
+        self._reader = MessageReader(make_set)
+        self._reader.make_body = self._body
+        self._spool = path.parent / "spool"
+        self._logs: dict[int, tuple[str, str]] = {}
+        self._extents: list[tuple[int, int, int, int]] = []  # row id, log, first, behind the last
+        self._bits: dict[int, int] = {}
+        self._ranges: list[tuple[int, int]] = []  # of keys that cannot be reached, of all tables in turn
+        self._missing: str | None = None  # why the body of the message that is decoded cannot be had
+
+    def run(self) -> None:
+        try:
+            self._connection.execute("SELECT count(*) FROM sqlite_master").fetchone()
+        except sqlite3.Error as error:
+            raise StoreError(f"nothing of it can be read: {error}") from error
+        self._read_logs()
+        self._read_settled()
+        self._read_rows()
+        self._read_letters()
+        self._read_things()
+
+    # Tables that are numbered.
+
+    def _read_logs(self) -> None:
+        good = []
+        for row in self._numbered("logs", "id, kind, name", self._lose_log):
+            id, kind, name = row
+            if isinstance(kind, str) and isinstance(name, str):
+                self._logs[id] = (kind, name)
+                good.append(row)
+        self._sound("logs", good)
+
+    def _lose_log(self, id: int) -> None:
+        """Its rows tell."""
+
+    def _read_settled(self) -> None:
+        good = []
+        for row in self._numbered("settled", "row, bits", self._lose_settled):
+            if isinstance(row[1], bytes):
+                self._bits[row[0]] = int.from_bytes(row[1], "little")
+                good.append(row)
+        self._sound("settled", good)
+
+    def _lose_settled(self, _: int) -> None:
+        self._findings.settled += 1
+
+    def _read_rows(self) -> None:
+        columns = "id, log, first, count, octets, tag, messages"
+        hidden_before = len(self._ranges)
+        good: list[Row] = []
+        count = 0
+        for row in self._numbered("rows", columns, self._lose_row):
+            id, log, first, number, _, tag, octets = row
+            if log not in self._logs or tag == TRANSIENT:
+                if log not in self._logs and tag != TRANSIENT and self._is_damaged("logs"):
+                    self._findings.lose("", "", messages=self._left(id, number))
+                continue
+            self._extents.append((id, log, first, first + number))
+            try:
+                offsets, _ = self._reader.decode(octets)
+            except (StoreError, TypeError) as error:
+                self._spoilt_row(id, log, number, error)
+                continue
+            bits = self._bits.get(id, 0)
+            self._findings.messages += sum(not bits >> offset & 1 for offset in offsets)
+            good.append(row)
+            if len(good) >= 64:
+                count += len(good)
+                self._keep("rows", good)
+                good = []
+        self._keep("rows", good)
+        self._findings.rows["rows"] = count + len(good)
+        for low, high in self._ranges[hidden_before:]:
+            self._guess(low, high)
+
+    def _lose_row(self, id: int) -> None:
+        """Its messages cannot be read; perhaps what stands before them can."""
+        try:
+            line = self._connection.execute(
+                "SELECT log, first, count, tag FROM rows WHERE id = ?", (id,)
+            ).fetchone()
+        except sqlite3.Error:
+            line = None
+        if line is None or not isinstance(line[2], int):
+            self._findings.lose("", "", messages=1)
+        elif line[3] != TRANSIENT and (line[0] in self._logs or self._is_damaged("logs")):
+            self._extents.append((id, line[0], line[1], line[1] + line[2]))
+            self._spoilt_row(id, line[0], line[2], None)
+
+    def _spoilt_row(self, id: int, log: int, count: int, error: Exception | None) -> None:
+        kind, name = self._logs.get(log, ("", ""))
+        self._findings.lose(kind, name, messages=self._left(id, count))
+        if error is not None and self._missing is not None:
+            self._findings.bodies.append(self._missing)
+        self._missing = None
+
+    def _left(self, id: int, count: int) -> int:
+        """How many of the messages of a row are not settled."""
+        return count - (self._bits.get(id, 0) & ((1 << min(max(count, 0), 65_536)) - 1)).bit_count()
+
+    def _guess(self, low: int, high: int) -> None:
+        """What a hidden range of rows may have held: positions that are missing between its neighbours."""
+        before: dict[int, int] = {}
+        behind: dict[int, int] = {}
+        for id, log, first, end in self._extents:
+            if id < low:
+                before[log] = max(before.get(log, 0), end)
+            elif id > high:
+                behind[log] = min(behind.get(log, first), first)
+        for log, first in behind.items():
+            gap = first - before.get(log, first)
+            if gap > 0 and log in self._logs:
+                self._findings.lose(*self._logs[log], perhaps=gap)
+
+    def _read_letters(self) -> None:
+        columns = "id, octets, utc, route, verdict, reason, text, message"
+        good = []
+        for row in self._numbered("dead_letters", columns, self._lose_letter):
+            try:
+                self._reader.decode_one(row[-1])
+            except (StoreError, TypeError):
+                self._findings.letters += 1
+            else:
+                good.append(row)
+        self._sound("dead_letters", good)
+
+    def _lose_letter(self, _: int) -> None:
+        self._findings.letters += 1
+
+    def _sound(self, table: str, rows: list[Row]) -> None:
+        self._findings.rows[table] = len(rows)
+        self._keep(table, rows)
+
+    def _is_damaged(self, table: str) -> bool:
+        return table in self._findings.hidden
+
+    def _numbered(self, table: str, columns: str, lose: Callable[[int], None]) -> Iterator[Row]:
+        """The rows of a table with a number as its key; `lose` hears of those that cannot be read."""
+        key = NUMBERED[table]
+        for id in self._ids(table, key):
+            try:
+                row = self._connection.execute(
+                    f"SELECT {columns} FROM {table} WHERE {key} = ?", (id,)
+                ).fetchone()
+            except sqlite3.Error:
+                lose(id)
+                continue
+            if row is not None:
+                yield row
+
+    def _ids(self, table: str, key: str) -> list[int]:
+        """The keys of a table that can be reached, in order; the ranges that cannot are noted."""
+        query = f"SELECT {key} FROM {table} WHERE {key} BETWEEN ? AND ? ORDER BY {key}"
+        found: list[int] = []
+        failed: list[tuple[int, int]] = []
+        left = [(0, KEY_MAX)]
+        while left:
+            low, high = left.pop()
+            try:
+                found += [id for (id,) in self._connection.execute(query, (low, high))]
+                continue
+            except sqlite3.Error:
+                pass
+            if low == high or not self._anywhere(query, low, high):
+                if failed and failed[-1][1] + 1 == low:
+                    failed[-1] = (failed[-1][0], high)
+                else:
+                    failed.append((low, high))
+                continue
+            middle = (low + high) // 2
+            left += [(middle + 1, high), (low, middle)]
+        if failed:
+            self._findings.hidden[table] = len(failed)
+        self._ranges += failed
+        return found
+
+    def _anywhere(self, query: str, low: int, high: int) -> bool:
+        """Whether any key of a range that fails can be looked up."""
+        step = max((high - low) // SAMPLES, 1)
+        for key in (*range(low, high, step), high):
+            try:
+                self._connection.execute(query, (key, key)).fetchone()
+            except sqlite3.Error:
+                continue
+            return True
+        return False
+
+    # The table of small things, whose keys are texts and octets.
+
+    def _read_things(self) -> None:
+        good: list[Row] = []
+        for kind, key in self._thing_keys():
+            try:
+                row = self._connection.execute(
+                    "SELECT kind, key, message, value FROM things WHERE kind = ? AND key = ?", (kind, key)
+                ).fetchone()
+            except sqlite3.Error:
+                row = ()
+            if row is None:
+                continue
+            if row and self._is_sound_thing(row):
+                good.append(row)
+            else:
+                self._findings.lose_thing(str(kind), key)
+        self._sound("things", good)
+
+    def _is_sound_thing(self, row: Row) -> bool:
+        _, _, message, value = row
+        if not isinstance(value, bytes):
+            return False
+        if message:
+            try:
+                self._reader.decode_one(value)
+            except StoreError:
+                return False
+        return True
+
+    def _thing_keys(self) -> Iterable[tuple[str, Key]]:
+        """From both ends, up to what cannot be passed."""
+        found: dict[tuple[str, Key], None] = {}
+        for order in ("", " DESC"):
+            try:
+                query = f"SELECT kind, key FROM things ORDER BY kind{order}, key{order}"
+                for kind, key in self._connection.execute(query):
+                    found[kind, key] = None
+                return found
+            except sqlite3.Error:
+                self._findings.hidden["things"] = 1
+        return sorted(found, key=lambda one: (one[0], isinstance(one[1], bytes), one[1]))
+
+    # Bodies that are files.
+
+    def _body(self, name: str, size: int) -> Spooled:
+        path = self._spool / name
+        there = path.stat().st_size if path.is_file() else None
+        if there != size:
+            self._missing = f"{path} is gone" if there is None else f"{path} has {there} octets, not {size}"
+            raise StoreError(self._missing)
+        return Spooled(_File(path), size)
+
+
+class _File:
+    """A body that is there; nobody reads it."""
+
+    def __init__(self, path: Path) -> None:
+        self.name = path.name
+        self._path = path
+
+    def read(self, at: int, count: int) -> bytes:
+        with self._path.open("rb") as file:
+            file.seek(at)
+            return file.read(count)
+
+    def opened(self) -> OpenBody:
+        raise StoreError(f"{self._path} is not for sockets")
+
+    def keep(self) -> None:
+        """It stays anyway."""
+
+
+# The write-ahead log.
+
+
+def wal_faults(path: Path, *, clean: bool) -> list[str]:
+    """What is wrong with the log that belongs to the database `path`."""
+    wal = path.with_name(path.name + "-wal")
+    if not wal.exists():
+        if clean:
+            return []
+        return [f"{wal.name} is missing although the gateway was killed: what was committed last is lost"]
+    octets = wal.read_bytes()[:WAL_CHECKED_MAX]
+    if len(octets) < WAL_HEAD.size:
+        return []
+    magic, _, page, _, *salt = WAL_HEAD.unpack_from(octets)[:6]
+    if magic & ~1 != WAL_MAGIC or page not in {1 << bit for bit in range(9, 17)}:
+        return [f"{wal.name} has no head that SQLite knows: what was committed last is lost"]
+    order = ">" if magic & 1 else "<"
+    sums = _sum(octets[:24], order, (0, 0))
+    if sums != WAL_HEAD.unpack_from(octets)[6:]:
+        return [f"the head of {wal.name} is spoilt: what was committed last is lost"]
+    for at in range(WAL_HEAD.size, len(octets) - FRAME_HEAD.size - page + 1, FRAME_HEAD.size + page):
+        head = FRAME_HEAD.unpack_from(octets, at)
+        if list(head[2:4]) != salt:  # the rest is from before the log began anew
+            return []
+        body = at + FRAME_HEAD.size
+        sums = _sum(octets[body : body + page], order, _sum(octets[at : at + 8], order, sums))
+        if sums != head[4:]:
+            return _torn(octets, at + FRAME_HEAD.size + page, page, salt, wal.name)
+    return []
+
+
+def _torn(octets: bytes, at: int, page: int, salt: list[int], name: str) -> list[str]:
+    """A frame is spoilt: a loss only when a transaction was completed behind it."""
+    for place in range(at, len(octets) - FRAME_HEAD.size - page + 1, FRAME_HEAD.size + page):
+        head = FRAME_HEAD.unpack_from(octets, place)
+        if list(head[2:4]) == salt and head[1]:
+            return [f"{name} is spoilt: what was committed behind octet {at} of it is lost"]
+    return []
+
+
+def _sum(octets: bytes, order: str, start: tuple[int, ...]) -> tuple[int, int]:
+    one, other = start
+    words = unpack(f"{order}{len(octets) // 4}I", octets)
+    for at in range(0, len(words), 2):
+        one = (one + words[at] + other) & 0xFFFF_FFFF
+        other = (other + words[at + 1] + one) & 0xFFFF_FFFF
+    return one, other
