@@ -82,8 +82,9 @@ class Login:
 
     def receive(self, data: bytes, now: float) -> None:
         """The client does not wait for its answer: it has to wait with what comes behind that."""
-        self._said += data
-        self._hold()
+        if data:
+            self._said += data
+            self._hold()
 
     def data_to_send(self) -> bytes | list[Piece]:
         """What the peer object says."""

@@ -273,6 +273,7 @@ class FastHost:
     def delete_queue(self, queue: FastQueue) -> int:
         """Delete the queue and its messages; returns how many were ready."""
         self.queues.pop(queue.name, None)
+        self._uncount("queue", queue)
         if queue.owner is None and self._definitions is not None:
             self._definitions.remove(QUEUE, queue.name)
         self._changed()

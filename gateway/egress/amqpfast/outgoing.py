@@ -39,7 +39,7 @@ from gateway.protocols.amqpfast.translate import encode_properties
 from gateway.telemetry.stats import LinkStats
 from gateway.transport.stream import Stream
 
-log = structlog.get_logger()
+log = structlog.get_logger(limited=True)
 
 IN_FLIGHT_MAX: Final = 60_000  # there are 65 535 tags, and one that is awaited may not be given again
 HANDLES_MAX: Final = 4_096  # destinations of one connection; for more of them all are closed, and begun anew
