@@ -158,7 +158,9 @@ class Poller:
         self._pausing.set()
 
     def _push(self, stream: Stream, now: float, seconds: float) -> None:
-        heapq.heappush(self._paused, (now + min(seconds, PAUSE_SECS_MAX), next(self._numbers), stream))
+        """`seconds` may be too few to move the clock at all."""
+        seconds = min(max(seconds, PACE_SECS), PAUSE_SECS_MAX)
+        heapq.heappush(self._paused, (now + seconds, next(self._numbers), stream))
 
     async def run(self, clock: Callable[[], float] = trio.current_time) -> None:
         """Poll until cancelled."""
@@ -199,7 +201,7 @@ class Poller:
             await self._pausing.wait()
             self._pausing = trio.Event()
             while paused:
-                await trio.sleep_until(max(paused[0][0], trio.current_time() + PACE_SECS))
+                await trio.sleep_until(paused[0][0])
                 now = trio.current_time()
                 while paused and paused[0][0] <= now:
                     stream = heapq.heappop(paused)[2]

@@ -106,6 +106,7 @@ def watch(peers: dict[str, Connection]) -> list[str]:
 
 async def mqtt(gateway: Gateway, client_id: str) -> socket.socket:
     sock = socket.create_connection((LOOPBACK, gateway.listeners["mqtt"].port))
+    sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)  # what is sent is there when the clock jumps
     sock.send(encode(Connect(client_id), Version.V5))
     await trio.lowlevel.wait_readable(sock)
     assert sock.recv(1_000)[0] >> 4 == PacketType.CONNACK
