@@ -7,12 +7,12 @@ from typing import Any
 
 from gateway.protocols.amqp091 import methods as m
 from tests.adversary.arena import Arena
-from tests.adversary.cases import case
+from tests.adversary.cases import MIB, case
 from tests.adversary.wire import mqtt, opened, pair, publish_packet
 from tests.ingress.amqp_client import Amqp
 
 WATERMARK_MIB = 192
-LIMITED: dict[str, Any] = {}
+LIMITED: dict[str, Any] = {"limits": {"memory_bytes_max": WATERMARK_MIB * MIB}}
 
 
 @case(grown_mib=200)

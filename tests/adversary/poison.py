@@ -93,8 +93,8 @@ def the_notes_of_amqpfast(arena: Arena) -> None:
 
 def _heads() -> list[bytes]:
     values = ('{"H":"string"}', '{"H":{"table":{}}}', '{"H":["a"]}', '{"H":null}', "[]", "{", '{"H":"int8"}')
-    return [head(headers={"H": 4_000, "gateway-types": value}) for value in values] + [
-        head(headers={"H": value, "gateway-types": '{"H":{"array":[null]}}'})
+    return [head(headers={"H": 4_000, "GATEWAY_TYPES": value}) for value in values] + [
+        head(headers={"H": value, "GATEWAY_TYPES": '{"H":{"array":[null]}}'})
         for value in ('["\\ud800"]', '[["int32", Infinity]]', "[" * 2_000)
     ]
 
