@@ -19,6 +19,7 @@ from gateway.protocols.amqp091.events import Closed
 from gateway.protocols.mqtt.spec import Property, ReasonCode, Version
 from gateway.settings import Limits, Listener, Settings, Store, User
 from gateway.telemetry.logs import WHOLE_MAX, Limiter
+from gateway.transport.rate import Rate
 from tests.ingress.amqp_client import Amqp
 from tests.ingress.amqpfast.client import QUEUE, TOPIC, Fast
 from tests.ingress.clients import Mqtt, Raw, connect, eventually, stats
@@ -335,6 +336,10 @@ FAST: Final = User(password_hash=HASH, receive_messages_per_sec_max=0)
 USUAL: Final = User(password_hash=HASH)
 
 
+def numbers(rate: Rate) -> tuple[int, int]:
+    return rate.octets_per_sec, rate.messages_per_sec
+
+
 def enter(gateway: Running, protocol: str, user: str) -> Raw:
     """A client that has said who it is, and has been answered."""
     if protocol == "mqtt":
@@ -365,9 +370,7 @@ def test_a_users_rates_take_the_place_of_the_listeners(
         def rates() -> dict[str, tuple[int, int] | None]:
             found = gateway.gateway.listeners[protocol].connections
             return {
-                one.sender.user: one.stream.rate
-                and (one.stream.rate.octets_per_sec, one.stream.rate.messages_per_sec)
-                for one in found
+                one.sender.user: None if (rate := one.stream.rate) is None else numbers(rate) for one in found
             }
 
         with (
@@ -402,3 +405,67 @@ def test_who_is_too_fast_for_its_user_is_not_read_and_another_user_is(protocol: 
                 send_many(client)
             eventually(lambda: stats(gateway, protocol).messages_in == 200)
             eventually(lambda: gateway.ask(read) == {"slow": False, "usual": True})
+
+
+# Memory.
+
+
+def test_a_users_share_of_the_memory_stops_its_publishers_and_nobody_elses() -> None:
+    users = {"eve": USUAL, "ann": USUAL}
+    with running(settings_of(users=users, store=Store(enabled=False))) as gateway:
+
+        def reading() -> dict[str, bool]:
+            found = gateway.gateway.listeners["amqp091"].connections
+            return {one.sender.user: one.stream.reading for one in found}
+
+        def use(part: float) -> None:
+            memory = gateway.gateway.memory
+            memory.mark = 4_000_000
+            memory._resident = lambda: int(part * memory.mark)
+            memory._trim = None
+
+        gateway.ask(lambda: use(0.8))
+        with (
+            Amqp(gateway, user="eve", password="right").open() as eve,
+            Amqp(gateway, user="ann", password="right").open() as ann,
+        ):
+            for client, queue in ((eve, "e"), (ann, "a")):
+                declare(client, queue)
+            ann.publish("", "a", bytes(500_000))
+            eve.publish("", "e", *[bytes(100_000)] * 11)
+            shares = gateway.gateway.memory_shares
+            eventually(lambda: gateway.ask(lambda: shares.over) == {("user", "eve")})
+            eve.publish("", "e", b"one")
+            ann.publish("", "a", b"one")
+            eventually(lambda: gateway.ask(reading) == {"eve": False, "ann": True})
+            gateway.ask(lambda: use(0.5))
+            eventually(lambda: gateway.ask(reading) == {"eve": True, "ann": True})
+            assert not shares.over
+
+
+def test_what_is_held_in_memory_is_somebodys_in_every_protocol() -> None:
+    users = {"ann": USUAL, "bob": USUAL, "eve": USUAL}
+    with running(settings_of(users=users)) as gateway:
+
+        def held() -> dict[str, int]:
+            found: dict[str, int] = {}
+            for _, octets, user, _ in gateway.gateway._claims():
+                found[user] = found.get(user, 0) + octets // 100_000
+            return {user: count for user, count in found.items() if count}
+
+        lasting(gateway, "away", 60)
+        with (
+            connect(gateway, "ann", user=("ann", b"right"))[0] as mqtt,
+            Amqp(gateway, user="bob", password="right").open() as amqp,
+            Fast(gateway, user="eve", password="right").open() as fast,
+        ):
+            mqtt.subscribe("big", qos=1)
+            mqtt.publish("big", bytes(100_000), qos=1, packet_id=7)
+            declare(amqp, "b")
+            amqp.publish("", "b", *[bytes(100_000)] * 2)
+            fast.put(fast.handle("f", QUEUE), *[bytes(100_000)] * 3)
+            eventually(lambda: gateway.ask(held) == {"ann": 1, "bob": 2, "eve": 3})
+            amqp.call(m.BasicConsume("b"), m.BasicConsumeOk)
+            amqp.delivered(2)
+            assert gateway.ask(held) == {"ann": 1, "bob": 2, "eve": 3}, "it has not been acknowledged"
+        eventually(lambda: "bob" in gateway.ask(held))
