@@ -8,9 +8,18 @@ import pytest
 from pydantic import SecretStr
 
 from gateway.broker.access import hash_password
+from gateway.containment import counted
 from gateway.model.properties import Headers, Value, ValueType
 from gateway.protocols.amqp091 import methods as m
-from gateway.protocols.amqp091.codec import BasicProperties, encode_basic_properties, encode_response
+from gateway.protocols.amqp091.codec import (
+    BasicProperties,
+    decode_frame,
+    decode_method,
+    encode_basic_properties,
+    encode_content_frames,
+    encode_method_frame,
+    encode_response,
+)
 from gateway.protocols.amqp091.events import (
     ChannelClosed,
     ChannelOpened,
@@ -20,7 +29,7 @@ from gateway.protocols.amqp091.events import (
     MethodReceived,
     Returned,
 )
-from gateway.protocols.amqp091.spec import NESTING_MAX
+from gateway.protocols.amqp091.spec import FRAME_METHOD, NESTING_MAX
 from gateway.protocols.mqtt.spec import Property, Version
 from gateway.settings import Limits, User
 from tests.broker.parts import newest
@@ -296,3 +305,56 @@ def test_channels_are_independent(gateway: Running) -> None:
         client.flush()
         assert client.next(ChannelClosed).channel == 2
         queue(client)
+
+
+def answers(client: Amqp, *said: bytes) -> list[str]:
+    """The methods that answer frames of channel 1 which were sent in one segment, up to what ends it."""
+    client.send(b"".join(said))
+    octets, at = b"", 0
+    names: list[str] = []
+    while not names or names[-1] not in ("channel.close", "channel.close-ok", "connection.close"):
+        frame = decode_frame(octets, at, 131_072)
+        if frame is None:
+            octets += client.sock.recv(65_536)
+            continue
+        kind, _, payload, at = frame
+        if kind == FRAME_METHOD:
+            names.append(decode_method(payload).name)
+    return names
+
+
+def published(exchange: str, key: str, *, mandatory: bool = False) -> bytes:
+    method = encode_method_frame(1, m.BasicPublish(exchange, key, mandatory))
+    return method + b"".join(encode_content_frames(1, b"\0\0", b"x", 4_096))
+
+
+CLOSE = encode_method_frame(1, m.ChannelClose(200, "bye"))
+CONSUME = encode_method_frame(1, m.BasicConsume("q", no_ack=True))
+CONFIRM = encode_method_frame(1, m.ConfirmSelect())
+IN_ONE_SEGMENT = [
+    (
+        (
+            encode_method_frame(1, m.ConfirmSelect()),
+            published("", "q"),
+            published("", "?", mandatory=True),
+            CLOSE,
+        ),
+        ["confirm.select-ok", "basic.return", "basic.ack", "channel.close-ok"],
+    ),
+    ((published("", "q"), CONSUME, CLOSE), ["basic.consume-ok", "basic.deliver", "channel.close-ok"]),
+    ((published("nowhere", "k"), CLOSE), ["channel.close"]),
+    ((published("nowhere", "k"), CONSUME, CLOSE), ["channel.close"]),
+    ((encode_method_frame(1, m.TxSelect()), CLOSE), ["tx.select-ok", "channel.close-ok"]),
+    ((CONSUME, encode_method_frame(1, m.ChannelOpen())), ["basic.consume-ok", "connection.close"]),
+]
+
+
+@pytest.mark.parametrize("said, heard", IN_ONE_SEGMENT)
+def test_what_ends_a_channel_comes_behind_what_was_said_before(
+    gateway: Running, said: tuple[bytes, ...], heard: list[str]
+) -> None:
+    before = counted["connection"] + counted["delivery"]
+    with Amqp(gateway).open() as client:
+        queue(client, exclusive=True)
+        assert answers(client, *said) == heard
+    assert counted["connection"] + counted["delivery"] == before

@@ -43,6 +43,8 @@ class Wiring(ABC, Generic[ServerT, ClientT, EventT]):
 
     def _feed(self, side: Any, octets: bytes) -> list[EventT]:
         events: list[EventT] = side.receive_data(octets, self.now)
+        while getattr(side, "unread", False):
+            events += side.receive_data(b"", self.now)
         for event in events:
             if self._answer(event):
                 events += self._feed(side, b"")

@@ -10,7 +10,9 @@ which. They take only what is complete and plainly right, and leave the rest to 
 which is the authority on what is an error.
 
 A server does only so much at each call, for 64 KiB may be 8 192 heartbeats: it counts steps, each of which
-costs about what a small frame does, stops at STEPS_MAX, and is `unread` until it is called again.
+costs about what a small frame does, stops at STEPS_MAX, and is `unread` until it is called again. It stops,
+too, before what ends a channel or the connection, be it a method or a fault: order on a channel is order, so
+what was said before has to be done, and answered, first.
 """
 
 from __future__ import annotations
@@ -59,6 +61,7 @@ MESSAGE_BYTES_MAX: Final = 16 * 1024 * 1024
 STEPS_MAX: Final = 128  # of a server at each call: a few milliseconds, so that no flood holds up the others
 STEP_OCTETS: Final = 32  # of a method or of properties, beside the step for the frame itself
 RUN_STEP_OCTETS: Final = 1_024  # of what a run has taken
+ENDINGS: Final = frozenset(kind.index.to_bytes(4, "big") for kind in (m.ChannelClose, m.ConnectionClose))
 SETTLE_SIZE: Final = 4 + 8 + 1  # payload of basic.ack and basic.nack
 SETTLE: Final = Struct(">BHIIQBB")  # their whole frame: type, channel, size, ids, tag, bits, end
 SILENT_INTERVALS: Final = 2  # 4.2.7: heartbeats that may be missing
@@ -100,6 +103,7 @@ class Connection(ABC):
         self._steps = 0
         self._rest: bytes | bytearray = b""
         self._needed = 0  # octets that `_rest` needs before it says more
+        self._guilt: tuple[RemoteProtocolError, int] | None = None  # of this channel, to be refused next
         self._channels: dict[int, Channel] = {}
         self._ready: set[int] = set()  # open channels that have begun no content
         self._runs: dict[bytes, Callable[[bytes, int, int, list[Event]], int]] = {}
@@ -171,6 +175,9 @@ class Connection(ABC):
     def _read(self, data: bytes, events: list[Event]) -> int:
         """Read all complete frames; returns where the incomplete one begins."""
         self._needed = 0
+        if self._guilt is not None:
+            (fault, number), self._guilt = self._guilt, None
+            self.refuse(fault, number, events)
         at = self._read_greeting(data, events)
         end = len(data)
         runs = self._runs
@@ -185,17 +192,35 @@ class Connection(ABC):
                     self._steps += (after - at) // RUN_STEP_OCTETS
                     at = after
                     continue
-            frame = decode_frame(data, at, self.frame_max)
+            try:
+                frame = decode_frame(data, at, self.frame_max)
+            except RemoteProtocolError:
+                if self._another_time(events):
+                    break
+                raise
             if frame is None:
                 self._needed = frame_octets(data, at)
                 break
-            kind, number, payload, at = frame
+            kind, number, payload, after = frame
+            if kind == FRAME_METHOD and payload[:4] in ENDINGS and self._another_time(events):
+                break
+            at = after
             self._steps += 1 if kind == FRAME_BODY else 1 + len(payload) // STEP_OCTETS
             try:
                 self._take(kind, number, payload, events)
             except RemoteProtocolError as fault:
+                if self._another_time(events):
+                    self._guilt = fault, number
+                    break
                 self.refuse(fault, number, events)
         return at
+
+    def _another_time(self, events: list[Event]) -> bool:
+        """Whether what comes next has to wait until these events are done with."""
+        if not (events and self._bounded):
+            return False
+        self.unread = True
+        return True
 
     @abstractmethod
     def _read_greeting(self, data: bytes, events: list[Event]) -> int:

@@ -27,7 +27,7 @@ from gateway.protocols.amqp091.codec import (
 from gateway.protocols.amqp091.sending import Deliverer, Publisher
 from gateway.protocols.amqp091.server import ServerConnection
 from gateway.protocols.amqp091.spec import HEARTBEAT_FRAME, ReplyCode
-from tests.protocols.amqp091.wires import Wire, new_client, octets_apart, open_wire
+from tests.protocols.amqp091.wires import Wire, heard, new_client, octets_apart, open_wire
 
 RAW = bytes.fromhex("1000 02")
 KEY = AmqpAddress("ex", "a.b")
@@ -320,7 +320,7 @@ ORDER_FAULTS = [
 def test_hard_faults(octets: bytes, code: int, split: Callable[[bytes], list[bytes]]) -> None:
     wire = open_wire()
     good = publish_octets(1, KEY, b"good")
-    events = [event for piece in split(good + octets + good) for event in wire.server.receive_data(piece, 0)]
+    events = [event for piece in split(good + octets + good) for event in heard(wire.server, piece)]
     first, *_, last = events
     assert isinstance(first, e.Publishes)
     assert first.contents[0] == (1, arguments(KEY), RAW, b"good")

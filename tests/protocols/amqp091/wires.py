@@ -11,6 +11,7 @@ from gateway.model.properties import Value, ValueType
 from gateway.protocols.amqp091 import events as e
 from gateway.protocols.amqp091.client import ClientConnection
 from gateway.protocols.amqp091.codec import BasicProperties, encode_response
+from gateway.protocols.amqp091.connection import Connection
 from gateway.protocols.amqp091.methods import METHODS, Method
 from gateway.protocols.amqp091.server import ServerConnection
 from gateway.protocols.amqp091.spec import FIXED_FIELDS, PROPERTIES
@@ -50,6 +51,14 @@ def open_wire(channels: int = 1, **options: Any) -> Wire:
     assert wire.server.channels == wire.client.channels == list(range(1, channels + 1))
     wire.take()
     return wire
+
+
+def heard(side: Connection, octets: bytes) -> list[e.Event]:
+    """All that the octets say, in as many calls as it takes."""
+    events = side.receive_data(octets, 0)
+    while side.unread:
+        events += side.receive_data(b"", 0)
+    return events
 
 
 def octets_apart(octets: bytes) -> list[bytes]:
