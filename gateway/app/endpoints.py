@@ -84,6 +84,7 @@ def add_listener(gateway: Gateway, name: str, tasks: Tasks) -> None:
         stats,
         connections_max=limits.connections_max,
         front=front_of(name, given),
+        users=gateway.settings.users,
     )
     ingress.listener = listener
     gateway.switch.namespaces[name] = namespace

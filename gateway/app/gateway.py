@@ -9,7 +9,7 @@ leaves the old ones in force.
 from __future__ import annotations
 
 import signal
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from dataclasses import asdict
 from functools import partial
 from typing import Final
@@ -41,9 +41,11 @@ from gateway.broker.amqpfast.hosts import FastHosts
 from gateway.broker.backstop import Backstop
 from gateway.broker.journaling import open_journal
 from gateway.broker.memory import Publisher
+from gateway.broker.memory_shares import Claim, MemoryShares
 from gateway.broker.mqtt.namespace import MqttNamespace, SessionShares
 from gateway.broker.mqtt.retained import Retained
 from gateway.broker.mqtt.session import SessionLimits
+from gateway.broker.places import place_of
 from gateway.containment import contained
 from gateway.egress.link import Link
 from gateway.errors import ConfigurationError
@@ -131,6 +133,12 @@ class Gateway:
         self.watchdog = Watchdog(settings.log.slow_turn_secs)
         self.metrics.turns = self.watchdog.turns
         self.memory.connections = self._publishers
+        self.memory_shares = MemoryShares(
+            self.memory,
+            self._claims,
+            per_user=limits.memory_per_user_share,
+            per_address=limits.memory_per_address_share,
+        )
         self.writes = WriteSet()
         self.writes.took_long = self.watchdog.suspect
         self.writes.wake_up_ends = self._wake_up_ends
@@ -196,6 +204,7 @@ class Gateway:
             nursery.start_soon(forever, "timer", partial(self.hosts.alarms.run, self.writes.flush))
             nursery.start_soon(forever, "timer", partial(self.backstop.run, self.writes.flush))
             nursery.start_soon(forever, "timer", partial(self.memory.run, self.writes.flush))
+            nursery.start_soon(forever, "timer", partial(self.memory_shares.run, self.writes.flush))
             task_status.started(self)
             await self._stopping.wait()
             await self._drain()
@@ -237,6 +246,20 @@ class Gateway:
             for connection in listener.connections
             if isinstance(connection, AmqpConnection | FastConnection | MqttConnection)
         ]
+
+    def _claims(self) -> Iterator[Claim]:
+        """Who has what of messages in memory. What there is may change while this is gone through."""
+        for queue in list(self.hosts.queues()):
+            yield queue, queue.in_memory, queue.user, ""
+        for fast in list(self.fast_hosts.queues()):
+            yield fast, fast.in_memory, fast.maker or "", ""
+        for session in list(self.mqtt.sessions.values()):
+            yield session, session.in_memory, session.user, session.place
+        for listener in self.listeners.values():
+            for connection in list(listener.connections):
+                if isinstance(connection, AmqpConnection | FastConnection):
+                    sender = connection.sender
+                    yield None, connection.outstanding.octets, sender.user, place_of(sender.address)
 
     def _memory_changed(self, short: bool) -> None:
         figures = {"used_bytes": self.memory.used, "limit_bytes": self.memory.mark}
@@ -288,6 +311,7 @@ class Gateway:
             **self.hosts.gauges(),
             **self.backstop.gauges(),
             **self.memory.gauges(),
+            **self.memory_shares.gauges(),
         }
         for name, read in self.fast_hosts.added_to(gauges).items():
             self.metrics.broker_gauge(name, read)

@@ -63,7 +63,11 @@ def resident_reader(process: Path = PROCESS) -> Callable[[], int] | None:
 
 
 def trimmer() -> Callable[[], None] | None:
-    """What has glibc return all that is free; None where there is another library."""
+    """What has glibc return all that is free; None where there is another library.
+
+    To call it in a thread would not spare the loop: it has the allocator locked for as long as it takes, so
+    that the next body or read waits for it, and its connection would be blamed for the long turn.
+    """
     try:
         malloc_trim = ctypes.CDLL(None).malloc_trim
     except (OSError, AttributeError):

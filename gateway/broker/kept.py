@@ -152,6 +152,7 @@ class Kept(Aside):
     ) -> None:
         """`memory_...`: beyond them messages wait on disk alone."""
         super().__init__(store, log, self._has_arrived, queue.weigh)
+        self.restrained = False  # its owner holds too much of the memory: what comes waits on disk alone
         self._queue = queue
         self._messages_max = memory_messages_max
         self._octets_max = memory_octets_max
@@ -223,6 +224,8 @@ class Kept(Aside):
 
     def _memory_full(self) -> bool:
         queue = self._queue
+        if self.restrained:
+            return True
         return len(queue) - self.count >= self._messages_max or queue.octets - self.octets >= self._octets_max
 
     def _put_aside(self, first: int, messages: list[Message]) -> None:

@@ -9,13 +9,21 @@ as much as the sender sends without an answer, and goes in the order in which it
 from __future__ import annotations
 
 from collections.abc import Callable
-from typing import Generic, TypeVar
+from typing import Final, Generic, TypeVar
 
 from gateway.model.batch import Part
 from gateway.model.outcome import Outcome, Reason, Verdict
 
 FULL = Outcome(Verdict.RELEASED, Reason.QUOTA, "the queue is full")
+FLOOR: Final = 65_536  # octets that whoever is restrained may hold in any case
 R = TypeVar("R")
+
+
+def lowered(allowed: int, octets: int) -> int:
+    """The limit, until its owner has less, of what may hold `allowed` octets and holds `octets`: it is full.
+    Whoever cannot be stopped is refused when there is a quarter more, for that is at twice the limit.
+    """
+    return min(allowed, max(octets * 5 // 8, FLOOR))
 
 
 class Pressure:

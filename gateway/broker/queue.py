@@ -17,7 +17,7 @@ from collections import deque
 from collections.abc import Callable, Iterable, Sequence
 from typing import TYPE_CHECKING, Final, Protocol
 
-from gateway.broker.pressure import FULL, Pressure
+from gateway.broker.pressure import FULL, Pressure, lowered
 from gateway.model.address import AmqpAddress
 from gateway.model.batch import Part
 from gateway.model.message import NEVER, Message, weight_of
@@ -84,6 +84,7 @@ class Queue:
         self._expired = expired
         self.refused = 0
         self._pressure = Pressure()
+        self._allowed: int | None = None  # octets; while its owner holds too much, and `octets_max` is less
 
     def __len__(self) -> int:
         paged = 0 if self.kept is None else self.kept.count
@@ -93,6 +94,22 @@ class Queue:
     def full(self) -> bool:
         """True: its sources should stop reading until it has drained."""
         return len(self) >= self.messages_max or self.octets >= self.octets_max
+
+    @property
+    def in_memory(self) -> int:
+        """Octets of what waits and is not on disk alone."""
+        return self.octets if self.kept is None else self.octets - self.kept.octets
+
+    def restrain(self, on: bool) -> None:
+        """Its owner holds too much of the memory, or does no longer. A repeated call is ignored."""
+        if self.kept is not None:
+            self.kept.restrained = on
+        elif on and self._allowed is None:
+            self._allowed = self.octets_max
+            self.octets_max = lowered(self._allowed, self.octets)
+        elif not on and self._allowed is not None:
+            self.octets_max, self._allowed = self._allowed, None
+            self._tell_drained()
 
     def publish(self, part: Part) -> None:
         """Take the part. It is accepted when it is safe: at once, unless it is kept on disk.

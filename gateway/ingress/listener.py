@@ -12,7 +12,7 @@ from __future__ import annotations
 import errno
 import socket
 import sys
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from enum import Enum
 from typing import Final, Protocol
 
@@ -27,7 +27,7 @@ from gateway.ingress.front.announced import Unannounced, within_any
 from gateway.ingress.front.layers import Front
 from gateway.ingress.front.waiting import Waiting
 from gateway.model.message import Sender
-from gateway.settings import Limits
+from gateway.settings import Limits, User
 from gateway.telemetry.stats import FrameCounts, ListenerStats
 from gateway.transport.poller import Poller
 from gateway.transport.rate import Rate
@@ -102,6 +102,7 @@ class Listener:
         *,
         connections_max: int,
         front: Front | None = None,
+        users: Mapping[str, User] | None = None,
     ) -> None:
         self.name = name
         self.host = host
@@ -109,6 +110,7 @@ class Listener:
         self.stats = stats
         self.open = False
         self.front = front or Front()
+        self._users = users or {}
         self._protocol = protocol
         self._writes = writes
         self._door: Door[Connection] = Door(protocol.limits, connections_max)
@@ -238,8 +240,10 @@ class Listener:
         return self._door.may_be(user, place_of(remote))
 
     def named(self, connection: Connection, user: str) -> None:
-        """The client has said who it is."""
+        """The client has said who it is. Said once: or it would get another second's worth each time."""
         self._door.named(connection, user)
+        if (own := self._users.get(user)) is not None:
+            connection.stream.rate = self._rate(own)
 
     def _make_room(self) -> None:
         """A stranger goes, if the listener is full of them."""
@@ -282,10 +286,7 @@ class Listener:
         # A single message may exceed the limit: it is written whole.
         stream.backlog_max = limits.output_bytes_max + 2 * limits.message_bytes_max
         stream.layer_ended = self._layer_ended
-        if limits.receive_bytes_per_sec_max or limits.receive_messages_per_sec_max:
-            stream.rate = Rate(
-                limits.receive_bytes_per_sec_max, limits.receive_messages_per_sec_max, trio.current_time()
-            )
+        stream.rate = self._rate()
         websocket = self.front.upgraded(stream.backlog_max)
         stream.layer = within(stream.layer, websocket)
         connection = self._protocol.connect(stream, since)
@@ -293,6 +294,17 @@ class Listener:
             stream.count_with(self.stats)
         self._enter(connection, stream)
         return websocket
+
+    def _rate(self, user: User | None = None) -> Rate | None:
+        """How much a connection may send, `user`'s if that is known; None: as much as it can."""
+        limits = self._protocol.limits
+        octets, messages = limits.receive_bytes_per_sec_max, limits.receive_messages_per_sec_max
+        if user is not None:
+            if user.receive_bytes_per_sec_max is not None:
+                octets = user.receive_bytes_per_sec_max
+            if user.receive_messages_per_sec_max is not None:
+                messages = user.receive_messages_per_sec_max
+        return Rate(octets, messages, trio.current_time()) if octets or messages else None
 
     def _enter(self, connection: Connection, stream: Stream) -> None:
         self._make_room()

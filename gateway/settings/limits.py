@@ -26,6 +26,13 @@ class Limits(Part):
     memory_bytes_max: int = Field(0, ge=0)
     """Memory of the process; above it publishers are not read until consumers have made room. 0: six tenths
     of what its control group or the machine has. A third above it, what cannot be stopped is refused."""
+    memory_per_user_share: float = Field(0.25, gt=0, le=1)
+    """Part of `memory_bytes_max` that messages in one user's queues, subscriptions and sessions, and those
+    that its AMQP clients have not acknowledged, may take when three quarters of it are used: so that one user
+    alone does not bring it to where everybody waits."""
+    memory_per_address_share: float = Field(0.25, gt=0, le=1)
+    """The same of one address (of IPv6: one /64), in sessions and of what is not acknowledged. This machine
+    is not counted."""
     connections_max: int = Field(10_000, ge=1)
     """Connections of one listener: each costs a descriptor and some 10 KiB."""
     connections_per_address_max: int = Field(0, ge=0)

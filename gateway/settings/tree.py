@@ -118,6 +118,10 @@ class User(Part):
     scram: SecretStr | None = None
     """Keys for MQTT 5 clients that authenticate by SCRAM-SHA-256, beside the hash or instead of it."""
     scram_file: FilePath | None = None
+    receive_bytes_per_sec_max: int | None = Field(None, ge=0)
+    """Of each of its connections, in place of the listener's; 0 for any number."""
+    receive_messages_per_sec_max: int | None = Field(None, ge=0)
+    """The same in messages that it publishes."""
 
     @model_validator(mode="after")
     def _one_of_each(self) -> Self:

@@ -107,6 +107,7 @@ BROKER_GAUGES: Final[dict[str, str]] = {
     "gateway_exchanges": "AMQP exchanges of the embedded broker.",
     "gateway_memory_blocked": "1 while publishers are stopped for want of memory.",
     "gateway_memory_bytes": "Memory that the process occupies.",
+    "gateway_memory_shares_full": "Users and addresses that hold more than their share of the memory.",
     "gateway_memory_limit_bytes": "Above so much publishers are stopped.",
     "gateway_partial_transfers": "Restartable AMQP/Fast transfers that are not complete.",
     "gateway_partial_transfers_bytes": "Octets that have come of them.",

@@ -64,6 +64,10 @@ class KeptQueueModel(RuleBasedStateMachine):
             if outcome is ACCEPTED and isinstance(receipt, int)
         }
 
+    @rule(on=st.booleans())
+    def restrain(self, on: bool) -> None:
+        self.queue.restrain(on)
+
     @rule(durable=st.lists(st.booleans(), min_size=1, max_size=6))
     def publish(self, durable: list[bool]) -> None:
         numbers = list(range(self.next, self.next + len(durable)))

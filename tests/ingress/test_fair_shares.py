@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import resource
 from pathlib import Path
-from typing import Any
+from typing import Any, Final
 
 import pytest
 import structlog
@@ -12,15 +12,17 @@ from pydantic import SecretStr
 
 from gateway.app.descriptors import descriptors_for_clients, divide_descriptors, raise_descriptors
 from gateway.broker import access as access_module
+from gateway.broker.access import hash_password
 from gateway.containment import counted
 from gateway.protocols.amqp091 import methods as m
 from gateway.protocols.amqp091.events import Closed
 from gateway.protocols.mqtt.spec import Property, ReasonCode, Version
 from gateway.settings import Limits, Listener, Settings, Store, User
 from gateway.telemetry.logs import WHOLE_MAX, Limiter
+from gateway.transport.rate import Rate
 from tests.ingress.amqp_client import Amqp
 from tests.ingress.amqpfast.client import QUEUE, TOPIC, Fast
-from tests.ingress.clients import Raw, connect, eventually, stats
+from tests.ingress.clients import Mqtt, Raw, connect, eventually, stats
 from tests.interop.gateway_fixture import LOOPBACK, Running, running, settings_of
 
 CONNECT = b"\x10\x0d\x00\x04MQTT\x04\x02\x00\x00\x00\x01c"
@@ -324,3 +326,146 @@ def test_lines_that_cannot_be_written_cost_nothing_else(monkeypatch: pytest.Monk
         eventually(lambda: counted["timer"] > before + 1)
         with connect(gateway)[0] as client:
             assert client.quiet()
+
+
+# Rates.
+
+HASH: Final = SecretStr(hash_password("right"))
+SLOW: Final = User(password_hash=HASH, receive_bytes_per_sec_max=50, receive_messages_per_sec_max=2)
+FAST: Final = User(password_hash=HASH, receive_messages_per_sec_max=0)
+USUAL: Final = User(password_hash=HASH)
+
+
+def numbers(rate: Rate) -> tuple[int, int]:
+    return rate.octets_per_sec, rate.messages_per_sec
+
+
+def enter(gateway: Running, protocol: str, user: str) -> Raw:
+    """A client that has said who it is, and has been answered."""
+    if protocol == "mqtt":
+        return connect(gateway, user, user=(user, b"right"))[0]
+    if protocol == "amqp091":
+        return Amqp(gateway, user=user, password="right").open()
+    return Fast(gateway, user=user, password="right").open()
+
+
+@pytest.mark.parametrize("protocol", ["mqtt", "amqp091", "amqpfast"])
+@pytest.mark.parametrize(
+    ("listener", "expected"),
+    [
+        ((0, 0), {"slow": (50, 2), "fast": None, "usual": None}),
+        ((70_000, 0), {"slow": (50, 2), "fast": (70_000, 0), "usual": (70_000, 0)}),
+        ((0, 9), {"slow": (50, 2), "fast": None, "usual": (0, 9)}),
+        ((70_000, 9), {"slow": (50, 2), "fast": (70_000, 0), "usual": (70_000, 9)}),
+    ],
+)
+def test_a_users_rates_take_the_place_of_the_listeners(
+    protocol: str, listener: tuple[int, int], expected: dict[str, tuple[int, int] | None]
+) -> None:
+    octets, messages = listener
+    limits = Limits(receive_bytes_per_sec_max=octets, receive_messages_per_sec_max=messages)
+    users = {"slow": SLOW, "fast": FAST, "usual": USUAL}
+    with running(settings_of(users=users, limits=limits)) as gateway:
+
+        def rates() -> dict[str, tuple[int, int] | None]:
+            found = gateway.gateway.listeners[protocol].connections
+            return {
+                one.sender.user: None if (rate := one.stream.rate) is None else numbers(rate) for one in found
+            }
+
+        with (
+            enter(gateway, protocol, "slow"),
+            enter(gateway, protocol, "fast"),
+            enter(gateway, protocol, "usual"),
+        ):
+            assert gateway.ask(rates) == expected
+
+
+def send_many(client: Raw) -> None:
+    """A hundred messages in one write, without an answer."""
+    if isinstance(client, Mqtt):
+        client.send(b"\x30\6\0\1t\0hi" * 100)
+    elif isinstance(client, Amqp):
+        client.publish("", "nowhere", *[b"hi"] * 100)
+    elif isinstance(client, Fast):
+        client.put(client.handle("t", TOPIC), *[b"hi"] * 100, confirm=False)
+
+
+@pytest.mark.parametrize("protocol", ["mqtt", "amqp091", "amqpfast"])
+def test_who_is_too_fast_for_its_user_is_not_read_and_another_user_is(protocol: str) -> None:
+    users = {"slow": User(password_hash=HASH, receive_messages_per_sec_max=1), "usual": USUAL}
+    with running(settings_of(users=users)) as gateway:
+
+        def read() -> dict[str, bool]:
+            found = gateway.gateway.listeners[protocol].connections
+            return {one.sender.user: one.stream.listening for one in found}
+
+        with enter(gateway, protocol, "slow") as slow, enter(gateway, protocol, "usual") as usual:
+            for client in (usual, slow):
+                send_many(client)
+            eventually(lambda: stats(gateway, protocol).messages_in == 200)
+            eventually(lambda: gateway.ask(read) == {"slow": False, "usual": True})
+
+
+# Memory.
+
+
+def test_a_users_share_of_the_memory_stops_its_publishers_and_nobody_elses() -> None:
+    users = {"eve": USUAL, "ann": USUAL}
+    with running(settings_of(users=users, store=Store(enabled=False))) as gateway:
+
+        def reading() -> dict[str, bool]:
+            found = gateway.gateway.listeners["amqp091"].connections
+            return {one.sender.user: one.stream.reading for one in found}
+
+        def use(part: float) -> None:
+            memory = gateway.gateway.memory
+            memory.mark = 4_000_000
+            memory._resident = lambda: int(part * memory.mark)
+            memory._trim = None
+
+        gateway.ask(lambda: use(0.8))
+        with (
+            Amqp(gateway, user="eve", password="right").open() as eve,
+            Amqp(gateway, user="ann", password="right").open() as ann,
+        ):
+            for client, queue in ((eve, "e"), (ann, "a")):
+                declare(client, queue)
+            ann.publish("", "a", bytes(500_000))
+            eve.publish("", "e", *[bytes(100_000)] * 11)
+            shares = gateway.gateway.memory_shares
+            eventually(lambda: gateway.ask(lambda: shares.over) == {("user", "eve")})
+            eve.publish("", "e", b"one")
+            ann.publish("", "a", b"one")
+            eventually(lambda: gateway.ask(reading) == {"eve": False, "ann": True})
+            gateway.ask(lambda: use(0.5))
+            eventually(lambda: gateway.ask(reading) == {"eve": True, "ann": True})
+            assert not shares.over
+
+
+def test_what_is_held_in_memory_is_somebodys_in_every_protocol() -> None:
+    users = {"ann": USUAL, "bob": USUAL, "eve": USUAL}
+    with running(settings_of(users=users)) as gateway:
+
+        def held() -> dict[str, int]:
+            found: dict[str, int] = {}
+            for _, octets, user, _ in gateway.gateway._claims():
+                found[user] = found.get(user, 0) + octets // 100_000
+            return {user: count for user, count in found.items() if count}
+
+        lasting(gateway, "away", 60)
+        with (
+            connect(gateway, "ann", user=("ann", b"right"))[0] as mqtt,
+            Amqp(gateway, user="bob", password="right").open() as amqp,
+            Fast(gateway, user="eve", password="right").open() as fast,
+        ):
+            mqtt.subscribe("big", qos=1)
+            mqtt.publish("big", bytes(100_000), qos=1, packet_id=7)
+            declare(amqp, "b")
+            amqp.publish("", "b", *[bytes(100_000)] * 2)
+            fast.put(fast.handle("f", QUEUE), *[bytes(100_000)] * 3)
+            eventually(lambda: gateway.ask(held) == {"ann": 1, "bob": 2, "eve": 3})
+            amqp.call(m.BasicConsume("b"), m.BasicConsumeOk)
+            amqp.delivered(2)
+            assert gateway.ask(held) == {"ann": 1, "bob": 2, "eve": 3}, "it has not been acknowledged"
+        eventually(lambda: "bob" in gateway.ask(held))

@@ -5,10 +5,10 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator, Mapping
 
 from gateway.broker.amqpfast.definitions import Bodies, FastDefinitions
+from gateway.broker.amqpfast.destinations import FastQueue, Subscription
 from gateway.broker.amqpfast.partials import Partials
 from gateway.broker.amqpfast.spool import Spool
 from gateway.broker.amqpfast.virtual_host import FastHost
-from gateway.broker.priorities import PriorityQueue
 from gateway.settings.amqpfast import FastVirtualHost
 from gateway.settings.limits import Limits
 from gateway.store.store import Store
@@ -76,7 +76,7 @@ class FastHosts(dict[str, FastHost]):
         """The store is closed, the gateway ends."""
         self.spool.close()
 
-    def queues(self) -> Iterator[PriorityQueue]:
+    def queues(self) -> Iterator[FastQueue | Subscription]:
         """All queues, those of subscriptions included."""
         for host in self.values():
             yield from host.queues.values()

@@ -21,6 +21,7 @@ from __future__ import annotations
 import time
 from collections import deque
 from collections.abc import Callable
+from dataclasses import replace
 from functools import partial
 from itertools import groupby
 from typing import ClassVar
@@ -185,13 +186,18 @@ class KeptSession(Session):
         written = partial(self._written, first, count, octets, alone, told)
         self._records.store.append(self.log, first, messages, written, tag=grant.encode())
 
+    @property
+    def in_memory(self) -> int:
+        """Octets of what waits or is in flight, and is not on disk alone."""
+        return self._octets if self._aside is None else self._octets - self._aside.octets
+
+    def _lowered(self, limits: SessionLimits) -> SessionLimits:
+        """What comes waits on disk alone."""
+        return replace(limits, memory_octets_max=0)
+
     def _memory_full(self) -> bool:
         limits = self.limits
-        aside = 0 if self._aside is None else self._aside.octets
-        return (
-            len(self._waiting) >= limits.memory_messages_max
-            or self._octets - aside >= limits.memory_octets_max
-        )
+        return len(self._waiting) >= limits.memory_messages_max or self.in_memory >= limits.memory_octets_max
 
     def _on_disk(self) -> Aside:
         if self._aside is None:

@@ -13,14 +13,14 @@ from __future__ import annotations
 import time
 from collections import deque
 from collections.abc import Callable
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from itertools import islice
 from typing import ClassVar, Final, NamedTuple, Protocol
 
 from gateway.broker.mqtt.incoming import Incoming
 from gateway.broker.mqtt.retained import PIECE_MESSAGES_MAX, Walk
 from gateway.broker.mqtt.subscription import Grant, SubscriptionOptions
-from gateway.broker.pressure import Pressure
+from gateway.broker.pressure import Pressure, lowered
 from gateway.model.batch import Part
 from gateway.model.message import Message, weight_of
 
@@ -117,6 +117,7 @@ class Session:
     _octets: int = 0  # that wait or are in flight
     _tight: bool = False  # sources are held, or it has stalled
     _last_id: int = 0
+    _allowed: SessionLimits | None = None  # while its owner holds too much, and `limits` are less
 
     def __post_init__(self) -> None:
         self.patient = self.limits.holds
@@ -133,6 +134,24 @@ class Session:
     def full(self) -> bool:
         """True: while the client is connected, its sources should stop reading."""
         return len(self) >= self.limits.messages_max or self._octets >= self.limits.octets_max
+
+    @property
+    def in_memory(self) -> int:
+        """Octets of what waits or is in flight, and is not on disk alone."""
+        return self._octets
+
+    def restrain(self, on: bool) -> None:
+        """Its owner holds too much of the memory, or does no longer. A repeated call is ignored."""
+        if on and self._allowed is None:
+            self._allowed = self.limits
+            self.limits = self._lowered(self.limits)
+        elif not on and self._allowed is not None:
+            self.limits, self._allowed = self._allowed, None
+            if self._tight:
+                self._ease()
+
+    def _lowered(self, limits: SessionLimits) -> SessionLimits:
+        return replace(limits, octets_max=lowered(limits.octets_max, self._octets))
 
     @property
     def room(self) -> int:

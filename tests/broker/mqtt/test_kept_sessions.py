@@ -455,3 +455,29 @@ def test_retained_messages_are_bounded_after_a_restart_too(tmp_path: Path) -> No
     with Opened(tmp_path, before=lambda store: found.append(Retained(messages_max=1, store=store))):
         assert (len(found[0]), found[0].refused) == (1, 1)
         assert "b" in found[0]
+
+
+def test_a_restrained_session_leaves_what_comes_on_disk_and_sends_it_in_order(tmp_path: Path) -> None:
+    with World(tmp_path) as world:
+        session = world.session("c", "#")
+        outlet = connected(session, receive_maximum=1)
+        (grant,) = world.space.sinks(MqttAddress("a/b"))
+        publish(grant, several(3))
+        held = session.in_memory
+        session.restrain(True)
+        assert not publish(grant, several(5)).held
+        assert (len(session), session.in_memory) == (7, held)
+        session.restrain(False)
+        publish(grant, several(2))  # behind the others
+        assert session.in_memory == held
+        assert world.one.commit() is ACCEPTED
+        for packet_id in range(1, 11):
+            world.one.store.flush()
+            world.one.loop.run_until(lambda: session.in_flight)
+            assert list(session.in_flight) == [packet_id]
+            session.finish(packet_id)
+            session.pump()
+        assert [row.message.body for row in outlet.rows] == [
+            one.body for count in (3, 5, 2) for one in several(count)
+        ]
+        assert session.in_memory == 0
