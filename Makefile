@@ -16,7 +16,7 @@ run: $(ALONE)
 
 # Two processes share the tests: most of them wait for programs that they have started.
 test: lint peers
-	$(BIN)/pytest -q -n 2 --dist loadfile $(ARGS)
+	$(BIN)/pytest -q -n 2 --dist loadfile --no-loadscope-reorder $(ARGS)
 
 lint: $(STAMP)
 	$(BIN)/ruff check .

@@ -126,5 +126,6 @@ def _ended(probe: subprocess.Popen[str]) -> Seen:
         out, _ = probe.communicate(timeout=SOON_SECS)
     except subprocess.TimeoutExpired:
         raise AssertionError(f"nobody else was answered for {SOON_SECS:.0f} s after the attack") from None
+    assert out, f"the probe ended with {probe.returncode}"
     said = json.loads(out)
     return Seen(said["round_trips"]["mqtt"], said["round_trips"]["http"], said["failures"])

@@ -68,6 +68,7 @@ def typed_notes(arena: Arena) -> None:
     found = 0
     while found < len(NOTES):
         found += fast.bodies(1) == [b"good"]
+    fast.cut()
 
 
 @case()
@@ -89,6 +90,8 @@ def the_notes_of_amqpfast(arena: Arena) -> None:
                 pass
             while device.body() != b"good":
                 pass
+        device.cut()
+        producer.cut()
 
 
 def _heads() -> list[bytes]:

@@ -614,7 +614,8 @@ def test_a_fault_between_the_store_and_the_loop(
         store._writer.call_soon(raises)
     else:
         storing.ask(lambda: (store._do(raises), store.flush()))
-    storing.until(lambda: counted == {"store": 1})
+    storing.until(lambda: counted["store"] > 0)  # a timer may have ended a wake-up, too
+    assert set(counted) == {"store"}
     with Amqp(storing).open() as client:
         client.call(m.QueueDeclare("q", durable=True), m.QueueDeclareOk)
         client.call(m.ConfirmSelect(), m.ConfirmSelectOk)

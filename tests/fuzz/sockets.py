@@ -53,6 +53,10 @@ class Consumers:
         self.everything = self._everything(arena)
         self.sender: Mqtt = connect(arena, "sender")[0]
 
+    def close(self) -> None:
+        for sock in (self.device.sock, self.amqp.sock, self.fast.sock, self.sender.sock, *self.everything):
+            sock.close()
+
     def _everything(self, arena: Arena) -> list[socket.socket]:
         """Those who take all that crosses, so that it has to be encoded for each protocol; nobody looks at
         what they get."""
@@ -168,6 +172,7 @@ def fuzz(folder: Path, seed: int, *, count: int = 0, seconds: float = 0.0, keep_
                 ) from error
         consumers.see(turn + 1)
         fuzzer.close()
+        consumers.close()
         assert errors(arena) == {}, (seed, told(arena))
         arena.restart()
         assert arena.terminate() == 0

@@ -468,4 +468,7 @@ def test_a_broker_without_mqtt_5_is_spoken_to_in_3_1_1(
         subscribed(gateway, 2)
         assert old.refused == refused
         publish(mosquitto.port, "up/x", b"two")
-        assert [body for _, _, body in fetch(amqp, queue, 1)] == [b"two"]
+        found = [body for _, _, body in fetch(amqp, queue, 1)]
+        if found == [b"one"]:  # it was cut before the acknowledgement went out: at least once
+            found = [body for _, _, body in fetch(amqp, queue, 1)]
+        assert found == [b"two"]

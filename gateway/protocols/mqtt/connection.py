@@ -76,7 +76,9 @@ PUBLISH_EXTRA_MAX: Final = 5 + 2 + 2 + 4 + 3  # fixed header, lengths of topic a
 STEPS_MAX: Final = 128  # of a server at each call: a millisecond or two, so that no flood holds up the others
 STEP_OCTETS: Final = 16  # of a packet that is decoded whole, beside the step for itself: as of one filter
 ROWS_MAX: Final = 1_024  # of runs: what they cost here and behind, together about the same
+ROWS_DEAR: Final = 96  # of runs whose rows cost a hundred times as much behind, for each topic is new there
 RUN_OCTETS: Final = 8_192  # after which the rows are counted
+RUN_OCTETS_DEAR: Final = 512
 PUBLISH_PIECES: Final = 6  # of each PUBLISH in `out`: joined once, all together, they cost least
 
 
@@ -100,6 +102,8 @@ class Connection:
         "_error",
         "_little",
         "_needed",
+        "_rows_max",
+        "_run_octets",
         "_said_aliases",
         "_steps",
         "_v5",
@@ -147,6 +151,8 @@ class Connection:
         self.out: list[bytes] | None = None
         self.pending = False
         self.unread = False
+        self._rows_max = ROWS_MAX
+        self._run_octets = RUN_OCTETS
         self._steps = 0
         self._byte_order: ByteOrder = byte_order
         self._aliases: dict[int, bytes] = {}
@@ -208,7 +214,7 @@ class Connection:
                         break
                     if self.bounded and self._is_enough(events, at - begin):
                         break
-                    if at - begin >= RUN_OCTETS:
+                    if at - begin >= self._run_octets:
                         continue
                     self._steps += (at - begin) >> 6
                 stop = self._one(data, at, events)
@@ -239,11 +245,16 @@ class Connection:
 
     def _is_enough(self, events: list[Event], octets: int) -> bool:
         """Runs, the last one of so many octets, have brought as much as one call should; there is more."""
-        if octets >= RUN_OCTETS:
+        if octets >= self._run_octets:
             rows = sum(len(event.rows) for event in events if isinstance(event, Publishes | Acks))
-            self.unread = rows >= ROWS_MAX
+            self.unread = rows >= self._rows_max
         self.unread = self.unread or self._steps >= STEPS_MAX
         return self.unread
+
+    def messages_cost(self, *, dear: bool) -> None:
+        """Those of the last call were dear to deal with, or not: the next call brings as many as is well."""
+        self._rows_max = ROWS_DEAR if dear else ROWS_MAX
+        self._run_octets = RUN_OCTETS_DEAR if dear else RUN_OCTETS
 
     @property
     def begun(self) -> int:
@@ -270,8 +281,8 @@ class Connection:
         """Decode PUBLISH and plain acknowledgements from `at`; returns where something else begins."""
         end = len(data)
         most = end - 3
-        if most - at > RUN_OCTETS:
-            most = at + RUN_OCTETS
+        if most - at > self._run_octets:
+            most = at + self._run_octets
         limit = self.packet_bytes_max
         v5 = self._v5
         publishes: list[Row] | None = None
