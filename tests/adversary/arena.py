@@ -19,7 +19,7 @@ from typing import Any, Final
 from tests.interop.gateway_fixture import LOOPBACK
 from tests.interop.gateway_process import ROOT, GatewayProcess, environment
 
-SOON_SECS: Final = 10.0  # what the probe may need to end
+SOON_SECS: Final = 20.0  # what the probe may need to end
 
 
 class Arena(GatewayProcess):

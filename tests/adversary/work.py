@@ -76,12 +76,9 @@ def retained(arena: Arena) -> None:
         sock.recv(2)
     with mqtt(arena.port("mqtt"), b"reader") as sock:
         sock.sendall(packet(0x82, b"\0\1", b"\0", *(text(b"#") + b"\0" for _ in range(200))))
-        sock.settimeout(2.0)
         found = 0
-        with suppress(OSError):
-            while found < 4 * MIB and (octets := sock.recv(65_536)):
-                found += len(octets)
-        assert found > 20_000 * len(b"0_r/1x"), "each topic at least once"
+        while found < 20_000 * len(b"0_r/1x"):  # each topic at least once
+            found += len(sock.recv(65_536))
 
 
 @case()
