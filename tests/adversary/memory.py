@@ -46,7 +46,7 @@ def transient_queues(arena: Arena) -> None:
             client.publish("", f"heap {turn % 15}", body)
 
 
-@case(grown_mib=300, **LIMITED)
+@case(grown_mib=300)
 def gets_without_acknowledgement(arena: Arena) -> None:
     """`basic.get` of all that there is, and no word of thanks."""
     with Amqp(arena).open() as client, suppress(ConnectionError, OSError):
