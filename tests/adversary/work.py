@@ -5,7 +5,9 @@ from __future__ import annotations
 import random
 import socket
 from contextlib import ExitStack, suppress
+from itertools import pairwise
 
+from gateway.model.properties import Value, ValueType, string
 from gateway.protocols.amqp091 import methods as m
 from gateway.protocols.amqp091.events import MethodReceived
 from gateway.protocols.amqpfast import commands as c
@@ -109,6 +111,29 @@ def unbinding(arena: Arena) -> None:
                 client.next(MethodReceived)
         client.call(m.QueueDeclare("other"), m.QueueDeclareOk)
         client.call(m.QueueDelete("bound"), m.QueueDeleteOk)
+
+
+@case()
+def chain_of_exchanges(arena: Arena) -> None:
+    """980 exchanges bound one behind the other, into a queue whose messages expire into the first of them."""
+    with Amqp(arena).open() as client:
+        names = [f"link {number}" for number in range(980)]
+        for begin in range(0, len(names), 70):
+            client.say(*(m.ExchangeDeclare(name, "fanout") for name in names[begin : begin + 70]))
+            for _ in range(70):
+                client.next(MethodReceived)
+        client.say(*(m.ExchangeBind(to, source) for source, to in pairwise(names)))
+        for _ in names[1:]:
+            client.next(MethodReceived)
+        arguments = (
+            ("x-message-ttl", Value(ValueType.INT32, 50)),
+            ("x-dead-letter-exchange", string(names[0])),
+        )
+        client.call(m.QueueDeclare("end", arguments=arguments), m.QueueDeclareOk)
+        client.call(m.QueueBind("end", names[-1]), m.QueueBindOk)
+        for _ in range(20):
+            client.publish(names[0], "k", b"x")
+        client.call(m.QueueDeclare("other"), m.QueueDeclareOk)
 
 
 SLOW = (
