@@ -146,7 +146,7 @@ def test_the_allocator_is_asked_only_while_memory_is_short_and_less_often_when_t
         if reading.trimmed > before:
             asked.append(quarter / 4)
     # The first tick found it short; after each vain attempt the wait is doubled, up to a limit.
-    assert asked == [0.25, 2.25, 6.25, 14.25, 22.25, 30.25, 38.25]
+    assert asked == [0.25, *(2.25 + 4 * number for number in range(10))]
     reading.gives_back = MARK // 2
     reading.octets = 2 * MARK
     memory.tick(200.0)

@@ -44,7 +44,10 @@ class Remote:
         self.tags: dict[int, int] = {}
 
     def receive(self, data: bytes) -> None:
-        for event in self.machine.receive_data(data, 0.0):
+        events = self.machine.receive_data(data, 0.0)
+        while self.machine.unread:
+            events += self.machine.receive_data(b"", 0.0)
+        for event in events:
             if isinstance(event, e.Authenticate):
                 self.world.client_properties = event.client_properties
                 self.world.response = event.response
