@@ -26,8 +26,8 @@ from gateway.admin.answers import BadChoiceError, UnavailableError, answer, choi
 from gateway.broker.dead_letters import DeadLetters, Letter
 from gateway.broker.dead_letters.redriving import Redriving
 from gateway.errors import RemoteProtocolError
-from gateway.mapping.names import show_address
 from gateway.model.outcome import ACCEPTED, Outcome
+from gateway.protocols import show
 from gateway.store.properties import encode_properties
 
 SHOWN: Final = 100
@@ -210,7 +210,7 @@ def shown(letter: Letter, *, whole: bool = False) -> dict[str, Any]:
         "reason": letter.outcome.reason.value,
         "text": letter.outcome.text,
         "protocol": message.address.protocol,
-        "address": show_address(message.address),
+        "address": show(message.address),
         "crossed": letter.crossed,
         "sender": message.sender._asdict(),
         "body_bytes": len(message.body),

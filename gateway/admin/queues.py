@@ -30,6 +30,8 @@ from gateway.broker.amqp091.queue import AmqpQueue
 from gateway.broker.amqpfast.destinations import FastQueue
 from gateway.broker.amqpfast.hosts import FastHosts
 from gateway.broker.queue import Queue
+from gateway.protocols.amqp091.dialect import AMQP091
+from gateway.protocols.amqpfast.dialect import AMQPFAST
 from gateway.store.store import Store
 
 WORDS: Final = {
@@ -105,16 +107,16 @@ class QueuesApi:
             for queue in list(host.queues.values()):
                 locked = queue.owner is not None
                 remove = partial(host.delete_queue, queue)
-                yield Found("amqp091", host.name, "queue", queue.name, queue, locked, remove)
+                yield Found(AMQP091.name, host.name, "queue", queue.name, queue, locked, remove)
         for fast in list(self._fast_hosts.values()):
             for one in list(fast.queues.values()):
                 locked = one.owner is not None
                 remove_fast = partial(fast.delete_queue, one)
-                yield Found("amqpfast", fast.name, "queue", one.name, one, locked, remove_fast)
+                yield Found(AMQPFAST.name, fast.name, "queue", one.name, one, locked, remove_fast)
             for (client, identifier), kept in list(fast.durable.items()):
                 name = f"{client}/{identifier}"
                 end = partial(fast.unsubscribe, kept)
-                yield Found("amqpfast", fast.name, "subscription", name, kept, kept.attached, end)
+                yield Found(AMQPFAST.name, fast.name, "subscription", name, kept, kept.attached, end)
 
     async def _list(self, request: Request) -> Response:
         wanted, count, after = await query_of(request, WORDS | FLAGS)

@@ -23,7 +23,6 @@ from gateway.admin.answers import answer
 from gateway.admin.choosing import Pace, matcher, on_disk, page_of, query_of, removal_of, slices
 from gateway.broker.mqtt.retained import Retained
 from gateway.broker.topics import topic_matches
-from gateway.model.address import MqttAddress
 from gateway.model.message import Message
 from gateway.store.store import Store
 
@@ -73,8 +72,7 @@ class RetainedApi:
 
 
 def _topic(message: Message) -> str:
-    assert isinstance(message.address, MqttAddress)
-    return message.address.topic
+    return message.address.name
 
 
 def _chooser(wanted: Mapping[str, Any]) -> Callable[[Message], bool]:

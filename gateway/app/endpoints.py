@@ -3,78 +3,39 @@
 from __future__ import annotations
 
 from functools import partial
-from typing import TYPE_CHECKING, Final
+from pkgutil import resolve_name
+from typing import TYPE_CHECKING
 
-from gateway.broker.switch import Namespace
-from gateway.egress.amqp091.conversation import AmqpConversation
-from gateway.egress.amqpfast.conversation import FastConversation
-from gateway.egress.link import Link
-from gateway.egress.mqtt.conversation import MqttConversation
-from gateway.ingress.amqp091.ingress import AmqpIngress
-from gateway.ingress.amqpfast.ingress import FastIngress
+from gateway.egress.link import Conversation, Link
 from gateway.ingress.front.layers import front_of
 from gateway.ingress.listener import Listener
-from gateway.ingress.mqtt.ingress import MqttIngress
-from gateway.protocols.amqpfast.commands import FRAME_NAMES
-from gateway.protocols.mqtt.spec import PacketType
-from gateway.telemetry.stats import ListenerStats
+from gateway.ingress.services import Listen, Services
+from gateway.protocols import DIALECTS
 from gateway.transport.tasks import Tasks
 
 if TYPE_CHECKING:
     from gateway.app.gateway import Gateway
-
-MQTT_FRAMES: Final = tuple(
-    PacketType(number).name.lower() if number in PacketType.__members__.values() else ""
-    for number in range(16)
-)
-CONVERSATIONS: Final[dict[str, type[MqttConversation] | type[AmqpConversation] | type[FastConversation]]] = {
-    "mqtt": MqttConversation,
-    "amqp091": AmqpConversation,
-    "amqpfast": FastConversation,
-}
-FRAMES: Final = {"mqtt": MQTT_FRAMES, "amqp091": (), "amqpfast": FRAME_NAMES}
 
 
 def add_listener(gateway: Gateway, name: str, tasks: Tasks) -> None:
     """Make the listener `name`; it is not open yet."""
     given = gateway.settings.listeners[name]
     limits = gateway.settings.limits_of(name)
-    stats = gateway.metrics.listener(name, given.protocol, FRAMES[given.protocol])
-    ingress: MqttIngress | AmqpIngress | FastIngress
-    namespace: Namespace
-    if given.protocol == "mqtt":
-        namespace = gateway.mqtt
-        ingress = MqttIngress(
-            name,
-            namespace=gateway.mqtt,
-            switch=gateway.switch,
-            access=gateway.access,
-            limits=limits,
-            stats=stats,
-            dead_letters=gateway.dead_letters,
-            tasks=tasks,
-            anonymous=given.anonymous,
-            byte_order=given.byte_order,
-            options=given,
-        )
-    elif given.protocol == "amqp091":
-        hosts = [gateway.hosts[host] for host in given.virtual_hosts]
-        namespace = hosts[0]
-        ingress = AmqpIngress(
-            name,
-            hosts=hosts,
-            switch=gateway.switch,
-            access=gateway.access,
-            limits=limits,
-            stats=stats,
-            dead_letters=gateway.dead_letters,
-            tasks=tasks,
-            store=gateway.store,
-            certificates=given.tls is not None and given.tls.client_ca_file is not None,
-        )
-    else:
-        ingress = _fast_ingress(gateway, name, stats, tasks)
-        namespace = ingress.hosts[0]
+    dialect = DIALECTS[given.protocol]
+    stats = gateway.metrics.listener(name, given.protocol, dialect.frame_names)
+    services = Services(
+        settings=gateway.settings,
+        switch=gateway.switch,
+        access=gateway.access,
+        dead_letters=gateway.dead_letters,
+        tasks=tasks,
+        store=gateway.store,
+        mqtt=gateway.mqtt,
+        hosts=gateway.hosts,
+        fast_hosts=gateway.fast_hosts,
+    )
+    listen: Listen = resolve_name(dialect.listener)
+    ingress, namespace = listen(name, services, stats)
     listener = Listener(
         name,
         given.host,
@@ -86,36 +47,17 @@ def add_listener(gateway: Gateway, name: str, tasks: Tasks) -> None:
         front=front_of(name, given),
         users=gateway.settings.users,
     )
-    ingress.listener = listener
     gateway.switch.namespaces[name] = namespace
     gateway.listeners[name] = listener
     gateway.readiness.require(f"listener {name}")
 
 
-def _fast_ingress(gateway: Gateway, name: str, stats: ListenerStats, tasks: Tasks) -> FastIngress:
-    given = gateway.settings.listeners[name]
-    return FastIngress(
-        name,
-        hosts=[gateway.fast_hosts[host] for host in given.virtual_hosts],
-        switch=gateway.switch,
-        access=gateway.access,
-        limits=gateway.settings.limits_of(name),
-        stats=stats,
-        dead_letters=gateway.dead_letters,
-        tasks=tasks,
-        options=given,
-        anonymous=given.anonymous,
-        spool=gateway.fast_hosts.spool,
-        partials=gateway.fast_hosts.partials,
-        store=gateway.store,
-    )
-
-
 def add_link(gateway: Gateway, name: str) -> None:
     """Make the link `name`; it is not connected yet."""
     given = gateway.settings.links[name]
-    stats = gateway.metrics.link(name, given.protocol, FRAMES[given.protocol])
-    conversation = CONVERSATIONS[given.protocol](
+    dialect = DIALECTS[given.protocol]
+    stats = gateway.metrics.link(name, given.protocol, dialect.frame_names)
+    conversation: Conversation = resolve_name(dialect.link)(
         name,
         given,
         gateway.switch,

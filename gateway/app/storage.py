@@ -4,22 +4,16 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from contextlib import suppress
-from typing import Final
 
 import structlog
 import trio
 
 from gateway.containment import contained
-from gateway.protocols.amqp091.translate import content_properties
-from gateway.protocols.amqpfast.translate import head_properties
-from gateway.protocols.mqtt.translate import publish_properties
 from gateway.settings import Settings
 from gateway.store.store import Store
 from gateway.transport.stream import WriteSet
 
 log = structlog.get_logger()
-
-MAKE_SET: Final = {"mqtt": publish_properties, "amqp091": content_properties, "amqpfast": head_properties}
 
 
 def open_store(settings: Settings, on_health: Callable[[bool], None]) -> Store | None:
@@ -29,7 +23,6 @@ def open_store(settings: Settings, on_health: Callable[[bool], None]) -> Store |
         return None
     return Store(
         given.path,
-        make_set=MAKE_SET,
         probe_secs=given.probe_secs,
         pending_octets_max=settings.limits.store_pending_bytes_max,
         letters_max=settings.limits.dead_letters_max,

@@ -91,14 +91,14 @@ class Backstop:
     def targets(self, link: str, targets: Targets) -> Targets:
         """What has to exist at a link: what its routes need, and where copies of dead letters go."""
         forward = self._forward
-        if forward is None or forward.endpoint != link or forward.protocol != "amqp091":
+        if forward is None or forward.endpoint != link or not forward.dialect.queue_word:
             return targets
-        exchanges, queues = targets.exchanges, targets.queues
-        if forward.exchange:
-            exchanges = tuple(dict.fromkeys((*exchanges, forward.exchange)))
-        if forward.queue is not None:
-            queues = tuple(dict.fromkeys((*queues, forward.queue)))
-        return Targets(exchanges, queues, targets.destinations)
+        scopes, queues, address = targets.scopes, targets.queues, forward.address()
+        if address.scope:
+            scopes = tuple(dict.fromkeys((*scopes, address.scope)))
+        else:
+            queues = tuple(dict.fromkeys((*queues, address.name)))
+        return Targets(scopes, queues, targets.names)
 
     async def run(self, flush: Callable[[], None]) -> None:
         """What is due by the clock, until cancelled; `flush` ends each turn as it ends a wake-up."""

@@ -55,7 +55,7 @@ class Journaling:
             route.name,
             self.router.versions.get(route.file, ""),
             route.target_endpoint,
-            route.target.protocol,
+            route.target.dialect.name,
             route.guarantee is not None or route.retain is not None,
         )
 

@@ -18,9 +18,9 @@ from collections.abc import Callable, Iterable, Sequence
 from typing import TYPE_CHECKING, Final, Protocol
 
 from gateway.broker.pressure import FULL, Pressure, lowered
-from gateway.model.address import AmqpAddress
 from gateway.model.batch import Part
 from gateway.model.message import NEVER, Message, weight_of
+from gateway.protocols.amqp091.dialect import amqp_address
 
 if TYPE_CHECKING:
     from gateway.broker.kept import Kept
@@ -30,7 +30,7 @@ DISPATCH_MESSAGES_MAX: Final = 256
 # And at most this much at a time (or one message), so that a client that does not read is noticed in time.
 DISPATCH_OCTETS_MAX: Final = 1_048_576
 # Stands where a message was withdrawn, so that positions stay consecutive; it expired long ago.
-HOLE: Final = Message(AmqpAddress("", ""), b"", expires=1.0)
+HOLE: Final = Message(amqp_address("", ""), b"", expires=1.0)
 
 
 class Consumer(Protocol):

@@ -529,5 +529,5 @@ def _always() -> bool:
 
 
 def _mandatory(route: Route) -> bool:
-    """Only AMQP can ask for a queue; a topic without subscribers is no error in MQTT."""
-    return route.mandatory and route.target.protocol == "amqp091"
+    """Not every protocol can ask for a queue: a topic without subscribers is no error in MQTT."""
+    return route.mandatory and "mandatory" in route.target.dialect.target_options

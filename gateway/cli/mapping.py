@@ -17,8 +17,10 @@ from gateway.mapping.cases import run_cases
 from gateway.mapping.explain import Explanation, explain
 from gateway.mapping.router import Router
 from gateway.mapping.schema import json_schema
-from gateway.model.address import Address, AmqpAddress, FastAddress, MqttAddress
+from gateway.model.address import Address
+from gateway.model.dialect import NameRefused
 from gateway.model.message import Sender
+from gateway.protocols import DIALECT_OF_WORD, DIALECTS
 
 app = typer.Typer()
 
@@ -74,18 +76,21 @@ def explain_address(
     if endpoint not in endpoints:
         raise ConfigurationError(f"{endpoint!r} is no endpoint; there are: {', '.join(endpoints)}")
     address: Address
-    if topic is not None:
-        address = MqttAddress(topic)
-    elif destination is not None:
-        address = FastAddress(service, destination)
-    elif queue is not None or exchange is not None:
-        address = AmqpAddress(exchange or "", queue if exchange is None and queue else routing_key)
-    else:
+    said = {"topic": topic, "destination": destination, "queue": queue, "exchange": exchange}
+    if all(word is None for word in said.values()):
         raise typer.BadParameter("say --topic, --exchange with --routing-key, --queue, or --destination")
-    if address.protocol != endpoints[endpoint]:
+    said["service"] = None if destination is None else service
+    said["routing_key"] = None if exchange is None else routing_key
+    protocol = endpoints[endpoint]
+    other = {DIALECT_OF_WORD[word].name for word, text in said.items() if text is not None} - {protocol}
+    if other:
         raise typer.BadParameter(
-            f"{endpoint} speaks {endpoints[endpoint]}, the address is of {address.protocol}"
+            f"{endpoint} speaks {protocol}, the address is of {', '.join(sorted(other))}"
         )
+    try:
+        address, _ = DIALECTS[protocol].published(said)
+    except NameRefused as error:
+        raise typer.BadParameter(str(error)) from error
     router = Router(load(settings.mapping_files()), endpoints, hops_max=settings.limits.hops_max)
     found = explain(router, endpoint, address, queue or "", Sender(endpoint, client, user))
     if as_json:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import sys
 from pathlib import Path
+from pkgutil import resolve_name
 from typing import Annotated
 
 import orjson
@@ -12,17 +13,19 @@ import typer
 from gateway.cli.amqpfast.commands import FastCommands
 from gateway.cli.exits import Exit
 from gateway.cli.options import AsJson
-from gateway.egress.amqpfast.opening import SERVICES
 from gateway.errors import LinkError
-from gateway.model.address import AmqpAddress, FastAddress, MqttAddress
+from gateway.model.address import Address
+from gateway.model.dialect import Dialect, NameRefused
 from gateway.model.message import Message
 from gateway.model.properties import Properties, ValueType, is_unicode, property_set, string
-from gateway.peers.amqp import AmqpPeer
-from gateway.peers.mqtt import MqttPeer
-from gateway.peers.wire import Access, messages
+from gateway.peers.wire import Access, Peer, messages
+from gateway.protocols import DIALECTS, dialect_of
+from gateway.protocols.amqpfast.dialect import AMQPFAST
 from gateway.settings import Target, parse_url
 
 app = typer.Typer()
+
+_DEFAULTED = frozenset(("service",))  # words that have a value when nobody says one
 
 Url = Annotated[
     str,
@@ -76,27 +79,29 @@ def publish(
         if said is not None and not is_unicode(said):
             raise typer.BadParameter(f"{said!r} is not UTF-8")
     target = _target(url)
-    whole = file is not None and target.protocol == "amqpfast" and transaction is None
-    body = b"" if whole else _body(message, file)
+    address = _address(
+        target,
+        topic=topic,
+        exchange=exchange if queue is None else None,
+        routing_key=routing_key if queue is None else None,
+        queue=queue,
+        service=service,
+        destination=destination,
+    )
+    file_by_itself = file is not None and target.protocol == AMQPFAST.name and transaction is None
+    body = b"" if file_by_itself else _body(message, file)
     headers = tuple((name, string(value)) for name, value in (_pair(one) for one in header or ()))
     properties = property_set(Properties(content_type=content_type, reply_to=reply_to, headers=headers))
-    if target.protocol == "mqtt":
-        if topic is None:
-            raise typer.BadParameter("MQTT wants --topic")
-        made = Message(MqttAddress(topic), body, properties, qos, qos > 0, retain)
-        refused = _publish(MqttPeer(Access(target, timeout, ca_file)), made)
-    elif target.protocol == "amqp091":
-        if queue is None and not exchange and not routing_key:
-            raise typer.BadParameter("AMQP wants --queue, or --exchange with --routing-key")
-        address = AmqpAddress("", queue) if queue is not None else AmqpAddress(exchange, routing_key)
-        made = Message(address, body, properties, qos, qos > 0)
-        refused = _publish(AmqpPeer(Access(target, timeout, ca_file)), made)
-    else:
-        made = Message(_fast_address(service, destination), body, properties, qos, qos > 0)
+    made = Message(
+        address, body, properties, qos, qos > 0, retain and "retain" in _dialect(target).target_options
+    )
+    if target.protocol == AMQPFAST.name:
         show = Shown(None, as_json=False).show
         refused = FastCommands(target, timeout, ca_file).publish(
-            made, file if whole else None, transaction, show
+            made, file if file_by_itself else None, transaction, show
         )
+    else:
+        refused = _publish(_peer(target, timeout, ca_file), made)
     if refused:
         typer.echo(f"not accepted: {refused}", err=True)
         raise typer.Exit(Exit.FAILED)
@@ -130,9 +135,9 @@ def subscribe(
     """Print messages as they come, one line each. Exit code 1 when --count was not reached in --seconds."""
     target = _target(url)
     shown = Shown(count, as_json)
-    if target.protocol == "amqpfast":
+    if target.protocol == AMQPFAST.name:
         interrupted = FastCommands(target, timeout, ca_file).subscribe(
-            _fast_address(service, destination),
+            _address(target, service=service, destination=destination),
             shown.show,
             seconds=seconds,
             browse=browse,
@@ -141,7 +146,10 @@ def subscribe(
         )
         shown.left = None if interrupted else shown.left
     else:
-        peer = _listening(target, topic, queue, exchange, binding_key, qos, timeout, ca_file)
+        said = {"topic": topic, "queue": queue, "exchange": exchange, "binding_key": binding_key}
+        _wanted(target, topic=topic, queue=queue, exchange=exchange)
+        peer = _peer(target, timeout, ca_file)
+        peer.listen({word: text for word, text in said.items() if text is not None}, qos)
         try:
             for message in messages(peer, seconds):
                 if not shown.show(message, None):
@@ -169,30 +177,37 @@ class Shown:
         return self.left > 0
 
 
-def _listening(
-    target: Target,
-    topic: str | None,
-    queue: str | None,
-    exchange: str | None,
-    binding_key: str,
-    qos: int,
-    timeout: float,
-    ca_file: str | None,
-) -> MqttPeer | AmqpPeer:
-    if target.protocol == "mqtt":
-        if topic is None:
-            raise typer.BadParameter("MQTT wants --topic")
-        mqtt = MqttPeer(Access(target, timeout, ca_file))
-        mqtt.subscribe(topic, qos)
-        return mqtt
-    if queue is None and exchange is None:
-        raise typer.BadParameter("AMQP wants --queue, or --exchange with --binding-key")
-    amqp = AmqpPeer(Access(target, timeout, ca_file))
-    amqp.consume(queue, exchange, binding_key)
-    return amqp
+def _dialect(target: Target) -> Dialect:
+    return DIALECTS[target.protocol]
 
 
-def _publish(peer: MqttPeer | AmqpPeer, message: Message) -> str:
+def _peer(target: Target, timeout: float, ca_file: str | None) -> Peer:
+    made: Peer = resolve_name(_dialect(target).peer)(Access(target, timeout, ca_file))
+    return made
+
+
+def _wanted(target: Target, **said: str | None) -> None:
+    """Raises BadParameter when the protocol's own words are not among those that were said."""
+    dialect = _dialect(target)
+    if not any(said.get(word) for word in dialect.address_words if word not in _DEFAULTED):
+        wants = f"--{dialect.name_word}"
+        if dialect.queue_word is not None:
+            wants = (
+                f"--{dialect.queue_word}, or --{dialect.scope_word} with {wants} or --{dialect.pattern_word}"
+            )
+        raise typer.BadParameter(f"{dialect.title} wants {wants.replace('_', '-')}")
+
+
+def _address(target: Target, **said: str | None) -> Address:
+    """What was said in the words of the target's protocol. Raises BadParameter."""
+    _wanted(target, **said)
+    try:
+        return _dialect(target).published({word: text for word, text in said.items() if text is not None})[0]
+    except NameRefused as error:
+        raise typer.BadParameter(str(error)) from error
+
+
+def _publish(peer: Peer, message: Message) -> str:
     """Publish and say goodbye; returns why it was refused, or ""."""
     try:
         refused = peer.publish_many([message])
@@ -207,14 +222,6 @@ def _body(message: str | None, file: Path | None) -> bytes:
     if message is not None:
         return message.encode()
     return file.read_bytes() if file is not None else sys.stdin.buffer.read()
-
-
-def _fast_address(service: str, destination: str | None) -> FastAddress:
-    if destination is None:
-        raise typer.BadParameter("AMQP/Fast wants --destination")
-    if service not in SERVICES:
-        raise typer.BadParameter(f"--service is one of {', '.join(SERVICES)}, not {service!r}")
-    return FastAddress(service, destination)
 
 
 def _target(url: str) -> Target:
@@ -242,12 +249,7 @@ def _line(message: Message, as_json: bool, saved: Path | None) -> str:
         body, encoding = (message.body.decode(), "utf-8") if saved is None else (str(saved), "file")
     except UnicodeDecodeError:
         body, encoding = message.body.hex(), "hex"
-    if isinstance(address, MqttAddress):
-        place = {"topic": address.topic}
-    elif isinstance(address, FastAddress):
-        place = {"service": address.service, "destination": address.destination}
-    else:
-        place = {"exchange": address.exchange, "routing_key": address.routing_key}
+    place = dialect_of(address).words_of(address)
     if not as_json:
         return f"{' '.join(place.values()).strip()} {body}"
     document = place | {

@@ -6,7 +6,7 @@ as `gateway deadletters` does.
 
 from __future__ import annotations
 
-from typing import Annotated, Any, Literal
+from typing import TYPE_CHECKING, Annotated, Any, Literal, TypeAlias
 
 import orjson
 import typer
@@ -14,13 +14,18 @@ import typer
 from gateway.cli.choosing import After, All, Count, Idle, Yes, age, chosen, removal, show_page
 from gateway.cli.exits import Exit
 from gateway.cli.options import HERE, AsJson, TokenFile, Url, ask
+from gateway.protocols import DIALECTS
 
 queues = typer.Typer(name="queues", help="Queues of the embedded broker: look, remove, purge.")
 app = typer.Typer()
 app.add_typer(queues)
 
 Queue = Annotated[str | None, typer.Option(metavar="PATTERN", help="By name; * is any text.")]
-Protocol = Annotated[Literal["amqp091", "amqpfast"] | None, typer.Option(help="Of this protocol.")]
+if TYPE_CHECKING:
+    Holder: TypeAlias = str
+else:
+    Holder = Literal[*(one.name for one in DIALECTS.values() if one.has_virtual_hosts)]
+Protocol = Annotated[Holder | None, typer.Option(help="Of this protocol.")]
 Host = Annotated[str | None, typer.Option(metavar="NAME", help="Of this virtual host.")]
 Kind = Annotated[
     Literal["queue", "subscription"] | None,

@@ -12,7 +12,6 @@ from typing import Annotated, Any
 import orjson
 import typer
 
-from gateway.app.storage import MAKE_SET
 from gateway.cli.exits import Exit
 from gateway.cli.options import AsJson, ConfigFile, settings_of
 from gateway.store import repair as repairing
@@ -31,7 +30,7 @@ Folder = Annotated[
 @store.command()
 def check(config: ConfigFile = None, folder: Folder = None, as_json: AsJson = False) -> None:
     """Say what cannot be read, and change nothing. Exit code 1 when something is lost."""
-    findings = repairing.check(_folder(config, folder), MAKE_SET)
+    findings = repairing.check(_folder(config, folder))
     if as_json:
         typer.echo(orjson.dumps(_document(findings)))
     else:
@@ -43,7 +42,7 @@ def check(config: ConfigFile = None, folder: Folder = None, as_json: AsJson = Fa
 @store.command()
 def repair(config: ConfigFile = None, folder: Folder = None, as_json: AsJson = False) -> None:
     """Put what can be read into a new database, and the old one aside."""
-    findings, aside = repairing.repair(_folder(config, folder), MAKE_SET)
+    findings, aside = repairing.repair(_folder(config, folder))
     if as_json:
         typer.echo(orjson.dumps({**_document(findings), "aside": None if aside is None else str(aside)}))
         return

@@ -14,22 +14,24 @@ from urllib.parse import quote as percent
 from gateway.app import Gateway
 from gateway.broker.access import GUEST
 from gateway.broker.places import is_loopback
+from gateway.protocols import DIALECTS
+from gateway.protocols.amqp091.dialect import AMQP091
+from gateway.protocols.amqpfast.dialect import AMQPFAST
+from gateway.protocols.mqtt.dialect import MQTT
 from gateway.settings import Listener, Settings
 
 EVERYWHERE: Final = frozenset(("0.0.0.0", "::", "", "localhost"))
-SCHEMES: Final = {"mqtt": "mqtt", "amqp091": "amqp", "amqpfast": "amqpfast"}
-PUBLISHERS: Final = ("mqtt", "amqp091", "amqpfast")
-SUBSCRIBERS: Final = ("amqp091", "amqpfast", "mqtt")
+SUBSCRIBERS: Final = (AMQP091, AMQPFAST, MQTT)
 """By preference: the shipped mapping shows best when a message crosses."""
 PUBLISH: Final = {
-    "mqtt": "--topic plant/line1/temperature",
-    "amqp091": "--exchange amq.topic --routing-key plant.line1.temperature",
-    "amqpfast": "--destination plant.line1.temperature",
+    MQTT.name: "--topic plant/line1/temperature",
+    AMQP091.name: "--exchange amq.topic --routing-key plant.line1.temperature",
+    AMQPFAST.name: "--destination plant.line1.temperature",
 }
 SUBSCRIBE: Final = {
-    "mqtt": "--topic 'plant/#'",
-    "amqp091": "--exchange amq.topic --binding-key 'plant.#'",
-    "amqpfast": "--destination plant.",
+    MQTT.name: "--topic 'plant/#'",
+    AMQP091.name: "--exchange amq.topic --binding-key 'plant.#'",
+    AMQPFAST.name: "--destination plant.",
 }
 
 
@@ -79,12 +81,12 @@ def proposal(settings: Settings, ports: Mapping[str, int]) -> list[str]:
     doors: dict[str, Door] = {}
     for one in sorted(found, key=lambda one: len(one.wants)):  # the easiest of each protocol
         doors.setdefault(one.protocol, one)
-    publisher = next((doors[name] for name in PUBLISHERS if name in doors), None)
+    publisher = next((doors[name] for name in PUBLISH if name in doors), None)
     if publisher is None:
         return []
     meeting = [publisher, *doors.values()] if crosses(settings, publisher) else [publisher]
     subscribers = {one.protocol: one for one in meeting if one is publisher or crosses(settings, one)}
-    subscriber = next(subscribers[name] for name in SUBSCRIBERS if name in subscribers)
+    subscriber = next(subscribers[one.name] for one in SUBSCRIBERS if one.name in subscribers)
     lines = [
         "",
         "Try it from two other terminals (the program stands in .venv/bin in a checkout):",
@@ -125,9 +127,12 @@ def door(settings: Settings, name: str, port: int) -> Door | None:
         host = "HOST"
         wants.append(f"the HOST that {tls.cert_file} is for, and the CA.pem that has signed it")
     place = f"[{host}]" if ":" in host else host
-    path = "/" if listener.protocol == "mqtt" else next(iter(listener.virtual_hosts))
-    scheme = SCHEMES[listener.protocol] if listener.websocket_path is None else "ws"
-    url = f"{scheme}{'s' if tls else ''}://{user}{place}:{port}{listener.websocket_path or ''}"
+    dialect = DIALECTS[listener.protocol]
+    path = next(iter(listener.virtual_hosts)) if dialect.has_virtual_hosts else "/"
+    layers = {"websocket": listener.websocket_path is not None, "tls": tls is not None}
+    transport = "+".join(name for name, there in layers.items() if there) or "plain"
+    scheme = next(one.name for one in dialect.schemes if one.transport == transport)
+    url = f"{scheme}://{user}{place}:{port}{listener.websocket_path or ''}"
     if path != "/":
         url = f"{url}/{percent(path, safe='')}"
     return Door(name, listener.protocol, quote(url), options, tuple(wants))
@@ -141,7 +146,7 @@ def credentials(settings: Settings, listener: Listener, near: bool) -> str | Non
     def admits(policy: str) -> bool:
         return policy == "always" or (policy == "loopback" and near)
 
-    if listener.protocol == "mqtt" and admits(listener.anonymous):
+    if listener.protocol == MQTT.name and admits(listener.anonymous):
         return ""
     if GUEST not in settings.users and admits(settings.guest):
         return f"{GUEST}:{GUEST}@"

@@ -24,6 +24,7 @@ from gateway.mapping.router import Subscriptions, Targets
 from gateway.model.address import Address
 from gateway.model.batch import Sink
 from gateway.model.message import Message
+from gateway.protocols import DIALECTS
 from gateway.settings.endpoints import Link as LinkSettings
 from gateway.settings.endpoints import Target, address_of
 from gateway.telemetry.stats import FrameCounts, LinkStats
@@ -218,7 +219,11 @@ class Link:
             target = self.settings.target(self._turns.at)
         except ConfigurationError as error:
             raise LinkError(str(error)) from error
-        websocket = WebSocketClient(address_of(target), target.websocket) if target.websocket else None
+        websocket = (
+            WebSocketClient(address_of(target), target.websocket, DIALECTS[target.protocol].subprotocols[0])
+            if target.websocket
+            else None
+        )
         layer = within(self._tls(target), websocket)
         sock = await self._open(target)
         self._lost = trio.Event()

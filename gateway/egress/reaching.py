@@ -11,10 +11,12 @@ import os
 import ssl
 from typing import Final
 
+from gateway.protocols import DIALECTS
+from gateway.protocols.amqp091.dialect import AMQP091
+
 LOOK_OCTETS: Final = 8
-NAMES: Final = {"mqtt": "MQTT", "amqp091": "AMQP 0-9-1", "amqpfast": "AMQP/Fast"}
 SPEAKERS: Final = (
-    (b"AMQP\x00\x00\x09\x01", NAMES["amqp091"]),  # what is no AMQP is answered with the header of what is
+    (b"AMQP\x00\x00\x09\x01", AMQP091.title),  # what is no AMQP is answered with the header of what is
     (b"AMQP\x00\x01\x00\x00", "AMQP 1.0"),
     (b"AMQP\x03\x01\x00\x00", "AMQP 1.0"),
     (b"HTTP/", "HTTP"),
@@ -28,10 +30,11 @@ def explained(wanted: str, first: bytes, why: str) -> str:
     """`why` a connection to a server of the protocol `wanted` ended before it was open, or who has answered
     instead. `first`: what has come, at least LOOK_OCTETS of it if it was that much.
     """
+    title = DIALECTS[wanted].title
     for begin, speaker in SPEAKERS:
-        if first.startswith(begin) and speaker != NAMES[wanted]:
-            return f"this server speaks {speaker}, not {NAMES[wanted]}"
-    return why if first else f"{why}; does it speak {NAMES[wanted]}?"
+        if first.startswith(begin) and speaker != title:
+            return f"this server speaks {speaker}, not {title}"
+    return why if first else f"{why}; does it speak {title}?"
 
 
 def reason(error: Exception) -> str:

@@ -77,6 +77,8 @@ class Ingress(Protocol):
     """What a listener needs of its protocol."""
 
     limits: Limits
+    listener: Listener | None
+    """Whose it is, from the moment that there is one."""
 
     def connect(self, stream: Stream, now: float) -> Connection:
         """A new connection's peer object; `now` is when it was accepted."""
@@ -104,6 +106,7 @@ class Listener:
         front: Front | None = None,
         users: Mapping[str, User] | None = None,
     ) -> None:
+        protocol.listener = self
         self.name = name
         self.host = host
         self.port = port

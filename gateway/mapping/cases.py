@@ -12,14 +12,14 @@ from typing import Any, Final, NamedTuple
 
 from gateway.mapping.conditions import plain_headers
 from gateway.mapping.loading import Mapping
-from gateway.mapping.names import NameRefused, make_address, show_address
 from gateway.mapping.router import HOPS_MAX, Router
-from gateway.mapping.schema import PROTOCOL_OF_WORD, Case, Expected, Published
+from gateway.mapping.schema import Case, Expected, Published
 from gateway.mapping.templates import typed_value
-from gateway.model.address import Address, AmqpAddress, FastAddress
+from gateway.model.dialect import NameRefused
 from gateway.model.message import Message, Sender
 from gateway.model.outcome import Outcome
 from gateway.model.properties import Properties, property_set
+from gateway.protocols import DIALECT_OF_WORD, DIALECTS, dialect_of, show
 
 _ABSENT: Final = "absent"
 
@@ -53,7 +53,7 @@ def endpoints_of(mappings: Iterable[Mapping]) -> dict[str, str]:
     for mapping in mappings:
         for rule in mapping.document.routes:
             for words in (rule.source, rule.to):
-                found.setdefault(words.endpoint, words.protocol)
+                found.setdefault(words.endpoint, words.dialect.name)
     return found
 
 
@@ -93,12 +93,12 @@ def _published(router: Router, words: Published) -> tuple[Message, str]:
     protocol = router.endpoints.get(words.endpoint)
     if protocol is None:
         raise ValueError(f"unknown endpoint {words.endpoint!r}")
-    given = [word for word in PROTOCOL_OF_WORD if getattr(words, word, None) is not None]
-    if not given or any(PROTOCOL_OF_WORD[word] != protocol for word in given):
+    given = words.given()
+    if not given or any(DIALECT_OF_WORD[word].name != protocol for word in given):
         raise ValueError(
             f"{words.endpoint!r} speaks {protocol}, the address is {', '.join(given) or 'missing'}"
         )
-    address, queue = _address(protocol, words)
+    address, queue = DIALECTS[protocol].published(given)
     durable = bool(words.persistent) if words.delivery_mode is None else words.delivery_mode == 2
     assurance = words.qos if words.qos is not None else int(durable)
     properties = Properties(
@@ -119,18 +119,6 @@ def _published(router: Router, words: Published) -> tuple[Message, str]:
     return message, queue
 
 
-def _address(protocol: str, words: Published) -> tuple[Address, str]:
-    if protocol == "mqtt":
-        return make_address(protocol, "", words.topic or ""), ""
-    if protocol == "amqpfast":
-        return make_address(protocol, words.service or "topic", words.destination or ""), ""
-    if words.queue is None:
-        return make_address(protocol, words.exchange or "", words.routing_key or ""), ""
-    if words.exchange is None and words.routing_key is None:
-        return make_address(protocol, "", words.queue), ""  # published to the queue, by the default exchange
-    return make_address(protocol, words.exchange or "", words.routing_key or ""), words.queue
-
-
 def _compare_all(expected: list[Expected], arrivals: list[Arrival]) -> list[str]:
     differences: list[str] = []
     for at in range(max(len(expected), len(arrivals))):
@@ -138,7 +126,7 @@ def _compare_all(expected: list[Expected], arrivals: list[Arrival]) -> list[str]
             differences.append(f"expect[{at}]: nothing arrived at {expected[at].endpoint!r}")
         elif at >= len(expected):
             name, endpoint, message = arrivals[at]
-            where = show_address(message.address)
+            where = show(message.address)
             differences.append(f"not expected: route {name!r} brought {where!r} to {endpoint!r}")
         else:
             differences.extend(f"expect[{at}].{text}" for text in _compare(expected[at], arrivals[at]))
@@ -175,12 +163,8 @@ def _described(arrival: Arrival) -> dict[str, Any]:
         "content_type": message.properties.content_type,
         "reply_to": message.properties.reply_to,
     }
-    if isinstance(address, AmqpAddress):
-        words.update(exchange=address.exchange, routing_key=address.routing_key)
-        if not address.exchange:
-            words["queue"] = address.routing_key
-    elif isinstance(address, FastAddress):
-        words.update(service=address.service, destination=address.destination)
-    else:
-        words["topic"] = address.topic
+    dialect = dialect_of(address)
+    words.update(dialect.words_of(address))
+    if dialect.queue_word is not None and not address.scope:
+        words[dialect.queue_word] = address.name
     return words

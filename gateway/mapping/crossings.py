@@ -12,19 +12,12 @@ from typing import Any, Final
 
 from gateway.errors import RemoteProtocolError
 from gateway.mapping.conditions import Condition
-from gateway.mapping.names import (
-    SEPARATORS,
-    Levels,
-    LevelTranslation,
-    NameRefused,
-    make_address,
-    plain_translation,
-    translation,
-)
-from gateway.mapping.patterns import WORDS_OF_ADDRESS, Captures, Pattern
+from gateway.mapping.names import LevelTranslation, plain_translation, translation
+from gateway.mapping.patterns import Captures, Pattern
 from gateway.mapping.schema import RouteRule
-from gateway.mapping.templates import WHOLE_ADDRESS, Template, Text, agree, vocabulary
-from gateway.model.address import Address, AmqpAddress, FastAddress
+from gateway.mapping.templates import Template, Text, agree, vocabulary
+from gateway.model.address import Address
+from gateway.model.dialect import Dialect, Levels, NameRefused
 from gateway.model.message import NOBODY, Message, Sender
 from gateway.model.outcome import Outcome, Reason, Verdict
 from gateway.model.properties import NO_PROPERTIES, Properties, PropertySet, Value, property_set, string
@@ -40,12 +33,12 @@ Extra = tuple[tuple[str, Value], ...]
 class Target:
     """Where a route puts messages: the templates of its address."""
 
-    __slots__ = ("name", "protocol", "scope", "service")
+    __slots__ = ("dialect", "name", "scope", "service")
 
     def __init__(
-        self, protocol: str, name: Template, scope: Template | None = None, service: str = ""
+        self, dialect: Dialect, name: Template, scope: Template | None = None, service: str = ""
     ) -> None:
-        self.protocol = protocol
+        self.dialect = dialect
         self.name = name
         self.scope = scope  # the exchange; None: the default exchange, or `service`
         self.service = service
@@ -122,8 +115,8 @@ class Route:
         self.on_reject = rule.on_reject
         self.mandatory = rule.to.mandatory is not False
         self.escape = rule.escape
-        self.translate: LevelTranslation = translation(pattern.protocol, target.protocol, rule.escape)
-        self.plain: LevelTranslation = plain_translation(target.protocol, rule.escape)
+        self.translate: LevelTranslation = translation(pattern.dialect, target.dialect, rule.escape)
+        self.plain: LevelTranslation = plain_translation(target.dialect, rule.escape)
         self.guarantee = guarantee_of(rule)
         self.retain = rule.to.retain
         self.key = f"route {rule.name}"
@@ -149,25 +142,25 @@ class Route:
 
         target = self.target
         scope = target.scope.render(value) if target.scope else target.service
-        return make_address(target.protocol, scope, target.name.render(value))
+        return target.dialect.address(scope, target.name.render(value))
 
     def _levels(self, texts: dict[str, str], captures: Captures) -> Captures:
-        """The names that stand for levels: the captures, and the words of the address except the service."""
-        separator = SEPARATORS[self.pattern.protocol]
+        """The names that stand for levels: the captures, and the words of the address."""
+        dialect = self.pattern.dialect
+        separator = dialect.separator
         levels = dict(captures)
-        for word in WORDS_OF_ADDRESS[self.pattern.protocol]:
-            if word != "service":
-                levels[word] = tuple(texts[word].split(separator)) if texts[word] else ()
+        for word in dialect.level_words:
+            levels[word] = tuple(texts[word].split(separator)) if texts[word] else ()
         return levels
 
     def texts_of(self, address: Address, captures: Captures, queue: str, sender: Sender) -> dict[str, str]:
         """Every name that templates and `when` may use, as text in the source's form."""
-        separator = SEPARATORS[self.pattern.protocol]
+        dialect = self.pattern.dialect
+        separator = dialect.separator
         texts = {name: separator.join(levels) for name, levels in captures.items()}
-        words = WORDS_OF_ADDRESS[address.protocol]
-        texts.update((word, getattr(address, word)) for word in words if word != "queue")
-        if isinstance(address, AmqpAddress):
-            texts["queue"] = queue or ("" if address.exchange else address.routing_key)
+        texts.update(dialect.words_of(address))
+        if dialect.queue_word is not None:
+            texts[dialect.queue_word] = queue or ("" if address.scope else address.name)
         texts.update(client_id=sender.client, user=sender.user, endpoint=self.source)
         return texts
 
@@ -207,10 +200,10 @@ class Route:
 
     @property
     def reversible(self) -> bool:
-        """Whether a reply address can name both ends: one of AMQP 0-9-1 is a key of the default exchange, and
+        """Whether a reply address can name both ends: where there are queues it is one of these, and
         has no word for another; and a template that names the client leads to no address by itself."""
         into_default = self.target.scope is None or not self.target.scope.text
-        from_default = self.pattern.protocol != "amqp091" or not self.pattern.scope
+        from_default = self.pattern.dialect.queue_word is None or not self.pattern.scope
         return into_default and from_default and not self.per_sender
 
     def invert(self, text: str) -> str | None:
@@ -219,8 +212,8 @@ class Route:
         None when there is none, or a wildcard without a name leaves it open. Only for a `reversible` route.
         """
         source, target = self.pattern, self.target
-        backward = target.name.pattern(target.protocol, target.service, vocabulary(source).several)
-        levels = tuple(text.split(SEPARATORS[target.protocol])) if text else ()
+        backward = target.name.pattern(target.dialect, target.service, vocabulary(source).several)
+        levels = tuple(text.split(target.dialect.separator)) if text else ()
         found = backward.capture(levels) if backward and levels else None
         captures = agree(found) if found is not None else None
         if captures is None:
@@ -233,23 +226,23 @@ class Route:
     def _confirmed(self, captures: Captures, text: str) -> str | None:
         """The address that the inverse captures name, if the route really leads from it to `text`."""
         source = self.pattern
-        back = translation(self.target.protocol, source.protocol, self.escape)
+        back = translation(self.target.dialect, source.dialect, self.escape)
         known = {name: tuple(map(back, levels)) for name, levels in captures.items()}
-        levels = known.get(WHOLE_ADDRESS[source.protocol])
+        levels = known.get(source.dialect.name_word)
         if levels is None and source.queue is not None:
-            levels = tuple(source.queue.split("."))
+            levels = tuple(source.queue.split(source.dialect.separator))
         elif levels is None:
             levels = source.render(known)
         if levels is None:
             return None
-        name = SEPARATORS[source.protocol].join(levels)
-        address = make_address(source.protocol, source.scope, name)
+        name = source.dialect.separator.join(levels)
+        address = source.dialect.address(source.scope, name)
         forward = source.match(address)
         if forward is None:
             return None
         texts = self.texts_of(address, forward, "", NOBODY)
         there = self.address(texts, self._levels(texts, forward))
-        return name if reply_text(there) == text else None
+        return name if there.name == text else None
 
     def derive(self, properties: PropertySet, key: str, extra: Extra) -> PropertySet:
         """`properties` with the headers `extra` and the reply address translated; itself if nothing changes.
@@ -278,13 +271,6 @@ class Route:
                 return replace(properties, reply_to=there)
         self.reply_kept += 1
         return properties
-
-
-def reply_text(address: Address) -> str:
-    """An address as a reply address says it: the topic, the key, or the destination."""
-    if isinstance(address, AmqpAddress):
-        return address.routing_key
-    return address.destination if isinstance(address, FastAddress) else address.topic
 
 
 def guarantee_of(rule: RouteRule) -> Guarantee | None:

@@ -5,10 +5,10 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from gateway.mapping.crossings import Crossing, RefusedCrossing, Route
-from gateway.mapping.names import SEPARATORS, show_address
 from gateway.mapping.router import Router
 from gateway.model.address import Address
 from gateway.model.message import NOBODY, Sender
+from gateway.protocols import dialect_of, show
 
 
 @dataclass(frozen=True, slots=True)
@@ -69,7 +69,7 @@ def explain(
     for skipped in router.skipped:
         reason = f"optional, and endpoint {skipped.endpoint!r} is not configured"
         misses.append(Miss(skipped.route, skipped.file, skipped.line, reason))
-    return Explanation(endpoint, show_address(address), tuple(matches), tuple(misses))
+    return Explanation(endpoint, show(address), tuple(matches), tuple(misses))
 
 
 def _explain_route(
@@ -83,15 +83,15 @@ def _explain_route(
     if route.crossing(address, captures, queue, router.hops_max) is None:
         return f"when is false for this address: {route.rule.when}"
     crossing: Crossing = route.crossing_for(address, captures, queue, router.hops_max, sender)
-    separator = SEPARATORS[address.protocol]
+    separator = dialect_of(address).separator
     condition = route.condition
     return Match(
         route=route.name,
         file=route.file,
         line=route.line,
         endpoint=route.target_endpoint,
-        protocol=route.target.protocol,
-        address=show_address(crossing.target) if crossing.target is not None else "",
+        protocol=route.target.dialect.name,
+        address=show(crossing.target) if crossing.target is not None else "",
         captures={name: separator.join(levels) for name, levels in captures.items()},
         when=condition.text if condition is not None and condition.per_message else None,
         refused=crossing.outcome.text if isinstance(crossing, RefusedCrossing) else "",

@@ -17,16 +17,15 @@ from typing import Final, NamedTuple
 from gateway.errors import MappingError
 from gateway.mapping.crossings import Route
 from gateway.mapping.loading import Mapping
-from gateway.mapping.names import SEPARATORS, Levels, NameRefused, make_address, show_address
 from gateway.mapping.patterns import Kind, Pattern, Token, covers, witness
 from gateway.mapping.router import HOPS_MAX, compile_routes
-from gateway.mapping.templates import WHOLE_ADDRESS, Name, vocabulary
-from gateway.model.address import ADDRESS_OCTETS_MAX, Address
+from gateway.mapping.templates import Name, vocabulary
+from gateway.model.address import Address
+from gateway.model.dialect import Levels, NameRefused
 from gateway.model.message import NOBODY
+from gateway.protocols import show
 
-LITERALS_MANY: Final = (
-    200  # octets of a key that the template itself takes: little is left for what is captured
-)
+ROOM_SMALL: Final = 55  # octets of a name that the template itself leaves for what is captured
 
 
 class Severity(Enum):
@@ -79,7 +78,7 @@ def _alone(route: Route, links: Collection[str]) -> Iterator[Finding]:
     yield from _unreachable(route, links)
     yield from _long_key(route)
     yield from _unidentified(route)
-    separators = {SEPARATORS[route.pattern.protocol], SEPARATORS[route.target.protocol]}
+    separators = {route.pattern.dialect.separator, route.target.dialect.separator}
     if route.escape == "keep" and len(separators) == 2 and route.target.names:
         text = (
             "escape: keep lets a separator inside a level split it, and two names may become one; see percent"
@@ -99,7 +98,7 @@ def _weakened(route: Route) -> Iterator[Finding]:
     if qos == 0:
         text = "to.qos: 0 delivers at most once, whatever the sender asked for"
         yield _found(Severity.WARNING, "weakened", route, text)
-    elif qos == 1 and route.pattern.protocol == "mqtt":
+    elif qos == 1 and route.pattern.dialect.assurance_max > 1:
         text = "to.qos: 1 lets a QoS 2 message arrive twice"
         yield _found(Severity.WARNING, "weakened", route, text)
 
@@ -109,10 +108,10 @@ def _unreachable(route: Route, links: Collection[str]) -> Iterator[Finding]:
     reason = ""
     if route.condition is not None and route.condition.constant() is False:
         reason = f"when is never true: {route.condition.text}"
-    elif pattern.protocol == "mqtt" and pattern.tokens[0] == Token(Kind.LITERAL, "$share"):
-        reason = "no topic begins with $share; the group of a link is links.NAME.share"
+    elif pattern.first is not None and (never := pattern.dialect.never(pattern.first)):
+        reason = never
     elif (
-        pattern.protocol == "amqp091"
+        pattern.dialect.queue_word is not None
         and pattern.queue is None
         and not pattern.scope
         and route.source in links
@@ -128,16 +127,17 @@ def _unreachable(route: Route, links: Collection[str]) -> Iterator[Finding]:
 
 
 def _long_key(route: Route) -> Iterator[Finding]:
-    if route.target.protocol == "mqtt" or not route.target.names:
+    if not route.target.names:
         return
-    name = route.target.name
-    literal = name.literal_octets()
-    if literal > LITERALS_MANY:
-        text = f"the key's own text takes {literal} of {ADDRESS_OCTETS_MAX} octets; longer keys are refused"
+    source, target = route.pattern.dialect, route.target.dialect
+    most = target.name_octets_max
+    literal = route.target.name.literal_octets()
+    if literal > most - ROOM_SMALL:
+        text = f"the key's own text takes {literal} of {most} octets; longer keys are refused"
         yield _found(Severity.WARNING, "long_key", route, text)
-    elif route.pattern.protocol == "mqtt":
+    elif source.name_octets_max > most:
         text = (
-            f"a topic can make a key of more than {ADDRESS_OCTETS_MAX} octets; it is refused as name_invalid"
+            f"a {source.name_word} can make a key of more than {most} octets; it is refused as name_invalid"
         )
         yield _found(Severity.NOTE, "long_key", route, text)
 
@@ -145,9 +145,7 @@ def _long_key(route: Route) -> Iterator[Finding]:
 def _unidentified(route: Route) -> Iterator[Finding]:
     if route.rule.deduplicate is None:
         return
-    where = "properties.message_id"
-    if route.pattern.protocol == "mqtt":
-        where = "the user property amqp-message-id, which needs MQTT 5"
+    where = route.pattern.dialect.message_id_field
     text = f"deduplicate compares message ids ({where}); a message without one always crosses"
     yield _found(Severity.NOTE, "unidentified", route, text)
 
@@ -170,7 +168,7 @@ def _twice(earlier: Route, later: Route) -> Iterator[Finding]:
             yield _found(Severity.WARNING, "shadowed", narrow, text)
             return
     if _same_target(earlier, later, meeting):
-        where = show_address(example(earlier.pattern, meeting))
+        where = show(example(earlier.pattern, meeting))
         place = f"{earlier.file}:{earlier.line}"
         text = f"overlaps {earlier.name!r} ({place}): {where!r} arrives twice at one address"
         yield _found(Severity.WARNING, "overlap", later, text)
@@ -207,8 +205,8 @@ def _target(route: Route, address: Address) -> Address | None:
 
 def example(pattern: Pattern, levels: Levels) -> Address:
     """The address with these levels that the pattern is about. Raises NameRefused."""
-    name = pattern.queue if pattern.queue is not None else SEPARATORS[pattern.protocol].join(levels)
-    return make_address(pattern.protocol, pattern.scope, name)
+    name = pattern.queue if pattern.queue is not None else pattern.dialect.separator.join(levels)
+    return pattern.dialect.address(pattern.scope, name)
 
 
 def _shortest(pattern: Pattern) -> Levels:
@@ -284,7 +282,8 @@ def _leads(route: Route, other: Route) -> bool:
         return False
     made, taken = _made(route, other.pattern.scope), other.pattern
     if taken.queue is not None:
-        taken = Pattern("amqp091", tuple(Token(Kind.LITERAL, level) for level in taken.queue.split(".")))
+        levels = taken.dialect.levels(taken.queue)
+        taken = Pattern(taken.dialect, tuple(Token(Kind.LITERAL, level) for level in levels))
     return witness(made, taken) is not None
 
 
@@ -295,7 +294,7 @@ def _made(route: Route, unknown: str) -> Pattern:
     if target.scope is not None:
         scope = unknown if target.scope.names else target.scope.text
     tokens = tuple(token for level in target.name.levels for token in _level(level, route, several))
-    return Pattern(target.protocol, tokens, scope)
+    return Pattern(target.dialect, tokens, scope)
 
 
 def _level(level: list[str | Name], route: Route, several: frozenset[str]) -> list[Token]:
@@ -305,7 +304,7 @@ def _level(level: list[str | Name], route: Route, several: frozenset[str]) -> li
     first = level[0]
     if not isinstance(first, Name) or first.name not in several:
         return [Token(Kind.ONE, "")]
-    if first.name != WHOLE_ADDRESS[route.pattern.protocol] or route.pattern.queue is not None:
+    if first.name != route.pattern.dialect.name_word or route.pattern.queue is not None:
         return [Token(Kind.REST, "")]
     return [
         Token(kind, route.translate(text) if kind is Kind.LITERAL and route.escape != "reject" else text)

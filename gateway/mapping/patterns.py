@@ -15,20 +15,20 @@ from enum import Enum
 from typing import Final, NamedTuple
 
 from gateway.errors import MappingError
-from gateway.mapping.names import SEPARATORS, Levels, levels_of, split_levels
-from gateway.model.address import Address, AmqpAddress, FastAddress
+from gateway.mapping.names import split_levels
+from gateway.model.address import Address
+from gateway.model.dialect import Dialect, Levels
+from gateway.protocols import DIALECTS
 
 Captures = dict[str, Levels]
 
-WORDS_OF_ADDRESS: Final = {
-    "mqtt": ("topic",),
-    "amqp091": ("exchange", "routing_key", "queue"),
-    "amqpfast": ("service", "destination"),
-}
 WORDS_OF_SENDER: Final = ("client_id", "user")
 WORDS_OF_MESSAGE: Final = ("body", "qos", "retain", "durable", "headers", "content_type", "size")
 RESERVED: Final = frozenset(
-    (*sum(WORDS_OF_ADDRESS.values(), ()), *WORDS_OF_SENDER, *WORDS_OF_MESSAGE, "endpoint")
+    (
+        *(word for dialect in DIALECTS.values() for word in dialect.address_words),
+        *(*WORDS_OF_SENDER, *WORDS_OF_MESSAGE, "endpoint"),
+    )
 )
 PATTERN_LEVELS_MAX: Final = 256  # patterns are compared with each other, level by level
 _CAPTURE: Final = re.compile(r"\{([A-Za-z_][A-Za-z0-9_]*)(\.\.\.)?\}")
@@ -52,16 +52,15 @@ class Token(NamedTuple):
 Tokens = tuple[Token, ...]
 
 
-def parse_tokens(protocol: str, text: str) -> Tokens:
+def parse_tokens(dialect: Dialect, text: str) -> Tokens:
     """The tokens of a topic filter, binding key or destination pattern. Raises MappingError."""
-    one = "+" if protocol == "mqtt" else "*"
-    levels = split_levels(text, SEPARATORS[protocol])
-    if protocol == "mqtt" and not levels:
-        raise MappingError("a topic has at least one character")
+    levels = split_levels(text, dialect.separator)
+    if not levels and not dialect.words[dialect.pattern_word].empty:
+        raise MappingError(f"a {dialect.pattern_word} has at least one character")
     if len(levels) > PATTERN_LEVELS_MAX:
         raise MappingError(f"a pattern has at most {PATTERN_LEVELS_MAX} levels")
-    tokens = [_token(level, one) for level in levels]
-    if protocol == "mqtt" and any(token.kind is Kind.REST for token in tokens[:-1]):
+    tokens = [_token(level, dialect.one) for level in levels]
+    if dialect.rest_is_last and any(token.kind is Kind.REST for token in tokens[:-1]):
         raise MappingError(f"{text!r}: '#' and '{{name...}}' end a topic filter (MQTT 4.7.1.2)")
     names = [token.text for token in tokens if token.kind is not Kind.LITERAL and token.text]
     for name in names:
@@ -88,16 +87,16 @@ def _token(level: str, one: str) -> Token:
 
 
 class Pattern:
-    """The addresses of `protocol` that a route takes.
+    """The addresses of a protocol that a route takes.
 
-    `scope` is the exchange or the AMQP/Fast service. `queue`, when not None, is a queue of AMQP 0-9-1, and
-    the tokens then match any key. `first` is a literal first level, else None: a quick way to No.
+    `scope` is the exchange or the service. `queue`, when not None, is a queue by its name, and the
+    tokens then match any key. `first` is a literal first level, else None: a quick way to No.
     """
 
-    __slots__ = ("first", "names", "protocol", "queue", "scope", "tokens")
+    __slots__ = ("dialect", "first", "names", "queue", "scope", "tokens")
 
-    def __init__(self, protocol: str, tokens: Tokens, scope: str = "", queue: str | None = None) -> None:
-        self.protocol = protocol
+    def __init__(self, dialect: Dialect, tokens: Tokens, scope: str = "", queue: str | None = None) -> None:
+        self.dialect = dialect
         self.tokens = tokens
         self.scope = scope
         self.queue = queue
@@ -112,11 +111,11 @@ class Pattern:
         """
         if self._scope_differs(address, queue):
             return None
-        return self.match_levels(levels_of(address))
+        return self.match_levels(self.dialect.levels(address.name))
 
     def match_levels(self, levels: Levels) -> Captures | None:
         """The captured levels when the tokens match, or None."""
-        return None if self._dollar(levels) else self.capture(levels)
+        return None if self._hidden(levels) else self.capture(levels)
 
     def capture(self, levels: Levels) -> Captures | None:
         """As `match_levels`, but `$` is a letter like any other: for names that we make ourselves."""
@@ -134,9 +133,12 @@ class Pattern:
         differs = self._scope_differs(address, queue)
         if differs:
             return differs
-        levels = levels_of(address)
-        if self._dollar(levels):
-            return "a wildcard or capture at the first level leaves topics that begin with '$' alone"
+        levels = self.dialect.levels(address.name)
+        if self._hidden(levels):
+            return (
+                f"a wildcard or capture at the first level leaves {self.dialect.name_word}s that begin with"
+                f" {self.dialect.hidden!r} alone"
+            )
         if _place(self.tokens, levels) is not None:
             return ""
         for at, token in enumerate(self.tokens):
@@ -164,19 +166,18 @@ class Pattern:
 
     def show(self) -> str:
         """The pattern in its protocol's own wildcards, as a subscription or binding needs it."""
-        one = "+" if self.protocol == "mqtt" else "*"
-        words = {Kind.ONE: one, Kind.REST: "#"}
+        words = {Kind.ONE: self.dialect.one, Kind.REST: "#"}
         texts = (token.text if token.kind is Kind.LITERAL else words[token.kind] for token in self.tokens)
-        return SEPARATORS[self.protocol].join(texts)
+        return self.dialect.separator.join(texts)
 
     def literal_prefix(self) -> str:
         """The text that every match begins with: the whole name, or up to the separator before a wildcard."""
         literal: list[str] = []
         for token in self.tokens:
             if token.kind is not Kind.LITERAL:
-                return "".join(text + SEPARATORS[self.protocol] for text in literal)
+                return "".join(text + self.dialect.separator for text in literal)
             literal.append(token.text)
-        return SEPARATORS[self.protocol].join(literal)
+        return self.dialect.separator.join(literal)
 
     def leading_literals(self) -> list[tuple[int, str]]:
         """The literals before any rest, and their levels."""
@@ -190,24 +191,23 @@ class Pattern:
 
     def _scope_differs(self, address: Address, queue: str) -> str:
         """Why protocol, exchange, service or queue do not fit; "" when they do."""
-        if address.protocol != self.protocol:
-            return f"a {self.protocol} route, not {address.protocol}"
-        if isinstance(address, AmqpAddress):
-            if self.queue is None:
-                if queue:
-                    return f"taken from queue {queue!r}; this route takes from exchange {self.scope!r}"
-                if address.exchange != self.scope:
-                    return f"exchange is {address.exchange!r}, not {self.scope!r}"
-            elif queue:
-                return "" if queue == self.queue else f"queue is {queue!r}, not {self.queue!r}"
-            elif address.exchange or address.routing_key != self.queue:
-                return f"not published to queue {self.queue!r}"
-        elif isinstance(address, FastAddress) and address.service != self.scope:
-            return f"service is {address.service!r}, not {self.scope!r}"
+        if address.protocol != self.dialect.name:
+            return f"a {self.dialect.name} route, not {address.protocol}"
+        if self.queue is None:
+            if queue:
+                return f"taken from queue {queue!r}; this route takes from exchange {self.scope!r}"
+            if address.scope != self.scope:
+                return f"{self.dialect.scope_word} is {address.scope!r}, not {self.scope!r}"
+        elif queue:
+            return "" if queue == self.queue else f"queue is {queue!r}, not {self.queue!r}"
+        elif address.scope or address.name != self.queue:
+            return f"not published to queue {self.queue!r}"
         return ""
 
-    def _dollar(self, levels: Levels) -> bool:
-        if self.protocol != "mqtt" or not levels or not levels[0].startswith("$"):
+    def _hidden(self, levels: Levels) -> bool:
+        """Whether the name is one that a wildcard in front leaves alone."""
+        hidden = self.dialect.hidden
+        if not hidden or not levels or not levels[0].startswith(hidden):
             return False
         return self.tokens[0].kind is not Kind.LITERAL
 
@@ -260,7 +260,7 @@ def _place_rests(tokens: Tokens, levels: Levels) -> list[tuple[int, int]] | None
 
 def covers(wide: Pattern, narrow: Pattern) -> bool:
     """Whether every address that `narrow` takes is also taken by `wide`. Never wrongly yes."""
-    if not _same_scope(wide, narrow) or _first_dollar(wide, narrow):
+    if not _same_scope(wide, narrow) or _first_hidden(wide, narrow):
         return False
     return _covers(wide.tokens, narrow.tokens)
 
@@ -296,7 +296,7 @@ def witness(one: Pattern, other: Pattern) -> Levels | None:
     """The levels of an address that both patterns take, or None when there is none."""
     if not _same_scope(one, other) or _apart(one.tokens, other.tokens):
         return None
-    if _first_dollar(one, other) or _first_dollar(other, one):
+    if _first_hidden(one, other) or _first_hidden(other, one):
         return None
     end = (len(one.tokens), len(other.tokens))
     seen: set[tuple[int, int]] = set()
@@ -362,12 +362,13 @@ def _either(a: Token, b: Token) -> str:
 
 
 def _same_scope(one: Pattern, other: Pattern) -> bool:
-    return (one.protocol, one.scope, one.queue) == (other.protocol, other.scope, other.queue)
+    return (one.dialect, one.scope, one.queue) == (other.dialect, other.scope, other.queue)
 
 
-def _first_dollar(wild: Pattern, literal: Pattern) -> bool:
-    """Whether `literal` begins with `$...` where `wild` has a wildcard, which leaves such topics alone."""
-    if wild.protocol != "mqtt" or wild.tokens[0].kind is Kind.LITERAL:
+def _first_hidden(wild: Pattern, literal: Pattern) -> bool:
+    """Whether `literal` begins as hidden names do where `wild` has a wildcard, which leaves those alone."""
+    hidden = wild.dialect.hidden
+    if not hidden or wild.tokens[0].kind is Kind.LITERAL:
         return False
     first = literal.tokens[0]
-    return first.kind is Kind.LITERAL and first.text.startswith("$")
+    return first.kind is Kind.LITERAL and first.text.startswith(hidden)

@@ -12,23 +12,30 @@ from dataclasses import dataclass
 from difflib import get_close_matches
 from functools import partial
 from itertools import count
-from typing import Final, NamedTuple, TypeVar
+from typing import Final, NamedTuple, Protocol, TypeVar
 
 from gateway.errors import MappingError
 from gateway.mapping.conditions import Condition
 from gateway.mapping.crossings import Crossing, Route, Target
 from gateway.mapping.identifying import IdentifyingCrossing
 from gateway.mapping.loading import Mapping, Place
-from gateway.mapping.names import NameRefused, levels_of, make_address
 from gateway.mapping.patterns import Kind, Pattern, Token, covers, parse_tokens
 from gateway.mapping.schema import From, HeaderValue, RouteRule, Words
 from gateway.mapping.templates import Template, Text, Vocabulary, typed_value, vocabulary
-from gateway.model.address import ADDRESS_OCTETS_MAX, Address
+from gateway.model.address import Address
+from gateway.model.dialect import Dialect, NameRefused
 from gateway.model.properties import Value
+from gateway.protocols import DIALECTS
 
 HOPS_MAX: Final = 8  # longer chains of gateways are loops, in every deployment that we know of
-_EVERY_KEY: Final = (Token(Kind.REST, ""),)
+_EVERY_NAME: Final = (Token(Kind.REST, ""),)
 Built = TypeVar("Built")
+
+
+class Located(Protocol):
+    """Calls, and gives what a MappingError says the place in the file."""
+
+    def __call__(self, inner: tuple[str, ...], build: Callable[[], Built]) -> Built: ...
 
 
 class Skipped(NamedTuple):
@@ -52,27 +59,31 @@ class Compiled(NamedTuple):
 class Subscriptions:
     """What a link subscribes to for the routes that start at it, without what another entry covers.
 
-    `topics`: filters. `queues`: to consume from. `bindings`: (exchange, key) for a queue of the link's own.
-    `destinations`: (service, name); a name that ends in "." or is empty is a prefix.
+    `queues`: to consume from. `bindings`: (scope, pattern) of everything else, with the wildcards of the
+    link's protocol. `prefixes`: the same as (scope, text that each name begins with); a name that ends in the
+    separator or is empty is a prefix, and every other one is whole.
     """
 
-    topics: tuple[str, ...] = ()
     queues: tuple[str, ...] = ()
     bindings: tuple[tuple[str, str], ...] = ()
-    destinations: tuple[tuple[str, str], ...] = ()
+    prefixes: tuple[tuple[str, str], ...] = ()
 
 
 @dataclass(frozen=True, slots=True)
 class Targets:
-    """What the routes that end at an endpoint need there, as far as no message decides the name."""
+    """What the routes that end at an endpoint need there, as far as no message decides the name.
 
-    exchanges: tuple[str, ...] = ()
+    `scopes` are those that a message is published to by name, such as exchanges; `queues` those that it is
+    published to by theirs; `names` are whole addresses, (scope, name), where there are no queues.
+    """
+
+    scopes: tuple[str, ...] = ()
     queues: tuple[str, ...] = ()
-    destinations: tuple[tuple[str, str], ...] = ()
+    names: tuple[tuple[str, str], ...] = ()
 
 
 class Router:
-    """The routes of all mapping files, for `endpoints` (name -> `mqtt`, `amqp091` or `amqpfast`).
+    """The routes of all mapping files, for `endpoints` (name -> protocol).
 
     `ids` are for messages that routes with `message_id: add` give one; those of
     tests are numbers.
@@ -110,7 +121,7 @@ class Router:
         `queue` is the queue that a link consumed them from, if a route named it; see Pattern.match.
         """
         found: list[Crossing] = []
-        levels = levels_of(address)
+        levels = DIALECTS[address.protocol].levels(address.name)
         start = levels[0] if levels else None
         for route in self._by_source.get(endpoint, ()):
             first = route.pattern.first
@@ -139,31 +150,27 @@ class Router:
     def subscriptions(self, endpoint: str) -> Subscriptions:
         """What the link `endpoint` has to subscribe to."""
         sources = _widest([route.pattern for route in self._by_source.get(endpoint, ())])
-        keyed = [one for one in sources if one.protocol == "amqp091"]
+        bound = [one for one in sources if one.queue is None]
         return Subscriptions(
-            topics=_once(one.show() for one in sources if one.protocol == "mqtt"),
-            queues=_once(one.queue for one in keyed if one.queue is not None),
-            bindings=_once((one.scope, one.show()) for one in keyed if one.queue is None),
-            destinations=_once(
-                (one.scope, one.literal_prefix()) for one in sources if one.protocol == "amqpfast"
-            ),
+            queues=_once(one.queue for one in sources if one.queue is not None),
+            bindings=_once((one.scope, one.show()) for one in bound),
+            prefixes=_once((one.scope, one.literal_prefix()) for one in bound),
         )
 
     def targets(self, endpoint: str) -> Targets:
         """What has to exist at `endpoint` for the routes that end there."""
         ends = [route.target for route in self.routes if route.target_endpoint == endpoint]
-        keyed = [one for one in ends if one.protocol == "amqp091"]
-        literal = [one for one in ends if one.protocol == "amqpfast" and not one.name.names]
+        literal = [one for one in ends if one.scope is None and not one.name.names]
         return Targets(
-            exchanges=_once(
+            scopes=_once(
                 one.scope.render(_nothing)
-                for one in keyed
+                for one in ends
                 if one.scope and one.scope.text and not one.scope.names
             ),
-            queues=_once(
-                one.name.render(_nothing) for one in keyed if one.scope is None and not one.name.names
+            queues=_once(one.name.render(_nothing) for one in literal if one.dialect.queue_word),
+            names=_once(
+                (one.service, one.name.render(_nothing)) for one in literal if not one.dialect.queue_word
             ),
-            destinations=_once((one.service, one.name.render(_nothing)) for one in literal),
         )
 
     def _reverses(self, origin: str, target: str) -> list[Route]:
@@ -188,7 +195,7 @@ def _widest(patterns: list[Pattern]) -> list[Pattern]:
     by_first: dict[tuple[object, ...], dict[Pattern, None]] = {}  # by their first literals; or None
     by_any: dict[tuple[object, ...], dict[Pattern, None]] = {}  # by each of them; or None
     for pattern in patterns:
-        scope = (pattern.protocol, pattern.scope, pattern.queue)
+        scope = (pattern.dialect, pattern.scope, pattern.queue)
         literals: list[tuple[object, ...]] = [(scope, at, text) for at, text in pattern.leading_literals()]
         everywhere = (scope, None)
         wider = [other for key in (*literals, everywhere) for other in by_first.get(key, ())]
@@ -249,14 +256,7 @@ def _compile(mapping: Mapping, rule: RouteRule, place: Place, endpoints: Map[str
     pattern = located(("from", _name_word(rule.source)), lambda: _pattern(rule.source))
     words = vocabulary(pattern)
     to = rule.to
-    text = to.topic or to.queue or to.destination or to.routing_key or ""
-    name = located(("to", _name_word(to)), lambda: Template(text, to.protocol, words))
-    scope = None
-    if to.exchange is not None:
-        exchange = to.exchange
-        scope = located(("to", "exchange"), lambda: Template(exchange, "amqp091", words))
-    service = (to.service or "topic") if to.protocol == "amqpfast" else ""
-    target = Target(to.protocol, name, scope, service)
+    target = _target(to.dialect, to.given(), words, located)
     located(("to", _name_word(to)), lambda: _check_literals(target))
     headers = tuple(
         (header, located(("headers", header), partial(_header, value, words)))
@@ -275,9 +275,9 @@ def _header(value: HeaderValue, words: Vocabulary) -> Text | Value:
 
 def _name_word(words: Words) -> str:
     """The word whose line a complaint about the name points to."""
-    given = words.given()
-    order = ("topic", "queue", "destination", "binding_key", "routing_key", "exchange")
-    return next(word for word in order if word in given)
+    given, dialect = words.given(), words.dialect
+    order = (dialect.queue_word, dialect.pattern_word, dialect.name_word, dialect.scope_word)
+    return next(word for word in order if word in given and word is not None)
 
 
 def _check_words(words: Words, endpoints: Map[str, str]) -> None:
@@ -286,32 +286,47 @@ def _check_words(words: Words, endpoints: Map[str, str]) -> None:
         near = get_close_matches(words.endpoint, sorted(endpoints), 1)
         known = f"did you mean {near[0]!r}?" if near else f"known: {', '.join(sorted(endpoints)) or 'none'}"
         raise MappingError(f"unknown endpoint {words.endpoint!r}; {known}")
-    if protocol != words.protocol:
+    if protocol != words.dialect.name:
         raise MappingError(
-            f"{words.endpoint!r} speaks {protocol}, but {', '.join(words.given())} are {words.protocol}'s"
+            f"{words.endpoint!r} speaks {protocol}, but {', '.join(words.given())} are {words.dialect.name}'s"
         )
 
 
 def _pattern(source: From) -> Pattern:
-    if source.topic is not None:
-        return Pattern("mqtt", parse_tokens("mqtt", source.topic))
-    if source.queue is not None:
-        return Pattern("amqp091", _EVERY_KEY, queue=source.queue)
-    if source.destination is not None:
-        return Pattern("amqpfast", parse_tokens("amqpfast", source.destination), source.service or "topic")
-    tokens = _EVERY_KEY if source.binding_key is None else parse_tokens("amqp091", source.binding_key)
-    return Pattern("amqp091", tokens, source.exchange or "")
+    dialect, said = source.dialect, source.given()
+    queue = said.get(dialect.queue_word or "")
+    if queue is not None:
+        return Pattern(dialect, _EVERY_NAME, queue=queue)
+    text = said.get(dialect.pattern_word)
+    tokens = _EVERY_NAME if text is None else parse_tokens(dialect, text)
+    return Pattern(dialect, tokens, said.get(dialect.scope_word or "") or dialect.scope_default)
+
+
+def _target(dialect: Dialect, said: Map[str, str], words: Vocabulary, located: Located) -> Target:
+    """The templates of an address. A scope is one of them where any text is one."""
+    word = dialect.name_word
+    if dialect.queue_word is not None and dialect.queue_word in said:
+        word = dialect.queue_word
+    text = said.get(word, "")
+    name = located(("to", word), lambda: Template(text, dialect, words))
+    place = dialect.scope_word or ""
+    scope = said.get(place)
+    if dialect.scopes or scope is None:
+        return Target(dialect, name, None, scope or dialect.scope_default)
+    build = partial(Template, scope, dialect, words)
+    return Target(dialect, name, located(("to", place), build))
 
 
 def _check_literals(target: Target) -> None:
     """Refuse a target that no message could ever have."""
     octets = target.name.literal_octets()
     if target.names:
-        if target.protocol != "mqtt" and octets > ADDRESS_OCTETS_MAX:
-            raise MappingError(f"its own text has {octets} octets, and a name at most {ADDRESS_OCTETS_MAX}")
+        most = target.dialect.name_octets_max
+        if octets > most:
+            raise MappingError(f"its own text has {octets} octets, and a name at most {most}")
         return
     scope = target.scope.render(_nothing) if target.scope else target.service
     try:
-        make_address(target.protocol, scope, target.name.render(_nothing))
+        target.dialect.address(scope, target.name.render(_nothing))
     except NameRefused as error:
         raise MappingError(str(error)) from error

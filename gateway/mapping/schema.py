@@ -5,13 +5,15 @@ Whether a word fits the protocol of its endpoint is not known here; the router a
 
 from __future__ import annotations
 
-from typing import Annotated, Any, Literal
+from collections.abc import Callable, Iterable
+from typing import TYPE_CHECKING, Annotated, Any, Literal, Self, TypeAlias
 
-from pydantic import BaseModel, ConfigDict, Field, StringConstraints, model_validator
+from pydantic import BaseModel, ConfigDict, Field, StringConstraints, create_model, model_validator
 
 from gateway.mapping.names import Escape
+from gateway.model.dialect import Dialect, Word
+from gateway.protocols import DIALECT_OF_WORD, DIALECTS
 
-Service = Literal["queue", "topic", "peer"]
 Mode = Literal["transient", "persistent"]
 Qos = Annotated[int, Field(ge=0, le=2)]
 HeaderValue = str | int | float | bool
@@ -20,16 +22,7 @@ HeaderValue = str | int | float | bool
 RouteName = Annotated[str, StringConstraints(pattern=r"^[A-Za-z0-9][A-Za-z0-9_.-]*$", max_length=64)]
 WINDOW = r"^[1-9][0-9]{0,6}[smhd]$"
 SECONDS_OF = {"s": 1, "m": 60, "h": 3_600, "d": 86_400}
-PROTOCOL_OF_WORD = {
-    "topic": "mqtt",
-    "exchange": "amqp091",
-    "routing_key": "amqp091",
-    "binding_key": "amqp091",
-    "queue": "amqp091",
-    "mandatory": "amqp091",
-    "destination": "amqpfast",
-    "service": "amqpfast",
-}
+QUEUES = tuple(one.queue_word for one in DIALECTS.values() if one.queue_word)
 
 
 class Strict(BaseModel):
@@ -38,71 +31,93 @@ class Strict(BaseModel):
     model_config = ConfigDict(strict=True, frozen=True, extra="forbid")
 
 
-class Words(Strict):
-    """An endpoint and an address in its protocol's words."""
+class Addressed(Strict):
+    """An endpoint, and words of an address; a subclass has those of every dialect as fields."""
 
     endpoint: str = Field(description="A listener or link, by its name in the configuration.")
 
-    def given(self) -> tuple[str, ...]:
+    def given(self) -> dict[str, str]:
         """The words of an address that the author wrote."""
-        return tuple(word for word in PROTOCOL_OF_WORD if getattr(self, word, None) is not None)
+        return {word: text for word in DIALECT_OF_WORD if (text := getattr(self, word, None)) is not None}
+
+
+class Words(Addressed):
+    """An endpoint and an address in its protocol's words."""
 
     @property
-    def protocol(self) -> str:
-        """The protocol that the words belong to."""
-        return PROTOCOL_OF_WORD[self.given()[0]]
+    def dialect(self) -> Dialect:
+        """That of the protocol that the words belong to."""
+        return DIALECT_OF_WORD[next(iter(self.given()))]
 
     @model_validator(mode="after")
-    def _one_protocol(self) -> Words:
-        given = self.given()
+    def _one_protocol(self) -> Self:
+        given = tuple(self.given())
         if not given:
-            raise ValueError("no address: give topic, exchange, queue or destination")
-        if len({PROTOCOL_OF_WORD[word] for word in given}) > 1:
+            words = (one.scope_word if one.queue_word else one.name_word for one in DIALECTS.values())
+            raise ValueError(f"no address: give {either(dict.fromkeys((*filter(None, words), *QUEUES)))}")
+        if len({DIALECT_OF_WORD[word].name for word in given}) > 1:
             raise ValueError(f"words of different protocols: {', '.join(given)}")
-        if "service" in given and "destination" not in given:
-            raise ValueError("service needs destination")
-        if "queue" in given and not {"exchange", "routing_key", "binding_key"}.isdisjoint(given):
-            raise ValueError("queue stands without exchange and key")
-        if self.protocol == "amqp091" and "queue" not in given and "exchange" not in given:
-            raise ValueError("give exchange or queue")
+        if fault := self.dialect.fault_of(given):
+            raise ValueError(fault)
         return self
 
 
-class From(Words):
-    """Where a route takes messages from."""
-
-    topic: str | None = Field(
-        None, description="MQTT topic filter with captures.", examples=["plant/{line}/#"]
-    )
-    exchange: str | None = Field(None, description='AMQP 0-9-1 exchange; "" is the default exchange.')
-    binding_key: str | None = Field(
-        None, description="AMQP 0-9-1 binding key with captures; default: every key."
-    )
-    queue: str | None = Field(None, description="AMQP 0-9-1 queue, by its exact name.", min_length=1)
-    service: Service | None = Field(None, description="AMQP/Fast service type; default: topic.")
-    destination: str | None = Field(None, description="AMQP/Fast destination with captures.", min_length=1)
-
-
-class To(Words):
+class TargetWords(Words):
     """Where a route puts messages, and how."""
 
-    topic: str | None = Field(None, description="Template of an MQTT topic.", min_length=1)
     qos: Qos | None = Field(None, description="QoS of the message in the target; default: kept.")
     retain: bool | None = Field(None, description="Retain flag of the message in the target; default: kept.")
-    exchange: str | None = Field(None, description="Template of an AMQP 0-9-1 exchange.")
-    routing_key: str | None = Field(None, description='Template of a routing key; default: "".')
-    queue: str | None = Field(None, description="Template of an AMQP 0-9-1 queue.", min_length=1)
     mandatory: bool | None = Field(
         None, description="Whether an unroutable message is refused; default: true."
     )
-    service: Service | None = Field(None, description="AMQP/Fast service type; default: topic.")
-    destination: str | None = Field(None, description="Template of an AMQP/Fast destination.", min_length=1)
 
     @model_validator(mode="after")
-    def _topic_words(self) -> To:
-        if self.topic is None and (self.qos is not None or self.retain is not None):
-            raise ValueError("qos and retain belong to topic; for other targets see delivery")
+    def _options(self) -> Self:
+        for option in ("qos", "retain", "mandatory"):
+            if getattr(self, option) is not None and option not in self.dialect.target_options:
+                words = either(one.name_word for one in DIALECTS.values() if option in one.target_options)
+                raise ValueError(f"{option} belongs to {words}; for other targets see delivery")
         return self
+
+
+def either(words: Iterable[str]) -> str:
+    """`a, b or c`."""
+    *others, last = words
+    return f"{', '.join(others)} or {last}" if others else last
+
+
+def _fields(meaning: Callable[[Word], str | None]) -> dict[str, Any]:
+    """The words of all dialects as fields of a model; `meaning` says what each means there, if anything."""
+    found: dict[str, Any] = {}
+    for name, word in ((name, word) for one in DIALECTS.values() for name, word in one.words.items()):
+        said = meaning(word)
+        if said is not None:
+            kind: Any = Literal[word.choices] if word.choices else str
+            least = None if word.choices or word.empty else 1
+            found[name] = (kind | None, Field(None, description=said, min_length=least))
+    return found
+
+
+if TYPE_CHECKING:
+    From: TypeAlias = Words
+    To: TypeAlias = TargetWords
+    Named: TypeAlias = Addressed
+else:
+    From = create_model(
+        "From",
+        __base__=Words,
+        __doc__="Where a route takes messages from.",
+        **_fields(lambda word: word.source),
+    )
+    To = create_model(
+        "To", __base__=TargetWords, __doc__=TargetWords.__doc__, **_fields(lambda word: word.target)
+    )
+    Named = create_model(
+        "Named",
+        __base__=Addressed,
+        __doc__="Where a message of a test is, in the words of its endpoint's protocol.",
+        **_fields(lambda word: word.source or word.target),
+    )
 
 
 class Delivery(Strict):
@@ -188,19 +203,7 @@ class RouteRule(Strict):
         return self
 
 
-class Addressed(Strict):
-    """Where a message of a test is, in the words of its endpoint's protocol."""
-
-    endpoint: str
-    topic: str | None = None
-    exchange: str | None = None
-    routing_key: str | None = None
-    queue: str | None = None
-    service: Service | None = None
-    destination: str | None = None
-
-
-class Published(Addressed):
+class Published(Named):
     """The message that a test publishes."""
 
     body: str = ""
@@ -208,7 +211,7 @@ class Published(Addressed):
     delivery_mode: Annotated[int, Field(ge=1, le=2)] | None = None
     persistent: bool | None = None
     retain: bool = False
-    headers: dict[str, HeaderValue] = {}
+    headers: dict[str, HeaderValue] = Field({})
     content_type: str | None = None
     reply_to: str | None = None
     client_id: str = ""
@@ -216,7 +219,7 @@ class Published(Addressed):
     hops: int = Field(0, ge=0)
 
 
-class Expected(Addressed):
+class Expected(Named):
     """What must arrive. Only what is given is compared; of the headers, only the names that are given."""
 
     body: str | None = None
@@ -224,7 +227,7 @@ class Expected(Addressed):
     delivery_mode: Annotated[int, Field(ge=1, le=2)] | None = None
     persistent: bool | None = None
     retain: bool | None = None
-    headers: dict[str, HeaderValue] = {}
+    headers: dict[str, HeaderValue] = Field({})
     content_type: str | None = None
     reply_to: str | None = None
 

@@ -14,12 +14,11 @@ from difflib import get_close_matches
 from typing import Final, NamedTuple
 
 from gateway.errors import MappingError
-from gateway.mapping.names import SEPARATORS, Levels
-from gateway.mapping.patterns import WORDS_OF_ADDRESS, WORDS_OF_SENDER, Captures, Kind, Pattern, Token
+from gateway.mapping.patterns import WORDS_OF_SENDER, Captures, Kind, Pattern, Token
+from gateway.model.dialect import Dialect, Levels
 from gateway.model.properties import Value, ValueType, string
 
 Values = Callable[[str], Levels]
-WHOLE_ADDRESS: Final = {"mqtt": "topic", "amqp091": "routing_key", "amqpfast": "destination"}
 _PIECE: Final = re.compile(r"\{\{|\}\}|\{([A-Za-z_][A-Za-z0-9_]*)(\.\.\.)?\}|[{}]|[^{}]+")
 
 
@@ -39,10 +38,10 @@ class Vocabulary(NamedTuple):
 def vocabulary(pattern: Pattern) -> Vocabulary:
     """What a route from `pattern` knows: its captures, its address's words, the sender, and `endpoint`."""
     rest = {token.text for token in pattern.tokens if token.kind is Kind.REST and token.text}
-    words = WORDS_OF_ADDRESS[pattern.protocol]
+    dialect = pattern.dialect
     return Vocabulary(
-        frozenset(rest | {word for word in words if word != "service"}),
-        frozenset((*pattern.names, *words, *WORDS_OF_SENDER, "endpoint")),
+        frozenset(rest.union(dialect.level_words)),
+        frozenset((*pattern.names, *dialect.address_words, *WORDS_OF_SENDER, "endpoint")),
     )
 
 
@@ -72,7 +71,7 @@ def _pieces(text: str, words: Vocabulary) -> list[str | Name]:
 
 
 class Template:
-    """A name in `protocol`'s form with references in it.
+    """A name in a protocol's form with references in it.
 
     `levels` holds the pieces of each level; `names` what it refers to. Raises MappingError for a name that
     the route does not know or that stands where it cannot.
@@ -80,9 +79,9 @@ class Template:
 
     __slots__ = ("levels", "names", "per_message", "separator", "text")
 
-    def __init__(self, text: str, protocol: str, words: Vocabulary) -> None:
+    def __init__(self, text: str, dialect: Dialect, words: Vocabulary) -> None:
         self.text = text
-        self.separator = SEPARATORS[protocol]
+        self.separator = dialect.separator
         self.levels: list[list[str | Name]] = [[]]
         for piece in _pieces(text, words):
             if isinstance(piece, Name):
@@ -121,7 +120,7 @@ class Template:
         texts = (piece for level in self.levels for piece in level if isinstance(piece, str))
         return sum(len(text.encode()) for text in texts)
 
-    def pattern(self, protocol: str, scope: str, several: frozenset[str]) -> Pattern | None:
+    def pattern(self, dialect: Dialect, scope: str, several: frozenset[str]) -> Pattern | None:
         """The pattern of the names that this template makes, or None when a reference shares its level.
 
         A name used twice stays two captures (`name`, then `name '`), which `agree` joins again.
@@ -136,7 +135,7 @@ class Template:
                 continue
             name = level[0].name
             tokens.append(Token(Kind.REST if name in several else Kind.ONE, _fresh(name, used)))
-        return Pattern(protocol, tuple(tokens), scope)
+        return Pattern(dialect, tuple(tokens), scope)
 
 
 def _fresh(name: str, used: set[str]) -> str:

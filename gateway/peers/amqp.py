@@ -3,17 +3,17 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from typing import Final, TypeVar
 
 from gateway.errors import LinkError, RemoteProtocolError
-from gateway.model.address import AmqpAddress
 from gateway.model.message import NEVER, Message
 from gateway.model.properties import Value, ValueType, string
 from gateway.peers.wire import IN_FLIGHT, Access, Arrival, Refusal, Wire
 from gateway.protocols.amqp091 import methods as m
 from gateway.protocols.amqp091.client import ClientConnection
 from gateway.protocols.amqp091.codec import decode_address, encode_response
+from gateway.protocols.amqp091.dialect import amqp_address
 from gateway.protocols.amqp091.events import (
     ChannelClosed,
     ChannelOpened,
@@ -132,6 +132,10 @@ class AmqpPeer:
         for key in binding_keys:
             self._call(m.QueueBind(queue, exchange, key), m.QueueBindOk)
 
+    def listen(self, said: Mapping[str, str], qos: int) -> None:
+        """See Peer."""
+        self.consume(said.get("queue"), said.get("exchange"), said.get("binding_key", "#"))
+
     def consume(
         self, queue: str | None, exchange: str | None, binding_key: str, *, prefetch: int = PREFETCH
     ) -> None:
@@ -207,7 +211,7 @@ class Confirming:
     def returned(self, event: Returned) -> None:
         """A message came back: the oldest that looks like it. Its confirm follows."""
         method = event.method
-        wire = AmqpAddress(method.exchange, method.routing_key).wire
+        wire = amqp_address(method.exchange, method.routing_key).wire
         text = f"{method.reply_text} ({method.reply_code})"
         for alike in ((wire, event.properties, event.body), None):
             for tag, (_, row) in self._open.items():
@@ -230,5 +234,5 @@ def _message(address: bytes, raw: bytes, body: bytes) -> Message:
     properties = content_properties(raw)
     durable, expiration, retain, hops, _ = facts(properties)
     expires = NEVER if expiration is None else time.time() + expiration / 1000
-    made = AmqpAddress(*decode_address(address))
+    made = amqp_address(*decode_address(address))
     return Message(made, body, properties, int(durable), durable, retain, expires, hops)

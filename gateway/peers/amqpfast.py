@@ -3,13 +3,12 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any, Final
 
 from gateway.egress.amqpfast.opening import (
     FOR_NOW,
     OF_DESTINATIONS,
-    SERVICES,
     client_machine,
     open_for_sending,
     split_name,
@@ -17,10 +16,11 @@ from gateway.egress.amqpfast.opening import (
 from gateway.egress.amqpfast.reading import Assembly
 from gateway.egress.amqpfast.sources import is_prefix
 from gateway.errors import LinkError, RemoteProtocolError
-from gateway.model.address import FastAddress
+from gateway.model.address import Address
 from gateway.model.message import Message
 from gateway.peers.wire import IN_FLIGHT, Access, Arrival, Refusal, Wire
 from gateway.protocols.amqpfast import commands as m
+from gateway.protocols.amqpfast.dialect import AMQPFAST, SERVICES, fast_address
 from gateway.protocols.amqpfast.events import (
     ChannelClosed,
     Closed,
@@ -98,7 +98,6 @@ class FastPeer:
         before: tuple[Producer, bytes, int] | None = None
         for position in positions:
             message = messages[position]
-            assert isinstance(message.address, FastAddress)
             try:
                 head = encode_properties(message)
             except RemoteProtocolError as error:
@@ -113,8 +112,8 @@ class FastPeer:
         if before is not None:
             _say(before, run, unanswered, refused)
 
-    def _producer(self, address: FastAddress) -> tuple[Producer, bytes, int]:
-        key = (address.service, address.destination)
+    def _producer(self, address: Address) -> tuple[Producer, bytes, int]:
+        key = (address.scope, address.name)
         found = self._producers.get(key)
         if found is None:
             if len(self._producers) >= HANDLES_MAX:
@@ -141,6 +140,10 @@ class FastPeer:
                 del self._producers[address]
 
     # Consuming.
+
+    def listen(self, said: Mapping[str, str], qos: int) -> None:
+        """See Peer."""
+        self.consume(said.get("service", AMQPFAST.scope_default), said["destination"])
 
     def consume(self, service: str, name: str, *, identifier: str = "", prefetch: int = PREFETCH) -> None:
         """Consume a destination, or all that begin with `name` when that is empty or ends in a dot.
@@ -175,7 +178,7 @@ class FastPeer:
         handle, number, bits, head, body, name = row
         properties = head_properties(head)
         known = facts(properties)
-        address = FastAddress(self._services[handle], name.decode())
+        address = fast_address(self._services[handle], name.decode())
         message = Message(
             *(address, body, properties, int(known.durable), known.durable, known.retain),
             *(known.expires, known.hops),

@@ -4,14 +4,14 @@ from __future__ import annotations
 
 import secrets
 import time
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any, Final, TypeVar
 
 from gateway.errors import LinkError, RemoteProtocolError
-from gateway.model.address import MqttAddress
 from gateway.model.message import NEVER, Message
 from gateway.peers.wire import IN_FLIGHT, Access, Arrival, Refusal, Silence, Wire
 from gateway.protocols.mqtt.client import ClientConnection
+from gateway.protocols.mqtt.dialect import topic_address
 from gateway.protocols.mqtt.octets import decode_topic
 from gateway.protocols.mqtt.packets import Acks, Connack, Connect, Disconnect, Publishes, Suback, Subscription
 from gateway.protocols.mqtt.spec import FAILURE, PacketType, Property, ReasonCode, Version
@@ -101,7 +101,6 @@ class MqttPeer:
         positions: list[int] = []
         for position in range(at, min(end, len(messages))):
             message = messages[position]
-            assert isinstance(message.address, MqttAddress)
             try:
                 decode_topic(message.address.wire)
                 raw = encode_properties(message, utc) if described else b""
@@ -138,6 +137,10 @@ class MqttPeer:
                 refused[position] = Refusal(reason_name(reason), reason in FINAL)
         if received:
             self._machine.acknowledge(PacketType.PUBREL, received)
+
+    def listen(self, said: Mapping[str, str], qos: int) -> None:
+        """See Peer."""
+        self.subscribe(said["topic"], qos)
 
     def subscribe(self, topic_filters: str | Sequence[str], qos: int) -> None:
         """Raises LinkError when the server refuses one."""
@@ -177,7 +180,7 @@ class MqttPeer:
         qos = flags >> 1 & 3
         properties, expiry, hops = publish_facts(raw)
         expires = NEVER if expiry is None else time.time() + expiry
-        address = MqttAddress(decode_topic(topic), topic)
+        address = topic_address(decode_topic(topic), topic)
         message = Message(address, body, properties, qos, qos > 0, flags & 1 == 1, expires, hops)
         self._tokens.append((packet_id, qos))
         return Arrival(message, self._first + len(self._tokens) - 1, flags & DUP != 0)

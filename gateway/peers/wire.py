@@ -11,12 +11,13 @@ from __future__ import annotations
 import socket
 import ssl
 import time
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any, Final, NamedTuple, Protocol, TypeVar
 
 from gateway.egress.reaching import GARBLED, LOOK_OCTETS, explained, reason
 from gateway.errors import LinkError, RemoteProtocolError
 from gateway.model.message import Message
+from gateway.protocols import DIALECTS
 from gateway.settings.endpoints import Target, address_of
 from gateway.transport.websocket import WebSocketClient
 
@@ -68,6 +69,9 @@ class Peer(Protocol):
 
         Raises LinkError when the connection fails, or no answer comes in time; some may have arrived then.
         """
+
+    def listen(self, said: Mapping[str, str], qos: int) -> None:
+        """Consume what these words of the protocol's addresses name. Raises LinkError."""
 
     def arrivals(self, seconds: float) -> list[Arrival]:
         """What has come; waits at most so long for something. Raises LinkError."""
@@ -130,7 +134,13 @@ class Wire:
         try:
             sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
             self._sock = _secured(sock, access) if target.tls else sock
-            self._layer = WebSocketClient(address_of(target), target.websocket) if target.websocket else None
+            self._layer = (
+                WebSocketClient(
+                    address_of(target), target.websocket, DIALECTS[target.protocol].subprotocols[0]
+                )
+                if target.websocket
+                else None
+            )
         except (OSError, ValueError) as error:
             sock.close()
             raise LinkError(f"{self._place}: {reason(error)}") from error

@@ -3,19 +3,25 @@
 from __future__ import annotations
 
 from pathlib import Path
-from typing import Annotated, Any, Final, Literal, NamedTuple, Self
+from typing import TYPE_CHECKING, Annotated, Any, Final, Literal, NamedTuple, Self, TypeAlias
 from urllib.parse import SplitResult, unquote, urlsplit, urlunsplit
 
 from pydantic import BeforeValidator, Field, SecretStr, Strict, field_serializer, model_validator
 
 from gateway.errors import ConfigurationError
+from gateway.protocols import DIALECTS
+from gateway.protocols.amqp091.dialect import AMQP091
+from gateway.protocols.amqpfast.dialect import AMQPFAST
+from gateway.protocols.mqtt.dialect import MQTT
 from gateway.settings.amqpfast import FastOptions, FastVirtualHost
 from gateway.settings.front import FrontOptions
 from gateway.settings.limits import Limits, Part
 from gateway.settings.mqtt import MqttOptions
 
-Protocol = Literal["mqtt", "amqp091", "amqpfast"]
-ListenerProtocol = Literal["mqtt", "amqp091", "amqpfast", "shared"]
+if TYPE_CHECKING:
+    ListenerProtocol: TypeAlias = str
+else:
+    ListenerProtocol = Literal[*DIALECTS, "shared"]
 Admission = Literal["loopback", "always", "never"]
 FilePath = Annotated[Path, Strict(False)]
 Port = Annotated[int, Field(ge=0, le=65_535)]
@@ -24,28 +30,9 @@ MqttVersion = Annotated[
     BeforeValidator(lambda given: f"{float(given)}" if isinstance(given, int | float) else given),
 ]
 
-PORTS: Final = {
-    ("mqtt", "plain"): 1883,
-    ("mqtt", "tls"): 8883,
-    ("mqtt", "websocket"): 8083,
-    ("mqtt", "websocket+tls"): 8084,
-    ("amqp091", "plain"): 5672,
-    ("amqp091", "tls"): 5671,
-    ("amqpfast", "plain"): 3018,
-    ("amqpfast", "tls"): 3019,
-}
-
-SCHEMES: Final[dict[str, tuple[Protocol, bool]]] = {
-    "mqtt": ("mqtt", False),
-    "mqtts": ("mqtt", True),
-    "ws": ("mqtt", False),
-    "wss": ("mqtt", True),
-    "amqp": ("amqp091", False),
-    "amqps": ("amqp091", True),
-    "amqpfast": ("amqpfast", False),
-    "amqpfasts": ("amqpfast", True),
-}
-WEBSOCKET_PORTS: Final = {"ws": 80, "wss": 443}  # RFC 6455, 3
+SCHEMES: Final = {scheme.name: (one, scheme) for one in DIALECTS.values() for scheme in one.schemes}
+WEBSOCKET_PORTS: Final = {"websocket": 80, "websocket+tls": 443}  # RFC 6455, 3
+WEBSOCKETS: Final = " or ".join(one.name for one in DIALECTS.values() if one.port("websocket"))
 WEBSOCKET_PATH: Final = "/mqtt"
 MASK: Final = "**********"
 
@@ -114,26 +101,28 @@ class Listener(FrontOptions, FastOptions, MqttOptions):
         way = "+".join(word for word in ("websocket", "tls") if given.get(_SAYS[word])) or "plain"
         if given.get("protocol") == "shared":
             raise ValueError("protocol shared has no port of its own: say port")
-        port = PORTS.get((given.get("protocol", ""), way))
+        dialect = DIALECTS.get(given.get("protocol", ""))
+        port = None if dialect is None else dialect.port(way)
         return given if port is None else given | {"port": port}
 
     @model_validator(mode="after")
     def _consistent(self) -> Self:
-        if self.websocket_path and self.protocol != "mqtt":
-            raise ValueError("websocket_path is for protocol mqtt only")
+        dialect = DIALECTS.get(self.protocol)
+        if self.websocket_path and (dialect is None or dialect.port("websocket") is None):
+            raise ValueError(f"websocket_path is for protocol {WEBSOCKETS} only")
         if self.websocket_origins is not None and self.websocket_path is None:
             raise ValueError("websocket_origins needs websocket_path")
         if (self.protocol == "shared") != bool(self.shares):
             raise ValueError("protocol shared and shares, the names of other listeners, belong together")
         for name, field in MqttOptions.model_fields.items():
-            if self.protocol != "mqtt" and getattr(self, name) != field.default:
-                raise ValueError(f"{name} is for protocol mqtt only")
+            if dialect is not MQTT and getattr(self, name) != field.default:
+                raise ValueError(f"{name} is for protocol {MQTT.name} only")
         for name, field in FastOptions.model_fields.items():
-            if name == "virtual_hosts" and self.protocol == "amqp091":
+            if name == "virtual_hosts" and dialect is AMQP091:
                 if any(said != FastVirtualHost() for said in self.virtual_hosts.values()):
-                    raise ValueError("virtual_hosts of protocol amqp091 is a list of names")
-            elif self.protocol != "amqpfast" and getattr(self, name) != field.default:
-                raise ValueError(f"{name} is for protocol amqpfast only")
+                    raise ValueError(f"virtual_hosts of protocol {AMQP091.name} is a list of names")
+            elif dialect is not AMQPFAST and getattr(self, name) != field.default:
+                raise ValueError(f"{name} is for protocol {AMQPFAST.name} only")
         return self
 
     @field_serializer("limits")
@@ -150,7 +139,7 @@ class Target(NamedTuple):
     `websocket` is where MQTT over WebSocket is found: path and query; "": it is not spoken over that.
     """
 
-    protocol: Protocol
+    protocol: str
     tls: bool
     host: str
     port: int
@@ -167,16 +156,19 @@ def parse_url(url: str) -> Target:
         raise ValueError(f"a broker's URL begins with one of {', '.join(f'{name}://' for name in SCHEMES)}")
     if not parts.hostname:
         raise ValueError(f"the URL names no host: {parts.scheme}://host:port")
-    protocol, tls = SCHEMES[parts.scheme]
+    dialect, scheme = SCHEMES[parts.scheme]
     username, password = unquote(parts.username or ""), unquote(parts.password or "")
-    port = parts.port or WEBSOCKET_PORTS.get(parts.scheme) or PORTS[protocol, "tls" if tls else "plain"]
+    port = parts.port or WEBSOCKET_PORTS.get(scheme.transport) or scheme.port
     path, websocket = unquote(parts.path[1:]), ""
-    if parts.scheme in WEBSOCKET_PORTS:
+    if scheme.transport in WEBSOCKET_PORTS:
         websocket = (parts.path or WEBSOCKET_PATH) + (f"?{parts.query}" if parts.query else "")
         path = ""
-    elif path and protocol == "mqtt":
-        raise ValueError("the URL of an MQTT broker has no path, unless it is of WebSocket: ws:// or wss://")
-    return Target(protocol, tls, parts.hostname, port, path or "/", username, password, websocket)
+    elif path and not dialect.has_virtual_hosts:
+        raise ValueError(
+            f"the URL of an {dialect.title} broker has no path, unless it is of WebSocket: ws:// or wss://"
+        )
+    tls = scheme.transport.endswith("tls")
+    return Target(dialect.name, tls, parts.hostname, port, path or "/", username, password, websocket)
 
 
 def address_of(target: Target) -> str:
@@ -277,8 +269,8 @@ class Link(Part):
         if said + (self.password is not None) + (self.password_file is not None) > 1:
             raise ValueError("say the password once: in the url, as password, or in password_file")
         for name in ("single_active_consumer", "consumer_priority"):
-            if targets[0].protocol != "amqp091" and getattr(self, name):
-                raise ValueError(f"{name} is for protocol amqp091 only")
+            if targets[0].protocol != AMQP091.name and getattr(self, name):
+                raise ValueError(f"{name} is for protocol {AMQP091.name} only")
         if self.reconnect_min_secs > self.reconnect_max_secs:
             raise ValueError("reconnect_min_secs is greater than reconnect_max_secs")
         return self
@@ -297,7 +289,7 @@ class Link(Part):
         return (*(() if self.url is None else (self.url,)), *self.urls)
 
     @property
-    def protocol(self) -> Protocol:
+    def protocol(self) -> str:
         return parse_url(self.all_urls[0]).protocol
 
     @property
@@ -318,8 +310,8 @@ class Link(Part):
 
     @model_validator(mode="after")
     def _says_what_mqtt_understands(self) -> Self:
-        if self.bridge and self.protocol != "mqtt":
-            raise ValueError("bridge is for protocol mqtt only")
-        if self.share is not None and (self.protocol != "mqtt" or self.version == "3.1"):
-            raise ValueError("share is for protocol mqtt only, from version 3.1.1 on")
+        if self.bridge and self.protocol != MQTT.name:
+            raise ValueError(f"bridge is for protocol {MQTT.name} only")
+        if self.share is not None and (self.protocol != MQTT.name or self.version == "3.1"):
+            raise ValueError(f"share is for protocol {MQTT.name} only, from version 3.1.1 on")
         return self

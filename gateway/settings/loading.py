@@ -19,12 +19,13 @@ import yaml
 from pydantic import BaseModel, SecretStr, ValidationError
 
 from gateway.errors import ConfigurationError
+from gateway.protocols import OWN
 from gateway.settings.tree import Settings
 
 PREFIX: Final = "GATEWAY_"
 CONFIG_VARIABLE: Final = "GATEWAY_CONFIG"
 SERVICE_LINK: Final = re.compile(r"SERVICE_(HOST|PORT)(_.*)?|PORT(_\d+_(TCP|UDP|SCTP).*)?")
-DEFAULT_LISTENERS: Final = {name: {"protocol": name} for name in ("mqtt", "amqp091", "amqpfast")}
+DEFAULT_LISTENERS: Final = {one.name: {"protocol": one.name} for one in OWN}
 
 KeyPath = tuple[str, ...]
 Tree = dict[str, Any]

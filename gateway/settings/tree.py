@@ -9,7 +9,11 @@ from typing import Annotated, Final, Literal, Self
 from pydantic import Field, SecretStr, Strict, model_validator
 from pydantic_settings import BaseSettings, PydanticBaseSettingsSource, SettingsConfigDict
 
-from gateway.model.address import Address, AmqpAddress, MqttAddress
+from gateway.model.address import Address
+from gateway.model.dialect import Dialect, NameRefused
+from gateway.protocols import DIALECT_OF_WORD
+from gateway.protocols.amqp091.dialect import AMQP091
+from gateway.protocols.amqpfast.dialect import AMQPFAST
 from gateway.settings.amqpfast import FastVirtualHost
 from gateway.settings.endpoints import Admission, FilePath, Link, Listener, Port, secret_from
 from gateway.settings.front import check_shares
@@ -89,18 +93,20 @@ class Forward(Part):
             raise ValueError("topic has wildcards; a message is published to one topic")
         return self
 
+    def _said(self) -> dict[str, str]:
+        return {word: text for word in DIALECT_OF_WORD if (text := getattr(self, word, None)) is not None}
+
     @property
-    def protocol(self) -> str:
-        """The protocol that the words belong to."""
-        return "amqp091" if self.topic is None else "mqtt"
+    def dialect(self) -> Dialect:
+        """That of the protocol that the words belong to."""
+        return DIALECT_OF_WORD[next(iter(self._said()))]
 
     def address(self) -> Address:
         """The address. Raises ValueError for one that is too long."""
-        if self.topic is not None:
-            return MqttAddress(self.topic)
-        if self.queue is not None:
-            return AmqpAddress("", self.queue)
-        return AmqpAddress(self.exchange or "", self.routing_key or "")
+        try:
+            return self.dialect.published(self._said())[0]
+        except NameRefused as error:
+            raise ValueError(str(error)) from error
 
 
 class DeadLetters(Part):
@@ -221,10 +227,10 @@ class Settings(BaseSettings):
             at = "dead_letters.forward"
             if forward.endpoint not in known:
                 raise ValueError(f"{at}: unknown endpoint {forward.endpoint!r}; known: {', '.join(known)}")
-            if known[forward.endpoint] != forward.protocol:
+            if known[forward.endpoint] != forward.dialect.name:
                 raise ValueError(
                     f"{at}: {forward.endpoint!r} speaks {known[forward.endpoint]}, the address is"
-                    f" {forward.protocol}'s"
+                    f" {forward.dialect.name}'s"
                 )
             forward.address()
         return self
@@ -233,7 +239,7 @@ class Settings(BaseSettings):
     def _virtual_hosts(self) -> Self:
         said: dict[str, tuple[str, FastVirtualHost]] = {}
         for name, one in self.listeners.items():
-            for host, given in one.virtual_hosts.items() if one.protocol == "amqpfast" else ():
+            for host, given in one.virtual_hosts.items() if one.protocol == AMQPFAST.name else ():
                 other, same = said.setdefault(host, (name, given))
                 if same != given:
                     raise ValueError(
@@ -243,7 +249,7 @@ class Settings(BaseSettings):
 
     def amqp_hosts(self) -> list[str]:
         """The virtual hosts of all AMQP 0-9-1 listeners; "/" when there are none."""
-        amqp = [one for one in self.listeners.values() if one.protocol == "amqp091"]
+        amqp = [one for one in self.listeners.values() if one.protocol == AMQP091.name]
         return list(dict.fromkeys(host for one in amqp for host in one.virtual_hosts)) or ["/"]
 
     def virtual_hosts(self) -> dict[str, FastVirtualHost]:
@@ -251,7 +257,7 @@ class Settings(BaseSettings):
         return {
             host: given
             for one in self.listeners.values()
-            if one.protocol == "amqpfast"
+            if one.protocol == AMQPFAST.name
             for host, given in one.virtual_hosts.items()
         }
 

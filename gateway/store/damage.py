@@ -22,7 +22,7 @@ from typing import Any, Final
 from gateway.errors import StoreError
 from gateway.model.spooled import OpenBody, Spooled
 from gateway.store.index import TRANSIENT
-from gateway.store.messages import MakeSet, MessageReader
+from gateway.store.messages import MessageReader
 
 KEY_MAX: Final = (1 << 62) - 1
 SAMPLES: Final = 64  # places at which a range is tried before it is given up as a whole
@@ -93,11 +93,9 @@ class Findings:
             self.things.append((kind, text.replace("\0", " ")))
 
 
-def examine(
-    connection: sqlite3.Connection, path: Path, make_set: MakeSet, findings: Findings, keep: Keep
-) -> None:
+def examine(connection: sqlite3.Connection, path: Path, findings: Findings, keep: Keep) -> None:
     """Read all there is. `keep` gets what is sound, by table. Raises StoreError when nothing can be read."""
-    _Examination(connection, path, make_set, findings, keep).run()
+    _Examination(connection, path, findings, keep).run()
 
 
 class _Examination:
@@ -107,14 +105,13 @@ class _Examination:
         self,
         connection: sqlite3.Connection,
         path: Path,
-        make_set: MakeSet,
         findings: Findings,
         keep: Keep,
     ) -> None:
         self._connection = connection
         self._findings = findings
         self._keep = keep
-        self._reader = MessageReader(make_set)
+        self._reader = MessageReader()
         self._reader.make_body = self._body
         self._spool = path.parent / "spool"
         self._logs: dict[int, tuple[str, str]] = {}

@@ -26,7 +26,7 @@ JSON, see properties.py. A sender is endpoint, client, user and address, each af
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Sequence
 from functools import lru_cache
 from itertools import accumulate, chain, pairwise
 from struct import Struct, calcsize, pack, unpack_from
@@ -35,10 +35,11 @@ from zlib import crc32
 
 from gateway.containment import contained
 from gateway.errors import StoreError
-from gateway.model.address import Address, AmqpAddress, FastAddress, MqttAddress
+from gateway.model.address import Address
 from gateway.model.message import Message, Sender
 from gateway.model.properties import NO_PROPERTIES, PropertySet, property_set
 from gateway.model.spooled import Spooled
+from gateway.protocols import DIALECTS
 from gateway.store.properties import decode_properties, encode_properties
 
 VERSION: Final = 1
@@ -58,7 +59,6 @@ _HEAD: Final = Struct("<BI")
 _CRC: Final = Struct("<I")
 _NEVER: Final = pack("<Bd", SAME, 0.0)
 
-MakeSet = Mapping[str, Callable[[bytes], PropertySet]]
 MakeBody = Callable[[str, int], Spooled]
 """The body in the file of a name and a size. Raises StoreError when it is not there."""
 """By protocol: what makes a property set of its octets, the same object for the same octets."""
@@ -185,21 +185,11 @@ def _no_body(name: str, size: int) -> Spooled:
     raise StoreError(f"nobody knows where the body {name} is")
 
 
-_ADDRESSES: Final[dict[str, Callable[[bytes], Address]]] = {
-    MqttAddress.protocol: lambda wire: MqttAddress(wire.decode(), wire),
-    AmqpAddress.protocol: lambda wire: AmqpAddress(
-        wire[1 : 1 + wire[0]].decode(), wire[2 + wire[0] :].decode()
-    ),
-    FastAddress.protocol: lambda wire: FastAddress(*wire.decode().split(":", 1)),
-}
-
-
 class MessageReader:
     """Reads what `encode_messages` wrote. Equal addresses, property sets and senders become one object."""
 
-    def __init__(self, make_set: MakeSet) -> None:
+    def __init__(self) -> None:
         self.make_body: MakeBody = _no_body
-        self._make_set = make_set
         self._addresses: dict[bytes, Address] = {}
         self._sets: dict[bytes, PropertySet] = {}
         self._senders: dict[bytes, Sender] = {}
@@ -258,7 +248,7 @@ class MessageReader:
     def _set(self, entry: bytes) -> PropertySet:
         protocol, raw = _split(entry)
         if protocol != MODEL:
-            return self._make_set[protocol](raw)
+            return DIALECTS[protocol].property_set(raw)
         return property_set(decode_properties(raw)) if raw else NO_PROPERTIES
 
 
@@ -303,7 +293,7 @@ def _split(entry: bytes) -> tuple[str, bytes]:
 
 def _address(entry: bytes) -> Address:
     protocol, wire = _split(entry)
-    return _ADDRESSES[protocol](wire)
+    return DIALECTS[protocol].read_address(wire)
 
 
 def _sender(entry: bytes) -> Sender:

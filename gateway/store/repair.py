@@ -20,7 +20,6 @@ from gateway.errors import StoreError
 from gateway.store.damage import Findings, Keep, Row, examine, wal_faults
 from gateway.store.database import FILE, REPAIRED, connect
 from gateway.store.folder import FolderLock
-from gateway.store.messages import MakeSet
 from gateway.store.schema import STEPS, refuse_others
 from gateway.store.statements import transaction
 
@@ -30,16 +29,16 @@ COLUMNS: Final = {"logs": 3, "rows": 7, "settled": 2, "things": 4, "dead_letters
 BESIDE: Final = ("-wal", "-shm")
 
 
-def check(folder: Path, make_set: MakeSet) -> Findings:
+def check(folder: Path) -> Findings:
     """What the store in `folder` has lost; nothing is changed. Raises StoreError when it cannot be read."""
     lock = _locked(folder)
     try:
-        return _examined(folder, make_set, _drop)
+        return _examined(folder, _drop)
     finally:
         lock.release()
 
 
-def repair(folder: Path, make_set: MakeSet) -> tuple[Findings, Path | None]:
+def repair(folder: Path) -> tuple[Findings, Path | None]:
     """Put what is sound into a new database. Returns what was lost, and where the old files are.
 
     None: nothing was damaged, or an earlier repair has been finished. Raises StoreError.
@@ -48,10 +47,10 @@ def repair(folder: Path, make_set: MakeSet) -> tuple[Findings, Path | None]:
     try:
         if (folder / REPAIRED).exists():
             return Findings(), _put_in_place(folder)
-        findings = _examined(folder, make_set, _drop)
+        findings = _examined(folder, _drop)
         if findings.sound:
             return findings, None
-        return _copied(folder, make_set), _put_in_place(folder)
+        return _copied(folder), _put_in_place(folder)
     except (OSError, sqlite3.Error) as error:
         raise StoreError(f"the store {folder / FILE} cannot be repaired: {error}") from error
     finally:
@@ -68,7 +67,7 @@ def _drop(table: str, rows: list[Row]) -> None:
     """It was only to be looked at."""
 
 
-def _examined(folder: Path, make_set: MakeSet, keep: Keep) -> Findings:
+def _examined(folder: Path, keep: Keep) -> Findings:
     path = folder / FILE
     findings = Findings()
     with closing(_opened(path)) as connection:
@@ -77,7 +76,7 @@ def _examined(folder: Path, make_set: MakeSet, keep: Keep) -> Findings:
             clean = _is_clean(connection, findings)
             findings.file += wal_faults(path, clean=clean)
             findings.file += _faults(connection)
-            examine(connection, path, make_set, findings, keep)
+            examine(connection, path, findings, keep)
         except (sqlite3.Error, StoreError) as error:
             raise StoreError(
                 f"the store {path}: {error}; if it is damaged, restore a backup, or, to start empty, move "
@@ -116,7 +115,7 @@ def _faults(connection: sqlite3.Connection) -> list[str]:
     return [] if found == ["ok"] else [line for text in found for line in text.splitlines()][:FAULTS_MAX]
 
 
-def _copied(folder: Path, make_set: MakeSet) -> Findings:
+def _copied(folder: Path) -> Findings:
     """Write the new database, whole and on disk, into the folder REPAIRED."""
     new = folder / REPAIRING
     shutil.rmtree(new, ignore_errors=True)
@@ -128,7 +127,7 @@ def _copied(folder: Path, make_set: MakeSet) -> Findings:
             with transaction(connection):
                 connection.executemany(f"INSERT OR IGNORE INTO {table} VALUES ({values})", rows)
 
-        findings = _examined(folder, make_set, keep)
+        findings = _examined(folder, keep)
         with transaction(connection):
             connection.execute("DELETE FROM settled WHERE row NOT IN (SELECT id FROM rows)")
             connection.execute("UPDATE meta SET value = 1 WHERE key = 'clean'")

@@ -32,7 +32,7 @@ from gateway.store.folder import FolderLock, Reserve
 from gateway.store.group import Done, Group, Key
 from gateway.store.index import Extent, Log, Row
 from gateway.store.letters import DeadLetter, Line
-from gateway.store.messages import MakeBody, MakeSet, MessageReader
+from gateway.store.messages import MakeBody, MessageReader
 from gateway.store.schema import STEPS, Step
 from gateway.store.writer import Calls, CallSoon, Figures, Writer, refusal_of
 
@@ -50,7 +50,6 @@ class Store:
         self,
         folder: Path,
         *,
-        make_set: MakeSet,
         probe_secs: float = PROBE_SECS,
         pending_octets_max: int = PENDING_OCTETS_MAX,
         reserve_octets: int = RESERVE_OCTETS,
@@ -64,7 +63,7 @@ class Store:
         """Open `folder`, creating it if need be, and read what is stored, without messages.
 
         More than `pending_octets_max` waiting for the disk makes the store congested.
-        `make_set` makes a property set of its octets, by protocol. `on_health` hears when the disk begins or
+        `on_health` hears when the disk begins or
         ceases to take what is written, `on_damage` what could not be read. `factory` and `steps` are for
         tests. Raises StoreError, which says what is wrong and what to do.
         """
@@ -86,7 +85,7 @@ class Store:
             self._database = Database(
                 connect(folder, factory, steps),
                 folder,
-                MessageReader(make_set),
+                MessageReader(),
                 letters_max=letters_max,
                 letters_octets_max=letters_octets_max,
                 damage=self._damaged,

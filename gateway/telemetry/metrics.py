@@ -28,6 +28,7 @@ from prometheus_client.metrics_core import (
 from prometheus_client.registry import Collector
 
 from gateway.containment import Where, counted
+from gateway.protocols import DIALECTS
 from gateway.telemetry.stats import (
     LATENCY_BUCKETS_SECS,
     EndpointStats,
@@ -368,7 +369,7 @@ def _link_samples(stats: LinkStats) -> Iterator[Sample]:
     yield "gateway_link_reconnects", labels, stats.reconnects
     for reason, count in stats.failures.counts.items():
         yield "gateway_link_failures", (*labels, reason), count
-    if stats.protocol == "mqtt":
+    if DIALECTS[stats.protocol].assurance_max > 1:
         yield "gateway_duplicates", (*labels, ""), stats.duplicates
         yield "gateway_link_filters_refused", labels, stats.filters_refused
         for reason, count in stats.lessened.counts.items():

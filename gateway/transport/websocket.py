@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import base64
 import binascii
-from collections.abc import Collection
+from collections.abc import Collection, Sequence
 from typing import Final
 
 from wsproto.connection import Connection, ConnectionState, ConnectionType
@@ -29,7 +29,6 @@ from wsproto.utilities import RemoteProtocolError, generate_accept_token
 from gateway.transport.http import Refusal, Request, parse_request
 from gateway.transport.stream import Ending
 
-SUBPROTOCOLS: Final = ("mqtt", "mqttv3.1")
 VERSION: Final = "13"  # RFC 6455, 4.1
 KEY_OCTETS: Final = 16
 FRAMES_MAX: Final = 128  # of one turn: each costs more than a message, and may be empty
@@ -104,13 +103,21 @@ class _Frames:
 class WebSocketFilter(_Frames):
     """The server's side of one WebSocket.
 
-    `path` is where it is found (404 elsewhere). `origins` may connect, None: any; a request without an origin
-    does not come from a browser, and may.
+    `path` is where it is found (404 elsewhere). `subprotocols` are spoken, the best first. `origins` may
+    connect, None: any; a request without an origin does not come from a browser, and may.
     """
 
-    def __init__(self, path: str, *, origins: Collection[str] | None = None, message_octets_max: int) -> None:
+    def __init__(
+        self,
+        path: str,
+        *,
+        subprotocols: Sequence[str],
+        origins: Collection[str] | None = None,
+        message_octets_max: int,
+    ) -> None:
         super().__init__(message_octets_max)
         self._path = path
+        self._subprotocols = subprotocols
         self._origins = None if origins is None else {origin.lower() for origin in origins}
         self._head = b""
 
@@ -155,9 +162,9 @@ class WebSocketFilter(_Frames):
         if origin is not None and self._origins is not None and origin.lower() not in self._origins:
             raise Refusal(403, "this origin may not connect")
         offered = request.tokens("sec-websocket-protocol")
-        chosen = next((one for one in SUBPROTOCOLS if one in offered), None)
+        chosen = next((one for one in self._subprotocols if one in offered), None)
         if chosen is None:  # MQTT-6.0.0-3
-            raise Refusal(400, f"Sec-WebSocket-Protocol offers none of {', '.join(SUBPROTOCOLS)}")
+            raise Refusal(400, f"Sec-WebSocket-Protocol offers none of {', '.join(self._subprotocols)}")
         lines = (
             "HTTP/1.1 101 Switching Protocols",
             "Upgrade: websocket",
@@ -174,10 +181,11 @@ class WebSocketClient(_Frames):
     What is to be sent before the upgrade is over waits for it: MQTT's client speaks first.
     """
 
-    def __init__(self, host: str, path: str) -> None:
+    def __init__(self, host: str, path: str, subprotocol: str) -> None:
         super().__init__(None)  # what comes is passed on and not kept: MQTT's own limits hold
         self._handshake = H11Handshake(ConnectionType.CLIENT)
-        self._out += self._handshake.send(UpgradeRequest(host, path, subprotocols=[SUBPROTOCOLS[0]]))
+        self._out += self._handshake.send(UpgradeRequest(host, path, subprotocols=[subprotocol]))
+        self._subprotocol = subprotocol
         self._early = b""
 
     def receive(self, data: bytes) -> bytes:
@@ -205,7 +213,7 @@ class WebSocketClient(_Frames):
             self._handshake.receive_data(data)
             for event in self._handshake.events():
                 if isinstance(event, AcceptConnection):
-                    if event.subprotocol != SUBPROTOCOLS[0]:  # MQTT-6.0.0-4
+                    if event.subprotocol != self._subprotocol:  # MQTT-6.0.0-4
                         self._refused("the server does not speak MQTT there")
                     self._frames = self._handshake.connection
                 elif isinstance(event, RejectConnection):

@@ -77,7 +77,7 @@ async def test_the_newest_are_listed() -> None:
         "body_bytes": 3,
         "body": "one",
     }
-    assert (found[1]["address"], found[1]["body_bytes"], len(found[1]["body"])) == ("e/2", 2_000, 1_024)
+    assert (found[1]["address"], found[1]["body_bytes"], len(found[1]["body"])) == ("e:2", 2_000, 1_024)
 
 
 async def test_one_is_shown_whole() -> None:

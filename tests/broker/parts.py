@@ -11,17 +11,18 @@ from gateway.broker.mqtt.session import Row, Session, SessionLimits
 from gateway.broker.mqtt.subscription import SubscriptionOptions
 from gateway.broker.queue import Queue
 from gateway.errors import RemoteProtocolError
-from gateway.model.address import AmqpAddress, MqttAddress
 from gateway.model.batch import Batch, Lane, Sink
 from gateway.model.message import NEVER, Message, Sender
 from gateway.model.outcome import ACCEPTED, Outcome
 from gateway.model.properties import NO_PROPERTIES, Properties, PropertySet
+from gateway.protocols.amqp091.dialect import amqp_address
+from gateway.protocols.mqtt.dialect import topic_address
 
 SENDER = Sender("test", "publisher")
 
 
 def amqp(body: bytes = b"", key: str = "key", exchange: str = "", expires: float = NEVER) -> Message:
-    return Message(AmqpAddress(exchange, key), body, expires=expires, sender=SENDER)
+    return Message(amqp_address(exchange, key), body, expires=expires, sender=SENDER)
 
 
 def mqtt(
@@ -34,7 +35,7 @@ def mqtt(
     sender: Sender = SENDER,
     properties: PropertySet = NO_PROPERTIES,
 ) -> Message:
-    return Message(MqttAddress(topic), body, properties, qos, qos > 0, retain, expires, 0, sender)
+    return Message(topic_address(topic), body, properties, qos, qos > 0, retain, expires, 0, sender)
 
 
 def unreadable() -> PropertySet:

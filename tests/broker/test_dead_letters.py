@@ -15,11 +15,12 @@ from gateway.broker.journaling import Journaling
 from gateway.broker.switch import Switch
 from gateway.mapping import parse
 from gateway.mapping.router import Router
-from gateway.model.address import AmqpAddress, MqttAddress
 from gateway.model.batch import Batch, Part
 from gateway.model.message import MESSAGE_OCTETS, Message, Sender
 from gateway.model.outcome import ACCEPTED, Outcome, Reason, Verdict
 from gateway.model.properties import Properties, property_set, string
+from gateway.protocols.amqp091.dialect import amqp_address
+from gateway.protocols.mqtt.dialect import topic_address
 from tests.broker.parts import Answers, amqp, mqtt, newest, unreadable
 from tests.store.journal.samples import rows_of, writer
 from tests.store.parts import Disk, Opened
@@ -177,7 +178,7 @@ class Shelf:
         return [message for part in self.parts for message in part.messages]
 
 
-TO = AmqpAddress("", "dead")
+TO = amqp_address("", "dead")
 
 
 def forwarding(shelf: Shelf) -> tuple[Forwarding, DeadLetters]:
@@ -292,7 +293,7 @@ def test_a_letter_that_its_route_had_made_goes_straight_to_the_target() -> None:
     bench.erp.parts.pop().settle(REFUSED)
     assert source.outcomes == [ACCEPTED]
     (letter,) = newest(bench.letters)
-    assert (letter.crossed, letter.message.address) == (True, AmqpAddress("e", "1"))
+    assert (letter.crossed, letter.message.address) == (True, amqp_address("e", "1"))
     bench.devices.there = True
     bench.redrive()
     assert bench.told == {}
@@ -324,7 +325,7 @@ def test_a_letter_as_its_source_sent_it_crosses_its_own_route_again() -> None:
     bench.devices.there = True
     bench.letters.add([mqtt("in/1", b"x")], "up", REFUSED)
     bench.redrive()
-    assert [message.address for message in bench.erp.messages] == [AmqpAddress("e", "1")]
+    assert [message.address for message in bench.erp.messages] == [amqp_address("e", "1")]
     assert bench.devices.messages == [], "the other targets have had it"
 
 
@@ -332,7 +333,7 @@ def test_a_letter_without_a_route_is_published_again() -> None:
     bench = Bench()
     bench.letters.add([mqtt("in/1", sender=Sender("mqtt", "c"))], "", LOST)
     bench.redrive()
-    assert [message.address for message in bench.erp.messages] == [AmqpAddress("e", "1")]
+    assert [message.address for message in bench.erp.messages] == [amqp_address("e", "1")]
 
 
 def test_the_journal_hears_of_letters_with_and_without_a_route(tmp_path: Path) -> None:
@@ -359,7 +360,7 @@ def test_the_journal_hears_of_letters_with_and_without_a_route(tmp_path: Path) -
         (mqtt("elsewhere"), "up", False, "does not take it any more"),
         (mqtt("in/1", sender=Sender("gone")), "", False, "'gone' that it came from is not here"),
         (mqtt("nowhere", sender=Sender("mqtt")), "", False, "no queue or subscription"),
-        (Message(MqttAddress("copy/1"), b""), "side", True, "no queue or subscription"),
+        (Message(topic_address("copy/1"), b""), "side", True, "no queue or subscription"),
         (mqtt("in/" + "x" * 256), "up", False, "255"),
     ],
 )

@@ -14,9 +14,9 @@ from hypothesis.stateful import RuleBasedStateMachine, invariant, precondition, 
 from gateway.broker import kept
 from gateway.broker.kept import Kept
 from gateway.broker.queue import Queue
-from gateway.model.address import AmqpAddress
 from gateway.model.message import MESSAGE_OCTETS, Message
 from gateway.model.outcome import ACCEPTED, Outcome
+from gateway.protocols.amqp091.dialect import amqp_address
 from tests.broker.parts import SENDER, Answers, Taker, publish
 from tests.store.parts import Opened
 
@@ -72,7 +72,7 @@ class KeptQueueModel(RuleBasedStateMachine):
     def publish(self, durable: list[bool]) -> None:
         numbers = list(range(self.next, self.next + len(durable)))
         messages = [
-            Message(AmqpAddress("", "q"), b"%d" % number, durable=one, sender=SENDER)
+            Message(amqp_address("", "q"), b"%d" % number, durable=one, sender=SENDER)
             for number, one in zip(numbers, durable, strict=True)
         ]
         self.next += len(durable)

@@ -11,10 +11,10 @@ from hypothesis.stateful import RuleBasedStateMachine, invariant, precondition, 
 
 from gateway.broker.pressure import FULL
 from gateway.broker.queue import DISPATCH_MESSAGES_MAX, DISPATCH_OCTETS_MAX, Queue
-from gateway.model.address import AmqpAddress
 from gateway.model.message import MESSAGE_OCTETS, Message, weight_of
 from gateway.model.outcome import ACCEPTED
 from gateway.model.properties import PropertySet
+from gateway.protocols.amqp091.dialect import amqp_address
 from tests.broker.parts import SENDER, Answers, Taker, amqp, publish
 
 PAST, FUTURE = time.time() - 60.0, time.time() + 3_600.0
@@ -24,7 +24,7 @@ def numbered(count: int, first: int = 0) -> list[Message]:
     """Bodies that say their number, and properties of various sizes."""
     return [
         Message(
-            AmqpAddress("", "key"), b"%d" % number, PropertySet("amqp091", bytes(number % 7)), sender=SENDER
+            amqp_address("", "key"), b"%d" % number, PropertySet("amqp091", bytes(number % 7)), sender=SENDER
         )
         for number in range(first, first + count)
     ]

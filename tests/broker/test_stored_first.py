@@ -13,9 +13,9 @@ from gateway.broker.queue import Queue
 from gateway.broker.switch import RouteLane
 from gateway.mapping import parse
 from gateway.mapping.router import Router
-from gateway.model.address import MqttAddress
 from gateway.model.batch import Lane, Sink
 from gateway.model.outcome import ACCEPTED
+from gateway.protocols.mqtt.dialect import topic_address
 from gateway.store.store import Store
 from tests.broker.parts import Space, Taker, connected, mqtt, publish
 from tests.store.parts import Disk, Opened
@@ -54,7 +54,7 @@ def target(kind: str, folder: Path, disk: Disk) -> Iterator[tuple[Opened, Sink, 
             yield one, queue, lambda: taker.bodies
         else:
             outlet = connected(spaces[0].session("c", "#"))
-            (grant,) = spaces[0].sinks(MqttAddress("a/b"))
+            (grant,) = spaces[0].sinks(topic_address("a/b"))
             yield one, grant, lambda: [body for body, *_ in outlet.said]
 
 

@@ -10,11 +10,11 @@ from gateway.broker.mqtt.subscription import SubscriptionOptions
 from gateway.broker.switch import Switch
 from gateway.mapping import parse
 from gateway.mapping.router import Router
-from gateway.model.address import AmqpAddress
 from gateway.model.batch import Batch, Part
 from gateway.model.message import Message
 from gateway.model.outcome import ACCEPTED, Outcome, Reason, Verdict
 from gateway.model.properties import Properties, property_set
+from gateway.protocols.amqp091.dialect import amqp_address
 from tests.broker.parts import Answers, Space, amqp, connected, mqtt, newest
 
 ENDPOINTS = {"mqtt": "mqtt", "amqp": "amqp091", "erp": "amqp091"}
@@ -93,7 +93,7 @@ def test_a_message_fans_out_to_its_own_world_and_across() -> None:
     assert [row.message.address for row in outlet.rows] == [mqtt("a/b.c").address]
     taken = bench.host.queues["q"].take()
     assert taken is not None
-    assert taken[1].address == AmqpAddress("amq.topic", "a.b%2Ec")
+    assert taken[1].address == amqp_address("amq.topic", "a.b%2Ec")
     assert taken[1].hops == 1
     assert bench.counts("up") == (1, 1, 0, 0)
 

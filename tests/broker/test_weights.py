@@ -18,10 +18,11 @@ from gateway.broker.mqtt.retained import Retained
 from gateway.broker.mqtt.session import SessionLimits
 from gateway.broker.priorities import PriorityQueue
 from gateway.broker.queue import Queue
-from gateway.model.address import AmqpAddress, MqttAddress
 from gateway.model.message import MESSAGE_OCTETS, Message, bodies_of, weight_of
 from gateway.model.outcome import ACCEPTED, Outcome, Reason, Verdict
 from gateway.model.properties import Properties, PropertySet, Value, ValueType, property_set, string
+from gateway.protocols.amqp091.dialect import amqp_address
+from gateway.protocols.mqtt.dialect import topic_address
 from gateway.store.store import Store
 from tests.broker.amqp091.parts import Host, integer
 from tests.broker.parts import Space, Taker, connected, publish
@@ -33,7 +34,7 @@ RAW = 1_000
 
 def described(octets: int, body: bytes = b"x") -> Message:
     """A message with so many octets of properties, all its own."""
-    return Message(AmqpAddress("", "q"), body, PropertySet("amqp091", bytes(octets)), 1, True)
+    return Message(amqp_address("", "q"), body, PropertySet("amqp091", bytes(octets)), 1, True)
 
 
 def several(count: int = 5) -> list[Message]:
@@ -44,11 +45,11 @@ def several(count: int = 5) -> list[Message]:
 
 
 def test_a_message_weighs_its_body_its_properties_and_what_an_empty_one_costs() -> None:
-    assert Message(AmqpAddress("", "q"), b"").octets == MESSAGE_OCTETS
+    assert Message(amqp_address("", "q"), b"").octets == MESSAGE_OCTETS
     message = described(RAW, b"body")
     assert message.octets == RAW + 4 + MESSAGE_OCTETS
-    assert message.crossed(MqttAddress("a")).octets == message.octets
-    others = message.crossed_with([described(RAW, b"longer body")], MqttAddress("a"))
+    assert message.crossed(topic_address("a")).octets == message.octets
+    others = message.crossed_with([described(RAW, b"longer body")], topic_address("a"))
     assert weight_of(others) == RAW + 11 + MESSAGE_OCTETS
     assert (weight_of([message, message]), bodies_of([message, message])) == (2 * message.octets, 8)
 
@@ -91,7 +92,7 @@ def test_tables_may_be_as_deep_as_they_like() -> None:
 def test_an_empty_message_costs_about_so_much() -> None:
     """The constant is of the right order: with a property set of its own, and without."""
     count = 2_000
-    address = AmqpAddress("", "q")
+    address = amqp_address("", "q")
 
     def cost(make: Callable[[], Message]) -> float:
         gc.collect()
@@ -129,7 +130,7 @@ def test_a_queue(kind: str) -> None:
     taker.credit = 100
     queue.dispatch()
     assert queue.octets == 0
-    publish(queue, [Message(AmqpAddress("", "q"), b"x", PropertySet("amqp091", bytes(9)), expires=1.0)])
+    publish(queue, [Message(amqp_address("", "q"), b"x", PropertySet("amqp091", bytes(9)), expires=1.0)])
     queue.dispatch()
     assert queue.octets == 0
     taker.credit = 0
@@ -217,7 +218,9 @@ def test_a_queue_on_disk(tmp_path: Path) -> None:
 
 
 def owed(octets: int = RAW, qos: int = 1) -> Message:
-    return Message(MqttAddress("a"), b"x", PropertySet("mqtt", bytes(octets), lambda raw: Properties()), qos)
+    return Message(
+        topic_address("a"), b"x", PropertySet("mqtt", bytes(octets), lambda raw: Properties()), qos
+    )
 
 
 @pytest.mark.parametrize("qos", [0, 1, 2])
@@ -268,10 +271,10 @@ def test_a_client_that_acknowledges_nothing_stops_its_publishers_and_lets_them_g
 def test_what_is_retained() -> None:
     retained = Retained(octets_max=3 * RAW + 3 * MESSAGE_OCTETS)
     for topic in "abcd":
-        retained.keep(Message(MqttAddress(topic), b"x", PropertySet("mqtt", bytes(RAW - 1)), retain=True))
+        retained.keep(Message(topic_address(topic), b"x", PropertySet("mqtt", bytes(RAW - 1)), retain=True))
     assert (len(retained), retained.refused) == (3, 1)
     for topic in "abc":
-        retained.keep(Message(MqttAddress(topic), b"", retain=True))
+        retained.keep(Message(topic_address(topic), b"", retain=True))
     assert retained.octets == 0
 
 

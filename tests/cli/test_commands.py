@@ -154,7 +154,7 @@ def test_publish_says_why_it_was_not_accepted(gateway: Process) -> None:
 
 def test_publish_wants_an_address_of_its_protocol() -> None:
     said = call("publish", "amqp://127.0.0.1", "--topic", "a", "-m", "x", expect=2)
-    assert "AMQP wants --queue" in said
+    assert "AMQP 0-9-1 wants --queue" in said
 
 
 def test_publish_without_a_broker_says_so() -> None:
@@ -192,7 +192,7 @@ tests:
 def test_explain_shows_matches_and_misses(gateway: Process) -> None:
     said = call("explain", "mqtt", "--topic", "plant/a", "--config", str(gateway.config), "--json")
     found = json.loads(said)
-    assert found["matches"][0]["address"] == "amq.topic/first.a"
+    assert found["matches"][0]["address"] == "amq.topic:first.a"
     said = call("explain", "mqtt", "--topic", "other", "--config", str(gateway.config))
     assert "- up" in said
 

@@ -27,12 +27,12 @@ from gateway.ingress.mqtt.connection import MqttConnection
 from gateway.ingress.mqtt.ingress import MqttIngress
 from gateway.mapping.crossings import Crossing
 from gateway.mapping.router import Router
-from gateway.model.address import AmqpAddress
 from gateway.model.batch import Batch
 from gateway.model.message import Message
 from gateway.model.outcome import INTERNAL
 from gateway.model.properties import PropertySet, string
 from gateway.protocols.amqp091 import methods as m
+from gateway.protocols.amqp091.dialect import amqp_address
 from gateway.protocols.amqp091.events import Confirms
 from gateway.protocols.amqp091.sending import Deliverer
 from gateway.protocols.amqpfast.sending import Notifier
@@ -658,7 +658,7 @@ def test_a_fault_of_a_wish_leaves_the_message_to_others(counted: Counter[str]) -
             raise AssertionError("nobody deletes it")
 
     queue.add(Consumer("picky"), raises)
-    queue.put([Message(AmqpAddress("", "q"), b"1")])
+    queue.put([Message(amqp_address("", "q"), b"1")])
     queue.dispatch()
     assert taken["picky"] == []
     queue.add(Consumer("other"))

@@ -16,10 +16,10 @@ from gateway.broker.mqtt.echoes import ECHO_SECS, KEYS_MAX, ROUNDS_PER_HOP, Echo
 from gateway.egress.link import Link as RunningLink
 from gateway.egress.mqtt.conversation import MqttConversation
 from gateway.egress.mqtt.peer import MqttLinkPeer
-from gateway.model.address import MqttAddress
 from gateway.model.message import Message, Sender
 from gateway.protocols.amqp091.sending import Publisher
 from gateway.protocols.amqpfast.sending import Producer
+from gateway.protocols.mqtt.dialect import topic_address
 from gateway.protocols.mqtt.properties import encode_property
 from gateway.protocols.mqtt.spec import PacketType, Property
 from gateway.settings import Link, Listener, Store
@@ -269,7 +269,7 @@ PEER: Final = Sender("mqtt", "peer")
 
 
 def message(body: bytes, sender: Sender = DEVICE) -> Message:
-    return Message(MqttAddress("t"), body, sender=sender)
+    return Message(topic_address("t"), body, sender=sender)
 
 
 def hop(echoes: Echoes, body: bytes, sender: Sender, now: float = 0.0) -> int:

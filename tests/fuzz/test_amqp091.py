@@ -9,7 +9,6 @@ import os
 import random
 
 from gateway.errors import RemoteProtocolError
-from gateway.model.address import AmqpAddress
 from gateway.model.message import Message
 from gateway.model.properties import Value, ValueType, string
 from gateway.protocols.amqp091 import events as e
@@ -25,6 +24,7 @@ from gateway.protocols.amqp091.codec import (
     encode_method_frame,
 )
 from gateway.protocols.amqp091.connection import Connection
+from gateway.protocols.amqp091.dialect import amqp_address
 from gateway.protocols.amqp091.translate import content_properties, encode_properties, facts
 from tests.fuzz.mutation import mutated, read
 from tests.protocols.amqp091.wires import Wire, new_client, open_wire
@@ -81,7 +81,7 @@ def translate(raw: bytes, body: bytes) -> None:
     try:
         known = facts(found)
         assert found.properties
-        encode_properties(Message(AmqpAddress("", "q"), body, found, hops=known.hops + 1), 0.0)
+        encode_properties(Message(amqp_address("", "q"), body, found, hops=known.hops + 1), 0.0)
     except RemoteProtocolError:
         return
 

@@ -10,7 +10,6 @@ import random
 from decimal import Decimal
 
 from gateway.errors import RemoteProtocolError
-from gateway.model.address import FastAddress
 from gateway.model.message import Message
 from gateway.model.properties import Value, ValueType, string
 from gateway.protocols.amqpfast import commands as m
@@ -26,6 +25,7 @@ from gateway.protocols.amqpfast.codec import (
     encode_head_properties,
 )
 from gateway.protocols.amqpfast.connection import Connection
+from gateway.protocols.amqpfast.dialect import fast_address
 from gateway.protocols.amqpfast.translate import encode_properties, facts, fill_defaults, head_properties
 from tests.fuzz.mutation import mutated, read
 from tests.protocols.amqpfast.wires import Wire, new_client, queue_wire
@@ -76,7 +76,7 @@ def translate(raw: bytes) -> None:
         known = facts(found)
         assert found.properties
         fill_defaults(raw, "a/b", "c")
-        encode_properties(Message(FastAddress("queue", "q"), b"", found, hops=known.hops + 1))
+        encode_properties(Message(fast_address("queue", "q"), b"", found, hops=known.hops + 1))
     except RemoteProtocolError:
         return
 

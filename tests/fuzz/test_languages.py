@@ -20,9 +20,11 @@ from gateway.errors import ConfigurationError, MappingError, RemoteProtocolError
 from gateway.mapping import parse
 from gateway.mapping.conditions import Condition
 from gateway.mapping.router import Router
-from gateway.model.address import AmqpAddress, FastAddress, MqttAddress
 from gateway.model.message import Message
 from gateway.model.properties import Properties, property_set
+from gateway.protocols.amqp091.dialect import amqp_address
+from gateway.protocols.amqpfast.dialect import fast_address
+from gateway.protocols.mqtt.dialect import topic_address
 from gateway.settings import load_settings
 from tests.fuzz.grammars import table, value
 
@@ -134,7 +136,7 @@ def message(chance: random.Random) -> Message:
     headers = (*table(chance), ("a", value(chance)), ("h", value(chance)))
     body = chance.choice((b"", b"{}", b'{"a":[1,{"b":null}]}', b"\xff", b"[" * 2_000, b"1e999", b'"\\ud800"'))
     address = chance.choice(
-        (FastAddress("topic", "a.b"), MqttAddress("a/b"), AmqpAddress("amq.topic", "a.b"))
+        (fast_address("topic", "a.b"), topic_address("a/b"), amqp_address("amq.topic", "a.b"))
     )
     return Message(address, body, property_set(Properties(headers=headers, content_type="a/b")))
 
@@ -247,9 +249,14 @@ ENDPOINTS: Final = {
     "plant": "mqtt",
 }
 ADDRESSES: Final = (
-    *(MqttAddress("a/b"), MqttAddress("plant/l1/m.2/telemetry/x"), MqttAddress("/"), MqttAddress("$SYS/x")),
-    *(AmqpAddress("amq.topic", "a.b"), AmqpAddress("", "q"), AmqpAddress("telemetry", "")),
-    *(FastAddress("topic", "a.b"), FastAddress("queue", "")),
+    *(
+        topic_address("a/b"),
+        topic_address("plant/l1/m.2/telemetry/x"),
+        topic_address("/"),
+        topic_address("$SYS/x"),
+    ),
+    *(amqp_address("amq.topic", "a.b"), amqp_address("", "q"), amqp_address("telemetry", "")),
+    *(fast_address("topic", "a.b"), fast_address("queue", "")),
 )
 
 

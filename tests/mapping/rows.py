@@ -4,10 +4,10 @@ from __future__ import annotations
 
 from gateway.mapping import Mapping, parse
 from gateway.mapping.crossings import Crossing
-from gateway.mapping.names import parse_address
 from gateway.mapping.router import Router
 from gateway.model.message import Message
 from gateway.model.outcome import Outcome
+from gateway.protocols import DIALECTS
 
 ENDPOINTS = {
     "mqtt": "mqtt",
@@ -43,7 +43,7 @@ def down(
 
 def crossing(made: Router, endpoint: str, address: str, queue: str = "") -> Crossing:
     """The only crossing of an address."""
-    (found,) = made.crossings(endpoint, parse_address(made.endpoints[endpoint], address), queue)
+    (found,) = made.crossings(endpoint, DIALECTS[made.endpoints[endpoint]].parse(address), queue)
     return found
 
 

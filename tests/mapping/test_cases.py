@@ -78,7 +78,7 @@ def test_identity_joins_what_is_configured(endpoints: dict[str, str], routes: in
             ],
         ),
         ("publish: {endpoint: m, topic: x}, expect: [{endpoint: e}]", ["expect[0]: nothing arrived at 'e'"]),
-        ("publish: {endpoint: m, topic: a/b}", ["not expected: route 'up' brought 'ex/b' to 'e'"]),
+        ("publish: {endpoint: m, topic: a/b}", ["not expected: route 'up' brought 'ex:b' to 'e'"]),
         ("publish: {endpoint: m, topic: f, hops: 8}, refused: [hops]", []),
         ("publish: {endpoint: m, topic: f, hops: 8}", ["refused: expected [], got ['hops']"]),
         ("publish: {endpoint: z, topic: f}", ["publish: unknown endpoint 'z'"]),

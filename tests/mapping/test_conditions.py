@@ -11,9 +11,9 @@ from hypothesis import strategies as st
 
 from gateway.errors import MappingError, RemoteProtocolError
 from gateway.mapping.conditions import CONDITION_BODY_MAX, Condition
-from gateway.model.address import MqttAddress
 from gateway.model.message import Message, Sender
 from gateway.model.properties import Properties, PropertySet, Value, ValueType, property_set, string
+from gateway.protocols.mqtt.dialect import topic_address
 
 
 class Counts:
@@ -36,7 +36,7 @@ ADDRESS = {"topic": "a/b", "line": "l1"}
 
 def message(body: bytes = b'{"temperature": 99, "list": [1, 2]}') -> Message:
     properties = property_set(Properties(content_type="application/json", headers=HEADERS))
-    return Message(MqttAddress("a/b"), body, properties, 1, True, False, sender=Sender("mqtt", "c1", "ann"))
+    return Message(topic_address("a/b"), body, properties, 1, True, False, sender=Sender("mqtt", "c1", "ann"))
 
 
 def decide(text: str, one: Message | None = None) -> tuple[bool, int, int]:
@@ -115,7 +115,7 @@ def test_malformed_properties_are_false_and_counted(text: str) -> None:
     def decode(raw: bytes) -> Properties:
         raise RemoteProtocolError("malformed", reason=0x81)
 
-    broken = Message(MqttAddress("a"), b"1", PropertySet("mqtt", b"\xff", decode))
+    broken = Message(topic_address("a"), b"1", PropertySet("mqtt", b"\xff", decode))
     assert decide(text, broken) == (False, 0, 1)
 
 

@@ -21,9 +21,9 @@ from gateway.mapping.expressions import (
     Expression,
     NotUnderstood,
 )
-from gateway.model.address import MqttAddress
 from gateway.model.message import Message
 from gateway.model.properties import Properties, Value, ValueType, property_set
+from gateway.protocols.mqtt.dialect import topic_address
 
 FEW, MANY = 100, 1_000  # sizes of messages
 
@@ -41,7 +41,7 @@ def growth(text: str) -> float:
 
 def holds(text: str, body: object, headers: tuple[tuple[str, Value], ...] = ()) -> tuple[bool, int, int]:
     counts = Counts()
-    message = Message(MqttAddress("a"), orjson.dumps(body), property_set(Properties(headers=headers)))
+    message = Message(topic_address("a"), orjson.dumps(body), property_set(Properties(headers=headers)))
     found = Condition(text, ()).holds(message, {}, counts)
     return found, counts.unparsable, counts.undecided
 
@@ -129,7 +129,7 @@ def test_the_longest_chains_are_read_and_evaluated(sign: str) -> None:
     else:
         text = "1" + f"{sign}1" * ((EXPRESSION_OCTETS_MAX - 1) // (len(sign) + 1))
     counts = Counts()
-    assert Condition(text, ()).holds(Message(MqttAddress("a"), b"0"), {}, counts) in (True, False)
+    assert Condition(text, ()).holds(Message(topic_address("a"), b"0"), {}, counts) in (True, False)
 
 
 def test_a_text_that_is_not_understood_is_refused_in_the_words_of_the_library() -> None:
@@ -160,7 +160,7 @@ def test_a_body_as_deep_as_json_may_be_is_evaluated() -> None:
     body = b"[" * 1_000 + b"]" * 1_000
     counts = Counts()
     condition = Condition("size(body) == 1 && body == body && body[0][0] != 1", ())
-    assert condition.holds(Message(MqttAddress("a"), body), {}, counts) is True
+    assert condition.holds(Message(topic_address("a"), body), {}, counts) is True
 
 
 def test_headers_too_deep_or_too_many_are_undecided() -> None:

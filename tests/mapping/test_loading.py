@@ -60,7 +60,7 @@ ROUTE = (
         (GOOD + "    settle: stored\n    outbox: {messages_max: 0}\n", 9, "routes[0].outbox.messages_max"),
         (GOOD + "    optional: 'yes'\n", 8, "routes[0].optional: "),
         (GOOD + "    delivery: {qos1: durable}\n", 8, "not 'durable'"),
-        (GOOD + "      qos: 1\n", 5, "routes[0].to: qos and retain belong to topic"),
+        (GOOD + "      qos: 1\n", 5, "routes[0].to: qos belongs to topic"),
         (GOOD + "      topic: x\n", 5, "routes[0].to: words of different protocols: topic, exchange"),
         (GOOD + "      queue: x\n", 5, "routes[0].to: queue stands without exchange"),
         (GOOD.replace("exchange: e", "routing_key: e"), 5, "routes[0].to: give exchange or queue"),

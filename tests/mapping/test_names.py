@@ -8,22 +8,15 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from gateway.mapping.names import (
-    FORBIDDEN,
-    PROTOCOLS,
-    SEPARATORS,
-    NameRefused,
-    levels_of,
-    make_address,
-    parse_address,
-    plain_translation,
-    show_address,
-    split_levels,
-    translation,
-)
-from gateway.model.address import AmqpAddress, FastAddress, MqttAddress
+from gateway.mapping.names import plain_translation, split_levels, translation
+from gateway.model.address import Address
+from gateway.model.dialect import NameRefused
+from gateway.protocols import DIALECTS, dialect_of, show
+from gateway.protocols.amqp091.dialect import amqp_address
+from gateway.protocols.amqpfast.dialect import fast_address
+from gateway.protocols.mqtt.dialect import topic_address
 
-PAIRS = [(source, target) for source in PROTOCOLS for target in PROTOCOLS]
+PAIRS = [(source, target) for source in DIALECTS for target in DIALECTS]
 LETTERS = [
     *list("ab./+#*% &%%%%"),
     "é",
@@ -42,21 +35,24 @@ LETTERS = [
 
 
 def level_of(protocol: str) -> st.SearchStrategy[str]:
-    allowed = [text for text in LETTERS if not any(one in FORBIDDEN[protocol] for one in text)]
+    allowed = [text for text in LETTERS if not any(one in DIALECTS[protocol].forbidden for one in text)]
     return st.lists(st.sampled_from(allowed) | st.text(max_size=2), max_size=8).map(
-        lambda parts: "".join(one for one in "".join(parts) if one not in FORBIDDEN[protocol])
+        lambda parts: "".join(one for one in "".join(parts) if one not in DIALECTS[protocol].forbidden)
     )
 
 
 @pytest.mark.parametrize("source, target", PAIRS)
 def test_percent_is_reversible_for_every_level(source: str, target: str) -> None:
-    there, back = translation(source, target, "percent"), translation(target, source, "percent")
+    there, back = (
+        translation(DIALECTS[source], DIALECTS[target], "percent"),
+        translation(DIALECTS[target], DIALECTS[source], "percent"),
+    )
 
     @settings(deadline=None)
     @given(level_of(source))
     def reversible(level: str) -> None:
         crossed = there(level)
-        assert not any(character in crossed for character in FORBIDDEN[target])
+        assert not any(character in crossed for character in DIALECTS[target].forbidden)
         assert back(crossed) == level
 
     reversible()
@@ -65,7 +61,10 @@ def test_percent_is_reversible_for_every_level(source: str, target: str) -> None
 @settings(deadline=None)
 @given(st.lists(level_of("mqtt"), min_size=2, max_size=6))
 def test_whole_topics_come_back(levels: list[str]) -> None:
-    there, back = translation("mqtt", "amqp091", "percent"), translation("amqp091", "mqtt", "percent")
+    there, back = (
+        translation(DIALECTS["mqtt"], DIALECTS["amqp091"], "percent"),
+        translation(DIALECTS["amqp091"], DIALECTS["mqtt"], "percent"),
+    )
     key = ".".join(map(there, levels))
     assert "/".join(map(back, key.split("."))) == "/".join(levels)
 
@@ -73,7 +72,10 @@ def test_whole_topics_come_back(levels: list[str]) -> None:
 @settings(deadline=None)
 @given(st.lists(level_of("mqtt").filter(lambda level: "%" not in level), min_size=1, max_size=4))
 def test_swap_comes_back(levels: list[str]) -> None:
-    there, back = translation("mqtt", "amqp091", "swap"), translation("amqp091", "mqtt", "swap")
+    there, back = (
+        translation(DIALECTS["mqtt"], DIALECTS["amqp091"], "swap"),
+        translation(DIALECTS["amqp091"], DIALECTS["mqtt"], "swap"),
+    )
     assert [back(there(level)) for level in levels] == levels
 
 
@@ -110,7 +112,7 @@ def test_swap_comes_back(levels: list[str]) -> None:
     ],
 )
 def test_one_level(source: str, target: str, escape: str, level: str, crossed: str) -> None:
-    assert translation(source, target, escape)(level) == crossed  # type: ignore[arg-type]
+    assert translation(DIALECTS[source], DIALECTS[target], escape)(level) == crossed  # type: ignore[arg-type]
 
 
 @pytest.mark.parametrize(
@@ -124,7 +126,7 @@ def test_one_level(source: str, target: str, escape: str, level: str, crossed: s
 )
 def test_reject_refuses_what_percent_would_encode(source: str, target: str, level: str) -> None:
     with pytest.raises(NameRefused, match="escape: reject"):
-        translation(source, target, "reject")(level)
+        translation(DIALECTS[source], DIALECTS[target], "reject")(level)
 
 
 @pytest.mark.parametrize(
@@ -132,26 +134,30 @@ def test_reject_refuses_what_percent_would_encode(source: str, target: str, leve
     [("amqp091", "a.b*#c", "a%2Eb%2A%23c"), ("mqtt", "a/b+#", "a%2Fb%2B%23"), ("amqpfast", "a b", "a%20b")],
 )
 def test_plain_text_never_splits_a_name(target: str, text: str, level: str) -> None:
-    assert plain_translation(target, "percent")(text) == level
+    assert plain_translation(DIALECTS[target], "percent")(text) == level
 
 
 def test_plain_text_under_the_other_policies() -> None:
-    assert plain_translation("mqtt", "keep")("a/b") == plain_translation("mqtt", "swap")("a/b") == "a/b"
+    assert (
+        plain_translation(DIALECTS["mqtt"], "keep")("a/b")
+        == plain_translation(DIALECTS["mqtt"], "swap")("a/b")
+        == "a/b"
+    )
     with pytest.raises(NameRefused):
-        plain_translation("mqtt", "reject")("a/b")
+        plain_translation(DIALECTS["mqtt"], "reject")("a/b")
 
 
 @pytest.mark.parametrize(
     "make, reason",
     [
-        (lambda: make_address("mqtt", "", ""), "not a topic name"),
-        (lambda: make_address("mqtt", "", "a/+"), "not a topic name"),
-        (lambda: make_address("mqtt", "", "a\0"), "not a topic name"),
-        (lambda: make_address("mqtt", "", "é" * 32_768), "65536 octets"),
-        (lambda: make_address("amqp091", "", "é" * 128), "256 octets"),
-        (lambda: make_address("amqp091", "e" * 256, "k"), "256 octets"),
-        (lambda: make_address("amqpfast", "topic", ""), "not a destination"),
-        (lambda: make_address("amqpfast", "topic", "a" * 256), "256 octets"),
+        (lambda: DIALECTS["mqtt"].address("", ""), "not a topic name"),
+        (lambda: DIALECTS["mqtt"].address("", "a/+"), "not a topic name"),
+        (lambda: DIALECTS["mqtt"].address("", "a\0"), "not a topic name"),
+        (lambda: DIALECTS["mqtt"].address("", "é" * 32_768), "65536 octets"),
+        (lambda: DIALECTS["amqp091"].address("", "é" * 128), "256 octets"),
+        (lambda: DIALECTS["amqp091"].address("e" * 256, "k"), "256 octets"),
+        (lambda: DIALECTS["amqpfast"].address("topic", ""), "not a destination"),
+        (lambda: DIALECTS["amqpfast"].address("topic", "a" * 256), "256 octets"),
     ],
 )
 def test_names_that_no_broker_may_see(make: Callable[[], object], reason: str) -> None:
@@ -160,40 +166,43 @@ def test_names_that_no_broker_may_see(make: Callable[[], object], reason: str) -
 
 
 def test_the_longest_names_are_allowed() -> None:
-    assert len(make_address("mqtt", "", "t" * 65_535).wire) == 65_535
-    assert len(make_address("amqp091", "", "k" * 255).wire) == 257
+    assert len(DIALECTS["mqtt"].address("", "t" * 65_535).wire) == 65_535
+    assert len(DIALECTS["amqp091"].address("", "k" * 255).wire) == 257
 
 
 @pytest.mark.parametrize(
     "protocol, text, address",
     [
-        ("mqtt", "a/b", MqttAddress("a/b")),
-        ("amqp091", "amq.topic/a.b", AmqpAddress("amq.topic", "a.b")),
-        ("amqp091", "jobs", AmqpAddress("", "jobs")),
-        ("amqpfast", "queue:jobs.x", FastAddress("queue", "jobs.x")),
+        ("mqtt", "a/b", topic_address("a/b")),
+        ("amqp091", "amq.topic:a.b", amqp_address("amq.topic", "a.b")),
+        ("amqp091", ":jobs", amqp_address("", "jobs")),
+        ("amqp091", "Shop%3AOrder%25:a:b", amqp_address("Shop:Order%", "a:b")),
+        ("amqp091", "e:", amqp_address("e", "")),
+        ("amqpfast", "topic:queue:x", fast_address("topic", "queue:x")),
+        ("amqpfast", "queue:jobs.x", fast_address("queue", "jobs.x")),
     ],
 )
-def test_addresses_as_people_write_them(protocol: str, text: str, address: MqttAddress) -> None:
-    assert parse_address(protocol, text) == address
-    assert show_address(address) == text
+def test_addresses_as_people_write_them(protocol: str, text: str, address: Address) -> None:
+    assert DIALECTS[protocol].parse(text) == address
+    assert show(address) == text
 
 
 def test_a_destination_without_a_service_is_a_topic() -> None:
-    assert parse_address("amqpfast", "a:b.c") == FastAddress("topic", "a:b.c")
+    assert DIALECTS["amqpfast"].parse("a:b.c") == fast_address("topic", "a:b.c")
 
 
 @pytest.mark.parametrize(
     "address, levels",
     [
-        (MqttAddress("/a//"), ("", "a", "", "")),
-        (AmqpAddress("x", ""), ()),
-        (AmqpAddress("x", "a..b"), ("a", "", "b")),
-        (FastAddress("queue", "a.b"), ("a", "b")),
+        (topic_address("/a//"), ("", "a", "", "")),
+        (amqp_address("x", ""), ()),
+        (amqp_address("x", "a..b"), ("a", "", "b")),
+        (fast_address("queue", "a.b"), ("a", "b")),
     ],
 )
-def test_levels(address: MqttAddress, levels: tuple[str, ...]) -> None:
-    assert levels_of(address) == levels
+def test_levels(address: Address, levels: tuple[str, ...]) -> None:
+    assert dialect_of(address).levels(address.name) == levels
 
 
 def test_separators_inside_braces_do_not_split() -> None:
-    assert split_levels("a.{b...}.c", SEPARATORS["amqp091"]) == ["a", "{b...}", "c"]
+    assert split_levels("a.{b...}.c", DIALECTS["amqp091"].separator) == ["a", "{b...}", "c"]

@@ -16,10 +16,9 @@ from gateway.mapping.crossings import (
     Route,
     SenderCrossing,
 )
-from gateway.mapping.names import parse_address, show_address
 from gateway.mapping.patterns import Pattern, covers, parse_tokens
 from gateway.mapping.router import Router, Subscriptions, Targets, _widest
-from gateway.model.address import AmqpAddress, FastAddress, MqttAddress
+from gateway.model.address import Address
 from gateway.model.message import MESSAGE_OCTETS, Message, Sender
 from gateway.model.outcome import Reason, Verdict
 from gateway.model.properties import (
@@ -31,39 +30,43 @@ from gateway.model.properties import (
     property_set,
     string,
 )
+from gateway.protocols import DIALECTS, show
+from gateway.protocols.amqp091.dialect import amqp_address
+from gateway.protocols.amqpfast.dialect import fast_address
+from gateway.protocols.mqtt.dialect import topic_address
 from tests.mapping.rows import ENDPOINTS, crossed, crossing, down, mapping, refused, router, up
 
 
 @pytest.mark.parametrize(
     "route, endpoint, address, produced",
     [
-        (up(), "mqtt", "plant/v1.2/t", "e/plant.v1%2E2.t"),
-        (up(), "mqtt", "/a//*", "e/.a..%2A"),
-        (up(to="exchange: e, routing_key: '{topic...}'"), "mqtt", "a/b", "e/a.b"),
-        (up(to="exchange: e, routing_key: 'x.{all...}.y'"), "mqtt", "a/b", "e/x.a.b.y"),
-        (up(topic="'a/{all...}'", to="exchange: e, routing_key: 'x.{all...}.y'"), "mqtt", "a", "e/x.y"),
+        (up(), "mqtt", "plant/v1.2/t", "e:plant.v1%2E2.t"),
+        (up(), "mqtt", "/a//*", "e:.a..%2A"),
+        (up(to="exchange: e, routing_key: '{topic...}'"), "mqtt", "a/b", "e:a.b"),
+        (up(to="exchange: e, routing_key: 'x.{all...}.y'"), "mqtt", "a/b", "e:x.a.b.y"),
+        (up(topic="'a/{all...}'", to="exchange: e, routing_key: 'x.{all...}.y'"), "mqtt", "a", "e:x.y"),
         (
             up(topic="'{a}/{b}'", to="exchange: e, routing_key: 'dev-{b}.{a}'"),
             "mqtt",
             "1/2.3",
-            "e/dev-2%2E3.1",
+            "e:dev-2%2E3.1",
         ),
-        (up(topic="'{a}/{b}'", to="exchange: 'x-{a}', routing_key: '{{{b}}}'"), "mqtt", "1/2", "x-1/{2}"),
-        (up(topic="'{a}/+'", to="queue: 'q.{a}'"), "mqtt", "1/2", "q.1"),
-        (up(to="exchange: amq.fanout"), "mqtt", "1/2", "amq.fanout/"),
-        (up(to="exchange: e, routing_key: 'from.{endpoint}'"), "mqtt", "1", "e/from.mqtt"),
-        (up(", escape: swap"), "mqtt", "v1.2/t", "e/v1/2.t"),
-        (up(", escape: keep"), "mqtt", "v1.2/t", "e/v1.2.t"),
-        (down(), "amqp", "e/plant.v1%2E2.t", "plant/v1.2/t"),
-        (down(), "amqp", "e/a/b.c", "a%2Fb/c"),
-        (down(to="topic: '{exchange}/{routing_key}'"), "amqp", "e/a.b", "e/a/b"),
-        (down(source="queue: q.1", to="topic: 'q/{queue...}'"), "amqp", "q.1", "q/q/1"),
+        (up(topic="'{a}/{b}'", to="exchange: 'x-{a}', routing_key: '{{{b}}}'"), "mqtt", "1/2", "x-1:{2}"),
+        (up(topic="'{a}/+'", to="queue: 'q.{a}'"), "mqtt", "1/2", ":q.1"),
+        (up(to="exchange: amq.fanout"), "mqtt", "1/2", "amq.fanout:"),
+        (up(to="exchange: e, routing_key: 'from.{endpoint}'"), "mqtt", "1", "e:from.mqtt"),
+        (up(", escape: swap"), "mqtt", "v1.2/t", "e:v1/2.t"),
+        (up(", escape: keep"), "mqtt", "v1.2/t", "e:v1.2.t"),
+        (down(), "amqp", "e:plant.v1%2E2.t", "plant/v1.2/t"),
+        (down(), "amqp", "e:a/b.c", "a%2Fb/c"),
+        (down(to="topic: '{exchange}/{routing_key}'"), "amqp", "e:a.b", "e/a/b"),
+        (down(source="queue: q.1", to="topic: 'q/{queue...}'"), "amqp", ":q.1", "q/q/1"),
         (
             "name: r, from: {endpoint: amqp, exchange: amq.topic}, "
             "to: {endpoint: erp, exchange: '{exchange}', routing_key: '{routing_key}'}",
             "amqp",
-            "amq.topic/a%2Eb.*",
-            "amq.topic/a%2Eb.*",
+            "amq.topic:a%2Eb.*",
+            "amq.topic:a%2Eb.*",
         ),
         (
             "name: r, from: {endpoint: fast, service: queue, destination: 'a.{x}'}, "
@@ -83,21 +86,21 @@ from tests.mapping.rows import ENDPOINTS, crossed, crossing, down, mapping, refu
 def test_targets(route: str, endpoint: str, address: str, produced: str) -> None:
     target = crossing(router(route), endpoint, address).target
     assert target is not None
-    assert show_address(target) == produced
+    assert show(target) == produced
 
 
 @pytest.mark.parametrize(
     "route, endpoint, address, text",
     [
-        (up(), "mqtt", MqttAddress("k" * 256), "256 octets"),
-        (up(), "mqtt", MqttAddress("." * 100), "300 octets"),
-        (up(", escape: reject"), "mqtt", MqttAddress("a.b"), "escape: reject"),
-        (down(", escape: keep"), "amqp", AmqpAddress("e", "a#"), "not a topic name"),
-        (down(), "amqp", AmqpAddress("e", ""), "not a topic name"),
+        (up(), "mqtt", topic_address("k" * 256), "256 octets"),
+        (up(), "mqtt", topic_address("." * 100), "300 octets"),
+        (up(", escape: reject"), "mqtt", topic_address("a.b"), "escape: reject"),
+        (down(", escape: keep"), "amqp", amqp_address("e", "a#"), "not a topic name"),
+        (down(), "amqp", amqp_address("e", ""), "not a topic name"),
     ],
 )
 def test_names_that_the_target_cannot_have_are_refused(
-    route: str, endpoint: str, address: MqttAddress | AmqpAddress, text: str
+    route: str, endpoint: str, address: Address, text: str
 ) -> None:
     made = router(route)
     outcome = refused(made, endpoint, Message(address, b""))
@@ -109,9 +112,9 @@ def test_names_that_the_target_cannot_have_are_refused(
 def test_a_plain_route_changes_the_address_and_counts_the_hop() -> None:
     made = router(up())
     sender = Sender("mqtt", "c", "u")
-    before = Message(MqttAddress("a/b"), b"body", NO_PROPERTIES, 2, True, True, 12.5, 3, sender)
+    before = Message(topic_address("a/b"), b"body", NO_PROPERTIES, 2, True, True, 12.5, 3, sender)
     after = crossed(made, "mqtt", before)
-    assert after.address == AmqpAddress("e", "a.b")
+    assert after.address == amqp_address("e", "a.b")
     kept = ("body", "property_set", "assurance", "durable", "retain", "expires", "sender")
     assert [getattr(after, name) for name in kept] == [getattr(before, name) for name in kept]
     assert (after.hops, before.hops) == (4, 3)
@@ -122,8 +125,8 @@ def test_a_plain_route_changes_the_address_and_counts_the_hop() -> None:
 @pytest.mark.parametrize("more", ["", ", headers: {a: b}", ", when: qos == 0"])
 def test_too_many_hops(more: str) -> None:
     made = router(up(more), hops_max=2)
-    assert crossed(made, "mqtt", Message(MqttAddress("a"), b"", hops=1)).hops == 2
-    assert refused(made, "mqtt", Message(MqttAddress("a"), b"", hops=2)).reason is Reason.HOPS
+    assert crossed(made, "mqtt", Message(topic_address("a"), b"", hops=1)).hops == 2
+    assert refused(made, "mqtt", Message(topic_address("a"), b"", hops=2)).reason is Reason.HOPS
 
 
 @pytest.mark.parametrize(
@@ -138,7 +141,9 @@ def test_too_many_hops(more: str) -> None:
     ],
 )
 def test_delivery(more: str, to: str, before: tuple[int, bool], after: tuple[int, bool]) -> None:
-    message = crossed(router(up(more, to=to)), "mqtt", Message(MqttAddress("a"), b"", NO_PROPERTIES, *before))
+    message = crossed(
+        router(up(more, to=to)), "mqtt", Message(topic_address("a"), b"", NO_PROPERTIES, *before)
+    )
     assert (message.assurance, message.durable) == after
 
 
@@ -153,7 +158,7 @@ def test_delivery(more: str, to: str, before: tuple[int, bool], after: tuple[int
     ],
 )
 def test_qos_and_retain_of_the_target(to: str, before: tuple[int, bool], after: tuple[int, bool]) -> None:
-    message = Message(AmqpAddress("e", "k"), b"", assurance=before[0], retain=before[1])
+    message = Message(amqp_address("e", "k"), b"", assurance=before[0], retain=before[1])
     result = crossed(router(down(to=to)), "amqp", message)
     assert (result.assurance, result.retain) == after
 
@@ -166,7 +171,7 @@ def test_headers_are_set_typed_and_made_once() -> None:
     sent = property_set(
         Properties(content_type="text/plain", headers=(("line", string("forged")), ("own", string("1"))))
     )
-    result = crossed(made, "mqtt", Message(MqttAddress("l.1/x"), b"", sent))
+    result = crossed(made, "mqtt", Message(topic_address("l.1/x"), b"", sent))
     assert result.properties == Properties(
         content_type="text/plain",
         headers=(
@@ -178,15 +183,15 @@ def test_headers_are_set_typed_and_made_once() -> None:
             ("fixed", string("{x}")),
         ),
     )
-    again = crossed(made, "mqtt", Message(MqttAddress("l.1/x"), b"", sent))
+    again = crossed(made, "mqtt", Message(topic_address("l.1/x"), b"", sent))
     assert again.property_set is result.property_set
-    other = crossed(made, "mqtt", Message(MqttAddress("l2/x"), b"", sent))
+    other = crossed(made, "mqtt", Message(topic_address("l2/x"), b"", sent))
     assert plain_headers(other.properties.headers)["line"] == "l2 of l2/x"
 
 
 def test_a_reloaded_route_of_the_same_name_does_not_find_the_old_headers() -> None:
     sent = property_set(Properties())
-    message = Message(MqttAddress("a"), b"", sent)
+    message = Message(topic_address("a"), b"", sent)
     for value in ("one", "two"):
         made = router(up(f", headers: {{h: x, v: '{{endpoint}}', {value}: '{{endpoint}}'}}"))
         assert value in plain_headers(crossed(made, "mqtt", message).properties.headers)
@@ -196,7 +201,7 @@ def test_headers_that_join_alike_are_kept_apart() -> None:
     made = router(down(", headers: {a: '{a}', b: '{b}'}", "exchange: e, binding_key: '{a}.{b}'", "topic: t"))
     sent = property_set(Properties())
     for key, value in (("x', 'y.z", "x', 'y"), ("x.y', 'z", "x")):
-        result = crossed(made, "amqp", Message(AmqpAddress("e", key), b"", sent))
+        result = crossed(made, "amqp", Message(amqp_address("e", key), b"", sent))
         assert plain_headers(result.properties.headers)["a"] == value
 
 
@@ -204,7 +209,7 @@ def test_forms_are_bounded() -> None:
     made = router(up(", headers: {t: '{topic}'}"))
     sent = property_set(Properties())
     for at in range(FORMS_MAX + 10):
-        crossed(made, "mqtt", Message(MqttAddress(f"t{at}"), b"", sent))
+        crossed(made, "mqtt", Message(topic_address(f"t{at}"), b"", sent))
     assert len(sent.forms) <= FORMS_MAX
 
 
@@ -216,7 +221,7 @@ def malformed() -> PropertySet:
 
 
 def test_malformed_properties_are_refused_where_they_are_needed() -> None:
-    message = Message(MqttAddress("a"), b"", malformed())
+    message = Message(topic_address("a"), b"", malformed())
     outcome = refused(router(up(", headers: {a: b}")), "mqtt", message)
     assert (outcome.reason, outcome.text) == (Reason.MALFORMED, "malformed property")
     assert crossed(router(up()), "mqtt", message).property_set is message.property_set
@@ -225,8 +230,8 @@ def test_malformed_properties_are_refused_where_they_are_needed() -> None:
 def test_message_ids_are_given_to_messages_that_have_none() -> None:
     made = router(up(", headers: {a: b}, message_id: add"))
     found = crossing(made, "mqtt", "a")
-    first, second = (found.cross(Message(MqttAddress("a"), b"")) for _ in range(2))
-    named = found.cross(Message(MqttAddress("a"), b"", property_set(Properties(message_id="own"))))
+    first, second = (found.cross(Message(topic_address("a"), b"")) for _ in range(2))
+    named = found.cross(Message(topic_address("a"), b"", property_set(Properties(message_id="own"))))
     assert isinstance(first, Message)
     assert isinstance(second, Message)
     assert isinstance(named, Message)
@@ -234,9 +239,9 @@ def test_message_ids_are_given_to_messages_that_have_none() -> None:
     assert plain_headers(first.properties.headers) == {"a": "b"}
     assert first.octets == len(first.body) + first.property_set.octets + MESSAGE_OCTETS
     plain = router(up(", message_id: add"))
-    outcome = refused(plain, "mqtt", Message(MqttAddress("a"), b"", malformed()))
+    outcome = refused(plain, "mqtt", Message(topic_address("a"), b"", malformed()))
     assert (outcome.reason, plain.routes[0].failed) == (Reason.MALFORMED, 1)
-    looped = refused(plain, "mqtt", Message(MqttAddress("a"), b"", hops=plain.hops_max))
+    looped = refused(plain, "mqtt", Message(topic_address("a"), b"", hops=plain.hops_max))
     assert looped.reason is Reason.HOPS
 
 
@@ -246,14 +251,14 @@ def test_a_template_that_names_the_client() -> None:
     assert isinstance(found, SenderCrossing)
     assert found.target is None
     for client in ("c.1", "c2", "c.1"):
-        result = found.cross(Message(MqttAddress("a"), b"", sender=Sender("mqtt", client, "ann")))
+        result = found.cross(Message(topic_address("a"), b"", sender=Sender("mqtt", client, "ann")))
         assert isinstance(result, Message)
-        assert result.address == AmqpAddress("e", f"from.{client.replace('.', '%2E')}")
+        assert result.address == amqp_address("e", f"from.{client.replace('.', '%2E')}")
         assert plain_headers(result.properties.headers) == {"by": "ann"}
     for at in range(SENDERS_MAX + 10):
         found.for_sender(Sender("mqtt", f"c{at}"))
     assert len(found._known) <= SENDERS_MAX
-    too_long = found.cross(Message(MqttAddress("a"), b"", sender=Sender("mqtt", "c" * 300)))
+    too_long = found.cross(Message(topic_address("a"), b"", sender=Sender("mqtt", "c" * 300)))
     assert not isinstance(too_long, Message)
     assert too_long is not None
     assert too_long.reason is Reason.NAME_INVALID
@@ -263,25 +268,25 @@ def test_conditions_of_the_message_and_of_the_address() -> None:
     made = router(
         up(", when: body.t > 1"), up(", when: line == 'l1'", topic="'{line}/#'").replace("up", "line")
     )
-    body, line = made.crossings("mqtt", MqttAddress("l1/x"))
+    body, line = made.crossings("mqtt", topic_address("l1/x"))
     assert isinstance(line, PlainCrossing)
-    assert body.cross(Message(MqttAddress("l1/x"), b'{"t": 2}')) is not None
-    assert body.cross(Message(MqttAddress("l1/x"), b'{"t": 1}')) is None
-    assert body.cross(Message(MqttAddress("l1/x"), b"{}")) is None
-    assert body.cross(Message(MqttAddress("l1/x"), b"\xff")) is None
+    assert body.cross(Message(topic_address("l1/x"), b'{"t": 2}')) is not None
+    assert body.cross(Message(topic_address("l1/x"), b'{"t": 1}')) is None
+    assert body.cross(Message(topic_address("l1/x"), b"{}")) is None
+    assert body.cross(Message(topic_address("l1/x"), b"\xff")) is None
     route = made.routes[0]
     assert (route.matched, route.unparsable, route.undecided) == (1, 1, 1)
-    assert [one.route.name for one in made.crossings("mqtt", MqttAddress("l2/x"))] == ["up"]
+    assert [one.route.name for one in made.crossings("mqtt", topic_address("l2/x"))] == ["up"]
 
 
 def test_all_matching_routes_in_the_order_of_the_files() -> None:
     first = mapping(up(), down(), file="1.yaml")
     second = mapping(up(topic="a/#", to="queue: q").replace("up", "more"), file="2.yaml")
     made = Router([first, second], ENDPOINTS)
-    names = [one.route.name for one in made.crossings("mqtt", MqttAddress("a/b"))]
+    names = [one.route.name for one in made.crossings("mqtt", topic_address("a/b"))]
     assert names == ["up", "more"]
-    assert made.crossings("mqtt", MqttAddress("$SYS/x")) == ()
-    assert made.crossings("nobody", MqttAddress("a")) == ()
+    assert made.crossings("mqtt", topic_address("$SYS/x")) == ()
+    assert made.crossings("nobody", topic_address("a")) == ()
 
 
 def test_a_route_knows_what_its_deliverer_needs() -> None:
@@ -350,7 +355,7 @@ def test_reply_addresses_cross_with_the_message() -> None:
     ask = made.routes[2]
 
     def reply_of(properties: PropertySet) -> str | None:
-        found = crossed(made, "mqtt", Message(MqttAddress("ask"), b"", properties))
+        found = crossed(made, "mqtt", Message(topic_address("ask"), b"", properties))
         return found.properties.reply_to
 
     sent = property_set(Properties(reply_to="c/r", correlation=b"1"))
@@ -358,7 +363,7 @@ def test_reply_addresses_cross_with_the_message() -> None:
     assert (reply_of(property_set(Properties(reply_to="$"))), ask.reply_kept) == ("mqtt.$", 0)
     assert (reply_of(property_set(Properties(reply_to="x" * 255))), ask.reply_kept) == ("x" * 255, 1)
     plain = property_set(Properties(content_type="t"))
-    assert crossed(made, "mqtt", Message(MqttAddress("ask"), b"", plain)).property_set is plain
+    assert crossed(made, "mqtt", Message(topic_address("ask"), b"", plain)).property_set is plain
 
 
 def test_reply_addresses_of_amqp_fast() -> None:
@@ -368,8 +373,8 @@ def test_reply_addresses_of_amqp_fast() -> None:
     )
     assert made.reply_address("mqtt", "fast", "r/v1.2") == "r.v1%2E2"
     assert made.reply_address("fast", "mqtt", "tmp-1.x") == "tmp-1/x"
-    result = crossed(made, "mqtt", Message(MqttAddress("q"), b"", property_set(Properties(reply_to="r/1"))))
-    assert (result.address, result.properties.reply_to) == (FastAddress("topic", "q"), "r.1")
+    result = crossed(made, "mqtt", Message(topic_address("q"), b"", property_set(Properties(reply_to="r/1"))))
+    assert (result.address, result.properties.reply_to) == (fast_address("topic", "q"), "r.1")
 
 
 def test_subscriptions_leave_out_what_others_cover() -> None:
@@ -385,11 +390,12 @@ def test_subscriptions_leave_out_what_others_cover() -> None:
         "to: {endpoint: fast, destination: z}",
         "name: i, from: {endpoint: mqtt, topic: i}, to: {endpoint: erp, exchange: 'x.{topic}'}",
     )
-    assert made.subscriptions("plant") == Subscriptions(topics=("a/#",))
-    assert made.subscriptions("erp") == Subscriptions(queues=("q",), bindings=(("e", "k.#"), ("f", "#")))
-    assert made.subscriptions("fast") == Subscriptions(destinations=(("topic", "a.b."), ("queue", "a.b")))
-    assert made.targets("erp") == Targets(exchanges=("x",), queues=("fixed",))
-    assert made.targets("fast") == Targets(destinations=(("topic", "z"),))
+    assert made.subscriptions("plant").bindings == (("", "a/#"),)
+    erp = made.subscriptions("erp")
+    assert (erp.queues, erp.bindings) == (("q",), (("e", "k.#"), ("f", "#")))
+    assert made.subscriptions("fast").prefixes == (("topic", "a.b."), ("queue", "a.b"))
+    assert made.targets("erp") == Targets(scopes=("x",), queues=("fixed",))
+    assert made.targets("fast") == Targets(names=(("topic", "z"),))
     assert made.subscriptions("hall") == Subscriptions()
 
 
@@ -398,7 +404,7 @@ def test_one_queue_and_its_exchange_are_told_apart() -> None:
         "name: a, from: {endpoint: erp, queue: q}, to: {endpoint: mqtt, topic: a}",
         "name: b, from: {endpoint: erp, exchange: e}, to: {endpoint: mqtt, topic: b}",
     )
-    address = parse_address("amqp091", "e/k")
+    address = DIALECTS["amqp091"].parse("e:k")
     assert [one.route.name for one in made.crossings("erp", address, "q")] == ["a"]
     assert [one.route.name for one in made.crossings("erp", address)] == ["b"]
 
@@ -471,7 +477,7 @@ def test_whether_a_message_without_properties_is_certain_to_cross(rows: tuple[st
     found = crossing(made, "mqtt", "a")
     assert found.bare_hops_max == (made.hops_max if bare else 0)
     for hops in (0, made.hops_max - 1, made.hops_max):
-        message = Message(MqttAddress("a"), b"", hops=hops)
+        message = Message(topic_address("a"), b"", hops=hops)
         crossed = found.cross(message)
         if hops < found.bare_hops_max:
             assert found.certain(message)
@@ -486,7 +492,9 @@ TOKENS = st.lists(st.sampled_from(["a", "b", "*", "#"]), min_size=1, max_size=4)
 
 @given(st.lists(st.tuples(TOKENS, st.sampled_from(["x", "y"])), max_size=12))
 def test_the_widest_patterns_cover_all_and_none_another(texts: list[tuple[str, str]]) -> None:
-    patterns = [Pattern("amqp091", parse_tokens("amqp091", text), scope) for text, scope in texts]
+    patterns = [
+        Pattern(DIALECTS["amqp091"], parse_tokens(DIALECTS["amqp091"], text), scope) for text, scope in texts
+    ]
     kept: list[Pattern] = []  # by comparing all with all
     for one in patterns:
         if not any(covers(other, one) for other in kept):

@@ -9,13 +9,13 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from gateway.model.address import MqttAddress
 from gateway.model.batch import Batch, Lane, Part
 from gateway.model.bursts import Bursts
 from gateway.model.message import Message, Sender
 from gateway.model.outcome import ACCEPTED, Outcome, Reason, Verdict, worse
+from gateway.protocols.mqtt.dialect import topic_address
 
-ADDRESS: Final = MqttAddress("a/b")
+ADDRESS: Final = topic_address("a/b")
 RELEASED: Final = Outcome(Verdict.RELEASED, Reason.TARGET_DOWN)
 REJECTED: Final = Outcome(Verdict.REJECTED, Reason.NO_ROUTE)
 

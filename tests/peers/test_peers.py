@@ -15,13 +15,16 @@ import trio
 
 from gateway.egress.amqpfast.client import Unreached, connect
 from gateway.errors import LinkError
-from gateway.model.address import Address, AmqpAddress, FastAddress, MqttAddress
+from gateway.model.address import Address
 from gateway.model.message import Message
 from gateway.model.properties import Properties, Value, ValueType, property_set
 from gateway.peers.amqp import AmqpPeer
 from gateway.peers.amqpfast import FastPeer
 from gateway.peers.mqtt import MqttPeer
 from gateway.peers.wire import Access, Arrival, Peer
+from gateway.protocols.amqp091.dialect import amqp_address
+from gateway.protocols.amqpfast.dialect import fast_address
+from gateway.protocols.mqtt.dialect import topic_address
 from gateway.settings import Limits, Listener, ListenerTls, Target, parse_url
 from tests.interop.gateway_fixture import LOOPBACK, Running, running, settings_of
 from tests.transport.test_tls import self_signed
@@ -50,15 +53,15 @@ def peers(gateway: Running, protocol: str, name: str) -> tuple[Peer, Peer, Addre
     if protocol == "mqtt":
         consumer = MqttPeer(at)
         consumer.subscribe(name, 2)
-        return MqttPeer(at), consumer, MqttAddress(name)
+        return MqttPeer(at), consumer, topic_address(name)
     if protocol == "amqp091":
         amqp = AmqpPeer(at)
         amqp.declare(name, "amq.topic", ["#"])
         amqp.consume(name, None, "", prefetch=50)
-        return AmqpPeer(at), amqp, AmqpAddress("", name)
+        return AmqpPeer(at), amqp, amqp_address("", name)
     fast = FastPeer(at)
     fast.consume("queue", name, prefetch=50)
-    return FastPeer(at), fast, FastAddress("queue", name)
+    return FastPeer(at), fast, fast_address("queue", name)
 
 
 def taken(consumer: Peer, count: int) -> list[Arrival]:
@@ -112,7 +115,7 @@ def test_a_session_keeps_what_its_client_has_not_acknowledged(gateway: Running) 
     publisher = MqttPeer(at)
     consumer = MqttPeer(at, client_id="keeper", session_secs=600, receive_max=2)
     consumer.subscribe(["kept/#"], 1)
-    publisher.publish_many([Message(MqttAddress("kept/a"), b"%d" % n, assurance=1) for n in range(5)])
+    publisher.publish_many([Message(topic_address("kept/a"), b"%d" % n, assurance=1) for n in range(5)])
     first: list[Arrival] = []
     while len(first) < 2:
         first += consumer.arrivals(PATIENCE_SECS)
@@ -125,9 +128,9 @@ def test_a_session_keeps_what_its_client_has_not_acknowledged(gateway: Running) 
 
 
 REFUSED: Final[list[tuple[str, Any, bool]]] = [
-    ("mqtt", Message(MqttAddress("refused/+/x"), b"", assurance=1), True),
-    ("mqtt", Message(MqttAddress("$SYS/x"), b"", assurance=1), True),
-    ("amqp091", Message(AmqpAddress("", "nowhere"), b"", assurance=1), True),
+    ("mqtt", Message(topic_address("refused/+/x"), b"", assurance=1), True),
+    ("mqtt", Message(topic_address("$SYS/x"), b"", assurance=1), True),
+    ("amqp091", Message(amqp_address("", "nowhere"), b"", assurance=1), True),
 ]
 
 
@@ -147,7 +150,7 @@ def test_one_bad_message_is_named_and_the_others_arrive(
 def test_a_closed_channel_is_an_error(gateway: Running) -> None:
     publisher = AmqpPeer(access(gateway, "amqp091"))
     with pytest.raises(LinkError, match="exchange"):
-        publisher.publish_many([Message(AmqpAddress("no-such", "x"), b"", assurance=1)])
+        publisher.publish_many([Message(amqp_address("no-such", "x"), b"", assurance=1)])
     publisher.close()
     consumer = AmqpPeer(access(gateway, "amqp091"))
     consumer.consume("no-such-queue", None, "")

@@ -10,10 +10,11 @@ from __future__ import annotations
 from pathlib import Path
 from typing import Final
 
-from gateway.model.address import AmqpAddress, MqttAddress
 from gateway.model.message import Message, Sender
 from gateway.model.outcome import ACCEPTED, Outcome, Reason, Verdict
 from gateway.model.properties import Properties, Value, ValueType, property_set, string
+from gateway.protocols.amqp091.dialect import amqp_address
+from gateway.protocols.mqtt.dialect import topic_address
 from gateway.store.journal.gathering import Facts
 from gateway.store.journal.writer import JournalWriter, Options
 
@@ -41,7 +42,7 @@ def message(number: int) -> Message:
     """Message `number` as it comes in."""
     line = number % 3
     return Message(
-        MqttAddress(f"plant/{line}/t"),
+        topic_address(f"plant/{line}/t"),
         b'{"n": %d}' % number,
         sender=SENDERS[line],
         property_set=SETS[line],
@@ -53,7 +54,7 @@ def message(number: int) -> Message:
 def crossed(number: int) -> Message:
     """The same as route `up` sends it out."""
     made = message(number)
-    made.address = AmqpAddress("amq.topic", f"{number % 3}.t")
+    made.address = amqp_address("amq.topic", f"{number % 3}.t")
     return made
 
 

@@ -14,12 +14,12 @@ import pytest
 
 pytest.importorskip("pyspark")
 
-from gateway.model.address import MqttAddress
 from gateway.model.message import Message
 from gateway.peers.amqp import AmqpPeer
 from gateway.peers.mqtt import MqttPeer
 from gateway.peers.wire import Access
 from gateway.pipeline.jobs import rates
+from gateway.protocols.mqtt.dialect import topic_address
 from gateway.settings import parse_url
 from gateway.store.journal.reader import Gap, JournalReader
 from tests.cli.conftest import Run
@@ -48,7 +48,7 @@ def publish(access: Access, first: int, count: int) -> None:
     """Devices publish readings, and hear that each is accepted."""
     device = MqttPeer(access)
     messages = [
-        Message(MqttAddress(f"plant/l{number % 3}/press/telemetry"), body(number), assurance=1)
+        Message(topic_address(f"plant/l{number % 3}/press/telemetry"), body(number), assurance=1)
         for number in range(first, first + count)
     ]
     assert device.publish_many(messages) == {}

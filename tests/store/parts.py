@@ -9,19 +9,16 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any, Final
 
-from gateway.model.address import MqttAddress
 from gateway.model.message import Message, Sender
 from gateway.model.outcome import ACCEPTED, Outcome
-from gateway.protocols.amqp091.translate import content_properties
-from gateway.protocols.mqtt.translate import publish_properties
+from gateway.protocols.mqtt.dialect import topic_address
 from gateway.store.database import Stored
 from gateway.store.index import Log
 from gateway.store.store import Store
 
-MAKE_SET: Final = {"mqtt": publish_properties, "amqp091": content_properties}
 PATIENCE_SECS: Final = 20.0
 SENDER: Final = Sender("mqtt", "c1")
-TOPIC: Final = MqttAddress("a/b")
+TOPIC: Final = topic_address("a/b")
 
 
 class Loop:
@@ -98,7 +95,7 @@ class Opened:
 
 def opened(folder: Path, **options: Any) -> Store:
     """A store without its thread."""
-    return Store(folder, **{"make_set": MAKE_SET, "probe_secs": 0.01, "reserve_octets": 65_536, **options})
+    return Store(folder, **{"probe_secs": 0.01, "reserve_octets": 65_536, **options})
 
 
 def messages(*bodies: bytes) -> list[Message]:

@@ -16,7 +16,7 @@ from gateway.model.spooled import OpenBody, Spooled
 from gateway.store import repair as repairing
 from gateway.store.damage import Lost
 from gateway.store.repair import check, repair
-from tests.store.parts import MAKE_SET, SENDER, TOPIC, Opened, content, log_of, messages, numbered, opened
+from tests.store.parts import SENDER, TOPIC, Opened, content, log_of, messages, numbered, opened
 
 PAGE = 4_096
 GARBAGE = bytes(range(256)) * 16
@@ -88,11 +88,11 @@ def damaged(whole: Path, tmp_path: Path) -> Path:
 
 def test_what_is_sound_stays_as_it_is(damaged: Path) -> None:
     before = (damaged / "gateway.db").read_bytes()
-    findings = check(damaged, MAKE_SET)
+    findings = check(damaged)
     assert findings.sound
     assert findings.messages == 2 * (COUNT - 3)
     assert findings.rows == {"logs": 2, "settled": 4, "rows": 24, "dead_letters": 30, "things": 61}
-    assert repair(damaged, MAKE_SET)[1] is None
+    assert repair(damaged)[1] is None
     assert (damaged / "gateway.db").read_bytes() == before
 
 
@@ -105,7 +105,7 @@ def test_whatever_page_is_spoilt_the_others_are_kept(whole: Path, tmp_path: Path
         (folder / "gateway.db-wal").touch()
         spoil(path, page)
         try:
-            findings, aside = repair(folder, MAKE_SET)
+            findings, aside = repair(folder)
         except StoreError:
             unreadable += 1
             continue
@@ -118,7 +118,7 @@ def test_whatever_page_is_spoilt_the_others_are_kept(whole: Path, tmp_path: Path
         if aside is not None:
             repaired += 1
             assert (aside / "gateway.db").stat().st_size == path_size(whole)
-            assert check(folder, MAKE_SET).sound
+            assert check(folder).sound
         said = sum(one.messages + one.perhaps for one in findings.logs.values()) + 10_000 * len(
             findings.hidden
         )
@@ -139,12 +139,12 @@ def test_spoilt_messages_are_named_by_their_queue(damaged: Path) -> None:
         connection.execute("UPDATE rows SET messages = zeroblob(length(messages)) WHERE id = ?", (row,))
         connection.execute("UPDATE things SET value = x'00' WHERE kind = 'retained'")
         connection.execute("UPDATE dead_letters SET message = x'00' WHERE id = 7")
-    findings = check(damaged, MAKE_SET)
+    findings = check(damaged)
     assert findings.logs == {("queue", "b"): Lost(18)}, "two of twenty were settled"
     assert findings.things == [("retained", "a/b")]
     assert (findings.letters, findings.file, findings.hidden) == (1, [], {})
-    assert repair(damaged, MAKE_SET)[0] == findings
-    assert check(damaged, MAKE_SET).sound
+    assert repair(damaged)[0] == findings
+    assert check(damaged).sound
     after = held(damaged)
     assert (len(after["a"]), len(after["b"])) == (COUNT - 3, COUNT - 3 - 18)
     with closing(opened(damaged)) as store:
@@ -155,11 +155,11 @@ def test_a_missing_log_after_a_kill_is_said(damaged: Path) -> None:
     shrunk(damaged, clean=False)
     (damaged / "gateway.db-wal").unlink(missing_ok=True)
     (damaged / "gateway.db-shm").unlink(missing_ok=True)
-    findings = check(damaged, MAKE_SET)
+    findings = check(damaged)
     assert findings.file == [
         "gateway.db-wal is missing although the gateway was killed: what was committed last is lost"
     ]
-    assert repair(damaged, MAKE_SET)[1] is not None
+    assert repair(damaged)[1] is not None
     assert len(held(damaged)["a"]) == COUNT - 3
 
 
@@ -175,7 +175,7 @@ def with_log(folder: Path) -> Path:
 
 def test_a_sound_log_is_read_and_a_spoilt_one_is_said(tmp_path: Path) -> None:
     folder = with_log(tmp_path)
-    findings = check(folder, MAKE_SET)
+    findings = check(folder)
     assert (findings.file, findings.messages) == ([], 100)
     wal = folder / "gateway.db-wal"
     size = wal.stat().st_size
@@ -183,14 +183,14 @@ def test_a_sound_log_is_read_and_a_spoilt_one_is_said(tmp_path: Path) -> None:
         file.seek(size * 3 // 4)
         file.write(b"spoilt")
     (folder / "gateway.db-shm").unlink()
-    findings = check(folder, MAKE_SET)
+    findings = check(folder)
     assert "gateway.db-wal is spoilt" in findings.file[0]
     assert 0 < findings.messages < 100
-    repair(folder, MAKE_SET)
+    repair(folder)
     assert len(held(folder)["q"]) == findings.messages
     with wal.open("wb") as file:
         file.write(b"x" * 10_000)
-    assert "no head that SQLite knows" in check(folder, MAKE_SET).file[0]
+    assert "no head that SQLite knows" in check(folder).file[0]
 
 
 def test_a_torn_end_of_the_log_is_no_loss(tmp_path: Path) -> None:
@@ -199,7 +199,7 @@ def test_a_torn_end_of_the_log_is_no_loss(tmp_path: Path) -> None:
     with (folder / "gateway.db-wal").open("r+b") as file:
         file.truncate((folder / "gateway.db-wal").stat().st_size - 100)
     (folder / "gateway.db-shm").unlink()
-    assert check(folder, MAKE_SET).sound
+    assert check(folder).sound
 
 
 def test_a_gateway_says_what_to_do(damaged: Path) -> None:
@@ -207,7 +207,7 @@ def test_a_gateway_says_what_to_do(damaged: Path) -> None:
     spoil(path, pages_of(path) // 2)
     with pytest.raises(StoreError, match="`gateway store check` says .* `gateway store repair` saves"):
         opened(damaged)
-    repair(damaged, MAKE_SET)
+    repair(damaged)
     opened(damaged).close()
 
 
@@ -230,33 +230,33 @@ def test_a_repair_that_is_interrupted_is_finished(
 
     monkeypatch.setattr(Path, "rename", rename_or_end)
     try:
-        repair(damaged, MAKE_SET)
+        repair(damaged)
     except KeyboardInterrupt:
         if (damaged / "repaired").exists():
             with pytest.raises(StoreError, match="`gateway store repair` again"):
                 opened(damaged)
         monkeypatch.undo()
-        repair(damaged, MAKE_SET)
-    assert check(damaged, MAKE_SET).sound
+        repair(damaged)
+    assert check(damaged).sound
     assert len(held(damaged)["b"]) == COUNT - 20 - 2
     assert {place.name for place in damaged.iterdir()} & {"repaired", "repairing"} <= {"repairing"}
 
 
 def test_what_is_no_store_is_refused(tmp_path: Path, damaged: Path) -> None:
     with pytest.raises(StoreError, match="there is no store in"):
-        check(tmp_path / "nowhere", MAKE_SET)
+        check(tmp_path / "nowhere")
     assert not (tmp_path / "nowhere").exists()
     store = opened(damaged)
     with pytest.raises(StoreError, match="used by another gateway"):
-        repair(damaged, MAKE_SET)
+        repair(damaged)
     store.close()
     with closing(sqlite3.connect(damaged / "gateway.db")) as connection:
         connection.execute("PRAGMA user_version = 99")
     with pytest.raises(StoreError, match="newer gateway"):
-        repair(damaged, MAKE_SET)
+        repair(damaged)
     (damaged / "gateway.db").write_bytes(b"no database" * 1_000)
     with pytest.raises(StoreError, match="to start empty"):
-        check(damaged, MAKE_SET)
+        check(damaged)
 
 
 def test_nothing_of_a_disk_that_is_full_is_moved(damaged: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -269,7 +269,7 @@ def test_nothing_of_a_disk_that_is_full_is_moved(damaged: Path, monkeypatch: pyt
 
     monkeypatch.setattr(repairing, "_sync", full)
     with pytest.raises(StoreError, match="cannot be repaired: .*No space left"):
-        repair(damaged, MAKE_SET)
+        repair(damaged)
     assert path.exists()
     opened(damaged).close()
 
@@ -301,10 +301,10 @@ def test_a_message_whose_body_is_missing_is_lost(tmp_path: Path, there: int | No
     (tmp_path / "spool").mkdir()
     body = tmp_path / "spool" / Body.name
     body.write_bytes(bytes(2_000_000))
-    assert check(tmp_path, MAKE_SET).sound
+    assert check(tmp_path).sound
     body.unlink() if there is None else body.write_bytes(bytes(there))
-    findings, _ = repair(tmp_path, MAKE_SET)
+    findings, _ = repair(tmp_path)
     assert findings.logs == {("fast queue", "q"): Lost(1)}
     assert findings.bodies == [f"{body} {said}"]
-    assert check(tmp_path, MAKE_SET).sound
+    assert check(tmp_path).sound
     assert held(tmp_path)["q"] == {b"small"}

@@ -21,6 +21,7 @@ from wsproto.events import (
     TextMessage,
 )
 
+from gateway.protocols.mqtt.dialect import MQTT
 from gateway.transport.stacked import Stacked, within
 from gateway.transport.stream import Ending, Stream, WriteSet
 from gateway.transport.websocket import FRAMES_MAX, WebSocketFilter
@@ -51,7 +52,10 @@ def request(line: str = "GET /mqtt HTTP/1.1", **more: str | None) -> bytes:
 
 def server(origins: Iterable[str] | None = None) -> WebSocketFilter:
     return WebSocketFilter(
-        "/mqtt", origins=None if origins is None else tuple(origins), message_octets_max=MESSAGE_MAX
+        "/mqtt",
+        subprotocols=MQTT.subprotocols,
+        origins=None if origins is None else tuple(origins),
+        message_octets_max=MESSAGE_MAX,
     )
 
 

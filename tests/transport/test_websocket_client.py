@@ -17,7 +17,7 @@ class Server:
     """wsproto's server at the other end."""
 
     def __init__(self, *, subprotocol: str | None = "mqtt") -> None:
-        self.client = WebSocketClient("broker:8083", "/mqtt?token=a%20b")
+        self.client = WebSocketClient("broker:8083", "/mqtt?token=a%20b", "mqtt")
         self.ws = WSConnection(ConnectionType.SERVER)
         self.ws.receive_data(self.client.send(b"CONNECT"))
         (request,) = self.ws.events()
@@ -83,7 +83,7 @@ def test_text_is_no_mqtt(server: Server) -> None:
 def test_the_goodbye_is_a_close_frame(server: Server) -> None:
     server.ws.receive_data(server.client.finish())
     assert list(server.ws.events()) == [CloseConnection(1000, "")]
-    assert WebSocketClient("h", "/").finish() == b""
+    assert WebSocketClient("h", "/", "mqtt").finish() == b""
 
 
 REFUSALS = {
@@ -111,8 +111,8 @@ def test_an_answer_that_is_no_upgrade_ends_it(octets: bytes | None, text: str) -
 
 def test_both_of_our_sides_understand_each_other() -> None:
     client, server = (
-        WebSocketClient("h", "/mqtt"),
-        WebSocketFilter("/mqtt", message_octets_max=MESSAGE_MAX),
+        WebSocketClient("h", "/mqtt", "mqtt"),
+        WebSocketFilter("/mqtt", subprotocols=["mqtt"], message_octets_max=MESSAGE_MAX),
     )
     assert server.receive(client.send(b"CONNECT")) == b""
     assert client.receive(server.send(b"")) == b""

@@ -18,12 +18,13 @@ from gateway.broker.alarms import Alarm
 from gateway.broker.poison import poisoned
 from gateway.containment import contained
 from gateway.errors import LocalProtocolError, ProtocolError
-from gateway.model.address import AmqpAddress
+from gateway.model.address import Address
 from gateway.model.batch import Batch, Lane
 from gateway.model.message import NEVER, Message, Sender
 from gateway.model.outcome import Outcome
 from gateway.model.properties import Headers, Value, ValueType, string
 from gateway.protocols.amqp091.codec import BasicProperties, decode_properties, encode_basic_properties
+from gateway.protocols.amqp091.dialect import amqp_address
 from gateway.protocols.amqp091.table import encode_table
 from gateway.protocols.amqp091.translate import PROTOCOL, content_properties, encode_properties, facts
 
@@ -124,7 +125,6 @@ class Deaths:
         self, queue: AmqpQueue, message: Message, reason: str, utc: float
     ) -> tuple[list[AmqpQueue], Message]:
         address = message.address
-        assert isinstance(address, AmqpAddress)
         exchange, key = queue.said.dead_letter_exchange, queue.said.dead_letter_key
         assert exchange is not None
         native = _native(queue, message, utc)
@@ -137,9 +137,9 @@ class Deaths:
             copies = []
         native.headers = headers
         native.expiration = None
-        first = address.routing_key if key is None else key
+        first = address.name if key is None else key
         letter = Message(
-            AmqpAddress(exchange, first),
+            amqp_address(exchange, first),
             message.body,
             content_properties(encode_basic_properties(native)),
             message.assurance,
@@ -227,16 +227,16 @@ def _can_be_written(headers: Headers) -> bool:
     return True
 
 
-def _with_death(native: BasicProperties, queue: str, reason: str, address: AmqpAddress, utc: int) -> Headers:
+def _with_death(native: BasicProperties, queue: str, reason: str, address: Address, utc: int) -> Headers:
     """The headers with one more death in their history, in the order in which RabbitMQ writes them."""
     headers = dict(native.headers or ())
-    keys = [address.routing_key, *copied_keys(native.headers, COPIES)]
+    keys = [address.name, *copied_keys(native.headers, COPIES)]
     death = [
         ("count", Value(ValueType.INT64, 1)),
         ("reason", string(reason)),
         ("queue", string(queue)),
         ("time", Value(ValueType.TIMESTAMP, utc)),
-        ("exchange", string(address.exchange)),
+        ("exchange", string(address.scope)),
         ("routing-keys", Value(ValueType.ARRAY, tuple(string(key) for key in keys))),
     ]
     if native.expiration is not None:
@@ -246,7 +246,7 @@ def _with_death(native: BasicProperties, queue: str, reason: str, address: AmqpA
         deaths: tuple[Value, ...] = (Value(ValueType.TABLE, tuple(death)),)
         headers["x-first-death-reason"] = string(reason)
         headers["x-first-death-queue"] = string(queue)
-        headers["x-first-death-exchange"] = string(address.exchange)
+        headers["x-first-death-exchange"] = string(address.scope)
     elif history.type is not ValueType.ARRAY:
         deaths = (Value(ValueType.TABLE, tuple(death)),)
     else:

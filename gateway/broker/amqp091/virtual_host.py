@@ -30,7 +30,7 @@ from gateway.broker.amqp091.refusals import (
 from gateway.broker.amqp091.replies import PREFIX, Replies
 from gateway.broker.queue import Queue
 from gateway.broker.shares import Shares, share_of
-from gateway.model.address import Address, AmqpAddress
+from gateway.model.address import Address
 from gateway.model.batch import Sink
 from gateway.model.message import Message
 from gateway.model.properties import Headers, string
@@ -117,19 +117,17 @@ class VirtualHost:
         """The queues that a message to this address goes to; None when only the message decides, or the
         moment: requesters of direct replies come and go.
         """
-        assert isinstance(address, AmqpAddress)
-        if not address.exchange and address.routing_key.startswith(PREFIX):
+        if not address.scope and address.name.startswith(PREFIX):
             return None
-        exchange = self.exchanges.get(address.exchange)
+        exchange = self.exchanges.get(address.scope)
         if exchange is not None and exchange.selective:
             return None
         return self._route(address, None)
 
     def choose(self, message: Message) -> tuple[Sink, ...]:
         """Where one message goes: a requester, or the queues of a headers exchange that looks into it."""
-        assert isinstance(message.address, AmqpAddress)
-        if not message.address.exchange and message.address.routing_key.startswith(PREFIX):
-            requester = self.replies.find(message.address.routing_key)
+        if not message.address.scope and message.address.name.startswith(PREFIX):
+            requester = self.replies.find(message.address.name)
             return () if requester is None else (requester,)
         return self._route(message.address, message)
 
@@ -137,8 +135,8 @@ class VirtualHost:
     def retained(self) -> None:
         """AMQP retains nothing; the header that says so travels on."""
 
-    def _route(self, address: AmqpAddress, message: Message | None) -> tuple[AmqpQueue, ...]:
-        return tuple(self.route_keys(address.exchange, (address.routing_key,), message))
+    def _route(self, address: Address, message: Message | None) -> tuple[AmqpQueue, ...]:
+        return tuple(self.route_keys(address.scope, (address.name,), message))
 
     def route_keys(self, exchange: str, keys: Iterable[str], message: Message | None) -> list[AmqpQueue]:
         """The queues that a message goes to with any of several keys; each has it once."""

@@ -12,9 +12,9 @@ from gateway.broker.amqpfast.selection import Selects
 from gateway.broker.priorities import PRIORITY_MAX, PriorityQueue
 from gateway.broker.queue import Consumer
 from gateway.errors import RemoteProtocolError
-from gateway.model.address import FastAddress
 from gateway.model.batch import Part
 from gateway.model.message import Message, Sender
+from gateway.protocols.amqpfast.dialect import fast_address
 from gateway.protocols.amqpfast.translate import PROTOCOL
 
 PRIORITY: Final = "amqpfast priority"
@@ -51,7 +51,7 @@ class FastQueue(PriorityQueue):
         self, name: str, *, durable: bool, messages_max: int, octets_max: int, owner: str | None = None
     ) -> None:
         super().__init__(name, priority_of, durable=durable, messages_max=messages_max, octets_max=octets_max)
-        self.address = FastAddress("queue", name)
+        self.address = fast_address("queue", name)
         self.owner = owner
         self.maker: str | None = None  # the user who has made it; None: the configuration, or a route
         self.channel: object | None = None  # a temporary destination ends with it
@@ -68,7 +68,7 @@ class Topic:
 
     def __init__(self, name: str, owner: str | None = None) -> None:
         self.name = name
-        self.address = FastAddress("topic", name)
+        self.address = fast_address("topic", name)
         self.owner = owner
         self.maker: str | None = None
         self.channel: object | None = None

@@ -17,11 +17,11 @@ from gateway.broker.amqpfast.definitions import QUEUE, SUBSCRIPTION, TOPIC, Fast
 from gateway.broker.amqpfast.destinations import FastQueue, Interest, Subscription, Topic
 from gateway.broker.shares import Shares, share_of
 from gateway.errors import GatewayError
-from gateway.model.address import ADDRESS_OCTETS_MAX, Address, FastAddress
+from gateway.model.address import Address
 from gateway.model.batch import Part, Sink
 from gateway.model.message import Message
 from gateway.model.outcome import Outcome, Reason, Verdict
-from gateway.protocols.amqpfast.spec import ReplyCode
+from gateway.protocols.amqpfast.spec import SHORT_STRING_MAX, ReplyCode
 from gateway.store.restoring import set_aside
 
 # 3.5.2.3: names hold no `/ # &`; and nothing that a person could not see.
@@ -137,16 +137,15 @@ class FastHost:
 
     def sinks(self, address: Address) -> tuple[Sink, ...]:
         """The queue, or the subscriptions, that a message to this address goes to."""
-        assert isinstance(address, FastAddress)
-        name = address.destination
-        if address.service == "topic":
+        name = address.name
+        if address.scope == "topic":
             found = dict(self._exact.get(name, ()))
             for one in self._prefixes:
                 if one.interest.covers(name):
                     found[one] = None
             return tuple(found)
-        queue = self.queues.get(name) if address.service == "queue" else None
-        if queue is None and address.service == "queue":
+        queue = self.queues.get(name) if address.scope == "queue" else None
+        if queue is None and address.scope == "queue":
             try:
                 made = self._create("queue", name, INVALID)
             except Refused:
@@ -224,8 +223,8 @@ class FastHost:
     def _check_name(name: str, invalid: re.Pattern[str]) -> None:
         if invalid.search(name):
             raise Refused(ReplyCode.BAD_FIELD_VALUE, f"dest-name: {name!r} holds what no name may")
-        if len(name.encode()) > ADDRESS_OCTETS_MAX:
-            text = f"dest-name: more than {ADDRESS_OCTETS_MAX} octets in all"
+        if len(name.encode()) > SHORT_STRING_MAX:
+            text = f"dest-name: more than {SHORT_STRING_MAX} octets in all"
             raise Refused(ReplyCode.BAD_FIELD_VALUE, text)
 
     def _check_room(self, service: str, count: int, maker: str | None) -> None:

@@ -101,7 +101,7 @@ class Redriving:
     def _made(route: Route, letter: Letter) -> Message | Outcome:
         """The message as the route delivers it."""
         message = letter.message
-        wanted = route.target.protocol if letter.crossed else route.pattern.protocol
+        wanted = (route.target if letter.crossed else route.pattern).dialect.name
         if message.address.protocol != wanted:
             return _no(f"the route {route.name!r} speaks {wanted} there now")
         if letter.crossed:

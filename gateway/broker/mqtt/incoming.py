@@ -15,13 +15,13 @@ from dataclasses import dataclass
 from functools import partial
 from typing import Final
 
-from gateway.model.address import MqttAddress
 from gateway.model.message import Message
 from gateway.model.outcome import ACCEPTED, Outcome
+from gateway.protocols.mqtt.dialect import topic_address
 from gateway.store.index import Log
 from gateway.store.store import Store
 
-NOWHERE: Final = MqttAddress("")
+NOWHERE: Final = topic_address("")
 NONE: Final = -1  # position of an id that is not in the log
 IDS_MAX: Final = 65_535
 

@@ -22,7 +22,7 @@ from gateway.broker.mqtt.system import SYS, System
 from gateway.broker.shares import Shares, share_of
 from gateway.broker.topics import Trie
 from gateway.containment import contained
-from gateway.model.address import Address, MqttAddress
+from gateway.model.address import Address
 from gateway.model.batch import Sink
 from gateway.model.message import Message, Sender
 from gateway.protocols.mqtt.packets import Will
@@ -196,8 +196,7 @@ class MqttNamespace:
 
     def sinks(self, address: Address) -> tuple[Sink, ...]:
         """The sessions that get messages of this topic, each once, and the groups."""
-        assert isinstance(address, MqttAddress)
-        levels = address.topic.split("/")
+        levels = address.name.split("/")
         merged: dict[Session, list[SubscriptionOptions]] = {}
         groups: list[SharedGroup] = []
         for subscriber in self._trie.match(levels, hidden=levels[0].startswith("$")):

@@ -14,7 +14,6 @@ import time
 from typing import TYPE_CHECKING, Final
 
 from gateway.broker.topics import TopicTree
-from gateway.model.address import MqttAddress
 from gateway.model.batch import Part
 from gateway.model.message import Message
 from gateway.store.restoring import set_aside
@@ -80,9 +79,8 @@ class Retained:
 
     def keep(self, message: Message) -> None:
         """Keep `message` for its topic; an empty body forgets the topic (5: 3.3.1.3)."""
-        assert isinstance(message.address, MqttAddress)
         address = message.address
-        known = address.topic in self._messages
+        known = address.name in self._messages
         kept = self._set(message)
         if self._store is not None:
             if kept:
@@ -96,8 +94,7 @@ class Retained:
 
     def forget(self, message: Message) -> bool:
         """Forget this message; False: its topic has another one, or none."""
-        assert isinstance(message.address, MqttAddress)
-        if self._messages.get(message.address.topic) is not message:
+        if self._messages.get(message.address.name) is not message:
             return False
         self.keep(Message(message.address, b""))
         return True
@@ -108,8 +105,7 @@ class Retained:
 
     def _set(self, message: Message) -> bool:
         """In memory; False: the topic has no retained message now."""
-        assert isinstance(message.address, MqttAddress)
-        topic = message.address.topic
+        topic = message.address.name
         before = self._messages.pop(topic, None)
         if before is not None:
             self.octets -= before.octets

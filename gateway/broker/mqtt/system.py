@@ -21,8 +21,8 @@ from typing import TYPE_CHECKING, Final
 from gateway import __version__
 from gateway.broker.mqtt.shared import SharedGroup
 from gateway.broker.mqtt.subscription import Grant
-from gateway.model.address import MqttAddress
 from gateway.model.message import Message
+from gateway.protocols.mqtt.dialect import topic_address
 from gateway.telemetry.stats import ListenerStats
 
 if TYPE_CHECKING:
@@ -65,7 +65,7 @@ class System:
             body = text.encode()
             if self._said.get(name) != body:
                 self._said[name] = body
-                message = Message(MqttAddress(ROOT + name), body, retain=True)
+                message = Message(topic_address(ROOT + name), body, retain=True)
                 self._namespace.retained.show(message)
                 changed.append(message)
         return changed

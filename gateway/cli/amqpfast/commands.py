@@ -25,7 +25,7 @@ from gateway.egress.amqpfast.channel import ClientChannel
 from gateway.egress.amqpfast.client import Lost, Refused, Unreached, connect
 from gateway.egress.amqpfast.handles import Delivery, PeerStream
 from gateway.errors import LinkError
-from gateway.model.address import FastAddress
+from gateway.model.address import Address
 from gateway.model.message import Message
 from gateway.protocols.amqpfast.spec import ReplyCode
 from gateway.protocols.amqpfast.translate import encode_properties
@@ -71,7 +71,7 @@ class FastCommands:
         address, head = _address(message), encode_properties(message)
         async with connect(self.target, ca_file=self.ca_file, timeout_secs=self.timeout_secs) as client:
             channel = await client.channel(transacted=transaction is not None)
-            sender = await channel.sender(address.service, address.destination)
+            sender = await channel.sender(address.scope, address.name)
             with trio.fail_after(self.timeout_secs):
                 if transaction is None:
                     await sender.send(message.body, head)
@@ -109,12 +109,12 @@ class FastCommands:
             timeout_secs=self.timeout_secs,
         ) as client:
             channel = await client.channel(restartable=restartable)
-            sender = await channel.sender(address.service, address.destination)
+            sender = await channel.sender(address.scope, address.name)
             line = ProgressLine(file.name)
             await sender.upload(file, head, progress=line.show)
             line.finish(sender.resumed_at)
 
-    def _name(self, address: FastAddress, file: Path) -> str:
+    def _name(self, address: Address, file: Path) -> str:
         """The same for the same file and destination, so that the server knows us again."""
         said = f"{self.target.host}:{self.target.port} {address.wire!r} {file.resolve()}"
         return f"gateway-cli-{hashlib.sha256(said.encode()).hexdigest()[:16]}"
@@ -123,7 +123,7 @@ class FastCommands:
 
     def subscribe(
         self,
-        address: FastAddress,
+        address: Address,
         show: Show,
         *,
         seconds: float | None,
@@ -140,7 +140,7 @@ class FastCommands:
 
     async def _subscribe(
         self,
-        address: FastAddress,
+        address: Address,
         show: Show,
         seconds: float | None,
         browse: bool,
@@ -164,7 +164,7 @@ class FastCommands:
         return interrupted.is_set()
 
     async def _receive(
-        self, address: FastAddress, show: Show, browse: bool, transaction: int | None, save: Path | None
+        self, address: Address, show: Show, browse: bool, transaction: int | None, save: Path | None
     ) -> None:
         async with connect(
             self.target,
@@ -172,12 +172,12 @@ class FastCommands:
             ca_file=self.ca_file,
             timeout_secs=self.timeout_secs,
         ) as client:
-            if address.service == "peer":
-                await _exchange(await client.stream(address.destination))
+            if address.scope == "peer":
+                await _exchange(await client.stream(address.name))
                 return
             channel = await client.channel(transacted=transaction is not None)
             if browse:
-                async with aclosing(channel.browse(address.service, address.destination)) as waiting:
+                async with aclosing(channel.browse(address.scope, address.name)) as waiting:
                     async for delivery in waiting:
                         if not show(delivery.message, await _saved(delivery, save)):
                             break
@@ -208,12 +208,12 @@ async def _exchange(stream: PeerStream) -> None:
 
 
 async def _consume(
-    channel: ClientChannel, address: FastAddress, show: Show, transaction: int | None, save: Path | None
+    channel: ClientChannel, address: Address, show: Show, transaction: int | None, save: Path | None
 ) -> None:
     if transaction is not None:
         await _consume_in_transactions(channel, address, show, transaction, save)
         return
-    async for delivery in await channel.consume(address.service, address.destination, prefetch=PREFETCH):
+    async for delivery in await channel.consume(address.scope, address.name, prefetch=PREFETCH):
         wants = show(delivery.message, await _saved(delivery, save))
         await channel.ack(delivery)
         if not wants:
@@ -221,13 +221,13 @@ async def _consume(
 
 
 async def _consume_in_transactions(
-    channel: ClientChannel, address: FastAddress, show: Show, count: int, save: Path | None
+    channel: ClientChannel, address: Address, show: Show, count: int, save: Path | None
 ) -> None:
     """COMMIT may confirm whatever has been delivered, seen or not (3.3.4). So a transaction is so many whole
     windows; before the last one is acknowledged the handle is paused, and what nobody wants is given back.
     """
     window = max(size for size in range(1, PREFETCH + 1) if count % size == 0)
-    consumer = await channel.consume(address.service, address.destination, prefetch=window)
+    consumer = await channel.consume(address.scope, address.name, prefetch=window)
     taken, wants = 0, True
     while wants:
         shown: list[Delivery] = []
@@ -239,7 +239,7 @@ async def _consume_in_transactions(
         ends = not wants or taken % count == 0
         if ends:
             await consumer.pause(True)
-        while not wants and address.service == "queue" and (unseen := consumer.taken()) is not None:
+        while not wants and address.scope == "queue" and (unseen := consumer.taken()) is not None:
             await channel.unget(consumer, unseen)
         for delivery in shown:
             await channel.ack(delivery)
@@ -270,8 +270,7 @@ async def _stop_when_interrupted(scope: trio.CancelScope, interrupted: trio.Even
             scope.cancel()
 
 
-def _address(message: Message) -> FastAddress:
-    assert isinstance(message.address, FastAddress)
+def _address(message: Message) -> Address:
     return message.address
 
 

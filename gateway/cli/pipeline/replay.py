@@ -11,7 +11,8 @@ from gateway.cli.exits import Exit
 from gateway.cli.options import ConfigFile
 from gateway.cli.pipeline.common import JournalFolder, Master, SparkOption, journal_of, progress, started
 from gateway.cli.pipeline.traffic import Archive, Begin, End, Where
-from gateway.mapping.names import NameRefused, make_address
+from gateway.model.dialect import NameRefused
+from gateway.protocols import DIALECT_OF_WORD, DIALECTS
 from gateway.settings import parse_url
 
 if TYPE_CHECKING:
@@ -124,19 +125,20 @@ def _to(
     destination: str | None,
 ) -> Address | None:
     """The one address of all messages; None: each has its own."""
-    given = {
-        "mqtt": ("", topic),
-        "amqp091": ("", queue) if queue is not None else (exchange or "", routing_key),
-        "amqpfast": (service, destination),
-    }
-    said = {"mqtt": topic, "amqp091": exchange if queue is None else queue, "amqpfast": destination}
-    others = [other for other, word in said.items() if word is not None and other != protocol]
+    said = {"topic": topic, "exchange": exchange, "queue": queue, "destination": destination}
+    if queue is not None:
+        said["exchange"] = None
+    elif exchange is not None:
+        said["routing_key"] = routing_key
+    if destination is not None:
+        said["service"] = service
+    given = {word: text for word, text in said.items() if text is not None}
+    others = [DIALECT_OF_WORD[word].name for word in given if DIALECT_OF_WORD[word].name != protocol]
     if others:
         raise typer.BadParameter(f"the URL is of {protocol}, the address of {others[0]}")
-    if said[protocol] is None:
+    if not given:
         return None
-    scope, name = given[protocol]
     try:
-        return make_address(protocol, scope, name or "")
+        return DIALECTS[protocol].published(given)[0]
     except NameRefused as error:
         raise typer.BadParameter(str(error)) from error

@@ -15,10 +15,10 @@ from gateway.egress.amqp091.peer import AmqpLinkPeer
 from gateway.egress.amqp091.topology import Need, Standing, Topology
 from gateway.egress.conversation import Entries, QueueConversation
 from gateway.mapping.router import Subscriptions, Targets
-from gateway.model.address import AmqpAddress
 from gateway.model.message import Message
 from gateway.model.outcome import Outcome, Reason, Verdict
 from gateway.protocols.amqp091.codec import decode_address
+from gateway.protocols.amqp091.dialect import amqp_address
 from gateway.settings import Limits
 from gateway.settings.endpoints import Link as LinkSettings
 from gateway.settings.endpoints import Target
@@ -94,7 +94,7 @@ class AmqpConversation(QueueConversation[AmqpLinkPeer, Intake, Outgoing]):
 
     def resolve(self, queue: str, wire: bytes, entries: Entries) -> Entry:
         """An address seen for the first time. Raises RemoteProtocolError when it cannot be read."""
-        address = AmqpAddress(*decode_address(wire))
+        address = amqp_address(*decode_address(wire))
         if len(entries) >= self.limits.cache_entries_max:
             entries.clear()
         entry = entries[wire] = self.switch.entry(self.name, None, address, queue)

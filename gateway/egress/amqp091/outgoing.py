@@ -15,11 +15,12 @@ from typing import Final
 from gateway.broker.poison import poisoned
 from gateway.broker.switch import RouteLane
 from gateway.egress.confirming import ConfirmedSink, Positions, Run
-from gateway.model.address import AmqpAddress
+from gateway.model.address import Address
 from gateway.model.batch import Part
 from gateway.model.message import Message
 from gateway.model.outcome import ACCEPTED, Outcome, Reason, Verdict
 from gateway.protocols.amqp091.client import ClientConnection
+from gateway.protocols.amqp091.dialect import amqp_address
 from gateway.protocols.amqp091.events import Returned
 from gateway.protocols.amqp091.sending import Publisher, PublishRow
 from gateway.protocols.amqp091.spec import ReplyCode
@@ -170,7 +171,7 @@ class Outgoing(ConfirmedSink):
         False: no message on its way looks like this one.
         """
         method = event.method
-        address = AmqpAddress(method.exchange, method.routing_key)
+        address = amqp_address(method.exchange, method.routing_key)
         reason = Reason.NO_ROUTE if method.reply_code == ReplyCode.NO_ROUTE else Reason.TARGET_REFUSED
         text = f"{method.reply_text}: exchange {method.exchange!r}, key {method.routing_key!r}"
         after = self._returned + 1
@@ -186,7 +187,7 @@ class Outgoing(ConfirmedSink):
         return False
 
 
-def _find(run: Run, start: int, address: AmqpAddress, properties: bytes | None, body: bytes) -> int:
+def _find(run: Run, start: int, address: Address, properties: bytes | None, body: bytes) -> int:
     """The first open offset of `run` from number `start` on that is this message; -1 when there is none.
 
     `properties` are not compared when they are None, or hold what is left of a lifetime.
@@ -206,5 +207,4 @@ def _find(run: Run, start: int, address: AmqpAddress, properties: bytes | None, 
 
 def _exchange_of(message: Message) -> str:
     address = message.address
-    assert isinstance(address, AmqpAddress)
-    return address.exchange
+    return address.scope

@@ -17,12 +17,11 @@ from typing import Final, Literal
 
 from gateway.errors import LocalProtocolError
 from gateway.mapping.router import Subscriptions, Targets
-from gateway.model.address import ADDRESS_OCTETS_MAX
 from gateway.model.properties import Headers, Value, ValueType
 from gateway.protocols.amqp091 import methods as m
 from gateway.protocols.amqp091.client import ClientConnection
 from gateway.protocols.amqp091.events import ChannelClosed
-from gateway.protocols.amqp091.spec import ReplyCode
+from gateway.protocols.amqp091.spec import SHORT_STRING_MAX, ReplyCode
 
 Declare = Literal["create", "check", "none"]
 Kind = Literal["exchange", "queue", "bound"]
@@ -143,7 +142,7 @@ def _found_or_made(find: m.Method, make: m.Method | None) -> Steps:
 def own_queue(client_id: str, exchange: str) -> str:
     """The name of the link's own queue for what it wants from `exchange`; at most 255 octets."""
     name = f"{client_id}.{exchange}"
-    if len(name.encode()) <= ADDRESS_OCTETS_MAX:
+    if len(name.encode()) <= SHORT_STRING_MAX:
         return name
     return f"gateway.{hashlib.sha256(name.encode()).hexdigest()}"
 
@@ -189,7 +188,7 @@ class Topology:
 
     def _needs_of(self, subscriptions: Subscriptions, targets: Targets) -> Iterable[Need]:
         if self.declare != "none":
-            for name in targets.exchanges:
+            for name in targets.scopes:
                 if name and not name.startswith(RESERVED):
                     yield Need("exchange", name)
             for name in targets.queues:

@@ -16,14 +16,14 @@ from gateway.egress.amqpfast.handles import (
     Refused,
     StreamHandle,
 )
-from gateway.egress.amqpfast.opening import SERVICES, open_for_sending, split_name
+from gateway.egress.amqpfast.opening import open_for_sending, split_name
 from gateway.egress.amqpfast.reading import Unsettled
 from gateway.egress.amqpfast.sources import is_prefix
 from gateway.errors import LinkError, RemoteProtocolError
-from gateway.model.address import FastAddress
 from gateway.model.message import Message, Sender
 from gateway.protocols.amqpfast import commands as m
 from gateway.protocols.amqpfast.codec import decode_message_list
+from gateway.protocols.amqpfast.dialect import SERVICES, fast_address
 from gateway.protocols.amqpfast.events import NO_HANDLE, Fragment, NotifyRow
 from gateway.protocols.amqpfast.spec import DELIVERED, NOTIFY_STREAMING, REDELIVERED, ReplyCode, Scope
 from gateway.protocols.amqpfast.translate import NO_FACTS, facts, head_properties
@@ -253,7 +253,7 @@ class ClientChannel:
         except RemoteProtocolError:
             known = NO_FACTS  # who asks for the properties is told
         message = Message(
-            FastAddress(found.service, name.decode()),
+            fast_address(found.service, name.decode()),
             body,
             properties,
             int(known.durable),

@@ -36,6 +36,7 @@ from gateway.errors import LinkError
 from gateway.model.properties import Value, ValueType, string
 from gateway.protocols.amqpfast.codec import Head, encode_head_properties
 from gateway.protocols.amqpfast.commands import HandleCreated, HandleIndex
+from gateway.protocols.amqpfast.dialect import AMQPFAST
 from gateway.protocols.amqpfast.events import (
     NO_HANDLE,
     Challenged,
@@ -120,7 +121,7 @@ async def connect(
     ValueError for a URL of another protocol.
     """
     target = parse_url(url) if isinstance(url, str) else url
-    if target.protocol != "amqpfast":
+    if target.protocol != AMQPFAST.name:
         raise ValueError("the URL of an AMQP/Fast server begins with amqpfast:// or amqpfasts://")
     failure: Exception | None = None
     async with trio.open_nursery() as nursery:

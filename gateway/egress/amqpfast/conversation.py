@@ -17,8 +17,8 @@ from gateway.egress.amqpfast.peer import FastLinkPeer
 from gateway.egress.amqpfast.sources import Source, Sources
 from gateway.egress.conversation import Entries, QueueConversation
 from gateway.mapping.router import Subscriptions, Targets
-from gateway.model.address import FastAddress
 from gateway.model.outcome import Outcome, Reason, Verdict
+from gateway.protocols.amqpfast.dialect import fast_address
 from gateway.settings import Limits
 from gateway.settings.endpoints import Link as LinkSettings
 from gateway.settings.endpoints import Target
@@ -105,7 +105,7 @@ class FastConversation(QueueConversation[FastLinkPeer, Intake, Outgoing]):
         """A destination seen for the first time."""
         if len(entries) >= self.limits.cache_entries_max:
             entries.clear()
-        address = FastAddress(service, name.decode())
+        address = fast_address(service, name.decode())
         entry = entries[name] = self.switch.entry(self.name, None, address)
         return entry
 

@@ -14,12 +14,13 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import Final
 
-from gateway.egress.amqpfast.opening import SERVICES, split_name
+from gateway.egress.amqpfast.opening import split_name
 from gateway.egress.amqpfast.reading import Assembly, Unsettled
 from gateway.egress.amqpfast.sources import Source
 from gateway.model.message import Message
 from gateway.protocols.amqpfast import commands as m
 from gateway.protocols.amqpfast.client import ClientConnection
+from gateway.protocols.amqpfast.dialect import SERVICES
 
 RELEASE_SECS: Final = 1.0  # until a message that no target took is given back, or tried again
 Receipt = tuple["Intake", int, Message]

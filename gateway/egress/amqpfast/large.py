@@ -16,7 +16,6 @@ import trio
 from gateway.egress.amqpfast.opening import open_for_sending, outcome_of
 from gateway.egress.amqpfast.upload import Upload, content_hash
 from gateway.errors import LocalProtocolError
-from gateway.model.address import FastAddress
 from gateway.model.message import Message
 from gateway.model.outcome import ACCEPTED, Outcome, Reason, Verdict
 from gateway.protocols.amqpfast.client import ClientConnection
@@ -70,11 +69,10 @@ class LargeSender:
         """Begin with a message; its outcome comes later. Raises LocalProtocolError when the server has no
         channel or handle left for it."""
         address, body = message.address, message.body
-        assert isinstance(address, FastAddress)
         machine = self._machine
         if not self.channel:
             self.channel = machine.open_channel(restartable=self._restartable, confirm=False)
-        handle, name = open_for_sending(machine, self.channel, address.service, address.destination)
+        handle, name = open_for_sending(machine, self.channel, address.scope, address.name)
         digest = content_hash(body) if self._restartable else b""
         upload = Upload(
             machine,

@@ -12,12 +12,12 @@ from gateway.model.outcome import Outcome, Verdict
 from gateway.protocols.amqpfast import commands as m
 from gateway.protocols.amqpfast.client import ClientConnection
 from gateway.protocols.amqpfast.codec import encode_credentials
-from gateway.protocols.amqpfast.spec import FRAME_MAX, MESSAGE_BYTES_MAX, PLAIN, ReplyCode, Service
+from gateway.protocols.amqpfast.dialect import SERVICES
+from gateway.protocols.amqpfast.spec import FRAME_MAX, MESSAGE_BYTES_MAX, PLAIN, ReplyCode
 from gateway.protocols.amqpfast.translate import refusal
 from gateway.settings.endpoints import Target
 
 GUEST: Final = "guest"  # who connects when the URL names nobody, as in AMQP 0-9-1
-SERVICES: Final = {"queue": Service.QUEUE, "topic": Service.TOPIC, "peer": Service.PEER}
 
 OF_DESTINATIONS: Final = frozenset(
     (

@@ -26,7 +26,6 @@ from gateway.egress.amqpfast.large import LARGE_OCTETS, LargeSender
 from gateway.egress.amqpfast.opening import OF_DESTINATIONS, open_for_sending, outcome_of
 from gateway.egress.confirming import ConfirmedSink, Positions, settle_all
 from gateway.errors import LocalProtocolError
-from gateway.model.address import FastAddress
 from gateway.model.batch import Part
 from gateway.model.message import Message
 from gateway.model.outcome import ACCEPTED, Outcome, Reason, Verdict
@@ -216,11 +215,10 @@ class Outgoing(ConfirmedSink):
         machine = self._machine
         assert machine is not None
         address = message.address
-        assert isinstance(address, FastAddress)
         try:
             if len(self._destinations) >= HANDLES_MAX:
                 raise LocalProtocolError("too many destinations")
-            handle, name = open_for_sending(machine, self._channel, address.service, address.destination)
+            handle, name = open_for_sending(machine, self._channel, address.scope, address.name)
         except LocalProtocolError:
             if alone:
                 self._begin_anew()

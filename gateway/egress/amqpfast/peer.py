@@ -15,7 +15,7 @@ import trio
 from gateway.broker.memory import LOW_ON_MEMORY
 from gateway.broker.switch import Entry
 from gateway.egress.amqpfast.intake import Intake
-from gateway.egress.amqpfast.opening import SERVICES, client_machine
+from gateway.egress.amqpfast.opening import client_machine
 from gateway.egress.amqpfast.reading import Joined
 from gateway.egress.amqpfast.sources import Source, Survey
 from gateway.egress.connection import QueuePeer
@@ -26,6 +26,7 @@ from gateway.model.properties import NO_PROPERTIES
 from gateway.model.spooled import Piece
 from gateway.protocols.amqpfast import commands as m
 from gateway.protocols.amqpfast.client import ClientConnection
+from gateway.protocols.amqpfast.dialect import SERVICES
 from gateway.protocols.amqpfast.events import (
     NO_HANDLE,
     Challenged,

@@ -12,7 +12,7 @@ from collections.abc import Iterable
 from typing import Final
 
 from gateway.mapping.router import Subscriptions
-from gateway.model.address import ADDRESS_OCTETS_MAX
+from gateway.protocols.amqpfast.spec import SHORT_STRING_MAX
 
 RETRY_SECS_MIN: Final = 1.0
 IDENTIFIER: Final = "gateway."
@@ -84,7 +84,7 @@ class Survey:
 
 def _identifier(name: str) -> str:
     said = IDENTIFIER + name
-    if len(said.encode()) <= ADDRESS_OCTETS_MAX:
+    if len(said.encode()) <= SHORT_STRING_MAX:
         return said
     return IDENTIFIER + hashlib.sha256(name.encode()).hexdigest()
 
@@ -113,7 +113,7 @@ class Sources:
 
     def want(self, subscriptions: Subscriptions) -> tuple[list[Source], list[Source]]:
         """The mapping changed: returns the sources that are new, and those that are not wanted any more."""
-        said = subscriptions.destinations
+        said = subscriptions.prefixes
         before = self._sources
         self._sources = {
             key: before.get(key) or Source(*key, durable=self._durable)

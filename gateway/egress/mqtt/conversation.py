@@ -96,7 +96,7 @@ class MqttConversation:
 
     def route(self, subscriptions: Subscriptions, targets: Targets) -> None:
         """The mapping changed: subscribe to what its routes need. Topics need no declaration."""
-        self.filters.want(subscriptions.topics)
+        self.filters.want(tuple(topic for _, topic in subscriptions.bindings))
         if self._peer is not None:
             self._peer.stream.mark()
 

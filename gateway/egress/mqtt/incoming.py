@@ -23,11 +23,11 @@ from gateway.broker.memory import LOW_ON_MEMORY
 from gateway.broker.pressure import Held
 from gateway.broker.switch import Entry, Switch
 from gateway.errors import RemoteProtocolError
-from gateway.model.address import MqttAddress
 from gateway.model.batch import Batch
 from gateway.model.message import NEVER, Message, Sender
 from gateway.model.outcome import Outcome, Reason, Verdict
 from gateway.model.properties import NO_PROPERTIES
+from gateway.protocols.mqtt.dialect import topic_address
 from gateway.protocols.mqtt.octets import decode_topic
 from gateway.protocols.mqtt.packets import Row
 from gateway.protocols.mqtt.spec import PacketType, Version
@@ -257,7 +257,7 @@ class Incoming:
 
     def _resolve(self, topic: bytes) -> Entry:
         """A topic seen for the first time since the mapping changed; RemoteProtocolError if it is none."""
-        entry = self._switch.entry(self._name, None, MqttAddress(decode_topic(topic), topic))
+        entry = self._switch.entry(self._name, None, topic_address(decode_topic(topic), topic))
         if len(topic) <= TOPIC_OCTETS_MAX:
             if len(self._entries) >= self._limits.cache_entries_max:
                 self._entries.clear()
@@ -294,7 +294,7 @@ class Incoming:
         for RabbitMQ makes a topic of any routing key."""
         flags, topic, packet_id, _, body = row
         qos = flags >> 1 & 3
-        address = MqttAddress(topic.decode(errors="replace"))
+        address = topic_address(topic.decode(errors="replace"))
         message = Message(address, body, NO_PROPERTIES, qos, sender=peer.sender)
         self._stats.refuse(outcome)
         then = None

@@ -20,11 +20,11 @@ from gateway.ingress.amqp091.special import look_closer
 from gateway.ingress.amqp091.transaction import IN_TRANSACTION
 from gateway.ingress.listener import Farewell
 from gateway.ingress.outstanding import Outstanding
-from gateway.model.address import AmqpAddress
 from gateway.model.message import NEVER, Message, Sender
 from gateway.model.outcome import ACCEPTED, Outcome, Reason
 from gateway.protocols.amqp091 import methods as m
 from gateway.protocols.amqp091.codec import EXTERNAL, decode_publish
+from gateway.protocols.amqp091.dialect import amqp_address
 from gateway.protocols.amqp091.events import (
     Acks,
     Authenticate,
@@ -437,7 +437,7 @@ class AmqpConnection:
             raise access_refused(
                 f"cannot publish to internal exchange '{method.exchange}' in vhost '{self.host.name}'"
             )
-        address = AmqpAddress(method.exchange, method.routing_key)
+        address = amqp_address(method.exchange, method.routing_key)
         assert self.principal is not None
         if not ingress.access.may_publish(self.principal, ingress.name, address):
             raise access_refused(f"publishing to exchange '{method.exchange}' is not allowed")

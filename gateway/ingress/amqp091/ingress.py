@@ -23,6 +23,7 @@ from gateway.ingress.amqp091.channel import AmqpChannel
 from gateway.ingress.amqp091.connection import AmqpConnection, Found, Receipt
 from gateway.ingress.listener import Listener
 from gateway.ingress.logins import Logins
+from gateway.ingress.services import Services
 from gateway.model.batch import Batch
 from gateway.model.message import Message, Sender
 from gateway.model.outcome import Outcome, Reason, Verdict
@@ -233,3 +234,22 @@ class AmqpIngress:
     def report(self, remote: str, text: str) -> None:
         """Say what a client did wrong."""
         log.warning("amqp client was refused", listener=self.name, remote=remote, error=text)
+
+
+def listen(name: str, services: Services, stats: ListenerStats) -> tuple[AmqpIngress, VirtualHost]:
+    """See `gateway.ingress.services.Listen`. Routes join the first of its virtual hosts."""
+    given = services.settings.listeners[name]
+    hosts = [services.hosts[host] for host in given.virtual_hosts]
+    ingress = AmqpIngress(
+        name,
+        hosts=hosts,
+        switch=services.switch,
+        access=services.access,
+        limits=services.settings.limits_of(name),
+        stats=stats,
+        dead_letters=services.dead_letters,
+        tasks=services.tasks,
+        store=services.store,
+        certificates=given.tls is not None and given.tls.client_ca_file is not None,
+    )
+    return ingress, hosts[0]

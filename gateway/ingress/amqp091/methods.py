@@ -17,7 +17,6 @@ from gateway.broker.amqp091.replies import PREFIX, REPLY_TO
 from gateway.broker.poison import poisoned
 from gateway.ingress.amqp091.channel import AmqpChannel, AmqpConsumer
 from gateway.ingress.amqp091.transaction import Transaction
-from gateway.model.address import AmqpAddress
 from gateway.model.message import Message
 from gateway.protocols.amqp091 import methods as m
 from gateway.protocols.amqp091.spec import ReplyCode
@@ -241,10 +240,9 @@ def basic_get(connection: AmqpConnection, channel: AmqpChannel, method: m.BasicG
         channel.outstanding += 1
         connection.outstanding.octets += message.octets
     address = message.address
-    assert isinstance(address, AmqpAddress)
     connection.machine.send_content(
         channel.number,
-        m.BasicGetOk(tag, redelivered, address.exchange, address.routing_key, len(queue)),
+        m.BasicGetOk(tag, redelivered, address.scope, address.name, len(queue)),
         properties,
         message.body,
     )

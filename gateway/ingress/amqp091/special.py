@@ -14,7 +14,7 @@ from gateway.broker.amqp091.replies import REPLY_TO
 from gateway.broker.amqp091.virtual_host import VirtualHost
 from gateway.broker.switch import Entry
 from gateway.errors import LocalProtocolError
-from gateway.model.address import Address, AmqpAddress
+from gateway.model.address import Address
 from gateway.model.batch import Sink
 from gateway.model.message import Message
 from gateway.model.properties import Headers, PropertySet, ValueType
@@ -75,10 +75,9 @@ def look_closer(channel: AmqpChannel, entry: Entry, given: PropertySet) -> tuple
         raise failed(f"invalid message: more than {COPIES_MAX} keys in CC and BCC")
     if copies:
         address = entry.address
-        assert isinstance(address, AmqpAddress)
         host = channel.connection.host
-        keys = (address.routing_key, *copies)
-        entry = Entry(address, Copies(host, address.exchange, keys), None, entry.ways)
+        keys = (address.name, *copies)
+        entry = Entry(address, Copies(host, address.scope, keys), None, entry.ways)
     if not changed:
         return entry, given
     try:

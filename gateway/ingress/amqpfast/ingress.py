@@ -27,6 +27,7 @@ from gateway.ingress.amqpfast.publishing import Receipt
 from gateway.ingress.amqpfast.shared_folder import SharedFolder, agreed
 from gateway.ingress.listener import Listener
 from gateway.ingress.logins import Logins
+from gateway.ingress.services import Services
 from gateway.model.batch import Batch
 from gateway.model.message import Message, Sender
 from gateway.model.outcome import ACCEPTED, Outcome, Reason, Verdict
@@ -250,3 +251,25 @@ class FastIngress:
     def report(self, remote: str, text: str) -> None:
         """Say what a client did wrong."""
         log.warning("amqpfast client was refused", listener=self.name, remote=remote, error=text)
+
+
+def listen(name: str, services: Services, stats: ListenerStats) -> tuple[FastIngress, FastHost]:
+    """See `gateway.ingress.services.Listen`. Routes join the first of its virtual hosts."""
+    given = services.settings.listeners[name]
+    hosts = [services.fast_hosts[host] for host in given.virtual_hosts]
+    ingress = FastIngress(
+        name,
+        hosts=hosts,
+        switch=services.switch,
+        access=services.access,
+        limits=services.settings.limits_of(name),
+        stats=stats,
+        dead_letters=services.dead_letters,
+        tasks=services.tasks,
+        options=given,
+        anonymous=given.anonymous,
+        spool=services.fast_hosts.spool,
+        partials=services.fast_hosts.partials,
+        store=services.store,
+    )
+    return ingress, hosts[0]

@@ -257,7 +257,7 @@ class Publisher:
         ):
             assert connection.principal is not None
             if not ingress.access.may_publish(connection.principal, ingress.name, one.address):
-                raise Refused(ReplyCode.ACCESS_REFUSED, f"sending to {one.address.destination!r} is refused")
+                raise Refused(ReplyCode.ACCESS_REFUSED, f"sending to {one.address.name!r} is refused")
             entries.append(ingress.switch.entry(ingress.endpoint_of(host), host, one.address))
         if handle.generation != ingress.switch.generation:
             handle.generation = ingress.switch.generation

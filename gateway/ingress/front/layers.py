@@ -7,6 +7,7 @@ import ssl
 from collections.abc import Callable
 from typing import NamedTuple
 
+from gateway.protocols import DIALECTS
 from gateway.settings import Listener
 from gateway.transport.certificates import server_context
 from gateway.transport.stream import Filter
@@ -27,6 +28,7 @@ class Front(NamedTuple):
     proxies: Networks | None = None
     tls: Callable[[], ssl.SSLContext] | None = None
     websocket_path: str = ""
+    subprotocols: tuple[str, ...] = ()
     origins: tuple[str, ...] | None = None
 
     def secured(self) -> Filter | None:
@@ -38,7 +40,10 @@ class Front(NamedTuple):
         if not self.websocket_path:
             return None
         return WebSocketFilter(
-            self.websocket_path, origins=self.origins, message_octets_max=message_octets_max
+            self.websocket_path,
+            subprotocols=self.subprotocols,
+            origins=self.origins,
+            message_octets_max=message_octets_max,
         )
 
 
@@ -51,5 +56,6 @@ def front_of(name: str, given: Listener) -> Front:
         else tuple(ipaddress.ip_network(network) for network in given.proxy_protocol_from),
         tls=None if tls is None else server_context(name, tls.cert_file, tls.key_file, tls.client_ca_file),
         websocket_path=given.websocket_path or "",
+        subprotocols=DIALECTS[given.protocol].subprotocols if given.websocket_path else (),
         origins=given.websocket_origins,
     )

@@ -1,9 +1,9 @@
 """One port for several listeners: the first octets tell the protocols apart, for in all of them the client
 speaks first.
 
-0x10 is MQTT's CONNECT, 0x80 the initiation of AMQP/Fast (RFC 006, 3.2.2), `AMQP` the header of 0-9-1, 0x16 a
-TLS handshake, inside which the same is asked again, and a capital letter the method of an HTTP request. The
-connection then belongs to the listener that speaks what it has begun: to its statistics, limits and access.
+Each dialect says what its clients begin with; 0x16 is a TLS handshake, inside which the same is asked again,
+and a capital letter the method of an HTTP request. The connection then belongs to the listener that speaks
+what it has begun: to its statistics, limits and access.
 """
 
 from __future__ import annotations
@@ -15,14 +15,14 @@ from typing import Final
 from gateway.ingress.front.layers import front_of
 from gateway.ingress.front.waiting import Waiting
 from gateway.ingress.listener import Listener
+from gateway.protocols import DIALECTS
 from gateway.settings import Limits, Settings
 from gateway.telemetry.metrics import Metrics
 from gateway.transport.http import Refusal, parse_request, response
 from gateway.transport.stream import Stream, WriteSet
 from gateway.transport.tls import TlsFilter
 
-FIRST_OCTETS: Final = {0x10: "mqtt", 0x80: "amqpfast", 0x16: "tls"}
-AMQP_HEADER: Final = b"AMQP"
+TLS_HANDSHAKE: Final = b"\x16"
 LIVENESS: Final = "/livez"
 SHOWN: Final = 8  # octets in the log of what nobody speaks
 
@@ -41,7 +41,7 @@ def shared_listeners(
             limits,
             tls=front.tls,
         )
-        port.listener = Listener(
+        listener = Listener(
             name,
             given.host,
             given.port,
@@ -51,20 +51,19 @@ def shared_listeners(
             connections_max=limits.connections_max,
             front=front._replace(tls=None),  # with it and without: the first octet says
         )
-        made.append(port.listener)
+        made.append(listener)
     return made
 
 
 def recognise(octets: bytes) -> str:
     """What begins with `octets`: a protocol, `tls` or `http`; "": more are needed; `unknown`."""
-    first = octets[0]
-    if first in FIRST_OCTETS:
-        return FIRST_OCTETS[first]
-    if octets.startswith(AMQP_HEADER):
-        return "amqp091"
-    if AMQP_HEADER.startswith(octets):
+    known = [(begin, one.name) for one in DIALECTS.values() for begin in one.first_octets]
+    for begin, name in (*known, (TLS_HANDSHAKE, "tls")):
+        if octets.startswith(begin):
+            return name
+    if any(begin.startswith(octets) for begin, _ in known):
         return ""
-    return "http" if ord("A") <= first <= ord("Z") else "unknown"
+    return "http" if ord("A") <= octets[0] <= ord("Z") else "unknown"
 
 
 class SharedPort:

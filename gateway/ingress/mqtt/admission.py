@@ -16,9 +16,9 @@ from gateway.broker.places import place_of
 from gateway.broker.scram import METHOD, ScramError
 from gateway.ingress.logins import Login
 from gateway.ingress.mqtt.authentication import Authentication
-from gateway.model.address import MqttAddress
 from gateway.model.message import Sender
 from gateway.protocols.mqtt.connection import State
+from gateway.protocols.mqtt.dialect import topic_address
 from gateway.protocols.mqtt.octets import is_utf8, violation
 from gateway.protocols.mqtt.packets import Auth, Connect, Will
 from gateway.protocols.mqtt.properties import NO_PROPERTIES
@@ -265,7 +265,7 @@ def _will_refusal(ingress: MqttIngress, will: Will, principal: Principal) -> tup
         return ReasonCode.RETAIN_NOT_SUPPORTED, "nothing is retained here"
     if will.properties.get(Property.PAYLOAD_FORMAT_INDICATOR) and not is_utf8(will.body):
         return ReasonCode.PAYLOAD_FORMAT_INVALID, "the will says that it is UTF-8, and is not"
-    address = MqttAddress(will.topic)
+    address = topic_address(will.topic)
     owned = will.topic.split("/", 1)[0] == SYS
     if owned or not ingress.access.may_publish(principal, ingress.name, address):
         return ReasonCode.NOT_AUTHORIZED, "not allowed to publish to the will's topic"

@@ -14,7 +14,8 @@ from gateway.broker.access import Principal
 from gateway.broker.mqtt.system import SYS
 from gateway.broker.switch import Entry, Namespace, Switch
 from gateway.errors import RemoteProtocolError
-from gateway.model.address import MqttAddress
+from gateway.model.address import Address
+from gateway.protocols.mqtt.dialect import topic_address
 from gateway.protocols.mqtt.octets import decode_topic
 from gateway.protocols.mqtt.spec import ReasonCode
 
@@ -60,7 +61,7 @@ class Entries:
                 _forget_matching(pattern, entries)
         self._through.clear()
 
-    def resolve(self, address: MqttAddress, entries: dict[bytes, Entry]) -> Entry:
+    def resolve(self, address: Address, entries: dict[bytes, Entry]) -> Entry:
         """Find out where a topic leads, and keep it among the `entries` of a user."""
         entry = self.switch.entry(self._endpoint, self._namespace, address)
         self.keep(entry, entries)
@@ -74,7 +75,6 @@ class Entries:
 
     def keep(self, entry: Entry, entries: dict[bytes, Entry]) -> None:
         """Keep an entry among those of a user, if its topic is not too long."""
-        assert isinstance(entry.address, MqttAddress)
         if len(entry.address.wire) > TOPIC_OCTETS_MAX:
             return
         if len(entries) >= self._most:
@@ -87,7 +87,7 @@ def first_seen(
 ) -> Entry:
     """A topic seen for the first time: check it, ask for permission, find out where it leads."""
     name = decode_topic(topic)
-    address = MqttAddress(name, topic)
+    address = topic_address(name, topic)
     if name.count("/") >= ingress.limits.topic_levels_max:
         raise RemoteProtocolError("a topic has too many levels", reason=ReasonCode.TOPIC_NAME_INVALID)
     assert principal is not None

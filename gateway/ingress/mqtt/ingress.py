@@ -27,10 +27,11 @@ from gateway.ingress.logins import Logins
 from gateway.ingress.mqtt.admission import reason_name
 from gateway.ingress.mqtt.connection import MqttConnection, Receipt
 from gateway.ingress.mqtt.entries import Entries
-from gateway.model.address import MqttAddress
+from gateway.ingress.services import Services
 from gateway.model.batch import Batch
 from gateway.model.message import NEVER, Message, Sender
 from gateway.model.outcome import Outcome, Reason, Verdict
+from gateway.protocols.mqtt.dialect import topic_address
 from gateway.protocols.mqtt.octets import Bounds, ByteOrder
 from gateway.protocols.mqtt.packets import Will
 from gateway.protocols.mqtt.properties import encode_list
@@ -275,7 +276,7 @@ class MqttIngress:
         properties, interval, _ = publish_facts(encode_list(kept, PacketType.PUBLISH))
         expires = NEVER if interval is None else time.time() + interval
         message = Message(
-            MqttAddress(will.topic),
+            topic_address(will.topic),
             will.body,
             properties,
             will.qos,
@@ -298,3 +299,22 @@ class MqttIngress:
     def report(self, remote: str, error: RemoteProtocolError) -> None:
         """Say what a client did wrong."""
         log.warning("mqtt client broke the protocol", listener=self.name, remote=remote, error=str(error))
+
+
+def listen(name: str, services: Services, stats: ListenerStats) -> tuple[MqttIngress, MqttNamespace]:
+    """See `gateway.ingress.services.Listen`."""
+    given = services.settings.listeners[name]
+    ingress = MqttIngress(
+        name,
+        namespace=services.mqtt,
+        switch=services.switch,
+        access=services.access,
+        limits=services.settings.limits_of(name),
+        stats=stats,
+        dead_letters=services.dead_letters,
+        tasks=services.tasks,
+        anonymous=given.anonymous,
+        byte_order=given.byte_order,
+        options=given,
+    )
+    return ingress, services.mqtt

@@ -21,6 +21,7 @@ from gateway.errors import PipelineError
 from gateway.pipeline.jobs.archive import read_archive
 from gateway.pipeline.progress import Tell, progress
 from gateway.pipeline.report.page import Rate, page
+from gateway.protocols import DIALECTS
 from gateway.store.journal.columns import LEFT_OUTBOX
 
 NEEDED: Final = (
@@ -98,12 +99,8 @@ def _count(outcome: str) -> Column:
 
 
 def _frames() -> Column:
-    """Frames, packets and commands that the message took to come in, and to go out on a route.
-
-    MQTT: PUBLISH and 0, 1 or 3 answers. AMQP 0-9-1: method, header, body frames, and a confirm or an ack.
-    AMQP/Fast: a command for each fragment, and an answer. The journal does not know in how many pieces a peer
-    sent: these are the fewest.
-    """
+    """Frames, packets and commands that the message took to come in, and to go out on a route: the fewest, as
+    its dialect counts them, for the journal does not know in how many pieces a peer sent."""
     came = _frames_of("source_protocol", "assurance")
     went = _frames_of("target_protocol", "delivered_assurance")
     crossed = (F.col("route") != "") & F.col("target_address").isNotNull() & (F.col("outcome") == "accepted")
@@ -111,12 +108,15 @@ def _frames() -> Column:
 
 
 def _frames_of(protocol: str, assurance: str) -> Column:
-    answered = (F.col(assurance) > 0).cast("int")
-    mqtt = 1 + F.when(F.col(assurance) == 2, 3).otherwise(answered)
     pieces = F.ceil(F.col("body_size") / FRAME_OCTETS)
-    amqp = 2 + pieces + answered
-    fast = F.greatest(pieces, F.lit(1)) + answered
-    return F.when(F.col(protocol) == "mqtt", mqtt).when(F.col(protocol) == "amqp091", amqp).otherwise(fast)
+    found = F.lit(0)
+    for dialect in DIALECTS.values():
+        heads, pieces_min, answers = dialect.frame_count
+        count = F.element_at(F.array(*map(F.lit, answers)), F.col(assurance) + 1) + heads
+        if pieces_min is not None:
+            count = count + F.greatest(pieces, F.lit(pieces_min))
+        found = F.when(F.col(protocol) == dialect.name, count).otherwise(found)
+    return found
 
 
 def run(

@@ -30,7 +30,6 @@ from pyspark.sql.types import (
 
 from gateway.errors import PipelineError
 from gateway.mapping.crossings import Route
-from gateway.mapping.names import SEPARATORS
 from gateway.pipeline.traffic.fates import Candidate
 from gateway.pipeline.traffic.rows import LEFT, address_of
 
@@ -59,7 +58,7 @@ class Captures:
     def __call__(self, batches: Iterable[Any]) -> Iterator[Any]:
         route = route_of(self._candidate, self._route)
         queue = self._candidate.queue_of(route.source, route.name)
-        separator = SEPARATORS[route.pattern.protocol]
+        separator = route.pattern.dialect.separator
         known: dict[tuple[Any, ...], tuple[str | None, ...] | None] = {}
         for batch in batches:
             addresses = zip(

@@ -21,18 +21,18 @@ from typing import Any, Final
 from pyspark.sql.types import BinaryType, StringType, StructType
 
 from gateway.errors import PipelineError
-from gateway.mapping.names import NameRefused, make_address
 from gateway.model.address import Address
+from gateway.model.dialect import NameRefused
 from gateway.model.message import NEVER, Message
 from gateway.model.properties import Headers, Properties, ValueType, property_set, string
+from gateway.protocols import DIALECTS
 from gateway.store.properties import decode_properties, decode_value
 
 WORDS: Final[Mapping[str, tuple[str, ...]]] = {
-    "mqtt": ("topic",),
-    "amqp091": ("queue", "exchange", "routing_key"),
-    "amqpfast": ("service", "destination"),
+    dialect.name: tuple(name for name, word in dialect.words.items() if word.target is not None)
+    for dialect in DIALECTS.values()
 }
-"""The words of an address, columns or options."""
+"""The words of an address by protocol, columns or options."""
 
 TEXTS: Final = (
     *("content_type", "content_encoding", "reply_to", "message_id", "type", "app_id", "user_id"),
@@ -118,25 +118,14 @@ class Shape:
             word: self.fixed.get(word) if row.get(word) is None else row[word]
             for word in WORDS[self.protocol]
         }
-        scope, name = self._place(words, row.get("address"))
+        dialect, address = DIALECTS[self.protocol], row.get("address")
         try:
-            return make_address(self.protocol, scope, name)
+            if not any(words.values()) and address is not None:
+                return dialect.parse(address)
+            return dialect.published({word: text for word, text in words.items() if text})[0]
         except NameRefused as error:
-            raise PipelineError(f"no message can be published to {scope or name!r}: {error}") from error
-
-    def _place(self, words: dict[str, str | None], address: str | None) -> tuple[str, str]:
-        """Scope and name."""
-        if not any(words.values()) and address is not None:
-            if self.protocol == "mqtt":
-                return "", address
-            scope, _, name = address.partition(":")
-            return scope, name
-        if self.protocol == "mqtt":
-            return "", words["topic"] or ""
-        if self.protocol == "amqp091":
-            queue = words["queue"]
-            return ("", queue) if queue else (words["exchange"] or "", words["routing_key"] or "")
-        return words["service"] or "topic", words["destination"] or ""
+            where = address or " ".join(filter(None, words.values()))
+            raise PipelineError(f"no message can be published to {where!r}: {error}") from error
 
     def _properties(self, row: dict[str, Any]) -> Properties:
         said = row.get("properties")

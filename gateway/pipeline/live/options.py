@@ -15,6 +15,7 @@ from typing import Final
 
 from gateway.errors import PipelineError
 from gateway.peers.wire import Access
+from gateway.protocols import DIALECTS, OWN
 from gateway.settings import parse_url
 
 CONNECTION: Final = (
@@ -107,7 +108,7 @@ class Options:
 
         Raises PipelineError.
         """
-        url = self.needed("url", f"{SCHEMES.get(protocol or 'mqtt', 'mqtt')}://broker.internal")
+        url = self.needed("url", f"{_scheme(protocol)}://broker.internal")
         try:
             target = parse_url(url)
         except ValueError as error:
@@ -135,4 +136,7 @@ class Options:
         )
 
 
-SCHEMES: Final = {"mqtt": "mqtts", "amqp091": "amqps", "amqpfast": "amqpfasts"}
+def _scheme(protocol: str | None) -> str:
+    """The one with TLS, for an example."""
+    dialect = OWN[0] if protocol is None else DIALECTS[protocol]
+    return next(one.name for one in dialect.schemes if one.transport == "tls")

@@ -13,6 +13,7 @@ import time
 from collections.abc import Iterator, MutableMapping, Sequence
 from dataclasses import dataclass
 from itertools import islice
+from pkgutil import resolve_name
 from typing import Any, Final
 
 from pyspark import TaskContext
@@ -24,14 +25,12 @@ from pyspark.sql.datasource import (
 )
 from pyspark.sql.types import StructType
 
-from gateway.errors import LinkError, PipelineError
+from gateway.errors import PipelineError
 from gateway.model.message import Message
-from gateway.peers.amqp import AmqpPeer
-from gateway.peers.amqpfast import FastPeer
-from gateway.peers.mqtt import MqttPeer
 from gateway.peers.wire import IN_FLIGHT, Access, Peer, Refusal
 from gateway.pipeline.live.messages import WORDS, Shape
 from gateway.pipeline.live.options import CONNECTION, Options
+from gateway.protocols import DIALECTS
 
 PUBLISHING: Final = ("inFlight", "attempts", "onReject", "idPrefix", "qos")
 CHUNK_ROWS: Final = 5_000
@@ -170,11 +169,5 @@ class StreamPublisher(DataSourceStreamArrowWriter):
 
 def peer_of(access: Access) -> Peer:
     """A connection to publish on. Raises LinkError."""
-    protocol = access.target.protocol
-    if protocol == "mqtt":
-        return MqttPeer(access)
-    if protocol == "amqp091":
-        return AmqpPeer(access)
-    if protocol == "amqpfast":
-        return FastPeer(access)
-    raise LinkError(f"nobody here speaks {protocol}")
+    made: Peer = resolve_name(DIALECTS[access.target.protocol].peer)(access)
+    return made

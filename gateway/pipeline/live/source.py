@@ -23,7 +23,6 @@ from pyspark.sql.streaming.datasource import (
 )
 from pyspark.sql.types import StructType
 
-from gateway.egress.amqpfast.opening import SERVICES
 from gateway.errors import PipelineError
 from gateway.peers.amqp import AmqpPeer
 from gateway.peers.amqpfast import FastPeer
@@ -32,6 +31,9 @@ from gateway.peers.wire import Peer
 from gateway.pipeline.live.columns import batch_of, live_arrow, live_schema
 from gateway.pipeline.live.options import CONNECTION, Options
 from gateway.pipeline.live.receiving import Limits, Receiver
+from gateway.protocols.amqp091.dialect import AMQP091
+from gateway.protocols.amqpfast.dialect import AMQPFAST, SERVICES
+from gateway.protocols.mqtt.dialect import MQTT
 
 PARTITION_ROWS: Final = 10_000
 MEBIBYTE: Final = 1_048_576
@@ -78,7 +80,7 @@ class LiveSource(DataSource):
 class MqttSource(LiveSource):
     """`topics`: filters. With `clientId` the broker keeps the session `sessionSecs` when the query stops."""
 
-    protocol = "mqtt"
+    protocol = MQTT.name
     own = ("topics", "qos", "clientId", "sessionSecs")
 
     @classmethod
@@ -110,7 +112,7 @@ class MqttSource(LiveSource):
 class AmqpSource(LiveSource):
     """`queues`; with `exchange` and `bindingKeys` the one queue is declared, durable, and bound."""
 
-    protocol = "amqp091"
+    protocol = AMQP091.name
     own = ("queues", "exchange", "bindingKeys")
 
     @classmethod
@@ -144,7 +146,7 @@ class FastSource(LiveSource):
     """`destinations`: `service:name`; a name that ends in a dot stands for all that begin with it. With
     `clientId` and `subscription` those of service topic are durable."""
 
-    protocol = "amqpfast"
+    protocol = AMQPFAST.name
     own = ("destinations", "clientId", "subscription")
 
     @classmethod

@@ -16,11 +16,12 @@ from gateway.errors import RemoteProtocolError
 from gateway.mapping.cases import run_cases
 from gateway.mapping.crossings import Route
 from gateway.mapping.loading import Mapping, parse
-from gateway.model.address import AmqpAddress, FastAddress, MqttAddress
+from gateway.model.dialect import Dialect
 from gateway.model.message import Message
 from gateway.model.properties import ValueType
 from gateway.pipeline.traffic.fates import Candidate, Fate, fates_of
 from gateway.pipeline.traffic.rows import message_of
+from gateway.protocols import dialect_of
 
 PLAIN: Final = frozenset(
     (
@@ -101,16 +102,11 @@ def _published(message: Message, row: Map[str, Any], candidate: Candidate) -> di
     """Raises UnicodeDecodeError for a body that is no text, RemoteProtocolError for lost properties."""
     address, said = message.address, message.properties
     words: dict[str, Any] = {"endpoint": message.sender.endpoint}
-    if isinstance(address, MqttAddress):
-        words |= {"topic": address.topic, "qos": message.assurance}
-    elif isinstance(address, AmqpAddress):
-        words |= {"exchange": address.exchange, "routing_key": address.routing_key}
-        queue = candidate.queue_of(message.sender.endpoint, row["route"] or "")
-        words |= {"queue": queue} if queue else {}
-        words["delivery_mode"] = 2 if message.durable else 1
-    elif isinstance(address, FastAddress):
-        words |= {"service": address.service, "destination": address.destination}
-        words["persistent"] = message.durable
+    dialect = dialect_of(address)
+    words |= dialect.words_of(address)
+    queue = candidate.queue_of(message.sender.endpoint, row["route"] or "")
+    words |= {dialect.queue_word: queue} if queue and dialect.queue_word else {}
+    words |= _guarantee(dialect, message.assurance, message.durable)
     words["body"] = message.body.decode()
     if message.retain:
         words["retain"] = True
@@ -135,10 +131,18 @@ def _plain(value: Any) -> bool:
 def _expected(fate: Fate, route: Route) -> dict[str, Any]:
     assert fate.address is not None
     words: dict[str, Any] = {"endpoint": fate.endpoint}
-    scope, _, name = fate.address.partition(":")
-    if route.target.protocol == "mqtt":
-        return words | {"topic": fate.address, "qos": fate.assurance, "retain": fate.retain}
-    if route.target.protocol == "amqp091":
-        where = {"exchange": scope, "routing_key": name} if scope else {"queue": name}
-        return words | where | {"delivery_mode": 2 if fate.durable else 1}
-    return words | {"service": scope, "destination": name, "persistent": fate.durable}
+    dialect = route.target.dialect
+    address = dialect.parse(fate.address)
+    if dialect.queue_word is not None and not address.scope:
+        words[dialect.queue_word] = address.name
+    else:
+        words |= dialect.words_of(address)
+    words |= _guarantee(dialect, fate.assurance, fate.durable)
+    return words | {"retain": fate.retain} if "retain" in dialect.target_options else words
+
+
+def _guarantee(dialect: Dialect, assurance: int, durable: bool) -> dict[str, Any]:
+    """What a test says of it, in the word of the address's protocol."""
+    if "qos" in dialect.target_options:
+        return {"qos": assurance}
+    return {"delivery_mode": 2 if durable else 1} if dialect.queue_word else {"persistent": durable}

@@ -7,9 +7,10 @@ from datetime import datetime
 from typing import Any, Final
 
 from gateway.errors import RemoteProtocolError
-from gateway.model.address import Address, AmqpAddress, FastAddress, MqttAddress
+from gateway.model.address import Address
 from gateway.model.message import NEVER, Message, Sender
 from gateway.model.properties import NO_PROPERTIES, Properties, PropertySet
+from gateway.protocols import DIALECTS
 from gateway.store.journal.columns import LEFT_OUTBOX
 from gateway.store.properties import decode_properties
 
@@ -20,11 +21,8 @@ LEFT: Final = f"reason_text rlike '{LEFT_OUTBOX}'"
 
 def address_of(protocol: str, scope: str | None, name: str | None) -> Address:
     """The address of a row's protocol, scope and name."""
-    if protocol == "mqtt":
-        return MqttAddress(name or "")
-    if protocol == "amqp091":
-        return AmqpAddress(scope or "", name or "")
-    return FastAddress(scope or "topic", name or "")
+    dialect = DIALECTS[protocol]
+    return dialect.address(scope or dialect.scope_default, name or "")
 
 
 def property_set_of(text: str | None) -> PropertySet:

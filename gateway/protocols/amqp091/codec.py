@@ -292,7 +292,7 @@ def decode_publish(method: bytes) -> BasicPublish:
 
 
 def decode_address(wire: bytes) -> tuple[str, str]:
-    """Exchange and routing key of an AmqpAddress.wire. Raises RemoteProtocolError 502."""
+    """Exchange and routing key of an Address.wire. Raises RemoteProtocolError 502."""
     try:
         exchange, at = _read_short_string(wire, 0)
         routing_key, at = _read_short_string(wire, at)

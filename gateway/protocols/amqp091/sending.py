@@ -119,7 +119,7 @@ class Deliverer(ContentWriter):
     def deliver_many(self, first_tag: int, rows: Iterable[DeliverRow]) -> list[int]:
         """Queue messages with consecutive delivery tags from `first_tag` on.
 
-        A row is (redelivered, AmqpAddress.wire, octets from the property flags on, body). Returns the tags of
+        A row is (redelivered, Address.wire, octets from the property flags on, body). Returns the tags of
         those that were not sent, because their properties do not fit a frame that the client takes.
         """
         unsent: list[int] = []
@@ -172,7 +172,7 @@ class Publisher(ContentWriter):
         return head
 
     def publish_many(self, rows: Iterable[PublishRow]) -> list[int]:
-        """Queue messages: (AmqpAddress.wire, octets from the property flags on, body).
+        """Queue messages: (Address.wire, octets from the property flags on, body).
 
         The confirms are numbered on from `published`. Returns the positions of the rows that were not sent,
         because their properties do not fit a frame that the server takes.

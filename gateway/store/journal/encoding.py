@@ -19,10 +19,11 @@ from itertools import chain, groupby
 from typing import Final, NamedTuple
 
 from gateway.errors import RemoteProtocolError
-from gateway.model.address import Address, AmqpAddress, MqttAddress
+from gateway.model.address import Address
 from gateway.model.message import NEVER, Message, Sender
 from gateway.model.outcome import Outcome
 from gateway.model.properties import PropertySet
+from gateway.protocols import dialect_of
 from gateway.store.journal.columns import ADDRESS, COLUMNS, LANE, OUTCOME, SENDER
 from gateway.store.journal.entries import NUMBER, Entries, bitmap, even_offsets, octets_of, offsets
 from gateway.store.journal.format import (
@@ -272,16 +273,10 @@ def _protocol_of(runs: Runs[Address]) -> str:
 
 
 def words_of(address: Address) -> tuple[bytes, bytes | None, bytes]:
-    """An address as the journal has it: as one text, its exchange or service type, and its name."""
-    if isinstance(address, MqttAddress):
-        return address.wire, None, address.wire
-    pair = (
-        (address.exchange, address.routing_key)
-        if isinstance(address, AmqpAddress)
-        else (address.service, address.destination)
-    )
-    scope, name = map(octets_of, pair)
-    return scope + b":" + name, scope, name
+    """An address as the journal has it: as one text, its scope if its protocol has any, and its name."""
+    dialect = dialect_of(address)
+    scope = None if dialect.scope_word is None else octets_of(address.scope)
+    return octets_of(dialect.show(address)), scope, octets_of(address.name)
 
 
 def _delivered(parts: Sequence[Part], flags: list[Buffer]) -> Sequence[Buffer]:

@@ -23,10 +23,10 @@ from paho.mqtt.enums import CallbackAPIVersion
 from pamqp import body as pamqp_body
 from pamqp import commands, frame, header
 
-from gateway.model.address import AmqpAddress
 from gateway.protocols.amqp091 import events as amqp_events
 from gateway.protocols.amqp091.client import ClientConnection as AmqpClient
 from gateway.protocols.amqp091.codec import encode_response
+from gateway.protocols.amqp091.dialect import amqp_address
 from gateway.protocols.amqp091.sending import Deliverer, Publisher
 from gateway.protocols.amqp091.server import ServerConnection as AmqpServer
 from gateway.protocols.amqp091.translate import content_properties
@@ -210,7 +210,7 @@ def _decode_basic_deliver() -> Pair:
 def _encode_basic_publish() -> Pair:
     _, client = _amqp_pair()
     publisher = Publisher(client, 1)
-    addresses = [AmqpAddress("amq.topic", key).wire for key in KEYS]
+    addresses = [amqp_address("amq.topic", key).wire for key in KEYS]
     rows = [(addresses[at % len(addresses)], PROPERTIES, BODY) for at in range(BATCH)]
     frames = _pamqp_frames(_pamqp_publish)
 
@@ -225,7 +225,7 @@ def _encode_basic_publish() -> Pair:
 def _encode_basic_deliver() -> Pair:
     server, _ = _amqp_pair()
     deliverer = Deliverer(server, 1, "c")
-    addresses = [AmqpAddress("amq.topic", key).wire for key in KEYS]
+    addresses = [amqp_address("amq.topic", key).wire for key in KEYS]
     rows = [(False, addresses[at % len(addresses)], PROPERTIES, BODY) for at in range(BATCH)]
     frames = _pamqp_frames(_pamqp_deliver)
 

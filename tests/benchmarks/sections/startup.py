@@ -13,10 +13,9 @@ import time
 from pathlib import Path
 from typing import Final
 
-from gateway.app.storage import MAKE_SET
-from gateway.model.address import AmqpAddress
 from gateway.model.message import Message, Sender
 from gateway.model.outcome import ACCEPTED, Outcome
+from gateway.protocols.amqp091.dialect import amqp_address
 from gateway.store.store import Store
 from tests.benchmarks import wires
 from tests.benchmarks.report import Figure
@@ -32,9 +31,9 @@ BODY: Final = bytes(128)
 
 def _fill(folder: Path, length: int) -> None:
     """Put MESSAGES into the queue's log, in rows of `length`."""
-    store = Store(folder, make_set=MAKE_SET)
+    store = Store(folder)
     (log,) = [one for one in store.logs() if QUEUE in one.name]
-    address, sender = AmqpAddress("", QUEUE), Sender("amqp091", "bench")
+    address, sender = amqp_address("", QUEUE), Sender("amqp091", "bench")
     row = [Message(address, BODY, assurance=1, durable=True, sender=sender) for _ in range(length)]
     told: list[Outcome] = []
     committed = threading.Event()

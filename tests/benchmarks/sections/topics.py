@@ -14,8 +14,8 @@ from typing import Final
 
 from gateway.broker.mqtt.retained import PIECE_MESSAGES_MAX, PIECE_STEPS_MAX, Retained
 from gateway.broker.topics import Trie
-from gateway.model.address import MqttAddress
 from gateway.model.message import Message
+from gateway.protocols.mqtt.dialect import topic_address
 from tests.benchmarks.report import Figure, median
 
 FEW: Final = 1_000
@@ -52,7 +52,7 @@ def _trie(count: int) -> Trie[int]:
 def _retained(count: int) -> Retained:
     retained = Retained(messages_max=count)
     for number in range(count):
-        retained.keep(Message(MqttAddress(f"plant/line{number // 10}/machine{number % 10}"), b"x"))
+        retained.keep(Message(topic_address(f"plant/line{number // 10}/machine{number % 10}"), b"x"))
     return retained
 
 

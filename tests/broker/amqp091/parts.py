@@ -4,9 +4,9 @@ from __future__ import annotations
 
 from gateway.broker.amqp091.queue import AmqpQueue
 from gateway.broker.amqp091.virtual_host import VirtualHost
-from gateway.model.address import AmqpAddress
 from gateway.model.message import Message
 from gateway.model.properties import Headers, Properties, Value, ValueType, property_set
+from gateway.protocols.amqp091.dialect import amqp_address
 
 ME, OTHER = object(), object()
 NONE: Headers = ()
@@ -37,7 +37,7 @@ class Host(VirtualHost):
         )
 
     def reached(self, exchange: str, key: str, headers: Headers = NONE) -> set[str]:
-        address = AmqpAddress(exchange, key)
+        address = amqp_address(exchange, key)
         sinks = self.sinks(address)
         if sinks is None:
             sinks = self.choose(Message(address, b"", property_set(Properties(headers=headers))))

@@ -16,11 +16,11 @@ from gateway.broker.alarms import CANCELLED_MAX, Alarms
 from gateway.broker.amqp091.deaths import BURIED_MAX, DEATHS_MAX, NOTED_MAX
 from gateway.broker.amqp091.queue import EXPIRED_MAX, AmqpQueue
 from gateway.broker.pressure import FULL
-from gateway.model.address import AmqpAddress
 from gateway.model.message import NEVER, Message
 from gateway.model.outcome import ACCEPTED
 from gateway.model.properties import Headers, Value, ValueType, string
 from gateway.protocols.amqp091.codec import BasicProperties, encode_basic_properties
+from gateway.protocols.amqp091.dialect import amqp_address
 from gateway.protocols.amqp091.table import encode_value
 from gateway.protocols.amqp091.translate import content_properties
 from tests.broker.amqp091.parts import NONE, Host, integer
@@ -44,7 +44,7 @@ def value_of(said: int | str | bool) -> Value:
 def native(body: bytes, key: str = "q", *, life: float = NEVER, **said: Any) -> Message:
     """A message as an AMQP client publishes it."""
     raw = encode_basic_properties(BasicProperties(**said))
-    return Message(AmqpAddress("", key), body, content_properties(raw), expires=life, sender=SENDER)
+    return Message(amqp_address("", key), body, content_properties(raw), expires=life, sender=SENDER)
 
 
 def drained(one: AmqpQueue) -> list[bytes]:
@@ -314,7 +314,7 @@ def test_whatever_history_a_client_claims_makes_a_letter(claimed: Headers) -> No
     queue(host, "grave")
     one = queue(host, "q", max_length=0, dead_letter_exchange="", dead_letter_routing_key="grave")
     raw = b"\x20\x00" + _table(claimed)
-    publish(one, [Message(AmqpAddress("", "q"), b"x", content_properties(raw), sender=SENDER)])
+    publish(one, [Message(amqp_address("", "q"), b"x", content_properties(raw), sender=SENDER)])
     taken = host.queues["grave"].take()
     assert taken is not None
     assert history(taken[1])[0] == ("q", "maxlen", 1)

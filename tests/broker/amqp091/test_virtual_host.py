@@ -12,9 +12,9 @@ from gateway.broker.amqp091.arguments import MATCHED_MAX
 from gateway.broker.amqp091.exchange import Exchange, wanted
 from gateway.broker.amqp091.refusals import Refused
 from gateway.errors import RemoteProtocolError
-from gateway.model.address import AmqpAddress
 from gateway.model.message import Message
 from gateway.model.properties import Headers, Properties, PropertySet, Value, ValueType, string
+from gateway.protocols.amqp091.dialect import amqp_address
 from tests.broker.amqp091.parts import ME, NONE, OTHER, Host, integer
 from tests.broker.parts import Taker, amqp, publish
 
@@ -82,10 +82,10 @@ def test_a_headers_exchange_looks_into_the_message_also_behind_others(host: Host
     host.exchange_of("first", "fanout")
     host.exchange_of("second", "fanout")
     host.bind("first", host.exchange("second"), "", NONE)
-    assert host.sinks(AmqpAddress("first", "")) == ()
+    assert host.sinks(amqp_address("first", "")) == ()
     host.bind("second", host.exchange("amq.headers"), "", NONE)
     host.bind("amq.headers", host.queues["one"], "", (("a", string("1")),))
-    assert host.sinks(AmqpAddress("first", "")) is None
+    assert host.sinks(amqp_address("first", "")) is None
     assert host.reached("first", "", (("a", string("1")),)) == {"one"}
     assert host.reached("first", "", (("a", string("2")),)) == set()
 
@@ -371,6 +371,6 @@ def test_malformed_properties_are_their_senders_fault() -> None:
     host = Host()
     host.bind("amq.headers", host.make("any"), "", NONE)
     host.bind("amq.headers", host.make("some"), "", (("h", integer(1)),))
-    broken = Message(AmqpAddress("amq.headers", ""), b"", PropertySet("amqp091", b"\xff", decode))
+    broken = Message(amqp_address("amq.headers", ""), b"", PropertySet("amqp091", b"\xff", decode))
     with pytest.raises(RemoteProtocolError):
         host.choose(broken)

@@ -9,15 +9,15 @@ import pytest
 
 from gateway.broker.priorities import PriorityQueue
 from gateway.broker.queue import Queue
-from gateway.model.address import FastAddress
 from gateway.model.message import Message, weight_of
 from gateway.model.properties import Properties, property_set
+from gateway.protocols.amqpfast.dialect import fast_address
 
 SETS = {level: property_set(Properties(priority=level)) for level in range(10)}
 
 
 def message(level: int, body: bytes = b"x", *, expires: float = 0.0) -> Message:
-    return Message(FastAddress("queue", "q"), body, SETS[level], expires=expires)
+    return Message(fast_address("queue", "q"), body, SETS[level], expires=expires)
 
 
 def queue() -> PriorityQueue:

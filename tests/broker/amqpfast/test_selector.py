@@ -10,9 +10,9 @@ from gateway import containment
 from gateway.broker.amqpfast import selector
 from gateway.broker.amqpfast.selection import LanguageUnknown, selection
 from gateway.broker.amqpfast.selector import DEPTH_MAX, STEPS_MAX, SelectorRefused, compile_selector
-from gateway.model.address import FastAddress
 from gateway.model.message import Message
 from gateway.model.properties import Properties, Value, ValueType, property_set, string
+from gateway.protocols.amqpfast.dialect import fast_address
 
 SAID = {"a": "text", "n": 3, "f": 2.5, "yes": True, "no": False, "q": "it's 100%", "$x#1": 1}
 
@@ -219,14 +219,14 @@ def test_a_name_is_found_among_many_headers() -> None:
     few = (("n", string("first")), ("n", string("second")))
     many = (*((f"h{at}", string("x")) for at in range(5_000)), *few)
     for headers in (few, many):
-        message = Message(FastAddress("queue", "q"), b"", property_set(Properties(headers=headers)))
+        message = Message(fast_address("queue", "q"), b"", property_set(Properties(headers=headers)))
         selects = selection("", b"n = 'first' AND none IS NULL AND PRIORITY = 0")
         assert selects is not None
         assert selects(message) is True
 
 
 def test_what_nobody_foresaw_selects_nothing_and_is_counted() -> None:
-    message = Message(FastAddress("queue", "q"), b"", expires=float("inf"))  # no integer
+    message = Message(fast_address("queue", "q"), b"", expires=float("inf"))  # no integer
     selects = selection("", b"EXPIRATION > 0")
     assert selects is not None
     before = containment.counted["message"]
@@ -259,7 +259,7 @@ OF_MESSAGES = [
 
 @pytest.mark.parametrize("mime_type, octets, holds", OF_MESSAGES)
 def test_what_a_message_says(mime_type: str, octets: bytes, holds: bool) -> None:
-    message = Message(FastAddress("queue", "q"), b"", property_set(SAYS), durable=True)
+    message = Message(fast_address("queue", "q"), b"", property_set(SAYS), durable=True)
     selects = selection(mime_type, octets)
     assert selects is not None
     assert selects(message) is holds

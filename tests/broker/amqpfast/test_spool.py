@@ -11,11 +11,11 @@ import pytest
 from gateway.broker.amqpfast.hosts import FastHosts
 from gateway.broker.amqpfast.spool import SPOOLED_OCTETS_MIN, Spool, SpoolFull
 from gateway.errors import StoreError
-from gateway.model.address import FastAddress
 from gateway.model.batch import Batch, Lane
 from gateway.model.message import Message
 from gateway.model.outcome import Reason
 from gateway.model.spooled import Spooled
+from gateway.protocols.amqpfast.dialect import fast_address
 from gateway.settings import Limits
 from gateway.settings.amqpfast import FastVirtualHost
 from gateway.store.store import Store
@@ -132,7 +132,7 @@ def send(hosts: FastHosts, *, durable: bool = True) -> Publisher:
     file.write(BODY)
     publisher = Publisher()
     batch = Batch(publisher, 0.0)  # type: ignore[arg-type]
-    address = FastAddress("queue", "q")
+    address = fast_address("queue", "q")
     lane = Lane(hosts["/"].sinks(address)[0])
     batch.add_only("x", lane, Message(address, file.body(), durable=durable))
     batch.send()

@@ -10,10 +10,10 @@ from gateway.broker.amqpfast.destinations import FastQueue, Interest
 from gateway.broker.amqpfast.hosts import FastHosts
 from gateway.broker.amqpfast.selection import selection
 from gateway.broker.amqpfast.virtual_host import FastHost, Refused
-from gateway.model.address import FastAddress
 from gateway.model.batch import Batch, Lane
 from gateway.model.message import Message, Sender
 from gateway.model.outcome import Outcome, Reason
+from gateway.protocols.amqpfast.dialect import fast_address
 from gateway.settings import Limits
 from gateway.settings.amqpfast import DestinationNames, FastVirtualHost
 from gateway.store.store import Store
@@ -56,7 +56,7 @@ def publish(host: FastHost, *messages: Message) -> Publisher:
 
 
 def topic(name: str, body: bytes = b"x", sender: Sender | None = None) -> Message:
-    return Message(FastAddress("topic", name), body, sender=sender or Sender("e"))
+    return Message(fast_address("topic", name), body, sender=sender or Sender("e"))
 
 
 NAMES = ["alt.rec.pets", "alt.rec.pets.cats", "alt.rec.pets.dogs", "other"]
@@ -117,7 +117,7 @@ def test_limits() -> None:
 
 
 def test_a_route_to_a_queue_that_may_not_be_made_is_refused_and_one_that_may_is_made() -> None:
-    message = Message(FastAddress("queue", "new"), b"x")
+    message = Message(fast_address("queue", "new"), b"x")
     closed = FastHost("/", Changes(), queues=["q"], auto_create=False)
     outcome = publish(closed, message).outcomes[0]
     assert outcome is not None
@@ -151,7 +151,7 @@ def test_subscriptions_take_what_they_are_for() -> None:
     for one in (exact, prefix, odd, deaf):
         host.unsubscribe(one)
     assert host.subscriptions == []
-    assert host.sinks(FastAddress("topic", "a.x")) == ()
+    assert host.sinks(fast_address("topic", "a.x")) == ()
 
 
 def test_temporaries() -> None:
@@ -173,19 +173,19 @@ def test_temporaries() -> None:
 def test_a_stored_selector_that_is_refused_now_ends_nothing(tmp_path: Path) -> None:
     """It selects nothing; another one takes its place."""
     given = {"/": FastVirtualHost(auto_create=True)}
-    store = Store(tmp_path, make_set={})
+    store = Store(tmp_path)
     host = FastHosts(given, Changes(), Limits(), store)["/"]
     host.find("topic", "t", whole=False)
     deep = b"(" * 1_000 + b"a" + b")" * 1_000
     host.subscribe(Interest("t", prefix=False, selector=deep), ("me", "bad"))
     host.subscribe(Interest("t", prefix=False, selector=b"n = 1"), ("me", "good"))
     store.close()
-    store = Store(tmp_path, make_set={})
+    store = Store(tmp_path)
     host = FastHosts(given, Changes(), Limits(), store)["/"]
     assert set(host.durable) == {("me", "bad"), ("me", "good")}
     selects = host.durable["me", "bad"].interest.selects
     assert selects is not None
-    assert selects(Message(FastAddress("topic", "t"), b"")) is False
+    assert selects(Message(fast_address("topic", "t"), b"")) is False
     assert host.subscribe(Interest("t", prefix=False), ("me", "bad")).interest.selects is None
     store.close()
 
@@ -193,7 +193,7 @@ def test_a_stored_selector_that_is_refused_now_ends_nothing(tmp_path: Path) -> N
 def test_what_the_store_has_is_there_again(tmp_path: Path) -> None:
     given = {"/": FastVirtualHost(destinations=DestinationNames(queues=("declared",)), auto_create=True)}
     for round_ in range(2):
-        store = Store(tmp_path, make_set={})
+        store = Store(tmp_path)
         host = FastHosts(given, Changes(), Limits(), store)["/"]
         if not round_:
             host.find("queue", "made", whole=False)
@@ -219,7 +219,7 @@ def test_what_the_store_has_is_there_again(tmp_path: Path) -> None:
             assert host.subscribe(interest, ("me", "sub")) is found
         store.close()
     given = {"/": FastVirtualHost(auto_create=False)}
-    store = Store(tmp_path, make_set={})
+    store = Store(tmp_path)
     host = FastHosts(given, Changes(), Limits(), store)["/"]
     assert (list(host.queues), list(host.topics)) == ([], [])
     store.close()

@@ -16,9 +16,9 @@ from gateway.broker.mqtt.kept_session import KeptSession
 from gateway.broker.mqtt.retained import Retained
 from gateway.broker.mqtt.session import PACKET_IDS, Row, SessionLimits
 from gateway.broker.mqtt.subscription import Grant, SubscriptionOptions, decode_grant
-from gateway.model.address import MqttAddress
 from gateway.model.message import Message, weight_of
 from gateway.model.outcome import ACCEPTED, Reason
+from gateway.protocols.mqtt.dialect import topic_address
 from gateway.store.store import Store
 from tests.broker.parts import Answers, Connection, Space, connected, mqtt, publish
 from tests.store.parts import Disk, Opened
@@ -104,7 +104,7 @@ class SessionModel(RuleBasedStateMachine):
         self.next += len(qos)
         self.qos |= dict(zip(numbers, qos, strict=True))
         messages = [mqtt(body=b"%d" % number, qos=self.qos[number]) for number in numbers]
-        (sink,) = self.space.sinks(MqttAddress("a/b"))
+        (sink,) = self.space.sinks(topic_address("a/b"))
         self.answers.append((numbers, publish(sink, messages)))
 
     @precondition(lambda self: self.device is None)
@@ -262,7 +262,7 @@ def test_a_part_is_accepted_when_it_is_on_disk_whatever_it_mixes(tmp_path: Path)
     with World(tmp_path) as world:
         session = world.session("me", "#")
         outlet = connected(session)
-        (grant,) = world.space.sinks(MqttAddress("a/b"))
+        (grant,) = world.space.sinks(topic_address("a/b"))
         answers = publish(grant, [mqtt(), mqtt(qos=0), mqtt()])
         assert [receipt for receipt, _ in answers.told] == [1]
         assert [(qos, packet_id) for _, qos, packet_id, _ in outlet.said] == [(1, 1), (0, 0), (1, 2)]
@@ -278,7 +278,7 @@ def test_what_the_disk_does_not_take_is_refused_and_owed_no_longer(tmp_path: Pat
         assert world.one.commit() is ACCEPTED
         if not attached:
             session.detach()
-        (grant,) = world.space.sinks(MqttAddress("a/b"))
+        (grant,) = world.space.sinks(topic_address("a/b"))
         world.fail()
         answers = publish(grant, several(3, qos=2))
         assert world.one.commit() is not ACCEPTED
@@ -298,7 +298,7 @@ def test_what_the_disk_does_not_take_is_refused_and_owed_no_longer(tmp_path: Pat
 def test_qos_2_is_sent_when_it_is_stored_and_nothing_passes_it(tmp_path: Path) -> None:
     with World(tmp_path) as world:
         outlet = connected(world.session("c", "#", qos=2))
-        (grant,) = world.space.sinks(MqttAddress("a/b"))
+        (grant,) = world.space.sinks(topic_address("a/b"))
         publish(grant, [mqtt(body=b"1"), mqtt(body=b"2", qos=2), mqtt(body=b"3")])
         assert [body for body, *_ in outlet.said] == [b"1"]
         assert world.one.commit() is ACCEPTED
@@ -310,7 +310,7 @@ def test_packet_ids_go_round(tmp_path: Path) -> None:
         session = world.session("c", "#")
         session.next = session._safe = PACKET_IDS - 1
         outlet = connected(session)
-        (grant,) = world.space.sinks(MqttAddress("a/b"))
+        (grant,) = world.space.sinks(topic_address("a/b"))
         publish(grant, several(3))
         assert [packet_id for _, _, packet_id, _ in outlet.said] == [PACKET_IDS, 1, 2]
 
@@ -318,7 +318,7 @@ def test_packet_ids_go_round(tmp_path: Path) -> None:
 def test_what_expires_is_not_stored_any_longer(tmp_path: Path) -> None:
     with World(tmp_path) as world:
         session = world.session("c", "#")
-        (grant,) = world.space.sinks(MqttAddress("a/b"))
+        (grant,) = world.space.sinks(topic_address("a/b"))
         publish(grant, [mqtt(expires=1.0) for _ in range(3)])
         assert world.one.commit() is ACCEPTED
         outlet = connected(session)
@@ -334,7 +334,7 @@ def test_what_expires_is_not_stored_any_longer(tmp_path: Path) -> None:
 def test_a_full_session_drops_the_newest_accepts_and_counts_them(tmp_path: Path) -> None:
     with World(tmp_path, messages_max=3) as world:
         session = world.session("c", "#")
-        (grant,) = world.space.sinks(MqttAddress("a/b"))
+        (grant,) = world.space.sinks(topic_address("a/b"))
         answers = publish(grant, several(5))
         assert world.one.commit() is ACCEPTED
         assert answers.outcomes == [ACCEPTED] * 5
@@ -345,7 +345,7 @@ def test_a_client_that_waits_for_the_disk_has_not_stalled(tmp_path: Path) -> Non
     with World(tmp_path, messages_max=4, stall_secs=10) as world:
         session = world.session("c", "#", qos=2)
         connected(session, receive_maximum=1)
-        (grant,) = world.space.sinks(MqttAddress("a/b"))
+        (grant,) = world.space.sinks(topic_address("a/b"))
         publish(grant, several(4, qos=2))
         assert publish(grant, several(2, qos=2)).held
         assert [session.stalled(now) for now in (0.0, 20.0, 40.0)] == [False] * 3
@@ -356,7 +356,7 @@ def test_a_client_that_waits_for_the_disk_has_not_stalled(tmp_path: Path) -> Non
 def test_a_client_that_is_away_holds_no_messages_in_memory(tmp_path: Path) -> None:
     with World(tmp_path) as world:
         session = world.session("c", "#")
-        (grant,) = world.space.sinks(MqttAddress("a/b"))
+        (grant,) = world.space.sinks(topic_address("a/b"))
         publish(grant, several(100))
         assert world.one.commit() is ACCEPTED
         assert (len(session), len(session._waiting)) == (100, 0)
@@ -461,7 +461,7 @@ def test_a_restrained_session_leaves_what_comes_on_disk_and_sends_it_in_order(tm
     with World(tmp_path) as world:
         session = world.session("c", "#")
         outlet = connected(session, receive_maximum=1)
-        (grant,) = world.space.sinks(MqttAddress("a/b"))
+        (grant,) = world.space.sinks(topic_address("a/b"))
         publish(grant, several(3))
         held = session.in_memory
         session.restrain(True)

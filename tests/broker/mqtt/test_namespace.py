@@ -9,8 +9,8 @@ import pytest
 
 from gateway.broker.mqtt.retained import PIECE_MESSAGES_MAX, PIECE_STEPS_MAX, Retained, Walk
 from gateway.broker.mqtt.subscription import SubscriptionOptions
-from gateway.model.address import MqttAddress
 from gateway.model.message import MESSAGE_OCTETS, Message
+from gateway.protocols.mqtt.dialect import topic_address
 from tests.broker.parts import Space, connected, mqtt
 
 
@@ -95,7 +95,7 @@ def test_a_clean_start_ends_the_session_before() -> None:
     assert (same, present) == (session, True)
     fresh, present = space.open("c", clean=True, expiry_secs=60.0)
     assert (fresh is session, present) == (False, False)
-    assert space.sinks(MqttAddress("a")) == ()
+    assert space.sinks(topic_address("a")) == ()
     assert space.subscriptions == 0
 
 
@@ -118,7 +118,7 @@ def test_subscribing_and_unsubscribing_change_what_addresses_lead_to() -> None:
     assert space.unsubscribe(session, "a")
     assert not space.unsubscribe(session, "a")
     assert space.changes == before + 1
-    assert space.sinks(MqttAddress("a")) == ()
+    assert space.sinks(topic_address("a")) == ()
 
 
 def test_a_will_waits_for_its_delay() -> None:

@@ -8,8 +8,8 @@ import pytest
 
 from gateway.broker.mqtt.session import ROWS_MAX, ROWS_OCTETS_MAX, SessionLimits
 from gateway.broker.mqtt.subscription import Grant, SubscriptionOptions
-from gateway.model.address import MqttAddress
 from gateway.model.message import Message, Sender
+from gateway.protocols.mqtt.dialect import topic_address
 from tests.broker.parts import Space, connected, mqtt
 
 
@@ -213,8 +213,8 @@ def test_overlapping_subscriptions_deliver_once_with_the_best_of_each() -> None:
     session = space.session("c")
     space.subscribe(session, "a/+", SubscriptionOptions(0, identifier=7))
     space.subscribe(session, "a/#", SubscriptionOptions(2, retain_as_published=True, identifier=3))
-    (sink,) = space.sinks(MqttAddress("a/b"))
+    (sink,) = space.sinks(topic_address("a/b"))
     assert isinstance(sink, Grant)
     assert (sink.qos, sink.retain_as_published, sink.identifiers) == (2, True, (3, 7))
-    assert sink == space.sinks(MqttAddress("a/c"))[0]
-    assert sink != space.sinks(MqttAddress("a"))[0]
+    assert sink == space.sinks(topic_address("a/c"))[0]
+    assert sink != space.sinks(topic_address("a"))[0]

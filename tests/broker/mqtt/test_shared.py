@@ -8,9 +8,9 @@ import pytest
 
 from gateway.broker.mqtt.session import SessionLimits
 from gateway.broker.mqtt.subscription import Grant, SubscriptionOptions, decode_grant
-from gateway.model.address import MqttAddress
 from gateway.model.message import Message
 from gateway.model.outcome import ACCEPTED
+from gateway.protocols.mqtt.dialect import topic_address
 from tests.broker.mqtt.test_kept_sessions import World
 from tests.broker.parts import Answers, Connection, Space, connected, mqtt, publish
 
@@ -23,7 +23,7 @@ def numbered(count: int, qos: int = 1) -> list[Message]:
 
 def give(space: Space, messages: list[Message]) -> Answers:
     """All in one batch."""
-    (sink,) = space.sinks(MqttAddress("a/b"))
+    (sink,) = space.sinks(topic_address("a/b"))
     return publish(sink, messages)
 
 
@@ -84,7 +84,7 @@ def test_members_that_come_and_go_change_nothing_for_publishers() -> None:
     assert space.changes == before
     assert space.unsubscribe(second, SHARED)
     assert (space.changes, space.subscriptions) == (before + 1, 0)
-    assert space.sinks(MqttAddress("a/b")) == ()
+    assert space.sinks(topic_address("a/b")) == ()
 
 
 @pytest.mark.parametrize("ended", [True, False])

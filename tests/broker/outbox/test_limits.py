@@ -120,7 +120,7 @@ def test_marks_of_time_are_bounded_and_go_with_the_messages(
         bench.after(2)
     assert bench.state.oldest_secs == 80
     bench.one.store.close()
-    store = Store(bench.folder, make_set={})
+    store = Store(bench.folder)
     assert 1 <= len(list(store.things(MARKS))) <= 8
     store.close()
     bench.open(bench.switch.router)
@@ -130,7 +130,7 @@ def test_marks_of_time_are_bounded_and_go_with_the_messages(
     bench.until(lambda: not bench.state.messages)
     bench.after(1)
     bench.one.store.close()
-    store = Store(bench.folder, make_set={})
+    store = Store(bench.folder)
     assert list(store.things(MARKS)) == []
     store.close()
     bench.open(bench.switch.router)

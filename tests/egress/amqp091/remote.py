@@ -12,13 +12,14 @@ from gateway.egress.amqp091.conversation import AmqpConversation
 from gateway.egress.amqp091.peer import AmqpLinkPeer
 from gateway.mapping import load
 from gateway.mapping.router import Router, Subscriptions, Targets
-from gateway.model.address import Address, AmqpAddress
+from gateway.model.address import Address
 from gateway.model.batch import Part, Sink
 from gateway.model.message import Message
 from gateway.model.outcome import ACCEPTED, Outcome
 from gateway.protocols.amqp091 import events as e
 from gateway.protocols.amqp091 import methods as m
 from gateway.protocols.amqp091.codec import decode_publish
+from gateway.protocols.amqp091.dialect import amqp_address
 from gateway.protocols.amqp091.sending import Deliverer
 from gateway.protocols.amqp091.server import ServerConnection
 from gateway.settings import Limits
@@ -134,7 +135,7 @@ class Remote:
         return sorted(queue for queue, _ in self.consumers.values())
 
     def deliver(
-        self, queue: str, address: AmqpAddress, bodies: Iterable[bytes], properties: bytes = PERSISTENT
+        self, queue: str, address: Address, bodies: Iterable[bytes], properties: bytes = PERSISTENT
     ) -> None:
         channel, deliverer = next(
             (channel, deliverer) for channel, (name, deliverer) in self.consumers.items() if name == queue
@@ -171,7 +172,7 @@ class Settled(queue_rig.Settled):
     """A source that publishes to exchanges."""
 
     def publish(self, sink: Sink, exchange: str, bodies: Iterable[bytes], key: str = "k") -> None:
-        address = AmqpAddress(exchange, key)
+        address = amqp_address(exchange, key)
         sink.publish(self.part([Message(address, body, durable=True) for body in bodies], sink))
 
 

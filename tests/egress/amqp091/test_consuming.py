@@ -10,9 +10,11 @@ import trio
 
 from gateway.broker.dead_letters import DeadLetters
 from gateway.broker.switch import Switch
-from gateway.model.address import AmqpAddress, MqttAddress
+from gateway.model.address import Address
 from gateway.model.outcome import ACCEPTED, Outcome, Reason, Verdict
+from gateway.protocols.amqp091.dialect import amqp_address
 from gateway.protocols.amqp091.methods import BasicQos
+from gateway.protocols.mqtt.dialect import topic_address
 from tests.broker.parts import newest
 from tests.egress.amqp091.remote import NO_PROPERTIES, LinkRig, Shelf, routed
 
@@ -33,7 +35,7 @@ routes:
 DROPPED = Outcome(Verdict.REJECTED, Reason.NAME_INVALID, "no")
 BUSY = Outcome(Verdict.RELEASED, Reason.QUOTA, "later")
 FULL = Outcome(Verdict.RELEASED, Reason.STORE, "the gateway cannot store it: disk is full")
-EVENTS = AmqpAddress("events", "p1.x")
+EVENTS = amqp_address("events", "p1.x")
 
 
 @pytest.fixture
@@ -52,20 +54,18 @@ async def one(tmp_path: Path, shelf: Shelf) -> LinkRig:
     return made
 
 
-def consume(
-    one: LinkRig, queue: str, address: AmqpAddress, *bodies: bytes, raw: bytes = b"\x10\0\x02"
-) -> None:
+def consume(one: LinkRig, queue: str, address: Address, *bodies: bytes, raw: bytes = b"\x10\0\x02") -> None:
     one.remote.deliver(queue, address, bodies, raw)
     one.move()
 
 
 async def test_messages_take_the_routes_of_their_queue(one: LinkRig, shelf: Shelf) -> None:
-    consume(one, "commands", AmqpAddress("", "commands"), b"a", b"b")
+    consume(one, "commands", amqp_address("", "commands"), b"a", b"b")
     consume(one, "gw-1.events", EVENTS, b"c")
     assert [(message.address, message.body) for message in shelf.messages] == [
-        (MqttAddress("commands/commands"), b"a"),
-        (MqttAddress("commands/commands"), b"b"),
-        (MqttAddress("events/p1"), b"c"),
+        (topic_address("commands/commands"), b"a"),
+        (topic_address("commands/commands"), b"b"),
+        (topic_address("events/p1"), b"c"),
     ]
     assert [ack[1:] for ack in one.world.acks] == [(2, True), (1, False)]
     assert one.stats.messages_in == one.stats.accepted_messages == 3
@@ -195,7 +195,7 @@ async def test_what_waits_for_the_disk_comes_again_after_a_lost_connection(
 
 
 async def test_without_a_route_it_is_a_dead_letter(one: LinkRig, shelf: Shelf) -> None:
-    consume(one, "gw-1.events", AmqpAddress("strange", "key"), b"lost")
+    consume(one, "gw-1.events", amqp_address("strange", "key"), b"lost")
     assert [letter.message.body for letter in newest(one.switch.dead_letters)] == [b"lost"]
     assert [ack[1:] for ack in one.world.acks] == [(1, False)]
     assert shelf.messages == []

@@ -13,13 +13,14 @@ import trio
 from gateway.broker.dead_letters import DeadLetters
 from gateway.broker.switch import Switch
 from gateway.mapping.router import Router, Targets
-from gateway.model.address import AmqpAddress, MqttAddress
 from gateway.model.batch import Batch
 from gateway.model.message import MESSAGE_OCTETS, Message
 from gateway.model.outcome import ACCEPTED, Reason, Verdict
 from gateway.model.properties import Properties, PropertySet, property_set, string
+from gateway.protocols.amqp091.dialect import amqp_address
 from gateway.protocols.amqp091.methods import ConnectionBlocked, ConnectionUnblocked
 from gateway.protocols.amqp091.table import syntax_error
+from gateway.protocols.mqtt.dialect import topic_address
 from gateway.settings import Limits
 from tests.egress.amqp091.remote import LinkRig, Settled, routed
 
@@ -186,7 +187,7 @@ async def test_a_message_that_comes_back_is_rejected_and_its_ack_changes_nothing
     one, source = rig(confirms=True)
     one.world.unroutable.add("nowhere")
     outgoing = one.conversation.outgoing
-    there, nowhere = AmqpAddress(EX, "k"), AmqpAddress(EX, "nowhere")
+    there, nowhere = amqp_address(EX, "k"), amqp_address(EX, "nowhere")
     messages = [Message(there if at % 2 else nowhere, b"%d" % at, durable=at < 3) for at in range(6)]
     outgoing.publish(source.part(messages, outgoing))
     one.move()
@@ -216,7 +217,7 @@ async def test_equal_messages_come_back_one_by_one() -> None:
     batch = Batch(source, 0.0)
     part = source.part([], outgoing)
     for number in range(3):
-        message = Message(AmqpAddress(EX, "k"), b"same")
+        message = Message(amqp_address(EX, "k"), b"same")
         batch.add_only(number, part.lane, message)
         part.messages.append(message)
         part.slots.append(number)
@@ -229,7 +230,7 @@ async def test_equal_messages_come_back_one_by_one() -> None:
 async def test_a_missing_exchange_costs_its_own_messages_only() -> None:
     one, source = rig()
     outgoing = one.conversation.outgoing
-    addresses = [AmqpAddress(EX, "k"), AmqpAddress("gone", "k")]
+    addresses = [amqp_address(EX, "k"), amqp_address("gone", "k")]
     outgoing.publish(source.part([Message(addresses[at % 2], b"%d" % at) for at in range(6)], outgoing))
     one.move()
     assert {receipt for receipt, got in source.outcomes.items() if got is not ACCEPTED} == {b"1", b"3", b"5"}
@@ -281,7 +282,7 @@ async def test_an_expired_message_does_not_leave_the_link() -> None:
     outgoing = one.conversation.outgoing
     one.lose()
     utc = time.time()
-    address = AmqpAddress(EX, "k")
+    address = amqp_address(EX, "k")
     kept = Message(address, b"kept", expires=utc + 1000)
     outgoing.publish(source.part([Message(address, b"late", expires=utc - 1), kept], outgoing))
     one.connect()
@@ -296,7 +297,7 @@ async def test_properties_that_cannot_be_written_cost_their_own_message_only() -
 
     one, source = rig(confirms=True)
     outgoing = one.conversation.outgoing
-    address = AmqpAddress(EX, "k")
+    address = amqp_address(EX, "k")
     broken = Message(address, b"broken", PropertySet("mqtt", b"?", malformed))  # type: ignore[arg-type]
     long = tuple((f"h{at}", string("x" * 20_000)) for at in range(10))
     huge = Message(address, b"huge", property_set(Properties(headers=long)))
@@ -331,7 +332,7 @@ routes:
     one.connect()
     source = Settled()
     batch = Batch(source, trio.current_time())
-    address = MqttAddress("t/a")
+    address = topic_address("t/a")
     entry = switch.entry("mqtt", None, address)
     assert switch.publish(batch, entry, Message(address, b"body", assurance=1, durable=True), 1)
     batch.send()
@@ -342,6 +343,6 @@ routes:
 
 async def test_without_a_router_the_link_stays_a_sink_for_every_address() -> None:
     one = LinkRig(Switch(Router([], {}), DeadLetters()))
-    one.route(targets=Targets(exchanges=(EX,)))
-    address = AmqpAddress("any", "where")
+    one.route(targets=Targets(scopes=(EX,)))
+    address = amqp_address("any", "where")
     assert one.conversation.sinks(address) == one.conversation.choose(Message(address, b""))

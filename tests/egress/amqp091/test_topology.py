@@ -11,7 +11,7 @@ from gateway.protocols.amqp091 import methods as m
 from gateway.protocols.amqp091.table import plain
 from tests.egress.amqp091.remote import LinkRig, Settled
 
-ALL = Targets(exchanges=("telemetry", "amq.topic"), queues=("jobs",))
+ALL = Targets(scopes=("telemetry", "amq.topic"), queues=("jobs",))
 FROM_QUEUE = Subscriptions(queues=("commands",))
 SINGLE = {"x-single-active-consumer": True}
 BOUND = Subscriptions(bindings=(("events", "a.#"), ("events", "b.*")))
@@ -171,13 +171,13 @@ async def test_a_changed_mapping_is_put_in_force_while_connected() -> None:
     name = own_queue("gw-1", "events")
     assert {key for _, _, key in one.world.bindings} == {"b.*", "c"}
     assert one.remote.consumed == ["commands", name]
-    one.route(FROM_QUEUE, Targets(exchanges=("other",)))
+    one.route(FROM_QUEUE, Targets(scopes=("other",)))
     one.move()
     assert one.world.bindings == set()
     assert one.remote.consumed == ["commands"]
     assert "other" in one.world.exchanges
     assert len(one.remote.machine.channels) == 2
-    one.route(FROM_QUEUE, Targets(exchanges=("other",)))
+    one.route(FROM_QUEUE, Targets(scopes=("other",)))
     one.move()
     assert one.remote.consumed == ["commands"]
 
@@ -186,7 +186,7 @@ async def test_publishing_waits_until_a_new_exchange_is_declared() -> None:
     one = LinkRig()
     one.connect()
     source = Settled()
-    one.route(targets=Targets(exchanges=("fresh",)))
+    one.route(targets=Targets(scopes=("fresh",)))
     source.publish(one.conversation.outgoing, "fresh", [b"body"])
     one.move()
     assert source.outcomes[b"body"] is ACCEPTED

@@ -12,11 +12,11 @@ from gateway.egress.amqpfast.conversation import FastConversation
 from gateway.egress.amqpfast.peer import FastLinkPeer
 from gateway.mapping import load
 from gateway.mapping.router import Router, Subscriptions, Targets
-from gateway.model.address import FastAddress
 from gateway.model.message import Message
 from gateway.protocols.amqpfast import commands as m
 from gateway.protocols.amqpfast import events as e
 from gateway.protocols.amqpfast.codec import Head, decode_credentials, encode_head_properties
+from gateway.protocols.amqpfast.dialect import fast_address
 from gateway.protocols.amqpfast.sending import Notifier
 from gateway.protocols.amqpfast.server import ServerConnection
 from gateway.settings import Limits
@@ -247,11 +247,11 @@ class LinkRig(QueueRig[FastConversation, FastLinkPeer, Remote]):
         super().__init__(conversation, lambda: Remote(self.world))
 
     def route(self, *destinations: tuple[str, str]) -> None:
-        self.conversation.route(Subscriptions(destinations=destinations), Targets())
+        self.conversation.route(Subscriptions(prefixes=destinations), Targets())
 
     def publish(self, source: Settled, bodies: Iterable[bytes], *names: str, service: str = "queue") -> None:
         """One part, its messages for each of `names` in turn; receipts are the bodies."""
-        addresses = [FastAddress(service, name) for name in names or ("q",)]
+        addresses = [fast_address(service, name) for name in names or ("q",)]
         outgoing = self.conversation.outgoing
         messages = [
             Message(addresses[at % len(addresses)], body, durable=True) for at, body in enumerate(bodies)

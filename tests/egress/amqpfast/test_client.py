@@ -48,7 +48,7 @@ async def test_a_message_goes_through_a_queue_with_what_it_says(client: Client) 
     await sender.send(b"one", head)
     async for delivery in await channel.consume("queue", "orders"):
         message = delivery.message
-        assert (message.body, message.durable, message.address.destination) == (b"one", True, "orders")
+        assert (message.body, message.durable, message.address.name) == (b"one", True, "orders")
         said = message.properties
         assert (said.priority, said.message_id) == (7, "id")
         assert [(name, value.value) for name, value in said.headers] == [("a", "b"), ("n", -3)]
@@ -209,7 +209,7 @@ async def test_answers_come_to_a_temporary_queue(gateway: Gateway, client: Clien
         away = await other.channel()
         await (await away.sender("queue", inbox.name)).send(b"answer")
     delivery = await anext(inbox)
-    assert (delivery.message.body, delivery.message.address.destination) == (b"answer", inbox.name)
+    assert (delivery.message.body, delivery.message.address.name) == (b"answer", inbox.name)
     await channel.ack(delivery)
     named = await channel.temporary("topic", "mine")
     assert named.name == "mine"

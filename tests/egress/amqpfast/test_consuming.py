@@ -10,11 +10,12 @@ import trio
 from gateway.broker.dead_letters import DeadLetters
 from gateway.broker.switch import Switch
 from gateway.mapping.router import Subscriptions, Targets
-from gateway.model.address import FastAddress, MqttAddress
 from gateway.model.outcome import ACCEPTED, Outcome, Reason, Verdict
 from gateway.model.properties import Value, ValueType
 from gateway.protocols.amqpfast import commands as m
 from gateway.protocols.amqpfast.codec import Head, encode_head_properties
+from gateway.protocols.amqpfast.dialect import fast_address
+from gateway.protocols.mqtt.dialect import topic_address
 from gateway.settings import Limits
 from tests.broker.parts import newest
 from tests.egress.amqp091.remote import Shelf
@@ -95,7 +96,7 @@ async def test_messages_take_the_routes_of_their_destination(one: LinkRig, shelf
     notify(one, "plant.", b"3", name="plant.b.t")
     notify(one, "plant.", b"4", name="plant.a.t")
     assert [(str(message.address), message.body) for message in shelf.messages] == [
-        (str(MqttAddress(topic)), body)
+        (str(topic_address(topic)), body)
         for topic, body in (
             ("commands", b"1"),
             ("commands", b"2"),
@@ -264,7 +265,7 @@ async def test_a_body_over_the_limit_does_not_stop_the_queue(tmp_path: Path, she
     letter = newest(one.switch.dead_letters)[0]
     assert (letter.outcome.reason, letter.message.address) == (
         Reason.TOO_LARGE,
-        FastAddress("queue", "commands"),
+        fast_address("queue", "commands"),
     )
     assert len(one.switch.dead_letters) == 2
     assert one.link.downs == []
@@ -323,7 +324,7 @@ async def test_a_changed_mapping_consumes_and_leaves(one: LinkRig, shelf: Shelf)
     shelf.outcome = None
     notify(one, "plant.", b"1", name="plant.b.t")
     before = one.remote.consumer("plant.")
-    one.conversation.route(Subscriptions(destinations=(("queue", "commands"), ("topic", "new"))), Targets())
+    one.conversation.route(Subscriptions(prefixes=(("queue", "commands"), ("topic", "new"))), Targets())
     one.move()
     assert one.world.cancelled == ["gateway.plant."]
     assert before.channel in one.remote.machine.channels
@@ -337,7 +338,7 @@ async def test_a_changed_mapping_consumes_and_leaves(one: LinkRig, shelf: Shelf)
 
 async def test_what_is_not_wanted_any_more_is_cancelled_at_the_next_connection(one: LinkRig) -> None:
     one.lose()
-    one.conversation.route(Subscriptions(destinations=(("queue", "commands"),)), Targets())
+    one.conversation.route(Subscriptions(prefixes=(("queue", "commands"),)), Targets())
     one.connect()
     assert one.world.cancelled == ["gateway.plant."]
     assert [consumer.name for consumer in one.remote.consumers] == ["commands"]

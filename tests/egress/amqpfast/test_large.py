@@ -9,10 +9,10 @@ import pytest
 import trio
 
 from gateway.egress.amqpfast import large, outgoing
-from gateway.model.address import FastAddress
 from gateway.model.message import Message
 from gateway.model.outcome import ACCEPTED, Reason
 from gateway.protocols.amqpfast import commands as m
+from gateway.protocols.amqpfast.dialect import fast_address
 from tests.egress.amqp091.remote import Settled
 from tests.egress.amqpfast.remote import LinkRig
 
@@ -30,7 +30,7 @@ def small() -> Iterator[None]:
 
 
 def message(body: bytes) -> Message:
-    return Message(FastAddress("queue", "q"), body, durable=True)
+    return Message(fast_address("queue", "q"), body, durable=True)
 
 
 def rig(**world: object) -> tuple[LinkRig, Settled]:

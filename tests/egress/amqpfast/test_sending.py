@@ -5,12 +5,12 @@ from __future__ import annotations
 import pytest
 import trio
 
-from gateway.model.address import FastAddress
 from gateway.model.message import Message
 from gateway.model.outcome import ACCEPTED, Reason, Verdict
 from gateway.model.properties import Properties, PropertySet, property_set, string
 from gateway.protocols.amqpfast import commands as m
 from gateway.protocols.amqpfast.codec import decode_head_properties
+from gateway.protocols.amqpfast.dialect import fast_address
 from gateway.settings import Limits
 from tests.egress.amqp091.remote import Settled
 from tests.egress.amqpfast.remote import LinkRig
@@ -87,7 +87,7 @@ async def test_what_was_not_confirmed_is_sent_again_in_order_before_what_waited(
     one.lose()
     assert one.link.downs == ["broken"]
     outgoing = one.conversation.outgoing
-    outgoing.publish(source.part([Message(FastAddress("queue", "q"), b"6")], outgoing))
+    outgoing.publish(source.part([Message(fast_address("queue", "q"), b"6")], outgoing))
     one.world.sent.clear()
     one.world.replies = True
     one.connect()
@@ -115,7 +115,7 @@ async def test_beyond_its_limits_a_link_that_is_down_takes_nothing() -> None:
     one = LinkRig(limits=Limits(queue_messages_max=5))
     source = Settled()
     outgoing = one.conversation.outgoing
-    address = FastAddress("queue", "q")
+    address = fast_address("queue", "q")
     outgoing.publish(source.part([Message(address, body) for body in bodies(0, 5)], outgoing))
     outgoing.publish(source.part([Message(address, b"5")], outgoing))
     assert source.outcomes[b"5"].reason is Reason.TARGET_DOWN
@@ -219,7 +219,7 @@ async def test_what_cannot_be_said_is_refused_alone() -> None:
     one.connect()
     source = Settled()
     outgoing = one.conversation.outgoing
-    address = FastAddress("queue", "q")
+    address = fast_address("queue", "q")
     sets = {
         b"malformed": PropertySet("amqpfast", b"\0\0\0\0\0\0\xff"),
         b"long": property_set(Properties(headers=(("a", string("x" * 2_000)),))),
@@ -239,7 +239,7 @@ async def test_what_cannot_be_said_is_refused_alone() -> None:
 async def test_what_the_message_says_is_in_the_head() -> None:
     one, source = rig()
     outgoing = one.conversation.outgoing
-    address = FastAddress("topic", "a.b")
+    address = fast_address("topic", "a.b")
     said = property_set(Properties(priority=7, message_id="id-1", headers=(("n", string("v")),)))
     message = Message(address, b"x", said, durable=True, expires=4e9, hops=2, retain=True)
     outgoing.publish(source.part([message], outgoing))

@@ -13,11 +13,12 @@ from gateway.egress.mqtt.peer import MqttLinkPeer
 from gateway.errors import RemoteProtocolError
 from gateway.mapping.loading import parse
 from gateway.mapping.router import Router, Subscriptions, Targets
-from gateway.model.address import Address, MqttAddress
+from gateway.model.address import Address
 from gateway.model.batch import Batch, Lane, Part, Sink
 from gateway.model.message import NEVER, Message, Sender
 from gateway.model.outcome import ACCEPTED, Outcome
 from gateway.model.properties import NO_PROPERTIES, PropertySet
+from gateway.protocols.mqtt.dialect import topic_address
 from gateway.protocols.mqtt.packets import Acks, Connect, Event, Publishes, Row, Subscribe, Unsubscribe
 from gateway.protocols.mqtt.server import ServerConnection
 from gateway.protocols.mqtt.spec import PacketType, Property
@@ -223,7 +224,7 @@ class World:
         return self.stream.peer
 
     def subscribe(self, *filters: str) -> None:
-        self.conversation.route(Subscriptions(topics=filters), Targets())
+        self.conversation.route(Subscriptions(bindings=tuple(("", one) for one in filters)), Targets())
 
     def connect(self, now: float = 0.0) -> Remote:
         """A new connection, up to where it is usable or refused."""
@@ -287,7 +288,7 @@ def message(
     hops: int = 1,
 ) -> Message:
     octets = body.encode() if isinstance(body, str) else body
-    return Message(MqttAddress(topic), octets, properties, qos, qos > 0, retain, expires, hops)
+    return Message(topic_address(topic), octets, properties, qos, qos > 0, retain, expires, hops)
 
 
 def row(

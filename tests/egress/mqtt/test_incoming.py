@@ -5,8 +5,8 @@ from __future__ import annotations
 import pytest
 import trio
 
-from gateway.model.address import MqttAddress
 from gateway.model.outcome import ACCEPTED, Outcome, Reason, Verdict
+from gateway.protocols.mqtt.dialect import topic_address
 from gateway.protocols.mqtt.properties import encode_list
 from gateway.protocols.mqtt.spec import PacketType, Property, ReasonCode
 from tests.egress.mqtt.remote import World, row
@@ -61,7 +61,7 @@ async def test_addresses_properties_and_flags_cross() -> None:
     )
     world.deliver(row("x", 1, 5, topic="up/b/c", raw=raw, flags=1))
     (message,) = world.local.messages
-    assert message.address == MqttAddress("in/up/b/c")
+    assert message.address == topic_address("in/up/b/c")
     assert (message.retain, message.durable, message.hops) == (True, True, 3)
     assert message.expires > 0
     assert message.properties.content_type == "text/plain"

@@ -9,7 +9,7 @@ from gateway.broker.mqtt.namespace import MqttNamespace
 from gateway.broker.mqtt.subscription import SubscriptionOptions
 from gateway.broker.switch import FILTERS_MAX, Switch
 from gateway.ingress.mqtt.entries import TOPIC_OCTETS_MAX, Entries
-from gateway.model.address import MqttAddress
+from gateway.protocols.mqtt.dialect import topic_address
 from tests.broker.test_switch import routes
 
 BACK = (
@@ -29,7 +29,7 @@ class Bench:
         self.entries = Entries("mqtt", self.switch, self.space, 100)
         self.session, _ = self.space.open("c", clean=True, expiry_secs=0.0)
         for topic in TOPICS:
-            self.entries.resolve(MqttAddress(topic), self.entries.of("u"))
+            self.entries.resolve(topic_address(topic), self.entries.of("u"))
 
     def kept(self) -> set[str]:
         return {topic.decode() for topic in self.entries.of("u")}
@@ -55,7 +55,7 @@ def test_only_what_a_filter_may_match_is_forgotten(topic_filter: str, forgotten:
     bench.subscribe(topic_filter)
     assert bench.kept() == set(TOPICS) - forgotten
     for topic in TOPICS:
-        bench.entries.resolve(MqttAddress(topic), bench.entries.of("u"))
+        bench.entries.resolve(topic_address(topic), bench.entries.of("u"))
     bench.space.unsubscribe(bench.session, topic_filter)
     assert bench.kept() == set(TOPICS) - forgotten
 
@@ -83,15 +83,15 @@ def test_so_do_too_many_changes() -> None:
 def test_a_long_topic_is_looked_up_and_not_kept() -> None:
     bench = Bench(BACK)
     for topic in ("x" * TOPIC_OCTETS_MAX, "y" * (TOPIC_OCTETS_MAX + 1), "in/" + "z" * TOPIC_OCTETS_MAX):
-        entry = bench.entries.resolve(MqttAddress(topic), bench.entries.of("u"))
-        assert entry.address == MqttAddress(topic)
+        entry = bench.entries.resolve(topic_address(topic), bench.entries.of("u"))
+        assert entry.address == topic_address(topic)
     assert bench.kept() == {*TOPICS, "x" * TOPIC_OCTETS_MAX}
 
 
 def test_what_is_known_of_routes_back_is_bounded_too() -> None:
     bench = Bench(BACK)
     for number in range(1_000):
-        bench.entries.resolve(MqttAddress(f"in/{number}"), bench.entries.of("u"))
+        bench.entries.resolve(topic_address(f"in/{number}"), bench.entries.of("u"))
     assert len(bench.entries._through) <= 100
     assert "in/999" in bench.kept()
     bench.subscribe("out/x")

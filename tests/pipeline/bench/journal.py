@@ -6,9 +6,10 @@ import time
 from pathlib import Path
 from typing import Final
 
-from gateway.model.address import AmqpAddress, MqttAddress
 from gateway.model.message import Message, Sender
 from gateway.model.outcome import ACCEPTED
+from gateway.protocols.amqp091.dialect import amqp_address
+from gateway.protocols.mqtt.dialect import topic_address
 from gateway.store.journal.gathering import Facts
 from gateway.store.journal.writer import JournalWriter, Options
 from tests.pipeline.journals import SETS
@@ -34,8 +35,8 @@ def made(folder: Path, rows: int, shards: int = 2) -> Path:
             tell=print,
         )
         senders = [Sender("mqtt", f"press-{line}", "plant", f"10.0.0.{line}:40123") for line in range(LINES)]
-        wires = [MqttAddress(f"plant/line{line}/press/temperature") for line in range(LINES)]
-        keys = [AmqpAddress("telemetry", f"line{line}.press.temperature") for line in range(LINES)]
+        wires = [topic_address(f"plant/line{line}/press/temperature") for line in range(LINES)]
+        keys = [amqp_address("telemetry", f"line{line}.press.temperature") for line in range(LINES)]
         step = SECONDS * shards / rows
         for first in range(0, rows // shards, PART):
             line = first // PART % LINES

@@ -13,12 +13,12 @@ from typing import Final, NamedTuple
 
 import pytest
 
-from gateway.model.address import MqttAddress
 from gateway.model.message import Message, Sender
 from gateway.model.properties import Properties, Value, ValueType, property_set
 from gateway.peers.amqp import AmqpPeer
 from gateway.peers.mqtt import MqttPeer
 from gateway.peers.wire import Access
+from gateway.protocols.mqtt.dialect import topic_address
 from gateway.settings import parse_url
 from gateway.store.journal.reader import Gap, JournalReader, Row
 from tests.interop.gateway_fixture import LOOPBACK
@@ -85,7 +85,7 @@ def reading(number: int) -> Message:
     """Three lines take turns; the messages of a line with numbers 0 to 8 are alike but for their topic."""
     body = b'{"temperature": %d, "unit": "C"}' % (0 if number < 9 else number)
     said = Properties(content_type="application/json", headers=(("n", Value(ValueType.STRING, "1")),))
-    address = MqttAddress(f"plant/l{number % 3}/t")
+    address = topic_address(f"plant/l{number % 3}/t")
     return Message(address, body, property_set(said), 1, True, sender=Sender("mqtt"))
 
 
@@ -115,8 +115,8 @@ def _publish(made: Recorded, erp: GatewayProcess) -> None:
     amqp.close()
     device = MqttPeer(made.access("mqtt"), client_id="device")
     assert device.publish_many([reading(number) for number in range(READINGS)]) == {}
-    assert device.publish_many([Message(MqttAddress("long/" + "x" * 300), b"", assurance=1)]).keys() == {0}
-    far = [Message(MqttAddress(f"far/{n}"), b"%d" % n, assurance=1, durable=True) for n in range(8)]
+    assert device.publish_many([Message(topic_address("long/" + "x" * 300), b"", assurance=1)]).keys() == {0}
+    far = [Message(topic_address(f"far/{n}"), b"%d" % n, assurance=1, durable=True) for n in range(8)]
     assert device.publish_many(far[:STORED]) == {}
     made.rows(ROWS - WAITING)
     erp.kill()

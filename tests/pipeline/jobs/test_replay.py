@@ -11,12 +11,13 @@ import pytest
 pytest.importorskip("pyspark")
 
 from gateway.errors import LinkError, PipelineError
-from gateway.model.address import MqttAddress
 from gateway.model.message import Message
 from gateway.peers.amqp import AmqpPeer
 from gateway.peers.wire import Arrival
 from gateway.pipeline.jobs.replay import COLUMNS, Pace, Position, Progress, Replay, selected
 from gateway.pipeline.traffic.loading import Span, traffic
+from gateway.protocols import show
+from gateway.protocols.mqtt.dialect import topic_address
 from tests.cli.conftest import Run
 from tests.pipeline.jobs.conftest import HOT, PATIENCE_SECS, READINGS, Recorded, reading
 from tests.pipeline.journals import written
@@ -130,14 +131,14 @@ def test_a_message_with_several_lanes_is_sent_once(spark: SparkSession, recorded
     assert (sent[0].assurance, sent[0].hops) == (1, 0)
     broker = Broker(Clock())
     replay(broker, rows, at_target=True)
-    places = Counter(str(message.address) for _, message in broker.got)
-    assert places["AmqpAddress('', 'hot')"] == len(HOT)
+    places = Counter(show(message.address) for _, message in broker.got)
+    assert places[":hot"] == len(HOT)
     assert sum(places.values()) == READINGS + len(HOT)
 
 
 def test_what_was_not_recorded_whole_is_not_sent(spark: SparkSession, tmp_path: Path) -> None:
     broker = Broker(Clock())
-    made = replay(broker, rows_of(spark, written(tmp_path, 4, body_bytes_max=4)), to=MqttAddress("x"))
+    made = replay(broker, rows_of(spark, written(tmp_path, 4, body_bytes_max=4)), to=topic_address("x"))
     assert (made.done.incomplete, made.done.sent, broker.got) == (4, 0, [])
 
 

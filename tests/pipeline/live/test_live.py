@@ -19,7 +19,6 @@ from pyspark import cloudpickle
 from pyspark.errors import StreamingQueryException
 
 from gateway.errors import LinkError
-from gateway.model.address import AmqpAddress, FastAddress, MqttAddress
 from gateway.model.message import Message
 from gateway.peers.amqp import AmqpPeer
 from gateway.peers.amqpfast import FastPeer
@@ -27,6 +26,9 @@ from gateway.peers.mqtt import MqttPeer
 from gateway.peers.wire import Access, Arrival, Peer
 from gateway.pipeline.live.receiving import Limits, Receiver
 from gateway.pipeline.live.source import AmqpSource
+from gateway.protocols.amqp091.dialect import amqp_address
+from gateway.protocols.amqpfast.dialect import fast_address
+from gateway.protocols.mqtt.dialect import topic_address
 from gateway.settings import parse_url
 from tests.interop.gateway_fixture import LOOPBACK
 from tests.interop.gateway_process import GatewayProcess
@@ -98,13 +100,13 @@ def sources(gateway: GatewayProcess, protocol: str) -> tuple[Peer, Any, dict[str
     at = access(gateway, protocol)
     if protocol == "mqtt":
         own = {"topics": '["live/a","live/b,c/#"]', "clientId": "spark", "bufferMessages": "200"}
-        return MqttPeer(at), MqttAddress("live/b,c/d"), options(gateway, protocol, **own), "gateway_mqtt"
+        return MqttPeer(at), topic_address("live/b,c/d"), options(gateway, protocol, **own), "gateway_mqtt"
     if protocol == "amqp091":
         own = {"queues": "live", "exchange": "amq.topic", "bindingKeys": "live.#", "bufferMessages": "200"}
         given = options(gateway, protocol, **own)
-        return AmqpPeer(at), AmqpAddress("amq.topic", "live.x"), given, "gateway_amqp"
+        return AmqpPeer(at), amqp_address("amq.topic", "live.x"), given, "gateway_amqp"
     own = {"destinations": "queue:live,queue:other", "bufferMessages": "200"}
-    return FastPeer(at), FastAddress("queue", "live"), options(gateway, protocol, **own), "gateway_amqpfast"
+    return FastPeer(at), fast_address("queue", "live"), options(gateway, protocol, **own), "gateway_amqpfast"
 
 
 @pytest.mark.parametrize("protocol", ["mqtt", "amqp091", "amqpfast"])
@@ -134,7 +136,7 @@ def test_what_was_not_committed_comes_again(
     """A batch that fails is not acknowledged, and a restarted query has every message of it."""
     peer = AmqpPeer(access(gateway, "amqp091"))
     peer.declare("failing", "amq.topic", [])
-    peer.publish_many([Message(AmqpAddress("", "failing"), b"%d" % n, assurance=1) for n in range(5)])
+    peer.publish_many([Message(amqp_address("", "failing"), b"%d" % n, assurance=1) for n in range(5)])
     peer.close()
     given = options(gateway, "amqp091", queues="failing")
     rows = spark.readStream.format("gateway_amqp").options(**given).load()
@@ -278,7 +280,7 @@ class Scripted:
         turn = self.turns.pop(0)
         if turn is None:
             raise LinkError("cut")
-        return [Arrival(Message(MqttAddress("t"), body), int(body), False) for body in turn]
+        return [Arrival(Message(topic_address("t"), body), int(body), False) for body in turn]
 
     def rest(self, seconds: float) -> None:
         self.rested += 1

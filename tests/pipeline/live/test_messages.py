@@ -14,11 +14,13 @@ import pyarrow as pa
 from pyspark.sql.types import BinaryType, StringType, StructField, StructType
 
 from gateway.errors import PipelineError
-from gateway.model.address import AmqpAddress, FastAddress, MqttAddress
 from gateway.model.message import Message
 from gateway.model.properties import Properties, Value, ValueType, string
 from gateway.pipeline.live.messages import Shape
 from gateway.pipeline.live.options import CONNECTION, Options
+from gateway.protocols.amqp091.dialect import amqp_address
+from gateway.protocols.amqpfast.dialect import fast_address
+from gateway.protocols.mqtt.dialect import topic_address
 
 
 def messages(protocol: str, rows: list[dict[str, Any]], **fixed: str) -> list[Message]:
@@ -30,15 +32,15 @@ def messages(protocol: str, rows: list[dict[str, Any]], **fixed: str) -> list[Me
 
 
 ADDRESSES = [
-    ("mqtt", {"topic": "a/b"}, {}, MqttAddress("a/b")),
-    ("mqtt", {"address": "a/b"}, {}, MqttAddress("a/b")),
-    ("mqtt", {}, {"topic": "all/here"}, MqttAddress("all/here")),
-    ("amqp091", {"queue": "q"}, {}, AmqpAddress("", "q")),
-    ("amqp091", {"exchange": "x", "routing_key": "a.b"}, {}, AmqpAddress("x", "a.b")),
-    ("amqp091", {"routing_key": "a.b"}, {"exchange": "x"}, AmqpAddress("x", "a.b")),
-    ("amqp091", {"address": "x:a:b"}, {}, AmqpAddress("x", "a:b")),
-    ("amqpfast", {"destination": "d"}, {"service": "queue"}, FastAddress("queue", "d")),
-    ("amqpfast", {"address": "topic:d.e"}, {}, FastAddress("topic", "d.e")),
+    ("mqtt", {"topic": "a/b"}, {}, topic_address("a/b")),
+    ("mqtt", {"address": "a/b"}, {}, topic_address("a/b")),
+    ("mqtt", {}, {"topic": "all/here"}, topic_address("all/here")),
+    ("amqp091", {"queue": "q"}, {}, amqp_address("", "q")),
+    ("amqp091", {"exchange": "x", "routing_key": "a.b"}, {}, amqp_address("x", "a.b")),
+    ("amqp091", {"routing_key": "a.b"}, {"exchange": "x"}, amqp_address("x", "a.b")),
+    ("amqp091", {"address": "x:a:b"}, {}, amqp_address("x", "a:b")),
+    ("amqpfast", {"destination": "d"}, {"service": "queue"}, fast_address("queue", "d")),
+    ("amqpfast", {"address": "topic:d.e"}, {}, fast_address("topic", "d.e")),
 ]
 
 

@@ -10,7 +10,6 @@ from typing import TYPE_CHECKING, Any
 import pytest
 from pyspark.errors import AnalysisException, PythonException
 
-from gateway.model.address import MqttAddress
 from gateway.model.message import Message
 from gateway.model.outcome import ACCEPTED
 from gateway.pipeline.columns import COLUMNS, spark_schema
@@ -18,6 +17,7 @@ from gateway.pipeline.journal.filters import narrowed
 from gateway.pipeline.journal.options import microseconds_of, options_of
 from gateway.pipeline.journal.planning import Part
 from gateway.pipeline.journal.source import JournalTable
+from gateway.protocols.mqtt.dialect import topic_address
 from gateway.store.journal.reader import Gap, JournalReader
 from gateway.store.journal.writer import Options
 from tests.pipeline.journals import HOME, Journal, written
@@ -51,7 +51,7 @@ def read(folder: Path, *names: str, **options: str) -> list[tuple[Any, ...]]:
 def test_every_column_is_what_the_reader_reads(spark: SparkSession, tmp_path: Path) -> None:
     journal = Journal(tmp_path, options=Options(body_bytes_max=10))
     journal.write(0, 60)
-    odd = Message(MqttAddress("a"), b"\xff" * 11, expires=1_800_000_000.5, hops=200, retain=True)
+    odd = Message(topic_address("a"), b"\xff" * 11, expires=1_800_000_000.5, hops=200, retain=True)
     journal.writer.record(HOME, [odd, odd], ACCEPTED, journal.clock())
     journal.close()
     found = table(spark, tmp_path).orderBy("sequence").collect()

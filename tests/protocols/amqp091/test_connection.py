@@ -11,7 +11,7 @@ from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
 from gateway.errors import LocalProtocolError, RemoteProtocolError
-from gateway.model.address import AmqpAddress
+from gateway.model.address import Address
 from gateway.model.properties import string
 from gateway.protocols.amqp091 import events as e
 from gateway.protocols.amqp091 import methods as m
@@ -24,25 +24,26 @@ from gateway.protocols.amqp091.codec import (
     encode_method,
     encode_method_frame,
 )
+from gateway.protocols.amqp091.dialect import amqp_address
 from gateway.protocols.amqp091.sending import Deliverer, Publisher
 from gateway.protocols.amqp091.server import ServerConnection
 from gateway.protocols.amqp091.spec import HEARTBEAT_FRAME, ReplyCode
 from tests.protocols.amqp091.wires import Wire, heard, new_client, octets_apart, open_wire
 
 RAW = bytes.fromhex("1000 02")
-KEY = AmqpAddress("ex", "a.b")
-OTHER = AmqpAddress("", "queue")
+KEY = amqp_address("ex", "a.b")
+OTHER = amqp_address("", "queue")
 
 
 def publish_octets(
-    channel: int, address: AmqpAddress, body: bytes, raw: bytes = RAW, frame_max: int = 131_072
+    channel: int, address: Address, body: bytes, raw: bytes = RAW, frame_max: int = 131_072
 ) -> bytes:
-    method = encode_method_frame(channel, m.BasicPublish(address.exchange, address.routing_key))
+    method = encode_method_frame(channel, m.BasicPublish(address.scope, address.name))
     return method + b"".join(encode_content_frames(channel, raw, body, frame_max))
 
 
-def arguments(address: AmqpAddress) -> bytes:
-    return encode_method(m.BasicPublish(address.exchange, address.routing_key))[4:]
+def arguments(address: Address) -> bytes:
+    return encode_method(m.BasicPublish(address.scope, address.name))[4:]
 
 
 def test_channels_open_and_close() -> None:
@@ -255,7 +256,7 @@ messages = st.lists(
 @given(messages, st.lists(st.integers(1, 5000), max_size=40))
 @example([(1, KEY, RAW, 0, False)], [22])
 def test_the_split_never_changes_what_is_said(
-    rows: list[tuple[int, AmqpAddress, bytes, int, bool]], cuts: list[int]
+    rows: list[tuple[int, Address, bytes, int, bool]], cuts: list[int]
 ) -> None:
     octets = b""
     for channel, address, raw, size, ack in rows:

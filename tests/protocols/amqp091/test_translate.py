@@ -10,7 +10,6 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from gateway.errors import RemoteProtocolError
-from gateway.model.address import MqttAddress
 from gateway.model.message import NEVER, Message
 from gateway.model.outcome import Reason
 from gateway.model.properties import Properties, PropertySet, Value, ValueType, property_set, string
@@ -18,10 +17,11 @@ from gateway.protocols.amqp091 import losses
 from gateway.protocols.amqp091 import translate as t
 from gateway.protocols.amqp091.codec import BasicProperties, decode_properties, encode_basic_properties
 from gateway.protocols.amqp091.spec import SOFT_CODES, ReplyCode
+from gateway.protocols.mqtt.dialect import topic_address
 from tests.protocols.amqp091.wires import all_properties, headers
 
 V = ValueType
-TOPIC = MqttAddress("a/b")
+TOPIC = topic_address("a/b")
 
 
 def message(said: PropertySet | Properties, **options: Any) -> Message:

@@ -10,17 +10,17 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from gateway.errors import RemoteProtocolError
-from gateway.model.address import MqttAddress
 from gateway.model.message import Message
 from gateway.model.outcome import Reason
 from gateway.model.properties import Properties, PropertySet, Value, ValueType, property_set, string
 from gateway.protocols.amqpfast import translate as t
 from gateway.protocols.amqpfast.codec import Head, decode_head_properties, encode_head_properties
 from gateway.protocols.amqpfast.spec import ReplyCode, Scope
+from gateway.protocols.mqtt.dialect import topic_address
 from tests.protocols.amqpfast.wires import all_heads, headers
 
 V = ValueType
-TOPIC = MqttAddress("a/b")
+TOPIC = topic_address("a/b")
 
 
 def message(said: PropertySet | Properties, **options: Any) -> Message:

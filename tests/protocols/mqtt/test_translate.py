@@ -12,10 +12,10 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from gateway.errors import RemoteProtocolError
-from gateway.model.address import MqttAddress
 from gateway.model.message import Message
 from gateway.model.outcome import Reason
 from gateway.model.properties import Headers, Properties, PropertySet, Value, ValueType, property_set, string
+from gateway.protocols.mqtt.dialect import topic_address
 from gateway.protocols.mqtt.properties import decode_list, encode_list
 from gateway.protocols.mqtt.spec import FAILURE, REASONS, WILL, PacketType
 from gateway.protocols.mqtt.spec import Property as P
@@ -34,7 +34,7 @@ from gateway.protocols.mqtt.values import from_text, to_text
 from tests.protocols.mqtt import strategies
 
 V = ValueType
-ADDRESS = MqttAddress("t")
+ADDRESS = topic_address("t")
 
 
 def message(properties: Properties | PropertySet, **more: Any) -> Message:

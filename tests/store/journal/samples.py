@@ -7,9 +7,9 @@ from collections.abc import Callable, Iterable
 from pathlib import Path
 from typing import Any
 
-from gateway.model.address import MqttAddress
 from gateway.model.message import Message, Sender
 from gateway.model.outcome import ACCEPTED
+from gateway.protocols.mqtt.dialect import topic_address
 from gateway.store.journal.encoding import Encoder
 from gateway.store.journal.format import Draft, lay_out, seal
 from gateway.store.journal.gathering import Facts, Gathering, Memories, Settled
@@ -24,7 +24,7 @@ SENDER = Sender("mqtt", "press-7", "plant", "10.0.0.7:40123")
 
 def message(number: int, **also: Any) -> Message:
     """A message whose body is its number."""
-    return Message(MqttAddress(f"plant/{number % 3}"), str(number).encode(), sender=SENDER, **also)
+    return Message(topic_address(f"plant/{number % 3}"), str(number).encode(), sender=SENDER, **also)
 
 
 def settled(first: int, count: int, *, at: int = UTC_US) -> Settled:

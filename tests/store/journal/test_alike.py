@@ -10,10 +10,11 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from gateway.model.address import AmqpAddress, MqttAddress
 from gateway.model.message import Message, Sender
 from gateway.model.outcome import ACCEPTED
 from gateway.model.properties import Properties, property_set
+from gateway.protocols.amqp091.dialect import amqp_address
+from gateway.protocols.mqtt.dialect import topic_address
 from gateway.store.journal.encoding import ROWS_USUAL, Encoder
 from gateway.store.journal.gathering import Settled
 from gateway.store.journal.reader import JournalReader, Row
@@ -21,7 +22,7 @@ from gateway.store.journal.runs import RUN, RUN_ALIKE, Runs, alike_in, chained, 
 from tests.store.journal.samples import HOME, UP, gathered, octets_of, whole
 
 SENDERS = [Sender("mqtt", f"press-{number}") for number in range(3)]
-ADDRESSES = [MqttAddress(f"plant/{number}") for number in range(3)]
+ADDRESSES = [topic_address(f"plant/{number}") for number in range(3)]
 
 
 def written(folder: Path, *blocks: list[Settled]) -> list[Row]:
@@ -76,7 +77,7 @@ def test_rows_that_are_alike_and_those_with_one_that_is_not(
     ]
     if odd is not None:
         heads[odd] = Message(ADDRESSES[1], b"odd", assurance=1, expires=3.0, hops=2, sender=SENDERS[2])
-    tails = [Message(AmqpAddress("", str(at // 50)), b"") for at in range(100)]
+    tails = [Message(amqp_address("", str(at // 50)), b"") for at in range(100)]
     part = (
         Settled(UP, tails, heads, ACCEPTED, 5, 6) if crossed else Settled(HOME, heads, None, ACCEPTED, 5, 6)
     )
@@ -116,9 +117,9 @@ def test_runs_are_looked_for_where_it_pays(length: int, pays: bool) -> None:
 
 def test_equal_objects_are_as_good_as_the_same(tmp_path: Path) -> None:
     """As when a client publishes to an address that is no longer remembered."""
-    heads = [Message(MqttAddress("t"), b"", sender=SENDERS[0]) for _ in range(200)]
+    heads = [Message(topic_address("t"), b"", sender=SENDERS[0]) for _ in range(200)]
     for at in range(90, 100):
-        heads[at] = Message(MqttAddress("other"), b"", sender=Sender(*SENDERS[0]))
+        heads[at] = Message(topic_address("other"), b"", sender=Sender(*SENDERS[0]))
     rows = written(tmp_path / "one", [Settled(HOME, heads, None, ACCEPTED, 0, 0)])
     assert [row["source_name"] for row in rows] == ["t"] * 90 + ["other"] * 10 + ["t"] * 100
 

@@ -13,10 +13,11 @@ from gateway.broker.journaling import Journaling
 from gateway.broker.switch import Switch
 from gateway.mapping import parse
 from gateway.mapping.router import Router
-from gateway.model.address import AmqpAddress, MqttAddress
 from gateway.model.batch import Batch, Part
 from gateway.model.message import Message
 from gateway.model.properties import Properties, property_set
+from gateway.protocols.amqp091.dialect import amqp_address
+from gateway.protocols.mqtt.dialect import topic_address
 from gateway.store.journal.reader import JournalReader
 from tests.broker.parts import SENDER, Answers
 from tests.store.journal.samples import whole, writer
@@ -122,7 +123,7 @@ def rows_of(
 
 
 def came(topic: str, number: int, **also: Any) -> Message:
-    return Message(MqttAddress(topic), b"%d" % number, sender=SENDER, **also)
+    return Message(topic_address(topic), b"%d" % number, sender=SENDER, **also)
 
 
 MESSAGES = {
@@ -145,8 +146,7 @@ def test_a_row_says_how_its_message_came_in(
 ) -> None:
     expected = set()
     for slot, one in enumerate(messages):
-        assert isinstance(one.address, MqttAddress)
-        topic = one.address.topic
+        topic = one.address.name
         first, rest = topic.split("/", 1)
         told = (one.hops, one.retain, int(one.expires * 1_000_000) or None, slot, one.body)
         expected.add((topic, rest.replace("/", "."), ROUTE[first], *told))
@@ -226,7 +226,7 @@ def test_what_a_route_refuses_leaves_the_others_as_they_came(tmp_path: Path) -> 
 
 def test_what_nobody_takes_leaves_no_note() -> None:
     batch = Batch(Answers(), 0.0)
-    for source in (AmqpAddress("", "a"), came("t", 0)):
+    for source in (amqp_address("", "a"), came("t", 0)):
         batch.came(source)
         batch.never_came()
     assert (batch.sources, batch.whole) == ([], 0)

@@ -12,10 +12,11 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from gateway.model.address import AmqpAddress, MqttAddress
 from gateway.model.message import NEVER, Message, Sender
 from gateway.model.outcome import ACCEPTED
 from gateway.model.properties import NO_PROPERTIES, Properties, property_set
+from gateway.protocols.amqp091.dialect import amqp_address
+from gateway.protocols.mqtt.dialect import topic_address
 from gateway.store.journal.encoding import Encoder
 from gateway.store.journal.format import DamageError, Repeated, decode_runs
 from gateway.store.journal.gathering import Facts, Settled
@@ -40,11 +41,11 @@ FORMAT_1: Final = (
 def part() -> Settled:
     """Three messages that crossed."""
     sender = Sender("mqtt", "press-7", "plant", "10.0.0.7:40123")
-    came = [MqttAddress(f"plant/{number}") for number in (1, 1, 2)]
+    came = [topic_address(f"plant/{number}") for number in (1, 1, 2)]
     named = property_set(Properties(message_id="a"))
     went = [
         Message(
-            AmqpAddress("amq.topic", f"plant.{number}"),
+            amqp_address("amq.topic", f"plant.{number}"),
             b"%d" % number,
             named if number == 2 else NO_PROPERTIES,
             1,

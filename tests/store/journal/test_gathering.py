@@ -6,9 +6,9 @@ from pathlib import Path
 
 import pytest
 
-from gateway.model.address import MqttAddress
 from gateway.model.message import Message
 from gateway.model.outcome import ACCEPTED
+from gateway.protocols.mqtt.dialect import topic_address
 from gateway.store.journal.encoding import Encoder
 from gateway.store.journal.gathering import MEMORIES_MAX, MEMORY_OCTETS, Gathering, Memories, Settled
 from gateway.store.journal.reader import JournalReader
@@ -19,7 +19,7 @@ from tests.store.journal.samples import HOME, gathered, octets_of, whole
 def settled(*sizes: int) -> Settled:
     """Messages with bodies of these sizes, each of one letter."""
     bodies = [b"%c" % (97 + at % 26) * size for at, size in enumerate(sizes)]
-    return Settled(HOME, [Message(MqttAddress("t"), body) for body in bodies], None, ACCEPTED, 0, 0)
+    return Settled(HOME, [Message(topic_address("t"), body) for body in bodies], None, ACCEPTED, 0, 0)
 
 
 def bodies_of(folder: Path, gathering: Gathering) -> list[bytes]:

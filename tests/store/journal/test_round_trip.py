@@ -13,10 +13,12 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from gateway.errors import RemoteProtocolError
-from gateway.model.address import AmqpAddress, FastAddress, MqttAddress
 from gateway.model.message import Message, Sender
 from gateway.model.outcome import ACCEPTED, Outcome, Reason, Verdict
 from gateway.model.properties import Properties, PropertySet, Value, ValueType, property_set, string
+from gateway.protocols.amqp091.dialect import amqp_address
+from gateway.protocols.amqpfast.dialect import fast_address
+from gateway.protocols.mqtt.dialect import topic_address
 from gateway.store.journal.encoding import COLUMNS, PROPERTIES_OCTETS_MAX, Encoder
 from gateway.store.journal.entries import ENTRIES_MAX, Entries, bitmap
 from gateway.store.journal.format import Kind
@@ -70,7 +72,7 @@ def recorded(folder: Path, *parts: Settled, body_bytes_max: int = 1_000, level: 
 @pytest.mark.parametrize("level", [0, 6])
 def test_every_column(tmp_path: Path, level: int) -> None:
     source = Message(
-        MqttAddress("plant/ü"),
+        topic_address("plant/ü"),
         b"body",
         property_set(FULL),
         assurance=2,
@@ -80,7 +82,7 @@ def test_every_column(tmp_path: Path, level: int) -> None:
         hops=3,
         sender=SENDER,
     )
-    crossed = Message(FastAddress("queue", "erp.in"), b"body", source.property_set, 1, sender=SENDER, hops=4)
+    crossed = Message(fast_address("queue", "erp.in"), b"body", source.property_set, 1, sender=SENDER, hops=4)
     refused = Outcome(Verdict.REJECTED, Reason.TOO_LARGE, "larger than it takes")
     (row,) = recorded(tmp_path, Settled(UP, [crossed], [source], refused, UTC_US, UTC_US + 7), level=level)
     assert decode_properties(row.pop("properties").encode()) == FULL
@@ -128,10 +130,10 @@ def test_every_column_has_been_named() -> None:
 
 
 ADDRESSES = [
-    (MqttAddress("a/b"), "a/b", None, "a/b"),
-    (AmqpAddress("amq.topic", "a.b"), "amq.topic:a.b", "amq.topic", "a.b"),
-    (AmqpAddress("", "queue"), ":queue", "", "queue"),
-    (FastAddress("topic", "x"), "topic:x", "topic", "x"),
+    (topic_address("a/b"), "a/b", None, "a/b"),
+    (amqp_address("amq.topic", "a.b"), "amq.topic:a.b", "amq.topic", "a.b"),
+    (amqp_address("", "queue"), ":queue", "", "queue"),
+    (fast_address("topic", "x"), "topic:x", "topic", "x"),
 ]
 
 
@@ -144,10 +146,10 @@ def test_addresses(tmp_path: Path, address: Any, text: str, scope: str | None, n
 
 
 def test_wires_of_two_protocols_may_be_equal(tmp_path: Path) -> None:
-    amqp = AmqpAddress("e", "k")
-    mqtt = MqttAddress(amqp.wire.decode(), amqp.wire)
+    amqp = amqp_address("e", "k")
+    mqtt = topic_address(amqp.wire.decode(), amqp.wire)
     parts = [Settled(HOME, [Message(one, b"")], None, ACCEPTED, 0, 0) for one in (amqp, mqtt, amqp)]
-    assert [row["source_name"] for row in recorded(tmp_path, *parts)] == ["k", mqtt.topic, "k"]
+    assert [row["source_name"] for row in recorded(tmp_path, *parts)] == ["k", mqtt.name, "k"]
 
 
 def test_a_refused_message_went_nowhere(tmp_path: Path) -> None:
@@ -177,7 +179,7 @@ BODIES = [
 def test_bodies(
     tmp_path: Path, most: int, bodies: list[bytes], expected: list[bytes | None], level: int
 ) -> None:
-    messages = [Message(MqttAddress("t"), body) for body in bodies]
+    messages = [Message(topic_address("t"), body) for body in bodies]
     part = Settled(HOME, messages, None, ACCEPTED, 0, 0)
     rows = recorded(tmp_path, part, body_bytes_max=most, level=level)
     assert [row["body"] for row in rows] == expected
@@ -199,16 +201,16 @@ SETS = [
 
 @pytest.mark.parametrize("found, text, name", SETS, ids=range(len(SETS)))
 def test_property_sets(tmp_path: Path, found: PropertySet, text: str, name: str | None) -> None:
-    others = [Message(MqttAddress("t"), b"", property_set(Properties(priority=n))) for n in range(2)]
+    others = [Message(topic_address("t"), b"", property_set(Properties(priority=n))) for n in range(2)]
     for folder, before in (("alone", []), ("among", others)):
-        messages = [*before, Message(MqttAddress("t"), b"", found)]
+        messages = [*before, Message(topic_address("t"), b"", found)]
         row = recorded(tmp_path / folder, Settled(HOME, messages, None, ACCEPTED, 0, 0))[-1]
         assert (row["properties"], row["message_id"]) == (text, name)
 
 
 def test_what_peers_may_claim_does_not_break_a_block(tmp_path: Path) -> None:
     odd = Message(
-        MqttAddress("t"),
+        topic_address("t"),
         b"",
         hops=1_000_000,
         expires=1e300,
@@ -238,8 +240,8 @@ def test_a_bitmap_has_a_bit_for_each(present: list[bool]) -> None:
 
 
 SENDERS = [Sender("mqtt", f"c{number}") for number in range(4)]
-MQTT = [MqttAddress(f"t/{number}") for number in range(5)]
-AMQP = [AmqpAddress("e", f"k{number}") for number in range(5)]
+MQTT = [topic_address(f"t/{number}") for number in range(5)]
+AMQP = [amqp_address("e", f"k{number}") for number in range(5)]
 PROPERTY_SETS = [property_set(Properties(message_id=f"m{number}")) for number in range(3)]
 FACTS = [Facts(f"r{number}", "", "t", "amqp091") for number in range(2)]
 one_message = st.builds(
@@ -291,15 +293,14 @@ def expected_rows(part: Settled) -> Iterator[tuple[Any, ...]]:
     origins = part.origins or [head.address for head in heads]
     hop = part.origins is not None
     for origin, head, tail in zip(origins, heads, part.messages or repeat(None, len(heads)), strict=True):
-        assert isinstance(origin, MqttAddress)
         target = None
         if tail is not None:
             address = tail.address
-            target = address.routing_key if isinstance(address, AmqpAddress) else origin.topic
+            target = address.name if address.scope else origin.name
         yield (
             part.facts.route,
             part.received_us,
-            origin.topic,
+            origin.name,
             target,
             head.sender.client,
             head.properties.message_id,
@@ -376,7 +377,7 @@ def test_dictionaries_forget(tmp_path: Path) -> None:
 
 def test_a_small_block_does_not_carry_a_large_dictionary() -> None:
     encoder = Encoder(0)
-    many = [Message(MqttAddress(f"topic/{number}"), b"") for number in range(1_000)]
+    many = [Message(topic_address(f"topic/{number}"), b"") for number in range(1_000)]
     encoder.encode(0, gathered([Settled(HOME, many, None, ACCEPTED, 0, 0)]))
     draft = encoder.encode(1_000, gathered([Settled(HOME, many[:1], None, ACCEPTED, 0, 0)]))
     assert len(octets_of(draft)) < 4_096

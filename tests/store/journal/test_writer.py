@@ -11,9 +11,9 @@ from pathlib import Path
 
 import pytest
 
-from gateway.model.address import MqttAddress
 from gateway.model.message import Message
 from gateway.model.outcome import ACCEPTED, Outcome, Reason, Verdict
+from gateway.protocols.mqtt.dialect import topic_address
 from gateway.store.journal.gathering import Gathering
 from gateway.store.journal.reader import Gap, JournalReader
 from gateway.store.journal.writer import Options
@@ -104,7 +104,7 @@ def test_enough_rows_become_columns_at_once(tmp_path: Path) -> None:
 
 def test_enough_octets_wake_the_thread(tmp_path: Path) -> None:
     made = writer(tmp_path, options=PATIENT)
-    made.record(HOME, [Message(MqttAddress("t"), bytes(65_536))] * 140, ACCEPTED, 0.0)
+    made.record(HOME, [Message(topic_address("t"), bytes(65_536))] * 140, ACCEPTED, 0.0)
     until(lambda: made.rows == 140)
     made.close()
 
@@ -122,7 +122,7 @@ def test_few_rows_are_written_soon(tmp_path: Path) -> None:
 def test_crossed_and_refused(tmp_path: Path) -> None:
     made = writer(tmp_path, options=PATIENT)
     sources = [message(0), message(1)]
-    crossed = [Message(MqttAddress("there"), one.body) for one in sources]
+    crossed = [Message(topic_address("there"), one.body) for one in sources]
     made.record(UP, crossed, ACCEPTED, 0.0, sources)
     made.refuse(UP, sources[:1], Outcome(Verdict.REJECTED, Reason.HOPS, "a loop?"), 0.0)
     made.close()
@@ -166,8 +166,8 @@ def test_a_slow_disk_costs_rows_and_says_so(tmp_path: Path) -> None:
 def test_large_bodies_do_not_gather(tmp_path: Path) -> None:
     """They become columns at once, or are left out of them, so that their messages may go."""
     made = writer(tmp_path, options=PATIENT)
-    kept = Message(MqttAddress("t"), bytes(65_536))
-    left_out = Message(MqttAddress("t"), bytes(1_048_576))
+    kept = Message(topic_address("t"), bytes(65_536))
+    left_out = Message(topic_address("t"), bytes(1_048_576))
     made.record(HOME, [kept, message(0), left_out], ACCEPTED, 0.0)
     assert made.backlog_octets == 0
     made.record(HOME, [left_out, left_out, left_out, message(0)], ACCEPTED, 0.0)

@@ -1,0 +1,38 @@
+"""What a listener of any protocol is made with: the configuration, and the parts of the gateway it uses."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+
+from gateway.broker.access import Access
+from gateway.broker.amqp091.virtual_host import VirtualHost
+from gateway.broker.amqpfast.hosts import FastHosts
+from gateway.broker.dead_letters import DeadLetters
+from gateway.broker.mqtt.namespace import MqttNamespace
+from gateway.broker.switch import Namespace, Switch
+from gateway.ingress.listener import Ingress
+from gateway.settings import Settings
+from gateway.store.store import Store
+from gateway.telemetry.stats import ListenerStats
+from gateway.transport.tasks import Tasks
+
+
+@dataclass(frozen=True, slots=True)
+class Services:
+    """Shared by all listeners of a gateway. `store` is None when nothing is to survive."""
+
+    settings: Settings
+    switch: Switch
+    access: Access
+    dead_letters: DeadLetters
+    tasks: Tasks
+    store: Store | None
+    mqtt: MqttNamespace
+    hosts: Mapping[str, VirtualHost]
+    fast_hosts: FastHosts
+
+
+Listen = Callable[[str, Services, ListenerStats], tuple[Ingress, Namespace]]
+"""What a dialect names as its `listener`: makes what the listener of this name does with its connections, and
+the namespace that its clients publish into."""

@@ -1,0 +1,85 @@
+"""AMQP 0-9-1 as the other rooms know it: exchanges, keys, queues, ports, and how properties are read."""
+
+from __future__ import annotations
+
+from typing import Final
+
+from gateway.model.address import Address
+from gateway.model.dialect import Dialect, FrameCount, NameRefused, Scheme, Word, short
+from gateway.model.message import Message
+from gateway.model.properties import PropertySet
+from gateway.protocols.amqp091.spec import SHORT_STRING_MAX
+from gateway.protocols.amqp091.translate import content_properties, losses
+
+
+class AmqpDialect(Dialect):
+    """AMQP 0-9-1. A queue is the default exchange, "", with its name as the key."""
+
+    name = "amqp091"
+    title = "AMQP 0-9-1"
+    name_word = "routing_key"
+    pattern_word = "binding_key"
+    scope_word = "exchange"
+    queue_word = "queue"
+    words = {  # noqa: RUF012 - a ClassVar of the base
+        "exchange": Word(
+            'AMQP 0-9-1 exchange; "" is the default exchange.',
+            "Template of an AMQP 0-9-1 exchange.",
+            empty=True,
+        ),
+        "routing_key": Word(None, 'Template of a routing key; default: "".', empty=True),
+        "binding_key": Word("AMQP 0-9-1 binding key with captures; default: every key.", None, empty=True),
+        "queue": Word("AMQP 0-9-1 queue, by its exact name.", "Template of an AMQP 0-9-1 queue."),
+    }
+    target_options = frozenset(("mandatory",))
+    name_octets_max = SHORT_STRING_MAX
+    separator = "."
+    one = "*"
+    forbidden = "."
+    # `#` is not here: topics and destinations cannot hold it, so that it only comes from plain text: `wild`.
+    guarded = "*"
+    wild = ".*#"
+    listener = "gateway.ingress.amqp091.ingress:listen"
+    link = "gateway.egress.amqp091.conversation:AmqpConversation"
+    peer = "gateway.peers.amqp:AmqpPeer"
+    has_virtual_hosts = True
+    schemes = (Scheme("amqp", "plain", 5672), Scheme("amqps", "tls", 5671))
+    first_octets = (b"AMQP",)
+    frame_count = FrameCount(2, 0, (0, 1, 1))
+
+    def address(self, scope: str, name: str) -> Address:
+        """Exchange and routing key, of at most 255 octets each."""
+        for text in (scope, name):
+            if len(text.encode()) > SHORT_STRING_MAX:
+                raise NameRefused(
+                    f"{short(text)} has {len(text.encode())} octets, at most {SHORT_STRING_MAX} are allowed"
+                )
+        return amqp_address(scope, name)
+
+    def read_address(self, wire: bytes) -> Address:
+        end = 1 + wire[0]
+        return Address("amqp091", wire[1:end].decode(), wire[end + 1 :].decode(), wire)
+
+    def property_set(self, octets: bytes) -> PropertySet:
+        return content_properties(octets)
+
+    def losses(self, message: Message) -> tuple[str, ...]:
+        return losses(message)
+
+    def fault_of(self, given: tuple[str, ...]) -> str:
+        if "queue" in given and len(given) > 1:
+            return "queue stands without exchange and key"
+        return "" if "queue" in given or "exchange" in given else "give exchange or queue"
+
+
+def amqp_address(exchange: str, routing_key: str) -> Address:
+    """The address of an exchange and a routing key. `wire` is the two short strings (length octet and UTF-8
+    each) as `basic.deliver` carries them. Raises ValueError when either exceeds 255 octets."""
+    first, second = exchange.encode(), routing_key.encode()
+    if len(first) > SHORT_STRING_MAX or len(second) > SHORT_STRING_MAX:
+        raise ValueError("an exchange name or routing key has at most 255 octets")
+    wire = bytes((len(first),)) + first + bytes((len(second),)) + second
+    return Address("amqp091", exchange, routing_key, wire)
+
+
+AMQP091: Final = AmqpDialect()

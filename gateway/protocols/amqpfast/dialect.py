@@ -1,0 +1,79 @@
+"""AMQP/Fast as the other rooms know it: services and destinations, ports, and how its properties are read."""
+
+from __future__ import annotations
+
+from typing import Final
+
+from gateway.model.address import Address
+from gateway.model.dialect import CONTROLS, Dialect, FrameCount, NameRefused, Scheme, Word, short
+from gateway.model.message import Message
+from gateway.model.properties import PropertySet
+from gateway.protocols.amqpfast.commands import FRAME_NAMES
+from gateway.protocols.amqpfast.spec import SHORT_STRING_MAX, Service
+from gateway.protocols.amqpfast.translate import head_properties, losses
+
+SERVICES: Final = {"queue": Service.QUEUE, "topic": Service.TOPIC, "peer": Service.PEER}
+_SERVICE: Final = "AMQP/Fast service type; default: topic."
+
+
+class FastDialect(Dialect):
+    """AMQP/Fast (AMQ RFC 006)."""
+
+    name = "amqpfast"
+    title = "AMQP/Fast"
+    name_word = "destination"
+    pattern_word = "destination"
+    scope_word = "service"
+    scopes = tuple(SERVICES)
+    scope_default = "topic"
+    words = {  # noqa: RUF012 - a ClassVar of the base
+        "service": Word(_SERVICE, _SERVICE, tuple(SERVICES)),
+        "destination": Word("AMQP/Fast destination with captures.", "Template of an AMQP/Fast destination."),
+    }
+    name_octets_max = SHORT_STRING_MAX
+    separator = "."
+    one = "*"
+    forbidden = "./#& " + CONTROLS
+    guarded = "*"
+    wild = "*" + forbidden
+    listener = "gateway.ingress.amqpfast.ingress:listen"
+    link = "gateway.egress.amqpfast.conversation:FastConversation"
+    peer = "gateway.peers.amqpfast:FastPeer"
+    has_virtual_hosts = True
+    schemes = (Scheme("amqpfast", "plain", 3018), Scheme("amqpfasts", "tls", 3019))
+    first_octets = (b"\x80",)  # 3.2.2
+    frame_names = FRAME_NAMES
+    frame_count = FrameCount(0, 1, (0, 1, 1))
+
+    def address(self, scope: str, name: str) -> Address:
+        """A destination of a service type: at least one octet and at most 255, and no NUL."""
+        if scope not in SERVICES:
+            raise NameRefused(f"service is one of {', '.join(SERVICES)}, not {short(scope)}")
+        if len(name.encode()) > SHORT_STRING_MAX:
+            raise NameRefused(
+                f"{short(name)} has {len(name.encode())} octets, at most {SHORT_STRING_MAX} are allowed"
+            )
+        if not name or "\0" in name:
+            raise NameRefused(f"{short(name)} is not a destination: empty, or a NUL in it")
+        return fast_address(scope, name)
+
+    def read_address(self, wire: bytes) -> Address:
+        service, _, name = wire.decode().partition(":")
+        return Address("amqpfast", service, name, wire)
+
+    def property_set(self, octets: bytes) -> PropertySet:
+        return head_properties(octets)
+
+    def losses(self, message: Message) -> tuple[str, ...]:
+        return losses(message)
+
+    def fault_of(self, given: tuple[str, ...]) -> str:
+        return "" if "destination" in given else "service needs destination"
+
+
+def fast_address(service: str, destination: str) -> Address:
+    """The address of a destination of a service type: `queue`, `topic` or `peer`."""
+    return Address("amqpfast", service, destination, f"{service}:{destination}".encode())
+
+
+AMQPFAST: Final = FastDialect()

@@ -1,0 +1,84 @@
+"""MQTT as the other rooms know it: topics, their filters, ports, and how its properties are read."""
+
+from __future__ import annotations
+
+from typing import Final
+
+from gateway.model.address import Address
+from gateway.model.dialect import Dialect, FrameCount, NameRefused, Scheme, Word, short
+from gateway.model.properties import PropertySet
+from gateway.protocols.mqtt.spec import PacketType
+from gateway.protocols.mqtt.translate import publish_properties
+
+TOPIC_OCTETS_MAX: Final = 65_535  # 1.5.4: a two-octet length
+
+
+class MqttDialect(Dialect):
+    """MQTT 5.0, 3.1.1 and 3.1."""
+
+    name = "mqtt"
+    title = "MQTT"
+    name_word = "topic"
+    pattern_word = "topic"
+    words = {  # noqa: RUF012 - a ClassVar of the base
+        "topic": Word("MQTT topic filter with captures.", "Template of an MQTT topic.")
+    }
+    assurance_max = 2
+    message_id_field = "the user property amqp-message-id, which needs MQTT 5"
+    target_options = frozenset(("qos", "retain"))
+    name_octets_max = TOPIC_OCTETS_MAX
+    separator = "/"
+    one = "+"
+    rest_is_last = True  # 4.7.1.2
+    hidden = "$"  # 4.7.2
+    forbidden = "/+#\0"
+    guarded = ""
+    wild = "/+#\0"
+    listener = "gateway.ingress.mqtt.ingress:listen"
+    link = "gateway.egress.mqtt.conversation:MqttConversation"
+    peer = "gateway.peers.mqtt:MqttPeer"
+    schemes = (
+        Scheme("mqtt", "plain", 1883),
+        Scheme("mqtts", "tls", 8883),
+        Scheme("ws", "websocket", 8083),
+        Scheme("wss", "websocket+tls", 8084),
+    )
+    subprotocols = ("mqtt", "mqttv3.1")  # MQTT-6.0.0-3
+    first_octets = (b"\x10",)  # CONNECT
+    frame_names = tuple(
+        PacketType(number).name.lower() if number in PacketType.__members__.values() else ""
+        for number in range(16)
+    )
+    frame_count = FrameCount(1, None, (0, 1, 3))
+
+    def address(self, scope: str, name: str) -> Address:
+        """A topic name: no wildcard, no NUL, at least one octet and at most 65535 (1.5.4, 4.7)."""
+        if not name or any(character in name for character in "+#\0"):
+            raise NameRefused(f"{short(name)} is not a topic name: empty, or a wildcard or NUL in it")
+        made = topic_address(name)
+        if len(made.wire) > TOPIC_OCTETS_MAX:
+            raise NameRefused(f"a topic of {len(made.wire)} octets; at most {TOPIC_OCTETS_MAX} are allowed")
+        return made
+
+    def read_address(self, wire: bytes) -> Address:
+        return topic_address(wire.decode(), wire)
+
+    def property_set(self, octets: bytes) -> PropertySet:
+        return publish_properties(octets)
+
+    def never(self, first: str) -> str:
+        if first != "$share":
+            return ""
+        return "no topic begins with $share; the group of a link is links.NAME.share"
+
+    def levels(self, name: str) -> tuple[str, ...]:
+        """Also of "", which is one level."""
+        return tuple(name.split("/"))
+
+
+def topic_address(topic: str, wire: bytes | None = None) -> Address:
+    """The address of a topic name that has been checked. `wire` is its UTF-8, without the length."""
+    return Address("mqtt", "", topic, topic.encode() if wire is None else wire)
+
+
+MQTT: Final = MqttDialect()

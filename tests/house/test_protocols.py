@@ -1,0 +1,50 @@
+"""Who must treat protocols differently asks the dialect: their names are known in their own folders only."""
+
+from __future__ import annotations
+
+import ast
+from pathlib import Path
+from typing import Final
+
+import pytest
+
+from gateway.protocols import DIALECTS
+
+ROOT: Final = Path(__file__).resolve().parents[2]
+FILES: Final = sorted((ROOT / "gateway").rglob("*.py"))
+
+
+def literals_of(path: Path) -> list[str]:
+    """The protocols' names that stand in a file as texts of their own."""
+    tree = ast.parse(path.read_text(encoding="utf-8"))
+    return [
+        f"{path.relative_to(ROOT)}:{node.lineno}: {node.value}"
+        for node in ast.walk(tree)
+        if isinstance(node, ast.Constant) and node.value in DIALECTS
+    ]
+
+
+def test_a_name_stands_in_the_folders_of_its_protocol_only() -> None:
+    assert [
+        found for path in FILES if not set(path.parent.parts) & set(DIALECTS) for found in literals_of(path)
+    ] == []
+
+
+@pytest.mark.parametrize("name", DIALECTS)
+def test_an_address_survives_its_text_and_its_octets(name: str) -> None:
+    dialect = DIALECTS[name]
+    scopes = dialect.scopes or (
+        ("", "e", "Shop.Contracts:OrderCreated", "50%", "%3A") if dialect.scope_word else ("",)
+    )
+    for scope in scopes:
+        for text in ("a", "a:b", "queue:a", "%25", "a/b", "é"):
+            address = dialect.address(scope, text)
+            for again in (dialect.parse(dialect.show(address)), dialect.read_address(address.wire)):
+                assert (again, again.scope, again.name) == (address, scope, text)
+
+
+@pytest.mark.parametrize("name", DIALECTS)
+def test_the_words_of_an_address_are_its_protocols_own(name: str) -> None:
+    others = {word for other, one in DIALECTS.items() if other != name for word in one.words}
+    assert not set(DIALECTS[name].words) & others
+    assert set(DIALECTS[name].address_words) <= set(DIALECTS[name].words)
