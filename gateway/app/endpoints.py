@@ -9,7 +9,8 @@ from typing import TYPE_CHECKING
 from gateway.egress.link import Conversation, Link
 from gateway.ingress.front.layers import front_of
 from gateway.ingress.listener import Listener
-from gateway.ingress.services import Listen, Services
+from gateway.ingress.services import Services
+from gateway.ingress.source import ListenerSource
 from gateway.protocols import DIALECTS
 from gateway.transport.tasks import Tasks
 
@@ -34,8 +35,7 @@ def add_listener(gateway: Gateway, name: str, tasks: Tasks) -> None:
         hosts=gateway.hosts,
         fast_hosts=gateway.fast_hosts,
     )
-    listen: Listen = resolve_name(dialect.listener)
-    ingress, namespace = listen(name, services, stats)
+    ingress: ListenerSource = resolve_name(dialect.listener)(name, services, stats)
     listener = Listener(
         name,
         given.host,
@@ -47,7 +47,7 @@ def add_listener(gateway: Gateway, name: str, tasks: Tasks) -> None:
         front=front_of(name, given),
         users=gateway.settings.users,
     )
-    gateway.switch.namespaces[name] = namespace
+    gateway.switch.namespaces[name] = ingress.namespace
     gateway.listeners[name] = listener
     gateway.readiness.require(f"listener {name}")
 

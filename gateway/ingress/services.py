@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from dataclasses import dataclass
 
 from gateway.broker.access import Access
@@ -10,11 +10,9 @@ from gateway.broker.amqp091.virtual_host import VirtualHost
 from gateway.broker.amqpfast.hosts import FastHosts
 from gateway.broker.dead_letters import DeadLetters
 from gateway.broker.mqtt.namespace import MqttNamespace
-from gateway.broker.switch import Namespace, Switch
-from gateway.ingress.listener import Ingress
+from gateway.broker.switch import Switch
 from gateway.settings import Settings
 from gateway.store.store import Store
-from gateway.telemetry.stats import ListenerStats
 from gateway.transport.tasks import Tasks
 
 
@@ -31,8 +29,3 @@ class Services:
     mqtt: MqttNamespace
     hosts: Mapping[str, VirtualHost]
     fast_hosts: FastHosts
-
-
-Listen = Callable[[str, Services, ListenerStats], tuple[Ingress, Namespace]]
-"""What a dialect names as its `listener`: makes what the listener of this name does with its connections, and
-the namespace that its clients publish into."""

@@ -104,7 +104,7 @@ class Dialect(ABC):
 
     # Where the rest of it lives, as `module:name`, for what is made of a configuration
     listener: ClassVar[str]
-    """Makes what a listener does with its connections; see gateway.app.endpoints."""
+    """The class of a listener's protocol, a gateway.ingress.source.ListenerSource."""
     link: ClassVar[str]
     """The class of a link's conversation."""
     peer: ClassVar[str]

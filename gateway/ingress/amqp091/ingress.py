@@ -8,32 +8,24 @@ from __future__ import annotations
 
 import secrets
 from collections import Counter
-from collections.abc import Callable, Sequence
 
 import structlog
-import trio
 
 from gateway import __version__
-from gateway.broker.access import Access, Principal
+from gateway.broker.access import Principal
 from gateway.broker.amqp091.virtual_host import VirtualHost
-from gateway.broker.dead_letters import DeadLetters
-from gateway.broker.switch import UNROUTED, Entry, Switch
+from gateway.broker.switch import UNROUTED, Entry
 from gateway.errors import RemoteProtocolError
 from gateway.ingress.amqp091.channel import AmqpChannel
 from gateway.ingress.amqp091.connection import AmqpConnection, Found, Receipt
-from gateway.ingress.listener import Listener
-from gateway.ingress.logins import Logins
 from gateway.ingress.services import Services
-from gateway.model.batch import Batch
-from gateway.model.message import Message, Sender
+from gateway.ingress.source import ListenerSource
+from gateway.model.message import Message
 from gateway.model.outcome import Outcome, Reason, Verdict
 from gateway.model.properties import Headers, Value, ValueType, string
 from gateway.protocols.amqp091.table import decode_table, plain
-from gateway.settings import Limits
-from gateway.store.store import Store
 from gateway.telemetry.stats import ListenerStats
 from gateway.transport.stream import Stream
-from gateway.transport.tasks import Tasks
 
 log = structlog.get_logger(limited=True)
 
@@ -62,57 +54,31 @@ def server_properties() -> Headers:
     )
 
 
-class AmqpIngress:
+class AmqpIngress(ListenerSource):
     """The AMQP 0-9-1 side of one listener, and the source of its batches."""
 
-    def __init__(
-        self,
-        name: str,
-        *,
-        hosts: Sequence[VirtualHost],
-        switch: Switch,
-        access: Access,
-        limits: Limits,
-        stats: ListenerStats,
-        dead_letters: DeadLetters,
-        tasks: Tasks,
-        store: Store | None = None,
-        certificates: bool = False,
-    ) -> None:
-        """`hosts`: the virtual hosts; routes belong to the first. `certificates`: every client shows one."""
-        self.name = name
-        self.store = store
-        self.hosts = hosts
+    def __init__(self, name: str, services: Services, stats: ListenerStats) -> None:
+        super().__init__(name, services, stats)
+        tls = self.given.tls
+        certificates = tls is not None and tls.client_ca_file is not None  # every client shows one
         self.mechanisms = "PLAIN AMQPLAIN EXTERNAL" if certificates else "PLAIN AMQPLAIN"
-        self.switch = switch
-        self.access = access
-        self.limits = limits
-        self.stats = stats
+        self.hosts = [services.hosts[host] for host in self.given.virtual_hosts]
         self.server_properties = server_properties()
-        self.listener: Listener | None = None
-        self.batch = Batch(self, trio.current_time())
         # A publisher with more than this unconfirmed is not read until half of them are.
-        self.unsettled_max = limits.inflight_max * 10
-        self._dead_letters = dead_letters
-        self.logins = Logins(access, stats, tasks, self.flush)
+        self.unsettled_max = self.limits.inflight_max * 10
         self._entries: dict[tuple[str, str], dict[bytes, Found]] = {}
         self._generation = -1
+
+    @property
+    def namespace(self) -> VirtualHost:
+        """The first of the virtual hosts: routes belong to it."""
+        return self.hosts[0]
 
     # What the listener asks.
 
     def connect(self, stream: Stream, now: float) -> AmqpConnection:
         """A client has connected."""
         return AmqpConnection(self, stream, now)
-
-    def turn_done(self) -> None:
-        """Send the batch that has gathered on its way."""
-        batch = self.batch
-        if len(batch):
-            self.batch = Batch(self, trio.current_time())
-            batch.send()
-
-    def tick(self, now: float) -> None:
-        """Nothing is due but what connections see to themselves."""
 
     # What batches ask: this is their source.
 
@@ -143,17 +109,7 @@ class AmqpIngress:
             connection.answered(count)
         self.stats.answered(len(receipts), refused, self.now() - received)
 
-    def hold(self, senders: set[Sender]) -> list[Callable[[], None]]:
-        """A queue or session is full: its publishers stop reading until it calls what is returned."""
-        assert self.listener is not None
-        return self.listener.hold(senders)
-
     # What connections ask.
-
-    @staticmethod
-    def now() -> float:
-        """Monotonic seconds, Trio's clock."""
-        return trio.current_time()
 
     @staticmethod
     def new_consumer_tag() -> str:
@@ -183,7 +139,7 @@ class AmqpIngress:
         """
         if receipt is None or receipt[2] is None:
             if not entry.ways:
-                self._dead_letters.add([message], "", UNROUTED)
+                self.dead_letters.add([message], "", UNROUTED)
             outcome = None
         else:
             outcome = UNROUTED
@@ -192,27 +148,7 @@ class AmqpIngress:
 
     def undeliverable(self, message: Message, outcome: Outcome = UNDELIVERABLE) -> None:
         """A delivery that cannot be said; by default its properties are larger than the client's frames."""
-        self._dead_letters.add([message], "", outcome)
-
-    def flush(self) -> None:
-        """Write what was encoded outside a wake-up."""
-        self.turn_done()
-        assert self.listener is not None
-        self.listener.flush()
-
-    def let_in(self, connection: AmqpConnection, user: str) -> bool:
-        """The client has said who it is; False: its user has too many connections."""
-        assert self.listener is not None
-        if not self.listener.may_be(user, connection.stream.remote):
-            self.stats.refused.add("connections_per_user_max")
-            return False
-        self.listener.named(connection, user)
-        return True
-
-    def forget(self, connection: AmqpConnection) -> None:
-        """A connection has ended."""
-        assert self.listener is not None
-        self.listener.forget(connection)
+        self.dead_letters.add([message], "", outcome)
 
     @staticmethod
     def credentials(mechanism: str, response: bytes) -> tuple[str, bytes] | None:
@@ -234,22 +170,3 @@ class AmqpIngress:
     def report(self, remote: str, text: str) -> None:
         """Say what a client did wrong."""
         log.warning("amqp client was refused", listener=self.name, remote=remote, error=text)
-
-
-def listen(name: str, services: Services, stats: ListenerStats) -> tuple[AmqpIngress, VirtualHost]:
-    """See `gateway.ingress.services.Listen`. Routes join the first of its virtual hosts."""
-    given = services.settings.listeners[name]
-    hosts = [services.hosts[host] for host in given.virtual_hosts]
-    ingress = AmqpIngress(
-        name,
-        hosts=hosts,
-        switch=services.switch,
-        access=services.access,
-        limits=services.settings.limits_of(name),
-        stats=stats,
-        dead_letters=services.dead_letters,
-        tasks=services.tasks,
-        store=services.store,
-        certificates=given.tls is not None and given.tls.client_ca_file is not None,
-    )
-    return ingress, hosts[0]

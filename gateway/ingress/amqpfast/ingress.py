@@ -14,30 +14,20 @@ from typing import Final
 import structlog
 import trio
 
-from gateway.broker.access import Access
-from gateway.broker.amqpfast.partials import Partials
-from gateway.broker.amqpfast.spool import Spool
 from gateway.broker.amqpfast.virtual_host import FastHost, Refused
-from gateway.broker.dead_letters import DeadLetters
-from gateway.broker.switch import Switch
 from gateway.containment import contained
 from gateway.ingress.amqpfast.connection import FastConnection
 from gateway.ingress.amqpfast.handle import FastHandle
 from gateway.ingress.amqpfast.publishing import Receipt
 from gateway.ingress.amqpfast.shared_folder import SharedFolder, agreed
-from gateway.ingress.listener import Listener
-from gateway.ingress.logins import Logins
 from gateway.ingress.services import Services
-from gateway.model.batch import Batch
-from gateway.model.message import Message, Sender
+from gateway.ingress.source import ListenerSource
+from gateway.model.message import Message
 from gateway.model.outcome import ACCEPTED, Outcome, Reason, Verdict
 from gateway.protocols.amqpfast.spec import ReplyCode
-from gateway.settings import Limits
 from gateway.settings.amqpfast import FastOptions, Peer
-from gateway.store.store import Store
 from gateway.telemetry.stats import ListenerStats
 from gateway.transport.stream import Stream
-from gateway.transport.tasks import Tasks
 
 log = structlog.get_logger(limited=True)
 
@@ -46,52 +36,31 @@ UNDELIVERABLE: Final = Outcome(
 )
 
 
-class FastIngress:
+class FastIngress(ListenerSource):
     """The AMQP/Fast side of one listener, and the source of its batches."""
 
-    def __init__(
-        self,
-        name: str,
-        *,
-        hosts: list[FastHost],
-        switch: Switch,
-        access: Access,
-        limits: Limits,
-        stats: ListenerStats,
-        dead_letters: DeadLetters,
-        tasks: Tasks,
-        options: FastOptions,
-        anonymous: str,
-        spool: Spool,
-        partials: Partials,
-        store: Store | None = None,
-    ) -> None:
-        self.name = name
-        self.hosts = hosts
-        self.switch = switch
-        self.access = access
-        self.limits = limits
-        self.stats = stats
-        self.options = options
-        self.anonymous = anonymous
-        self.listener: Listener | None = None
-        self.batch = Batch(self, trio.current_time())
+    def __init__(self, name: str, services: Services, stats: ListenerStats) -> None:
+        super().__init__(name, services, stats)
+        self.options: FastOptions = self.given
+        self.anonymous = self.given.anonymous
+        self.hosts = [services.fast_hosts[host] for host in self.given.virtual_hosts]
         self.peers: dict[str, dict[str, Peer]] = {
-            host: given.peers for host, given in options.virtual_hosts.items()
+            host: given.peers for host, given in self.given.virtual_hosts.items()
         }
         # What the clients of 2005 expect, where it is not what the text says.
-        self.slashes = self.replies_first = options.compatibility == "openamq-2005"
-        self.commits_all = options.commit_confirms == "all"
+        self.slashes = self.replies_first = self.options.compatibility == "openamq-2005"
+        self.commits_all = self.options.commit_confirms == "all"
         # A publisher with more than this unconfirmed is not read until half of them are.
-        self.unsettled_max = limits.inflight_max * 10
-        self.spool = spool
-        self.partials = partials
+        self.unsettled_max = self.limits.inflight_max * 10
+        self.spool = services.fast_hosts.spool
+        self.partials = services.fast_hosts.partials
         self.folders: set[Path] = set()  # shared with a channel each
-        self._store = store
-        self._dead_letters = dead_letters
-        self._tasks = tasks
-        self.logins = Logins(access, stats, tasks, self.flush)
         self._soon: list[Callable[[], None]] = []
+
+    @property
+    def namespace(self) -> FastHost:
+        """The first of the virtual hosts: routes belong to it."""
+        return self.hosts[0]
 
     # What the listener asks.
 
@@ -100,11 +69,8 @@ class FastIngress:
         return FastConnection(self, stream, now)
 
     def turn_done(self) -> None:
-        """Send the batch that has gathered on its way."""
-        batch = self.batch
-        if len(batch):
-            self.batch = Batch(self, trio.current_time())
-            batch.send()
+        """Send the batch that has gathered on its way, and do what waits for that."""
+        super().turn_done()
         while self._soon:
             try:
                 self._soon.pop()()
@@ -115,7 +81,7 @@ class FastIngress:
         """Forget transfers that nobody resumes, remove files that nobody needs."""
         self.partials.forget_old()
         if self.spool.dead:
-            self._tasks.start_soon(trio.to_thread.run_sync, self.spool.bury)
+            self.tasks.start_soon(trio.to_thread.run_sync, self.spool.bury)
 
     # What batches ask: this is their source.
 
@@ -161,17 +127,7 @@ class FastIngress:
         connection.publisher.replied(count)
         connection.stream.mark()
 
-    def hold(self, senders: set[Sender]) -> list[Callable[[], None]]:
-        """A queue or session is full: its publishers stop reading until it calls what is returned."""
-        assert self.listener is not None
-        return self.listener.hold(senders)
-
     # What connections ask.
-
-    @staticmethod
-    def now() -> float:
-        """Monotonic seconds, Trio's clock."""
-        return trio.current_time()
 
     @staticmethod
     def new_owner() -> str:
@@ -184,15 +140,15 @@ class FastIngress:
 
     def after_commit(self, then: Callable[[Outcome], None]) -> None:
         """Call `then` when what was handed to the store is on disk; at once when there is no store."""
-        if self._store is None:
+        if self.store is None:
             then(ACCEPTED)
         else:
-            self._store.after_commit(then)
+            self.store.after_commit(then)
 
     @property
     def keeps(self) -> bool:
         """Whether anything survives a restart."""
-        return self._store is not None
+        return self.store is not None
 
     def share_folder(self, text: str) -> SharedFolder:
         """The folder that a channel's out-of-band string names. Refused 540; 506 when another one has it."""
@@ -222,54 +178,12 @@ class FastIngress:
 
     def start(self, task: Callable[[], Awaitable[None]]) -> None:
         """Run a task beside the loop."""
-        self._tasks.start_soon(task)
-
-    def flush(self) -> None:
-        """Write what was encoded outside a wake-up."""
-        self.turn_done()
-        assert self.listener is not None
-        self.listener.flush()
+        self.tasks.start_soon(task)
 
     def undeliverable(self, message: Message, outcome: Outcome = UNDELIVERABLE) -> None:
         """A delivery that cannot be said; by default its head is larger than the client's frames."""
-        self._dead_letters.add([message], "", outcome)
-
-    def let_in(self, connection: FastConnection, user: str) -> bool:
-        """The client has said who it is; False: its user has too many connections."""
-        assert self.listener is not None
-        if not self.listener.may_be(user, connection.stream.remote):
-            self.stats.refused.add("connections_per_user_max")
-            return False
-        self.listener.named(connection, user)
-        return True
-
-    def forget(self, connection: FastConnection) -> None:
-        """A connection has ended."""
-        assert self.listener is not None
-        self.listener.forget(connection)
+        self.dead_letters.add([message], "", outcome)
 
     def report(self, remote: str, text: str) -> None:
         """Say what a client did wrong."""
         log.warning("amqpfast client was refused", listener=self.name, remote=remote, error=text)
-
-
-def listen(name: str, services: Services, stats: ListenerStats) -> tuple[FastIngress, FastHost]:
-    """See `gateway.ingress.services.Listen`. Routes join the first of its virtual hosts."""
-    given = services.settings.listeners[name]
-    hosts = [services.fast_hosts[host] for host in given.virtual_hosts]
-    ingress = FastIngress(
-        name,
-        hosts=hosts,
-        switch=services.switch,
-        access=services.access,
-        limits=services.settings.limits_of(name),
-        stats=stats,
-        dead_letters=services.dead_letters,
-        tasks=services.tasks,
-        options=given,
-        anonymous=given.anonymous,
-        spool=services.fast_hosts.spool,
-        partials=services.fast_hosts.partials,
-        store=services.store,
-    )
-    return ingress, hosts[0]

@@ -220,7 +220,7 @@ def _admit(
         connection.stream.end("the client's Maximum Packet Size is too small")
         return
     ingress.stats.spoke(machine, packet.version.name.lower())
-    ingress.let_in(connection, principal)
+    ingress.admit(connection, principal)
     connection.principal = principal
     connection.sender = Sender(ingress.name, client_id, principal.name, connection.stream.remote)
     connection.will = packet.will

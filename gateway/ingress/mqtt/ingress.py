@@ -15,33 +15,28 @@ from typing import Any, Final
 import structlog
 import trio
 
-from gateway.broker.access import Access, Principal
-from gateway.broker.dead_letters import DeadLetters
+from gateway.broker.access import Principal
 from gateway.broker.mqtt.namespace import OVERDUE, MqttNamespace
 from gateway.broker.mqtt.session import Session
-from gateway.broker.switch import UNROUTED, Entry, Switch
+from gateway.broker.switch import UNROUTED, Entry
 from gateway.containment import contained
 from gateway.errors import RemoteProtocolError
-from gateway.ingress.listener import Listener
-from gateway.ingress.logins import Logins
 from gateway.ingress.mqtt.admission import reason_name
 from gateway.ingress.mqtt.connection import MqttConnection, Receipt
 from gateway.ingress.mqtt.entries import Entries
 from gateway.ingress.services import Services
-from gateway.model.batch import Batch
+from gateway.ingress.source import ListenerSource
 from gateway.model.message import NEVER, Message, Sender
 from gateway.model.outcome import Outcome, Reason, Verdict
 from gateway.protocols.mqtt.dialect import topic_address
-from gateway.protocols.mqtt.octets import Bounds, ByteOrder
+from gateway.protocols.mqtt.octets import Bounds
 from gateway.protocols.mqtt.packets import Will
 from gateway.protocols.mqtt.properties import encode_list
 from gateway.protocols.mqtt.spec import PacketType, Property, ReasonCode, Version
 from gateway.protocols.mqtt.translate import publish_facts
-from gateway.settings import Limits
 from gateway.settings.mqtt import MqttOptions
 from gateway.telemetry.stats import ListenerStats
 from gateway.transport.stream import Stream
-from gateway.transport.tasks import Tasks
 
 log = structlog.get_logger(limited=True)
 
@@ -49,61 +44,37 @@ UNREAD_SECS: Final = 0.05  # until it is looked again whether clients have taken
 FORBIDDEN = Outcome(Verdict.REJECTED, Reason.NOT_AUTHORIZED, "the gateway's own topic")
 
 
-class MqttIngress:
+class MqttIngress(ListenerSource):
     """The MQTT side of one listener, and the source of its batches."""
 
-    def __init__(
-        self,
-        name: str,
-        *,
-        namespace: MqttNamespace,
-        switch: Switch,
-        access: Access,
-        limits: Limits,
-        stats: ListenerStats,
-        dead_letters: DeadLetters,
-        tasks: Tasks,
-        anonymous: str = "loopback",
-        byte_order: ByteOrder = "auto",
-        options: MqttOptions | None = None,
-    ) -> None:
-        self.name = name
-        self.namespace = namespace
-        self.switch = switch
-        self.access = access
-        self.limits = limits
+    def __init__(self, name: str, services: Services, stats: ListenerStats) -> None:
+        super().__init__(name, services, stats)
+        limits = self.limits
+        self._namespace = services.mqtt
         self.body_max = limits.message_bytes_max  # a model's attributes cost a few times what these do
         self.unsettled_max = limits.inflight_max
         self.bounds = Bounds(limits.properties_max, limits.properties_bytes_max, limits.filters_max)
-        self.stats = stats
-        self.anonymous = anonymous
-        self.byte_order = byte_order
-        self.options = options or MqttOptions()
-        self.entries = Entries(name, switch, namespace, limits.cache_entries_max)
+        self.options: MqttOptions = self.given
+        self.anonymous = self.given.anonymous
+        self.byte_order = self.given.byte_order
+        self.entries = Entries(name, self.switch, self.namespace, limits.cache_entries_max)
         self.narrowed = self.options.qos_max < 2 or not self.options.retain
-        self.listener: Listener | None = None
-        self.batch = Batch(self, trio.current_time())
-        self._dead_letters = dead_letters
-        self.logins = Logins(access, stats, tasks, self.flush)
-        self._tasks = tasks
         self._owing: dict[Session, None] = {}  # retained messages
         self._sending = False
-        namespace.begin(trio.current_time())
-        namespace.system.add(stats)
+        self.namespace.begin(self.now())
+        self.namespace.system.add(stats)
         self._adopt(name)
+
+    @property
+    def namespace(self) -> MqttNamespace:
+        """All topics."""
+        return self._namespace
 
     # What the listener asks.
 
     def connect(self, stream: Stream, now: float) -> MqttConnection:
         """A client has connected."""
         return MqttConnection(self, stream, now)
-
-    def turn_done(self) -> None:
-        """Send the batch that has gathered on its way."""
-        batch = self.batch
-        if len(batch):
-            self.batch = Batch(self, trio.current_time())
-            batch.send()
 
     def tick(self, now: float) -> None:
         """Sessions that have been away for too long end; wills whose delay is over are published."""
@@ -132,17 +103,7 @@ class MqttIngress:
                 receipt[0].accepted(receipt[1], receipt[2])
         self.stats.answered(len(receipts), refused, self.now() - received)
 
-    def hold(self, senders: set[Sender]) -> list[Callable[[], None]]:
-        """A queue or session is full: its publishers stop reading until it calls what is returned."""
-        assert self.listener is not None
-        return self.listener.hold(senders)
-
     # What connections ask.
-
-    @staticmethod
-    def now() -> float:
-        """Monotonic seconds, Trio's clock."""
-        return trio.current_time()
 
     def disk_healthy(self) -> bool:
         """The store, if any, takes messages."""
@@ -173,7 +134,7 @@ class MqttIngress:
                 receipt[0].refused(receipt, FORBIDDEN)
                 return
         elif not entry.ways:
-            self._dead_letters.add([message], "", UNROUTED)
+            self.dead_letters.add([message], "", UNROUTED)
         if receipt is not None:
             receipt[0].accepted(receipt[1], receipt[2])
 
@@ -196,11 +157,10 @@ class MqttIngress:
             self._owing[session] = None
             if not self._sending:
                 self._sending = True
-                self._tasks.start_soon(self._send_retained)
+                self.tasks.start_soon(self._send_retained)
 
     async def _send_retained(self) -> None:
         """A piece for each session in turn; everybody else is served between two of them."""
-        assert self.listener is not None
         while self._owing:
             moved = False
             for session in list(self._owing):
@@ -209,7 +169,7 @@ class MqttIngress:
                     await trio.lowlevel.checkpoint()
                 else:
                     self._owing.pop(session, None)
-            self.listener.flush()
+            self.opened.flush()
             if not moved:
                 await trio.sleep(UNREAD_SECS)
         self._sending = False
@@ -221,8 +181,7 @@ class MqttIngress:
         except Exception as error:
             contained("delivery", error, client=session.client_id)
             session.owed.clear()
-        assert self.listener is not None
-        self.listener.flush()
+        self.opened.flush()
         return True
 
     def take_over(self, client_id: str) -> None:
@@ -235,21 +194,9 @@ class MqttIngress:
             except Exception as error:  # of the one that goes, not of the one that comes
                 outlet.stream.fail(error)
 
-    def flush(self) -> None:
-        """Write what was encoded outside a wake-up."""
-        self.turn_done()
-        assert self.listener is not None
-        self.listener.flush()
-
-    def has_place(self, user: str, remote: str) -> bool:
-        """Whether another connection of that user may stay."""
-        assert self.listener is not None
-        return self.listener.may_be(user, remote)
-
-    def let_in(self, connection: MqttConnection, principal: Principal) -> None:
-        """The client has said who it is, and may stay."""
-        assert self.listener is not None
-        self.listener.named(connection, principal.name)
+    def admit(self, connection: MqttConnection, principal: Principal) -> None:
+        """The client has said who it is, and has a place."""
+        self.opened.named(connection, principal.name)
         self.logins.accepted()
 
     def let_go(self, connection: MqttConnection, reason: ReasonCode) -> None:
@@ -260,13 +207,9 @@ class MqttIngress:
         connection.machine.send_disconnect(reason)
         connection.stream.end(word)
 
-    def undeliverable(self, message: Message, outcome: Outcome) -> None:
-        """A message that MQTT cannot say."""
-        self._dead_letters.add([message], "", outcome)
-
     def bury(self, message: Message, outcome: Outcome, then: Callable[[], None]) -> None:
         """A message that nobody will ever take, of a client that cannot be told so."""
-        self._dead_letters.add([message], "", outcome, then)
+        self.dead_letters.add([message], "", outcome, then)
 
     def publish_will(self, will: Will, sender: Sender) -> None:
         """Publish a will; its expiry counts from now (5: 3.1.3.2.4)."""
@@ -291,30 +234,6 @@ class MqttIngress:
             self.unclaimed(entry, message, None)
         self.turn_done()
 
-    def forget(self, connection: MqttConnection) -> None:
-        """A connection has ended."""
-        assert self.listener is not None
-        self.listener.forget(connection)
-
     def report(self, remote: str, error: RemoteProtocolError) -> None:
         """Say what a client did wrong."""
         log.warning("mqtt client broke the protocol", listener=self.name, remote=remote, error=str(error))
-
-
-def listen(name: str, services: Services, stats: ListenerStats) -> tuple[MqttIngress, MqttNamespace]:
-    """See `gateway.ingress.services.Listen`."""
-    given = services.settings.listeners[name]
-    ingress = MqttIngress(
-        name,
-        namespace=services.mqtt,
-        switch=services.switch,
-        access=services.access,
-        limits=services.settings.limits_of(name),
-        stats=stats,
-        dead_letters=services.dead_letters,
-        tasks=services.tasks,
-        anonymous=given.anonymous,
-        byte_order=given.byte_order,
-        options=given,
-    )
-    return ingress, services.mqtt

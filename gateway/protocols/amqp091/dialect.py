@@ -39,7 +39,7 @@ class AmqpDialect(Dialect):
     # `#` is not here: topics and destinations cannot hold it, so that it only comes from plain text: `wild`.
     guarded = "*"
     wild = ".*#"
-    listener = "gateway.ingress.amqp091.ingress:listen"
+    listener = "gateway.ingress.amqp091.ingress:AmqpIngress"
     link = "gateway.egress.amqp091.conversation:AmqpConversation"
     peer = "gateway.peers.amqp:AmqpPeer"
     has_virtual_hosts = True

@@ -36,7 +36,7 @@ class FastDialect(Dialect):
     forbidden = "./#& " + CONTROLS
     guarded = "*"
     wild = "*" + forbidden
-    listener = "gateway.ingress.amqpfast.ingress:listen"
+    listener = "gateway.ingress.amqpfast.ingress:FastIngress"
     link = "gateway.egress.amqpfast.conversation:FastConversation"
     peer = "gateway.peers.amqpfast:FastPeer"
     has_virtual_hosts = True

@@ -34,7 +34,7 @@ class MqttDialect(Dialect):
     forbidden = "/+#\0"
     guarded = ""
     wild = "/+#\0"
-    listener = "gateway.ingress.mqtt.ingress:listen"
+    listener = "gateway.ingress.mqtt.ingress:MqttIngress"
     link = "gateway.egress.mqtt.conversation:MqttConversation"
     peer = "gateway.peers.mqtt:MqttPeer"
     schemes = (

@@ -1,0 +1,110 @@
+"""What listeners of all protocols have in common: they are sources of batches, and connections ask them.
+
+A protocol's ingress is a ListenerSource with its own way to connect clients and to answer them.
+"""
+
+from __future__ import annotations
+
+from abc import ABC, abstractmethod
+from collections.abc import Callable
+from typing import Any
+
+import trio
+
+from gateway.broker.switch import Namespace
+from gateway.ingress.listener import Connection, Listener
+from gateway.ingress.logins import Logins
+from gateway.ingress.services import Services
+from gateway.model.batch import Batch
+from gateway.model.message import Message, Sender
+from gateway.model.outcome import Outcome
+from gateway.telemetry.stats import ListenerStats
+from gateway.transport.stream import Stream
+
+
+class ListenerSource(ABC):
+    """One protocol on one listener, and the source of its batches."""
+
+    def __init__(self, name: str, services: Services, stats: ListenerStats) -> None:
+        self.name = name
+        self.given = services.settings.listeners[name]
+        self.limits = services.settings.limits_of(name)
+        self.switch = services.switch
+        self.access = services.access
+        self.store = services.store
+        self.stats = stats
+        self.dead_letters = services.dead_letters
+        self.tasks = services.tasks
+        self.listener: Listener | None = None
+        self.batch = Batch(self, self.now())
+        self.logins = Logins(services.access, stats, services.tasks, self.flush)
+
+    @property
+    @abstractmethod
+    def namespace(self) -> Namespace:
+        """Where what its clients publish can end, and where routes lead that end at this listener."""
+
+    # What the listener asks.
+
+    @abstractmethod
+    def connect(self, stream: Stream, now: float) -> Connection:
+        """A client has connected: its peer object. `now` is when it was accepted."""
+
+    def turn_done(self) -> None:
+        """Send the batch that has gathered on its way."""
+        batch = self.batch
+        if len(batch):
+            self.batch = Batch(self, self.now())
+            batch.send()
+
+    def tick(self, now: float) -> None:
+        """Do what is due by the clock, beside its connections."""
+        return
+
+    # What batches ask.
+
+    @abstractmethod
+    def settle(self, receipts: list[Any], refused: dict[int, Outcome] | None, received: float) -> None:
+        """Each receipt's client hears what became of its message; see gateway.model.batch.Source."""
+
+    def hold(self, senders: set[Sender]) -> list[Callable[[], None]]:
+        """A queue or session is full: its publishers stop reading until it calls what is returned."""
+        return self.opened.hold(senders)
+
+    # What connections ask.
+
+    @property
+    def opened(self) -> Listener:
+        """The listener; there is one as soon as anybody can ask."""
+        assert self.listener is not None
+        return self.listener
+
+    @staticmethod
+    def now() -> float:
+        """Monotonic seconds, Trio's clock."""
+        return trio.current_time()
+
+    def flush(self) -> None:
+        """Write what was encoded outside a wake-up."""
+        self.turn_done()
+        self.opened.flush()
+
+    def has_place(self, user: str, remote: str) -> bool:
+        """Whether another connection of that user may stay."""
+        return self.opened.may_be(user, remote)
+
+    def let_in(self, connection: Connection, user: str) -> bool:
+        """The client has said who it is; False: its user has too many connections."""
+        if not self.has_place(user, connection.stream.remote):
+            self.stats.refused.add("connections_per_user_max")
+            return False
+        self.opened.named(connection, user)
+        return True
+
+    def forget(self, connection: Connection) -> None:
+        """A connection has ended."""
+        self.opened.forget(connection)
+
+    def undeliverable(self, message: Message, outcome: Outcome) -> None:
+        """A delivery that the protocol cannot say is a dead letter."""
+        self.dead_letters.add([message], "", outcome)
