@@ -182,6 +182,8 @@ def _dialect(target: Target) -> Dialect:
 
 
 def _peer(target: Target, timeout: float, ca_file: str | None) -> Peer:
+    if not _dialect(target).peer:
+        raise typer.BadParameter(f"the command line does not speak {_dialect(target).title}")
     made: Peer = resolve_name(_dialect(target).peer)(Access(target, timeout, ca_file))
     return made
 

@@ -105,10 +105,10 @@ class Dialect(ABC):
     # Where the rest of it lives, as `module:name`, for what is made of a configuration
     listener: ClassVar[str]
     """The class of a listener's protocol, a gateway.ingress.source.ListenerSource."""
-    link: ClassVar[str]
-    """The class of a link's conversation."""
-    peer: ClassVar[str]
-    """The class of a connection that blocks, for the command line and the data pipeline."""
+    link: ClassVar[str] = ""
+    """The class of a link's conversation; "": it has no links."""
+    peer: ClassVar[str] = ""
+    """The class of a connection that blocks, for the command line and the data pipeline; "": it has none."""
 
     # Connections
     has_virtual_hosts: ClassVar[bool] = False

@@ -263,6 +263,9 @@ class Link(Part):
             raise ValueError("say url, or urls: where the broker is")
         if len({target.protocol for target in targets}) > 1:
             raise ValueError("the urls of a link are of one protocol")
+        dialect = DIALECTS[targets[0].protocol]
+        if not dialect.link:
+            raise ValueError(f"the gateway has no links to {dialect.title} brokers, only listeners")
         if len({(target.host, target.port) for target in targets}) < len(targets):
             raise ValueError("the urls name the same host and port twice")
         said = any(target.password for target in targets)

@@ -49,6 +49,7 @@ class GatewayProcess:
         }
         self.configuration = own | more
         self.ports: dict[str, int] = {}
+        self.python_path: tuple[Path, ...] = (ROOT,)
         self._process: subprocess.Popen[str] | None = None
 
     def __enter__(self) -> Self:
@@ -66,7 +67,7 @@ class GatewayProcess:
             self._process = subprocess.Popen(
                 (*PROGRAM, "run", "--config", str(file)),
                 cwd=self.folder,
-                env=environment() | {"PYTHONPATH": str(ROOT)},
+                env=self._environment(),
                 stdout=subprocess.PIPE,
                 stderr=log,
                 text=True,
@@ -76,6 +77,23 @@ class GatewayProcess:
         except BaseException:
             self.kill()
             raise
+
+    def command(self, *words: str) -> str:
+        """What another command of the gateway says and complains about, run as this process is."""
+        done = subprocess.run(
+            (*PROGRAM, *words),
+            cwd=self.folder,
+            env=self._environment(),
+            stdout=subprocess.PIPE,
+            stderr=subprocess.STDOUT,
+            text=True,
+            timeout=PATIENCE_SECS,
+            check=False,
+        )
+        return done.stdout
+
+    def _environment(self) -> dict[str, str]:
+        return environment() | {"PYTHONPATH": os.pathsep.join(map(str, self.python_path))}
 
     def _announced(self, process: subprocess.Popen[str]) -> dict[str, int]:
         assert process.stdout is not None

@@ -1,0 +1,1 @@
+"""STOMP 1.2 as pure functions of octets."""
