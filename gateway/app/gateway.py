@@ -39,7 +39,7 @@ from gateway.app.storage import open_store, start_store
 from gateway.broker.amqp091.hosts import AmqpHosts
 from gateway.broker.amqpfast.hosts import FastHosts
 from gateway.broker.backstop import Backstop
-from gateway.broker.journaling import open_journal
+from gateway.broker.journaling import Journaling, open_journal
 from gateway.broker.memory import Publisher
 from gateway.broker.memory_shares import Claim, MemoryShares
 from gateway.broker.mqtt.namespace import MqttNamespace, SessionShares
@@ -85,19 +85,21 @@ class Gateway:
         if self.store is not None:
             self.metrics.store = self.store.figures
             self.readiness.watch("store", partial(getattr, self.store, "failure"))
+        router = self._load_router()
+        self.journaling: Journaling | None = None
+        if settings.journal.enabled:
+            self.journaling = open_journal(settings.journal, settings.journal_path(), router)
+            self.metrics.journal = self.journaling.writer
         self.backstop = Backstop(
             self.store,
-            self._load_router(),
+            router,
             limits,
             links=settings.links,
             forward=settings.dead_letters.forward,
+            journaling=self.journaling,
         )
         self.dead_letters, self.switch = self.backstop.dead_letters, self.backstop.switch
         self.memory = self.switch.memory = watched_memory(limits.memory_bytes_max, self._memory_changed)
-        if settings.journal.enabled:
-            journaling = open_journal(settings.journal, settings.journal_path(), self.switch.router)
-            self.backstop.note_in(journaling)
-            self.metrics.journal = journaling.writer
         self.mqtt = MqttNamespace(
             self.switch.subscribed,
             SessionLimits(
@@ -161,8 +163,8 @@ class Gateway:
             if self.store is not None:
                 self.store.close()
             self.fast_hosts.close()
-            if self.switch.journaling is not None:
-                self.switch.journaling.writer.close()
+            if self.journaling is not None:
+                self.journaling.writer.close()
 
     async def _serve(self, task_status: trio.TaskStatus[Gateway], signals: bool) -> None:
         admission = Admission(self.settings.http.token_file)

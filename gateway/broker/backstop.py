@@ -13,7 +13,7 @@ from gateway.broker.dead_letters import DeadLetters
 from gateway.broker.dead_letters.forwarding import Forwarding
 from gateway.broker.dead_letters.redriving import Redriving
 from gateway.broker.deduplication import Deduplication
-from gateway.broker.journaling import Journaling
+from gateway.broker.journaling import Journaling, RecordingSwitch
 from gateway.broker.outbox.outbox import OutboxLimits, OutboxState, Way
 from gateway.broker.outbox.outboxes import Outboxes
 from gateway.broker.switch import Namespace, Switch
@@ -38,13 +38,15 @@ class Backstop:
         *,
         links: Mapping[str, Link],
         forward: Forward | None = None,
+        journaling: Journaling | None = None,
     ) -> None:
         """Before the store starts."""
         self.dead_letters = DeadLetters(
             messages_max=limits.dead_letters_max, octets_max=limits.dead_letters_bytes_max, store=store
         )
         self.deduplication = Deduplication(store)
-        self.switch = Switch(router, self.dead_letters, self.deduplication)
+        given = (router, self.dead_letters, self.deduplication)
+        self.switch = Switch(*given) if journaling is None else RecordingSwitch(*given, journaling=journaling)
         self.switch.links = links.keys()
         self.redriving = Redriving(self.switch, self.dead_letters)
         self.outboxes: Outboxes | None = None
@@ -57,6 +59,8 @@ class Backstop:
                 memory_messages_max=limits.queue_memory_messages_max,
                 memory_octets_max=limits.queue_memory_bytes_max,
             )
+            if journaling is not None:
+                self.outboxes.left = journaling.left
             self.switch.outbox = self.outboxes.of
             self.switch.disk_healthy = lambda: store.healthy
         if forward is not None:
@@ -76,12 +80,6 @@ class Backstop:
         """The link can be given messages."""
         if self.outboxes is not None:
             self.outboxes.link_up(name)
-
-    def note_in(self, journaling: Journaling) -> None:
-        """Have a journal hear of everything."""
-        self.switch.journaling = journaling
-        if self.outboxes is not None:
-            self.outboxes.left = journaling.left
 
     def use(self, routes: Iterable[Route]) -> None:
         """These routes are in force; all links are known."""

@@ -161,9 +161,7 @@ class Guard:
         accepted, open_ = ids.accepted, ids.open
         utc = self._deduplication.utc()
         store = self._deduplication.store
-        batch = Batch(Passage(self, part), part.batch.received)
-        origins: list[int] = []
-        batch.origins = origins
+        batch = part.batch.onward(Passage(self, part))
         repeats: list[int] = []
         for at, message in enumerate(part.messages):
             try:
@@ -184,7 +182,7 @@ class Guard:
                     store.refuse(partial(part.settle_at, (at,)))
                     continue
             try:
-                self._pass_on(batch, origins, part, at, id or "", message)
+                self._pass_on(batch, part, at, id or "", message)
             except Exception as error:
                 part.settle_at((at,), poisoned(error, route=self.route.name))
         if repeats:
@@ -192,9 +190,7 @@ class Guard:
             part.settle_at(repeats)
         batch.send()
 
-    def _pass_on(
-        self, batch: Batch, origins: list[int], part: Part, at: int, id: str, message: Message
-    ) -> None:
+    def _pass_on(self, batch: Batch, part: Part, at: int, id: str, message: Message) -> None:
         lanes = self._lanes.get(message.address)
         if lanes is None or message.retain:
             lanes, always = self._lanes_of(message)
@@ -212,10 +208,7 @@ class Guard:
             if self.local:
                 until = self._deduplication.utc() + self._window
                 self._deduplication.record(self.ids, id, until, beside=message.durable)
-        slot = batch.open((at, id), len(lanes))
-        origins.append(part.slots[at])
-        if came := part.batch.sources:
-            batch.came(came[part.slots[at]])
+        slot = batch.open_for(part.slots[at], (at, id), len(lanes))
         for lane in lanes:
             batch.add(slot, lane, message)
 

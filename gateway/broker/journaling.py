@@ -1,22 +1,140 @@
-"""What the journal is told of: which lanes, and what each lane's messages have in common."""
+"""The journal: what is kept of a batch for it, and which lanes it hears of.
+
+Nothing of this is there when the journal is off. When it is on the switch is a RecordingSwitch, which makes
+RecordedBatches, and gives the lanes that are to be recorded a recorder.
+"""
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from pathlib import Path
+from typing import cast
 
 import structlog
 import trio
 
+from gateway.broker.dead_letters import DeadLetters
+from gateway.broker.deduplication import Deduplication
+from gateway.broker.switch import Entry, Switch
+from gateway.containment import contained
 from gateway.mapping.crossings import Route
 from gateway.mapping.router import Router
-from gateway.model.batch import Lane
+from gateway.model.address import Address
+from gateway.model.batch import Batch, Lane, Part, Receipt, Source
 from gateway.model.message import Message
 from gateway.model.outcome import Outcome
+from gateway.model.properties import NO_PROPERTIES
 from gateway.settings.journal import Journal
+from gateway.store.journal.bursts import Bursts
 from gateway.store.journal.gathering import Facts
 from gateway.store.journal.writer import JournalWriter, Options
 
 log = structlog.get_logger()
+
+
+class RecordedBatch(Batch):
+    """A batch that remembers how its messages came in.
+
+    `sources` has, for each slot, the message as it came in, or only its address, when that is all that its
+    one lane's route changes (so the message itself can go); `whole` of them are messages. `origins` are the
+    slots in the batch that this one goes onward from, if it does. `bursts`: what was published in bursts.
+    """
+
+    __slots__ = ("_before", "bursts", "origins", "sources", "whole")
+
+    def __init__(self, source: Source, received: float, before: RecordedBatch | None = None) -> None:
+        super().__init__(source, received)
+        self._before = before
+        self.sources: list[Message | Address] = []
+        self.whole = 0
+        self.origins: list[int] = []
+        self.bursts: Bursts | None = None
+
+    def came(self, source: Message | Address) -> None:
+        """Note how the message in the newest slot came in."""
+        self.whole += isinstance(source, Message)
+        self.sources.append(source)
+
+    def came_in_burst(self, messages: list[Message], target: Address, *, changed: bool) -> None:
+        """Note how the newest ones came in: together, and their route, if they take one, changes them."""
+        self.sources += [messages[0].address] * len(messages) if changed else messages
+        self.whole += 0 if changed else len(messages)
+        if self.bursts is None:
+            self.bursts = Bursts()
+        self.bursts.add(messages, target)
+
+    def onward(self, source: Source) -> RecordedBatch:
+        """One that knows where its messages were in this one."""
+        return RecordedBatch(source, self.received, self)
+
+    def open_for(self, origin: int, receipt: Receipt, lanes: int) -> int:
+        """Note the origin, and how the message came in there."""
+        self.origins.append(origin)
+        if self._before is not None and self._before.sources:
+            self.came(self._before.sources[origin])
+        return self.open(receipt, lanes)
+
+
+class LaneRecorder:
+    """Tells the journal what one lane settled. What goes wrong there costs rows of it, and no settlement."""
+
+    __slots__ = ("_facts", "_writer")
+
+    def __init__(self, writer: JournalWriter, facts: Facts) -> None:
+        self._writer = writer
+        self._facts = facts
+
+    def record(self, part: Part, messages: list[Message], slots: list[int], outcome: Outcome) -> None:
+        """See Recorder."""
+        try:
+            self._record(part, messages, slots, outcome)
+        except Exception as error:
+            contained("journal", error)
+
+    def _record(self, part: Part, messages: list[Message], slots: list[int], outcome: Outcome) -> None:
+        batch = part.batch
+        if not isinstance(batch, RecordedBatch):  # the gateway's own: its messages came in as they are
+            places = None if slots is part.slots and len(slots) == len(batch.receipts) else slots
+            self._writer.record(self._facts, messages, outcome, batch.received, None, places)
+            return
+        came, origins, bursts = batch.sources, batch.origins, batch.bursts
+        sources: list[Message | Address] | None = came or None
+        known: list[int] | None = origins or None
+        if bursts is not None and len(bursts.bodies) != len(slots):
+            bursts = None
+        if slots is not part.slots or len(slots) != len(batch.receipts):  # not all of the batch, in its order
+            sources = [came[slot] for slot in slots] if came else None
+            known = [origins[slot] for slot in slots] if origins else slots
+            bursts = None
+        alike = None if sources is None else _alike(sources, messages, batch.whole)
+        self._writer.record(self._facts, messages, outcome, batch.received, alike, known, bursts)
+
+
+def _alike(
+    sources: list[Message | Address], messages: list[Message], whole: int
+) -> Sequence[Message] | Sequence[Address]:
+    """`sources` as messages only, or as addresses only; `whole` of all in their batch are messages."""
+    if whole and Message in (kinds := set(map(type, sources))) and len(kinds) > 1:
+        return [
+            one if isinstance(one, Message) else _before(one, message)
+            for one, message in zip(sources, messages, strict=True)
+        ]
+    return cast(Sequence[Message] | Sequence[Address], sources)
+
+
+def _before(address: Address, message: Message) -> Message:
+    """`message` as it was before it crossed from `address`, unchanged but for a hop."""
+    return Message(
+        address,
+        message.body,
+        message.property_set,
+        message.assurance,
+        message.durable,
+        message.retain,
+        message.expires,
+        message.hops - 1,
+        message.sender,
+    )
 
 
 class Journaling:
@@ -27,15 +145,14 @@ class Journaling:
         self.router = router  # the one in force
         self._all = all_
 
-    def note(self, lane: Lane, route: Route | None, endpoint: str) -> None:
-        """Have the journal hear of a new lane; `endpoint` is where its messages stay without a route."""
-        if route is None:
-            if self._all:
-                lane.journal = self.writer
-                lane.facts = Facts("", "", endpoint, self.router.endpoints.get(endpoint, ""), False)
-        elif self._wanted(route):
-            lane.journal = self.writer
-            lane.facts = self._facts(route)
+    def recorder(self, route: Route | None, endpoint: str) -> LaneRecorder | None:
+        """What hears of a lane; `endpoint` is where its messages stay without a route. None: nothing does."""
+        if route is not None:
+            return LaneRecorder(self.writer, self._facts(route)) if self._wanted(route) else None
+        if not self._all:
+            return None
+        facts = Facts("", "", endpoint, self.router.endpoints.get(endpoint, ""), False)
+        return LaneRecorder(self.writer, facts)
 
     def refuse(self, route: Route, message: Message, outcome: Outcome, received: float, slot: int) -> None:
         """A route would not let a message cross."""
@@ -58,6 +175,56 @@ class Journaling:
             route.target.dialect.name,
             route.guarantee is not None or route.retain is not None,
         )
+
+
+class RecordingSwitch(Switch):
+    """A switch whose lanes are recorded."""
+
+    def __init__(
+        self,
+        router: Router,
+        dead_letters: DeadLetters,
+        deduplication: Deduplication | None = None,
+        *,
+        journaling: Journaling,
+    ) -> None:
+        super().__init__(router, dead_letters, deduplication)
+        self.journaling = journaling
+
+    def batch(self, source: Source, received: float) -> RecordedBatch:
+        """One that remembers how its messages came in."""
+        return RecordedBatch(source, received)
+
+    def use(self, router: Router) -> None:
+        """A new mapping is in force, also for what is recorded."""
+        self.journaling.router = router
+        super().use(router)
+
+    def publish(self, batch: Batch, entry: Entry, message: Message, receipt: Receipt) -> bool:
+        """As every switch does; what was taken is noted as it came in."""
+        if not Switch.publish(self, batch, entry, message, receipt):
+            return False
+        described = message.property_set is not NO_PROPERTIES
+        target = None if described and entry.bare else entry.target
+        cast(RecordedBatch, batch).came(message if target is None or message.retain else entry.address)
+        return True
+
+    def publish_burst(
+        self, batch: Batch, entry: Entry, messages: list[Message], receipts: list[Receipt]
+    ) -> bool:
+        """The same for messages that differ in nothing but their bodies."""
+        if not Switch.publish_burst(self, batch, entry, messages, receipts):
+            return False
+        target = entry.address if entry.route is None else entry.target
+        assert target is not None
+        cast(RecordedBatch, batch).came_in_burst(messages, target, changed=entry.route is not None)
+        return True
+
+    def _lane_made(self, lane: Lane, route: Route | None, endpoint: str) -> None:
+        lane.recorder = self.journaling.recorder(route, endpoint)
+
+    def _refused(self, batch: Batch, slot: int, route: Route, message: Message, outcome: Outcome) -> None:
+        self.journaling.refuse(route, message, outcome, batch.received, slot)
 
 
 def open_journal(settings: Journal, folder: Path, router: Router) -> Journaling:

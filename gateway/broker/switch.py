@@ -21,7 +21,6 @@ from typing import Protocol
 
 from gateway.broker.dead_letters import DeadLetters
 from gateway.broker.deduplication import Deduplication, Guard
-from gateway.broker.journaling import Journaling
 from gateway.broker.memory import Memory, plenty
 from gateway.broker.mqtt.echoes import Echoes
 from gateway.broker.poison import poisoned
@@ -30,8 +29,7 @@ from gateway.errors import ProtocolError
 from gateway.mapping.crossings import Crossing, Route
 from gateway.mapping.router import Router
 from gateway.model.address import Address
-from gateway.model.batch import Batch, Lane, Part, Receipt, Sink
-from gateway.model.bursts import Bursts
+from gateway.model.batch import Batch, Lane, Part, Receipt, Sink, Source
 from gateway.model.message import Message
 from gateway.model.outcome import ACCEPTED, INTERNAL, Outcome, Reason, Verdict
 from gateway.model.properties import NO_PROPERTIES
@@ -101,8 +99,8 @@ class RouteLane(Lane):
         """Count what arrived; a message refused for good is a dead letter if the route says so, and accepted
         when that is safe.
         """
-        if self.journal is not None:
-            self.record(part, messages, slots, outcome)
+        if self.recorder is not None:
+            self.recorder.record(part, messages, slots, outcome)
         route = self.route
         route.in_flight -= len(messages)
         if outcome is ACCEPTED:
@@ -132,8 +130,8 @@ class Entrance(RouteLane):
 
     def settle(self, part: Part, messages: list[Message], slots: list[int], outcome: Outcome) -> None:
         """Only tell the batch; the journal hears that an outbox has accepted."""
-        if self.journal is not None and self.route.settle == "stored":
-            self.record(part, messages, slots, outcome._replace(text=outcome.text or WAS_STORED))
+        if self.recorder is not None and self.route.settle == "stored":
+            self.recorder.record(part, messages, slots, outcome._replace(text=outcome.text or WAS_STORED))
         self.answer(part, messages, slots, outcome)
 
 
@@ -233,12 +231,15 @@ class Switch:
         self.links: Collection[str] = ()
         self.outbox: Callable[[Route], Namespace] | None = None
         self.disk_healthy: Callable[[], bool] = _always
-        self.journaling: Journaling | None = None
         self.memory: Memory = plenty()
         self._lanes: dict[tuple[Sink, str], Lane] = {}
         self._guards: dict[str, Guard] = {}
         self._idle_routes: dict[tuple[Route, ...], tuple[Route, ...]] = {}  # one object for many addresses
         self._filters: deque[list[str]] = deque(maxlen=FILTERS_MAX)  # of the last changes, if only those
+
+    def batch(self, source: Source, received: float) -> Batch:
+        """A batch for what `source` publishes here."""
+        return Batch(source, received)
 
     def changed(self) -> None:
         """What addresses lead to may have changed: entries made before are stale."""
@@ -264,8 +265,6 @@ class Switch:
         """Put new mappings in force."""
         self.router = router
         self._idle_routes.clear()
-        if self.journaling is not None:
-            self.journaling.router = router
         self.changed()
 
     def entry(self, endpoint: str, namespace: Namespace | None, address: Address, queue: str = "") -> Entry:
@@ -334,12 +333,6 @@ class Switch:
         """
         described = message.property_set is not NO_PROPERTIES
         target = None if described and entry.bare else entry.target
-        if self.journaling is not None:
-            if target is None or message.retain:
-                batch.whole += 1
-                batch.sources.append(message)
-            else:
-                batch.sources.append(entry.address)
         lane = entry.only
         if lane is None or message.retain:
             return self._publish_all(batch, entry, message, receipt)
@@ -376,12 +369,6 @@ class Switch:
             or (entry.idle and (described or first.hops >= entry.idle_hops_max))
         ):
             return False
-        if self.journaling is not None:
-            batch.sources += messages if route is None else [entry.address] * len(messages)
-            batch.whole += len(messages) if route is None else 0
-            if batch.bursts is None:
-                batch.bursts = Bursts()
-            batch.bursts.add(messages, target)
         for idle in entry.idle_routes:
             idle.matched += len(messages)
         if route is not None:
@@ -403,8 +390,6 @@ class Switch:
             batch.add_only(receipt, lane, crossed)
             return True
         if crossed is None:
-            if self.journaling is not None:
-                batch.never_came()
             return False
         placed: list[tuple[Lane, Message]] = []
         refused: list[tuple[Route, Outcome]] = []
@@ -422,8 +407,6 @@ class Switch:
             try:
                 lanes = tuple(self._lane(sink, None, endpoint) for sink in namespace.choose(message))
             except ProtocolError:  # its sender wrote malformed properties, and is told so
-                if self.journaling is not None:
-                    batch.never_came()
                 raise
             except Exception as error:
                 contained("message", error, endpoint=endpoint)
@@ -479,15 +462,12 @@ class Switch:
         refused: list[tuple[Route, Outcome]],
     ) -> bool:
         if not placed and not refused:
-            if self.journaling is not None:
-                batch.never_came()
             return False
         slot = batch.open(receipt, len(placed) + len(refused))
         for lane, crossed in placed:
             batch.add(slot, lane, crossed)
         for route, outcome in refused:
-            if self.journaling is not None:
-                self.journaling.refuse(route, message, outcome, batch.received, slot)
+            self._refused(batch, slot, route, message, outcome)
             if route.on_reject == "dead_letter":
                 self.dead_letters.add([message], route.name, outcome, partial(batch.settle, [slot]))
             else:
@@ -511,10 +491,17 @@ class Switch:
                 lane = Entrance(sink, route, self.dead_letters)
             else:
                 lane = RouteLane(sink, route, self.dead_letters)
-            if self.journaling is not None:
-                self.journaling.note(lane, route, endpoint)
+            self._lane_made(lane, route, endpoint)
             self._lanes[key] = lane
         return lane
+
+    # For who records what crosses.
+
+    def _lane_made(self, lane: Lane, route: Route | None, endpoint: str) -> None:
+        """A lane is there; without a route, `endpoint` is where its messages are published."""
+
+    def _refused(self, batch: Batch, slot: int, route: Route, message: Message, outcome: Outcome) -> None:
+        """A route would not let the message in that slot cross."""
 
 
 def _failed(way: Way, error: Exception) -> Outcome:

@@ -19,7 +19,7 @@ from gateway.broker.switch import Entry, Switch
 from gateway.egress.confirming import ConfirmedSink
 from gateway.egress.link import Link
 from gateway.model.address import Address
-from gateway.model.batch import Batch, Sink
+from gateway.model.batch import Sink
 from gateway.model.message import Message, Sender
 from gateway.model.outcome import Outcome
 from gateway.settings import Limits
@@ -77,7 +77,7 @@ class QueueConversation(ABC, Generic[PeerT, IntakeT, SinkT]):
         self.limits = limits
         self.stats = stats
         self.client_id = client_id
-        self.batch = Batch(self, trio.current_time())
+        self.batch = self.switch.batch(self, trio.current_time())
         self.held: Held[tuple[IntakeT, int, Message]] = Held(lambda: switch.disk_healthy())
         self._peer: PeerT | None = None
         self._caches: dict[str, Entries] = {}
@@ -114,7 +114,7 @@ class QueueConversation(ABC, Generic[PeerT, IntakeT, SinkT]):
         """Send on the batch that this wake-up has gathered."""
         batch = self.batch
         if len(batch):
-            self.batch = Batch(self, trio.current_time())
+            self.batch = self.switch.batch(self, trio.current_time())
             batch.send()
 
     def tick(self, now: float) -> None:

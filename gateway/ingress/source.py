@@ -15,7 +15,6 @@ from gateway.broker.switch import Namespace
 from gateway.ingress.listener import Connection, Listener
 from gateway.ingress.logins import Logins
 from gateway.ingress.services import Services
-from gateway.model.batch import Batch
 from gateway.model.message import Message, Sender
 from gateway.model.outcome import Outcome
 from gateway.telemetry.stats import ListenerStats
@@ -36,7 +35,7 @@ class ListenerSource(ABC):
         self.dead_letters = services.dead_letters
         self.tasks = services.tasks
         self.listener: Listener | None = None
-        self.batch = Batch(self, self.now())
+        self.batch = self.switch.batch(self, self.now())
         self.logins = Logins(services.access, stats, services.tasks, self.flush)
 
     @property
@@ -54,7 +53,7 @@ class ListenerSource(ABC):
         """Send the batch that has gathered on its way."""
         batch = self.batch
         if len(batch):
-            self.batch = Batch(self, self.now())
+            self.batch = self.switch.batch(self, self.now())
             batch.send()
 
     def tick(self, now: float) -> None:

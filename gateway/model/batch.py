@@ -9,12 +9,10 @@ back with the worst outcome. Slots are positions in the batch; a part's `message
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Sequence
-from typing import Any, Protocol, cast
+from collections.abc import Callable, Iterable
+from typing import Any, Protocol
 
 from gateway.containment import contained
-from gateway.model.address import Address
-from gateway.model.bursts import Bursts
 from gateway.model.message import Message, Sender
 from gateway.model.outcome import ACCEPTED, INTERNAL, Outcome, worse
 
@@ -40,39 +38,25 @@ class Sink(Protocol):
         """Take the messages. Never blocks, never awaits, never raises for what a message holds."""
 
 
-class Journal(Protocol):
+class Recorder(Protocol):
     """Who notes what became of messages."""
 
-    def record(
-        self,
-        facts: Any,
-        messages: list[Message],
-        outcome: Outcome,
-        received: float,
-        sources: Sequence[Message] | Sequence[Address] | None = None,
-        slots: list[int] | None = None,
-        bursts: Bursts | None = None,
-    ) -> None:
-        """`messages` were settled; `sources` are the same as they came in, when a route changed them, or only
-        their addresses, when it changed nothing else and counted a hop. `slots` are their places in the batch
-        that was received, by which their rows are known again; None: from 0 on. `bursts` are the same
-        messages again, when that is how all of them came."""
+    def record(self, part: Part, messages: list[Message], slots: list[int], outcome: Outcome) -> None:
+        """`messages` of `part`, which stand in `slots` of its batch, were settled. Never raises."""
 
 
 class Lane:
     """One way out: a sink, and whoever counts what becomes of the messages that take it.
 
-    A lane is made once for its sink and route; batches group by it. `journal` hears of every settlement, with
-    `facts`, which say to it what lane this is. `stored_first`: what must survive a crash is delivered only
-    when it is on disk.
+    A lane is made once for its sink and route; batches group by it. `recorder`, if there is one, hears of
+    every settlement. `stored_first`: what must survive a crash is delivered only when it is on disk.
     """
 
-    __slots__ = ("facts", "journal", "sink")
+    __slots__ = ("recorder", "sink")
 
     def __init__(self, sink: Sink) -> None:
         self.sink = sink
-        self.journal: Journal | None = None
-        self.facts: Any = None
+        self.recorder: Recorder | None = None
 
     @property
     def stored_first(self) -> bool:
@@ -85,87 +69,20 @@ class Lane:
 
     def settle(self, part: Part, messages: list[Message], slots: list[int], outcome: Outcome) -> None:
         """The sink has settled `messages` of `part`, which stand in `slots`: tell the batch, now or later."""
-        if self.journal is not None:
-            self.record(part, messages, slots, outcome)
+        if self.recorder is not None:
+            self.recorder.record(part, messages, slots, outcome)
         part.batch.settle(slots, outcome)
-
-    def record(self, part: Part, messages: list[Message], slots: list[int], outcome: Outcome) -> None:
-        """Tell the journal. What goes wrong there costs rows of it, and no settlement."""
-        try:
-            self._record(part, messages, slots, outcome)
-        except Exception as error:
-            contained("journal", error)
-
-    def _record(self, part: Part, messages: list[Message], slots: list[int], outcome: Outcome) -> None:
-        batch = part.batch
-        came, origins = batch.sources, batch.origins
-        assert self.journal is not None
-        sources: list[Message | Address] | None = came or None
-        places: list[int] | None = origins or None
-        bursts = batch.bursts
-        if bursts is not None and len(bursts.bodies) != len(slots):
-            bursts = None
-        if slots is not part.slots or len(slots) != len(batch.receipts):  # not all of the batch, in its order
-            sources = [came[slot] for slot in slots] if came else None
-            places = [origins[slot] for slot in slots] if origins else slots
-            bursts = None
-        known = None if sources is None else _alike(sources, messages, batch.whole)
-        self.journal.record(self.facts, messages, outcome, batch.received, known, places, bursts)
-
-
-def _alike(
-    sources: list[Message | Address], messages: list[Message], whole: int
-) -> Sequence[Message] | Sequence[Address]:
-    """`sources` as messages only, or as addresses only; `whole` of all in their batch are messages."""
-    if whole and Message in (kinds := set(map(type, sources))) and len(kinds) > 1:
-        return [
-            one if isinstance(one, Message) else _before(one, message)
-            for one, message in zip(sources, messages, strict=True)
-        ]
-    return cast(Sequence[Message] | Sequence[Address], sources)
-
-
-def _before(address: Address, message: Message) -> Message:
-    """`message` as it was before it crossed from `address`, unchanged but for a hop."""
-    return Message(
-        address,
-        message.body,
-        message.property_set,
-        message.assurance,
-        message.durable,
-        message.retain,
-        message.expires,
-        message.hops - 1,
-        message.sender,
-    )
 
 
 class Batch:
     """One wake-up's messages, joined over all their lanes."""
 
-    __slots__ = (
-        "_open",
-        "_parts",
-        "_worst",
-        "bursts",
-        "origins",
-        "receipts",
-        "received",
-        "source",
-        "sources",
-        "whole",
-    )
+    __slots__ = ("_open", "_parts", "_worst", "receipts", "received", "source")
 
     def __init__(self, source: Source, received: float) -> None:
         self.source = source
         self.received = received
         self.receipts: list[Receipt] = []
-        # For a journal: the message of each slot as it came in, or only its address, when that is all that
-        # its one lane's route changes (so the message itself can go); or empty.
-        self.sources: list[Message | Address] = []
-        self.whole = 0  # how many of those are messages
-        self.bursts: Bursts | None = None  # for a journal: what of it was published in bursts
-        self.origins: list[int] = []  # for a journal: its slot in the batch that passed it on; or empty
         self._open: list[int] = []
         self._parts: dict[Lane, Part] = {}
         self._worst: dict[int, Outcome] = {}
@@ -198,14 +115,13 @@ class Batch:
         self.receipts.append(receipt)
         self._open.append(1)
 
-    def came(self, source: Message | Address) -> None:
-        """Note for a journal how the next slot's message came in."""
-        self.whole += isinstance(source, Message)
-        self.sources.append(source)
+    def onward(self, source: Source) -> Batch:
+        """A batch for what the sink of a part of this one passes on; `source` hears what becomes of it."""
+        return Batch(source, self.received)
 
-    def never_came(self) -> None:
-        """Take back the last note: nobody takes the message."""
-        self.whole -= isinstance(self.sources.pop(), Message)
+    def open_for(self, origin: int, receipt: Receipt, lanes: int) -> int:
+        """`open`, of a message that stands in slot `origin` of the batch that this one goes onward from."""
+        return self.open(receipt, lanes)
 
     def add_burst(self, receipts: list[Receipt], lane: Lane, messages: list[Message]) -> None:
         """`add_only` of several messages."""

@@ -11,16 +11,17 @@ import pytest
 from gateway.broker.dead_letters import DeadLetters, Letter
 from gateway.broker.dead_letters.forwarding import Forwarding
 from gateway.broker.dead_letters.redriving import Redriving
-from gateway.broker.journaling import Journaling
+from gateway.broker.journaling import Journaling, RecordingSwitch
 from gateway.broker.switch import Switch
 from gateway.mapping import parse
 from gateway.mapping.router import Router
-from gateway.model.batch import Batch, Part
+from gateway.model.batch import Part
 from gateway.model.message import MESSAGE_OCTETS, Message, Sender
 from gateway.model.outcome import ACCEPTED, Outcome, Reason, Verdict
 from gateway.model.properties import Properties, property_set, string
 from gateway.protocols.amqp091.dialect import amqp_address
 from gateway.protocols.mqtt.dialect import topic_address
+from gateway.store.journal.writer import JournalWriter
 from tests.broker.parts import Answers, amqp, mqtt, newest, unreadable
 from tests.store.journal.samples import rows_of, writer
 from tests.store.parts import Disk, Opened
@@ -262,13 +263,16 @@ routes:
 
 
 class Bench:
-    def __init__(self, text: str = ROUTES) -> None:
+    def __init__(self, text: str = ROUTES, journal: JournalWriter | None = None) -> None:
         self.erp = Shelf(None)
         self.devices = Shelf()
         self.devices.there = False
         self.letters = DeadLetters()
         router = Router([parse(text, "t.yaml")], {"mqtt": "mqtt", "erp": "amqp091"})
         self.switch = Switch(router, self.letters)
+        if journal is not None:
+            noting = Journaling(journal, router, all_=True)
+            self.switch = RecordingSwitch(router, self.letters, journaling=noting)
         self.switch.links = {"erp"}
         self.switch.namespaces = {"mqtt": self.devices, "erp": self.erp}
         self.redriving = Redriving(self.switch, self.letters)
@@ -276,7 +280,7 @@ class Bench:
 
     def publish(self, message: Message) -> Answers:
         source = Answers()
-        batch = Batch(source, 0.0)
+        batch = self.switch.batch(source, 0.0)
         entry = self.switch.entry("mqtt", self.devices, message.address)
         assert self.switch.publish(batch, entry, message, 0)
         batch.send()
@@ -337,9 +341,8 @@ def test_a_letter_without_a_route_is_published_again() -> None:
 
 
 def test_the_journal_hears_of_letters_with_and_without_a_route(tmp_path: Path) -> None:
-    bench = Bench()
     journal = writer(tmp_path)
-    bench.switch.journaling = Journaling(journal, bench.switch.router, all_=True)
+    bench = Bench(journal=journal)
     bench.letters.add([mqtt("in/2", b"published", sender=Sender("mqtt", "c"))], "", LOST)
     bench.letters.add([mqtt("in/1", b"routed")], "up", REFUSED)
     bench.redrive()

@@ -10,7 +10,6 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from gateway.model.batch import Batch, Lane, Part
-from gateway.model.bursts import Bursts
 from gateway.model.message import Message, Sender
 from gateway.model.outcome import ACCEPTED, Outcome, Reason, Verdict, worse
 from gateway.protocols.mqtt.dialect import topic_address
@@ -50,25 +49,6 @@ class Kept:
 
 def message(body: bytes = b"") -> Message:
     return Message(ADDRESS, body)
-
-
-class Noted:
-    """A journal that notes which slots it is told of."""
-
-    def __init__(self) -> None:
-        self.slots: list[list[int]] = []
-
-    def record(
-        self,
-        facts: object,
-        messages: list[Message],
-        outcome: Outcome,
-        received: float,
-        sources: list[Message] | None = None,
-        slots: list[int] | None = None,
-        bursts: Bursts | None = None,
-    ) -> None:
-        self.slots.append(slots or [])
 
 
 def sent(lanes: list[list[int]], sinks: list[Kept]) -> Answers:
@@ -211,19 +191,3 @@ def test_every_receipt_comes_back_once_with_its_worst_outcome(
         part.settle_at([at], outcome)
     assert len(source.told) == len(lanes)
     assert {receipt: outcome.verdict for receipt, outcome in source.told} == expected
-
-
-def test_a_journal_knows_a_message_by_its_slot_in_the_batch_that_came() -> None:
-    """Also when another batch has passed it on, whose own slots are others."""
-    noted, sink = Noted(), Kept()
-    lane = Lane(sink)
-    lane.journal = noted
-    for origins in ((), (4, 9, 11)):
-        batch = Batch(Answers(), 7.0)
-        batch.origins = origins
-        for receipt in range(3):
-            batch.add_only(receipt, lane, message())
-        batch.send()
-        sink.parts[-1].settle_at((0, 2))
-        sink.parts[-1].accept()
-    assert noted.slots == [[0, 2], [1], [4, 11], [9]]

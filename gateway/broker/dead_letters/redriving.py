@@ -37,7 +37,7 @@ class Redriving:
     def redrive(self, letters: list[Letter], told: Told) -> None:
         """Send the letters on their way; `told` hears of each, by its id, what became of it."""
         # A batch holds what was published, or what was put on lanes: a journal tells the two apart by it.
-        placed, published = Batch(self, 0.0), Batch(self, 0.0)
+        placed, published = self._switch.batch(self, 0.0), self._switch.batch(self, 0.0)
         lanes: dict[tuple[Sink, str], Lane] = {}
         refused: list[tuple[str, Outcome]] = []
         for letter in letters:

@@ -23,7 +23,6 @@ from gateway.broker.memory import LOW_ON_MEMORY
 from gateway.broker.pressure import Held
 from gateway.broker.switch import Entry, Switch
 from gateway.errors import RemoteProtocolError
-from gateway.model.batch import Batch
 from gateway.model.message import NEVER, Message, Sender
 from gateway.model.outcome import Outcome, Reason, Verdict
 from gateway.model.properties import NO_PROPERTIES
@@ -56,7 +55,7 @@ class Incoming:
     ) -> None:
         self.epoch = 0
         self.unsettled = 0
-        self.batch = Batch(self, 0.0)
+        self.batch = switch.batch(self, 0.0)
         self._name = name
         self._switch = switch
         self._limits = limits
@@ -153,7 +152,7 @@ class Incoming:
         """Send the batch that has gathered on its way."""
         batch = self.batch
         if batch.receipts:
-            self.batch = Batch(self, 0.0)
+            self.batch = self._switch.batch(self, 0.0)
             batch.send()
 
     def tick(self, now: float) -> None:

@@ -12,10 +12,10 @@ from mmap import MAP_ANONYMOUS, MAP_PRIVATE, mmap
 from typing import Final, NamedTuple
 
 from gateway.model.address import Address
-from gateway.model.bursts import Bursts
 from gateway.model.message import Message
 from gateway.model.outcome import Outcome
 from gateway.model.spooled import Spooled
+from gateway.store.journal.bursts import Bursts
 from gateway.store.journal.format import Octets
 from gateway.store.journal.runs import Runs, alike_in, runs_of
 

@@ -28,10 +28,10 @@ from typing import Final, NamedTuple, cast
 from isal.isal_zlib import crc32  # zlib's takes ten times as long
 
 from gateway.model.address import Address
-from gateway.model.bursts import Bursts
 from gateway.model.message import Message
 from gateway.model.outcome import Outcome
 from gateway.store.journal.appending import Appender, Pwritev
+from gateway.store.journal.bursts import Bursts
 from gateway.store.journal.encoding import SECOND, Encoder
 from gateway.store.journal.format import Draft, Laid, gap_draft, lay_out, seal
 from gateway.store.journal.gathering import Facts, Gathering, Memories, Settled

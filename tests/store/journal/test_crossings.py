@@ -9,14 +9,13 @@ from typing import Any
 import pytest
 
 from gateway.broker.dead_letters import DeadLetters
-from gateway.broker.journaling import Journaling
+from gateway.broker.journaling import Journaling, RecordingSwitch
 from gateway.broker.switch import Switch
 from gateway.mapping import parse
 from gateway.mapping.router import Router
 from gateway.model.batch import Batch, Part
 from gateway.model.message import Message
 from gateway.model.properties import Properties, property_set
-from gateway.protocols.amqp091.dialect import amqp_address
 from gateway.protocols.mqtt.dialect import topic_address
 from gateway.store.journal.reader import JournalReader
 from tests.broker.parts import SENDER, Answers
@@ -100,12 +99,11 @@ def rows_of(
     so many of them are published together, if they may be; the rest, and without it all, one by one.
     """
     router = Router([parse(ROUTES + back, "t.yaml")], ENDPOINTS)
-    switch = Switch(router, DeadLetters())
     made = writer(folder)
-    switch.journaling = Journaling(made, router, all_=True)
+    switch = RecordingSwitch(router, DeadLetters(), journaling=Journaling(made, router, all_=True))
     erp, other, own = Link(), Link(), Nowhere()
     switch.namespaces = {"mqtt": own, "erp": erp, "other": other}
-    batch = Batch(Answers(), time.monotonic())
+    batch = switch.batch(Answers(), time.monotonic())
     place = 0
     for count in (*(bursts or ()), *[1] * (len(messages) - sum(bursts or ()))):
         some, receipts = list(messages[place : place + count]), list(range(place, place + count))
@@ -222,11 +220,3 @@ def test_what_a_route_refuses_leaves_the_others_as_they_came(tmp_path: Path) -> 
         ("up/x", None, "plain", 8),
         ("up/b", "b", "plain", 0),
     }
-
-
-def test_what_nobody_takes_leaves_no_note() -> None:
-    batch = Batch(Answers(), 0.0)
-    for source in (amqp_address("", "a"), came("t", 0)):
-        batch.came(source)
-        batch.never_came()
-    assert (batch.sources, batch.whole) == ([], 0)
