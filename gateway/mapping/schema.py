@@ -151,7 +151,7 @@ class OutboxRule(Strict):
 class Deduplicate(Strict):
     """Which messages a route takes for repeats of one that it has accepted."""
 
-    by: Literal["message_id"] = "message_id"
+    by: Literal["message_id"] = Field("message_id", description="What makes two messages the same.")
     window: Annotated[str, StringConstraints(pattern=WINDOW)] = Field(
         description="How long an id is remembered: a number and s, m, h or d.", examples=["10m"]
     )
@@ -270,9 +270,9 @@ class Case(Strict):
 class MappingFile(Strict):
     """A whole mapping file."""
 
-    version: Literal[1]
-    routes: list[RouteRule] = Field(min_length=1)
-    tests: list[Case] = []
+    version: Literal[1] = Field(description="Of this format.")
+    routes: list[RouteRule] = Field(min_length=1, description="What crosses; every one that matches applies.")
+    tests: list[Case] = Field([], description="Messages that are tried on the routes of this file.")
 
 
 def json_schema() -> dict[str, Any]:

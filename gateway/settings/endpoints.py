@@ -83,7 +83,7 @@ class Listener(FrontOptions, FastOptions, MqttOptions):
     """`shared` is one port for several other listeners, which `shares` names."""
     host: str = "0.0.0.0"
     """Address to bind; `::` is all of IPv6 and IPv4."""
-    port: Port = 0
+    port: Port = Field(0, json_schema_extra={"default": None})
     """Absent: the protocol's own port; `shared` has none. 0: any free one."""
     tls: ListenerTls | None = None
     """Absent: no TLS."""

@@ -183,8 +183,8 @@ class Settings(BaseSettings):
 
     model_config = SettingsConfigDict(strict=True, frozen=True, extra="forbid", use_attribute_docstrings=True)
 
-    replica: str = Field("gateway", min_length=1, max_length=64)
-    """Name of this process among its replicas; by default the host name. Fills `{replica}`."""
+    replica: str = Field("gateway", min_length=1, max_length=64, json_schema_extra={"default": None})
+    """Name of this process among its replicas; absent: the host name. Fills `{replica}` in client ids."""
     listeners: dict[str, Listener] = {}
     """Where clients connect, by name; none: `mqtt`, `amqp091` and `amqpfast`, as they are by default."""
     links: dict[str, Link] = {}
@@ -194,13 +194,10 @@ class Settings(BaseSettings):
     limits: Limits = Limits()
     """How much of everything."""
     store: Store = Store()
-    """What survives a crash."""
     journal: Journal = Journal()
     """A record of what crossed."""
     http: Http = Http()
-    """Health, metrics, and the live page."""
     dead_letters: DeadLetters = DeadLetters()
-    """What no route, limit or target would take."""
     users: dict[str, User] = {}
     """Who may connect with a password, by user name."""
     guest: Admission = "loopback"
@@ -210,7 +207,6 @@ class Settings(BaseSettings):
     drain_timeout_secs: float = Field(20.0, ge=0)
     """After SIGTERM: how long messages in flight may take. Kubernetes kills after 30 s by default."""
     log: Log = Log()
-    """What is logged, and how it looks."""
 
     @classmethod
     def settings_customise_sources(
