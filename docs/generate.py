@@ -20,6 +20,7 @@ import typer
 
 from gateway.cli import commands
 from gateway.mapping.schema import json_schema
+from gateway.protocols import DIALECTS
 from gateway.settings import Settings
 from gateway.store.journal import format as journal_format
 from gateway.telemetry import metrics
@@ -74,6 +75,15 @@ def keys(kind: str, name: str) -> Iterator[str]:
             )
             for key, given in part["properties"].items()
         ),
+    )
+
+
+def ports() -> Iterator[str]:
+    """The ports that listeners have when they name none."""
+    ways = ("plain", "tls", "websocket", "websocket+tls")
+    yield from table(
+        ("protocol", *ways),
+        ((f"`{name}`", *(str(one.port(way) or "-") for way in ways)) for name, one in DIALECTS.items()),
     )
 
 
@@ -229,6 +239,7 @@ def journal_octets() -> Iterator[str]:
 KINDS: Final[dict[str, Callable[..., Iterator[str]]]] = {
     "settings": lambda name: keys("settings", name),
     "mapping": lambda name: keys("mapping", name),
+    "ports": ports,
     "metrics": metric_table,
     "command-list": command_list,
     "commands": command_help,

@@ -12,7 +12,7 @@ from typing import Final
 
 import pytest
 
-from tests.docs.pages import ROOT
+from tests.docs.pages import DOCS, PAGES, ROOT
 
 FILES: Final = sorted((ROOT / "gateway").rglob("*.py"))
 NAMED: Final = re.compile(
@@ -64,3 +64,18 @@ def test_files_that_are_named_are_there() -> None:
 def test_the_test_finds(text: str, found: list[str]) -> None:
     path = ROOT / "gateway" / "errors.py"
     assert [name for name in NAMED.findall(text) if not is_there(name, path)] == found
+
+
+def test_methods_that_developers_are_told_of_are_there() -> None:
+    """`Class.method`, so that these pages are renamed with the code."""
+    known: dict[str, set[str]] = {}
+    for path in FILES:
+        for node in ast.walk(ast.parse(path.read_text(encoding="utf-8"))):
+            if isinstance(node, ast.ClassDef):
+                known.setdefault(node.name, set()).update(
+                    one.name for one in node.body if isinstance(one, ast.FunctionDef | ast.AsyncFunctionDef)
+                )
+    pages = [page for path, page in PAGES.items() if path.is_relative_to(DOCS / "developing")]
+    told = {found for page in pages for found in re.findall(r"`([A-Z][a-z]\w*)\.(\w+)`", page.prose)}
+    assert told
+    assert {(name, method) for name, method in told if method not in known.get(name, ())} == set()
