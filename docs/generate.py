@@ -32,13 +32,34 @@ ROOT: Final = DOCS.parent
 PART: Final = re.compile(r"(<!-- generated: (\S+)(?: ([^\n]+?))? -->\n).*?(<!-- end -->)", re.DOTALL)
 Schema = Mapping[str, Any]
 
-PAGES_OF: Final = {
-    "Listener": "listeners.md",
-    "Link": "links.md",
-    "Limits": "limits.md",
-    "Settings": "configuration.md",
+PLACES: Final = {
+    "Case": "[test](#a-test)",
+    "DeadLetters": "[dead letters](#dead-letters)",
+    "Deduplicate": "[deduplication](#deduplicate)",
+    "Delivery": "[delivery](#delivery)",
+    "DestinationNames": "[names](#destinations)",
+    "FastVirtualHost": "[virtual host](#virtual-hosts)",
+    "Forward": "[address](#copies-of-dead-letters)",
+    "From": "[pattern](#from)",
+    "Http": "[HTTP](#http)",
+    "Journal": "[journal](#journal)",
+    "Limits": "[limits](limits.md)",
+    "Link": "[link](links.md)",
+    "LinkTls": "[TLS](#tls)",
+    "Listener": "[listener](listeners.md)",
+    "ListenerTls": "[TLS](#tls)",
+    "Log": "[log](#log)",
+    "Logins": "[logins](#logins)",
+    "OutOfBand": "[folder](#out-of-band)",
+    "Outbox": "[outbox](#outbox)",
+    "OutboxRule": "[outbox](#outbox)",
+    "Peer": "[peer](#peers)",
+    "RouteRule": "[route](#a-route)",
+    "Store": "[store](#store)",
+    "To": "[target](#to)",
+    "User": "[user](#users)",
 }
-"""Where a part of the configuration is explained, when it is not a section of the page that names it."""
+"""What people call a part that has keys of its own, and where it is explained."""
 FORMATS: Final = {"path": "path", "password": "secret"}
 
 
@@ -112,9 +133,7 @@ def default_of(given: Schema) -> str:
 def type_of(given: Schema) -> str:
     """What may stand there, in words."""
     if "$ref" in given:
-        name = given["$ref"].rpartition("/")[2]
-        page = PAGES_OF.get(name, "")
-        return f"[{name}]({page or '#' + name.lower()})"
+        return PLACES[given["$ref"].rpartition("/")[2]]
     if "anyOf" in given:
         return " or ".join(type_of(one) for one in given["anyOf"] if one.get("type") != "null")
     if "enum" in given:
