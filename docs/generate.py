@@ -82,7 +82,7 @@ def definitions(kind: str) -> dict[str, Schema]:
 
 
 def keys(kind: str, name: str) -> Iterator[str]:
-    """The keys of one part: type, default and meaning of each."""
+    """The keys of one part, what is required first: type, default and meaning of each."""
     part = definitions(kind)[name]
     needed = part.get("required", ())
     yield from table(
@@ -94,7 +94,7 @@ def keys(kind: str, name: str) -> Iterator[str]:
                 "required" if key in needed else default_of(given),
                 meaning_of(kind, given),
             )
-            for key, given in part["properties"].items()
+            for key, given in sorted(part["properties"].items(), key=lambda pair: pair[0] not in needed)
         ),
     )
 
@@ -151,13 +151,14 @@ def type_of(given: Schema) -> str:
         case "integer" | "number" as number:
             return number + bounds_of(given)
         case "string":
-            return FORMATS.get(given.get("format", ""), "text" + bounds_of(given))
+            text = f"text, at most {given['maxLength']}" if "maxLength" in given else "text"
+            return FORMATS.get(given.get("format", ""), text)
     raise ValueError(f"no words for {given}")
 
 
 def bounds_of(given: Schema) -> str:
-    """How large a number, or how long a text may be; "": any."""
-    low, high = given.get("minimum", given.get("minLength")), given.get("maximum", given.get("maxLength"))
+    """How large a number may be; "": any."""
+    low, high = given.get("minimum"), given.get("maximum")
     if low is not None and high is not None:
         return f", {low} to {high}"
     if low is not None:
