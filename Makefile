@@ -8,7 +8,7 @@ ALONE  := $(VENV)/.gateway
 STAMP  := $(VENV)/.installed
 PIP    := $(BIN)/python -m pip install -q --disable-pip-version-check
 
-.PHONY: run test lint format bench bench-pipeline kills fuzz adversary chaos peers clean
+.PHONY: run test lint format docs docs-reference bench bench-pipeline kills fuzz adversary chaos peers clean
 .DELETE_ON_ERROR:
 
 run: $(ALONE)
@@ -27,6 +27,14 @@ lint: $(STAMP)
 format: $(STAMP)
 	$(BIN)/ruff check --fix .
 	$(BIN)/ruff format .
+
+# The pages as a site in build/docs; every warning is an error.
+docs: docs-reference
+	$(BIN)/python -m sphinx -q -W --keep-going -d build/doctrees docs build/docs
+
+# What the pages say of options, metrics and commands, out of the code.
+docs-reference: $(STAMP)
+	$(BIN)/python -m docs.generate
 
 bench: $(STAMP) peers
 	$(BIN)/python -m tests.benchmarks $(ARGS)

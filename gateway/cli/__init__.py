@@ -8,18 +8,36 @@ from __future__ import annotations
 import importlib
 import pkgutil
 import sys
+from typing import Annotated
 
 import typer
 
 from gateway.cli.exits import Exit
+from gateway.cli.version import described
 from gateway.errors import ConfigurationError, GatewayError
+
+
+def _tell_version(wanted: bool) -> None:
+    if wanted:
+        typer.echo(described())
+        raise typer.Exit
+
+
+def _gateway(
+    version: Annotated[
+        bool,
+        typer.Option("--version", callback=_tell_version, is_eager=True, help="Print the version and exit."),
+    ] = False,
+) -> None:
+    """A protocol gateway between MQTT, AMQP 0-9-1 and AMQP/Fast."""
 
 
 def commands() -> typer.Typer:
     """All commands of this folder."""
     app = typer.Typer(
         name="gateway",
-        help="A protocol gateway between MQTT, AMQP 0-9-1 and AMQP/Fast.",
+        callback=_gateway,
+        context_settings={"help_option_names": ["-h", "--help"]},
         no_args_is_help=True,
         add_completion=False,
         pretty_exceptions_enable=False,

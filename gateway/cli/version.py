@@ -13,10 +13,15 @@ from gateway.cli.options import AsJson
 app = typer.Typer()
 
 
+def described() -> str:
+    """The versions of the gateway and of Python, in a line."""
+    return f"gateway {__version__} (Python {platform.python_version()})"
+
+
 @app.command()
 def version(as_json: AsJson = False) -> None:
     """Print the versions of the gateway and of Python."""
     if as_json:
         typer.echo(orjson.dumps({"gateway": __version__, "python": platform.python_version()}))
     else:
-        typer.echo(f"gateway {__version__} (Python {platform.python_version()})")
+        typer.echo(described())

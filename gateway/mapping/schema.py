@@ -123,18 +123,22 @@ else:
 class Delivery(Strict):
     """Which guarantee a message has in the target; what is not given is kept."""
 
-    qos0: Mode | None = None
-    qos1: Mode | None = None
-    qos2: Mode | None = None
-    transient: Qos | None = None
-    persistent: Qos | None = None
+    qos0: Mode | None = Field(None, description="Of a message that came with QoS 0, or its equal.")
+    qos1: Mode | None = Field(None, description="Of one with QoS 1.")
+    qos2: Mode | None = Field(None, description="Of one with QoS 2.")
+    transient: Qos | None = Field(
+        None, description="QoS of a message that came as transient; not with `to.qos`."
+    )
+    persistent: Qos | None = Field(None, description="QoS of one that came as persistent; likewise.")
 
 
 class OutboxRule(Strict):
     """How much may wait in a route's outbox; what is not given is as the link's options say."""
 
     messages_max: Annotated[int, Field(ge=1)] | None = Field(None, description="Messages that wait.")
-    bytes_max: Annotated[int, Field(ge=1)] | None = Field(None, description="Octets of their bodies.")
+    bytes_max: Annotated[int, Field(ge=1)] | None = Field(
+        None, description="What they weigh: bodies, properties, and 256 octets each."
+    )
     age_secs_max: Annotated[float, Field(gt=0, strict=False)] | None = Field(
         None, description="Seconds that a message may wait; default: for ever."
     )
@@ -147,7 +151,7 @@ class OutboxRule(Strict):
 class Deduplicate(Strict):
     """Which messages a route takes for repeats of one that it has accepted."""
 
-    by: Literal["message_id"] = "message_id"
+    by: Literal["message_id"] = Field("message_id", description="What makes two messages the same.")
     window: Annotated[str, StringConstraints(pattern=WINDOW)] = Field(
         description="How long an id is remembered: a number and s, m, h or d.", examples=["10m"]
     )
@@ -162,29 +166,51 @@ class Deduplicate(Strict):
 class RouteRule(Strict):
     """One rule: from an endpoint's pattern to an endpoint's address template."""
 
-    name: RouteName
-    source: From = Field(alias="from")
-    to: To
-    delivery: Delivery = Delivery()
-    headers: dict[str, HeaderValue] = Field({}, description="Headers to set; strings are templates.")
+    name: RouteName = Field(
+        description="Unique over all files; the label of the route's metrics: letters, digits and `_ . -`."
+    )
+    source: From = Field(alias="from", description="Where it takes messages from.")
+    to: To = Field(description="Where it puts them, and how.")
+    delivery: Delivery = Field(
+        Delivery(), description="Which guarantee a message has in the target; default: kept."
+    )
+    headers: dict[str, HeaderValue] = Field(
+        {},
+        description="Headers to set; texts are templates. One of that name that the sender set is replaced.",
+    )
     when: str | None = Field(None, description="CEL expression; only messages for which it is true cross.")
-    settle: Literal["confirmed", "stored"] = "confirmed"
-    outbox: OutboxRule | None = Field(None, description="Limits of the outbox; with settle: stored.")
+    settle: Literal["confirmed", "stored"] = Field(
+        "confirmed",
+        description="When the source hears *accepted*: after the target confirmed, or (`stored`, for links)"
+        " when the message is in the link's outbox on disk.",
+    )
+    outbox: OutboxRule | None = Field(
+        None, description="With `settle: stored`: limits of this route's outbox; default: those of the link."
+    )
     attempts_max: int = Field(
         5,
         ge=1,
         le=1_000,
-        description="Attempts until a message that the target refuses is a dead letter; with settle: stored.",
+        description="With `settle: stored`: how often a message that the target refuses is tried before it is"
+        " a dead letter.",
     )
     message_id: Literal["keep", "add"] = Field(
         "keep", description="Give messages without a message id one, which stays when they are sent again."
     )
     deduplicate: Deduplicate | None = Field(None, description="Accept repeats without passing them on.")
     journal: bool = Field(False, description="Write it down even when the journal does not note all.")
-    escape: Escape = "percent"
-    on_reject: Literal["dead_letter", "retry"] = "retry"
+    escape: Escape = Field(
+        "percent", description="What becomes of a separator or wildcard inside a level of a name."
+    )
+    on_reject: Literal["dead_letter", "retry"] = Field(
+        "retry",
+        description="What a client gets that cannot be told of a refusal (MQTT 3.x): no acknowledgement, or"
+        " one when the message is a dead letter, which it always is where no attempt can help.",
+    )
     optional: bool = Field(
-        False, description="Leave the route out when one of its endpoints is not configured."
+        False,
+        description="Leave the route out when one of its endpoints is not configured, instead of refusing the"
+        " file.",
     )
 
     @model_validator(mode="after")
@@ -244,9 +270,9 @@ class Case(Strict):
 class MappingFile(Strict):
     """A whole mapping file."""
 
-    version: Literal[1]
-    routes: list[RouteRule] = Field(min_length=1)
-    tests: list[Case] = []
+    version: Literal[1] = Field(description="Of this format.")
+    routes: list[RouteRule] = Field(min_length=1, description="What crosses; every one that matches applies.")
+    tests: list[Case] = Field([], description="Messages that are tried on the routes of this file.")
 
 
 def json_schema() -> dict[str, Any]:

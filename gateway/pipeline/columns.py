@@ -1,6 +1,6 @@
 """The columns of a row of the journal, as Spark and as Arrow have them.
 
-They are the journal's own columns (README, "The journal") and three that the journal implies: `shard`,
+They are the journal's own columns (`docs/reference/journal.md`) and three that the journal implies: `shard`,
 `sequence` and `headers`. A row is named for ever by (shard, sequence). Unsigned numbers take the next wider
 signed type, which Spark has; texts are never null where the journal says "" for nothing.
 

@@ -22,6 +22,7 @@ class Peer(Part):
     host: str = ""
     """Of `tcp`: where to connect for each handle that a client streams on."""
     port: int = Field(0, ge=0, le=65_535)
+    """Of `tcp`, likewise."""
 
     @model_validator(mode="after")
     def _address(self) -> Self:
@@ -42,17 +43,20 @@ class DestinationNames(Part):
     """Destinations that are there from the start, and after every restart."""
 
     queues: Destinations = ()
+    """Names of queues."""
     topics: Destinations = ()
+    """Names of topics."""
 
 
 class FastVirtualHost(Part):
     """A virtual host of AMQP/Fast. Listeners that name the same one share it, and must agree on it."""
 
     destinations: DestinationNames = DestinationNames()
+    """There from the start, and after every restart."""
     auto_create: bool | None = None
     """Whether clients make queues and topics by naming them; absent: unless destinations are declared."""
     peers: dict[Destination, Peer] = Field({"echo": Peer(kind="echo")})
-    """Peer services by name."""
+    """Services of the gateway itself, by name."""
 
     @property
     def creates(self) -> bool:
@@ -76,7 +80,7 @@ class FastOptions(Part):
     """By name; a list of names will do, and is all that AMQP 0-9-1 takes. Routes of the mapping files join
     the first one; the others keep to themselves."""
     out_of_band: OutOfBand | None = None
-    """Absent: clients send everything through their connection."""
+    """A folder in which bodies may pass as files; absent: everything comes through the connection."""
     compatibility: Literal["rfc", "openamq-2005"] = "rfc"
     """`openamq-2005`: what the clients of the first implementation expect where it differs from the text."""
     commit_confirms: Literal["all", "acked"] = "all"

@@ -50,7 +50,7 @@ class ListenerTls(Part):
     """TLS of a listener. Files are PEM and are read again when they change."""
 
     cert_file: FilePath
-    """Certificate with its chain."""
+    """PEM: certificate with its chain."""
     key_file: FilePath
     """Private key of the certificate."""
     client_ca_file: FilePath | None = None
@@ -83,15 +83,17 @@ class Listener(FrontOptions, FastOptions, MqttOptions):
     """`shared` is one port for several other listeners, which `shares` names."""
     host: str = "0.0.0.0"
     """Address to bind; `::` is all of IPv6 and IPv4."""
-    port: Port = 0
+    port: Port = Field(0, json_schema_extra={"default": None})
     """Absent: the protocol's own port; `shared` has none. 0: any free one."""
     tls: ListenerTls | None = None
+    """Absent: no TLS."""
     byte_order: Literal["auto", "little", "big"] = "auto"
     """Of the older MQTT dialect; `auto` recognises it by its CONNECT."""
     anonymous: Admission = "loopback"
-    """Who may connect without a name and password."""
+    """MQTT, AMQP/Fast: who may connect without a name and password. AMQP 0-9-1 clients always give one."""
     limits: Limits | None = None
-    """Overrides of the limits for this listener."""
+    """Overrides for connections of this listener; what the broker shares (queues, sessions) follows the top
+    level."""
 
     @model_validator(mode="before")
     @classmethod
@@ -213,16 +215,18 @@ class Link(Part):
     urls: Annotated[tuple[str, ...], Strict(False)] = ()
     """More of them, of the same protocol: nodes of one cluster, tried in turn when a connection fails."""
     username: str | None = None
-    """Instead of the URL's."""
+    """Instead of the URL's; AMQP: `guest` when nobody is named."""
     password: SecretStr | None = None
+    """Instead of the URL's, for a laboratory: secrets belong in files."""
     password_file: FilePath | None = None
     """Read at every connection, so that a rotated secret is taken."""
     client_id: str = Field("gateway-{replica}", min_length=1)
     """MQTT client identifier, AMQP connection name or AMQP/Fast client-name; `{replica}` is this process' own
     name."""
     version: MqttVersion = "auto"
-    """Of MQTT; `auto` tries 5.0 and falls back to 3.1.1."""
+    """Of MQTT; `auto` tries 5.0 and falls back to 3.1.1, but not for a broker that has spoken 5.0."""
     tls: LinkTls = LinkTls()
+    """How the broker is known, and we by it; TLS is on when the scheme ends in `s`."""
     required: bool = False
     """Whether /readyz waits for this link."""
     declare: Literal["create", "check", "none"] = "create"
@@ -247,10 +251,11 @@ class Link(Part):
     durable_subscriptions: bool = True
     """AMQP/Fast: the server keeps what topics that routes name receive while we are away."""
     session_expiry_secs: int = Field(3_600, ge=0, le=0xFFFF_FFFF)
-    """MQTT: how long the broker keeps our subscriptions while we are away."""
+    """MQTT: how long the broker keeps our session while we are away; 0: a clean one at each connection."""
     heartbeat_secs: int = Field(30, ge=0, le=65_535)
     """MQTT keep-alive or AMQP heartbeat; 0 is none, and a dead peer is then not noticed."""
     connect_timeout_secs: float = Field(10.0, gt=0)
+    """To connect and greet."""
     reconnect_min_secs: float = Field(0.5, gt=0)
     """First wait after a failure; it doubles each time, with jitter."""
     reconnect_max_secs: float = Field(30.0, gt=0)

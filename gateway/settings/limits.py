@@ -73,11 +73,13 @@ class Limits(Part):
     """How long such a transfer waits for its sender."""
     properties_max: int = Field(1_000, ge=1)
     """User properties of one MQTT packet, or entries of one message's header table, nested ones included: to
-    read one costs as much as to read a small message."""
+    read one costs as much as to read a small message. Beyond it: 0x97, a channel closed with 406, a handle
+    with 542; of a method's table, the connection with 501."""
     properties_bytes_max: int = Field(131_072, ge=256)
     """Octets of all properties of one MQTT packet or one message: who needs more has content."""
     filters_max: int = Field(1_000, ge=1)
-    """Topic filters in one SUBSCRIBE or UNSUBSCRIBE: all of them are dealt with in one go."""
+    """Topic filters in one SUBSCRIBE or UNSUBSCRIBE: all of them are dealt with in one go. Beyond it:
+    0x97."""
     frame_bytes_max: int = Field(131_072, ge=4_096, le=16 * 1024 * 1024)
     """AMQP frame-max that we propose: larger frames hold up their connection's heartbeats."""
     output_bytes_max: int = Field(32 * 1024 * 1024, ge=65_536)
@@ -125,10 +127,10 @@ class Limits(Part):
     expire first, among those of whoever has most; `refuse`: the new client is refused."""
     session_full: Literal["hold", "drop"] = "hold"
     """MQTT: what a full session of a connected client does: `hold` stops reading its publishers, `drop` drops
-    the newest messages for that client."""
+    the newest messages for that client, and they are counted."""
     stall_secs: float = Field(30.0, gt=0)
     """MQTT: how long publishers are held for a full session whose client takes nothing; then it is
-    disconnected."""
+    disconnected (0x97, counted as `quota_exceeded`), and holds nobody again before it has taken half."""
     session_expiry_secs_max: int = Field(7 * 24 * 3_600, ge=0)
     """How long an MQTT session is kept for a client that is away."""
     subscriptions_max: int = Field(1_000, ge=1)

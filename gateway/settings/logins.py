@@ -17,8 +17,9 @@ class Logins(Part):
     """The same from one address (of IPv6: its /64) with any names: many clients may stand behind it. Users
     that were right from there within a day still get in. 0: any number."""
     failure_window_secs: float = Field(60.0, gt=0)
+    """In which failures are counted."""
     refused_secs: float = Field(60.0, gt=0)
-    """How long; attempts meanwhile cost no hash and do not prolong it."""
+    """How long a name or an address is refused; attempts meanwhile cost no hash and do not prolong it."""
     delay_secs: float = Field(0.5, ge=0, le=5)
     """Each earlier failure of the user, from wherever, or of the address makes a login wait this much longer,
     up to four times, unless the user was right from there within a day."""

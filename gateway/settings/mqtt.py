@@ -13,16 +13,16 @@ class MqttOptions(Part):
     """The part of a listener that is about what MQTT clients may ask for, and are told."""
 
     qos_max: Literal[0, 1, 2] = 2
-    """The highest QoS that clients may publish and subscribe with."""
+    """MQTT: the highest QoS that clients may publish and subscribe with."""
     retain: bool = True
-    """Whether clients may publish retained messages."""
+    """MQTT: whether clients may publish retained messages."""
     response_information: str | None = None
     """Where clients that ask for it are told to have responses sent (MQTT 5), `{client_id}` filled in: for
     instance `reply/{client_id}`."""
     server_reference: str | None = Field(None, min_length=1)
     """Where clients are told to go when this gateway stops (MQTT 5): `host:port`, several with blanks."""
     sys_interval_secs: float = Field(10.0, ge=0)
-    """How often the `$SYS` topics are refreshed, while somebody subscribes to them; 0: never."""
+    """MQTT: how often the `$SYS` topics are refreshed, while somebody subscribes to them; 0: never."""
 
     @field_validator("response_information")
     @classmethod

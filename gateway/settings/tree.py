@@ -46,8 +46,11 @@ class Http(Part):
     """Health, metrics, and the live page."""
 
     enabled: bool = True
+    """Off: there is no HTTP at all."""
     host: str = "0.0.0.0"
+    """Address to bind; there is neither password nor TLS: keep it inside."""
     port: Port = 8080
+    """0: any free one."""
     token_file: FilePath | None = None
     """File with a secret. Whoever shows it (`Authorization: Bearer`) may change things; without it, only
     callers on this machine may."""
@@ -63,15 +66,16 @@ class Http(Part):
     send_timeout_secs: float = Field(30.0, gt=0)
     """How long a peer may take to read what it was answered."""
     head_bytes_max: int = Field(16_384, ge=1_024, le=1_048_576)
-    """Octets of the head of a request; browsers behind a login send some kilobytes of cookies."""
+    """Octets of the head of a request; browsers behind a login send some kilobytes of cookies. More: 431."""
     body_bytes_max: int = Field(1_048_576, ge=0)
-    """Octets of the body of a request: forty thousand ids of dead letters."""
+    """Octets of the body of a request: forty thousand ids of dead letters. More: 413."""
 
 
 class Forward(Part):
     """An address for copies of dead letters, in its endpoint's protocol's words."""
 
     endpoint: str
+    """A listener or link, by its name."""
     topic: str | None = Field(None, min_length=1)
     """MQTT topic, without wildcards."""
     exchange: str | None = None
@@ -120,12 +124,16 @@ class User(Part):
     """Someone who may connect. `gateway passwd` makes the hash, and the keys of SCRAM with `--scram`."""
 
     password_hash: SecretStr | None = None
+    """What `gateway passwd` prints (argon2id)."""
     password_hash_file: FilePath | None = None
+    """A file with it, instead."""
     scram: SecretStr | None = None
     """Keys for MQTT 5 clients that authenticate by SCRAM-SHA-256, beside the hash or instead of it."""
     scram_file: FilePath | None = None
+    """A file with them, instead."""
     receive_bytes_per_sec_max: int | None = Field(None, ge=0)
-    """Of each of its connections, in place of the listener's; 0 for any number."""
+    """Octets per second of each of its connections, in all protocols, from its login on: in place of the
+    listener's limit; 0 for any number."""
     receive_messages_per_sec_max: int | None = Field(None, ge=0)
     """The same in messages that it publishes."""
 
@@ -158,10 +166,12 @@ class Log(Part):
     """What is logged, and how it looks."""
 
     level: Literal["debug", "info", "warning", "error"] = "info"
+    """The least of what is written."""
     format: Literal["auto", "console", "json"] = "auto"
     """`auto`: console on a terminal, JSON lines elsewhere."""
     slow_turn_secs: float = Field(0.1, ge=0)
-    """What holds up everybody for longer is told, with its cause; 0: nothing is."""
+    """What holds up everybody for longer is told, with the task and, when known, the connection that caused
+    it; 0: nothing is."""
 
 
 class Settings(BaseSettings):
@@ -173,21 +183,27 @@ class Settings(BaseSettings):
 
     model_config = SettingsConfigDict(strict=True, frozen=True, extra="forbid", use_attribute_docstrings=True)
 
-    replica: str = Field("gateway", min_length=1, max_length=64)
-    """Name of this process among its replicas; by default the host name. Fills `{replica}`."""
+    replica: str = Field("gateway", min_length=1, max_length=64, json_schema_extra={"default": None})
+    """Name of this process among its replicas; absent: the host name. Fills `{replica}` in client ids."""
     listeners: dict[str, Listener] = {}
+    """Where clients connect, by name; none: `mqtt`, `amqp091` and `amqpfast`, as they are by default."""
     links: dict[str, Link] = {}
+    """Connections to remote brokers, by name."""
     mappings: Annotated[tuple[str, ...], Strict(False)] = ()
     """Paths or globs of mapping files, relative to the working directory; none: the shipped identity.yaml."""
     limits: Limits = Limits()
+    """How much of everything."""
     store: Store = Store()
     journal: Journal = Journal()
+    """A record of what crossed."""
     http: Http = Http()
     dead_letters: DeadLetters = DeadLetters()
     users: dict[str, User] = {}
+    """Who may connect with a password, by user name."""
     guest: Admission = "loopback"
     """Whether the user guest with the password guest may connect, and from where."""
     logins: Logins = Logins()
+    """How often a login may fail, and how many may wait."""
     drain_timeout_secs: float = Field(20.0, ge=0)
     """After SIGTERM: how long messages in flight may take. Kubernetes kills after 30 s by default."""
     log: Log = Log()

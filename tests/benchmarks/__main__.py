@@ -1,4 +1,4 @@
-"""`python -m tests.benchmarks`: every measurement of the README, side by side with its peers, in one run.
+"""`python -m tests.benchmarks`: all of docs/benchmarks.md, side by side with its peers, in one run.
 
 Everything stays on the loopback interface, in temporary folders and processes that end with this one.
 """

@@ -68,7 +68,7 @@ def is_there(row: Row) -> bool:
 
 
 def lines() -> Iterator[str]:
-    """The table of the README, line by line."""
+    """The table of the page, line by line."""
     table = read()
     yield "| section | asks for | test |"
     yield "|---|---|---|"

@@ -3,13 +3,16 @@
 from __future__ import annotations
 
 from collections import Counter
+from typing import Final
 
 import pytest
 
 from gateway.protocols.amqpfast.spec import ReplyCode, Scope
 from tests.clauses import amqpfast
-from tests.clauses.__main__ import lines
 from tests.clauses.mqtt import TESTS, VERSIONS, functions, read
+from tests.clauses.tables import lines
+
+PAGES: Final = TESTS.parent / "docs" / "conformance"
 
 
 @pytest.mark.parametrize("version", VERSIONS)
@@ -27,12 +30,16 @@ def test_every_test_exists(version: str) -> None:
     assert [row for row in read(version).rows if row.test not in known and not row.reason] == []
 
 
-def test_the_readmes_tables_are_these() -> None:
-    """`python -m tests.clauses` prints them anew."""
-    text = (TESTS.parent / "README.md").read_text(encoding="utf-8")
-    assert "\n".join(lines()) in text
+@pytest.mark.parametrize("version", VERSIONS)
+def test_the_pages_tables_are_these(version: str) -> None:
+    """`make docs-reference` writes them anew."""
+    assert "\n".join(lines(version)) in (PAGES / f"mqtt-{version}.md").read_text(encoding="utf-8")
+
+
+def test_the_overview_counts_the_clauses() -> None:
     bound = [sum(len(row.clauses) for row in read(one).rows) for one in VERSIONS]
-    assert f"none: {bound[0]} of 5.0 and {bound[1]} of 3.1.1." in text
+    said = f"{bound[0]} of 5.0 and {bound[1]} of 3.1.1"
+    assert said in (PAGES / "index.md").read_text(encoding="utf-8")
 
 
 def test_every_line_of_the_flow_summaries_has_one_row() -> None:
@@ -58,6 +65,5 @@ def test_every_test_of_amqpfast_exists() -> None:
     assert [row for row in (*table.rows, *table.flow, *table.errors) if not amqpfast.is_there(row)] == []
 
 
-def test_the_readme_has_the_table_of_amqpfast() -> None:
-    readme = (TESTS.parent / "README.md").read_text()
-    assert "\n".join(amqpfast.lines()) in readme
+def test_the_page_has_the_table_of_amqpfast() -> None:
+    assert "\n".join(amqpfast.lines()) in (PAGES / "amqpfast.md").read_text(encoding="utf-8")

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import json
+import subprocess
+import sys
 from pathlib import Path
 
 import pytest
@@ -132,7 +134,20 @@ def test_passwd_makes_no_keys_of(arguments: list[str], password: str, run: Run) 
 
 def test_version_is_told(run: Run) -> None:
     assert run("version").out.startswith(f"gateway {__version__} ")
+    assert run("--version") == run("version")
+    assert run("--version", "nothing") == run("version")
     assert json.loads(run("version", "--json").out)["gateway"] == __version__
+
+
+def test_the_package_is_the_program() -> None:
+    """`python -m gateway`, with its arguments and its exit codes."""
+    for arguments, code, said in [
+        (["--version"], Exit.OK, f"gateway {__version__} "),
+        (["nothing"], Exit.USAGE, ""),
+    ]:
+        command = [sys.executable, "-m", "gateway", *arguments]
+        done = subprocess.run(command, capture_output=True, text=True, timeout=60)
+        assert (done.returncode, done.stdout[: len(said)]) == (code, said)
 
 
 def test_an_unknown_command_is_a_usage_error(run: Run) -> None:

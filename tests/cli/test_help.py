@@ -30,6 +30,7 @@ def test_every_command_has_help(run: Run, path: tuple[str, ...]) -> None:
     ran = run(*path, "--help")
     assert (ran.code, ran.err) == (0, "")
     assert f"Usage: gateway {' '.join(path)}".rstrip() in ran.out
+    assert run(*path, "-h") == ran
 
 
 def test_help_says_what_a_url_looks_like(run: Run) -> None:

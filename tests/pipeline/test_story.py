@@ -1,5 +1,5 @@
-"""The whole story, as README tells it: devices publish, the journal fills, and everything that the pipeline
-offers is done with it, by the commands that a person would type.
+"""The whole story, as docs/guides/pipeline.md tells it: devices publish, the journal fills, and everything
+that the pipeline offers is done with it, by the commands that a person would type.
 """
 
 from __future__ import annotations

@@ -1,8 +1,8 @@
 """The MQTT link: what is said to and heard from one remote MQTT broker, over all its connections.
 
 The conversation is the endpoint's namespace in the switch, and the sink of every route that ends there
-(mqtt_outgoing.py). What the broker sends goes through the routes that start there (mqtt_incoming.py), whose
-filters are subscribed to (mqtt_filters.py). A connection (mqtt_peer.py) comes and goes; the session stays.
+(outgoing.py). What the broker sends goes through the routes that start there (incoming.py), whose
+filters are subscribed to (filters.py). A connection (peer.py) comes and goes; the session stays.
 
 With `version: auto` a link says MQTT 5.0. A broker that refuses that version is from then on spoken to in
 3.1.1. Where the connection only ends without a CONNACK, as old brokers do and also brokers that are just

@@ -524,7 +524,7 @@ class MqttConnection:
     def wait_for_commit(self, before: int) -> None:
         """Say nothing until what has changed since `before` is on disk.
 
-        While the disk takes nothing, nothing new is promised to clients (mqtt_admission.py), and what ends
+        While the disk takes nothing, nothing new is promised to clients (admission.py), and what ends
         goes on at once.
         """
         namespace = self._ingress.namespace

@@ -48,7 +48,7 @@ class Published(WriterCommitMessage):
 
 
 class PublishSource(DataSource):
-    """The sink; see README, "Publishing"."""
+    """The sink; see `docs/guides/pipeline-live.md`."""
 
     def __init__(self, options: MutableMapping[str, str]) -> None:
         super().__init__(options)

@@ -55,7 +55,7 @@ class LiveSource(DataSource):
         return f"{type(self).__name__}()"
 
     def schema(self) -> StructType:
-        """README, "Live sources"."""
+        """See `docs/guides/pipeline-live.md`."""
         return live_schema()
 
     def streamReader(self, schema: StructType) -> LiveReader:

@@ -2,7 +2,7 @@
 
 The hot events hold runs: one event for as many messages (acknowledgements, replies) as came one after the
 other, each a plain tuple. Everything else is one event per command or fragment. `head` stands for the octets
-of a message's head behind its body-size, see `head.py`; `dest_name` for octets of UTF-8.
+of a message's head behind its body-size, see codec.py; `dest_name` for octets of UTF-8.
 """
 
 from __future__ import annotations

@@ -1,7 +1,8 @@
 """The scripts by name, and how one is run.
 
 A script is a function of a Wire whose channel 1 is open (`script`), or which has said nothing yet (`bare`).
-Its name, in words, is the row in the README's table. Queues and exchanges have names that no other uses.
+Its name, in words, is the row in the table of `docs/conformance/amqp-0-9-1.md`. Queues and exchanges have
+names that no other uses.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""The README's tables of methods and errors, from the scripts: `python -m tests.interop.oracle.table`."""
+"""The tables of docs/conformance/amqp-0-9-1.md, from the scripts: `python -m tests.interop.oracle.table`."""
 
 from __future__ import annotations
 

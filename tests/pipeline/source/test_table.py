@@ -79,8 +79,9 @@ def test_the_schema_is_documented_and_columns_are_chosen(spark: SparkSession, jo
     assert table(spark, folder, columns="body, sequence").columns == ["body", "sequence"]
     chosen = spark.read.format("gateway_journal").schema("sequence BIGINT, route STRING")
     assert [tuple(row) for row in chosen.load(str(folder)).collect()] == [(0, ""), (1, "up"), (2, "")]
-    readme = (Path(__file__).resolve().parents[3] / "README.md").read_text()
-    assert [column.name for column in COLUMNS if f"`{column.name}`" not in readme] == []
+    pages = Path(__file__).resolve().parents[3] / "docs"
+    said = (pages / "reference/journal.md").read_text() + (pages / "guides/pipeline-journal.md").read_text()
+    assert [column.name for column in COLUMNS if f"`{column.name}`" not in said] == []
 
 
 ERRORS = [

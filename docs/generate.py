@@ -1,0 +1,303 @@
+"""The parts of the documentation that the code says.
+
+`make docs-reference` writes them, `--check` names the pages that are stale. A page has a part between
+`<!-- generated: KIND WHAT -->` and `<!-- end -->`; all else in it is written by hand. The kinds are those in
+KINDS; what follows is theirs to read.
+"""
+
+from __future__ import annotations
+
+import inspect
+import re
+import sys
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from functools import cache
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any, Final
+
+import typer
+
+from gateway.cli import commands
+from gateway.mapping.schema import json_schema
+from gateway.protocols import DIALECTS
+from gateway.settings import Settings
+from gateway.store.journal import format as journal_format
+from gateway.telemetry import metrics
+from gateway.telemetry.stats import Latency
+from tests.clauses import tables
+
+DOCS: Final = Path(__file__).resolve().parent
+ROOT: Final = DOCS.parent
+PART: Final = re.compile(r"(<!-- generated: (\S+)(?: ([^\n]+?))? -->\n).*?(<!-- end -->)", re.DOTALL)
+Schema = Mapping[str, Any]
+
+PLACES: Final = {
+    "Case": "[test](#a-test)",
+    "DeadLetters": "[dead letters](#dead-letters)",
+    "Deduplicate": "[deduplication](#deduplicate)",
+    "Delivery": "[delivery](#delivery)",
+    "DestinationNames": "[names](#destinations)",
+    "FastVirtualHost": "[virtual host](#virtual-hosts)",
+    "Forward": "[address](#copies-of-dead-letters)",
+    "From": "[pattern](#from)",
+    "Http": "[HTTP](#http)",
+    "Journal": "[journal](#journal)",
+    "Limits": "[limits](limits.md)",
+    "Link": "[link](links.md)",
+    "LinkTls": "[TLS](#tls)",
+    "Listener": "[listener](listeners.md)",
+    "ListenerTls": "[TLS](#tls)",
+    "Log": "[log](#log)",
+    "Logins": "[logins](#logins)",
+    "OutOfBand": "[folder](#out-of-band)",
+    "Outbox": "[outbox](#outbox)",
+    "OutboxRule": "[outbox](#outbox)",
+    "Peer": "[peer](#peers)",
+    "RouteRule": "[route](#a-route)",
+    "Store": "[store](#store)",
+    "To": "[target](#to)",
+    "User": "[user](#users)",
+}
+"""What people call a part that has keys of its own, and where it is explained."""
+FORMATS: Final = {"path": "path", "password": "secret"}
+
+
+def table(head: Sequence[str], rows: Iterable[Sequence[str]]) -> Iterator[str]:
+    """A table in Markdown; a bar within a cell is no border."""
+    yield f"| {' | '.join(head)} |"
+    yield "|" + "---|" * len(head)
+    for row in rows:
+        yield f"| {' | '.join(cell.replace('|', chr(92) + '|') for cell in row)} |"
+
+
+# Configuration and mapping files
+
+
+@cache
+def definitions(kind: str) -> dict[str, Schema]:
+    """The parts of the configuration (`settings`) or of a mapping file (`mapping`), as JSON Schema."""
+    whole = Settings.model_json_schema(by_alias=True) if kind == "settings" else json_schema()
+    return {**whole["$defs"], whole["title"]: whole}
+
+
+def keys(kind: str, name: str) -> Iterator[str]:
+    """The keys of one part, what is required first: type, default and meaning of each."""
+    part = definitions(kind)[name]
+    needed = part.get("required", ())
+    yield from table(
+        ("key", "type", "default", "meaning"),
+        (
+            (
+                f"`{key}`",
+                type_of(given),
+                "required" if key in needed else default_of(given),
+                meaning_of(kind, given),
+            )
+            for key, given in sorted(part["properties"].items(), key=lambda pair: pair[0] not in needed)
+        ),
+    )
+
+
+def ports() -> Iterator[str]:
+    """The ports that listeners have when they name none."""
+    ways = ("plain", "tls", "websocket", "websocket+tls")
+    yield from table(
+        ("protocol", *ways),
+        ((f"`{name}`", *(str(one.port(way) or "-") for way in ways)) for name, one in DIALECTS.items()),
+    )
+
+
+def meaning_of(kind: str, given: Schema) -> str:
+    """What its author says of a key, in one line; else, of a part that has keys of its own, what that is."""
+    text = given.get("description")
+    if text is None and "$ref" in given:
+        text = definitions(kind)[given["$ref"].rpartition("/")[2]]["description"]
+    return " ".join((text or "").split())
+
+
+def default_of(given: Schema) -> str:
+    """The default of a key; of a part that has keys of its own, those have them."""
+    default = given.get("default")
+    if default is None or default in ([], {}, ""):
+        return "-"
+    if isinstance(default, dict):
+        return "see there"
+    if isinstance(default, bool):
+        return f"`{str(default).lower()}`"
+    if isinstance(default, list):
+        return ", ".join(f"`{one}`" for one in default)
+    return f"`{default}`"
+
+
+def type_of(given: Schema) -> str:
+    """What may stand there, in words."""
+    if "$ref" in given:
+        return PLACES[given["$ref"].rpartition("/")[2]]
+    if "anyOf" in given:
+        return " or ".join(type_of(one) for one in given["anyOf"] if one.get("type") != "null")
+    if "enum" in given:
+        return ", ".join(f"`{one}`" for one in given["enum"])
+    if "const" in given:
+        return f"`{given['const']}`"
+    match given.get("type"):
+        case "array":
+            return f"list of {type_of(given['items'])}"
+        case "object":
+            inner = given.get("additionalProperties") or next(iter(given["patternProperties"].values()))
+            return f"name: {type_of(inner)}"
+        case "boolean":
+            return "bool"
+        case "integer" | "number" as number:
+            return number + bounds_of(given)
+        case "string":
+            text = f"text, at most {given['maxLength']}" if "maxLength" in given else "text"
+            return FORMATS.get(given.get("format", ""), text)
+    raise ValueError(f"no words for {given}")
+
+
+def bounds_of(given: Schema) -> str:
+    """How large a number may be; "": any."""
+    low, high = given.get("minimum"), given.get("maximum")
+    if low is not None and high is not None:
+        return f", {low} to {high}"
+    if low is not None:
+        return f", from {low}"
+    if high is not None:
+        return f", to {high}"
+    if "exclusiveMinimum" in given:
+        return f", above {given['exclusiveMinimum']}"
+    return ""
+
+
+# Metrics
+
+
+def metric_table() -> Iterator[str]:
+    """All metrics, with the names that Prometheus sees."""
+    asked = metrics.Metrics("")
+    for name in metrics.BROKER_GAUGES:
+        asked.broker_gauge(name, float)
+    for part, tables_ in (
+        ("store", metrics.STORE_COUNTERS | metrics.STORE_GAUGES),
+        ("journal", metrics.JOURNAL_COUNTERS | metrics.JOURNAL_GAUGES),
+    ):
+        setattr(asked, part, SimpleNamespace(**{attribute: 0 for _, attribute in tables_.values()}))
+    asked.turns = Latency()
+    labels = {name: given for name, (_, given) in (metrics.COUNTERS | metrics.GAUGES).items()}
+    labels |= {metrics.SETTLE_SECONDS: metrics.ENDPOINT, "gateway_build": ("version", "python")}
+    endings = {"counter": "_total", "info": "_info"}
+    yield from table(
+        ("metric", "kind", "labels", "meaning"),
+        sorted(
+            (
+                f"`{one.name}{endings.get(one.type, '')}`",
+                one.type,
+                ", ".join(labels.get(one.name, ())),
+                one.documentation,
+            )
+            for one in asked.collect()
+        ),
+    )
+
+
+# The command line
+
+
+def command_list() -> Iterator[str]:
+    """All commands and groups of them, with what they are for."""
+    yield from table(
+        ("command", "does"),
+        ((f"`{name}`", _first_line(one)) for name, one in sorted(_commands().items())),
+    )
+
+
+def command_help(names: str) -> Iterator[str]:
+    """These commands and groups, with commas between them; with a `-` in front: all others."""
+    others, chosen = names.startswith("-"), names.removeprefix("-").split(",")
+    for name, command in sorted(_commands().items()):
+        if (name in chosen) != others:
+            yield from _described(command, f"gateway {name}")
+
+
+def _commands() -> dict[str, Any]:
+    whole = typer.main.get_command(commands())
+    assert isinstance(whole, typer.core.TyperGroup)
+    return whole.commands
+
+
+def _first_line(command: Any) -> str:
+    return inspect.cleandoc(command.help or "").partition("\n")[0]
+
+
+def _described(command: Any, path: str) -> Iterator[str]:
+    if isinstance(command, typer.core.TyperGroup):
+        for name, one in sorted(command.commands.items()):
+            yield from _described(one, f"{path} {name}")
+        return
+    context = typer.Context(command, info_name=path)
+    pieces = " ".join(command.collect_usage_pieces(context))
+    yield f"## `{path}`"
+    yield ""
+    yield inspect.cleandoc(command.help or "").replace("\n\n", "\n")
+    yield ""
+    yield f"`{path} {pieces}`"
+    yield ""
+    rows = [record for one in command.params if (record := one.get_help_record(context)) is not None]
+    yield from table(("argument or option", "meaning"), ((f"`{names}`", text) for names, text in rows))
+    yield ""
+
+
+# The journal, and what the specifications ask for
+
+
+def journal_octets() -> Iterator[str]:
+    """How the octets lie: what the module says that writes and reads them."""
+    yield inspect.cleandoc(journal_format.__doc__ or "").partition("\n\n")[2]
+
+
+KINDS: Final[dict[str, Callable[..., Iterator[str]]]] = {
+    "settings": lambda name: keys("settings", name),
+    "mapping": lambda name: keys("mapping", name),
+    "ports": ports,
+    "metrics": metric_table,
+    "command-list": command_list,
+    "commands": command_help,
+    "octets": journal_octets,
+    "clauses": tables.lines,
+}
+
+
+def written(text: str) -> str:
+    """The text of a page with its parts as they should be."""
+
+    def made(found: re.Match[str]) -> str:
+        head, kind, what, end = found.groups()
+        lines = KINDS[kind](*([what] if what else []))
+        return "\n".join([head, *lines, "", end])
+
+    return PART.sub(made, text)
+
+
+def pages() -> list[Path]:
+    """All pages."""
+    return sorted(DOCS.rglob("*.md"))
+
+
+def stale() -> list[Path]:
+    """The pages that do not say what the code says."""
+    return [page for page in pages() if written(text := page.read_text(encoding="utf-8")) != text]
+
+
+def main(arguments: Sequence[str]) -> int:
+    """Write the parts; with `--check` say which pages are stale, and change nothing."""
+    found = stale()
+    for page in found:
+        if "--check" not in arguments:
+            page.write_text(written(page.read_text(encoding="utf-8")), encoding="utf-8")
+        print(page.relative_to(ROOT))
+    return int(bool(found) and "--check" in arguments)
+
+
+if __name__ == "__main__":
+    sys.exit(main(sys.argv[1:]))

@@ -1,0 +1,102 @@
+"""The pages lead somewhere: links, commands and examples name what is there, for strangers try them all."""
+
+from __future__ import annotations
+
+import re
+from collections import Counter
+from pathlib import Path
+from typing import Any, Final
+
+import pytest
+import yaml
+from typer.core import TyperGroup
+from typer.main import get_command
+
+from gateway.cli import commands
+from gateway.mapping import load
+from gateway.mapping.cases import run_cases
+from gateway.settings import load_settings
+from tests.docs.pages import DOCS, PAGES, ROOT, Page
+
+README_LINES_MAX: Final = 250
+PAGE_LINES_MAX: Final = 400
+NAMED: Final = re.compile(r"`((?:\.ci|deploy|docs|gateway|mappings|tests)/[\w./-]+)`")
+EXAMPLES: Final = [
+    pytest.param(text, id=f"{page.name}: {text.strip().splitlines()[0]}")
+    for page in PAGES.values()
+    for kind, text in page.blocks
+    if kind == "yaml"
+]
+COMMAND: Final = re.compile(r"^(?:\$ )?(?:\.venv/bin/)?gateway +([a-z][a-z -]*[a-z])", re.MULTILINE)
+
+
+def wrong(of: dict[str, list[str]]) -> dict[str, list[str]]:
+    """Only the pages where something is."""
+    return {name: found for name, found in of.items() if found}
+
+
+def test_no_two_titles_of_a_page_have_one_anchor() -> None:
+    assert not wrong({p.name: [a for a, n in Counter(p.anchors).items() if n > 1] for p in PAGES.values()})
+
+
+def test_links_lead_to_titles_and_files() -> None:
+    assert not wrong({p.name: [link for link in p.links if not leads(p, link)] for p in PAGES.values()})
+
+
+def leads(page: Page, link: str) -> bool:
+    """Whether there is such a page or file, and in a page such a title."""
+    path, _, title = link.partition("#")
+    target = (page.path.parent / path).resolve() if path else page.path
+    if not title:
+        return target.is_file()
+    return target in PAGES and title in PAGES[target].anchors
+
+
+def test_every_page_is_listed_by_the_index_of_its_folder() -> None:
+    for folder in sorted({path.parent for path in PAGES if path.is_relative_to(DOCS)}):
+        links = [(folder / link.partition("#")[0]).resolve() for link in PAGES[folder / "index.md"].links]
+        below = [*folder.glob("*.md"), *folder.glob("*/index.md")]
+        assert [path for path in below if path not in links and path != folder / "index.md"] == []
+
+
+def test_no_page_is_long() -> None:
+    assert PAGES[ROOT / "README.md"].lines <= README_LINES_MAX
+    assert [page.name for page in PAGES.values() if page.lines > PAGE_LINES_MAX] == []
+
+
+def test_paths_and_targets_are_there() -> None:
+    rules = set(re.findall(r"^([\w-]+):", (ROOT / "Makefile").read_text(encoding="utf-8"), re.MULTILINE))
+    for page in PAGES.values():
+        paths = [path for path in NAMED.findall(page.prose) if "NAME" not in path]
+        assert [path for path in paths if not (ROOT / path).exists()] == [], page.name
+        assert set(re.findall(r"(?:`|^\$ )make ([\w-]+)", page.text, re.MULTILINE)) <= rules, page.name
+
+
+def test_commands_are_there() -> None:
+    """As far as a line says them in small letters: `gateway journal tail`."""
+    known = get_command(commands())
+    assert isinstance(known, TyperGroup)
+    for page in PAGES.values():
+        typed = "".join(text for kind, text in page.blocks if kind in ("", "console"))
+        said = [one.split() for one in COMMAND.findall(typed)]
+        assert [words for words in said if not is_command(known, words)] == [], page.name
+
+
+def is_command(group: TyperGroup, words: list[str]) -> bool:
+    """Whether the first words name a command, or a group of them."""
+    found = group.commands.get(words[0])
+    return is_command(found, words[1:]) if isinstance(found, TyperGroup) and words[1:] else found is not None
+
+
+@pytest.mark.parametrize("text", EXAMPLES)
+def test_an_example_is_read_as_it_stands(text: str, tmp_path: Path) -> None:
+    """A configuration or a mapping file, and not both in one; what tests there are in it pass."""
+    file = tmp_path / "example.yaml"
+    keys: dict[str, Any] = yaml.safe_load(text)
+    if "routes" in keys:
+        file.write_text(text if "version" in keys else f"version: 1\n{text}")
+        mappings = load([file])
+        assert [one for mapping in mappings for one in run_cases(mapping) if not one.passed] == []
+    else:
+        file.write_text(text)
+        load_settings(file, {})

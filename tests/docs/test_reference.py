@@ -1,0 +1,121 @@
+"""The reference says what the code says: what is generated is not stale, what is written by hand is whole."""
+
+from __future__ import annotations
+
+import re
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any, Final, cast
+
+import pytest
+
+from docs import generate
+from gateway.admin.admission import Admission
+from gateway.admin.clients import ClientsApi
+from gateway.admin.dead_letters import LettersApi
+from gateway.admin.queues import QueuesApi
+from gateway.admin.readiness import Readiness
+from gateway.admin.retained import RetainedApi
+from gateway.admin.server import AdminState, application
+from gateway.admin.sessions import SessionsApi
+from gateway.containment import Where
+from gateway.mapping.schema import RouteRule
+from gateway.model.outcome import Reason
+from gateway.settings import Limits, Settings
+from gateway.store.journal.columns import COLUMNS
+from gateway.telemetry.metrics import Metrics
+from tests.docs.pages import DOCS, PAGES, ROOT
+
+REFERENCE: Final = DOCS / "reference"
+
+
+def text_of(name: str) -> str:
+    return PAGES[REFERENCE / name].text
+
+
+def test_nothing_is_stale() -> None:
+    """Else: `make docs-reference`."""
+    assert [str(page.relative_to(ROOT)) for page in generate.stale()] == []
+
+
+def test_what_is_stale_is_named_and_written(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    page = tmp_path / "page.md"
+    page.write_text("by hand\n<!-- generated: settings Store -->\nstale\n<!-- end -->\nby hand, too\n")
+    monkeypatch.setattr(generate, "DOCS", tmp_path)
+    monkeypatch.setattr(generate, "ROOT", tmp_path)
+    assert generate.main(["--check"]) == 1
+    assert "stale" in page.read_text()
+    assert generate.main([]) == 0
+    assert capsys.readouterr().out == "page.md\npage.md\n"
+    text = page.read_text()
+    assert text.startswith("by hand\n<!-- generated: settings Store -->\n\n| key | type | default |")
+    assert "| `path` | path | `data` | Folder of the database" in text
+    assert text.endswith("|\n\n<!-- end -->\nby hand, too\n")
+    assert "stale" not in text
+    assert generate.main(["--check"]) == 0
+
+
+def test_it_runs_as_a_program() -> None:
+    command = [sys.executable, "-m", "docs.generate", "--check"]
+    done = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, timeout=60)
+    assert (done.returncode, done.stdout) == (0, "")
+
+
+def test_every_part_of_the_configuration_and_of_mapping_files_has_a_table() -> None:
+    """A part that is nowhere would be explained nowhere."""
+    text = "".join(page.text for path, page in PAGES.items() if path.parent == REFERENCE)
+    parts = set(re.findall(r"<!-- generated: settings (\w+) -->", text))
+    assert parts == {"Settings", *Settings.model_json_schema()["$defs"]}
+    parts = set(re.findall(r"<!-- generated: mapping (\w+) -->", text))
+    by_hand = {"Case", "Published", "Expected"}
+    assert parts | by_hand >= set(RouteRule.model_json_schema(by_alias=True)["$defs"])
+
+
+def test_every_option_says_what_it_means() -> None:
+    for kind, by_hand in (("settings", ()), ("mapping", ("Case", "Published", "Expected"))):
+        for name, part in generate.definitions(kind).items():
+            said = {key: generate.meaning_of(kind, given) for key, given in part["properties"].items()}
+            assert name in by_hand or [key for key, text in said.items() if not text] == [], name
+
+
+def test_a_limit_has_its_default_beside_it() -> None:
+    text = text_of("limits.md")
+    for name, field in Limits.model_fields.items():
+        default = re.escape(str(field.default))
+        assert re.search(rf"^\| `{name}` \| [^|]+ \| `{default}` \| \S", text, re.MULTILINE), name
+
+
+def test_every_column_of_the_journal_has_its_kind() -> None:
+    rows = re.findall(r"^\| (`[^|]+`) \| ([^|]+) \|", text_of("journal.md"), re.MULTILINE)
+    for column in COLUMNS:
+        kinds = [kind for names, kind in rows if f"`{column.name}`" in names]
+        assert [column.kind.name.lower() in kind for kind in kinds] == [True], column.name
+
+
+def test_every_request_is_named() -> None:
+    admission, nothing = Admission(), cast(Any, None)
+    state = AdminState(
+        Metrics("0"),
+        Readiness(),
+        LettersApi(nothing, nothing, nothing, admission),
+        ClientsApi(nothing, nothing, admission),
+        [
+            SessionsApi(nothing, nothing, nothing, admission),
+            QueuesApi(nothing, nothing, nothing, nothing, admission),
+            RetainedApi(nothing, nothing, nothing, admission),
+        ],
+        clock=lambda: 0.0,
+    )
+    routes = cast("list[Any]", application(state).routes)
+    served = {(min(one.methods - {"HEAD"}), one.path.replace("{id}", "ID")) for one in routes}
+    assert set(re.findall(r"`(GET|POST) (/[\w/-]*)", text_of("http.md"))) == served
+
+
+def test_every_reason_and_every_guard_is_explained() -> None:
+    named = set(re.findall(r"`(\w+)`", text_of("guarantees.md")))
+    assert {one.value for one in Reason} - named <= {"none", "lost_property"}  # nobody is told these
+    named = set(re.findall(r"`(\w+)`", text_of("metrics.md")))
+    assert set(Where.__args__) <= named
