@@ -522,10 +522,10 @@ def test_a_fault_behind_a_guard_against_repeats(
 
 
 def passing_on(real: Callable[..., None]) -> Callable[..., None]:
-    def pass_on(self: Guard, batch: Any, origins: Any, part: Any, at: int, id: str, message: Any) -> None:
+    def pass_on(self: Guard, batch: Any, part: Any, at: int, id: str, message: Any) -> None:
         if message.body == POISON:
             raise ODD
-        real(self, batch, origins, part, at, id, message)
+        real(self, batch, part, at, id, message)
 
     return pass_on
 
