@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-import difflib
 import ipaddress
 from collections.abc import Mapping
 from typing import TYPE_CHECKING, Annotated, Final, Literal
 
 from pydantic import AfterValidator, BeforeValidator, Field, Strict
 
+from gateway.documents import suggestion
 from gateway.settings.limits import Part
 
 if TYPE_CHECKING:
@@ -86,6 +86,5 @@ def check_shares(listeners: Mapping[str, Listener]) -> None:
 def _not_shareable(name: str, listeners: Mapping[str, Listener]) -> str:
     """Why `name` cannot be shared, with a suggestion."""
     known = [one for one, given in listeners.items() if given.protocol != "shared"]
-    near = difflib.get_close_matches(name, known, n=1)
-    hint = f"did you mean {near[0]}?" if near else f"known: {', '.join(known)}"
-    return f"{name!r} is {'itself a shared port' if name in listeners else 'no listener'}; {hint}"
+    fault = "itself a shared port" if name in listeners else "no listener"
+    return f"{name!r} is {fault}{suggestion(name, known)}"

@@ -161,11 +161,12 @@ class Log(Part):
 class Settings(BaseSettings):
     """The configuration of one gateway process.
 
-    Files and environment are merged in `loading.py`, where an error still knows its file and line; this class
-    therefore takes nothing from the environment by itself.
+    `load_settings` gives it its sources, file and environment; by itself it takes nothing from either.
     """
 
-    model_config = SettingsConfigDict(strict=True, frozen=True, extra="forbid", use_attribute_docstrings=True)
+    model_config = SettingsConfigDict(
+        strict=True, frozen=True, extra="forbid", use_attribute_docstrings=True, case_sensitive=True
+    )
 
     replica: str = Field("gateway", min_length=1, max_length=64)
     """Name of this process among its replicas; by default the host name. Fills `{replica}`."""
