@@ -11,8 +11,7 @@ from pydantic_settings import BaseSettings, PydanticBaseSettingsSource, Settings
 
 from gateway.model.address import Address, AmqpAddress, MqttAddress
 from gateway.settings.amqpfast import FastVirtualHost
-from gateway.settings.endpoints import Admission, FilePath, Link, Listener, Port, secret_from
-from gateway.settings.front import check_shares
+from gateway.settings.endpoints import Admission, FilePath, Link, Listener, Port, check_shares, secret_from
 from gateway.settings.journal import Journal
 from gateway.settings.limits import Limits, Part
 from gateway.settings.logins import Logins
