@@ -23,6 +23,7 @@ lint: $(STAMP)
 	$(BIN)/ruff format --check .
 	$(BIN)/mypy --strict gateway
 	$(BIN)/lint-imports --no-logo
+	$(BIN)/vulture
 
 format: $(STAMP)
 	$(BIN)/ruff check --fix .

@@ -60,6 +60,5 @@ def _where(
 
 
 def _is_secret(place: Place) -> bool:
-    return place[-1:] in {("password",), ("password_hash",), ("scram",), ("url",)} or place[-2:-1] == (
-        "urls",
-    )
+    """Whether what stands there may hold a password."""
+    return not SECRETS.isdisjoint(place[-2:])

@@ -19,15 +19,14 @@ from gateway.protocols.amqpfast.codec import (
     Head,
     decode_command,
     decode_frame,
-    decode_head,
     decode_message_list,
     encode_command,
-    encode_head,
     encode_head_properties,
 )
 from gateway.protocols.amqpfast.connection import Connection
 from gateway.protocols.amqpfast.translate import encode_properties, facts, fill_defaults, head_properties
 from tests.fuzz.mutation import mutated, read
+from tests.protocols.amqpfast.heads import decode_head, encode_head
 from tests.protocols.amqpfast.wires import Wire, new_client, queue_wire
 
 COUNT = int(os.environ.get("FUZZ_COUNT", "50000"))
