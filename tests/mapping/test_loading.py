@@ -88,7 +88,7 @@ ROUTE = (
         ),
         ("version: 1\nroutes: []\n", 2, "routes: "),
         ("version: 1\nroutes: [\n", 3, ""),
-        ("version: 1\n\troutes: 1\n", 2, "cannot start any token"),
+        ("version: 1\n\troutes: 1\n", 2, "not YAML: found"),
         ("just text", 1, "a YAML mapping"),
         ("", 1, "a YAML mapping"),
         ("version: !!python/object:os.system 1\n", 1, "constructor"),

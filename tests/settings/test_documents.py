@@ -2,11 +2,14 @@
 
 from __future__ import annotations
 
+import re
 from pathlib import Path
 
 import pytest
+import yaml
 from pydantic import BaseModel, ValidationError
 
+from gateway import documents
 from gateway.documents import DOCUMENT_OCTETS_MAX, Complaint, Document, complaints, parse, read, suggestion
 from gateway.errors import ConfigurationError
 
@@ -38,26 +41,34 @@ def test_nothing_has_no_position() -> None:
         assert (document.content, document.position(("a",))) == (None, (0, 0))
 
 
-@pytest.mark.parametrize(
-    "text, expected",
-    [
-        ("a: 1\nb: {a: 1, a: 2}\n", "f:2:11: b.a: said before in line 2"),
-        ("a: 1\n'a': 2\n", "f:2:1: a: said before in line 1"),
-        ('a: ["\\uD800"]\n', "f:1:5: a[0]: half a character"),
-        ('"\\uD800": 1\n', "f:1:1: the file: half a character"),
-        ("a: 2001-99-99\n", "f: not YAML: month must be in 1..12"),
-        ("a: &x [*x]\n", "f: not YAML: maximum recursion depth exceeded"),
-        ("[" * 10_000, "f: not YAML: maximum recursion depth exceeded"),
-        ("a: *b\n", "f:1:4: not YAML: found undefined alias 'b'"),
-        ("? [a, {b: 1}]\n: 2\n", "f:1:3: not YAML: found unhashable key"),
-        ("a: 1\n--- \nb: 2\n", "f:2:1: not YAML: but found another document"),
-        ("\x00", "f: not YAML: unacceptable character #x0000"),
-    ],
-)
-def test_refused(text: str, expected: str) -> None:
+REFUSED = [
+    ("a: 1\nb: {a: 1, a: 2}\n", r"f:2:11: b\.a: said before in line 2$"),
+    ("a: 1\n'a': 2\n", r"f:2:1: a: said before in line 1$"),
+    ('a: ["\\uD800"]\n', r"f:1:[58]: .*(half a character|invalid Unicode)"),
+    ('"\\uD800": 1\n', r"f:1:[14]: .*(half a character|invalid Unicode)"),
+    ("a: \ud800\n", r"f: not YAML: "),
+    ("a: 2001-99-99\n", r"f: not YAML: month must be in 1\.\.12$"),
+    ("a: &x [*x]\n", r"f: not YAML: maximum recursion depth exceeded"),
+    ("[" * 4_000_000, r"f:1:101: nested in more than 100 levels$"),
+    ("- " * 2_000_000, r"f:1:201: nested in more than 100 levels$"),
+    ("a: *b\n", r"f:1:4: not YAML: found undefined alias"),
+    ("a: [1\n", r"f:2:1: not YAML: .*expected ',' or '\]'"),
+    ("a: 1\n\tb: 1\n", r"f:2:1: not YAML: found .*(tab|\\t)"),
+    ("? [a, {b: 1}]\n: 2\n", r"f:1:3: not YAML: found unhashable key"),
+    ("a: 1\n--- \nb: 2\n", r"f:2:1: not YAML: but found another document"),
+    ("\x00", r"f: not YAML: unacceptable character #x0000"),
+]
+
+
+@pytest.mark.parametrize("loader", [yaml.CSafeLoader, yaml.SafeLoader])
+@pytest.mark.parametrize("text, expected", REFUSED, ids=[row[1] for row in REFUSED])
+def test_refused(
+    monkeypatch: pytest.MonkeyPatch, loader: type[yaml.SafeLoader], text: str, expected: str
+) -> None:
+    monkeypatch.setattr(documents, "_LOADER", loader)
     with pytest.raises(ConfigurationError) as caught:
         parse(text, "f")
-    assert str(caught.value).startswith(expected)
+    assert re.match(expected, str(caught.value)), caught.value
     assert "\n" not in str(caught.value)
 
 
