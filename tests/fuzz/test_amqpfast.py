@@ -9,6 +9,8 @@ import os
 import random
 from decimal import Decimal
 
+import pytest
+
 from gateway.errors import RemoteProtocolError
 from gateway.model.address import FastAddress
 from gateway.model.message import Message
@@ -30,6 +32,7 @@ from tests.protocols.amqpfast.heads import decode_head, encode_head
 from tests.protocols.amqpfast.wires import Wire, new_client, queue_wire
 
 COUNT = int(os.environ.get("FUZZ_COUNT", "50000"))
+pytestmark = pytest.mark.needs("time")  # as many inputs as FUZZ_COUNT says
 SEED = int(os.environ.get("FUZZ_SEED", "6"))
 TABLE = (
     ("HOPS", Value(ValueType.INT32, 1 << 30)),
