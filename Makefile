@@ -8,7 +8,10 @@ ALONE  := $(VENV)/.gateway
 STAMP  := $(VENV)/.installed
 PIP    := $(BIN)/python -m pip install -q --disable-pip-version-check
 
-.PHONY: run test lint format docs docs-reference bench bench-pipeline kills fuzz adversary chaos peers clean
+# Where compiled files are not written, each process that the tests start compiles the gateway again.
+unexport PYTHONDONTWRITEBYTECODE
+
+.PHONY: run check test lint format docs docs-reference bench bench-pipeline kills fuzz adversary chaos peers clean
 .DELETE_ON_ERROR:
 
 run: $(ALONE)
@@ -18,11 +21,16 @@ run: $(ALONE)
 test: lint peers
 	$(BIN)/pytest -q -n 2 --dist loadfile --no-loadscope-reorder $(ARGS)
 
+# What can be known in a minute: lint, types, and the tests that need no program, process, gateway or patience.
+check: lint
+	$(BIN)/pytest -q -n 2 -m "not needs" $(ARGS)
+
 lint: $(STAMP)
 	$(BIN)/ruff check .
 	$(BIN)/ruff format --check .
 	$(BIN)/mypy --strict gateway
 	$(BIN)/lint-imports --no-logo
+	$(BIN)/vulture
 
 format: $(STAMP)
 	$(BIN)/ruff check --fix .

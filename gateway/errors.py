@@ -12,21 +12,22 @@ class GatewayError(Exception):
 
 
 class ConfigurationError(GatewayError):
-    """A configuration that cannot be used; the text says where, why and what to do."""
+    """A configuration that cannot be used; the text says where, why and what to do.
 
-
-class MappingError(ConfigurationError):
-    """A mapping file that cannot be used.
-
-    `file` and `line` (from 1; 0 when unknown) say where.
+    `file`, `line` and `column` (both from 1; 0 when unknown) say where.
     """
 
-    def __init__(self, reason: str, *, file: str = "", line: int = 0) -> None:
-        place = f"{file}:{line}: " if line else f"{file}: " if file else ""
-        super().__init__(place + reason)
+    def __init__(self, reason: str, *, file: str = "", line: int = 0, column: int = 0) -> None:
+        place = ":".join([file, *(str(number) for number in (line, column) if number)])
+        super().__init__(f"{place}: {reason}" if place else reason)
         self.reason = reason
         self.file = file
         self.line = line
+        self.column = column
+
+
+class MappingError(ConfigurationError):
+    """A mapping file that cannot be used, or a pattern, template or expression as one holds them."""
 
 
 class StoreError(GatewayError):

@@ -12,8 +12,22 @@ from typing import TypeVar
 import pytest
 
 from tests.interop.servers import Mosquitto, PeerMissingError, RabbitMQ
+from tests.needs import ALONE, needs_of
 
 Peer = TypeVar("Peer", Mosquitto, RabbitMQ)
+
+
+def pytest_configure(config: pytest.Config) -> None:
+    if config.getoption("markexpr") == "not needs":
+        os.environ[ALONE] = "1"
+
+
+@pytest.hookimpl(tryfirst=True)
+def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+    """Before the markers choose."""
+    for item in items:
+        for what in sorted(needs_of(item)):
+            item.add_marker(pytest.mark.needs(what))
 
 
 def missing(reason: str) -> None:

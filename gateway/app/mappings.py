@@ -59,7 +59,12 @@ class MappingFiles:
         present = [folder for folder in folders if folder.is_dir()]
         # Looking at every time-out too finds what changed before the watch stood, and what no event tells of.
         async for _ in watchfiles.awatch(
-            *present, recursive=False, debounce=200, rust_timeout=WATCH_MILLISECONDS, yield_on_timeout=True
+            *present,
+            recursive=False,
+            debounce=200,
+            step=WATCH_MILLISECONDS // 10,
+            rust_timeout=WATCH_MILLISECONDS,
+            yield_on_timeout=True,
         ):
             if self._fingerprint() != self._taken:
                 changed()

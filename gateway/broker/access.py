@@ -17,6 +17,7 @@ import secrets
 import time
 from collections.abc import Mapping
 from enum import Enum
+from functools import cache
 from typing import Final
 
 import argon2
@@ -174,7 +175,7 @@ class Access:
                 return Denial.REFUSED
             stored = self._users.get(user)
             # An unknown user costs the same time as a wrong password, so that names cannot be found out.
-            right = await trio.to_thread.run_sync(_matches, stored or _DECOY, password)
+            right = await trio.to_thread.run_sync(_matches, stored, password)
         finally:
             self._turns.give_back()
         right = bool(right and stored)
@@ -198,7 +199,12 @@ class Access:
 
 
 _HASHER = argon2.PasswordHasher()
-_DECOY = _HASHER.hash(os.urandom(16))
+
+
+@cache
+def _decoy() -> str:
+    """A hash that no password has. It is not made at start, which is a fifth shorter without."""
+    return _HASHER.hash(os.urandom(16))
 
 
 def hash_password(password: str) -> str:
@@ -222,9 +228,10 @@ def _remember(table: dict[bytes, float], key: bytes) -> None:
         del table[next(iter(table))]
 
 
-def _matches(stored: str, password: bytes) -> bool:
+def _matches(stored: str | None, password: bytes) -> bool:
+    decoy = _decoy()  # also for a known user: the first login of all tells nothing either
     try:
-        return _HASHER.verify(stored, password)
+        return _HASHER.verify(stored or decoy, password)
     except argon2.exceptions.VerifyMismatchError:
         return False
     except argon2.exceptions.InvalidHashError:

@@ -52,7 +52,7 @@ def commands() -> typer.Typer:
 def main() -> None:
     """Run the command that the arguments name, and exit."""
     try:
-        commands()()
+        commands()(prog_name="gateway")  # also where it is a part of another program
     except ConfigurationError as error:
         print(error, file=sys.stderr)
         sys.exit(Exit.CONFIGURATION)

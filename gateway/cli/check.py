@@ -103,7 +103,7 @@ def mapping_findings(settings: Settings) -> list[Finding]:
     try:
         mappings = load(files)
     except MappingError as error:
-        return [_error(error.reason, error.file, error.line)]
+        return [_error(error.reason, error.file, error.line, error.column)]
     routes = compile_routes(mappings, settings.endpoints()).routes
     refused = unstorable_routes(routes, settings.links, store=settings.store.enabled)
     return [*map(_error, refused), *lint(mappings, settings.endpoints(), settings.links)]
@@ -111,14 +111,13 @@ def mapping_findings(settings: Settings) -> list[Finding]:
 
 def place_and_text(finding: Finding) -> str:
     """One line: where, how bad, what."""
-    place = (
-        f"{finding.file}:{finding.line}: " if finding.line else f"{finding.file}: " if finding.file else ""
-    )
-    return f"{place}{finding.severity.value}: {finding.text}"
+    place = ":".join([finding.file, *(str(number) for number in (finding.line, finding.column) if number)])
+    text = f"{finding.severity.value}: {finding.text}"
+    return f"{place}: {text}" if place else text
 
 
-def _error(text: str, file: str = "", line: int = 0) -> Finding:
-    return Finding(Severity.ERROR, "invalid", text, file, line)
+def _error(text: str, file: str = "", line: int = 0, column: int = 0) -> Finding:
+    return Finding(Severity.ERROR, "invalid", text, file, line, column)
 
 
 def _document(settings: Settings | None, findings: list[Finding], good: bool) -> dict[str, Any]:

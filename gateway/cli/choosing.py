@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Annotated, Any, Final
 from urllib.parse import urlencode
@@ -12,8 +12,19 @@ import orjson
 import typer
 
 from gateway.cli.options import ask
+from gateway.cli.tables import table
 
 UNITS: Final = {"": 1, "s": 1, "m": 60, "h": 3_600, "d": 86_400}
+NUMBERS: Final = (
+    "messages",
+    "octets",
+    "unacknowledged",
+    "consumers",
+    "subscriptions",
+    "waiting",
+    "in flight",
+    "QoS",
+)
 AGE: Final = re.compile(r"(\d{1,9}(?:\.\d{1,6})?)([smhd]?)")
 
 
@@ -55,20 +66,24 @@ def show_page(
     token_file: Path | None,
     path: str,
     words: dict[str, Any],
-    line: Callable[[dict[str, Any]], str],
+    columns: Mapping[str, Callable[[dict[str, Any]], object]],
     *,
     count: int,
     after: str,
     as_json: bool,
 ) -> None:
-    """Print one page of a list; where the next one begins goes to standard error."""
+    """Print one page of a list; where the next one begins goes to standard error.
+
+    `columns` have headings, and say what stands below them.
+    """
     said = {word: str(value).lower() if isinstance(value, bool) else value for word, value in words.items()}
     found = ask(url, token_file, f"{path}?{urlencode({**said, 'count': count, 'after': after})}")
     if as_json:
         typer.echo(orjson.dumps(found))
         return
-    for one in found["shown"]:
-        typer.echo(line(one))
+    if found["shown"]:
+        rows = [[said_of(one) for said_of in columns.values()] for one in found["shown"]]
+        typer.echo("\n".join(table(rows, tuple(columns), right=NUMBERS)))
     matching = found[path.rpartition("/")[2] if path != "/api/retained" else "topics"]
     if not found["shown"]:
         typer.echo("there are none" if not matching else "there are no more")

@@ -5,7 +5,7 @@ The commands talk to its HTTP side, as `gateway deadletters` does.
 
 from __future__ import annotations
 
-from typing import Annotated
+from typing import Annotated, Final
 from urllib.parse import urlencode
 
 import orjson
@@ -13,10 +13,13 @@ import typer
 
 from gateway.cli.exits import Exit
 from gateway.cli.options import HERE, AsJson, TokenFile, Url, ask
+from gateway.cli.tables import table
 
 clients = typer.Typer(name="clients", help="Clients that are connected: look, disconnect.")
 app = typer.Typer()
 app.add_typer(clients)
+
+COLUMNS: Final = ("endpoint", "protocol", "address", "client", "user")
 
 Client = Annotated[str | None, typer.Option(metavar="ID", help="By client id or connection name.")]
 User = Annotated[str | None, typer.Option(metavar="NAME", help="By user.")]
@@ -41,9 +44,9 @@ def list_clients(
     if as_json:
         typer.echo(orjson.dumps(found))
         return
-    for one in found["clients"]:
-        who = f"{one['client'] or '-'} {one['user'] or '-'}"
-        typer.echo(f"{one['endpoint']:<12} {one['protocol']:<8} {one['address']:<21} {who}")
+    if found["clients"]:
+        rows = [[one[word] for word in COLUMNS] for one in found["clients"]]
+        typer.echo("\n".join(table(rows, COLUMNS)))
     left = found["connected"] - len(found["clients"])
     if left or not found["connected"]:
         typer.echo(f"and {left} more" if left else "there are none")

@@ -6,7 +6,7 @@ the file with the secret that the gateway has in `http.token_file`.
 
 from __future__ import annotations
 
-from typing import Annotated, Any
+from typing import Annotated, Any, Final
 from urllib.parse import quote, urlencode
 
 import orjson
@@ -14,10 +14,13 @@ import typer
 
 from gateway.cli.exits import Exit
 from gateway.cli.options import HERE, AsJson, TokenFile, Url, ask
+from gateway.cli.tables import table
 
 letters = typer.Typer(name="deadletters", help="Messages that nothing would take: look, try again, forget.")
 app = typer.Typer()
 app.add_typer(letters)
+
+COLUMNS: Final = ("id", "time", "route", "protocol", "address", "body_bytes")
 
 Ids = Annotated[list[str] | None, typer.Argument(metavar="[ID]...", help="Dead letters by id.")]
 ByRoute = Annotated[str | None, typer.Option("--route", help="Those of a route.")]
@@ -38,12 +41,16 @@ def list_letters(
     if as_json:
         typer.echo(orjson.dumps(found))
         return
-    for one in found:
-        why = f"{one['reason']}: {one['text']}" if one["text"] else one["reason"]
-        place = f"{one['route'] or '-'} {one['protocol']} {one['address']}"
-        typer.echo(f"{one['id']:>6} {one['time']} {place} {one['body_bytes']} octets  {why}")
     if not found:
         typer.echo("there are none")
+        return
+    rows = [[one[word] for word in COLUMNS] + [_why(one)] for one in found]
+    headings = [word.replace("_", " ") for word in COLUMNS]
+    typer.echo("\n".join(table(rows, (*headings, "reason"), right=("id", "body bytes"))))
+
+
+def _why(one: dict[str, Any]) -> str:
+    return f"{one['reason']}: {one['text']}" if one["text"] else one["reason"]
 
 
 @letters.command()
@@ -58,12 +65,12 @@ def show(
     if as_json:
         typer.echo(orjson.dumps(found))
         return
-    for name, value in found.items():
-        if name != "body":
-            typer.echo(
-                f"{name + ':':<14} {value if isinstance(value, str) else orjson.dumps(value).decode()}"
-            )
-    typer.echo()
+    rows = [
+        (f"{name}:", value if isinstance(value, str) else orjson.dumps(value).decode())
+        for name, value in found.items()
+        if name != "body"
+    ]
+    typer.echo("\n".join(table(rows)) + "\n")
     typer.echo(found["body"])
 
 

@@ -6,8 +6,8 @@ import os
 import sys
 
 import typer
-from argon2 import PasswordHasher
 
+from gateway.broker.access import hash_password
 from gateway.broker.scram import ITERATIONS, ITERATIONS_MAX, SALT_OCTETS, make_keys
 
 app = typer.Typer()
@@ -28,7 +28,7 @@ def passwd(
     if not password:
         raise typer.BadParameter("the password is empty")
     if not scram:
-        typer.echo(PasswordHasher().hash(password))
+        typer.echo(hash_password(password))
         return
     try:
         typer.echo(make_keys(password, os.urandom(SALT_OCTETS), iterations))

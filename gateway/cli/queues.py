@@ -6,7 +6,9 @@ as `gateway deadletters` does.
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Annotated, Any, Literal, TypeAlias
+from collections.abc import Callable
+from operator import itemgetter
+from typing import TYPE_CHECKING, Annotated, Any, Final, Literal, TypeAlias
 
 import orjson
 import typer
@@ -53,17 +55,25 @@ def list_queues(
 ) -> None:
     """Print queues, in order of protocol, virtual host, kind and name."""
     words = _words(queue, protocol, virtual_host, kind, empty, idle) | chosen(in_use=in_use)
-    show_page(url, token_file, "/api/queues", words, _line, count=count, after=after, as_json=as_json)
+    show_page(url, token_file, "/api/queues", words, COLUMNS, count=count, after=after, as_json=as_json)
 
 
-def _line(one: dict[str, Any]) -> str:
-    place = f"{one['protocol']} {one['virtual_host']} {one['kind']} {one['queue']}"
-    held = (
-        f"{one['messages']} messages ({one['messages_bytes']} octets), {one['unacknowledged']} unacknowledged"
-    )
-    state = "temporary" if one["temporary"] else "durable" if one["durable"] else "transient"
-    idle = "" if one["idle_secs"] is None else f", idle {age(one['idle_secs'])}"
-    return f"{place}  {held}; {one['consumers']} consumers; {state}{idle}"
+def _state(one: dict[str, Any]) -> str:
+    return "temporary" if one["temporary"] else "durable" if one["durable"] else "transient"
+
+
+COLUMNS: Final[dict[str, Callable[[dict[str, Any]], object]]] = {
+    "protocol": itemgetter("protocol"),
+    "virtual host": itemgetter("virtual_host"),
+    "kind": itemgetter("kind"),
+    "queue": itemgetter("queue"),
+    "messages": itemgetter("messages"),
+    "octets": itemgetter("messages_bytes"),
+    "unacknowledged": itemgetter("unacknowledged"),
+    "consumers": itemgetter("consumers"),
+    "state": _state,
+    "idle": lambda one: age(one["idle_secs"]),
+}
 
 
 @queues.command()

@@ -5,7 +5,9 @@ The commands talk to its HTTP side, as `gateway deadletters` does.
 
 from __future__ import annotations
 
-from typing import Annotated, Any
+from collections.abc import Callable
+from operator import itemgetter
+from typing import Annotated, Any, Final
 
 import orjson
 import typer
@@ -36,13 +38,17 @@ def list_retained(
 ) -> None:
     """Print topics with a retained message, in their order."""
     words = chosen(topic=topic, client=client, user=user)
-    show_page(url, token_file, "/api/retained", words, _line, count=count, after=after, as_json=as_json)
+    show_page(url, token_file, "/api/retained", words, COLUMNS, count=count, after=after, as_json=as_json)
 
 
-def _line(one: dict[str, Any]) -> str:
-    expires = f", expires {one['expires']}" if one["expires"] else ""
-    who = f"{one['client'] or '-'} {one['user'] or '-'}"
-    return f"{one['topic']}  {one['body_bytes']} octets, QoS {one['qos']}, by {who}{expires}"
+COLUMNS: Final[dict[str, Callable[[dict[str, Any]], object]]] = {
+    "topic": itemgetter("topic"),
+    "octets": itemgetter("body_bytes"),
+    "QoS": itemgetter("qos"),
+    "client": itemgetter("client"),
+    "user": itemgetter("user"),
+    "expires": itemgetter("expires"),
+}
 
 
 @retained.command()

@@ -5,7 +5,9 @@ The commands talk to its HTTP side, as `gateway deadletters` does.
 
 from __future__ import annotations
 
-from typing import Annotated, Any
+from collections.abc import Callable
+from operator import itemgetter
+from typing import Annotated, Any, Final
 
 import orjson
 import typer
@@ -38,15 +40,18 @@ def list_sessions(
 ) -> None:
     """Print sessions, in order of client id."""
     words = chosen(client=client, user=user, idle=idle, in_use=in_use)
-    show_page(url, token_file, "/api/sessions", words, _line, count=count, after=after, as_json=as_json)
+    show_page(url, token_file, "/api/sessions", words, COLUMNS, count=count, after=after, as_json=as_json)
 
 
-def _line(one: dict[str, Any]) -> str:
-    state = (
-        "connected" if one["in_use"] else f"idle {age(one['idle_secs'])}, ends in {age(one['expires_secs'])}"
-    )
-    held = f"{one['subscriptions']} subscriptions, {one['waiting']} waiting, {one['in_flight']} in flight"
-    return f"{one['client']} {one['user'] or '-'}  {state}; {held}"
+COLUMNS: Final[dict[str, Callable[[dict[str, Any]], object]]] = {
+    "client": itemgetter("client"),
+    "user": itemgetter("user"),
+    "idle": lambda one: "connected" if one["in_use"] else age(one["idle_secs"]),
+    "ends in": lambda one: None if one["in_use"] else age(one["expires_secs"]),
+    "subscriptions": itemgetter("subscriptions"),
+    "waiting": itemgetter("waiting"),
+    "in flight": itemgetter("in_flight"),
+}
 
 
 @sessions.command()

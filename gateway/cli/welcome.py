@@ -14,6 +14,7 @@ from urllib.parse import quote as percent
 from gateway.app import Gateway
 from gateway.broker.access import GUEST
 from gateway.broker.places import is_loopback
+from gateway.cli.tables import table
 from gateway.protocols import DIALECTS
 from gateway.protocols.amqp091.dialect import AMQP091
 from gateway.protocols.amqpfast.dialect import AMQPFAST
@@ -50,14 +51,15 @@ def welcome(gateway: Gateway) -> str:
     settings = gateway.settings
     ports = {name: listener.port for name, listener in gateway.listeners.items()}
     lines = ["The gateway is running.", ""]
-    width = max(map(len, (*ports, *settings.links, "page")))
+    places: list[tuple[str, str]] = []
     for name, listener in gateway.listeners.items():
         said = spoken(settings.listeners[name])
-        lines.append(f"  {name:<{width}} {said} on {listener.host}:{listener.port}")
+        places.append((name, f"{said} on {listener.host}:{listener.port}"))
     for name, link in settings.links.items():
-        lines.append(f"  {name:<{width}} link to {', or '.join(link.addresses)}")
+        places.append((name, f"link to {', or '.join(link.addresses)}"))
     if gateway.http_port:
-        lines.append(f"  {'page':<{width}} http://localhost:{gateway.http_port}/  (metrics: /metrics)")
+        places.append(("page", f"http://localhost:{gateway.http_port}/  (metrics: /metrics)"))
+    lines += [f"  {line}" for line in table(places)]
     return "\n".join([*lines, *proposal(settings, ports), "", "Ctrl-C stops it."])
 
 

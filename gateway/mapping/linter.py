@@ -37,13 +37,14 @@ class Severity(Enum):
 
 
 class Finding(NamedTuple):
-    """One remark. `code` is stable, for filters; `line` counts from 1, 0: unknown."""
+    """One remark. `code` is stable, for filters; `line` and `column` count from 1, 0: unknown."""
 
     severity: Severity
     code: str
     text: str
     file: str
     line: int
+    column: int = 0
 
 
 def lint(mappings: Iterable[Mapping], endpoints: Map[str, str], links: Collection[str] = ()) -> list[Finding]:
@@ -63,7 +64,7 @@ def lint(mappings: Iterable[Mapping], endpoints: Map[str, str], links: Collectio
 
 
 def _problem(error: MappingError) -> Finding:
-    return Finding(Severity.ERROR, "invalid", error.reason, error.file, error.line)
+    return Finding(Severity.ERROR, "invalid", error.reason, error.file, error.line, error.column)
 
 
 def _found(severity: Severity, code: str, route: Route, text: str) -> Finding:

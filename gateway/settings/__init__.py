@@ -1,6 +1,6 @@
 """The configuration: one tree of strict, frozen parts, read from a YAML file and the environment.
 
-`load_settings` reads it, `masked` shows it; errors name the file, the line and the key.
+`load_settings` reads it, `masked` shows it; errors name the file, the line, the column and the key.
 """
 
 from gateway.settings.endpoints import (
@@ -15,8 +15,9 @@ from gateway.settings.endpoints import (
     secret_from,
 )
 from gateway.settings.limits import Limits
-from gateway.settings.loading import CONFIG_VARIABLE, load_settings, masked
+from gateway.settings.loading import load_settings, masked
 from gateway.settings.logins import Logins
+from gateway.settings.sources import CONFIG_VARIABLE
 from gateway.settings.tree import Http, Log, Settings, Store, User, shipped_mappings
 
 __all__ = [

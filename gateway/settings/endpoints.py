@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any, Final, Literal, NamedTuple, Self, TypeAlias
 from urllib.parse import SplitResult, unquote, urlsplit, urlunsplit
 
 from pydantic import BeforeValidator, Field, SecretStr, Strict, field_serializer, model_validator
 
+from gateway.documents import suggestion
 from gateway.errors import ConfigurationError
 from gateway.protocols import DIALECTS
 from gateway.protocols.amqp091.dialect import AMQP091
@@ -133,6 +135,33 @@ class Listener(FrontOptions, FastOptions, MqttOptions):
 
 
 _SAYS: Final = {"websocket": "websocket_path", "tls": "tls"}
+
+
+def check_shares(listeners: Mapping[str, Listener]) -> None:
+    """Raises ValueError with the key when what a shared port names cannot be told apart or guarded."""
+    for name, port in listeners.items():
+        taken: dict[str, str] = {}
+        for other in port.shares:
+            at = f"listeners.{name}.shares"
+            one = listeners.get(other)
+            if one is None or one.protocol == "shared":
+                raise ValueError(f"{at}: {_not_shareable(other, listeners)}")
+            spoken = f"WebSocket at {one.websocket_path}" if one.websocket_path else one.protocol
+            if (first := taken.setdefault(spoken, other)) != other:
+                raise ValueError(f"{at}: {first} and {other} both speak {spoken}; name one of them")
+            if one.tls is not None and (
+                port.tls is None or port.tls.client_ca_file != one.tls.client_ca_file
+            ):
+                raise ValueError(
+                    f"{at}: {other} is for TLS only; give listeners.{name} a tls with the same client_ca_file"
+                )
+
+
+def _not_shareable(name: str, listeners: Mapping[str, Listener]) -> str:
+    """Why `name` cannot be shared, with a suggestion."""
+    known = [one for one, given in listeners.items() if given.protocol != "shared"]
+    fault = "itself a shared port" if name in listeners else "no listener"
+    return f"{name!r} is {fault}{suggestion(name, known)}"
 
 
 class Target(NamedTuple):

@@ -2,17 +2,12 @@
 
 from __future__ import annotations
 
-import difflib
 import ipaddress
-from collections.abc import Mapping
-from typing import TYPE_CHECKING, Annotated, Final, Literal
+from typing import Annotated, Final, Literal
 
 from pydantic import AfterValidator, BeforeValidator, Field, Strict
 
 from gateway.settings.limits import Part
-
-if TYPE_CHECKING:
-    from gateway.settings.endpoints import Listener
 
 # Loopback, private and link-local: where a balancer usually stands.
 NEIGHBOURS: Final = (
@@ -61,31 +56,3 @@ class FrontOptions(Part):
     """With protocol `shared`: the listeners whose clients may come to this port, too. The first octets tell
     them apart, so of each protocol there is one, and of WebSocket one for each path. With `tls`, clients may
     come with and without it."""
-
-
-def check_shares(listeners: Mapping[str, Listener]) -> None:
-    """Raises ValueError with the key when what a shared port names cannot be told apart or guarded."""
-    for name, port in listeners.items():
-        taken: dict[str, str] = {}
-        for other in port.shares:
-            at = f"listeners.{name}.shares"
-            one = listeners.get(other)
-            if one is None or one.protocol == "shared":
-                raise ValueError(f"{at}: {_not_shareable(other, listeners)}")
-            spoken = f"WebSocket at {one.websocket_path}" if one.websocket_path else one.protocol
-            if (first := taken.setdefault(spoken, other)) != other:
-                raise ValueError(f"{at}: {first} and {other} both speak {spoken}; name one of them")
-            if one.tls is not None and (
-                port.tls is None or port.tls.client_ca_file != one.tls.client_ca_file
-            ):
-                raise ValueError(
-                    f"{at}: {other} is for TLS only; give listeners.{name} a tls with the same client_ca_file"
-                )
-
-
-def _not_shareable(name: str, listeners: Mapping[str, Listener]) -> str:
-    """Why `name` cannot be shared, with a suggestion."""
-    known = [one for one, given in listeners.items() if given.protocol != "shared"]
-    near = difflib.get_close_matches(name, known, n=1)
-    hint = f"did you mean {near[0]}?" if near else f"known: {', '.join(known)}"
-    return f"{name!r} is {'itself a shared port' if name in listeners else 'no listener'}; {hint}"

@@ -15,8 +15,7 @@ from gateway.protocols import DIALECT_OF_WORD
 from gateway.protocols.amqp091.dialect import AMQP091
 from gateway.protocols.amqpfast.dialect import AMQPFAST
 from gateway.settings.amqpfast import FastVirtualHost
-from gateway.settings.endpoints import Admission, FilePath, Link, Listener, Port, secret_from
-from gateway.settings.front import check_shares
+from gateway.settings.endpoints import Admission, FilePath, Link, Listener, Port, check_shares, secret_from
 from gateway.settings.journal import Journal
 from gateway.settings.limits import Limits, Part
 from gateway.settings.logins import Logins
@@ -177,11 +176,12 @@ class Log(Part):
 class Settings(BaseSettings):
     """The configuration of one gateway process.
 
-    Files and environment are merged in `loading.py`, where an error still knows its file and line; this class
-    therefore takes nothing from the environment by itself.
+    `load_settings` gives it its sources, file and environment; by itself it takes nothing from either.
     """
 
-    model_config = SettingsConfigDict(strict=True, frozen=True, extra="forbid", use_attribute_docstrings=True)
+    model_config = SettingsConfigDict(
+        strict=True, frozen=True, extra="forbid", use_attribute_docstrings=True, case_sensitive=True
+    )
 
     replica: str = Field("gateway", min_length=1, max_length=64, json_schema_extra={"default": None})
     """Name of this process among its replicas; absent: the host name. Fills `{replica}` in client ids."""

@@ -27,7 +27,6 @@ from gateway.store.messages import MessageReader
 KEY_MAX: Final = (1 << 62) - 1
 SAMPLES: Final = 64  # places at which a range is tried before it is given up as a whole
 NUMBERED: Final = {"logs": "id", "rows": "id", "settled": "row", "dead_letters": "id"}
-TABLES: Final = ("logs", "rows", "settled", "things", "dead_letters")
 SHOWN_MAX: Final = 1_000  # lost things that are named; the others are counted
 
 WAL_HEAD: Final = Struct(">8I")

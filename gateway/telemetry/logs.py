@@ -15,7 +15,7 @@ from typing import Any, Final, Literal, TextIO
 
 import orjson
 import structlog
-from structlog.typing import EventDict, FilteringBoundLogger, Processor, WrappedLogger
+from structlog.typing import EventDict, Processor, WrappedLogger
 
 from gateway.containment import tell_with
 
@@ -148,9 +148,3 @@ def _rendering(form: str, out: TextIO) -> list[Processor]:
 
 def _json(event: Any, **_: Any) -> str:
     return orjson.dumps(event, default=str).decode()
-
-
-def logger(name: str) -> FilteringBoundLogger:
-    """The logger of a room, such as `ingress.mqtt`."""
-    found: FilteringBoundLogger = structlog.get_logger(name)
-    return found

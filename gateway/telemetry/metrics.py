@@ -252,14 +252,7 @@ class Metrics(Collector):
             yield from _listener_samples(listener)
         for link in self.links.values():
             yield from _link_samples(link)
-        for route in self.routes():
-            for outcome in ROUTE_OUTCOMES:
-                yield "gateway_route_messages", (route.name, outcome), getattr(route, outcome)
-            yield "gateway_route_in_flight", (route.name,), route.in_flight
-            yield "gateway_route_lost_properties", (route.name, "reply_to"), route.reply_kept
-            if route.duplicates and (source := self._endpoint(route.source)) is not None:
-                labels = (source.name, source.protocol, route.name)
-                yield "gateway_duplicates", labels, route.duplicates
+        yield from self._route_samples()
         for reason, count in self.dropped().items():
             yield "gateway_dropped", (reason,), count
         yield "gateway_sessions_evicted", (), self.evicted_sessions()
@@ -281,6 +274,16 @@ class Metrics(Collector):
             yield "gateway_http_refused", (reason,), count
         for where in get_args(Where):
             yield "gateway_internal_errors", (where,), counted[where]
+
+    def _route_samples(self) -> Iterator[tuple[str, Sequence[str], float]]:
+        for route in self.routes():
+            for outcome in ROUTE_OUTCOMES:
+                yield "gateway_route_messages", (route.name, outcome), getattr(route, outcome)
+            yield "gateway_route_in_flight", (route.name,), route.in_flight
+            yield "gateway_route_lost_properties", (route.name, "reply_to"), route.reply_kept
+            if route.duplicates and (source := self._endpoint(route.source)) is not None:
+                labels = (source.name, source.protocol, route.name)
+                yield "gateway_duplicates", labels, route.duplicates
 
     def disks(self) -> dict[str, dict[str, float]]:
         """What the store and the journal have done and how they are, by short names; only those there are."""

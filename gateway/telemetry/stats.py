@@ -222,10 +222,6 @@ class EndpointStats:
         """Open now."""
         return len(self._open)
 
-    @property
-    def refused_messages(self) -> int:
-        return sum(self._refused_messages.values())
-
     def settled(self) -> Iterator[tuple[str, str, int]]:
         """Outcome, reason and count of all messages that came in here and have been answered."""
         yield "accepted", "none", self.accepted_messages

@@ -44,9 +44,9 @@ def test_the_default_configuration_is_right(run: Run) -> None:
 
 
 WRONG = [
-    (ROUTE, "htp: {}\n", "gateway.yaml:2: htp: unknown key; did you mean http?"),
+    (ROUTE, "htp: {}\n", "gateway.yaml:2:1: htp: unknown key; did you mean 'http'?"),
     (ROUTE.replace("mqtt", "nobody"), "", "mapping.yaml:"),
-    (ROUTE.replace("topic:", "tpic:"), "", "mapping.yaml:4"),
+    (ROUTE.replace("topic:", "tpic:"), "", "mapping.yaml:4:28: error: routes[0].from.tpic"),
     (ROUTE, "http: {token_file: /absent}\n", "http.token_file: this file cannot"),
     (f"{ROUTE}    settle: stored\n", "", "mapping.yaml:3: route 'up': settle: stored is for links"),
     (

@@ -33,8 +33,11 @@ def test_they_are_listed(run: Run, gateway: Running) -> None:
     with connect(gateway, "device")[0] as client, connect(gateway, "other")[0]:
         host, port = client.sock.getsockname()
         ran = run("clients", "list", *at(gateway), "--client", "device")
-        assert ran.out.split() == ["mqtt", "mqtt", f"{host}:{port}", "device", "-"]
-        assert run("clients", "list", *at(gateway), "-n", "1").out.splitlines()[1:] == ["and 1 more"]
+        assert [line.split() for line in ran.out.splitlines()] == [
+            ["endpoint", "protocol", "address", "client", "user"],
+            ["mqtt", "mqtt", f"{host}:{port}", "device", "-"],
+        ]
+        assert run("clients", "list", *at(gateway), "-n", "1").out.splitlines()[2:] == ["and 1 more"]
         found = json.loads(run("clients", "list", *at(gateway), "--endpoint", "mqtt", "--json").out)
         assert [one["client"] for one in found["clients"]] == ["device", "other"]
     assert run("clients", "list", *at(gateway), "--user", "nobody").out == "there are none\n"

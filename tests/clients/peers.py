@@ -15,6 +15,7 @@ from paho.mqtt.reasoncodes import ReasonCode
 
 from tests.conftest import missing
 from tests.interop.gateway_fixture import LOOPBACK, Running
+from tests.needs import needed
 
 NODE: Final = Path(__file__).resolve().parents[2] / ".node"
 PATIENCE_SECS: Final = 20.0
@@ -85,6 +86,7 @@ class Paho:
         self.client.loop_stop()
 
 
+@needed("Node")
 def node(script: str, module: str, *arguments: str) -> str:
     """Run a script that needs a module of .node/; what it printed."""
     found = shutil.which("node")

@@ -25,10 +25,11 @@ from gateway.protocols.amqp091.codec import (
 )
 from gateway.protocols.amqpfast import commands as f
 from gateway.protocols.amqpfast.client import ClientConnection as FastClient
-from gateway.protocols.amqpfast.codec import Head, encode_command, encode_credentials, encode_head
+from gateway.protocols.amqpfast.codec import Head, encode_command, encode_credentials
 from gateway.protocols.mqtt import packets as p
 from gateway.protocols.mqtt.spec import PacketType, Property, Version
 from gateway.protocols.mqtt.writers import encode
+from tests.protocols.amqpfast.heads import encode_head
 
 TEXTS: Final = (
     *(

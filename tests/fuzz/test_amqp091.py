@@ -8,6 +8,8 @@ from __future__ import annotations
 import os
 import random
 
+import pytest
+
 from gateway.errors import RemoteProtocolError
 from gateway.model.message import Message
 from gateway.model.properties import Value, ValueType, string
@@ -30,6 +32,7 @@ from tests.fuzz.mutation import mutated, read
 from tests.protocols.amqp091.wires import Wire, new_client, open_wire
 
 COUNT = int(os.environ.get("FUZZ_COUNT", "50000"))
+pytestmark = pytest.mark.needs("time")  # as many inputs as FUZZ_COUNT says
 SEED = int(os.environ.get("FUZZ_SEED", "91"))
 TABLE = (
     ("x-gateway-hops", Value(ValueType.INT64, 1 << 60)),

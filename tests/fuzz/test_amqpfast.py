@@ -9,6 +9,8 @@ import os
 import random
 from decimal import Decimal
 
+import pytest
+
 from gateway.errors import RemoteProtocolError
 from gateway.model.message import Message
 from gateway.model.properties import Value, ValueType, string
@@ -18,19 +20,19 @@ from gateway.protocols.amqpfast.codec import (
     Head,
     decode_command,
     decode_frame,
-    decode_head,
     decode_message_list,
     encode_command,
-    encode_head,
     encode_head_properties,
 )
 from gateway.protocols.amqpfast.connection import Connection
 from gateway.protocols.amqpfast.dialect import fast_address
 from gateway.protocols.amqpfast.translate import encode_properties, facts, fill_defaults, head_properties
 from tests.fuzz.mutation import mutated, read
+from tests.protocols.amqpfast.heads import decode_head, encode_head
 from tests.protocols.amqpfast.wires import Wire, new_client, queue_wire
 
 COUNT = int(os.environ.get("FUZZ_COUNT", "50000"))
+pytestmark = pytest.mark.needs("time")  # as many inputs as FUZZ_COUNT says
 SEED = int(os.environ.get("FUZZ_SEED", "6"))
 TABLE = (
     ("HOPS", Value(ValueType.INT32, 1 << 30)),

@@ -22,6 +22,7 @@ from tests.fuzz.mutation import mutated
 from tests.interop.gateway_fixture import LOOPBACK, gateway_here, settings_of
 
 COUNT: Final = max(int(os.environ.get("FUZZ_COUNT", "0")) // 10, 2_000)
+pytestmark = pytest.mark.needs("time")  # as many inputs as FUZZ_COUNT says
 SEED: Final = 7
 AT_ONCE: Final = 16
 

@@ -29,6 +29,7 @@ from gateway.settings import load_settings
 from tests.fuzz.grammars import table, value
 
 COUNT: Final = int(os.environ.get("FUZZ_COUNT", "50000")) // 20
+pytestmark = pytest.mark.needs("time")  # as many inputs as FUZZ_COUNT says
 SEED: Final = int(os.environ.get("FUZZ_SEED", "31"))
 ROOT: Final = Path(__file__).resolve().parents[2]
 WORDS: Final = (

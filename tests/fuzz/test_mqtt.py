@@ -11,6 +11,8 @@ import random
 from collections.abc import Callable
 from pathlib import Path
 
+import pytest
+
 from gateway.errors import RemoteProtocolError
 from gateway.protocols.mqtt.client import ClientConnection
 from gateway.protocols.mqtt.codec import decode
@@ -23,6 +25,7 @@ from gateway.protocols.mqtt.translate import publish_facts
 from gateway.protocols.mqtt.writers import encode
 
 COUNT = int(os.environ.get("FUZZ_COUNT", "50000"))
+pytestmark = pytest.mark.needs("time")  # as many inputs as FUZZ_COUNT says
 RECORDED = json.loads((Path(__file__).parent.parent / "protocols" / "mqtt" / "recorded.json").read_text())
 
 

@@ -9,9 +9,12 @@ from __future__ import annotations
 import os
 from pathlib import Path
 
+import pytest
+
 from tests.fuzz.sockets import fuzz
 
 COUNT = int(os.environ.get("FUZZ_COUNT", "50000")) * 3 // 10
+pytestmark = pytest.mark.needs("time")  # as many inputs as FUZZ_COUNT says
 SEED = int(os.environ.get("FUZZ_SEED", "13"))
 
 

@@ -18,6 +18,7 @@ import trio
 from gateway.app import Gateway, mappings
 from gateway.ingress import listener
 from gateway.settings import Http, Limits, Listener, Settings, Store
+from tests.needs import needed
 
 LOOPBACK: Final = "127.0.0.1"
 START_SECS_MAX: Final = 30.0
@@ -44,6 +45,7 @@ def settings_of(*, limits: Limits | None = None, drain_timeout_secs: float = 2.0
     return Settings(**(given | more))
 
 
+@needed("a gateway")
 class Running:
     """A gateway that runs in a thread of its own."""
 
@@ -156,6 +158,7 @@ def running(settings: Settings | None = None, *, but: str = "") -> Iterator[Runn
             one.stop()
 
 
+@needed("a gateway")
 @asynccontextmanager
 async def gateway_here(settings: Settings | None = None) -> AsyncIterator[Gateway]:
     """A gateway in the loop of the test itself."""

@@ -15,6 +15,7 @@ import yaml
 
 from tests.interop.gateway_fixture import LOOPBACK
 from tests.interop.servers import free_ports
+from tests.needs import needed, refuse_alone
 
 ROOT: Final = Path(__file__).resolve().parents[2]
 PATIENCE_SECS: Final = 30.0
@@ -27,6 +28,7 @@ def environment() -> dict[str, str]:
     return {key: value for key, value in os.environ.items() if not key.startswith("GATEWAY_")}
 
 
+@needed("processes")
 class GatewayProcess:
     """`gateway run` on a folder with the configuration; listeners on ports that a restart keeps.
 
@@ -34,6 +36,7 @@ class GatewayProcess:
     """
 
     def __init__(self, folder: Path, **more: Any) -> None:
+        refuse_alone("a gateway as a process")
         folder.mkdir(parents=True, exist_ok=True)
         self.folder = folder
         mqtt, amqp, fast = free_ports(3)

@@ -21,6 +21,8 @@ from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import IO, Final, Self
 
+from tests.needs import needed, refuse_alone
+
 LOOPBACK: Final = "127.0.0.1"
 START_SECS_MAX: Final = 90.0
 STOP_SECS_MAX: Final = 30.0
@@ -66,8 +68,10 @@ def free_ports(count: int) -> list[int]:
     return found
 
 
+@needed("programs")
 def program(name: str) -> str:
     """The path of an installed program; raises PeerMissingError."""
+    refuse_alone(name)
     found = shutil.which(name) or shutil.which(name, path=os.pathsep.join(ALSO_SEARCHED))
     if found is None:
         raise PeerMissingError(f"{name} is not installed")
@@ -191,6 +195,7 @@ class _Broker:
         self.stop()
 
 
+@needed("Mosquitto")
 class Mosquitto(_Broker):
     """A Mosquitto that anyone may use, without persistence. `lines` are added to its configuration file."""
 
@@ -244,6 +249,7 @@ class Mosquitto(_Broker):
         return any(row[1].endswith(mine) and row[3] not in (TCP_LISTEN, TCP_TIME_WAIT) for row in rows)
 
 
+@needed("RabbitMQ")
 class RabbitMQ(_Broker):
     """A RabbitMQ node with the user guest/guest; with `mqtt`, its MQTT plugin listens on `mqtt_port`.
 

@@ -15,6 +15,7 @@ import pytest
 from gateway.errors import PipelineError
 from tests.cli.conftest import run
 from tests.conftest import missing
+from tests.needs import needed
 
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
@@ -32,6 +33,7 @@ OPTIONS: Final = {
 
 
 @pytest.fixture(scope="session")
+@needed("Spark")
 def spark(tmp_path_factory: pytest.TempPathFactory) -> Iterator[SparkSession]:
     """The session, with the gateway's formats, on two cores."""
     warehouse = tmp_path_factory.mktemp("warehouse")

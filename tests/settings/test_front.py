@@ -82,11 +82,11 @@ FAULTS = {
     ),
     "origin with a path": (
         ["a: {protocol: mqtt, websocket_path: /x, websocket_origins: ['https://a/b']}"],
-        "listeners.a.websocket_origins.0: an origin is a scheme and a host",
+        "listeners.a.websocket_origins[0]: an origin is a scheme and a host",
     ),
     "origin without a scheme": (
         ["a: {protocol: mqtt, websocket_path: /x, websocket_origins: [a.example]}"],
-        "listeners.a.websocket_origins.0: an origin is a scheme and a host",
+        "listeners.a.websocket_origins[0]: an origin is a scheme and a host",
     ),
     "another word": (
         ["a: {protocol: mqtt, proxy_protocol: optional}"],
@@ -95,7 +95,7 @@ FAULTS = {
     "a bare on": (["a: {protocol: mqtt, proxy_protocol: on}"], "listeners.a.proxy_protocol: input should be"),
     "no network": (
         ["a: {protocol: mqtt, proxy_protocol_from: [10.0.0.0/33]}"],
-        "listeners.a.proxy_protocol_from.0: '10.0.0.0/33' does not appear",
+        "listeners.a.proxy_protocol_from[0]: '10.0.0.0/33' does not appear",
     ),
     "a host in a network": (
         ["a: {protocol: mqtt, proxy_protocol_from: [10.0.0.1/8]}"],
@@ -112,7 +112,7 @@ FAULTS = {
     ),
     "a misspelt listener": (
         ["mqtt: {protocol: mqtt}", "b: {protocol: shared, port: 1, shares: [mqt]}"],
-        "listeners.b.shares: 'mqt' is no listener; did you mean mqtt?",
+        "listeners.b.shares: 'mqt' is no listener; did you mean 'mqtt'?",
     ),
     "no such listener": (
         ["mqtt: {protocol: mqtt}", "b: {protocol: shared, port: 1, shares: [x]}"],

@@ -89,45 +89,51 @@ def test_a_variable_changes_a_default_listener_and_keeps_the_other() -> None:
 
 
 FAULTS = [
-    ("listners: {}\n", ":1: listners: unknown key; did you mean listeners?"),
+    ("listners: {}\n", ":1: listners: unknown key; did you mean 'listeners'?"),
     (
         "listeners:\n  a: {protocol: mqtt}\n  b:\n    protocol: mqtt\n    prot: 1\n",
         ":5: listeners.b.prot: unknown key",
     ),
-    (ERP + "    prefech: 5\n", ":4: links.erp.prefech: unknown key; did you mean prefetch?"),
-    (ERP + "    tls: {ca: x}\n", ":4: links.erp.tls.ca: unknown key; did you mean ca_file?"),
-    ("limits: {hops: 1}\n", ":1: limits.hops: unknown key; did you mean hops_max?"),
-    ("limits:\n  hops_max: '8'\n", ":2: limits.hops_max: input should be a valid integer (given: '8')"),
+    (ERP + "    prefech: 5\n", ":4:5: links.erp.prefech: unknown key; did you mean 'prefetch'?"),
+    (ERP + "    tls: {ca: x}\n", ":4:11: links.erp.tls.ca: unknown key; did you mean 'ca_file'?"),
+    ("limits: {hops: 1}\n", ":1:10: limits.hops: unknown key; did you mean 'hops_max'?"),
+    ("limits:\n  hops_max: '8'\n", ":2:3: limits.hops_max: input should be a valid integer, not '8'"),
     (
         "limits:\n  hops_max: 0\n",
-        ":2: limits.hops_max: input should be greater than or equal to 1 (given: 0)",
+        ":2:3: limits.hops_max: input should be greater than or equal to 1, not 0",
     ),
-    ("http: {port: 70000}\n", ":1: http.port: input should be less than or equal to 65535 (given: 70000)"),
-    ("listeners: {a: {protocol: mqt}}\n", ":1: listeners.a.protocol: input should be 'mqtt', 'amqp091'"),
-    ("listeners: {a: {port: 1}}\n", ":1: listeners.a.protocol: field required"),
+    ("http: {port: 70000}\n", ":1:8: http.port: input should be less than or equal to 65535, not 70000"),
+    ("listeners: {a: {protocol: mqt}}\n", ":1:17: listeners.a.protocol: input should be 'mqtt', 'amqp091'"),
+    ("listeners: {a: {port: 1}}\n", ":1:13: listeners.a: needs 'protocol'"),
     (
         "listeners: {a: {protocol: amqp091, websocket_path: /x}}\n",
         "listeners.a: websocket_path is for protocol mqtt",
     ),
-    ("links: {a: {url: 'amqp://x', share: g}}\n", ":1: links.a: share is for protocol mqtt only"),
+    ("links: {a: {url: 'amqp://x', share: g}}\n", ":1:9: links.a: share is for protocol mqtt only"),
     (
         "links: {a: {url: 'mqtt://x', share: g, version: 3.1}}\n",
-        ":1: links.a: share is for protocol mqtt only",
+        ":1:9: links.a: share is for protocol mqtt only",
     ),
-    ("links: {a: {url: 'amqp://x', bridge: true}}\n", ":1: links.a: bridge is for protocol mqtt only"),
-    ("links: {a: {url: 'mqtt://x', share: g/h}}\n", ":1: links.a.share: "),
-    ("links: {a: {url: 'http://x'}}\n", ":1: links.a: a broker's URL begins with one of mqtt://, mqtts://"),
-    ("links: {a: {url: 'amqp:///x'}}\n", ":1: links.a: the URL names no host"),
-    ("links: {a: {url: 'mqtt://x/y'}}\n", ":1: links.a: the URL of an MQTT broker has no path"),
-    ("links: {a: {url: 'amqp://u:p@x', password_file: f}}\n", ":1: links.a: say the password once"),
-    ("links: {a: {url: 'amqp://x', reconnect_min_secs: 60}}\n", ":1: links.a: reconnect_min_secs is greater"),
+    ("links: {a: {url: 'amqp://x', bridge: true}}\n", ":1:9: links.a: bridge is for protocol mqtt only"),
+    ("links: {a: {url: 'mqtt://x', share: g/h}}\n", ":1:30: links.a.share: "),
+    ("links: {a: {url: 'http://x'}}\n", ":1:9: links.a: a broker's URL begins with one of mqtt://, mqtts://"),
+    ("links: {a: {url: 'amqp:///x'}}\n", ":1:9: links.a: the URL names no host"),
+    ("links: {a: {url: 'mqtt://x/y'}}\n", ":1:9: links.a: the URL of an MQTT broker has no path"),
+    ("links: {a: {url: 'amqp://u:p@x', password_file: f}}\n", ":1:9: links.a: say the password once"),
+    (
+        "links: {a: {url: 'amqp://x', reconnect_min_secs: 60}}\n",
+        ":1:9: links.a: reconnect_min_secs is greater",
+    ),
     (
         "links: {a: {url: 'amqp://x', tls: {cert_file: f}}}\n",
         "links.a.tls: cert_file and key_file belong together",
     ),
     ("links: {mqtt: {url: 'mqtt://x'}}\n", "'mqtt' names a listener and a link"),
-    ("links: {a: {required: true}}\n", ":1: links.a: say url, or urls: where the broker is"),
-    ("links: {a: {urls: ['amqp://x', 'mqtt://x']}}\n", ":1: links.a: the urls of a link are of one protocol"),
+    ("links: {a: {required: true}}\n", ":1:9: links.a: say url, or urls: where the broker is"),
+    (
+        "links: {a: {urls: ['amqp://x', 'mqtt://x']}}\n",
+        ":1:9: links.a: the urls of a link are of one protocol",
+    ),
     ("links: {a: {url: 'amqp://x', urls: ['amqp://x/v']}}\n", "name the same host and port twice"),
     ("links: {a: {urls: ['amqp://u:p@x', 'amqp://y'], password: f}}\n", "links.a: say the password once"),
     (
@@ -140,23 +146,23 @@ FAULTS = [
         "listeners.a and listeners.b both want port 1883",
     ),
     ("http: {port: 1883}\n", "listeners.mqtt and http both want port 1883"),
-    ("dead_letters: {forward: {endpoint: mqtt}}\n", ":1: dead_letters.forward: give one address"),
+    ("dead_letters: {forward: {endpoint: mqtt}}\n", ":1:16: dead_letters.forward: give one address"),
     (
         "dead_letters: {forward: {endpoint: mqtt, topic: a, queue: b}}\n",
-        ":1: dead_letters.forward: give one address",
+        ":1:16: dead_letters.forward: give one address",
     ),
     (
         "dead_letters: {forward: {endpoint: mqtt, topic: a, routing_key: b}}\n",
-        ":1: dead_letters.forward: routing_key stands with exchange",
+        ":1:16: dead_letters.forward: routing_key stands with exchange",
     ),
     ("dead_letters: {forward: {endpoint: mqtt, topic: a/#}}\n", "topic has wildcards"),
     ("dead_letters: {forward: {endpoint: erp, queue: a}}\n", "dead_letters.forward: unknown endpoint 'erp'"),
     ("dead_letters: {forward: {endpoint: mqtt, queue: a}}\n", "'mqtt' speaks mqtt, the address is amqp091's"),
-    (ERP + "    outbox: {policy: block}\n", ":4: links.erp.outbox.policy: input should be 'reject'"),
-    (ERP + "    outbox: {mesages_max: 1}\n", "did you mean messages_max?"),
-    ("users: {ann: {}}\n", ":1: users.ann: say one of password_hash and password_hash_file"),
-    ("http: {}\nhttp: {}\n", ":2: http: said before in line 1"),
-    ("http: [1\n", ":2: not YAML"),
+    (ERP + "    outbox: {policy: block}\n", ":4:14: links.erp.outbox.policy: input should be 'reject'"),
+    (ERP + "    outbox: {mesages_max: 1}\n", "did you mean 'messages_max'?"),
+    ("users: {ann: {}}\n", ":1:9: users.ann: say one of password_hash and password_hash_file"),
+    ("http: {}\nhttp: {}\n", ":2:1: http: said before in line 1"),
+    ("http: [1\n", ":2:1: not YAML"),
     ("- a\n", ":1: a configuration is a table of keys"),
     ("http: {\x00}\n", "not YAML"),
 ]
@@ -179,15 +185,18 @@ def test_every_fault_is_told_on_a_line_of_its_own(tmp_path: Path) -> None:
 
 
 VARIABLES = [
-    ("GATEWAY_LISTNERS__MQTT__PORT", "1", "unknown key listners; did you mean listeners?"),
-    ("GATEWAY_LISTENERS__MQTT__PROT", "1", "unknown key listeners.mqtt.prot; did you mean port?"),
+    ("GATEWAY_LISTNERS__MQTT__PORT", "1", "unknown key listners; did you mean 'listeners'?"),
+    ("GATEWAY_LISTENERS__MQTT__PROT", "1", "unknown key listeners.mqtt.prot; did you mean 'port'?"),
     (
         "GATEWAY_LISTENERS__MQTT__PORT",
         "x",
-        "listeners.mqtt.port: input should be a valid integer (given: 'x')",
+        "listeners.mqtt.port: input should be a valid integer, not 'x'",
     ),
     ("GATEWAY_LISTENERS__MQTT__PORT__X", "1", "unknown key listeners.mqtt.port.x"),
-    ("GATEWAY_MAPPINGS", "[a", "not a YAML value"),
+    ("GATEWAY_MAPPINGS", "[a", "expected ',' or ']'"),
+    ("GATEWAY_MAPPINGS", "{a: 1, a: 2}", ":1:8: a: said before in line 1"),
+    ("GATEWAY_MAPPINGS", "7", "mappings: input should be a valid tuple, not 7"),
+    ("GATEWAY_LINKS__ERP__PASSWORD__X", "1", "unknown key links.erp.password.x"),
 ]
 
 
@@ -195,8 +204,38 @@ VARIABLES = [
 def test_an_error_names_the_variable(variable: str, text: str, expected: str) -> None:
     with pytest.raises(ConfigurationError) as caught:
         load_settings(None, {variable: text})
-    assert str(caught.value).startswith(f"environment {variable}: ")
+    assert str(caught.value).startswith(f"environment {variable}:")
     assert expected in str(caught.value)
+
+
+def test_variables_that_contradict_each_other_are_named() -> None:
+    whole = {"GATEWAY_LINKS__ERP__TLS": "null", "GATEWAY_LINKS__ERP__TLS__CA_FILE": "/ca.pem"}
+    with pytest.raises(
+        ConfigurationError, match=r"__CA_FILE: GATEWAY_LINKS__ERP__TLS says .* no links.erp.tls$"
+    ):
+        load_settings(None, whole)
+    twice = {"GATEWAY_REPLICA": "a", "GATEWAY_replica": "b"}
+    with pytest.raises(
+        ConfigurationError, match="^environment GATEWAY_replica: GATEWAY_REPLICA says the same key$"
+    ):
+        load_settings(None, twice)
+
+
+def test_a_table_in_a_variable_is_joined_with_what_others_say_in_it() -> None:
+    variables = {
+        "GATEWAY_listeners__MQTT__PORT": "1",
+        "GATEWAY_LISTENERS": "{mqtt: {protocol: mqtt, anonymous: never}}",
+        "GATEWAY_LISTENERS__AMQP091__VIRTUAL_HOSTS": "[a, b]",
+    }
+    listeners = load_settings(None, variables).listeners
+    assert (listeners["mqtt"].port, listeners["mqtt"].anonymous) == (1, "never")
+    assert list(listeners["amqp091"].virtual_hosts) == ["a", "b"]
+    assert "amqpfast" in listeners
+
+
+def test_the_names_of_keys_have_one_spelling(tmp_path: Path) -> None:
+    with pytest.raises(ConfigurationError, match="1:1: Http: unknown key; did you mean 'http'"):
+        load_settings(written(tmp_path, "Http: {port: 1}\n"), {})
 
 
 def test_a_missing_file_is_named(tmp_path: Path) -> None:

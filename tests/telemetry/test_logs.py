@@ -11,7 +11,7 @@ import pytest
 import structlog
 
 from gateway.containment import contained, counted, forget
-from gateway.telemetry.logs import INTERVAL_SECS, KINDS_MAX, WHOLE_MAX, Limiter, configure_logs, logger
+from gateway.telemetry.logs import INTERVAL_SECS, KINDS_MAX, WHOLE_MAX, Limiter, configure_logs
 
 
 @pytest.fixture(autouse=True)
@@ -27,7 +27,7 @@ def _logs_as_before() -> Iterator[None]:
 def test_json_lines_hold_the_facts_of_ours_and_of_libraries() -> None:
     out = io.StringIO()
     configure_logs("info", "json", out)
-    logger("ingress.mqtt").warning("refused", reason="credentials", count=2, body=b"\xff")
+    structlog.get_logger("ingress.mqtt").warning("refused", reason="credentials", count=2, body=b"\xff")
     logging.getLogger("library.error").error("broken %s", "pipe")
     ours, theirs = (json.loads(line) for line in out.getvalue().splitlines())
     assert (ours["event"], ours["reason"], ours["count"]) == ("refused", "credentials", 2)
@@ -42,7 +42,7 @@ def test_an_exception_is_one_json_line() -> None:
     try:
         raise ValueError("bad")
     except ValueError:
-        logger("app").exception("failed")
+        structlog.get_logger("app").exception("failed")
     (line,) = out.getvalue().splitlines()
     assert "ValueError: bad" in json.loads(line)["exception"]
 
@@ -50,7 +50,7 @@ def test_an_exception_is_one_json_line() -> None:
 def test_what_is_below_the_level_is_silent() -> None:
     out = io.StringIO()
     configure_logs("warning", "auto", out)
-    logger("app").info("hello")
+    structlog.get_logger("app").info("hello")
     logging.getLogger("library").info("hello")
     assert out.getvalue() == ""
 
@@ -58,7 +58,7 @@ def test_what_is_below_the_level_is_silent() -> None:
 def test_the_console_form_is_readable() -> None:
     out = io.StringIO()
     configure_logs("info", "console", out)
-    logger("app").info("listening", port=1883)
+    structlog.get_logger("app").info("listening", port=1883)
     assert "listening" in out.getvalue()
     assert "port=1883" in out.getvalue()
 

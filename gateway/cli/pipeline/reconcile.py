@@ -12,6 +12,7 @@ from gateway.cli.exits import Exit
 from gateway.cli.options import AsJson, ConfigFile, TokenFile, ask
 from gateway.cli.pipeline.common import JournalFolder, Master, SparkOption, journal_of, progress, started
 from gateway.cli.pipeline.traffic import Archive, Begin, End, Where
+from gateway.cli.tables import table
 
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame, SparkSession
@@ -95,8 +96,9 @@ def _missing(folder: str) -> int:
 
 
 def _print(account: Account, missing: int, show: int) -> None:
-    for (route, phase), rows in sorted(account.phases.items()):
-        typer.echo(f"{rows:>10} {phase:<12} {route or '(no route)'}")
+    phases = [(route, phase, rows) for (route, phase), rows in sorted(account.phases.items())]
+    if phases:
+        typer.echo("\n".join(table(phases, ("route", "phase", "rows"), right=("rows",))))
     for one in account.named[:show]:
         name = f" id {one.message_id}" if one.message_id else ""
         times = f" {one.times} times" if one.times > 1 else ""

@@ -82,7 +82,9 @@ class Incoming:
 
     # What the connection tells.
 
-    def take(self, peer: MqttLinkPeer, rows: list[Row], now: float) -> None:
+    def take(  # noqa: C901, PLR0912, PLR0915 - every message
+        self, peer: MqttLinkPeer, rows: list[Row], now: float
+    ) -> None:
         """A run of PUBLISH: put each on its way; the batch leaves at the end of the wake-up."""
         switch = self._switch
         if self._generation != switch.generation:

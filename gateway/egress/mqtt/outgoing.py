@@ -295,10 +295,7 @@ class Outgoing:
                 self._in_flight.pop(rows[at][2], None)
             part.settle_at([start + at for at in refused], TOO_LARGE)
         if not assured:
-            if count == len(part.slots):
-                part.accept()
-            else:
-                part.settle_at(range(start, start + count))
+            _accept(part, start, count)
         return True
 
     def _extent(self, chunk: list[Message], flags: list[int], assured: bool) -> int:
@@ -513,3 +510,11 @@ class Outgoing:
             self._fruitful = True
             self._barren = 0
             self._window = self._window_full
+
+
+def _accept(part: Part, start: int, count: int) -> None:
+    """Messages without acknowledgements are accepted when they are written."""
+    if count == len(part.slots):
+        part.accept()
+    else:
+        part.settle_at(range(start, start + count))

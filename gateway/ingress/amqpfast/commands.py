@@ -330,10 +330,8 @@ def handle_browse(connection: FastConnection, handle: FastHandle, command: m.Han
         machine.reply(handle.number, command.tag)
 
 
-OfConnection = Callable[["FastConnection", Any], None]
-OfHandle = Callable[["FastConnection", FastHandle, Any], None]
 CONNECTION_COMMANDS: Final = cast(
-    "dict[type[m.Command], OfConnection]",
+    "dict[type[m.Command], Callable[[FastConnection, Any], None]]",
     {
         m.ChannelOpen: channel_open,
         m.ChannelCommit: channel_commit,
@@ -343,7 +341,7 @@ CONNECTION_COMMANDS: Final = cast(
 )
 """Commands that open something, and those of channels."""
 HANDLE_COMMANDS: Final = cast(
-    "dict[type[m.Command], OfHandle]",
+    "dict[type[m.Command], Callable[[FastConnection, FastHandle, Any], None]]",
     {
         m.HandleConsume: handle_consume,
         m.HandleCancel: handle_cancel,

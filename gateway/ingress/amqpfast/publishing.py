@@ -52,7 +52,7 @@ class Publisher:
         self._connection = connection
         self._held = False
 
-    def sends(self, rows: list[SendRow]) -> None:
+    def sends(self, rows: list[SendRow]) -> None:  # noqa: C901, PLR0912 - every message
         """Whole messages."""
         connection = self._connection
         ingress = connection.ingress

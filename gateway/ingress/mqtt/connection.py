@@ -375,7 +375,9 @@ class MqttConnection:
             assert isinstance(event, Disconnect)
             disconnect(self._ingress, self, event)
 
-    def _publishes(self, rows: list[tuple[int, bytes, int, bytes, bytes]]) -> None:
+    def _publishes(  # noqa: C901, PLR0912, PLR0915 - every message
+        self, rows: list[tuple[int, bytes, int, bytes, bytes]]
+    ) -> None:
         ingress = self._ingress
         switch = ingress.switch
         if switch.memory.short and not switch.memory.admits(self, len(rows)):

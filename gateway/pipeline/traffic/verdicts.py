@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 from enum import Enum
-from typing import Final, NamedTuple
+from typing import NamedTuple
 
 from gateway.pipeline.traffic.fates import Fate
 
@@ -20,18 +20,6 @@ class Verdict(Enum):
     ELSEWHERE = "elsewhere"
     REFUSED = "refused"
     DROPPED = "dropped"
-
-
-SAYS: Final = {
-    Verdict.SAME: "goes where it went",
-    Verdict.STRONGER: "goes there with a stronger guarantee",
-    Verdict.NEW: "goes where it did not go",
-    Verdict.WEAKER: "goes there with a weaker guarantee",
-    Verdict.CHANGED: "goes there with another retain flag",
-    Verdict.ELSEWHERE: "goes elsewhere",
-    Verdict.REFUSED: "is refused by its route",
-    Verdict.DROPPED: "goes nowhere any more",
-}
 
 
 class Change(NamedTuple):

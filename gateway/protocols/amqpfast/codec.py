@@ -298,13 +298,6 @@ def find_head_end(data: bytes, at: int, stop: int) -> int:
     return end
 
 
-def decode_head(data: bytes, at: int = 0) -> tuple[int, Head, int]:
-    """(body size, head, position behind it). Raises RemoteProtocolError 542."""
-    end = find_head_end(data, at, len(data))
-    begin = at + BODY_SIZE.size
-    return BODY_SIZE.unpack_from(data, at)[0], decode_head_properties(data[begin:end]), end
-
-
 def decode_head_properties(raw: bytes, fields_max: int = FIELDS_MAX) -> Head:
     """The head whose octets behind the body-size are `raw`. Raises RemoteProtocolError 542."""
     try:
@@ -341,11 +334,6 @@ def encode_head_properties(head: Head, *, strict: bool = True) -> bytes:
     texts = [encode_short_string(text) for text in (head.mime_type, head.encoding, head.identifier)]
     fixed = FIXED.pack(head.persistent, head.priority, head.expiration)
     return fixed + b"".join(texts) + encode_table(head.headers, strict=strict)
-
-
-def encode_head(body_size: int, head: Head) -> bytes:
-    """A whole head. Raises LocalProtocolError when a value does not fit."""
-    return BODY_SIZE.pack(body_size) + encode_head_properties(head)
 
 
 # --- message lists, 3.5.12

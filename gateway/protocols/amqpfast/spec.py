@@ -59,9 +59,6 @@ CLOSE_AGAIN_SECS: Final = 0.1  # a command behind our close is answered by anoth
 NEGOTIATION_PAUSE_SECS: Final = 3.0  # 3.2.12: before a failed negotiation is ended
 SILENT_INTERVALS: Final = 2  # heartbeats without an octet until we ask, with one more to answer
 
-MIME_TYPE_DEFAULT: Final = "application/octet-stream"
-ENCODING_DEFAULT: Final = "binary"
-
 
 class Service(IntEnum):
     """The types of service that a handle opens (3.5.2)."""

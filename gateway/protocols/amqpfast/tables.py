@@ -41,12 +41,10 @@ DECIMAL: Final = Struct(">Bi")
 DECIMAL_PLACES_MAX: Final = 255
 FIELD_OCTETS_MIN: Final = 4  # an empty name, a type, an empty string
 FIELDS_MAX: Final = LONG_STRING_MAX // FIELD_OCTETS_MIN  # no table has room for more
-EMPTY_TABLE: Final = b"\0\0"
 TYPES: Final = "GATEWAY_TYPES"
 REPEATED: Final = "repeated"  # the type of a name that repeats: its values are in a JSON list
 ESCAPED: Final = "#_"
 NESTING_MAX: Final = 32  # of arrays and tables in JSON
-PLAIN_OCTETS: Final = frozenset(b"abcdefghijklmnopqrstuvwxyzABCDEFGHIJKLMNOPQRSTUVWXYZ0123456789")
 NAME: Final = re.compile(r"[A-Za-z$#][A-Za-z0-9_$#]*\Z")
 
 

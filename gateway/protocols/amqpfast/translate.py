@@ -323,20 +323,7 @@ def _fitting(pairs: Headers, lost: set[str]) -> Headers:
 def _from_model(said: Properties, lost: set[str]) -> tuple[Head, list[tuple[str, Value]]]:
     """A head without its headers, and these, from what a message says."""
     head = Head()
-    pairs: list[tuple[str, Value]] = []
-    for field, (native, header) in FIELDS.items():
-        text = getattr(said, field)
-        if text is not None and not is_unicode(text):
-            lost.add("text")
-        elif text == "":
-            lost.add("text_empty")
-        elif text is not None and (len(text.encode()) > SHORT_STRING_MAX or "\0" in text):
-            lost.add("long_text")
-            _add_text(pairs, header, text, lost)
-        elif text is not None:
-            setattr(head, native, text)
-    for field, header in TEXTS.items():
-        _add_text(pairs, header, getattr(said, field), lost)
+    pairs = _texts(said, head, lost)
     if said.correlation is not None:
         if len(said.correlation) > LONG_STRING_MAX:
             lost.add("correlation_long")
@@ -350,11 +337,35 @@ def _from_model(said: Properties, lost: set[str]) -> tuple[Head, list[tuple[str,
         else:
             lost.add("timestamp_range")
     if said.priority is not None:
-        if 0 <= said.priority <= 0xFF:
-            head.priority = said.priority
-        if not 0 < said.priority <= 0xFF:
-            lost.add("priority_range" if said.priority else "priority_zero")
+        head.priority = _priority(said.priority, lost)
     return head, pairs + say(said.headers, OWN_HEADERS, lost)
+
+
+def _texts(said: Properties, head: Head, lost: set[str]) -> list[tuple[str, Value]]:
+    """What is text: in the head what it has a field for, else headers."""
+    pairs: list[tuple[str, Value]] = []
+    for field, (native, header) in FIELDS.items():
+        text = getattr(said, field)
+        if text is None:
+            continue
+        if not is_unicode(text):
+            lost.add("text")
+        elif not text:
+            lost.add("text_empty")
+        elif len(text.encode()) > SHORT_STRING_MAX or "\0" in text:
+            lost.add("long_text")
+            _add_text(pairs, header, text, lost)
+        else:
+            setattr(head, native, text)
+    for field, header in TEXTS.items():
+        _add_text(pairs, header, getattr(said, field), lost)
+    return pairs
+
+
+def _priority(said: int, lost: set[str]) -> int:
+    if not 0 < said <= 0xFF:
+        lost.add("priority_range" if said else "priority_zero")
+    return said if 0 <= said <= 0xFF else 0
 
 
 def _add_text(pairs: list[tuple[str, Value]], name: str, text: str | None, lost: set[str]) -> None:

@@ -185,10 +185,7 @@ class Connection:
         Raises RemoteProtocolError, after which the connection is CLOSED and ignores what comes.
         """
         if self.pending:
-            self.pending = False
-            if self._error is not None:
-                error, self._error = self._error, None
-                raise error
+            self._raise_late()
         if data:
             self.last_received = now
         events: list[Event] = []
@@ -197,33 +194,11 @@ class Connection:
         if self.unread:
             self.unread = False
         if self._buffer is not None:
-            self._buffer += data
-            if self.state not in self.reading:
-                return self._hold(self._buffer)
-            if len(self._buffer) < self._needed:
-                return []
-            data = bytes(self._buffer)
-            self._buffer = None
+            data = self._joined(self._buffer, data)
+            if not data:
+                return events
         try:
-            # Compared by identity: to ask the set costs an enum's hash, as much as a small packet.
-            while (state := self.state) is OPEN or state in self.reading:
-                if state is OPEN and not self._little:
-                    begin = at
-                    at = self._run(data, at, events)
-                    if at == len(data):
-                        break
-                    if self.bounded and self._is_enough(events, at - begin):
-                        break
-                    if at - begin >= self._run_octets:
-                        continue
-                    self._steps += (at - begin) >> 6
-                stop = self._one(data, at, events)
-                if stop == at:
-                    break
-                at = stop
-                if self._steps >= STEPS_MAX and self.bounded:
-                    self.unread = at < len(data)
-                    break
+            at = self._decode_all(data, events)
         except RemoteProtocolError as error:
             self.state = State.CLOSED
             if not events:
@@ -235,13 +210,59 @@ class Connection:
             elif isinstance(event, Acks):
                 self.received[event.kind] += len(event.rows)
         if at < len(data) and self.state is not State.CLOSED:
-            self._buffer = bytearray(data[at:])
-            if self.unread:
-                self._needed = 0
-            if self.state not in self.reading:
-                self.unread = False
-                self._hold(self._buffer)
+            self._keep(bytearray(data[at:]))
         return events
+
+    def _decode_all(self, data: bytes, events: list[Event]) -> int:
+        """Decode what is whole, as much as one call should; returns the position behind it."""
+        at = 0
+        # Compared by identity: to ask the set costs an enum's hash, as much as a small packet.
+        while (state := self.state) is OPEN or state in self.reading:
+            if state is OPEN and not self._little:
+                begin = at
+                at = self._run(data, at, events)
+                if at == len(data):
+                    break
+                if self.bounded and self._is_enough(events, at - begin):
+                    break
+                if at - begin >= self._run_octets:
+                    continue
+                self._steps += (at - begin) >> 6
+            stop = self._one(data, at, events)
+            if stop == at:
+                break
+            at = stop
+            if self._steps >= STEPS_MAX and self.bounded:
+                self.unread = at < len(data)
+                break
+        return at
+
+    def _raise_late(self) -> None:
+        """What was wrong behind the events of the last call."""
+        self.pending = False
+        if self._error is not None:
+            error, self._error = self._error, None
+            raise error
+
+    def _joined(self, buffer: bytearray, data: bytes) -> bytes:
+        """What has gathered, with `data`, if it can be decoded now; nothing if it goes on gathering."""
+        buffer += data
+        if self.state not in self.reading:
+            self._hold(buffer)
+            return b""
+        if len(buffer) < self._needed:
+            return b""
+        self._buffer = None
+        return bytes(buffer)
+
+    def _keep(self, rest: bytearray) -> None:
+        """The octets behind what was decoded wait for more, or for the next call."""
+        self._buffer = rest
+        if self.unread:
+            self._needed = 0
+        if self.state not in self.reading:
+            self.unread = False
+            self._hold(rest)
 
     def _is_enough(self, events: list[Event], octets: int) -> bool:
         """Runs, the last one of so many octets, have brought as much as one call should; there is more."""
@@ -261,7 +282,7 @@ class Connection:
         """Octets of a packet that has not come whole."""
         return 0 if self._buffer is None else len(self._buffer)
 
-    def _hold(self, buffer: bytearray) -> list[Event]:
+    def _hold(self, buffer: bytearray) -> None:
         """Nothing is decoded now; what a peer may pipeline meanwhile is limited."""
         self._needed = 0
         if self.state is State.CLOSED:
@@ -270,14 +291,13 @@ class Connection:
             self.state = State.CLOSED
             text = "too much was sent before the CONNACK"
             self._fail_later(RemoteProtocolError(text, reason=ReasonCode.QUOTA_EXCEEDED))
-        return []
 
     def _fail_later(self, error: RemoteProtocolError) -> None:
         """The next call raises it."""
         self._error = error
         self.pending = True
 
-    def _run(self, data: bytes, at: int, events: list[Event]) -> int:
+    def _run(self, data: bytes, at: int, events: list[Event]) -> int:  # noqa: C901, PLR0912, PLR0915 - every packet
         """Decode PUBLISH and plain acknowledgements from `at`; returns where something else begins."""
         end = len(data)
         most = end - 3

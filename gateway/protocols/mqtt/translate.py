@@ -145,11 +145,6 @@ def publish_properties(raw: bytes) -> PropertySet:
     return publish_facts(raw).property_set
 
 
-def expiry_interval(raw: bytes) -> int | None:
-    """Seconds until the message expires, counted from its arrival; None: never (5: 3.3.2.3.3)."""
-    return publish_facts(raw).expiry
-
-
 def _number(text: str, most: int) -> int | None:
     """The number that a user property holds, None when it is none between 0 and `most`."""
     if not text.isascii() or not text.isdigit() or len(text) > 20:

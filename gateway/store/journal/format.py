@@ -62,7 +62,6 @@ HEADER: Final = struct.Struct("<8sHHIQQIIqqHHII")
 HEADER_OCTETS: Final = HEADER.size + 4
 ABSENT: Final = 255  # in place of a buffer's number
 ALIGNMENT: Final = 8
-BLOCK_OCTETS_MAX: Final = (1 << 31) - 1  # int32 offsets reach no further
 RUNS: Final = 1 << 31  # in the octets stored: they are runs
 COMPRESSED_FROM: Final = 64  # octets; a shorter buffer gains nothing
 _BUFFER: Final = struct.Struct("<III")

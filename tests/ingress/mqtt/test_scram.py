@@ -167,6 +167,23 @@ def test_the_example_of_the_rfc() -> None:
     assert (exchange.user, exchange.done) == ("user", True)
 
 
+@pytest.mark.parametrize("user, password", [("ẞ\U0001f642", "pencil"), ("ann", "\U0001f511ẞ")])
+def test_names_and_passwords_of_later_unicode(user: str, password: str) -> None:
+    """Characters that were assigned after Unicode 3.2, whose tables SASLprep has."""
+    keys = make_keys(password, b"salt of sixteen.")
+    exchange = Exchange({user: keys}.__getitem__, "n")
+    prover = Prover(user, password)
+    assert exchange.answer(prover.final(exchange.answer(prover.first))) == prover.expected
+    assert (exchange.user, exchange.done) == (user, True)
+
+
+@pytest.mark.parametrize("other", ["", "a=a=2Cb"])
+def test_an_authorization_identity_is_the_user_itself(other: str) -> None:
+    exchange = Exchange(lambda name: KEYS, "n")
+    assert exchange.answer(f"n,{other},n=a=2Cb,r=half".encode()).startswith(b"r=halfn,")
+    assert exchange.user == "a,b"
+
+
 FIRST = [
     b"p=tls-unique,,n=ann,r=x",
     b"n,a=bob,n=ann,r=x",

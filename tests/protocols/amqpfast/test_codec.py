@@ -15,6 +15,7 @@ from gateway.protocols.amqpfast import codec as c
 from gateway.protocols.amqpfast import commands as m
 from gateway.protocols.amqpfast.spec import ReplyCode
 from gateway.protocols.amqpfast.tables import decode_table
+from tests.protocols.amqpfast.heads import decode_head, encode_head
 from tests.protocols.amqpfast.wires import all_commands, all_heads
 
 FRAME_MAX = 131_072
@@ -156,13 +157,13 @@ HEADS = [
 @pytest.mark.parametrize("body_size, head, wire", HEADS)
 def test_heads(body_size: int, head: c.Head, wire: str) -> None:
     octets = bytes.fromhex(wire)
-    assert c.encode_head(body_size, head) == octets
-    assert c.decode_head(octets) == (body_size, head, len(octets))
-    assert c.decode_head(b"xx" + octets, 2) == (body_size, head, len(octets) + 2)
+    assert encode_head(body_size, head) == octets
+    assert decode_head(octets) == (body_size, head, len(octets))
+    assert decode_head(b"xx" + octets, 2) == (body_size, head, len(octets) + 2)
     assert c.find_head_end(octets + b"body", 0, len(octets) + 4) == len(octets)
     for size in range(len(octets)):
         with pytest.raises(RemoteProtocolError) as caught:
-            c.decode_head(octets[:size])
+            decode_head(octets[:size])
         assert caught.value.reason == ReplyCode.MESSAGE_CONTENTS_INVALID
         with pytest.raises(RemoteProtocolError):
             c.find_head_end(octets, 0, size)
@@ -181,8 +182,8 @@ def test_heads_of_another_encoder(vector: dict[str, Any]) -> None:
         + len(table).to_bytes(2, "big")
         + table
     )
-    body_size, head, _ = c.decode_head(octets)
-    assert c.encode_head(body_size, head) == octets
+    body_size, head, _ = decode_head(octets)
+    assert encode_head(body_size, head) == octets
     assert [head.mime_type, head.encoding, head.identifier] == [text.decode() for text in texts]
 
 
@@ -193,8 +194,8 @@ def test_any_command_comes_back(command: m.Command) -> None:
 
 @given(all_heads)
 def test_any_head_comes_back(head: c.Head) -> None:
-    octets = c.encode_head(7, head)
-    assert c.decode_head(octets) == (7, head, len(octets))
+    octets = encode_head(7, head)
+    assert decode_head(octets) == (7, head, len(octets))
     assert c.find_head_end(octets, 0, len(octets)) == len(octets)
 
 

@@ -25,7 +25,6 @@ from gateway.protocols.mqtt.translate import (
     REASON_CODES,
     decode_properties,
     encode_properties,
-    expiry_interval,
     publish_facts,
     publish_properties,
     refusal,
@@ -234,7 +233,7 @@ def test_mqtt_to_mqtt(properties: dict[P, Any]) -> None:
     }
     found = encode_properties(message(publish_properties(raw)), 0.0)
     assert found == encode_list(kept, PacketType.PUBLISH)
-    assert expiry_interval(raw) == properties.get(P.MESSAGE_EXPIRY_INTERVAL)
+    assert publish_facts(raw).expiry == properties.get(P.MESSAGE_EXPIRY_INTERVAL)
 
 
 def test_facts() -> None:

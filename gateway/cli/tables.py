@@ -1,0 +1,40 @@
+"""Tables on the terminal: columns as wide as what is in them, one line a row, nothing cut off or wrapped.
+
+A line is the same in a pipe as on a terminal, so that grep finds it. Programs ask for `--json`.
+"""
+
+from __future__ import annotations
+
+import io
+from collections.abc import Iterable, Sequence
+from typing import Final
+
+from rich.console import Console
+from rich.table import Table
+from rich.text import Text
+
+WIDTH_MAX: Final = 100_000  # of a line: an address, a reason and some names
+
+
+def table(
+    rows: Iterable[Sequence[object]], headings: Sequence[str] = (), right: Sequence[str] = ()
+) -> list[str]:
+    """The lines of a table. The columns of the headings in `right` are numbers."""
+    cells = [[_cell(value) for value in row] for row in rows]
+    if not cells:
+        return []
+    made = Table(box=None, show_header=bool(headings), pad_edge=False, padding=(0, 2, 0, 0), header_style="")
+    for heading in headings or ("",) * len(cells[0]):
+        made.add_column(heading, justify="right" if heading in right else "left", no_wrap=True)
+    for row in cells:
+        made.add_row(*row)
+    console = Console(file=io.StringIO(), width=WIDTH_MAX, color_system=None)
+    with console.capture() as captured:
+        console.print(made)
+    return [line.rstrip() for line in captured.get().splitlines()]
+
+
+def _cell(value: object) -> Text:
+    """A value as one line of text: names come from peers, and may hold what a terminal would obey."""
+    text = "-" if value is None or value == "" else str(value)
+    return Text("".join(one if one.isprintable() else repr(one)[1:-1] for one in text))

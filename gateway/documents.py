@@ -1,0 +1,240 @@
+"""YAML files whose faults can be found: what a text says, and at which line and column each key of it stands.
+
+The configuration and the mapping files are both read here, and what a model finds wrong in one is told here:
+with the place as people write it (`routes[0].to.topic`), in plain words, and with the key that was meant.
+"""
+
+from __future__ import annotations
+
+import types
+from collections.abc import Iterator
+from difflib import get_close_matches
+from pathlib import Path
+from typing import Annotated, Any, Final, NamedTuple, Union, get_args, get_origin
+
+import yaml
+from pydantic import BaseModel, ValidationError
+
+from gateway.errors import ConfigurationError
+from gateway.model.properties import is_unicode
+
+Place = tuple[str | int, ...]
+DOCUMENT_OCTETS_MAX: Final = 4_194_304  # far above any hand-written file, far below what would hurt
+DOCUMENT_NESTING_MAX: Final = 100  # the C library calls itself for each level, and nobody writes so many
+DOCUMENT_PLACES_MAX: Final = 500_000  # an alias repeats what it names: ten lines of them can mean billions
+
+# libyaml is eighteen times faster; a PyYAML built without it has the same loader in Python.
+_LOADER: Final[type[yaml.SafeLoader]] = getattr(yaml, "CSafeLoader", yaml.SafeLoader)
+
+
+class Position(NamedTuple):
+    """Where something stands, both from 1; 0: not known."""
+
+    line: int = 0
+    column: int = 0
+
+
+class Document:
+    """What a YAML file says, in `content`, and the position of each key and item, in `positions`."""
+
+    __slots__ = ("content", "file", "positions", "text")
+
+    def __init__(
+        self,
+        file: str = "",
+        text: str = "",
+        content: Any = None,
+        positions: dict[Place, Position] | None = None,
+    ) -> None:
+        self.file = file
+        self.text = text
+        self.content = content
+        self.positions = {} if positions is None else positions
+
+    def position(self, place: Place) -> Position:
+        """The position of `place`, or of what encloses it when it was not written."""
+        while place and place not in self.positions:
+            place = place[:-1]
+        return self.positions.get(place, Position())
+
+
+class Complaint(NamedTuple):
+    """What a model finds wrong at `place`. `given`: what stands there, None when that is not the point."""
+
+    place: Place
+    reason: str
+    given: str | float | None = None
+    hint: str = ""
+
+    @property
+    def text(self) -> str:
+        """The complaint as one line, without its position."""
+        given = "" if self.given is None else f", not {self.given!r}"
+        place = f"{dotted(self.place)}: " if self.place else ""
+        return f"{place}{self.reason}{given}{self.hint}"
+
+
+def read(file: str | Path) -> Document:
+    """Read a file. Raises ConfigurationError with file, line, column and reason."""
+    try:
+        with open(file, "rb") as stream:
+            octets = stream.read(DOCUMENT_OCTETS_MAX + 1)
+    except OSError as error:
+        raise ConfigurationError(f"cannot be read: {error.strerror}", file=str(file)) from error
+    if len(octets) > DOCUMENT_OCTETS_MAX:
+        raise ConfigurationError(f"more than {DOCUMENT_OCTETS_MAX} octets", file=str(file))
+    try:
+        text = octets.decode()
+    except UnicodeDecodeError as error:
+        raise ConfigurationError(f"not UTF-8 at octet {error.start}", file=str(file)) from error
+    return parse(text, str(file))
+
+
+def parse(text: str, file: str) -> Document:
+    """Read a text; `file` names it in errors. Raises ConfigurationError."""
+    positions: dict[Place, Position] = {}
+    try:
+        _refuse_deep(text, file)
+        loader = _LOADER(text)
+        node = loader.get_single_node()
+        if node is None:
+            return Document(file, text)
+        positions[()] = _position(node)
+        for place, position in _places(node, (), file):
+            if place in positions:
+                before = positions[place].line
+                raise _fault(file, position, f"{dotted(place)}: said before in line {before}")
+            positions[place] = position
+            if len(positions) > DOCUMENT_PLACES_MAX:
+                raise ConfigurationError(f"more than {DOCUMENT_PLACES_MAX} keys and items", file=file)
+        return Document(file, text, loader.construct_document(node), positions)
+    except yaml.MarkedYAMLError as error:
+        mark = error.problem_mark
+        position = Position() if mark is None else Position(mark.line + 1, mark.column + 1)
+        raise _fault(file, position, f"not YAML: {error.problem}") from error
+    except (yaml.YAMLError, ValueError, RecursionError) as error:
+        raise ConfigurationError(f"not YAML: {str(error).splitlines()[0]}", file=file) from error
+
+
+def _refuse_deep(text: str, file: str) -> None:
+    depth = 0
+    for event in yaml.parse(text, Loader=_LOADER):
+        depth += isinstance(event, yaml.CollectionStartEvent) - isinstance(event, yaml.CollectionEndEvent)
+        if depth > DOCUMENT_NESTING_MAX:
+            reason = f"nested in more than {DOCUMENT_NESTING_MAX} levels"
+            raise _fault(file, _position(event), reason)
+
+
+def _places(node: yaml.Node, place: Place, file: str) -> Iterator[tuple[Place, Position]]:
+    """The position of every key and item below `place`. Refuses text that is none: YAML can escape half a
+    character, which no protocol can say."""
+    if isinstance(node, yaml.ScalarNode) and not is_unicode(node.value):
+        raise _fault(file, _position(node), f"{dotted(place)}: half a character")
+    if isinstance(node, yaml.MappingNode):
+        for key, value in node.value:
+            below = (*place, str(key.value))
+            if not is_unicode(below[-1]):
+                raise _fault(file, _position(key), f"{dotted(place)}: half a character")
+            yield below, _position(key)
+            yield from _places(value, below, file)
+    elif isinstance(node, yaml.SequenceNode):
+        for at, item in enumerate(node.value):
+            yield (*place, at), _position(item)
+            yield from _places(item, (*place, at), file)
+
+
+def _position(part: yaml.Node | yaml.Event) -> Position:
+    mark = part.start_mark
+    return Position() if mark is None else Position(mark.line + 1, mark.column + 1)
+
+
+def _fault(file: str, position: Position, reason: str) -> ConfigurationError:
+    return ConfigurationError(reason, file=file, line=position.line, column=position.column)
+
+
+def complaints(error: ValidationError, model: type[BaseModel]) -> Iterator[Complaint]:
+    """What `model` found wrong, fault by fault."""
+    for detail in error.errors(include_url=False):
+        kind, given, steps = detail["type"], detail["input"], detail["loc"]
+        if kind == "extra_forbidden":
+            _, owner = _reached(model, steps[:-1])
+            yield Complaint(steps, f"unknown key{suggestion(str(steps[-1]), keys_of(owner))}")
+            continue
+        place, _ = _reached(model, steps)
+        reason = detail["msg"][:1].lower() + detail["msg"][1:]
+        if kind == "missing":
+            yield Complaint(place[:-1], f"needs {place[-1]!r}")
+        elif kind == "value_error":
+            yield Complaint(place, str(detail["ctx"]["error"]))
+        elif kind == "literal_error":
+            near = get_close_matches(str(given), reason.split("'")[1::2], 1)
+            yield Complaint(place, reason, _shown(given), f"; did you mean {near[0]!r}?" if near else "")
+        else:
+            yield Complaint(place, reason, _shown(given))
+
+
+def _shown(given: Any) -> str | float | None:
+    return given if isinstance(given, str | float | int) else None
+
+
+def suggestion(word: str, known: list[str]) -> str:
+    """What `word` was meant to be, or what there is, to be put behind a complaint."""
+    near = get_close_matches(word.lower(), known, 1) or [one for one in known if one.startswith(word)]
+    if near:
+        return f"; did you mean {near[0]!r}?"
+    return f"; known: {', '.join(known)}" if known else ""
+
+
+def dotted(place: Place) -> str:
+    """A place as people write it: `routes[0].to.topic`."""
+    text = "".join(f"[{step}]" if isinstance(step, int) else f".{step}" for step in place)
+    return text.lstrip(".") or "the file"
+
+
+# The types of a model, by the places that they stand at.
+
+
+def _reached(model: type[BaseModel], steps: Place) -> tuple[Place, Any]:
+    """How far `steps` lead in the keys of `model`, and the type there: pydantic also names types in them."""
+    found: Any = model
+    for at, step in enumerate(steps):
+        further = below(found, step)
+        if further is None:
+            return steps[:at], found
+        found = further
+    return steps, found
+
+
+def below(annotation: Any, step: str | int) -> Any:
+    """The type of what `step` names below a type; None when nothing can be there."""
+    for option in options(annotation):
+        origin = get_origin(option)
+        if origin is dict and isinstance(step, str):
+            return get_args(option)[1]
+        if origin in (list, tuple) and isinstance(step, int):
+            return get_args(option)[0]
+        for name, field in _fields(option):
+            if name == step:
+                return field
+    return None
+
+
+def keys_of(annotation: Any) -> list[str]:
+    """The keys that a part of a model takes; none when they are the author's own."""
+    return [name for option in options(annotation) for name, _ in _fields(option)]
+
+
+def options(annotation: Any) -> list[Any]:
+    """The types that an annotation allows: unions and Annotated taken apart."""
+    origin = get_origin(annotation)
+    if origin is Annotated:
+        return options(get_args(annotation)[0])
+    if origin is Union or origin is types.UnionType:
+        return [one for part in get_args(annotation) for one in options(part)]
+    return [annotation]
+
+
+def _fields(option: Any) -> Iterator[tuple[str, Any]]:
+    if isinstance(option, type) and issubclass(option, BaseModel):
+        for name, field in option.model_fields.items():
+            yield field.alias or name, field.annotation

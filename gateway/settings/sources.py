@@ -1,0 +1,110 @@
+"""Where the configuration comes from, as sources of pydantic-settings, which merges them.
+
+A variable GATEWAY_LISTENERS__MQTT__PORT is the key listeners.mqtt.port. What is a table or a list there is
+written as YAML. Kubernetes sets variables that begin with the name of each Service (GATEWAY_SERVICE_HOST), so
+those are passed over; any other unknown one is an error, as an unknown key in the file is.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Mapping
+from typing import Any, Final, get_origin
+
+from pydantic import BaseModel
+from pydantic.fields import FieldInfo
+from pydantic_settings import EnvSettingsSource, InitSettingsSource
+
+from gateway.documents import Document, Place, below, dotted, keys_of, options, parse, suggestion
+from gateway.errors import ConfigurationError
+from gateway.protocols import OWN
+from gateway.settings.tree import Settings
+
+PREFIX: Final = "GATEWAY_"
+CONFIG_VARIABLE: Final = "GATEWAY_CONFIG"
+SERVICE_LINK: Final = re.compile(r"SERVICE_(HOST|PORT)(_.*)?|PORT(_\d+_(TCP|UDP|SCTP).*)?")
+DELIMITER: Final = "__"
+DEFAULT_LISTENERS: Final = {one.name: {"protocol": one.name} for one in OWN}
+
+
+class FileSource(InitSettingsSource):
+    """What the file says. Where it says nothing: the three listeners, and `replica` as the process's name."""
+
+    def __init__(self, document: Document, replica: str) -> None:
+        """Raises ConfigurationError for a document that is no table of keys."""
+        self.document = document
+        said = {} if document.content is None else document.content
+        if not isinstance(said, dict):
+            reason = "a configuration is a table of keys, such as `listeners:`"
+            raise ConfigurationError(reason, file=document.file, line=1, column=1)
+        # A key without a value (`links:` with everything below it commented out) stands for its default.
+        tree = {str(key): value for key, value in said.items() if value is not None}
+        super().__init__(Settings, {"replica": replica, "listeners": DEFAULT_LISTENERS} | tree)
+
+
+class EnvironmentSource(EnvSettingsSource):
+    """What variables say. `variables` names the one that says a key, and those that say keys below it."""
+
+    def __init__(self, env: Mapping[str, str], file: FileSource) -> None:
+        """`env` need not be this process's. Raises ConfigurationError for a variable that is no key."""
+        super().__init__(Settings, env_prefix="", env_nested_delimiter=DELIMITER)
+        self.variables: dict[Place, str] = {}
+        values: dict[Place, Any] = {}
+        for variable, text in env.items():
+            name = variable.removeprefix(PREFIX)
+            if name == variable or variable == CONFIG_VARIABLE or SERVICE_LINK.fullmatch(name):
+                continue
+            place, wanted = _key(variable, name.split(DELIMITER), file.init_kwargs)
+            if (other := self.variables.setdefault(place, variable)) != variable:
+                raise ConfigurationError(f"{other} says the same key", file=_called(variable))
+            values[place] = parse(text, _called(variable)).content if _parts(wanted) else text
+        for place, variable in self.variables.items():
+            for end in range(1, len(place)):
+                if not isinstance(values.get(place[:end], {}), dict):
+                    reason = f"{self.variables[place[:end]]} says that there is no {dotted(place[:end])}"
+                    raise ConfigurationError(reason, file=_called(variable))
+        # A table said whole comes before what is said in it.
+        self.env_vars = {DELIMITER.join(map(str, place)): values[place] for place in sorted(values, key=len)}
+
+    def decode_complex_value(self, field_name: str, field: FieldInfo, value: Any) -> Any:
+        """What was read from YAML already, where the variable's name could be told."""
+        return value
+
+    def origin(self, place: Place) -> str:
+        """The variable that says `place`, as errors name it; "": none does."""
+        variable = self.variables.get(place)
+        return "" if variable is None else _called(variable)
+
+
+def _called(variable: str) -> str:
+    return f"environment {variable}"
+
+
+def _key(variable: str, words: list[str], tree: Mapping[str, Any]) -> tuple[Place, Any]:
+    """The key that a variable means, and the type which the key wants.
+
+    Names given by the user are matched with those in the file without regard to case, and `_` also means `-`.
+    """
+    place: Place = ()
+    wanted: Any = Settings
+    inner: Any = tree
+    for word in words:
+        known = keys_of(wanted) or [str(key) for key in (inner if isinstance(inner, dict) else ())]
+        spelt = {key.lower().replace("-", "_"): key for key in known}
+        key = spelt.get(word.lower(), word.lower())
+        found = below(wanted, key)
+        if found is None:
+            reason = f"unknown key {dotted((*place, key))}{suggestion(key, known)}"
+            raise ConfigurationError(reason, file=_called(variable))
+        place, wanted = (*place, key), found
+        inner = inner.get(key) if isinstance(inner, dict) else None
+    return place, wanted
+
+
+def _parts(wanted: Any) -> bool:
+    """Whether what is wanted is made of parts: a table or a list."""
+    return any(
+        get_origin(option) in (dict, list, tuple)
+        or (isinstance(option, type) and issubclass(option, BaseModel))
+        for option in options(wanted)
+    )

@@ -1,0 +1,80 @@
+"""No file imports one that imports it, be it over others or only for its types: such files are one file.
+
+A room that still has such files is in LEFT, with their number. It may only fall, and falls here as well.
+"""
+
+from __future__ import annotations
+
+import ast
+from collections import Counter
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Final
+
+ROOT: Final = Path(__file__).resolve().parents[2]
+
+# Connections whose parts were cut off as functions that take them, and sessions with what they hold.
+LEFT: Final = {
+    "gateway.app": 2,
+    "gateway.broker": 2,
+    "gateway.broker.amqp091": 4,
+    "gateway.broker.mqtt": 5,
+    "gateway.egress.amqp091": 2,
+    "gateway.egress.amqpfast": 5,
+    "gateway.egress.mqtt": 4,
+    "gateway.ingress": 1,
+    "gateway.ingress.amqp091": 7,
+    "gateway.ingress.amqpfast": 9,
+    "gateway.ingress.front": 2,
+    "gateway.ingress.mqtt": 7,
+}
+
+
+def test_no_file_imports_itself_over_others() -> None:
+    cycles = circles({name: set(imported(path)) for name, path in MODULES.items()})
+    rooms = Counter(name.rpartition(".")[0] for cycle in cycles for name in cycle)
+    assert rooms == LEFT, "\n".join(" <-> ".join(sorted(cycle)) for cycle in cycles)
+
+
+def test_circles_are_found() -> None:
+    assert circles({"a": {"b"}, "b": {"c"}, "c": {"a", "d"}, "d": {"e"}, "e": set()}) == [{"a", "b", "c"}]
+    assert circles({"a": {"a"}, "b": {"c", "x"}, "c": {"b"}}) == [{"b", "c"}]
+    assert circles({"a": {"b", "c"}, "b": {"d"}, "c": {"d"}, "d": set()}) == []
+
+
+def _module(path: Path) -> str:
+    return ".".join(path.relative_to(ROOT).with_suffix("").parts).removesuffix(".__init__")
+
+
+MODULES: Final = {_module(path): path for path in (ROOT / "gateway").rglob("*.py")}
+
+
+def imported(path: Path) -> Iterator[str]:
+    """The files of ours that a file imports, anywhere in it."""
+    for node in ast.walk(ast.parse(path.read_text(encoding="utf-8"))):
+        if isinstance(node, ast.Import):
+            yield from (name.name for name in node.names if name.name in MODULES)
+        elif isinstance(node, ast.ImportFrom) and node.module is not None:
+            whole = [f"{node.module}.{name.name}" for name in node.names]
+            yield from (name if name in MODULES else node.module for name in whole)
+
+
+def circles(graph: dict[str, set[str]]) -> list[set[str]]:
+    """The sets of names, of two or more, that reach each other."""
+    reached = {name: _reached(graph, name) for name in graph}
+    found: list[set[str]] = []
+    for name in graph:
+        if not any(name in cycle for cycle in found):
+            cycle = {other for other in reached[name] if name in reached.get(other, ())} | {name}
+            found += [cycle] if len(cycle) > 1 else []
+    return found
+
+
+def _reached(graph: dict[str, set[str]], start: str) -> set[str]:
+    found: set[str] = set()
+    ahead = [start]
+    while ahead:
+        for name in graph.get(ahead.pop(), set()) - found:
+            found.add(name)
+            ahead.append(name)
+    return found
