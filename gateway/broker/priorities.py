@@ -218,8 +218,10 @@ class PriorityQueue(Queue):
             start = self._turn % len(open_)
             handed = 0
             for consumer, room in open_[start:] + open_[:start]:
-                count = min(room, DISPATCH_MESSAGES_MAX) if len(open_) == 1 else 1
-                handed += self._hand_out_sorted(consumer, count)
+                if len(open_) == 1:
+                    handed += self._hand_out_sorted(consumer, min(room, DISPATCH_MESSAGES_MAX))
+                elif consumer.room() > 0:  # it may share its credit with one who has just had his
+                    handed += self._hand_out_sorted(consumer, 1)
             if not handed:
                 return False
         if self._sorted and not self._wishes:

@@ -302,6 +302,8 @@ class Queue:
         for consumer, _ in open_[start:] + open_[:start]:
             if not self._ready:
                 return
+            if consumer.room() <= 0:
+                continue  # it shares its credit with one who has just had his
             self._turn += 1
             self._hand_out(consumer, 1)
 

@@ -165,8 +165,7 @@ def basic_qos(connection: AmqpConnection, channel: AmqpChannel, method: m.BasicQ
         most = connection.ingress.limits.prefetch_max
         channel.prefetch = min(method.prefetch_count or most, most)
     _reply(connection, channel, True, m.BasicQosOk())
-    for consumer in list(channel.consumers.values()):
-        consumer.queue.dispatch()
+    channel.line.dispatch()
 
 
 def basic_consume(connection: AmqpConnection, channel: AmqpChannel, method: m.BasicConsume) -> None:
@@ -238,7 +237,6 @@ def basic_get(connection: AmqpConnection, channel: AmqpChannel, method: m.BasicG
         queue.acknowledged((position,))
     else:
         channel.unacknowledged[tag] = (queue, None, position, message)
-        channel.outstanding += 1
         connection.outstanding.octets += message.octets
     address = message.address
     assert isinstance(address, AmqpAddress)

@@ -10,13 +10,12 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import TYPE_CHECKING
 
-from gateway.broker.queue import Queue
 from gateway.broker.switch import Entry
 from gateway.model.message import Message
 from gateway.model.outcome import ACCEPTED, Outcome
 
 if TYPE_CHECKING:
-    from gateway.ingress.amqp091.channel import AmqpChannel, Unacknowledged
+    from gateway.ingress.amqp091.channel import AmqpChannel, Touched, Unacknowledged
     from gateway.ingress.amqp091.connection import Content
 
 IN_TRANSACTION = -1  # stands for the confirm number in the receipts of a transaction
@@ -76,11 +75,11 @@ class Transaction:
     def _settle(self) -> bool:
         """Settle the deliveries; True: there were some, which may be on disk, or their letters."""
         settlements, self._settlements = self._settlements, []
-        touched: dict[Queue, None] = {}
+        touched: Touched = {}
         for taken, requeue in settlements:
             self._channel.settle([one for _, one in taken], requeue, touched)
-        for queue in touched:
-            queue.dispatch()
+        for one in touched:
+            one.dispatch()
         return bool(touched)
 
     def _on_disk(self, outcome: Outcome) -> None:
