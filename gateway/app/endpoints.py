@@ -71,6 +71,7 @@ def add_listener(gateway: Gateway, name: str, tasks: Tasks) -> None:
             tasks=tasks,
             store=gateway.store,
             certificates=given.tls is not None and given.tls.client_ca_file is not None,
+            announced=given.announce,
         )
     else:
         ingress = _fast_ingress(gateway, name, stats, tasks)

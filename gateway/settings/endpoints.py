@@ -9,6 +9,7 @@ from urllib.parse import SplitResult, unquote, urlsplit, urlunsplit
 from pydantic import BeforeValidator, Field, SecretStr, Strict, field_serializer, model_validator
 
 from gateway.errors import ConfigurationError
+from gateway.settings.amqp091 import AmqpOptions
 from gateway.settings.amqpfast import FastOptions, FastVirtualHost
 from gateway.settings.front import FrontOptions
 from gateway.settings.limits import Limits, Part
@@ -89,7 +90,7 @@ class LinkTls(Part):
         return self
 
 
-class Listener(FrontOptions, FastOptions, MqttOptions):
+class Listener(FrontOptions, FastOptions, AmqpOptions, MqttOptions):
     """Where clients of one protocol connect to us."""
 
     protocol: ListenerProtocol
@@ -125,9 +126,10 @@ class Listener(FrontOptions, FastOptions, MqttOptions):
             raise ValueError("websocket_origins needs websocket_path")
         if (self.protocol == "shared") != bool(self.shares):
             raise ValueError("protocol shared and shares, the names of other listeners, belong together")
-        for name, field in MqttOptions.model_fields.items():
-            if self.protocol != "mqtt" and getattr(self, name) != field.default:
-                raise ValueError(f"{name} is for protocol mqtt only")
+        for protocol, options in (("mqtt", MqttOptions), ("amqp091", AmqpOptions)):
+            for name, field in options.model_fields.items():
+                if self.protocol != protocol and getattr(self, name) != field.default:
+                    raise ValueError(f"{name} is for protocol {protocol} only")
         for name, field in FastOptions.model_fields.items():
             if name == "virtual_hosts" and self.protocol == "amqp091":
                 if any(said != FastVirtualHost() for said in self.virtual_hosts.values()):

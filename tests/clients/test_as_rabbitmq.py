@@ -4,12 +4,16 @@ from __future__ import annotations
 
 import time
 from collections.abc import Iterator
+from typing import Any
 
 import pika
 import pytest
 
+from gateway import __version__
+from gateway.settings import Listener
 from tests.clients.peers import PATIENCE_SECS
-from tests.interop.gateway_fixture import running
+from tests.interop.gateway_fixture import LOOPBACK, Running, running, settings_of
+from tests.interop.servers import RabbitMQ
 
 
 @pytest.fixture(params=["gateway", "rabbitmq"])
@@ -47,3 +51,28 @@ def test_prefetch_for_the_channel_serves_every_queue(url: str, acknowledging: st
         while sum(heard.values()) < 90 and time.monotonic() < deadline:
             connection.process_data_events(1.0)
     assert heard == dict.fromkeys(queues, 30)
+
+
+def said_by(url: str) -> dict[str, Any]:
+    """The server-properties."""
+    with pika.BlockingConnection(pika.URLParameters(url)) as connection:
+        said: dict[str, Any] = connection._impl.server_properties
+        return said
+
+
+def test_the_listener_says_what_programs_look_for(gateway: Running, rabbitmq: RabbitMQ) -> None:
+    ours, theirs = said_by(gateway.amqp_url), said_by(rabbitmq.url)
+    for name in ("product", "capabilities"):
+        assert ours[name] == theirs[name]
+    assert ours["version"].split(".")[:2] == theirs["version"].split(".")[:2]
+    assert "gateway" in ours["information"]
+
+
+def test_the_listener_says_its_own_name_when_asked_to() -> None:
+    settings = settings_of(
+        listeners={"amqp091": Listener(protocol="amqp091", host=LOOPBACK, port=0, announce="gateway")}
+    )
+    with running(settings) as gateway:
+        said = said_by(gateway.amqp_url)
+    assert (said["product"], said["version"]) == ("gateway", __version__)
+    assert said["capabilities"]["per_consumer_qos"]

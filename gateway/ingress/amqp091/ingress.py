@@ -13,12 +13,12 @@ from collections.abc import Callable, Sequence
 import structlog
 import trio
 
-from gateway import __version__
 from gateway.broker.access import Access, Principal
 from gateway.broker.amqp091.virtual_host import VirtualHost
 from gateway.broker.dead_letters import DeadLetters
 from gateway.broker.switch import UNROUTED, Entry, Switch
 from gateway.errors import RemoteProtocolError
+from gateway.ingress.amqp091.announcing import Announced, server_properties
 from gateway.ingress.amqp091.channel import AmqpChannel
 from gateway.ingress.amqp091.connection import AmqpConnection, Found, Receipt
 from gateway.ingress.listener import Listener
@@ -26,7 +26,6 @@ from gateway.ingress.logins import Logins
 from gateway.model.batch import Batch
 from gateway.model.message import Message, Sender
 from gateway.model.outcome import Outcome, Reason, Verdict
-from gateway.model.properties import Headers, Value, ValueType, string
 from gateway.protocols.amqp091.table import decode_table, plain
 from gateway.settings import Limits
 from gateway.store.store import Store
@@ -39,26 +38,6 @@ log = structlog.get_logger(limited=True)
 UNDELIVERABLE = Outcome(
     Verdict.REJECTED, Reason.TOO_LARGE, "the properties do not fit the consumer's frame-max"
 )
-CAPABILITIES = (
-    "publisher_confirms",
-    "exchange_exchange_bindings",
-    "basic.nack",
-    "consumer_cancel_notify",
-    "connection.blocked",
-    "authentication_failure_close",
-    "per_consumer_qos",
-)
-
-
-def server_properties() -> Headers:
-    """What connection.start says of us; clients look for the capabilities."""
-    yes = Value(ValueType.BOOL, True)
-    return (
-        ("capabilities", Value(ValueType.TABLE, tuple((name, yes) for name in CAPABILITIES))),
-        ("product", string("gateway")),
-        ("version", string(__version__)),
-        ("platform", string("Python")),
-    )
 
 
 class AmqpIngress:
@@ -77,6 +56,7 @@ class AmqpIngress:
         tasks: Tasks,
         store: Store | None = None,
         certificates: bool = False,
+        announced: Announced = "rabbitmq",
     ) -> None:
         """`hosts`: the virtual hosts; routes belong to the first. `certificates`: every client shows one."""
         self.name = name
@@ -87,7 +67,7 @@ class AmqpIngress:
         self.access = access
         self.limits = limits
         self.stats = stats
-        self.server_properties = server_properties()
+        self.server_properties = server_properties(announced)
         self.listener: Listener | None = None
         self.batch = Batch(self, trio.current_time())
         # A publisher with more than this unconfirmed is not read until half of them are.
