@@ -4,7 +4,8 @@ What a connection has to pass before its protocol (TLS, WebSocket, a header of t
 listener's front; a shared port gives its connections to other listeners, which adopt them.
 
 Connections are objects, not tasks. The tasks here are three: accepting, polling, and a tick once a second for
-whatever is due by the clock (keep-alive, heartbeats, handshakes that take too long).
+what is due by the clock (keep-alive, heartbeats, handshakes that take too long). Connections whose clients
+expect to hear from us within a few seconds have ticks in between.
 """
 
 from __future__ import annotations
@@ -35,6 +36,8 @@ from gateway.transport.stacked import within
 from gateway.transport.stream import Ending, Filter, Peer, Stream, WriteSet
 
 TICK_SECS: Final = 1.0
+SHORT_TICKS: Final = 4  # to each, for connections that are in a hurry
+SHORT_INTERVAL_SECS: Final = 4  # a heartbeat below it is not kept by looking once a second
 BACKLOG: Final = 4096  # ten thousand devices may reconnect at once
 ACCEPTS_PER_TURN: Final = 256  # then the poller has its turn
 OUT_OF_DESCRIPTORS: Final = (errno.EMFILE, errno.ENFILE, errno.ENOBUFS, errno.ENOMEM)
@@ -115,6 +118,7 @@ class Listener:
         self._writes = writes
         self._door: Door[Connection] = Door(protocol.limits, connections_max)
         self.connections = self._door.guests
+        self._hurried: set[Connection] = set()
         self.descriptors_max = sys.maxsize  # those above are for others than clients
         self._sockets: list[socket.socket] = []
         self._poller = Poller(writes, protocol.turn_done)
@@ -245,6 +249,11 @@ class Listener:
         if (own := self._users.get(user)) is not None:
             connection.stream.rate = self._rate(own)
 
+    def hurry(self, connection: Connection, interval: float) -> None:
+        """The client expects to hear from us every `interval` seconds; 0: it does not."""
+        if 0 < interval < SHORT_INTERVAL_SECS:
+            self._hurried.add(connection)
+
     def _make_room(self) -> None:
         """A stranger goes, if the listener is full of them."""
         stranger = self._door.in_the_way(trio.current_time())
@@ -336,6 +345,7 @@ class Listener:
 
     def forget(self, connection: Connection) -> None:
         """A connection has ended."""
+        self._hurried.discard(connection)
         self._door.leave(connection)
         self.stats.closed(connection.machine)
 
@@ -344,16 +354,20 @@ class Listener:
         self._writes.flush()
 
     async def _tick(self) -> None:
+        short = 0
         while True:
-            await trio.sleep(TICK_SECS)
+            hurried = bool(self._hurried)
+            await trio.sleep(TICK_SECS / SHORT_TICKS if hurried else TICK_SECS)
+            short = (short + 1) % SHORT_TICKS if hurried else 0
             now = trio.current_time()
-            for connection in list(self.connections):
+            for connection in list(self._hurried if short else self.connections):
                 try:
                     connection.tick(now)
                 except Exception as error:
                     connection.stream.fail(error)
             try:
-                self._protocol.tick(now)
+                if not short:
+                    self._protocol.tick(now)
                 self._protocol.turn_done()
             except Exception as error:
                 contained("timer", error, listener=self.name)

@@ -326,6 +326,7 @@ class AmqpConnection:
         self.endpoint = self.ingress.endpoint_of(found)
         self._ready = True
         self.machine.opened()
+        self.ingress.hurry(self, self.machine.heartbeat)
         self.ingress.stats.spoke(self.machine, "0-9-1")
         if self.ingress.store is not None and not self.ingress.store.healthy:
             self.blocked(self.ingress.store.failure)

@@ -188,6 +188,11 @@ class AmqpIngress:
         self.listener.named(connection, user)
         return True
 
+    def hurry(self, connection: AmqpConnection, interval: float) -> None:
+        """The client expects to hear from us every `interval` seconds."""
+        assert self.listener is not None
+        self.listener.hurry(connection, interval)
+
     def forget(self, connection: AmqpConnection) -> None:
         """A connection has ended."""
         assert self.listener is not None

@@ -242,6 +242,11 @@ class FastIngress:
         self.listener.named(connection, user)
         return True
 
+    def hurry(self, connection: FastConnection, interval: float) -> None:
+        """The client expects to hear from us every `interval` seconds."""
+        assert self.listener is not None
+        self.listener.hurry(connection, interval)
+
     def forget(self, connection: FastConnection) -> None:
         """A connection has ended."""
         assert self.listener is not None
