@@ -321,6 +321,20 @@ class PriorityQueue(Queue):
         """True: `take` finds nothing, for what comes next is still being read from the disk."""
         return not self._waiting and super().loading
 
+    def untouched(self) -> list[tuple[int, int]]:
+        """The positions of what nobody has been handed: in order, each range to before its end."""
+        if not self._sorted:
+            return super().untouched()
+        found: list[tuple[int, int]] = []
+        for position in sorted(at for at, (_, redelivered) in self._waiting.items() if not redelivered):
+            if found and found[-1][1] == position:
+                found[-1] = (found[-1][0], position + 1)
+            else:
+                found.append((position, position + 1))
+        if self.kept is not None and self.kept.first is not None:
+            found.append((self.kept.first, self.next))
+        return found
+
     # Looking without taking.
 
     def browse(self) -> Iterator[tuple[int, Message]]:

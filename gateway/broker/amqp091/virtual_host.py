@@ -111,6 +111,11 @@ class VirtualHost:
             with set_aside(QUEUE, queue.name):
                 queue.wake()
 
+    def note_untouched(self) -> None:
+        """The process ends: what nobody has been handed is not redelivered by the next one."""
+        if self._definitions is not None:
+            self._definitions.note_untouched(self.queues.values())
+
     # Routing: what the switch asks.
 
     def sinks(self, address: Address) -> tuple[Sink, ...] | None:
