@@ -152,8 +152,8 @@ class Aside:
 class Kept(Aside):
     """What a durable queue has on disk.
 
-    Of messages from before this process nobody knows whether they have been delivered, save for those of which
-    the process before noted, as it came to its end, that they were `untouched`.
+    Of messages from before this process nobody knows whether they have been delivered, save for those of
+    which the process before noted, as it came to its end, that they were `untouched`.
     """
 
     def __init__(

@@ -261,7 +261,7 @@ def _died_again(
     """One more of a death that there was counts there, and the last one stands first."""
     others = []
     known: dict[str, Value] | None = None
-    for one in history:
+    for one in _grouped(history):
         said = _said(one)
         if known is None and (said.get("queue"), said.get("reason")) == (queue, reason):
             known = dict(one.value)
@@ -272,6 +272,25 @@ def _died_again(
             others.append(one)
     pairs = death if known is None else list(known.items())
     return (Value(ValueType.TABLE, tuple(sorted(pairs))), *others)
+
+
+def _grouped(history: tuple[Value, ...]) -> list[Value]:
+    """The history with one entry for each queue and reason, in RabbitMQ's order. Brokers of old wrote one for
+    each death, without a count.
+    """
+    if len(history) == 1:
+        return [*history]
+    groups: dict[tuple[object, ...], list[Value]] = {}
+    for at, one in enumerate(history):
+        said = _said(one)
+        groups.setdefault((said.get("queue"), said.get("reason")) if said else (at,), []).append(one)
+    found = []
+    for first, *others in reversed(groups.values()):
+        if first.type is ValueType.TABLE and "count" not in _said(first):
+            count = ("count", Value(ValueType.INT64, 1 + len(others)))
+            first = Value(ValueType.TABLE, (count, *first.value))
+        found.append(first)
+    return found
 
 
 def _said(death: Value) -> dict[str, Any]:

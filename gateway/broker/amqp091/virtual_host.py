@@ -6,7 +6,7 @@ Refusals carry RabbitMQ's reply codes and texts, for its clients tell them apart
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Sequence
 from typing import Final
 
 from gateway.broker.alarms import Alarms
@@ -145,15 +145,12 @@ class VirtualHost:
     def _route(self, address: AmqpAddress, message: Message | None) -> tuple[AmqpQueue, ...]:
         return tuple(self.route_keys(address.exchange, (address.routing_key,), message))
 
-    def route_keys(self, exchange: str, keys: Iterable[str], message: Message | None) -> list[AmqpQueue]:
+    def route_keys(self, exchange: str, keys: Sequence[str], message: Message | None) -> list[AmqpQueue]:
         """The queues that a message goes to with any of several keys; each has it once."""
         if not exchange:
             return list({queue: None for key in keys if (queue := self.queues.get(key)) is not None})
-        found: dict[Queue, None] = {}
         named = self.exchanges.get(exchange)
-        if named is not None:
-            for key in keys:
-                named.route(key, message, found)
+        found = {} if named is None else named.route(keys, message)
         return [queue for queue in found if isinstance(queue, AmqpQueue)]
 
     # Exchanges.

@@ -280,6 +280,27 @@ def a_transaction_where_confirms_were_selected(a: Wire) -> None:
 
 
 @script
+def copies_over_a_binding_of_exchanges(a: Wire) -> None:
+    for name, kind in (("ca", "direct"), ("cb", "topic"), ("cc", "direct")):
+        a.call(exchange(name, kind, auto_delete=True))
+    a.call(m.ExchangeBind("cb", "ca", "k"), m.ExchangeBind("cc", "cb", "k.#"))
+    for name, source, key in (("cd", "cb", "other"), ("ce", "cc", "third"), ("cf", "ca", "fourth")):
+        a.call(queue(name, exclusive=True), m.QueueBind(name, source, key))
+    a.publish("ca", "k", b"x", headers={"CC": ["other"], "BCC": ["third"]})
+    a.call(*[m.BasicGet(name, True) for name in ("cd", "ce", "cf")])
+
+
+@script
+def copies_and_an_alternate_exchange(a: Wire) -> None:
+    a.call(exchange("cg", "fanout", auto_delete=True), queue("ch", exclusive=True), m.QueueBind("ch", "cg"))
+    a.call(exchange("ci", "direct", {"alternate-exchange": "cg"}, auto_delete=True))
+    a.call(queue("cj", exclusive=True), m.QueueBind("cj", "ci", "k"))
+    a.publish("ci", "none", b"1", headers={"CC": ["k"]}).publish("ci", "k", b"2", headers={"CC": ["none"]})
+    a.publish("ci", "none", b"3", headers={"CC": ["neither"]})
+    a.call(*[m.BasicGet(name, True) for name in ("ch", "ch", "cj", "cj", "cj")])
+
+
+@script
 def confirms_where_a_transaction_was_selected(a: Wire) -> None:
     a.call(m.TxSelect(), CONFIRM)
 
