@@ -358,3 +358,16 @@ def test_what_ends_a_channel_comes_behind_what_was_said_before(
         queue(client, exclusive=True)
         assert answers(client, *said) == heard
     assert counted["connection"] + counted["delivery"] == before
+
+
+def test_more_consumers_than_a_connection_may_have_cost_a_channel() -> None:
+    limits = Limits(consumers_max=2)
+    with running(settings_of(limits=limits)) as gateway, Amqp(gateway).open() as client:
+        queue(client)
+        for tag in ("a", "b"):
+            client.call(m.BasicConsume("q", tag), m.BasicConsumeOk)
+        client.say(m.BasicConsume("q", "c"))
+        refused = client.refusal()
+        text = "PRECONDITION_FAILED - reached maximum (2) of consumers per connection (limits.consumers_max)"
+        assert (refused.reply_code, refused.text, refused.method_id) == (406, text, 20)
+        client.call(m.BasicConsume("q", "c"), m.BasicConsumeOk)  # those of the channel have gone with it

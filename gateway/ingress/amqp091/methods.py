@@ -47,6 +47,13 @@ def _queue(connection: AmqpConnection, channel: AmqpChannel, name: str) -> AmqpQ
     return connection.host.queue(name or channel.last_queue, connection)
 
 
+def _named(name: str) -> str:
+    """A name as whatever declares, binds or deletes takes it: without the line ends that a program has read
+    with it. Those that publish and consume are taken by their word, as in RabbitMQ.
+    """
+    return name.replace("\r", "").replace("\n", "")
+
+
 def _bindable(connection: AmqpConnection, channel: AmqpChannel, name: str) -> AmqpQueue | None:
     """The queue of an unbinding: that it is not there is no error."""
     if name and name not in connection.host.queues:
@@ -65,13 +72,14 @@ def channel_flow(connection: AmqpConnection, channel: AmqpChannel, method: m.Cha
 
 
 def exchange_declare(connection: AmqpConnection, channel: AmqpChannel, method: m.ExchangeDeclare) -> None:
+    name = _named(method.exchange)
     if method.passive:
-        if not method.exchange:
+        if not name:
             raise access_refused("operation not permitted on the default exchange")
-        connection.host.exchange(method.exchange)
+        connection.host.exchange(name)
     else:
         connection.host.declare_exchange(
-            method.exchange,
+            name,
             method.type,
             durable=method.durable,
             auto_delete=method.auto_delete,
@@ -82,33 +90,34 @@ def exchange_declare(connection: AmqpConnection, channel: AmqpChannel, method: m
 
 
 def exchange_delete(connection: AmqpConnection, channel: AmqpChannel, method: m.ExchangeDelete) -> None:
-    connection.host.delete_exchange(method.exchange, if_unused=method.if_unused)
+    connection.host.delete_exchange(_named(method.exchange), if_unused=method.if_unused)
     _reply(connection, channel, not method.no_wait, m.ExchangeDeleteOk())
 
 
 def exchange_bind(connection: AmqpConnection, channel: AmqpChannel, method: m.ExchangeBind) -> None:
-    to = connection.host.bindable(method.destination)
-    connection.host.bind(method.source, to, method.routing_key, method.arguments)
+    to = connection.host.bindable(_named(method.destination))
+    connection.host.bind(_named(method.source), to, method.routing_key, method.arguments)
     _reply(connection, channel, not method.no_wait, m.ExchangeBindOk())
 
 
 def exchange_unbind(connection: AmqpConnection, channel: AmqpChannel, method: m.ExchangeUnbind) -> None:
-    to = connection.host.exchanges.get(method.destination)
-    connection.host.unbind(method.source, to, method.routing_key, method.arguments)
+    to = connection.host.exchanges.get(_named(method.destination))
+    connection.host.unbind(_named(method.source), to, method.routing_key, method.arguments)
     _reply(connection, channel, not method.no_wait, m.ExchangeUnbindOk())
 
 
 def queue_declare(connection: AmqpConnection, channel: AmqpChannel, method: m.QueueDeclare) -> None:
-    if method.queue == REPLY_TO or method.queue.startswith(PREFIX):
-        if method.queue != REPLY_TO and connection.host.replies.find(method.queue) is None:
-            raise not_found(f"no queue '{method.queue}' in vhost '{connection.host.name}'")
-        _reply(connection, channel, not method.no_wait, m.QueueDeclareOk(method.queue, 0, 1))
+    name = _named(method.queue)
+    if name == REPLY_TO or name.startswith(PREFIX):
+        if name != REPLY_TO and connection.host.replies.find(name) is None:
+            raise not_found(f"no queue '{name}' in vhost '{connection.host.name}'")
+        _reply(connection, channel, not method.no_wait, m.QueueDeclareOk(name, 0, 1))
         return
     if method.passive:
-        queue = _queue(connection, channel, method.queue)
+        queue = _queue(connection, channel, name)
     else:
         queue = connection.host.declare_queue(
-            method.queue,
+            name,
             connection,
             user=connection.sender.user,
             durable=method.durable,
@@ -127,15 +136,15 @@ def queue_declare(connection: AmqpConnection, channel: AmqpChannel, method: m.Qu
 
 
 def queue_bind(connection: AmqpConnection, channel: AmqpChannel, method: m.QueueBind) -> None:
-    queue = _queue(connection, channel, method.queue)
+    queue = _queue(connection, channel, _named(method.queue))
     key = method.routing_key if method.queue or method.routing_key else queue.name
-    connection.host.bind(method.exchange, queue, key, method.arguments)
+    connection.host.bind(_named(method.exchange), queue, key, method.arguments)
     _reply(connection, channel, not method.no_wait, m.QueueBindOk())
 
 
 def queue_unbind(connection: AmqpConnection, channel: AmqpChannel, method: m.QueueUnbind) -> None:
-    queue = _bindable(connection, channel, method.queue)
-    connection.host.unbind(method.exchange, queue, method.routing_key, method.arguments)
+    queue = _bindable(connection, channel, _named(method.queue))
+    connection.host.unbind(_named(method.exchange), queue, method.routing_key, method.arguments)
     _reply(connection, channel, True, m.QueueUnbindOk())
 
 
@@ -148,7 +157,7 @@ def queue_purge(connection: AmqpConnection, channel: AmqpChannel, method: m.Queu
 
 def queue_delete(connection: AmqpConnection, channel: AmqpChannel, method: m.QueueDelete) -> None:
     count = 0
-    queue = _bindable(connection, channel, method.queue)
+    queue = _bindable(connection, channel, _named(method.queue))
     if queue is not None:  # deleting what is not there is no error in RabbitMQ
         count = connection.host.delete_queue(queue, if_unused=method.if_unused, if_empty=method.if_empty)
     _reply(connection, channel, not method.no_wait, m.QueueDeleteOk(count))
@@ -185,7 +194,8 @@ def basic_consume(connection: AmqpConnection, channel: AmqpChannel, method: m.Ba
     if queue.exclusive_consumer is not None or single:
         raise access_refused(f"{what} in exclusive use")
     if sum(len(other.consumers) for other in connection.channels.values()) >= ingress.limits.consumers_max:
-        raise Refused(ReplyCode.RESOURCE_ERROR, "RESOURCE_ERROR - limits.consumers_max is reached")
+        most = ingress.limits.consumers_max
+        raise failed(f"reached maximum ({most}) of consumers per connection (limits.consumers_max)")
     consumer = AmqpConsumer(channel, queue, tag, no_ack=method.no_ack, prefetch=channel.prefetch)
     channel.consumers[tag] = consumer
     _reply(connection, channel, not method.no_wait, m.BasicConsumeOk(tag))
