@@ -371,3 +371,10 @@ def test_more_consumers_than_a_connection_may_have_cost_a_channel() -> None:
         text = "PRECONDITION_FAILED - reached maximum (2) of consumers per connection (limits.consumers_max)"
         assert (refused.reply_code, refused.text, refused.method_id) == (406, text, 20)
         client.call(m.BasicConsume("q", "c"), m.BasicConsumeOk)  # those of the channel have gone with it
+
+
+def test_malformed_headers_are_told_when_they_come_also_within_a_transaction(gateway: Running) -> None:
+    with Amqp(gateway).open() as client:
+        client.call(m.TxSelect(), m.TxSelectOk)
+        client.publish("amq.headers", "", b"x", properties=b"\x20\x00\x00\x00\x00\x09x")
+        assert client.next(Closed).reply_code == 502

@@ -183,10 +183,11 @@ def own_properties(queue: AmqpQueue, message: Message, utc: float) -> bytes:
     if queue.said.ttl_ms is None or not message.expires or message.property_set.protocol != PROTOCOL:
         return encode_properties(message, utc)
     limited = facts(message.property_set).expiration_ms is not None
-    return encode_properties(_living(message, message.expires if limited else NEVER), utc)
+    return encode_properties(living(message, message.expires if limited else NEVER), utc)
 
 
-def _living(message: Message, expires: float) -> Message:
+def living(message: Message, expires: float) -> Message:
+    """The message with another end of its life."""
     return Message(
         message.address,
         message.body,

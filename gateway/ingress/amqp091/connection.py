@@ -417,7 +417,11 @@ class AmqpConnection:
     ) -> None:
         assert channel.transaction is not None
         limits = self.ingress.limits
-        count, octets = channel.transaction.publish(entry, message, content)
+        try:
+            count, octets = channel.transaction.publish(entry, message, content)
+        except RemoteProtocolError as error:  # a headers exchange looked into malformed properties
+            self.refuse(channel.number, error, PUBLISH)
+            return
         if count > limits.transaction_messages_max or octets > limits.transaction_bytes_max:
             which = "messages" if count > limits.transaction_messages_max else "bytes"
             text = f"PRECONDITION_FAILED - limits.transaction_{which}_max is reached by one transaction"
