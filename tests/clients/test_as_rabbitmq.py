@@ -76,3 +76,33 @@ def test_the_listener_says_its_own_name_when_asked_to() -> None:
         said = said_by(gateway.amqp_url)
     assert (said["product"], said["version"]) == ("gateway", __version__)
     assert said["capabilities"]["per_consumer_qos"]
+
+
+def test_a_message_that_always_fails_leaves_its_quorum_queue(url: str) -> None:
+    """As the frameworks declare it: dead letters behind a delivery limit, arguments of one's own beside."""
+    with pika.BlockingConnection(pika.URLParameters(url)) as connection:
+        channel = connection.channel()
+        channel.queue_declare("poison", durable=True, arguments={"x-queue-type": "quorum"})
+        arguments = {
+            "x-queue-type": "quorum",
+            "x-delivery-limit": 3,
+            "x-dead-letter-exchange": "",
+            "x-dead-letter-routing-key": "poison",
+            "x-framework-version": "7.1",
+        }
+        channel.queue_declare("work", durable=True, arguments=arguments)
+        channel.confirm_delivery()
+        channel.basic_publish("", "work", b"fails")
+        counts: list[object] = []
+
+        def fail(_: object, method: pika.spec.Basic.Deliver, said: pika.BasicProperties, body: bytes) -> None:
+            counts.append((said.headers or {}).get("x-delivery-count"))
+            channel.basic_nack(method.delivery_tag, requeue=True)
+
+        channel.basic_consume("work", fail)
+        dead = next(connection.channel().consume("poison", auto_ack=True, inactivity_timeout=PATIENCE_SECS))
+        assert counts == [None, 1, 2, 3]
+        assert dead[1].headers["x-first-death-reason"] == "delivery_limit"
+        assert dead[2] == b"fails"
+        for queue in ("work", "poison"):
+            channel.queue_delete(queue)

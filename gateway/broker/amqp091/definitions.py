@@ -7,9 +7,11 @@ value are JSON; arguments keep their types (gateway/store/properties.py).
 from __future__ import annotations
 
 import json
+from collections import defaultdict
 from collections.abc import Callable, Iterable
 from typing import TYPE_CHECKING, Any, Final
 
+from gateway.broker.amqp091.deliveries import DELIVERIES
 from gateway.broker.amqp091.exchange import Exchange
 from gateway.broker.kept import Kept, Range
 from gateway.broker.queue import Queue
@@ -40,6 +42,11 @@ class Definitions:
             with set_aside(UNTOUCHED, words):
                 (name,) = words
                 self._untouched[name] = [(first, end) for first, end in said["positions"]]
+        self._deliveries: dict[str, dict[int, int]] = defaultdict(dict)
+        for words, count in self._records(DELIVERIES):
+            with set_aside(DELIVERIES, words):
+                name, position = words
+                self._deliveries[name][int(position)] = int(count)
         store.delete_all(UNTOUCHED, json.dumps([host])[:-1])  # it is true until something is delivered
 
     @property
@@ -104,6 +111,9 @@ class Definitions:
         log = self._store.log(QUEUE, self._key(queue.name))
         kept = Kept(queue, self._store, log, memory_messages_max=messages, memory_octets_max=octets)
         kept.recall(self._untouched.pop(queue.name, []))
+        if queue.deliveries is not None:
+            key = self._key(queue.name)[:-1] + ", "
+            queue.deliveries.keep(self._store, key, self._deliveries.pop(queue.name, {}))
 
     def note_untouched(self, queues: Iterable[AmqpQueue]) -> None:
         """The process ends: note what of these queues nobody has been handed."""
@@ -161,7 +171,7 @@ class Definitions:
     def _key(self, *words: str) -> str:
         return json.dumps([self._host, *words])
 
-    def _records(self, kind: str) -> list[tuple[list[str], dict[str, Any]]]:
+    def _records(self, kind: str) -> list[tuple[list[str], Any]]:
         found = []
         for key, value in self._store.things(kind):
             assert isinstance(key, str)

@@ -10,7 +10,13 @@ from collections.abc import Callable, Sequence
 from typing import Final
 
 from gateway.broker.alarms import Alarms
-from gateway.broker.amqp091.arguments import ALTERNATE, alternate_exchange, check_match
+from gateway.broker.amqp091.arguments import (
+    ALTERNATE,
+    alternate_exchange,
+    check_match,
+    check_quorum,
+    meaningful,
+)
 from gateway.broker.amqp091.deaths import Deaths, Lost
 from gateway.broker.amqp091.definitions import QUEUE, Definitions
 from gateway.broker.amqp091.exchange import TYPES, Exchange
@@ -310,6 +316,7 @@ class VirtualHost:
 
         An exclusive queue does not outlive its connection, and so is not durable.
         """
+        said_durable = durable
         durable = durable and not exclusive
         if name in self.queues:
             return self._redeclared(
@@ -324,6 +331,9 @@ class VirtualHost:
             self._names += 1
             name = f"amq.gen-{time.time_ns():x}-{self._names}"
         queue = make_queue(name, self, durable=durable, auto_delete=auto_delete, arguments=arguments)
+        if queue.said.quorum:
+            what = f"queue '{name}' in vhost '{self.name}'"
+            check_quorum(what, durable=said_durable, exclusive=exclusive, auto_delete=auto_delete)
         queue.owner = owner if exclusive else None
         self._enter(queue, user)
         if durable and self._definitions is not None:
@@ -345,7 +355,7 @@ class VirtualHost:
         ):
             if was != now:
                 raise inequivalent(word, what, now, was)
-        before, after = dict(queue.arguments), dict(arguments)
+        before, after = meaningful(queue.arguments), meaningful(arguments)
         for key in sorted({*before, *after}):
             if not equivalent(before.get(key), after.get(key)):
                 raise differing(key, what, after.get(key), before.get(key))

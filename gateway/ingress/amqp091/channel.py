@@ -54,7 +54,7 @@ class AmqpConsumer:
         self._channel = channel
         self._deliverer = Deliverer(channel.connection.machine, channel.number, tag)
         self._properties: Callable[[Message, float], bytes] = encode_properties
-        if queue.said.ttl_ms is not None:
+        if queue.said.ttl_ms is not None or queue.said.quorum:
             self._properties = partial(own_properties, queue)
 
     def room(self) -> int:
@@ -81,11 +81,25 @@ class AmqpConsumer:
         utc = time.time()
         properties = self._properties
         try:
-            rows = [(redelivered, m.address.wire, properties(m, utc), m.body) for m in messages]
+            if self.queue.deliveries:
+                rows = self._rows_that_came_back(position, messages, redelivered, utc)
+            else:
+                rows = [(redelivered, m.address.wire, properties(m, utc), m.body) for m in messages]
         except Exception as error:
             self._deliver_singly(position, messages, redelivered, error)
         else:
             self._say(position, messages, rows)
+
+    def _rows_that_came_back(
+        self, position: int, messages: list[Message], redelivered: bool, utc: float
+    ) -> list[DeliverRow]:
+        """Messages of a quorum queue, some of which may have been there before: they say how often."""
+        queue, deliveries = self.queue, self.queue.deliveries
+        assert deliveries is not None
+        return [
+            (redelivered, m.address.wire, own_properties(queue, m, utc, deliveries.of(at) or None), m.body)
+            for at, m in enumerate(messages, position)
+        ]
 
     def _deliver_singly(
         self, position: int, messages: list[Message], redelivered: bool, error: Exception

@@ -158,9 +158,22 @@ def queue_purge(connection: AmqpConnection, channel: AmqpChannel, method: m.Queu
 def queue_delete(connection: AmqpConnection, channel: AmqpChannel, method: m.QueueDelete) -> None:
     count = 0
     queue = _bindable(connection, channel, _named(method.queue))
+    if queue is not None and queue.said.quorum:
+        _check_unconditional(connection, queue, method)
     if queue is not None:  # deleting what is not there is no error in RabbitMQ
         count = connection.host.delete_queue(queue, if_unused=method.if_unused, if_empty=method.if_empty)
     _reply(connection, channel, not method.no_wait, m.QueueDeleteOk(count))
+
+
+def _check_unconditional(connection: AmqpConnection, queue: AmqpQueue, method: m.QueueDelete) -> None:
+    """Of a quorum queue, which knows too late what it holds. Refused 540."""
+    for flag, wanted in (("if-unused", method.if_unused), ("if-empty", method.if_empty)):
+        if wanted:
+            text = (
+                f"NOT_IMPLEMENTED - cannot delete queue '{queue.name}' in vhost '{connection.host.name}'. "
+                f"queue.delete operations with {flag} flag set are not supported by quorum queues"
+            )
+            raise Refused(ReplyCode.NOT_IMPLEMENTED, text)
 
 
 def basic_qos(connection: AmqpConnection, channel: AmqpChannel, method: m.BasicQos) -> None:
@@ -190,7 +203,10 @@ def basic_consume(connection: AmqpConnection, channel: AmqpChannel, method: m.Ba
     _check_tag(channel, tag)
     what = f"queue '{queue.name}' in vhost '{connection.host.name}'"
     rank = consumer_priority(method.arguments, what)
-    single = method.exclusive and (queue.consumers or queue.said.single_active)
+    if queue.said.quorum and channel.prefetch_all:
+        raise Refused(ReplyCode.NOT_IMPLEMENTED, f"NOT_IMPLEMENTED - {what} does not support global qos")
+    exclusive = method.exclusive and not queue.said.quorum  # which takes no notice of it
+    single = exclusive and (queue.consumers or queue.said.single_active)
     if queue.exclusive_consumer is not None or single:
         raise access_refused(f"{what} in exclusive use")
     if sum(len(other.consumers) for other in connection.channels.values()) >= ingress.limits.consumers_max:
@@ -199,7 +215,7 @@ def basic_consume(connection: AmqpConnection, channel: AmqpChannel, method: m.Ba
     consumer = AmqpConsumer(channel, queue, tag, no_ack=method.no_ack, prefetch=channel.prefetch)
     channel.consumers[tag] = consumer
     _reply(connection, channel, not method.no_wait, m.BasicConsumeOk(tag))
-    queue.add_ranked(consumer, rank, exclusive=method.exclusive)
+    queue.add_ranked(consumer, rank, exclusive=exclusive)
 
 
 def _check_tag(channel: AmqpChannel, tag: str) -> None:
@@ -263,7 +279,8 @@ def _take_sound(connection: AmqpConnection, queue: AmqpQueue) -> tuple[int, Mess
     while (taken := queue.take()) is not None:
         position, message, redelivered = taken
         try:
-            return position, message, redelivered, own_properties(queue, message, time.time())
+            returns = None if queue.deliveries is None else queue.deliveries.of(position)
+            return position, message, redelivered, own_properties(queue, message, time.time(), returns)
         except Exception as error:
             queue.acknowledged((position,))
             connection.ingress.undeliverable(message, poisoned(error, queue=queue.name))
