@@ -51,7 +51,7 @@ def welcome(gateway: Gateway) -> str:
     width = max(map(len, (*ports, *settings.links, "page")))
     for name, listener in gateway.listeners.items():
         said = spoken(settings.listeners[name])
-        lines.append(f"  {name:<{width}} {said} on {listener.host}:{listener.port}")
+        lines.append(f"  {name:<{width}} {said} on {listener.place}")
     for name, link in settings.links.items():
         lines.append(f"  {name:<{width}} link to {', or '.join(link.addresses)}")
     if gateway.http_port:

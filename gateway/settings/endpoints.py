@@ -95,8 +95,8 @@ class Listener(FrontOptions, FastOptions, AmqpOptions, MqttOptions):
 
     protocol: ListenerProtocol
     """`shared` is one port for several other listeners, which `shares` names."""
-    host: str = "0.0.0.0"
-    """Address to bind; `::` is all of IPv6 and IPv4."""
+    host: str = "::"
+    """Address to bind; `::` is all of IPv4 and, where the machine has it, of IPv6; `0.0.0.0` IPv4 alone."""
     port: Port = 0
     """Absent: the protocol's own port; `shared` has none. 0: any free one."""
     tls: ListenerTls | None = None
