@@ -37,7 +37,8 @@ from tests.ingress.amqp_client import Amqp
 from tests.ingress.clients import connect, eventually, stats
 from tests.interop.gateway_fixture import Running, running, settings_of
 
-FANCY: Headers = (("x-fancy", Value(ValueType.INT32, 1)),)
+ALIEN: Headers = (("x-max-age", Value(ValueType.STRING, "1D")),)  # of streams
+NUMBER: Headers = (("alternate-exchange", Value(ValueType.INT32, 1)),)
 UNREADABLE = b"\x80\x00\x02\xff\xfe"  # a content type that is not UTF-8
 
 
@@ -118,8 +119,8 @@ def test_deliveries_return_when_their_connection_is_lost(gateway: Running) -> No
         (m.QueueDeclare("q", durable=True), 406, "inequivalent arg 'durable'"),
         (m.ExchangeDeclare("amq.direct", "topic", durable=True), 406, "inequivalent arg 'type'"),
         (m.ExchangeDeclare("amq.new", "topic"), 403, "reserved prefix"),
-        (m.QueueDeclare("new", arguments=FANCY), 406, "x-fancy"),
-        (m.ExchangeDeclare("new", "topic", arguments=FANCY), 406, "x-fancy"),
+        (m.QueueDeclare("new", arguments=ALIEN), 406, "x-max-age"),
+        (m.ExchangeDeclare("new", "topic", arguments=NUMBER), 406, "alternate-exchange"),
         (m.QueueDelete("full", if_empty=True), 406, "not empty"),
     ],
 )
