@@ -113,7 +113,13 @@ class VirtualHost:
                     self.bindings += self.exchanges[source].bind(to, key, arguments)
                     if isinstance(to, AmqpQueue):
                         to.bound[self.exchanges[source]] = None
-        for queue in self.queues.values():
+        self.alarms.set(time.time(), self._wake)
+
+    def _wake(self) -> None:
+        """Look for what has expired meanwhile. Not before the store has started: what dies goes to other
+        queues, which read of it only what the store has been handed.
+        """
+        for queue in list(self.queues.values()):
             with set_aside(QUEUE, queue.name):
                 queue.wake()
 
