@@ -10,10 +10,12 @@ turn has come. Positions in the queue are positions in the store's log.
 
 from __future__ import annotations
 
+from bisect import bisect_right
 from collections import deque
 from collections.abc import Callable, Iterable, Sequence
 from functools import partial
 from itertools import groupby
+from operator import itemgetter
 from typing import TYPE_CHECKING, Final
 
 from gateway.broker.pressure import Pressure
@@ -31,6 +33,9 @@ if TYPE_CHECKING:
 PIECE_MESSAGES_MAX: Final = 4_096
 PIECE_OCTETS_MAX: Final = 4_194_304
 PIECES_MAX: Final = 2
+RANGES_MAX: Final = 10_000  # of positions, of which is noted that nobody has been handed them
+
+Range = tuple[int, int]  # positions, from the first to before the end
 
 
 class Aside:
@@ -145,7 +150,11 @@ class Aside:
 
 
 class Kept(Aside):
-    """What a durable queue has on disk."""
+    """What a durable queue has on disk.
+
+    Of messages from before this process nobody knows whether they have been delivered, save for those of
+    which the process before noted, as it came to its end, that they were `untouched`.
+    """
 
     def __init__(
         self, queue: Queue, store: Store, log: Log, *, memory_messages_max: int, memory_octets_max: int
@@ -160,6 +169,7 @@ class Kept(Aside):
         self._pressure = Pressure()
         extent = store.extent(log)
         self.recovered = extent.end  # positions below it are from before this process
+        self._untouched: list[Range] = []  # of those
         if extent.count:
             octets = extent.octets if queue.weigh is weight_of else self._weigh_stored(extent.first)
             self.put(extent.first, extent.end, extent.count, octets)
@@ -167,6 +177,31 @@ class Kept(Aside):
         queue.next = extent.end
         queue.kept = self
         queue.gone = []
+
+    # Before this process.
+
+    def recall(self, untouched: list[Range]) -> None:
+        """What `untouched` has said as the process before ended."""
+        self._untouched = untouched
+
+    def untouched(self) -> list[Range]:
+        """The positions that nobody has been handed yet, as far as is known; RANGES_MAX ranges at most."""
+        found: list[Range] = []
+        for first, end in self._queue.untouched():
+            for low, high in (*self._untouched, (self.recovered, end)):
+                if max(first, low) < min(end, high):
+                    found.append((max(first, low), min(end, high)))
+        return found[:RANGES_MAX]
+
+    def delivered(self, position: int) -> tuple[bool, int]:
+        """Whether the message at a position below `recovered` may have been delivered before; and where that
+        may change.
+        """
+        ranges = self._untouched
+        at = bisect_right(ranges, position, key=itemgetter(0)) - 1
+        if at >= 0 and position < ranges[at][1]:
+            return False, ranges[at][1]
+        return True, ranges[at + 1][0] if at + 1 < len(ranges) else self.recovered
 
     def _weigh_stored(self, position: int) -> int:
         """What is stored from `position` on, for a queue that counts otherwise than the store: before that is

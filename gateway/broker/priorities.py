@@ -218,8 +218,10 @@ class PriorityQueue(Queue):
             start = self._turn % len(open_)
             handed = 0
             for consumer, room in open_[start:] + open_[:start]:
-                count = min(room, DISPATCH_MESSAGES_MAX) if len(open_) == 1 else 1
-                handed += self._hand_out_sorted(consumer, count)
+                if len(open_) == 1:
+                    handed += self._hand_out_sorted(consumer, min(room, DISPATCH_MESSAGES_MAX))
+                elif consumer.room() > 0:  # it may share its credit with one who has just had his
+                    handed += self._hand_out_sorted(consumer, 1)
             if not handed:
                 return False
         if self._sorted and not self._wishes:
@@ -318,6 +320,20 @@ class PriorityQueue(Queue):
     def loading(self) -> bool:
         """True: `take` finds nothing, for what comes next is still being read from the disk."""
         return not self._waiting and super().loading
+
+    def untouched(self) -> list[tuple[int, int]]:
+        """The positions of what nobody has been handed: in order, each range to before its end."""
+        if not self._sorted:
+            return super().untouched()
+        found: list[tuple[int, int]] = []
+        for position in sorted(at for at, (_, redelivered) in self._waiting.items() if not redelivered):
+            if found and found[-1][1] == position:
+                found[-1] = (found[-1][0], position + 1)
+            else:
+                found.append((position, position + 1))
+        if self.kept is not None and self.kept.first is not None:
+            found.append((self.kept.first, self.next))
+        return found
 
     # Looking without taking.
 

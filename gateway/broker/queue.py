@@ -279,14 +279,25 @@ class Queue:
         self.gone.clear()
 
     def _was_delivered(self, position: int) -> bool:
-        """Nobody knows what a gateway before this one has delivered: so it may have been."""
-        return self.kept is not None and position < self.kept.recovered
+        """Whether a gateway before this one may have delivered what is at a position."""
+        kept = self.kept
+        return kept is not None and position < kept.recovered and kept.delivered(position)[0]
 
     def _hand_out(self, consumer: Consumer, count: int) -> None:
+        redelivered = False
+        if self.kept is not None and self._first < self.kept.recovered:
+            redelivered, end = self.kept.delivered(self._first)
+            count = min(count, end - self._first)
         messages = self._pop(count)
         if messages:
-            position = self._first - len(messages)
-            self._deliver(consumer, position, messages, self._was_delivered(position))
+            self._deliver(consumer, self._first - len(messages), messages, redelivered)
+
+    def untouched(self) -> list[tuple[int, int]]:
+        """The positions of what nobody has been handed: in order, each range to before its end."""
+        first = self._first
+        if not self._ready:
+            first = self.next if self.kept is None or self.kept.first is None else self.kept.first
+        return [(first, self.next)] if first < self.next else []
 
     def _deliver(self, consumer: Consumer, position: int, messages: list[Message], redelivered: bool) -> None:
         """Have a consumer take the messages. One that fails loses them to others."""
@@ -302,6 +313,8 @@ class Queue:
         for consumer, _ in open_[start:] + open_[:start]:
             if not self._ready:
                 return
+            if consumer.room() <= 0:
+                continue  # it shares its credit with one who has just had his
             self._turn += 1
             self._hand_out(consumer, 1)
 

@@ -54,7 +54,7 @@ def welcome(gateway: Gateway) -> str:
     places: list[tuple[str, str]] = []
     for name, listener in gateway.listeners.items():
         said = spoken(settings.listeners[name])
-        places.append((name, f"{said} on {listener.host}:{listener.port}"))
+        places.append((name, f"{said} on {listener.place}"))
     for name, link in settings.links.items():
         places.append((name, f"link to {', or '.join(link.addresses)}"))
     if gateway.http_port:

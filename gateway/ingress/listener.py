@@ -4,7 +4,8 @@ What a connection has to pass before its protocol (TLS, WebSocket, a header of t
 listener's front; a shared port gives its connections to other listeners, which adopt them.
 
 Connections are objects, not tasks. The tasks here are three: accepting, polling, and a tick once a second for
-whatever is due by the clock (keep-alive, heartbeats, handshakes that take too long).
+what is due by the clock (keep-alive, heartbeats, handshakes that take too long). Connections whose clients
+expect to hear from us within a few seconds have ticks in between.
 """
 
 from __future__ import annotations
@@ -14,7 +15,7 @@ import socket
 import sys
 from collections.abc import Callable, Mapping
 from enum import Enum
-from typing import Final, Protocol
+from typing import Any, Final, Protocol
 
 import structlog
 import trio
@@ -35,8 +36,12 @@ from gateway.transport.stacked import within
 from gateway.transport.stream import Ending, Filter, Peer, Stream, WriteSet
 
 TICK_SECS: Final = 1.0
+SHORT_TICKS: Final = 4  # to each, for connections that are in a hurry
+SHORT_INTERVAL_SECS: Final = 4  # a heartbeat below it is not kept by looking once a second
 BACKLOG: Final = 4096  # ten thousand devices may reconnect at once
 ACCEPTS_PER_TURN: Final = 256  # then the poller has its turn
+EVERYWHERE: Final = "::"
+NO_SUCH_FAMILY: Final = (errno.EAFNOSUPPORT, errno.EADDRNOTAVAIL, errno.EPROTONOSUPPORT)
 OUT_OF_DESCRIPTORS: Final = (errno.EMFILE, errno.ENFILE, errno.ENOBUFS, errno.ENOMEM)
 
 log = structlog.get_logger(limited=True)
@@ -118,6 +123,7 @@ class Listener:
         self._writes = writes
         self._door: Door[Connection] = Door(protocol.limits, connections_max)
         self.connections = self._door.guests
+        self._hurried: set[Connection] = set()
         self.descriptors_max = sys.maxsize  # those above are for others than clients
         self._sockets: list[socket.socket] = []
         self._poller = Poller(writes, protocol.turn_done)
@@ -126,27 +132,53 @@ class Listener:
     def bind(self) -> None:
         """Open the listening sockets; port 0 takes a free one and sets `port`. ConfigurationError when
         refused.
+
+        `::` is all of IPv4 and of IPv6, a socket each, so that addresses of clients look as they do
+        elsewhere. A machine without IPv6 has the first.
         """
         try:
-            found = socket.getaddrinfo(
-                self.host or None, self.port, type=socket.SOCK_STREAM, flags=socket.AI_PASSIVE
-            )
-            for family, kind, proto, _, address in found:
-                sock = socket.socket(family, kind, proto)
-                self._sockets.append(sock)
-                sock.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
-                if family == socket.AF_INET6:  # `::` is all of IPv6 and of IPv4
-                    sock.setsockopt(socket.IPPROTO_IPV6, socket.IPV6_V6ONLY, self.host != "::")
-                sock.bind((address[0], self.port, *address[2:]))
-                sock.listen(BACKLOG)
-                sock.setblocking(False)
-                self.port = sock.getsockname()[1]
+            for family, address in self._addresses():
+                try:
+                    self._listen(family, address)
+                except OSError as error:
+                    if not (self.host == EVERYWHERE and self._sockets and error.errno in NO_SUCH_FAMILY):
+                        raise
         except OSError as error:
             self.close()
             raise ConfigurationError(
-                f"listeners.{self.name}: cannot listen on {self.host}:{self.port}: {error.strerror or error}"
+                f"listeners.{self.name}: cannot listen on {self.place}: {error.strerror or error}"
             ) from error
         self.open = True
+
+    def _addresses(self) -> list[tuple[int, tuple[Any, ...]]]:
+        """Families and addresses to bind."""
+        if self.host == EVERYWHERE:
+            return [(socket.AF_INET, ("0.0.0.0",)), (socket.AF_INET6, (EVERYWHERE,))]
+        found = socket.getaddrinfo(
+            self.host or None, self.port, type=socket.SOCK_STREAM, flags=socket.AI_PASSIVE
+        )
+        return [(family, (address[0], *address[2:])) for family, _, _, _, address in found]
+
+    def _listen(self, family: int, address: tuple[Any, ...]) -> None:
+        """One more socket. `address` is without its port."""
+        sock = socket.socket(family, socket.SOCK_STREAM)
+        try:
+            sock.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+            if family == socket.AF_INET6:
+                sock.setsockopt(socket.IPPROTO_IPV6, socket.IPV6_V6ONLY, 1)
+            sock.bind((address[0], self.port, *address[1:]))
+            sock.listen(BACKLOG)
+            sock.setblocking(False)
+        except BaseException:
+            sock.close()
+            raise
+        self._sockets.append(sock)
+        self.port = sock.getsockname()[1]
+
+    @property
+    def place(self) -> str:
+        """`host:port`, an IPv6 address in brackets."""
+        return f"[{self.host}]:{self.port}" if ":" in self.host else f"{self.host}:{self.port}"
 
     def close(self) -> None:
         """Accept no more."""
@@ -248,6 +280,11 @@ class Listener:
         if (own := self._users.get(user)) is not None:
             connection.stream.rate = self._rate(own)
 
+    def hurry(self, connection: Connection, interval: float) -> None:
+        """The client expects to hear from us every `interval` seconds; 0: it does not."""
+        if 0 < interval < SHORT_INTERVAL_SECS:
+            self._hurried.add(connection)
+
     def _make_room(self) -> None:
         """A stranger goes, if the listener is full of them."""
         stranger = self._door.in_the_way(trio.current_time())
@@ -339,6 +376,7 @@ class Listener:
 
     def forget(self, connection: Connection) -> None:
         """A connection has ended."""
+        self._hurried.discard(connection)
         self._door.leave(connection)
         self.stats.closed(connection.machine)
 
@@ -347,16 +385,20 @@ class Listener:
         self._writes.flush()
 
     async def _tick(self) -> None:
+        short = 0
         while True:
-            await trio.sleep(TICK_SECS)
+            hurried = bool(self._hurried)
+            await trio.sleep(TICK_SECS / SHORT_TICKS if hurried else TICK_SECS)
+            short = (short + 1) % SHORT_TICKS if hurried else 0
             now = trio.current_time()
-            for connection in list(self.connections):
+            for connection in list(self._hurried if short else self.connections):
                 try:
                     connection.tick(now)
                 except Exception as error:
                     connection.stream.fail(error)
             try:
-                self._protocol.tick(now)
+                if not short:
+                    self._protocol.tick(now)
                 self._protocol.turn_done()
             except Exception as error:
                 contained("timer", error, listener=self.name)

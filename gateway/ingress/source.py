@@ -100,6 +100,10 @@ class ListenerSource(ABC):
         self.opened.named(connection, user)
         return True
 
+    def hurry(self, connection: Connection, interval: float) -> None:
+        """The client expects to hear from us every `interval` seconds."""
+        self.opened.hurry(connection, interval)
+
     def forget(self, connection: Connection) -> None:
         """A connection has ended."""
         self.opened.forget(connection)

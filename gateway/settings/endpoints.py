@@ -15,6 +15,7 @@ from gateway.protocols import DIALECTS
 from gateway.protocols.amqp091.dialect import AMQP091
 from gateway.protocols.amqpfast.dialect import AMQPFAST
 from gateway.protocols.mqtt.dialect import MQTT
+from gateway.settings.amqp091 import AmqpOptions
 from gateway.settings.amqpfast import FastOptions, FastVirtualHost
 from gateway.settings.front import FrontOptions
 from gateway.settings.limits import Limits, Part
@@ -78,13 +79,13 @@ class LinkTls(Part):
         return self
 
 
-class Listener(FrontOptions, FastOptions, MqttOptions):
+class Listener(FrontOptions, FastOptions, AmqpOptions, MqttOptions):
     """Where clients of one protocol connect to us."""
 
     protocol: ListenerProtocol
     """`shared` is one port for several other listeners, which `shares` names."""
-    host: str = "0.0.0.0"
-    """Address to bind; `::` is all of IPv6 and IPv4."""
+    host: str = "::"
+    """Address to bind; `::` is all of IPv4 and, where the machine has it, of IPv6; `0.0.0.0` IPv4 alone."""
     port: Port = Field(0, json_schema_extra={"default": None})
     """Absent: the protocol's own port; `shared` has none. 0: any free one."""
     tls: ListenerTls | None = None
@@ -118,9 +119,10 @@ class Listener(FrontOptions, FastOptions, MqttOptions):
             raise ValueError("websocket_origins needs websocket_path")
         if (self.protocol == "shared") != bool(self.shares):
             raise ValueError("protocol shared and shares, the names of other listeners, belong together")
-        for name, field in MqttOptions.model_fields.items():
-            if dialect is not MQTT and getattr(self, name) != field.default:
-                raise ValueError(f"{name} is for protocol {MQTT.name} only")
+        for owner, options in ((MQTT, MqttOptions), (AMQP091, AmqpOptions)):
+            for name, field in options.model_fields.items():
+                if dialect is not owner and getattr(self, name) != field.default:
+                    raise ValueError(f"{name} is for protocol {owner.name} only")
         for name, field in FastOptions.model_fields.items():
             if name == "virtual_hosts" and dialect is AMQP091:
                 if any(said != FastVirtualHost() for said in self.virtual_hosts.values()):

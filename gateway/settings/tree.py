@@ -21,6 +21,7 @@ from gateway.settings.limits import Limits, Part
 from gateway.settings.logins import Logins
 
 ENDPOINT_NAME: Final = re.compile(r"[A-Za-z][A-Za-z0-9_.-]{0,62}")
+EVERYWHERE: Final = frozenset(("", "::", "0.0.0.0"))  # all of them take a port for IPv4
 PACKAGE: Final = Path(__file__).resolve().parent.parent
 
 
@@ -284,7 +285,8 @@ class Settings(BaseSettings):
         if self.http.enabled:
             places.append(("http", self.http.host, self.http.port))
         for name, host, port in places:
-            if port and (other := taken.setdefault((host, port), name)) != name:
+            place = "" if host in EVERYWHERE else host
+            if port and (other := taken.setdefault((place, port), name)) != name:
                 raise ValueError(f"{other} and {name} both want port {port} of {host}")
         return self
 

@@ -42,6 +42,7 @@ class KeptQueueModel(RuleBasedStateMachine):
         self.durable: set[int] = set()
         self.answers: list[tuple[list[int], Answers]] = []
         self.acked_lately: set[int] = set()
+        self.touched: set[int] = set()  # those that were handed out, or may have been
         self.open()
 
     def open(self) -> None:
@@ -94,7 +95,7 @@ class KeptQueueModel(RuleBasedStateMachine):
         assert taken is not None
         number = int(taken[1].body)
         assert number == self.ready.pop(0)
-        self.out[number] = (taken[0], taken[1])
+        self.hand_out(taken)
 
     @rule(credit=st.integers(1, 9))
     def consume(self, credit: int) -> None:
@@ -103,9 +104,16 @@ class KeptQueueModel(RuleBasedStateMachine):
         wanted = min(credit, len(self.ready))
         self.one.until(lambda: len(taker.taken) >= wanted)
         self.queue.remove(taker)
-        for position, message, _ in taker.taken:
-            assert int(message.body) == self.ready.pop(0)
-            self.out[int(message.body)] = (position, message)
+        for taken in taker.taken:
+            assert int(taken[1].body) == self.ready.pop(0)
+            self.hand_out(taken)
+
+    def hand_out(self, taken: tuple[int, Message, bool]) -> None:
+        position, message, redelivered = taken
+        number = int(message.body)
+        assert redelivered == (number in self.touched)
+        self.touched.add(number)
+        self.out[number] = (position, message)
 
     @precondition(lambda self: self.out)
     @rule(data=st.data())
@@ -144,7 +152,25 @@ class KeptQueueModel(RuleBasedStateMachine):
         certain = sorted((set(self.ready) | set(self.out)) & self.durable & self.accepted)
         possible = set(self.ready) | set(self.out) | self.acked_lately
         self.open()
-        found: list[int] = []
+        self.touched |= possible
+        found = self.take_all()
+        assert found == sorted(found)
+        assert set(certain) <= set(found) <= possible & self.durable
+
+    @rule(times=st.integers(1, 3))
+    def stop(self, times: int) -> None:
+        """The end that is no crash: all is written, and what nobody was handed is known."""
+        for _ in range(times):
+            assert self.queue.kept is not None
+            noted = self.queue.kept.untouched()
+            self.one.store.close()
+            self.open()
+            self.queue.kept.recall(noted)
+        expected = sorted((set(self.ready) | set(self.out)) & self.durable)
+        assert self.take_all() == expected
+
+    def take_all(self) -> list[int]:
+        """Hand out what an earlier process has left."""
         taker = Taker()
         self.queue.add(taker)
         while self.queue.loading:
@@ -154,17 +180,14 @@ class KeptQueueModel(RuleBasedStateMachine):
         self.one.store.after_commit(told.append)
         self.one.until(lambda: told)  # what has been read ahead is there, too
         self.queue.remove(taker)
-        for position, message, redelivered in taker.taken:
-            number = int(message.body)
-            assert redelivered
-            found.append(number)
-            self.out[number] = (position, message)
-        assert found == sorted(found)
-        assert set(certain) <= set(found) <= possible & self.durable
-        self.out = {number: self.out[number] for number in found}
+        self.out = {}
+        for taken in taker.taken:
+            self.hand_out(taken)
+        found = [int(message.body) for _, message, _ in taker.taken]
         self.ready = []
         self.acked_lately.clear()
         self.answers = [(found, _accepted(len(found)))]
+        return found
 
     @invariant()
     def counts_are_right(self) -> None:

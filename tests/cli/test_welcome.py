@@ -21,23 +21,23 @@ from tests.transport.test_tls import self_signed
 
 TLS: Final = ListenerTls(cert_file=Path("c.pem"), key_file=Path("k.pem"))
 LISTENERS: Final[dict[str, tuple[dict[str, Any], str]]] = {
-    "mqtt": ({"protocol": "mqtt"}, "mqtt on 0.0.0.0:1883"),
-    "secure": ({"protocol": "mqtt", "tls": TLS}, "mqtt with TLS on 0.0.0.0:8883"),
+    "mqtt": ({"protocol": "mqtt"}, "mqtt on [::]:1883"),
+    "secure": ({"protocol": "mqtt", "tls": TLS}, "mqtt with TLS on [::]:8883"),
     "web": (
         {"protocol": "mqtt", "websocket_path": "/mqtt"},
-        "mqtt over WebSocket at /mqtt on 0.0.0.0:8083",
+        "mqtt over WebSocket at /mqtt on [::]:8083",
     ),
     "webs": (
         {"protocol": "mqtt", "websocket_path": "/m", "tls": TLS},
-        "mqtt over WebSocket at /m with TLS on 0.0.0.0:8084",
+        "mqtt over WebSocket at /m with TLS on [::]:8084",
     ),
     "balanced": (
         {"protocol": "amqp091", "proxy_protocol": "required"},
-        "amqp091 behind the PROXY protocol on 0.0.0.0:5672",
+        "amqp091 behind the PROXY protocol on [::]:5672",
     ),
     "all": (
         {"protocol": "shared", "port": 443, "shares": ["mqtt", "secure"], "tls": TLS},
-        "shared with and without TLS for mqtt, secure on 0.0.0.0:443",
+        "shared with and without TLS for mqtt, secure on [::]:443",
     ),
 }
 
@@ -46,7 +46,7 @@ LISTENERS: Final[dict[str, tuple[dict[str, Any], str]]] = {
 def test_the_welcome_says_what_a_listener_speaks(name: str) -> None:
     given, said = LISTENERS[name]
     listener = Listener(**given)
-    assert f"{spoken(listener)} on {listener.host}:{listener.port}" == said
+    assert f"{spoken(listener)} on [{listener.host}]:{listener.port}" == said
 
 
 USERS: Final = {"users": {"ann": {"password_hash": PasswordHasher(1, 8, 1).hash("secret")}}}

@@ -178,3 +178,22 @@ const {Connection} = require("rabbitmq-client");
 def test_rabbitmq_client(gateway: Running) -> None:
     out = node(RABBITMQ_CLIENT, "rabbitmq-client", gateway.amqp_url)
     assert out.splitlines() == ["a.0 0 false", "a.1 1 false", "a.1 1 true", "a.2 2 false", "42"]
+
+
+CLOUDAMQP = """
+const {AMQPClient} = require("@cloudamqp/amqp-client");
+(async () => {
+  const url = `${process.argv[1]}?heartbeat=${process.argv[2]}`;
+  const connection = await new AMQPClient(url).connect();
+  const began = Date.now();
+  let ended = 0;
+  connection.onerror = () => { ended = ended || Date.now() - began; };
+  await new Promise((done) => setTimeout(done, process.argv[2] * 2500));
+  console.log(ended, connection.closed);
+  if (!connection.closed) await connection.close();
+})().catch((error) => { console.error(error); process.exit(1); });
+"""
+
+
+def test_a_client_that_ends_what_is_silent_for_one_interval(gateway: Running) -> None:
+    assert node(CLOUDAMQP, "@cloudamqp/amqp-client", gateway.amqp_url, "2").split() == ["0", "false"]

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import time
 from collections.abc import Iterator
 from contextlib import contextmanager, suppress
 from pathlib import Path
@@ -283,6 +284,20 @@ def test_a_committed_transaction_survives_and_an_open_one_does_not(gateway: Gate
     with channel(gateway) as opened:
         assert taken(opened, 3) == [1, 2, 3]
         assert opened.queue_declare("q", durable=True, passive=True).method.message_count == 0
+
+
+def test_what_expired_while_the_gateway_was_down_becomes_dead_letters(tmp_path: Path) -> None:
+    """Of the queue that they go to, most waits on disk alone."""
+    with GatewayProcess(tmp_path, limits=SMALL) as gateway:
+        with channel(gateway) as opened:
+            declare_dying(opened, x_max_length=400, x_message_ttl=2_000)
+            publish(opened, 500)
+            last = time.monotonic()
+            gateway.kill()
+        time.sleep(max(last + 2.1 - time.monotonic(), 0))  # all of them have expired then
+        gateway.start()
+        with channel(gateway) as opened:
+            assert [number for number, _, _ in deaths(opened, 500)] == list(range(500))
 
 
 @pytest.mark.parametrize("restart", [False, True])

@@ -37,7 +37,8 @@ from tests.ingress.amqp_client import Amqp
 from tests.ingress.clients import connect, eventually, stats
 from tests.interop.gateway_fixture import Running, running, settings_of
 
-FANCY: Headers = (("x-fancy", Value(ValueType.INT32, 1)),)
+ALIEN: Headers = (("x-max-age", Value(ValueType.STRING, "1D")),)  # of streams
+NUMBER: Headers = (("alternate-exchange", Value(ValueType.INT32, 1)),)
 UNREADABLE = b"\x80\x00\x02\xff\xfe"  # a content type that is not UTF-8
 
 
@@ -118,8 +119,8 @@ def test_deliveries_return_when_their_connection_is_lost(gateway: Running) -> No
         (m.QueueDeclare("q", durable=True), 406, "inequivalent arg 'durable'"),
         (m.ExchangeDeclare("amq.direct", "topic", durable=True), 406, "inequivalent arg 'type'"),
         (m.ExchangeDeclare("amq.new", "topic"), 403, "reserved prefix"),
-        (m.QueueDeclare("new", arguments=FANCY), 406, "x-fancy"),
-        (m.ExchangeDeclare("new", "topic", arguments=FANCY), 406, "x-fancy"),
+        (m.QueueDeclare("new", arguments=ALIEN), 406, "x-max-age"),
+        (m.ExchangeDeclare("new", "topic", arguments=NUMBER), 406, "alternate-exchange"),
         (m.QueueDelete("full", if_empty=True), 406, "not empty"),
     ],
 )
@@ -358,3 +359,23 @@ def test_what_ends_a_channel_comes_behind_what_was_said_before(
         queue(client, exclusive=True)
         assert answers(client, *said) == heard
     assert counted["connection"] + counted["delivery"] == before
+
+
+def test_more_consumers_than_a_connection_may_have_cost_a_channel() -> None:
+    limits = Limits(consumers_max=2)
+    with running(settings_of(limits=limits)) as gateway, Amqp(gateway).open() as client:
+        queue(client)
+        for tag in ("a", "b"):
+            client.call(m.BasicConsume("q", tag), m.BasicConsumeOk)
+        client.say(m.BasicConsume("q", "c"))
+        refused = client.refusal()
+        text = "PRECONDITION_FAILED - reached maximum (2) of consumers per connection (limits.consumers_max)"
+        assert (refused.reply_code, refused.text, refused.method_id) == (406, text, 20)
+        client.call(m.BasicConsume("q", "c"), m.BasicConsumeOk)  # those of the channel have gone with it
+
+
+def test_malformed_headers_are_told_when_they_come_also_within_a_transaction(gateway: Running) -> None:
+    with Amqp(gateway).open() as client:
+        client.call(m.TxSelect(), m.TxSelectOk)
+        client.publish("amq.headers", "", b"x", properties=b"\x20\x00\x00\x00\x00\x09x")
+        assert client.next(Closed).reply_code == 502

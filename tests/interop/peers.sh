@@ -5,7 +5,7 @@
 set -u
 cd "$(dirname "$0")/../.."
 
-NODE_PACKAGES="mqtt@5.16.0 amqplib@2.3.1 rabbitmq-client@5.0.8"
+NODE_PACKAGES="mqtt@5.16.0 amqplib@2.3.1 rabbitmq-client@5.0.8 @cloudamqp/amqp-client@4.1.1"
 
 missing_debian() {
     for pair in mosquitto:mosquitto mosquitto_pub:mosquitto-clients amqp-publish:amqp-tools node:nodejs npm:npm \
@@ -26,7 +26,7 @@ if [ -n "$wanted" ] && [ "$(id -u)" = 0 ] && command -v apt-get >/dev/null 2>&1;
 fi
 
 if [ ! -d .node/node_modules/mqtt ] || [ ! -d .node/node_modules/amqplib ] ||
-    [ ! -d .node/node_modules/rabbitmq-client ]; then
+    [ ! -d .node/node_modules/rabbitmq-client ] || [ ! -d .node/node_modules/@cloudamqp/amqp-client ]; then
     if command -v npm >/dev/null 2>&1; then
         mkdir -p .node
         # shellcheck disable=SC2086

@@ -6,17 +6,23 @@ import importlib
 import os
 import subprocess
 import sys
+import time
 import warnings
 from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any, Final
 
+import pika
 import pytest
+from pika.exceptions import ChannelClosedByBroker
 
 from tests.interop.gateway_fixture import Running, running
+from tests.interop.servers import RabbitMQ
 
 ROOT: Final = Path(__file__).resolve().parents[2]
 PATIENCE_SECS: Final = 30.0
+COUNTDOWN_SECS: Final = 1.0
 
 
 @pytest.fixture
@@ -48,20 +54,19 @@ def test_kombu(gateway: Running) -> None:
     assert heard == [({"name": f"{number}.avi"}, number) for number in range(5)]
 
 
-@pytest.fixture
-def worker(gateway: Running, tmp_path: Path) -> Iterator[subprocess.Popen[bytes]]:
+@contextmanager
+def worker(url: str, folder: Path) -> Iterator[subprocess.Popen[bytes]]:
     """A Celery worker with one process, ready for tasks."""
-    log = tmp_path / "worker.log"
+    log = folder / "worker.log"
     command = [sys.executable, "-W", "ignore", "-m", "celery", "-A", "tests.interop.celery_task", "worker"]
     command += ["--pool", "solo", "--loglevel", "INFO", "--without-heartbeat", "--hostname", "test@localhost"]
-    environment = os.environ | {"BROKER_URL": gateway.amqp_url, "PYTHONPATH": str(ROOT), "C_FORCE_ROOT": "1"}
+    environment = os.environ | {"BROKER_URL": url, "PYTHONPATH": str(ROOT), "C_FORCE_ROOT": "1"}
     with log.open("wb") as output:
         process = subprocess.Popen(
-            command, cwd=tmp_path, env=environment, stdout=output, stderr=subprocess.STDOUT
+            command, cwd=folder, env=environment, stdout=output, stderr=subprocess.STDOUT
         )
-    host = gateway.gateway.host
     try:
-        gateway.until(lambda: "tasks" in host.queues and bool(host.queues["tasks"].consumers), PATIENCE_SECS)
+        consumed(url, "tasks")
         yield process
     except AssertionError as error:
         raise AssertionError(log.read_text()[-3_000:]) from error
@@ -70,15 +75,51 @@ def worker(gateway: Running, tmp_path: Path) -> Iterator[subprocess.Popen[bytes]
         process.wait(PATIENCE_SECS)
 
 
-def test_a_celery_task_and_its_result(
-    gateway: Running, worker: subprocess.Popen[bytes], monkeypatch: pytest.MonkeyPatch
-) -> None:
-    with warnings.catch_warnings():
-        warnings.simplefilter("ignore")  # whatever Celery's own code warns of as it is imported
-        from tests.interop.celery_task import add, app
+def consumed(url: str, queue: str) -> None:
+    """Return when the queue has a consumer."""
+    deadline = time.monotonic() + PATIENCE_SECS
+    with pika.BlockingConnection(pika.URLParameters(url)) as connection:
+        channel = connection.channel()
+        while time.monotonic() < deadline:
+            try:
+                if channel.queue_declare(queue, passive=True).method.consumer_count:
+                    return
+            except ChannelClosedByBroker:
+                channel = connection.channel()
+            connection.sleep(0.1)
+    raise AssertionError(f"nobody consumes from {queue}")
 
-    app.conf.broker_url = gateway.amqp_url
-    results = [add.delay(number, 10) for number in range(5)]
-    assert [result.get(timeout=PATIENCE_SECS) for result in results] == [10, 11, 12, 13, 14]
-    assert worker.poll() is None
-    app.close()
+
+def test_a_celery_task_and_its_result(gateway: Running, tmp_path: Path) -> None:
+    with worker(gateway.amqp_url, tmp_path) as process:
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore")  # whatever Celery's own code warns of as it is imported
+            from tests.interop.celery_task import add, app
+
+        app.conf.broker_url = gateway.amqp_url
+        results = [add.delay(number, 10) for number in range(5)]
+        assert [result.get(timeout=PATIENCE_SECS) for result in results] == [10, 11, 12, 13, 14]
+        assert process.poll() is None
+        app.close()
+
+
+def counted_down(url: str, folder: Path) -> float:
+    """How long a worker takes for tasks that are all due at once, a second after they were sent."""
+    folder.mkdir()
+    command = [sys.executable, "-W", "ignore", "-m", "tests.interop.celery_countdown"]
+    command += [str(COUNTDOWN_SECS), str(PATIENCE_SECS)]
+    with worker(url, folder):
+        environment = os.environ | {"BROKER_URL": url, "PYTHONPATH": str(ROOT)}
+        done = subprocess.run(
+            command, cwd=folder, env=environment, capture_output=True, text=True, check=False
+        )
+    assert done.returncode == 0, done.stderr[-3_000:]
+    return float(done.stdout)
+
+
+def test_tasks_with_a_countdown_come_when_they_are_due(
+    gateway: Running, rabbitmq: RabbitMQ, tmp_path: Path
+) -> None:
+    theirs = counted_down(rabbitmq.url, tmp_path / "rabbitmq")
+    ours = counted_down(gateway.amqp_url, tmp_path / "gateway")
+    assert COUNTDOWN_SECS <= ours < theirs + COUNTDOWN_SECS, (ours, theirs)

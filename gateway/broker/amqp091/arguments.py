@@ -1,7 +1,9 @@
 """The arguments of queues, exchanges, bindings and consumers: what they may be, and what they mean.
 
-What RabbitMQ accepts and means nothing here (where a queue keeps its messages) is accepted; what would mean
-something and is not known is refused, for whoever asks for it relies on it.
+As in RabbitMQ: what nobody knows is ignored, for programs write notes to themselves there; what is known of
+another type of queue is refused. What means something there and nothing here (where a queue keeps its
+messages, and their copies) is accepted. A quorum queue is one on a single node: durable, and it counts
+deliveries. Streams are refused: nothing here is read again from where a consumer likes.
 """
 
 from __future__ import annotations
@@ -10,7 +12,7 @@ from collections.abc import Callable
 from typing import Final, NamedTuple
 
 from gateway.broker.amqp091.refusals import TYPE_NAMES, Refused, failed
-from gateway.model.properties import Headers, Value, ValueType
+from gateway.model.properties import Headers, Value, ValueType, string
 
 INTEGERS: Final = frozenset(
     {
@@ -27,11 +29,16 @@ EXPIRY_MS_MAX: Final = 0xFFFF_FFFF
 PRIORITY_MAX: Final = 255
 NAME_OCTETS_MAX: Final = 255
 OVERFLOWS: Final = ("drop-head", "reject-publish", "reject-publish-dlx")
+TYPES: Final = ("classic", "quorum")
+STRATEGIES: Final = ("at-most-once", "at-least-once")
 MODES: Final = ("default", "lazy")
 LOCATORS: Final = ("min-masters", "client-local", "random")
+LEADER_LOCATORS: Final = ("client-local", "balanced", "least-leaders", "random")
 MATCHED_MAX: Final = 128  # arguments of a headers binding: each is looked for in each message
 MATCHES: Final = ("all", "any", "all-with-x", "any-with-x")
 ALTERNATE: Final = "alternate-exchange"
+
+NONE: Final = Value(ValueType.VOID, None)
 
 Fault = str | None
 
@@ -48,6 +55,9 @@ class QueueArguments(NamedTuple):
     dead_letter_key: str | None = None
     priority_max: int = 0  # 0: without priorities
     single_active: bool = False
+    quorum: bool = False
+    delivery_limit: int | None = None  # returns that a message survives
+    at_least_once: bool = False  # a letter that nothing takes is not dropped
 
 
 def _integer(given: Value) -> Fault:
@@ -107,8 +117,30 @@ def _overflow(given: Value) -> Fault:
     return "invalid_overflow" if fault is None and given.value not in OVERFLOWS else fault
 
 
+def _positive(given: Value) -> Fault:
+    fault = _natural(given)
+    return "{value_zero,0}" if fault is None and given.value == 0 else fault
+
+
 def _type(given: Value) -> Fault:
-    return None if given.value == "classic" else f"\"unsupported queue type '{given.value}'\""
+    fault = _string(given)
+    if fault is None and given.value == "stream":
+        return "\"unsupported queue type 'stream'\": no queue here is read again from an offset"
+    return fault if fault or given.value in TYPES else f"\"unsupported queue type '{given.value}'\""
+
+
+def _strategy(given: Value) -> Fault:
+    fault = _string(given)
+    return fault if fault or given.value in STRATEGIES else "invalid_dlx_strategy"
+
+
+def _leader_locator(given: Value) -> Fault:
+    fault = _string(given)
+    return fault if fault or given.value in LEADER_LOCATORS else "invalid_queue_locator_arg"
+
+
+def _anything(given: Value) -> Fault:
+    return None
 
 
 def _mode(given: Value) -> Fault:
@@ -137,6 +169,29 @@ QUEUE_ARGUMENTS: Final[dict[str, Callable[[Value], Fault]]] = {
     "x-queue-mode": _mode,
     "x-queue-version": _version,
     "x-queue-master-locator": _locator,
+    "x-queue-leader-locator": _leader_locator,
+    "x-delivery-limit": _anything,  # what is no number limits nothing
+    "x-dead-letter-strategy": _strategy,
+    "x-quorum-initial-group-size": _positive,
+    "x-initial-cluster-size": _positive,
+    "x-max-in-memory-length": _natural,
+    "x-max-in-memory-bytes": _natural,
+    "x-max-age": _anything,
+    "x-stream-max-segment-size-bytes": _natural,
+}
+_STREAMS: Final = frozenset({"x-initial-cluster-size", "x-max-age", "x-stream-max-segment-size-bytes"})
+# What is known, and of other types of queue.
+ALIEN: Final = {
+    "classic": _STREAMS
+    | {
+        "x-queue-leader-locator",
+        "x-delivery-limit",
+        "x-dead-letter-strategy",
+        "x-quorum-initial-group-size",
+        "x-max-in-memory-length",
+        "x-max-in-memory-bytes",
+    },
+    "quorum": _STREAMS | {"x-max-priority", "x-queue-mode", "x-queue-version", "x-queue-master-locator"},
 }
 
 
@@ -147,25 +202,59 @@ def queue_arguments(arguments: Headers, what: str) -> QueueArguments:
     if way is not None and way.type is not ValueType.STRING:
         name = TYPE_NAMES[way.type]
         raise failed(f"invalid type '{name}' for arg 'x-dead-letter-exchange' in {what}")
+    kind = given.get("x-queue-type", string("classic"))
+    if fault := _type(kind):
+        raise invalid("x-queue-type", what, fault)
+    for key in given:
+        if key in ALIEN[kind.value]:
+            raise failed(f"invalid arg '{key}' for {what} of queue type rabbit_{kind.value}_queue")
     for key, value in arguments:
-        check = QUEUE_ARGUMENTS.get(key)
-        fault = "it is not supported" if check is None else check(value)
+        fault = QUEUE_ARGUMENTS.get(key, _anything)(value)
         if fault is None and key == "x-dead-letter-routing-key" and way is None:
             fault = "routing_key_but_no_dlx_defined"
         if fault is not None:
             raise invalid(key, what, fault)
     said = {key: value.value for key, value in arguments}
+    quorum = kind.value == "quorum"
+    overflow = said.get("x-overflow", "drop-head")
+    if quorum and overflow == "reject-publish-dlx":
+        overflow = "drop-head"
+    limit = said.get("x-delivery-limit", 0)
+    limited = quorum and given.get("x-delivery-limit", NONE).type in INTEGERS
     return QueueArguments(
         said.get("x-message-ttl"),
         said.get("x-expires"),
         said.get("x-max-length"),
         said.get("x-max-length-bytes"),
-        said.get("x-overflow", "drop-head"),
+        overflow,
         said.get("x-dead-letter-exchange"),
         said.get("x-dead-letter-routing-key"),
         said.get("x-max-priority", 0),
         said.get("x-single-active-consumer", False),
+        quorum,
+        max(limit, 0) if limited else None,
+        said.get("x-dead-letter-strategy") == "at-least-once" and overflow == "reject-publish",
     )
+
+
+def check_quorum(what: str, *, durable: bool, exclusive: bool, auto_delete: bool) -> None:
+    """What else a declaration of a quorum queue must say. Refused 406."""
+    for word, fault in (
+        ("non-durable", not durable),
+        ("auto-delete", auto_delete),
+        ("exclusive-owner", exclusive),
+    ):
+        if fault:
+            raise failed(f"invalid property '{word}' for {what}")
+
+
+def meaningful(arguments: Headers) -> dict[str, Value]:
+    """The arguments that make two declarations of a queue differ; to be classic is no difference."""
+    return {
+        key: value
+        for key, value in arguments
+        if key in QUEUE_ARGUMENTS and (key, value.value) != ("x-queue-type", "classic")
+    }
 
 
 def invalid(key: str, what: str, fault: str) -> Refused:
@@ -178,7 +267,7 @@ def alternate_exchange(arguments: Headers, what: str) -> str | None:
     found: str | None = None
     for key, value in arguments:
         if key != ALTERNATE:
-            raise failed(f"invalid arg '{key}' for {what}: it is not supported")
+            continue
         if value.type is not ValueType.STRING:
             raise failed(f"invalid type '{TYPE_NAMES[value.type]}' for arg '{ALTERNATE}' in {what}")
         if fault := _name(value):

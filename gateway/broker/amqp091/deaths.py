@@ -21,12 +21,18 @@ from gateway.errors import LocalProtocolError, ProtocolError
 from gateway.model.address import Address
 from gateway.model.batch import Batch, Lane
 from gateway.model.message import NEVER, Message, Sender
-from gateway.model.outcome import Outcome
+from gateway.model.outcome import Outcome, Reason, Verdict
 from gateway.model.properties import Headers, Value, ValueType, string
 from gateway.protocols.amqp091.codec import BasicProperties, decode_properties, encode_basic_properties
 from gateway.protocols.amqp091.dialect import amqp_address
 from gateway.protocols.amqp091.table import encode_table
-from gateway.protocols.amqp091.translate import PROTOCOL, content_properties, encode_properties, facts
+from gateway.protocols.amqp091.translate import (
+    PERSISTENT,
+    PROTOCOL,
+    content_properties,
+    encode_properties,
+    facts,
+)
 
 if TYPE_CHECKING:
     from gateway.broker.amqp091.queue import AmqpQueue
@@ -35,13 +41,16 @@ if TYPE_CHECKING:
 EXPIRED: Final = "expired"
 REJECTED: Final = "rejected"
 TOO_MANY: Final = "maxlen"
+DELIVERY_LIMIT: Final = "delivery_limit"
 HISTORY: Final = "x-death"
+COUNT: Final = "x-delivery-count"
 COPIES: Final = "CC"
 COPIES_MAX: Final = 100  # keys besides the first: each is routed by itself
 DEATHS_MAX: Final = 64  # in one history: each letter copies it
 BURIED_MAX: Final = 500  # letters and their targets in one turn: some 20 ms
 NOTED_MAX: Final = 100_000  # deaths whose letters wait; letters can breed faster than they are buried
 COUNT_MAX: Final = (1 << 63) - 1  # deaths; a client may claim any number
+NOBODY: Final = Outcome(Verdict.REJECTED, Reason.NO_ROUTE, "no queue takes the dead letter")
 Lost = Callable[[list[Message], Outcome], None]
 
 
@@ -110,7 +119,10 @@ class Deaths:
                 continue
             count += 1 + len(targets)
             if not targets:
-                self.dropped[f"queue_{reason}"] += 1
+                if queue.said.at_least_once:
+                    self._lose(letter, NOBODY)
+                else:
+                    self.dropped[f"queue_{reason}"] += 1
                 continue
             slot = batch.open(letter, len(targets))
             for target in targets:
@@ -143,7 +155,7 @@ class Deaths:
             message.body,
             content_properties(encode_basic_properties(native)),
             message.assurance,
-            message.durable,
+            native.delivery_mode == PERSISTENT if queue.said.quorum else message.durable,
             message.retain,
             NEVER,
             message.hops,
@@ -174,19 +186,43 @@ class Deaths:
         return []
 
 
-def own_properties(queue: AmqpQueue, message: Message, utc: float) -> bytes:
-    """The octets of a message's properties as its consumer sees them.
+def own_properties(queue: AmqpQueue, message: Message, utc: float, returns: int | None = None) -> bytes:
+    """The octets of a message's properties as its consumer sees them, who is told how often it came back to
+    the queue, if that is said.
 
-    A time to live of the queue is no property of the message. Raises RemoteProtocolError for octets that its
-    sender malformed.
+    A time to live of the queue is no property of the message, nor is it that a quorum queue keeps it. Raises
+    RemoteProtocolError for octets that its sender malformed.
     """
+    if returns is not None:
+        native = decode_properties(own_properties(queue, message, utc))
+        headers = dict(native.headers or ()) | {COUNT: Value(ValueType.INT64, returns)}
+        native.headers = tuple(sorted(headers.items()))
+        return encode_basic_properties(native)
+    if queue.said.quorum and message.property_set.protocol == PROTOCOL:
+        message = lasting(message, facts(message.property_set).durable)
     if queue.said.ttl_ms is None or not message.expires or message.property_set.protocol != PROTOCOL:
         return encode_properties(message, utc)
     limited = facts(message.property_set).expiration_ms is not None
-    return encode_properties(_living(message, message.expires if limited else NEVER), utc)
+    return encode_properties(living(message, message.expires if limited else NEVER), utc)
 
 
-def _living(message: Message, expires: float) -> Message:
+def lasting(message: Message, durable: bool) -> Message:
+    """The message as one that survives, or does not."""
+    return Message(
+        message.address,
+        message.body,
+        message.property_set,
+        message.assurance,
+        durable,
+        message.retain,
+        message.expires,
+        message.hops,
+        message.sender,
+    )
+
+
+def living(message: Message, expires: float) -> Message:
+    """The message with another end of its life."""
     return Message(
         message.address,
         message.body,
@@ -261,7 +297,7 @@ def _died_again(
     """One more of a death that there was counts there, and the last one stands first."""
     others = []
     known: dict[str, Value] | None = None
-    for one in history:
+    for one in _grouped(history):
         said = _said(one)
         if known is None and (said.get("queue"), said.get("reason")) == (queue, reason):
             known = dict(one.value)
@@ -272,6 +308,25 @@ def _died_again(
             others.append(one)
     pairs = death if known is None else list(known.items())
     return (Value(ValueType.TABLE, tuple(sorted(pairs))), *others)
+
+
+def _grouped(history: tuple[Value, ...]) -> list[Value]:
+    """The history with one entry for each queue and reason, in RabbitMQ's order. Brokers of old wrote one for
+    each death, without a count.
+    """
+    if len(history) == 1:
+        return [*history]
+    groups: dict[tuple[object, ...], list[Value]] = {}
+    for at, one in enumerate(history):
+        said = _said(one)
+        groups.setdefault((said.get("queue"), said.get("reason")) if said else (at,), []).append(one)
+    found = []
+    for first, *others in reversed(groups.values()):
+        if first.type is ValueType.TABLE and "count" not in _said(first):
+            count = ("count", Value(ValueType.INT64, 1 + len(others)))
+            first = Value(ValueType.TABLE, (count, *first.value))
+        found.append(first)
+    return found
 
 
 def _said(death: Value) -> dict[str, Any]:

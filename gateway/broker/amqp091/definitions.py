@@ -7,11 +7,13 @@ value are JSON; arguments keep their types (gateway/store/properties.py).
 from __future__ import annotations
 
 import json
-from collections.abc import Callable
+from collections import defaultdict
+from collections.abc import Callable, Iterable
 from typing import TYPE_CHECKING, Any, Final
 
+from gateway.broker.amqp091.deliveries import DELIVERIES
 from gateway.broker.amqp091.exchange import Exchange
-from gateway.broker.kept import Kept
+from gateway.broker.kept import Kept, Range
 from gateway.broker.queue import Queue
 from gateway.model.properties import Headers, Properties
 from gateway.store.properties import decode_properties, encode_properties
@@ -24,6 +26,7 @@ if TYPE_CHECKING:
 EXCHANGE: Final = "exchange"
 QUEUE: Final = "queue"
 BINDING: Final = "binding"
+UNTOUCHED: Final = "queue_untouched"  # positions in a queue that nobody has been handed
 
 
 class Definitions:
@@ -34,6 +37,17 @@ class Definitions:
         self._store = store
         self._host = host
         self._memory = memory_messages_max, memory_octets_max
+        self._untouched: dict[str, list[Range]] = {}
+        for words, said in self._records(UNTOUCHED):
+            with set_aside(UNTOUCHED, words):
+                (name,) = words
+                self._untouched[name] = [(first, end) for first, end in said["positions"]]
+        self._deliveries: dict[str, dict[int, int]] = defaultdict(dict)
+        for words, count in self._records(DELIVERIES):
+            with set_aside(DELIVERIES, words):
+                name, position = words
+                self._deliveries[name][int(position)] = int(count)
+        store.delete_all(UNTOUCHED, json.dumps([host])[:-1])  # it is true until something is delivered
 
     @property
     def failure(self) -> str:
@@ -95,7 +109,18 @@ class Definitions:
         """Give the queue what the store has of it."""
         messages, octets = self._memory
         log = self._store.log(QUEUE, self._key(queue.name))
-        Kept(queue, self._store, log, memory_messages_max=messages, memory_octets_max=octets)
+        kept = Kept(queue, self._store, log, memory_messages_max=messages, memory_octets_max=octets)
+        kept.recall(self._untouched.pop(queue.name, []))
+        if queue.deliveries is not None:
+            key = self._key(queue.name)[:-1] + ", "
+            queue.deliveries.keep(self._store, key, self._deliveries.pop(queue.name, {}))
+
+    def note_untouched(self, queues: Iterable[AmqpQueue]) -> None:
+        """The process ends: note what of these queues nobody has been handed."""
+        for queue in queues:
+            if queue.kept is not None and (positions := queue.kept.untouched()):
+                said = json.dumps({"positions": positions})
+                self._store.put(UNTOUCHED, self._key(queue.name), said.encode())
 
     def remove_queue(self, queue: AmqpQueue) -> bool:
         """The queue is deleted; it drops its messages itself."""
@@ -146,7 +171,7 @@ class Definitions:
     def _key(self, *words: str) -> str:
         return json.dumps([self._host, *words])
 
-    def _records(self, kind: str) -> list[tuple[list[str], dict[str, Any]]]:
+    def _records(self, kind: str) -> list[tuple[list[str], Any]]:
         found = []
         for key, value in self._store.things(kind):
             assert isinstance(key, str)

@@ -8,7 +8,7 @@ message. Bindings are found by their destination, too: one that goes takes no lo
 
 from __future__ import annotations
 
-from collections.abc import Callable, Collection
+from collections.abc import Callable, Collection, Sequence
 from typing import Any, Final, NamedTuple
 
 from gateway.broker.queue import Queue
@@ -136,8 +136,11 @@ class Exchange:
     def _alternate(self) -> Exchange | None:
         return None if self.alternate is None else self._find(self.alternate)
 
-    def route(self, key: str, message: Message | None, found: dict[Queue, None]) -> None:
-        """Add the queues that a message with `key` goes to. `message` is None when only the key is known."""
+    def route(self, keys: Sequence[str], message: Message | None) -> dict[Queue, None]:
+        """The queues that a message goes to: each exchange on the way looks at all of its keys. `message` is
+        None when only they are known.
+        """
+        found: dict[Queue, None] = {}
         seen: set[Exchange] = {self}
         left: list[Exchange] = [self]
         headers: dict[str, Any] | None = None
@@ -145,7 +148,7 @@ class Exchange:
             exchange = left.pop()
             if headers is None and exchange.kind == "headers":
                 headers = _headers_of(message)
-            destinations = exchange._destinations(key, headers)
+            destinations = exchange._destinations(keys, headers)
             if not destinations and (other := exchange._alternate()) is not None:
                 destinations = (other,)
             for destination in destinations:
@@ -154,20 +157,29 @@ class Exchange:
                 elif destination not in seen:
                     seen.add(destination)
                     left.append(destination)
+        return found
 
-    def _destinations(self, key: str, headers: dict[str, Any] | None) -> Collection[Queue | Exchange]:
-        """What is bound for a key, or for these headers."""
-        if self.kind == "direct":
-            return self._keys.get(key, ())
-        if self.kind == "topic":
-            return self._patterns.match(key.split("."))
+    def _destinations(
+        self, keys: Sequence[str], headers: dict[str, Any] | None
+    ) -> Collection[Queue | Exchange]:
+        """What is bound for any of the keys, or for these headers."""
         if self.kind == "fanout":
             return self._to
+        if self.kind != "headers":
+            if len(keys) == 1:
+                return self._bound_for(keys[0])
+            return {destination: None for key in keys for destination in self._bound_for(key)}
         found: dict[Queue | Exchange, None] = {}
         for (destination, _, _), asked in self._wanted.items():
             if destination not in found and asked.fits(headers or {}):
                 found[destination] = None
         return found
+
+    def _bound_for(self, key: str) -> Collection[Queue | Exchange]:
+        """What is bound to a direct or topic exchange for a key."""
+        if self.kind == "direct":
+            return self._keys.get(key, ())
+        return self._patterns.match(key.split("."))
 
 
 def _headers_of(message: Message | None) -> dict[str, Any]:

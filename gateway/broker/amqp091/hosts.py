@@ -58,6 +58,11 @@ class AmqpHosts(dict[str, VirtualHost]):
         for host in self.values():
             yield from host.queues.values()
 
+    def note_untouched(self) -> None:
+        """The process ends: what nobody has been handed is not redelivered by the next one."""
+        for host in self.values():
+            host.note_untouched()
+
     @property
     def refused(self) -> int:
         """Messages that full queues refused."""

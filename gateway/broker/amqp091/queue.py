@@ -14,7 +14,8 @@ from typing import TYPE_CHECKING, Any, Final
 
 from gateway.broker.alarms import Alarm
 from gateway.broker.amqp091.arguments import QueueArguments, queue_arguments
-from gateway.broker.amqp091.deaths import EXPIRED, REJECTED, TOO_MANY
+from gateway.broker.amqp091.deaths import DELIVERY_LIMIT, EXPIRED, REJECTED, TOO_MANY, lasting
+from gateway.broker.amqp091.deliveries import Deliveries
 from gateway.broker.pressure import FULL
 from gateway.broker.priorities import PriorityQueue
 from gateway.broker.queue import Consumer, Queue
@@ -62,6 +63,7 @@ class AmqpQueue(Queue):
         self.said = said
         self.used = time.monotonic()
         self.bound: dict[Exchange, None] = {}
+        self.deliveries: Deliveries | None = None  # of a quorum queue
         self._host = host
         self._deaths = host.deaths
         self._limited = said.length_max is not None or said.octets_max is not None
@@ -367,6 +369,66 @@ class AmqpPriorityQueue(AmqpQueue, PriorityQueue):
         return self._next_expiry()
 
 
+class QuorumQueue(AmqpQueue):
+    """A queue with `x-queue-type: quorum`. All of its messages are durable, and it counts how often each has
+    come back; beyond the delivery limit it is a dead letter.
+    """
+
+    def __init__(self, name: str, host: VirtualHost, **more: Any) -> None:
+        super().__init__(name, host, **more)
+        self.deliveries: Deliveries = Deliveries()
+        self.gone = []  # told to `deliveries` even if nothing is on disk
+
+    def admitted(self, messages: list[Message]) -> list[Message]:
+        """What its sender did not want to survive does, too."""
+        return [one if one.durable else lasting(one, True) for one in super().admitted(messages)]
+
+    def requeue(self, taken: Iterable[tuple[int, Message]]) -> None:
+        """Messages taken earlier return to their positions, unless they have done so too often."""
+        most = self.said.delivery_limit
+        returned = []
+        for position, message in taken:
+            if self.deliveries.count(position) > (BEYOND if most is None else most):
+                self._let_go(position)
+                self._deaths.note(self, message, DELIVERY_LIMIT)
+            else:
+                returned.append((position, message))
+        super().requeue(returned)
+
+    def acknowledged(self, positions: Sequence[int]) -> None:
+        """The messages at `positions`, taken earlier, are done with."""
+        super().acknowledged(positions)
+        self.deliveries.forget(positions)
+
+    def _tell_gone(self) -> None:
+        if self._deaths.noted:
+            self._deaths.owing[self] = None
+            return
+        assert self.gone is not None
+        self.deliveries.forget(self.gone)
+        if self.kept is None:
+            self.gone.clear()
+        else:
+            super()._tell_gone()
+
+    def dispatch(self) -> None:
+        """Hand out what is ready, then see to what is left."""
+        if self.kept is None and self.gone:
+            self._tell_gone()
+        super().dispatch()
+
+    def purge(self) -> int:
+        """Drop all that is ready; returns how many."""
+        self.deliveries.forget([position for position, _ in self._returned])
+        return super().purge()
+
+    def delete(self) -> int:
+        """Cancel the consumers and drop all; returns how many messages were ready."""
+        count = super().delete()
+        self.deliveries.clear()
+        return count
+
+
 def part_of(part: Part, start: int, stop: int) -> Part:
     """Some messages of a part, to be settled on their own."""
     if start == 0 and stop >= len(part.messages):
@@ -382,5 +444,5 @@ def make_queue(
 ) -> AmqpQueue:
     """A queue as its arguments want it. Refused 406."""
     said = queue_arguments(arguments, f"queue '{name}' in vhost '{host.name}'")
-    kind = AmqpPriorityQueue if said.priority_max else AmqpQueue
+    kind = QuorumQueue if said.quorum else AmqpPriorityQueue if said.priority_max else AmqpQueue
     return kind(name, host, durable=durable, auto_delete=auto_delete, arguments=arguments, said=said)

@@ -6,11 +6,17 @@ Refusals carry RabbitMQ's reply codes and texts, for its clients tell them apart
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Sequence
 from typing import Final
 
 from gateway.broker.alarms import Alarms
-from gateway.broker.amqp091.arguments import ALTERNATE, alternate_exchange, check_match
+from gateway.broker.amqp091.arguments import (
+    ALTERNATE,
+    alternate_exchange,
+    check_match,
+    check_quorum,
+    meaningful,
+)
 from gateway.broker.amqp091.deaths import Deaths, Lost
 from gateway.broker.amqp091.definitions import QUEUE, Definitions
 from gateway.broker.amqp091.exchange import TYPES, Exchange
@@ -107,9 +113,20 @@ class VirtualHost:
                     self.bindings += self.exchanges[source].bind(to, key, arguments)
                     if isinstance(to, AmqpQueue):
                         to.bound[self.exchanges[source]] = None
-        for queue in self.queues.values():
+        self.alarms.set(time.time(), self._wake)
+
+    def _wake(self) -> None:
+        """Look for what has expired meanwhile. Not before the store has started: what dies goes to other
+        queues, which read of it only what the store has been handed.
+        """
+        for queue in list(self.queues.values()):
             with set_aside(QUEUE, queue.name):
                 queue.wake()
+
+    def note_untouched(self) -> None:
+        """The process ends: what nobody has been handed is not redelivered by the next one."""
+        if self._definitions is not None:
+            self._definitions.note_untouched(self.queues.values())
 
     # Routing: what the switch asks.
 
@@ -138,15 +155,12 @@ class VirtualHost:
     def _route(self, address: Address, message: Message | None) -> tuple[AmqpQueue, ...]:
         return tuple(self.route_keys(address.scope, (address.name,), message))
 
-    def route_keys(self, exchange: str, keys: Iterable[str], message: Message | None) -> list[AmqpQueue]:
+    def route_keys(self, exchange: str, keys: Sequence[str], message: Message | None) -> list[AmqpQueue]:
         """The queues that a message goes to with any of several keys; each has it once."""
         if not exchange:
             return list({queue: None for key in keys if (queue := self.queues.get(key)) is not None})
-        found: dict[Queue, None] = {}
         named = self.exchanges.get(exchange)
-        if named is not None:
-            for key in keys:
-                named.route(key, message, found)
+        found = {} if named is None else named.route(keys, message)
         return [queue for queue in found if isinstance(queue, AmqpQueue)]
 
     # Exchanges.
@@ -306,6 +320,7 @@ class VirtualHost:
 
         An exclusive queue does not outlive its connection, and so is not durable.
         """
+        said_durable = durable
         durable = durable and not exclusive
         if name in self.queues:
             return self._redeclared(
@@ -320,6 +335,9 @@ class VirtualHost:
             self._names += 1
             name = f"amq.gen-{time.time_ns():x}-{self._names}"
         queue = make_queue(name, self, durable=durable, auto_delete=auto_delete, arguments=arguments)
+        if queue.said.quorum:
+            what = f"queue '{name}' in vhost '{self.name}'"
+            check_quorum(what, durable=said_durable, exclusive=exclusive, auto_delete=auto_delete)
         queue.owner = owner if exclusive else None
         self._enter(queue, user)
         if durable and self._definitions is not None:
@@ -341,7 +359,7 @@ class VirtualHost:
         ):
             if was != now:
                 raise inequivalent(word, what, now, was)
-        before, after = dict(queue.arguments), dict(arguments)
+        before, after = meaningful(queue.arguments), meaningful(arguments)
         for key in sorted({*before, *after}):
             if not equivalent(before.get(key), after.get(key)):
                 raise differing(key, what, after.get(key), before.get(key))

@@ -9,16 +9,16 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 from gateway.broker.amqp091.refusals import failed
-from gateway.broker.queue import Queue
 from gateway.protocols.amqp091.methods import BasicAck
 
 if TYPE_CHECKING:
+    from gateway.ingress.amqp091.channel import Touched
     from gateway.ingress.amqp091.connection import AmqpConnection
 
 
 def take_acks(connection: AmqpConnection, acks: list[tuple[int, int, bool]]) -> None:
     """basic.ack, in their order: (channel, delivery tag, multiple). An unknown tag closes its channel."""
-    touched: dict[Queue, None] = {}
+    touched: Touched = {}
     single: list[int] = []  # tags of the channel `run`
     run = 0
     for number, tag, multiple in acks:
@@ -32,13 +32,11 @@ def take_acks(connection: AmqpConnection, acks: list[tuple[int, int, bool]]) -> 
         if channel is not None and not channel.acknowledge(tag, True, touched):
             _refuse(connection, number, tag)
     _take_single(connection, run, single, touched)
-    for queue in touched:
-        queue.dispatch()
+    for one in touched:
+        one.dispatch()
 
 
-def _take_single(
-    connection: AmqpConnection, number: int, tags: list[int], touched: dict[Queue, None]
-) -> None:
+def _take_single(connection: AmqpConnection, number: int, tags: list[int], touched: Touched) -> None:
     channel = connection.channels.get(number)
     if channel is None or not tags:
         return

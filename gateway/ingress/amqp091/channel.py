@@ -14,6 +14,7 @@ from gateway.broker.amqp091.queue import AmqpQueue
 from gateway.broker.amqp091.replies import ReplyTo
 from gateway.broker.poison import poisoned
 from gateway.broker.queue import DISPATCH_MESSAGES_MAX, Queue
+from gateway.ingress.amqp091.line import Line
 from gateway.ingress.amqp091.transaction import Transaction
 from gateway.model.message import MESSAGE_OCTETS, Message, weight_of
 from gateway.protocols.amqp091.codec import decode_publish
@@ -34,6 +35,7 @@ SPARE: Final = MESSAGE_OCTETS - DELIVERY_OVERHEAD
 # A delivery that the client has to acknowledge: queue, consumer (None after basic.get), position, message. A
 # plain tuple, for one is made for every delivery and a named one costs four times as much.
 Unacknowledged = tuple[AmqpQueue, "AmqpConsumer | None", int, Message]
+Touched = dict[Queue | Line, None]  # what has to dispatch when something was settled, in this order
 
 
 class AmqpConsumer:
@@ -52,19 +54,23 @@ class AmqpConsumer:
         self._channel = channel
         self._deliverer = Deliverer(channel.connection.machine, channel.number, tag)
         self._properties: Callable[[Message, float], bytes] = encode_properties
-        if queue.said.ttl_ms is not None:
+        if queue.said.ttl_ms is not None or queue.said.quorum:
             self._properties = partial(own_properties, queue)
 
     def room(self) -> int:
-        """Credit left; 0 while the client does not read."""
+        """Credit left; 0 while the client does not read, or its channel has no credit, be there need of any
+        or not.
+        """
         channel = self._channel
         connection = channel.connection
-        if connection.stream.congested:
+        if connection.stream.congested or (not self.no_ack and connection.outstanding.full):
+            connection.line.join(self.queue)
+            return 0
+        if not channel.has_room():
+            channel.line.join(self.queue)
             return 0
         if self.no_ack:
             return DISPATCH_MESSAGES_MAX
-        if connection.outstanding.full:
-            return 0
         room = self.prefetch - self.outstanding
         if channel.prefetch_all:
             room = min(room, channel.prefetch_all - channel.outstanding)
@@ -75,11 +81,25 @@ class AmqpConsumer:
         utc = time.time()
         properties = self._properties
         try:
-            rows = [(redelivered, m.address.wire, properties(m, utc), m.body) for m in messages]
+            if self.queue.deliveries:
+                rows = self._rows_that_came_back(position, messages, redelivered, utc)
+            else:
+                rows = [(redelivered, m.address.wire, properties(m, utc), m.body) for m in messages]
         except Exception as error:
             self._deliver_singly(position, messages, redelivered, error)
         else:
             self._say(position, messages, rows)
+
+    def _rows_that_came_back(
+        self, position: int, messages: list[Message], redelivered: bool, utc: float
+    ) -> list[DeliverRow]:
+        """Messages of a quorum queue, some of which may have been there before: they say how often."""
+        queue, deliveries = self.queue, self.queue.deliveries
+        assert deliveries is not None
+        return [
+            (redelivered, m.address.wire, own_properties(queue, m, utc, deliveries.of(at) or None), m.body)
+            for at, m in enumerate(messages, position)
+        ]
 
     def _deliver_singly(
         self, position: int, messages: list[Message], redelivered: bool, error: Exception
@@ -144,7 +164,8 @@ class AmqpChannel:
         self.number = number
         self.prefetch = prefetch_max  # for the next consumer
         self.prefetch_all = 0  # basic.qos(global): over all consumers; 0 is no limit
-        self.outstanding = 0
+        self.outstanding = 0  # deliveries to consumers; what was got does not count
+        self.line = Line(self.has_room)
         self.next_tag = 1
         self.consumers: dict[str, AmqpConsumer] = {}
         self.unacknowledged: dict[int, Unacknowledged] = {}
@@ -159,7 +180,11 @@ class AmqpChannel:
 
     # Deliveries.
 
-    def acknowledge_each(self, tags: Sequence[int], touched: dict[Queue, None]) -> int | None:
+    def has_room(self) -> bool:
+        """Whether basic.qos(global) leaves any credit."""
+        return not self.prefetch_all or self.outstanding < self.prefetch_all
+
+    def acknowledge_each(self, tags: Sequence[int], touched: Touched) -> int | None:
         """Settle deliveries one by one; returns the first tag that is unknown, behind which it stops."""
         unknown = None
         taken: list[Unacknowledged] = []
@@ -170,11 +195,10 @@ class AmqpChannel:
                 unknown = tag
                 break
             taken.append(found)
-        self.outstanding -= len(taken)
         self.settle(taken, None, touched)
         return unknown
 
-    def acknowledge(self, tag: int, multiple: bool, touched: dict[Queue, None]) -> bool:
+    def acknowledge(self, tag: int, multiple: bool, touched: Touched) -> bool:
         """Settle one delivery, or all up to `tag` (0: all). False: the tag is unknown."""
         if self.transaction is not None:
             return self.transaction.settle(tag, multiple, None)
@@ -192,10 +216,10 @@ class AmqpChannel:
         if self.transaction is not None:
             return self.transaction.settle(tag, multiple, requeue)
         taken = self.tagged(tag, multiple)
-        touched: dict[Queue, None] = {}
+        touched: Touched = {}
         self.settle([one for _, one in taken], requeue, touched)
-        for queue in touched:
-            queue.dispatch()
+        for one in touched:
+            one.dispatch()
         return bool(taken) or (multiple and tag == 0)
 
     def tagged(self, tag: int, multiple: bool) -> list[tuple[int, Unacknowledged]]:
@@ -216,23 +240,26 @@ class AmqpChannel:
                     break
                 tags.append(candidate)
             taken = [(candidate, unacknowledged.pop(candidate)) for candidate in tags]
-        self.outstanding -= len(taken)
         return taken
 
     def untake(self, taken: list[tuple[int, Unacknowledged]]) -> None:
         """What was taken is in the client's hands again."""
         self.unacknowledged = dict(sorted((*self.unacknowledged.items(), *taken)))
-        self.outstanding += len(taken)
 
-    def settle(
-        self, taken: Sequence[Unacknowledged], requeue: bool | None, touched: dict[Queue, None]
-    ) -> None:
-        """Tell the queues of deliveries that were taken: acknowledged (None), returned, or not wanted."""
+    def settle(self, taken: Sequence[Unacknowledged], requeue: bool | None, touched: Touched) -> None:
+        """Tell the queues of deliveries that were taken: acknowledged (None), returned, or not wanted.
+
+        `touched` gets whoever has to dispatch then: first those that wait for credit that they share.
+        """
         octets = 0
+        for line in (self.connection.line, self.line):
+            if line:
+                touched[line] = None
         for queue, consumer, position, message in taken:
             octets += message.octets
             if consumer is not None:
                 consumer.outstanding -= 1
+                self.outstanding -= 1
             if requeue is None or queue.deleted:
                 queue.unacknowledged -= 1
                 if queue.gone is not None:
@@ -245,16 +272,18 @@ class AmqpChannel:
         self.connection.outstanding.settled(octets)
 
     def drop(self, tags: list[int]) -> None:
-        """Deliveries whose properties do not fit a frame that the client takes: they can never be sent."""
+        """Deliveries whose properties do not fit a frame that the client takes: they can never be sent. Their
+        queue dispatches still, so their credit need not be told of.
+        """
         for tag in tags:
             self.settle([one for _, one in self.tagged(tag, False)], None, {})
 
     def recover(self) -> None:
         """Return all deliveries that are the client's; those settled within a transaction are not."""
-        touched: dict[Queue, None] = {}
+        touched: Touched = {}
         self.settle([one for _, one in self.tagged(0, True)], True, touched)
-        for queue in touched:
-            queue.dispatch()
+        for one in touched:
+            one.dispatch()
 
     def request(self, tag: str) -> None:
         """The channel consumes direct replies from now on."""

@@ -15,6 +15,7 @@ from gateway.broker.switch import Entry
 from gateway.errors import RemoteProtocolError
 from gateway.ingress.amqp091.acknowledging import take_acks
 from gateway.ingress.amqp091.channel import AmqpChannel
+from gateway.ingress.amqp091.line import Line
 from gateway.ingress.amqp091.methods import METHODS, Later
 from gateway.ingress.amqp091.special import look_closer
 from gateway.ingress.amqp091.transaction import IN_TRANSACTION
@@ -95,6 +96,7 @@ class AmqpConnection:
         )
         self.unsettled = 0
         self.outstanding = Outstanding(stream, limits.unacknowledged_bytes_max)
+        self.line = Line(lambda: not (stream.congested or self.outstanding.full))
         self._deadline = now + limits.connect_timeout_secs
         self.channels: dict[int, AmqpChannel] = {}
         self.principal: Principal | None = None
@@ -133,9 +135,7 @@ class AmqpConnection:
 
     def drained(self) -> None:
         """The client reads again: its consumers may go on."""
-        for channel in self.channels.values():
-            for consumer in list(channel.consumers.values()):
-                consumer.queue.dispatch()
+        self.line.dispatch()
 
     def lost(self, reason: str) -> None:
         """The connection is gone: deliveries return to their queues, exclusive queues go."""
@@ -326,6 +326,7 @@ class AmqpConnection:
         self.endpoint = self.ingress.endpoint_of(found)
         self._ready = True
         self.machine.opened()
+        self.ingress.hurry(self, self.machine.heartbeat)
         self.ingress.stats.spoke(self.machine, "0-9-1")
         if self.ingress.store is not None and not self.ingress.store.healthy:
             self.blocked(self.ingress.store.failure)
@@ -416,7 +417,11 @@ class AmqpConnection:
     ) -> None:
         assert channel.transaction is not None
         limits = self.ingress.limits
-        count, octets = channel.transaction.publish(entry, message, content)
+        try:
+            count, octets = channel.transaction.publish(entry, message, content)
+        except RemoteProtocolError as error:  # a headers exchange looked into malformed properties
+            self.refuse(channel.number, error, PUBLISH)
+            return
         if count > limits.transaction_messages_max or octets > limits.transaction_bytes_max:
             which = "messages" if count > limits.transaction_messages_max else "bytes"
             text = f"PRECONDITION_FAILED - limits.transaction_{which}_max is reached by one transaction"

@@ -11,18 +11,17 @@ from collections import Counter
 
 import structlog
 
-from gateway import __version__
 from gateway.broker.access import Principal
 from gateway.broker.amqp091.virtual_host import VirtualHost
 from gateway.broker.switch import UNROUTED, Entry
 from gateway.errors import RemoteProtocolError
+from gateway.ingress.amqp091.announcing import server_properties
 from gateway.ingress.amqp091.channel import AmqpChannel
 from gateway.ingress.amqp091.connection import AmqpConnection, Found, Receipt
 from gateway.ingress.services import Services
 from gateway.ingress.source import ListenerSource
 from gateway.model.message import Message
 from gateway.model.outcome import Outcome, Reason, Verdict
-from gateway.model.properties import Headers, Value, ValueType, string
 from gateway.protocols.amqp091.table import decode_table, plain
 from gateway.telemetry.stats import ListenerStats
 from gateway.transport.stream import Stream
@@ -32,26 +31,6 @@ log = structlog.get_logger(limited=True)
 UNDELIVERABLE = Outcome(
     Verdict.REJECTED, Reason.TOO_LARGE, "the properties do not fit the consumer's frame-max"
 )
-CAPABILITIES = (
-    "publisher_confirms",
-    "exchange_exchange_bindings",
-    "basic.nack",
-    "consumer_cancel_notify",
-    "connection.blocked",
-    "authentication_failure_close",
-    "per_consumer_qos",
-)
-
-
-def server_properties() -> Headers:
-    """What connection.start says of us; clients look for the capabilities."""
-    yes = Value(ValueType.BOOL, True)
-    return (
-        ("capabilities", Value(ValueType.TABLE, tuple((name, yes) for name in CAPABILITIES))),
-        ("product", string("gateway")),
-        ("version", string(__version__)),
-        ("platform", string("Python")),
-    )
 
 
 class AmqpIngress(ListenerSource):
@@ -63,7 +42,7 @@ class AmqpIngress(ListenerSource):
         certificates = tls is not None and tls.client_ca_file is not None  # every client shows one
         self.mechanisms = "PLAIN AMQPLAIN EXTERNAL" if certificates else "PLAIN AMQPLAIN"
         self.hosts = [services.hosts[host] for host in self.given.virtual_hosts]
-        self.server_properties = server_properties()
+        self.server_properties = server_properties(self.given.announce)
         # A publisher with more than this unconfirmed is not read until half of them are.
         self.unsettled_max = self.limits.inflight_max * 10
         self._entries: dict[tuple[str, str], dict[bytes, Found]] = {}

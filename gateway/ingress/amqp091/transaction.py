@@ -1,25 +1,61 @@
 """A transaction of one AMQP channel: publishes and acknowledgements that wait for tx.commit.
 
-What is published was routed when it came; what is acknowledged is out of the client's hands at once, but not
+What is published was routed when it came, to the names of queues, as RabbitMQ does it: what has been bound
+or unbound since makes no difference, but a queue that was deleted is not there, and one that has its name now
+is. A message lives from the commit on. What is acknowledged is out of the client's hands at once, but not
 settled. At the commit all of it goes into the queues together, and the client is told when every queue, and
 the disk, has it.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable
+import time
+from collections.abc import Callable, Iterable
 from typing import TYPE_CHECKING
 
-from gateway.broker.queue import Queue
+from gateway.broker.amqp091.deaths import living
+from gateway.broker.amqp091.queue import AmqpQueue
+from gateway.broker.amqp091.virtual_host import VirtualHost
 from gateway.broker.switch import Entry
+from gateway.errors import ProtocolError
+from gateway.model.address import Address
+from gateway.model.batch import Sink
 from gateway.model.message import Message
 from gateway.model.outcome import ACCEPTED, Outcome
+from gateway.protocols.amqp091.translate import facts
 
 if TYPE_CHECKING:
-    from gateway.ingress.amqp091.channel import AmqpChannel, Unacknowledged
+    from gateway.ingress.amqp091.channel import AmqpChannel, Touched, Unacknowledged
     from gateway.ingress.amqp091.connection import Content
 
 IN_TRANSACTION = -1  # stands for the confirm number in the receipts of a transaction
+
+
+class Routed:
+    """The namespace of one message that was routed some time ago."""
+
+    def __init__(self, host: VirtualHost, sinks: Iterable[Sink]) -> None:
+        self._host = host
+        self._sinks = tuple(sinks)
+
+    def sinks(self, address: Address) -> tuple[Sink, ...] | None:
+        """The message decides."""
+        return None
+
+    def choose(self, message: Message) -> tuple[Sink, ...]:
+        """What it was routed to, as far as that is there."""
+        queues = self._host.queues
+        found = (queues.get(one.name) if isinstance(one, AmqpQueue) else one for one in self._sinks)
+        return tuple(one for one in found if one is not None)
+
+    @property
+    def retained(self) -> None:
+        """AMQP retains nothing."""
+
+
+def _says_the_queue(entry: Entry) -> bool:
+    """Whether the key is a queue's name, for the default exchange, so that there was nothing to route by."""
+    return not entry.address.scope
 
 
 class Transaction:
@@ -28,6 +64,7 @@ class Transaction:
     def __init__(self, channel: AmqpChannel) -> None:
         self._channel = channel
         self._publishes: list[tuple[Entry, Message, Content | None]] = []
+        self._generation = 0  # of the switch, when the first of them was routed
         self.octets = 0  # of what is published
         self._settlements: list[tuple[list[tuple[int, Unacknowledged]], bool | None]] = []
         self._open = 0  # of a commit: what has not been heard of yet
@@ -35,7 +72,14 @@ class Transaction:
         self._then: Callable[[bool], None] | None = None
 
     def publish(self, entry: Entry, message: Message, content: Content | None) -> tuple[int, int]:
-        """Keep a message for the commit; returns how many are kept, and what they weigh."""
+        """Keep a message for the commit; returns how many are kept, and what they weigh.
+
+        Raises RemoteProtocolError when the message decides where it goes, and malformed its headers.
+        """
+        if not self._publishes:
+            self._generation = self._channel.connection.ingress.switch.generation
+        if entry.lanes is None and not _says_the_queue(entry):
+            entry = self._routed(entry, message)
         self._publishes.append((entry, message, content))
         self.octets += message.octets
         return len(self._publishes), self.octets
@@ -63,7 +107,14 @@ class Transaction:
         self._failed = False
         self._open = len(publishes) + 1
         self._channel.connection.unsettled += len(publishes)
+        changed = self._generation != ingress.switch.generation
+        utc = time.time()
         for entry, message, content in publishes:
+            if changed:
+                entry = self._renewed(entry)
+            expiration = facts(message.property_set).expiration_ms
+            if expiration is not None:
+                message = living(message, utc + expiration / 1000)
             receipt = (self._channel, IN_TRANSACTION, content)
             if not ingress.switch.publish(ingress.batch, entry, message, receipt):
                 ingress.unclaimed(entry, message, receipt)
@@ -73,14 +124,36 @@ class Transaction:
         else:
             self.told(True)
 
+    def _routed(self, entry: Entry, message: Message) -> Entry:
+        """The entry of a message that decides where it goes, with its decision."""
+        assert entry.namespace is not None
+        try:
+            sinks = entry.namespace.choose(message)
+        except ProtocolError:
+            raise
+        except Exception:  # the commit meets it again, and makes a dead letter of the message
+            return entry
+        return Entry(entry.address, Routed(self._channel.connection.host, sinks), None, entry.ways)
+
+    def _renewed(self, entry: Entry) -> Entry:
+        """The entry as it is now, save for where its message was routed to."""
+        connection = self._channel.connection
+        fresh = connection.ingress.switch.entry(connection.endpoint, connection.host, entry.address)
+        found = entry.namespace
+        if entry.lanes is not None and _says_the_queue(entry):
+            return fresh
+        if entry.lanes is not None:
+            found = Routed(connection.host, (lane.sink for lane in entry.lanes))
+        return Entry(entry.address, found, None, fresh.ways)
+
     def _settle(self) -> bool:
         """Settle the deliveries; True: there were some, which may be on disk, or their letters."""
         settlements, self._settlements = self._settlements, []
-        touched: dict[Queue, None] = {}
+        touched: Touched = {}
         for taken, requeue in settlements:
             self._channel.settle([one for _, one in taken], requeue, touched)
-        for queue in touched:
-            queue.dispatch()
+        for one in touched:
+            one.dispatch()
         return bool(touched)
 
     def _on_disk(self, outcome: Outcome) -> None:

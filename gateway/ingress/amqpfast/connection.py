@@ -492,6 +492,7 @@ class FastConnection:
         self.sender = Sender(self.ingress.name, event.client_name, self.principal.name, self.stream.remote)
         self._ready = True
         self.machine.opened()
+        self.ingress.hurry(self, self.machine.peer_heartbeat)
         self.ingress.stats.spoke(self.machine, "0.7c0")
 
 

@@ -24,6 +24,7 @@ from struct import Struct
 from typing import ClassVar, Final
 
 from gateway.errors import LocalProtocolError, RemoteProtocolError
+from gateway.model.beats import Beats
 from gateway.protocols.amqp091 import methods as m
 from gateway.protocols.amqp091.codec import (
     check_fields,
@@ -111,8 +112,7 @@ class Connection(ABC):
         self._partial = 0  # octets of contents that have begun, over all channels
         self._now = 0.0
         self._heard = 0.0
-        self._spoke = False
-        self._beat_at = 0.0
+        self._beats = Beats()
         self._closing_since = 0.0
 
     # --- octets
@@ -134,7 +134,8 @@ class Connection(ABC):
             return b""
         octets = out[0] if len(out) == 1 else b"".join(out)
         out.clear()
-        self._spoke = True
+        if octets is not HEARTBEAT_FRAME:
+            self._beats.spoke = True
         return octets
 
     def receive_data(self, data: bytes, now: float) -> list[Event]:
@@ -544,7 +545,7 @@ class Connection(ABC):
         self.frame_max = frame_max
         self.heartbeat = heartbeat
         self._whole_max = min(self.payload_max, self.message_bytes_max)
-        self._beat_at = self._now + heartbeat / 2
+        self._beats.agree(heartbeat, self._now)
 
     def deadline(self) -> float | None:
         """When `tick` and `timed_out` have to be asked next."""
@@ -552,17 +553,14 @@ class Connection(ABC):
             return self._closing_since + CLOSE_WAIT_SECS
         if not self.heartbeat or self._state is State.CLOSED:
             return None
-        return min(self._beat_at, self._heard + SILENT_INTERVALS * self.heartbeat)
+        return min(self._beats.at, self._heard + SILENT_INTERVALS * self.heartbeat)
 
     def tick(self, now: float) -> None:
-        """Queue a heartbeat when nothing was written for half an interval; any octet is one (4.2.7)."""
+        """Queue a heartbeat when nothing else was written for half an interval; any octet is one (4.2.7)."""
         self._now = now
-        if self.heartbeat and now >= self._beat_at and self._state is not State.CLOSED:
-            if not self._spoke and not self.out:
-                self.out.append(HEARTBEAT_FRAME)
-                self.sent["heartbeat"] += 1
-            self._spoke = False
-            self._beat_at = now + self.heartbeat / 2
+        if self.heartbeat and self._state is not State.CLOSED and self._beats.due(now) and not self.out:
+            self.out.append(HEARTBEAT_FRAME)
+            self.sent["heartbeat"] += 1
 
     def excuse(self, now: float) -> None:
         """The peer was not read up to `now`: its silence does not count."""

@@ -36,7 +36,7 @@ from gateway.protocols.amqpfast.codec import (
     framing_error,
 )
 from gateway.protocols.amqpfast.events import Event, Fragment, Prepared, Ready
-from gateway.protocols.amqpfast.lifetime import Lifetime
+from gateway.protocols.amqpfast.lifetime import PING, PING_RESPOND, Lifetime
 from gateway.protocols.amqpfast.spec import (
     MESSAGE_BYTES_MAX,
     NEGOTIATION_PAUSE_SECS,
@@ -141,7 +141,8 @@ class Connection(Lifetime):
             return b""
         octets = out[0] if len(out) == 1 else b"".join(out)
         out.clear()
-        self._spoke = True
+        if octets not in (PING, PING_RESPOND):
+            self._beats.spoke = True
         return octets
 
     @property
@@ -152,9 +153,9 @@ class Connection(Lifetime):
     def pieces_to_send(self) -> list[Piece]:
         """The same, with large parts of bodies as they were given to a Transfer."""
         pieces, self._large = self._large, []
+        self._beats.spoke |= bool(pieces)
         if octets := self.data_to_send():
             pieces.append(octets)
-        self._spoke |= bool(pieces)
         return pieces
 
     def queue(self, octets: Piece) -> None:

@@ -12,6 +12,7 @@ from abc import ABC, abstractmethod
 from typing import ClassVar, Final
 
 from gateway.errors import RemoteProtocolError
+from gateway.model.beats import Beats
 from gateway.protocols.amqpfast import commands as m
 from gateway.protocols.amqpfast.codec import decode_command, decode_frame, encode_command
 from gateway.protocols.amqpfast.events import (
@@ -75,8 +76,7 @@ class Lifetime(ABC):
         self._now = 0.0
         self._heard = 0.0
         self._asked = False  # whether the peer lives, since we heard it last
-        self._spoke = False
-        self._beat_at = 0.0
+        self._beats = Beats()
         self._closing_since = 0.0
         self._said_at = 0.0
         self._last_words: m.ConnectionClose | None = None
@@ -332,7 +332,7 @@ class Lifetime(ABC):
         self.channel_max = tune.channel_max
         self.handle_max = tune.handle_max
         self.peer_heartbeat = peer_heartbeat
-        self._beat_at = self._now + peer_heartbeat / 2
+        self._beats.agree(peer_heartbeat, self._now)
 
     @property
     def _silence_max(self) -> float:
@@ -352,7 +352,7 @@ class Lifetime(ABC):
         times = [channel.answer_by for channel in self._leaving]
         if self._tuned:
             if self.peer_heartbeat:
-                times.append(self._beat_at)
+                times.append(self._beats.at)
             if self.heartbeat:
                 times.append(self._heard + self._silence_max)
         return min(times, default=None)
@@ -360,8 +360,8 @@ class Lifetime(ABC):
     def tick(self, now: float) -> None:
         """Do what is due: end a failed negotiation, answer closes that have waited, send a PING.
 
-        A PING goes out when nothing was written for half of the peer's interval, and asks for an answer when
-        the peer has been silent for two of ours.
+        A PING goes out when nothing else was written for half of the peer's interval, and asks for an answer
+        when the peer has been silent for two of ours.
         """
         self._now = now
         if self._state is State.FAILED and now >= self.pause_until:
@@ -372,11 +372,8 @@ class Lifetime(ABC):
             self._answer_closes(now=now)
         if not self._tuned:
             return
-        if self.peer_heartbeat and now >= self._beat_at:
-            if not self._spoke and not self.out:
-                self._ping(PING)
-            self._spoke = False
-            self._beat_at = now + self.peer_heartbeat / 2
+        if self.peer_heartbeat and self._beats.due(now) and not self.out:
+            self._ping(PING)
         if self.heartbeat and not self._asked and now >= self._heard + self._silence_max:
             self._asked = True
             self._ping(PING_RESPOND)

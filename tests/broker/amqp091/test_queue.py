@@ -524,3 +524,54 @@ def test_no_message_is_lost_or_counted_twice(steps: list[tuple[str, Any]], argum
         assert (one.unacknowledged, one.octets >= 0) == (len(held), True)
         if not len(one):
             assert one.octets == 0
+
+
+def quorum(host: Host, name: str, **arguments: int | str) -> AmqpQueue:
+    said = {"queue_type": "quorum", **arguments}
+    headers = tuple((f"x-{key.replace('_', '-')}", value_of(one)) for key, one in said.items())
+    return host.declare_queue(name, None, durable=True, exclusive=False, auto_delete=False, arguments=headers)
+
+
+def test_a_quorum_queue_forgets_the_counts_of_what_is_gone() -> None:
+    """However a message goes, and although nothing is on disk that would have to be told."""
+    one = quorum(Host(), "q", delivery_limit=5)
+    publish(one, bodies("acknowledged", "rejected", "got", "purged", "expires"))
+    taken = [one.take() for _ in range(5)]
+    one.requeue([(position, message) for position, message, _ in filter(None, taken)])
+    assert one.deliveries is not None
+    assert [one.deliveries.of(position) for position in range(5)] == [1] * 5
+    position, message, redelivered = one.take() or (0, message_of(""), False)
+    assert (message.body, redelivered) == (b"acknowledged", True)
+    one._let_go(position)  # as a channel does it for an ack
+    position, message, _ = one.take() or (0, message_of(""), False)
+    one.reject(position, message)
+    position, message, _ = one.take() or (0, message_of(""), False)
+    one.acknowledged((position,))
+    one.dispatch()
+    assert [one.deliveries.of(position) for position in range(5)] == [0, 0, 0, 1, 1]
+    one.purge()
+    assert not one.deliveries
+    assert not one.gone
+
+
+def message_of(body: str) -> Message:
+    return native(body.encode())
+
+
+@pytest.mark.parametrize("strategy, kept", [("at-most-once", []), ("at-least-once", [b"x", b"y"])])
+def test_a_letter_that_nothing_takes_is_kept_at_least_once(strategy: str, kept: list[bytes]) -> None:
+    lost: list[bytes] = []
+    host = Host()
+    host.deaths._lost = lambda messages, outcome: lost.extend(one.body for one in messages)
+    said = {"dead_letter_exchange": "amq.direct", "dead_letter_strategy": strategy, "delivery_limit": 0}
+    one = quorum(host, "q", overflow="reject-publish", **said)
+    publish(one, bodies("x", "y"))
+    position, message, _ = one.take() or (0, message_of(""), False)
+    one.reject(position, message)
+    position, message, _ = one.take() or (0, message_of(""), False)
+    one.requeue([(position, message)])
+    one.dispatch()
+    assert lost == kept
+    assert host.deaths.dropped == (
+        {"dead_letter_refused": 2} if kept else {"queue_rejected": 1, "queue_delivery_limit": 1}
+    )

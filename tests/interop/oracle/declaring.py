@@ -159,6 +159,35 @@ CALLS: dict[str, Calls] = {
         queue("j3", exclusive=True),
         m.QueueBind("j3", "amq.headers", "", arguments=table({"x-match": "any-with-x", "x-a": 1})),
     ),
+    "a line end in a queue's name": (
+        queue("\rd\nd1\r\n", exclusive=True),
+        queue("dd1", passive=True),
+        queue("\ndd1", passive=True),
+        m.QueueBind("dd1\n", "amq.\ndirect", "k\n"),
+        m.QueueUnbind("dd1\n", "amq.\ndirect", "k\n"),
+        m.QueueDelete("\ndd1"),
+        queue("dd1", passive=True),
+    ),
+    "a line end in the name of a queue to get from": (queue("dd2", exclusive=True), m.BasicGet("dd2\n")),
+    "a line end in the name of a queue to consume from": (
+        queue("dd3", exclusive=True),
+        m.BasicConsume("dd3\n", "c"),
+    ),
+    "a line end in an exchange's name": (
+        exchange("\rd\nd4\r\n"),
+        exchange("dd4", passive=True),
+        exchange("dd\n4", passive=True),
+        m.ExchangeBind("dd4\n", "amq.direct\r", "k"),
+        m.ExchangeUnbind("dd4\n", "amq.direct\r", "k"),
+        m.ExchangeDelete("d\rd4"),
+        exchange("dd4", passive=True),
+    ),
+    "a line end in the name of a queue to purge": (queue("dd5", exclusive=True), m.QueuePurge("dd5\n")),
+    "a queue whose name is nothing but a line end": (
+        queue("\n", exclusive=True),
+        m.QueueBind("", "amq.direct", "k"),
+    ),
+    "a reserved name in spite of a line end": (queue("\namq.mine", exclusive=True),),
     "a queue name of 255 octets": (queue("n" * 255, exclusive=True),),
 }
 # As CALLS, with two things to hear of the last method: the close of the connection, and its end.
@@ -187,6 +216,11 @@ def what_is_declared_without_waiting_is_not_answered(a: Wire) -> None:
         m.QueueDelete("l1", no_wait=True)
     )
     a.call(queue("l1", passive=True))
+
+
+@script
+def a_line_end_in_the_name_of_an_exchange_to_publish_to(a: Wire) -> None:
+    a.publish("amq.direct\n", "k", b"x", mandatory=True).hear()
 
 
 @script

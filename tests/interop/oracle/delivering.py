@@ -15,6 +15,21 @@ def filled(a: Wire, name: str, count: int, **arguments: object) -> Wire:
     return a.call(queue(name, said, exclusive=True)).publish("", name, *[b"%d" % at for at in range(count)])
 
 
+def eaten(a: Wire, count: int) -> Wire:
+    """Hear and acknowledge `count` deliveries; which queue has its turn is up to the broker's luck."""
+    before, tags = len(a.log), []
+    while len(tags) < count:
+        a.hear()
+        if a.log[-1].name == "basic.deliver":
+            tags.append(a.last("delivery_tag"))
+            a.say(m.BasicAck(tags[-1]))
+    a.log[before:] = sorted(
+        heard._replace(said=(heard.said[0], *heard.said[2:])) if heard.name == "basic.deliver" else heard
+        for heard in a.log[before:]
+    )
+    return a
+
+
 @script
 def prefetch_of_a_consumer(a: Wire) -> None:
     filled(a, "s1", 5).call(m.BasicQos(0, 2), m.BasicConsume("s1", "c")).hear(2).silence()
@@ -25,6 +40,77 @@ def prefetch_of_a_consumer(a: Wire) -> None:
 def prefetch_of_a_channel(a: Wire) -> None:
     filled(a, "s2", 5).call(m.BasicQos(0, 3, True), m.BasicConsume("s2", "c")).hear(3).silence()
     a.call(m.BasicConsume("s2", "d")).silence().say(m.BasicAck(2, True)).hear(2).silence()
+
+
+@script
+def prefetch_of_a_channel_serves_all_of_its_queues(a: Wire) -> None:
+    names = ("ba", "bb", "bc")
+    for name in names:
+        filled(a, name, 5)
+    a.call(m.BasicQos(0, 2, True)).say(*[m.BasicConsume(name, name) for name in names])
+    eaten(a, 15).silence()
+
+
+@script
+def prefetch_of_a_channel_over_consumers_of_one_queue(a: Wire) -> None:
+    filled(a, "bd", 0).call(m.BasicQos(0, 1, True), m.BasicConsume("bd", "c"), m.BasicConsume("bd", "d"))
+    a.publish("", "bd", b"1", b"2", b"3").hear().silence().say(m.BasicAck(1)).hear().silence()
+
+
+@script
+def prefetch_of_a_channel_holds_those_who_do_not_acknowledge(a: Wire) -> None:
+    filled(a, "be", 1).call(m.BasicQos(0, 1, True), m.BasicConsume("be", "c")).hear()
+    filled(a, "bf", 3).call(m.BasicConsume("bf", "d", no_ack=True)).silence().say(m.BasicAck(1)).hear(3)
+    a.publish("", "bf", b"x").hear()
+
+
+@script
+def prefetch_of_a_channel_does_not_count_what_was_got(a: Wire) -> None:
+    filled(a, "bg", 3).call(m.BasicQos(0, 1, True), m.BasicGet("bg"), m.BasicConsume("bg", "c")).hear()
+    a.silence().say(m.BasicAck(1)).silence().say(m.BasicAck(2)).hear()
+
+
+@script
+def prefetch_of_a_channel_in_a_transaction(a: Wire) -> None:
+    filled(a, "bh", 1).call(m.TxSelect(), m.BasicQos(0, 1, True), m.BasicConsume("bh", "c")).hear()
+    filled(a, "bi", 1).call(m.TxCommit(), m.BasicConsume("bi", "d")).say(m.BasicAck(1)).silence()
+    a.call(m.TxRollback()).silence().say(m.BasicAck(1)).silence().say(m.TxCommit()).hear(2)
+    a.log[-2:] = sorted(a.log[-2:])
+
+
+@script
+def prefetch_of_a_channel_is_raised(a: Wire) -> None:
+    filled(a, "bj", 1).call(m.BasicQos(0, 1, True), m.BasicConsume("bj", "c")).hear()
+    filled(a, "bk", 3).call(m.BasicConsume("bk", "d")).silence().say(m.BasicQos(0, 3, True)).hear(3).silence()
+
+
+@script
+def prefetch_of_a_channel_outlives_a_cancelled_consumer(a: Wire) -> None:
+    filled(a, "bl", 2).call(m.BasicQos(0, 1, True), m.BasicConsume("bl", "c")).hear()
+    filled(a, "bm", 1).call(m.BasicConsume("bm", "d"), m.BasicCancel("c")).silence()
+    a.say(m.BasicAck(1)).hear().silence()
+
+
+@script
+def prefetch_of_a_channel_whose_consumers_have_priorities(a: Wire) -> None:
+    filled(a, "bn", 1).call(m.BasicQos(0, 1, True), m.BasicConsume("bn", "c")).hear()
+    filled(a, "bo", 2).call(m.BasicConsume("bo", "low"))
+    a.call(m.BasicConsume("bo", "high", arguments=table({"x-priority": 9}))).silence()
+    a.say(m.BasicAck(1)).hear().say(m.BasicAck(2)).hear()
+
+
+@script
+def prefetch_of_a_channel_when_what_was_rejected_returns(a: Wire) -> None:
+    filled(a, "bp", 1).call(m.BasicQos(0, 1, True), m.BasicConsume("bp", "c")).hear()
+    filled(a, "bq", 1).call(m.BasicConsume("bq", "d"), m.BasicCancel("c"))
+    a.say(m.BasicReject(1, True)).hear().call(m.BasicGet("bp"))
+
+
+@script
+def prefetch_of_a_channel_when_the_queue_is_deleted(a: Wire) -> None:
+    filled(a, "br", 1).call(m.BasicQos(0, 1, True), m.BasicConsume("br", "c")).hear()
+    filled(a, "bs", 1).call(m.BasicConsume("bs", "d"), m.BasicCancel("c"), m.QueueDelete("br")).silence()
+    a.say(m.BasicAck(1)).hear()
 
 
 @script

@@ -234,6 +234,56 @@ def dead_letters_are_routed_to_every_queue(a: Wire) -> None:
     a.call(m.BasicGet("ai")).say(m.BasicReject(1, False)).call(m.BasicGet("ag", True), m.BasicGet("ah", True))
 
 
+def past(*deaths: dict[str, object]) -> dict[str, object]:
+    """A history of deaths as other brokers have written it."""
+    return {"x-death": list(deaths)}
+
+
+@script
+def a_history_without_counts(a: Wire) -> None:
+    grave(a, "al").call(queue("am", {WAY: "", KEY: "al"}, exclusive=True))
+    deaths = [
+        {"reason": "rejected", "queue": name, "exchange": "e"} for name in ("am", "p", "am", "q", "p", "p")
+    ]
+    a.publish("", "am", b"x", headers=past(*deaths)).call(m.BasicGet("am")).say(
+        m.BasicReject(1, False)
+    ).hear()
+
+
+@script
+def a_history_with_and_without_counts(a: Wire) -> None:
+    grave(a, "an").call(queue("ao", {WAY: "", KEY: "an"}, exclusive=True))
+    deaths = [
+        {"count": 7, "reason": "expired", "queue": "p"},
+        {"reason": "expired", "queue": "p"},
+        {"count": 3, "reason": "maxlen", "queue": "p"},
+        {"reason": "rejected", "queue": "ao", "note": "older"},
+        {"count": 5, "reason": "rejected", "queue": "ao"},
+    ]
+    a.publish("", "ao", b"x", headers=past(*deaths)).call(m.BasicGet("ao")).say(
+        m.BasicReject(1, False)
+    ).hear()
+
+
+@script
+def a_history_of_three_queues(a: Wire) -> None:
+    a.call(
+        queue("ar", {WAY: "", KEY: "as"}, exclusive=True),
+        queue("as", {WAY: "", KEY: "at"}, exclusive=True),
+        queue("at", {WAY: "", KEY: "ar"}, exclusive=True),
+    ).publish("", "ar", b"x")
+    for tag, name in enumerate(("ar", "as", "at", "ar", "as", "at"), 1):
+        a.call(m.BasicGet(name)).say(m.BasicReject(tag, False))
+    a.call(m.BasicGet("ar"))
+
+
+@script
+def a_history_of_one_death_without_a_count(a: Wire) -> None:
+    grave(a, "ap").call(queue("aq", {WAY: "", KEY: "ap"}, exclusive=True))
+    a.publish("", "aq", b"x", headers=past({"reason": "rejected", "queue": "aq"}))
+    a.call(m.BasicGet("aq")).say(m.BasicReject(1, False)).hear()
+
+
 @script
 def a_history_that_is_no_history(a: Wire) -> None:
     grave(a, "aj").call(queue("ak", {WAY: "", KEY: "aj"}, exclusive=True))

@@ -280,6 +280,27 @@ def a_transaction_where_confirms_were_selected(a: Wire) -> None:
 
 
 @script
+def copies_over_a_binding_of_exchanges(a: Wire) -> None:
+    for name, kind in (("ca", "direct"), ("cb", "topic"), ("cc", "direct")):
+        a.call(exchange(name, kind, auto_delete=True))
+    a.call(m.ExchangeBind("cb", "ca", "k"), m.ExchangeBind("cc", "cb", "k.#"))
+    for name, source, key in (("cd", "cb", "other"), ("ce", "cc", "third"), ("cf", "ca", "fourth")):
+        a.call(queue(name, exclusive=True), m.QueueBind(name, source, key))
+    a.publish("ca", "k", b"x", headers={"CC": ["other"], "BCC": ["third"]})
+    a.call(*[m.BasicGet(name, True) for name in ("cd", "ce", "cf")])
+
+
+@script
+def copies_and_an_alternate_exchange(a: Wire) -> None:
+    a.call(exchange("cg", "fanout", auto_delete=True), queue("ch", exclusive=True), m.QueueBind("ch", "cg"))
+    a.call(exchange("ci", "direct", {"alternate-exchange": "cg"}, auto_delete=True))
+    a.call(queue("cj", exclusive=True), m.QueueBind("cj", "ci", "k"))
+    a.publish("ci", "none", b"1", headers={"CC": ["k"]}).publish("ci", "k", b"2", headers={"CC": ["none"]})
+    a.publish("ci", "none", b"3", headers={"CC": ["neither"]})
+    a.call(*[m.BasicGet(name, True) for name in ("ch", "ch", "cj", "cj", "cj")])
+
+
+@script
 def confirms_where_a_transaction_was_selected(a: Wire) -> None:
     a.call(m.TxSelect(), CONFIRM)
 
@@ -289,3 +310,73 @@ def properties_that_cannot_be_read(a: Wire) -> None:
     a.say(m.BasicPublish("amq.headers", "q")).octets(
         frame(HEADER, 1, b"\x00\x3c\x00\x00" + bytes(8) + b"\x80\x00\x09x")
     ).hear(2)
+
+
+@script
+def a_transaction_and_a_binding_made_meanwhile(a: Wire) -> None:
+    a.call(queue("da", exclusive=True), m.TxSelect()).publish("amq.direct", "da", b"x", mandatory=True)
+    a.call(m.QueueBind("da", "amq.direct", "da")).say(m.TxCommit()).hear(2).call(m.BasicGet("da", True))
+
+
+@script
+def a_transaction_and_a_binding_gone_meanwhile(a: Wire) -> None:
+    a.call(queue("db", exclusive=True), m.QueueBind("db", "amq.direct", "db"), m.TxSelect())
+    a.publish("amq.direct", "db", b"x").call(m.QueueUnbind("db", "amq.direct", "db"), m.TxCommit())
+    a.call(m.BasicGet("db", True))
+
+
+@script
+def a_transaction_and_a_queue_gone_meanwhile(a: Wire) -> None:
+    a.call(queue("dc", exclusive=True), m.TxSelect()).publish("", "dc", b"x", mandatory=True)
+    a.call(m.QueueDelete("dc")).say(m.TxCommit()).hear(2)
+
+
+@script
+def a_transaction_and_a_queue_made_again_meanwhile(a: Wire) -> None:
+    a.call(queue("dd", exclusive=True), m.TxSelect()).publish("", "dd", b"x")
+    a.call(m.QueueDelete("dd"), queue("dd", exclusive=True), m.TxCommit(), m.BasicGet("dd", True))
+
+
+@script
+def a_transaction_and_an_exchange_gone_meanwhile(a: Wire) -> None:
+    a.call(exchange("de", auto_delete=True), queue("df", exclusive=True), m.QueueBind("df", "de", "k"))
+    a.call(m.TxSelect()).publish("de", "k", b"x", mandatory=True)
+    a.call(m.ExchangeDelete("de")).say(m.TxCommit()).hear().call(m.BasicGet("df", True))
+
+
+@script
+def a_message_in_a_transaction_lives_from_its_commit_on(a: Wire) -> None:
+    a.call(queue("dg", exclusive=True), queue("dh", {"x-message-ttl": 200}, exclusive=True), m.TxSelect())
+    a.publish("", "dg", b"x", expiration="200").publish("", "dh", b"y").silence().call(m.TxCommit())
+    a.call(m.BasicGet("dg", True), m.BasicGet("dh", True)).publish("", "dg", b"z", expiration="0")
+    a.call(m.TxCommit()).silence().call(m.BasicGet("dg", True))
+
+
+@script
+def a_transaction_and_a_headers_binding_made_meanwhile(a: Wire) -> None:
+    a.call(queue("di", exclusive=True), m.TxSelect()).publish("amq.headers", "", b"1", headers={"n": 1})
+    a.call(m.QueueBind("di", "amq.headers", "", arguments=table({"n": 1})))
+    a.publish("amq.headers", "", b"2", headers={"n": 1})
+    a.call(m.TxCommit(), m.BasicGet("di", True), m.BasicGet("di", True))
+
+
+@script
+def a_transaction_with_copies_and_a_queue_gone_meanwhile(a: Wire) -> None:
+    a.call(queue("dj", exclusive=True), queue("dk", exclusive=True), m.TxSelect())
+    a.publish("", "dj", b"x", headers={"CC": ["dk", "dl"]}, expiration="5000")
+    a.call(m.QueueDelete("dj"), queue("dl", exclusive=True), m.TxCommit())
+    a.call(m.BasicGet("dk", True), m.BasicGet("dl", True))
+
+
+@script
+def a_transaction_and_two_queues_one_of_which_is_gone(a: Wire) -> None:
+    for name in ("dm", "dn"):
+        a.call(queue(name, exclusive=True), m.QueueBind(name, "amq.direct", "dm"))
+    a.call(m.TxSelect()).publish("amq.direct", "dm", b"x", mandatory=True)
+    a.call(m.QueueDelete("dm"), m.TxCommit(), m.BasicGet("dn", True))
+
+
+@script
+def a_transaction_and_a_queue_made_meanwhile(a: Wire) -> None:
+    a.call(m.TxSelect()).publish("", "do", b"x", mandatory=True).call(queue("do", exclusive=True))
+    a.call(m.TxCommit(), m.BasicGet("do", True))

@@ -7,11 +7,11 @@ from __future__ import annotations
 
 from typing import Final, NamedTuple
 
-from tests.interop.oracle import connecting, declaring, delivering, dying, publishing
+from tests.interop.oracle import connecting, declaring, delivering, dying, publishing, quorum
 from tests.interop.oracle.scripts import SCRIPTS
 from tests.interop.oracle.wire import Heard, Log
 
-FILES: Final = (connecting, declaring, delivering, dying, publishing)
+FILES: Final = (connecting, declaring, delivering, dying, publishing, quorum)
 
 DIFFERENT_TEXTS: Final = frozenset(
     {
@@ -40,6 +40,24 @@ DIFFERENT: Final = {
             Heard("a", 0, "end", ()),
         ],
         "RabbitMQ's reader dies of it, and the connection ends without a word",
+    ),
+    "a stream": Difference(
+        [
+            Heard(
+                "a",
+                1,
+                "channel.close",
+                (
+                    406,
+                    "PRECONDITION_FAILED - invalid arg 'x-queue-type' for queue 'ej' in vhost '/': "
+                    "\"unsupported queue type 'stream'\": no queue here is read again from an offset",
+                    50,
+                    10,
+                ),
+            ),
+            Heard("a", 1, "channel.open-ok", ()),
+        ],
+        "RabbitMQ has streams",
     ),
     "properties that cannot be read": Difference(
         [

@@ -425,13 +425,25 @@ def test_heartbeats() -> None:
     wire.server.data_to_send()
     server = wire.server
     assert server.deadline() == 5
+    server.tick(4.9)
+    assert server.data_to_send() == b""
     server.tick(5)
-    server.tick(10)
     assert server.data_to_send() == HEARTBEAT_FRAME
-    server.tick(12)
+    server.tick(9.9)
+    assert server.data_to_send() == b""
+    server.tick(10)  # what was said last was a heartbeat, which counts for nothing
+    assert server.data_to_send() == HEARTBEAT_FRAME
+    server.send_method(1, m.BasicQosOk())
+    server.data_to_send()
+    server.tick(15)
+    assert server.data_to_send() == HEARTBEAT_FRAME
+    server.send_method(1, m.BasicQosOk())
+    server.data_to_send()
+    server.tick(16)  # so that was said in the second before
+    server.tick(19)
     assert server.data_to_send() == b""
     assert not server.timed_out(19.9)
-    assert server.deadline() == 15
+    assert server.deadline() == 20
     assert server.timed_out(20)
     assert server.receive_data(HEARTBEAT_FRAME, 19) == []
     assert server.received["heartbeat"] == 1

@@ -284,15 +284,18 @@ def test_a_client_that_was_never_connected() -> None:
 
 
 def test_pings() -> None:
-    """3.5: PING(0) when nothing was sent; PING(1) after two silent intervals; one more, and it is over."""
+    """3.5: PING(0) when nothing else was sent; PING(1) after two silent intervals, then one more."""
     wire = Wire(ServerConnection(heartbeat=10), new_client(heartbeat=4))
     wire.move()
     server = wire.server
     assert server.deadline() == 2
-    server.tick(2)
-    assert server.data_to_send() == b""  # something was said within the interval
-    server.tick(4)
-    assert server.data_to_send() == PING
+    server.tick(1.9)
+    assert server.data_to_send() == b""  # something was said within half of the interval
+    for now in (2, 4, 6):
+        server.tick(now)
+        assert server.data_to_send() == PING
+        server.tick(now + 1.9)
+        assert server.data_to_send() == b""
     server.tick(19)
     server.data_to_send()
     server.tick(20)

@@ -1,0 +1,71 @@
+"""Credit that consumers share, of a channel or of a connection, serves all of their queues in turn."""
+
+from __future__ import annotations
+
+from collections import Counter
+
+from gateway.protocols.amqp091 import methods as m
+from gateway.settings import Limits
+from tests.ingress.amqp_client import Amqp
+from tests.interop.gateway_fixture import running, settings_of
+
+QUEUES = ("a", "b", "c")
+COUNT = 20
+LARGE = bytes(300_000)  # four of them congest a stream
+
+
+def filled(client: Amqp, body: bytes, **more: bool) -> None:
+    """All queues with messages, and a consumer of each."""
+    for name in QUEUES:
+        client.call(m.QueueDeclare(name), m.QueueDeclareOk)
+        client.publish("", name, *[body] * COUNT)
+    client.say(*[m.BasicConsume(name, name, no_wait=True, **more) for name in QUEUES])
+
+
+def order(client: Amqp, *, acknowledged: bool) -> list[str]:
+    """Which queues the messages come from, in order; each is acknowledged as it comes."""
+    found: list[str] = []
+    while len(found) < COUNT * len(QUEUES):
+        for _, tag, number, *_ in client.delivered(1):
+            found.append(tag[1:].decode())
+            if acknowledged:
+                client.say(m.BasicAck(number))
+    return found
+
+
+def in_turn(found: list[str]) -> bool:
+    """Whether nobody had all of its messages before another one had half of them."""
+    return all(
+        min(Counter(found[:at])[name] for name in QUEUES) >= COUNT // 2
+        for at, name in enumerate(found)
+        if Counter(found[:at])[name] == COUNT - 1
+    )
+
+
+def test_the_credit_of_a_channel() -> None:
+    with running() as gateway, Amqp(gateway).open() as client:
+        client.call(m.BasicQos(0, 3, True), m.BasicQosOk)
+        filled(client, b"")
+        assert in_turn(order(client, acknowledged=True))
+
+
+def test_the_credit_of_a_channel_with_two_consumers_of_each_queue() -> None:
+    with running() as gateway, Amqp(gateway).open() as client:
+        client.call(m.BasicQos(0, 1, True), m.BasicQosOk)
+        filled(client, b"")
+        client.say(*[m.BasicConsume(name, f"{name}'", no_wait=True) for name in QUEUES])
+        found = [name[0] for name in order(client, acknowledged=True)]
+        assert in_turn(found)
+
+
+def test_the_octets_of_a_connection() -> None:
+    limits = Limits(unacknowledged_bytes_max=4 * len(LARGE))
+    with running(settings_of(limits=limits)) as gateway, Amqp(gateway).open() as client:
+        filled(client, LARGE)
+        assert in_turn(order(client, acknowledged=True))
+
+
+def test_a_client_that_reads_slowly() -> None:
+    with running() as gateway, Amqp(gateway).open() as client:
+        filled(client, LARGE, no_ack=True)
+        assert in_turn(order(client, acknowledged=False))
