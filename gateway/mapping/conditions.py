@@ -3,7 +3,9 @@
 Compiled once. What it refers to decides what is prepared: names from the address alone are settled once per
 address; the body is parsed only when the expression says `body`, the headers only when it says `headers`. An
 expression never breaks a route: what cannot be decided (a body that is not JSON, a field that is not there,
-types that do not compare, more steps than one message may take) is false, and counted.
+types that do not compare, more steps than one message may take) is false, and counted. What cannot be read is
+an error to the expression, and as in CEL `true || error` is true and `false && error` false: a message whose
+other properties decide needs no body.
 """
 
 from __future__ import annotations
@@ -94,30 +96,27 @@ class Condition:
     def holds(self, message: Message, fixed: dict[str, Any], counts: Undecided) -> bool:
         """Whether the expression is true for `message`; `fixed` comes from its address. Never raises."""
         known = dict(fixed)
+        unparsable = False
         for word in self._words:
-            try:
+            with suppress(RemoteProtocolError):
                 known[word] = _WORDS[word](message)
-            except RemoteProtocolError:
-                counts.undecided += 1
-                return False
         size = sum([len(text) for text in known.values() if type(text) is str]) // TEXT_PIECE + 1
         if self._headers:
-            try:
+            with suppress(RemoteProtocolError, ValueError):
                 headers = message.properties.headers
                 size += _size_of_headers(headers)
                 known["headers"] = plain_headers(headers)
-            except (RemoteProtocolError, ValueError):
-                counts.undecided += 1
-                return False
         if self._body:
             try:
                 known["body"], more = _read_body(message.body)
+                size += more
             except ValueError:
-                counts.unparsable += 1
-                return False
-            size += more
+                unparsable = True
         found = self._evaluated(known) if self._cost.steps(size) <= STEPS_MAX else None
-        counts.undecided += found is None
+        if found is None and unparsable:
+            counts.unparsable += 1
+        elif found is None:
+            counts.undecided += 1
         return found is True
 
 

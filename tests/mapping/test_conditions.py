@@ -97,7 +97,33 @@ def test_undecided_is_false_and_counted(text: str) -> None:
     "body", [b"", b"\xff\x00binary", b"{", b'{"a": NaN}', b"[" * 100_000, b" " * CONDITION_BODY_MAX + b"1"]
 )
 def test_a_body_that_is_not_json_is_false_and_counted(body: bytes) -> None:
-    assert decide("body != null || true", message(body)) == (False, 1, 0)
+    assert decide("body != null", message(body)) == (False, 1, 0)
+
+
+NO_JSON = [
+    # What the expression is when `body` is an error, as CEL has it: an error is absorbed by what decides.
+    ("true || body.a > 1", (True, 0, 0)),
+    ("body.a > 1 || true", (True, 0, 0)),
+    ("false || body.a > 1", (False, 1, 0)),
+    ("body.a > 1 || false", (False, 1, 0)),
+    ("false && body.a > 1", (False, 0, 0)),
+    ("body.a > 1 && false", (False, 0, 0)),
+    ("true && body.a > 1", (False, 1, 0)),
+    ("body.a > 1 && true", (False, 1, 0)),
+    ("!(body.a > 1)", (False, 1, 0)),
+    ("true ? true : body.a > 1", (True, 0, 0)),
+    ("false ? body.a > 1 : true", (True, 0, 0)),
+    ("body.a > 1 ? true : true", (False, 1, 0)),
+    ("has(body.a) || true", (True, 0, 0)),
+    ("has(body.a)", (False, 1, 0)),
+    ("client_id != 'x' || body.celsius < 70.0", (True, 0, 0)),
+    ("qos == 3 && body.celsius < 70.0", (False, 0, 0)),
+]
+
+
+@pytest.mark.parametrize("text, found", NO_JSON)
+def test_an_error_is_absorbed_by_what_decides(text: str, found: tuple[bool, int, int]) -> None:
+    assert decide(text, message(b"\xff\x00binary")) == found
 
 
 def test_a_body_is_not_parsed_unless_the_expression_says_body() -> None:
@@ -117,6 +143,7 @@ def test_malformed_properties_are_false_and_counted(text: str) -> None:
 
     broken = Message(topic_address("a"), b"1", PropertySet("mqtt", b"\xff", decode))
     assert decide(text, broken) == (False, 0, 1)
+    assert decide(f"{text} || true", broken) == (True, 0, 0)
 
 
 @pytest.mark.parametrize(
