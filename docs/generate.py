@@ -33,6 +33,7 @@ PART: Final = re.compile(r"(<!-- generated: (\S+)(?: ([^\n]+?))? -->\n).*?(<!-- 
 Schema = Mapping[str, Any]
 
 PLACES: Final = {
+    "Group": "`{protocol: …}`",
     "Case": "[test](#a-test)",
     "DeadLetters": "[dead letters](#dead-letters)",
     "Deduplicate": "[deduplication](#deduplicate)",

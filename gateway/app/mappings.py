@@ -40,11 +40,11 @@ class MappingFiles:
     def load(self) -> Router:
         """The routes of the files as they are now. Raises ConfigurationError."""
         self._taken = self._fingerprint()  # before reading: what changes meanwhile is seen by the watcher
-        endpoints = {name: listener.protocol for name, listener in self.settings.listeners.items()}
-        endpoints |= {name: link.protocol for name, link in self.settings.links.items()}
         given = self.settings
+        endpoints = given.endpoints()
         mappings = load(given.mapping_files())
-        router = Router(mappings, endpoints, hops_max=given.limits.hops_max, ids=self._ids)
+        hops_max = given.limits.hops_max
+        router = Router(mappings, endpoints, worlds=given.worlds(), hops_max=hops_max, ids=self._ids)
         if missing := unstorable_routes(router.routes, given.links, store=given.store.enabled):
             raise ConfigurationError("\n".join(missing))
         return router

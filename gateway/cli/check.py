@@ -104,9 +104,9 @@ def mapping_findings(settings: Settings) -> list[Finding]:
         mappings = load(files)
     except MappingError as error:
         return [_error(error.reason, error.file, error.line, error.column)]
-    routes = compile_routes(mappings, settings.endpoints()).routes
+    routes = compile_routes(mappings, settings.endpoints(), settings.worlds()).routes
     refused = unstorable_routes(routes, settings.links, store=settings.store.enabled)
-    return [*map(_error, refused), *lint(mappings, settings.endpoints(), settings.links)]
+    return [*map(_error, refused), *lint(mappings, settings.endpoints(), settings.links, settings.worlds())]
 
 
 def place_and_text(finding: Finding) -> str:

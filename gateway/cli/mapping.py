@@ -91,7 +91,12 @@ def explain_address(
         address, _ = DIALECTS[protocol].published(said)
     except NameRefused as error:
         raise typer.BadParameter(str(error)) from error
-    router = Router(load(settings.mapping_files()), endpoints, hops_max=settings.limits.hops_max)
+    router = Router(
+        load(settings.mapping_files()),
+        endpoints,
+        worlds=settings.worlds(),
+        hops_max=settings.limits.hops_max,
+    )
     found = explain(router, endpoint, address, queue or "", Sender(endpoint, client, user))
     if as_json:
         typer.echo(orjson.dumps(asdict(found)))

@@ -19,7 +19,7 @@ from gateway.protocols import DIALECTS
 from gateway.protocols.amqp091.dialect import AMQP091
 from gateway.protocols.amqpfast.dialect import AMQPFAST
 from gateway.protocols.mqtt.dialect import MQTT
-from gateway.settings import Listener, Settings
+from gateway.settings import Listener, Settings, shipped_mappings
 
 EVERYWHERE: Final = frozenset(("0.0.0.0", "::", "", "localhost"))
 SUBSCRIBERS: Final = (AMQP091, AMQPFAST, MQTT)
@@ -86,8 +86,8 @@ def proposal(settings: Settings, ports: Mapping[str, int]) -> list[str]:
     publisher = next((doors[name] for name in PUBLISH if name in doors), None)
     if publisher is None:
         return []
-    meeting = [publisher, *doors.values()] if crosses(settings, publisher) else [publisher]
-    subscribers = {one.protocol: one for one in meeting if one is publisher or crosses(settings, one)}
+    meeting = [publisher, *doors.values()] if crosses(settings) else [publisher]
+    subscribers = {one.protocol: one for one in meeting if one is publisher or crosses(settings)}
     subscriber = next(subscribers[one.name] for one in SUBSCRIBERS if one.name in subscribers)
     lines = [
         "",
@@ -101,10 +101,10 @@ def proposal(settings: Settings, ports: Mapping[str, int]) -> list[str]:
     return lines
 
 
-def crosses(settings: Settings, one: Door) -> bool:
-    """Whether the shipped mapping joins this listener to the others, which it knows by these names. What own
-    mapping files do is not looked into; a protocol keeps what it is given in any case."""
-    return not settings.mappings and one.listener == one.protocol
+def crosses(settings: Settings) -> bool:
+    """Whether the shipped mapping joins the listeners. What own mapping files do is not looked into; a
+    protocol keeps what it is given in any case."""
+    return settings.mapping_files() == [shipped_mappings() / "identity.yaml"]
 
 
 def door(settings: Settings, name: str, port: int) -> Door | None:

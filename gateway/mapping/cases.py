@@ -53,7 +53,7 @@ def endpoints_of(mappings: Iterable[Mapping]) -> dict[str, str]:
     for mapping in mappings:
         for rule in mapping.document.routes:
             for words in (rule.source, rule.to):
-                found.setdefault(words.endpoint, words.dialect.name)
+                found.setdefault(words.name, words.dialect.name)
     return found
 
 

@@ -105,8 +105,8 @@ class Route:
         self.name = rule.name
         self.file = file
         self.line = line
-        self.source = rule.source.endpoint
-        self.target_endpoint = rule.to.endpoint
+        self.source = rule.source.name
+        self.target_endpoint = rule.to.name
         self.pattern = pattern
         self.target = target
         self.headers = headers

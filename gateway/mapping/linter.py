@@ -47,10 +47,16 @@ class Finding(NamedTuple):
     column: int = 0
 
 
-def lint(mappings: Iterable[Mapping], endpoints: Map[str, str], links: Collection[str] = ()) -> list[Finding]:
+def lint(
+    mappings: Iterable[Mapping],
+    endpoints: Map[str, str],
+    links: Collection[str] = (),
+    worlds: Map[str, str] | None = None,
+) -> list[Finding]:
     """All findings, by severity and place. `endpoints` maps names to protocols; `links` names those that are
-    connections of ours to remote brokers."""
-    compiled = compile_routes(mappings, endpoints)
+    connections of ours to remote brokers; for `worlds` see Router."""
+    listeners = {name: name for name in endpoints if name not in links} if worlds is None else worlds
+    compiled = compile_routes(mappings, endpoints, listeners)
     findings = [_problem(error) for error in compiled.problems]
     routes = compiled.routes
     for route in routes:
@@ -59,6 +65,7 @@ def lint(mappings: Iterable[Mapping], endpoints: Map[str, str], links: Collectio
         for earlier in routes[:at]:
             findings.extend(_twice(earlier, later))
     findings.extend(_circles(routes, links))
+    findings.extend(_unnamed(routes, endpoints, worlds or {}))
     order = list(Severity)
     return sorted(findings, key=lambda one: (order.index(one.severity), one.file, one.line, one.code))
 
@@ -69,6 +76,22 @@ def _problem(error: MappingError) -> Finding:
 
 def _found(severity: Severity, code: str, route: Route, text: str) -> Finding:
     return Finding(severity, code, f"route {route.name!r}: {text}", route.file, route.line)
+
+
+def _unnamed(routes: tuple[Route, ...], endpoints: Map[str, str], worlds: Map[str, str]) -> Iterator[Finding]:
+    """Listeners that no route takes from or leads to, or only under another name. One that has its protocol's
+    name may be there because nothing else was configured: that is a note."""
+    sources = {route.source for route in routes}
+    taken = {worlds[source] for source in sources if source in worlds}
+    reached = {worlds.get(route.target_endpoint, "") for route in routes}
+    for name, world in worlds.items():
+        if name in sources or (world in reached and world not in taken):
+            continue
+        severity = Severity.NOTE if name == endpoints[name] else Severity.WARNING
+        why = "nothing crosses from it or to it"
+        if world in taken:
+            why = "what its clients publish does not cross, as that of other listeners does"
+        yield Finding(severity, "unnamed", f"listener {name!r}: no route names it, so {why}", "", 0)
 
 
 # One route by itself

@@ -83,7 +83,9 @@ class Targets:
 
 
 class Router:
-    """The routes of all mapping files, for `endpoints` (name -> protocol).
+    """The routes of all mapping files, for `endpoints` (name -> protocol). `worlds`: which of them are
+    listeners, and for each the namespace in which its clients meet those of others; None: all are, each by
+    itself.
 
     `ids` are for messages that routes with `message_id: add` give one; those of
     tests are numbers.
@@ -96,11 +98,13 @@ class Router:
         mappings: Iterable[Mapping],
         endpoints: Map[str, str],
         *,
+        worlds: Map[str, str] | None = None,
         hops_max: int = HOPS_MAX,
         ids: Iterator[str] | None = None,
     ) -> None:
         mappings = tuple(mappings)
-        compiled = compile_routes(mappings, endpoints)
+        compiled = compile_routes(mappings, endpoints, worlds)
+        self._worlds = dict(worlds or {})
         self.versions = {mapping.file: mapping.version for mapping in mappings}
         if compiled.problems:
             raise compiled.problems[0]
@@ -174,10 +178,14 @@ class Router:
         )
 
     def _reverses(self, origin: str, target: str) -> list[Route]:
+        """The routes that lead back from where `target` is to where `origin` is."""
+        origin, target = self._worlds.get(origin, origin), self._worlds.get(target, target)
         return [
             route
-            for route in self._by_source.get(target, ())
-            if route.target_endpoint == origin and route.reversible
+            for route in self.routes
+            if self._worlds.get(route.source, route.source) == target
+            and self._worlds.get(route.target_endpoint, route.target_endpoint) == origin
+            and route.reversible
         ]
 
 
@@ -218,8 +226,11 @@ def _once(items: Iterable[Built]) -> tuple[Built, ...]:
     return tuple(dict.fromkeys(items))
 
 
-def compile_routes(mappings: Iterable[Mapping], endpoints: Map[str, str]) -> Compiled:
-    """Compile every rule; a rule that cannot be compiled is a problem, and the others still are routes."""
+def compile_routes(
+    mappings: Iterable[Mapping], endpoints: Map[str, str], worlds: Map[str, str] | None = None
+) -> Compiled:
+    """Compile every rule; one that cannot be compiled is a problem, and the others still are routes. A rule
+    of all listeners of a protocol is one for each of them. For `worlds` see Router."""
     routes: list[Route] = []
     problems: list[MappingError] = []
     skipped: list[Skipped] = []
@@ -233,15 +244,47 @@ def compile_routes(mappings: Iterable[Mapping], endpoints: Map[str, str]) -> Com
                 problems.append(mapping.error((*place, "name"), reason))
                 continue
             names[rule.name] = f"{mapping.file}:{line}"
-            missing = [words.endpoint for words in (rule.source, rule.to) if words.endpoint not in endpoints]
-            if missing and rule.optional:
-                skipped.append(Skipped(rule.name, missing[0], mapping.file, line))
-                continue
-            try:
-                routes.append(_compile(mapping, rule, place, endpoints))
-            except MappingError as error:
-                problems.append(error)
+            for single in _singles(rule, endpoints, worlds):
+                missing = [words.name for words in (single.source, single.to) if words.name not in endpoints]
+                if missing and rule.optional:
+                    skipped.append(Skipped(rule.name, missing[0], mapping.file, line))
+                    continue
+                try:
+                    routes.append(_compile(mapping, single, place, endpoints))
+                except MappingError as error:
+                    problems.append(error)
     return Compiled(tuple(routes), tuple(problems), tuple(skipped))
+
+
+def _singles(rule: RouteRule, endpoints: Map[str, str], worlds: Map[str, str] | None) -> Iterator[RouteRule]:
+    """A rule for each pair of endpoints that it is about. Of listeners whose clients meet, the message goes
+    to the first; the first pair has the rule's own name, which is all that most configurations see."""
+    known = worlds or {}
+    targets: dict[str, str] = {}  # by world
+    for target in _listeners(rule.to, endpoints, worlds):
+        targets.setdefault(known.get(target, target), target)
+    pairs = [
+        (source, target)
+        for source in _listeners(rule.source, endpoints, worlds)
+        for world, target in targets.items()
+        if rule.to.group is None or known.get(source, source) != world  # they meet there anyhow
+    ]
+    for at, (source, target) in enumerate(pairs):
+        yield rule.model_copy(
+            update={
+                "name": f"{rule.name}.{source}.{target}" if at else rule.name,
+                "source": rule.source.model_copy(update={"endpoint": source}),
+                "to": rule.to.model_copy(update={"endpoint": target}),
+            }
+        )
+
+
+def _listeners(words: Words, endpoints: Map[str, str], worlds: Map[str, str] | None) -> list[str]:
+    """The endpoint, or the listeners of the group, that is meant; a group without any stands for itself."""
+    if words.group is None:
+        return [words.name]
+    there = endpoints if worlds is None else worlds
+    return [name for name in there if endpoints[name] == words.group] or [words.name]
 
 
 def _compile(mapping: Mapping, rule: RouteRule, place: Place, endpoints: Map[str, str]) -> Route:
@@ -281,14 +324,14 @@ def _name_word(words: Words) -> str:
 
 
 def _check_words(words: Words, endpoints: Map[str, str]) -> None:
-    protocol = endpoints.get(words.endpoint)
+    protocol = endpoints.get(words.name)
     if protocol is None:
-        near = get_close_matches(words.endpoint, sorted(endpoints), 1)
+        near = get_close_matches(words.name, sorted(endpoints), 1)
         known = f"did you mean {near[0]!r}?" if near else f"known: {', '.join(sorted(endpoints)) or 'none'}"
-        raise MappingError(f"unknown endpoint {words.endpoint!r}; {known}")
+        raise MappingError(f"unknown endpoint {words.name!r}; {known}")
     if protocol != words.dialect.name:
         raise MappingError(
-            f"{words.endpoint!r} speaks {protocol}, but {', '.join(words.given())} are {words.dialect.name}'s"
+            f"{words.name!r} speaks {protocol}, but {', '.join(words.given())} are {words.dialect.name}'s"
         )
 
 

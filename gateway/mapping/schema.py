@@ -31,10 +31,14 @@ class Strict(BaseModel):
     model_config = ConfigDict(strict=True, frozen=True, extra="forbid")
 
 
-class Addressed(Strict):
-    """An endpoint, and words of an address; a subclass has those of every dialect as fields."""
+class Group(Strict):
+    """All listeners of a protocol."""
 
-    endpoint: str = Field(description="A listener or link, by its name in the configuration.")
+    protocol: str = Field(description="Of the listeners.", examples=list(DIALECTS))
+
+
+class Addressed(Strict):
+    """Words of an address; a subclass has those of every dialect as fields."""
 
     def given(self) -> dict[str, str]:
         """The words of an address that the author wrote."""
@@ -43,6 +47,20 @@ class Addressed(Strict):
 
 class Words(Addressed):
     """An endpoint and an address in its protocol's words."""
+
+    endpoint: str | Group = Field(
+        description="A listener or link, by its name in the configuration; or all listeners of a protocol."
+    )
+
+    @property
+    def group(self) -> str | None:
+        """The protocol whose listeners are meant; None: `endpoint` is one by its name."""
+        return self.endpoint.protocol if isinstance(self.endpoint, Group) else None
+
+    @property
+    def name(self) -> str:
+        """The endpoint's name; of a group, which is meant before it is taken apart, its protocol."""
+        return self.endpoint.protocol if isinstance(self.endpoint, Group) else self.endpoint
 
     @property
     def dialect(self) -> Dialect:
@@ -232,6 +250,7 @@ class RouteRule(Strict):
 class Published(Named):
     """The message that a test publishes."""
 
+    endpoint: str
     body: str = ""
     qos: Qos | None = None
     delivery_mode: Annotated[int, Field(ge=1, le=2)] | None = None
@@ -248,6 +267,7 @@ class Published(Named):
 class Expected(Named):
     """What must arrive. Only what is given is compared; of the headers, only the names that are given."""
 
+    endpoint: str
     body: str | None = None
     qos: Qos | None = None
     delivery_mode: Annotated[int, Field(ge=1, le=2)] | None = None

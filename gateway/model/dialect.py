@@ -114,6 +114,9 @@ class Dialect(ABC):
     has_virtual_hosts: ClassVar[bool] = False
     """Whether the path of a URL names one."""
     schemes: ClassVar[tuple[Scheme, ...]]
+    meeting: ClassVar[Literal["gateway", "virtual_host", "listener"]] = "listener"
+    """Where clients of several listeners meet: everywhere in the gateway, or where their listeners' first
+    virtual hosts are the same, or only at one listener."""
     subprotocols: ClassVar[tuple[str, ...]] = ()
     """Its names over WebSocket, the best first."""
     first_octets: ClassVar[tuple[bytes, ...]]

@@ -11,7 +11,7 @@ from pydantic_settings import BaseSettings, PydanticBaseSettingsSource, Settings
 
 from gateway.model.address import Address
 from gateway.model.dialect import Dialect, NameRefused
-from gateway.protocols import DIALECT_OF_WORD
+from gateway.protocols import DIALECT_OF_WORD, DIALECTS
 from gateway.protocols.amqp091.dialect import AMQP091
 from gateway.protocols.amqpfast.dialect import AMQPFAST
 from gateway.settings.amqpfast import FastVirtualHost
@@ -191,7 +191,7 @@ class Settings(BaseSettings):
     links: dict[str, Link] = {}
     """Connections to remote brokers, by name."""
     mappings: Annotated[tuple[str, ...], Strict(False)] = ()
-    """Paths or globs of mapping files, relative to the working directory; none: the shipped identity.yaml."""
+    """Paths or globs of mapping files, relative to the working directory; none: the shipped identity.yaml, which is also found by that name."""
     limits: Limits = Limits()
     """How much of everything."""
     store: Store = Store()
@@ -307,13 +307,23 @@ class Settings(BaseSettings):
         both: dict[str, Listener | Link] = {**self.listeners, **self.links}
         return {name: one.protocol for name, one in both.items() if one.protocol != "shared"}
 
+    def worlds(self) -> dict[str, str]:
+        """For each listener, the namespace in which its clients meet those of other listeners."""
+        found = {}
+        for name, one in self.listeners.items():
+            dialect = DIALECTS.get(one.protocol)
+            if dialect is not None:
+                place = {"gateway": "", "virtual_host": next(iter(one.virtual_hosts)), "listener": name}
+                found[name] = f"{dialect.name} {place[dialect.meeting]}"
+        return found
+
     def mapping_files(self) -> list[Path]:
         """The mapping files that the globs find now, sorted; a path without wildcards always counts."""
         if not self.mappings:
             return [shipped_mappings() / "identity.yaml"]
         found: set[Path] = set()
         for pattern in self.mappings:
-            found.update(_glob(pattern) if set(pattern) & set("*?[") else [Path(pattern)])
+            found.update(_glob(pattern) if set(pattern) & set("*?[") else [_by_name(pattern)])
         return sorted(found)
 
     def files(self) -> list[tuple[str, Path]]:
@@ -338,6 +348,13 @@ class Settings(BaseSettings):
         ]
         named += [(f"users.{name}.scram_file", user.scram_file) for name, user in self.users.items()]
         return [(key, path) for key, path in named if path is not None]
+
+
+def _by_name(name: str) -> Path:
+    """A mapping file; a name without a folder that is not there is that of a shipped one."""
+    path = Path(name)
+    shipped = shipped_mappings() / name
+    return shipped if path.name == name and not path.exists() and shipped.is_file() else path
 
 
 def _glob(pattern: str) -> list[Path]:

@@ -35,8 +35,22 @@ def configuration(folder: Path, mapping: str, more: str = "") -> str:
 
 def test_a_right_configuration_is_printed_whole(tmp_path: Path, run: Run) -> None:
     ran = run("check", "--config", configuration(tmp_path, ROUTE))
-    assert (ran.code, ran.err) == (Exit.OK, "")
+    note = "note: listener 'amqpfast': no route names it, so nothing crosses from it or to it"
+    assert (ran.code, ran.err.split()) == (Exit.OK, note.split())
     assert yaml.safe_load(ran.out)["limits"]["hops_max"] == 8
+
+
+LISTENERS = (
+    "listeners: {mqtt: {protocol: mqtt}, web: {protocol: mqtt, port: 1}, amqp091: {protocol: amqp091}}\n"
+)
+
+
+def test_a_listener_that_no_route_names_is_a_warning(tmp_path: Path, run: Run) -> None:
+    ran = run("check", "--config", configuration(tmp_path, ROUTE, LISTENERS))
+    assert "warning: listener 'web': no route names it, so what its clients publish does not cross" in ran.err
+    shipped = tmp_path / "shipped.yaml"
+    shipped.write_text(f"mappings: [identity.yaml]\n{LISTENERS}")
+    assert "listener" not in run("check", "--config", str(shipped)).err
 
 
 def test_the_default_configuration_is_right(run: Run) -> None:

@@ -63,7 +63,12 @@ PROPOSED: Final[list[tuple[dict[str, Any], dict[str, Any], str, str]]] = [
     (AMQP | FAST, {}, "amqp://guest:guest@localhost:5672", "amqp://guest:guest@localhost:5672"),
     (MQTT, {}, "mqtt://localhost:1883", "mqtt://localhost:1883"),
     (MQTT | AMQP, {"mappings": ["own.yaml"]}, "mqtt://localhost:1883", "mqtt://localhost:1883"),
-    ({"devices": {"protocol": "mqtt"}} | AMQP, {}, "mqtt://localhost:1883", "mqtt://localhost:1883"),
+    (
+        {"devices": {"protocol": "mqtt"}} | AMQP,
+        {},
+        "amqp://guest:guest@localhost:5672",
+        "mqtt://localhost:1883",
+    ),
     (NEVER | AMQP, {}, "amqp://guest:guest@localhost:5672", "mqtt://guest:guest@localhost:1883"),
     (NEVER | AMQP, {"guest": "never"}, "", ""),
     (

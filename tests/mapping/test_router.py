@@ -16,6 +16,7 @@ from gateway.mapping.crossings import (
     Route,
     SenderCrossing,
 )
+from gateway.mapping.loading import parse
 from gateway.mapping.patterns import Pattern, covers, parse_tokens
 from gateway.mapping.router import Router, Subscriptions, Targets, _widest
 from gateway.model.address import Address
@@ -501,3 +502,71 @@ def test_the_widest_patterns_cover_all_and_none_another(texts: list[tuple[str, s
             kept = [other for other in kept if not covers(one, other)]
             kept.append(one)
     assert _widest(patterns) == kept
+
+
+GROUPS = """
+version: 1
+routes:
+  - name: up
+    from: {endpoint: {protocol: mqtt}, topic: "{all...}"}
+    to: {endpoint: {protocol: amqp091}, exchange: e, routing_key: "{all...}"}
+  - name: down
+    from: {endpoint: {protocol: amqp091}, exchange: e, binding_key: "{all...}"}
+    to: {endpoint: {protocol: mqtt}, topic: "{all...}"}
+"""
+UP = GROUPS[: GROUPS.index("  - name: down")]
+LISTENERS = {"devices": "mqtt", "web": "mqtt", "apps": "amqp091", "tls": "amqp091", "tenant": "amqp091"}
+WORLDS = {"devices": "m", "web": "m", "apps": "a /", "tls": "a /", "tenant": "a t"}
+
+
+def grouped(text: str = GROUPS, **more: str) -> Router:
+    return Router([parse(text, "t.yaml")], LISTENERS | {"far": "mqtt"} | more, worlds=WORLDS)
+
+
+def test_a_group_is_all_listeners_and_no_link_and_leads_to_each_world_once() -> None:
+    routes = [(route.name, route.source, route.target_endpoint) for route in grouped().routes]
+    assert routes[:4] == [
+        ("up", "devices", "apps"),
+        ("up.devices.tenant", "devices", "tenant"),
+        ("up.web.apps", "web", "apps"),
+        ("up.web.tenant", "web", "tenant"),
+    ]
+    assert [(source, target) for _, source, target in routes[4:]] == [
+        ("apps", "devices"),
+        ("tls", "devices"),
+        ("tenant", "devices"),
+    ]
+    assert len({name for name, _, _ in routes}) == len(routes)
+
+
+def test_a_reply_finds_its_way_back_to_whichever_listener() -> None:
+    made = grouped()
+    for source in ("devices", "web"):
+        message = Message(topic_address("q"), b"", property_set(Properties(reply_to="r/1")))
+        resolved = made.crossings(source, message.address)[0]
+        made_of_it = resolved.cross(message)
+        assert isinstance(made_of_it, Message)
+        assert made_of_it.properties.reply_to == "r/1"  # exchange e has no word in a reply address
+
+
+def test_a_group_within_one_world_leads_nowhere() -> None:
+    text = GROUPS[: GROUPS.index("  - name: down")].replace(
+        "amqp091}, exchange: e, routing_key", "mqtt}, topic"
+    )
+    assert grouped(text).routes == ()
+
+
+def test_a_group_without_a_listener_is_an_unknown_endpoint() -> None:
+    text = GROUPS.replace("protocol: amqp091", "protocol: amqpfast").replace(
+        "exchange: e, routing_key", "destination"
+    )
+    with pytest.raises(MappingError, match="unknown endpoint 'amqpfast'"):
+        grouped(text[: text.index("  - name: down")])
+    made = grouped(text[: text.index("  - name: down")].rstrip() + "\n    optional: true\n")
+    assert {one.endpoint for one in made.skipped} == {"amqpfast"}
+
+
+@pytest.mark.parametrize("group", ["{protocol: amqp091}", "{protocol: nobody}"])
+def test_the_words_are_those_of_the_groups_protocol(group: str) -> None:
+    with pytest.raises(MappingError):
+        grouped(GROUPS.replace("from: {endpoint: {protocol: mqtt}", "from: {endpoint: " + group))

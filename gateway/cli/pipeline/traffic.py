@@ -36,6 +36,7 @@ def candidate_of(mappings: Sequence[Mapping], config: Path | None) -> Candidate:
     """Mappings, for the endpoints of the configuration if there is one. Raises MappingError."""
     from gateway.pipeline.traffic.fates import Candidate
 
-    endpoints = settings_of(config).endpoints() if config is not None else {}
+    settings = settings_of(config) if config is not None else None
+    endpoints = {} if settings is None else settings.endpoints()
     texts = {mapping.file: Path(mapping.file).read_text(encoding="utf-8") for mapping in mappings}
-    return Candidate(mappings, texts, endpoints)
+    return Candidate(mappings, texts, endpoints, worlds=None if settings is None else settings.worlds())

@@ -61,12 +61,15 @@ class Candidate:
         texts: Map[str, str],
         endpoints: Map[str, str],
         hops_max: int = HOPS_MAX,
+        *,
+        worlds: Map[str, str] | None = None,
     ) -> None:
-        """Raises MappingError when the routes do not compile."""
+        """`worlds`: see Router. Raises MappingError when the routes do not compile."""
         self._texts = dict(texts)
         self._endpoints = endpoints_of(mappings) | dict(endpoints)
         self._hops_max = hops_max
-        self._router: Router | None = Router(mappings, self._endpoints, hops_max=hops_max)
+        self._worlds = worlds
+        self._router: Router | None = Router(mappings, self._endpoints, worlds=worlds, hops_max=hops_max)
         self._queues = self._queues_of(self._router)
         # What a message's fate depends on besides its address.
         self.per_sender = any(route.per_sender for route in self._router.routes)
@@ -80,7 +83,7 @@ class Candidate:
         """Made where it is asked for."""
         if self._router is None:
             mappings = [parse(text, file) for file, text in self._texts.items()]
-            self._router = Router(mappings, self._endpoints, hops_max=self._hops_max)
+            self._router = Router(mappings, self._endpoints, worlds=self._worlds, hops_max=self._hops_max)
         return self._router
 
     def crossings(self, endpoint: str, address: Address, route: str) -> tuple[Crossing, ...]:

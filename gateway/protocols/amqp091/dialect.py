@@ -43,6 +43,7 @@ class AmqpDialect(Dialect):
     link = "gateway.egress.amqp091.conversation:AmqpConversation"
     peer = "gateway.peers.amqp:AmqpPeer"
     has_virtual_hosts = True
+    meeting = "virtual_host"
     schemes = (Scheme("amqp", "plain", 5672), Scheme("amqps", "tls", 5671))
     first_octets = (b"AMQP",)
     frame_count = FrameCount(2, 0, (0, 1, 1))

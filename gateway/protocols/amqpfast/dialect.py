@@ -40,6 +40,7 @@ class FastDialect(Dialect):
     link = "gateway.egress.amqpfast.conversation:FastConversation"
     peer = "gateway.peers.amqpfast:FastPeer"
     has_virtual_hosts = True
+    meeting = "virtual_host"
     schemes = (Scheme("amqpfast", "plain", 3018), Scheme("amqpfasts", "tls", 3019))
     first_octets = (b"\x80",)  # 3.2.2
     frame_names = FRAME_NAMES

@@ -43,6 +43,7 @@ class MqttDialect(Dialect):
         Scheme("ws", "websocket", 8083),
         Scheme("wss", "websocket+tls", 8084),
     )
+    meeting = "gateway"
     subprotocols = ("mqtt", "mqttv3.1")  # MQTT-6.0.0-3
     first_octets = (b"\x10",)  # CONNECT
     frame_names = tuple(
