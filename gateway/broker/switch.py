@@ -19,6 +19,8 @@ from collections.abc import Callable, Collection
 from functools import partial
 from typing import Protocol
 
+import structlog
+
 from gateway.broker.dead_letters import DeadLetters
 from gateway.broker.deduplication import Deduplication, Guard
 from gateway.broker.memory import Memory, plenty
@@ -36,6 +38,8 @@ from gateway.model.properties import NO_PROPERTIES
 from gateway.store.journal.columns import WAS_STORED
 
 FILTERS_MAX = 64  # subscriptions that come and go between two looks; beyond it everything is looked up again
+log = structlog.get_logger(limited=True)
+
 UNROUTED = Outcome(Verdict.REJECTED, Reason.NO_ROUTE, "no queue or subscription takes it")
 
 Cross = Callable[[Message], "Message | Outcome | None"]
@@ -72,7 +76,7 @@ class Nowhere:
 
 
 class RouteLane(Lane):
-    """A lane that a route leads to: keeps the route's tally, and its dead letters (None: makes none)."""
+    """A lane that a route leads to: keeps the route's tally, and dead letters (None: its source is told)."""
 
     __slots__ = ("_dead_letters", "route")
 
@@ -112,10 +116,11 @@ class RouteLane(Lane):
     def answer(self, part: Part, messages: list[Message], slots: list[int], outcome: Outcome) -> None:
         """Tell the batch, or keep dead letters and tell it then."""
         if outcome.verdict is Verdict.REJECTED:
-            route, letters = self.route, self._dead_letters
-            if letters is not None and route.on_reject == "dead_letter":
+            tell_rejected(self.route, outcome)
+            letters = self._dead_letters
+            if letters is not None:
                 then = partial(part.batch.settle, slots)
-                letters.add(messages, route.name, outcome, then, crossed=True)
+                letters.add(messages, self.route.name, outcome, then, crossed=True)
                 return
         part.batch.settle(slots, outcome)
 
@@ -468,7 +473,8 @@ class Switch:
             batch.add(slot, lane, crossed)
         for route, outcome in refused:
             self._refused(batch, slot, route, message, outcome)
-            if route.on_reject == "dead_letter":
+            tell_rejected(route, outcome)
+            if self._letters_of(route) is not None:
                 self.dead_letters.add([message], route.name, outcome, partial(batch.settle, [slot]))
             else:
                 batch.settle([slot], outcome)
@@ -488,12 +494,18 @@ class Switch:
             if route is None:
                 lane = Lane(sink)
             elif self.outboxed(route) or sink is self._guards.get(route.name):
-                lane = Entrance(sink, route, self.dead_letters)
+                lane = Entrance(sink, route, self._letters_of(route))
             else:
-                lane = RouteLane(sink, route, self.dead_letters)
+                lane = RouteLane(sink, route, self._letters_of(route))
             self._lane_made(lane, route, endpoint)
             self._lanes[key] = lane
         return lane
+
+    def _letters_of(self, route: Route) -> DeadLetters | None:
+        """Where what the route's target rejects is kept; None: its source is told instead, and can be."""
+        if route.on_reject is None:
+            return self.dead_letters if route.source in self.links else None
+        return self.dead_letters if route.on_reject == "dead_letter" else None
 
     # For who records what crosses.
 
@@ -502,6 +514,17 @@ class Switch:
 
     def _refused(self, batch: Batch, slot: int, route: Route, message: Message, outcome: Outcome) -> None:
         """A route would not let the message in that slot cross."""
+
+
+def tell_rejected(route: Route, outcome: Outcome) -> None:
+    """The log hears of the first messages that a route's target rejects, and of how many there were."""
+    log.warning(
+        "a route's target rejected a message",
+        route=route.name,
+        endpoint=route.target_endpoint,
+        reason=outcome.reason.value,
+        why=outcome.text,
+    )
 
 
 def _failed(way: Way, error: Exception) -> Outcome:

@@ -220,10 +220,12 @@ class RouteRule(Strict):
     escape: Escape = Field(
         "percent", description="What becomes of a separator or wildcard inside a level of a name."
     )
-    on_reject: Literal["dead_letter", "retry"] = Field(
-        "retry",
-        description="What a client gets that cannot be told of a refusal (MQTT 3.x): no acknowledgement, or"
-        " one when the message is a dead letter, which it always is where no attempt can help.",
+    on_reject: Literal["dead_letter", "retry"] | None = Field(
+        None,
+        description="What becomes of a message that the target rejects for good. `dead_letter`: it is kept,"
+        " and accepted when that is safe. `retry`: its source is told in its own words, and a client of MQTT"
+        " 3.x, whose version has none, is tried again. Absent: who can be told is told; what a link brought"
+        " or a client of MQTT 3.x published is a dead letter.",
     )
     optional: bool = Field(
         False,

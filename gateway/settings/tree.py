@@ -191,8 +191,8 @@ class Settings(BaseSettings):
     links: dict[str, Link] = {}
     """Connections to remote brokers, by name."""
     mappings: Annotated[tuple[str, ...], Strict(False)] = ()
-    """Paths or globs of mapping files, relative to the working directory; none: the shipped identity.yaml, which
-    is also found by that name."""
+    """Paths or globs of mapping files, relative to the working directory; none: the shipped identity.yaml,
+    which is also found by that name."""
     limits: Limits = Limits()
     """How much of everything."""
     store: Store = Store()

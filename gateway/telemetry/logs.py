@@ -28,7 +28,8 @@ FACT_MAX: Final = 200  # characters of a fact in a limited event
 
 
 class Limiter:
-    """Lets the first events of a kind pass, once a minute, and counts the others.
+    """Lets the first events of a kind pass, once a minute, and counts the others. A kind is an event, of a
+    route and for a reason if it has these.
 
     A structlog processor; only events with `limited` true concern it.
     """
@@ -41,7 +42,7 @@ class Limiter:
         """Raises DropEvent for what is only counted."""
         if not event.pop("limited", False):
             return event
-        text = str(event.get("event"))
+        text = " ".join(str(event[key]) for key in ("event", "route", "reason") if key in event)
         kind = self._kinds.get(text)
         if kind is None:
             if len(self._kinds) >= KINDS_MAX:

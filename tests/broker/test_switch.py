@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import pytest
+import structlog
 
 from gateway.broker.amqp091.virtual_host import VirtualHost
 from gateway.broker.dead_letters import DeadLetters
@@ -161,6 +162,20 @@ def test_a_route_that_dead_letters_takes_the_blame_from_the_source() -> None:
     bench.link.parts[0].settle(REFUSED)
     assert source.outcomes == [ACCEPTED]
     assert [letter.route for letter in newest(bench.letters)] == ["out"]
+
+
+@pytest.mark.parametrize("said, kept", [("", 1), (", on_reject: dead_letter", 1), (", on_reject: retry", 0)])
+def test_what_a_link_brought_is_kept_unless_its_broker_shall_be_told(said: str, kept: int) -> None:
+    bench = Bench(OUT % said)
+    bench.switch.links = {"mqtt", *bench.switch.links}
+    source, _ = bench.publish("mqtt", mqtt("out/1"))
+    with structlog.testing.capture_logs() as lines:
+        bench.link.parts[0].settle(REFUSED)
+    assert [(line["event"], line["route"], line["reason"]) for line in lines] == [
+        ("a route's target rejected a message", "out", REFUSED.reason.value)
+    ]
+    assert len(bench.letters) == kept
+    assert source.outcomes == [ACCEPTED if kept else REFUSED]
 
 
 def test_a_target_that_is_only_down_is_no_dead_letter() -> None:

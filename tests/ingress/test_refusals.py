@@ -20,6 +20,7 @@ routes:
   - name: must-arrive
     from: {endpoint: mqtt, topic: "must/{rest...}"}
     to: {endpoint: amqp091, exchange: amq.direct, routing_key: "{rest...}"}
+    on_reject: retry
 """
 REFUSED = ReasonCode.IMPLEMENTATION_SPECIFIC_ERROR
 
@@ -111,3 +112,23 @@ def test_a_publisher_that_is_held_is_not_silent() -> None:
             gateway.until(lambda: connection.machine.last_received > began + 2.0)  # type: ignore[attr-defined]
             amqp.call(m.QueuePurge("q"), m.QueuePurgeOk)
             assert client.acked(PacketType.PUBACK) == (9, 0)
+
+
+@pytest.mark.parametrize("version", [Version.V311, Version.V31])
+@pytest.mark.parametrize("qos, answer", [(1, PacketType.PUBACK), (2, PacketType.PUBREC)])
+def test_what_an_older_client_cannot_be_told_is_a_dead_letter_unless_a_route_asks_for_more(
+    tmp_path: Path, version: Version, qos: int, answer: PacketType
+) -> None:
+    mapping = tmp_path / "m.yaml"
+    mapping.write_text(MAPPING.replace("    on_reject: retry\n", ""))
+    settings = settings_of(mappings=(str(mapping),))
+    with running(settings) as gateway, connect(gateway, version=version)[0] as client:
+        for packet_id in range(1, 41):
+            client.publish("must/bad", b"x", qos, packet_id)
+            assert client.acked(answer) == (packet_id, 0)
+        letters = gateway.ask(lambda: dict(gateway.gateway.dead_letters.counted))
+        assert letters == {("must-arrive", "no_route"): 40}
+    with running(settings) as gateway, connect(gateway)[0] as client:  # MQTT 5 has a word for it
+        client.publish("must/bad", b"x", 1, 1)
+        assert client.acked(PacketType.PUBACK) == (1, REFUSED)
+        assert gateway.ask(lambda: dict(gateway.gateway.dead_letters.counted)) == {}

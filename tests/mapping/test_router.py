@@ -300,7 +300,7 @@ def test_a_route_knows_what_its_deliverer_needs() -> None:
         "dead_letter",
     )
     assert (one.mandatory, one.file, one.line) == (False, "test.yaml", 3)
-    assert (other.mandatory, other.settle, other.on_reject) == (True, "confirmed", "retry")
+    assert (other.mandatory, other.settle, other.on_reject) == (True, "confirmed", None)
 
 
 REPLY = (

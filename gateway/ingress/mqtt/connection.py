@@ -29,7 +29,7 @@ from gateway.ingress.mqtt.offered import NOT_TEXT, TOO_LARGE, UTF8, check_offere
 from gateway.ingress.mqtt.retries import Retries
 from gateway.ingress.mqtt.subscriptions import subscribe, unsubscribe
 from gateway.model.message import NEVER, Message, Sender
-from gateway.model.outcome import ACCEPTED, FINAL, Outcome
+from gateway.model.outcome import ACCEPTED, FINAL, Outcome, Verdict
 from gateway.model.properties import NO_PROPERTIES
 from gateway.protocols.mqtt.connection import State
 from gateway.protocols.mqtt.packets import (
@@ -332,14 +332,22 @@ class MqttConnection:
             self.unsettled -= 1
             if self._held:
                 self._read_on()
-        elif outcome.reason in FINAL:  # there is no word for it, and it would only come again
-            self._ingress.bury(receipt[3], outcome, partial(self.accepted, packet_id, qos))
+        elif outcome.reason in FINAL or self._given_up(receipt, outcome):  # nobody could be told otherwise
+            self._ingress.bury(receipt[4], receipt[3], outcome, partial(self.accepted, packet_id, qos))
         else:
             if qos == 2 and self.session is not None:
                 self.session.incoming.doubt(packet_id)
             if self._retries is None:
                 self._retries = Retries(self._ingress.disk_healthy)
             self._retries.add(receipt, outcome, self._ingress.now())
+
+    @staticmethod
+    def _given_up(receipt: Receipt, outcome: Outcome) -> bool:
+        """Whether no route that the message took asks for another attempt."""
+        entry = receipt[4]
+        return outcome.verdict is Verdict.REJECTED and not any(
+            way.crossing.route.on_reject == "retry" for way in entry.ways
+        )
 
     def _forget_incoming(self, receipt: Receipt) -> None:
         """A QoS 2 message was not taken: when the client sends it again, that counts as the first time."""

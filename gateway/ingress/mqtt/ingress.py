@@ -207,9 +207,12 @@ class MqttIngress(ListenerSource):
         connection.machine.send_disconnect(reason)
         connection.stream.end(word)
 
-    def bury(self, message: Message, outcome: Outcome, then: Callable[[], None]) -> None:
-        """A message that nobody will ever take, of a client that cannot be told so."""
-        self.dead_letters.add([message], "", outcome, then)
+    def bury(self, entry: Entry, message: Message, outcome: Outcome, then: Callable[[], None]) -> None:
+        """A message that nobody will ever take, of a client that cannot be told so. Its letter has the name
+        of the route that refused it, or of the first that may have: by that it is sent again."""
+        unrouted = outcome.reason is Reason.NO_ROUTE
+        routes = [way.crossing.route for way in entry.ways if way.mandatory or not unrouted]
+        self.dead_letters.add([message], routes[0].name if routes else "", outcome, then)
 
     def publish_will(self, will: Will, sender: Sender) -> None:
         """Publish a will; its expiry counts from now (5: 3.1.3.2.4)."""

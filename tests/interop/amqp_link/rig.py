@@ -28,6 +28,7 @@ routes:
   - name: absent
     from: {{endpoint: mqtt, topic: "absent/{{rest...}}"}}
     to: {{endpoint: erp, exchange: "link.{{rest}}", routing_key: "k"}}
+    on_reject: retry
   - name: commands
     from: {{endpoint: erp, queue: link.commands}}
     to: {{endpoint: mqtt, topic: "commands/{{routing_key...}}"}}
