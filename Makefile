@@ -28,7 +28,7 @@ check: lint
 lint: $(STAMP)
 	$(BIN)/ruff check .
 	$(BIN)/ruff format --check .
-	$(BIN)/mypy --strict gateway
+	$(BIN)/mypy --strict gateway tests/benchmarks tests/adversary tests/chaos
 	$(BIN)/lint-imports --no-logo
 	$(BIN)/vulture
 

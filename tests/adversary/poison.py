@@ -5,6 +5,7 @@ from __future__ import annotations
 
 import json
 from contextlib import suppress
+from typing import Any
 
 from gateway.protocols.amqp091 import methods as m
 from gateway.protocols.amqpfast import commands as c
@@ -15,7 +16,7 @@ from tests.ingress.amqp_client import Amqp
 from tests.ingress.amqpfast.client import TOPIC, Fast, head
 from tests.ingress.clients import connect
 
-NOTES = (
+NOTES: tuple[tuple[str, Any], ...] = (
     ('["\\ud800"]', {"array": [None]}),
     ('["\\ud800"]', {"array": ["string"]}),
     ("1", {"table": {}}),

@@ -342,12 +342,17 @@ class FastConsumer:
             raise Wrong(f"{self._head[:size]!r}")
         self._size = size
 
+    @property
+    def measured(self) -> bool:
+        """A whole message has been seen."""
+        return self._size > 0
+
     def readable(self) -> int:
         """All messages have the size of the first; their numbers are consecutive."""
         if not self._size:
             self._head += _read(self.sock)
             self._measure()
-            if not self._size:
+            if not self.measured:
                 return 0
             self._rest = len(self._head)
         else:

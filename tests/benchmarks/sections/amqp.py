@@ -83,20 +83,25 @@ def measure(folder: Path, seconds: float, repeat: int) -> list[Figure]:
                     runs.append(run(load(subject.amqp_port, seconds), subject.cpu))
             return found
 
-        in_memory = compare((memory, transient), (rabbit, transient))
-        on_disk = compare((stored, durable), (rabbit, durable))
+        our_memory, their_memory = compare((memory, transient), (rabbit, transient))
+        our_disk, their_disk = compare((stored, durable), (rabbit, durable))
         one, many, peers = compare(
             (memory, lambda port, secs: one_connection(port, secs, 1)),
             (memory, lambda port, secs: one_connection(port, secs, CHANNELS)),
             (rabbit, lambda port, secs: one_connection(port, secs, CHANNELS)),
         )
-        fanned = compare((memory, fan_out), (rabbit, fan_out))
+        our_fan, their_fan = compare((memory, fan_out), (rabbit, fan_out))
     return [
-        _figure("confirms -> acks, 20 connections, window 100, transient", *in_memory, AGAINST_RABBIT),
-        _figure("the same, persistent, durable queue", *on_disk, AGAINST_RABBIT),
+        _figure(
+            "confirms -> acks, 20 connections, window 100, transient",
+            our_memory,
+            their_memory,
+            AGAINST_RABBIT,
+        ),
+        _figure("the same, persistent, durable queue", our_disk, their_disk, AGAINST_RABBIT),
         _figure(f"{CHANNELS} channels on one connection", many, peers, AGAINST_RABBIT),
         _figure(f"{CHANNELS} channels against 1 (ours)", many, one, AGAINST_ONE_CHANNEL),
-        _figure(f"fan-out to {QUEUES} queues, deliveries", *fanned, None),
+        _figure(f"fan-out to {QUEUES} queues, deliveries", our_fan, their_fan, None),
     ]
 
 

@@ -35,14 +35,15 @@ def measure(folder: Path, seconds: float, repeat: int) -> list[Figure]:
         found: list[list[Measured]] = [[], []]
         for number in range(repeat * ROUNDS):
             _compare(folder / f"{topics}-{number}", topics, seconds / 2, found)
-        rates = [median([one.rate for one in runs]) for runs in found]
+        ours, theirs = (median([one.rate for one in runs]) for runs in found)
         costs = [median([one.server_us for one in runs]) for runs in found]
         figures.append(
             Figure(
                 name,
                 "messages/s",
-                *rates,
-                ratio=median([ours.rate / theirs.rate for ours, theirs in zip(*found, strict=True)]),
+                ours,
+                theirs,
+                ratio=median([one.rate / other.rate for one, other in zip(*found, strict=True)]),
                 target=TARGET,
                 more={"CPU us/message": f"{costs[0]:.2f}", "without": f"{costs[1]:.2f}"},
             )
