@@ -90,7 +90,8 @@ class Listener(FrontOptions, FastOptions, MqttOptions):
     byte_order: Literal["auto", "little", "big"] = "auto"
     """Of the older MQTT dialect; `auto` recognises it by its CONNECT."""
     anonymous: Admission = "loopback"
-    """MQTT, AMQP/Fast: who may connect without a name and password. AMQP 0-9-1 clients always give one."""
+    """MQTT, AMQP/Fast: who may connect without a name and password. AMQP 0-9-1 clients always give one. MQTT
+    clients with an empty name have none; and without `users` any name but `guest` is taken for none."""
     limits: Limits | None = None
     """Overrides for connections of this listener; what the broker shares (queues, sessions) follows the top
     level."""

@@ -101,9 +101,9 @@ def connect(ingress: MqttIngress, connection: MqttConnection, packet: Connect) -
         connection.authentication = Authentication(ingress.access, packet)
         authenticate(ingress, connection, packet)
         return
-    if packet.user_name is None:
-        principal = ingress.access.anonymous(remote, ingress.anonymous)
-        _admit(ingress, connection, packet, principal, ReasonCode.NOT_AUTHORIZED)
+    anonymous = ingress.access.anonymous(remote, ingress.anonymous)
+    if not packet.user_name or (anonymous is not None and ingress.access.ignores(packet.user_name)):
+        _admit(ingress, connection, packet, anonymous, ReasonCode.NOT_AUTHORIZED)
         return
     password = packet.password or b""
     principal = ingress.access.known(packet.user_name, password, remote)
