@@ -217,12 +217,16 @@ class MqttConnection:
             self._answers.tick()
 
     def shut_down(self, farewell: Farewell) -> None:
-        """0x8B, 0x9D or 0x98 in MQTT 5. When the gateway stops, the will is kept quiet: no client failed."""
+        """0x8B, 0x9D or 0x98 in MQTT 5. The will is published, but for a client that is sent elsewhere: it
+        goes on there.
+        """
         reason, reference = ReasonCode.ADMINISTRATIVE_ACTION, ""
         if farewell is Farewell.STOPPING:
-            self.will = None
             self._yields = False
-            reference = self._ingress.options.server_reference or ""
+            if self.machine.version is Version.V5:
+                reference = self._ingress.options.server_reference or ""
+            if reference:
+                self.will = None
             reason = ReasonCode.USE_ANOTHER_SERVER if reference else ReasonCode.SERVER_SHUTTING_DOWN
         self.machine.send_disconnect(reason, reference=reference)
         self.stream.end(farewell.value)
