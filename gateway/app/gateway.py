@@ -394,7 +394,7 @@ class Gateway:
             log.warning("drain_timeout_secs is over, some messages are still in flight")
 
     def _publish_wills(self) -> bool:
-        """Clients that leave a will go first: links and other clients are there to take it. False: no will."""
+        """Clients that leave a will go first: links and others are there to take it. False: there is none."""
         leaving = [
             connection
             for listener in self.listeners.values()

@@ -34,7 +34,7 @@ from gateway.protocols.mqtt.octets import (
     too_much,
     violation,
 )
-from gateway.protocols.mqtt.packets import Ack, Acks, Event, Packet, Publish, Publishes, Row
+from gateway.protocols.mqtt.packets import Ack, Acks, Event, Oversized, Packet, Publish, Publishes, Row
 from gateway.protocols.mqtt.properties import NO_PROPERTIES, PropertyMap, without_alias
 from gateway.protocols.mqtt.spec import (
     FAILURE,
@@ -100,8 +100,10 @@ class Connection:
         "_buffer",
         "_byte_order",
         "_error",
+        "_left",
         "_little",
         "_needed",
+        "_oversized",
         "_rows_max",
         "_run_octets",
         "_said_aliases",
@@ -126,6 +128,7 @@ class Connection:
     table: ClassVar[Table] = {}
     reading: ClassVar[frozenset[State]] = frozenset()
     bounded: ClassVar[bool] = False  # each call does a limited number of steps
+    serves: ClassVar[bool] = False  # the peer is a client
 
     def __init__(
         self,
@@ -159,6 +162,8 @@ class Connection:
         self._said_aliases: dict[bytes, bytes] = {}
         self._buffer: bytearray | None = None
         self._needed = 0
+        self._oversized: Oversized | None = None  # what is read past now, and so much is still to come
+        self._left = 0
         self._error: RemoteProtocolError | None = None
         self._speak(version)
 
@@ -196,6 +201,8 @@ class Connection:
         self._steps = 0
         if self.unread:
             self.unread = False
+        if self._oversized is not None:
+            data = self._read_past(data, events)
         if self._buffer is not None:
             self._buffer += data
             if self.state not in self.reading:
@@ -373,7 +380,9 @@ class Connection:
         if size > self._bounds.properties_bytes_max:
             raise too_much(f"{size} octets of properties")
         self._steps += size >> 5
-        alias, properties = without_alias(data[start:body_at], self._bounds.properties_max)
+        alias, properties, identified = without_alias(data[start:body_at], self._bounds.properties_max)
+        if identified and self.serves:
+            raise violation("only a server says which subscription a message matches")
         if alias:
             if alias > self.topic_alias_max:
                 raise RemoteProtocolError(f"topic alias {alias}", reason=ReasonCode.TOPIC_ALIAS_INVALID)
@@ -403,6 +412,8 @@ class Connection:
         stop = start + size
         limit = self._limit(kind)
         if stop - at > limit:
+            if kind == PUBLISH and self.serves and self.state is OPEN and not self._v5:
+                return self._begin_oversized(data, at, start, stop, events)
             raise RemoteProtocolError(
                 f"a packet of {stop - at} octets, over {limit}", reason=ReasonCode.PACKET_TOO_LARGE
             )
@@ -423,6 +434,32 @@ class Connection:
             self._take(packet)
             events.append(packet)
         return stop
+
+    def _begin_oversized(self, data: bytes, at: int, start: int, stop: int, events: list[Event]) -> int:
+        """A client of MQTT 3.x sends more than we take, of which it cannot know, and would send it again for
+        ever if the connection ended: what says which message it is is decoded, the rest is read past.
+        """
+        topic_end = start + 2 + int.from_bytes(data[start : start + 2], "big")
+        body_at = min(topic_end + (2 if data[at] & 6 else 0), stop)
+        if len(data) < max(body_at, start + 2):
+            self._needed = max(body_at, start + 2) - at
+            return at
+        publish = self._decode(data[at], data[start:body_at])
+        assert isinstance(publish, Publish)
+        self._oversized = Oversized(publish, stop - body_at)
+        self._left = stop - body_at
+        return len(data) - len(self._read_past(data[body_at:], events))
+
+    def _read_past(self, data: bytes, events: list[Event]) -> bytes:
+        """What of `data` comes behind the oversized packet, which is an event when it has come whole."""
+        assert self._oversized is not None
+        rest = data[self._left :]
+        self._left -= len(data) - len(rest)
+        if not self._left:
+            self.received[PUBLISH] += 1
+            events.append(self._oversized)
+            self._oversized = None
+        return rest
 
     def _decode(self, first: int, body: bytes) -> Packet:
         return decode_packet(first, body, self.version, self._byte_order, self._bounds)

@@ -63,18 +63,28 @@ class ServerConnection(Connection):
     """One client of a listener.
 
     `connect` is the CONNECT once it has come. `wants_problems`: reason strings may be sent in answers
-    (5: 3.1.2.11.7). The limits that are given here are announced in the CONNACK of MQTT 5.
+    (5: 3.1.2.11.7). The limits that are given here are announced in the CONNACK of MQTT 5; of a packet's size
+    perhaps less than what is taken, as `announced_bytes_max`.
     """
 
-    __slots__ = ("_answered", "_connect_bytes_max", "_parted", "connect", "receive_max")
+    __slots__ = (
+        "_announced_bytes_max",
+        "_answered",
+        "_connect_bytes_max",
+        "_parted",
+        "connect",
+        "receive_max",
+    )
     table: ClassVar[Table] = SERVER
     reading: ClassVar[frozenset[State]] = frozenset((State.START, State.AUTHENTICATING, State.OPEN))
     bounded: ClassVar[bool] = True
+    serves: ClassVar[bool] = True
 
     def __init__(
         self,
         *,
         packet_bytes_max: int,
+        announced_bytes_max: int | None = None,
         connect_bytes_max: int = CONNECT_BYTES_MAX,
         byte_order: ByteOrder = "auto",
         topic_alias_max: int = 0,
@@ -89,6 +99,7 @@ class ServerConnection(Connection):
             bounds=bounds,
         )
         self.connect: Connect | None = None
+        self._announced_bytes_max = announced_bytes_max or packet_bytes_max
         self.receive_max = receive_max
         self._connect_bytes_max = connect_bytes_max
         self._answered = False  # a CONNACK has been said
@@ -171,7 +182,7 @@ class ServerConnection(Connection):
             self.send(Connack(reason=reason if reason >= FAILURE else ReasonCode.PACKET_TOO_LARGE))
 
     def _limits(self) -> dict[Property, Any]:
-        found: dict[Property, Any] = {Property.MAXIMUM_PACKET_SIZE: self.packet_bytes_max}
+        found: dict[Property, Any] = {Property.MAXIMUM_PACKET_SIZE: self._announced_bytes_max}
         if self.receive_max != WORD_MAX:
             found[Property.RECEIVE_MAXIMUM] = self.receive_max
         if self.topic_alias_max:
