@@ -114,6 +114,14 @@ class Subscriber:
     def next(self) -> paho.MQTTMessage:
         return self._heard.get(timeout=WAIT_SECS)
 
+    def quiet(self, topic: str = "the/end") -> bool:
+        """Nothing has come until now that was published before."""
+        before = self._heard.qsize()
+        self._client.subscribe(topic)
+        self._client.publish(topic, b"", 0)
+        found = self.next()
+        return before == 0 and found.topic == topic
+
 
 def publish(port: int, topic: str, body: bytes | None, qos: int = 1, *arguments: str) -> None:
     """mosquitto_pub, MQTT 5; None is an empty body."""
