@@ -110,6 +110,8 @@ class Subscriber:
     def __exit__(self, *_: object) -> None:
         self._client.disconnect()
         self._client.loop_stop()
+        # The client closes its own pair of sockets when nobody refers to it any more.
+        self._client.on_connect = self._client.on_message = self._client.on_subscribe = None
 
     def next(self) -> paho.MQTTMessage:
         return self._heard.get(timeout=WAIT_SECS)
