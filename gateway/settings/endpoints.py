@@ -88,7 +88,9 @@ class Listener(FrontOptions, FastOptions, MqttOptions):
     tls: ListenerTls | None = None
     """Absent: no TLS."""
     byte_order: Literal["auto", "little", "big"] = "auto"
-    """Of the older MQTT dialect; `auto` recognises it by its CONNECT."""
+    """Of keep-alive and packet identifiers of older MQTT clients: `auto` takes level 2 for little-endian and
+    level 3 (3.1) for big-endian, unless its packet identifiers show that it is not; see [MQTT
+    clients](../guides/mqtt-clients.md#byte-order-of-old-clients)."""
     anonymous: Admission = "loopback"
     """MQTT, AMQP/Fast: who may connect without a name and password. AMQP 0-9-1 clients always give one. MQTT
     clients with an empty name have none; and without `users` any name but `guest` is taken for none."""

@@ -82,7 +82,8 @@ RUN_OCTETS_DEAR: Final = 512
 PUBLISH_PIECES: Final = 6  # of each PUBLISH in `out`: joined once, all together, they cost least
 
 
-def _swap(word: int) -> int:
+def swapped(word: int) -> int:
+    """A word of 16 bits in the other byte order."""
     return (word & 0xFF) << 8 | word >> 8
 
 
@@ -109,6 +110,7 @@ class Connection:
         "_said_aliases",
         "_steps",
         "_v5",
+        "_watched",
         "alias_max",
         "keep_alive",
         "last_received",
@@ -164,6 +166,7 @@ class Connection:
         self._needed = 0
         self._oversized: Oversized | None = None  # what is read past now, and so much is still to come
         self._left = 0
+        self._watched: int | None = None  # the last packet id of a peer whose byte order is not known yet
         self._error: RemoteProtocolError | None = None
         self._speak(version)
 
@@ -236,6 +239,8 @@ class Connection:
             if not events:
                 raise
             self._fail_later(error)
+        if self._watched is not None:
+            self._watch(events)
         for event in events:
             if isinstance(event, Publishes):
                 self.received[PUBLISH] += len(event.rows)
@@ -471,6 +476,9 @@ class Connection:
     def _take(self, packet: Packet) -> None:
         """What a packet changes at this end, besides the state that the table gives."""
 
+    def _watch(self, events: list[Event]) -> None:
+        """Find out the peer's byte order by what it sends."""
+
     def timed_out(self, now: float) -> bool:
         """Whether the peer has been silent for one and a half times the keep-alive (5: 3.1.2.10)."""
         return now >= self.deadline()
@@ -542,7 +550,7 @@ class Connection:
             if flags & 6:
                 if not packet_id:
                     raise LocalProtocolError("a PUBLISH with QoS needs a packet identifier")
-                middle = words[_swap(packet_id) if little else packet_id]
+                middle = words[swapped(packet_id) if little else packet_id]
             else:
                 middle = b""
             if v5:
@@ -586,7 +594,7 @@ class Connection:
             self._require(OPEN)
         count = len(ids)
         if self._little:
-            ids = [_swap(packet_id) for packet_id in ids]
+            ids = [swapped(packet_id) for packet_id in ids]
         base = FIRST_OCTET[kind] << 24 | 2 << 16
         self._say(pack(f">{count}I", *[base | packet_id for packet_id in ids]))
         self.sent[kind] += count
@@ -598,7 +606,7 @@ class Connection:
         if self.state is not OPEN:
             self._require(OPEN)
         self.sent[PUBACK] += 1
-        return PUBACK_HEAD + _WORDS[_swap(packet_id) if self._little else packet_id]
+        return PUBACK_HEAD + _WORDS[swapped(packet_id) if self._little else packet_id]
 
     def send_ack(self, kind: PacketType, packet_id: int, reason: int = 0, text: str = "") -> None:
         """Say one acknowledgement, with a text for people where the peer wants it (MQTT 5).
