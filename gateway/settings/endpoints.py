@@ -228,6 +228,8 @@ class Link(Part):
     name."""
     version: MqttVersion = "auto"
     """Of MQTT; `auto` tries 5.0 and falls back to 3.1.1, but not for a broker that has spoken 5.0."""
+    authentication: Literal["password", "scram-sha-256"] = "password"
+    """MQTT 5: say the password, or prove it in AUTH packets; the broker proves then that it knows it, too."""
     tls: LinkTls = LinkTls()
     """How the broker is known, and we by it; TLS is on when the scheme ends in `s`."""
     required: bool = False
@@ -321,6 +323,11 @@ class Link(Part):
 
     @model_validator(mode="after")
     def _says_what_mqtt_understands(self) -> Self:
+        if self.authentication != "password":
+            if self.protocol != MQTT.name or self.version not in ("auto", "5.0"):
+                raise ValueError(f"authentication {self.authentication} is for MQTT 5.0 only")
+            if not all(self.username or parse_url(url).username for url in self.all_urls):
+                raise ValueError(f"authentication {self.authentication} needs a username")
         if self.bridge and self.protocol != MQTT.name:
             raise ValueError(f"bridge is for protocol {MQTT.name} only")
         if self.share is not None and (self.protocol != MQTT.name or self.version == "3.1"):
