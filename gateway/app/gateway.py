@@ -296,12 +296,12 @@ class Gateway:
     def _route_links(self) -> None:
         """Tell the links what the mappings want of their brokers."""
         router = self.switch.router
-        for name, link in self.links.items():
+        for link in self.links.values():
             try:
-                targets = self.backstop.targets(name, router.targets(name))
-                link.conversation.route(router.subscriptions(name), targets)
+                targets = self.backstop.targets(link.endpoint, router.targets(link.endpoint))
+                link.route(router.subscriptions(link.endpoint), targets)
             except Exception as error:  # the other links have their routes all the same
-                contained("reload", error, link=name)
+                contained("reload", error, link=link.name)
         self.backstop.use(router.routes)
         self.writes.flush()
 

@@ -230,6 +230,9 @@ class Link(Part):
     """Of MQTT; `auto` tries 5.0 and falls back to 3.1.1, but not for a broker that has spoken 5.0."""
     authentication: Literal["password", "scram-sha-256"] = "password"
     """MQTT 5: say the password, or prove it in AUTH packets; the broker proves then that it knows it, too."""
+    connections: Literal[1, 2] = 1
+    """2: one to consume, and one to publish, with `-out` behind its `client_id`: a broker that takes no more
+    of what is published, and stops reading, still hears what was consumed acknowledged."""
     tls: LinkTls = LinkTls()
     """How the broker is known, and we by it; TLS is on when the scheme ends in `s`."""
     required: bool = False
