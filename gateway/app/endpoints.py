@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from functools import partial
 from pkgutil import resolve_name
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Final
 
 from gateway.egress.link import Conversation, Link
 from gateway.ingress.front.layers import front_of
@@ -16,6 +16,9 @@ from gateway.transport.tasks import Tasks
 
 if TYPE_CHECKING:
     from gateway.app.gateway import Gateway
+
+CONSUMING: Final = " (in)"  # behind a link's name, where it has a connection for each direction
+PUBLISHING: Final = "-out"  # and behind its client_id
 
 
 def add_listener(gateway: Gateway, name: str, tasks: Tasks) -> None:
@@ -53,23 +56,46 @@ def add_listener(gateway: Gateway, name: str, tasks: Tasks) -> None:
 
 
 def add_link(gateway: Gateway, name: str) -> None:
-    """Make the link `name`; it is not connected yet."""
+    """Make the link `name`; it is not connected yet. With a connection for each direction it is two."""
     given = gateway.settings.links[name]
+    client_id = gateway.settings.client_id_of(name)
+    if given.connections == 1:
+        link = _link(gateway, name, name, client_id)
+    else:
+        # What the broker keeps for us, a session or queues, it keeps under the name that is in the settings.
+        _link(gateway, name + CONSUMING, name, client_id, publishes=False)
+        link = _link(gateway, name, name, client_id + PUBLISHING, consumes=False)
+    link.when_up = partial(gateway.backstop.link_up, name)
+    gateway.backstop.add_link(name, given, link.conversation, lambda: link.up)
+    gateway.switch.namespaces[name] = link.conversation
+
+
+def _link(
+    gateway: Gateway,
+    name: str,
+    endpoint: str,
+    client_id: str,
+    *,
+    consumes: bool = True,
+    publishes: bool = True,
+) -> Link:
+    given = gateway.settings.links[endpoint]
     dialect = DIALECTS[given.protocol]
     stats = gateway.metrics.link(name, given.protocol, dialect.frame_names)
     conversation: Conversation = resolve_name(dialect.link)(
+        endpoint, given, gateway.switch, gateway.settings.limits, stats, client_id=client_id
+    )
+    link = gateway.links[name] = Link(
         name,
         given,
-        gateway.switch,
-        gateway.settings.limits,
+        conversation,
+        gateway.writes,
         stats,
-        client_id=gateway.settings.client_id_of(name),
+        endpoint=endpoint,
+        consumes=consumes,
+        publishes=publishes,
     )
-    link = Link(name, given, conversation, gateway.writes, stats)
     conversation.link = link
-    link.when_up = partial(gateway.backstop.link_up, name)
-    gateway.backstop.add_link(name, given, conversation, lambda: link.up)
-    gateway.switch.namespaces[name] = conversation
-    gateway.links[name] = link
     if given.required:
         gateway.readiness.require(f"link {name}")
+    return link

@@ -2,14 +2,14 @@
 
 The nursery tree: HTTP; one task set per listener (accept, poll, tick); one supervised task set per link; one
 that watches the mapping files and signals. SIGTERM drains: stop accepting, let what is in flight settle
-within `drain_timeout_secs`, say goodbye, leave. SIGHUP, or a changed file, reloads the mappings; a bad file
-leaves the old ones in force.
+within `drain_timeout_secs`, publish the wills of MQTT clients, say goodbye, leave. SIGHUP, or a changed file,
+reloads the mappings; a bad file leaves the old ones in force.
 """
 
 from __future__ import annotations
 
 import signal
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from dataclasses import asdict
 from functools import partial
 from typing import Final
@@ -52,7 +52,7 @@ from gateway.errors import ConfigurationError
 from gateway.ingress.amqp091.connection import AmqpConnection
 from gateway.ingress.amqpfast.connection import FastConnection
 from gateway.ingress.front.shared_port import shared_listeners
-from gateway.ingress.listener import Farewell, Listener
+from gateway.ingress.listener import Connection, Farewell, Listener
 from gateway.ingress.mqtt.connection import MqttConnection
 from gateway.mapping.router import Router
 from gateway.model.message import Message
@@ -297,12 +297,12 @@ class Gateway:
     def _route_links(self) -> None:
         """Tell the links what the mappings want of their brokers."""
         router = self.switch.router
-        for name, link in self.links.items():
+        for link in self.links.values():
             try:
-                targets = self.backstop.targets(name, router.targets(name))
-                link.conversation.route(router.subscriptions(name), targets)
+                targets = self.backstop.targets(link.endpoint, router.targets(link.endpoint))
+                link.route(router.subscriptions(link.endpoint), targets)
             except Exception as error:  # the other links have their routes all the same
-                contained("reload", error, link=name)
+                contained("reload", error, link=link.name)
         self.backstop.use(router.routes)
         self.writes.flush()
 
@@ -369,17 +369,11 @@ class Gateway:
         self.backstop.stop()
         for listener in self.listeners.values():
             listener.close()
-        with trio.move_on_after(self.settings.drain_timeout_secs) as waited:
-            while not self._idle():
-                await trio.sleep(DRAIN_POLL_SECS)
-        if waited.cancelled_caught:
-            log.warning("drain_timeout_secs is over, some messages are still in flight")
-        for listener in self.listeners.values():
-            for connection in list(listener.connections):
-                try:
-                    connection.shut_down(Farewell.STOPPING)
-                except Exception as error:
-                    connection.stream.fail(error)
+        deadline = trio.current_time() + self.settings.drain_timeout_secs
+        await self._settle(deadline)
+        if self._publish_wills():
+            await self._settle(max(deadline, trio.current_time() + FAREWELL_SECS))
+        self._say_goodbye(one for listener in self.listeners.values() for one in list(listener.connections))
         for link in self.links.values():
             try:
                 link.shut_down()
@@ -391,6 +385,34 @@ class Gateway:
                 await trio.sleep(DRAIN_POLL_SECS)
         _tell_limited(now=True)
         log.info("stopped")
+
+    async def _settle(self, deadline: float) -> None:
+        """Wait until nothing is under way, or it is too late (monotonic `deadline`)."""
+        with trio.move_on_at(deadline) as waited:
+            while not self._idle():
+                await trio.sleep(DRAIN_POLL_SECS)
+        if waited.cancelled_caught:
+            log.warning("drain_timeout_secs is over, some messages are still in flight")
+
+    def _publish_wills(self) -> bool:
+        """Clients that leave a will go first: links and others are there to take it. False: there is none."""
+        leaving = [
+            connection
+            for listener in self.listeners.values()
+            for connection in listener.connections
+            if isinstance(connection, MqttConnection) and connection.will is not None
+        ]
+        self._say_goodbye(leaving)
+        published = self.mqtt.end_delays()
+        self.writes.flush()
+        return bool(leaving) or published
+
+    def _say_goodbye(self, connections: Iterable[Connection]) -> None:
+        for connection in connections:
+            try:
+                connection.shut_down(Farewell.STOPPING)
+            except Exception as error:
+                connection.stream.fail(error)
 
     def _idle(self) -> bool:
         return all(

@@ -86,6 +86,10 @@ class Access:
             return self._principal("")
         return None
 
+    def ignores(self, user: str) -> bool:
+        """A name means nothing: no users are configured, so nobody can have it, but for the usual guest."""
+        return not self._users and user != GUEST
+
     def known(self, user: str, password: bytes, remote: str) -> Principal | None:
         """The principal, when that can be said without work; None: ask `verify`."""
         if self.failures.refuses(remote, user):

@@ -1,4 +1,4 @@
-"""SCRAM-SHA-256, the server's side (RFC 5802, RFC 7677): a password is proved without being said.
+"""SCRAM-SHA-256 (RFC 5802, RFC 7677), both sides: a password is proved without being said.
 
 What is kept of a user is made of the password and cannot be used to log in elsewhere: a salt, a number of
 iterations, and two keys, written `SCRAM-SHA-256$4096:salt$stored:server` with the three in base64. Nobody can
@@ -20,11 +20,12 @@ METHOD: Final = "SCRAM-SHA-256"
 ITERATIONS: Final = 4_096  # the least that RFC 7677 (section 4) allows; the server's keys cost more to steal
 ITERATIONS_MAX: Final = 10_000_000
 SALT_OCTETS: Final = 16
+ITERATIONS_OF_OTHERS_MAX: Final = 100_000  # a server that asks for more would hold up everybody else here
 MESSAGE_OCTETS_MAX: Final = 4_096
 
 
 class ScramError(Exception):
-    """The client has not proved that it knows the password, or said something else than SCRAM."""
+    """The other side has not proved that it knows the password, or said something else than SCRAM."""
 
 
 class Keys(NamedTuple):
@@ -58,9 +59,13 @@ def parse_keys(text: str) -> Keys:
 
 def make_keys(password: str, salt: bytes, iterations: int = ITERATIONS) -> Keys:
     """The keys of a password; raises ValueError when it holds what SASLprep forbids (RFC 4013)."""
-    salted = hashlib.pbkdf2_hmac("sha256", prepared(password).encode(), salt, iterations)
+    salted = _salted(password, salt, iterations)
     client = _hmac(salted, b"Client Key")
     return Keys(salt, iterations, hashlib.sha256(client).digest(), _hmac(salted, b"Server Key"))
+
+
+def _salted(password: str, salt: bytes, iterations: int) -> bytes:
+    return hashlib.pbkdf2_hmac("sha256", prepared(password).encode(), salt, iterations)
 
 
 def prepared(text: str) -> str:
@@ -92,6 +97,15 @@ def _hmac(key: bytes, message: bytes) -> bytes:
     return hmac.digest(key, message, hashlib.sha256)
 
 
+def _text(message: bytes) -> str:
+    if len(message) > MESSAGE_OCTETS_MAX:
+        raise ScramError("too long")
+    try:
+        return message.decode()
+    except UnicodeDecodeError:
+        raise ScramError("not UTF-8") from None
+
+
 def _attributes(text: str) -> dict[str, str]:
     """The attributes of a message, by letter; raises ScramError."""
     found: dict[str, str] = {}
@@ -110,8 +124,65 @@ def _user(name: str) -> str:
     return name.replace("=2C", ",").replace("=3D", "=")
 
 
+def _xor(one: bytes, other: bytes) -> bytes:
+    return bytes(left ^ right for left, right in zip(one, other, strict=False))
+
+
+class Proof:
+    """The client's side of one authentication: say `first`, then `answer` to the server's next message, and
+    `check` its last one, which proves that it knows the password, too.
+    """
+
+    __slots__ = ("_bare", "_expected", "_nonce", "_password")
+
+    def __init__(self, user: str, password: str, nonce: str) -> None:
+        """`nonce`: random, printable, without a comma."""
+        self._nonce = nonce
+        self._bare = f"n={user.replace('=', '=3D').replace(',', '=2C')},r={nonce}"
+        self._password = password
+        self._expected: bytes | None = None
+
+    @property
+    def first(self) -> bytes:
+        """What the client says first; channel binding is not known here."""
+        return f"n,,{self._bare}".encode()
+
+    def answer(self, message: bytes) -> bytes:
+        """The proof, for the server's salt, iterations and nonce; raises ScramError."""
+        if self._expected is not None:
+            raise ScramError("the proof was given already")
+        said = _attributes(_text(message))
+        nonce, count = said.get("r", ""), said.get("i", "")
+        if not nonce.startswith(self._nonce) or nonce == self._nonce:
+            raise ScramError("malformed nonce")
+        if not (count.isascii() and count.isdigit() and len(count) < 10):
+            raise ScramError("malformed iterations")
+        if not ITERATIONS <= int(count) <= ITERATIONS_OF_OTHERS_MAX:
+            raise ScramError(f"{int(count)} iterations are asked for")
+        try:
+            salt = base64.b64decode(said.get("s", ""), validate=True)
+            if not salt:
+                raise ScramError("no salt")
+            salted = _salted(self._password, salt, int(count))
+        except ValueError as error:
+            raise ScramError(str(error)) from None
+        without = f"c=biws,r={nonce}"
+        whole = f"{self._bare},{message.decode()},{without}".encode()
+        client = _hmac(salted, b"Client Key")
+        proof = _xor(client, _hmac(hashlib.sha256(client).digest(), whole))
+        self._expected = b"v=" + base64.b64encode(_hmac(_hmac(salted, b"Server Key"), whole))
+        return f"{without},p={base64.b64encode(proof).decode()}".encode()
+
+    def check(self, message: bytes) -> None:
+        """Raises ScramError when the server's last message does not prove that it knows the password."""
+        if self._expected is None or not hmac.compare_digest(message, self._expected):
+            raise ScramError("the server has not proved that it knows the password")
+
+
 class Exchange:
-    """One authentication: `answer` to the client's first message, then to its last, and it is `done`."""
+    """The server's side of one authentication: `answer` to the client's first message, then to its last, and
+    it is `done`.
+    """
 
     __slots__ = ("_bare", "_find", "_first", "_header", "_keys", "_nonce", "done", "user")
 
@@ -126,12 +197,7 @@ class Exchange:
 
     def answer(self, message: bytes) -> bytes:
         """What to say to the client's next message; raises ScramError."""
-        if len(message) > MESSAGE_OCTETS_MAX:
-            raise ScramError("too long")
-        try:
-            text = message.decode()
-        except UnicodeDecodeError:
-            raise ScramError("not UTF-8") from None
+        text = _text(message)
         said = self._begin(text) if self._keys is None else self._finish(text, self._keys)
         return said.encode()
 
@@ -166,7 +232,7 @@ class Exchange:
         except ValueError:
             raise ScramError("malformed proof") from None
         signature = _hmac(keys.stored, whole)
-        client = bytes(one ^ other for one, other in zip(proved, signature, strict=False))
+        client = _xor(proved, signature)
         if len(proved) != len(signature) or not hmac.compare_digest(
             hashlib.sha256(client).digest(), keys.stored
         ):

@@ -135,11 +135,20 @@ class Link:
         writes: WriteSet,
         stats: LinkStats,
         *,
+        endpoint: str = "",
+        consumes: bool = True,
+        publishes: bool = True,
         jitter: Callable[[], float] = random.random,
     ) -> None:
+        """`endpoint`: its name in the configuration, of which there is one link for each direction when the
+        two are apart, and `name` is another.
+        """
         self.name = name
+        self.endpoint = endpoint or name
         self.settings = settings
         self.conversation = conversation
+        self._consumes = consumes
+        self._publishes = publishes
         self.stats = stats
         self._writes = writes
         self._turns = Turns(
@@ -158,6 +167,12 @@ class Link:
     def up(self) -> bool:
         """The conversation has said that its connection is usable."""
         return self.stats.up
+
+    def route(self, subscriptions: Subscriptions, targets: Targets) -> None:
+        """The mapping changed: what its endpoint's routes need, of which this link sees to its part."""
+        self.conversation.route(
+            subscriptions if self._consumes else Subscriptions(), targets if self._publishes else Targets()
+        )
 
     def came_up(self) -> None:
         """The handshake is over; called by the conversation."""

@@ -91,9 +91,12 @@ class Listener(FrontOptions, FastOptions, AmqpOptions, MqttOptions):
     tls: ListenerTls | None = None
     """Absent: no TLS."""
     byte_order: Literal["auto", "little", "big"] = "auto"
-    """Of the older MQTT dialect; `auto` recognises it by its CONNECT."""
+    """Of keep-alive and packet identifiers of older MQTT clients: `auto` takes level 2 for little-endian and
+    level 3 (3.1) for big-endian, unless its packet identifiers show that it is not; see [MQTT
+    clients](../guides/mqtt-clients.md#byte-order-of-old-clients)."""
     anonymous: Admission = "loopback"
-    """MQTT, AMQP/Fast: who may connect without a name and password. AMQP 0-9-1 clients always give one."""
+    """MQTT, AMQP/Fast: who may connect without a name and password. AMQP 0-9-1 clients always give one. MQTT
+    clients with an empty name have none; and without `users` any name but `guest` is taken for none."""
     limits: Limits | None = None
     """Overrides for connections of this listener; what the broker shares (queues, sessions) follows the top
     level."""
@@ -256,6 +259,11 @@ class Link(Part):
     name."""
     version: MqttVersion = "auto"
     """Of MQTT; `auto` tries 5.0 and falls back to 3.1.1, but not for a broker that has spoken 5.0."""
+    authentication: Literal["password", "scram-sha-256"] = "password"
+    """MQTT 5: say the password, or prove it in AUTH packets; the broker proves then that it knows it, too."""
+    connections: Literal[1, 2] = 1
+    """2: one to consume, and one to publish, with `-out` behind its `client_id`: a broker that takes no more
+    of what is published, and stops reading, still hears what was consumed acknowledged."""
     tls: LinkTls = LinkTls()
     """How the broker is known, and we by it; TLS is on when the scheme ends in `s`."""
     required: bool = False
@@ -349,6 +357,11 @@ class Link(Part):
 
     @model_validator(mode="after")
     def _says_what_mqtt_understands(self) -> Self:
+        if self.authentication != "password":
+            if self.protocol != MQTT.name or self.version not in ("auto", "5.0"):
+                raise ValueError(f"authentication {self.authentication} is for MQTT 5.0 only")
+            if not all(self.username or parse_url(url).username for url in self.all_urls):
+                raise ValueError(f"authentication {self.authentication} needs a username")
         if self.bridge and self.protocol != MQTT.name:
             raise ValueError(f"bridge is for protocol {MQTT.name} only")
         if self.share is not None and (self.protocol != MQTT.name or self.version == "3.1"):

@@ -90,8 +90,10 @@ class Limits(Part):
     while. A second's worth may come at once."""
     receive_messages_per_sec_max: int = Field(0, ge=0)
     """The same in messages that its client publishes."""
-    topic_levels_max: int = Field(128, ge=1)
-    """Levels of one topic, key or filter: each is a step of matching."""
+    topic_levels_max: int = Field(200, ge=1)
+    """Levels of one MQTT topic or filter: each is a step of matching. Beyond it a message is refused (MQTT 5:
+    0x90; 3.x: acknowledged, and a dead letter), a filter likewise (0x8F, 0x80), a client with such a will
+    not let in."""
     hops_max: int = Field(8, ge=1, le=255)
     """Routes that one message may cross: two gateways that feed each other would never stop."""
 

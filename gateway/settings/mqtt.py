@@ -20,7 +20,8 @@ class MqttOptions(Part):
     """Where clients that ask for it are told to have responses sent (MQTT 5), `{client_id}` filled in: for
     instance `reply/{client_id}`."""
     server_reference: str | None = Field(None, min_length=1)
-    """Where clients are told to go when this gateway stops (MQTT 5): `host:port`, several with blanks."""
+    """Where clients are told to go when this gateway stops (MQTT 5): `host:port`, several with blanks. Their
+    wills are not published then."""
     sys_interval_secs: float = Field(10.0, ge=0)
     """MQTT: how often the `$SYS` topics are refreshed, while somebody subscribes to them; 0: never."""
 

@@ -162,6 +162,36 @@ def test_paho_hears_that_a_body_is_too_large(gateway: Running) -> None:
         assert client.publish("a", b"x", 1) == 0
 
 
+@pytest.mark.parametrize("version", ["3.1", "3.1.1"])
+@pytest.mark.parametrize("qos", [1, 2])
+@pytest.mark.parametrize("over", [1, 1_000_000])
+def test_paho_of_before_5_is_rid_of_a_body_that_is_too_large(
+    gateway: Running, version: str, qos: int, over: int
+) -> None:
+    with Paho(gateway, version) as client:
+        assert client.publish("a", bytes(16 * 1024 * 1024 + over), qos) == 0
+        assert client.publish("a", b"x", qos) == 0
+    assert gateway.ask(lambda: len(gateway.gateway.dead_letters)) == 1
+    assert gateway.ask(lambda: gateway.gateway.listeners["mqtt"].stats.accepted) == 1, "it was not cut"
+
+
+@pytest.mark.parametrize("version", VERSIONS)
+@pytest.mark.parametrize("name", ["", "nobody"])
+def test_mosquitto_pub_with_a_name_that_is_nobodys(gateway: Running, version: str, name: str) -> None:
+    reader = Subscriber(gateway, version, 1, "-u", name, "-P", "secret", "-t", "a", "-F", "%p")
+    mosquitto_pub(gateway, version, "-u", name, "-P", "secret", "-t", "a", "-m", "heard")
+    assert reader.lines() == ["heard"]
+
+
+def test_200_levels_and_more_with_mosquitto_pub(gateway: Running) -> None:
+    for version in VERSIONS:
+        deep = "/".join("a" * 200)
+        reader = Subscriber(gateway, version, 1, "-t", deep, "-F", "%p")
+        mosquitto_pub(gateway, version, "-q", "1", "-t", f"{deep[:-2]}", "-m", "less")
+        mosquitto_pub(gateway, version, "-q", "1", "-t", deep, "-m", "as many")
+        assert reader.lines() == ["as many"]
+
+
 def test_paho_is_told_that_another_took_its_session(gateway: Running) -> None:
     with Paho(gateway, "5.0", "same") as first:
         first.client.on_connect = None

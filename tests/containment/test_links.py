@@ -12,7 +12,18 @@ from typing import Any, Final
 
 import pytest
 
-from gateway.broker.mqtt.echoes import ECHO_SECS, KEYS_MAX, ROUNDS_PER_HOP, Echoes
+from gateway.broker.mqtt.echoes import (
+    ECHO_SECS,
+    HOPS_CERTAIN,
+    KEYS_MAX,
+    PROVEN_MAX,
+    PROVEN_SECS,
+    QUICK_MAX,
+    QUICK_SECS,
+    ROUNDS_PER_HOP,
+    Echoes,
+    Ledger,
+)
 from gateway.egress.link import Link as RunningLink
 from gateway.egress.mqtt.conversation import MqttConversation
 from gateway.egress.mqtt.peer import MqttLinkPeer
@@ -255,37 +266,86 @@ def test_a_circle_of_two_gateways_without_hops_ends(tmp_path: Path, counted: Cou
                 device.publish(f"c/{number % 5}", b"%d" % (number % 7), 1, number + 1)
                 device.acked(PacketType.PUBACK)
             one.until(lambda: refused() >= 20)
-            most = 20 * 2 * (one.gateway.settings.limits.hops_max * ROUNDS_PER_HOP + 1)
-            assert 20 < passed() <= most
-            still = passed()
             device.ping()
             listening.ping()
-            assert passed() == still
+            assert passed() == 2 * 20, "there and back, and no further"
     assert not counted
 
 
 DEVICE: Final = Sender("mqtt", "device")
 PEER: Final = Sender("mqtt", "peer")
+OTHER: Final = Sender("mqtt", "other")
 
 
-def message(body: bytes, sender: Sender = DEVICE) -> Message:
-    return Message(topic_address("t"), body, sender=sender)
+def sent(
+    ledger: Ledger, body: bytes, sender: Sender = DEVICE, *, now: float = 0.0, packet_id: int = 0
+) -> None:
+    ledger.send([Message(topic_address("t"), body, sender=sender)], now, [packet_id])
 
 
 def hop(echoes: Echoes, body: bytes, sender: Sender, now: float = 0.0) -> int:
     return echoes.hops(b"t", body, sender, now)
 
 
-def test_an_echo_counts_a_hop_after_so_many_rounds() -> None:
+def test_a_slow_echo_counts_a_hop_after_so_many_rounds() -> None:
     echoes = Echoes()
     ledger = echoes.ledger("link")
     assert not echoes.awaited
-    ledger.send([message(b"x")], 0.0)
+    sent(ledger, b"x")
     hops = []
-    for _ in range(3 * ROUNDS_PER_HOP):
-        hops.append(hop(echoes, b"x", PEER))
-        ledger.send([message(b"x", PEER)], 0.0)
+    for round in range(1, 3 * ROUNDS_PER_HOP + 1):
+        now = round * QUICK_SECS
+        hops.append(hop(echoes, b"x", PEER, now))
+        sent(ledger, b"x", PEER, now=now)
     assert hops == [round // ROUNDS_PER_HOP for round in range(1, 3 * ROUNDS_PER_HOP + 1)]
+
+
+def test_who_brings_a_message_back_quickly_is_the_other_end_of_a_circle() -> None:
+    echoes = Echoes()
+    ledger = echoes.ledger("link")
+    sent(ledger, b"x")
+    for _ in range(QUICK_MAX - 1):
+        assert hop(echoes, b"x", PEER) == 0
+        sent(ledger, b"x", PEER)
+    assert hop(echoes, b"x", PEER) == HOPS_CERTAIN
+    sent(ledger, b"y")
+    assert hop(echoes, b"y", OTHER) == 0, "nothing is proved of others"
+    sent(ledger, b"y")
+    assert hop(echoes, b"y", PEER) == HOPS_CERTAIN
+    assert hop(echoes, b"y", PEER) == 0, "as many as were sent can be echoes"
+    sent(ledger, b"z", now=PROVEN_SECS)
+    assert hop(echoes, b"z", PEER, PROVEN_SECS) == 0
+
+
+def test_in_turn_they_prove_nothing() -> None:
+    echoes = Echoes()
+    ledger = echoes.ledger("link")
+    sent(ledger, b"x")
+    for round in range(2 * QUICK_MAX):
+        sender = (PEER, OTHER)[round % 2]
+        assert hop(echoes, b"x", sender) == 0
+        sent(ledger, b"x", sender)
+
+
+def test_what_is_unconfirmed_is_an_echo_at_once() -> None:
+    echoes = Echoes()
+    ledger = echoes.ledger("link")
+    unconfirmed = {7: Message(topic_address("t"), b"x"), 8: Message(topic_address("t"), b"another")}
+    ledger.unconfirmed = unconfirmed.get
+    for packet_id in (6, 7, 8):  # the first is confirmed, of the last the id has come to be another's
+        sent(ledger, b"x", packet_id=packet_id)
+    assert hop(echoes, b"x", DEVICE) == 0
+    assert [hop(echoes, b"x", PEER) for _ in range(4)] == [HOPS_CERTAIN, 0, 0, 0]
+    assert not echoes.awaited
+
+
+def test_an_echo_of_anothers_is_found_behind_its_own() -> None:
+    echoes = Echoes()
+    ledger = echoes.ledger("link")
+    ledger.unconfirmed = {7: Message(topic_address("t"), b"x")}.get
+    sent(ledger, b"x", PEER)
+    sent(ledger, b"x", DEVICE, packet_id=7)
+    assert [hop(echoes, b"x", PEER) for _ in range(2)] == [HOPS_CERTAIN, 0]
 
 
 def test_who_repeats_himself_is_no_echo() -> None:
@@ -293,7 +353,20 @@ def test_who_repeats_himself_is_no_echo() -> None:
     ledger = echoes.ledger("link")
     for _ in range(100):
         assert hop(echoes, b"x", DEVICE) == 0
-        ledger.send([message(b"x")], 0.0)
+        sent(ledger, b"x")
+
+
+def test_who_repeats_what_another_said_loses_one_of_them_at_most() -> None:
+    echoes = Echoes()
+    ledger = echoes.ledger("link")
+    sent(ledger, b"x")
+    hops = []
+    for _ in range(100):
+        hops.append(hop(echoes, b"x", PEER))
+        if not hops[-1]:
+            sent(ledger, b"x", PEER)
+    assert hops.count(HOPS_CERTAIN) == 1
+    assert hops.count(0) == 99
 
 
 def test_copies_of_one_message_are_told_apart() -> None:
@@ -301,13 +374,14 @@ def test_copies_of_one_message_are_told_apart() -> None:
     echoes = Echoes()
     ledger = echoes.ledger("link")
     alive = 0
-    for _ in range(20 * ROUNDS_PER_HOP):
-        ledger.send([message(b"x")], 0.0)
+    for round in range(20 * ROUNDS_PER_HOP):
+        now = round * QUICK_SECS
+        sent(ledger, b"x", now=now - QUICK_SECS)
         returned = alive + 1
         alive = 0
         for _ in range(returned):
-            if hop(echoes, b"x", PEER) < 1:
-                ledger.send([message(b"x", PEER)], 0.0)
+            if hop(echoes, b"x", PEER, now) < 1:
+                sent(ledger, b"x", PEER, now=now)
                 alive += 1
         assert alive <= ROUNDS_PER_HOP + 1
 
@@ -316,11 +390,11 @@ def test_another_message_or_a_late_one_is_no_echo() -> None:
     echoes = Echoes()
     ledger = echoes.ledger("link")
     for _ in range(100):
-        ledger.send([message(b"x")], 0.0)
+        sent(ledger, b"x")
     assert hop(echoes, b"y", PEER) == 0
     assert echoes.hops(b"u", b"x", PEER, 0.0) == 0
     assert [hop(echoes, b"x", PEER, ECHO_SECS) for _ in range(100)] == [0] * 100
-    ledger.send([message(b"z")], 0.0)
+    sent(ledger, b"z")
     ledger.tick(ECHO_SECS)
     assert not echoes.awaited
 
@@ -328,7 +402,16 @@ def test_another_message_or_a_late_one_is_no_echo() -> None:
 def test_the_memory_is_bounded() -> None:
     echoes = Echoes()
     ledger = echoes.ledger("link")
-    ledger.send([message(b"%d" % number) for number in range(KEYS_MAX + 100)], 0.0)
-    ledger.send([message(b"same") for _ in range(1_000)], 0.0)
+    for number in range(KEYS_MAX + 100):
+        sent(ledger, b"%d" % number)
+    for _ in range(1_000):
+        sent(ledger, b"same")
     assert len(ledger.sent) == KEYS_MAX
     assert max(map(len, ledger.sent.values())) <= 64
+    for number in range(2 * PROVEN_MAX):
+        peer = Sender("mqtt", f"peer {number}")
+        for _ in range(QUICK_MAX):
+            sent(ledger, b"%d" % number)
+            hop(echoes, b"%d" % number, peer)
+            sent(ledger, b"%d" % number, peer)
+    assert len(ledger._proven) <= PROVEN_MAX

@@ -84,6 +84,7 @@ class Mqtt(Raw):
         super().__init__(port)
         self.machine = ClientConnection(packet_bytes_max=268_435_455)
         self._events: list[Event] = []
+        self.heard: list[Publishes] = []  # messages that `next` passed over
 
     def flush(self) -> None:
         self.send(self.machine.data_to_send())
@@ -99,6 +100,8 @@ class Mqtt(Raw):
                 event = self._events.pop(0)
                 if isinstance(event, kind):
                     return event
+                if isinstance(event, Publishes):
+                    self.heard.append(event)
             octets = self.sock.recv(65_536)
             if not octets:
                 raise ConnectionError("the gateway has closed the connection")

@@ -21,6 +21,7 @@ from tests.interop.gateway_fixture import LOOPBACK, Running, running, settings_o
 from tests.transport.test_tls import self_signed
 
 CONNECT = b"\x10\x0d\x00\x04MQTT\x04\x02\x00\x00\x00\x01c"
+CONNECT_5 = b"\x10\x0e\x00\x04MQTT\x05\x02\x00\x00\x00\x00\x01c"
 CONNACK = b"\x20\x02\x00\x00"
 HEADER = b"AMQP\x00\x00\x09\x01"
 MEGABYTE = 1_048_576
@@ -39,7 +40,15 @@ MQTT_FAULTS = [
     ),
     ("a large CONNECT", b"\x10\xff\xff\xff\x7f", b"", "packet_too_large"),
     ("five octets of length", CONNECT + b"\x30\xff\xff\xff\xff\xff", CONNACK, "malformed_packet"),
-    ("a packet over the limit", CONNECT + b"\x30\xff\xff\xff\x7f", CONNACK, "packet_too_large"),
+    ("a packet over the limit", CONNECT_5 + b"\x30\xff\xff\xff\x7f", None, "packet_too_large"),
+    ("one that is no PUBLISH", CONNECT + b"\x82\xff\xff\xff\x7f", CONNACK, "packet_too_large"),
+    (
+        "one with a topic that is none",
+        CONNECT + b"\x30\xff\xff\xff\x7f\0\x01#",
+        CONNACK,
+        "topic_name_invalid",
+    ),
+    ("one with an identifier of 0", CONNECT + b"\x32\xff\xff\xff\x7f\0\x01a\0\0", CONNACK, "protocol_error"),
     ("a wildcard in a topic", CONNECT + b"\x30\x04\x00\x01#x", CONNACK, "topic_name_invalid"),
     ("QoS 3", CONNECT + b"\x36\x06\x00\x01a\x00\x01x", CONNACK, "malformed_packet"),
 ]

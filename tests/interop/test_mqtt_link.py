@@ -110,9 +110,19 @@ class Subscriber:
     def __exit__(self, *_: object) -> None:
         self._client.disconnect()
         self._client.loop_stop()
+        # The client closes its own pair of sockets when nobody refers to it any more.
+        self._client.on_connect = self._client.on_message = self._client.on_subscribe = None
 
     def next(self) -> paho.MQTTMessage:
         return self._heard.get(timeout=WAIT_SECS)
+
+    def quiet(self, topic: str = "the/end") -> bool:
+        """Nothing has come until now that was published before."""
+        before = self._heard.qsize()
+        self._client.subscribe(topic)
+        self._client.publish(topic, b"", 0)
+        found = self.next()
+        return before == 0 and found.topic == topic
 
 
 def publish(port: int, topic: str, body: bytes | None, qos: int = 1, *arguments: str) -> None:

@@ -418,6 +418,16 @@ class MqttNamespace:
         """
         self._wills[client_id] = (at, publish)
 
+    def end_delays(self) -> bool:
+        """The process ends, and with it all sessions that no store keeps: what waits for a delay is due.
+
+        False: nothing was published. With a store the delay goes on when the gateway is there again.
+        """
+        due = list(self._wills) if self.records is None else []
+        for client_id in due:
+            self._publish_will(client_id)
+        return bool(due)
+
     def _publish_will(self, client_id: str) -> None:
         if client_id in self._wills:
             publish = self._wills.pop(client_id)[1]

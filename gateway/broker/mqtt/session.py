@@ -23,6 +23,7 @@ from gateway.broker.mqtt.subscription import Grant, SubscriptionOptions
 from gateway.broker.pressure import Pressure, lowered
 from gateway.model.batch import Part
 from gateway.model.message import Message, weight_of
+from gateway.protocols.mqtt.spec import PacketType
 
 PACKET_IDS: Final = 65_535
 WALKS_MAX: Final = 8  # through the retained messages, in one turn
@@ -357,6 +358,16 @@ class Session:
     def discarded(self) -> None:
         """The session has ended; nothing of it stays."""
         self.incoming.drop()
+
+    def awaits(self, kind: PacketType, packet_id: int) -> bool:
+        """False: the client acknowledges a delivery with another packet than that which is due for it.
+
+        An id that is unknown may be from before; PUBREC may be said again until PUBCOMP.
+        """
+        if packet_id in self.released:
+            return kind is not PacketType.PUBACK
+        row = self.in_flight.get(packet_id)
+        return row is None or kind is (PacketType.PUBACK if row.qos == 1 else PacketType.PUBREC)
 
     def received(self, packet_id: int) -> bool:
         """PUBREC came: the client has the message; PUBREL is next. False: the id is unknown."""

@@ -9,8 +9,12 @@
 | `subscriptions/count` | subscriptions of all sessions |
 | `retained messages/count` | topics with a retained message, these included |
 
-They are refreshed while somebody subscribes to a filter that begins with `$SYS`, and otherwise do not exist
-but for the last ones. Only what has changed is sent. The disk never sees them.
+The figures are refreshed while somebody subscribes to a filter that begins with `$SYS`, and otherwise do not
+exist but for the last ones. Only what has changed is sent. The disk never sees them.
+
+Bridges say on `connection/NAME/state` whether they are connected, with a retained message and a will. That is
+the one topic below `$SYS` for clients to publish to, for any of them, as Mosquitto has it; what is published
+there is a message like any other.
 """
 
 from __future__ import annotations
@@ -30,6 +34,15 @@ if TYPE_CHECKING:
 
 SYS: Final = "$SYS"
 ROOT: Final = "$SYS/broker/"
+CONNECTION: Final = ["$SYS", "broker", "connection"]
+
+
+def is_own(topic: str) -> bool:
+    """Whether only the gateway may publish there."""
+    levels = topic.split("/", 5)
+    if levels[0] != SYS:
+        return False
+    return len(levels) != 5 or levels[:3] != CONNECTION or levels[4] != "state"
 
 
 class System:

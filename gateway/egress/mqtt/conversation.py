@@ -11,13 +11,16 @@ broker of MQTT 5 its properties for ever. A broker that has spoken 5.0 is not tr
 starts again it would take up the session in 3.1.1, and Mosquitto has lost a message over that.
 
 A link that shares its subscriptions does not fall back: only MQTT 5 says what `$share` is. Many brokers know
-it in 3.1.1, too; to the others it is a topic like any other, on which nothing would ever come.
+it in 3.1.1, too; to the others it is a topic like any other, on which nothing would ever come. Nor does one
+that proves its password instead of saying it: there are no AUTH packets before MQTT 5.
 """
 
 from __future__ import annotations
 
+import secrets
 from typing import TYPE_CHECKING, Any, Final
 
+from gateway.broker.scram import METHOD, Proof
 from gateway.broker.switch import Switch
 from gateway.egress.mqtt.filters import Filters
 from gateway.egress.mqtt.incoming import Incoming
@@ -41,6 +44,7 @@ if TYPE_CHECKING:
 
 PACKET_OCTETS_MAX: Final = VARINT_MAX + 5
 NEEDS_5: Final = "share needs MQTT 5.0; say version: 3.1.1 if the broker shares subscriptions in that, too"
+PROVES_IN_5: Final = "authentication scram-sha-256 needs MQTT 5.0"
 VERSIONS: Final = {"5.0": Version.V5, "3.1.1": Version.V311, "3.1": Version.V31}
 
 
@@ -75,6 +79,7 @@ class MqttConversation:
         self._limits = limits
         self._client_id = client_id
         self._shares = settings.share is not None
+        self._proves = settings.authentication == "scram-sha-256"
         self._peer: MqttLinkPeer | None = None
         self._sinks: tuple[Sink, ...] = (self,)
         self._older = False  # the broker has refused MQTT 5.0
@@ -110,21 +115,25 @@ class MqttConversation:
         if five:
             most = min(most, limits.message_bytes_max + limits.connect_bytes_max)
         machine = ClientConnection(packet_bytes_max=most)
+        proof = None
+        if self._proves:
+            proof = Proof(target.username, target.password, secrets.token_urlsafe(18))
         machine.connect(
             Connect(
                 self._client_id,
                 version,
                 clean_start=not expiry,
                 keep_alive=self._settings.heartbeat_secs,
-                user_name=target.username or None,
-                password=target.password.encode() if target.password else None,
-                properties=self._announced(most) if five else {},
+                user_name=(target.username or None) if proof is None else None,
+                password=target.password.encode() if target.password and proof is None else None,
+                properties={**self._announced(most), **_proved(proof)} if five else {},
                 bridge=self._settings.bridge and not five,
             ),
             now,
         )
         sender = Sender(self.name, self._client_id, target.username, stream.remote)
-        return MqttLinkPeer(self, stream, machine, sender, now + self._settings.connect_timeout_secs)
+        deadline = now + self._settings.connect_timeout_secs
+        return MqttLinkPeer(self, stream, machine, sender, deadline, proof)
 
     def turn_done(self) -> None:
         """Send on the batch that this wake-up has gathered."""
@@ -187,8 +196,8 @@ class MqttConversation:
             self.outgoing.detach(too_large=peer.too_large)
         elif peer.refuses_version:
             self._older = True
-            if self._shares and self._settings.version == "auto":
-                reason += f"; {NEEDS_5}"
+            if self._settings.version == "auto" and (self._shares or self._proves):
+                reason += f"; {NEEDS_5 if self._shares else PROVES_IN_5}"
         elif not peer.answered and peer.stream.remote not in self._spoke_5:
             self._other = not self._other
         self.link.went_down(reason)
@@ -208,7 +217,7 @@ class MqttConversation:
         said = self._settings.version
         if said != "auto":
             return VERSIONS[said]
-        if self._shares:
+        if self._shares or self._proves:
             return Version.V5
         return Version.V311 if self._older or self._other else Version.V5
 
@@ -222,3 +231,10 @@ class MqttConversation:
         if self._limits.topic_alias_max:
             found[Property.TOPIC_ALIAS_MAXIMUM] = self._limits.topic_alias_max
         return found
+
+
+def _proved(proof: Proof | None) -> dict[Property, Any]:
+    """What CONNECT says of an authentication by AUTH packets (5: 3.1.2.11.9)."""
+    if proof is None:
+        return {}
+    return {Property.AUTHENTICATION_METHOD: METHOD, Property.AUTHENTICATION_DATA: proof.first}

@@ -117,6 +117,8 @@ class Outgoing:
         self.window_max = min(window_max, PACKET_IDS)
         self._stats = stats
         self._ledger = ledger
+        if ledger is not None:
+            ledger.unconfirmed = self.unconfirmed
         self._outlet: Outlet | None = None
         self._waiting: deque[tuple[Part, int, int]] = deque()  # a part, from where, to before where
         self._messages = 0
@@ -141,6 +143,11 @@ class Outgoing:
     def in_flight(self) -> int:
         """Messages that were sent and have not been acknowledged."""
         return len(self._in_flight) + len(self._again)
+
+    def unconfirmed(self, packet_id: int) -> Message | None:
+        """What was sent under this id, if it has not been acknowledged."""
+        entry = self._in_flight.get(packet_id)
+        return None if entry is None else entry[0].messages[entry[1]]
 
     # What the switch asks: this is the link's sink.
 
@@ -288,7 +295,7 @@ class Outgoing:
                 part.settle_at(range(start, start + count), INTERNAL)
             raise
         if not self._five and self._ledger is not None:
-            self._ledger.send(chunk, trio.current_time())
+            self._ledger.send(chunk, trio.current_time(), ids)
         self._stats.messages_out += count - len(refused)
         if refused:
             for at in refused:

@@ -5,11 +5,13 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import TYPE_CHECKING, Final
 
+from gateway.broker.scram import METHOD, Proof, ScramError
 from gateway.errors import RemoteProtocolError
 from gateway.model.message import Sender
 from gateway.protocols.mqtt.client import ClientConnection
 from gateway.protocols.mqtt.connection import State
-from gateway.protocols.mqtt.packets import Acks, Connack, Disconnect, Event, Publishes, Row, Suback
+from gateway.protocols.mqtt.octets import violation
+from gateway.protocols.mqtt.packets import Acks, Auth, Connack, Disconnect, Event, Publishes, Row, Suback
 from gateway.protocols.mqtt.properties import PropertyMap
 from gateway.protocols.mqtt.spec import FAILURE, PacketType, Property, ReasonCode, Version
 from gateway.transport.stream import Stream
@@ -36,6 +38,7 @@ class MqttLinkPeer:
         machine: ClientConnection,
         sender: Sender,
         deadline: float,
+        proof: Proof | None = None,
     ) -> None:
         self.stream = stream
         self.machine = machine
@@ -50,6 +53,7 @@ class MqttLinkPeer:
         self.pubrecs: list[int] = []
         self._conversation = conversation
         self._deadline = deadline
+        self._proof = proof  # None: the password was said, or there is none
         self._ping_at = 0.0
 
     # What the stream asks.
@@ -177,6 +181,8 @@ class MqttLinkPeer:
                 conversation.filters.answered(event.packet_id, event.reasons, now)
             elif isinstance(event, Connack):
                 self._connack(event)
+            elif isinstance(event, Auth):
+                self._auth(event)
             elif isinstance(event, Disconnect):
                 self.too_large = event.reason == ReasonCode.PACKET_TOO_LARGE
                 self.stream.abort(_said(event.reason, event.properties, "the broker disconnected us"))
@@ -200,12 +206,30 @@ class MqttLinkPeer:
         for packet_id in strangers:
             machine.send_ack(answer, packet_id, unknown)
 
+    def _auth(self, packet: Auth) -> None:
+        """The broker's part of the authentication that CONNECT began; we begin no other."""
+        if self._proof is None or self.opened or packet.reason != ReasonCode.CONTINUE_AUTHENTICATION:
+            raise violation("AUTH that nobody has asked for")
+        try:
+            said = self._proof.answer(packet.properties.get(Property.AUTHENTICATION_DATA, b""))
+        except ScramError as error:
+            self.stream.abort(f"authentication failed: {error}")
+            return
+        properties = {Property.AUTHENTICATION_METHOD: METHOD, Property.AUTHENTICATION_DATA: said}
+        self.machine.send_auth(Auth(ReasonCode.CONTINUE_AUTHENTICATION, properties))
+
     def _connack(self, packet: Connack) -> None:
         self.answered = True
         if packet.reason >= FAILURE:
             self.refuses_version = packet.reason == ReasonCode.UNSUPPORTED_PROTOCOL_VERSION
             self.stream.abort(_said(packet.reason, packet.properties, "the broker refused us"))
             return
+        if self._proof is not None:
+            try:
+                self._proof.check(packet.properties.get(Property.AUTHENTICATION_DATA, b""))
+            except ScramError as error:
+                self.stream.abort(f"authentication failed: {error}")
+                return
         self.opened = True
         self._conversation.came_up(self, present=packet.session_present)
 

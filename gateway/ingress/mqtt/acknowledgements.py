@@ -12,6 +12,7 @@ from functools import partial
 from gateway.broker.mqtt.session import Session
 from gateway.model.outcome import ACCEPTED, Outcome
 from gateway.protocols.mqtt.connection import State
+from gateway.protocols.mqtt.octets import violation
 from gateway.protocols.mqtt.server import ServerConnection
 from gateway.protocols.mqtt.spec import FAILURE, PacketType, ReasonCode, Version
 from gateway.store.store import Store
@@ -60,8 +61,10 @@ def acknowledged(
 ) -> None:
     """Take a run of acknowledgements of one kind; a row is a packet id and a reason code (5: 4.3).
 
-    `answers`: None when nothing waits for the disk.
+    `answers`: None when nothing waits for the disk. Raises RemoteProtocolError for one of the wrong kind.
     """
+    if kind is not PUBREL and any(not session.awaits(kind, packet_id) for packet_id, _ in rows):
+        raise violation(f"{kind.name} for a delivery that another acknowledgement is due for")
     if kind is PUBREL:
         _answer(machine, answers, PUBCOMP, [packet_id for packet_id, _ in rows], session.incoming.release)
         return

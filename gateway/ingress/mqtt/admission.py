@@ -11,11 +11,11 @@ from functools import partial
 from typing import TYPE_CHECKING, Any, Final
 
 from gateway.broker.access import Denial, Principal
-from gateway.broker.mqtt.system import SYS
 from gateway.broker.places import place_of
 from gateway.broker.scram import METHOD, ScramError
 from gateway.ingress.logins import Login
 from gateway.ingress.mqtt.authentication import Authentication
+from gateway.ingress.mqtt.offered import topic_refusal
 from gateway.model.message import Sender
 from gateway.protocols.mqtt.connection import State
 from gateway.protocols.mqtt.dialect import topic_address
@@ -23,6 +23,7 @@ from gateway.protocols.mqtt.octets import is_utf8, violation
 from gateway.protocols.mqtt.packets import Auth, Connect, Will
 from gateway.protocols.mqtt.properties import NO_PROPERTIES
 from gateway.protocols.mqtt.spec import Property, ReasonCode, Version
+from gateway.protocols.mqtt.translate import REASON_CODES
 from gateway.settings import Limits
 from gateway.settings.mqtt import MqttOptions
 
@@ -101,9 +102,9 @@ def connect(ingress: MqttIngress, connection: MqttConnection, packet: Connect) -
         connection.authentication = Authentication(ingress.access, packet)
         authenticate(ingress, connection, packet)
         return
-    if packet.user_name is None:
-        principal = ingress.access.anonymous(remote, ingress.anonymous)
-        _admit(ingress, connection, packet, principal, ReasonCode.NOT_AUTHORIZED)
+    anonymous = ingress.access.anonymous(remote, ingress.anonymous)
+    if not packet.user_name or (anonymous is not None and ingress.access.ignores(packet.user_name)):
+        _admit(ingress, connection, packet, anonymous, ReasonCode.NOT_AUTHORIZED)
         return
     password = packet.password or b""
     principal = ingress.access.known(packet.user_name, password, remote)
@@ -174,7 +175,7 @@ def _unproved(
     reason = ReasonCode.NOT_AUTHORIZED if why is Denial.WRONG else DENIALS[why][0]
     ingress.logins.denied(connection.stream, ongoing.claimed, why)
     if connection.machine.state is not State.OPEN:
-        refuse(ingress, connection, reason, "")
+        _turn_away(ingress, connection, reason, "")
         return
     ingress.stats.refused.add(reason.name.lower())
     connection.machine.send_disconnect(reason)
@@ -265,9 +266,11 @@ def _will_refusal(ingress: MqttIngress, will: Will, principal: Principal) -> tup
         return ReasonCode.RETAIN_NOT_SUPPORTED, "nothing is retained here"
     if will.properties.get(Property.PAYLOAD_FORMAT_INDICATOR) and not is_utf8(will.body):
         return ReasonCode.PAYLOAD_FORMAT_INVALID, "the will says that it is UTF-8, and is not"
-    address = topic_address(will.topic)
-    owned = will.topic.split("/", 1)[0] == SYS
-    if owned or not ingress.access.may_publish(principal, ingress.name, address):
+    if len(will.body) > ingress.limits.message_bytes_max:
+        return ReasonCode.PACKET_TOO_LARGE, "the will exceeds limits.message_bytes_max"
+    if (refusal := topic_refusal(will.topic, ingress.limits.topic_levels_max)) is not None:
+        return REASON_CODES[refusal.reason], f"the will's topic: {refusal.text}"
+    if not ingress.access.may_publish(principal, ingress.name, topic_address(will.topic)):
         return ReasonCode.NOT_AUTHORIZED, "not allowed to publish to the will's topic"
     return None
 
@@ -276,10 +279,17 @@ def deny(ingress: MqttIngress, connection: MqttConnection, user: str, why: Denia
     """A login was wrong, or was not looked at."""
     ingress.logins.denied(connection.stream, user, why)
     reason, text = DENIALS[why]
-    refuse(ingress, connection, reason, text)
+    _turn_away(ingress, connection, reason, text)
 
 
 def refuse(ingress: MqttIngress, connection: MqttConnection, reason: ReasonCode, text: str) -> None:
+    """Say no to what a CONNECT asks for, and why."""
+    assert connection.machine.connect is not None
+    ingress.tell_turned_away(connection.machine.connect, connection.stream.remote, reason, text)
+    _turn_away(ingress, connection, reason, text)
+
+
+def _turn_away(ingress: MqttIngress, connection: MqttConnection, reason: ReasonCode, text: str) -> None:
     """Say no in a CONNACK, and close."""
     ingress.stats.refused.add(reason.name.lower())
     machine = connection.machine

@@ -32,12 +32,14 @@ from gateway.model.message import NEVER, Message, Sender
 from gateway.model.outcome import ACCEPTED, FINAL, Outcome, Verdict
 from gateway.model.properties import NO_PROPERTIES
 from gateway.protocols.mqtt.connection import State
+from gateway.protocols.mqtt.dialect import topic_address
 from gateway.protocols.mqtt.packets import (
     Acks,
     Auth,
     Connect,
     Disconnect,
     Event,
+    Oversized,
     Pingreq,
     Publishes,
     Subscribe,
@@ -73,6 +75,7 @@ class MqttConnection:
         "_pubacks",
         "_pubrecs",
         "_retries",
+        "_unreleased",
         "_yields",
         "authentication",
         "gone",
@@ -98,8 +101,10 @@ class MqttConnection:
         self._pubacks: list[int] | None = None  # None: none has gathered
         self._pubrecs: list[int] | None = None
         self._retries: Retries | None = None  # None: nothing has been refused
+        self._unreleased: set[int] | None = None  # QoS 2 on this connection: PUBREC was due, PUBREL is
         self.machine = ServerConnection(
             packet_bytes_max=limits.message_bytes_max + limits.connect_bytes_max,
+            announced_bytes_max=limits.message_bytes_max,
             connect_bytes_max=limits.connect_bytes_max,
             byte_order=ingress.byte_order,
             topic_alias_max=limits.topic_alias_max,
@@ -126,6 +131,8 @@ class MqttConnection:
                 for event in events:
                     if isinstance(event, Publishes):
                         self._publishes(event.rows)
+                    elif isinstance(event, Oversized):
+                        self._oversized(event)
                     else:
                         self._control(event)
                     if self.gone:
@@ -217,12 +224,16 @@ class MqttConnection:
             self._answers.tick()
 
     def shut_down(self, farewell: Farewell) -> None:
-        """0x8B, 0x9D or 0x98 in MQTT 5. When the gateway stops, the will is kept quiet: no client failed."""
+        """0x8B, 0x9D or 0x98 in MQTT 5. The will is published, but for a client that is sent elsewhere: it
+        goes on there.
+        """
         reason, reference = ReasonCode.ADMINISTRATIVE_ACTION, ""
         if farewell is Farewell.STOPPING:
-            self.will = None
             self._yields = False
-            reference = self._ingress.options.server_reference or ""
+            if self.machine.version is Version.V5:
+                reference = self._ingress.options.server_reference or ""
+            if reference:
+                self.will = None
             reason = ReasonCode.USE_ANOTHER_SERVER if reference else ReasonCode.SERVER_SHUTTING_DOWN
         self.machine.send_disconnect(reason, reference=reference)
         self.stream.end(farewell.value)
@@ -315,7 +326,13 @@ class MqttConnection:
     def _accept_once(self, packet_id: int) -> None:
         """QoS 2: the session remembers; whichever connection it has now says PUBREC."""
         session = self.session
-        if session is not None and session.incoming.accept(packet_id) and session.outlet is not None:
+        if session is None:
+            return
+        if packet_id in session.incoming and self.machine.version is Version.V5:
+            if self._unreleased is None:
+                self._unreleased = set()
+            self._unreleased.add(packet_id)
+        if session.incoming.accept(packet_id) and session.outlet is not None:
             session.outlet.send_received(packet_id)
 
     def refused(self, receipt: Receipt, outcome: Outcome) -> None:
@@ -325,6 +342,7 @@ class MqttConnection:
         if self.gone or self.machine.state is not State.OPEN:
             self._forget_incoming(receipt)
         elif self.machine.version == Version.V5:
+            self._ingress.tell_refused(receipt[3], outcome)
             self._forget_incoming(receipt)
             kind = PacketType.PUBACK if qos == 1 else PacketType.PUBREC
             self.machine.send_ack(kind, packet_id, REASON_CODES[outcome.reason], outcome.text)
@@ -333,7 +351,8 @@ class MqttConnection:
             if self._held:
                 self._read_on()
         elif outcome.reason in FINAL or self._given_up(receipt, outcome):  # nobody could be told otherwise
-            self._ingress.bury(receipt[4], receipt[3], outcome, partial(self.accepted, packet_id, qos))
+            self._ingress.tell_refused(receipt[3], outcome)
+            self._ingress.bury(receipt[3], outcome, partial(self.accepted, packet_id, qos), receipt[4])
         else:
             if qos == 2 and self.session is not None:
                 self.session.incoming.doubt(packet_id)
@@ -360,6 +379,8 @@ class MqttConnection:
     def _control(self, event: Event) -> None:
         if isinstance(event, Acks):
             assert self.session is not None
+            if self._unreleased and event.kind is PacketType.PUBREL:
+                self._unreleased.difference_update([packet_id for packet_id, _ in event.rows])
             acknowledged(self.session, self.machine, self._answers, event.kind, event.rows)
         elif isinstance(event, Connect):
             connect(self._ingress, self, event)
@@ -439,9 +460,9 @@ class MqttConnection:
             else:
                 receipt = None
             if len(body) > body_max:
-                self._decline(receipt, TOO_LARGE)
+                self._decline(message, receipt, TOO_LARGE)
             elif raw and UTF8 in raw and not is_what_it_says(message):
-                self._decline(receipt, NOT_TEXT)
+                self._decline(message, receipt, NOT_TEXT)
             elif held is not None and receipt is not None:
                 held.behind(receipt)  # what waits for the disk is not overtaken
             elif not publish(batch, entry, message, receipt):
@@ -452,7 +473,7 @@ class MqttConnection:
         ingress.stats.messages_in += len(rows)
         if (rate := self.stream.rate) is not None:
             rate.messages += len(rows)
-        if self.unsettled >= ingress.unsettled_max and not self._held:
+        if self._unacknowledged >= ingress.unsettled_max and not self._held:
             self._overrun()
 
     def _refuse_publishes(self, rows: list[tuple[int, bytes, int, bytes, bytes]]) -> None:
@@ -487,23 +508,44 @@ class MqttConnection:
         """There is none for what it has begun."""
         self._ingress.let_go(self, ReasonCode.QUOTA_EXCEEDED)
 
+    @property
+    def _unacknowledged(self) -> int:
+        """What counts against our Receive Maximum: QoS 1 until PUBACK, QoS 2 until PUBCOMP (5: 3.3.4)."""
+        return self.unsettled if self._unreleased is None else self.unsettled + len(self._unreleased)
+
     def _overrun(self) -> None:
         """As much is unsettled as may be. MQTT 5 clients were told how much; others are read no further."""
         if self.machine.version is not Version.V5:
             self._held = True
             self.stream.hold()
-        elif self.unsettled > self._ingress.unsettled_max:
+        elif self._unacknowledged > self._ingress.unsettled_max:
             raise RemoteProtocolError(
                 "more is unacknowledged than our Receive Maximum", reason=ReasonCode.RECEIVE_MAXIMUM_EXCEEDED
             )
 
-    def _decline(self, receipt: Receipt | None, outcome: Outcome) -> None:
-        """A body over our limit in a packet within it, or no text. Before MQTT 5 only closing says no."""
+    def _decline(self, message: Message, receipt: Receipt | None, outcome: Outcome) -> None:
+        """A body over our limit, or no text."""
         self._ingress.stats.refuse(outcome)
         if receipt is not None:
-            if self.machine.version < Version.V5:
-                raise RemoteProtocolError(outcome.text, reason=ReasonCode.PACKET_TOO_LARGE)
             self.refused(receipt, outcome)
+        else:
+            self._ingress.tell_refused(message, outcome)
+
+    def _oversized(self, packet: Oversized) -> None:
+        """A body that was not even read: of the message nothing is left that could be published again."""
+        ingress, publish = self._ingress, packet.publish
+        ingress.stats.messages_in += 1
+        address = topic_address(publish.topic)
+        nowhere = Entry(address, None, (), ())
+        if publish.qos == 2 and not self._first_time(publish.packet_id, nowhere):
+            return
+        message = Message(address, b"", NO_PROPERTIES, publish.qos, sender=self.sender._replace(endpoint=""))
+        receipt: Receipt | None = None
+        if publish.qos:
+            self.unsettled += 1
+            receipt = (self, publish.packet_id, publish.qos, message, nowhere)
+        text = f"{TOO_LARGE.text}: {packet.octets} octets, which were not kept"
+        self._decline(message, receipt, TOO_LARGE._replace(text=text))
 
     def _first_time(self, packet_id: int, entry: Entry) -> bool:
         """QoS 2: False when this packet id was taken before and not released (§4.3.3)."""

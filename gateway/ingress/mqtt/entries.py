@@ -11,9 +11,9 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 from gateway.broker.access import Principal
-from gateway.broker.mqtt.system import SYS
 from gateway.broker.switch import Entry, Namespace, Switch
 from gateway.errors import RemoteProtocolError
+from gateway.ingress.mqtt.offered import topic_refusal
 from gateway.model.address import Address
 from gateway.protocols.mqtt.dialect import topic_address
 from gateway.protocols.mqtt.octets import decode_topic
@@ -85,15 +85,14 @@ class Entries:
 def first_seen(
     ingress: MqttIngress, principal: Principal | None, topic: bytes, entries: dict[bytes, Entry]
 ) -> Entry:
-    """A topic seen for the first time: check it, ask for permission, find out where it leads."""
+    """A topic seen for the first time: check it, ask for permission, find out where it leads. One to which
+    nothing may be published leads nowhere; `MqttIngress.unclaimed` says why."""
     name = decode_topic(topic)
     address = topic_address(name, topic)
-    if name.count("/") >= ingress.limits.topic_levels_max:
-        raise RemoteProtocolError("a topic has too many levels", reason=ReasonCode.TOPIC_NAME_INVALID)
     assert principal is not None
     if not ingress.access.may_publish(principal, ingress.name, address):
         raise RemoteProtocolError(f"not allowed to publish to {name!r}", reason=ReasonCode.NOT_AUTHORIZED)
-    if name.split("/", 1)[0] == SYS:
+    if topic_refusal(name, ingress.limits.topic_levels_max) is not None:
         nowhere = Entry(address, None, (), ())
         ingress.entries.keep(nowhere, entries)
         return nowhere

@@ -24,13 +24,14 @@ from gateway.errors import RemoteProtocolError
 from gateway.ingress.mqtt.admission import reason_name
 from gateway.ingress.mqtt.connection import MqttConnection, Receipt
 from gateway.ingress.mqtt.entries import Entries
+from gateway.ingress.mqtt.offered import topic_refusal
 from gateway.ingress.services import Services
 from gateway.ingress.source import ListenerSource
 from gateway.model.message import NEVER, Message, Sender
-from gateway.model.outcome import Outcome, Reason, Verdict
+from gateway.model.outcome import FINAL, Outcome
 from gateway.protocols.mqtt.dialect import topic_address
 from gateway.protocols.mqtt.octets import Bounds
-from gateway.protocols.mqtt.packets import Will
+from gateway.protocols.mqtt.packets import Connect, Will
 from gateway.protocols.mqtt.properties import encode_list
 from gateway.protocols.mqtt.spec import PacketType, Property, ReasonCode, Version
 from gateway.protocols.mqtt.translate import publish_facts
@@ -41,7 +42,6 @@ from gateway.transport.stream import Stream
 log = structlog.get_logger(limited=True)
 
 UNREAD_SECS: Final = 0.05  # until it is looked again whether clients have taken what they were sent
-FORBIDDEN = Outcome(Verdict.REJECTED, Reason.NOT_AUTHORIZED, "the gateway's own topic")
 
 
 class MqttIngress(ListenerSource):
@@ -126,13 +126,18 @@ class MqttIngress(ListenerSource):
         """No subscription and no route takes the message: that is no error of the client (5: 3.4.2.1).
 
         What may not be published leads nowhere at all; before MQTT 5 only an acknowledgement, or the end of
-        the connection, can answer it (3: [MQTT-3.3.5-2]).
+        the connection, can answer it (3: [MQTT-3.3.5-2]). What has a topic that can never be taken is kept as
+        a dead letter then.
         """
+        refusal = None
         if entry.namespace is None:
-            self.stats.refuse(FORBIDDEN)
-            if receipt is not None and receipt[0].machine.version is Version.V5:
-                receipt[0].refused(receipt, FORBIDDEN)
+            refusal = topic_refusal(entry.address.name, self.limits.topic_levels_max)
+        if refusal is not None:
+            self.stats.refuse(refusal)
+            if receipt is not None and (receipt[0].machine.version is Version.V5 or refusal.reason in FINAL):
+                receipt[0].refused(receipt, refusal)
                 return
+            self.tell_refused(message, refusal)
         elif not entry.ways:
             self.dead_letters.add([message], "", UNROUTED)
         if receipt is not None:
@@ -207,11 +212,47 @@ class MqttIngress(ListenerSource):
         connection.machine.send_disconnect(reason)
         connection.stream.end(word)
 
-    def bury(self, entry: Entry, message: Message, outcome: Outcome, then: Callable[[], None]) -> None:
+    def tell_refused(self, message: Message, outcome: Outcome) -> None:
+        """Say in the log that a client's message is not taken."""
+        log.warning(
+            "a message was refused",
+            listener=self.name,
+            client=message.sender.client,
+            topic=message.address.name,
+            reason=outcome.reason.value,
+            why=outcome.text,
+        )
+
+    def tell_unsubscribed(self, client: str, topic_filter: str, reason: ReasonCode) -> None:
+        """Say in the log that a client does not get a subscription."""
+        log.warning(
+            "a subscription was refused",
+            listener=self.name,
+            client=client,
+            filter=topic_filter,
+            reason=reason_name(reason),
+        )
+
+    def tell_turned_away(self, packet: Connect, remote: str, reason: ReasonCode, why: str) -> None:
+        """Say in the log that a client may not connect as it wants to."""
+        log.warning(
+            "a client was refused",
+            listener=self.name,
+            client=packet.client_id,
+            user=packet.user_name or "",
+            remote=remote,
+            reason=reason_name(reason),
+            why=why,
+        )
+
+    def bury(
+        self, message: Message, outcome: Outcome, then: Callable[[], None], entry: Entry | None = None
+    ) -> None:
         """A message that nobody will ever take, of a client that cannot be told so. Its letter has the name
         of the route that refused it, or of the first that may have: by that it is sent again."""
         unrouted = outcome.reason is Reason.NO_ROUTE
-        routes = [way.crossing.route for way in entry.ways if way.mandatory or not unrouted]
+        ways = () if entry is None else entry.ways
+        routes = [way.crossing.route for way in ways if way.mandatory or not unrouted]
         self.dead_letters.add([message], routes[0].name if routes else "", outcome, then)
 
     def publish_will(self, will: Will, sender: Sender) -> None:

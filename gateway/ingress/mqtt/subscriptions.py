@@ -35,8 +35,9 @@ def subscribe(
     for wanted in packet.subscriptions:
         refused = _refusal(ingress, session, principal, wanted)
         if refused is not None:
-            if refused is ReasonCode.TOPIC_FILTER_INVALID and machine.version < Version.V5:
+            if machine.version < Version.V5 and not is_filter(wanted.filter):
                 raise RemoteProtocolError(f"topic filter {wanted.filter!r} is malformed", reason=refused)
+            ingress.tell_unsubscribed(session.client_id, wanted.filter, refused)
             reasons.append(refused)  # before MQTT 5 the codec says 0x80 for all of them
             continue
         qos = min(wanted.qos, ingress.options.qos_max)

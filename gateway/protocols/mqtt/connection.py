@@ -34,7 +34,7 @@ from gateway.protocols.mqtt.octets import (
     too_much,
     violation,
 )
-from gateway.protocols.mqtt.packets import Ack, Acks, Event, Packet, Publish, Publishes, Row
+from gateway.protocols.mqtt.packets import Ack, Acks, Event, Oversized, Packet, Publish, Publishes, Row
 from gateway.protocols.mqtt.properties import NO_PROPERTIES, PropertyMap, without_alias
 from gateway.protocols.mqtt.spec import (
     FAILURE,
@@ -82,7 +82,8 @@ RUN_OCTETS_DEAR: Final = 512
 PUBLISH_PIECES: Final = 6  # of each PUBLISH in `out`: joined once, all together, they cost least
 
 
-def _swap(word: int) -> int:
+def swapped(word: int) -> int:
+    """A word of 16 bits in the other byte order."""
     return (word & 0xFF) << 8 | word >> 8
 
 
@@ -100,13 +101,16 @@ class Connection:
         "_buffer",
         "_byte_order",
         "_error",
+        "_left",
         "_little",
         "_needed",
+        "_oversized",
         "_rows_max",
         "_run_octets",
         "_said_aliases",
         "_steps",
         "_v5",
+        "_watched",
         "alias_max",
         "keep_alive",
         "last_received",
@@ -126,6 +130,7 @@ class Connection:
     table: ClassVar[Table] = {}
     reading: ClassVar[frozenset[State]] = frozenset()
     bounded: ClassVar[bool] = False  # each call does a limited number of steps
+    serves: ClassVar[bool] = False  # the peer is a client
 
     def __init__(
         self,
@@ -159,6 +164,9 @@ class Connection:
         self._said_aliases: dict[bytes, bytes] = {}
         self._buffer: bytearray | None = None
         self._needed = 0
+        self._oversized: Oversized | None = None  # what is read past now, and so much is still to come
+        self._left = 0
+        self._watched: int | None = None  # the last packet id of a peer whose byte order is not known yet
         self._error: RemoteProtocolError | None = None
         self._speak(version)
 
@@ -193,6 +201,8 @@ class Connection:
         self._steps = 0
         if self.unread:
             self.unread = False
+        if self._oversized is not None:
+            data = self._read_past(data, events)
         if self._buffer is not None:
             data = self._joined(self._buffer, data)
             if not data:
@@ -204,6 +214,8 @@ class Connection:
             if not events:
                 raise
             self._fail_later(error)
+        if self._watched is not None:
+            self._watch(events)
         for event in events:
             if isinstance(event, Publishes):
                 self.received[PUBLISH] += len(event.rows)
@@ -393,7 +405,9 @@ class Connection:
         if size > self._bounds.properties_bytes_max:
             raise too_much(f"{size} octets of properties")
         self._steps += size >> 5
-        alias, properties = without_alias(data[start:body_at], self._bounds.properties_max)
+        alias, properties, identified = without_alias(data[start:body_at], self._bounds.properties_max)
+        if identified and self.serves:
+            raise violation("only a server says which subscription a message matches")
         if alias:
             if alias > self.topic_alias_max:
                 raise RemoteProtocolError(f"topic alias {alias}", reason=ReasonCode.TOPIC_ALIAS_INVALID)
@@ -423,6 +437,8 @@ class Connection:
         stop = start + size
         limit = self._limit(kind)
         if stop - at > limit:
+            if kind == PUBLISH and self.serves and self.state is OPEN and not self._v5:
+                return self._begin_oversized(data, at, start, stop, events)
             raise RemoteProtocolError(
                 f"a packet of {stop - at} octets, over {limit}", reason=ReasonCode.PACKET_TOO_LARGE
             )
@@ -444,6 +460,32 @@ class Connection:
             events.append(packet)
         return stop
 
+    def _begin_oversized(self, data: bytes, at: int, start: int, stop: int, events: list[Event]) -> int:
+        """A client of MQTT 3.x sends more than we take, of which it cannot know, and would send it again for
+        ever if the connection ended: what says which message it is is decoded, the rest is read past.
+        """
+        topic_end = start + 2 + int.from_bytes(data[start : start + 2], "big")
+        body_at = min(topic_end + (2 if data[at] & 6 else 0), stop)
+        if len(data) < max(body_at, start + 2):
+            self._needed = max(body_at, start + 2) - at
+            return at
+        publish = self._decode(data[at], data[start:body_at])
+        assert isinstance(publish, Publish)
+        self._oversized = Oversized(publish, stop - body_at)
+        self._left = stop - body_at
+        return len(data) - len(self._read_past(data[body_at:], events))
+
+    def _read_past(self, data: bytes, events: list[Event]) -> bytes:
+        """What of `data` comes behind the oversized packet, which is an event when it has come whole."""
+        assert self._oversized is not None
+        rest = data[self._left :]
+        self._left -= len(data) - len(rest)
+        if not self._left:
+            self.received[PUBLISH] += 1
+            events.append(self._oversized)
+            self._oversized = None
+        return rest
+
     def _decode(self, first: int, body: bytes) -> Packet:
         return decode_packet(first, body, self.version, self._byte_order, self._bounds)
 
@@ -453,6 +495,9 @@ class Connection:
 
     def _take(self, packet: Packet) -> None:
         """What a packet changes at this end, besides the state that the table gives."""
+
+    def _watch(self, events: list[Event]) -> None:
+        """Find out the peer's byte order by what it sends."""
 
     def timed_out(self, now: float) -> bool:
         """Whether the peer has been silent for one and a half times the keep-alive (5: 3.1.2.10)."""
@@ -525,7 +570,7 @@ class Connection:
             if flags & 6:
                 if not packet_id:
                     raise LocalProtocolError("a PUBLISH with QoS needs a packet identifier")
-                middle = words[_swap(packet_id) if little else packet_id]
+                middle = words[swapped(packet_id) if little else packet_id]
             else:
                 middle = b""
             if v5:
@@ -569,7 +614,7 @@ class Connection:
             self._require(OPEN)
         count = len(ids)
         if self._little:
-            ids = [_swap(packet_id) for packet_id in ids]
+            ids = [swapped(packet_id) for packet_id in ids]
         base = FIRST_OCTET[kind] << 24 | 2 << 16
         self._say(pack(f">{count}I", *[base | packet_id for packet_id in ids]))
         self.sent[kind] += count
@@ -581,7 +626,7 @@ class Connection:
         if self.state is not OPEN:
             self._require(OPEN)
         self.sent[PUBACK] += 1
-        return PUBACK_HEAD + _WORDS[_swap(packet_id) if self._little else packet_id]
+        return PUBACK_HEAD + _WORDS[swapped(packet_id) if self._little else packet_id]
 
     def send_ack(self, kind: PacketType, packet_id: int, reason: int = 0, text: str = "") -> None:
         """Say one acknowledgement, with a text for people where the peer wants it (MQTT 5).

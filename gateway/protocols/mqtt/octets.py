@@ -28,7 +28,8 @@ UNBOUNDED: Final = Bounds()
 def is_little(version: Version, byte_order: ByteOrder) -> bool:
     """Whether keep-alive and packet ids are little-endian.
 
-    Only levels 2 and 3 ever differed; `auto` takes level 2 for little and level 3 for big.
+    Only levels 2 and 3 ever differed; `auto` takes level 2 for little and level 3 for big, until a client of
+    level 3 shows otherwise (ServerConnection), of which only the keep-alive is worth to be read again.
     """
     if version > Version.V31:
         return False

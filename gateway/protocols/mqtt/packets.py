@@ -203,8 +203,19 @@ class Acks:
     rows: list[tuple[int, int]]
 
 
+@dataclass(frozen=True, slots=True)
+class Oversized:
+    """A PUBLISH over our limit in a version that cannot be told of it: `octets` of body were read past."""
+
+    kind: ClassVar = PacketType.PUBLISH
+
+    publish: Publish
+    octets: int
+
+
 Event = (
     Publishes
+    | Oversized
     | Acks
     | Connect
     | Connack

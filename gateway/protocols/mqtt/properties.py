@@ -38,7 +38,7 @@ LISTED: Final = frozenset((Property.SUBSCRIPTION_IDENTIFIER, Property.USER_PROPE
 
 _BARE_MAX: Final = 4_096  # property lists remembered; devices repeat a few
 _BARE_OCTETS_MAX: Final = 1_024  # a longer list is hardly repeated
-_bare: dict[bytes, tuple[int, bytes, int]] = {}
+_bare: dict[bytes, tuple[int, bytes, bool, int]] = {}
 
 
 class Span(NamedTuple):
@@ -185,24 +185,27 @@ def write_list(properties: PropertyMap, place: int) -> bytes:
     return encode_varint(len(octets)) + octets
 
 
-def without_alias(raw: bytes, most: int = VARINT_MAX) -> tuple[int, bytes]:
-    """The topic alias of a PUBLISH's property list (0: none) and the list without it; validates the list.
+def without_alias(raw: bytes, most: int = VARINT_MAX) -> tuple[int, bytes, bool]:
+    """The topic alias of a PUBLISH's property list (0: none), the list without it, and whether it names
+    subscriptions; validates the list.
 
     Raises 0x97 for more than `most` properties.
     """
     known = _bare.get(raw)
     if known is None:
-        alias, bare, count = 0, raw, 0
+        alias, bare, identified, count = 0, raw, False, 0
         for span in spans(raw, PacketType.PUBLISH, most):
             count += 1
             if span.id is Property.TOPIC_ALIAS:
                 alias, bare = span.value, raw[: span.start] + raw[span.stop :]
-        known = (alias, bare, count)
+            elif span.id is Property.SUBSCRIPTION_IDENTIFIER:
+                identified = True
+        known = (alias, bare, identified, count)
         if len(raw) <= _BARE_OCTETS_MAX:
             if len(_bare) >= _BARE_MAX:
                 _bare.clear()
             _bare[raw] = known
-    alias, bare, count = known
+    alias, bare, identified, count = known
     if count > most:  # remembered from a connection that takes more
         raise too_much(f"more than {most} properties")
-    return alias, bare
+    return alias, bare, identified

@@ -13,18 +13,22 @@ from typing import Any, ClassVar, Final
 
 from gateway.errors import LocalProtocolError, RemoteProtocolError
 from gateway.protocols.mqtt.codec import read_version
-from gateway.protocols.mqtt.connection import Connection, State, Table
+from gateway.protocols.mqtt.connection import Connection, State, Table, swapped
 from gateway.protocols.mqtt.octets import UNBOUNDED, Bounds, ByteOrder, Reader, violation
 from gateway.protocols.mqtt.packets import (
     Auth,
     Connack,
     Connect,
     Disconnect,
+    Event,
     Packet,
     Pingreq,
     Pingresp,
+    Publishes,
     Suback,
+    Subscribe,
     Unsuback,
+    Unsubscribe,
 )
 from gateway.protocols.mqtt.properties import PropertyMap
 from gateway.protocols.mqtt.spec import (
@@ -63,18 +67,28 @@ class ServerConnection(Connection):
     """One client of a listener.
 
     `connect` is the CONNECT once it has come. `wants_problems`: reason strings may be sent in answers
-    (5: 3.1.2.11.7). The limits that are given here are announced in the CONNACK of MQTT 5.
+    (5: 3.1.2.11.7). The limits that are given here are announced in the CONNACK of MQTT 5; of a packet's size
+    perhaps less than what is taken, as `announced_bytes_max`.
     """
 
-    __slots__ = ("_answered", "_connect_bytes_max", "_parted", "connect", "receive_max")
+    __slots__ = (
+        "_announced_bytes_max",
+        "_answered",
+        "_connect_bytes_max",
+        "_parted",
+        "connect",
+        "receive_max",
+    )
     table: ClassVar[Table] = SERVER
     reading: ClassVar[frozenset[State]] = frozenset((State.START, State.AUTHENTICATING, State.OPEN))
     bounded: ClassVar[bool] = True
+    serves: ClassVar[bool] = True
 
     def __init__(
         self,
         *,
         packet_bytes_max: int,
+        announced_bytes_max: int | None = None,
         connect_bytes_max: int = CONNECT_BYTES_MAX,
         byte_order: ByteOrder = "auto",
         topic_alias_max: int = 0,
@@ -89,6 +103,7 @@ class ServerConnection(Connection):
             bounds=bounds,
         )
         self.connect: Connect | None = None
+        self._announced_bytes_max = announced_bytes_max or packet_bytes_max
         self.receive_max = receive_max
         self._connect_bytes_max = connect_bytes_max
         self._answered = False  # a CONNACK has been said
@@ -126,6 +141,29 @@ class ServerConnection(Connection):
         self.wants_problems = bool(properties.get(Property.REQUEST_PROBLEM_INFORMATION, 1))
         if Property.AUTHENTICATION_METHOD in properties:
             self.state = State.AUTHENTICATING
+        if packet.version is Version.V31 and self._byte_order == "auto":
+            self._watched = 0
+
+    def _watch(self, events: list[Event]) -> None:
+        """Level 3 is big-endian, but there were clients before it was written down that are not, and nothing
+        in a CONNECT tells them apart: 60 s of one are 15 360 s of the other. Packet identifiers count from 1,
+        so those of a little-endian client are multiples of 256 when they are read as big-endian: the second
+        of two in a row proves it, and so does a first one at the beginning of a session.
+
+        Then the keep-alive is what it was meant to be. Identifiers are only repeated, octet by octet; how
+        they are read does not matter.
+        """
+        assert self.connect is not None
+        for event in events:
+            for packet_id in _ids_of(event):
+                first = not self._watched
+                before, self._watched = self._watched or 0, packet_id
+                little = packet_id == before + 256 and (self.connect.clean_start or not first)
+                if little:
+                    self.keep_alive = swapped(self.keep_alive)
+                if little or packet_id & 0xFF:
+                    self._watched = None
+                    return
 
     def _check_auth(self, packet: Auth) -> None:
         """An AUTH repeats the method of the CONNECT; an open connection may begin anew (5: 4.12.1)."""
@@ -171,7 +209,7 @@ class ServerConnection(Connection):
             self.send(Connack(reason=reason if reason >= FAILURE else ReasonCode.PACKET_TOO_LARGE))
 
     def _limits(self) -> dict[Property, Any]:
-        found: dict[Property, Any] = {Property.MAXIMUM_PACKET_SIZE: self.packet_bytes_max}
+        found: dict[Property, Any] = {Property.MAXIMUM_PACKET_SIZE: self._announced_bytes_max}
         if self.receive_max != WORD_MAX:
             found[Property.RECEIVE_MAXIMUM] = self.receive_max
         if self.topic_alias_max:
@@ -243,3 +281,10 @@ class ServerConnection(Connection):
             ReasonCode.CLIENT_IDENTIFIER_NOT_VALID,
         ):
             self.send(Connack(reason=reason))
+
+
+def _ids_of(event: Event) -> list[int]:
+    """The packet identifiers that a client has chosen, in order."""
+    if isinstance(event, Publishes):
+        return [row[2] for row in event.rows if row[2]]
+    return [event.packet_id] if isinstance(event, Subscribe | Unsubscribe) else []

@@ -166,6 +166,8 @@ class Remote:
 
     def _connect(self, packet: Connect) -> None:
         self.connect = packet
+        if self.world.asks:
+            return
         reason = self.world.connack_reason
         properties = {} if reason else self.world.connack_properties
         present = self.world.present and not reason
@@ -211,6 +213,7 @@ class World:
         self.receive_max = 65_535
         self.topic_alias_max = 0
         self.present = False
+        self.asks = False  # it says nothing to CONNECT by itself
         self.acks = True
         self.connack_reason = 0
         self.connack_properties: dict[Property, Any] = {}
