@@ -220,12 +220,21 @@ class FastConnection:
         elif not self.stream.listening:
             machine.excuse(now)
         elif machine.timed_out(now):
-            self.ingress.stats.protocol_errors.add("heartbeat_timeout")
-            self.stream.end("it is silent")
+            word, why = self._silence()
+            self.ingress.stats.protocol_errors.add(word)
+            self.stream.end(why)
             return
         if any(channel.streamed for channel in self.channels.values()):
             self._dispatch()  # a stream that held up deliveries may have ended
         self.stream.mark()
+
+    def _silence(self) -> tuple[str, str]:
+        """What a client has failed to say in time: the name of the error, and the reason."""
+        if self.machine.unanswered:
+            return "close_timeout", "it has not answered our close"
+        if self.machine.state is State.ENDING:
+            return "close_timeout", "it has not ended the stream"
+        return "heartbeat_timeout", "it is silent"
 
     def shut_down(self, farewell: Farewell) -> None:
         """200, or 507 from an operator: not now."""

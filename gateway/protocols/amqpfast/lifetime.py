@@ -48,7 +48,7 @@ from gateway.protocols.amqpfast.states import (
 PING: Final = encode_command(m.ConnectionPing(respond=False))
 PING_RESPOND: Final = encode_command(m.ConnectionPing(respond=True))
 NEGOTIATING: Final = frozenset({State.INITIATION, State.AUTHENTICATION, State.AUTHENTICATING, State.TUNING})
-SILENT: Final = frozenset({State.FAILED, State.ENDING, State.CLOSED})
+SILENT: Final = frozenset({State.BROKEN, State.FAILED, State.ENDING, State.CLOSED})
 
 
 class Lifetime(ABC):
@@ -347,7 +347,7 @@ class Lifetime(ABC):
         """When `tick` and `timed_out` have to be asked next."""
         if self._state is State.FAILED:
             return self.pause_until
-        if self._state in (State.CLOSING, State.LEFT, State.ENDING):
+        if self._state in (State.CLOSING, State.BROKEN, State.LEFT, State.ENDING):
             return self._closing_since + CLOSE_WAIT_SECS
         times = [channel.answer_by for channel in self._leaving]
         if self._tuned:
@@ -392,9 +392,14 @@ class Lifetime(ABC):
         self._heard = now
         self._asked = False
 
+    @property
+    def unanswered(self) -> bool:
+        """We have said CLOSE, and the peer has not yet."""
+        return self._state in (State.CLOSING, State.BROKEN)
+
     def timed_out(self, now: float) -> bool:
         """The peer is silent though we asked, or does not answer our close, or does not end the stream."""
-        if self._state in (State.CLOSING, State.ENDING):
+        if self.unanswered or self._state is State.ENDING:
             return now >= self._closing_since + CLOSE_WAIT_SECS
         if not (self.heartbeat and self._asked and self._tuned):
             return False

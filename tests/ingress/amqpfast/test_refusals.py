@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import time
 from collections.abc import Callable
 from typing import Final
 
@@ -9,8 +10,9 @@ import pytest
 
 from gateway.model.properties import string
 from gateway.protocols.amqpfast import commands as m
-from gateway.protocols.amqpfast.codec import encode_command
+from gateway.protocols.amqpfast.codec import decode_command, encode_command
 from gateway.protocols.amqpfast.sending import Transfer
+from gateway.protocols.amqpfast.spec import CLOSE_WAIT_SECS
 from gateway.settings import Limits, Listener
 from gateway.settings.amqpfast import DestinationNames, FastVirtualHost
 from tests.ingress.amqpfast.client import EMPTY, PEER, QUEUE, TOPIC, Fast
@@ -97,6 +99,36 @@ def test_it_costs_the_handle(fixed: Running, what: str, say: Say, code: int) -> 
         assert client.handle_closed() == (handle, code)
         client.events.clear()  # the replies to what it did before
         client.put(client.handle("q"), b"the channel lives")
+
+
+def test_the_answer_to_501_ends_the_connection_at_once(fixed: Running) -> None:
+    """3.2.9: whoever has said CLOSE waits for the other's, not for 5 s, whatever is broken before it."""
+    with Fast(fixed).open() as client:
+        began = time.monotonic()
+        client.send(b"\xff\xff\0\0")
+        client.send(b"\0\1" + b"octets that are no frames")
+        found = decode_command(client.sock.recv(65_536)[2:-1])
+        assert isinstance(found, m.ConnectionClose)
+        assert found.reply_code == 501
+        for octet in encode_command(m.ConnectionClose(200, "as you wish")):
+            client.send(bytes((octet,)))
+        assert client.sock.recv(1) == b""
+        assert time.monotonic() - began < CLOSE_WAIT_SECS / 2
+
+
+@pytest.mark.parametrize("said", [b"\0\3\x0e\1\xcd", b"\0\4\x0f\1\2\xce"], ids=["broken", "unknown"])
+def test_a_close_that_nobody_answers_is_counted_as_that(
+    fixed: Running, monkeypatch: pytest.MonkeyPatch, said: bytes
+) -> None:
+    monkeypatch.setattr("gateway.protocols.amqpfast.lifetime.CLOSE_WAIT_SECS", 0.2)
+    counts = stats(fixed, "amqpfast").protocol_errors.counts
+    before = counts.get("close_timeout", 0)
+    with Fast(fixed).open() as client:
+        client.send(said)
+        while client.sock.recv(65_536):
+            pass
+    assert counts["close_timeout"] == before + 1
+    assert "heartbeat_timeout" not in counts
 
 
 def test_a_browse_of_nothing_costs_nothing(fixed: Running) -> None:
