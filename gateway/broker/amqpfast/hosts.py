@@ -82,6 +82,11 @@ class FastHosts(dict[str, FastHost]):
             yield from host.queues.values()
             yield from host.subscriptions
 
+    def note_untouched(self) -> None:
+        """The process ends: what nobody has been handed is not redelivered by the next one."""
+        for host in self.values():
+            host.note_untouched()
+
     @property
     def refused(self) -> int:
         """Messages that full queues refused."""

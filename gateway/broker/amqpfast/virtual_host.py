@@ -133,6 +133,14 @@ class FastHost:
                 self._count("session", found, maker)
                 self._enter(found)
 
+    def note_untouched(self) -> None:
+        """The process ends: what nobody has been handed is not redelivered by the next one."""
+        if self._definitions is not None:
+            for queue in self.queues.values():
+                self._definitions.note_untouched(queue, QUEUE, queue.name)
+            for key, subscription in self.durable.items():
+                self._definitions.note_untouched(subscription, SUBSCRIPTION, *key)
+
     # Routing: what the switch asks.
 
     def sinks(self, address: Address) -> tuple[Sink, ...]:
