@@ -84,7 +84,6 @@ class FastHost:
         self.topics: dict[str, Topic] = {}
         self.peers = tuple(peers)
         self.durable: dict[tuple[str, str], Subscription] = {}  # by client and identifier
-        self.clients: dict[str, object] = {}  # active connections by client-name
         self._changed = changed
         self._most = {"queue": queues_max, "topic": topics_max, "session": durable_max}
         self._per_user = {

@@ -173,8 +173,8 @@ class FastConnection:
     def _leave(self) -> None:
         for channel in list(self.channels.values()):
             self._drop_channel(channel, silent=False)
-        if self.host.clients.get(self.owner) is self:
-            del self.host.clients[self.owner]
+        if self.ingress.clients.get(self.owner) is self:
+            del self.ingress.clients[self.owner]
         if self.owner and not self.client_name:
             self.ingress.partials.drop_of(self.host.name, self.owner)
 
@@ -485,7 +485,7 @@ class FastConnection:
             self.machine.close(ReplyCode.VIRTUAL_PATH_NOT_VALID, text)
             return
         owner = event.client_name or self.ingress.new_owner()
-        if owner in host.clients:
+        if owner in self.ingress.clients:
             text = f"client {owner!r} is active already"
             self._report(ReplyCode.CLIENT_ALREADY_ACTIVE, text)
             self.machine.close(ReplyCode.CLIENT_ALREADY_ACTIVE, text)
@@ -497,7 +497,7 @@ class FastConnection:
             self.machine.close(ReplyCode.INSUFFICIENT_RESOURCES, text)
             return
         self.host, self.client_name, self.owner = host, event.client_name, owner
-        host.clients[owner] = self
+        self.ingress.clients[owner] = self
         self.sender = Sender(self.ingress.name, event.client_name, self.principal.name, self.stream.remote)
         self._ready = True
         self.machine.opened()

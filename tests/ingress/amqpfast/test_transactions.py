@@ -37,7 +37,7 @@ def test_what_is_sent_is_gone_after_a_rollback_or_the_end_of_the_channel(gateway
         assert client.ask(m.ChannelCommit(1))[3] == 200
         client.put(handle, b"2")
         client.cut()
-    eventually(lambda: not gateway.ask(lambda: gateway.gateway.fast_hosts["/"].clients))
+    eventually(lambda: not gateway.ask(lambda: gateway.gateway.fast_hosts.clients))
     assert waiting(gateway) == 0
 
 
