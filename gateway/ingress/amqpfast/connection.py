@@ -79,6 +79,7 @@ class FastConnection:
             mechanisms="PLAIN",
             properties_max=limits.properties_max,
             properties_bytes_max=limits.properties_bytes_max,
+            all_browse=ingress.replies_first,
         )
         self.publisher = Publisher(self)
         self.outstanding = Outstanding(stream, limits.unacknowledged_bytes_max)
