@@ -162,6 +162,7 @@ class Gateway:
             trio.lowlevel.remove_instrument(self.watchdog)
             if self.store is not None:
                 self.hosts.note_untouched()
+                self.fast_hosts.note_untouched()
                 self.store.close()
             self.fast_hosts.close()
             if self.journaling is not None:

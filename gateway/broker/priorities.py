@@ -21,7 +21,6 @@ from gateway.broker.queue import DISPATCH_MESSAGES_MAX, DISPATCH_OCTETS_MAX, HOL
 from gateway.containment import contained
 from gateway.model.message import NEVER, Message
 
-PRIORITY_MAX: Final = 9
 STALE_MAX: Final = 1_024  # positions in a heap that nobody waits at any more, besides as many as do
 
 Wish = Callable[[Message], bool]

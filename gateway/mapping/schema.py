@@ -69,7 +69,7 @@ class Words(Addressed):
 
     @model_validator(mode="after")
     def _one_protocol(self) -> Self:
-        given = tuple(self.given())
+        given = self.given()
         if not given:
             words = (one.scope_word if one.queue_word else one.name_word for one in DIALECTS.values())
             raise ValueError(f"no address: give {either(dict.fromkeys((*filter(None, words), *QUEUES)))}")

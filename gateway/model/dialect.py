@@ -141,8 +141,8 @@ class Dialect(ABC):
         """The names of what a message of another protocol loses in this one."""
         return ()
 
-    def fault_of(self, given: tuple[str, ...]) -> str:
-        """Why these words together are no address in a mapping file; "" when they are one."""
+    def fault_of(self, given: Mapping[str, str]) -> str:
+        """Why these words, each with what it says, are no address in a mapping file; "" when they are one."""
         return ""
 
     def never(self, first: str) -> str:

@@ -33,6 +33,10 @@ class BodyFile(Protocol):
     def keep(self) -> None:
         """They stay when this object is gone."""
 
+    @property
+    def checked(self) -> bytes:
+        """Their SHA-1, if their sender said it and it was found right; else b""."""
+
 
 class Spooled(bytes):
     """The body of a message, `size` octets in `file`."""

@@ -292,7 +292,8 @@ class Link(Part):
     session_expiry_secs: int = Field(3_600, ge=0, le=0xFFFF_FFFF)
     """MQTT: how long the broker keeps our session while we are away; 0: a clean one at each connection."""
     heartbeat_secs: int = Field(30, ge=0, le=65_535)
-    """MQTT keep-alive or AMQP heartbeat; 0 is none, and a dead peer is then not noticed."""
+    """MQTT keep-alive or AMQP heartbeat; 0 is none, and a dead peer is then not noticed. AMQP/Fast: nor is
+    one that has never said PING."""
     connect_timeout_secs: float = Field(10.0, gt=0)
     """To connect and greet."""
     reconnect_min_secs: float = Field(0.5, gt=0)

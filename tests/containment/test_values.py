@@ -86,7 +86,8 @@ def test_numbers_of_every_size(content: int) -> None:
     for said in (Properties(priority=content), Properties(timestamp=content)):
         for target, encode in ENCODE.items():
             found = DECODE[target](encode(Message(ADDRESS, b"", property_set(said)))).properties
-            assert found.priority in (None, content)
+            fitted = min(max(content, 0), 9) if target == "amqpfast" else content
+            assert found.priority in (None, fitted)
             assert found.timestamp in (None, content)
 
 

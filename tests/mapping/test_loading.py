@@ -65,6 +65,17 @@ ROUTE = (
         (GOOD + "      queue: x\n", 5, "routes[0].to: queue stands without exchange"),
         (GOOD.replace("exchange: e", "routing_key: e"), 5, "routes[0].to: give exchange or queue"),
         (GOOD.replace("exchange: e", "service: topic"), 5, "routes[0].to: service needs destination"),
+        (GOOD.replace("exchange: e", "service: peer"), 5, "routes[0].to: no route leads from or to a peer"),
+        (
+            GOOD.replace("exchange: e", "service: peer\n      destination: rpc"),
+            5,
+            "routes[0].to: no route leads from or to a peer service: it answers on the handle of its caller",
+        ),
+        (
+            GOOD.replace("topic: a/#", "service: peer, destination: rpc"),
+            4,
+            "routes[0].from: no route leads from or to a peer service",
+        ),
         (GOOD.replace("\n      exchange: e", ""), 5, "routes[0].to: no address"),
         (GOOD.replace("endpoint: erp", "qos: 1"), 5, "routes[0].to: needs 'endpoint'"),
         (GOOD.replace("name: up", "name: 'an up'"), 3, "routes[0].name: "),

@@ -222,6 +222,8 @@ def test_a_body_in_a_file_is_stored_by_its_name() -> None:
 class NamedFile:
     """A file that is never read."""
 
+    checked = b""
+
     def __init__(self, name: str) -> None:
         self.name = name
 

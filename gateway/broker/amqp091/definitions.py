@@ -13,8 +13,9 @@ from typing import TYPE_CHECKING, Any, Final
 
 from gateway.broker.amqp091.deliveries import DELIVERIES
 from gateway.broker.amqp091.exchange import Exchange
-from gateway.broker.kept import Kept, Range
+from gateway.broker.kept import Kept
 from gateway.broker.queue import Queue
+from gateway.broker.untouched import Untouched
 from gateway.model.properties import Headers, Properties
 from gateway.store.properties import decode_properties, encode_properties
 from gateway.store.restoring import set_aside
@@ -26,7 +27,7 @@ if TYPE_CHECKING:
 EXCHANGE: Final = "exchange"
 QUEUE: Final = "queue"
 BINDING: Final = "binding"
-UNTOUCHED: Final = "queue_untouched"  # positions in a queue that nobody has been handed
+UNTOUCHED: Final = "queue_untouched"  # see broker/untouched.py
 
 
 class Definitions:
@@ -37,17 +38,12 @@ class Definitions:
         self._store = store
         self._host = host
         self._memory = memory_messages_max, memory_octets_max
-        self._untouched: dict[str, list[Range]] = {}
-        for words, said in self._records(UNTOUCHED):
-            with set_aside(UNTOUCHED, words):
-                (name,) = words
-                self._untouched[name] = [(first, end) for first, end in said["positions"]]
+        self._untouched = Untouched(store, UNTOUCHED, host)
         self._deliveries: dict[str, dict[int, int]] = defaultdict(dict)
         for words, count in self._records(DELIVERIES):
             with set_aside(DELIVERIES, words):
                 name, position = words
                 self._deliveries[name][int(position)] = int(count)
-        store.delete_all(UNTOUCHED, json.dumps([host])[:-1])  # it is true until something is delivered
 
     @property
     def failure(self) -> str:
@@ -110,7 +106,7 @@ class Definitions:
         messages, octets = self._memory
         log = self._store.log(QUEUE, self._key(queue.name))
         kept = Kept(queue, self._store, log, memory_messages_max=messages, memory_octets_max=octets)
-        kept.recall(self._untouched.pop(queue.name, []))
+        self._untouched.recall(kept, queue.name)
         if queue.deliveries is not None:
             key = self._key(queue.name)[:-1] + ", "
             queue.deliveries.keep(self._store, key, self._deliveries.pop(queue.name, {}))
@@ -118,9 +114,7 @@ class Definitions:
     def note_untouched(self, queues: Iterable[AmqpQueue]) -> None:
         """The process ends: note what of these queues nobody has been handed."""
         for queue in queues:
-            if queue.kept is not None and (positions := queue.kept.untouched()):
-                said = json.dumps({"positions": positions})
-                self._store.put(UNTOUCHED, self._key(queue.name), said.encode())
+            self._untouched.note(queue.kept, queue.name)
 
     def remove_queue(self, queue: AmqpQueue) -> bool:
         """The queue is deleted; it drops its messages itself."""

@@ -19,6 +19,7 @@ from gateway.broker.amqpfast.selection import selection
 from gateway.broker.amqpfast.selector import SelectorRefused
 from gateway.broker.amqpfast.spool import Spool
 from gateway.broker.queue import Queue
+from gateway.broker.untouched import Untouched
 from gateway.model.message import Message
 from gateway.model.spooled import Spooled
 from gateway.store.restoring import set_aside
@@ -27,6 +28,7 @@ from gateway.store.store import Store
 QUEUE: Final = "fast-queue"
 TOPIC: Final = "fast-topic"
 SUBSCRIPTION: Final = "fast-subscription"
+UNTOUCHED: Final = "fast-untouched"  # see broker/untouched.py
 
 log = structlog.get_logger(limited=True)
 
@@ -53,6 +55,7 @@ class FastDefinitions:
         self._spool = spool
         self._bodies = bodies
         self._memory = memory_messages_max, memory_octets_max
+        self._untouched = Untouched(store, UNTOUCHED, host)
 
     def _key(self, *words: str) -> str:
         return json.dumps([self._host, *words])
@@ -70,7 +73,7 @@ class FastDefinitions:
         messages, octets = self._memory
         log = self._store.log(kind, self._key(*words))
         bodies = self._bodies.get(log.id, {})
-        FastKept(
+        kept = FastKept(
             queue,
             self._store,
             log,
@@ -79,6 +82,11 @@ class FastDefinitions:
             memory_messages_max=messages,
             memory_octets_max=octets,
         )
+        self._untouched.recall(kept, kind, *words)
+
+    def note_untouched(self, queue: Queue, kind: str, *words: str) -> None:
+        """The process ends: note what of a queue or subscription nobody has been handed."""
+        self._untouched.note(queue.kept, kind, *words)
 
     def add_subscription(self, client: str, identifier: str, interest: Interest, maker: str | None) -> None:
         """Record a durable subscription, in place of an earlier one."""

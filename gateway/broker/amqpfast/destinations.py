@@ -9,16 +9,16 @@ from __future__ import annotations
 from typing import Final, Protocol, cast
 
 from gateway.broker.amqpfast.selection import Selects
-from gateway.broker.priorities import PRIORITY_MAX, PriorityQueue
+from gateway.broker.priorities import PriorityQueue
 from gateway.broker.queue import Consumer
 from gateway.errors import RemoteProtocolError
 from gateway.model.batch import Part
 from gateway.model.message import Message, Sender
 from gateway.protocols.amqpfast.dialect import fast_address
-from gateway.protocols.amqpfast.translate import PROTOCOL
+from gateway.protocols.amqpfast.spec import PRIORITY_MAX
+from gateway.protocols.amqpfast.translate import PRIORITY_AT, PROTOCOL
 
 PRIORITY: Final = "amqpfast priority"
-PRIORITY_AT: Final = 1  # in the octets of a head
 
 
 def priority_of(message: Message) -> int:

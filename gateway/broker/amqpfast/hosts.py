@@ -26,6 +26,7 @@ class FastHosts(dict[str, FastHost]):
     ) -> None:
         """`changed` is called when routing may have changed. Before the store starts."""
         super().__init__()
+        self.clients: dict[str, object] = {}  # active connections by client-name, 3.2.6: one for each in all
         self.spool = Spool(
             None if store is None else store.folder / "spool",
             octets_max=limits.spool_bytes_max,
@@ -81,6 +82,11 @@ class FastHosts(dict[str, FastHost]):
         for host in self.values():
             yield from host.queues.values()
             yield from host.subscriptions
+
+    def note_untouched(self) -> None:
+        """The process ends: what nobody has been handed is not redelivered by the next one."""
+        for host in self.values():
+            host.note_untouched()
 
     @property
     def refused(self) -> int:

@@ -66,6 +66,7 @@ class SpoolFile:
     def __init__(self, spool: Spool, name: str, size: int) -> None:
         self.name = name
         self.size = size
+        self.checked = b""  # the SHA-1 of all of it, if its sender said it and it was found right
         self._spool = spool
         self._path = spool.folder / name
         self._opened: ref[OpenFile] | None = None

@@ -84,7 +84,6 @@ class FastHost:
         self.topics: dict[str, Topic] = {}
         self.peers = tuple(peers)
         self.durable: dict[tuple[str, str], Subscription] = {}  # by client and identifier
-        self.clients: dict[str, object] = {}  # active connections by client-name
         self._changed = changed
         self._most = {"queue": queues_max, "topic": topics_max, "session": durable_max}
         self._per_user = {
@@ -132,6 +131,14 @@ class FastHost:
                 self.durable[client, identifier] = found
                 self._count("session", found, maker)
                 self._enter(found)
+
+    def note_untouched(self) -> None:
+        """The process ends: what nobody has been handed is not redelivered by the next one."""
+        if self._definitions is not None:
+            for queue in self.queues.values():
+                self._definitions.note_untouched(queue, QUEUE, queue.name)
+            for key, subscription in self.durable.items():
+                self._definitions.note_untouched(subscription, SUBSCRIPTION, *key)
 
     # Routing: what the switch asks.
 

@@ -32,7 +32,7 @@ from gateway.egress.amqpfast.channel import OPEN_TAG, ClientChannel
 from gateway.egress.amqpfast.handles import PLAIN_HEAD, Delivery, PeerStream, Refused
 from gateway.egress.amqpfast.opening import client_machine
 from gateway.egress.reaching import GARBLED, LOOK_OCTETS, explained, reason
-from gateway.errors import LinkError
+from gateway.errors import LinkError, LocalProtocolError
 from gateway.model.properties import Value, ValueType, string
 from gateway.protocols.amqpfast.codec import Head, encode_head_properties
 from gateway.protocols.amqpfast.commands import HandleCreated, HandleIndex
@@ -53,7 +53,7 @@ from gateway.protocols.amqpfast.events import (
     Released,
     Replies,
 )
-from gateway.protocols.amqpfast.spec import BODY_SIZE_MAX, FRAME_MAX, ReplyCode, Scope
+from gateway.protocols.amqpfast.spec import BODY_SIZE_MAX, FRAME_MAX, PRIORITY_MAX, ReplyCode, Scope
 from gateway.settings.endpoints import Target, address_of, parse_url
 
 __all__ = [
@@ -91,10 +91,13 @@ def head_of(
     identifier: str = "",
     headers: Mapping[str, str | int] | None = None,
 ) -> bytes:
-    """What a message says of itself, to be made once for many. `expiration` is UTC in seconds, 0 is never.
+    """What a message says of itself, to be made once for many. `priority` is 0 to 9; `expiration` is UTC in
+    seconds, 0 is never.
 
     Raises LocalProtocolError when a value does not fit.
     """
+    if not 0 <= priority <= PRIORITY_MAX:
+        raise LocalProtocolError(f"priority: 0 to {PRIORITY_MAX}, not {priority}")
     said = tuple(
         (name, string(value) if isinstance(value, str) else Value(ValueType.INT32, value))
         for name, value in (headers or {}).items()

@@ -9,13 +9,12 @@ There is no negative reply: a message that the server does not take costs its ha
 on their way to it, and it is left alone for a second; otherwise fewer and fewer are sent at a time until the
 one that is to blame is alone.
 
-Servers of 2005 drop the connection on PREPARE, and would be met with it for ever. So a server that has done
-so PREPARE_LOST_MAX times without ever having answered one is sent large messages plainly from then on.
+Servers of 2005 drop the connection on PREPARE, and would be met with it for ever. So a server that has gone
+behind one, without ever having answered one, is sent large messages plainly from then on.
 """
 
 from __future__ import annotations
 
-from collections import Counter
 from typing import Final, NamedTuple
 
 import structlog
@@ -43,7 +42,6 @@ log = structlog.get_logger(limited=True)
 IN_FLIGHT_MAX: Final = 60_000  # there are 65 535 tags, and one that is awaited may not be given again
 HANDLES_MAX: Final = 4_096  # destinations of one connection; for more of them all are closed, and begun anew
 REFUSED_SECS: Final = 1.0  # a destination that was refused is tried again after this long
-PREPARE_LOST_MAX: Final = 2  # once a server may have gone away by chance
 
 HEAD_TOO_LONG: Final = Outcome(
     Verdict.REJECTED, Reason.TOO_LARGE, "the properties do not fit the server's frame-max"
@@ -74,7 +72,7 @@ class Outgoing(ConfirmedSink):
         self._shift = 0  # a tag less the number of its message
         self._large: LargeSender | None = None
         self._retry_at: dict[bytes, float] = {}
-        self._lost_behind_prepare: Counter[str] = Counter()  # connections, by the server's address
+        self._prepares: dict[str, bool] = {}  # by the server's address: whether it answers PREPARE, if known
 
     # The connection.
 
@@ -84,7 +82,7 @@ class Outgoing(ConfirmedSink):
         self._machine = machine
         self._channel = channel
         self._next = self._floor = 1
-        restartable = self._lost_behind_prepare[stream.remote] < PREPARE_LOST_MAX
+        restartable = self._prepares.get(stream.remote, True)
         self._large = LargeSender(machine, stream, self._large_settled, restartable=restartable)
         self._flowing = True
         self.pump()
@@ -98,16 +96,16 @@ class Outgoing(ConfirmedSink):
         """The channel is gone: what it has not confirmed is to be sent again. Returns how many messages."""
         if self._large is not None and self._large.announced:
             assert self._stream is not None
-            self._lost_preparing(self._stream.remote)
+            self._gone_behind_prepare(self._stream.remote)
         self._machine = None
         self._large = None
         self._destinations.clear()
         self._wires.clear()
         return super().close()
 
-    def _lost_preparing(self, server: str) -> None:
-        self._lost_behind_prepare[server] += 1
-        if self._lost_behind_prepare[server] == PREPARE_LOST_MAX:
+    def _gone_behind_prepare(self, server: str) -> None:
+        if server not in self._prepares:
+            self._prepares[server] = False
             log.warning("this server drops connections on PREPARE: large messages go plainly", server=server)
 
     def close_over(self, code: int, text: str) -> None:
@@ -294,7 +292,7 @@ class Outgoing(ConfirmedSink):
         """READY: the server holds so much of a large message."""
         if self._large is not None:
             assert self._stream is not None
-            del self._lost_behind_prepare[self._stream.remote]
+            self._prepares[self._stream.remote] = True
             self._large.ready(handle, held)
 
     def handle_closed(self, handle: int, code: int, text: str) -> None:

@@ -117,6 +117,7 @@ class Arriving:
         assert self.file is not None
         if self.digest and self.file.digest() != self.digest:
             return False
+        self.file.checked = self.digest
         if sync:
             self.file.sync()
         return True

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 from collections import deque
 from collections.abc import Callable, Iterable
-from typing import TYPE_CHECKING, Final
+from typing import TYPE_CHECKING, Final, NamedTuple
 
 from gateway.broker.amqpfast.destinations import FastQueue
 from gateway.broker.queue import Queue
@@ -101,6 +101,15 @@ class Join:
             self._then(self.worst)
 
 
+class Call(NamedTuple):
+    """A message for the peer service `peer`."""
+
+    handle: FastHandle
+    peer: str
+    head: bytes
+    body: bytes
+
+
 class FastChannel:
     """One channel's state."""
 
@@ -118,6 +127,7 @@ class FastChannel:
         self.next_number = 1
         self.arriving: Arriving | None = None
         self.pending: list[tuple[Entry, Message]] = []  # sent within the transaction
+        self.calls: list[Call] = []  # of peers, within the transaction
         self.pending_octets = 0  # of bodies that are in memory
         self.transferred: list[Partial] = []  # complete within the transaction
         self._deliveries: deque[Delivery] = deque()
@@ -277,8 +287,14 @@ class FastChannel:
         self._begin()
         self._give_back(back, touched)
 
+    def take_calls(self) -> list[Call]:
+        """The calls of peers that the transaction has held."""
+        calls, self.calls = self.calls, []
+        return calls
+
     def _drop_sent(self) -> None:
         self.pending = []
+        self.calls = []
         transferred, self.transferred = self.transferred, []
         for partial in transferred:
             self.connection.ingress.partials.release(partial)

@@ -79,6 +79,7 @@ class FastConnection:
             mechanisms="PLAIN",
             properties_max=limits.properties_max,
             properties_bytes_max=limits.properties_bytes_max,
+            all_browse=ingress.replies_first,
         )
         self.publisher = Publisher(self)
         self.outstanding = Outstanding(stream, limits.unacknowledged_bytes_max)
@@ -173,8 +174,8 @@ class FastConnection:
     def _leave(self) -> None:
         for channel in list(self.channels.values()):
             self._drop_channel(channel, silent=False)
-        if self.host.clients.get(self.owner) is self:
-            del self.host.clients[self.owner]
+        if self.ingress.clients.get(self.owner) is self:
+            del self.ingress.clients[self.owner]
         if self.owner and not self.client_name:
             self.ingress.partials.drop_of(self.host.name, self.owner)
 
@@ -220,12 +221,21 @@ class FastConnection:
         elif not self.stream.listening:
             machine.excuse(now)
         elif machine.timed_out(now):
-            self.ingress.stats.protocol_errors.add("heartbeat_timeout")
-            self.stream.end("it is silent")
+            word, why = self._silence()
+            self.ingress.stats.protocol_errors.add(word)
+            self.stream.end(why)
             return
         if any(channel.streamed for channel in self.channels.values()):
             self._dispatch()  # a stream that held up deliveries may have ended
         self.stream.mark()
+
+    def _silence(self) -> tuple[str, str]:
+        """What a client has failed to say in time: the name of the error, and the reason."""
+        if self.machine.unanswered:
+            return "close_timeout", "it has not answered our close"
+        if self.machine.state is State.ENDING:
+            return "close_timeout", "it has not ended the stream"
+        return "heartbeat_timeout", "it is silent"
 
     def shut_down(self, farewell: Farewell) -> None:
         """200, or 507 from an operator: not now."""
@@ -476,7 +486,7 @@ class FastConnection:
             self.machine.close(ReplyCode.VIRTUAL_PATH_NOT_VALID, text)
             return
         owner = event.client_name or self.ingress.new_owner()
-        if owner in host.clients:
+        if owner in self.ingress.clients:
             text = f"client {owner!r} is active already"
             self._report(ReplyCode.CLIENT_ALREADY_ACTIVE, text)
             self.machine.close(ReplyCode.CLIENT_ALREADY_ACTIVE, text)
@@ -488,7 +498,7 @@ class FastConnection:
             self.machine.close(ReplyCode.INSUFFICIENT_RESOURCES, text)
             return
         self.host, self.client_name, self.owner = host, event.client_name, owner
-        host.clients[owner] = self
+        self.ingress.clients[owner] = self
         self.sender = Sender(self.ingress.name, event.client_name, self.principal.name, self.stream.remote)
         self._ready = True
         self.machine.opened()

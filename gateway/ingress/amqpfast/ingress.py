@@ -54,6 +54,7 @@ class FastIngress(ListenerSource):
         self.unsettled_max = self.limits.inflight_max * 10
         self.spool = services.fast_hosts.spool
         self.partials = services.fast_hosts.partials
+        self.clients = services.fast_hosts.clients
         self.folders: set[Path] = set()  # shared with a channel each
         self._soon: list[Callable[[], None]] = []
 

@@ -60,6 +60,11 @@ class Large:
         self.at = 0
         self.transfer: Transfer | None = None
 
+    @property
+    def digest(self) -> bytes:
+        """The content-hash of the body, if it came with one."""
+        return self.body.file.checked.hex().encode() if isinstance(self.body, Spooled) else b""
+
     def piece(self, count: int, *, read: bool) -> Piece:
         """The next octets of the body; with `read` in memory. Raises OSError."""
         body, at = self.body, self.at
@@ -113,7 +118,7 @@ class Outgoing:
             self._write_from(large, 0, resumed=False)
             return
         try:
-            machine.prepare(large.handle.number, large.head, len(large.body))
+            machine.prepare(large.handle.number, large.head, len(large.body), b"", large.digest)
         except LocalProtocolError as error:
             self._fail(large, ReplyCode.INSUFFICIENT_RESOURCES, str(error))
         else:

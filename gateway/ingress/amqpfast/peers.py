@@ -20,6 +20,7 @@ from gateway.ingress.amqpfast.outgoing import LARGE_OCTETS, Large
 from gateway.protocols.amqpfast.events import Fragment
 from gateway.protocols.amqpfast.sending import Transfer
 from gateway.protocols.amqpfast.spec import DELIVERED, ReplyCode
+from gateway.protocols.amqpfast.translate import fit_priority
 from gateway.settings.amqpfast import Peer
 
 if TYPE_CHECKING:
@@ -97,6 +98,7 @@ class Echo:
         """A whole message goes back."""
         if self._notifier is None:
             return  # nobody is there to hear it
+        head = fit_priority(head)
         channel = self._handle.channel
         if len(body) > LARGE_OCTETS or not channel.outgoing.idle:
             number, name = channel.take_numbers(1), self._name.encode()
@@ -112,7 +114,7 @@ class Echo:
     def fragment(self, fragment: Fragment) -> None:
         """A part of a stream goes back."""
         if self._stream is None:
-            self._stream = Returning(self._handle, self._name, fragment.head)
+            self._stream = Returning(self._handle, self._name, fit_priority(fragment.head))
         self._stream.write(fragment.octets)
 
     def end(self) -> None:

@@ -14,11 +14,11 @@ from gateway.broker.amqpfast.virtual_host import Refused
 from gateway.broker.memory import LOW_ON_MEMORY
 from gateway.broker.switch import Entry
 from gateway.errors import RemoteProtocolError
-from gateway.ingress.amqpfast.channel import FastChannel, Join
+from gateway.ingress.amqpfast.channel import Call, FastChannel, Join
 from gateway.ingress.amqpfast.handle import FastHandle
 from gateway.ingress.amqpfast.peers import Conversation, converse
 from gateway.model.address import Address
-from gateway.model.message import Message
+from gateway.model.message import MESSAGE_OCTETS, Message
 from gateway.model.outcome import ACCEPTED, Outcome, Reason, Verdict
 from gateway.model.properties import PropertySet
 from gateway.model.spooled import Spooled
@@ -147,8 +147,15 @@ class Publisher:
         partials = connection.ingress.partials
         try:
             if handle.service == "peer":
-                for peer in connection.host.find_peers(handle.name + name.decode(), whole=not name):
-                    self._conversation(handle, peer).message(head, body)
+                called = connection.host.find_peers(handle.name + name.decode(), whole=not name)
+                calls = [Call(handle, peer, head, body) for peer in called]
+                if handle.channel.transacted:
+                    if partial is not None:
+                        handle.channel.transferred.append(partial)
+                    self._hold_calls(handle, tag, calls)
+                    return
+                for call in calls:
+                    self._call(call)
                 if partial is not None:
                     partials.drop(partial)
                 connection.machine.reply(handle.number, tag)
@@ -267,6 +274,10 @@ class Publisher:
         handle.entries[name] = tuple(entries)
         return handle.entries[name]
 
+    def _call(self, call: Call) -> None:
+        """Raises Refused."""
+        self._conversation(call.handle, call.peer).message(call.head, call.body)
+
     def _conversation(self, handle: FastHandle, peer: str) -> Conversation:
         found = handle.conversations.get(peer)
         if found is None:
@@ -278,6 +289,8 @@ class Publisher:
         """A part of a stream is passed on as it comes."""
         connection = self._connection
         try:
+            if handle.channel.transacted:
+                raise Refused(ReplyCode.COMMAND_NOT_VALID, "a stream cannot be taken back by a transaction")
             for peer in connection.host.find_peers(handle.name, whole=True):
                 self._conversation(handle, peer).fragment(event)
         except Refused as error:
@@ -318,11 +331,24 @@ class Publisher:
     def _provisional(self, handle: FastHandle, tag: int, sent: list[tuple[Entry, Message]]) -> None:
         """Nobody sees it until COMMIT; that it could be sent is what its reply says."""
         channel = handle.channel
-        limits = self._connection.ingress.limits
         channel.pending += sent
         for _, message in sent:
             channel.pending_octets += message.octets - len(message.body) * isinstance(message.body, Spooled)
-        if len(channel.pending) > limits.transaction_messages_max or (
+        self._held_back(handle, tag)
+
+    def _hold_calls(self, handle: FastHandle, tag: int, calls: list[Call]) -> None:
+        """The same for what peers are to get: nobody hears of it before COMMIT."""
+        channel = handle.channel
+        channel.calls += calls
+        for call in calls:
+            octets = 0 if isinstance(call.body, Spooled) else len(call.body)
+            channel.pending_octets += MESSAGE_OCTETS + len(call.head) + octets
+        self._held_back(handle, tag)
+
+    def _held_back(self, handle: FastHandle, tag: int) -> None:
+        channel = handle.channel
+        limits = self._connection.ingress.limits
+        if len(channel.pending) + len(channel.calls) > limits.transaction_messages_max or (
             channel.pending_octets > limits.transaction_bytes_max
         ):
             text = "more is sent within a transaction than limits.transaction_... allow"
@@ -336,6 +362,7 @@ class Publisher:
         connection = self._connection
         ingress = connection.ingress
         pending, lasting = channel.commit(everything=ingress.commits_all)
+        calls = channel.take_calls()
         transferred, channel.transferred = channel.transferred, []
         for partial in transferred:
             ingress.partials.hand_over(partial)
@@ -347,6 +374,7 @@ class Publisher:
             if channel.silent:
                 return
             if outcome is ACCEPTED:
+                self._make_calls(calls)
                 connection.machine.reply_channel(channel.number, command.tag)
                 connection.stream.mark()
             else:
@@ -367,6 +395,19 @@ class Publisher:
             ingress.after_commit(join.settled)
         else:
             join.settled(ACCEPTED)
+
+    def _make_calls(self, calls: list[Call]) -> None:
+        """A transaction is committed: its peers hear what they are to hear. Who has closed the handle since
+        would not hear their answers, and does not call.
+        """
+        connection = self._connection
+        for call in calls:
+            if connection.handles.get(call.handle.number) is not call.handle:
+                continue
+            try:
+                self._call(call)
+            except Refused as error:
+                connection.refuse(call.handle, error.code, str(error))
 
     # Answers.
 

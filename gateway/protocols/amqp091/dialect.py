@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from typing import Final
 
 from gateway.model.address import Address
@@ -67,7 +68,7 @@ class AmqpDialect(Dialect):
     def losses(self, message: Message) -> tuple[str, ...]:
         return losses(message)
 
-    def fault_of(self, given: tuple[str, ...]) -> str:
+    def fault_of(self, given: Mapping[str, str]) -> str:
         if "queue" in given and len(given) > 1:
             return "queue stands without exchange and key"
         return "" if "queue" in given or "exchange" in given else "give exchange or queue"

@@ -40,6 +40,7 @@ from gateway.protocols.amqpfast.spec import (
     ID_MAX,
     INITIATION,
     MESSAGE_BYTES_MAX,
+    NONE,
     PROTOCOL_VERSION,
     REDELIVERED,
     ReplyCode,
@@ -75,8 +76,9 @@ class ClientConnection(Connection):
     """Our connection to a server: octets in, events out.
 
     `frame_max`, `channel_max` and `handle_max` (0: no limit) are what we ask for at most. `heartbeat` is how
-    often, in seconds, we want to hear from the server. `responses` is what `encode_credentials` makes for
-    mechanism PLAIN.
+    often, in seconds, we want to hear from the server; one that never says PING is legal, is sent none, and
+    may be silent for ever. `responses` is what `encode_credentials` makes for mechanism PLAIN; a server that
+    offers NONE and not that is told nothing.
     """
 
     _side: ClassVar[int] = m.TO_CLIENT
@@ -97,6 +99,7 @@ class ClientConnection(Connection):
     ) -> None:
         super().__init__(State.AUTHENTICATION, message_bytes_max=message_bytes_max)
         self.heartbeat = heartbeat
+        self._pings = False  # the server of 2005 hears nothing any more behind a PING, and says none
         self._wish = m.ConnectionTune(frame_max, channel_max, handle_max, heartbeat)
         self._response = m.ConnectionResponse(mechanism, responses)
         self._responded = False
@@ -226,7 +229,11 @@ class ClientConnection(Connection):
             self._state = State.AUTHENTICATION
             events.append(Challenged(command.mechanisms, command.challenges))
             return
-        if self._response.mechanism.upper() not in command.mechanisms.upper().split():
+        offered = command.mechanisms.upper().split()
+        known = self._response.mechanism.upper() in offered
+        if not known and NONE in offered:
+            self._response = m.ConnectionResponse(NONE)
+        elif not known:
             text = f"the server offers {command.mechanisms}, not {self._response.mechanism}"
             raise RemoteProtocolError(text, reason=ReplyCode.BAD_FIELD_VALUE)
         self._responded = True

@@ -17,7 +17,7 @@ from typing import Any, Final
 
 from gateway.errors import LocalProtocolError, RemoteProtocolError
 from gateway.model.properties import Headers, string
-from gateway.protocols.amqpfast.commands import COMMANDS, Command, HandleBrowse
+from gateway.protocols.amqpfast.commands import COMMANDS, Command, ConnectionClose, HandleBrowse
 from gateway.protocols.amqpfast.spec import (
     FRAME_END,
     FRAME_SIZE_MIN,
@@ -40,6 +40,7 @@ from gateway.protocols.amqpfast.tables import FIELDS_MAX, bad_field, decode_tabl
 U16: Final = Struct(">H")
 U32: Final = Struct(">I")
 END: Final = bytes((FRAME_END,))
+CLOSE: Final = bytes((ConnectionClose.type,))
 BROWSE_WITHOUT_TAG: Final = 6  # octets of the fields of HANDLE BROWSE as the grammar has them
 
 
@@ -249,6 +250,22 @@ def encode_command(command: Command) -> bytes:
     if mask > 1:
         parts.append(bytes((octet,)))
     return encode_frame(b"".join(parts))
+
+
+CLOSE_OCTETS_MIN: Final = 7  # of CONNECTION CLOSE: the size, the type, the code, an empty text, the end
+CLOSE_OCTETS_MAX: Final = CLOSE_OCTETS_MIN + SHORT_STRING_MAX
+
+
+def ends_with_close(octets: bytes) -> bool:
+    """Whether a CONNECTION CLOSE, in the short form, is the last of the octets, whatever is before it."""
+    if octets[-1:] != END:
+        return False
+    for length in range(min(SHORT_STRING_MAX, len(octets) - CLOSE_OCTETS_MIN) + 1):
+        at = len(octets) - CLOSE_OCTETS_MIN - length
+        size = length + CLOSE_OCTETS_MIN - U16.size
+        if octets[at : at + 3] == U16.pack(size) + CLOSE and octets[at + 5] == length:
+            return True
+    return False
 
 
 # --- the head of a message

@@ -28,10 +28,12 @@ from gateway.errors import LocalProtocolError, RemoteProtocolError
 from gateway.model.spooled import Piece, joined
 from gateway.protocols.amqpfast import commands as m
 from gateway.protocols.amqpfast.codec import (
+    CLOSE_OCTETS_MAX,
     HEAD_MAX,
     decode_command,
     decode_frame,
     decode_head_properties,
+    ends_with_close,
     frame_octets,
     framing_error,
 )
@@ -103,6 +105,7 @@ class Connection(Lifetime):
         self._rest: list[bytes | bytearray] = []
         self._held = 0  # octets in `_rest`
         self._needed = 0  # octets that `_rest` needs before it says more
+        self._last_octets = b""  # of what a peer says whose frames cannot be read
         self._large: list[Piece] = []  # of bodies, and what goes before each; `out` is behind them
         self._flow: Flowing | None = None  # the fragment whose octets are being passed on
         self._skip = 0  # octets of a fragment that nobody wants, still to come
@@ -181,6 +184,9 @@ class Connection(Lifetime):
             self._asked = False
         if self._state in DEAF:
             return events
+        if self._state is State.BROKEN:
+            self._look_for_close(data)
+            return events
         rest = self._rest
         if rest:
             if data:
@@ -192,10 +198,10 @@ class Connection(Lifetime):
         try:
             at = self._read(data, events)
         except RemoteProtocolError as fault:
-            # The frames themselves are broken, so nothing behind the fault can be read, not even a close.
             self._fail(fault, events)
             if self._state is State.CLOSING:
-                self._state = State.ENDING
+                self._state = State.BROKEN
+                self._look_for_close(data)
             return events
         if self._state in DEAF:
             self.unread = False
@@ -206,6 +212,14 @@ class Connection(Lifetime):
                 rest.clear()
                 self._fail(framing_error("too many octets before the connection is open"), events)
         return events
+
+    def _look_for_close(self, data: bytes) -> None:
+        """Frames are broken, so nothing of what follows can be read but the peer's CLOSE: it is the last that
+        a peer says."""
+        octets = self._last_octets + data[-CLOSE_OCTETS_MAX:]
+        self._last_octets = octets[-CLOSE_OCTETS_MAX:]
+        if ends_with_close(self._last_octets):
+            self._state = State.CLOSED
 
     def _gather(self, data: bytes) -> None:
         rest = self._rest

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from typing import Final
 
 from gateway.model.address import Address
@@ -13,7 +14,10 @@ from gateway.protocols.amqpfast.spec import SHORT_STRING_MAX, Service
 from gateway.protocols.amqpfast.translate import head_properties, losses
 
 SERVICES: Final = {"queue": Service.QUEUE, "topic": Service.TOPIC, "peer": Service.PEER}
-_SERVICE: Final = "AMQP/Fast service type; default: topic."
+_SERVICE: Final = "AMQP/Fast service type; default: topic. `peer` is refused: no route leads from or to one."
+PEERS_STAY: Final = (
+    "no route leads from or to a peer service: it answers on the handle of its caller, which has no address"
+)
 
 
 class FastDialect(Dialect):
@@ -68,7 +72,9 @@ class FastDialect(Dialect):
     def losses(self, message: Message) -> tuple[str, ...]:
         return losses(message)
 
-    def fault_of(self, given: tuple[str, ...]) -> str:
+    def fault_of(self, given: Mapping[str, str]) -> str:
+        if given.get("service") == "peer":
+            return PEERS_STAY
         return "" if "destination" in given else "service needs destination"
 
 

@@ -48,7 +48,7 @@ from gateway.protocols.amqpfast.states import (
 PING: Final = encode_command(m.ConnectionPing(respond=False))
 PING_RESPOND: Final = encode_command(m.ConnectionPing(respond=True))
 NEGOTIATING: Final = frozenset({State.INITIATION, State.AUTHENTICATION, State.AUTHENTICATING, State.TUNING})
-SILENT: Final = frozenset({State.FAILED, State.ENDING, State.CLOSED})
+SILENT: Final = frozenset({State.BROKEN, State.FAILED, State.ENDING, State.CLOSED})
 
 
 class Lifetime(ABC):
@@ -77,6 +77,7 @@ class Lifetime(ABC):
         self._heard = 0.0
         self._asked = False  # whether the peer lives, since we heard it last
         self._beats = Beats()
+        self._pings = True  # the peer bears PING, and says it itself when it has nothing else to say
         self._closing_since = 0.0
         self._said_at = 0.0
         self._last_words: m.ConnectionClose | None = None
@@ -347,10 +348,10 @@ class Lifetime(ABC):
         """When `tick` and `timed_out` have to be asked next."""
         if self._state is State.FAILED:
             return self.pause_until
-        if self._state in (State.CLOSING, State.LEFT, State.ENDING):
+        if self._state in (State.CLOSING, State.BROKEN, State.LEFT, State.ENDING):
             return self._closing_since + CLOSE_WAIT_SECS
         times = [channel.answer_by for channel in self._leaving]
-        if self._tuned:
+        if self._tuned and self._pings:
             if self.peer_heartbeat:
                 times.append(self._beats.at)
             if self.heartbeat:
@@ -361,7 +362,7 @@ class Lifetime(ABC):
         """Do what is due: end a failed negotiation, answer closes that have waited, send a PING.
 
         A PING goes out when nothing else was written for half of the peer's interval, and asks for an answer
-        when the peer has been silent for two of ours.
+        when the peer has been silent for two of ours. A client that has never heard one sends none.
         """
         self._now = now
         if self._state is State.FAILED and now >= self.pause_until:
@@ -370,7 +371,7 @@ class Lifetime(ABC):
             self._state = State.CLOSED
         elif self._leaving or self._state is State.LEFT:
             self._answer_closes(now=now)
-        if not self._tuned:
+        if not (self._tuned and self._pings):
             return
         if self.peer_heartbeat and self._beats.due(now) and not self.out:
             self._ping(PING)
@@ -384,6 +385,7 @@ class Lifetime(ABC):
         self.sent[m.ConnectionPing.type] += 1
 
     def _take_ping(self, command: m.ConnectionPing, events: list[Event]) -> None:
+        self._pings = True
         if command.respond:
             self._ping(PING)
 
@@ -392,9 +394,14 @@ class Lifetime(ABC):
         self._heard = now
         self._asked = False
 
+    @property
+    def unanswered(self) -> bool:
+        """We have said CLOSE, and the peer has not yet."""
+        return self._state in (State.CLOSING, State.BROKEN)
+
     def timed_out(self, now: float) -> bool:
         """The peer is silent though we asked, or does not answer our close, or does not end the stream."""
-        if self._state in (State.CLOSING, State.ENDING):
+        if self.unanswered or self._state is State.ENDING:
             return now >= self._closing_since + CLOSE_WAIT_SECS
         if not (self.heartbeat and self._asked and self._tuned):
             return False

@@ -67,6 +67,7 @@ ACK: Final = Struct(">HBHHIB")
 ACK_SIZE: Final = 10
 REPLY: Final = Struct(">HBHHHBB").pack  # size, type, handle, tag, code, length of text, end
 REPLY_SIZE: Final = 9
+BROWSER: Final = frozenset({"browser"})
 OPEN: Final = HandleState.OPEN  # a global name costs a quarter of an enum's attribute
 LEFT: Final = HandleState.LEFT
 SUCCESS: Final = int(ReplyCode.SUCCESS)
@@ -82,7 +83,8 @@ class ServerConnection(Connection):
 
     `frame_max`, `channel_max`, `handle_max` (0: no limit) are offered; the client may ask for less.
     `heartbeat` is how often, in seconds, we want to hear from the client; with 0 we never send PING unasked
-    either, for the Java client of 2005 cannot bear it. `mechanisms` are separated by blanks.
+    either, for the Java client of 2005 cannot bear it. `mechanisms` are separated by blanks. `all_browse`:
+    handles may QUERY and BROWSE that were not opened for it, for the C client of 2005 has no bit to say so.
     """
 
     _side: ClassVar[int] = m.TO_SERVER
@@ -102,6 +104,7 @@ class ServerConnection(Connection):
         mechanisms: str = "PLAIN",
         properties_max: int = FIELDS_MAX,
         properties_bytes_max: int = HEAD_MAX,
+        all_browse: bool = False,
     ) -> None:
         super().__init__(
             State.INITIATION,
@@ -115,6 +118,7 @@ class ServerConnection(Connection):
         self.heartbeat = heartbeat
         self._offer = m.ConnectionTune(frame_max, channel_max, handle_max, heartbeat)
         self._mechanisms = mechanisms
+        self._all_browse = all_browse
         self._version = PROTOCOL_VERSION
         self._open_tag = 0
         self._lead = NO_LEAD
@@ -335,6 +339,8 @@ class ServerConnection(Connection):
         self._handles[number] = channel.handles[number] = handle
         if handle.state is OPEN:
             self._check_service(handle, command)
+            if self._all_browse:
+                handle.granted |= BROWSER
             if "producer" in handle.granted or handle.service == Service.PEER:
                 self._ready[number] = handle
             self._owe(handle, command.tag)

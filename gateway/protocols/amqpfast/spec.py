@@ -48,6 +48,7 @@ LONG_STRING_MAX: Final = 65_535
 NAME_OCTETS_MAX: Final = 128  # of a header in a field table
 BODY_SIZE_MAX: Final = 0xFFFF_FFFF
 MESSAGE_BYTES_MAX: Final = 16 * 1024 * 1024
+PRIORITY_MAX: Final = 9  # 3.4.4: of an octet that could say more
 ID_MAX: Final = 65_535  # channels, handles, confirm-tags
 MESSAGE_NUMBER_MAX: Final = 0xFFFF_FFFF
 PAUSED_BYTES_MAX: Final = 131_072  # what may wait while the application decides about a login

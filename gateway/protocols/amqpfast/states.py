@@ -42,6 +42,7 @@ class State(Enum):
     OPENING = auto()  # server: the application decides; client: REPLY is due
     ACTIVE = auto()
     CLOSING = auto()  # we said CLOSE, and discard everything until the peer does
+    BROKEN = auto()  # the same, but where frames begin is no longer known: the peer's CLOSE ends what it says
     LEFT = auto()  # the peer said CLOSE; our answer waits for the replies that we owe
     FAILED = auto()  # the negotiation failed: deaf until the pause is over
     ENDING = auto()  # the last word is said: deaf until the peer ends the stream

@@ -36,6 +36,7 @@ from gateway.protocols.amqpfast.codec import (
 )
 from gateway.protocols.amqpfast.spec import (
     LONG_STRING_MAX,
+    PRIORITY_MAX,
     SHORT_STRING_MAX,
     ReplyCode,
     Scope,
@@ -48,6 +49,8 @@ SET_OCTETS_MAX: Final = 1024  # the largest that is worth it
 HOPS_MAX: Final = 65_535  # a header may claim more than a message can ever have crossed
 FORMS_MAX: Final = 64  # encodings of one set: every second of expiry is another
 EXPIRATION_MAX: Final = 0xFFFF_FFFF
+PRIORITY_AT: Final = 1  # in the octets of a head behind the body-size
+HIGHEST: Final = bytes((PRIORITY_MAX,))
 
 CORRELATION: Final = "CORRELATION_ID"
 REPLY_TO: Final = "REPLY_TO"
@@ -95,7 +98,7 @@ LOSSES: Final = (
     Loss("text_longer", "texts", "over 65 535 octets", "drop"),
     Loss("text_empty", "content type, encoding, message id", "empty is the same as not said", "downgrade"),
     Loss("priority_zero", "priority", "0 is the same as not said", "downgrade"),
-    Loss("priority_range", "priority", "not within 0 to 255", "drop"),
+    Loss("priority_range", "priority", "beyond 0 to 9: the nearest of them", "downgrade"),
     Loss("timestamp_range", "timestamp", "not within 32 bits", "drop"),
     Loss("correlation_long", "correlation", "over 65 535 octets", "drop"),
     Loss("expiration_fraction", "expiry", "fractions of a second are rounded up", "downgrade"),
@@ -251,6 +254,7 @@ def encode_properties(message: Message) -> bytes:
             and message.durable == known.durable
             and message.hops == known.hops
             and message.retain == known.retain
+            and known.priority <= PRIORITY_MAX
         ):
             return property_set.raw
     return _form(message)[0]
@@ -259,7 +263,7 @@ def encode_properties(message: Message) -> bytes:
 def losses(message: Message) -> tuple[str, ...]:
     """The names of the LOSSES that `message` suffers; to be asked when it is encoded, and counted."""
     if message.property_set.protocol == PROTOCOL:
-        return ()
+        return () if encode_properties(message) is message.property_set.raw else _form(message)[1]
     lost = _form(message)[1]
     return (*lost, "assurance") if message.assurance > 1 else lost
 
@@ -283,6 +287,8 @@ def _make_form(message: Message) -> Form:
     lost: set[str] = set()
     if property_set.protocol == PROTOCOL:
         head = decode_head_properties(property_set.raw)
+        if head.priority > PRIORITY_MAX:
+            head.priority = _priority(head.priority, lost)
         pairs = [pair for pair in head.headers if pair[0] not in OF_THE_WAY]
     else:
         head, pairs = _from_model(property_set.properties, lost)
@@ -363,9 +369,9 @@ def _texts(said: Properties, head: Head, lost: set[str]) -> list[tuple[str, Valu
 
 
 def _priority(said: int, lost: set[str]) -> int:
-    if not 0 < said <= 0xFF:
+    if not 0 < said <= PRIORITY_MAX:
         lost.add("priority_range" if said else "priority_zero")
-    return said if 0 <= said <= 0xFF else 0
+    return min(max(said, 0), PRIORITY_MAX)
 
 
 def _add_text(pairs: list[tuple[str, Value]], name: str, text: str | None, lost: set[str]) -> None:
@@ -379,7 +385,12 @@ def _add_text(pairs: list[tuple[str, Value]], name: str, text: str | None, lost:
         pairs.append((name, string(text)))
 
 
-# --- what a handle adds
+# --- what a handle adds, and what a peer gets back
+
+
+def fit_priority(raw: bytes) -> bytes:
+    """The octets of a head behind the body-size, with a priority that the text allows."""
+    return raw if raw[PRIORITY_AT] <= PRIORITY_MAX else raw[:PRIORITY_AT] + HIGHEST + raw[PRIORITY_AT + 1 :]
 
 
 def fill_defaults(raw: bytes, mime_type: str, encoding: str) -> bytes:

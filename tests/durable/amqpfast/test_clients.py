@@ -35,6 +35,56 @@ def test_confirmed_persistent_messages_survive_in_order_with_their_heads(gateway
         assert client.quiet()
 
 
+def flags(gateway: GatewayProcess, count: int) -> list[tuple[bytes, bool]]:
+    """What is in the queue, and whether it is redelivered; then all of it waits again, delivered."""
+    with Fast(gateway).open() as client:
+        client.consume(client.handle("q"))
+        return [(row[4], not fresh(row)) for row in client.rows(count)]
+
+
+def stop_and_start(gateway: GatewayProcess) -> None:
+    assert gateway.terminate() == 0
+    gateway.start()
+
+
+@pytest.mark.parametrize("priorities", [(0, 0, 0, 0), (0, 9, 0, 3)], ids=["one priority", "several"])
+def test_what_nobody_was_handed_is_not_redelivered_after_a_planned_stop(
+    gateway: GatewayProcess, priorities: tuple[int, ...]
+) -> None:
+    with Fast(gateway).open() as client:
+        handle = client.handle("q")
+        for priority, body in zip(priorities, (b"a", b"b", b"c", b"d"), strict=True):
+            client.put(handle, body, head=head(persistent=True, priority=priority))
+        client.consume(handle, prefetch=1)
+        (first,) = client.bodies(1)
+        stop_and_start(gateway)
+    order = [b"a", b"b", b"c", b"d"] if not any(priorities) else [b"b", b"d", b"a", b"c"]
+    assert first == order[0]
+    with Fast(gateway).open() as client:
+        client.put(client.handle("q"), b"e", head=PERSISTENT)
+    stop_and_start(gateway)
+    expected = [(first, True), *((body, False) for body in (*order[1:], b"e"))]
+    assert flags(gateway, 5) == expected, "nothing was delivered in between, so nothing has changed"
+    gateway.restart()
+    assert flags(gateway, 5) == [(body, True) for body, _ in expected], "after a kill nobody knows"
+
+
+def test_what_a_durable_subscription_was_owed_and_not_handed_is_not_redelivered(
+    gateway: GatewayProcess,
+) -> None:
+    with Fast(gateway, "d").open() as client:
+        handle = client.handle("t", TOPIC)
+        client.consume(handle, identifier="sub", prefetch=1)
+        client.put(handle, b"1", b"2", b"3", head=PERSISTENT, confirm=False)
+        assert client.bodies(1) == [b"1"]
+        client.ack(1)
+        assert client.bodies(1) == [b"2"]
+        stop_and_start(gateway)
+    with Fast(gateway, "d").open() as client:
+        client.consume(client.handle("t", TOPIC), identifier="sub")
+        assert [(row[4], not fresh(row)) for row in client.rows(2)] == [(b"2", True), (b"3", False)]
+
+
 def test_what_was_acknowledged_does_not_come_back(gateway: GatewayProcess) -> None:
     with Fast(gateway).open() as client:
         handle = client.handle("q")

@@ -12,6 +12,7 @@ from gateway.app import Gateway
 from gateway.egress.amqpfast.channel import ClientChannel
 from gateway.egress.amqpfast.client import Client, Lost, Refused, connect, head_of
 from gateway.egress.amqpfast.handles import Consumer, Delivery
+from gateway.errors import LocalProtocolError
 from gateway.protocols.amqpfast.spec import Scope
 from gateway.settings import Limits, Listener
 from gateway.settings.amqpfast import FastVirtualHost, Peer
@@ -287,6 +288,12 @@ async def test_who_is_not_let_in_is_told_why(
         async with connect(url(gateway, f"/{path.lstrip('/')}"), client_name=name):
             pytest.fail("it was let in")
     assert (error.value.code, error.value.scope) == (code, Scope.CONNECTION)
+
+
+@pytest.mark.parametrize("priority", [-1, 10, 255, 256])
+def test_a_priority_is_0_to_9(priority: int) -> None:
+    with pytest.raises(LocalProtocolError, match="priority: 0 to 9"):
+        head_of(priority=priority)
 
 
 async def test_a_lost_connection_is_told_to_all_who_wait(gateway: Gateway) -> None:

@@ -8,7 +8,8 @@ from collections.abc import Iterator
 import pytest
 import trio
 
-from gateway.egress.amqpfast import large, outgoing
+from gateway.egress.amqpfast import large
+from gateway.egress.amqpfast.upload import content_hash
 from gateway.model.message import Message
 from gateway.model.outcome import ACCEPTED, Reason
 from gateway.protocols.amqpfast import commands as m
@@ -84,32 +85,43 @@ async def test_a_server_that_lost_what_it_held_gets_all_of_it() -> None:
 async def test_a_server_that_drops_connections_on_prepare_is_sent_large_messages_plainly() -> None:
     one, source = rig(ignores_prepare=True)
     one.publish(source, [b"1", BIG, b"2", BIG + b"!"])
-    for lost in range(1, outgoing.PREPARE_LOST_MAX + 1):
-        assert len(one.world.prepared) == lost
-        assert one.world.bodies == [b"1"]
-        one.lose()
-        one.connect()
-    assert len(one.world.prepared) == outgoing.PREPARE_LOST_MAX
+    assert len(one.world.prepared) == 1
+    assert one.world.bodies == [b"1"]
+    one.lose()
+    one.connect()
+    assert len(one.world.prepared) == 1, "once is enough"
     assert one.world.bodies == [b"1", BIG, b"2", BIG + b"!"]
     assert source.order == one.world.bodies
     one.lose()
     one.connect()
     one.publish(source, [BIG + b"?"])  # what was learnt outlives the connection
     assert source.outcomes[BIG + b"?"] is ACCEPTED
-    assert len(one.world.prepared) == outgoing.PREPARE_LOST_MAX
+    assert len(one.world.prepared) == 1
 
 
 async def test_a_server_that_has_answered_prepare_is_asked_again_however_often_it_goes_away() -> None:
     one, source = rig(break_at=1)
     one.publish(source, [BIG])
-    for _ in range(2 * outgoing.PREPARE_LOST_MAX):
+    for _ in range(4):
         one.lose()
         one.connect()
     one.world.break_at = 0
     one.lose()
     one.connect()
     assert source.outcomes[BIG] is ACCEPTED
-    assert len(one.world.prepared) == 2 * outgoing.PREPARE_LOST_MAX + 2
+    assert len(one.world.prepared) == 6
+
+
+async def test_a_server_that_has_answered_prepare_may_go_away_behind_one() -> None:
+    one, source = rig()
+    one.publish(source, [BIG])
+    one.world.ignores_prepare = True
+    one.publish(source, [BIG + b"!"])
+    one.lose()
+    one.world.ignores_prepare = False
+    one.connect()
+    assert source.outcomes[BIG + b"!"] is ACCEPTED
+    assert [digest for _, digest in one.world.prepared[1:]] == [content_hash(BIG + b"!")] * 2
 
 
 async def test_a_server_that_never_answers_prepare(autojump_clock: object) -> None:

@@ -9,7 +9,7 @@ from gateway.model.message import Message
 from gateway.model.outcome import ACCEPTED, Reason, Verdict
 from gateway.model.properties import Properties, PropertySet, property_set, string
 from gateway.protocols.amqpfast import commands as m
-from gateway.protocols.amqpfast.codec import decode_head_properties
+from gateway.protocols.amqpfast.codec import decode_head_properties, encode_command
 from gateway.protocols.amqpfast.dialect import fast_address
 from gateway.settings import Limits
 from tests.egress.amqp091.remote import Settled
@@ -282,6 +282,8 @@ async def test_heartbeats_go_both_ways_and_silence_ends_the_connection(
     one = LinkRig(heartbeat_secs=10)
     one.world.limits = {"heartbeat": 10}
     one.connect()
+    one.remote.machine.tick(trio.current_time() + 5)  # the server says PING
+    one.move()
     for _ in range(31):
         await trio.sleep(1)
         if not one.stream.closed:
@@ -289,6 +291,52 @@ async def test_heartbeats_go_both_ways_and_silence_ends_the_connection(
             one.peer.data_to_send()
     assert one.link.downs == ["heartbeat timeout"]
     assert one.stats.frames()["0.7c0", "out", "connection.ping"] >= 3
+
+
+@pytest.mark.parametrize("heartbeat", [0, 10])
+async def test_a_server_that_says_no_ping_hears_none_and_may_be_silent(
+    heartbeat: int, autojump_clock: trio.testing.MockClock
+) -> None:
+    """Behind a PING the server of 2005 hears nothing any more; it never says one, whatever it asks for."""
+    one, source = LinkRig(heartbeat_secs=10), Settled()
+    one.world.limits = {"heartbeat": heartbeat}
+    one.connect()
+    for _ in range(100):
+        await trio.sleep(1)
+        one.peer.tick(trio.current_time())
+        one.move()
+    assert one.link.downs == []
+    assert ("0.7c0", "out", "connection.ping") not in one.stats.frames()
+    one.publish(source, [b"after all that time"])
+    assert accepted(source) == [b"after all that time"]
+    one.remote.machine._ping(encode_command(m.ConnectionPing(respond=True)))
+    one.move()
+    assert one.stats.frames()["0.7c0", "out", "connection.ping"] == 1, "one that asks is answered"
+
+
+@pytest.mark.parametrize(
+    "mechanisms, credentials",
+    [("NONE", None), ("x none", None), ("NONE PLAIN", ("fast", "secret")), ("plain", ("fast", "secret"))],
+)
+async def test_a_server_that_offers_none_only_is_told_nothing(
+    mechanisms: str, credentials: tuple[str, str] | None
+) -> None:
+    one, source = LinkRig(), Settled()
+    one.world.limits = {"mechanisms": mechanisms}
+    one.connect()
+    one.publish(source, [b"in"])
+    assert accepted(source) == [b"in"]
+    assert one.world.credentials == credentials
+
+
+@pytest.mark.parametrize("mechanisms", ["", "TLS", "NONEX"])
+async def test_a_server_that_offers_what_we_do_not_know(mechanisms: str) -> None:
+    one = LinkRig()
+    one.world.limits = {"mechanisms": mechanisms}
+    one.connect()
+    assert not one.peer.open
+    assert one.stats.protocol_errors.counts == {"bad_field_value": 1}
+    assert one.world.credentials is None
 
 
 async def test_stopping_says_goodbye() -> None:

@@ -2,15 +2,17 @@
 
 from __future__ import annotations
 
+import time
 from collections.abc import Callable
 from typing import Final
 
 import pytest
 
-from gateway.model.properties import string
+from gateway.model.properties import Headers, string
 from gateway.protocols.amqpfast import commands as m
-from gateway.protocols.amqpfast.codec import encode_command
+from gateway.protocols.amqpfast.codec import decode_command, decode_frame, encode_command, encode_credentials
 from gateway.protocols.amqpfast.sending import Transfer
+from gateway.protocols.amqpfast.spec import CLOSE_WAIT_SECS, FRAME_MAX, INITIATION
 from gateway.settings import Limits, Listener
 from gateway.settings.amqpfast import DestinationNames, FastVirtualHost
 from tests.ingress.amqpfast.client import EMPTY, PEER, QUEUE, TOPIC, Fast
@@ -25,6 +27,23 @@ def fast(**more: object) -> Listener:
 
 
 Say = Callable[[Fast], int]
+
+
+def commands(raw: Raw, count: int) -> list[m.Command]:
+    """The next commands, none of which has a fragment."""
+    octets = b""
+    found: list[m.Command] = []
+    while len(found) < count:
+        frame = decode_frame(octets, 0, FRAME_MAX)
+        if frame is None:
+            more = raw.sock.recv(65_536)
+            assert more, found
+            octets += more
+        else:
+            begin, stop, after = frame
+            found.append(decode_command(octets[begin:stop]))
+            octets = octets[after:]
+    return found
 
 
 def on(name: str, service: int, *commands: m.HandleCommand, **rights: bool) -> Say:
@@ -97,6 +116,36 @@ def test_it_costs_the_handle(fixed: Running, what: str, say: Say, code: int) -> 
         assert client.handle_closed() == (handle, code)
         client.events.clear()  # the replies to what it did before
         client.put(client.handle("q"), b"the channel lives")
+
+
+def test_the_answer_to_501_ends_the_connection_at_once(fixed: Running) -> None:
+    """3.2.9: whoever has said CLOSE waits for the other's, not for 5 s, whatever is broken before it."""
+    with Fast(fixed).open() as client:
+        began = time.monotonic()
+        client.send(b"\xff\xff\0\0")
+        client.send(b"\0\1" + b"octets that are no frames")
+        (found,) = commands(client, 1)
+        assert isinstance(found, m.ConnectionClose)
+        assert found.reply_code == 501
+        for octet in encode_command(m.ConnectionClose(200, "as you wish")):
+            client.send(bytes((octet,)))
+        assert client.sock.recv(1) == b""
+        assert time.monotonic() - began < CLOSE_WAIT_SECS / 2
+
+
+@pytest.mark.parametrize("said", [b"\0\3\x0e\1\xcd", b"\0\4\x0f\1\2\xce"], ids=["broken", "unknown"])
+def test_a_close_that_nobody_answers_is_counted_as_that(
+    fixed: Running, monkeypatch: pytest.MonkeyPatch, said: bytes
+) -> None:
+    monkeypatch.setattr("gateway.protocols.amqpfast.lifetime.CLOSE_WAIT_SECS", 0.2)
+    counts = stats(fixed, "amqpfast").protocol_errors.counts
+    before = counts.get("close_timeout", 0)
+    with Fast(fixed).open() as client:
+        client.send(said)
+        while client.sock.recv(65_536):
+            pass
+    assert counts["close_timeout"] == before + 1
+    assert "heartbeat_timeout" not in counts
 
 
 def test_a_browse_of_nothing_costs_nothing(fixed: Running) -> None:
@@ -210,13 +259,33 @@ def test_virtual_hosts_are_apart_and_may_have_the_same_names() -> None:
     hosts = {"/": FastVirtualHost(), "other": FIXED}
     with (
         running(settings_of(listeners={"amqpfast": fast(virtual_hosts=hosts)})) as gateway,
-        Fast(gateway, "me").open() as one,
-        Fast(gateway, "me", virtual_path="other").open() as other,
+        Fast(gateway).open() as one,
+        Fast(gateway, virtual_path="other").open() as other,
     ):
         one.put(one.handle("q"), b"here")
         handle = other.handle("q")
         other.consume(handle)
         assert other.quiet()
+
+
+def test_a_client_name_is_active_in_one_connection_at_a_time_whatever_its_virtual_host() -> None:
+    """3.2.6: the client, not one for each virtual host or listener."""
+    listeners = {
+        "amqpfast": fast(virtual_hosts={"/": FastVirtualHost(), "other": FastVirtualHost()}),
+        "second": fast(virtual_hosts={"third": FastVirtualHost()}),
+    }
+    with running(settings_of(listeners=listeners)) as gateway:
+        with Fast(gateway, "me").open() as first:
+            with Fast(gateway, "me", virtual_path="other") as second:
+                assert second.closed() == 320
+            with Fast(gateway, "me", virtual_path="third", listener="second") as second:
+                assert second.closed() == 320
+            with Fast(gateway, "you", virtual_path="other").open() as second:
+                second.put(second.handle("q"), b"x")
+            first.put(first.handle("q"), b"x")
+            first.leave()
+        with Fast(gateway, "me", virtual_path="other").open() as again:
+            again.put(again.handle("q"), b"x")
 
 
 def test_a_wrong_password_is_answered_after_a_pause() -> None:
@@ -232,6 +301,34 @@ def test_a_bad_initiation_is_not_answered() -> None:
         Raw(gateway.port("amqpfast")) as raw,
     ):
         assert raw.send(b"GET / HTTP/1.1\r\n\r\n").rest() == b""
+
+
+@pytest.mark.parametrize(
+    "mechanism, said, code",
+    [
+        ("PLAIN", encode_credentials("guest", "guest"), 0),
+        ("plain", encode_credentials("guest", "guest"), 0),
+        ("NONE", (), 403),
+        ("TLS", (), 502),
+        ("", (), 502),
+        ("PLAIN NONE", encode_credentials("guest", "guest"), 502),
+    ],
+)
+def test_the_mechanism_is_one_that_was_offered(mechanism: str, said: Headers, code: int) -> None:
+    listener = fast(anonymous="never", negotiation_pause_secs=0.0)
+    with (
+        running(settings_of(listeners={"amqpfast": listener})) as gateway,
+        Raw(gateway.port("amqpfast")) as raw,
+    ):
+        raw.send(INITIATION + encode_command(m.ConnectionResponse(mechanism, said)))
+        heard = commands(raw, 2)
+        assert isinstance(heard[0], m.ConnectionChallenge)
+        assert heard[0].mechanisms == "PLAIN"
+        if code:
+            assert isinstance(heard[1], m.ConnectionClose)
+            assert heard[1].reply_code == code
+        else:
+            assert isinstance(heard[1], m.ConnectionTune)
 
 
 @pytest.mark.parametrize("anonymous, code", [("always", 0), ("never", 403)])

@@ -263,6 +263,35 @@ def test_the_gateway_prepares_and_goes_on_where_the_client_is(gateway: Running, 
         client.ack(2)
 
 
+HASHES = {
+    "lower case": (sha1(BODY), sha1(BODY)),
+    "upper case": (sha1(BODY).upper(), sha1(BODY)),
+    "raw octets": (bytes.fromhex(sha1(BODY).decode()), sha1(BODY)),
+    "none": (b"", b""),
+}
+
+
+@pytest.mark.parametrize("said, heard", HASHES.values(), ids=HASHES)
+def test_the_gateway_prepares_with_the_content_hash_that_it_has_checked(
+    gateway: Running, said: bytes, heard: bytes
+) -> None:
+    with (
+        Whole(gateway).open(restartable=True) as producer,
+        Whole(gateway).open(restartable=True) as client,
+    ):
+        handle = producer.handle("q")
+        at = producer.prepare(handle, BODY, content_hash=said)
+        producer.resume(handle, BODY, at, tag := producer.machine.new_tag(1))
+        assert producer.reply()[1:4] == (handle, tag, 200)
+        client.consume(client.handle("q"))
+        prepared = client.next(Prepared)
+        assert prepared.content_hash == heard
+        client.machine.ready(prepared.handle, len(BODY))
+        client.flush()
+        assert client.large()[4] == b""
+        client.ack(1)
+
+
 def test_what_was_prepared_and_never_sent_goes_to_another(gateway: Running) -> None:
     with Whole(gateway).open() as producer, Whole(gateway).open(restartable=True) as client:
         producer.put_large(producer.handle("q"), BODY)

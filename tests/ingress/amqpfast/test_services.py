@@ -7,6 +7,7 @@ import time
 import pytest
 
 from gateway.protocols.amqpfast import commands as m
+from gateway.protocols.amqpfast.codec import decode_head_properties
 from gateway.protocols.amqpfast.events import Fragment, NotifyRow
 from gateway.protocols.amqpfast.sending import Transfer
 from gateway.protocols.amqpfast.spec import DELIVERED, REDELIVERED
@@ -124,7 +125,10 @@ def test_higher_priority_first_and_lower_ones_when_these_are_gone(gateway: Runni
         for priority, body in ((0, b"a"), (9, b"b"), (4, b"c"), (200, b"d"), (0, b"e")):
             client.put(handle, body, head=head(priority=priority))
         client.consume(handle)
-        assert client.bodies(5) == [b"b", b"d", b"c", b"a", b"e"]
+        rows = client.rows(5)
+        assert [row[4] for row in rows] == [b"b", b"d", b"c", b"a", b"e"]
+        written = [decode_head_properties(row[3]).priority for row in rows]
+        assert written == [9, 9, 4, 0, 0], "more than 9 is not passed on"
 
 
 def test_expired_messages_are_dropped(gateway: Running) -> None:
@@ -425,6 +429,8 @@ def test_the_peer_echo_answers_on_the_same_handle(gateway: Running) -> None:
         (row,) = client.rows(1)
         assert row == (handle, 1, DELIVERED, said, b"hello", b"echo")
         client.ack(1)
+        client.put(handle, b"loud", head=head(priority=200, identifier="x"))
+        assert client.rows(1)[0][3] == head(priority=9, identifier="x")
 
 
 def test_a_stream_is_echoed_fragment_by_fragment(gateway: Running) -> None:

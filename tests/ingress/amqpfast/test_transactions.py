@@ -5,8 +5,10 @@ from __future__ import annotations
 import pytest
 
 from gateway.protocols.amqpfast import commands as m
+from gateway.protocols.amqpfast.events import Notifies, Replies
+from gateway.protocols.amqpfast.sending import Transfer
 from gateway.settings import Limits, Listener
-from tests.ingress.amqpfast.client import Fast, fresh
+from tests.ingress.amqpfast.client import EMPTY, PEER, Fast, fresh
 from tests.ingress.clients import eventually
 from tests.interop.gateway_fixture import LOOPBACK, Running, running, settings_of
 
@@ -37,8 +39,67 @@ def test_what_is_sent_is_gone_after_a_rollback_or_the_end_of_the_channel(gateway
         assert client.ask(m.ChannelCommit(1))[3] == 200
         client.put(handle, b"2")
         client.cut()
-    eventually(lambda: not gateway.ask(lambda: gateway.gateway.fast_hosts["/"].clients))
+    eventually(lambda: not gateway.ask(lambda: gateway.gateway.fast_hosts.clients))
     assert waiting(gateway) == 0
+
+
+def test_a_peer_is_called_by_the_commit(gateway: Running) -> None:
+    """3.3.4: SENDs are committed to any mixture of queues, topics and peers."""
+    with Fast(gateway).open(transacted=True) as client, Fast(gateway).open() as other:
+        queue, echo, closed = client.handle("q"), client.handle("echo", PEER), client.handle("echo", PEER)
+        other.consume(other.handle("q"))
+        client.put(echo, b"1")
+        client.put(queue, b"2")
+        client.put(echo, b"3")
+        client.put(closed, b"whose answer nobody awaits any more")
+        client.machine.close_handle(closed)
+        client.flush()
+        assert client.quiet()
+        assert other.quiet()
+        client.say(m.ChannelCommit(1, client.machine.new_tag(1)))
+        client.next(Replies)
+        heard = [row for event in client.events if isinstance(event, Notifies) for row in event.rows]
+        assert [(row[0], row[4]) for row in heard] == [(echo, b"1"), (echo, b"3")], "before the reply"
+        assert other.bodies(1) == [b"2"]
+        client.events.clear()
+        assert client.ask(m.ChannelCommit(1))[3] == 200
+        assert client.quiet(), "once"
+
+
+@pytest.mark.parametrize("end", ["rollback", "close"])
+def test_a_peer_is_not_called_by_what_is_rolled_back(gateway: Running, end: str) -> None:
+    with Fast(gateway).open(transacted=True) as client:
+        client.put(client.handle("echo", PEER), b"1", b"2")
+        if end == "rollback":
+            assert client.ask(m.ChannelRollback(1))[3] == 200
+        else:
+            client.machine.close_channel(1)
+            client.flush()
+            assert client.channel(transacted=True) == 2
+        channel = client.machine.channels[0]
+        assert client.ask(m.ChannelCommit(channel), channel)[3] == 200
+        assert client.quiet()
+
+
+def test_calls_of_peers_count_against_the_limits_of_a_transaction() -> None:
+    with (
+        running(settings_of(limits=Limits(transaction_messages_max=3))) as gateway,
+        Fast(gateway).open(transacted=True) as client,
+    ):
+        queue, echo = client.handle("q"), client.handle("echo", PEER)
+        client.put(queue, b"1", b"2")
+        client.put(echo, b"3")
+        client.put(echo, b"4", confirm=False)
+        assert client.channel_closed() == (1, 506)
+
+
+def test_a_stream_is_not_for_a_transaction(gateway: Running) -> None:
+    with Fast(gateway).open(transacted=True) as client:
+        echo = client.handle("echo", PEER)
+        Transfer(client.machine, echo, EMPTY, 0, streaming=True).write(b"one")
+        client.flush()
+        assert client.handle_closed() == (echo, 503)
+        assert client.ask(m.ChannelCommit(1))[3] == 200
 
 
 def test_a_rollback_brings_back_what_was_notified_acknowledged_or_not(gateway: Running) -> None:

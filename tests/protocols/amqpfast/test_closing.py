@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from typing import Final
 
 import pytest
 
@@ -254,15 +255,56 @@ def test_a_stream_that_does_not_end() -> None:
     assert server.data_to_send() == b""
 
 
-def test_broken_frames_end_the_connection() -> None:
-    """2.2: behind a broken frame nothing can be read, not even the answer."""
-    server = queue_wire().server
-    (closed,) = server.receive_data(b"\0\3\x0e\1\xcd", 1)
+BROKEN: Final = b"\0\3\x0e\1\xcd"
+
+
+def broken(server: ServerConnection, more: bytes = b"") -> None:
+    (closed,) = server.receive_data(BROKEN + more, 1)
     assert closed == e.Closed(501, "a frame ends with 0xcd", by_peer=False)
     assert kinds(server.data_to_send()) == ["connection.close"]
-    assert server.state is State.ENDING
+
+
+def test_broken_frames_end_the_connection() -> None:
+    """2.2: what is behind a broken frame is not read, and after 5 s the answer is not waited for any more."""
+    server = queue_wire().server
+    broken(server)
+    assert server.receive_data(encode_command(m.ConnectionPing(respond=True)) + b"\xce", 2) == []
     server.close()
     assert server.data_to_send() == b""
+    assert (server.closed, server.unanswered, server.deadline()) == (False, True, 6)
+    assert not server.timed_out(5.9)
+    assert server.timed_out(6)
+
+
+@pytest.mark.parametrize("text", ["", "as you wish", "x" * 255])
+@pytest.mark.parametrize(
+    "before", [b"", b"\xce", encode_command(m.ChannelAck(1, 0, 9)) + b"\0\1", bytes(300)]
+)
+def test_behind_broken_frames_the_answer_is_still_heard(before: bytes, text: str) -> None:
+    """3.2.9: a CLOSE is answered by CLOSE, which is the last of what a peer says."""
+    answer = encode_command(m.ConnectionClose(200, text))
+    for size in (1, 4, 1_000):
+        server = queue_wire().server
+        broken(server)
+        said = before + answer
+        for at in range(0, len(said), size):
+            assert not server.closed
+            assert server.receive_data(said[at : at + size], 1) == []
+        assert server.closed
+        assert server.data_to_send() == b""
+    crossing = queue_wire().server
+    broken(crossing, before + answer)
+    assert crossing.closed
+
+
+@pytest.mark.parametrize(
+    "said", [b"\xce", CLOSE[:-1] + b"\xcd", CLOSE[1:], CLOSE + b"\xce", encode_command(m.ChannelClose(1))]
+)
+def test_what_is_no_answer_behind_broken_frames(said: bytes) -> None:
+    server = queue_wire().server
+    broken(server)
+    assert server.receive_data(said, 2) == []
+    assert server.unanswered
 
 
 def test_an_unknown_command_leaves_the_stream_in_step() -> None:
@@ -339,4 +381,4 @@ def test_a_listener_without_heartbeat_never_pings() -> None:
     wire.server.tick(1000)
     assert wire.server.data_to_send() == b""
     assert not wire.server.timed_out(1000)
-    assert wire.client.deadline() == 2
+    assert wire.client.deadline() is None, "nor does a client whose server says none"

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from decimal import Decimal
 from typing import Any
 
@@ -41,7 +42,7 @@ KEPT = [
     Properties(reply_to="", type="", app_id="", user_id=""),
     Properties(content_type="x" * 256, reply_to="y" * 300, message_id="\u00e9" * 128),
     Properties(message_id="a\0b", content_encoding="\0"),
-    Properties(timestamp=0, priority=255),
+    Properties(timestamp=0, priority=9),
     Properties(headers=(("b", string("1")), ("a", string("2")))),
     Properties(headers=(("x-a", string("1")), ("RETAIN", string("2")), ("HOPS", string("3")))),
     Properties(headers=(("a", string("1")), ("a", string("2")), ("b", string("")))),
@@ -61,7 +62,9 @@ def test_a_round_trip(said: Properties, durable: bool) -> None:
 LOSSES: list[tuple[Properties, Properties, str]] = [
     (Properties(content_type=""), Properties(), "text_empty"),
     (Properties(priority=0), Properties(), "priority_zero"),
-    (Properties(priority=256), Properties(), "priority_range"),
+    (Properties(priority=10), Properties(priority=9), "priority_range"),
+    (Properties(priority=255), Properties(priority=9), "priority_range"),
+    (Properties(priority=256), Properties(priority=9), "priority_range"),
     (Properties(priority=-1), Properties(), "priority_range"),
     (Properties(timestamp=-1), Properties(), "timestamp_range"),
     (Properties(timestamp=1 << 32), Properties(), "timestamp_range"),
@@ -91,6 +94,15 @@ LOSSES: list[tuple[Properties, Properties, str]] = [
 def test_a_loss_has_a_name(said: Properties, left: Properties, loss: str) -> None:
     assert crossed(message(said)).properties == left
     assert t.losses(message(said)) == (loss,)
+
+
+@pytest.mark.parametrize("priority, written", [(0, 0), (9, 9), (10, 9), (255, 9)])
+def test_a_priority_that_a_peer_wrote_is_passed_on_within_0_to_9(priority: int, written: int) -> None:
+    said = Head(True, priority, 0, "text/plain", "", "id", (("a", string("1")),))
+    one = message(t.head_properties(encode_head_properties(said)), durable=True)
+    assert decode_head_properties(t.encode_properties(one)) == replace(said, priority=written)
+    assert t.losses(one) == (("priority_range",) if priority > written else ())
+    assert decode_head_properties(t.fit_priority(one.property_set.raw)) == replace(said, priority=written)
 
 
 EXPIRIES = [
@@ -129,7 +141,7 @@ def test_retain_and_hops_travel_in_headers() -> None:
     assert (t.retain(property_set(Properties())), t.hops(property_set(Properties()))) == (False, 0)
 
 
-@given(all_heads)
+@given(all_heads.map(lambda head: replace(head, priority=min(head.priority, 9))))
 def test_what_fast_wrote_goes_out_as_it_came(head: Head) -> None:
     raw = encode_head_properties(head)
     found = t.head_properties(raw)
