@@ -28,7 +28,7 @@ from gateway.ingress.mqtt.offered import topic_refusal
 from gateway.ingress.services import Services
 from gateway.ingress.source import ListenerSource
 from gateway.model.message import NEVER, Message, Sender
-from gateway.model.outcome import FINAL, Outcome
+from gateway.model.outcome import FINAL, Outcome, Reason
 from gateway.protocols.mqtt.dialect import topic_address
 from gateway.protocols.mqtt.octets import Bounds
 from gateway.protocols.mqtt.packets import Connect, Will
