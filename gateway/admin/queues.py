@@ -47,7 +47,7 @@ FLAGS: Final = {"in_use": bool}
 log = structlog.get_logger()
 
 
-class Found(NamedTuple):
+class ListedQueue(NamedTuple):
     """A queue and where it is. `remove` deletes it; it is `locked` when it belongs to a connection."""
 
     protocol: str
@@ -102,21 +102,21 @@ class QueuesApi:
             Route("/api/queues/purge", admitted(self._purge), methods=["POST"]),
         ]
 
-    def _all(self) -> Iterator[Found]:
+    def _all(self) -> Iterator[ListedQueue]:
         for host in list(self._hosts.values()):
             for queue in list(host.queues.values()):
                 locked = queue.owner is not None
                 remove = partial(host.delete_queue, queue)
-                yield Found(AMQP091.name, host.name, "queue", queue.name, queue, locked, remove)
+                yield ListedQueue(AMQP091.name, host.name, "queue", queue.name, queue, locked, remove)
         for fast in list(self._fast_hosts.values()):
             for one in list(fast.queues.values()):
                 locked = one.owner is not None
                 remove_fast = partial(fast.delete_queue, one)
-                yield Found(AMQPFAST.name, fast.name, "queue", one.name, one, locked, remove_fast)
+                yield ListedQueue(AMQPFAST.name, fast.name, "queue", one.name, one, locked, remove_fast)
             for (client, identifier), kept in list(fast.durable.items()):
                 name = f"{client}/{identifier}"
                 end = partial(fast.unsubscribe, kept)
-                yield Found(AMQPFAST.name, fast.name, "subscription", name, kept, kept.attached, end)
+                yield ListedQueue(AMQPFAST.name, fast.name, "subscription", name, kept, kept.attached, end)
 
     async def _list(self, request: Request) -> Response:
         wanted, count, after = await query_of(request, WORDS | FLAGS)
@@ -164,12 +164,12 @@ class QueuesApi:
         return answer({"purged": purged, "messages": messages})
 
 
-def _chooser(wanted: Mapping[str, Any]) -> Callable[[Found], bool]:
+def _chooser(wanted: Mapping[str, Any]) -> Callable[[ListedQueue], bool]:
     queue = matcher(wanted.get("queue", "*"))
     exact = [(word, wanted[word]) for word in ("protocol", "virtual_host", "kind") if word in wanted]
     empty, in_use, idle = (wanted.get(word) for word in ("empty", "in_use", "idle_longer_than"))
 
-    def chosen(one: Found) -> bool:
+    def chosen(one: ListedQueue) -> bool:
         return (
             queue(one.name)
             and all(getattr(one, word) == value for word, value in exact)
@@ -181,7 +181,7 @@ def _chooser(wanted: Mapping[str, Any]) -> Callable[[Found], bool]:
     return chosen
 
 
-def shown(one: Found) -> dict[str, Any]:
+def shown(one: ListedQueue) -> dict[str, Any]:
     """For people and programs."""
     queue, idle = one.queue, one.idle_secs
     return {

@@ -6,7 +6,7 @@ from functools import partial
 from pkgutil import resolve_name
 from typing import TYPE_CHECKING, Final
 
-from gateway.egress.link import Conversation, Link
+from gateway.egress.link import Link, LinkSession
 from gateway.ingress.front.layers import front_of
 from gateway.ingress.listener import Listener
 from gateway.ingress.services import Services
@@ -29,7 +29,7 @@ def add_listener(gateway: Gateway, name: str, tasks: Tasks) -> None:
     stats = gateway.metrics.listener(name, given.protocol, dialect.frame_names)
     services = Services(
         settings=gateway.settings,
-        switch=gateway.switch,
+        dispatcher=gateway.dispatcher,
         access=gateway.access,
         dead_letters=gateway.dead_letters,
         tasks=tasks,
@@ -50,7 +50,7 @@ def add_listener(gateway: Gateway, name: str, tasks: Tasks) -> None:
         front=front_of(name, given),
         users=gateway.settings.users,
     )
-    gateway.switch.namespaces[name] = ingress.namespace
+    gateway.dispatcher.namespaces[name] = ingress.namespace
     gateway.listeners[name] = listener
     gateway.readiness.require(f"listener {name}")
 
@@ -65,9 +65,9 @@ def add_link(gateway: Gateway, name: str) -> None:
         # What the broker keeps for us, a session or queues, it keeps under the name that is in the settings.
         _link(gateway, name + CONSUMING, name, client_id, publishes=False)
         link = _link(gateway, name, name, client_id + PUBLISHING, consumes=False)
-    link.when_up = partial(gateway.backstop.link_up, name)
-    gateway.backstop.add_link(name, given, link.conversation, lambda: link.up)
-    gateway.switch.namespaces[name] = link.conversation
+    link.when_up = partial(gateway.core.link_up, name)
+    gateway.core.add_link(name, given, link.session, lambda: link.up)
+    gateway.dispatcher.namespaces[name] = link.session
 
 
 def _link(
@@ -82,20 +82,20 @@ def _link(
     given = gateway.settings.links[endpoint]
     dialect = DIALECTS[given.protocol]
     stats = gateway.metrics.link(name, given.protocol, dialect.frame_names)
-    conversation: Conversation = resolve_name(dialect.link)(
-        endpoint, given, gateway.switch, gateway.settings.limits, stats, client_id=client_id
+    session: LinkSession = resolve_name(dialect.link)(
+        endpoint, given, gateway.dispatcher, gateway.settings.limits, stats, client_id=client_id
     )
     link = gateway.links[name] = Link(
         name,
         given,
-        conversation,
+        session,
         gateway.writes,
         stats,
         endpoint=endpoint,
         consumes=consumes,
         publishes=publishes,
     )
-    conversation.link = link
+    session.link = link
     if given.required:
         gateway.readiness.require(f"link {name}")
     return link

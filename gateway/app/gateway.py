@@ -38,7 +38,7 @@ from gateway.app.memory import watched_memory
 from gateway.app.storage import open_store, start_store
 from gateway.broker.amqp091.hosts import AmqpHosts
 from gateway.broker.amqpfast.hosts import FastHosts
-from gateway.broker.backstop import Backstop
+from gateway.broker.core import BrokerCore
 from gateway.broker.journaling import Journaling, open_journal
 from gateway.broker.memory import Publisher
 from gateway.broker.memory_shares import Claim, MemoryShares
@@ -90,7 +90,7 @@ class Gateway:
         if settings.journal.enabled:
             self.journaling = open_journal(settings.journal, settings.journal_path(), router)
             self.metrics.journal = self.journaling.writer
-        self.backstop = Backstop(
+        self.core = BrokerCore(
             self.store,
             router,
             limits,
@@ -98,10 +98,10 @@ class Gateway:
             forward=settings.dead_letters.forward,
             journaling=self.journaling,
         )
-        self.dead_letters, self.switch = self.backstop.dead_letters, self.backstop.switch
-        self.memory = self.switch.memory = watched_memory(limits.memory_bytes_max, self._memory_changed)
+        self.dead_letters, self.dispatcher = self.core.dead_letters, self.core.dispatcher
+        self.memory = self.dispatcher.memory = watched_memory(limits.memory_bytes_max, self._memory_changed)
         self.mqtt = MqttNamespace(
-            self.switch.subscribed,
+            self.dispatcher.subscribed,
             SessionLimits(
                 limits.queue_messages_max,
                 limits.queue_bytes_max,
@@ -127,10 +127,10 @@ class Gateway:
             store=self.store,
         )
         self.hosts = AmqpHosts(
-            settings.amqp_hosts(), self.switch.changed, limits, self.store, self._dead_letter
+            settings.amqp_hosts(), self.dispatcher.changed, limits, self.store, self._dead_letter
         )
         self.host = next(iter(self.hosts.values()))
-        self.fast_hosts = FastHosts(settings.virtual_hosts(), self.switch.changed, limits, self.store)
+        self.fast_hosts = FastHosts(settings.virtual_hosts(), self.dispatcher.changed, limits, self.store)
         self.access = access_of(settings)
         self.watchdog = Watchdog(settings.log.slow_turn_secs)
         self.metrics.turns = self.watchdog.turns
@@ -170,7 +170,7 @@ class Gateway:
 
     async def _serve(self, task_status: trio.TaskStatus[Gateway], signals: bool) -> None:
         admission = Admission(self.settings.http.token_file)
-        letters = LettersApi(self.dead_letters, self.backstop.redriving, self.writes.flush, admission)
+        letters = LettersApi(self.dead_letters, self.core.redriving, self.writes.flush, admission)
         clients = ClientsApi(partial(connected, self.listeners), self.writes.flush, admission)
         flush, store = self.writes.flush, self.store
         broker = (
@@ -178,7 +178,7 @@ class Gateway:
             QueuesApi(self.hosts, self.fast_hosts, store, flush, admission),
             RetainedApi(self.mqtt.retained, store, flush, admission),
         )
-        outboxes = self.backstop.outbox_states
+        outboxes = self.core.outbox_states
         state = AdminState(self.metrics, self.readiness, letters, clients, broker, outboxes)
         async with trio.open_nursery() as nursery:
             if signals:  # before anybody can be told that the gateway runs
@@ -206,7 +206,7 @@ class Gateway:
             nursery.start_soon(forever, "timer", self._watch_links)
             nursery.start_soon(forever, "timer", self._tell_what_was_limited)
             nursery.start_soon(forever, "timer", partial(self.hosts.alarms.run, self.writes.flush))
-            nursery.start_soon(forever, "timer", partial(self.backstop.run, self.writes.flush))
+            nursery.start_soon(forever, "timer", partial(self.core.run, self.writes.flush))
             nursery.start_soon(forever, "timer", partial(self.memory.run, self.writes.flush))
             nursery.start_soon(forever, "timer", partial(self.memory_shares.run, self.writes.flush))
             task_status.started(self)
@@ -230,7 +230,7 @@ class Gateway:
             self.metrics.mapping_reloads["refused"] += 1
             contained("reload", error)
             return False
-        self.switch.use(router)
+        self.dispatcher.use(router)
         self._route_links()
         self.metrics.mapping_reloads["taken"] += 1
         log.info("mappings reloaded", routes=len(router.routes))
@@ -297,14 +297,14 @@ class Gateway:
 
     def _route_links(self) -> None:
         """Tell the links what the mappings want of their brokers."""
-        router = self.switch.router
+        router = self.dispatcher.router
         for link in self.links.values():
             try:
-                targets = self.backstop.targets(link.endpoint, router.targets(link.endpoint))
+                targets = self.core.targets(link.endpoint, router.targets(link.endpoint))
                 link.route(router.subscriptions(link.endpoint), targets)
             except Exception as error:  # the other links have their routes all the same
                 contained("reload", error, link=link.name)
-        self.backstop.use(router.routes)
+        self.core.use(router.routes)
         self.writes.flush()
 
     def _gauges(self) -> None:
@@ -313,7 +313,7 @@ class Gateway:
             "gateway_subscriptions": lambda: self.mqtt.subscriptions,
             "gateway_retained_messages": lambda: len(self.mqtt.retained),
             **self.hosts.gauges(),
-            **self.backstop.gauges(),
+            **self.core.gauges(),
             **self.memory.gauges(),
             **self.memory_shares.gauges(),
         }
@@ -328,9 +328,9 @@ class Gateway:
         }
         self.metrics.evicted_sessions = lambda: self.mqtt.evicted
         self.metrics.dead_lettered = lambda: self.dead_letters.counted
-        self.metrics.forwarded = self.backstop.forwarded
-        self.metrics.forgotten_ids = self.backstop.forgotten_ids
-        self.metrics.outboxes = self.backstop.outbox_states
+        self.metrics.forwarded = self.core.forwarded
+        self.metrics.forgotten_ids = self.core.forgotten_ids
+        self.metrics.outboxes = self.core.outbox_states
 
     def _dead_letter(self, messages: list[Message], outcome: Outcome) -> None:
         self.dead_letters.add(messages, "", outcome)
@@ -367,7 +367,7 @@ class Gateway:
 
     async def _drain(self) -> None:
         self.readiness.drain()
-        self.backstop.stop()
+        self.core.stop()
         for listener in self.listeners.values():
             listener.close()
         deadline = trio.current_time() + self.settings.drain_timeout_secs
@@ -422,10 +422,10 @@ class Gateway:
 
     def _done(self, link: Link) -> bool:
         """Nothing is under way at a link; or it is down, and its outboxes hold all that waits for it."""
-        conversation = link.conversation
-        if conversation.idle or link.up:
-            return conversation.idle
-        return conversation.unconfirmed == self.backstop.handed_out(link.name)
+        session = link.session
+        if session.idle or link.up:
+            return session.idle
+        return session.unconfirmed == self.core.handed_out(link.name)
 
 
 def _tell_limited(*, now: bool = False) -> None:

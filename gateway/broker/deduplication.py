@@ -21,9 +21,9 @@ from typing import Final
 
 from gateway.broker.poison import poisoned
 from gateway.errors import RemoteProtocolError
-from gateway.mapping.crossings import Route
+from gateway.mapping.routes import Route
 from gateway.model.address import Address
-from gateway.model.batch import Batch, Lane, Part, Sink
+from gateway.model.batch import Batch, Recipient, Sink, SubBatch
 from gateway.model.message import Message, Sender
 from gateway.model.outcome import ACCEPTED, Outcome, Reason, Verdict
 from gateway.store.restoring import set_aside
@@ -31,7 +31,7 @@ from gateway.store.store import Store
 
 KIND: Final = "seen"  # the kind of thing in the store
 ID_OCTETS_MAX: Final = 255  # a longer id is remembered by its hash
-ADDRESSES_MAX: Final = 1_024  # whose lanes one guard remembers
+ADDRESSES_MAX: Final = 1_024  # whose recipients one guard remembers
 
 UNSETTLED: Final = Outcome(
     Verdict.RELEASED, Reason.QUOTA, "a message with the same id is on its way and not accepted yet"
@@ -116,15 +116,15 @@ class Deduplication:
 class Guard:
     """In front of what a route leads to: sink, and namespace, of the route. Made anew when anything changes.
 
-    `lanes_of` gives the lanes behind it for one message, and whether they are those of its address. `local`:
-    what it leads to is ours. `unrouted` is what a message without a lane is answered.
+    `recipients_of` gives the recipients behind it for one message, and whether they are those of its address.
+    `local`: what it leads to is ours. `unrouted` is what a message without a recipient is answered.
     """
 
     def __init__(
         self,
         deduplication: Deduplication,
         route: Route,
-        lanes_of: Callable[[Message], tuple[tuple[Lane, ...], bool]],
+        recipients_of: Callable[[Message], tuple[tuple[Recipient, ...], bool]],
         *,
         local: bool,
         unrouted: Outcome,
@@ -135,13 +135,13 @@ class Guard:
         self.local = local
         self.ids = deduplication.of(route.name)
         self._deduplication = deduplication
-        self._lanes_of = lanes_of
+        self._recipients_of = recipients_of
         self._unrouted = unrouted
-        self._lanes: dict[Address, tuple[Lane, ...]] = {}
+        self._recipients: dict[Address, tuple[Recipient, ...]] = {}
         self._window = rule.window_secs
         self._ids_max = rule.ids_max
 
-    # What the switch asks: a namespace, and its only sink.
+    # What the dispatcher asks: a namespace, and its only sink.
 
     def sinks(self, address: Address) -> tuple[Sink, ...]:
         """Everything goes through here."""
@@ -155,13 +155,13 @@ class Guard:
     def retained(self) -> None:
         """What retains messages stands behind us."""
 
-    def publish(self, part: Part) -> None:
+    def publish(self, part: SubBatch) -> None:
         """Pass on what is new."""
         ids = self.ids
         accepted, open_ = ids.accepted, ids.open
         utc = self._deduplication.utc()
         store = self._deduplication.store
-        batch = part.batch.onward(Passage(self, part))
+        batch = part.batch.onward(PassedBatch(self, part))
         repeats: list[int] = []
         for at, message in enumerate(part.messages):
             try:
@@ -190,15 +190,15 @@ class Guard:
             part.settle_at(repeats)
         batch.send()
 
-    def _pass_on(self, batch: Batch, part: Part, at: int, id: str, message: Message) -> None:
-        lanes = self._lanes.get(message.address)
-        if lanes is None or message.retain:
-            lanes, always = self._lanes_of(message)
+    def _pass_on(self, batch: Batch, part: SubBatch, at: int, id: str, message: Message) -> None:
+        recipients = self._recipients.get(message.address)
+        if recipients is None or message.retain:
+            recipients, always = self._recipients_of(message)
             if always:
-                if len(self._lanes) >= ADDRESSES_MAX:
-                    self._lanes.clear()
-                self._lanes[message.address] = lanes
-        if not lanes:
+                if len(self._recipients) >= ADDRESSES_MAX:
+                    self._recipients.clear()
+                self._recipients[message.address] = recipients
+        if not recipients:
             self.route.failed += self._unrouted is not ACCEPTED
             part.settle_at((at,), self._unrouted)
             return
@@ -208,13 +208,13 @@ class Guard:
             if self.local:
                 until = self._deduplication.utc() + self._window
                 self._deduplication.record(self.ids, id, until, beside=message.durable)
-        slot = batch.open_for(part.slots[at], (at, id), len(lanes))
-        for lane in lanes:
-            batch.add(slot, lane, message)
+        slot = batch.open_for(part.slots[at], (at, id), len(recipients))
+        for recipient in recipients:
+            batch.add(slot, recipient, message)
 
     # What the passage tells.
 
-    def settled(self, part: Part, rows: list[tuple[int, str]], outcome: Outcome) -> None:
+    def settled(self, part: SubBatch, rows: list[tuple[int, str]], outcome: Outcome) -> None:
         """The messages at these positions of `part`, with these ids, have this outcome."""
         positions = [at for at, _ in rows]
         named = [id for _, id in rows if id]
@@ -235,7 +235,7 @@ class Guard:
         store.after_commit(partial(self._accept, part, positions, named, until))
 
     def _accept(
-        self, part: Part, positions: list[int], named: list[str], until: float, written: Outcome
+        self, part: SubBatch, positions: list[int], named: list[str], until: float, written: Outcome
     ) -> None:
         """The target has the messages, so they are accepted even where the disk failed us: the store goes on
         trying to write the ids, and we know them.
@@ -254,12 +254,12 @@ class Guard:
         part.settle_at(positions)
 
 
-class Passage:
+class PassedBatch:
     """The source of what a guard passes on of one part. A receipt is (position in the part, id or "")."""
 
     __slots__ = ("_guard", "_part")
 
-    def __init__(self, guard: Guard, part: Part) -> None:
+    def __init__(self, guard: Guard, part: SubBatch) -> None:
         self._guard = guard
         self._part = part
 

@@ -1,7 +1,7 @@
-"""The journal: what is kept of a batch for it, and which lanes it hears of.
+"""The journal: what is kept of a batch for it, and which recipients it hears of.
 
-Nothing of this is there when the journal is off. When it is on the switch is a RecordingSwitch, which makes
-RecordedBatches, and gives the lanes that are to be recorded a recorder.
+Nothing of this is there when the journal is off. When it is on the dispatcher is a RecordingDispatcher, which
+makes RecordedBatches, and gives the recipients that are to be recorded a recorder.
 """
 
 from __future__ import annotations
@@ -15,18 +15,18 @@ import trio
 
 from gateway.broker.dead_letters import DeadLetters
 from gateway.broker.deduplication import Deduplication
-from gateway.broker.switch import Entry, Switch
+from gateway.broker.dispatcher import Dispatcher, RoutingEntry
 from gateway.containment import contained
-from gateway.mapping.crossings import Route
 from gateway.mapping.router import Router
+from gateway.mapping.routes import Route
 from gateway.model.address import Address
-from gateway.model.batch import Batch, Lane, Part, Receipt, Source
+from gateway.model.batch import Batch, Receipt, Recipient, Source, SubBatch
 from gateway.model.message import Message
 from gateway.model.outcome import Outcome
 from gateway.model.properties import NO_PROPERTIES
 from gateway.settings.journal import Journal
 from gateway.store.journal.bursts import Bursts
-from gateway.store.journal.gathering import Facts
+from gateway.store.journal.gathering import RowLabels
 from gateway.store.journal.writer import JournalWriter, Options
 
 log = structlog.get_logger()
@@ -36,8 +36,8 @@ class RecordedBatch(Batch):
     """A batch that remembers how its messages came in.
 
     `sources` has, for each slot, the message as it came in, or only its address, when that is all that its
-    one lane's route changes (so the message itself can go); `whole` of them are messages. `origins` are the
-    slots in the batch that this one goes onward from, if it does. `bursts`: what was published in bursts.
+    one recipient's route changes (so the message itself can go); `whole` of them are messages. `origins` are
+    the slots in the batch that this one goes onward from, if it does. `bursts`: what was published in bursts.
     """
 
     __slots__ = ("_before", "bursts", "origins", "sources", "whole")
@@ -67,35 +67,37 @@ class RecordedBatch(Batch):
         """One that knows where its messages were in this one."""
         return RecordedBatch(source, self.received, self)
 
-    def open_for(self, origin: int, receipt: Receipt, lanes: int) -> int:
+    def open_for(self, origin: int, receipt: Receipt, recipients: int) -> int:
         """Note the origin, and how the message came in there."""
         self.origins.append(origin)
         if self._before is not None and self._before.sources:
             self.came(self._before.sources[origin])
-        return self.open(receipt, lanes)
+        return self.open(receipt, recipients)
 
 
-class LaneRecorder:
-    """Tells the journal what one lane settled. What goes wrong there costs rows of it, and no settlement."""
+class RecipientRecorder:
+    """Tells the journal what one recipient settled. What goes wrong there costs rows of it, and no
+    settlement.
+    """
 
-    __slots__ = ("_facts", "_writer")
+    __slots__ = ("_labels", "_writer")
 
-    def __init__(self, writer: JournalWriter, facts: Facts) -> None:
+    def __init__(self, writer: JournalWriter, labels: RowLabels) -> None:
         self._writer = writer
-        self._facts = facts
+        self._labels = labels
 
-    def record(self, part: Part, messages: list[Message], slots: list[int], outcome: Outcome) -> None:
+    def record(self, part: SubBatch, messages: list[Message], slots: list[int], outcome: Outcome) -> None:
         """See Recorder."""
         try:
             self._record(part, messages, slots, outcome)
         except Exception as error:
             contained("journal", error)
 
-    def _record(self, part: Part, messages: list[Message], slots: list[int], outcome: Outcome) -> None:
+    def _record(self, part: SubBatch, messages: list[Message], slots: list[int], outcome: Outcome) -> None:
         batch = part.batch
         if not isinstance(batch, RecordedBatch):  # the gateway's own: its messages came in as they are
             places = None if slots is part.slots and len(slots) == len(batch.receipts) else slots
-            self._writer.record(self._facts, messages, outcome, batch.received, None, places)
+            self._writer.record(self._labels, messages, outcome, batch.received, None, places)
             return
         came, origins, bursts = batch.sources, batch.origins, batch.bursts
         sources: list[Message | Address] | None = came or None
@@ -107,7 +109,7 @@ class LaneRecorder:
             known = [origins[slot] for slot in slots] if origins else slots
             bursts = None
         alike = None if sources is None else _alike(sources, messages, batch.whole)
-        self._writer.record(self._facts, messages, outcome, batch.received, alike, known, bursts)
+        self._writer.record(self._labels, messages, outcome, batch.received, alike, known, bursts)
 
 
 def _alike(
@@ -138,37 +140,39 @@ def _before(address: Address, message: Message) -> Message:
 
 
 class Journaling:
-    """Ties lanes to the journal. `all`: also routes that do not ask for it, and what takes no route."""
+    """Ties recipients to the journal. `all`: also routes that do not ask for it, and what takes no route."""
 
     def __init__(self, writer: JournalWriter, router: Router, *, all_: bool) -> None:
         self.writer = writer
         self.router = router  # the one in force
         self._all = all_
 
-    def recorder(self, route: Route | None, endpoint: str) -> LaneRecorder | None:
-        """What hears of a lane; `endpoint` is where its messages stay without a route. None: nothing does."""
+    def recorder(self, route: Route | None, endpoint: str) -> RecipientRecorder | None:
+        """What hears of a recipient; `endpoint` is where its messages stay without a route. None: nothing
+        does.
+        """
         if route is not None:
-            return LaneRecorder(self.writer, self._facts(route)) if self._wanted(route) else None
+            return RecipientRecorder(self.writer, self._labels(route)) if self._wanted(route) else None
         if not self._all:
             return None
-        facts = Facts("", "", endpoint, self.router.endpoints.get(endpoint, ""), False)
-        return LaneRecorder(self.writer, facts)
+        labels = RowLabels("", "", endpoint, self.router.endpoints.get(endpoint, ""), False)
+        return RecipientRecorder(self.writer, labels)
 
     def refuse(self, route: Route, message: Message, outcome: Outcome, received: float, slot: int) -> None:
         """A route would not let a message cross."""
         if self._wanted(route):
-            self.writer.refuse(self._facts(route), [message], outcome, received, [slot])
+            self.writer.refuse(self._labels(route), [message], outcome, received, [slot])
 
     def left(self, route: Route, messages: list[Message], outcome: Outcome, received: float) -> None:
         """Messages have left the outbox of a route."""
         if self._wanted(route):
-            self.writer.record(self._facts(route), messages, outcome, received)
+            self.writer.record(self._labels(route), messages, outcome, received)
 
     def _wanted(self, route: Route) -> bool:
         return self._all or route.rule.journal
 
-    def _facts(self, route: Route) -> Facts:
-        return Facts(
+    def _labels(self, route: Route) -> RowLabels:
+        return RowLabels(
             route.name,
             self.router.versions.get(route.file, ""),
             route.target_endpoint,
@@ -177,8 +181,8 @@ class Journaling:
         )
 
 
-class RecordingSwitch(Switch):
-    """A switch whose lanes are recorded."""
+class RecordingDispatcher(Dispatcher):
+    """A dispatcher whose recipients are recorded."""
 
     def __init__(
         self,
@@ -200,9 +204,9 @@ class RecordingSwitch(Switch):
         self.journaling.router = router
         super().use(router)
 
-    def publish(self, batch: Batch, entry: Entry, message: Message, receipt: Receipt) -> bool:
-        """As every switch does; what was taken is noted as it came in."""
-        if not Switch.publish(self, batch, entry, message, receipt):
+    def publish(self, batch: Batch, entry: RoutingEntry, message: Message, receipt: Receipt) -> bool:
+        """As every dispatcher does; what was taken is noted as it came in."""
+        if not Dispatcher.publish(self, batch, entry, message, receipt):
             return False
         described = message.property_set is not NO_PROPERTIES
         target = None if described and entry.bare else entry.target
@@ -210,18 +214,18 @@ class RecordingSwitch(Switch):
         return True
 
     def publish_burst(
-        self, batch: Batch, entry: Entry, messages: list[Message], receipts: list[Receipt]
+        self, batch: Batch, entry: RoutingEntry, messages: list[Message], receipts: list[Receipt]
     ) -> bool:
         """The same for messages that differ in nothing but their bodies."""
-        if not Switch.publish_burst(self, batch, entry, messages, receipts):
+        if not Dispatcher.publish_burst(self, batch, entry, messages, receipts):
             return False
         target = entry.address if entry.route is None else entry.target
         assert target is not None
         cast(RecordedBatch, batch).came_in_burst(messages, target, changed=entry.route is not None)
         return True
 
-    def _lane_made(self, lane: Lane, route: Route | None, endpoint: str) -> None:
-        lane.recorder = self.journaling.recorder(route, endpoint)
+    def _recipient_made(self, recipient: Recipient, route: Route | None, endpoint: str) -> None:
+        recipient.recorder = self.journaling.recorder(route, endpoint)
 
     def _refused(self, batch: Batch, slot: int, route: Route, message: Message, outcome: Outcome) -> None:
         self.journaling.refuse(route, message, outcome, batch.received, slot)

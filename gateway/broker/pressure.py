@@ -11,7 +11,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import Final, Generic, TypeVar
 
-from gateway.model.batch import Part
+from gateway.model.batch import SubBatch
 from gateway.model.outcome import Outcome, Reason, Verdict
 
 FULL = Outcome(Verdict.RELEASED, Reason.QUOTA, "the queue is full")
@@ -34,7 +34,7 @@ class Pressure:
     def __init__(self) -> None:
         self._waiting: list[Callable[[], None]] = []
 
-    def hold_sources(self, part: Part) -> None:
+    def hold_sources(self, part: SubBatch) -> None:
         """Have the connections that published `part` stop reading until `relieve`."""
         senders = {message.sender for message in part.messages}
         self._waiting += part.batch.source.hold(senders)

@@ -187,7 +187,7 @@ class PriorityQueue(Queue):
         if self.gone:
             self._tell_gone()
         while self._dispatch_memory():
-            if self.kept is None or not self.kept.refill():
+            if self.storage is None or not self.storage.refill():
                 return
 
     def _dispatch_memory(self) -> bool:
@@ -283,8 +283,8 @@ class PriorityQueue(Queue):
 
     def take(self) -> tuple[int, Message, bool] | None:
         """The next message for a `get`: position, message, redelivered."""
-        if not self._sorted and not self._ready and not self._returned and self.kept is not None:
-            self.kept.refill()
+        if not self._sorted and not self._ready and not self._returned and self.storage is not None:
+            self.storage.refill()
         if self._unsorted:
             self._sort()
         if not self._sorted:
@@ -330,8 +330,8 @@ class PriorityQueue(Queue):
                 found[-1] = (found[-1][0], position + 1)
             else:
                 found.append((position, position + 1))
-        if self.kept is not None and self.kept.first is not None:
-            found.append((self.kept.first, self.next))
+        if self.storage is not None and self.storage.first is not None:
+            found.append((self.storage.first, self.next))
         return found
 
     # Looking without taking.
@@ -366,8 +366,8 @@ class PriorityQueue(Queue):
     def purge(self) -> int:
         """Drop all that is ready; returns how many."""
         count = len(self)
-        if self.kept is not None:
-            self.kept.forget(list(self._waiting))
+        if self.storage is not None:
+            self.storage.forget(list(self._waiting))
         self._waiting.clear()
         self._avoided.clear()
         self._heap.clear()

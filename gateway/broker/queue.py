@@ -18,12 +18,12 @@ from collections.abc import Callable, Iterable, Sequence
 from typing import TYPE_CHECKING, Final, Protocol
 
 from gateway.broker.pressure import FULL, Pressure, lowered
-from gateway.model.batch import Part
+from gateway.model.batch import SubBatch
 from gateway.model.message import NEVER, Message, weight_of
 from gateway.protocols.amqp091.dialect import amqp_address
 
 if TYPE_CHECKING:
-    from gateway.broker.kept import Kept
+    from gateway.broker.storage import QueueStorage
 
 # One consumer gets at most this many messages at a time, so that several share a long queue.
 DISPATCH_MESSAGES_MAX: Final = 256
@@ -74,7 +74,7 @@ class Queue:
         self.unacknowledged = 0
         self.deleted = False
         self.consumers: list[Consumer] = []
-        self.kept: Kept | None = None  # None: nothing of this queue is on disk
+        self.storage: QueueStorage | None = None  # None: nothing of this queue is on disk
         self.gone: list[int] | None = None  # positions that `kept` may forget, told once per wake-up
         self.next = 0  # position of the next message to come
         self._ready: deque[Message] = deque()
@@ -87,7 +87,7 @@ class Queue:
         self._allowed: int | None = None  # octets; while its owner holds too much, and `octets_max` is less
 
     def __len__(self) -> int:
-        paged = 0 if self.kept is None else self.kept.count
+        paged = 0 if self.storage is None else self.storage.count
         return len(self._ready) + len(self._returned) + paged
 
     @property
@@ -98,12 +98,12 @@ class Queue:
     @property
     def in_memory(self) -> int:
         """Octets of what waits and is not on disk alone."""
-        return self.octets if self.kept is None else self.octets - self.kept.octets
+        return self.octets if self.storage is None else self.octets - self.storage.octets
 
     def restrain(self, on: bool) -> None:
         """Its owner holds too much of the memory, or does no longer. A repeated call is ignored."""
-        if self.kept is not None:
-            self.kept.restrained = on
+        if self.storage is not None:
+            self.storage.restrained = on
         elif on and self._allowed is None:
             self._allowed = self.octets_max
             self.octets_max = lowered(self._allowed, self.octets)
@@ -111,7 +111,7 @@ class Queue:
             self.octets_max, self._allowed = self._allowed, None
             self._tell_drained()
 
-    def publish(self, part: Part) -> None:
+    def publish(self, part: SubBatch) -> None:
         """Take the part. It is accepted when it is safe: at once, unless it is kept on disk.
 
         A full queue has its sources stop reading. Whoever cannot be stopped (a connection that also consumes
@@ -124,11 +124,11 @@ class Queue:
                 return
             self._pressure.hold_sources(part)
         messages = self.admitted(part.messages)
-        if self.kept is None:
+        if self.storage is None:
             self.put(messages)
             part.accept()
         else:
-            self.kept.take(part, messages)
+            self.storage.take(part, messages)
         self.dispatch()
 
     def admitted(self, messages: list[Message]) -> list[Message]:
@@ -174,7 +174,7 @@ class Queue:
             self._tell_gone()
         while self._returned and self._hand_out_returned():
             pass
-        while not self._returned and (self._ready or (self.kept is not None and self.kept.refill())):
+        while not self._returned and (self._ready or (self.storage is not None and self.storage.refill())):
             open_ = self._open()
             if not open_:
                 return
@@ -196,7 +196,7 @@ class Queue:
             if not self._drop_expired(position, message, utc):
                 self._taken((message,))
                 return position, message, True
-        while self._ready or (self.kept is not None and self.kept.refill()):
+        while self._ready or (self.storage is not None and self.storage.refill()):
             message = self._ready.popleft()
             position = self._first
             self._first += 1
@@ -226,20 +226,20 @@ class Queue:
             most -= 1
             self._ready.popleft()
             self._first += 1
-            if not self._ready and self.kept is not None:
-                self.kept.refill()
+            if not self._ready and self.storage is not None:
+                self.storage.refill()
         return NEVER
 
     @property
     def loading(self) -> bool:
         """True: `take` finds nothing, for what comes next is still being read from the disk."""
-        return not self._ready and not self._returned and self.kept is not None and self.kept.count > 0
+        return not self._ready and not self._returned and self.storage is not None and self.storage.count > 0
 
     def acknowledged(self, positions: Sequence[int]) -> None:
         """The messages at `positions`, taken earlier, are done with."""
         self.unacknowledged -= len(positions)
-        if self.kept is not None:
-            self.kept.forget(positions)
+        if self.storage is not None:
+            self.storage.forget(positions)
 
     def requeue(self, taken: Iterable[tuple[int, Message]]) -> None:
         """Messages taken earlier return to their positions, and are redelivered."""
@@ -251,9 +251,9 @@ class Queue:
     def purge(self) -> int:
         """Drop all that is ready; returns how many."""
         count = len(self)
-        if self.kept is not None:
-            self.kept.forget([position for position, _ in self._returned])
-            self.kept.clear(self._first if self._ready else None)
+        if self.storage is not None:
+            self.storage.forget([position for position, _ in self._returned])
+            self.storage.clear(self._first if self._ready else None)
         self._first += len(self._ready)
         self._ready.clear()
         self._returned.clear()
@@ -268,25 +268,25 @@ class Queue:
         for consumer in consumers:
             consumer.cancelled(self)
         count = self.purge()
-        if self.kept is not None:
-            self.kept.drop()
+        if self.storage is not None:
+            self.storage.drop()
         return count
 
     def _tell_gone(self) -> None:
-        assert self.kept is not None
+        assert self.storage is not None
         assert self.gone is not None
-        self.kept.forget(self.gone[:])
+        self.storage.forget(self.gone[:])
         self.gone.clear()
 
     def _was_delivered(self, position: int) -> bool:
         """Whether a gateway before this one may have delivered what is at a position."""
-        kept = self.kept
+        kept = self.storage
         return kept is not None and position < kept.recovered and kept.delivered(position)[0]
 
     def _hand_out(self, consumer: Consumer, count: int) -> None:
         redelivered = False
-        if self.kept is not None and self._first < self.kept.recovered:
-            redelivered, end = self.kept.delivered(self._first)
+        if self.storage is not None and self._first < self.storage.recovered:
+            redelivered, end = self.storage.delivered(self._first)
             count = min(count, end - self._first)
         messages = self._pop(count)
         if messages:
@@ -296,7 +296,7 @@ class Queue:
         """The positions of what nobody has been handed: in order, each range to before its end."""
         first = self._first
         if not self._ready:
-            first = self.next if self.kept is None or self.kept.first is None else self.kept.first
+            first = self.next if self.storage is None or self.storage.first is None else self.storage.first
         return [(first, self.next)] if first < self.next else []
 
     def _deliver(self, consumer: Consumer, position: int, messages: list[Message], redelivered: bool) -> None:

@@ -151,8 +151,8 @@ class Proof:
         """The proof, for the server's salt, iterations and nonce; raises ScramError."""
         if self._expected is not None:
             raise ScramError("the proof was given already")
-        said = _attributes(_text(message))
-        nonce, count = said.get("r", ""), said.get("i", "")
+        stated = _attributes(_text(message))
+        nonce, count = stated.get("r", ""), stated.get("i", "")
         if not nonce.startswith(self._nonce) or nonce == self._nonce:
             raise ScramError("malformed nonce")
         if not (count.isascii() and count.isdigit() and len(count) < 10):
@@ -160,7 +160,7 @@ class Proof:
         if not ITERATIONS <= int(count) <= ITERATIONS_OF_OTHERS_MAX:
             raise ScramError(f"{int(count)} iterations are asked for")
         try:
-            salt = base64.b64decode(said.get("s", ""), validate=True)
+            salt = base64.b64decode(stated.get("s", ""), validate=True)
             if not salt:
                 raise ScramError("no salt")
             salted = _salted(self._password, salt, int(count))
@@ -198,8 +198,8 @@ class Exchange:
     def answer(self, message: bytes) -> bytes:
         """What to say to the client's next message; raises ScramError."""
         text = _text(message)
-        said = self._begin(text) if self._keys is None else self._finish(text, self._keys)
-        return said.encode()
+        stated = self._begin(text) if self._keys is None else self._finish(text, self._keys)
+        return stated.encode()
 
     def _begin(self, text: str) -> str:
         """The client's first message (RFC 5802, section 7): names the user, brings half of the nonce."""
@@ -207,14 +207,14 @@ class Exchange:
         other, _, bare = rest.partition(",")
         if binding not in ("n", "y"):
             raise ScramError("channel binding is not offered")
-        said = _attributes(bare)
-        if list(said)[:2] != ["n", "r"] or not said["r"]:
+        stated = _attributes(bare)
+        if list(stated)[:2] != ["n", "r"] or not stated["r"]:
             raise ScramError("malformed")
-        self.user = _user(said["n"])
-        if other and other != f"a={said['n']}":
+        self.user = _user(stated["n"])
+        if other and other != f"a={stated['n']}":
             raise ScramError("nobody acts for another here")
         self._header, self._bare = f"{binding},{other},", bare
-        self._nonce = said["r"] + self._nonce
+        self._nonce = stated["r"] + self._nonce
         self._keys = keys = self._find(self.user)
         self._first = f"r={self._nonce},s={base64.b64encode(keys.salt).decode()},i={keys.iterations}"
         return self._first
@@ -222,9 +222,9 @@ class Exchange:
     def _finish(self, text: str, keys: Keys) -> str:
         """The client's last message: the proof."""
         before, _, proof = text.rpartition(",p=")
-        said = _attributes(before)
+        stated = _attributes(before)
         channel = base64.b64encode(self._header.encode()).decode()
-        if self.done or said.get("c") != channel or said.get("r") != self._nonce:
+        if self.done or stated.get("c") != channel or stated.get("r") != self._nonce:
             raise ScramError("malformed")
         whole = f"{self._bare},{self._first},{before}".encode()
         try:

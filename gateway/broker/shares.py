@@ -8,9 +8,9 @@ from typing import Final
 SHARE: Final = 0.9  # of all, unless the configuration says how many: somebody else always gets in
 
 
-def share_of(total: int, said: int) -> int:
+def share_of(total: int, given: int) -> int:
     """How many of `total` one holder may have; `said` is the option, 0: nothing was said."""
-    return said or ceil(total * SHARE)
+    return given or ceil(total * SHARE)
 
 
 class Shares:

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import json
 
-from gateway.broker.kept import Kept, Range
+from gateway.broker.storage import QueueStorage, Range
 from gateway.store.restoring import set_aside
 from gateway.store.store import Store
 
@@ -31,12 +31,12 @@ class Untouched:
                     self._noted[tuple(words)] = [(first, end) for first, end in positions]
         store.delete_all(kind, json.dumps([host])[:-1])
 
-    def recall(self, kept: Kept, *words: str) -> None:
+    def recall(self, kept: QueueStorage, *words: str) -> None:
         """Tell a queue what was noted of it."""
         kept.recall(self._noted.pop(words, []))
 
-    def note(self, kept: Kept | None, *words: str) -> None:
+    def note(self, kept: QueueStorage | None, *words: str) -> None:
         """The process ends: note what of this queue, if any of it is on disk, nobody has been handed."""
         if kept is not None and (positions := kept.untouched()):
-            said = json.dumps({"positions": positions})
-            self._store.put(self._kind, json.dumps([self._host, *words]), said.encode())
+            given = json.dumps({"positions": positions})
+            self._store.put(self._kind, json.dumps([self._host, *words]), given.encode())

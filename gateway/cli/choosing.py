@@ -76,8 +76,8 @@ def show_page(
 
     `columns` have headings, and say what stands below them.
     """
-    said = {word: str(value).lower() if isinstance(value, bool) else value for word, value in words.items()}
-    found = ask(url, token_file, f"{path}?{urlencode({**said, 'count': count, 'after': after})}")
+    stated = {word: str(value).lower() if isinstance(value, bool) else value for word, value in words.items()}
+    found = ask(url, token_file, f"{path}?{urlencode({**stated, 'count': count, 'after': after})}")
     if as_json:
         typer.echo(orjson.dumps(found))
         return

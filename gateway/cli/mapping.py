@@ -76,19 +76,19 @@ def explain_address(
     if endpoint not in endpoints:
         raise ConfigurationError(f"{endpoint!r} is no endpoint; there are: {', '.join(endpoints)}")
     address: Address
-    said = {"topic": topic, "destination": destination, "queue": queue, "exchange": exchange}
-    if all(word is None for word in said.values()):
+    given = {"topic": topic, "destination": destination, "queue": queue, "exchange": exchange}
+    if all(word is None for word in given.values()):
         raise typer.BadParameter("say --topic, --exchange with --routing-key, --queue, or --destination")
-    said["service"] = None if destination is None else service
-    said["routing_key"] = None if exchange is None else routing_key
+    given["service"] = None if destination is None else service
+    given["routing_key"] = None if exchange is None else routing_key
     protocol = endpoints[endpoint]
-    other = {DIALECT_OF_WORD[word].name for word, text in said.items() if text is not None} - {protocol}
+    other = {DIALECT_OF_WORD[word].name for word, text in given.items() if text is not None} - {protocol}
     if other:
         raise typer.BadParameter(
             f"{endpoint} speaks {protocol}, the address is of {', '.join(sorted(other))}"
         )
     try:
-        address, _ = DIALECTS[protocol].published(said)
+        address, _ = DIALECTS[protocol].published(given)
     except NameRefused as error:
         raise typer.BadParameter(str(error)) from error
     router = Router(

@@ -13,12 +13,12 @@ import typer
 from gateway.cli.amqpfast.commands import FastCommands
 from gateway.cli.exits import Exit
 from gateway.cli.options import AsJson
+from gateway.clients.wire import Access, Client, messages
 from gateway.errors import LinkError
 from gateway.model.address import Address
 from gateway.model.dialect import Dialect, NameRefused
 from gateway.model.message import Message
 from gateway.model.properties import Properties, ValueType, is_unicode, property_set, string
-from gateway.peers.wire import Access, Peer, messages
 from gateway.protocols import DIALECTS, dialect_of
 from gateway.protocols.amqpfast.dialect import AMQPFAST
 from gateway.settings import Target, parse_url
@@ -75,9 +75,9 @@ def publish(
     ca_file: CaFile = None,
 ) -> None:
     """Publish one message and wait until the broker has it. Exit code 1 when it does not take it."""
-    for said in (topic, exchange, routing_key, queue, destination, content_type, reply_to, *(header or ())):
-        if said is not None and not is_unicode(said):
-            raise typer.BadParameter(f"{said!r} is not UTF-8")
+    for given in (topic, exchange, routing_key, queue, destination, content_type, reply_to, *(header or ())):
+        if given is not None and not is_unicode(given):
+            raise typer.BadParameter(f"{given!r} is not UTF-8")
     target = _target(url)
     address = _address(
         target,
@@ -146,10 +146,10 @@ def subscribe(
         )
         shown.left = None if interrupted else shown.left
     else:
-        said = {"topic": topic, "queue": queue, "exchange": exchange, "binding_key": binding_key}
+        given = {"topic": topic, "queue": queue, "exchange": exchange, "binding_key": binding_key}
         _wanted(target, topic=topic, queue=queue, exchange=exchange)
         peer = _peer(target, timeout, ca_file)
-        peer.listen({word: text for word, text in said.items() if text is not None}, qos)
+        peer.listen({word: text for word, text in given.items() if text is not None}, qos)
         try:
             for message in messages(peer, seconds):
                 if not shown.show(message, None):
@@ -181,17 +181,17 @@ def _dialect(target: Target) -> Dialect:
     return DIALECTS[target.protocol]
 
 
-def _peer(target: Target, timeout: float, ca_file: str | None) -> Peer:
+def _peer(target: Target, timeout: float, ca_file: str | None) -> Client:
     if not _dialect(target).peer:
         raise typer.BadParameter(f"the command line does not speak {_dialect(target).title}")
-    made: Peer = resolve_name(_dialect(target).peer)(Access(target, timeout, ca_file))
+    made: Client = resolve_name(_dialect(target).peer)(Access(target, timeout, ca_file))
     return made
 
 
-def _wanted(target: Target, **said: str | None) -> None:
+def _wanted(target: Target, **given: str | None) -> None:
     """Raises BadParameter when the protocol's own words are not among those that were said."""
     dialect = _dialect(target)
-    if not any(said.get(word) for word in dialect.address_words if word not in _DEFAULTED):
+    if not any(given.get(word) for word in dialect.address_words if word not in _DEFAULTED):
         wants = f"--{dialect.name_word}"
         if dialect.queue_word is not None:
             wants = (
@@ -200,16 +200,16 @@ def _wanted(target: Target, **said: str | None) -> None:
         raise typer.BadParameter(f"{dialect.title} wants {wants.replace('_', '-')}")
 
 
-def _address(target: Target, **said: str | None) -> Address:
+def _address(target: Target, **given: str | None) -> Address:
     """What was said in the words of the target's protocol. Raises BadParameter."""
-    _wanted(target, **said)
+    _wanted(target, **given)
     try:
-        return _dialect(target).published({word: text for word, text in said.items() if text is not None})[0]
+        return _dialect(target).published({word: text for word, text in given.items() if text is not None})[0]
     except NameRefused as error:
         raise typer.BadParameter(str(error)) from error
 
 
-def _publish(peer: Peer, message: Message) -> str:
+def _publish(peer: Client, message: Message) -> str:
     """Publish and say goodbye; returns why it was refused, or ""."""
     try:
         refused = peer.publish_many([message])

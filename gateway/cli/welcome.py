@@ -53,8 +53,8 @@ def welcome(gateway: Gateway) -> str:
     lines = ["The gateway is running.", ""]
     places: list[tuple[str, str]] = []
     for name, listener in gateway.listeners.items():
-        said = spoken(settings.listeners[name])
-        places.append((name, f"{said} on {listener.place}"))
+        stated = spoken(settings.listeners[name])
+        places.append((name, f"{stated} on {listener.place}"))
     for name, link in settings.links.items():
         places.append((name, f"link to {', or '.join(link.addresses)}"))
     if gateway.http_port:

@@ -27,7 +27,7 @@ from typing import Final, NamedTuple
 import trio
 
 from gateway.containment import contained
-from gateway.model.batch import Part
+from gateway.model.batch import SubBatch
 from gateway.model.message import Message, weight_of
 from gateway.model.outcome import ACCEPTED, INTERNAL, Outcome, Reason, Verdict
 from gateway.telemetry.stats import LinkStats
@@ -47,10 +47,10 @@ Positions = Sequence[int]
 Place = str | bytes
 
 
-class Waiting(NamedTuple):
+class Unconfirmed(NamedTuple):
     """Messages of a part that have to be sent."""
 
-    part: Part
+    part: SubBatch
     positions: Positions
 
 
@@ -59,7 +59,9 @@ class Run:
 
     __slots__ = ("done", "first", "last", "mandatory", "part", "positions", "sent", "settled")
 
-    def __init__(self, first: int, part: Part, positions: Positions, mandatory: bool, sent: float) -> None:
+    def __init__(
+        self, first: int, part: SubBatch, positions: Positions, mandatory: bool, sent: float
+    ) -> None:
         self.first = first
         self.last = first + len(positions) - 1
         self.part = part
@@ -109,7 +111,7 @@ class ConfirmedSink(ABC):
         self.waiting_messages = 0
         self.waiting_octets = 0
         self._stats = stats
-        self._waiting: deque[Waiting] = deque()
+        self._waiting: deque[Unconfirmed] = deque()
         self._refusals: dict[Place, Outcome] = {}
         self._flowing = False
         self._stream: Stream | None = None
@@ -129,7 +131,7 @@ class ConfirmedSink(ABC):
         """What is sent now will reach the broker."""
 
     @abstractmethod
-    def _send(self, part: Part, positions: Positions, messages: list[Message]) -> Positions:
+    def _send(self, part: SubBatch, positions: Positions, messages: list[Message]) -> Positions:
         """Send `messages`, which stand at `positions`; returns the positions that have to wait still.
 
         A message that cannot be encoded is settled, and raises nothing.
@@ -154,9 +156,9 @@ class ConfirmedSink(ABC):
         self._early.clear()
         self._next = self._floor = 1
         self._count_in_flight()
-        return self._again([Waiting(run.part, left) for run in runs if (left := run.left())])
+        return self._again([Unconfirmed(run.part, left) for run in runs if (left := run.left())])
 
-    def _again(self, again: list[Waiting]) -> int:
+    def _again(self, again: list[Unconfirmed]) -> int:
         """Put these in front of what waits; returns how many messages they are."""
         for waiting in again:
             self._count_waiting(waiting, 1)
@@ -186,7 +188,7 @@ class ConfirmedSink(ABC):
                 continue
             self._count_waiting(one, -1)
             if kept:
-                self._waiting.append(Waiting(one.part, kept))
+                self._waiting.append(Unconfirmed(one.part, kept))
                 self._count_waiting(self._waiting[-1], 1)
 
     def allow(self, place: Place) -> None:
@@ -195,7 +197,7 @@ class ConfirmedSink(ABC):
 
     # Sending.
 
-    def publish(self, part: Part) -> None:
+    def publish(self, part: SubBatch) -> None:
         """Send the part now, if nothing waits and there is room, or let it wait."""
         messages = part.messages
         every = range(len(messages))
@@ -208,12 +210,12 @@ class ConfirmedSink(ABC):
         ):
             rest = self._try(part, every, messages)
             if rest:
-                self._again([Waiting(part, rest)])
+                self._again([Unconfirmed(part, rest)])
             return
         kept = self._without_refused(part, every) if self._refusals else every
         if not kept:
             return
-        one = Waiting(part, kept)
+        one = Unconfirmed(part, kept)
         octets = weight_of(messages)
         if (
             self.waiting_messages + len(messages) > self.messages_max
@@ -247,24 +249,24 @@ class ConfirmedSink(ABC):
             if messages:
                 rest = self._try(part, positions, messages)
                 if rest:
-                    self._again([Waiting(part, rest)])
+                    self._again([Unconfirmed(part, rest)])
                     return
 
-    def _try(self, part: Part, positions: Positions, messages: list[Message]) -> Positions:
+    def _try(self, part: SubBatch, positions: Positions, messages: list[Message]) -> Positions:
         """`_send`. What goes wrong there costs the connection, and one message is to blame: after as many
         connections as it takes to be alone it is found out."""
         try:
             return self._send(part, positions, messages)
         except Exception as error:
             stream = self._stream
-            left = self._again([Waiting(part, positions)]) + self.close()
+            left = self._again([Unconfirmed(part, positions)]) + self.close()
             if self._suspect(left, INTERNAL) is not None:
                 contained("delivery", error)
             if stream is not None:
                 stream.doom(error)
             return ()
 
-    def _take(self, room: int) -> Waiting:
+    def _take(self, room: int) -> Unconfirmed:
         """The next of what waits, at most `room` messages and SLICE_OCTETS_MAX, but at least one message."""
         part, positions = self._waiting.popleft()
         messages = part.messages
@@ -275,13 +277,13 @@ class ConfirmedSink(ABC):
             if count and octets > SLICE_OCTETS_MAX:
                 break
             count += 1
-        taken = Waiting(part, positions[:count])
+        taken = Unconfirmed(part, positions[:count])
         self._count_waiting(taken, -1)
         if count < len(positions):
-            self._waiting.appendleft(Waiting(part, positions[count:]))
+            self._waiting.appendleft(Unconfirmed(part, positions[count:]))
         return taken
 
-    def _sent(self, part: Part, positions: Positions, octets: int, *, mandatory: bool = False) -> None:
+    def _sent(self, part: SubBatch, positions: Positions, octets: int, *, mandatory: bool = False) -> None:
         """The messages at `positions`, with bodies of `octets` in all, have the next numbers."""
         count = len(positions)
         if not count:
@@ -357,16 +359,16 @@ class ConfirmedSink(ABC):
             return None  # confirmed before, or never sent
         return self._runs[index]
 
-    def _withdraw(self, wanted: Callable[[Message], bool]) -> list[Waiting]:
+    def _withdraw(self, wanted: Callable[[Message], bool]) -> list[Unconfirmed]:
         """Take the wanted ones of what is on its way back, unsettled; their numbers mean nothing any more."""
-        taken: list[Waiting] = []
+        taken: list[Unconfirmed] = []
         for run in self._runs:
             messages, positions = run.part.messages, run.positions
             offsets = [offset for offset in run.open() if wanted(messages[positions[offset]])]
             if offsets:
                 run.settled.update(offsets)
                 self._early.update(run.first + offset for offset in offsets)
-                taken.append(Waiting(run.part, [positions[offset] for offset in offsets]))
+                taken.append(Unconfirmed(run.part, [positions[offset] for offset in offsets]))
         self._advance(self._floor)
         self._count_in_flight()
         return taken
@@ -377,7 +379,7 @@ class ConfirmedSink(ABC):
         """Whether a message for `place` waits."""
         return any(self._place(part.messages[at]) == place for part, left in self._waiting for at in left)
 
-    def _without_refused(self, part: Part, positions: Positions) -> Positions:
+    def _without_refused(self, part: SubBatch, positions: Positions) -> Positions:
         """The positions whose place is not refused; the others are settled."""
         refused: dict[Place, list[int]] = {}
         for at in positions:
@@ -395,7 +397,7 @@ class ConfirmedSink(ABC):
         self._window = self.in_flight_max
         self._suspects = 0
 
-    def _count_waiting(self, one: Waiting, sign: int) -> None:
+    def _count_waiting(self, one: Unconfirmed, sign: int) -> None:
         messages = one.part.messages
         self.waiting_messages += sign * len(one.positions)
         self.waiting_octets += sign * sum([messages[at].octets for at in one.positions])
@@ -404,7 +406,7 @@ class ConfirmedSink(ABC):
         self.in_flight = self._stats.in_flight = self._next - self._floor - len(self._early)
 
 
-def settle_all(waiting: Iterable[Waiting], outcome: Outcome) -> None:
+def settle_all(waiting: Iterable[Unconfirmed], outcome: Outcome) -> None:
     """These messages have this outcome."""
     for part, positions in waiting:
         part.settle_at(positions, outcome)

@@ -15,7 +15,7 @@ SUCCESS: Final = 200  # the reply code of both protocols
 GOODBYE: Final = "the gateway is stopping"
 
 
-class Owing(Protocol):
+class Flushable(Protocol):
     """An intake, as its connection sees it."""
 
     live: bool
@@ -37,11 +37,11 @@ class Machine(Protocol):
         """Say goodbye."""
 
 
-IntakeT = TypeVar("IntakeT", bound=Owing)
+ConsumerT = TypeVar("ConsumerT", bound=Flushable)
 MachineT = TypeVar("MachineT", bound=Machine)
 
 
-class QueuePeer(ABC, Generic[MachineT, IntakeT]):
+class QueueLinkConnection(ABC, Generic[MachineT, ConsumerT]):
     """The peer object of a link's stream, for as long as that connection lives. The handshake must be over
     at `deadline`, when `open` must be set.
     """
@@ -55,8 +55,8 @@ class QueuePeer(ABC, Generic[MachineT, IntakeT]):
         self._stream = stream
         self._deadline = deadline
         self._up = False
-        self._intakes: dict[int, IntakeT] = {}  # by channel number
-        self._owing: dict[IntakeT, None] = {}  # acknowledgements
+        self._consumers: dict[int, ConsumerT] = {}  # by channel number
+        self._owing: dict[ConsumerT, None] = {}  # acknowledgements
         self._why = ""
 
     def shut_down(self) -> None:
@@ -80,24 +80,24 @@ class QueuePeer(ABC, Generic[MachineT, IntakeT]):
 
     def _let_go(self) -> None:
         """The connection is gone: nobody waits for our acknowledgements."""
-        for intake in self._intakes.values():
-            intake.live = False
-        self._intakes.clear()
+        for consumer in self._consumers.values():
+            consumer.live = False
+        self._consumers.clear()
         self._owing.clear()
 
-    def _wake(self, intake: IntakeT) -> None:
-        self._owing[intake] = None
+    def _wake(self, consumer: ConsumerT) -> None:
+        self._owing[consumer] = None
         self._stream.mark()
 
     def _acknowledge(self) -> None:
         if self._owing:
             owing, self._owing = self._owing, {}
-            for intake in owing:
-                intake.flush()
-                self._leave(intake)
+            for consumer in owing:
+                consumer.flush()
+                self._leave(consumer)
 
     @abstractmethod
-    def _leave(self, intake: IntakeT) -> None:
+    def _leave(self, consumer: ConsumerT) -> None:
         """Close the channel of what is not wanted any more, when all its messages are answered."""
 
     def _count_fault(self, code: int) -> None:

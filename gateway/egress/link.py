@@ -2,7 +2,7 @@
 
 The task here connects, hands the socket to a poller, waits until the connection is lost, and tries again: at
 the next URL, and when a round of all of them has failed, after a jittered, doubling wait. What is said over
-the connection is the conversation's business: one class per protocol, which outlives connections and keeps
+the connection is the link session's business: one class per protocol, which outlives connections and keeps
 what has not been confirmed.
 """
 
@@ -18,7 +18,7 @@ import structlog
 import trio
 
 from gateway.containment import contained
-from gateway.egress.reaching import reason
+from gateway.egress.connect_errors import reason
 from gateway.errors import ConfigurationError, LinkError
 from gateway.mapping.router import Subscriptions, Targets
 from gateway.model.address import Address
@@ -30,7 +30,7 @@ from gateway.settings.endpoints import Target, address_of
 from gateway.telemetry.stats import FrameCounts, LinkStats
 from gateway.transport.poller import Poller
 from gateway.transport.stacked import within
-from gateway.transport.stream import Ending, Filter, Peer, Stream, WriteSet
+from gateway.transport.stream import Ending, Filter, Stream, StreamOwner, WriteSet
 from gateway.transport.tls import TlsFilter
 from gateway.transport.websocket import WebSocketClient
 
@@ -41,8 +41,8 @@ STABLE_SECS: Final = 10.0
 log = structlog.get_logger()
 
 
-class LinkPeer(Peer, Protocol):
-    """One connection of a conversation."""
+class LinkConnection(StreamOwner, Protocol):
+    """One connection of a link session."""
 
     @property
     def machine(self) -> FrameCounts:
@@ -55,8 +55,8 @@ class LinkPeer(Peer, Protocol):
         """Say goodbye in the protocol's words and end the stream."""
 
 
-class Conversation(Protocol):
-    """What a link says and hears; it outlives its connections. It is a namespace of the switch."""
+class LinkSession(Protocol):
+    """What a link says and hears; it outlives its connections. It is a namespace of the dispatcher."""
 
     link: Link
 
@@ -81,7 +81,7 @@ class Conversation(Protocol):
     def route(self, subscriptions: Subscriptions, targets: Targets) -> None:
         """The mapping changed: what to subscribe to and what must exist; put in force if connected."""
 
-    def connect(self, stream: Stream, target: Target, now: float) -> LinkPeer:
+    def connect(self, stream: Stream, target: Target, now: float) -> LinkConnection:
         """A connection stands: begin the handshake. Call `Link.up` when it is usable."""
 
     def turn_done(self) -> None:
@@ -131,7 +131,7 @@ class Link:
         self,
         name: str,
         settings: LinkSettings,
-        conversation: Conversation,
+        session: LinkSession,
         writes: WriteSet,
         stats: LinkStats,
         *,
@@ -146,7 +146,7 @@ class Link:
         self.name = name
         self.endpoint = endpoint or name
         self.settings = settings
-        self.conversation = conversation
+        self.session = session
         self._consumes = consumes
         self._publishes = publishes
         self.stats = stats
@@ -154,8 +154,8 @@ class Link:
         self._turns = Turns(
             len(settings.all_urls), settings.reconnect_min_secs, settings.reconnect_max_secs, jitter
         )
-        self._poller = Poller(writes, conversation.turn_done)
-        self._peer: LinkPeer | None = None
+        self._poller = Poller(writes, session.turn_done)
+        self._peer: LinkConnection | None = None
         self._stream: Stream | None = None
         self._lost = trio.Event()
         self.why = ""
@@ -165,17 +165,17 @@ class Link:
 
     @property
     def up(self) -> bool:
-        """The conversation has said that its connection is usable."""
+        """The link session has said that its connection is usable."""
         return self.stats.up
 
     def route(self, subscriptions: Subscriptions, targets: Targets) -> None:
         """The mapping changed: what its endpoint's routes need, of which this link sees to its part."""
-        self.conversation.route(
+        self.session.route(
             subscriptions if self._consumes else Subscriptions(), targets if self._publishes else Targets()
         )
 
     def came_up(self) -> None:
-        """The handshake is over; called by the conversation."""
+        """The handshake is over; called by the link session."""
         self.stats.up = True
         self.stats.connects += 1
         log.info("link is up", link=self.name, address=self.stats.address)
@@ -183,7 +183,7 @@ class Link:
             self.when_up()
 
     def went_down(self, why: str) -> None:
-        """The connection is gone; called by the conversation's peer when it is lost."""
+        """The connection is gone; called by the link session's peer when it is lost."""
         self.stats.up = False
         self.why = why
         self._lost.set()
@@ -246,7 +246,7 @@ class Link:
         stream.layer_ended = self._layer_ended
         stream.count_with(self.stats)
         try:
-            self._peer = self.conversation.connect(stream, target, trio.current_time())
+            self._peer = self.session.connect(stream, target, trio.current_time())
         except Exception:
             sock.close()
             raise
@@ -316,5 +316,5 @@ class Link:
                 peer.tick(now)
             except Exception as error:
                 stream.fail(error)
-        self.conversation.tick(now)
-        self.conversation.turn_done()
+        self.session.tick(now)
+        self.session.turn_done()

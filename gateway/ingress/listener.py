@@ -24,16 +24,16 @@ from gateway.broker.places import place_of, place_of_host
 from gateway.containment import contained
 from gateway.errors import ConfigurationError
 from gateway.ingress.door import Door
-from gateway.ingress.front.announced import Unannounced, within_any
 from gateway.ingress.front.layers import Front
-from gateway.ingress.front.waiting import Waiting
+from gateway.ingress.front.pending import PendingConnection
+from gateway.ingress.front.proxy_header import AwaitingProxyHeader, within_any
 from gateway.model.message import Sender
 from gateway.settings import Limits, User
 from gateway.telemetry.stats import FrameCounts, ListenerStats
 from gateway.transport.poller import Poller
 from gateway.transport.rate import Rate
 from gateway.transport.stacked import within
-from gateway.transport.stream import Ending, Filter, Peer, Stream, WriteSet
+from gateway.transport.stream import Ending, Filter, Stream, StreamOwner, WriteSet
 
 TICK_SECS: Final = 1.0
 SHORT_TICKS: Final = 4  # to each, for connections that are in a hurry
@@ -54,7 +54,7 @@ class Farewell(Enum):
     DISMISSED = "an operator has disconnected this client"
 
 
-class Connection(Peer, Protocol):
+class Connection(StreamOwner, Protocol):
     """A peer object of a listener."""
 
     stream: Stream
@@ -247,7 +247,7 @@ class Listener:
         if proxies is None:
             self._begin(stream, now)
         else:
-            self._enter(Unannounced(self, stream, now), stream)
+            self._enter(AwaitingProxyHeader(self, stream, now), stream)
         self._poller.watch(stream)
 
     def _refusal(self, place: str) -> str:
@@ -330,7 +330,7 @@ class Listener:
         websocket = self.front.upgraded(stream.backlog_max)
         stream.layer = within(stream.layer, websocket)
         connection = self._protocol.connect(stream, since)
-        if not isinstance(connection, Waiting):
+        if not isinstance(connection, PendingConnection):
             stream.count_with(self.stats)
         self._enter(connection, stream)
         return websocket

@@ -19,7 +19,7 @@ import trio
 from gateway.broker.access import Access, Denial, Principal
 from gateway.model.spooled import Piece
 from gateway.telemetry.stats import ListenerStats
-from gateway.transport.stream import Peer, Stream
+from gateway.transport.stream import Stream, StreamOwner
 from gateway.transport.tasks import Tasks
 
 ABANDONED: Final = "abandoned"
@@ -37,8 +37,8 @@ class Login:
         assert stream.peer is not None
         self.stream = stream
         self.scope = trio.CancelScope()
-        self._peer: Peer = stream.peer
-        self._said = b""
+        self._peer: StreamOwner = stream.peer
+        self._given = b""
         self._held = False
         stream.peer = self
         if behind:
@@ -69,8 +69,8 @@ class Login:
         if self._held:
             stream.release()
         then()
-        if self._said and stream.peer is peer:
-            peer.receive(self._said, trio.current_time())
+        if self._given and stream.peer is peer:
+            peer.receive(self._given, trio.current_time())
         stream.mark()
 
     @property
@@ -83,7 +83,7 @@ class Login:
     def receive(self, data: bytes, now: float) -> None:
         """The client does not wait for its answer: it has to wait with what comes behind that."""
         if data:
-            self._said += data
+            self._given += data
             self._hold()
 
     def data_to_send(self) -> bytes | list[Piece]:

@@ -9,8 +9,8 @@ from gateway.broker.access import Access
 from gateway.broker.amqp091.virtual_host import VirtualHost
 from gateway.broker.amqpfast.hosts import FastHosts
 from gateway.broker.dead_letters import DeadLetters
+from gateway.broker.dispatcher import Dispatcher
 from gateway.broker.mqtt.namespace import MqttNamespace
-from gateway.broker.switch import Switch
 from gateway.settings import Settings
 from gateway.store.store import Store
 from gateway.transport.tasks import Tasks
@@ -21,7 +21,7 @@ class Services:
     """Shared by all listeners of a gateway. `store` is None when nothing is to survive."""
 
     settings: Settings
-    switch: Switch
+    dispatcher: Dispatcher
     access: Access
     dead_letters: DeadLetters
     tasks: Tasks

@@ -11,7 +11,7 @@ from typing import Any
 
 import trio
 
-from gateway.broker.switch import Namespace
+from gateway.broker.dispatcher import Namespace
 from gateway.ingress.listener import Connection, Listener
 from gateway.ingress.logins import Logins
 from gateway.ingress.services import Services
@@ -28,14 +28,14 @@ class ListenerSource(ABC):
         self.name = name
         self.given = services.settings.listeners[name]
         self.limits = services.settings.limits_of(name)
-        self.switch = services.switch
+        self.dispatcher = services.dispatcher
         self.access = services.access
         self.store = services.store
         self.stats = stats
         self.dead_letters = services.dead_letters
         self.tasks = services.tasks
         self.listener: Listener | None = None
-        self.batch = self.switch.batch(self, self.now())
+        self.batch = self.dispatcher.batch(self, self.now())
         self.logins = Logins(services.access, stats, services.tasks, self.flush)
 
     @property
@@ -53,7 +53,7 @@ class ListenerSource(ABC):
         """Send the batch that has gathered on its way."""
         batch = self.batch
         if len(batch):
-            self.batch = self.switch.batch(self, self.now())
+            self.batch = self.dispatcher.batch(self, self.now())
             batch.send()
 
     def tick(self, now: float) -> None:

@@ -76,10 +76,10 @@ def _run(router: Router, case: Case) -> list[str]:
         return [f"publish: {error}"]
     arrivals: list[Arrival] = []
     refusals: list[str] = []
-    for crossing in router.crossings(case.publish.endpoint, message.address, queue):
-        crossed = crossing.cross(message)
+    for resolved in router.resolve(case.publish.endpoint, message.address, queue):
+        crossed = resolved.cross(message)
         if isinstance(crossed, Message):
-            arrivals.append(Arrival(crossing.route.name, crossing.route.target_endpoint, crossed))
+            arrivals.append(Arrival(resolved.route.name, resolved.route.target_endpoint, crossed))
         elif isinstance(crossed, Outcome):
             refusals.append(crossed.reason.value)
     differences = _compare_all(case.expect, arrivals)

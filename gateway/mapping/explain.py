@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from gateway.mapping.crossings import Crossing, RefusedCrossing, Route
 from gateway.mapping.router import Router
+from gateway.mapping.routes import RefusedRoute, ResolvedRoute, Route
 from gateway.model.address import Address
 from gateway.model.message import NOBODY, Sender
 from gateway.protocols import dialect_of, show
@@ -56,7 +56,7 @@ def explain(
 ) -> Explanation:
     """What every route says about messages that `endpoint` brings in for `address`.
 
-    `queue` as in Router.crossings; `sender` fills templates that name the client or the user.
+    `queue` as in Router.resolve; `sender` fills templates that name the client or the user.
     """
     matches: list[Match] = []
     misses: list[Miss] = []
@@ -80,9 +80,9 @@ def _explain_route(
     captures = route.pattern.match(address, queue)
     if captures is None:
         return route.pattern.mismatch(address, queue)
-    if route.crossing(address, captures, queue, router.hops_max) is None:
+    if route.resolve(address, captures, queue, router.hops_max) is None:
         return f"when is false for this address: {route.rule.when}"
-    crossing: Crossing = route.crossing_for(address, captures, queue, router.hops_max, sender)
+    resolved: ResolvedRoute = route.resolve_for(address, captures, queue, router.hops_max, sender)
     separator = dialect_of(address).separator
     condition = route.condition
     return Match(
@@ -91,9 +91,9 @@ def _explain_route(
         line=route.line,
         endpoint=route.target_endpoint,
         protocol=route.target.dialect.name,
-        address=show(crossing.target) if crossing.target is not None else "",
+        address=show(resolved.target) if resolved.target is not None else "",
         captures={name: separator.join(levels) for name, levels in captures.items()},
         when=condition.text if condition is not None and condition.per_message else None,
-        refused=crossing.outcome.text if isinstance(crossing, RefusedCrossing) else "",
+        refused=resolved.outcome.text if isinstance(resolved, RefusedRoute) else "",
         settle=route.settle,
     )

@@ -13,18 +13,18 @@ from collections.abc import Iterator
 from dataclasses import replace
 
 from gateway.errors import RemoteProtocolError
-from gateway.mapping.crossings import Crossing
+from gateway.mapping.routes import ResolvedRoute
 from gateway.model.message import Message
 from gateway.model.outcome import Outcome, Reason, Verdict
 from gateway.model.properties import property_set
 
 
-class IdentifyingCrossing(Crossing):
+class IdentifyingRoute(ResolvedRoute):
     """Another crossing, and the next of `ids` for each message that has crossed and has none."""
 
     __slots__ = ("_ids", "_inner")
 
-    def __init__(self, inner: Crossing, ids: Iterator[str]) -> None:
+    def __init__(self, inner: ResolvedRoute, ids: Iterator[str]) -> None:
         super().__init__(inner.route, inner.target)
         self._inner = inner
         self._ids = ids
@@ -34,12 +34,12 @@ class IdentifyingCrossing(Crossing):
         if type(crossed) is not Message:
             return crossed
         try:
-            said = crossed.property_set.properties
+            stated = crossed.property_set.properties
         except RemoteProtocolError as error:
             self.route.failed += 1
             return Outcome(Verdict.REJECTED, Reason.MALFORMED, str(error))
-        if not said.message_id:  # the message has just been made: nobody else has it yet
-            made = property_set(replace(said, message_id=next(self._ids)))
+        if not stated.message_id:  # the message has just been made: nobody else has it yet
+            made = property_set(replace(stated, message_id=next(self._ids)))
             crossed.octets += made.octets - crossed.property_set.octets
             crossed.property_set = made
         return crossed

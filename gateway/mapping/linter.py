@@ -15,10 +15,10 @@ from enum import Enum
 from typing import Final, NamedTuple
 
 from gateway.errors import MappingError
-from gateway.mapping.crossings import Route
 from gateway.mapping.loading import Mapping
 from gateway.mapping.patterns import Kind, Pattern, Token, covers, witness
 from gateway.mapping.router import HOPS_MAX, compile_routes
+from gateway.mapping.routes import Route
 from gateway.mapping.templates import Name, vocabulary
 from gateway.model.address import Address
 from gateway.model.dialect import Levels, NameRefused
@@ -224,7 +224,7 @@ def _same_target(one: Route, other: Route, levels: Levels) -> bool:
 def _target(route: Route, address: Address) -> Address | None:
     queue = route.pattern.queue or ""
     captures = route.pattern.match(address, queue)
-    return None if captures is None else route.crossing_for(address, captures, queue, HOPS_MAX, NOBODY).target
+    return None if captures is None else route.resolve_for(address, captures, queue, HOPS_MAX, NOBODY).target
 
 
 def example(pattern: Pattern, levels: Levels) -> Address:

@@ -300,7 +300,7 @@ def witness(one: Pattern, other: Pattern) -> Levels | None:
         return None
     end = (len(one.tokens), len(other.tokens))
     seen: set[tuple[int, int]] = set()
-    stack: list[tuple[tuple[int, int], _Way | None]] = [((0, 0), None)]
+    stack: list[tuple[tuple[int, int], _Path | None]] = [((0, 0), None)]
     while stack:
         place, way = stack.pop()
         if place == end:
@@ -314,7 +314,7 @@ def witness(one: Pattern, other: Pattern) -> Levels | None:
             continue
         seen.add(place)
         for following, level in reversed(_steps(one.tokens, other.tokens, place)):
-            stack.append((following, _Way(level, way)))
+            stack.append((following, _Path(level, way)))
     return None
 
 
@@ -328,11 +328,11 @@ def _apart(one: Tokens, other: Tokens) -> bool:
     return False
 
 
-class _Way(NamedTuple):
+class _Path(NamedTuple):
     """The levels up to a place, the last one first; None: a rest that takes nothing more."""
 
     level: str | None
-    before: _Way | None
+    before: _Path | None
 
 
 def _steps(one: Tokens, other: Tokens, place: tuple[int, int]) -> list[tuple[tuple[int, int], str | None]]:

@@ -16,10 +16,10 @@ from typing import Final, NamedTuple, Protocol, TypeVar
 
 from gateway.errors import MappingError
 from gateway.mapping.conditions import Condition
-from gateway.mapping.crossings import Crossing, Route, Target
-from gateway.mapping.identifying import IdentifyingCrossing
+from gateway.mapping.identifying import IdentifyingRoute
 from gateway.mapping.loading import Mapping, Place
 from gateway.mapping.patterns import Kind, Pattern, Token, covers, parse_tokens
+from gateway.mapping.routes import ResolvedRoute, Route, Target
 from gateway.mapping.schema import From, HeaderValue, RouteRule, Words
 from gateway.mapping.templates import Template, Text, Vocabulary, typed_value, vocabulary
 from gateway.model.address import Address
@@ -119,12 +119,12 @@ class Router:
         for route in self.routes:
             route.reverses = tuple(self._reverses(route.source, route.target_endpoint))
 
-    def crossings(self, endpoint: str, address: Address, queue: str = "") -> tuple[Crossing, ...]:
+    def resolve(self, endpoint: str, address: Address, queue: str = "") -> tuple[ResolvedRoute, ...]:
         """What happens to messages that `endpoint` brings in for `address`, in the order of the files.
 
         `queue` is the queue that a link consumed them from, if a route named it; see Pattern.match.
         """
-        found: list[Crossing] = []
+        found: list[ResolvedRoute] = []
         levels = DIALECTS[address.protocol].levels(address.name)
         start = levels[0] if levels else None
         for route in self._by_source.get(endpoint, ()):
@@ -133,11 +133,11 @@ class Router:
                 continue
             captures = route.pattern.match(address, queue)
             if captures is not None:
-                crossing = route.crossing(address, captures, queue, self.hops_max)
-                if crossing is not None and route.rule.message_id == "add":
-                    crossing = IdentifyingCrossing(crossing, self._ids)
-                if crossing is not None:
-                    found.append(crossing)
+                resolved = route.resolve(address, captures, queue, self.hops_max)
+                if resolved is not None and route.rule.message_id == "add":
+                    resolved = IdentifyingRoute(resolved, self._ids)
+                if resolved is not None:
+                    found.append(resolved)
         return tuple(found)
 
     def reply_address(self, origin: str, target: str, text: str) -> str | None:
@@ -336,24 +336,24 @@ def _check_words(words: Words, endpoints: Map[str, str]) -> None:
 
 
 def _pattern(source: From) -> Pattern:
-    dialect, said = source.dialect, source.given()
-    queue = said.get(dialect.queue_word or "")
+    dialect, stated = source.dialect, source.given()
+    queue = stated.get(dialect.queue_word or "")
     if queue is not None:
         return Pattern(dialect, _EVERY_NAME, queue=queue)
-    text = said.get(dialect.pattern_word)
+    text = stated.get(dialect.pattern_word)
     tokens = _EVERY_NAME if text is None else parse_tokens(dialect, text)
-    return Pattern(dialect, tokens, said.get(dialect.scope_word or "") or dialect.scope_default)
+    return Pattern(dialect, tokens, stated.get(dialect.scope_word or "") or dialect.scope_default)
 
 
-def _target(dialect: Dialect, said: Map[str, str], words: Vocabulary, located: Located) -> Target:
+def _target(dialect: Dialect, stated: Map[str, str], words: Vocabulary, located: Located) -> Target:
     """The templates of an address. A scope is one of them where any text is one."""
     word = dialect.name_word
-    if dialect.queue_word is not None and dialect.queue_word in said:
+    if dialect.queue_word is not None and dialect.queue_word in stated:
         word = dialect.queue_word
-    text = said.get(word, "")
+    text = stated.get(word, "")
     name = located(("to", word), lambda: Template(text, dialect, words))
     place = dialect.scope_word or ""
-    scope = said.get(place)
+    scope = stated.get(place)
     if dialect.scopes or scope is None:
         return Target(dialect, name, None, scope or dialect.scope_default)
     build = partial(Template, scope, dialect, words)

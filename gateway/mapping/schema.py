@@ -108,11 +108,11 @@ def _fields(meaning: Callable[[Word], str | None]) -> dict[str, Any]:
     """The words of all dialects as fields of a model; `meaning` says what each means there, if anything."""
     found: dict[str, Any] = {}
     for name, word in ((name, word) for one in DIALECTS.values() for name, word in one.words.items()):
-        said = meaning(word)
-        if said is not None:
+        stated = meaning(word)
+        if stated is not None:
             kind: Any = Literal[word.choices] if word.choices else str
             least = None if word.choices or word.empty else 1
-            found[name] = (kind | None, Field(None, description=said, min_length=least))
+            found[name] = (kind | None, Field(None, description=stated, min_length=least))
     return found
 
 
@@ -243,9 +243,9 @@ class RouteRule(Strict):
 
     @model_validator(mode="after")
     def _outbox_words(self) -> RouteRule:
-        said = [word for word in ("outbox", "attempts_max") if word in self.model_fields_set]
-        if said and self.settle != "stored":
-            raise ValueError(f"{said[0]} is for settle: stored; without it there is no outbox")
+        stated = [word for word in ("outbox", "attempts_max") if word in self.model_fields_set]
+        if stated and self.settle != "stored":
+            raise ValueError(f"{stated[0]} is for settle: stored; without it there is no outbox")
         return self
 
 

@@ -1,10 +1,10 @@
 """The messages of one wake-up, moving together with their settlement.
 
 A source opens a Batch and adds, for each message, a *receipt* (whatever it needs to answer the message) and
-the lanes that must take it (a lane is a sink, and the route that leads there). `send` hands every lane's sink
-its Part. A sink settles each message of its part once, at
-once or later, alone or in ranges; when the last lane of a message has settled, the source gets the receipt
-back with the worst outcome. Slots are positions in the batch; a part's `messages` and `slots` are parallel.
+the recipients that must take it (a recipient is a sink, and the route that leads there). `send` hands every
+recipient's sink its SubBatch. A sink settles each message of its part once, at once or later, alone or in
+ranges; when the last recipient of a message has settled, the source gets the receipt back with the worst
+outcome. Slots are positions in the batch; a part's `messages` and `slots` are parallel.
 """
 
 from __future__ import annotations
@@ -34,22 +34,22 @@ class Source(Protocol):
 class Sink(Protocol):
     """What a message can end in: a queue, a subscription, a link."""
 
-    def publish(self, part: Part) -> None:
+    def publish(self, part: SubBatch) -> None:
         """Take the messages. Never blocks, never awaits, never raises for what a message holds."""
 
 
 class Recorder(Protocol):
     """Who notes what became of messages."""
 
-    def record(self, part: Part, messages: list[Message], slots: list[int], outcome: Outcome) -> None:
+    def record(self, part: SubBatch, messages: list[Message], slots: list[int], outcome: Outcome) -> None:
         """`messages` of `part`, which stand in `slots` of its batch, were settled. Never raises."""
 
 
-class Lane:
+class Recipient:
     """One way out: a sink, and whoever counts what becomes of the messages that take it.
 
-    A lane is made once for its sink and route; batches group by it. `recorder`, if there is one, hears of
-    every settlement. `stored_first`: what must survive a crash is delivered only when it is on disk.
+    A recipient is made once for its sink and route; batches group by it. `recorder`, if there is one, hears
+    of every settlement. `stored_first`: what must survive a crash is delivered only when it is on disk.
     """
 
     __slots__ = ("recorder", "sink")
@@ -67,7 +67,7 @@ class Lane:
     def sent(self, count: int) -> None:
         """`count` messages have been handed to the sink."""
 
-    def settle(self, part: Part, messages: list[Message], slots: list[int], outcome: Outcome) -> None:
+    def settle(self, part: SubBatch, messages: list[Message], slots: list[int], outcome: Outcome) -> None:
         """The sink has settled `messages` of `part`, which stand in `slots`: tell the batch, now or later."""
         if self.recorder is not None:
             self.recorder.record(part, messages, slots, outcome)
@@ -75,7 +75,7 @@ class Lane:
 
 
 class Batch:
-    """One wake-up's messages, joined over all their lanes."""
+    """One wake-up's messages, joined over all their recipients."""
 
     __slots__ = ("_open", "_parts", "_worst", "receipts", "received", "source")
 
@@ -84,32 +84,32 @@ class Batch:
         self.received = received
         self.receipts: list[Receipt] = []
         self._open: list[int] = []
-        self._parts: dict[Lane, Part] = {}
+        self._parts: dict[Recipient, SubBatch] = {}
         self._worst: dict[int, Outcome] = {}
 
     def __len__(self) -> int:
         return len(self.receipts)
 
-    def open(self, receipt: Receipt, lanes: int) -> int:
-        """Register a message that `lanes` lanes must settle; returns its slot."""
+    def open(self, receipt: Receipt, recipients: int) -> int:
+        """Register a message that `recipients` recipients must settle; returns its slot."""
         slot = len(self.receipts)
         self.receipts.append(receipt)
-        self._open.append(lanes)
+        self._open.append(recipients)
         return slot
 
-    def add(self, slot: int, lane: Lane, message: Message) -> None:
-        """Put `message` into the part of `lane`."""
-        part = self._parts.get(lane)
+    def add(self, slot: int, recipient: Recipient, message: Message) -> None:
+        """Put `message` into the part of `recipient`."""
+        part = self._parts.get(recipient)
         if part is None:
-            part = self._parts[lane] = Part(self, lane)
+            part = self._parts[recipient] = SubBatch(self, recipient)
         part.messages.append(message)
         part.slots.append(slot)
 
-    def add_only(self, receipt: Receipt, lane: Lane, message: Message) -> None:
-        """`open` and `add` in one, for the message that has a single lane."""
-        part = self._parts.get(lane)
+    def add_only(self, receipt: Receipt, recipient: Recipient, message: Message) -> None:
+        """`open` and `add` in one, for the message that has a single recipient."""
+        part = self._parts.get(recipient)
         if part is None:
-            part = self._parts[lane] = Part(self, lane)
+            part = self._parts[recipient] = SubBatch(self, recipient)
         part.messages.append(message)
         part.slots.append(len(self.receipts))
         self.receipts.append(receipt)
@@ -119,15 +119,15 @@ class Batch:
         """A batch for what the sink of a part of this one passes on; `source` hears what becomes of it."""
         return Batch(source, self.received)
 
-    def open_for(self, origin: int, receipt: Receipt, lanes: int) -> int:
+    def open_for(self, origin: int, receipt: Receipt, recipients: int) -> int:
         """`open`, of a message that stands in slot `origin` of the batch that this one goes onward from."""
-        return self.open(receipt, lanes)
+        return self.open(receipt, recipients)
 
-    def add_burst(self, receipts: list[Receipt], lane: Lane, messages: list[Message]) -> None:
+    def add_burst(self, receipts: list[Receipt], recipient: Recipient, messages: list[Message]) -> None:
         """`add_only` of several messages."""
-        part = self._parts.get(lane)
+        part = self._parts.get(recipient)
         if part is None:
-            part = self._parts[lane] = Part(self, lane)
+            part = self._parts[recipient] = SubBatch(self, recipient)
         begin = len(self.receipts)
         part.messages += messages
         part.slots += range(begin, begin + len(messages))
@@ -135,12 +135,12 @@ class Batch:
         self._open += [1] * len(messages)
 
     def send(self) -> None:
-        """Hand every sink its part, in the order in which the lanes were first named."""
+        """Hand every sink its part, in the order in which the recipients were first named."""
         parts, self._parts = self._parts, {}
-        for lane, part in parts.items():
-            lane.sent(len(part.messages))
+        for recipient, part in parts.items():
+            recipient.sent(len(part.messages))
             try:
-                lane.sink.publish(part)
+                recipient.sink.publish(part)
             except Exception as error:  # it costs what is still open of this part, and no other
                 contained("batch", error)
                 try:
@@ -149,7 +149,7 @@ class Batch:
                     contained("batch", another)
 
     def settle(self, slots: list[int], outcome: Outcome = ACCEPTED) -> None:
-        """One lane says what became of the messages in `slots`."""
+        """One recipient says what became of the messages in `slots`."""
         left = self._open
         if outcome is not ACCEPTED:
             worst = self._worst
@@ -161,7 +161,7 @@ class Batch:
             if not count:
                 done.append(slot)
             elif count < 0:
-                raise AssertionError(f"slot {slot} was settled more often than it has lanes")
+                raise AssertionError(f"slot {slot} was settled more often than it has recipients")
         if done:
             self._tell(done)
 
@@ -172,14 +172,14 @@ class Batch:
         self.source.settle([receipts[slot] for slot in done], refused or None, self.received)
 
 
-class Part:
-    """The messages of a batch that take one lane; its sink settles each of them exactly once."""
+class SubBatch:
+    """The messages of a batch that take one recipient; its sink settles each of them exactly once."""
 
-    __slots__ = ("_settled", "batch", "lane", "messages", "slots")
+    __slots__ = ("_settled", "batch", "messages", "recipient", "slots")
 
-    def __init__(self, batch: Batch, lane: Lane) -> None:
+    def __init__(self, batch: Batch, recipient: Recipient) -> None:
         self.batch = batch
-        self.lane = lane
+        self.recipient = recipient
         self.messages: list[Message] = []
         self.slots: list[int] = []
         self._settled: set[int] | None = None  # None: none yet. Positions, once settled one by one
@@ -194,7 +194,7 @@ class Part:
             self.settle_at(range(len(self.slots)), outcome)
             return
         self._settled = _EVERY
-        self.lane.settle(self, self.messages, self.slots, outcome)
+        self.recipient.settle(self, self.messages, self.slots, outcome)
 
     def settle_at(self, positions: Iterable[int], outcome: Outcome = ACCEPTED) -> None:
         """The messages at `positions` of this part have this outcome; one settled before is passed over."""
@@ -209,4 +209,4 @@ class Part:
         settled.update(chosen)
         messages = self.messages
         slots = self.slots
-        self.lane.settle(self, [messages[at] for at in chosen], [slots[at] for at in chosen], outcome)
+        self.recipient.settle(self, [messages[at] for at in chosen], [slots[at] for at in chosen], outcome)

@@ -173,12 +173,12 @@ class Dialect(ABC):
         words = {} if self.scope_word is None else {self.scope_word: address.scope}
         return words | {self.name_word: address.name}
 
-    def published(self, said: Mapping[str, str | None]) -> tuple[Address, str]:
+    def published(self, stated: Mapping[str, str | None]) -> tuple[Address, str]:
         """The address that a publisher says in these words, and the queue that it was consumed from instead,
         if both are named; "": it was not. Raises NameRefused."""
-        scope = said.get(self.scope_word) if self.scope_word else None
-        name = said.get(self.name_word)
-        queue = said.get(self.queue_word) if self.queue_word else None
+        scope = stated.get(self.scope_word) if self.scope_word else None
+        name = stated.get(self.name_word)
+        queue = stated.get(self.queue_word) if self.queue_word else None
         if queue is not None and scope is None and name is None:
             return self.address("", queue), ""
         return self.address(scope or self.scope_default, name or ""), queue or ""

@@ -20,15 +20,15 @@ def progress(spark: SparkSession, name: str, tell: Tell) -> Iterator[None]:
     tracker = spark.sparkContext.statusTracker()
 
     def watch() -> None:
-        said = ""
+        given = ""
         while not done.wait(INTERVAL_SECS):
             stages = [tracker.getStageInfo(stage) for stage in tracker.getActiveStageIds()]
             known = [stage for stage in stages if stage is not None]
             ready, tasks = sum(one.numCompletedTasks for one in known), sum(one.numTasks for one in known)
             line = f"{name}: {ready} of {tasks} tasks"
-            if tasks and line != said:
+            if tasks and line != given:
                 tell(line)
-                said = line
+                given = line
 
     thread = threading.Thread(target=watch, name="progress", daemon=True)
     thread.start()

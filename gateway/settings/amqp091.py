@@ -4,10 +4,10 @@ from __future__ import annotations
 
 from typing import Literal
 
-from gateway.settings.limits import Part
+from gateway.settings.limits import Section
 
 
-class AmqpOptions(Part):
+class AmqpOptions(Section):
     """The part of a listener that is about what AMQP 0-9-1 clients are told."""
 
     announce: Literal["rabbitmq", "gateway"] = "rabbitmq"

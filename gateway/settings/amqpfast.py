@@ -7,14 +7,14 @@ from typing import Annotated, Any, Final, Literal, Self
 
 from pydantic import BeforeValidator, Field, Strict, StringConstraints, model_validator
 
-from gateway.settings.limits import Part
+from gateway.settings.limits import Section
 
 NAME: Final = r"^[^/#&\x00-\x20\x7f]+$"  # 3.5.2.3
 Destination = Annotated[str, StringConstraints(max_length=255, pattern=NAME)]
 Destinations = Annotated[tuple[Destination, ...], Strict(False)]
 
 
-class Peer(Part):
+class Peer(Section):
     """A service of the gateway itself, which answers what is sent to it."""
 
     kind: Literal["echo", "tcp"] = "tcp"
@@ -26,20 +26,20 @@ class Peer(Part):
 
     @model_validator(mode="after")
     def _address(self) -> Self:
-        said = bool(self.host), bool(self.port)
-        if said != ((True, True) if self.kind == "tcp" else (False, False)):
+        stated = bool(self.host), bool(self.port)
+        if stated != ((True, True) if self.kind == "tcp" else (False, False)):
             raise ValueError("a peer of kind tcp has a host and a port, and no other has")
         return self
 
 
-class OutOfBand(Part):
+class OutOfBand(Section):
     """Bodies as files in a folder that this gateway shares with its clients, as a sidecar may."""
 
     folder: Annotated[Path, Strict(False)]
     """Clients name it as `file:` and its path in CHANNEL OPEN, each a folder of its own in it."""
 
 
-class DestinationNames(Part):
+class DestinationNames(Section):
     """Destinations that are there from the start, and after every restart."""
 
     queues: Destinations = ()
@@ -48,7 +48,7 @@ class DestinationNames(Part):
     """Names of topics."""
 
 
-class FastVirtualHost(Part):
+class FastVirtualHost(Section):
     """A virtual host of AMQP/Fast. Listeners that name the same one share it, and must agree on it."""
 
     destinations: DestinationNames = DestinationNames()
@@ -71,7 +71,7 @@ def _by_name(given: Any) -> Any:
     return {name: {} for name in given} if isinstance(given, list | tuple) else given
 
 
-class FastOptions(Part):
+class FastOptions(Section):
     """What is AMQP/Fast's own in a listener."""
 
     virtual_hosts: Annotated[dict[str, FastVirtualHost], BeforeValidator(_by_name)] = Field(

@@ -18,7 +18,7 @@ from gateway.protocols.mqtt.dialect import MQTT
 from gateway.settings.amqp091 import AmqpOptions
 from gateway.settings.amqpfast import FastOptions, FastVirtualHost
 from gateway.settings.front import FrontOptions
-from gateway.settings.limits import Limits, Part
+from gateway.settings.limits import Limits, Section
 from gateway.settings.mqtt import MqttOptions
 
 if TYPE_CHECKING:
@@ -49,7 +49,7 @@ def secret_from(path: Path) -> str:
         raise ConfigurationError(f"{path}: this secret cannot be read: {why}") from error
 
 
-class ListenerTls(Part):
+class ListenerTls(Section):
     """TLS of a listener. Files are PEM and are read again when they change."""
 
     cert_file: FilePath
@@ -60,7 +60,7 @@ class ListenerTls(Part):
     """Clients must show a certificate that one of these authorities signed; absent: none is asked for."""
 
 
-class LinkTls(Part):
+class LinkTls(Section):
     """TLS of a link; it takes part when the URL's scheme ends in `s`. Files are PEM."""
 
     ca_file: FilePath | None = None
@@ -128,7 +128,7 @@ class Listener(FrontOptions, FastOptions, AmqpOptions, MqttOptions):
                     raise ValueError(f"{name} is for protocol {owner.name} only")
         for name, field in FastOptions.model_fields.items():
             if name == "virtual_hosts" and dialect is AMQP091:
-                if any(said != FastVirtualHost() for said in self.virtual_hosts.values()):
+                if any(stated != FastVirtualHost() for stated in self.virtual_hosts.values()):
                     raise ValueError(f"virtual_hosts of protocol {AMQP091.name} is a list of names")
             elif dialect is not AMQPFAST and getattr(self, name) != field.default:
                 raise ValueError(f"{name} is for protocol {AMQPFAST.name} only")
@@ -224,7 +224,7 @@ def masked_url(url: str) -> str:
     return urlunsplit(SplitResult(parts.scheme, netloc, parts.path, query, parts.fragment))
 
 
-class Outbox(Part):
+class Outbox(Section):
     """How much may wait for a link in the outbox of each of its routes with `settle: stored`.
 
     A route may say otherwise by the same names.
@@ -240,7 +240,7 @@ class Outbox(Part):
     """At a limit: refuse new messages, drop the oldest, or make them dead letters."""
 
 
-class Link(Part):
+class Link(Section):
     """Our client connection to one remote broker, which may have several addresses."""
 
     url: str | None = None
@@ -313,8 +313,8 @@ class Link(Part):
             raise ValueError(f"the gateway has no links to {dialect.title} brokers, only listeners")
         if len({(target.host, target.port) for target in targets}) < len(targets):
             raise ValueError("the urls name the same host and port twice")
-        said = any(target.password for target in targets)
-        if said + (self.password is not None) + (self.password_file is not None) > 1:
+        stated = any(target.password for target in targets)
+        if stated + (self.password is not None) + (self.password_file is not None) > 1:
             raise ValueError("say the password once: in the url, as password, or in password_file")
         for name in ("single_active_consumer", "consumer_priority"):
             if targets[0].protocol != AMQP091.name and getattr(self, name):

@@ -7,7 +7,7 @@ from typing import Annotated, Final, Literal
 
 from pydantic import AfterValidator, BeforeValidator, Field, Strict
 
-from gateway.settings.limits import Part
+from gateway.settings.limits import Section
 
 # Loopback, private and link-local: where a balancer usually stands.
 NEIGHBOURS: Final = (
@@ -38,7 +38,7 @@ ProxyProtocol = Annotated[
 ]
 
 
-class FrontOptions(Part):
+class FrontOptions(Section):
     """The part of a listener that is about the way to its protocol."""
 
     websocket_path: str | None = Field(None, pattern=r"^/[!-~]*$")

@@ -5,10 +5,10 @@ from __future__ import annotations
 from pydantic import Field
 
 from gateway.settings.endpoints import FilePath
-from gateway.settings.limits import Part
+from gateway.settings.limits import Section
 
 
-class Journal(Part):
+class Journal(Section):
     """A record of what crossed, which `gateway journal` and the pipeline read."""
 
     enabled: bool = False

@@ -10,13 +10,13 @@ from typing import Literal
 from pydantic import BaseModel, ConfigDict, Field
 
 
-class Part(BaseModel):
+class Section(BaseModel):
     """A part of the configuration: strict in its types, not changed once read, without unknown keys."""
 
     model_config = ConfigDict(strict=True, frozen=True, extra="forbid", use_attribute_docstrings=True)
 
 
-class Limits(Part):
+class Limits(Section):
     """How much of everything. Sizes are octets, times are seconds.
 
     What is held of messages counts with their bodies, their properties and 256 octets for each, which is what
@@ -27,7 +27,7 @@ class Limits(Part):
     """Memory of the process; above it publishers are not read until consumers have made room. 0: six tenths
     of what its control group or the machine has. A third above it, what cannot be stopped is refused."""
     memory_per_user_share: float = Field(0.25, gt=0, le=1)
-    """Part of `memory_bytes_max` that messages in one user's queues, subscriptions and sessions, and those
+    """Section of `memory_bytes_max` that messages in one user's queues, subscriptions and sessions, and those
     that its AMQP clients have not acknowledged, may take when three quarters of it are used: so that one user
     alone does not bring it to where everybody waits."""
     memory_per_address_share: float = Field(0.25, gt=0, le=1)

@@ -4,10 +4,10 @@ from __future__ import annotations
 
 from pydantic import Field
 
-from gateway.settings.limits import Part
+from gateway.settings.limits import Section
 
 
-class Logins(Part):
+class Logins(Section):
     """What guessing costs, the same in all protocols. Clients on this machine are not counted."""
 
     failures_max: int = Field(10, ge=0)

@@ -6,10 +6,10 @@ from typing import Literal
 
 from pydantic import Field, field_validator
 
-from gateway.settings.limits import Part
+from gateway.settings.limits import Section
 
 
-class MqttOptions(Part):
+class MqttOptions(Section):
     """The part of a listener that is about what MQTT clients may ask for, and are told."""
 
     qos_max: Literal[0, 1, 2] = 2

@@ -33,12 +33,12 @@ class FileSource(InitSettingsSource):
     def __init__(self, document: Document, replica: str) -> None:
         """Raises ConfigurationError for a document that is no table of keys."""
         self.document = document
-        said = {} if document.content is None else document.content
-        if not isinstance(said, dict):
+        stated = {} if document.content is None else document.content
+        if not isinstance(stated, dict):
             reason = "a configuration is a table of keys, such as `listeners:`"
             raise ConfigurationError(reason, file=document.file, line=1, column=1)
         # A key without a value (`links:` with everything below it commented out) stands for its default.
-        tree = {str(key): value for key, value in said.items() if value is not None}
+        tree = {str(key): value for key, value in stated.items() if value is not None}
         super().__init__(Settings, {"replica": replica, "listeners": DEFAULT_LISTENERS} | tree)
 
 

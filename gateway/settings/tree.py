@@ -17,7 +17,7 @@ from gateway.protocols.amqpfast.dialect import AMQPFAST
 from gateway.settings.amqpfast import FastVirtualHost
 from gateway.settings.endpoints import Admission, FilePath, Link, Listener, Port, check_shares, secret_from
 from gateway.settings.journal import Journal
-from gateway.settings.limits import Limits, Part
+from gateway.settings.limits import Limits, Section
 from gateway.settings.logins import Logins
 
 ENDPOINT_NAME: Final = re.compile(r"[A-Za-z][A-Za-z0-9_.-]{0,62}")
@@ -31,7 +31,7 @@ def shipped_mappings() -> Path:
     return installed if installed.is_dir() else PACKAGE.parent / "mappings"
 
 
-class Store(Part):
+class Store(Section):
     """What survives a crash."""
 
     enabled: bool = True
@@ -42,7 +42,7 @@ class Store(Part):
     """How often a disk that took no more is tried again."""
 
 
-class Http(Part):
+class Http(Section):
     """Health, metrics, and the live page."""
 
     enabled: bool = True
@@ -71,7 +71,7 @@ class Http(Part):
     """Octets of the body of a request: forty thousand ids of dead letters. More: 413."""
 
 
-class Forward(Part):
+class Forward(Section):
     """An address for copies of dead letters, in its endpoint's protocol's words."""
 
     endpoint: str
@@ -97,30 +97,30 @@ class Forward(Part):
             raise ValueError("topic has wildcards; a message is published to one topic")
         return self
 
-    def _said(self) -> dict[str, str]:
+    def _stated(self) -> dict[str, str]:
         return {word: text for word in DIALECT_OF_WORD if (text := getattr(self, word, None)) is not None}
 
     @property
     def dialect(self) -> Dialect:
         """That of the protocol that the words belong to."""
-        return DIALECT_OF_WORD[next(iter(self._said()))]
+        return DIALECT_OF_WORD[next(iter(self._stated()))]
 
     def address(self) -> Address:
         """The address. Raises ValueError for one that is too long."""
         try:
-            return self.dialect.published(self._said())[0]
+            return self.dialect.published(self._stated())[0]
         except NameRefused as error:
             raise ValueError(str(error)) from error
 
 
-class DeadLetters(Part):
+class DeadLetters(Section):
     """What no route, limit or target would take."""
 
     forward: Forward | None = None
     """Where a copy of each goes."""
 
 
-class User(Part):
+class User(Section):
     """Someone who may connect. `gateway passwd` makes the hash, and the keys of SCRAM with `--scram`."""
 
     password_hash: SecretStr | None = None
@@ -139,11 +139,11 @@ class User(Part):
 
     @model_validator(mode="after")
     def _one_of_each(self) -> Self:
-        said = [
+        stated = [
             (self.password_hash is not None) + (self.password_hash_file is not None),
             (self.scram is not None) + (self.scram_file is not None),
         ]
-        if max(said) > 1 or not any(said):
+        if max(stated) > 1 or not any(stated):
             raise ValueError("say one of password_hash and password_hash_file, one of scram and scram_file")
         return self
 
@@ -162,7 +162,7 @@ def _secret(given: SecretStr | None, file: Path | None) -> str:
     return "" if file is None else secret_from(file).strip()
 
 
-class Log(Part):
+class Log(Section):
     """What is logged, and how it looks."""
 
     level: Literal["debug", "info", "warning", "error"] = "info"
@@ -255,10 +255,10 @@ class Settings(BaseSettings):
 
     @model_validator(mode="after")
     def _virtual_hosts(self) -> Self:
-        said: dict[str, tuple[str, FastVirtualHost]] = {}
+        stated: dict[str, tuple[str, FastVirtualHost]] = {}
         for name, one in self.listeners.items():
             for host, given in one.virtual_hosts.items() if one.protocol == AMQPFAST.name else ():
-                other, same = said.setdefault(host, (name, given))
+                other, same = stated.setdefault(host, (name, given))
                 if same != given:
                     raise ValueError(
                         f"{other} and {name} share virtual host {host!r} and say different things"

@@ -50,27 +50,27 @@ def encode_properties(properties: Properties) -> bytes:
     """`properties` as JSON in ASCII; empty when nothing is said."""
     if properties == NOTHING:
         return b""
-    said: dict[str, Any] = {}
+    given: dict[str, Any] = {}
     for name in TEXTS:
         value = getattr(properties, name)
         if value is not None:
-            said[name] = value
+            given[name] = value
     if properties.correlation is not None:
-        said["correlation"] = b64encode(properties.correlation).decode()
+        given["correlation"] = b64encode(properties.correlation).decode()
     if properties.headers:
-        said["headers"] = _written(properties.headers)
-    return json.dumps(said, separators=(",", ":")).encode()
+        given["headers"] = _written(properties.headers)
+    return json.dumps(given, separators=(",", ":")).encode()
 
 
 def decode_properties(octets: bytes) -> Properties:
     """The properties that `encode_properties` wrote. Raises ValueError, KeyError or TypeError for others."""
     if not octets:
         return NOTHING
-    said = json.loads(octets)
-    headers = _read(said.pop("headers", ()))
-    correlation = said.pop("correlation", None)
+    given = json.loads(octets)
+    headers = _read(given.pop("headers", ()))
+    correlation = given.pop("correlation", None)
     return Properties(
-        **said, correlation=None if correlation is None else b64decode(correlation), headers=headers
+        **given, correlation=None if correlation is None else b64decode(correlation), headers=headers
     )
 
 

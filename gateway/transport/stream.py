@@ -28,7 +28,7 @@ STRIKES_MAX: Final = 8
 BACKLOG_OCTETS_MAX: Final = 64 * 1024 * 1024
 
 
-class Peer(Protocol):
+class StreamOwner(Protocol):
     """What a stream feeds: one protocol connection."""
 
     def receive(self, data: bytes, now: float) -> None:
@@ -198,7 +198,7 @@ class Stream:
         self.layer_ended: Callable[[Stream, Ending], None] | None = None  # told when a layer ends the stream
         self.backlog_max = backlog_max
         self.remote = remote
-        self.peer: Peer | None = None
+        self.peer: StreamOwner | None = None
         self.reading = True
         self.read_octets = READ_OCTETS  # at a time; the peer object asks for more while something large comes
         self.unread = False  # what was read last has not been dealt with to its end

@@ -31,7 +31,7 @@ REFUSED = Outcome(Verdict.REJECTED, Reason.TARGET_REFUSED, "no")
 async def serving(
     bench: Bench, *, token_file: Path | None = None, redrive_secs: float = 5.0, read_secs: float = 5.0
 ) -> AsyncIterator[httpx.AsyncClient]:
-    redriving = Redriving(bench.switch, bench.letters)
+    redriving = Redriving(bench.dispatcher, bench.letters)
     admission = Admission(token_file)
     api = LettersApi(
         bench.letters, redriving, lambda: None, admission, redrive_secs=redrive_secs, read_secs=read_secs

@@ -11,7 +11,7 @@ from gateway.broker.mqtt.session import Row, Session, SessionLimits
 from gateway.broker.mqtt.subscription import SubscriptionOptions
 from gateway.broker.queue import Queue
 from gateway.errors import RemoteProtocolError
-from gateway.model.batch import Batch, Lane, Sink
+from gateway.model.batch import Batch, Recipient, Sink
 from gateway.model.message import NEVER, Message, Sender
 from gateway.model.outcome import ACCEPTED, Outcome
 from gateway.model.properties import NO_PROPERTIES, Properties, PropertySet
@@ -79,14 +79,14 @@ def newest(letters: DeadLetters, count: int = 99, route: str | None = None) -> l
 
 
 def publish(
-    sink: Sink, messages: list[Message], source: Answers | None = None, lane: Lane | None = None
+    sink: Sink, messages: list[Message], source: Answers | None = None, recipient: Recipient | None = None
 ) -> Answers:
     """Send the messages to one sink as a batch; their receipts are their positions."""
     answers = source or Answers()
     batch = Batch(answers, 0.0)
-    lane = lane or Lane(sink)
+    recipient = recipient or Recipient(sink)
     for receipt, message in enumerate(messages):
-        batch.add_only(receipt, lane, message)
+        batch.add_only(receipt, recipient, message)
     batch.send()
     return answers
 

@@ -11,11 +11,11 @@ import pytest
 from gateway.broker.dead_letters import DeadLetters, Letter
 from gateway.broker.dead_letters.forwarding import Forwarding
 from gateway.broker.dead_letters.redriving import Redriving
-from gateway.broker.journaling import Journaling, RecordingSwitch
-from gateway.broker.switch import Switch
+from gateway.broker.dispatcher import Dispatcher
+from gateway.broker.journaling import Journaling, RecordingDispatcher
 from gateway.mapping import parse
 from gateway.mapping.router import Router
-from gateway.model.batch import Part
+from gateway.model.batch import SubBatch
 from gateway.model.message import MESSAGE_OCTETS, Message, Sender
 from gateway.model.outcome import ACCEPTED, Outcome, Reason, Verdict
 from gateway.model.properties import Properties, property_set, string
@@ -156,7 +156,7 @@ class Shelf:
 
     def __init__(self, outcome: Outcome | None = ACCEPTED) -> None:
         self.outcome = outcome
-        self.parts: list[Part] = []
+        self.parts: list[SubBatch] = []
         self.there = True
 
     def sinks(self, address: object) -> tuple[Shelf, ...]:
@@ -169,7 +169,7 @@ class Shelf:
     def retained(self) -> None:
         """Nothing is."""
 
-    def publish(self, part: Part) -> None:
+    def publish(self, part: SubBatch) -> None:
         self.parts.append(part)
         if self.outcome is not None:
             part.settle(self.outcome)
@@ -269,20 +269,20 @@ class Bench:
         self.devices.there = False
         self.letters = DeadLetters()
         router = Router([parse(text, "t.yaml")], {"mqtt": "mqtt", "erp": "amqp091"})
-        self.switch = Switch(router, self.letters)
+        self.dispatcher = Dispatcher(router, self.letters)
         if journal is not None:
             noting = Journaling(journal, router, all_=True)
-            self.switch = RecordingSwitch(router, self.letters, journaling=noting)
-        self.switch.links = {"erp"}
-        self.switch.namespaces = {"mqtt": self.devices, "erp": self.erp}
-        self.redriving = Redriving(self.switch, self.letters)
+            self.dispatcher = RecordingDispatcher(router, self.letters, journaling=noting)
+        self.dispatcher.links = {"erp"}
+        self.dispatcher.namespaces = {"mqtt": self.devices, "erp": self.erp}
+        self.redriving = Redriving(self.dispatcher, self.letters)
         self.told: dict[str, Outcome] = {}
 
     def publish(self, message: Message) -> Answers:
         source = Answers()
-        batch = self.switch.batch(source, 0.0)
-        entry = self.switch.entry("mqtt", self.devices, message.address)
-        assert self.switch.publish(batch, entry, message, 0)
+        batch = self.dispatcher.batch(source, 0.0)
+        entry = self.dispatcher.entry("mqtt", self.devices, message.address)
+        assert self.dispatcher.publish(batch, entry, message, 0)
         batch.send()
         return source
 
@@ -379,7 +379,7 @@ def test_a_letter_that_can_go_nowhere_stays(message: Message, route: str, crosse
 def test_a_letter_whose_endpoint_has_gone_stays() -> None:
     bench = Bench()
     bench.letters.add([amqp(b"x", "1", "e")], "up", LOST, crossed=True)
-    del bench.switch.namespaces["erp"]
+    del bench.dispatcher.namespaces["erp"]
     bench.redrive()
     ((_, outcome),) = bench.told.items()
     assert "'erp' is not here" in outcome.text

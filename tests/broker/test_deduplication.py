@@ -10,10 +10,10 @@ import pytest
 
 from gateway.broker.dead_letters import DeadLetters
 from gateway.broker.deduplication import Deduplication
-from gateway.broker.switch import Switch
+from gateway.broker.dispatcher import Dispatcher
 from gateway.mapping import parse
 from gateway.mapping.router import Router
-from gateway.model.batch import Batch, Part
+from gateway.model.batch import Batch, SubBatch
 from gateway.model.message import Message
 from gateway.model.outcome import ACCEPTED, Outcome, Reason, Verdict
 from gateway.model.properties import NO_PROPERTIES, Properties, PropertySet, property_set
@@ -40,7 +40,7 @@ class Target:
     """A namespace with as many sinks as it is told, which are all this one."""
 
     def __init__(self, sinks: int = 1) -> None:
-        self.parts: list[Part] = []
+        self.parts: list[SubBatch] = []
         self.at_once: Outcome | None = None
         self.others = [Target(0) for _ in range(sinks - 1)] if sinks else []
         self.count = sinks
@@ -55,7 +55,7 @@ class Target:
     def retained(self) -> None:
         """Nothing is."""
 
-    def publish(self, part: Part) -> None:
+    def publish(self, part: SubBatch) -> None:
         self.parts.append(part)
         if self.at_once is not None:
             part.settle(self.at_once)
@@ -95,9 +95,9 @@ class Bench:
     def _make(self, store: Store | None) -> None:
         self.ids = Deduplication(store, lambda: self.utc)
         self.letters = DeadLetters()
-        self.switch = Switch(self.router, self.letters, self.ids)
-        self.switch.links = {"erp"}
-        self.switch.namespaces = {"mqtt": Target(0), "erp": self.target, "here": self.target}
+        self.dispatcher = Dispatcher(self.router, self.letters, self.ids)
+        self.dispatcher.links = {"erp"}
+        self.dispatcher.namespaces = {"mqtt": Target(0), "erp": self.target, "here": self.target}
 
     def restart(self) -> None:
         assert self.one is not None
@@ -112,8 +112,8 @@ class Bench:
         for id, body in rows:
             said = sets or (NO_PROPERTIES if id is None else property_set(Properties(message_id=id)))
             message = mqtt("a", body, properties=said)
-            entry = self.switch.entry("mqtt", self.switch.namespaces["mqtt"], message.address)
-            assert self.switch.publish(batch, entry, message, body)
+            entry = self.dispatcher.entry("mqtt", self.dispatcher.namespaces["mqtt"], message.address)
+            assert self.dispatcher.publish(batch, entry, message, body)
         batch.send()
         return source
 
@@ -123,7 +123,7 @@ class Bench:
 
     @property
     def repeats(self) -> int:
-        (route,) = self.switch.router.routes
+        (route,) = self.dispatcher.router.routes
         return route.duplicates
 
 
@@ -141,7 +141,7 @@ def test_a_repeat_is_accepted_and_goes_no_further() -> None:
     assert bench.target.bodies == [b"third"]
     assert again.told == [(b"again", ACCEPTED)]
     assert bench.repeats == 1
-    (route,) = bench.switch.router.routes
+    (route,) = bench.dispatcher.router.routes
     assert (route.matched, route.delivered, route.in_flight) == (4, 2, 1)
 
 
@@ -238,7 +238,7 @@ def test_a_mandatory_route_without_a_queue_refuses(more: str, outcome: Reason, l
     source = bench.publish(("1", b"1"))
     assert [one.reason for one in source.outcomes] == [outcome]
     assert len(newest(bench.letters)) == letters
-    (route,) = bench.switch.router.routes
+    (route,) = bench.dispatcher.router.routes
     assert route.failed == 1
 
 
@@ -246,7 +246,7 @@ def test_ids_outlive_a_reload() -> None:
     bench = Bench()
     bench.target.at_once = ACCEPTED
     bench.publish(("1", b"1"))
-    bench.switch.use(mapping("window: 5m"))
+    bench.dispatcher.use(mapping("window: 5m"))
     bench.publish(("1", b"2"))
     assert bench.target.bodies == [b"1"]
 
@@ -357,7 +357,7 @@ class Stored(Target):
 
     bench: Bench
 
-    def publish(self, part: Part) -> None:
+    def publish(self, part: SubBatch) -> None:
         super().publish(part)
         assert self.bench.one is not None
         store = self.bench.one.store

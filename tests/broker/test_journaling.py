@@ -1,18 +1,18 @@
-"""What a batch remembers for the journal, and what its lanes tell."""
+"""What a batch remembers for the journal, and what its recipients tell."""
 
 from __future__ import annotations
 
 from typing import Any
 
-from gateway.broker.journaling import LaneRecorder, RecordedBatch
+from gateway.broker.journaling import RecipientRecorder, RecordedBatch
 from gateway.model.address import Address
-from gateway.model.batch import Lane
+from gateway.model.batch import Recipient
 from gateway.model.message import Message
 from gateway.model.outcome import ACCEPTED
-from gateway.store.journal.gathering import Facts
+from gateway.store.journal.gathering import RowLabels
 from tests.model.test_batch import Answers, Kept, message
 
-FACTS = Facts("r", "v", "e", "p")
+FACTS = RowLabels("r", "v", "e", "p")
 
 
 class Noted:
@@ -23,7 +23,7 @@ class Noted:
 
     def record(
         self,
-        facts: Facts,
+        labels: RowLabels,
         messages: list[Message],
         outcome: object,
         received: float,
@@ -31,22 +31,22 @@ class Noted:
         slots: list[int] | None = None,
         bursts: object = None,
     ) -> None:
-        assert (facts, outcome) == (FACTS, ACCEPTED)
+        assert (labels, outcome) == (FACTS, ACCEPTED)
         self.told.append((sources, slots))
 
 
 def test_a_message_is_known_by_its_slot_in_the_batch_that_came() -> None:
     """Also when another batch has passed it on, whose own slots are others."""
     noted, sink = Noted(), Kept()
-    lane = Lane(sink)
-    lane.recorder = LaneRecorder(noted, FACTS)  # type: ignore[arg-type]
+    recipient = Recipient(sink)
+    recipient.recorder = RecipientRecorder(noted, FACTS)  # type: ignore[arg-type]
     first = RecordedBatch(Answers(), 7.0)
     for receipt in range(12):
         first.open(receipt, 1)
         first.came(message(b"%d" % receipt))
     onward = first.onward(Answers())
     for origin in (4, 9, 11):
-        onward.add(onward.open_for(origin, None, 1), lane, message())
+        onward.add(onward.open_for(origin, None, 1), recipient, message())
     onward.send()
     sink.parts[-1].settle_at((0, 2))
     sink.parts[-1].accept()
@@ -56,11 +56,11 @@ def test_a_message_is_known_by_its_slot_in_the_batch_that_came() -> None:
 
 def test_a_whole_part_is_told_without_slots() -> None:
     noted, sink = Noted(), Kept()
-    lane = Lane(sink)
-    lane.recorder = LaneRecorder(noted, FACTS)  # type: ignore[arg-type]
+    recipient = Recipient(sink)
+    recipient.recorder = RecipientRecorder(noted, FACTS)  # type: ignore[arg-type]
     batch = RecordedBatch(Answers(), 7.0)
     for receipt in range(3):
-        batch.add_only(receipt, lane, message())
+        batch.add_only(receipt, recipient, message())
     batch.send()
     sink.parts[-1].accept()
     assert noted.told == [(None, None)]

@@ -8,12 +8,12 @@ from pathlib import Path
 
 import pytest
 
-from gateway.broker.kept import Kept
+from gateway.broker.dispatcher import RouteRecipient
 from gateway.broker.queue import Queue
-from gateway.broker.switch import RouteLane
+from gateway.broker.storage import QueueStorage
 from gateway.mapping import parse
 from gateway.mapping.router import Router
-from gateway.model.batch import Lane, Sink
+from gateway.model.batch import Recipient, Sink
 from gateway.model.outcome import ACCEPTED
 from gateway.protocols.mqtt.dialect import topic_address
 from gateway.store.store import Store
@@ -31,10 +31,10 @@ routes:
 """
 
 
-def lane(route: str, sink: Sink) -> Lane:
+def recipient(route: str, sink: Sink) -> Recipient:
     """That of a route to a sink."""
     router = Router([parse(MAPPING, "t.yaml")], {"mqtt": "mqtt", "erp": "amqp091"})
-    return RouteLane(sink, next(one for one in router.routes if one.name == route), None)
+    return RouteRecipient(sink, next(one for one in router.routes if one.name == route), None)
 
 
 @contextmanager
@@ -49,7 +49,7 @@ def target(kind: str, folder: Path, disk: Disk) -> Iterator[tuple[Opened, Sink, 
         if kind == "queue":
             queue, taker = Queue("q"), Taker()
             log = one.store.log("queue", "q")
-            Kept(queue, one.store, log, memory_messages_max=100, memory_octets_max=1 << 20)
+            QueueStorage(queue, one.store, log, memory_messages_max=100, memory_octets_max=1 << 20)
             queue.add(taker)
             yield one, queue, lambda: taker.bodies
         else:
@@ -61,10 +61,10 @@ def target(kind: str, folder: Path, disk: Disk) -> Iterator[tuple[Opened, Sink, 
 @pytest.mark.parametrize("kind", ["queue", "session"])
 def test_what_has_an_id_is_delivered_when_it_is_stored(kind: str, tmp_path: Path) -> None:
     with target(kind, tmp_path, Disk()) as (one, sink, delivered):
-        publish(sink, [mqtt(body=b"1")], lane=lane("plain", sink))
+        publish(sink, [mqtt(body=b"1")], recipient=recipient("plain", sink))
         assert delivered() == [b"1"]
-        publish(sink, [mqtt(body=b"2"), mqtt(body=b"3")], lane=lane("once", sink))
-        publish(sink, [mqtt(body=b"4")], lane=lane("plain", sink))
+        publish(sink, [mqtt(body=b"2"), mqtt(body=b"3")], recipient=recipient("once", sink))
+        publish(sink, [mqtt(body=b"4")], recipient=recipient("plain", sink))
         assert delivered() == [b"1"], "the others are in no commit yet"
         one.until(lambda: len(delivered()) == 4)
         assert delivered() == [b"1", b"2", b"3", b"4"]
@@ -77,11 +77,11 @@ def test_what_the_disk_does_not_take_is_never_delivered(kind: str, tmp_path: Pat
         assert one.commit() is ACCEPTED
         disk.fault = "disk is full"
         for number in range(2):
-            answers = publish(sink, [mqtt(body=b"%d" % number)], lane=lane("once", sink))
+            answers = publish(sink, [mqtt(body=b"%d" % number)], recipient=recipient("once", sink))
             one.until(lambda told=answers.told: told)  # type: ignore[misc]
             one.until_healthy(False)
         disk.fault = ""
         one.until_healthy(True)
-        publish(sink, [mqtt(body=b"2")], lane=lane("once", sink))
+        publish(sink, [mqtt(body=b"2")], recipient=recipient("once", sink))
         one.until(delivered)
         assert delivered() == [b"2"]

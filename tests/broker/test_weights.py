@@ -13,11 +13,11 @@ import pytest
 from gateway.broker.amqp091.arguments import queue_arguments
 from gateway.broker.amqp091.queue import AmqpQueue
 from gateway.broker.dead_letters import DeadLetters
-from gateway.broker.kept import Kept
 from gateway.broker.mqtt.retained import Retained
 from gateway.broker.mqtt.session import SessionLimits
 from gateway.broker.priorities import PriorityQueue
 from gateway.broker.queue import Queue
+from gateway.broker.storage import QueueStorage
 from gateway.model.message import MESSAGE_OCTETS, Message, bodies_of, weight_of
 from gateway.model.outcome import ACCEPTED, Outcome, Reason, Verdict
 from gateway.model.properties import Properties, PropertySet, Value, ValueType, property_set, string
@@ -174,8 +174,10 @@ def test_it_is_of_bodies_after_a_restart_too(tmp_path: Path) -> None:
         nonlocal queue
         given = (("x-max-length-bytes", integer(10_000)),)
         said = queue_arguments(given, "queue 'q'")
-        queue = AmqpQueue("q", Host(), durable=True, auto_delete=False, arguments=given, said=said)
-        Kept(queue, store, store.log("queue", "q"), memory_messages_max=100, memory_octets_max=1 << 20)
+        queue = AmqpQueue("q", Host(), durable=True, auto_delete=False, arguments=given, options=said)
+        QueueStorage(
+            queue, store, store.log("queue", "q"), memory_messages_max=100, memory_octets_max=1 << 20
+        )
 
     queue: AmqpQueue
     with Opened(tmp_path, before=keep) as one:
@@ -195,7 +197,7 @@ def test_a_queue_on_disk(tmp_path: Path) -> None:
     def keep(store: Store) -> None:
         nonlocal queue
         queue = Queue("q", durable=True)
-        Kept(queue, store, store.log("queue", "q"), memory_messages_max=2, memory_octets_max=1 << 20)
+        QueueStorage(queue, store, store.log("queue", "q"), memory_messages_max=2, memory_octets_max=1 << 20)
 
     queue: Queue
     with Opened(tmp_path, before=keep) as one:

@@ -148,7 +148,7 @@ ROWS: Final = {
     "amqp091": Row(amqp_consumer, AMQP),
     "amqp091 no-ack": Row(lambda gateway: amqp_consumer(gateway, no_ack=True), AMQP),
     "amqp091 one at a time": Row(lambda gateway: amqp_consumer(gateway, prefetch=1), AMQP),
-    "amqp091 get": Row(amqp_getter, "gateway.broker.amqp091.deaths.encode_properties"),
+    "amqp091 get": Row(amqp_getter, "gateway.broker.amqp091.dead_lettering.encode_properties"),
     "amqpfast": Row(fast_consumer, FAST),
     "amqpfast unreliable": Row(lambda gateway: fast_consumer(gateway, unreliable=True), FAST),
     "amqpfast from amqp091": Row(fast_consumer, FAST, amqp_publishes),

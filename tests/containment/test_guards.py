@@ -25,8 +25,8 @@ from gateway.ingress.amqpfast.connection import FastConnection
 from gateway.ingress.listener import Listener
 from gateway.ingress.mqtt.connection import MqttConnection
 from gateway.ingress.mqtt.ingress import MqttIngress
-from gateway.mapping.crossings import Crossing
 from gateway.mapping.router import Router
+from gateway.mapping.routes import ResolvedRoute
 from gateway.model.batch import Batch
 from gateway.model.message import Message
 from gateway.model.outcome import INTERNAL
@@ -204,7 +204,7 @@ def test_a_fault_of_a_route_costs_the_message_on_that_route(
     counted: Counter[str],
     error: Exception,
 ) -> None:
-    def faulty_crossings(self: Router, *others: Any) -> list[Crossing]:
+    def faulty_crossings(self: Router, *others: Any) -> list[ResolvedRoute]:
         found = list(real(self, *others))
         for one in list(found):
             if one.route.target_endpoint == "amqp091":
@@ -212,9 +212,9 @@ def test_a_fault_of_a_route_costs_the_message_on_that_route(
                 found[found.index(one)] = Odd(one, cross, error)
         return found
 
-    real = Router.crossings
-    monkeypatch.setattr(Router, "crossings", faulty_crossings)
-    gateway.ask(gateway.gateway.switch.changed)
+    real = Router.resolve
+    monkeypatch.setattr(Router, "resolve", faulty_crossings)
+    gateway.ask(gateway.gateway.dispatcher.changed)
     with Amqp(gateway).open() as program, connect(gateway, "other")[0] as other:
         program.call(m.QueueDeclare("q"), m.QueueDeclareOk)
         program.call(m.QueueBind("q", "amq.topic", "a.b"), m.QueueBindOk)
@@ -229,10 +229,10 @@ def test_a_fault_of_a_route_costs_the_message_on_that_route(
     assert counted == {"delivery": 1}
 
 
-class Odd(Crossing):
+class Odd(ResolvedRoute):
     """A crossing that fails for one message."""
 
-    def __init__(self, real: Crossing, cross: Callable[..., Any], error: Exception) -> None:
+    def __init__(self, real: ResolvedRoute, cross: Callable[..., Any], error: Exception) -> None:
         super().__init__(real.route, real.target)
         self.cross = poisoned(cross, error)  # type: ignore[method-assign]
 
@@ -248,12 +248,12 @@ def test_a_fault_of_a_namespace_costs_the_message(
         else:
             monkeypatch.setattr(VirtualHost, "sinks", lambda self, address: None)
             monkeypatch.setattr(VirtualHost, "choose", poisoned_choose)
-        gateway.ask(gateway.gateway.switch.changed)
+        gateway.ask(gateway.gateway.dispatcher.changed)
         client.call(m.ConfirmSelect(), m.ConfirmSelectOk)
         client.publish("", "q", POISON)
         gateway.until(lambda: counted["message"] == 1)
         monkeypatch.undo()
-        gateway.ask(gateway.gateway.switch.changed)
+        gateway.ask(gateway.gateway.dispatcher.changed)
         client.publish("", "q", b"after")
         client.call(m.BasicConsume("q", no_ack=True), m.BasicConsumeOk)
         assert client.delivered(1)[0][6] == b"after"
@@ -309,7 +309,7 @@ def test_a_fault_of_a_tick(
 def test_a_fault_of_the_backstop(
     monkeypatch: pytest.MonkeyPatch, gateway: Running, bystander: Mqtt, counted: Counter[str]
 ) -> None:
-    monkeypatch.setattr(gateway.gateway.backstop.deduplication, "utc", raises)
+    monkeypatch.setattr(gateway.gateway.core.deduplication, "utc", raises)
     gateway.until(lambda: counted["timer"] > 0)
 
 
@@ -332,10 +332,10 @@ def test_a_fault_of_an_alarm(gateway: Running, bystander: Mqtt, counted: Counter
 def test_a_fault_of_a_reload_leaves_the_old_mappings(
     monkeypatch: pytest.MonkeyPatch, gateway: Running, bystander: Mqtt, counted: Counter[str]
 ) -> None:
-    before = gateway.gateway.switch.router
+    before = gateway.gateway.dispatcher.router
     monkeypatch.setattr(Gateway, "_load_router", raises)
     assert gateway.ask(gateway.gateway.reload_mappings) is False
-    assert gateway.gateway.switch.router is before
+    assert gateway.gateway.dispatcher.router is before
     monkeypatch.undo()
     assert gateway.ask(gateway.gateway.reload_mappings) is True
     assert counted == {"reload": 1}
@@ -534,7 +534,7 @@ def test_a_fault_of_a_letter_of_a_queue(
     monkeypatch: pytest.MonkeyPatch, gateway: Running, bystander: Mqtt, counted: Counter[str]
 ) -> None:
     """One of several messages that a purge of the expired sends to the dead letter exchange."""
-    monkeypatch.setattr("gateway.broker.amqp091.deaths._with_death", raises)
+    monkeypatch.setattr("gateway.broker.amqp091.dead_lettering._with_death", raises)
     with Amqp(gateway).open() as client:
         arguments = (("x-dead-letter-exchange", string("amq.topic")),)
         client.call(m.QueueDeclare("q", arguments=arguments), m.QueueDeclareOk)

@@ -25,8 +25,8 @@ from gateway.broker.mqtt.echoes import (
     Ledger,
 )
 from gateway.egress.link import Link as RunningLink
-from gateway.egress.mqtt.conversation import MqttConversation
-from gateway.egress.mqtt.peer import MqttLinkPeer
+from gateway.egress.mqtt.connection import MqttLinkConnection
+from gateway.egress.mqtt.session import MqttLinkSession
 from gateway.model.message import Message, Sender
 from gateway.protocols.amqp091.sending import Publisher
 from gateway.protocols.amqpfast.sending import Producer
@@ -47,9 +47,9 @@ TARGETS: Final = {
     "amqpfast": 'service: topic, destination: "a.b"',
 }
 ENCODERS: Final = {
-    "mqtt": "gateway.egress.mqtt.outgoing.encode_properties",
-    "amqp091": "gateway.egress.amqp091.outgoing.encode_properties",
-    "amqpfast": "gateway.egress.amqpfast.outgoing.encode_properties",
+    "mqtt": "gateway.egress.mqtt.publisher.encode_properties",
+    "amqp091": "gateway.egress.amqp091.publisher.encode_properties",
+    "amqpfast": "gateway.egress.amqpfast.publisher.encode_properties",
 }
 
 
@@ -107,9 +107,7 @@ def heard(client: Mqtt, wanted: int) -> list[bytes]:
 
 def nothing_waits(near: Running) -> bool:
     link = near.gateway.links["far"]
-    return link.conversation.idle and not sum(
-        state.messages for state in near.gateway.backstop.outbox_states()
-    )
+    return link.session.idle and not sum(state.messages for state in near.gateway.core.outbox_states())
 
 
 @pytest.mark.parametrize("error", [*UNFORESEEN, *FORESEEN], ids=by_type)
@@ -142,7 +140,7 @@ def test_poison_on_a_link_is_a_dead_letter_and_the_rest_flows(
 
 
 SENDERS: Final[dict[str, tuple[type[Any], str]]] = {
-    "mqtt": (MqttLinkPeer, "send"),
+    "mqtt": (MqttLinkConnection, "send"),
     "amqp091": (Publisher, "publish_many"),
     "amqpfast": (Producer, "send_many"),
 }
@@ -200,7 +198,7 @@ def test_a_fault_of_a_link_costs_an_attempt(
 def test_a_fault_of_a_tick_or_a_handshake(
     monkeypatch: pytest.MonkeyPatch, tmp_path: Path, counted: Counter[str], what: str
 ) -> None:
-    kind: type[Any] = MqttLinkPeer if what == "peer" else MqttConversation
+    kind: type[Any] = MqttLinkConnection if what == "peer" else MqttLinkSession
     name = "connect" if what == "begin" else "tick"
     real = getattr(kind, name)
     armed = [True, True]
@@ -257,7 +255,7 @@ def test_a_circle_of_two_gateways_without_hops_ends(tmp_path: Path, counted: Cou
             return sum(gateway.gateway.links["other"].stats.messages_out for gateway in both)
 
         def refused() -> int:
-            return sum(route.failed for gateway in both for route in gateway.gateway.switch.router.routes)
+            return sum(route.failed for gateway in both for route in gateway.gateway.dispatcher.router.routes)
 
         one.until(lambda: all(gateway.gateway.links["other"].up for gateway in both))
         with connect(two, "c")[0] as listening, connect(one, "d")[0] as device:

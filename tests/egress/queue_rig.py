@@ -7,7 +7,7 @@ from typing import Any, Generic, Protocol, TypeVar, cast
 
 import trio
 
-from gateway.model.batch import Batch, Lane, Part, Sink
+from gateway.model.batch import Batch, Recipient, Sink, SubBatch
 from gateway.model.message import Message, Sender
 from gateway.model.outcome import ACCEPTED, Outcome
 from gateway.model.spooled import joined
@@ -83,13 +83,13 @@ class Settled:
     def hold(self, senders: set[Sender]) -> list[Callable[[], None]]:
         return []
 
-    def part(self, messages: Iterable[Message], sink: Sink) -> Part:
+    def part(self, messages: Iterable[Message], sink: Sink) -> SubBatch:
         """A part of messages whose receipts are their bodies."""
         batch = Batch(self, trio.current_time())
-        lane = Lane(sink)
-        part = Part(batch, lane)
+        recipient = Recipient(sink)
+        part = SubBatch(batch, recipient)
         for message in messages:
-            batch.add_only(message.body, lane, message)
+            batch.add_only(message.body, recipient, message)
             part.messages.append(message)
             part.slots.append(len(part.slots))
         return part
@@ -100,11 +100,11 @@ class QueueRig(Generic[ConversationT, PeerT, RemoteT]):
 
     def __init__(self, conversation: ConversationT, make_remote: Callable[[], RemoteT]) -> None:
         talking = cast(Any, conversation)
-        self.conversation = conversation
+        self.session = conversation
         self.link = talking.link = StubLink()
         self.stats = talking.stats
         self.settings = talking.settings
-        self.switch = talking.switch
+        self.dispatcher = talking.dispatcher
         self._make_remote = make_remote
         self._fresh()
 
@@ -120,7 +120,7 @@ class QueueRig(Generic[ConversationT, PeerT, RemoteT]):
     def connect(self) -> None:
         """A new connection, as far as both sides take it."""
         self._fresh()
-        talking, now = cast(Any, self.conversation), trio.current_time()
+        talking, now = cast(Any, self.session), trio.current_time()
         self.stream.peer = talking.connect(self.stream, self.settings.target(), now)
         self.stats.opened(talking._peer.machine)
         self.move()
@@ -131,7 +131,7 @@ class QueueRig(Generic[ConversationT, PeerT, RemoteT]):
 
     def move(self) -> None:
         """Carry octets to and fro until neither side has more to say."""
-        talking = cast(Any, self.conversation)
+        talking = cast(Any, self.session)
         for _ in range(TURNS_MAX):
             peer = cast(Any, self.peer)
             said_by_us = peer.data_to_send()
@@ -148,7 +148,7 @@ class QueueRig(Generic[ConversationT, PeerT, RemoteT]):
         raise AssertionError("they never stop talking")
 
     def tick(self) -> None:
-        talking = cast(Any, self.conversation)
+        talking = cast(Any, self.session)
         cast(Any, self.peer).tick(trio.current_time())
         talking.tick(trio.current_time())
         talking.turn_done()

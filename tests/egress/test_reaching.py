@@ -9,7 +9,7 @@ from typing import Final
 
 import pytest
 
-from gateway.egress.reaching import reason
+from gateway.egress.connect_errors import reason
 
 REFUSED: Final = ConnectionRefusedError(errno.ECONNREFUSED, "Error connecting to ('::1', 5): refused")
 

@@ -27,7 +27,7 @@ from gateway.protocols.amqp091.codec import (
 )
 from gateway.protocols.amqp091.connection import Connection
 from gateway.protocols.amqp091.dialect import amqp_address
-from gateway.protocols.amqp091.translate import content_properties, encode_properties, facts
+from gateway.protocols.amqp091.translate import content_properties, encode_properties, essentials
 from tests.fuzz.mutation import mutated, read
 from tests.protocols.amqp091.wires import Wire, new_client, open_wire
 
@@ -82,7 +82,7 @@ def use(event: e.Event) -> None:
 def translate(raw: bytes, body: bytes) -> None:
     found = content_properties(raw)
     try:
-        known = facts(found)
+        known = essentials(found)
         assert found.properties
         encode_properties(Message(amqp_address("", "q"), body, found, hops=known.hops + 1), 0.0)
     except RemoteProtocolError:

@@ -26,7 +26,7 @@ from gateway.protocols.amqpfast.codec import (
 )
 from gateway.protocols.amqpfast.connection import Connection
 from gateway.protocols.amqpfast.dialect import fast_address
-from gateway.protocols.amqpfast.translate import encode_properties, facts, fill_defaults, head_properties
+from gateway.protocols.amqpfast.translate import encode_properties, essentials, fill_defaults, head_properties
 from tests.fuzz.mutation import mutated, read
 from tests.protocols.amqpfast.heads import decode_head, encode_head
 from tests.protocols.amqpfast.wires import Wire, new_client, queue_wire
@@ -75,7 +75,7 @@ def seeds(chance: random.Random) -> list[bytes]:
 def translate(raw: bytes) -> None:
     found = head_properties(raw)
     try:
-        known = facts(found)
+        known = essentials(found)
         assert found.properties
         fill_defaults(raw, "a/b", "c")
         encode_properties(Message(fast_address("queue", "q"), b"", found, hops=known.hops + 1))

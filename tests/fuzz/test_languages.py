@@ -274,10 +274,10 @@ def test_a_mapping_file_is_refused_or_routes() -> None:
         taken += 1
         for endpoint in ENDPOINTS:
             for address in ADDRESSES:
-                for crossing in router.crossings(endpoint, address, ""):
+                for resolved in router.resolve(endpoint, address, ""):
                     with_message = message(chance)
                     try:
-                        crossing.cross(with_message)
+                        resolved.cross(with_message)
                     except RemoteProtocolError:
                         continue
     assert taken > COUNT // 50

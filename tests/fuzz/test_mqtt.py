@@ -21,7 +21,7 @@ from gateway.protocols.mqtt.octets import decode_topic
 from gateway.protocols.mqtt.packets import Connack, Connect, Publishes
 from gateway.protocols.mqtt.server import ServerConnection
 from gateway.protocols.mqtt.spec import Version
-from gateway.protocols.mqtt.translate import publish_facts
+from gateway.protocols.mqtt.translate import publish_essentials
 from gateway.protocols.mqtt.writers import encode
 
 COUNT = int(os.environ.get("FUZZ_COUNT", "50000"))
@@ -101,7 +101,7 @@ def feed(connection: Connection, octets: bytes, chance: random.Random) -> bool:
             if isinstance(event, Publishes):
                 for _, topic, _, properties, _ in event.rows:
                     decode_topic(topic)
-                    assert publish_facts(properties).property_set.properties is not None
+                    assert publish_essentials(properties).property_set.properties is not None
         if connection.pending:
             connection.receive_data(b"", 0.0)
     except RemoteProtocolError as error:

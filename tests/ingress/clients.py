@@ -7,7 +7,7 @@ import time
 from collections.abc import Callable
 from typing import ClassVar, Final, Protocol, Self, TypeVar
 
-from gateway.ingress.front.waiting import Waiting
+from gateway.ingress.front.pending import PendingConnection
 from gateway.protocols.mqtt.client import ClientConnection
 from gateway.protocols.mqtt.packets import (
     Ack,
@@ -202,7 +202,7 @@ def octets_of(stats: ListenerStats) -> tuple[int, int]:
 def arrived(gateway: Running, listener: str) -> int:
     """Octets that a listener has read, those included of clients that may yet come to be another's."""
     there = gateway.gateway.listeners[listener]
-    waiting = [len(one.octets) for one in list(there.connections) if isinstance(one, Waiting)]
+    waiting = [len(one.octets) for one in list(there.connections) if isinstance(one, PendingConnection)]
     return there.stats.octets_in + sum(waiting)
 
 

@@ -27,7 +27,7 @@ def old_link(port: int, client_id: str) -> Link:
 
 
 def refusals(gateway: Running) -> int:
-    return sum(route.failed for route in gateway.gateway.switch.router.routes)
+    return sum(route.failed for route in gateway.gateway.dispatcher.router.routes)
 
 
 @pytest.mark.parametrize("qos", [0, 1])
@@ -45,7 +45,7 @@ def test_a_broker_in_between_confirms_at_once_and_the_circle_ends_all_the_same(
         }
         with running(settings_of(links=links, mappings=(str(on),))) as second:
             first.until(lambda: first.gateway.links["broker"].up)
-            granted = second.gateway.links["broker"].conversation.filters  # type: ignore[attr-defined]
+            granted = second.gateway.links["broker"].session.filters  # type: ignore[attr-defined]
             second.until(lambda: second.gateway.links["first"].up and bool(granted.granted))
             with connect(first, "device", version=Version.V311)[0] as device:
                 for number in range(MANY):

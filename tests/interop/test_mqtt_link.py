@@ -19,7 +19,7 @@ from paho.mqtt.packettypes import PacketTypes
 from paho.mqtt.properties import Properties
 from paho.mqtt.subscribeoptions import SubscribeOptions
 
-from gateway.egress.mqtt.conversation import MqttConversation
+from gateway.egress.mqtt.session import MqttLinkSession
 from gateway.settings.endpoints import Link
 from tests.chaos.proxy import Proxy
 from tests.interop.gateway_fixture import LOOPBACK, Running, running, settings_of
@@ -67,9 +67,9 @@ def linked(port: int, folder: Path, **link: Any) -> Iterator[Running]:
         yield gateway
 
 
-def conversation(gateway: Running) -> MqttConversation:
-    found = gateway.gateway.links["plant"].conversation
-    assert isinstance(found, MqttConversation)
+def conversation(gateway: Running) -> MqttLinkSession:
+    found = gateway.gateway.links["plant"].session
+    assert isinstance(found, MqttLinkSession)
     return found
 
 
@@ -268,7 +268,7 @@ def test_an_outage_loses_nothing_and_keeps_the_order(tmp_path: Path) -> None:
             broker.stop(kill=False)
             gateway.until(lambda: not conversation(gateway).stats.up)
             publisher.start()
-            gateway.until(lambda: conversation(gateway).outgoing.waiting == len(bodies), WAIT_SECS)
+            gateway.until(lambda: conversation(gateway).publisher.waiting == len(bodies), WAIT_SECS)
             assert confirmed == []
             broker.start()
             publisher.join(WAIT_SECS)

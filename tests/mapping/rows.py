@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 from gateway.mapping import Mapping, parse
-from gateway.mapping.crossings import Crossing
 from gateway.mapping.router import Router
+from gateway.mapping.routes import ResolvedRoute
 from gateway.model.message import Message
 from gateway.model.outcome import Outcome
 from gateway.protocols import DIALECTS
@@ -41,15 +41,15 @@ def down(
     return f"name: down, from: {{endpoint: amqp, {source}}}, to: {{endpoint: mqtt, {to}}}{more}"
 
 
-def crossing(made: Router, endpoint: str, address: str, queue: str = "") -> Crossing:
+def resolved(made: Router, endpoint: str, address: str, queue: str = "") -> ResolvedRoute:
     """The only crossing of an address."""
-    (found,) = made.crossings(endpoint, DIALECTS[made.endpoints[endpoint]].parse(address), queue)
+    (found,) = made.resolve(endpoint, DIALECTS[made.endpoints[endpoint]].parse(address), queue)
     return found
 
 
 def crossed(made: Router, endpoint: str, message: Message) -> Message:
     """What the only crossing makes of a message."""
-    (found,) = made.crossings(endpoint, message.address)
+    (found,) = made.resolve(endpoint, message.address)
     result = found.cross(message)
     assert isinstance(result, Message), result
     return result
@@ -57,7 +57,7 @@ def crossed(made: Router, endpoint: str, message: Message) -> Message:
 
 def refused(made: Router, endpoint: str, message: Message) -> Outcome:
     """Why the only crossing refuses a message."""
-    (found,) = made.crossings(endpoint, message.address)
+    (found,) = made.resolve(endpoint, message.address)
     result = found.cross(message)
     assert isinstance(result, Outcome), result
     return result

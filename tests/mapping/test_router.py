@@ -8,17 +8,17 @@ from hypothesis import strategies as st
 
 from gateway.errors import MappingError, RemoteProtocolError
 from gateway.mapping.conditions import plain_headers
-from gateway.mapping.crossings import (
-    FORMS_MAX,
-    HOPS_EXCEEDED,
-    SENDERS_MAX,
-    PlainCrossing,
-    Route,
-    SenderCrossing,
-)
 from gateway.mapping.loading import parse
 from gateway.mapping.patterns import Pattern, covers, parse_tokens
 from gateway.mapping.router import Router, Subscriptions, Targets, _widest
+from gateway.mapping.routes import (
+    FORMS_MAX,
+    HOPS_EXCEEDED,
+    SENDERS_MAX,
+    PlainRoute,
+    Route,
+    SenderRoute,
+)
 from gateway.model.address import Address
 from gateway.model.message import MESSAGE_OCTETS, Message, Sender
 from gateway.model.outcome import Reason, Verdict
@@ -35,7 +35,7 @@ from gateway.protocols import DIALECTS, show
 from gateway.protocols.amqp091.dialect import amqp_address
 from gateway.protocols.amqpfast.dialect import fast_address
 from gateway.protocols.mqtt.dialect import topic_address
-from tests.mapping.rows import ENDPOINTS, crossed, crossing, down, mapping, refused, router, up
+from tests.mapping.rows import ENDPOINTS, crossed, down, mapping, refused, resolved, router, up
 
 
 @pytest.mark.parametrize(
@@ -85,7 +85,7 @@ from tests.mapping.rows import ENDPOINTS, crossed, crossing, down, mapping, refu
     ],
 )
 def test_targets(route: str, endpoint: str, address: str, produced: str) -> None:
-    target = crossing(router(route), endpoint, address).target
+    target = resolved(router(route), endpoint, address).target
     assert target is not None
     assert show(target) == produced
 
@@ -119,7 +119,7 @@ def test_a_plain_route_changes_the_address_and_counts_the_hop() -> None:
     kept = ("body", "property_set", "assurance", "durable", "retain", "expires", "sender")
     assert [getattr(after, name) for name in kept] == [getattr(before, name) for name in kept]
     assert (after.hops, before.hops) == (4, 3)
-    assert isinstance(crossing(made, "mqtt", "a/b"), PlainCrossing)
+    assert isinstance(resolved(made, "mqtt", "a/b"), PlainRoute)
     assert made.routes[0].matched == 1
 
 
@@ -230,7 +230,7 @@ def test_malformed_properties_are_refused_where_they_are_needed() -> None:
 
 def test_message_ids_are_given_to_messages_that_have_none() -> None:
     made = router(up(", headers: {a: b}, message_id: add"))
-    found = crossing(made, "mqtt", "a")
+    found = resolved(made, "mqtt", "a")
     first, second = (found.cross(Message(topic_address("a"), b"")) for _ in range(2))
     named = found.cross(Message(topic_address("a"), b"", property_set(Properties(message_id="own"))))
     assert isinstance(first, Message)
@@ -248,8 +248,8 @@ def test_message_ids_are_given_to_messages_that_have_none() -> None:
 
 def test_a_template_that_names_the_client() -> None:
     made = router(up(", headers: {by: '{user}'}", to="exchange: e, routing_key: 'from.{client_id}'"))
-    found = crossing(made, "mqtt", "a")
-    assert isinstance(found, SenderCrossing)
+    found = resolved(made, "mqtt", "a")
+    assert isinstance(found, SenderRoute)
     assert found.target is None
     for client in ("c.1", "c2", "c.1"):
         result = found.cross(Message(topic_address("a"), b"", sender=Sender("mqtt", client, "ann")))
@@ -269,25 +269,25 @@ def test_conditions_of_the_message_and_of_the_address() -> None:
     made = router(
         up(", when: body.t > 1"), up(", when: line == 'l1'", topic="'{line}/#'").replace("up", "line")
     )
-    body, line = made.crossings("mqtt", topic_address("l1/x"))
-    assert isinstance(line, PlainCrossing)
+    body, line = made.resolve("mqtt", topic_address("l1/x"))
+    assert isinstance(line, PlainRoute)
     assert body.cross(Message(topic_address("l1/x"), b'{"t": 2}')) is not None
     assert body.cross(Message(topic_address("l1/x"), b'{"t": 1}')) is None
     assert body.cross(Message(topic_address("l1/x"), b"{}")) is None
     assert body.cross(Message(topic_address("l1/x"), b"\xff")) is None
     route = made.routes[0]
     assert (route.matched, route.unparsable, route.undecided) == (1, 1, 1)
-    assert [one.route.name for one in made.crossings("mqtt", topic_address("l2/x"))] == ["up"]
+    assert [one.route.name for one in made.resolve("mqtt", topic_address("l2/x"))] == ["up"]
 
 
 def test_all_matching_routes_in_the_order_of_the_files() -> None:
     first = mapping(up(), down(), file="1.yaml")
     second = mapping(up(topic="a/#", to="queue: q").replace("up", "more"), file="2.yaml")
     made = Router([first, second], ENDPOINTS)
-    names = [one.route.name for one in made.crossings("mqtt", topic_address("a/b"))]
+    names = [one.route.name for one in made.resolve("mqtt", topic_address("a/b"))]
     assert names == ["up", "more"]
-    assert made.crossings("mqtt", topic_address("$SYS/x")) == ()
-    assert made.crossings("nobody", topic_address("a")) == ()
+    assert made.resolve("mqtt", topic_address("$SYS/x")) == ()
+    assert made.resolve("nobody", topic_address("a")) == ()
 
 
 def test_a_route_knows_what_its_deliverer_needs() -> None:
@@ -406,8 +406,8 @@ def test_one_queue_and_its_exchange_are_told_apart() -> None:
         "name: b, from: {endpoint: erp, exchange: e}, to: {endpoint: mqtt, topic: b}",
     )
     address = DIALECTS["amqp091"].parse("e:k")
-    assert [one.route.name for one in made.crossings("erp", address, "q")] == ["a"]
-    assert [one.route.name for one in made.crossings("erp", address)] == ["b"]
+    assert [one.route.name for one in made.resolve("erp", address, "q")] == ["a"]
+    assert [one.route.name for one in made.resolve("erp", address)] == ["b"]
 
 
 def test_an_optional_route_without_its_endpoint_is_left_out() -> None:
@@ -475,7 +475,7 @@ CERTAIN = [
 @pytest.mark.parametrize("rows, bare", CERTAIN)
 def test_whether_a_message_without_properties_is_certain_to_cross(rows: tuple[str, ...], bare: bool) -> None:
     made = router(*rows)
-    found = crossing(made, "mqtt", "a")
+    found = resolved(made, "mqtt", "a")
     assert found.bare_hops_max == (made.hops_max if bare else 0)
     for hops in (0, made.hops_max - 1, made.hops_max):
         message = Message(topic_address("a"), b"", hops=hops)
@@ -543,7 +543,7 @@ def test_a_reply_finds_its_way_back_to_whichever_listener() -> None:
     made = grouped()
     for source in ("devices", "web"):
         message = Message(topic_address("q"), b"", property_set(Properties(reply_to="r/1")))
-        resolved = made.crossings(source, message.address)[0]
+        resolved = made.resolve(source, message.address)[0]
         made_of_it = resolved.cross(message)
         assert isinstance(made_of_it, Message)
         assert made_of_it.properties.reply_to == "r/1"  # exchange e has no word in a reply address

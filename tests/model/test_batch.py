@@ -1,4 +1,6 @@
-"""The join of a batch: a message is answered once, when its last lane has settled, with its worst outcome."""
+"""The join of a batch: a message is answered once, when its last recipient has settled, with its worst
+outcome.
+"""
 
 from __future__ import annotations
 
@@ -9,7 +11,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from gateway.model.batch import Batch, Lane, Part
+from gateway.model.batch import Batch, Recipient, SubBatch
 from gateway.model.message import Message, Sender
 from gateway.model.outcome import ACCEPTED, Outcome, Reason, Verdict, worse
 from gateway.protocols.mqtt.dialect import topic_address
@@ -41,9 +43,9 @@ class Kept:
     """A sink that keeps its parts for the test to settle."""
 
     def __init__(self) -> None:
-        self.parts: list[Part] = []
+        self.parts: list[SubBatch] = []
 
-    def publish(self, part: Part) -> None:
+    def publish(self, part: SubBatch) -> None:
         self.parts.append(part)
 
 
@@ -51,12 +53,12 @@ def message(body: bytes = b"") -> Message:
     return Message(ADDRESS, body)
 
 
-def sent(lanes: list[list[int]], sinks: list[Kept]) -> Answers:
-    """Send a batch in which message n takes the sinks numbered in lanes[n]; receipts are the numbers n."""
+def sent(recipients: list[list[int]], sinks: list[Kept]) -> Answers:
+    """Send a batch whose message n takes the sinks numbered in recipients[n]; receipts are the numbers n."""
     source = Answers()
     batch = Batch(source, 7.0)
-    named = [Lane(sink) for sink in sinks]
-    for receipt, numbers in enumerate(lanes):
+    named = [Recipient(sink) for sink in sinks]
+    for receipt, numbers in enumerate(recipients):
         one = message(str(receipt).encode())
         if len(numbers) == 1:
             batch.add_only(receipt, named[numbers[0]], one)
@@ -64,7 +66,7 @@ def sent(lanes: list[list[int]], sinks: list[Kept]) -> Answers:
         slot = batch.open(receipt, len(numbers))
         for number in numbers:
             batch.add(slot, named[number], one)
-    assert len(batch) == len(lanes)
+    assert len(batch) == len(recipients)
     batch.send()
     return source
 
@@ -124,8 +126,8 @@ def test_a_batch_that_is_settled_too_often_is_a_bug_that_shows() -> None:
         batch.settle([slot])
 
 
-class Softening(Lane):
-    """A lane that turns refusals into acceptance, as a route with dead letters does."""
+class Softening(Recipient):
+    """A recipient that turns refusals into acceptance, as a route with dead letters does."""
 
     def __init__(self, sink: Kept) -> None:
         super().__init__(sink)
@@ -135,7 +137,7 @@ class Softening(Lane):
     def sent(self, count: int) -> None:
         self.on_its_way += count
 
-    def settle(self, part: Part, messages: list[Message], slots: list[int], outcome: Outcome) -> None:
+    def settle(self, part: SubBatch, messages: list[Message], slots: list[int], outcome: Outcome) -> None:
         self.on_its_way -= len(messages)
         self.seen.append((len(messages), outcome))
         part.batch.settle(slots, ACCEPTED)
@@ -143,16 +145,16 @@ class Softening(Lane):
 
 def test_a_lane_decides_what_the_source_hears() -> None:
     source, sink = Answers(), Kept()
-    lane = Softening(sink)
+    recipient = Softening(sink)
     batch = Batch(source, 7.0)
     for receipt in range(3):
-        batch.add_only(receipt, lane, message())
+        batch.add_only(receipt, recipient, message())
     batch.send()
-    assert lane.on_its_way == 3
+    assert recipient.on_its_way == 3
     sink.parts[0].settle_at([1], REJECTED)
     sink.parts[0].accept()
-    assert lane.on_its_way == 0
-    assert lane.seen == [(1, REJECTED), (2, ACCEPTED)]
+    assert recipient.on_its_way == 0
+    assert recipient.seen == [(1, REJECTED), (2, ACCEPTED)]
     assert [outcome for _, outcome in source.told] == [ACCEPTED] * 3
 
 
@@ -164,7 +166,7 @@ def test_parts_go_out_in_the_order_in_which_lanes_were_named() -> None:
             super().__init__()
             self.number = number
 
-        def publish(self, part: Part) -> None:
+        def publish(self, part: SubBatch) -> None:
             order.append(self.number)
 
     sent([[2, 0], [1]], [Noting(0), Noting(1), Noting(2)])
@@ -172,14 +174,16 @@ def test_parts_go_out_in_the_order_in_which_lanes_were_named() -> None:
 
 
 @given(
-    lanes=st.lists(st.lists(st.integers(0, 3), min_size=1, max_size=4, unique=True), min_size=1, max_size=12),
+    recipients=st.lists(
+        st.lists(st.integers(0, 3), min_size=1, max_size=4, unique=True), min_size=1, max_size=12
+    ),
     data=st.data(),
 )
 def test_every_receipt_comes_back_once_with_its_worst_outcome(
-    lanes: list[list[int]], data: st.DataObject
+    recipients: list[list[int]], data: st.DataObject
 ) -> None:
     sinks = [Kept() for _ in range(4)]
-    source = sent(lanes, sinks)
+    source = sent(recipients, sinks)
     outcomes = (ACCEPTED, RELEASED, REJECTED)
     expected: dict[int, Verdict] = {}
     left = [(sink, at) for sink in sinks for part in sink.parts for at in range(len(part.messages))]
@@ -189,5 +193,5 @@ def test_every_receipt_comes_back_once_with_its_worst_outcome(
         receipt = int(part.messages[at].body)
         expected[receipt] = max(expected.get(receipt, Verdict.ACCEPTED), outcome.verdict)
         part.settle_at([at], outcome)
-    assert len(source.told) == len(lanes)
+    assert len(source.told) == len(recipients)
     assert {receipt: outcome.verdict for receipt, outcome in source.told} == expected

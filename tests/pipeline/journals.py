@@ -15,15 +15,15 @@ from gateway.model.outcome import ACCEPTED, Outcome, Reason, Verdict
 from gateway.model.properties import Properties, Value, ValueType, property_set, string
 from gateway.protocols.amqp091.dialect import amqp_address
 from gateway.protocols.mqtt.dialect import topic_address
-from gateway.store.journal.gathering import Facts
+from gateway.store.journal.gathering import RowLabels
 from gateway.store.journal.writer import JournalWriter, Options
 
 START: Final = 1_700_000_000.0
 """UTC seconds at which message 0 is received: 2023-11-14 22:13:20."""
 STEP: Final = 0.001
 LATENCY: Final = 0.002
-HOME: Final = Facts("", "", "mqtt", "mqtt")
-UP: Final = Facts("up", "7f3a", "erp", "amqp091")
+HOME: Final = RowLabels("", "", "mqtt", "mqtt")
+UP: Final = RowLabels("up", "7f3a", "erp", "amqp091")
 REFUSED: Final = Outcome(Verdict.REJECTED, Reason.HOPS, "a loop?")
 SENDERS: Final = tuple(Sender("mqtt", f"press-{n}", "plant", f"10.0.0.{n}:40123") for n in range(3))
 SETS: Final = tuple(

@@ -14,10 +14,10 @@ import pytest
 
 pytest.importorskip("pyspark")
 
+from gateway.clients.amqp import AmqpClient
+from gateway.clients.mqtt import MqttClient
+from gateway.clients.wire import Access
 from gateway.model.message import Message
-from gateway.peers.amqp import AmqpPeer
-from gateway.peers.mqtt import MqttPeer
-from gateway.peers.wire import Access
 from gateway.pipeline.jobs import rates
 from gateway.protocols.mqtt.dialect import topic_address
 from gateway.settings import parse_url
@@ -46,7 +46,7 @@ def body(number: int) -> bytes:
 
 def publish(access: Access, first: int, count: int) -> None:
     """Devices publish readings, and hear that each is accepted."""
-    device = MqttPeer(access)
+    device = MqttClient(access)
     messages = [
         Message(topic_address(f"plant/l{number % 3}/press/telemetry"), body(number), assurance=1)
         for number in range(first, first + count)
@@ -85,7 +85,7 @@ def test_the_story(spark: SparkSession, run: Run, tmp_path: Path) -> None:
         journal = str(tmp_path / "gateway" / "data" / "journal")
         ports = {name: gateway.port(name) for name in ("mqtt", "amqp091")}
         mqtt = Access(parse_url(f"mqtt://{LOOPBACK}:{ports['mqtt']}"), 60.0)
-        amqp = AmqpPeer(Access(parse_url(f"amqp://guest:guest@{LOOPBACK}:{ports['amqp091']}"), 60.0))
+        amqp = AmqpClient(Access(parse_url(f"amqp://guest:guest@{LOOPBACK}:{ports['amqp091']}"), 60.0))
         for queue in ("readings", "again"):
             amqp.declare(queue, "amq.direct", [])
         # Devices publish and the journal fills, while a stream measures it.

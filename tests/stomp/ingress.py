@@ -152,8 +152,8 @@ class StompConnection:
         receipt = headers.get("receipt", "")
         assured = bool(receipt)
         message = Message(address, body, found, int(assured), assured, sender=self.sender)
-        entry = ingress.switch.entry(ingress.name, ingress.namespace, address)
-        if not ingress.switch.publish(ingress.batch, entry, message, (self, receipt)):
+        entry = ingress.dispatcher.entry(ingress.name, ingress.namespace, address)
+        if not ingress.dispatcher.publish(ingress.batch, entry, message, (self, receipt)):
             ingress.settle([(self, receipt)], None, ingress.now())
 
     def _subscribe(self, headers: dict[str, str], body: bytes) -> None:
@@ -165,11 +165,11 @@ class StompConnection:
         one = Subscription(self, identifier, queue, acks=headers.get("ack", "auto") != "auto")
         self._subscriptions[identifier] = one
         queue.add(one)
-        self.ingress.switch.changed()
+        self.ingress.dispatcher.changed()
 
     def _unsubscribe(self, headers: dict[str, str], body: bytes) -> None:
         self.ingress.namespace.unsubscribe(self._subscriptions.pop(headers["id"]).queue)
-        self.ingress.switch.changed()
+        self.ingress.dispatcher.changed()
 
     def _settled(self, headers: dict[str, str], *, done: bool) -> None:
         one = self._subscriptions[headers["id"].rpartition("-")[0]]
@@ -207,7 +207,7 @@ class StompConnection:
         for one in self._subscriptions.values():
             self.ingress.namespace.unsubscribe(one.queue)
         self._subscriptions.clear()
-        self.ingress.switch.changed()
+        self.ingress.dispatcher.changed()
         self.ingress.forget(self)
 
     def hold(self) -> Callable[[], None] | None:

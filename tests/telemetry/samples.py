@@ -19,7 +19,7 @@ class Machine:
 
 
 @dataclass
-class Crossing:
+class ResolvedRoute:
     """A route's counters."""
 
     name: str = "telemetry"
@@ -71,7 +71,7 @@ def metrics_with_traffic() -> Metrics:
     link.failures.add("refused", 2)
     link.opened(Machine({"basic.ack": 4}, {"basic.publish": 4}))
     link.octets_in, link.octets_out = 7, 8
-    metrics.routes = lambda: [Crossing()]
+    metrics.routes = lambda: [ResolvedRoute()]
     metrics.forgotten_ids = lambda: {"telemetry": 6}
     metrics.forwarded = lambda: {"refused": 8}
     metrics.outboxes = lambda: [Waiting()]

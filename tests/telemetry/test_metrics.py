@@ -10,7 +10,7 @@ from prometheus_client.parser import text_string_to_metric_families
 
 from gateway.telemetry.metrics import BROKER_GAUGES, COUNTERS, GAUGES, Metrics
 from gateway.telemetry.stats import REASONS_MAX, EndpointStats, Latency, ListenerStats, Reasons
-from tests.telemetry.samples import Counts, Crossing, Machine, metrics_with_traffic
+from tests.telemetry.samples import Counts, Machine, ResolvedRoute, metrics_with_traffic
 
 LABELS = {
     "endpoint",
@@ -109,7 +109,7 @@ def test_a_gauge_that_is_not_in_the_table_is_refused() -> None:
 def test_routes_are_asked_at_every_scrape() -> None:
     metrics = Metrics("0")
     assert not any("gateway_route" in name for name in read(metrics))
-    metrics.routes = lambda: [Crossing("new")]
+    metrics.routes = lambda: [ResolvedRoute("new")]
     assert 'gateway_route_in_flight{route="new"}' in read(metrics)
 
 

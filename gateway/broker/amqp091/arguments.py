@@ -214,26 +214,26 @@ def queue_arguments(arguments: Headers, what: str) -> QueueArguments:
             fault = "routing_key_but_no_dlx_defined"
         if fault is not None:
             raise invalid(key, what, fault)
-    said = {key: value.value for key, value in arguments}
+    stated = {key: value.value for key, value in arguments}
     quorum = kind.value == "quorum"
-    overflow = said.get("x-overflow", "drop-head")
+    overflow = stated.get("x-overflow", "drop-head")
     if quorum and overflow == "reject-publish-dlx":
         overflow = "drop-head"
-    limit = said.get("x-delivery-limit", 0)
+    limit = stated.get("x-delivery-limit", 0)
     limited = quorum and given.get("x-delivery-limit", NONE).type in INTEGERS
     return QueueArguments(
-        said.get("x-message-ttl"),
-        said.get("x-expires"),
-        said.get("x-max-length"),
-        said.get("x-max-length-bytes"),
+        stated.get("x-message-ttl"),
+        stated.get("x-expires"),
+        stated.get("x-max-length"),
+        stated.get("x-max-length-bytes"),
         overflow,
-        said.get("x-dead-letter-exchange"),
-        said.get("x-dead-letter-routing-key"),
-        said.get("x-max-priority", 0),
-        said.get("x-single-active-consumer", False),
+        stated.get("x-dead-letter-exchange"),
+        stated.get("x-dead-letter-routing-key"),
+        stated.get("x-max-priority", 0),
+        stated.get("x-single-active-consumer", False),
         quorum,
         max(limit, 0) if limited else None,
-        said.get("x-dead-letter-strategy") == "at-least-once" and overflow == "reject-publish",
+        stated.get("x-dead-letter-strategy") == "at-least-once" and overflow == "reject-publish",
     )
 
 

@@ -13,8 +13,8 @@ from typing import TYPE_CHECKING, Any, Final
 
 from gateway.broker.amqp091.deliveries import DELIVERIES
 from gateway.broker.amqp091.exchange import Exchange
-from gateway.broker.kept import Kept
 from gateway.broker.queue import Queue
+from gateway.broker.storage import QueueStorage
 from gateway.broker.untouched import Untouched
 from gateway.model.properties import Headers, Properties
 from gateway.store.properties import decode_properties, encode_properties
@@ -55,13 +55,13 @@ class Definitions:
     def add_exchange(self, exchange: Exchange) -> bool:
         """Record a durable exchange. Like the others that add and remove: was anything written?"""
         if exchange.durable:
-            said = {
+            given = {
                 "type": exchange.kind,
                 "auto_delete": exchange.auto_delete,
                 "internal": exchange.internal,
                 "alternate": exchange.alternate,
             }
-            self._store.put(EXCHANGE, self._key(exchange.name), json.dumps(said).encode())
+            self._store.put(EXCHANGE, self._key(exchange.name), json.dumps(given).encode())
         return exchange.durable
 
     def remove_exchange(self, exchange: Exchange) -> bool:
@@ -73,16 +73,16 @@ class Definitions:
     def exchanges(self, find: Callable[[str], Exchange | None]) -> list[Exchange]:
         """The recorded exchanges, without their bindings; `find` is how they look each other up."""
         found = []
-        for words, said in self._records(EXCHANGE):
+        for words, given in self._records(EXCHANGE):
             with set_aside(EXCHANGE, words):
                 (name,) = words
                 exchange = Exchange(
                     name,
-                    said["type"],
+                    given["type"],
                     durable=True,
-                    auto_delete=said["auto_delete"],
-                    internal=said["internal"],
-                    alternate=said.get("alternate"),
+                    auto_delete=given["auto_delete"],
+                    internal=given["internal"],
+                    alternate=given.get("alternate"),
                     find=find,
                 )
                 found.append(exchange)
@@ -92,12 +92,12 @@ class Definitions:
 
     def add_queue(self, queue: AmqpQueue) -> bool:
         """Record a durable queue, and keep its messages from now on."""
-        said = {
+        given = {
             "auto_delete": queue.auto_delete,
             "arguments": _written(queue.arguments),
             "user": queue.user,
         }
-        self._store.put(QUEUE, self._key(queue.name), json.dumps(said).encode())
+        self._store.put(QUEUE, self._key(queue.name), json.dumps(given).encode())
         self.keep(queue)
         return True
 
@@ -105,7 +105,7 @@ class Definitions:
         """Give the queue what the store has of it."""
         messages, octets = self._memory
         log = self._store.log(QUEUE, self._key(queue.name))
-        kept = Kept(queue, self._store, log, memory_messages_max=messages, memory_octets_max=octets)
+        kept = QueueStorage(queue, self._store, log, memory_messages_max=messages, memory_octets_max=octets)
         self._untouched.recall(kept, queue.name)
         if queue.deliveries is not None:
             key = self._key(queue.name)[:-1] + ", "
@@ -114,7 +114,7 @@ class Definitions:
     def note_untouched(self, queues: Iterable[AmqpQueue]) -> None:
         """The process ends: note what of these queues nobody has been handed."""
         for queue in queues:
-            self._untouched.note(queue.kept, queue.name)
+            self._untouched.note(queue.storage, queue.name)
 
     def remove_queue(self, queue: AmqpQueue) -> bool:
         """The queue is deleted; it drops its messages itself."""
@@ -124,11 +124,11 @@ class Definitions:
     def queues(self) -> list[tuple[str, bool, Headers, str]]:
         """Name, auto-delete, arguments and user of the recorded queues."""
         found = []
-        for words, said in self._records(QUEUE):
+        for words, given in self._records(QUEUE):
             with set_aside(QUEUE, words):
                 (name,) = words
-                arguments = _read(said["arguments"])
-                found.append((name, said["auto_delete"], arguments, said.get("user", "")))
+                arguments = _read(given["arguments"])
+                found.append((name, given["auto_delete"], arguments, given.get("user", "")))
         return found
 
     # Bindings.
@@ -178,7 +178,7 @@ class Definitions:
 
 
 def _lasting(source: Exchange, to: Queue | Exchange) -> bool:
-    return source.durable and (to.durable if isinstance(to, Exchange) else to.kept is not None)
+    return source.durable and (to.durable if isinstance(to, Exchange) else to.storage is not None)
 
 
 def _written(arguments: Headers) -> str:

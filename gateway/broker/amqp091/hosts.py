@@ -6,7 +6,7 @@ from collections import Counter
 from collections.abc import Callable, Iterable, Iterator
 
 from gateway.broker.alarms import Alarms
-from gateway.broker.amqp091.deaths import Lost
+from gateway.broker.amqp091.dead_lettering import Lost
 from gateway.broker.amqp091.definitions import Definitions
 from gateway.broker.amqp091.queue import AmqpQueue
 from gateway.broker.amqp091.virtual_host import VirtualHost
@@ -72,7 +72,7 @@ class AmqpHosts(dict[str, VirtualHost]):
         """Messages that died in a queue and became no dead letters there, by reason."""
         counts: Counter[str] = Counter()
         for host in self.values():
-            counts.update(host.deaths.dropped)
+            counts.update(host.dead_lettering.dropped)
         return dict(counts)
 
     def gauges(self) -> dict[str, Callable[[], float]]:

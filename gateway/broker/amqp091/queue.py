@@ -14,12 +14,12 @@ from typing import TYPE_CHECKING, Any, Final
 
 from gateway.broker.alarms import Alarm
 from gateway.broker.amqp091.arguments import QueueArguments, queue_arguments
-from gateway.broker.amqp091.deaths import DELIVERY_LIMIT, EXPIRED, REJECTED, TOO_MANY, lasting
+from gateway.broker.amqp091.dead_lettering import DELIVERY_LIMIT, EXPIRED, REJECTED, TOO_MANY, lasting
 from gateway.broker.amqp091.deliveries import Deliveries
 from gateway.broker.pressure import FULL
 from gateway.broker.priorities import PriorityQueue
 from gateway.broker.queue import Consumer, Queue
-from gateway.model.batch import Part
+from gateway.model.batch import SubBatch
 from gateway.model.message import NEVER, Message, bodies_of
 from gateway.model.properties import Headers
 from gateway.protocols.amqp091.translate import priority_of
@@ -44,7 +44,7 @@ class AmqpQueue(Queue):
         durable: bool,
         auto_delete: bool,
         arguments: Headers,
-        said: QueueArguments,
+        options: QueueArguments,
         **more: Any,
     ) -> None:
         super().__init__(
@@ -60,15 +60,15 @@ class AmqpQueue(Queue):
         self.user = ""  # whose connection has declared it
         self.exclusive_consumer: Consumer | None = None
         self.arguments = arguments
-        self.said = said
+        self.options = options
         self.used = time.monotonic()
         self.bound: dict[Exchange, None] = {}
         self.deliveries: Deliveries | None = None  # of a quorum queue
         self._host = host
-        self._deaths = host.deaths
-        self._limited = said.length_max is not None or said.octets_max is not None
-        self._refuses = self._limited and said.overflow != "drop-head"
-        if said.octets_max is not None:
+        self._deaths = host.dead_lettering
+        self._limited = options.length_max is not None or options.octets_max is not None
+        self._refuses = self._limited and options.overflow != "drop-head"
+        if options.octets_max is not None:
             self.weigh = bodies_of  # that is what `x-max-length-bytes` counts
         self._ranks: dict[Consumer, int] = {}  # of the consumers whose priority is not 0
         self._arriving = BEYOND  # what is there from this position on goes to whoever waits, expired or not
@@ -78,19 +78,19 @@ class AmqpQueue(Queue):
 
     # In.
 
-    def publish(self, part: Part) -> None:
+    def publish(self, part: SubBatch) -> None:
         """Take the part, or of a queue that refuses what is too much, as many messages as fit."""
         if self._refuses:
             self._publish_what_fits(part)
         else:
             self._publish(part)
 
-    def _publish(self, part: Part) -> None:
+    def _publish(self, part: SubBatch) -> None:
         self._arriving = self.next
         super().publish(part)
         self._arriving = BEYOND
 
-    def _publish_what_fits(self, part: Part) -> None:
+    def _publish_what_fits(self, part: SubBatch) -> None:
         """What consumers take at once makes room for the next."""
         at = 0
         while at < len(part.messages):
@@ -100,7 +100,7 @@ class AmqpQueue(Queue):
                 self._publish(run)
             else:
                 self.refused += 1
-                if self.said.overflow == "reject-publish-dlx":
+                if self.options.overflow == "reject-publish-dlx":
                     self._deaths.note(self, run.messages[0], TOO_MANY)
                 run.settle(FULL)
             at += len(run.messages)
@@ -108,9 +108,9 @@ class AmqpQueue(Queue):
 
     def _fitting(self, messages: Sequence[Message], at: int) -> int:
         """How many messages from `at` on fit, one after the other."""
-        said = self.said
-        most = BEYOND if said.length_max is None else said.length_max - len(self)
-        octets = BEYOND if said.octets_max is None else said.octets_max - self.octets
+        options = self.options
+        most = BEYOND if options.length_max is None else options.length_max - len(self)
+        octets = BEYOND if options.octets_max is None else options.octets_max - self.octets
         count = 0
         while count < most and at + count < len(messages):
             octets -= len(messages[at + count].body)
@@ -121,7 +121,7 @@ class AmqpQueue(Queue):
 
     def admitted(self, messages: list[Message]) -> list[Message]:
         """A queue with `x-message-ttl` shortens its messages' lives, in copies: others hold them too."""
-        ttl_ms = self.said.ttl_ms
+        ttl_ms = self.options.ttl_ms
         if ttl_ms is None:
             return messages
         latest = time.time() + ttl_ms / 1000
@@ -159,21 +159,21 @@ class AmqpQueue(Queue):
             self.exclusive_consumer = None
         self.used = time.monotonic()
         self.watch_use()
-        if self.said.single_active:
+        if self.options.single_active:
             self.dispatch()
 
     def watch_use(self) -> None:
         """See to it that a queue with `x-expires` is deleted when nobody has used it for so long."""
-        if self.said.expires_ms is None or self._watch is not None or self.consumers:
+        if self.options.expires_ms is None or self._watch is not None or self.consumers:
             return
-        left = self.used + self.said.expires_ms / 1000 - time.monotonic()
+        left = self.used + self.options.expires_ms / 1000 - time.monotonic()
         self._watch = self._host.alarms.set(time.time() + left, self._look_at_use)
 
     def _look_at_use(self) -> None:
         self._watch = None
-        if self.consumers or self.said.expires_ms is None:
+        if self.consumers or self.options.expires_ms is None:
             return
-        if time.monotonic() - self.used >= self.said.expires_ms / 1000:
+        if time.monotonic() - self.used >= self.options.expires_ms / 1000:
             self._host.delete_queue(self)
         else:
             self.watch_use()
@@ -187,7 +187,7 @@ class AmqpQueue(Queue):
             self.drop_expired(max(self._droppable, 0))
             if self._head_expired():
                 return []
-        if self.said.single_active:
+        if self.options.single_active:
             first = self.consumers[:1]
             return [(one, room) for one in first if (room := one.room()) > 0]
         open_ = super()._open()
@@ -233,7 +233,7 @@ class AmqpQueue(Queue):
 
     def wake(self) -> None:
         """Have the head read from the disk, so that it expires in time although nobody consumes."""
-        if self.said.ttl_ms is not None or self.said.dead_letter_exchange is not None:
+        if self.options.ttl_ms is not None or self.options.dead_letter_exchange is not None:
             self.dispatch()
 
     def settle_head(self) -> None:
@@ -261,9 +261,9 @@ class AmqpQueue(Queue):
             self._tell_gone()
 
     def _drop_heads(self) -> None:
-        said = self.said
-        while (said.length_max is not None and len(self) > said.length_max) or (
-            said.octets_max is not None and self.octets > said.octets_max
+        options = self.options
+        while (options.length_max is not None and len(self) > options.length_max) or (
+            options.octets_max is not None and self.octets > options.octets_max
         ):
             taken = super().take()
             if taken is None:  # the rest is still being read
@@ -313,13 +313,13 @@ class AmqpQueue(Queue):
 class AmqpPriorityQueue(AmqpQueue, PriorityQueue):
     """A queue with `x-max-priority`. What is higher counts as the highest."""
 
-    def __init__(self, name: str, host: VirtualHost, *, said: QueueArguments, **more: Any) -> None:
+    def __init__(self, name: str, host: VirtualHost, *, options: QueueArguments, **more: Any) -> None:
         self._soonest = NEVER  # no message in memory expires before
         self._rests = 0.0  # until then (UTC) nobody looks again: it takes a look at all
-        super().__init__(name, host, said=said, priority=self._level_of, **more)
+        super().__init__(name, host, options=options, priority=self._level_of, **more)
 
     def _level_of(self, message: Message) -> int:
-        return min(priority_of(message), self.said.priority_max)
+        return min(priority_of(message), self.options.priority_max)
 
     def admitted(self, messages: list[Message]) -> list[Message]:
         """As a queue without priorities does; the first to expire may stand anywhere."""
@@ -385,7 +385,7 @@ class QuorumQueue(AmqpQueue):
 
     def requeue(self, taken: Iterable[tuple[int, Message]]) -> None:
         """Messages taken earlier return to their positions, unless they have done so too often."""
-        most = self.said.delivery_limit
+        most = self.options.delivery_limit
         returned = []
         for position, message in taken:
             if self.deliveries.count(position) > (BEYOND if most is None else most):
@@ -406,14 +406,14 @@ class QuorumQueue(AmqpQueue):
             return
         assert self.gone is not None
         self.deliveries.forget(self.gone)
-        if self.kept is None:
+        if self.storage is None:
             self.gone.clear()
         else:
             super()._tell_gone()
 
     def dispatch(self) -> None:
         """Hand out what is ready, then see to what is left."""
-        if self.kept is None and self.gone:
+        if self.storage is None and self.gone:
             self._tell_gone()
         super().dispatch()
 
@@ -429,11 +429,11 @@ class QuorumQueue(AmqpQueue):
         return count
 
 
-def part_of(part: Part, start: int, stop: int) -> Part:
+def part_of(part: SubBatch, start: int, stop: int) -> SubBatch:
     """Some messages of a part, to be settled on their own."""
     if start == 0 and stop >= len(part.messages):
         return part
-    found = Part(part.batch, part.lane)
+    found = SubBatch(part.batch, part.recipient)
     found.messages = part.messages[start:stop]
     found.slots = part.slots[start:stop]
     return found
@@ -443,6 +443,6 @@ def make_queue(
     name: str, host: VirtualHost, *, durable: bool, auto_delete: bool, arguments: Headers
 ) -> AmqpQueue:
     """A queue as its arguments want it. Refused 406."""
-    said = queue_arguments(arguments, f"queue '{name}' in vhost '{host.name}'")
-    kind = QuorumQueue if said.quorum else AmqpPriorityQueue if said.priority_max else AmqpQueue
-    return kind(name, host, durable=durable, auto_delete=auto_delete, arguments=arguments, said=said)
+    options = queue_arguments(arguments, f"queue '{name}' in vhost '{host.name}'")
+    kind = QuorumQueue if options.quorum else AmqpPriorityQueue if options.priority_max else AmqpQueue
+    return kind(name, host, durable=durable, auto_delete=auto_delete, arguments=arguments, options=options)

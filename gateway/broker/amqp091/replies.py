@@ -10,7 +10,7 @@ import secrets
 from collections.abc import Callable
 from typing import Final
 
-from gateway.model.batch import Part
+from gateway.model.batch import SubBatch
 from gateway.model.message import Message
 
 REPLY_TO: Final = "amq.rabbitmq.reply-to"
@@ -26,7 +26,7 @@ class ReplyTo:
         self.name = PREFIX + secrets.token_urlsafe(24)
         self.deliver = deliver
 
-    def publish(self, part: Part) -> None:
+    def publish(self, part: SubBatch) -> None:
         """Deliver; replies are transient, and accepted whether or not the requester can take them."""
         self.deliver(part.messages)
         part.accept()

@@ -17,7 +17,7 @@ from gateway.broker.amqp091.arguments import (
     check_quorum,
     meaningful,
 )
-from gateway.broker.amqp091.deaths import Deaths, Lost
+from gateway.broker.amqp091.dead_lettering import DeadLettering, Lost
 from gateway.broker.amqp091.definitions import QUEUE, Definitions
 from gateway.broker.amqp091.exchange import TYPES, Exchange
 from gateway.broker.amqp091.queue import AmqpQueue, make_queue
@@ -76,7 +76,7 @@ class VirtualHost:
         self.bindings_max = bindings_max
         self.queues: dict[str, AmqpQueue] = {}
         self.alarms = Alarms() if alarms is None else alarms
-        self.deaths = Deaths(self, lost)
+        self.dead_lettering = DeadLettering(self, lost)
         self.replies = Replies()
         self._changed = changed
         self._names = 0
@@ -128,7 +128,7 @@ class VirtualHost:
         if self._definitions is not None:
             self._definitions.note_untouched(self.queues.values())
 
-    # Routing: what the switch asks.
+    # Routing: what the dispatcher asks.
 
     def sinks(self, address: Address) -> tuple[Sink, ...] | None:
         """The queues that a message to this address goes to; None when only the message decides, or the
@@ -335,7 +335,7 @@ class VirtualHost:
             self._names += 1
             name = f"amq.gen-{time.time_ns():x}-{self._names}"
         queue = make_queue(name, self, durable=durable, auto_delete=auto_delete, arguments=arguments)
-        if queue.said.quorum:
+        if queue.options.quorum:
             what = f"queue '{name}' in vhost '{self.name}'"
             check_quorum(what, durable=said_durable, exclusive=exclusive, auto_delete=auto_delete)
         queue.owner = owner if exclusive else None
@@ -378,7 +378,7 @@ class VirtualHost:
         for exchange in exchanges:
             self._unbind_all(exchange, queue)
         self._drop_unused(exchanges)
-        if queue.kept is not None and self._definitions is not None:
+        if queue.storage is not None and self._definitions is not None:
             self.written |= self._definitions.remove_queue(queue)
         self._changed()
         return queue.delete()

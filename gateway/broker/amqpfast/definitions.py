@@ -14,10 +14,10 @@ from typing import Any, Final
 import structlog
 
 from gateway.broker.amqpfast.destinations import Interest
-from gateway.broker.amqpfast.kept import FastKept
 from gateway.broker.amqpfast.selection import selection
 from gateway.broker.amqpfast.selector import SelectorRefused
 from gateway.broker.amqpfast.spool import Spool
+from gateway.broker.amqpfast.storage import FastQueueStorage
 from gateway.broker.queue import Queue
 from gateway.broker.untouched import Untouched
 from gateway.model.message import Message
@@ -73,7 +73,7 @@ class FastDefinitions:
         messages, octets = self._memory
         log = self._store.log(kind, self._key(*words))
         bodies = self._bodies.get(log.id, {})
-        kept = FastKept(
+        kept = FastQueueStorage(
             queue,
             self._store,
             log,
@@ -86,11 +86,11 @@ class FastDefinitions:
 
     def note_untouched(self, queue: Queue, kind: str, *words: str) -> None:
         """The process ends: note what of a queue or subscription nobody has been handed."""
-        self._untouched.note(queue.kept, kind, *words)
+        self._untouched.note(queue.storage, kind, *words)
 
     def add_subscription(self, client: str, identifier: str, interest: Interest, maker: str | None) -> None:
         """Record a durable subscription, in place of an earlier one."""
-        said = {
+        given = {
             "name": interest.name,
             "prefix": interest.prefix,
             "selector": b64encode(interest.selector).decode(),
@@ -98,7 +98,7 @@ class FastDefinitions:
             "no_local": interest.no_local,
             "maker": maker,
         }
-        self._store.put(SUBSCRIPTION, self._key(client, identifier), json.dumps(said).encode())
+        self._store.put(SUBSCRIPTION, self._key(client, identifier), json.dumps(given).encode())
 
     def remove_subscription(self, client: str, identifier: str) -> None:
         """It is cancelled."""
@@ -106,7 +106,7 @@ class FastDefinitions:
 
     def names(self, kind: str) -> list[tuple[str, str | None]]:
         """The recorded queues or topics, and who made them."""
-        return [(words[0], said.get("maker")) for words, said in self._records(kind)]
+        return [(words[0], given.get("maker")) for words, given in self._records(kind)]
 
     def subscriptions(self) -> list[tuple[str, str, Interest, str | None]]:
         """The recorded subscriptions: client, identifier, what for, whose.
@@ -115,25 +115,25 @@ class FastDefinitions:
         another one: what waits is not lost, and the others start.
         """
         found = []
-        for words, said in self._records(SUBSCRIPTION):
+        for words, given in self._records(SUBSCRIPTION):
             with set_aside(SUBSCRIPTION, words):
                 client, identifier = words
-                selector = b64decode(said["selector"])
+                selector = b64decode(given["selector"])
                 try:
-                    selects = selection(said["mime_type"], selector)
+                    selects = selection(given["mime_type"], selector)
                 except SelectorRefused as error:
                     text = "a durable subscription selects nothing: its selector is refused now"
                     log.warning(text, client=client, identifier=identifier, reason=str(error))
                     selects = _nothing
                 interest = Interest(
-                    said["name"],
-                    prefix=said["prefix"],
+                    given["name"],
+                    prefix=given["prefix"],
                     selector=selector,
-                    mime_type=said["mime_type"],
+                    mime_type=given["mime_type"],
                     selects=selects,
-                    no_local=said["no_local"],
+                    no_local=given["no_local"],
                 )
-                found.append((client, identifier, interest, said.get("maker")))
+                found.append((client, identifier, interest, given.get("maker")))
         return found
 
     def _records(self, kind: str) -> list[tuple[list[str], dict[str, Any]]]:

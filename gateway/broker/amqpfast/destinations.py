@@ -12,7 +12,7 @@ from gateway.broker.amqpfast.selection import Selects
 from gateway.broker.priorities import PriorityQueue
 from gateway.broker.queue import Consumer
 from gateway.errors import RemoteProtocolError
-from gateway.model.batch import Part
+from gateway.model.batch import SubBatch
 from gateway.model.message import Message, Sender
 from gateway.protocols.amqpfast.dialect import fast_address
 from gateway.protocols.amqpfast.spec import PRIORITY_MAX
@@ -129,7 +129,7 @@ class Subscription(PriorityQueue):
         self.attached = False  # a handle consumes it
         self.local: Sender | None = None  # whose messages are not taken
 
-    def publish(self, part: Part) -> None:
+    def publish(self, part: SubBatch) -> None:
         """Take what is wanted; the rest is accepted by being passed over."""
         local, selects = self.local, self.interest.selects
         if local is None and selects is None:
@@ -143,7 +143,7 @@ class Subscription(PriorityQueue):
         if len(wanted) == len(part.messages):
             super().publish(part)
             return
-        chosen = Part(part.batch, part.lane)
+        chosen = SubBatch(part.batch, part.recipient)
         chosen.messages = [part.messages[at] for at in wanted]
         chosen.slots = [part.slots[at] for at in wanted]
         passed = set(range(len(part.messages))).difference(wanted)

@@ -45,7 +45,7 @@ class FastHosts(dict[str, FastHost]):
             for log, position, body in store.use_bodies(self.spool.recall_body):
                 self._bodies.setdefault(log, {})[position] = body
         self.spool.sweep()
-        for name, said in given.items():
+        for name, stated in given.items():
             definitions = None
             if store is not None:
                 definitions = FastDefinitions(
@@ -59,10 +59,10 @@ class FastHosts(dict[str, FastHost]):
             self[name] = FastHost(
                 name,
                 changed,
-                queues=said.destinations.queues,
-                topics=said.destinations.topics,
-                peers=said.peers,
-                auto_create=said.creates,
+                queues=stated.destinations.queues,
+                topics=stated.destinations.topics,
+                peers=stated.peers,
+                auto_create=stated.creates,
                 queues_max=limits.queues_max,
                 topics_max=limits.topics_max,
                 durable_max=limits.sessions_max,

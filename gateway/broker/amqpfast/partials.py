@@ -68,13 +68,13 @@ class Partials:
             assert isinstance(key, str)
             assert isinstance(value, bytes)
             with set_aside(PARTIAL, key):
-                said = json.loads(value)
+                given = json.loads(value)
                 try:
-                    file = self._spool.recall(said["file"])
+                    file = self._spool.recall(given["file"])
                 except StoreError:  # nothing had been written yet
                     store.delete(PARTIAL, key)
                     continue
-                found.append(Partial(key, b"", int(said["body_size"]), file, float(said["utc"])))
+                found.append(Partial(key, b"", int(given["body_size"]), file, float(given["utc"])))
         for partial in sorted(found, key=lambda one: one.utc):
             self._known[partial.key] = partial
             partial.busy = False
@@ -99,8 +99,8 @@ class Partials:
     def _record(self, partial: Partial) -> None:
         partial.utc = time.time()
         if self._store is not None:
-            said = {"file": partial.file.name, "body_size": partial.body_size, "utc": partial.utc}
-            self._store.put(PARTIAL, partial.key, json.dumps(said).encode())
+            given = {"file": partial.file.name, "body_size": partial.body_size, "utc": partial.utc}
+            self._store.put(PARTIAL, partial.key, json.dumps(given).encode())
 
     def release(self, partial: Partial) -> None:
         """Nobody sends it any more: it waits to be resumed."""

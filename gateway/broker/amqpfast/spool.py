@@ -1,10 +1,10 @@
 """The folder of bodies that are too large to be held in memory.
 
 A body is written as it comes, and stays where it is until nobody needs it. Whoever does has its SpoolFile:
-messages that wait or are being delivered, durable queues for what they have on disk (kept.py), transfers that
-were broken off (partials.py). When the last one has let go, the file is removed: not at once, for removing a
-large one takes its time, but by `bury`, in a thread. What a gateway leaves that was killed is removed by the
-next one, unless something stored refers to it.
+messages that wait or are being delivered, durable queues for what they have on disk (storage.py), transfers
+that were broken off (partials.py). When the last one has let go, the file is removed: not at once, for
+removing a large one takes its time, but by `bury`, in a thread. What a gateway leaves that was killed is
+removed by the next one, unless something stored refers to it.
 
 No descriptor is kept while nothing is written or read, for clients may have as many transfers under way as
 they like.

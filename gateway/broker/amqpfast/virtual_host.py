@@ -18,7 +18,7 @@ from gateway.broker.amqpfast.destinations import FastQueue, Interest, Subscripti
 from gateway.broker.shares import Shares, share_of
 from gateway.errors import GatewayError
 from gateway.model.address import Address
-from gateway.model.batch import Part, Sink
+from gateway.model.batch import Sink, SubBatch
 from gateway.model.message import Message
 from gateway.model.outcome import Outcome, Reason, Verdict
 from gateway.protocols.amqpfast.spec import SHORT_STRING_MAX, ReplyCode
@@ -51,7 +51,7 @@ class Refused(GatewayError):
 class Nowhere:
     """Where a route leads whose destination is not there: its messages are refused, not lost silently."""
 
-    def publish(self, part: Part) -> None:
+    def publish(self, part: SubBatch) -> None:
         """Refuse the messages."""
         part.settle(NOWHERE)
 
@@ -140,7 +140,7 @@ class FastHost:
             for key, subscription in self.durable.items():
                 self._definitions.note_untouched(subscription, SUBSCRIPTION, *key)
 
-    # Routing: what the switch asks.
+    # Routing: what the dispatcher asks.
 
     def sinks(self, address: Address) -> tuple[Sink, ...]:
         """The queue, or the subscriptions, that a message to this address goes to."""

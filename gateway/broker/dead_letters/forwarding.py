@@ -12,10 +12,10 @@ from dataclasses import replace
 from datetime import UTC, datetime
 from typing import Final
 
-from gateway.broker.switch import Namespace
+from gateway.broker.dispatcher import Namespace
 from gateway.errors import RemoteProtocolError
 from gateway.model.address import Address
-from gateway.model.batch import Batch, Lane
+from gateway.model.batch import Batch, Recipient
 from gateway.model.message import Message, Sender
 from gateway.model.outcome import Outcome
 from gateway.model.properties import Properties, property_set, string
@@ -45,7 +45,7 @@ class Forwarding:
         """Publish copies of these messages."""
         namespace = self._namespaces.get(self._endpoint)
         batch = Batch(self, 0.0)
-        lanes: dict[object, Lane] = {}
+        recipients: dict[object, Recipient] = {}
         for message in messages:
             copy = self._copy(message, route, outcome, utc)
             if copy is None:
@@ -59,15 +59,15 @@ class Forwarding:
                 continue
             slot = batch.open(None, len(sinks))
             for sink in sinks:
-                batch.add(slot, lanes.setdefault(sink, Lane(sink)), copy)
+                batch.add(slot, recipients.setdefault(sink, Recipient(sink)), copy)
         batch.send()
 
     def _copy(self, message: Message, route: str, outcome: Outcome, utc: float) -> Message | None:
         try:
-            said = message.properties
+            given = message.properties
         except RemoteProtocolError:  # that may be why it is a dead letter
-            said = Properties()
-        if any(name == REASON for name, _ in said.headers):
+            given = Properties()
+        if any(name == REASON for name, _ in given.headers):
             return None
         when = datetime.fromtimestamp(utc, UTC).isoformat(timespec="milliseconds")
         why = (
@@ -79,7 +79,7 @@ class Forwarding:
         return Message(
             self._address,
             message.body,
-            property_set(replace(said, headers=said.headers + why)),
+            property_set(replace(given, headers=given.headers + why)),
             self._assurance,
             self._assurance > 0,
             hops=message.hops + 1,

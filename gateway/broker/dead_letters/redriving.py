@@ -12,11 +12,11 @@ from collections.abc import Callable
 from typing import Final
 
 from gateway.broker.dead_letters import DeadLetters, Letter
+from gateway.broker.dispatcher import UNROUTED, Dispatcher, RouteRecipient, StagedRecipient
 from gateway.broker.memory import LOW_ON_MEMORY
 from gateway.broker.poison import poisoned
-from gateway.broker.switch import UNROUTED, Entrance, RouteLane, Switch
-from gateway.mapping.crossings import Route
-from gateway.model.batch import Batch, Lane, Sink
+from gateway.mapping.routes import Route
+from gateway.model.batch import Batch, Recipient, Sink
 from gateway.model.message import Message, Sender
 from gateway.model.outcome import ACCEPTED, Outcome, Reason, Verdict
 
@@ -29,26 +29,27 @@ Receipt = tuple[str, Told]
 class Redriving:
     """Publishes dead letters again."""
 
-    def __init__(self, switch: Switch, dead_letters: DeadLetters) -> None:
-        self._switch = switch
+    def __init__(self, dispatcher: Dispatcher, dead_letters: DeadLetters) -> None:
+        self._dispatcher = dispatcher
         self._dead_letters = dead_letters
         self._open: set[str] = set()
 
     def redrive(self, letters: list[Letter], told: Told) -> None:
         """Send the letters on their way; `told` hears of each, by its id, what became of it."""
-        # A batch holds what was published, or what was put on lanes: a journal tells the two apart by it.
-        placed, published = self._switch.batch(self, 0.0), self._switch.batch(self, 0.0)
-        lanes: dict[tuple[Sink, str], Lane] = {}
+        # A batch holds what was published, or what was put on recipients: a journal tells the two apart by
+        # it.
+        placed, published = self._dispatcher.batch(self, 0.0), self._dispatcher.batch(self, 0.0)
+        recipients: dict[tuple[Sink, str], Recipient] = {}
         refused: list[tuple[str, Outcome]] = []
         for letter in letters:
             if letter.id in self._open:
                 refused.append((letter.id, BUSY))
                 continue
-            if self._switch.memory.short:
+            if self._dispatcher.memory.short:
                 refused.append((letter.id, LOW_ON_MEMORY))
                 continue
             try:
-                outcome = self._place(placed, published, lanes, letter, told)
+                outcome = self._place(placed, published, recipients, letter, told)
             except Exception as error:
                 outcome = poisoned(error, route=letter.route)
             if outcome is None:
@@ -64,21 +65,21 @@ class Redriving:
         self,
         placed: Batch,
         published: Batch,
-        lanes: dict[tuple[Sink, str], Lane],
+        recipients: dict[tuple[Sink, str], Recipient],
         letter: Letter,
         told: Told,
     ) -> Outcome | None:
-        """Put a letter's message on its lanes; otherwise the outcome says why that cannot be."""
+        """Put a letter's message on its recipients; otherwise the outcome says why that cannot be."""
         receipt: Receipt = (letter.id, told)
         if not letter.route:
             return self._publish(published, letter.message, receipt)
-        route = next((one for one in self._switch.router.routes if one.name == letter.route), None)
+        route = next((one for one in self._dispatcher.router.routes if one.name == letter.route), None)
         if route is None:
             return _no(f"the route {letter.route!r} is in no mapping")
         made = self._made(route, letter)
         if isinstance(made, Outcome):
             return made
-        end = self._switch.end(route)
+        end = self._dispatcher.end(route)
         if end is None:
             return _no(f"the endpoint {route.target_endpoint!r} is not here")
         sinks = end.sinks(made.address)
@@ -86,15 +87,15 @@ class Redriving:
             sinks = end.choose(made)
         if not sinks:
             return UNROUTED
-        kind = Entrance if self._switch.outboxed(route) else RouteLane
+        kind = StagedRecipient if self._dispatcher.outboxed(route) else RouteRecipient
         slot = placed.open(receipt, len(sinks) + bool(made.retain and end.retained is not None))
         for sink in sinks:
             key = (sink, route.name)
-            if key not in lanes:
-                lanes[key] = kind(sink, route, None)
-            placed.add(slot, lanes[key], made)
+            if key not in recipients:
+                recipients[key] = kind(sink, route, None)
+            placed.add(slot, recipients[key], made)
         if made.retain and end.retained is not None:
-            placed.add(slot, lanes.setdefault((end.retained, ""), Lane(end.retained)), made)
+            placed.add(slot, recipients.setdefault((end.retained, ""), Recipient(end.retained)), made)
         return None
 
     @staticmethod
@@ -108,22 +109,22 @@ class Redriving:
             return message
         queue = route.pattern.queue or ""
         captures = route.pattern.match(message.address, queue)
-        crossing = None
+        resolved = None
         if captures is not None:
-            crossing = route.crossing(message.address, captures, queue, message.hops + 1)
-        crossed = None if crossing is None else crossing.cross(message)
+            resolved = route.resolve(message.address, captures, queue, message.hops + 1)
+        crossed = None if resolved is None else resolved.cross(message)
         return _no(f"the route {route.name!r} does not take it any more") if crossed is None else crossed
 
     def _publish(self, batch: Batch, message: Message, receipt: Receipt) -> Outcome | None:
         """As its source's endpoint did."""
-        switch = self._switch
+        dispatcher = self._dispatcher
         endpoint = message.sender.endpoint
-        namespace = switch.namespaces.get(endpoint)
+        namespace = dispatcher.namespaces.get(endpoint)
         if namespace is None:
             return _no(f"the endpoint {endpoint!r} that it came from is not here")
-        local = None if endpoint in switch.links else namespace
-        entry = switch.entry(endpoint, local, message.address)
-        return None if switch.publish(batch, entry, message, receipt) else UNROUTED
+        local = None if endpoint in dispatcher.links else namespace
+        entry = dispatcher.entry(endpoint, local, message.address)
+        return None if dispatcher.publish(batch, entry, message, receipt) else UNROUTED
 
     # What batches ask: this is their source.
 

@@ -12,7 +12,7 @@ from typing import Final, NamedTuple
 import structlog
 
 from gateway.broker.mqtt.away import Away
-from gateway.broker.mqtt.kept_session import KeptSession
+from gateway.broker.mqtt.durable_session import DurableSession
 from gateway.broker.mqtt.records import INCOMING, SESSION, Records
 from gateway.broker.mqtt.retained import Retained, Walk
 from gateway.broker.mqtt.session import Session, SessionLimits, SessionTally
@@ -118,10 +118,10 @@ class MqttNamespace:
     # From an earlier process.
 
     def _restore(self, records: Records) -> None:
-        kept: dict[str, KeptSession] = {}
+        kept: dict[str, DurableSession] = {}
         for client, record in records.sessions():
             with set_aside("session", client):
-                session = KeptSession(client, self.limits, self.tally, records)
+                session = DurableSession(client, self.limits, self.tally, records)
                 session.restore(record)
                 kept[client] = session
                 self._count(session)
@@ -137,7 +137,7 @@ class MqttNamespace:
         for log in records.store.logs():
             if log.kind == INCOMING and log.name in kept:
                 with set_aside(INCOMING, log.name):
-                    kept[log.name].incoming.restore(log)
+                    kept[log.name].received_ids.restore(log)
         for session in kept.values():
             session.expires_at = session.expiry_secs - session.away_secs
             if session.expires_at <= 0:
@@ -370,7 +370,7 @@ class MqttNamespace:
             if self.records is not None and expiry_secs > 0:
                 if client_id in self._set_aside:
                     self._forget_set_aside(self.records, client_id)
-                session = KeptSession(client_id, self.limits, self.tally, self.records)
+                session = DurableSession(client_id, self.limits, self.tally, self.records)
             else:
                 session = Session(client_id, self.limits, self.tally)
             self.sessions[client_id] = session

@@ -127,7 +127,7 @@ class Records:
 
         The body and the property list (in the octets of MQTT 5) are base64.
         """
-        said = {
+        given = {
             "topic": will.topic,
             "body": b64encode(will.body).decode(),
             "qos": will.qos,
@@ -136,7 +136,7 @@ class Records:
             "sender": sender._asdict(),
         }
         self._wills.add(client)
-        self._put(WILL, client.encode(), json.dumps(said).encode())
+        self._put(WILL, client.encode(), json.dumps(given).encode())
 
     def delete_will(self, client: str) -> None:
         """It has been published, or will not be."""
@@ -149,10 +149,12 @@ class Records:
         for key, value in self._things(WILL):
             with set_aside(WILL, key):
                 self._wills.add(key.decode())
-                said = json.loads(value)
-                properties = decode_list(b64decode(said["properties"]), WILL_LIST)
-                will = Will(said["topic"], b64decode(said["body"]), said["qos"], said["retain"], properties)
-                yield will, Sender(**said["sender"])
+                given = json.loads(value)
+                properties = decode_list(b64decode(given["properties"]), WILL_LIST)
+                will = Will(
+                    given["topic"], b64decode(given["body"]), given["qos"], given["retain"], properties
+                )
+                yield will, Sender(**given["sender"])
 
     # All of them.
 

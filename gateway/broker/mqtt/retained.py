@@ -1,4 +1,5 @@
-"""Retained messages: the last one of each topic, for whoever subscribes later. It is a sink of the switch.
+"""Retained messages: the last one of each topic, for whoever subscribes later. It is a sink of the
+dispatcher.
 
 With a store each is written, too, and is there after a restart. Whoever publishes one at QoS 1 or 2 is told
 when the commit has it. When the disk takes nothing the publisher is refused, and the message is written
@@ -14,7 +15,7 @@ import time
 from typing import TYPE_CHECKING, Final
 
 from gateway.broker.topics import TopicTree
-from gateway.model.batch import Part
+from gateway.model.batch import SubBatch
 from gateway.model.message import Message
 from gateway.store.restoring import set_aside
 from gateway.store.store import Store
@@ -67,7 +68,7 @@ class Retained:
             with set_aside(KIND, key):
                 self._set(message)
 
-    def publish(self, part: Part) -> None:
+    def publish(self, part: SubBatch) -> None:
         """Keep each message for its topic."""
         for message in part.messages:
             self.keep(message)

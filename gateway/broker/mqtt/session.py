@@ -1,11 +1,11 @@
 """A session: what one client is owed, whether it is connected or not.
 
 Outgoing: messages wait in order, go out as the client's Receive Maximum allows, and stay in flight until the
-last acknowledgement of their QoS. Incoming: the packet ids of QoS 2 messages that were taken but not
+last acknowledgement of their QoS. ReceivedIds: the packet ids of QoS 2 messages that were taken but not
 released.
 The two directions have separate packet ids. A connection, while there is one, is the session's outlet.
 Its octets are those of what waits and of what is in flight, until the client has acknowledged it.
-What is here ends with the process; kept_session.py has the sessions that do not.
+What is here ends with the process; durable_session.py has the sessions that do not.
 """
 
 from __future__ import annotations
@@ -17,11 +17,11 @@ from dataclasses import dataclass, field, replace
 from itertools import islice
 from typing import ClassVar, Final, NamedTuple, Protocol
 
-from gateway.broker.mqtt.incoming import Incoming
+from gateway.broker.mqtt.received_ids import ReceivedIds
 from gateway.broker.mqtt.retained import PIECE_MESSAGES_MAX, Walk
 from gateway.broker.mqtt.subscription import Grant, SubscriptionOptions
 from gateway.broker.pressure import Pressure, lowered
-from gateway.model.batch import Part
+from gateway.model.batch import SubBatch
 from gateway.model.message import Message, weight_of
 from gateway.protocols.mqtt.spec import PacketType
 
@@ -104,7 +104,7 @@ class Session:
     expiry_secs: float = 0.0  # how long it outlives its connection
     expires_at: float = 0.0  # monotonic; only while disconnected
     subscriptions: dict[str, SubscriptionOptions] = field(default_factory=dict)
-    incoming: Incoming = field(default_factory=Incoming)
+    received_ids: ReceivedIds = field(default_factory=ReceivedIds)
     in_flight: dict[int, Row] = field(default_factory=dict)
     owed: dict[str, Walk] = field(default_factory=dict)  # retained messages still to be sent, by filter
     released: dict[int, None] = field(default_factory=dict)  # in flight, PUBREC came, PUBREL was sent
@@ -161,7 +161,7 @@ class Session:
             return 0
         return max(self.credit - len(self), 0)
 
-    def take(self, part: Part, grant: Grant) -> None:
+    def take(self, part: SubBatch, grant: Grant) -> None:
         """Owe the messages of the part, which is what acceptance means here."""
         messages = part.messages
         if grant.no_local:
@@ -286,7 +286,7 @@ class Session:
             self.patient = limits.holds
             self.pressure.relieve()
 
-    def hold_sources(self, part: Part) -> None:
+    def hold_sources(self, part: SubBatch) -> None:
         """It is full: whoever publishes the part waits."""
         self._tight = True
         self.pressure.hold_sources(part)
@@ -357,7 +357,7 @@ class Session:
 
     def discarded(self) -> None:
         """The session has ended; nothing of it stays."""
-        self.incoming.drop()
+        self.received_ids.drop()
 
     def awaits(self, kind: PacketType, packet_id: int) -> bool:
         """False: the client acknowledges a delivery with another packet than that which is due for it.

@@ -16,7 +16,7 @@ from typing import Final
 
 from gateway.broker.mqtt.session import Session
 from gateway.broker.mqtt.subscription import Grant, SubscriptionOptions
-from gateway.model.batch import Part
+from gateway.model.batch import SubBatch
 from gateway.model.message import Message
 
 PREFIX: Final = "$share/"
@@ -41,13 +41,13 @@ class SharedGroup:
         """Add a member, or change its options."""
         self.members[session] = Grant(session, [options], shared=self.filter)
 
-    def publish(self, part: Part) -> None:
+    def publish(self, part: SubBatch) -> None:
         """Divide the messages among the members; each settles its own."""
         here = [grant for session, grant in self.members.items() if session.outlet is not None]
         candidates = here or [grant for session, grant in self.members.items() if session.persistent]
         rooms = [grant.session.room for grant in candidates]
-        pieces: dict[Grant, Part] = {}
-        nobody = Part(part.batch, part.lane)
+        pieces: dict[Grant, SubBatch] = {}
+        nobody = SubBatch(part.batch, part.recipient)
         any_room = True
         for message, slot in zip(part.messages, part.slots, strict=True):
             at = self._next(rooms) if any_room else -1
@@ -61,7 +61,9 @@ class SharedGroup:
                 acknowledged = message.assurance and grant.qos
                 rooms[at] -= 1 if acknowledged else 0
                 if here or acknowledged:
-                    piece = pieces.get(grant) or pieces.setdefault(grant, Part(part.batch, part.lane))
+                    piece = pieces.get(grant) or pieces.setdefault(
+                        grant, SubBatch(part.batch, part.recipient)
+                    )
                 else:
                     grant.session.tally.offline += 1
             piece.messages.append(message)

@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Final
 
-from gateway.model.batch import Part
+from gateway.model.batch import SubBatch
 
 if TYPE_CHECKING:
     from gateway.broker.mqtt.session import Session
@@ -54,13 +54,13 @@ class Grant:
         return (self.session.client_id, self.shared, *options)
 
     def __eq__(self, other: object) -> bool:
-        """Grants of one session with equal options are one lane, whatever their topics."""
+        """Grants of one session with equal options are one recipient, whatever their topics."""
         return isinstance(other, Grant) and other.session is self.session and other._key() == self._key()
 
     def __hash__(self) -> int:
         return hash(self._key())
 
-    def publish(self, part: Part) -> None:
+    def publish(self, part: SubBatch) -> None:
         """The session owes the messages; it settles the part."""
         self.session.take(part, self)
 

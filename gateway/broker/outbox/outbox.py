@@ -20,14 +20,14 @@ from collections.abc import Callable, Iterable
 from typing import TYPE_CHECKING, Final, Literal, NamedTuple
 
 from gateway.broker.dead_letters import DeadLetters
-from gateway.broker.kept import Kept
+from gateway.broker.dispatcher import Namespace, RouteRecipient
 from gateway.broker.outbox.marks import MARK_SECS, Marks
 from gateway.broker.queue import Queue
-from gateway.broker.switch import Namespace, RouteLane
+from gateway.broker.storage import QueueStorage
 from gateway.containment import contained
-from gateway.mapping.crossings import Route
+from gateway.mapping.routes import Route
 from gateway.model.address import Address
-from gateway.model.batch import Batch, Part, Sink
+from gateway.model.batch import Batch, Sink, SubBatch
 from gateway.model.message import Message, Sender, weight_of
 from gateway.model.outcome import ACCEPTED, FINAL, Outcome, Reason, Verdict
 from gateway.store.journal.columns import WAS_BURIED, WAS_DELIVERED, WAS_DROPPED
@@ -74,7 +74,7 @@ class OutboxLimits(NamedTuple):
         )
 
 
-class Way(NamedTuple):
+class OutboxTarget(NamedTuple):
     """A link, as its outboxes see it. `window`: messages that may be on their way at a time."""
 
     namespace: Namespace
@@ -96,12 +96,12 @@ class OutboxState(NamedTuple):
     problem: str
 
 
-class DeliveryLane(RouteLane):
+class OutboxRecipient(RouteRecipient):
     """From an outbox to its link. Refusals are the outbox's business, which tries again."""
 
     __slots__ = ()
 
-    def settle(self, part: Part, messages: list[Message], slots: list[int], outcome: Outcome) -> None:
+    def settle(self, part: SubBatch, messages: list[Message], slots: list[int], outcome: Outcome) -> None:
         """Count what arrived."""
         route = self.route
         route.in_flight -= len(messages)
@@ -134,9 +134,9 @@ class Outbox:
         self._jitter = jitter
         self._clock = clock
         self._utc = utc
-        self._way: Way | None = None
+        self._way: OutboxTarget | None = None
         self._route: Route | None = None
-        self._lane: DeliveryLane | None = None
+        self._recipient: OutboxRecipient | None = None
         self._left: Left | None = None
         self._limits = OutboxLimits()
         self._attempts_max = 1
@@ -158,7 +158,7 @@ class Outbox:
         self._queue = Queue(
             name, durable=True, messages_max=UNBOUNDED, octets_max=UNBOUNDED, expired=self._expired
         )
-        self._kept = Kept(
+        self._kept = QueueStorage(
             self._queue,
             store,
             log,
@@ -170,12 +170,12 @@ class Outbox:
     def __len__(self) -> int:
         return len(self._queue) + len(self._open)
 
-    def use(self, way: Way | None, route: Route | None, left: Left | None = None) -> None:
+    def use(self, way: OutboxTarget | None, route: Route | None, left: Left | None = None) -> None:
         """The route in force (None: it is gone) and its link; `left` hears what became of messages."""
         self._left = left
         self._way = way
         self._route = route
-        self._lane = None
+        self._recipient = None
         if way is not None and route is not None:
             self._limits = way.limits.overridden_by(route.rule.outbox)
             self._attempts_max = route.rule.attempts_max
@@ -213,7 +213,7 @@ class Outbox:
             return f"the route {self.route_name!r} is in no mapping"
         return "" if self._way.up() else "the link is down"
 
-    # What the switch asks: a namespace, and its only sink.
+    # What the dispatcher asks: a namespace, and its only sink.
 
     def sinks(self, address: Address) -> tuple[Sink, ...]:
         """Every address of the broker is reached through here."""
@@ -227,7 +227,7 @@ class Outbox:
     def retained(self) -> None:
         """The remote broker retains what is published with the flag."""
 
-    def publish(self, part: Part) -> None:
+    def publish(self, part: SubBatch) -> None:
         """Store the part. Transient messages are accepted at once, the others when they are on disk."""
         messages = part.messages
         count = len(messages)
@@ -316,13 +316,13 @@ class Outbox:
 
     def deliver(self, queue: Queue, position: int, messages: list[Message], redelivered: bool) -> None:
         """Send a run of messages on its way."""
-        lane = self._lane or self._find_lane(messages[0])
+        recipient = self._recipient or self._find_lane(messages[0])
         if self._returned:
             self._returned.difference_update(range(position, position + len(messages)))
         self._next_out = max(self._next_out, position + len(messages))
         self._octets += weight_of(messages)
         self._open.update(enumerate(messages, position))
-        self._send(lane, range(position, position + len(messages)), messages)
+        self._send(recipient, range(position, position + len(messages)), messages)
 
     def failed(self, error: Exception) -> None:
         """There is no way to the link: try again later."""
@@ -333,17 +333,17 @@ class Outbox:
     def cancelled(self, queue: Queue) -> None:
         """Only we delete it."""
 
-    def _find_lane(self, message: Message) -> DeliveryLane:
+    def _find_lane(self, message: Message) -> OutboxRecipient:
         assert self._way is not None
         assert self._route is not None
         (sink,) = self._way.namespace.sinks(message.address) or ()
-        self._lane = DeliveryLane(sink, self._route, None)
-        return self._lane
+        self._recipient = OutboxRecipient(sink, self._route, None)
+        return self._recipient
 
-    def _send(self, lane: DeliveryLane, positions: Iterable[int], messages: list[Message]) -> None:
+    def _send(self, recipient: OutboxRecipient, positions: Iterable[int], messages: list[Message]) -> None:
         batch = Batch(self, self._clock())
         for position, message in zip(positions, messages, strict=True):
-            batch.add_only(position, lane, message)
+            batch.add_only(position, recipient, message)
         self._sending, before = True, self._sending
         batch.send()
         self._sending = before
@@ -438,8 +438,8 @@ class Outbox:
                 due.append(heapq.heappop(self._later)[1])
             if due:
                 due.sort()
-                lane = self._lane or self._find_lane(self._open[due[0]])
-                self._send(lane, due, [self._open[position] for position in due])
+                recipient = self._recipient or self._find_lane(self._open[due[0]])
+                self._send(recipient, due, [self._open[position] for position in due])
         oldest = self._oldest()
         if oldest is None:
             self._marks.clear()

@@ -10,8 +10,8 @@ import structlog
 
 from gateway.broker.dead_letters import DeadLetters
 from gateway.broker.outbox.marks import Marks
-from gateway.broker.outbox.outbox import KIND, Left, Outbox, OutboxState, Way
-from gateway.mapping.crossings import Route
+from gateway.broker.outbox.outbox import KIND, Left, Outbox, OutboxState, OutboxTarget
+from gateway.mapping.routes import Route
 from gateway.store.restoring import set_aside
 from gateway.store.store import Store
 
@@ -42,7 +42,7 @@ class Outboxes:
         self._time = (jitter, clock, utc)
         self._marks = Marks.load(store)
         self.left: Left | None = None  # hears what leaves an outbox; for a journal
-        self._ways: dict[str, Way] = {}
+        self._ways: dict[str, OutboxTarget] = {}
         self._routes: dict[str, Route] = {}  # in force, by the name that their outbox has
         self._boxes: dict[str, Outbox] = {}
         for found in store.logs():
@@ -58,7 +58,7 @@ class Outboxes:
         """All of them, for people and metrics."""
         return [outbox.state() for outbox in self._boxes.values()]
 
-    def add_way(self, link: str, way: Way) -> None:
+    def add_way(self, link: str, way: OutboxTarget) -> None:
         """There is a link of that name."""
         self._ways[link] = way
 

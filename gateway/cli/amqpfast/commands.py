@@ -116,8 +116,8 @@ class FastCommands:
 
     def _name(self, address: Address, file: Path) -> str:
         """The same for the same file and destination, so that the server knows us again."""
-        said = f"{self.target.host}:{self.target.port} {address.wire!r} {file.resolve()}"
-        return f"gateway-cli-{hashlib.sha256(said.encode()).hexdigest()[:16]}"
+        stated = f"{self.target.host}:{self.target.port} {address.wire!r} {file.resolve()}"
+        return f"gateway-cli-{hashlib.sha256(stated.encode()).hexdigest()[:16]}"
 
     # Receiving.
 

@@ -18,8 +18,8 @@ from gateway.settings import parse_url
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame
 
+    from gateway.clients.wire import Access
     from gateway.model.address import Address
-    from gateway.peers.wire import Access
     from gateway.pipeline.jobs.replay import Pace, Progress, Replayed
 
 app = typer.Typer()
@@ -104,7 +104,7 @@ def _sent(
 
 
 def _access(url: str, password_file: Path | None, timeout: float, ca_file: str | None) -> Access:
-    from gateway.peers.wire import Access
+    from gateway.clients.wire import Access
 
     try:
         target = parse_url(url)
@@ -125,14 +125,14 @@ def _to(
     destination: str | None,
 ) -> Address | None:
     """The one address of all messages; None: each has its own."""
-    said = {"topic": topic, "exchange": exchange, "queue": queue, "destination": destination}
+    stated = {"topic": topic, "exchange": exchange, "queue": queue, "destination": destination}
     if queue is not None:
-        said["exchange"] = None
+        stated["exchange"] = None
     elif exchange is not None:
-        said["routing_key"] = routing_key
+        stated["routing_key"] = routing_key
     if destination is not None:
-        said["service"] = service
-    given = {word: text for word, text in said.items() if text is not None}
+        stated["service"] = service
+    given = {word: text for word, text in stated.items() if text is not None}
     others = [DIALECT_OF_WORD[word].name for word in given if DIALECT_OF_WORD[word].name != protocol]
     if others:
         raise typer.BadParameter(f"the URL is of {protocol}, the address of {others[0]}")

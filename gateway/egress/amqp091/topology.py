@@ -1,6 +1,6 @@
 """What the routes of a link need at its broker, and how that is looked up and made.
 
-A Need is an exchange, a queue, or a queue of the link's own with its bindings. Each is first asked for
+A Declaration is an exchange, a queue, or a queue of the link's own with its bindings. Each is first asked for
 passively, because it may exist in any form; only what is missing is declared. A broker answers a question
 about something that does not exist by closing the channel, so all of this happens on a channel that nothing
 else uses. What a need takes is written as a generator of methods, which is sent the broker's answers one by
@@ -36,7 +36,7 @@ SINGLE_ACTIVE: Final[Headers] = (("x-single-active-consumer", Value(ValueType.BO
 RESERVED: Final = "amq."  # 3.1.3.1: such names are the broker's own, and exist or cannot be made
 
 
-class Standing(Enum):
+class DeclarationState(Enum):
     """How far a need has come on this connection."""
 
     NEW = auto()  # not answered yet; publishing waits for it
@@ -45,7 +45,7 @@ class Standing(Enum):
     AGAIN = auto()  # being asked for again
 
 
-class Need:
+class Declaration:
     """Something that has to exist. `consume`: its messages are wanted. `keys`: bindings to `exchange`."""
 
     __slots__ = (
@@ -56,7 +56,7 @@ class Need:
         "kind",
         "name",
         "retry_at",
-        "standing",
+        "state",
         "undeclared",
         "wait",
         "why",
@@ -80,12 +80,12 @@ class Need:
         self.keys = keys
         self.drop = drop  # bindings that an earlier mapping wanted
         self.undeclared = undeclared  # only messages name it: it is looked for, and never made
-        self.standing = Standing.NEW
+        self.state = DeclarationState.NEW
         self.why = ""
         self.wait = RETRY_SECS_MIN
         self.retry_at = 0.0
 
-    def says_the_same(self, other: Need) -> bool:
+    def says_the_same(self, other: Declaration) -> bool:
         """Whether `other` wants nothing else."""
         return (self.consume, self.exchange, self.keys) == (other.consume, other.exchange, other.keys)
 
@@ -152,102 +152,120 @@ class Topology:
 
     def __init__(self, client_id: str, declare: Declare, wait_max: float) -> None:
         self.declare: Declare = declare
-        self.needs: dict[tuple[Kind, str], Need] = {}
+        self.declarations: dict[tuple[Kind, str], Declaration] = {}
         self._client_id = client_id
         self._wait_max = wait_max
-        self._leftovers: list[Need] = []
+        self._leftovers: list[Declaration] = []
 
     @property
     def surveyed(self) -> bool:
         """Every need has been answered on this connection, one way or the other."""
-        return all(need.standing is not Standing.NEW for need in self.needs.values())
+        return all(
+            declaration.state is not DeclarationState.NEW for declaration in self.declarations.values()
+        )
 
-    def want(self, subscriptions: Subscriptions, targets: Targets) -> tuple[list[Need], list[Need]]:
+    def want(
+        self, subscriptions: Subscriptions, targets: Targets
+    ) -> tuple[list[Declaration], list[Declaration]]:
         """The mapping changed. Returns the needs that are new or changed, and those that are gone."""
-        before = self.needs
-        wanted = {(need.kind, need.name): need for need in self._needs_of(subscriptions, targets)}
-        kept = {key: need for key, need in before.items() if need.undeclared and key not in wanted}
-        fresh: list[Need] = []
-        for key, need in wanted.items():
+        before = self.declarations
+        wanted = {
+            (declaration.kind, declaration.name): declaration
+            for declaration in self._declarations_of(subscriptions, targets)
+        }
+        kept = {
+            key: declaration
+            for key, declaration in before.items()
+            if declaration.undeclared and key not in wanted
+        }
+        fresh: list[Declaration] = []
+        for key, declaration in wanted.items():
             old = before.get(key)
-            if old is not None and not old.undeclared and old.says_the_same(need):
+            if old is not None and not old.undeclared and old.says_the_same(declaration):
                 wanted[key] = old
                 continue
             if old is not None:
-                need.drop = (old.keys | old.drop) - need.keys
-            fresh.append(need)
-        self.needs = wanted | kept
-        gone = [need for key, need in before.items() if key not in self.needs]
+                declaration.drop = (old.keys | old.drop) - declaration.keys
+            fresh.append(declaration)
+        self.declarations = wanted | kept
+        gone = [declaration for key, declaration in before.items() if key not in self.declarations]
         if self.declare == "create":
             self._leftovers += [
-                Need(need.kind, need.name, exchange=need.exchange, drop=need.keys | need.drop)
-                for need in gone
-                if need.keys or need.drop
+                Declaration(
+                    declaration.kind,
+                    declaration.name,
+                    exchange=declaration.exchange,
+                    drop=declaration.keys | declaration.drop,
+                )
+                for declaration in gone
+                if declaration.keys or declaration.drop
             ]
         return fresh, gone
 
-    def _needs_of(self, subscriptions: Subscriptions, targets: Targets) -> Iterable[Need]:
+    def _declarations_of(self, subscriptions: Subscriptions, targets: Targets) -> Iterable[Declaration]:
         if self.declare != "none":
             for name in targets.scopes:
                 if name and not name.startswith(RESERVED):
-                    yield Need("exchange", name)
+                    yield Declaration("exchange", name)
             for name in targets.queues:
                 if name not in subscriptions.queues:
-                    yield Need("queue", name)
+                    yield Declaration("queue", name)
         for name in subscriptions.queues:
-            yield Need("queue", name, consume=True)
+            yield Declaration("queue", name, consume=True)
         keys: dict[str, set[str]] = {}
         for exchange, key in subscriptions.bindings:
             keys.setdefault(exchange, set()).add(key)
         for exchange, bound in keys.items():
             name = own_queue(self._client_id, exchange)
-            yield Need("bound", name, consume=True, exchange=exchange, keys=frozenset(bound))
+            yield Declaration("bound", name, consume=True, exchange=exchange, keys=frozenset(bound))
 
-    def in_force(self, need: Need) -> Need | None:
+    def in_force(self, declaration: Declaration) -> Declaration | None:
         """The need of that kind and name in the mapping of today."""
-        return self.needs.get((need.kind, need.name))
+        return self.declarations.get((declaration.kind, declaration.name))
 
-    def connected(self) -> list[Need]:
+    def connected(self) -> list[Declaration]:
         """A connection stands: returns all that has to be asked for."""
-        for need in self.needs.values():
-            need.standing = Standing.NEW
-            need.wait = RETRY_SECS_MIN
-        return [*self.leftovers(), *self.needs.values()]
+        for declaration in self.declarations.values():
+            declaration.state = DeclarationState.NEW
+            declaration.wait = RETRY_SECS_MIN
+        return [*self.leftovers(), *self.declarations.values()]
 
-    def leftovers(self) -> list[Need]:
+    def leftovers(self) -> list[Declaration]:
         """Bindings that nobody wants any more, once."""
         leftovers, self._leftovers = self._leftovers, []
         return leftovers
 
-    def due(self, now: float) -> list[Need]:
+    def due(self, now: float) -> list[Declaration]:
         """The failed needs whose turn it is; they count as asked for."""
         found = [
-            need for need in self.needs.values() if need.standing is Standing.FAILED and need.retry_at <= now
+            declaration
+            for declaration in self.declarations.values()
+            if declaration.state is DeclarationState.FAILED and declaration.retry_at <= now
         ]
-        for need in found:
-            need.standing = Standing.AGAIN
+        for declaration in found:
+            declaration.state = DeclarationState.AGAIN
         return found
 
-    def failed(self, need: Need, why: str, now: float) -> bool:
+    def failed(self, declaration: Declaration, why: str, now: float) -> bool:
         """The need is not met; it is tried again later. Returns whether the reason is news."""
-        news = need.why != why
-        need.why = why
-        need.standing = Standing.FAILED
-        need.retry_at = now + need.wait
-        need.wait = min(need.wait * 2, self._wait_max)
+        news = declaration.why != why
+        declaration.why = why
+        declaration.state = DeclarationState.FAILED
+        declaration.retry_at = now + declaration.wait
+        declaration.wait = min(declaration.wait * 2, self._wait_max)
         return news
 
-    def refused(self, exchange: str) -> tuple[Need, list[Need]]:
+    def refused(self, exchange: str) -> tuple[Declaration, list[Declaration]]:
         """The need for an exchange that a publish found missing; and such needs that had to be forgotten."""
-        found = self.needs.get(("exchange", exchange))
+        found = self.declarations.get(("exchange", exchange))
         if found is not None:
             return found, []
-        forgotten = [need for need in self.needs.values() if need.undeclared]
+        forgotten = [declaration for declaration in self.declarations.values() if declaration.undeclared]
         if len(forgotten) < UNDECLARED_MAX:
             forgotten = []
-        for need in forgotten:
-            del self.needs[need.kind, need.name]
-        made = self.needs["exchange", exchange] = Need("exchange", exchange, undeclared=True)
+        for declaration in forgotten:
+            del self.declarations[declaration.kind, declaration.name]
+        made = self.declarations["exchange", exchange] = Declaration("exchange", exchange, undeclared=True)
         return made, forgotten
 
 
@@ -263,22 +281,22 @@ class Declarer:
         machine: ClientConnection,
         declare: Declare,
         arguments: Headers,
-        answered: Callable[[Need, str], None],
+        answered: Callable[[Declaration, str], None],
     ) -> None:
         self.channel = 0  # 0: none is open
         self._machine = machine
         self._declare: Declare = declare
         self._arguments = arguments
         self._answered = answered
-        self._queue: deque[Need] = deque()
-        self._need: Need | None = None
+        self._queue: deque[Declaration] = deque()
+        self._declaration: Declaration | None = None
         self._steps: Steps | None = None
         self._question: m.Method | None = None  # waits for its channel
 
-    def ask(self, needs: Iterable[Need]) -> None:
+    def ask(self, declarations: Iterable[Declaration]) -> None:
         """Work through `needs` as well."""
-        self._queue.extend(needs)
-        if self._need is None:
+        self._queue.extend(declarations)
+        if self._declaration is None:
             self._next()
 
     def opened(self) -> None:
@@ -302,24 +320,24 @@ class Declarer:
             self._say(question)
 
     def _next(self) -> None:
-        while self._queue and self._need is None:
-            need = self._need = self._queue.popleft()
-            steps = self._steps = need.steps(self._declare, self._arguments)
+        while self._queue and self._declaration is None:
+            declaration = self._declaration = self._queue.popleft()
+            steps = self._steps = declaration.steps(self._declare, self._arguments)
             try:
                 question = next(steps)
             except StopIteration as end:
-                self._need = self._steps = None
-                self._answered(need, end.value)
+                self._declaration = self._steps = None
+                self._answered(declaration, end.value)
             else:
                 self._say(question)
-        if self._need is None and self.channel:
+        if self._declaration is None and self.channel:
             self._machine.close_channel(self.channel)
             self.channel = 0
 
     def _finish(self, why: str) -> None:
-        need, self._need, self._steps = self._need, None, None
-        assert need is not None
-        self._answered(need, why)
+        declaration, self._declaration, self._steps = self._declaration, None, None
+        assert declaration is not None
+        self._answered(declaration, why)
         self._next()
 
     def _say(self, question: m.Method) -> None:

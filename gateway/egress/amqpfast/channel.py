@@ -26,7 +26,7 @@ from gateway.protocols.amqpfast.codec import decode_message_list
 from gateway.protocols.amqpfast.dialect import SERVICES, fast_address
 from gateway.protocols.amqpfast.events import NO_HANDLE, Fragment, NotifyRow
 from gateway.protocols.amqpfast.spec import DELIVERED, NOTIFY_STREAMING, REDELIVERED, ReplyCode, Scope
-from gateway.protocols.amqpfast.translate import NO_FACTS, facts, head_properties
+from gateway.protocols.amqpfast.translate import NO_ESSENTIALS, essentials, head_properties
 
 if TYPE_CHECKING:
     from gateway.egress.amqpfast.client import Client
@@ -249,9 +249,9 @@ class ClientChannel:
             return
         properties = head_properties(head)
         try:
-            known = facts(properties)
+            known = essentials(properties)
         except RemoteProtocolError:
-            known = NO_FACTS  # who asks for the properties is told
+            known = NO_ESSENTIALS  # who asks for the properties is told
         message = Message(
             fast_address(found.service, name.decode()),
             body,

@@ -31,7 +31,7 @@ import trio
 from gateway.egress.amqpfast.channel import OPEN_TAG, ClientChannel
 from gateway.egress.amqpfast.handles import PLAIN_HEAD, Delivery, PeerStream, Refused
 from gateway.egress.amqpfast.opening import client_machine
-from gateway.egress.reaching import GARBLED, LOOK_OCTETS, explained, reason
+from gateway.egress.connect_errors import GARBLED, LOOK_OCTETS, explained, reason
 from gateway.errors import LinkError, LocalProtocolError
 from gateway.model.properties import Value, ValueType, string
 from gateway.protocols.amqpfast.codec import Head, encode_head_properties
@@ -98,12 +98,12 @@ def head_of(
     """
     if not 0 <= priority <= PRIORITY_MAX:
         raise LocalProtocolError(f"priority: 0 to {PRIORITY_MAX}, not {priority}")
-    said = tuple(
+    stated = tuple(
         (name, string(value) if isinstance(value, str) else Value(ValueType.INT32, value))
         for name, value in (headers or {}).items()
     )
     return encode_head_properties(
-        Head(persistent, priority, expiration, mime_type, encoding, identifier, said)
+        Head(persistent, priority, expiration, mime_type, encoding, identifier, stated)
     )
 
 

@@ -3,7 +3,7 @@
 Where the server takes them restartably, a message that a lost connection cut off goes on where it was: what
 the server holds is known by the client-name and the head, which both stay the same. A server that does not
 know of it says so once per connection, or never answers; one that drops the connection instead is known to
-whoever owns the connections (outgoing.py).
+whoever owns the connections (publisher.py).
 """
 
 from __future__ import annotations

@@ -83,9 +83,9 @@ class Survey:
 
 
 def _identifier(name: str) -> str:
-    said = IDENTIFIER + name
-    if len(said.encode()) <= SHORT_STRING_MAX:
-        return said
+    given = IDENTIFIER + name
+    if len(given.encode()) <= SHORT_STRING_MAX:
+        return given
     return IDENTIFIER + hashlib.sha256(name.encode()).hexdigest()
 
 
@@ -113,12 +113,12 @@ class Sources:
 
     def want(self, subscriptions: Subscriptions) -> tuple[list[Source], list[Source]]:
         """The mapping changed: returns the sources that are new, and those that are not wanted any more."""
-        said = subscriptions.prefixes
+        given = subscriptions.prefixes
         before = self._sources
         self._sources = {
             key: before.get(key) or Source(*key, durable=self._durable)
-            for key in said
-            if not _covered(key, said)
+            for key in given
+            if not _covered(key, given)
         }
         fresh = [source for key, source in self._sources.items() if key not in before]
         return fresh, [source for key, source in before.items() if key not in self._sources]

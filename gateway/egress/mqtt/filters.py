@@ -16,7 +16,7 @@ from typing import Final
 
 import structlog
 
-from gateway.egress.mqtt.peer import reason_name
+from gateway.egress.mqtt.connection import reason_name
 from gateway.protocols.mqtt.client import ClientConnection
 from gateway.protocols.mqtt.packets import Subscription
 from gateway.protocols.mqtt.spec import FAILURE, WORD_MAX, Version
@@ -45,7 +45,7 @@ class Filters:
         self._group = "" if share is None else f"{SHARE}{share}/"
         self._refused: set[str] = set()
         self._machine: ClientConnection | None = None
-        self._said: set[str] = set()
+        self._given: set[str] = set()
         self._asked: dict[int, tuple[str, ...]] = {}
         self._attempts: dict[str, int] = {}
         self._due: dict[str, float] = {}
@@ -59,8 +59,8 @@ class Filters:
         self._attempts.clear()
         self._due.clear()
         if self._machine is not None:
-            self._unsubscribe([one for one in self._said if one not in filters])
-            self._subscribe([one for one in filters if one not in self._said])
+            self._unsubscribe([one for one in self._given if one not in filters])
+            self._subscribe([one for one in filters if one not in self._given])
 
     def attach(self, machine: ClientConnection, *, present: bool) -> None:
         """A connection is usable; `present`: on a session that the broker kept.
@@ -78,10 +78,10 @@ class Filters:
             self.granted.clear()
         changed = machine.version is not self._version
         self._version = machine.version
-        self._said = set(self.granted)
+        self._given = set(self.granted)
         self._unsubscribe([one for one in self.granted if changed or one not in self.wanted])
         repeats = machine.version is Version.V5
-        self._subscribe([one for one in self.wanted if repeats or one not in self._said])
+        self._subscribe([one for one in self.wanted if repeats or one not in self._given])
 
     def detach(self) -> None:
         """The connection is gone."""
@@ -94,7 +94,7 @@ class Filters:
                 self._refuse(one)
                 self._ask_again(one, reason_name(reason), now)
                 continue
-            if one in self._said:
+            if one in self._given:
                 self.granted.add(one)
                 self._refused.discard(one)
                 self._stats.filters_refused = len(self._refused)
@@ -115,7 +115,7 @@ class Filters:
         self._stats.filters_refused = 0
 
     def _refuse(self, one: str) -> None:
-        self._said.discard(one)
+        self._given.discard(one)
         self.granted.discard(one)
         if one in self.wanted:
             self._refused.add(one)
@@ -142,10 +142,10 @@ class Filters:
         for chunk in _chunks([one for one in filters if self._possible(machine, one)]):
             packet_id = self._take_id()
             self._asked[packet_id] = chunk
-            self._said.update(chunk)
+            self._given.update(chunk)
             if not machine.subscribe(packet_id, [self._subscription(one) for one in chunk]):
                 del self._asked[packet_id]
-                self._said.difference_update(chunk)
+                self._given.difference_update(chunk)
                 if len(chunk) > 1:
                     for one in chunk:
                         self._subscribe([one])
@@ -166,7 +166,7 @@ class Filters:
         machine = self._machine
         assert machine is not None
         for one in filters:
-            self._said.discard(one)
+            self._given.discard(one)
             self.granted.discard(one)
             machine.unsubscribe(self._take_id(), [one])
 

@@ -9,7 +9,7 @@ from collections.abc import Callable, Sequence
 from functools import partial
 from typing import TYPE_CHECKING, Final
 
-from gateway.broker.amqp091.deaths import own_properties
+from gateway.broker.amqp091.dead_lettering import own_properties
 from gateway.broker.amqp091.queue import AmqpQueue
 from gateway.broker.amqp091.replies import ReplyTo
 from gateway.broker.poison import poisoned
@@ -54,7 +54,7 @@ class AmqpConsumer:
         self._channel = channel
         self._deliverer = Deliverer(channel.connection.machine, channel.number, tag)
         self._properties: Callable[[Message, float], bytes] = encode_properties
-        if queue.said.ttl_ms is not None or queue.said.quorum:
+        if queue.options.ttl_ms is not None or queue.options.quorum:
             self._properties = partial(own_properties, queue)
 
     def room(self) -> int:

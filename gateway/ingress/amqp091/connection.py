@@ -10,8 +10,8 @@ from typing import TYPE_CHECKING, Any, Final
 from gateway.broker.access import Denial, Principal
 from gateway.broker.amqp091.refusals import Refused, access_refused
 from gateway.broker.amqp091.virtual_host import VirtualHost
+from gateway.broker.dispatcher import RoutingEntry
 from gateway.broker.memory import LOW_ON_MEMORY
-from gateway.broker.switch import Entry
 from gateway.errors import RemoteProtocolError
 from gateway.ingress.amqp091.acknowledging import take_acks
 from gateway.ingress.amqp091.channel import AmqpChannel
@@ -40,7 +40,7 @@ from gateway.protocols.amqp091.events import (
 from gateway.protocols.amqp091.server import ServerConnection
 from gateway.protocols.amqp091.spec import ReplyCode
 from gateway.protocols.amqp091.table import plain
-from gateway.protocols.amqp091.translate import DIRECT_REPLY_PREFIX, content_properties, facts
+from gateway.protocols.amqp091.translate import DIRECT_REPLY_PREFIX, content_properties, essentials
 from gateway.transport.stream import Stream
 from gateway.transport.tls import TlsFilter
 
@@ -59,12 +59,12 @@ WHY: Final = {
 }
 
 
-class Found:
+class PublishTarget:
     """What was found out about the octets of a basic.publish."""
 
     __slots__ = ("entry", "mandatory", "method")
 
-    def __init__(self, entry: Entry, method: m.BasicPublish) -> None:
+    def __init__(self, entry: RoutingEntry, method: m.BasicPublish) -> None:
         self.entry = entry
         self.method = method
         self.mandatory = method.mandatory
@@ -139,7 +139,7 @@ class AmqpConnection:
 
     def lost(self, reason: str) -> None:
         """The connection is gone: deliveries return to their queues, exclusive queues go."""
-        self.ingress.switch.memory.forget(self)
+        self.ingress.dispatcher.memory.forget(self)
         self._leave()
         self.ingress.forget(self)
 
@@ -335,12 +335,12 @@ class AmqpConnection:
 
     def _publishes(self, contents: list[Content]) -> None:
         ingress = self.ingress
-        memory = ingress.switch.memory
+        memory = ingress.dispatcher.memory
         if memory.short and not memory.admits(self, len(contents)):
             self._refuse_publishes(contents)
             return
         entries = ingress.entries_of(self.principal, self.host)
-        publish = ingress.switch.publish
+        publish = ingress.dispatcher.publish
         batch = ingress.batch
         if not batch:
             batch.received = ingress.now()  # its first message: what waited before counts for nothing
@@ -357,7 +357,7 @@ class AmqpConnection:
                     known = None
                     found = entries.get(octets) or self._resolve(octets, entries)
                     shared = content_properties(raw)
-                    durable, expiration, retained, hops, special = facts(shared)
+                    durable, expiration, retained, hops, special = essentials(shared)
                     known = octets, raw
                 entry, property_set = found.entry, shared
                 if special:
@@ -413,7 +413,7 @@ class AmqpConnection:
         self.stream.mark()
 
     def _keep_for_commit(
-        self, channel: AmqpChannel, entry: Entry, message: Message, content: Content | None
+        self, channel: AmqpChannel, entry: RoutingEntry, message: Message, content: Content | None
     ) -> None:
         assert channel.transaction is not None
         limits = self.ingress.limits
@@ -427,7 +427,7 @@ class AmqpConnection:
             text = f"PRECONDITION_FAILED - limits.transaction_{which}_max is reached by one transaction"
             self.refuse(channel.number, Refused(ReplyCode.PRECONDITION_FAILED, text), PUBLISH)
 
-    def _resolve(self, octets: bytes, entries: dict[bytes, Found]) -> Found:
+    def _resolve(self, octets: bytes, entries: dict[bytes, PublishTarget]) -> PublishTarget:
         """A basic.publish seen for the first time: where does it lead?"""
         method = decode_publish(octets)
         ingress = self.ingress
@@ -446,7 +446,7 @@ class AmqpConnection:
         assert self.principal is not None
         if not ingress.access.may_publish(self.principal, ingress.name, address):
             raise access_refused(f"publishing to exchange '{method.exchange}' is not allowed")
-        found = Found(ingress.switch.entry(self.endpoint, self.host, address), method)
+        found = PublishTarget(ingress.dispatcher.entry(self.endpoint, self.host, address), method)
         if len(entries) >= ingress.limits.cache_entries_max:
             entries.clear()
         entries[octets] = found

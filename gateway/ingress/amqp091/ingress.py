@@ -13,11 +13,11 @@ import structlog
 
 from gateway.broker.access import Principal
 from gateway.broker.amqp091.virtual_host import VirtualHost
-from gateway.broker.switch import UNROUTED, Entry
+from gateway.broker.dispatcher import UNROUTED, RoutingEntry
 from gateway.errors import RemoteProtocolError
 from gateway.ingress.amqp091.announcing import server_properties
 from gateway.ingress.amqp091.channel import AmqpChannel
-from gateway.ingress.amqp091.connection import AmqpConnection, Found, Receipt
+from gateway.ingress.amqp091.connection import AmqpConnection, PublishTarget, Receipt
 from gateway.ingress.services import Services
 from gateway.ingress.source import ListenerSource
 from gateway.model.message import Message
@@ -45,7 +45,7 @@ class AmqpIngress(ListenerSource):
         self.server_properties = server_properties(self.given.announce)
         # A publisher with more than this unconfirmed is not read until half of them are.
         self.unsettled_max = self.limits.inflight_max * 10
-        self._entries: dict[tuple[str, str], dict[bytes, Found]] = {}
+        self._entries: dict[tuple[str, str], dict[bytes, PublishTarget]] = {}
         self._generation = -1
 
     @property
@@ -101,10 +101,10 @@ class AmqpIngress(ListenerSource):
         """
         return self.name if host is self.hosts[0] else f"{self.name}/{host.name}"
 
-    def entries_of(self, principal: Principal | None, host: VirtualHost) -> dict[bytes, Found]:
+    def entries_of(self, principal: Principal | None, host: VirtualHost) -> dict[bytes, PublishTarget]:
         """What basic.publish octets lead to, for a principal; emptied when something has changed since."""
-        if self._generation != self.switch.generation:
-            self._generation = self.switch.generation
+        if self._generation != self.dispatcher.generation:
+            self._generation = self.dispatcher.generation
             self._entries.clear()
         key = (host.name, "" if principal is None else principal.name)
         found = self._entries.get(key)
@@ -112,12 +112,12 @@ class AmqpIngress(ListenerSource):
             found = self._entries[key] = {}
         return found
 
-    def unclaimed(self, entry: Entry, message: Message, receipt: Receipt | None) -> None:
+    def unclaimed(self, entry: RoutingEntry, message: Message, receipt: Receipt | None) -> None:
         """No queue and no route takes the message: returned if it is mandatory, and confirmed all the
         same.
         """
         if receipt is None or receipt[2] is None:
-            if not entry.ways:
+            if not entry.branches:
                 self.dead_letters.add([message], "", UNROUTED)
             outcome = None
         else:

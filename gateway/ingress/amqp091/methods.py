@@ -10,7 +10,7 @@ from collections.abc import Callable
 from typing import TYPE_CHECKING, Any, Final, cast
 
 from gateway.broker.amqp091.arguments import consumer_priority
-from gateway.broker.amqp091.deaths import own_properties
+from gateway.broker.amqp091.dead_lettering import own_properties
 from gateway.broker.amqp091.queue import AmqpQueue
 from gateway.broker.amqp091.refusals import Refused, access_refused, failed, not_found
 from gateway.broker.amqp091.replies import PREFIX, REPLY_TO
@@ -157,7 +157,7 @@ def queue_purge(connection: AmqpConnection, channel: AmqpChannel, method: m.Queu
 def queue_delete(connection: AmqpConnection, channel: AmqpChannel, method: m.QueueDelete) -> None:
     count = 0
     queue = _bindable(connection, channel, _named(method.queue))
-    if queue is not None and queue.said.quorum:
+    if queue is not None and queue.options.quorum:
         _check_unconditional(connection, queue, method)
     if queue is not None:  # deleting what is not there is no error in RabbitMQ
         count = connection.host.delete_queue(queue, if_unused=method.if_unused, if_empty=method.if_empty)
@@ -202,10 +202,10 @@ def basic_consume(connection: AmqpConnection, channel: AmqpChannel, method: m.Ba
     _check_tag(channel, tag)
     what = f"queue '{queue.name}' in vhost '{connection.host.name}'"
     rank = consumer_priority(method.arguments, what)
-    if queue.said.quorum and channel.prefetch_all:
+    if queue.options.quorum and channel.prefetch_all:
         raise Refused(ReplyCode.NOT_IMPLEMENTED, f"NOT_IMPLEMENTED - {what} does not support global qos")
-    exclusive = method.exclusive and not queue.said.quorum  # which takes no notice of it
-    single = exclusive and (queue.consumers or queue.said.single_active)
+    exclusive = method.exclusive and not queue.options.quorum  # which takes no notice of it
+    single = exclusive and (queue.consumers or queue.options.single_active)
     if queue.exclusive_consumer is not None or single:
         raise access_refused(f"{what} in exclusive use")
     if sum(len(other.consumers) for other in connection.channels.values()) >= ingress.limits.consumers_max:
@@ -247,8 +247,8 @@ def basic_cancel(connection: AmqpConnection, channel: AmqpChannel, method: m.Bas
 def basic_get(connection: AmqpConnection, channel: AmqpChannel, method: m.BasicGet) -> None:
     queue = _queue(connection, channel, method.queue)
     if queue.loading:
-        assert queue.kept is not None
-        raise Later(queue.kept.when_loaded, again=True)
+        assert queue.storage is not None
+        raise Later(queue.storage.when_loaded, again=True)
     if not method.no_ack:
         _check_unacknowledged(connection, channel)
     taken = _take_sound(connection, queue)

@@ -1,6 +1,6 @@
 """Messages whose properties say something to the broker itself: who sent them, who gets copies, who answers.
 
-Few messages have such properties; `facts` tells which, so that the others cost nothing here.
+Few messages have such properties; `essentials` tells which, so that the others cost nothing here.
 """
 
 from __future__ import annotations
@@ -8,11 +8,11 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import TYPE_CHECKING
 
-from gateway.broker.amqp091.deaths import COPIES_MAX, copied_keys
+from gateway.broker.amqp091.dead_lettering import COPIES_MAX, copied_keys
 from gateway.broker.amqp091.refusals import TYPE_NAMES, failed
 from gateway.broker.amqp091.replies import REPLY_TO
 from gateway.broker.amqp091.virtual_host import VirtualHost
-from gateway.broker.switch import Entry
+from gateway.broker.dispatcher import RoutingEntry
 from gateway.errors import LocalProtocolError
 from gateway.model.address import Address
 from gateway.model.batch import Sink
@@ -48,7 +48,9 @@ class Copies:
         """AMQP retains nothing."""
 
 
-def look_closer(channel: AmqpChannel, entry: Entry, given: PropertySet) -> tuple[Entry, PropertySet]:
+def look_closer(
+    channel: AmqpChannel, entry: RoutingEntry, given: PropertySet
+) -> tuple[RoutingEntry, PropertySet]:
     """Where a special message goes, and its properties as others may see them.
 
     Refused 406 for a user who is not the client's, copies that are no list, or a direct reply to a channel
@@ -77,7 +79,7 @@ def look_closer(channel: AmqpChannel, entry: Entry, given: PropertySet) -> tuple
         address = entry.address
         host = channel.connection.host
         keys = (address.name, *copies)
-        entry = Entry(address, Copies(host, address.scope, keys), None, entry.ways)
+        entry = RoutingEntry(address, Copies(host, address.scope, keys), None, entry.branches)
     if not changed:
         return entry, given
     try:

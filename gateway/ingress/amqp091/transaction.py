@@ -13,16 +13,16 @@ import time
 from collections.abc import Callable, Iterable
 from typing import TYPE_CHECKING
 
-from gateway.broker.amqp091.deaths import living
+from gateway.broker.amqp091.dead_lettering import living
 from gateway.broker.amqp091.queue import AmqpQueue
 from gateway.broker.amqp091.virtual_host import VirtualHost
-from gateway.broker.switch import Entry
+from gateway.broker.dispatcher import RoutingEntry
 from gateway.errors import ProtocolError
 from gateway.model.address import Address
 from gateway.model.batch import Sink
 from gateway.model.message import Message
 from gateway.model.outcome import ACCEPTED, Outcome
-from gateway.protocols.amqp091.translate import facts
+from gateway.protocols.amqp091.translate import essentials
 
 if TYPE_CHECKING:
     from gateway.ingress.amqp091.channel import AmqpChannel, Touched, Unacknowledged
@@ -53,7 +53,7 @@ class Routed:
         """AMQP retains nothing."""
 
 
-def _says_the_queue(entry: Entry) -> bool:
+def _says_the_queue(entry: RoutingEntry) -> bool:
     """Whether the key is a queue's name, for the default exchange, so that there was nothing to route by."""
     return not entry.address.scope
 
@@ -63,22 +63,22 @@ class Transaction:
 
     def __init__(self, channel: AmqpChannel) -> None:
         self._channel = channel
-        self._publishes: list[tuple[Entry, Message, Content | None]] = []
-        self._generation = 0  # of the switch, when the first of them was routed
+        self._publishes: list[tuple[RoutingEntry, Message, Content | None]] = []
+        self._generation = 0  # of the dispatcher, when the first of them was routed
         self.octets = 0  # of what is published
         self._settlements: list[tuple[list[tuple[int, Unacknowledged]], bool | None]] = []
         self._open = 0  # of a commit: what has not been heard of yet
         self._failed = False
         self._then: Callable[[bool], None] | None = None
 
-    def publish(self, entry: Entry, message: Message, content: Content | None) -> tuple[int, int]:
+    def publish(self, entry: RoutingEntry, message: Message, content: Content | None) -> tuple[int, int]:
         """Keep a message for the commit; returns how many are kept, and what they weigh.
 
         Raises RemoteProtocolError when the message decides where it goes, and malformed its headers.
         """
         if not self._publishes:
-            self._generation = self._channel.connection.ingress.switch.generation
-        if entry.lanes is None and not _says_the_queue(entry):
+            self._generation = self._channel.connection.ingress.dispatcher.generation
+        if entry.recipients is None and not _says_the_queue(entry):
             entry = self._routed(entry, message)
         self._publishes.append((entry, message, content))
         self.octets += message.octets
@@ -107,16 +107,16 @@ class Transaction:
         self._failed = False
         self._open = len(publishes) + 1
         self._channel.connection.unsettled += len(publishes)
-        changed = self._generation != ingress.switch.generation
+        changed = self._generation != ingress.dispatcher.generation
         utc = time.time()
         for entry, message, content in publishes:
             if changed:
                 entry = self._renewed(entry)
-            expiration = facts(message.property_set).expiration_ms
+            expiration = essentials(message.property_set).expiration_ms
             if expiration is not None:
                 message = living(message, utc + expiration / 1000)
             receipt = (self._channel, IN_TRANSACTION, content)
-            if not ingress.switch.publish(ingress.batch, entry, message, receipt):
+            if not ingress.dispatcher.publish(ingress.batch, entry, message, receipt):
                 ingress.unclaimed(entry, message, receipt)
         ingress.turn_done()
         if self._settle() and ingress.store is not None:
@@ -124,7 +124,7 @@ class Transaction:
         else:
             self.told(True)
 
-    def _routed(self, entry: Entry, message: Message) -> Entry:
+    def _routed(self, entry: RoutingEntry, message: Message) -> RoutingEntry:
         """The entry of a message that decides where it goes, with its decision."""
         assert entry.namespace is not None
         try:
@@ -133,18 +133,18 @@ class Transaction:
             raise
         except Exception:  # the commit meets it again, and makes a dead letter of the message
             return entry
-        return Entry(entry.address, Routed(self._channel.connection.host, sinks), None, entry.ways)
+        return RoutingEntry(entry.address, Routed(self._channel.connection.host, sinks), None, entry.branches)
 
-    def _renewed(self, entry: Entry) -> Entry:
+    def _renewed(self, entry: RoutingEntry) -> RoutingEntry:
         """The entry as it is now, save for where its message was routed to."""
         connection = self._channel.connection
-        fresh = connection.ingress.switch.entry(connection.endpoint, connection.host, entry.address)
+        fresh = connection.ingress.dispatcher.entry(connection.endpoint, connection.host, entry.address)
         found = entry.namespace
-        if entry.lanes is not None and _says_the_queue(entry):
+        if entry.recipients is not None and _says_the_queue(entry):
             return fresh
-        if entry.lanes is not None:
-            found = Routed(connection.host, (lane.sink for lane in entry.lanes))
-        return Entry(entry.address, found, None, fresh.ways)
+        if entry.recipients is not None:
+            found = Routed(connection.host, (recipient.sink for recipient in entry.recipients))
+        return RoutingEntry(entry.address, found, None, fresh.branches)
 
     def _settle(self) -> bool:
         """Settle the deliveries; True: there were some, which may be on disk, or their letters."""

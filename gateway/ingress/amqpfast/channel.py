@@ -12,9 +12,9 @@ from collections.abc import Callable, Iterable
 from typing import TYPE_CHECKING, Final, NamedTuple
 
 from gateway.broker.amqpfast.destinations import FastQueue
+from gateway.broker.dispatcher import RoutingEntry
 from gateway.broker.queue import Queue
-from gateway.broker.switch import Entry
-from gateway.ingress.amqpfast.outgoing import Outgoing
+from gateway.ingress.amqpfast.large_deliveries import LargeDeliveries
 from gateway.model.message import Message, weight_of
 from gateway.model.outcome import ACCEPTED, Outcome, worse
 from gateway.protocols.amqpfast.commands import ChannelOpen
@@ -22,9 +22,9 @@ from gateway.protocols.amqpfast.spec import MESSAGE_NUMBER_MAX
 
 if TYPE_CHECKING:
     from gateway.broker.amqpfast.partials import Partial
-    from gateway.ingress.amqpfast.arriving import Arriving
     from gateway.ingress.amqpfast.connection import FastConnection
     from gateway.ingress.amqpfast.handle import FastConsumer, FastHandle
+    from gateway.ingress.amqpfast.incoming_transfers import IncomingTransfer
     from gateway.ingress.amqpfast.shared_folder import SharedFolder
 
 NUMBERS_LOW: Final = (
@@ -119,14 +119,14 @@ class FastChannel:
         self.transacted = command.transacted
         self.restartable = command.restartable
         self.folder: SharedFolder | None = None  # for what goes out of band
-        self.outgoing = Outgoing(self)
+        self.large_deliveries = LargeDeliveries(self)
         self.silent = False  # True: it is gone for the client, nothing may be answered any more
         self.closing = False  # it will be closed when this turn is done
         self.streamed = False  # a stream of ours was begun on it, which may still be under way
         self.handles: dict[int, FastHandle] = {}
         self.next_number = 1
-        self.arriving: Arriving | None = None
-        self.pending: list[tuple[Entry, Message]] = []  # sent within the transaction
+        self.arriving: IncomingTransfer | None = None
+        self.pending: list[tuple[RoutingEntry, Message]] = []  # sent within the transaction
         self.calls: list[Call] = []  # of peers, within the transaction
         self.pending_octets = 0  # of bodies that are in memory
         self.transferred: list[Partial] = []  # complete within the transaction
@@ -158,7 +158,7 @@ class FastChannel:
         """Everything that was encoded is being handed to the socket."""
         if not self.connection.stream.backlogged:
             self._written = self._sent
-        large = self.outgoing.active
+        large = self.large_deliveries.active
         self._sent = (self.next_number if large is None else large.limit) - 1
 
     def acknowledge(self, number: int, touched: dict[Queue, None]) -> None:
@@ -247,7 +247,7 @@ class FastChannel:
 
     # Transactions, 3.3.3.
 
-    def commit(self, *, everything: bool) -> tuple[list[tuple[Entry, Message]], bool]:
+    def commit(self, *, everything: bool) -> tuple[list[tuple[RoutingEntry, Message]], bool]:
         """What was acknowledged is, with `everything` also what was written before.
 
         Returns what was sent, and whether any of it all concerns the disk.
@@ -267,7 +267,7 @@ class FastChannel:
         for queue in touched:
             queue.dispatch()
         pending, self.pending = self.pending, []
-        kept = any(queue.kept is not None for queue in touched)
+        kept = any(queue.storage is not None for queue in touched)
         return pending, kept or any(message.durable for _, message in pending)
 
     def rollback(self) -> None:

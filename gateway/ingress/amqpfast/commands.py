@@ -25,7 +25,7 @@ from gateway.ingress.amqpfast.handle import (
     notifier_of,
     sound_head,
 )
-from gateway.ingress.amqpfast.outgoing import LARGE_OCTETS, Large
+from gateway.ingress.amqpfast.large_deliveries import LARGE_OCTETS, Large
 from gateway.model.message import MESSAGE_OCTETS
 from gateway.model.outcome import ACCEPTED, Outcome
 from gateway.protocols.amqpfast import commands as m
@@ -307,16 +307,16 @@ def handle_browse(connection: FastConnection, handle: FastHandle, command: m.Han
     if first:
         machine.reply(handle.number, command.tag)
     number = 0 if first else command.message_number
-    outgoing = handle.channel.outgoing
-    if len(message.body) > LARGE_OCTETS or not outgoing.idle:
+    large_deliveries = handle.channel.large_deliveries
+    if len(message.body) > LARGE_OCTETS or not large_deliveries.idle:
 
-        def said(sent: bool) -> None:
+        def given(sent: bool) -> None:
             if sent and not first and not handle.silent:
                 machine.reply(handle.number, command.tag)
 
         name = name_octets(address)
-        large = Large(handle, number, name, sound_head(message), message.body, said, delivered=False)
-        outgoing.say(large)
+        large = Large(handle, number, name, sound_head(message), message.body, given, delivered=False)
+        large_deliveries.say(large)
         connection.delivered(handle.channel, 1, 0)
         return
     try:

@@ -12,11 +12,11 @@ from gateway.broker.amqpfast.virtual_host import FastHost, Refused
 from gateway.broker.memory import LOW_ON_MEMORY
 from gateway.broker.queue import Queue
 from gateway.errors import RemoteProtocolError
-from gateway.ingress.amqpfast.arriving import Arrivals
 from gateway.ingress.amqpfast.channel import FastChannel
 from gateway.ingress.amqpfast.commands import CONNECTION_COMMANDS, HANDLE_COMMANDS
 from gateway.ingress.amqpfast.handle import DELIVERY_OVERHEAD, FastHandle
-from gateway.ingress.amqpfast.outgoing import Outgoing
+from gateway.ingress.amqpfast.incoming_transfers import IncomingTransfers
+from gateway.ingress.amqpfast.large_deliveries import LargeDeliveries
 from gateway.ingress.amqpfast.publishing import Publisher
 from gateway.ingress.listener import Farewell
 from gateway.ingress.outstanding import Outstanding
@@ -92,8 +92,8 @@ class FastConnection:
         # The client has closed them, but hears what is settled before their numbers are used again.
         self._left_channels: WeakValueDictionary[int, FastChannel] = WeakValueDictionary()
         self._left_handles: WeakValueDictionary[int, FastHandle] = WeakValueDictionary()
-        self.arrivals = Arrivals(self)
-        self.sending: dict[Outgoing, None] = {}  # channels with a large message under way
+        self.arrivals = IncomingTransfers(self)
+        self.sending: dict[LargeDeliveries, None] = {}  # channels with a large message under way
         self._pauses = 0
         self._paused: list[Event] = []  # what has been read and is not done yet
         self._delivering: dict[FastChannel, None] = {}
@@ -132,11 +132,11 @@ class FastConnection:
     def _pump(self) -> None:
         """Large messages, a fragment of each in turn."""
         while self.sending:
-            for outgoing in list(self.sending):
+            for large_deliveries in list(self.sending):
                 if self.stream.congested:
                     return
-                if outgoing in self.sending:
-                    outgoing.write()
+                if large_deliveries in self.sending:
+                    large_deliveries.write()
 
     def _dispatch(self) -> None:
         for handle in list(self.handles.values()):
@@ -146,7 +146,7 @@ class FastConnection:
 
     def lost(self, reason: str) -> None:
         """The connection is gone: deliveries return to their queues, what was temporary goes."""
-        self.ingress.switch.memory.forget(self)
+        self.ingress.dispatcher.memory.forget(self)
         self._leave()
         self.ingress.forget(self)
 
@@ -293,7 +293,7 @@ class FastConnection:
     def _takes_more(self, event: Ready) -> None:
         handle = self.handles.get(event.handle)
         if handle is not None:
-            handle.channel.outgoing.ready(handle, event.message_size)
+            handle.channel.large_deliveries.ready(handle, event.message_size)
 
     def _settle_before(self) -> None:
         """What the client published before, its command must find in the queues."""
@@ -331,7 +331,7 @@ class FastConnection:
         for queue in touched:
             queue.dispatch()
         if tagged:
-            if any(queue.kept is not None for queue in touched):
+            if any(queue.storage is not None for queue in touched):
                 self.ingress.after_commit(lambda outcome: self._acked(tagged))
             else:
                 self._acked(tagged)
@@ -386,13 +386,13 @@ class FastConnection:
             del handle.channel.handles[handle.number]
             self.arrivals.handle_gone(handle)
             handle.close()
-            handle.channel.outgoing.handle_gone(handle)
+            handle.channel.large_deliveries.handle_gone(handle)
         if not silent:
             self._left_handles[handle.number] = handle
 
     def _drop_channel(self, channel: FastChannel, *, silent: bool) -> None:
         channel.silent = silent
-        channel.outgoing.close()
+        channel.large_deliveries.close()
         for handle in list(channel.handles.values()):
             self._drop_handle(handle, silent=silent)
         if self.channels.get(channel.number) is channel:

@@ -7,13 +7,13 @@ from functools import partial
 from typing import TYPE_CHECKING, Final
 
 from gateway.broker.amqpfast.destinations import FastQueue, Subscription
+from gateway.broker.dispatcher import RoutingEntry
 from gateway.broker.poison import poisoned
 from gateway.broker.priorities import PriorityQueue
 from gateway.broker.queue import DISPATCH_MESSAGES_MAX, Queue
-from gateway.broker.switch import Entry
 from gateway.errors import LocalProtocolError
 from gateway.ingress.amqpfast.channel import Delivery
-from gateway.ingress.amqpfast.outgoing import LARGE_OCTETS, Large
+from gateway.ingress.amqpfast.large_deliveries import LARGE_OCTETS, Large
 from gateway.model.address import Address
 from gateway.model.message import MESSAGE_OCTETS, Message, weight_of
 from gateway.protocols.amqpfast.commands import HandleOpen
@@ -81,7 +81,7 @@ class FastConsumer:
         channel = self.handle.channel
         if (
             self.paused
-            or not channel.outgoing.idle
+            or not channel.large_deliveries.idle
             or channel.connection.stream.congested
             or not self._may_speak()
         ):
@@ -109,7 +109,7 @@ class FastConsumer:
         except Exception as error:
             self._deliver_singly(queue, position, messages, redelivered, error)
             return
-        if octets > LARGE_OCTETS or not channel.outgoing.idle:
+        if octets > LARGE_OCTETS or not channel.large_deliveries.idle:
             self._deliver_in_line(queue, position, messages, rows)
         else:
             self._say(queue, position, messages, rows, octets)
@@ -163,7 +163,7 @@ class FastConsumer:
             self._outstanding += len(messages)
         for at, message in enumerate(messages):
             redelivered, name, head, body = rows[at]
-            channel.outgoing.say(
+            channel.large_deliveries.say(
                 Large(
                     self.handle,
                     first + at,
@@ -277,7 +277,7 @@ class FastHandle:
         self.paused = False
         self.consumers: list[FastConsumer] = []
         self.subscriptions: list[Subscription] = []
-        self.entries: dict[bytes, tuple[Entry, ...]] = {}  # what the names of SEND lead to
+        self.entries: dict[bytes, tuple[RoutingEntry, ...]] = {}  # what the names of SEND lead to
         self.generation = -1
         self.index: Index | None = None
         self.browser: Notifier | None = None

@@ -16,7 +16,7 @@ import trio
 from gateway.broker.amqpfast.virtual_host import Refused
 from gateway.errors import LocalProtocolError
 from gateway.ingress.amqpfast.handle import notifier_of
-from gateway.ingress.amqpfast.outgoing import LARGE_OCTETS, Large
+from gateway.ingress.amqpfast.large_deliveries import LARGE_OCTETS, Large
 from gateway.protocols.amqpfast.events import Fragment
 from gateway.protocols.amqpfast.sending import Transfer
 from gateway.protocols.amqpfast.spec import DELIVERED, ReplyCode
@@ -100,9 +100,9 @@ class Echo:
             return  # nobody is there to hear it
         head = fit_priority(head)
         channel = self._handle.channel
-        if len(body) > LARGE_OCTETS or not channel.outgoing.idle:
+        if len(body) > LARGE_OCTETS or not channel.large_deliveries.idle:
             number, name = channel.take_numbers(1), self._name.encode()
-            channel.outgoing.say(Large(self._handle, number, name, head, body, lambda sent: None))
+            channel.large_deliveries.say(Large(self._handle, number, name, head, body, lambda sent: None))
             channel.connection.delivered(channel, 1, 0)
             return
         try:

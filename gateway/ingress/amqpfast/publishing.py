@@ -11,8 +11,8 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, Final
 
 from gateway.broker.amqpfast.virtual_host import Refused
+from gateway.broker.dispatcher import RoutingEntry
 from gateway.broker.memory import LOW_ON_MEMORY
-from gateway.broker.switch import Entry
 from gateway.errors import RemoteProtocolError
 from gateway.ingress.amqpfast.channel import Call, FastChannel, Join
 from gateway.ingress.amqpfast.handle import FastHandle
@@ -25,7 +25,7 @@ from gateway.model.spooled import Spooled
 from gateway.protocols.amqpfast.commands import ChannelCommit
 from gateway.protocols.amqpfast.events import Fragment, SendRow
 from gateway.protocols.amqpfast.spec import ReplyCode, Scope
-from gateway.protocols.amqpfast.translate import REFUSALS, facts, fill_defaults, head_properties
+from gateway.protocols.amqpfast.translate import REFUSALS, essentials, fill_defaults, head_properties
 
 if TYPE_CHECKING:
     from gateway.broker.amqpfast.partials import Partial
@@ -56,7 +56,7 @@ class Publisher:
         """Whole messages."""
         connection = self._connection
         ingress = connection.ingress
-        memory = ingress.switch.memory
+        memory = ingress.dispatcher.memory
         if memory.short and not memory.admits(connection, len(rows)):
             for number, tag, *_ in rows:
                 self._refuse(number, tag)
@@ -64,10 +64,10 @@ class Publisher:
         batch = ingress.batch
         if not batch:
             batch.received = ingress.now()  # its first message: what waited before counts for nothing
-        publish = ingress.switch.publish
+        publish = ingress.dispatcher.publish
         handles = connection.handles
         sender = connection.sender
-        generation = ingress.switch.generation
+        generation = ingress.dispatcher.generation
         replies: list[tuple[int, int]] = []
         handle: FastHandle | None = None
         last_number, last_head = -1, b""
@@ -84,14 +84,14 @@ class Publisher:
             if head is not last_head:
                 try:
                     properties = _properties(handle, head)
-                    durable, _, expires, retained, hops = facts(properties)
+                    durable, _, expires, retained, hops = essentials(properties)
                 except RemoteProtocolError as error:
                     connection.refuse(handle, ReplyCode.MESSAGE_CONTENTS_INVALID, str(error))
                     continue
                 last_head = head
             if handle.service == "peer" or handle.channel.transacted or entries is None or len(entries) != 1:
                 self._send(handle, tag, properties.raw, body, name)
-                generation = ingress.switch.generation
+                generation = ingress.dispatcher.generation
                 continue
             entry = entries[0]
             message = Message(
@@ -167,7 +167,7 @@ class Publisher:
             connection.refuse(handle, error.code, str(error))
             return
         channel = handle.channel
-        known = facts(head_properties(head))
+        known = essentials(head_properties(head))
         messages = [
             Message(
                 entry.address,
@@ -192,7 +192,7 @@ class Publisher:
             self._publish_joined(handle, tag, list(zip(entries, messages, strict=True)), partial)
 
     def _publish_joined(
-        self, handle: FastHandle, tag: int, sent: list[tuple[Entry, Message]], partial: Partial | None
+        self, handle: FastHandle, tag: int, sent: list[tuple[RoutingEntry, Message]], partial: Partial | None
     ) -> None:
         """Several copies have one reply; and a transfer ends when its message is taken."""
         partials = self._connection.ingress.partials
@@ -209,27 +209,29 @@ class Publisher:
         for entry, message in sent:
             self._publish(entry, message, join)
 
-    def _publish(self, entry: Entry, message: Message, receipt: Receipt, *, counts: bool = False) -> None:
+    def _publish(
+        self, entry: RoutingEntry, message: Message, receipt: Receipt, *, counts: bool = False
+    ) -> None:
         ingress = self._connection.ingress
         self.unsettled += counts
-        if entry.ways and isinstance(message.body, Spooled):
-            found = self._crossing(entry, message)
+        if entry.branches and isinstance(message.body, Spooled):
+            found = self._resolved(entry, message)
             if isinstance(found, Outcome):
                 self.settled(receipt, found)
                 return
             entry, message = found
-        if not ingress.switch.publish(ingress.batch, entry, message, receipt):
+        if not ingress.dispatcher.publish(ingress.batch, entry, message, receipt):
             self.settled(receipt, ACCEPTED)  # a topic that nobody listens to
 
-    def _crossing(self, entry: Entry, message: Message) -> tuple[Entry, Message] | Outcome:
+    def _resolved(self, entry: RoutingEntry, message: Message) -> tuple[RoutingEntry, Message] | Outcome:
         """A message that is on disk, for a name that routes lead away from: they take it from memory."""
         body = message.body
         assert isinstance(body, Spooled)
         most = self._connection.ingress.limits.message_bytes_max
         if body.size > most:
-            if any(way.cross(message) is not None for way in entry.ways):
+            if any(branch.cross(message) is not None for branch in entry.branches):
                 return TOO_LARGE
-            return Entry(entry.address, entry.namespace, entry.lanes, ()), message
+            return RoutingEntry(entry.address, entry.namespace, entry.recipients, ()), message
         try:
             octets = body.octets()
         except OSError as error:
@@ -247,7 +249,7 @@ class Publisher:
         )
         return entry, held
 
-    def _entries(self, handle: FastHandle, name: bytes) -> tuple[Entry, ...]:
+    def _entries(self, handle: FastHandle, name: bytes) -> tuple[RoutingEntry, ...]:
         """What a name behind that of the handle leads to. Raises Refused."""
         found = handle.entries.get(name)
         if found is not None:
@@ -265,9 +267,9 @@ class Publisher:
             assert connection.principal is not None
             if not ingress.access.may_publish(connection.principal, ingress.name, one.address):
                 raise Refused(ReplyCode.ACCESS_REFUSED, f"sending to {one.address.name!r} is refused")
-            entries.append(ingress.switch.entry(ingress.endpoint_of(host), host, one.address))
-        if handle.generation != ingress.switch.generation:
-            handle.generation = ingress.switch.generation
+            entries.append(ingress.dispatcher.entry(ingress.endpoint_of(host), host, one.address))
+        if handle.generation != ingress.dispatcher.generation:
+            handle.generation = ingress.dispatcher.generation
             handle.entries.clear()
         if len(handle.entries) >= ingress.limits.cache_entries_max:
             handle.entries.clear()
@@ -304,7 +306,7 @@ class Publisher:
         """A message that is on disk, and the transfer that brought it, if it could be resumed."""
         connection = self._connection
         ingress = connection.ingress
-        memory = ingress.switch.memory
+        memory = ingress.dispatcher.memory
         if memory.short and not memory.admits(connection, 1):
             if partial is not None:
                 ingress.partials.release(partial)
@@ -314,7 +316,7 @@ class Publisher:
             ingress.batch.received = ingress.now()
         try:
             properties = _properties(handle, head)
-            facts(properties)
+            essentials(properties)
         except RemoteProtocolError as error:
             if partial is not None:
                 ingress.partials.drop(partial)
@@ -328,7 +330,7 @@ class Publisher:
 
     # Transactions.
 
-    def _provisional(self, handle: FastHandle, tag: int, sent: list[tuple[Entry, Message]]) -> None:
+    def _provisional(self, handle: FastHandle, tag: int, sent: list[tuple[RoutingEntry, Message]]) -> None:
         """Nobody sees it until COMMIT; that it could be sent is what its reply says."""
         channel = handle.channel
         channel.pending += sent
@@ -384,11 +386,11 @@ class Publisher:
         join = Join(len(pending) + 1, done)
         self.unsettled += 1
         host, endpoint = connection.host, ingress.endpoint_of(connection.host)
-        entries: dict[Address, Entry] = {}  # anew, for something may have changed since they were sent
+        entries: dict[Address, RoutingEntry] = {}  # anew, for something may have changed since they were sent
         for entry, message in pending:
             address = entry.address
             if address not in entries:
-                entries[address] = ingress.switch.entry(endpoint, host, address)
+                entries[address] = ingress.dispatcher.entry(endpoint, host, address)
             self._publish(entries[address], message, join)
         ingress.turn_done()
         if lasting:

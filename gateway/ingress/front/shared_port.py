@@ -13,7 +13,7 @@ from collections.abc import Callable, Iterable, Mapping
 from typing import Final
 
 from gateway.ingress.front.layers import front_of
-from gateway.ingress.front.waiting import Waiting
+from gateway.ingress.front.pending import PendingConnection
 from gateway.ingress.listener import Listener
 from gateway.protocols import DIALECTS
 from gateway.settings import Limits, Settings
@@ -101,7 +101,7 @@ class SharedPort:
         """Nothing is due beside the connections."""
 
 
-class Undecided(Waiting):
+class Undecided(PendingConnection):
     """A connection to the shared port whose first octets have not come."""
 
     def __init__(self, port: SharedPort, listener: Listener, stream: Stream, since: float) -> None:

@@ -66,7 +66,7 @@ def acknowledged(
     if kind is not PUBREL and any(not session.awaits(kind, packet_id) for packet_id, _ in rows):
         raise violation(f"{kind.name} for a delivery that another acknowledgement is due for")
     if kind is PUBREL:
-        _answer(machine, answers, PUBCOMP, [packet_id for packet_id, _ in rows], session.incoming.release)
+        _answer(machine, answers, PUBCOMP, [packet_id for packet_id, _ in rows], session.received_ids.release)
         return
     if kind is PacketType.PUBREC:
         taken = []
@@ -96,8 +96,8 @@ def _answer(
         if found and answers is not None:
             waiting.append(packet_id)
         elif machine.state is State.OPEN:  # otherwise it sent DISCONNECT right behind
-            said = found or machine.version < Version.V5
-            reason = ReasonCode.SUCCESS if said else ReasonCode.PACKET_IDENTIFIER_NOT_FOUND
+            given = found or machine.version < Version.V5
+            reason = ReasonCode.SUCCESS if given else ReasonCode.PACKET_IDENTIFIER_NOT_FOUND
             machine.send_ack(kind, packet_id, reason)
     if waiting and answers is not None:
         answers.say_when_safe(kind, waiting)

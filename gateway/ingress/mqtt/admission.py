@@ -15,7 +15,7 @@ from gateway.broker.places import place_of
 from gateway.broker.scram import METHOD, ScramError
 from gateway.ingress.logins import Login
 from gateway.ingress.mqtt.authentication import Authentication
-from gateway.ingress.mqtt.offered import topic_refusal
+from gateway.ingress.mqtt.publish_checks import topic_refusal
 from gateway.model.message import Sender
 from gateway.protocols.mqtt.connection import State
 from gateway.protocols.mqtt.dialect import topic_address

@@ -7,12 +7,12 @@ from __future__ import annotations
 import time
 from typing import TYPE_CHECKING, Any, Final, NamedTuple
 
-from gateway.broker.switch import Entry
-from gateway.ingress.mqtt.offered import UTF8
+from gateway.broker.dispatcher import RoutingEntry
+from gateway.ingress.mqtt.publish_checks import UTF8
 from gateway.model.message import NEVER, Message
 from gateway.model.properties import NO_PROPERTIES
 from gateway.protocols.mqtt.packets import Row
-from gateway.protocols.mqtt.translate import publish_facts
+from gateway.protocols.mqtt.translate import publish_essentials
 
 if TYPE_CHECKING:
     from gateway.ingress.mqtt.connection import MqttConnection
@@ -49,10 +49,12 @@ def burst_in(rows: list[Row], body_max: int) -> Burst | None:
     return Burst(flags, raw, packet_ids, bodies)
 
 
-def publish_burst(ingress: MqttIngress, connection: MqttConnection, entry: Entry, burst: Burst) -> None:
+def publish_burst(
+    ingress: MqttIngress, connection: MqttConnection, entry: RoutingEntry, burst: Burst
+) -> None:
     """Publish what a client sent. Raises RemoteProtocolError for malformed properties."""
     flags, raw, packet_ids, bodies = burst
-    property_set, interval, hops = publish_facts(raw) if raw else (NO_PROPERTIES, None, 0)
+    property_set, interval, hops = publish_essentials(raw) if raw else (NO_PROPERTIES, None, 0)
     expires = NEVER if interval is None else time.time() + interval
     address, sender, qos = entry.address, connection.sender, flags >> 1 & 3
     durable = qos > 0
@@ -66,8 +68,8 @@ def publish_burst(ingress: MqttIngress, connection: MqttConnection, entry: Entry
             (connection, packet_id, qos, message, entry)
             for packet_id, message in zip(packet_ids, messages, strict=True)
         ]
-    publish, batch = ingress.switch.publish, ingress.batch
-    if not ingress.switch.publish_burst(batch, entry, messages, receipts):
+    publish, batch = ingress.dispatcher.publish, ingress.batch
+    if not ingress.dispatcher.publish_burst(batch, entry, messages, receipts):
         for message, receipt in zip(messages, receipts, strict=True):
             if not publish(batch, entry, message, receipt):
                 ingress.unclaimed(entry, message, receipt)

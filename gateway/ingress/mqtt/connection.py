@@ -13,20 +13,20 @@ from functools import partial
 from typing import TYPE_CHECKING, Final
 
 from gateway.broker.access import Principal
+from gateway.broker.dispatcher import RoutingEntry
 from gateway.broker.memory import LOW_ON_MEMORY
 from gateway.broker.mqtt.session import Row, Session
 from gateway.broker.poison import poisoned
-from gateway.broker.switch import Entry
 from gateway.errors import RemoteProtocolError
 from gateway.ingress.listener import Farewell
 from gateway.ingress.mqtt.acknowledgements import Answers, acknowledged
 from gateway.ingress.mqtt.admission import authenticate, connect, reason_name
 from gateway.ingress.mqtt.authentication import Authentication
 from gateway.ingress.mqtt.bursts import BURST_MIN, burst_in, publish_burst
-from gateway.ingress.mqtt.entries import first_seen
-from gateway.ingress.mqtt.leaving import disconnect, leave_will
-from gateway.ingress.mqtt.offered import NOT_TEXT, TOO_LARGE, UTF8, check_offered, is_what_it_says
+from gateway.ingress.mqtt.disconnecting import disconnect, leave_will
+from gateway.ingress.mqtt.publish_checks import NOT_TEXT, TOO_LARGE, UTF8, check_publish, is_what_it_says
 from gateway.ingress.mqtt.retries import Retries
+from gateway.ingress.mqtt.routing_table import first_seen
 from gateway.ingress.mqtt.subscriptions import subscribe, unsubscribe
 from gateway.model.message import NEVER, Message, Sender
 from gateway.model.outcome import ACCEPTED, FINAL, Outcome, Verdict
@@ -48,13 +48,13 @@ from gateway.protocols.mqtt.packets import (
 )
 from gateway.protocols.mqtt.server import ServerConnection
 from gateway.protocols.mqtt.spec import PacketType, ReasonCode, Version
-from gateway.protocols.mqtt.translate import REASON_CODES, encode_properties, publish_facts
+from gateway.protocols.mqtt.translate import REASON_CODES, encode_properties, publish_essentials
 from gateway.transport.stream import Stream
 
 if TYPE_CHECKING:
     from gateway.ingress.mqtt.ingress import MqttIngress
 
-Receipt = tuple["MqttConnection", int, int, Message, Entry]
+Receipt = tuple["MqttConnection", int, int, Message, RoutingEntry]
 
 # A global name costs a quarter of an enum's attribute, and these are on the way of every message.
 OPEN: Final = State.OPEN
@@ -95,8 +95,8 @@ class MqttConnection:
         self.unsettled = 0
         self.sender = Sender(ingress.name)
         self._ingress = ingress
-        self._entries: dict[bytes, Entry] = {}
-        self._generation = -1  # of the switch, when the entries were looked up
+        self._entries: dict[bytes, RoutingEntry] = {}
+        self._generation = -1  # of the dispatcher, when the entries were looked up
         self._held = False
         self._pubacks: list[int] | None = None  # None: none has gathered
         self._pubrecs: list[int] | None = None
@@ -169,7 +169,7 @@ class MqttConnection:
     def lost(self, reason: str) -> None:
         """The connection is gone; the session may stay, the will may be published."""
         ingress = self._ingress
-        ingress.switch.memory.forget(self)
+        ingress.dispatcher.memory.forget(self)
         self.gone = True
         ingress.forget(self)
         session = self.session
@@ -253,7 +253,7 @@ class MqttConnection:
         utc = time.time() if five else 0.0
         raw = b""
         octets = 0
-        said = []
+        given = []
         for message, grant, qos, packet_id, dup in rows:
             if five:
                 try:
@@ -263,10 +263,10 @@ class MqttConnection:
             retain = grant.retained or (message.retain and grant.retain_as_published)
             body = message.body
             octets += len(body) + len(raw) + 32
-            said.append((dup << 3 | qos << 1 | retain, message.address.wire, packet_id, raw, body))
+            given.append((dup << 3 | qos << 1 | retain, message.address.wire, packet_id, raw, body))
         if self.machine.alias_max:
-            said = self.machine.aliased(said)
-        too_large = [rows[at] for at in self.machine.publish_many(said)]
+            given = self.machine.aliased(given)
+        too_large = [rows[at] for at in self.machine.publish_many(given)]
         self._ingress.stats.messages_out += len(rows) - len(too_large)
         self.stream.queued += octets
         self.stream.mark()
@@ -328,11 +328,11 @@ class MqttConnection:
         session = self.session
         if session is None:
             return
-        if packet_id in session.incoming and self.machine.version is Version.V5:
+        if packet_id in session.received_ids and self.machine.version is Version.V5:
             if self._unreleased is None:
                 self._unreleased = set()
             self._unreleased.add(packet_id)
-        if session.incoming.accept(packet_id) and session.outlet is not None:
+        if session.received_ids.accept(packet_id) and session.outlet is not None:
             session.outlet.send_received(packet_id)
 
     def refused(self, receipt: Receipt, outcome: Outcome) -> None:
@@ -355,7 +355,7 @@ class MqttConnection:
             self._ingress.bury(receipt[3], outcome, partial(self.accepted, packet_id, qos), receipt[4])
         else:
             if qos == 2 and self.session is not None:
-                self.session.incoming.doubt(packet_id)
+                self.session.received_ids.doubt(packet_id)
             if self._retries is None:
                 self._retries = Retries(self._ingress.disk_healthy)
             self._retries.add(receipt, outcome, self._ingress.now())
@@ -365,14 +365,14 @@ class MqttConnection:
         """Whether no route that the message took asks for another attempt."""
         entry = receipt[4]
         return outcome.verdict is Verdict.REJECTED and not any(
-            way.crossing.route.on_reject == "retry" for way in entry.ways
+            branch.resolved.route.on_reject == "retry" for branch in entry.branches
         )
 
     def _forget_incoming(self, receipt: Receipt) -> None:
         """A QoS 2 message was not taken: when the client sends it again, that counts as the first time."""
         _, packet_id, qos, _, _ = receipt
         if qos == 2 and self.session is not None:
-            self.session.incoming.forget(packet_id)
+            self.session.received_ids.forget(packet_id)
 
     # Packets.
 
@@ -408,18 +408,18 @@ class MqttConnection:
         self, rows: list[tuple[int, bytes, int, bytes, bytes]]
     ) -> None:
         ingress = self._ingress
-        switch = ingress.switch
-        if switch.memory.short and not switch.memory.admits(self, len(rows)):
+        dispatcher = ingress.dispatcher
+        if dispatcher.memory.short and not dispatcher.memory.admits(self, len(rows)):
             self._refuse_publishes(rows)
             return
-        if self._generation != switch.generation:
+        if self._generation != dispatcher.generation:
             assert self.principal is not None
             self._entries = ingress.entries.of(self.principal.name)
-            self._generation = switch.generation
+            self._generation = dispatcher.generation
         if ingress.narrowed:
-            check_offered(rows, ingress.options)
+            check_publish(rows, ingress.options)
         entries = self._entries
-        publish = switch.publish
+        publish = dispatcher.publish
         batch = ingress.batch
         if not batch.receipts:
             batch.received = ingress.now()  # its first message: what waited before counts for nothing
@@ -427,8 +427,8 @@ class MqttConnection:
         body_max = ingress.body_max
         held = None if self._retries is None else self._retries.waiting
         echoes = None
-        if self.machine.version < Version.V5 and switch.echoes.awaited:
-            echoes = switch.echoes
+        if self.machine.version < Version.V5 and dispatcher.echoes.awaited:
+            echoes = dispatcher.echoes
         one_by_one = rows
         new = 0
         if len(rows) >= BURST_MIN and held is None and echoes is None:
@@ -444,7 +444,7 @@ class MqttConnection:
                 new += 1
             qos = flags >> 1 & 3
             if raw:
-                property_set, interval, hops = publish_facts(raw)
+                property_set, interval, hops = publish_essentials(raw)
                 expires = NEVER if interval is None else time.time() + interval
             else:
                 property_set, expires, hops = NO_PROPERTIES, NEVER, 0
@@ -488,8 +488,8 @@ class MqttConnection:
             if self.machine.version is not Version.V5:
                 self._ingress.let_go(self, ReasonCode.QUOTA_EXCEEDED)
                 return
-            if qos == 2 and packet_id in self.session.incoming:  # it was taken when there was memory
-                if self.session.incoming.accepted(packet_id):
+            if qos == 2 and packet_id in self.session.received_ids:  # it was taken when there was memory
+                if self.session.received_ids.accepted(packet_id):
                     self.send_received(packet_id)
                 continue
             kind = PacketType.PUBACK if qos == 1 else PacketType.PUBREC
@@ -536,7 +536,7 @@ class MqttConnection:
         ingress, publish = self._ingress, packet.publish
         ingress.stats.messages_in += 1
         address = topic_address(publish.topic)
-        nowhere = Entry(address, None, (), ())
+        nowhere = RoutingEntry(address, None, (), ())
         if publish.qos == 2 and not self._first_time(publish.packet_id, nowhere):
             return
         message = Message(address, b"", NO_PROPERTIES, publish.qos, sender=self.sender._replace(endpoint=""))
@@ -547,16 +547,16 @@ class MqttConnection:
         text = f"{TOO_LARGE.text}: {packet.octets} octets, which were not kept"
         self._decline(message, receipt, TOO_LARGE._replace(text=text))
 
-    def _first_time(self, packet_id: int, entry: Entry) -> bool:
+    def _first_time(self, packet_id: int, entry: RoutingEntry) -> bool:
         """QoS 2: False when this packet id was taken before and not released (§4.3.3)."""
         session = self.session
         assert session is not None
         held = None if self._retries is None else self._retries.waiting
         here = session.kept and held is None and self._ingress.ends_here(entry)
-        if session.incoming.take(packet_id, here=here):
+        if session.received_ids.take(packet_id, here=here):
             return True
         self._ingress.stats.duplicates += 1
-        if session.incoming.accepted(packet_id):
+        if session.received_ids.accepted(packet_id):
             self.send_received(packet_id)
         return False
 

@@ -16,15 +16,15 @@ import structlog
 import trio
 
 from gateway.broker.access import Principal
+from gateway.broker.dispatcher import UNROUTED, RoutingEntry
 from gateway.broker.mqtt.namespace import OVERDUE, MqttNamespace
 from gateway.broker.mqtt.session import Session
-from gateway.broker.switch import UNROUTED, Entry
 from gateway.containment import contained
 from gateway.errors import RemoteProtocolError
 from gateway.ingress.mqtt.admission import reason_name
 from gateway.ingress.mqtt.connection import MqttConnection, Receipt
-from gateway.ingress.mqtt.entries import Entries
-from gateway.ingress.mqtt.offered import topic_refusal
+from gateway.ingress.mqtt.publish_checks import topic_refusal
+from gateway.ingress.mqtt.routing_table import RoutingTable
 from gateway.ingress.services import Services
 from gateway.ingress.source import ListenerSource
 from gateway.model.message import NEVER, Message, Sender
@@ -34,7 +34,7 @@ from gateway.protocols.mqtt.octets import Bounds
 from gateway.protocols.mqtt.packets import Connect, Will
 from gateway.protocols.mqtt.properties import encode_list
 from gateway.protocols.mqtt.spec import PacketType, Property, ReasonCode, Version
-from gateway.protocols.mqtt.translate import publish_facts
+from gateway.protocols.mqtt.translate import publish_essentials
 from gateway.settings.mqtt import MqttOptions
 from gateway.telemetry.stats import ListenerStats
 from gateway.transport.stream import Stream
@@ -57,7 +57,7 @@ class MqttIngress(ListenerSource):
         self.options: MqttOptions = self.given
         self.anonymous = self.given.anonymous
         self.byte_order = self.given.byte_order
-        self.entries = Entries(name, self.switch, self.namespace, limits.cache_entries_max)
+        self.entries = RoutingTable(name, self.dispatcher, self.namespace, limits.cache_entries_max)
         self.narrowed = self.options.qos_max < 2 or not self.options.retain
         self._owing: dict[Session, None] = {}  # retained messages
         self._sending = False
@@ -107,14 +107,14 @@ class MqttIngress(ListenerSource):
 
     def disk_healthy(self) -> bool:
         """The store, if any, takes messages."""
-        return self.switch.disk_healthy()
+        return self.dispatcher.disk_healthy()
 
-    def ends_here(self, entry: Entry) -> bool:
+    def ends_here(self, entry: RoutingEntry) -> bool:
         """No remote broker has to confirm what is published to this address: it is stored here, or lost."""
-        links = self.switch.links
+        links = self.dispatcher.links
         return all(
-            way.crossing.route.settle == "stored" or way.crossing.route.target_endpoint not in links
-            for way in entry.ways
+            branch.resolved.route.settle == "stored" or branch.resolved.route.target_endpoint not in links
+            for branch in entry.branches
         )
 
     @staticmethod
@@ -122,7 +122,7 @@ class MqttIngress(ListenerSource):
         """An identifier for a client that brought none."""
         return f"auto-{secrets.token_hex(8)}"
 
-    def unclaimed(self, entry: Entry, message: Message, receipt: Receipt | None) -> None:
+    def unclaimed(self, entry: RoutingEntry, message: Message, receipt: Receipt | None) -> None:
         """No subscription and no route takes the message: that is no error of the client (5: 3.4.2.1).
 
         What may not be published leads nowhere at all; before MQTT 5 only an acknowledgement, or the end of
@@ -138,7 +138,7 @@ class MqttIngress(ListenerSource):
                 receipt[0].refused(receipt, refusal)
                 return
             self.tell_refused(message, refusal)
-        elif not entry.ways:
+        elif not entry.branches:
             self.dead_letters.add([message], "", UNROUTED)
         if receipt is not None:
             receipt[0].accepted(receipt[1], receipt[2])
@@ -146,10 +146,10 @@ class MqttIngress(ListenerSource):
     def publish_again(self, receipt: Receipt) -> None:
         """A message that was refused gets another chance."""
         _, _, _, message, entry = receipt
-        entry = self.switch.entry(self.name, self.namespace, entry.address)
-        for way in entry.ways:
-            way.crossing.route.retried += 1
-        if not self.switch.publish(self.batch, entry, message, receipt):
+        entry = self.dispatcher.entry(self.name, self.namespace, entry.address)
+        for branch in entry.branches:
+            branch.resolved.route.retried += 1
+        if not self.dispatcher.publish(self.batch, entry, message, receipt):
             self.unclaimed(entry, message, receipt)
 
     def owe_retained(self, session: Session) -> None:
@@ -246,13 +246,13 @@ class MqttIngress(ListenerSource):
         )
 
     def bury(
-        self, message: Message, outcome: Outcome, then: Callable[[], None], entry: Entry | None = None
+        self, message: Message, outcome: Outcome, then: Callable[[], None], entry: RoutingEntry | None = None
     ) -> None:
         """A message that nobody will ever take, of a client that cannot be told so. Its letter has the name
         of the route that refused it, or of the first that may have: by that it is sent again."""
         unrouted = outcome.reason is Reason.NO_ROUTE
-        ways = () if entry is None else entry.ways
-        routes = [way.crossing.route for way in ways if way.mandatory or not unrouted]
+        branches = () if entry is None else entry.branches
+        routes = [branch.resolved.route for branch in branches if branch.mandatory or not unrouted]
         self.dead_letters.add([message], routes[0].name if routes else "", outcome, then)
 
     def publish_will(self, will: Will, sender: Sender) -> None:
@@ -260,7 +260,7 @@ class MqttIngress(ListenerSource):
         kept: dict[Property, Any] = {
             key: value for key, value in will.properties.items() if key is not Property.WILL_DELAY_INTERVAL
         }
-        properties, interval, _ = publish_facts(encode_list(kept, PacketType.PUBLISH))
+        properties, interval, _ = publish_essentials(encode_list(kept, PacketType.PUBLISH))
         expires = NEVER if interval is None else time.time() + interval
         message = Message(
             topic_address(will.topic),
@@ -273,8 +273,8 @@ class MqttIngress(ListenerSource):
             0,
             sender,
         )
-        entry = self.switch.entry(self.name, self.namespace, message.address)
-        if not self.switch.publish(self.batch, entry, message, None):
+        entry = self.dispatcher.entry(self.name, self.namespace, message.address)
+        if not self.dispatcher.publish(self.batch, entry, message, None):
             self.unclaimed(entry, message, None)
         self.turn_done()
 

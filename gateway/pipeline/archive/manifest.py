@@ -80,8 +80,8 @@ class Archive:
         if not names:
             return Manifest()
         with self.system.open_input_stream(self.path(f"{FOLDER}/{names[-1]}")) as stream:
-            said = json.loads(stream.read())
-        return Manifest(said["number"], said["offsets"], tuple(Filed(**file) for file in said["files"]))
+            given = json.loads(stream.read())
+        return Manifest(given["number"], given["offsets"], tuple(Filed(**file) for file in given["files"]))
 
     def save(self, manifest: Manifest) -> Manifest:
         """Make `manifest` the newest. Raises PipelineError when somebody else made one meanwhile."""

@@ -210,9 +210,9 @@ def run_stream(
         query = sink.toTable(to) if is_table else sink.start(to)
         query.awaitTermination()
     except (AnalysisException, Py4JJavaError) as error:
-        said = error.java_exception if isinstance(error, Py4JJavaError) else error
+        stated = error.java_exception if isinstance(error, Py4JJavaError) else error
         raise PipelineError(
-            f"this session cannot write {format_}: {said.getMessage()}"
+            f"this session cannot write {format_}: {stated.getMessage()}"
             " (formats come with packages: --conf spark.jars.packages=...)"
         ) from error
     return sum(progress.numInputRows for progress in query.recentProgress)

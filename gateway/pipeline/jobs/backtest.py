@@ -134,7 +134,7 @@ def _reported(groups: Sequence[Any], texts: dict[int, str], samples: int) -> Rep
         messages = row["messages"]
         report.messages += messages
         place = (texts[row["shard"]], row["sequence"])
-        before = [fate for lane in row["lanes"] for fate in fates[lane]]
+        before = [fate for recipient in row["recipients"] for fate in fates[recipient]]
         after = fates[row["fate"]]
         changes = list(compare(before, after))
         report.changed += messages * any(change.verdict not in FINE for change in changes)

@@ -210,8 +210,8 @@ def _report(found: DataFrame, source: str, path: Path) -> None:
 def _rates(rows: Iterable[Row]) -> list[Rate]:
     made = []
     for row in rows:
-        said: dict[str, Any] = row.asDict()
-        begin, end = said.pop("begin").timestamp(), said.pop("end").timestamp()
-        said.pop("batch", None)
-        made.append(Rate(begin=begin, end=end, client=said.pop("client", ""), **said))
+        given: dict[str, Any] = row.asDict()
+        begin, end = given.pop("begin").timestamp(), given.pop("end").timestamp()
+        given.pop("batch", None)
+        made.append(Rate(begin=begin, end=end, client=given.pop("client", ""), **given))
     return made

@@ -19,11 +19,11 @@ from typing import TYPE_CHECKING, Any, Final, NamedTuple
 
 from pyspark.sql import functions as F
 
+from gateway.clients.wire import IN_FLIGHT, Client
 from gateway.errors import PipelineError, RemoteProtocolError
 from gateway.model.address import Address
 from gateway.model.message import NEVER, Message
 from gateway.model.properties import property_set
-from gateway.peers.wire import IN_FLIGHT, Peer
 from gateway.pipeline.traffic.rows import LEFT, address_of, message_of
 
 if TYPE_CHECKING:
@@ -99,8 +99,8 @@ class Progress:
         if self._file is None or not self._file.exists():
             return None
         try:
-            said = json.loads(self._file.read_text())
-            return Position(**said)
+            given = json.loads(self._file.read_text())
+            return Position(**given)
         except (ValueError, TypeError) as error:
             raise PipelineError(f"{self._file} holds no position of a replay: {error}") from error
 
@@ -123,7 +123,7 @@ class Replay:
 
     def __init__(
         self,
-        peer: Peer,
+        peer: Client,
         pace: Pace,
         progress: Progress,
         *,

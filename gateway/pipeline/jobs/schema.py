@@ -29,7 +29,7 @@ from pyspark.sql.types import (
 )
 
 from gateway.errors import PipelineError
-from gateway.mapping.crossings import Route
+from gateway.mapping.routes import Route
 from gateway.pipeline.traffic.fates import Candidate
 from gateway.pipeline.traffic.rows import LEFT, address_of
 

@@ -103,9 +103,9 @@ def headers_of(valid: bytes, offsets: bytes, octets: bytes) -> Arrow:
 def _headers(properties: str | None) -> list[tuple[str, str, str]] | None:
     if properties is None:
         return None
-    said = json.loads(properties).get("headers", ())
+    given = json.loads(properties).get("headers", ())
     return [
-        (name, type_, value if isinstance(value, str) else json.dumps(value)) for name, type_, value in said
+        (name, type_, value if isinstance(value, str) else json.dumps(value)) for name, type_, value in given
     ]
 
 

@@ -78,27 +78,27 @@ class Options:
 def options_of(given: Mapping[str, str], *, stream: bool) -> Options:
     """Read Spark's options, whose names may be of any case. Raises PipelineError: which is wrong, and why."""
     known = {name.lower(): name for name in NAMES}
-    said = {key.lower(): value for key, value in given.items()}
-    for key in said:
+    stated = {key.lower(): value for key, value in given.items()}
+    for key in stated:
         if key not in known:
             close = get_close_matches(key, known, n=1)
             hint = f"; do you mean {known[close[0]]}?" if close else f"; there are {', '.join(NAMES)}"
             raise PipelineError(f"gateway_journal has no option {key}{hint}")
-    path = said.get("path")
+    path = stated.get("path")
     if not path:
         raise PipelineError("gateway_journal needs the journal's folder: load(folder) or option path")
-    if stream and ("endingoffsets" in said or "endingtimestamp" in said):
+    if stream and ("endingoffsets" in stated or "endingtimestamp" in stated):
         raise PipelineError("a stream has no end: endingOffsets and endingTimestamp are for batches")
     return Options(
         folder=Path(re.sub("^file:(?=/)(//)?", "", path)),
-        routes=_set(said.get("routes")),
-        protocols=_set(said.get("protocols")),
-        start=_bound(said, "starting", LATEST if stream else EARLIEST),
-        end=_bound(said, "ending", LATEST),
-        rows_max=_number(said, "maxOffsetsPerTrigger", None),
-        partitions_min=_number(said, "minPartitions", 1) or 1,
-        partition_octets=_number(said, "partitionBytes", PARTITION_OCTETS) or PARTITION_OCTETS,
-        fail=_truth(said, "failOnDataLoss"),
+        routes=_set(stated.get("routes")),
+        protocols=_set(stated.get("protocols")),
+        start=_bound(stated, "starting", LATEST if stream else EARLIEST),
+        end=_bound(stated, "ending", LATEST),
+        rows_max=_number(stated, "maxOffsetsPerTrigger", None),
+        partitions_min=_number(stated, "minPartitions", 1) or 1,
+        partition_octets=_number(stated, "partitionBytes", PARTITION_OCTETS) or PARTITION_OCTETS,
+        fail=_truth(stated, "failOnDataLoss"),
     )
 
 
@@ -115,8 +115,8 @@ def _set(text: str | None) -> frozenset[str] | None:
     return None if text is None else frozenset(name.strip() for name in text.split(","))
 
 
-def _number(said: Mapping[str, str], name: str, otherwise: int | None) -> int | None:
-    text = said.get(name.lower())
+def _number(stated: Mapping[str, str], name: str, otherwise: int | None) -> int | None:
+    text = stated.get(name.lower())
     if text is None:
         return otherwise
     if not text.isdecimal() or not int(text):
@@ -124,17 +124,17 @@ def _number(said: Mapping[str, str], name: str, otherwise: int | None) -> int | 
     return int(text)
 
 
-def _truth(said: Mapping[str, str], name: str) -> bool:
-    text = said.get(name.lower(), "true").lower()
+def _truth(stated: Mapping[str, str], name: str) -> bool:
+    text = stated.get(name.lower(), "true").lower()
     if text not in ("true", "false"):
         raise PipelineError(f"{name} is true or false, not {text!r}")
     return text == "true"
 
 
-def _bound(said: Mapping[str, str], which: str, otherwise: int) -> Bound:
+def _bound(stated: Mapping[str, str], which: str, otherwise: int) -> Bound:
     """`startingOffsets` or `endingOffsets`, or the timestamp, which comes first."""
-    time = said.get(f"{which}timestamp")
-    text = said.get(f"{which}offsets")
+    time = stated.get(f"{which}timestamp")
+    text = stated.get(f"{which}offsets")
     if time is not None and text is not None:
         raise PipelineError(f"give {which}Offsets or {which}Timestamp, not both")
     if time is not None:
@@ -148,15 +148,15 @@ def _bound(said: Mapping[str, str], which: str, otherwise: int) -> Bound:
 def _offsets(text: str, name: str) -> Offsets:
     wrong = f'{name} is earliest, latest, or numbers by shard as in {{"0": 123}}, not {text!r}'
     try:
-        said = json.loads(text)
+        stated = json.loads(text)
     except ValueError as error:
         raise PipelineError(wrong) from error
-    if not isinstance(said, dict):
+    if not isinstance(stated, dict):
         raise PipelineError(wrong)
-    for number in said.values():
+    for number in stated.values():
         if not isinstance(number, int) or isinstance(number, bool) or number < EARLIEST:
             raise PipelineError(wrong)
-    return said
+    return stated
 
 
 def _microseconds(text: str, name: str) -> int:

@@ -69,10 +69,10 @@ class Shape:
                     f"did you mean {near[0]!r}?" if near else f"{protocol} takes {', '.join(sorted(known))}"
                 )
                 raise PipelineError(f"gateway_publish does not know the column {name!r}; {hint}")
-        said = {*self.names, *self.fixed}
-        if "address" not in said and not said & set(WORDS[protocol]):
+        stated = {*self.names, *self.fixed}
+        if "address" not in stated and not stated & set(WORDS[protocol]):
             raise PipelineError(f"a column or option says where to: {', '.join(WORDS[protocol])} or address")
-        if "body" not in said:
+        if "body" not in stated:
             raise PipelineError("gateway_publish needs the column body (binary or string)")
         kind = schema["body"].dataType
         if not isinstance(kind, BinaryType | StringType):
@@ -128,11 +128,11 @@ class Shape:
             raise PipelineError(f"no message can be published to {where!r}: {error}") from error
 
     def _properties(self, row: dict[str, Any]) -> Properties:
-        said = row.get("properties")
+        stated = row.get("properties")
         try:
-            found = decode_properties((said or "").encode())
+            found = decode_properties((stated or "").encode())
         except (ValueError, KeyError, TypeError) as error:
-            raise PipelineError(f"the column properties is not what a journal has: {said!r}") from error
+            raise PipelineError(f"the column properties is not what a journal has: {stated!r}") from error
         changed = {name: row[name] for name in TEXTS if row.get(name) is not None}
         correlation = changed.get("correlation")
         if isinstance(correlation, str):
@@ -146,10 +146,10 @@ class Shape:
         return replace(found, **changed) if changed else found
 
 
-def _headers(said: Sequence[Any]) -> Headers:
+def _headers(stated: Sequence[Any]) -> Headers:
     """A map of texts, or the journal's list of name, type and value."""
     found = []
-    for one in said:
+    for one in stated:
         if isinstance(one, dict):
             kind, text = one["type"], one["value"]
             plain = text if kind == ValueType.STRING.value else json.loads(text)

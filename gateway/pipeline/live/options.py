@@ -13,8 +13,8 @@ from difflib import get_close_matches
 from pathlib import Path
 from typing import Final
 
+from gateway.clients.wire import Access
 from gateway.errors import PipelineError
-from gateway.peers.wire import Access
 from gateway.protocols import DIALECTS, OWN
 from gateway.settings import parse_url
 
@@ -59,15 +59,15 @@ class Options:
 
     def listed(self, name: str) -> list[str]:
         """Texts between commas, or a JSON list of texts, for those that have commas in them."""
-        said = (self.text(name) or "").strip()
-        if not said.startswith("["):
-            return [one.strip() for one in said.split(",") if one.strip()]
+        stated = (self.text(name) or "").strip()
+        if not stated.startswith("["):
+            return [one.strip() for one in stated.split(",") if one.strip()]
         try:
-            found = json.loads(said)
+            found = json.loads(stated)
         except ValueError as error:
             raise PipelineError(f"option {name} begins like a JSON list and is none: {error}") from error
         if not all(isinstance(one, str) for one in found):
-            raise PipelineError(f"option {name}: a list of texts, not {said}")
+            raise PipelineError(f"option {name}: a list of texts, not {stated}")
         return list(found)
 
     def whole(self, name: str, default: int, *, least: int = 1, most: int = 1 << 31) -> int:
@@ -85,15 +85,15 @@ class Options:
         kind: type[float] | type[int] = float,
     ) -> float:
         """A number between `least` and `most`. Raises PipelineError."""
-        said = self.text(name)
-        if said is None:
+        stated = self.text(name)
+        if stated is None:
             return default
         try:
-            found = kind(said)
+            found = kind(stated)
         except ValueError as error:
-            raise PipelineError(f"option {name} is {wanted}, not {said!r}") from error
+            raise PipelineError(f"option {name} is {wanted}, not {stated!r}") from error
         if not least <= found <= most:
-            raise PipelineError(f"option {name} is {wanted} from {least} to {most}, not {said}")
+            raise PipelineError(f"option {name} is {wanted} from {least} to {most}, not {stated}")
         return found
 
     def one_of(self, name: str, default: str, choices: tuple[str, ...]) -> str:

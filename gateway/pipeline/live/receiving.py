@@ -17,8 +17,8 @@ from collections.abc import Callable
 from itertools import islice
 from typing import Final, NamedTuple
 
+from gateway.clients.wire import Arrival, Client
 from gateway.errors import GatewayError, LinkError
-from gateway.peers.wire import Arrival, Peer
 from gateway.pipeline.live.columns import Received
 
 TURN_SECS: Final = 0.05  # how soon an acknowledgement is said when nothing comes
@@ -45,7 +45,7 @@ class _Held(NamedTuple):
 class Receiver:
     """Receives from what `connect` makes. Messages are numbered from 0 on, as they come."""
 
-    def __init__(self, connect: Callable[[], Peer], limits: Limits) -> None:
+    def __init__(self, connect: Callable[[], Client], limits: Limits) -> None:
         self._connect = connect
         self._limits = limits
         self._lock = threading.Lock()
@@ -116,7 +116,7 @@ class Receiver:
         good = time.monotonic()
         wait = RETRY_SECS_MIN
         while not self._closing:
-            peer: Peer | None = None
+            peer: Client | None = None
             try:
                 peer = self._connect()
                 good, wait = time.monotonic(), RETRY_SECS_MIN
@@ -151,7 +151,7 @@ class Receiver:
             while self._first + len(self._held) > self._planned:
                 self._octets -= len(self._held.pop().row.message.body)
 
-    def _receive(self, peer: Peer) -> None:
+    def _receive(self, peer: Client) -> None:
         while not self._closing:
             with self._lock:
                 answers, self._answers = list(self._answers), deque()

@@ -25,9 +25,9 @@ from pyspark.sql.datasource import (
 )
 from pyspark.sql.types import StructType
 
+from gateway.clients.wire import IN_FLIGHT, Access, Client, Refusal
 from gateway.errors import PipelineError
 from gateway.model.message import Message
-from gateway.peers.wire import IN_FLIGHT, Access, Peer, Refusal
 from gateway.pipeline.live.messages import WORDS, Shape
 from gateway.pipeline.live.options import CONNECTION, Options
 from gateway.protocols import DIALECTS
@@ -53,7 +53,7 @@ class PublishSource(DataSource):
     def __init__(self, options: MutableMapping[str, str]) -> None:
         super().__init__(options)
         words = tuple(word for some in WORDS.values() for word in some)
-        self.said = Options(self.name(), options, (*CONNECTION, *PUBLISHING, *words))
+        self.chosen = Options(self.name(), options, (*CONNECTION, *PUBLISHING, *words))
 
     def __repr__(self) -> str:
         return "PublishSource()"
@@ -66,12 +66,12 @@ class PublishSource(DataSource):
     def writer(self, schema: StructType, overwrite: bool) -> BatchPublisher:
         """Of a batch. Raises PipelineError."""
         self._append_only(overwrite)
-        return BatchPublisher(Publication(self.said, schema, secrets.token_hex(8)))
+        return BatchPublisher(Publication(self.chosen, schema, secrets.token_hex(8)))
 
     def streamWriter(self, schema: StructType, overwrite: bool) -> StreamPublisher:
         """Of a stream. Raises PipelineError."""
         self._append_only(overwrite)
-        return StreamPublisher(Publication(self.said, schema, ""))
+        return StreamPublisher(Publication(self.chosen, schema, ""))
 
     def _append_only(self, overwrite: bool) -> None:
         if overwrite:
@@ -81,17 +81,17 @@ class PublishSource(DataSource):
 class Publication:
     """How one query publishes; goes to every task. `run` stands in the ids of rows that have none."""
 
-    def __init__(self, said: Options, schema: StructType, run: str) -> None:
+    def __init__(self, given: Options, schema: StructType, run: str) -> None:
         """Raises PipelineError for options and columns that cannot be used."""
-        protocol = said.access().target.protocol
-        fixed = {word: text for word in WORDS[protocol] if (text := said.text(word)) is not None}
-        fixed["assurance"] = str(said.whole("qos", 1, least=0, most=2))
-        self._said = said
+        protocol = given.access().target.protocol
+        fixed = {word: text for word in WORDS[protocol] if (text := given.text(word)) is not None}
+        fixed["assurance"] = str(given.whole("qos", 1, least=0, most=2))
+        self._given = given
         self._run = run
-        self._shape = Shape(protocol, schema, fixed, said.text("idPrefix") or "")
-        self._in_flight = said.whole("inFlight", IN_FLIGHT, most=65_000)
-        self._attempts = said.whole("attempts", 5)
-        self._skips = said.one_of("onReject", "fail", ("fail", "skip")) == "skip"
+        self._shape = Shape(protocol, schema, fixed, given.text("idPrefix") or "")
+        self._in_flight = given.whole("inFlight", IN_FLIGHT, most=65_000)
+        self._attempts = given.whole("attempts", 5)
+        self._skips = given.one_of("onReject", "fail", ("fail", "skip")) == "skip"
 
     def publish(self, batches: Iterator[Any]) -> Published:
         """Publish everything; returns when all is confirmed. Raises LinkError or PipelineError."""
@@ -101,13 +101,13 @@ class Publication:
         batch = context.getLocalProperty("streaming.sql.batchId")
         run = f"{query}:{batch}" if query else self._run
         run = f"{run}:{context.partitionId()}"
-        peer: Peer | None = None
+        peer: Client | None = None
         rows = refused = 0
         try:
             for arrow in batches:
                 messages = self._shape.messages(arrow, run, rows)
                 while some := list(islice(messages, CHUNK_ROWS)):
-                    peer = peer or peer_of(self._said.access())
+                    peer = peer or peer_of(self._given.access())
                     refused += self._publish(peer, some)
                     rows += len(some)
         except BaseException:
@@ -118,7 +118,7 @@ class Publication:
             peer.close()
         return Published(rows, refused)
 
-    def _publish(self, peer: Peer, messages: Sequence[Message]) -> int:
+    def _publish(self, peer: Client, messages: Sequence[Message]) -> int:
         """Publish some; returns how many were refused for good."""
         left = dict(enumerate(messages))
         final: dict[int, Refusal] = {}
@@ -140,8 +140,8 @@ class Publication:
             time.sleep(wait)
             wait = min(wait * 2, RETRY_SECS_MAX)
         if final and not self._skips:
-            said = [f"{messages[at].address!r}: {why.text}" for at, why in islice(final.items(), EXAMPLES)]
-            raise PipelineError(f"{len(final)} messages were refused: {'; '.join(said)}")
+            given = [f"{messages[at].address!r}: {why.text}" for at, why in islice(final.items(), EXAMPLES)]
+            raise PipelineError(f"{len(final)} messages were refused: {'; '.join(given)}")
         return len(final)
 
 
@@ -167,7 +167,7 @@ class StreamPublisher(DataSourceStreamArrowWriter):
         return self._publication.publish(iterator)
 
 
-def peer_of(access: Access) -> Peer:
+def peer_of(access: Access) -> Client:
     """A connection to publish on. Raises LinkError."""
-    made: Peer = resolve_name(DIALECTS[access.target.protocol].peer)(access)
+    made: Client = resolve_name(DIALECTS[access.target.protocol].peer)(access)
     return made

@@ -23,11 +23,11 @@ from pyspark.sql.streaming.datasource import (
 )
 from pyspark.sql.types import StructType
 
+from gateway.clients.amqp import AmqpClient
+from gateway.clients.amqpfast import FastClient
+from gateway.clients.mqtt import MqttClient
+from gateway.clients.wire import Client
 from gateway.errors import PipelineError
-from gateway.peers.amqp import AmqpPeer
-from gateway.peers.amqpfast import FastPeer
-from gateway.peers.mqtt import MqttPeer
-from gateway.peers.wire import Peer
 from gateway.pipeline.live.columns import batch_of, live_arrow, live_schema
 from gateway.pipeline.live.options import CONNECTION, Options
 from gateway.pipeline.live.receiving import Limits, Receiver
@@ -49,7 +49,7 @@ class LiveSource(DataSource):
 
     def __init__(self, options: MutableMapping[str, str]) -> None:
         super().__init__(options)
-        self.said = Options(self.name(), options, (*CONNECTION, *BUFFER, *self.own))
+        self.chosen = Options(self.name(), options, (*CONNECTION, *BUFFER, *self.own))
 
     def __repr__(self) -> str:
         return f"{type(self).__name__}()"
@@ -67,14 +67,14 @@ class LiveSource(DataSource):
         """Raises PipelineError for options that cannot be used."""
         raise NotImplementedError
 
-    def connect(self) -> Peer:
+    def connect(self) -> Client:
         """A connection that consumes. Raises LinkError."""
         raise NotImplementedError
 
     @property
     def window(self) -> int:
         """How many messages may be unacknowledged."""
-        return self.said.whole("bufferMessages", 10_000, most=10_000_000)
+        return self.chosen.whole("bufferMessages", 10_000, most=10_000_000)
 
 
 class MqttSource(LiveSource):
@@ -90,22 +90,22 @@ class MqttSource(LiveSource):
 
     def check(self) -> None:
         """Topics, and no session without a name."""
-        self.said.access(self.protocol)
-        if not self.said.listed("topics"):
-            self.said.needed("topics", "plant/+/telemetry,site/#")
-        if self.said.text("sessionSecs") is not None and not self.said.text("clientId"):
+        self.chosen.access(self.protocol)
+        if not self.chosen.listed("topics"):
+            self.chosen.needed("topics", "plant/+/telemetry,site/#")
+        if self.chosen.text("sessionSecs") is not None and not self.chosen.text("clientId"):
             raise PipelineError("option sessionSecs needs clientId, by which the broker knows the session")
-        self.said.whole("qos", 1, least=0, most=1)
+        self.chosen.whole("qos", 1, least=0, most=1)
 
-    def connect(self) -> Peer:
+    def connect(self) -> Client:
         """Subscribe to all topics."""
-        said = self.said
-        client_id = said.text("clientId") or ""
-        session = said.whole("sessionSecs", 7 * 86_400 if client_id else 0, least=0)
-        peer = MqttPeer(
-            said.access(self.protocol), client_id=client_id, session_secs=session, receive_max=self.window
+        given = self.chosen
+        client_id = given.text("clientId") or ""
+        session = given.whole("sessionSecs", 7 * 86_400 if client_id else 0, least=0)
+        peer = MqttClient(
+            given.access(self.protocol), client_id=client_id, session_secs=session, receive_max=self.window
         )
-        peer.subscribe(said.listed("topics"), said.whole("qos", 1, least=0, most=1))
+        peer.subscribe(given.listed("topics"), given.whole("qos", 1, least=0, most=1))
         return peer
 
 
@@ -122,21 +122,21 @@ class AmqpSource(LiveSource):
 
     def check(self) -> None:
         """Queues, and exactly one that is to be bound."""
-        self.said.access(self.protocol)
-        queues = self.said.listed("queues")
+        self.chosen.access(self.protocol)
+        queues = self.chosen.listed("queues")
         if not queues:
-            self.said.needed("queues", "telemetry,orders")
-        if self.said.text("exchange") is not None and len(queues) != 1:
+            self.chosen.needed("queues", "telemetry,orders")
+        if self.chosen.text("exchange") is not None and len(queues) != 1:
             raise PipelineError("option exchange binds one queue, and option queues names several")
 
-    def connect(self) -> Peer:
+    def connect(self) -> Client:
         """Consume from all queues."""
-        said = self.said
-        queues = said.listed("queues")
-        peer = AmqpPeer(said.access(self.protocol))
-        exchange = said.text("exchange")
+        given = self.chosen
+        queues = given.listed("queues")
+        peer = AmqpClient(given.access(self.protocol))
+        exchange = given.text("exchange")
         if exchange is not None:
-            peer.declare(queues[0], exchange, said.listed("bindingKeys") or ["#"])
+            peer.declare(queues[0], exchange, given.listed("bindingKeys") or ["#"])
         for queue in queues:
             peer.consume(queue, None, "", prefetch=min(max(1, self.window // len(queues)), 65_535))
         return peer
@@ -156,27 +156,27 @@ class FastSource(LiveSource):
 
     def check(self) -> None:
         """Destinations with services that there are."""
-        self.said.access(self.protocol)
-        if not self.said.listed("destinations"):
-            self.said.needed("destinations", "queue:orders,topic:plant.")
-        for one in self.said.listed("destinations"):
+        self.chosen.access(self.protocol)
+        if not self.chosen.listed("destinations"):
+            self.chosen.needed("destinations", "queue:orders,topic:plant.")
+        for one in self.chosen.listed("destinations"):
             service = one.partition(":")[0]
             if service not in SERVICES or ":" not in one:
                 raise PipelineError(
                     f"option destinations: {one!r} is not service:name with one of {', '.join(SERVICES)}"
                 )
-        if self.said.text("subscription") is not None and not self.said.text("clientId"):
+        if self.chosen.text("subscription") is not None and not self.chosen.text("clientId"):
             raise PipelineError("option subscription needs clientId, to whom the subscription belongs")
 
-    def connect(self) -> Peer:
+    def connect(self) -> Client:
         """Consume all destinations."""
-        said = self.said
-        peer = FastPeer(said.access(self.protocol), client_name=said.text("clientId") or "")
-        destinations = said.listed("destinations")
+        given = self.chosen
+        peer = FastClient(given.access(self.protocol), client_name=given.text("clientId") or "")
+        destinations = given.listed("destinations")
         prefetch = min(max(1, self.window // len(destinations)), 65_535)
         for at, one in enumerate(destinations):
             service, _, name = one.partition(":")
-            subscription = said.text("subscription") or ""
+            subscription = given.text("subscription") or ""
             durable = f"{subscription}.{at}" if subscription and service == "topic" else ""
             peer.consume(service, name, identifier=durable, prefetch=prefetch)
         return peer
@@ -209,11 +209,11 @@ class LiveReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
     def receiver(self) -> Receiver:
         """Connected when it is first wanted: readers are also made to be looked at."""
         if self._receiver is None:
-            said = self._source.said
+            given = self._source.chosen
             limits = Limits(
                 self._source.window,
-                said.whole("bufferBytes", 64 * MEBIBYTE),
-                said.number("awaySecs", 60.0),
+                given.whole("bufferBytes", 64 * MEBIBYTE),
+                given.number("awaySecs", 60.0),
             )
             self._receiver = Receiver(self._source.connect, limits)
         return self._receiver
@@ -224,7 +224,7 @@ class LiveReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
 
     def getDefaultReadLimit(self) -> ReadLimit:
         """`maxMessagesPerTrigger`."""
-        most = self._source.said.whole("maxMessagesPerTrigger", 0, least=0)
+        most = self._source.chosen.whole("maxMessagesPerTrigger", 0, least=0)
         return ReadMaxRows(most) if most else ReadAllAvailable()
 
     def prepareForTriggerAvailableNow(self) -> None:
@@ -237,7 +237,7 @@ class LiveReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
         receiver = self.receiver
         receiver.commit(above)  # `commit` itself comes too late: with the next batch, which may wait for room
         if self._until_quiet:
-            receiver.wait(above, self._source.said.number("quietSecs", 2.0))
+            receiver.wait(above, self._source.chosen.number("quietSecs", 2.0))
         most = limit.max_rows if isinstance(limit, ReadMaxRows) else None
         found = receiver.latest(above, most)
         return {"run": self._run, "next": found} if found > above else start

@@ -14,8 +14,8 @@ import yaml
 
 from gateway.errors import RemoteProtocolError
 from gateway.mapping.cases import run_cases
-from gateway.mapping.crossings import Route
 from gateway.mapping.loading import Mapping, parse
+from gateway.mapping.routes import Route
 from gateway.model.dialect import Dialect
 from gateway.model.message import Message
 from gateway.model.properties import ValueType
@@ -83,8 +83,8 @@ def _case(row: Map[str, Any], candidate: Candidate, own: set[str], taken: set[st
         published = _published(message, row, candidate)
     except (UnicodeDecodeError, RemoteProtocolError):
         return None
-    crossings = candidate.crossings(message.sender.endpoint, message.address, row["route"] or "")
-    fates = [fate for fate in fates_of(crossings, message) if fate.route in own]
+    resolved_routes = candidate.resolve(message.sender.endpoint, message.address, row["route"] or "")
+    fates = [fate for fate in fates_of(resolved_routes, message) if fate.route in own]
     routes = {route.name: route for route in candidate.router.routes}
     arrivals = [_expected(fate, routes[fate.route]) for fate in fates if fate.address is not None]
     refused = [fate.refused for fate in fates if fate.address is None]
@@ -100,7 +100,7 @@ def _case(row: Map[str, Any], candidate: Candidate, own: set[str], taken: set[st
 
 def _published(message: Message, row: Map[str, Any], candidate: Candidate) -> dict[str, Any]:
     """Raises UnicodeDecodeError for a body that is no text, RemoteProtocolError for lost properties."""
-    address, said = message.address, message.properties
+    address, given = message.address, message.properties
     words: dict[str, Any] = {"endpoint": message.sender.endpoint}
     dialect = dialect_of(address)
     words |= dialect.words_of(address)
@@ -111,10 +111,10 @@ def _published(message: Message, row: Map[str, Any], candidate: Candidate) -> di
     if message.retain:
         words["retain"] = True
     for field in ("content_type", "reply_to"):
-        value = getattr(said, field)
+        value = getattr(given, field)
         if value is not None:
             words[field] = value
-    headers = {name: one.value for name, one in said.headers if one.type in PLAIN and _plain(one.value)}
+    headers = {name: one.value for name, one in given.headers if one.type in PLAIN and _plain(one.value)}
     if headers:
         words["headers"] = headers
     if candidate.per_sender:

@@ -42,16 +42,19 @@ WHITHER: Final = (
 )
 CONTENT: Final = ("properties", "body", "message_id", "expires", *WHO)
 FIRST: Final = pa.schema(
-    [(name, pa.int64()) for name in ("key", "fate", "lane", "shard", "sequence")] + [("texts", pa.string())]
+    [(name, pa.int64()) for name in ("key", "fate", "recipient", "shard", "sequence")]
+    + [("texts", pa.string())]
 )
-FIRST_SQL: Final = "key long, fate long, lane long, shard long, sequence long, texts string"
+FIRST_SQL: Final = "key long, fate long, recipient long, shard long, sequence long, texts string"
 SECOND: Final = pa.schema(
     [
-        *(("fate", pa.int64()), ("lanes", pa.list_(pa.int64())), ("messages", pa.int64())),
+        *(("fate", pa.int64()), ("recipients", pa.list_(pa.int64())), ("messages", pa.int64())),
         *(("shard", pa.int64()), ("sequence", pa.int64()), ("texts", pa.string())),
     ]
 )
-SECOND_SQL: Final = "fate long, lanes array<long>, messages long, shard long, sequence long, texts string"
+SECOND_SQL: Final = (
+    "fate long, recipients array<long>, messages long, shard long, sequence long, texts string"
+)
 NO_LANE: Final = 0
 COMBINED_MAX: Final = 1 << 40  # of a code, before it is made small again
 KNOWN_MAX: Final = 200_000  # combinations that one task remembers
@@ -114,18 +117,20 @@ class FirstPass:
         texts = Texts()
         asked = Asked(self._candidate, texts)
         reference = None if self._against is None else Asked(self._against, texts)
-        lanes = _Lanes(texts)
+        recipients = _Recipients(texts)
         for batch in batches:
             if not batch.num_rows:
                 continue
             names = (*WHENCE, *WHO) if self._senders else WHENCE
             codes, firsts = combinations([batch.column(name) for name in names])
             fate = asked.numbers(batch, codes, firsts)
-            lane = lanes.numbers(batch) if reference is None else reference.numbers(batch, codes, firsts)
+            recipient = (
+                recipients.numbers(batch) if reference is None else reference.numbers(batch, codes, firsts)
+            )
             columns = [
                 _keys(batch),
                 fate,
-                lane,
+                recipient,
                 _texts_numbers(batch, "shard", texts),
                 _int64(batch, "sequence"),
             ]
@@ -163,20 +168,24 @@ class Asked:
         if len(self._known) >= KNOWN_MAX:
             self._known.clear()
         message = message_of(sample)
-        crossings = self._candidate.crossings(message.sender.endpoint, message.address, sample["route"] or "")
+        resolved_routes = self._candidate.resolve(
+            message.sender.endpoint, message.address, sample["route"] or ""
+        )
         number = None
-        if not decides_by_message(crossings):
-            number = self._texts.number(encode_fates(fates_of(crossings, message)))
+        if not decides_by_message(resolved_routes):
+            number = self._texts.number(encode_fates(fates_of(resolved_routes, message)))
         self._known[key] = number
         return number
 
     def _fates(self, row: dict[str, Any]) -> Fates:
         message = message_of(row)
-        crossings = self._candidate.crossings(message.sender.endpoint, message.address, row["route"] or "")
-        return fates_of(crossings, message)
+        resolved_routes = self._candidate.resolve(
+            message.sender.endpoint, message.address, row["route"] or ""
+        )
+        return fates_of(resolved_routes, message)
 
 
-class _Lanes:
+class _Recipients:
     """What a row says happened: one fate, or none when the message stayed in its own world."""
 
     def __init__(self, texts: Texts) -> None:
@@ -285,28 +294,28 @@ def second_pass(batches: Iterable[Any]) -> Iterator[Any]:
 
 
 def _counted(
-    keys: Numbers, fates: Numbers, lanes: Numbers, shards: Numbers, sequences: Numbers
+    keys: Numbers, fates: Numbers, recipients: Numbers, shards: Numbers, sequences: Numbers
 ) -> Iterator[Any]:
-    order = np.lexsort((lanes, keys))
-    keys, fates, lanes, shards, sequences = (
-        column[order] for column in (keys, fates, lanes, shards, sequences)
+    order = np.lexsort((recipients, keys))
+    keys, fates, recipients, shards, sequences = (
+        column[order] for column in (keys, fates, recipients, shards, sequences)
     )
     begins = np.concatenate(([True], keys[1:] != keys[:-1]))
-    fresh = begins | np.concatenate(([True], lanes[1:] != lanes[:-1]))
+    fresh = begins | np.concatenate(([True], recipients[1:] != recipients[:-1]))
     starts = np.flatnonzero(begins)
     message = np.cumsum(begins) - 1
-    # The lanes of each message, side by side; most have one.
+    # The recipients of each message, side by side; most have one.
     counted = np.cumsum(fresh)
     place = (counted - counted[starts][message])[fresh]
     wide = np.full((len(starts), int(place.max()) + 1), NO_LANE, dtype=np.int64)
-    wide[message[fresh], place] = lanes[fresh]
+    wide[message[fresh], place] = recipients[fresh]
     table = np.column_stack((fates[starts], wide))
     _, first, codes = np.unique(_rows_as_one(table), return_index=True, return_inverse=True)
     counts = np.bincount(codes.ravel())
     rows = [
         {
             "fate": int(table[at, 0]),
-            "lanes": [int(lane) for lane in table[at, 1:] if lane != NO_LANE],
+            "recipients": [int(recipient) for recipient in table[at, 1:] if recipient != NO_LANE],
             "messages": int(count),
             "shard": int(shards[starts[at]]),
             "sequence": int(sequences[starts[at]]),

@@ -12,9 +12,9 @@ from typing import Any, NamedTuple
 import orjson
 
 from gateway.mapping.cases import endpoints_of
-from gateway.mapping.crossings import ConditionalCrossing, Crossing
 from gateway.mapping.loading import Mapping, parse
 from gateway.mapping.router import HOPS_MAX, Router
+from gateway.mapping.routes import ConditionalRoute, ResolvedRoute
 from gateway.model.address import Address
 from gateway.model.message import Message
 from gateway.model.outcome import Outcome
@@ -86,10 +86,10 @@ class Candidate:
             self._router = Router(mappings, self._endpoints, worlds=self._worlds, hops_max=self._hops_max)
         return self._router
 
-    def crossings(self, endpoint: str, address: Address, route: str) -> tuple[Crossing, ...]:
+    def resolve(self, endpoint: str, address: Address, route: str) -> tuple[ResolvedRoute, ...]:
         """What messages of an address cross by. `route` is the one that a message took when it was recorded:
         when that consumes from a queue, so did this message, for the journal does not say."""
-        return self.router.crossings(endpoint, address, self._queues.get((endpoint, route), ""))
+        return self.router.resolve(endpoint, address, self._queues.get((endpoint, route), ""))
 
     def queue_of(self, endpoint: str, route: str) -> str:
         """The queue that `route` consumes from at an endpoint; "": it does not, or there is no such route."""
@@ -104,19 +104,19 @@ class Candidate:
         }
 
 
-def decides_by_message(crossings: Sequence[Crossing]) -> bool:
+def decides_by_message(resolved_routes: Sequence[ResolvedRoute]) -> bool:
     """Whether the address does not say everything: a condition looks at each message."""
-    return any(isinstance(crossing, ConditionalCrossing) for crossing in crossings)
+    return any(isinstance(resolved, ConditionalRoute) for resolved in resolved_routes)
 
 
-def fates_of(crossings: Sequence[Crossing], message: Message) -> Fates:
+def fates_of(resolved_routes: Sequence[ResolvedRoute], message: Message) -> Fates:
     """What becomes of a message, in the order of the routes."""
     found = []
-    for crossing in crossings:
-        made = crossing.cross(message)
+    for resolved in resolved_routes:
+        made = resolved.cross(message)
         if made is None:
             continue
-        route = crossing.route
+        route = resolved.route
         if isinstance(made, Outcome):
             found.append(Fate(route.name, route.target_endpoint, None, 0, False, False, made.reason.value))
             continue

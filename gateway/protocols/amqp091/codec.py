@@ -450,10 +450,10 @@ def decode_response(mechanism: str, response: bytes) -> tuple[str, str]:
         except UnicodeDecodeError:
             raise _malformed(mechanism) from None
     if mechanism == AMQPLAIN:
-        said = {
+        given = {
             name: value.value for name, value in decode_fields(response) if value.type is ValueType.STRING
         }
-        user, password = said.get("LOGIN"), said.get("PASSWORD")
+        user, password = given.get("LOGIN"), given.get("PASSWORD")
         if not isinstance(user, str) or not isinstance(password, str):
             raise _malformed(mechanism)
         return user, password

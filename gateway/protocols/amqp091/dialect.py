@@ -41,8 +41,8 @@ class AmqpDialect(Dialect):
     guarded = "*"
     wild = ".*#"
     listener = "gateway.ingress.amqp091.ingress:AmqpIngress"
-    link = "gateway.egress.amqp091.conversation:AmqpConversation"
-    peer = "gateway.peers.amqp:AmqpPeer"
+    link = "gateway.egress.amqp091.session:AmqpLinkSession"
+    peer = "gateway.clients.amqp:AmqpClient"
     has_virtual_hosts = True
     meeting = "virtual_host"
     schemes = (Scheme("amqp", "plain", 5672), Scheme("amqps", "tls", 5671))

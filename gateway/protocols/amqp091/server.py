@@ -134,12 +134,12 @@ class ServerConnection(Connection):
     def _read_greeting(self, data: bytes, events: list[Event]) -> int:
         if self._state is not State.HEADER:
             return 0
-        said = data[: len(PROTOCOL_HEADER)]
-        if not any(header.startswith(said) for header in (PROTOCOL_HEADER, *OLD_HEADERS)):
+        given = data[: len(PROTOCOL_HEADER)]
+        if not any(header.startswith(given) for header in (PROTOCOL_HEADER, *OLD_HEADERS)):
             self.out.append(PROTOCOL_HEADER)  # 4.2.2: what we would have understood
             self._state = State.CLOSED
             return 0
-        if len(said) < len(PROTOCOL_HEADER):
+        if len(given) < len(PROTOCOL_HEADER):
             return 0
         start = m.ConnectionStart(0, 9, self._server_properties, self._mechanisms.encode(), b"en_US")
         self._send(0, start)

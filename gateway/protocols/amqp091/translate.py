@@ -86,7 +86,7 @@ PERSISTENT: Final = 2
 TRANSIENT: Final = 1
 
 
-class Facts(NamedTuple):
+class Essentials(NamedTuple):
     """What routing needs to know of an AMQP property set; `expiration_ms` is None when it has none.
 
     `special`: it names a user, copies (`CC`, `BCC`) or the direct reply-to, which want a closer look.
@@ -107,13 +107,13 @@ class Form(NamedTuple):
     losses: tuple[str, ...]
 
 
-FACTS: Final = "amqp091 facts"
+ESSENTIALS: Final = "amqp091 essentials"
 # The forms of one set: without expiration, with room for a relative one between head and tail, with its own.
 NONE: Final = "amqp091 none"
 RELATIVE: Final = "amqp091 relative"
 KEPT: Final = "amqp091 kept"
 CROSSED: Final = "amqp091 crossed"  # as it came, with a hop count
-NO_FACTS: Final = Facts(False, None, False, 0, False)
+NO_ESSENTIALS: Final = Essentials(False, None, False, 0, False)
 PRIORITY: Final = "amqp091 priority"
 COPIES: Final = ("CC", "BCC")
 DIRECT_REPLY_PREFIX: Final = b"amq.rabbitmq.reply-to."
@@ -211,28 +211,28 @@ def _read_expiration(raw: bytes, at: int) -> int:
     if text.isdigit() and int(text) <= EXPIRATION_MS_MAX:
         return int(text)
     digits = len(text) - len(text.lstrip(b"0123456789"))
-    said = text.decode(errors="replace")
+    given = text.decode(errors="replace")
     if digits == len(text) and digits:
-        why = f"{{value_too_large,{said}}}"
+        why = f"{{value_too_large,{given}}}"
     elif text[:1] == b"-" and text[1:].isdigit():
-        why = f"{{value_negative,{said}}}"
+        why = f"{{value_negative,{given}}}"
     elif digits:
-        why = f'{{leftover_string,"{said[digits:]}"}}'
+        why = f'{{leftover_string,"{given[digits:]}"}}'
     else:
         why = "no_integer"
-    fault = f"PRECONDITION_FAILED - invalid expiration '{said}': {why}"
+    fault = f"PRECONDITION_FAILED - invalid expiration '{given}': {why}"
     raise RemoteProtocolError(fault, reason=ReplyCode.PRECONDITION_FAILED)
 
 
-def facts(property_set: PropertySet) -> Facts:
+def essentials(property_set: PropertySet) -> Essentials:
     """What routing needs to know, remembered with the set; nothing for a set of another protocol.
 
     Raises RemoteProtocolError (502, 406) for octets that cannot be read.
     """
-    found: Facts | None = property_set.forms.get(FACTS)
+    found: Essentials | None = property_set.forms.get(ESSENTIALS)
     if found is None:
         if property_set.protocol != PROTOCOL:
-            return NO_FACTS
+            return NO_ESSENTIALS
         raw = property_set.raw
         headers, mode, expiration, reply, user = _positions(raw)
         durable = bool(mode) and raw[mode] == PERSISTENT
@@ -247,7 +247,7 @@ def facts(property_set: PropertySet) -> Facts:
                     crossed = min(max(crossed, value.value), HOPS_MAX)
                 elif name in COPIES:
                     special = True
-        found = property_set.forms[FACTS] = Facts(durable, limit, retained, crossed, special)
+        found = property_set.forms[ESSENTIALS] = Essentials(durable, limit, retained, crossed, special)
     return found
 
 
@@ -266,12 +266,12 @@ def priority_of(message: Message) -> int:
 
 def retain(property_set: PropertySet) -> bool:
     """Whether the message was retained where it came from."""
-    return facts(property_set).retain
+    return essentials(property_set).retain
 
 
 def hops(property_set: PropertySet) -> int:
     """How many routes the message has crossed before it came here."""
-    return facts(property_set).hops
+    return essentials(property_set).hops
 
 
 def decode_model(raw: bytes) -> Properties:
@@ -288,8 +288,8 @@ def decode_model(raw: bytes) -> Properties:
             headers.append((name, value))
     texts = {}
     for attribute, name in LONG_TEXTS.items():
-        said = getattr(native, attribute)
-        texts[attribute] = own[name] if said is None and isinstance(own.get(name), str) else said
+        given = getattr(native, attribute)
+        texts[attribute] = own[name] if given is None and isinstance(own.get(name), str) else given
     utf8 = own.get(UTF8_HEADER)
     return Properties(
         utf8=utf8 if isinstance(utf8, bool) else None,
@@ -306,14 +306,14 @@ def _are_strings(values: tuple[Value, ...]) -> bool:
     return len(values) > 1 and all(each.type is ValueType.STRING for each in values)
 
 
-def _read_correlation(said: bytes | None, own: dict[str, Any]) -> bytes | None:
-    if said is None:
+def _read_correlation(given: bytes | None, own: dict[str, Any]) -> bytes | None:
+    if given is None:
         octets = own.get(CORRELATION_HEADER)
         return octets if isinstance(octets, bytes) else None
     if own.get(ENCODING_HEADER) == BASE64:
         with suppress(Base64Error):
-            return b64decode(said, validate=True)
-    return said
+            return b64decode(given, validate=True)
+    return given
 
 
 # --- to the wire
@@ -329,7 +329,7 @@ def encode_properties(message: Message, utc: float) -> bytes:
     property_set = message.property_set
     expires = message.expires
     if property_set.protocol == PROTOCOL:
-        known = facts(property_set)
+        known = essentials(property_set)
         limited = expires != NEVER
         if limited == (known.expiration_ms is not None):
             if (message.durable, message.retain, message.hops) == (known.durable, known.retain, known.hops):
@@ -421,12 +421,12 @@ def _until_expiration(native: BasicProperties) -> BasicProperties:
     return BasicProperties(**{name: getattr(native, name) for name, _, _ in BEFORE_EXPIRATION})
 
 
-def _from_model(said: Properties, lost: set[str]) -> tuple[BasicProperties, list[tuple[str, Value]]]:
+def _from_model(given: Properties, lost: set[str]) -> tuple[BasicProperties, list[tuple[str, Value]]]:
     """Native properties without their table, and the pairs of the table, from what a message says."""
     native = BasicProperties()
-    pairs = _unique(said.headers, lost)
+    pairs = _unique(given.headers, lost)
     for attribute, header in LONG_TEXTS.items():
-        text = getattr(said, attribute)
+        text = getattr(given, attribute)
         if text is not None and not is_unicode(text):
             lost.add("text")
         elif text is not None and len(text.encode()) > SHORT_STRING_MAX:
@@ -434,20 +434,20 @@ def _from_model(said: Properties, lost: set[str]) -> tuple[BasicProperties, list
             pairs.append((header, string(text)))
         else:
             setattr(native, attribute, text)
-    if said.priority is not None:
-        if 0 <= said.priority <= 0xFF:
-            native.priority = said.priority
+    if given.priority is not None:
+        if 0 <= given.priority <= 0xFF:
+            native.priority = given.priority
         else:
             lost.add("priority_range")
-    if said.timestamp is not None:
-        if 0 <= said.timestamp < 1 << 64:
-            native.timestamp = said.timestamp
+    if given.timestamp is not None:
+        if 0 <= given.timestamp < 1 << 64:
+            native.timestamp = given.timestamp
         else:
             lost.add("timestamp_range")
-    if said.utf8 is not None:
-        pairs.append((UTF8_HEADER, Value(ValueType.BOOL, said.utf8)))
-    if said.correlation is not None:
-        pairs += _write_correlation(native, said.correlation, lost)
+    if given.utf8 is not None:
+        pairs.append((UTF8_HEADER, Value(ValueType.BOOL, given.utf8)))
+    if given.correlation is not None:
+        pairs += _write_correlation(native, given.correlation, lost)
     return native, pairs
 
 

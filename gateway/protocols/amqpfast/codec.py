@@ -428,8 +428,8 @@ def decode_credentials(mechanism: str, responses: Headers) -> tuple[str, str] | 
         raise bad_field(f"mechanism {mechanism!r} is not offered")
     if not responses or word != PLAIN:
         return None
-    said = {name.upper().rstrip(":"): value.value for name, value in responses}
-    user, password = said.get(LOGIN_FIELD), said.get(PASSWORD_FIELD, "")
+    stated = {name.upper().rstrip(":"): value.value for name, value in responses}
+    user, password = stated.get(LOGIN_FIELD), stated.get(PASSWORD_FIELD, "")
     if not isinstance(user, str) or not isinstance(password, str):
         raise bad_field("responses: a login and a password are needed")
     return user, password

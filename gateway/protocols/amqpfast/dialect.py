@@ -41,8 +41,8 @@ class FastDialect(Dialect):
     guarded = "*"
     wild = "*" + forbidden
     listener = "gateway.ingress.amqpfast.ingress:FastIngress"
-    link = "gateway.egress.amqpfast.conversation:FastConversation"
-    peer = "gateway.peers.amqpfast:FastPeer"
+    link = "gateway.egress.amqpfast.session:FastLinkSession"
+    peer = "gateway.clients.amqpfast:FastClient"
     has_virtual_hosts = True
     meeting = "virtual_host"
     schemes = (Scheme("amqpfast", "plain", 3018), Scheme("amqpfasts", "tls", 3019))

@@ -99,10 +99,10 @@ class MessageWriter(ABC):
                 return False
             self._room = min(size, room)
             partial = size > room
-            said = b"" if partial else name
-            self._begin = BEGIN(self._fields + len(said), self._kind, self._handle.number)
-            fragment = FRAGMENT(4 + len(head) + self._room, bits | partial, len(said))
-            self._middle = fragment + said + END + NUMBER(size) + head
+            given = b"" if partial else name
+            self._begin = BEGIN(self._fields + len(given), self._kind, self._handle.number)
+            fragment = FRAGMENT(4 + len(head) + self._room, bits | partial, len(given))
+            self._middle = fragment + given + END + NUMBER(size) + head
             if len(self._prepared) >= PREPARED_MAX:
                 self._prepared.clear()
             if len(head) <= PREPARED_OCTETS_MAX:

@@ -173,10 +173,10 @@ class ServerConnection(Connection):
         key = handle << 16 | tag
         if found is None or (not tag and key not in found.channel.owed):
             return
-        said = b""
+        given = b""
         if tag or code >= ReplyCode.MESSAGE_NOT_FOUND:
-            said = self._reply_octets(m.HandleReply(handle, tag, code, reply_text(text)))
-        found.channel.reply(key, said)
+            given = self._reply_octets(m.HandleReply(handle, tag, code, reply_text(text)))
+        found.channel.reply(key, given)
 
     def reply_many(self, rows: Iterable[tuple[int, int]]) -> None:
         """HANDLE REPLY 200 for rows of (handle, tag), as `reply`; those with tag 0 have none."""
@@ -188,22 +188,22 @@ class ServerConnection(Connection):
                 last = number
                 handle = self._usable(number)
             if tag and handle is not None:
-                said = REPLY(REPLY_SIZE, HANDLE_REPLY, number, tag, SUCCESS, 0, FRAME_END)
+                given = REPLY(REPLY_SIZE, HANDLE_REPLY, number, tag, SUCCESS, 0, FRAME_END)
                 key = number << 16 | tag
                 channel = handle.channel
                 owed = channel.owed
                 if owed and owed[0] == key and not channel.done:  # the common case of `Channel.reply`
                     owed.popleft()
-                    channel.out.append(said)
+                    channel.out.append(given)
                 else:
-                    channel.reply(key, said)
+                    channel.reply(key, given)
                 count += 1
         self.sent[HANDLE_REPLY] += count
 
     def _reply_octets(self, command: m.Command) -> bytes:
-        said: list[bytes] = []
-        self._send(command, said)
-        return said[0]
+        given: list[bytes] = []
+        self._send(command, given)
+        return given[0]
 
     def send(self, command: m.HandleCreated | m.HandleIndex) -> None:
         """CREATED or INDEX. Dropped when the handle has been closed meanwhile."""

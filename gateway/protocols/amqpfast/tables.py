@@ -302,48 +302,48 @@ def _object(text: str) -> dict[str, Any]:
 
 
 def _understand_value(value: Value, kind: ValueType) -> Value:
-    said = value.value
+    given = value.value
     if kind in (ValueType.ARRAY, ValueType.TABLE):
-        return _from_json([kind.value, json.loads(said)], 0)
+        return _from_json([kind.value, json.loads(given)], 0)
     if kind is ValueType.BYTES:
-        return Value(kind, said.encode() if isinstance(said, str) else said)
-    return _simple(kind, said)
+        return Value(kind, given.encode() if isinstance(given, str) else given)
+    return _simple(kind, given)
 
 
-def _simple(kind: ValueType, said: Any) -> Value:
+def _simple(kind: ValueType, given: Any) -> Value:
     """What holds neither octets nor other values; it may not fit its type. Raises ValueError, TypeError or
     ArithmeticError."""
     if kind is ValueType.VOID:
         return Value(kind, None)
     if kind is ValueType.BOOL:
-        return Value(kind, bool(said))
+        return Value(kind, bool(given))
     if kind is ValueType.DECIMAL:
-        return Value(kind, Decimal(said))
-    return Value(kind, float(said) if kind in FLOATS else int(said))
+        return Value(kind, Decimal(given))
+    return Value(kind, float(given) if kind in FLOATS else int(given))
 
 
 def _to_json(value: Value, depth: int) -> list[Any]:
     """[type, content], where the content is what JSON can say."""
     kind, content = value
-    said: Any = content
+    given: Any = content
     if depth > NESTING_MAX:
-        kind, said = ValueType.STRING, str(content)
+        kind, given = ValueType.STRING, str(content)
     elif kind is ValueType.ARRAY:
-        said = [_to_json(each, depth + 1) for each in content]
+        given = [_to_json(each, depth + 1) for each in content]
     elif kind is ValueType.TABLE:
-        said = [[name, _to_json(each, depth + 1)] for name, each in content]
+        given = [[name, _to_json(each, depth + 1)] for name, each in content]
     elif isinstance(content, bytes):
-        said = {"base64": b64encode(content).decode()}
+        given = {"base64": b64encode(content).decode()}
     elif kind is ValueType.DECIMAL or kind in FLOATS:
-        said = str(content)
-    return [kind.value, said]
+        given = str(content)
+    return [kind.value, given]
 
 
-def _from_json(said: Any, depth: int) -> Value:
+def _from_json(given: Any, depth: int) -> Value:
     """The value of a [type, content]; raises ValueError or TypeError when it is none."""
     if depth > NESTING_MAX + 1:
         raise ValueError
-    word, content = said
+    word, content = given
     kind = ValueType(word)
     if kind is ValueType.ARRAY:
         return Value(kind, tuple(_from_json(each, depth + 1) for each in content))
@@ -354,14 +354,14 @@ def _from_json(said: Any, depth: int) -> Value:
     return _simple(kind, content)
 
 
-def _text(said: Any) -> str:
-    if not isinstance(said, str):
+def _text(given: Any) -> str:
+    if not isinstance(given, str):
         raise TypeError
-    return said
+    return given
 
 
-def _octets(said: dict[str, Any]) -> bytes:
+def _octets(given: dict[str, Any]) -> bytes:
     try:
-        return b64decode(said["base64"], validate=True)
+        return b64decode(given["base64"], validate=True)
     except (KeyError, Base64Error):
         raise ValueError from None

@@ -141,7 +141,7 @@ def refusal(code: int) -> Reason:
     return REASONS.get(code, Reason.TARGET_REFUSED)
 
 
-class Facts(NamedTuple):
+class Essentials(NamedTuple):
     """What routing needs to know of a head; `expires` is UTC in seconds, or NEVER."""
 
     durable: bool
@@ -151,9 +151,9 @@ class Facts(NamedTuple):
     hops: int
 
 
-FACTS: Final = "amqpfast facts"
+ESSENTIALS: Final = "amqpfast essentials"
 FORMS: Final = "amqpfast forms"
-NO_FACTS: Final = Facts(False, 0, NEVER, False, 0)
+NO_ESSENTIALS: Final = Essentials(False, 0, NEVER, False, 0)
 
 _sets: dict[bytes, PropertySet] = {}
 
@@ -176,16 +176,16 @@ def head_properties(raw: bytes) -> PropertySet:
     return found
 
 
-def facts(property_set: PropertySet) -> Facts:
+def essentials(property_set: PropertySet) -> Essentials:
     """What routing needs to know, remembered with the set; nothing for a set of another protocol.
 
     Looks at every octet, so that what passes through undecoded cannot upset the peer that it is sent to.
     Raises RemoteProtocolError 542 for octets that are no head.
     """
-    found: Facts | None = property_set.forms.get(FACTS)
+    found: Essentials | None = property_set.forms.get(ESSENTIALS)
     if found is None:
         if property_set.protocol != PROTOCOL:
-            return NO_FACTS
+            return NO_ESSENTIALS
         head = decode_head_properties(property_set.raw)
         retained, crossed = False, 0
         for name, (_, value) in head.headers:
@@ -193,19 +193,19 @@ def facts(property_set: PropertySet) -> Facts:
                 retained = value == 1
             elif name == HOPS and isinstance(value, int):
                 crossed = min(max(value, 0), HOPS_MAX)
-        found = Facts(head.persistent, head.priority, float(head.expiration), retained, crossed)
-        property_set.forms[FACTS] = found
+        found = Essentials(head.persistent, head.priority, float(head.expiration), retained, crossed)
+        property_set.forms[ESSENTIALS] = found
     return found
 
 
 def retain(property_set: PropertySet) -> bool:
     """Whether the message was retained where it came from."""
-    return facts(property_set).retain
+    return essentials(property_set).retain
 
 
 def hops(property_set: PropertySet) -> int:
     """How many routes the message has crossed before it came here."""
-    return facts(property_set).hops
+    return essentials(property_set).hops
 
 
 def decode_model(raw: bytes) -> Properties:
@@ -232,12 +232,12 @@ def decode_model(raw: bytes) -> Properties:
     )
 
 
-def _text(said: Any) -> str | None:
-    return said if isinstance(said, str) else None
+def _text(given: Any) -> str | None:
+    return given if isinstance(given, str) else None
 
 
-def _octets(said: Any) -> bytes | None:
-    return said if isinstance(said, bytes) else None
+def _octets(given: Any) -> bytes | None:
+    return given if isinstance(given, bytes) else None
 
 
 # --- to the wire
@@ -248,7 +248,7 @@ def encode_properties(message: Message) -> bytes:
     changes. Raises RemoteProtocolError 542 for octets that a peer malformed."""
     property_set = message.property_set
     if property_set.protocol == PROTOCOL:
-        known = facts(property_set)
+        known = essentials(property_set)
         if (
             message.expires == known.expires
             and message.durable == known.durable
@@ -326,32 +326,32 @@ def _fitting(pairs: Headers, lost: set[str]) -> Headers:
     return pairs
 
 
-def _from_model(said: Properties, lost: set[str]) -> tuple[Head, list[tuple[str, Value]]]:
+def _from_model(given: Properties, lost: set[str]) -> tuple[Head, list[tuple[str, Value]]]:
     """A head without its headers, and these, from what a message says."""
     head = Head()
-    pairs = _texts(said, head, lost)
-    if said.correlation is not None:
-        if len(said.correlation) > LONG_STRING_MAX:
+    pairs = _texts(given, head, lost)
+    if given.correlation is not None:
+        if len(given.correlation) > LONG_STRING_MAX:
             lost.add("correlation_long")
         else:
-            pairs.append((CORRELATION, Value(ValueType.STRING, said.correlation)))
-    if said.utf8 is not None:
-        pairs.append((UTF8, Value(ValueType.INT32, int(said.utf8))))
-    if said.timestamp is not None:
-        if 0 <= said.timestamp <= EXPIRATION_MAX:
-            pairs.append((TIMESTAMP, Value(ValueType.TIMESTAMP, said.timestamp)))
+            pairs.append((CORRELATION, Value(ValueType.STRING, given.correlation)))
+    if given.utf8 is not None:
+        pairs.append((UTF8, Value(ValueType.INT32, int(given.utf8))))
+    if given.timestamp is not None:
+        if 0 <= given.timestamp <= EXPIRATION_MAX:
+            pairs.append((TIMESTAMP, Value(ValueType.TIMESTAMP, given.timestamp)))
         else:
             lost.add("timestamp_range")
-    if said.priority is not None:
-        head.priority = _priority(said.priority, lost)
-    return head, pairs + say(said.headers, OWN_HEADERS, lost)
+    if given.priority is not None:
+        head.priority = _priority(given.priority, lost)
+    return head, pairs + say(given.headers, OWN_HEADERS, lost)
 
 
-def _texts(said: Properties, head: Head, lost: set[str]) -> list[tuple[str, Value]]:
+def _texts(given: Properties, head: Head, lost: set[str]) -> list[tuple[str, Value]]:
     """What is text: in the head what it has a field for, else headers."""
     pairs: list[tuple[str, Value]] = []
     for field, (native, header) in FIELDS.items():
-        text = getattr(said, field)
+        text = getattr(given, field)
         if text is None:
             continue
         if not is_unicode(text):
@@ -364,14 +364,14 @@ def _texts(said: Properties, head: Head, lost: set[str]) -> list[tuple[str, Valu
         else:
             setattr(head, native, text)
     for field, header in TEXTS.items():
-        _add_text(pairs, header, getattr(said, field), lost)
+        _add_text(pairs, header, getattr(given, field), lost)
     return pairs
 
 
-def _priority(said: int, lost: set[str]) -> int:
-    if not 0 < said <= PRIORITY_MAX:
-        lost.add("priority_range" if said else "priority_zero")
-    return min(max(said, 0), PRIORITY_MAX)
+def _priority(given: int, lost: set[str]) -> int:
+    if not 0 < given <= PRIORITY_MAX:
+        lost.add("priority_range" if given else "priority_zero")
+    return min(max(given, 0), PRIORITY_MAX)
 
 
 def _add_text(pairs: list[tuple[str, Value]], name: str, text: str | None, lost: set[str]) -> None:

@@ -595,18 +595,18 @@ class Connection:
         """
         known = self._said_aliases
         safe = self.peer_packet_bytes_max - PUBLISH_EXTRA_MAX
-        said: list[Row] = []
+        given: list[Row] = []
         for flags, topic, packet_id, properties, body in rows:
             alias = known.get(topic)
             if alias is not None:
-                said.append((flags, b"", packet_id, properties + alias, body))
+                given.append((flags, b"", packet_id, properties + alias, body))
                 continue
             if len(known) < self.alias_max and len(topic) + len(properties) + len(body) <= safe:
                 number = len(known) + 1
                 alias = known[topic] = bytes((Property.TOPIC_ALIAS, number >> 8, number & 0xFF))
                 properties += alias
-            said.append((flags, topic, packet_id, properties, body))
-        return said
+            given.append((flags, topic, packet_id, properties, body))
+        return given
 
     def acknowledge(self, kind: PacketType, ids: Sequence[int]) -> None:
         """Say a run of acknowledgements of one type, all of them successes."""

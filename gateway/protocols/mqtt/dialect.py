@@ -35,8 +35,8 @@ class MqttDialect(Dialect):
     guarded = ""
     wild = "/+#\0"
     listener = "gateway.ingress.mqtt.ingress:MqttIngress"
-    link = "gateway.egress.mqtt.conversation:MqttConversation"
-    peer = "gateway.peers.mqtt:MqttPeer"
+    link = "gateway.egress.mqtt.session:MqttLinkSession"
+    peer = "gateway.clients.mqtt:MqttClient"
     schemes = (
         Scheme("mqtt", "plain", 1883),
         Scheme("mqtts", "tls", 8883),

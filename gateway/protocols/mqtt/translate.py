@@ -1,8 +1,8 @@
 """Properties of a PUBLISH <-> properties of the model.
 
-Into the model: a property list is decoded once per distinct list (`publish_facts`, a bounded cache), and its
-meaning only when something asks. Out of the model: `encode_properties` writes a set once and remembers it in
-`PropertySet.forms`; only what differs from message to message (expiry, hops, subscription ids) is added
+Into the model: a property list is decoded once per distinct list (`publish_essentials`, a bounded cache), and
+its meaning only when something asks. Out of the model: `encode_properties` writes a set once and remembers it
+in `PropertySet.forms`; only what differs from message to message (expiry, hops, subscription ids) is added
 each time. A set that came from MQTT goes out as it came, in its order, less what is not to be forwarded.
 
 MQTT 5 has no place for some of what AMQP says. That travels in user properties with the names of FIELDS, and
@@ -101,7 +101,7 @@ def refusal(code: int) -> Reason:
     return REFUSALS.get(code, Reason.TARGET_REFUSED)
 
 
-class Facts(NamedTuple):
+class Essentials(NamedTuple):
     """What a property list says that every message needs: its set, expiry in seconds from arrival, hops."""
 
     property_set: PropertySet
@@ -109,27 +109,27 @@ class Facts(NamedTuple):
     hops: int
 
 
-_FACTS_MAX: Final = 4_096
+_ESSENTIALS_MAX: Final = 4_096
 _FACTS_OCTETS_MAX: Final = 1_024  # a longer list hardly repeats
-_facts: dict[bytes, Facts] = {}
-_NOTHING: Final = Facts(PropertySet("mqtt", b"", properties=Properties()), None, 0)
+_essentials: dict[bytes, Essentials] = {}
+_NOTHING: Final = Essentials(PropertySet("mqtt", b"", properties=Properties()), None, 0)
 
 
-def publish_facts(raw: bytes) -> Facts:
+def publish_essentials(raw: bytes) -> Essentials:
     """What the property list `raw` of a PUBLISH says; raises RemoteProtocolError when it is malformed."""
     if not raw:
         return _NOTHING
-    found = _facts.get(raw)
+    found = _essentials.get(raw)
     if found is None:
         found = _find(raw)
         if len(raw) <= _FACTS_OCTETS_MAX:
-            if len(_facts) >= _FACTS_MAX:
-                _facts.clear()
-            _facts[raw] = found
+            if len(_essentials) >= _ESSENTIALS_MAX:
+                _essentials.clear()
+            _essentials[raw] = found
     return found
 
 
-def _find(raw: bytes) -> Facts:
+def _find(raw: bytes) -> Essentials:
     expiry = None
     hops = 0
     for span in spans(raw, PacketType.PUBLISH):
@@ -137,12 +137,12 @@ def _find(raw: bytes) -> Facts:
             expiry = span.value
         elif span.id is Property.USER_PROPERTY and span.value[0] == HOPS:
             hops = max(hops, _number(span.value[1], HOPS_MAX) or 0)
-    return Facts(PropertySet("mqtt", raw, decode_properties), expiry, hops)
+    return Essentials(PropertySet("mqtt", raw, decode_properties), expiry, hops)
 
 
 def publish_properties(raw: bytes) -> PropertySet:
     """The property set of a list; one object for all messages that carry the same octets."""
-    return publish_facts(raw).property_set
+    return publish_essentials(raw).property_set
 
 
 def _number(text: str, most: int) -> int | None:

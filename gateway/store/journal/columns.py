@@ -53,7 +53,7 @@ ADDRESS: Final = ("address", "scope", "name")
 FLAGS: Final = ("assurance", "durable", "retain", "hops")
 DELIVERED: Final = ("assurance", "durable", "retain")
 NAMES: Final = Names(
-    *("received", "settled", "lane", "result", "slot", "sender", "source", "target", "set"),
+    *("received", "settled", "recipient", "result", "slot", "sender", "source", "target", "set"),
     *FLAGS,
     *(f"delivered_{name}" for name in DELIVERED),
     *("expires valid", "expires", "body_size", "body valid", "body offsets", "body octets"),
@@ -65,7 +65,7 @@ COLUMNS: Final = (
     NAMES.plain("settled", Kind.TIME),
     NAMES.plain("slot", Kind.UINT32),
     *(NAMES.coded(name, "sender", name) for name in SENDER),
-    *(NAMES.coded(name, "lane", name) for name in LANE),
+    *(NAMES.coded(name, "recipient", name) for name in LANE),
     *(NAMES.coded(name, "result", name) for name in OUTCOME),
     *(NAMES.coded(f"source_{name}", "source", name) for name in ADDRESS),
     *(NAMES.coded(f"target_{name}", "target", name) for name in ADDRESS),

@@ -35,7 +35,7 @@ from gateway.store.journal.format import (
     encode_columns,
     expanded,
 )
-from gateway.store.journal.gathering import Facts, Gathering, Part
+from gateway.store.journal.gathering import Gathering, RowLabels, SettledRows
 from gateway.store.journal.runs import Runs, chained, repeated, runs_of, spread
 from gateway.store.properties import encode_properties
 
@@ -48,7 +48,7 @@ _FIRST_PLACES: Final = struct.pack(f"<{ROWS_USUAL}I", *range(ROWS_USUAL))
 _TIME: Final = struct.Struct("<q").pack
 
 
-_LaneKey = tuple[Facts, str]
+_LaneKey = tuple[RowLabels, str]
 """And the protocol that its messages came in."""
 _COLUMNS: Final = encode_columns(COLUMNS)
 
@@ -121,7 +121,7 @@ class Encoder:
             numbers.update(zip(fresh, self._senders.add_all(texts), strict=True))
             return _indices(Runs([numbers[id(sender)] for sender in senders], lengths))
 
-    def _address_indices(self, parts: Sequence[Part], rows: int) -> tuple[Buffer, Buffer]:
+    def _address_indices(self, parts: Sequence[SettledRows], rows: int) -> tuple[Buffer, Buffer]:
         """Where the rows came from and went to; one and the same object when nothing crossed."""
         if self._addresses.begin(rows):
             self._address_numbers.clear()
@@ -131,7 +131,7 @@ class Encoder:
             return sources, sources
         return sources, self._numbered([part.targets or part.sources for part in parts], parts)
 
-    def _numbered(self, runs: Sequence[Runs[Address]], parts: Sequence[Part]) -> Buffer:
+    def _numbered(self, runs: Sequence[Runs[Address]], parts: Sequence[SettledRows]) -> Buffer:
         """The numbers of all these addresses. Those of a part are of one protocol."""
         found: list[Runs[bytes]] = []
         # One look-up table for each protocol, for wires of two may be equal.
@@ -202,36 +202,37 @@ class _ByPart(NamedTuple):
     entries: list[bytes]
 
 
-def _by_part(parts: Sequence[Part]) -> _ByPart:
+def _by_part(parts: Sequence[SettledRows]) -> _ByPart:
     """The columns that are the same in all rows of a part. Their dictionaries are the block's own."""
-    lanes: dict[_LaneKey, bytes] = {}
+    recipients: dict[_LaneKey, bytes] = {}
     outcomes: dict[Outcome, bytes] = {}
-    received, settled, lane, result, counts = [], [], [], [], []
+    received, settled, recipient, result, counts = [], [], [], [], []
     for part in parts:
-        facts, outcome, received_us, settled_us, count, *_ = part
-        key = (facts, part.sources.objects[0].protocol)
-        number = lanes.get(key)
+        labels, outcome, received_us, settled_us, count, *_ = part
+        key = (labels, part.sources.objects[0].protocol)
+        number = recipients.get(key)
         if number is None:
-            number = lanes[key] = NUMBER(len(lanes))
+            number = recipients[key] = NUMBER(len(recipients))
         told = outcomes.get(outcome)
         if told is None:
             told = outcomes[outcome] = NUMBER(len(outcomes))
         received.append(_TIME(received_us))
         settled.append(_TIME(settled_us))
-        lane.append(number)
+        recipient.append(number)
         result.append(told)
         counts.append(count)
     rows = [
-        repeated(b"".join(column), len(column[0]), counts) for column in (received, settled, lane, result)
+        repeated(b"".join(column), len(column[0]), counts)
+        for column in (received, settled, recipient, result)
     ]
-    return _ByPart(rows, [*_lane_entries(tuple(lanes)), *_outcome_entries(tuple(outcomes))])
+    return _ByPart(rows, [*_lane_entries(tuple(recipients)), *_outcome_entries(tuple(outcomes))])
 
 
-# Most blocks have the same few lanes and outcomes.
+# Most blocks have the same few recipients and outcomes.
 @lru_cache(maxsize=16)
 def _lane_entries(keys: tuple[_LaneKey, ...]) -> list[bytes]:
     entries = Entries(len(LANE))
-    entries.add_all([(protocol.encode(), *map(octets_of, facts[:4])) for facts, protocol in keys])
+    entries.add_all([(protocol.encode(), *map(octets_of, labels[:4])) for labels, protocol in keys])
     return entries.end(0)
 
 
@@ -279,9 +280,9 @@ def words_of(address: Address) -> tuple[bytes, bytes | None, bytes]:
     return octets_of(dialect.show(address)), scope, octets_of(address.name)
 
 
-def _delivered(parts: Sequence[Part], flags: list[Buffer]) -> Sequence[Buffer]:
+def _delivered(parts: Sequence[SettledRows], flags: list[Buffer]) -> Sequence[Buffer]:
     """Assurance, durable and retain as they went out; the sources' own buffers when nothing changed them."""
-    if not any(part.went and part.facts.reshapes for part in parts):
+    if not any(part.went and part.labels.reshapes for part in parts):
         return flags
     gone = chained([part.went or part.heads for part in parts])
     return [repeated(column, 1, gone.lengths) for column in _guarantees(gone.objects)]
@@ -296,7 +297,7 @@ def _guarantees(messages: Sequence[Message]) -> list[bytes]:
     ]
 
 
-def _slots(parts: Sequence[Part]) -> bytes:
+def _slots(parts: Sequence[SettledRows]) -> bytes:
     return b"".join([_places(part.slots, part.rows) for part in parts])
 
 
@@ -328,7 +329,7 @@ def _alike(messages: Sequence[Message]) -> bool:
 _ONE_LESS: Final = bytes((0, *range(255)))
 
 
-def _before_crossing(hops: bytes, lengths: Sequence[int] | None, parts: Sequence[Part]) -> Buffer:
+def _before_crossing(hops: bytes, lengths: Sequence[int] | None, parts: Sequence[SettledRows]) -> Buffer:
     """The hops of messages as they came in."""
     further = {part.hop for part in parts}
     if len(further) == 1:

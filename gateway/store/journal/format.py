@@ -273,9 +273,9 @@ def lay_out(draft: Draft, level: int) -> Laid:
     """Lay out a block; `seal` completes it. `level` is zlib's, 0: nothing is compressed."""
     header, columns, buffers = draft
     if header.gap:
-        (said,) = buffers
-        assert isinstance(said, bytes)
-        content = said.ljust(len(said) + len(padding(len(said))))
+        (given,) = buffers
+        assert isinstance(given, bytes)
+        content = given.ljust(len(given) + len(padding(len(given))))
         return Laid(header._replace(octets=HEADER_OCTETS + len(content)), [content])
     directory = len(buffers) * _BUFFER.size + len(columns)
     pad = padding(HEADER_OCTETS + directory)

@@ -24,9 +24,10 @@ MEMORIES_MAX: Final = 16  # that wait to be used again; more may be in use
 NOWHERE: Final[Runs[Address]] = Runs((), None)
 
 
-class Facts(NamedTuple):
-    """What a lane says about every message that takes it. `route`: "" when they stayed in their own world.
-    `endpoint` and `protocol` are the target's. `reshapes`: the route may change assurance, durable or retain.
+class RowLabels(NamedTuple):
+    """What a recipient says about every message that takes it. `route`: "" when they stayed in their own
+    world. `endpoint` and `protocol` are the target's. `reshapes`: the route may change assurance, durable or
+    retain.
     """
 
     route: str
@@ -46,7 +47,7 @@ class Settled(NamedTuple):
     all of them came so.
     """
 
-    facts: Facts
+    labels: RowLabels
     messages: Sequence[Message] | None
     sources: Sequence[Message] | None
     outcome: Outcome
@@ -62,7 +63,7 @@ class Settled(NamedTuple):
         return self.sources or self.messages or ()
 
 
-class Part(NamedTuple):
+class SettledRows(NamedTuple):
     """What is left of `Settled`, for `rows` rows.
 
     `heads` are as they came in, but for the addresses, and if `hop` is 1 they have come one hop further.
@@ -71,7 +72,7 @@ class Part(NamedTuple):
     `whole` says which of these are recorded, None: all of them, or none at all.
     """
 
-    facts: Facts
+    labels: RowLabels
     outcome: Outcome
     received_us: int
     settled_us: int
@@ -115,7 +116,7 @@ class Gathering:
 
     def __init__(self, memory: memoryview, *, body_bytes_max: int) -> None:
         self.memory = memory
-        self.parts: list[Part] = []
+        self.parts: list[SettledRows] = []
         self.rows = 0
         self.octets = 0
         """Of all bodies: they are held when their messages are."""
@@ -125,13 +126,13 @@ class Gathering:
 
     def add(self, settled: Settled) -> None:
         """Messages, one at least. Those that came in bursts are not looked at again."""
-        facts, messages, sources, outcome, received_us, settled_us, slots, origins, bursts = settled
+        labels, messages, sources, outcome, received_us, settled_us, slots, origins, bursts = settled
         went: Runs[Message] | None = None
         targets: Runs[Address] | None
         if bursts is not None:
             heads, bodies = Runs(bursts.firsts, bursts.lengths), bursts.bodies
             came = addresses_of(heads)
-            targets = Runs(bursts.targets, bursts.lengths) if facts.route else None  # they stayed
+            targets = Runs(bursts.targets, bursts.lengths) if labels.route else None  # they stayed
             origins = None
         else:
             looked_at = settled.heads
@@ -146,8 +147,8 @@ class Gathering:
                 targets = addresses_of(went)
         sizes, whole = self._take(bodies)
         self.parts.append(
-            Part(
-                *(facts, outcome, received_us, settled_us, len(bodies), slots),
+            SettledRows(
+                *(labels, outcome, received_us, settled_us, len(bodies), slots),
                 *(heads, int(origins is not None), came, targets, went),
                 *(sizes, whole),
             )

@@ -279,10 +279,10 @@ class JournalReader:
         header = at.header
         where = f"{at.path}:{at.offset}"
         try:
-            said = json.loads(self._octets(at)[HEADER_OCTETS:])
+            given = json.loads(self._octets(at)[HEADER_OCTETS:])
         except (FileNotFoundError, DamageError):  # the header has said what matters
             return Gap(shard, header.base, header.rows, "error", "the reason is not to be read", where)
-        return Gap(shard, header.base, header.rows, said["reason"], said["text"], where)
+        return Gap(shard, header.base, header.rows, given["reason"], given["text"], where)
 
     def _octets(self, at: At) -> bytes:
         with at.path.open("rb", buffering=0) as file:

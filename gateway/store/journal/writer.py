@@ -34,7 +34,7 @@ from gateway.store.journal.appending import Appender, Pwritev
 from gateway.store.journal.bursts import Bursts
 from gateway.store.journal.encoding import SECOND, Encoder
 from gateway.store.journal.format import Draft, Laid, gap_draft, lay_out, seal
-from gateway.store.journal.gathering import Facts, Gathering, Memories, Settled
+from gateway.store.journal.gathering import Gathering, Memories, RowLabels, Settled
 
 CHUNK_OCTETS_MAX: Final = 512 * 1_048_576  # of the bodies of a block, whatever their limit is
 FLUSH_OCTETS: Final = 4 * 1_048_576  # of bodies that may gather
@@ -176,7 +176,7 @@ class JournalWriter:
 
     def record(
         self,
-        facts: Facts,
+        labels: RowLabels,
         messages: list[Message],
         outcome: Outcome,
         received: float,
@@ -184,24 +184,24 @@ class JournalWriter:
         slots: list[int] | None = None,
         bursts: Bursts | None = None,
     ) -> None:
-        """A lane's sink has settled `messages`, which are not changed afterwards; `received` is the clock's
-        time of their arrival. `sources` are, when they crossed, the same messages as they came in, or only
-        their addresses, when crossing changed nothing else and counted a hop. `slots`: their places in what
-        was received together, by which the rows of one message are known; None: from 0 on. `bursts`: the same
-        messages again, when that is how all of them came; then they need not be looked at one by one."""
+        """A recipient's sink has settled `messages`, which are not changed afterwards; `received` is the
+        clock's time of their arrival. `sources` are, when they crossed, the same messages as they came in, or
+        only their addresses, when crossing changed nothing else and counted a hop. `slots`: their places in
+        what was received together, by which the rows of one message are known; None: from 0 on. `bursts`: the
+        same messages again, when that is how all of them came; then they need not be looked at one by one."""
         whole, origins = _apart(sources)
-        self._keep(Settled(facts, messages, whole, outcome, 0, 0, slots, origins, bursts), received)
+        self._keep(Settled(labels, messages, whole, outcome, 0, 0, slots, origins, bursts), received)
 
     def refuse(
         self,
-        facts: Facts,
+        labels: RowLabels,
         sources: list[Message],
         outcome: Outcome,
         received: float,
         slots: list[int] | None = None,
     ) -> None:
         """A route would not let `sources` cross: there is nothing that went out."""
-        self._keep(Settled(facts, None, sources, outcome, 0, 0, slots), received)
+        self._keep(Settled(labels, None, sources, outcome, 0, 0, slots), received)
 
     def _keep(self, settled: Settled, received: float) -> None:
         count = len(settled.heads)
@@ -286,8 +286,8 @@ class JournalWriter:
 
     def _gap(self, rows: int, reason: str, text: str) -> Draft:
         now_us = int(self._utc() * SECOND)
-        said = dumps({"reason": reason, "text": text}).encode()
-        return gap_draft(self._appender.shard, self._next, rows, now_us, said)
+        given = dumps({"reason": reason, "text": text}).encode()
+        return gap_draft(self._appender.shard, self._next, rows, now_us, given)
 
     def _encoded(self, gathering: Gathering) -> Draft:
         """The block of what has gathered; a gap when that fails."""

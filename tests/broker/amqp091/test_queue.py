@@ -13,7 +13,7 @@ from hypothesis import strategies as st
 from trio.testing import MockClock
 
 from gateway.broker.alarms import CANCELLED_MAX, Alarms
-from gateway.broker.amqp091.deaths import BURIED_MAX, DEATHS_MAX, NOTED_MAX
+from gateway.broker.amqp091.dead_lettering import BURIED_MAX, DEATHS_MAX, NOTED_MAX
 from gateway.broker.amqp091.queue import EXPIRED_MAX, AmqpQueue
 from gateway.broker.pressure import FULL
 from gateway.model.message import NEVER, Message
@@ -71,7 +71,7 @@ def test_a_batch_into_a_short_queue_leaves_its_end_and_tells_all_accepted() -> N
     one = queue(host, "q", max_length=3)
     assert publish(one, bodies(*"abcdefgh")).outcomes == [ACCEPTED] * 8
     assert drained(one) == [b"f", b"g", b"h"]
-    assert host.deaths.dropped == {"queue_maxlen": 5}
+    assert host.dead_lettering.dropped == {"queue_maxlen": 5}
     assert (one.octets, len(one)) == (0, 0)
 
 
@@ -112,7 +112,7 @@ def test_letters_go_round_until_someone_takes_them_and_count_their_deaths() -> N
         assert waiting is not None
         assert history(waiting[1]) == [("wait", "expired", count), ("work", "rejected", count)]
         work.requeue([(waiting[0], waiting[1])])
-    assert host.deaths.dropped == {}
+    assert host.dead_lettering.dropped == {}
 
 
 def test_a_circle_that_nobody_rejects_in_ends_at_the_second_visit() -> None:
@@ -120,7 +120,7 @@ def test_a_circle_that_nobody_rejects_in_ends_at_the_second_visit() -> None:
     queue(host, "there", max_length=0, dead_letter_exchange="", dead_letter_routing_key="back")
     back = queue(host, "back", max_length=0, dead_letter_exchange="", dead_letter_routing_key="there")
     assert publish(back, [native(b"x", "back")]).outcomes == [ACCEPTED]
-    assert host.deaths.dropped == {"queue_maxlen": 1}
+    assert host.dead_lettering.dropped == {"queue_maxlen": 1}
 
 
 @pytest.mark.parametrize("count", [BURIED_MAX - 1, 3 * BURIED_MAX + 1])
@@ -138,12 +138,12 @@ def test_very_many_deaths_are_buried_in_turns(count: int) -> None:
     turns = 1
     while len(there) < count:
         assert len(there) <= turns * BURIED_MAX
-        assert host.deaths.late
+        assert host.dead_lettering.late
         assert host.alarms.due <= time.time()
         host.alarms.ring(time.time())
         turns += 1
     assert turns == 1 + count * 2 // BURIED_MAX
-    assert not host.deaths.late
+    assert not host.dead_lettering.late
     assert drained(there) == [b"%d" % at for at in range(count)]
 
 
@@ -152,7 +152,7 @@ def test_a_queue_tells_the_disk_of_its_dead_when_they_are_buried() -> None:
     host = Host()
     queue(host, "there")
     one = queue(host, "q", dead_letter_exchange="", dead_letter_routing_key="there")
-    one.kept = SimpleNamespace(forget=told.extend, count=0, refill=lambda: False, recovered=0)  # type: ignore[assignment]
+    one.storage = SimpleNamespace(forget=told.extend, count=0, refill=lambda: False, recovered=0)  # type: ignore[assignment]
     one.gone = []
     one.put([native(b"x") for _ in range(BURIED_MAX)])
     taken = [one.take() for _ in range(BURIED_MAX)]
@@ -161,7 +161,7 @@ def test_a_queue_tells_the_disk_of_its_dead_when_they_are_buried() -> None:
         one.reject(found[0], found[1])
     one.dispatch()
     one.dispatch()
-    assert host.deaths.late
+    assert host.dead_lettering.late
     assert told == []
     host.alarms.ring(time.time())
     host.alarms.ring(time.time())
@@ -197,10 +197,10 @@ def test_no_letter_of_a_long_queue_is_given_up() -> None:
     one.put([native(b"%d" % at, life=past) for at in range(count)])
     one.dispatch()
     while host.alarms.due <= time.time():
-        assert len(host.deaths.noted) <= EXPIRED_MAX
+        assert len(host.dead_lettering.noted) <= EXPIRED_MAX
         host.alarms.ring(time.time())
     assert drained(there) == [b"%d" % at for at in range(count)]
-    assert host.deaths.dropped == {}
+    assert host.dead_lettering.dropped == {}
 
 
 def test_letters_that_breed_come_to_an_end() -> None:
@@ -212,8 +212,8 @@ def test_letters_that_breed_come_to_an_end() -> None:
         host.bind("x", one, "", NONE)
     publish(one, bodies("x"))
     for _ in range(20):
-        assert host.deaths.late
-        assert len(host.deaths.noted) <= NOTED_MAX
+        assert host.dead_lettering.late
+        assert len(host.dead_lettering.noted) <= NOTED_MAX
         host.alarms.ring(time.time())
 
 
@@ -222,9 +222,9 @@ def test_a_chain_of_queues_ends_where_a_letter_has_died_too_often() -> None:
     for at in range(DEATHS_MAX + 10):
         queue(host, f"q{at}", max_length=0, dead_letter_exchange="", dead_letter_routing_key=f"q{at + 1}")
     publish(host.queues["q0"], [native(b"x", "q0")])
-    while host.deaths.late:
+    while host.dead_lettering.late:
         host.alarms.ring(time.time())
-    assert host.deaths.dropped == {"queue_maxlen": 1}
+    assert host.dead_lettering.dropped == {"queue_maxlen": 1}
 
 
 def test_a_queue_with_priorities_does_not_look_at_all_for_each_that_expires() -> None:
@@ -243,11 +243,13 @@ def test_a_queue_with_priorities_does_not_look_at_all_for_each_that_expires() ->
 def test_a_letter_that_its_queue_refuses_is_counted_and_handed_on() -> None:
     lost: list[tuple[bytes, str]] = []
     host = Host()
-    host.deaths._lost = lambda messages, outcome: lost.append((messages[0].body, outcome.reason.value))
+    host.dead_lettering._lost = lambda messages, outcome: lost.append(
+        (messages[0].body, outcome.reason.value)
+    )
     queue(host, "full", max_length=0, overflow="reject-publish")
     one = queue(host, "q", max_length=0, dead_letter_exchange="", dead_letter_routing_key="full")
     publish(one, bodies("x"))
-    assert host.deaths.dropped == {"dead_letter_refused": 1}
+    assert host.dead_lettering.dropped == {"dead_letter_refused": 1}
     assert lost == [(b"x", "quota")]
 
 
@@ -348,7 +350,7 @@ def test_an_alarm_rings_for_the_head_and_for_what_comes_to_stand_there() -> None
     host.alarms.ring(time.time())
     assert len(one) == 2
     assert drained(one) == [b"3"]
-    assert host.deaths.dropped == {"queue_expired": 2}
+    assert host.dead_lettering.dropped == {"queue_expired": 2}
 
 
 def test_what_has_no_time_at_all_goes_to_whoever_waits() -> None:
@@ -481,7 +483,7 @@ def test_no_message_is_lost_or_counted_twice(steps: list[tuple[str, Any]], argum
     host = Host()
     one = queue(host, "q", **arguments)
     if "dead_letter_exchange" in arguments:
-        one.said = one.said._replace(dead_letter_key="grave")
+        one.options = one.options._replace(dead_letter_key="grave")
     grave = queue(host, "grave")
     held: list[tuple[int, Message]] = []
     taker = Taker(credit=0)
@@ -515,10 +517,10 @@ def test_no_message_is_lost_or_counted_twice(steps: list[tuple[str, Any]], argum
                 one.acknowledged((position,))
                 done += 1
             one.dispatch()
-        dropped = sum(host.deaths.dropped.values())
+        dropped = sum(host.dead_lettering.dropped.values())
         letters = "overflow" in arguments and arguments["overflow"] == "reject-publish"
         refused = one.refused if letters or "dead_letter_exchange" not in arguments else 0
-        if arguments.get("overflow") == "reject-publish-dlx" and one.said.dead_letter_exchange is None:
+        if arguments.get("overflow") == "reject-publish-dlx" and one.options.dead_letter_exchange is None:
             refused = 0  # each was noted as a death
         assert published == len(one) + len(held) + len(grave) + dropped + done + refused
         assert (one.unacknowledged, one.octets >= 0) == (len(held), True)
@@ -562,7 +564,7 @@ def message_of(body: str) -> Message:
 def test_a_letter_that_nothing_takes_is_kept_at_least_once(strategy: str, kept: list[bytes]) -> None:
     lost: list[bytes] = []
     host = Host()
-    host.deaths._lost = lambda messages, outcome: lost.extend(one.body for one in messages)
+    host.dead_lettering._lost = lambda messages, outcome: lost.extend(one.body for one in messages)
     said = {"dead_letter_exchange": "amq.direct", "dead_letter_strategy": strategy, "delivery_limit": 0}
     one = quorum(host, "q", overflow="reject-publish", **said)
     publish(one, bodies("x", "y"))
@@ -572,6 +574,6 @@ def test_a_letter_that_nothing_takes_is_kept_at_least_once(strategy: str, kept: 
     one.requeue([(position, message)])
     one.dispatch()
     assert lost == kept
-    assert host.deaths.dropped == (
+    assert host.dead_lettering.dropped == (
         {"dead_letter_refused": 2} if kept else {"queue_rejected": 1, "queue_delivery_limit": 1}
     )

@@ -11,7 +11,7 @@ import pytest
 from gateway.broker.amqpfast.hosts import FastHosts
 from gateway.broker.amqpfast.spool import SPOOLED_OCTETS_MIN, Spool, SpoolFull
 from gateway.errors import StoreError
-from gateway.model.batch import Batch, Lane
+from gateway.model.batch import Batch, Recipient
 from gateway.model.message import Message
 from gateway.model.outcome import Reason
 from gateway.model.spooled import Spooled
@@ -133,8 +133,8 @@ def send(hosts: FastHosts, *, durable: bool = True) -> Publisher:
     publisher = Publisher()
     batch = Batch(publisher, 0.0)  # type: ignore[arg-type]
     address = fast_address("queue", "q")
-    lane = Lane(hosts["/"].sinks(address)[0])
-    batch.add_only("x", lane, Message(address, file.body(), durable=durable))
+    recipient = Recipient(hosts["/"].sinks(address)[0])
+    batch.add_only("x", recipient, Message(address, file.body(), durable=durable))
     batch.send()
     return publisher
 

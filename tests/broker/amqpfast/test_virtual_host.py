@@ -10,7 +10,7 @@ from gateway.broker.amqpfast.destinations import FastQueue, Interest
 from gateway.broker.amqpfast.hosts import FastHosts
 from gateway.broker.amqpfast.selection import selection
 from gateway.broker.amqpfast.virtual_host import FastHost, Refused
-from gateway.model.batch import Batch, Lane
+from gateway.model.batch import Batch, Recipient
 from gateway.model.message import Message, Sender
 from gateway.model.outcome import Outcome, Reason
 from gateway.protocols.amqpfast.dialect import fast_address
@@ -45,12 +45,12 @@ def publish(host: FastHost, *messages: Message) -> Publisher:
     """Send the messages to wherever the host says, in one batch."""
     source = Publisher()
     batch = Batch(source, 0.0)  # type: ignore[arg-type]
-    lanes: dict[object, Lane] = {}
+    recipients: dict[object, Recipient] = {}
     for at, message in enumerate(messages):
         sinks = host.sinks(message.address)
         slot = batch.open(at, len(sinks))
         for sink in sinks:
-            batch.add(slot, lanes.setdefault(sink, Lane(sink)), message)
+            batch.add(slot, recipients.setdefault(sink, Recipient(sink)), message)
     batch.send()
     return source
 
@@ -215,7 +215,7 @@ def test_what_the_store_has_is_there_again(tmp_path: Path) -> None:
             (found,) = host.durable.values()
             assert found.interest == interest
             assert found.interest.selects is not None
-            assert found.kept is not None
+            assert found.storage is not None
             assert host.subscribe(interest, ("me", "sub")) is found
         store.close()
     given = {"/": FastVirtualHost(auto_create=False)}

@@ -11,7 +11,7 @@ from gateway.broker.mqtt.subscription import Grant, SubscriptionOptions, decode_
 from gateway.model.message import Message
 from gateway.model.outcome import ACCEPTED
 from gateway.protocols.mqtt.dialect import topic_address
-from tests.broker.mqtt.test_kept_sessions import World
+from tests.broker.mqtt.test_durable_sessions import World
 from tests.broker.parts import Answers, Connection, Space, connected, mqtt, publish
 
 SHARED = "$share/g/a/#"

@@ -1,4 +1,4 @@
-"""A switch with one link and its outboxes, over one store that can be closed and opened again."""
+"""A dispatcher with one link and its outboxes, over one store that can be closed and opened again."""
 
 from __future__ import annotations
 
@@ -7,12 +7,12 @@ from pathlib import Path
 from typing import Any
 
 from gateway.broker.dead_letters import DeadLetters
-from gateway.broker.outbox.outbox import OutboxState, Way
+from gateway.broker.dispatcher import Dispatcher
+from gateway.broker.outbox.outbox import OutboxState, OutboxTarget
 from gateway.broker.outbox.outboxes import Outboxes
-from gateway.broker.switch import Switch
 from gateway.mapping import parse
 from gateway.mapping.router import Router
-from gateway.model.batch import Batch, Part
+from gateway.model.batch import Batch, SubBatch
 from gateway.model.message import NEVER, Message
 from gateway.model.outcome import ACCEPTED, Outcome, Reason, Verdict
 from gateway.store.store import Store
@@ -39,7 +39,7 @@ class Link:
 
     def __init__(self) -> None:
         self.up = True
-        self.parts: list[Part] = []
+        self.parts: list[SubBatch] = []
         self.at_once: Outcome | None = None
 
     def sinks(self, address: object) -> tuple[Link, ...]:
@@ -52,7 +52,7 @@ class Link:
     def retained(self) -> None:
         """The remote broker's business."""
 
-    def publish(self, part: Part) -> None:
+    def publish(self, part: SubBatch) -> None:
         self.parts.append(part)
         if self.at_once is not None:
             part.settle(self.at_once)
@@ -82,7 +82,7 @@ class Devices:
 
 
 class Bench:
-    """A switch with one link, over one store; `restart` is a crash after what was flushed."""
+    """A dispatcher with one link, over one store; `restart` is a crash after what was flushed."""
 
     def __init__(self, folder: Path, router: Router | None = None, **way: Any) -> None:
         self.folder = folder
@@ -94,11 +94,11 @@ class Bench:
 
     def open(self, router: Router) -> None:
         self.one = Opened(self.folder, before=self._before)
-        self.switch = Switch(router, self.letters)
-        self.switch.links = {"erp"}
-        self.switch.outbox = self.outboxes.of
-        self.switch.namespaces = {"mqtt": Devices(), "erp": self.link}
-        self.outboxes.add_way("erp", Way(self.link, lambda: self.link.up, **self.way))
+        self.dispatcher = Dispatcher(router, self.letters)
+        self.dispatcher.links = {"erp"}
+        self.dispatcher.outbox = self.outboxes.of
+        self.dispatcher.namespaces = {"mqtt": Devices(), "erp": self.link}
+        self.outboxes.add_way("erp", OutboxTarget(self.link, lambda: self.link.up, **self.way))
         self.outboxes.use(router.routes)
 
     def _before(self, store: Store) -> None:
@@ -116,10 +116,10 @@ class Bench:
     def restart(self, router: Router | None = None) -> None:
         self.one.store.close()
         self.link.parts.clear()
-        self.open(router or self.switch.router)
+        self.open(router or self.dispatcher.router)
 
     def use(self, router: Router) -> None:
-        self.switch.use(router)
+        self.dispatcher.use(router)
         self.outboxes.use(router.routes)
 
     def publish(self, *numbers: int, qos: int = 1, expires: float = NEVER) -> Answers:
@@ -128,8 +128,8 @@ class Bench:
         batch = Batch(source, 0.0)
         for number in numbers:
             message = mqtt("out/x", b"%d" % number, qos, expires=expires)
-            entry = self.switch.entry("mqtt", self.switch.namespaces["mqtt"], message.address)
-            assert self.switch.publish(batch, entry, message, number)
+            entry = self.dispatcher.entry("mqtt", self.dispatcher.namespaces["mqtt"], message.address)
+            assert self.dispatcher.publish(batch, entry, message, number)
         batch.send()
         return source
 
@@ -165,7 +165,7 @@ class Bench:
         return state
 
     def counts(self) -> dict[str, int]:
-        (route,) = self.switch.router.routes
+        (route,) = self.dispatcher.router.routes
         words = ("matched", "delivered", "failed", "retried", "dropped", "in_flight")
         return {word: getattr(route, word) for word in words if getattr(route, word)}
 

@@ -8,8 +8,8 @@ from pathlib import Path
 import pytest
 from structlog.testing import capture_logs
 
-from gateway.broker import kept
-from gateway.broker.switch import RouteLane
+from gateway.broker import storage
+from gateway.broker.dispatcher import RouteRecipient
 from gateway.mapping.router import Router
 from gateway.model.message import MESSAGE_OCTETS
 from gateway.model.outcome import ACCEPTED
@@ -58,9 +58,9 @@ def test_a_transient_message_does_not_wait_for_the_disk(bench: Bench) -> None:
 
 def test_the_target_learns_whether_a_route_is_mandatory(bench: Bench) -> None:
     bench.publish(1)
-    lane = bench.link.parts[0].lane
-    assert isinstance(lane, RouteLane)
-    assert lane.mandatory
+    recipient = bench.link.parts[0].recipient
+    assert isinstance(recipient, RouteRecipient)
+    assert recipient.mandatory
 
 
 def test_never_more_than_the_window_is_on_its_way(tmp_path: Path) -> None:
@@ -110,7 +110,7 @@ def test_an_outbox_of_many_pieces_is_there_after_a_crash_in_order(
     bench: Bench, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Before the store's thread runs, each piece comes while the one before is put in its place."""
-    monkeypatch.setattr(kept, "PIECE_MESSAGES_MAX", 3)
+    monkeypatch.setattr(storage, "PIECE_MESSAGES_MAX", 3)
     bench.link.up = False
     for number in range(20):
         bench.stored(number)

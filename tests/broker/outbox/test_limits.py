@@ -123,7 +123,7 @@ def test_marks_of_time_are_bounded_and_go_with_the_messages(
     store = Store(bench.folder)
     assert 1 <= len(list(store.things(MARKS))) <= 8
     store.close()
-    bench.open(bench.switch.router)
+    bench.open(bench.dispatcher.router)
     bench.link.up = True
     bench.link.at_once = ACCEPTED
     bench.outboxes.link_up("erp")
@@ -133,4 +133,4 @@ def test_marks_of_time_are_bounded_and_go_with_the_messages(
     store = Store(bench.folder)
     assert list(store.things(MARKS)) == []
     store.close()
-    bench.open(bench.switch.router)
+    bench.open(bench.dispatcher.router)

@@ -7,13 +7,13 @@ from pathlib import Path
 from typing import Any, Final
 
 from gateway.broker.dead_letters import DeadLetters
-from gateway.broker.switch import Switch
-from gateway.egress.amqp091.conversation import AmqpConversation
-from gateway.egress.amqp091.peer import AmqpLinkPeer
+from gateway.broker.dispatcher import Dispatcher
+from gateway.egress.amqp091.connection import AmqpLinkConnection
+from gateway.egress.amqp091.session import AmqpLinkSession
 from gateway.mapping import load
 from gateway.mapping.router import Router, Subscriptions, Targets
 from gateway.model.address import Address
-from gateway.model.batch import Part, Sink
+from gateway.model.batch import Sink, SubBatch
 from gateway.model.message import Message
 from gateway.model.outcome import ACCEPTED, Outcome
 from gateway.protocols.amqp091 import events as e
@@ -176,15 +176,17 @@ class Settled(queue_rig.Settled):
         sink.publish(self.part([Message(address, body, durable=True) for body in bodies], sink))
 
 
-class LinkRig(QueueRig[AmqpConversation, AmqpLinkPeer, Remote]):
+class LinkRig(QueueRig[AmqpLinkSession, AmqpLinkConnection, Remote]):
     """A conversation with its remote broker."""
 
-    def __init__(self, switch: Switch | None = None, limits: Limits | None = None, **settings: Any) -> None:
+    def __init__(
+        self, dispatcher: Dispatcher | None = None, limits: Limits | None = None, **settings: Any
+    ) -> None:
         self.world = World()
-        conversation = AmqpConversation(
+        conversation = AmqpLinkSession(
             "erp",
             LinkSettings(url="amqp://erp:secret@remote/prod", **settings),
-            switch or Switch(Router([], {}), DeadLetters()),
+            dispatcher or Dispatcher(Router([], {}), DeadLetters()),
             limits or Limits(),
             LinkStats("erp", "amqp091"),
             client_id="gw-1",
@@ -192,18 +194,18 @@ class LinkRig(QueueRig[AmqpConversation, AmqpLinkPeer, Remote]):
         super().__init__(conversation, lambda: Remote(self.world))
 
     def route(self, subscriptions: Subscriptions = NOTHING, targets: Targets = NOWHERE) -> None:
-        self.conversation.route(subscriptions, targets)
+        self.session.route(subscriptions, targets)
 
 
 class Shelf:
     """A namespace whose messages all end on one shelf, and are settled when the test says so."""
 
     def __init__(self) -> None:
-        self.parts: list[Part] = []
+        self.parts: list[SubBatch] = []
         self.outcome: Outcome | None = ACCEPTED
         self.accepted: list[bytes] = []  # bodies, in order
 
-    def publish(self, part: Part) -> None:
+    def publish(self, part: SubBatch) -> None:
         self.parts.append(part)
         if self.outcome is not None:
             part.settle(self.outcome)

@@ -9,7 +9,7 @@ import pytest
 import trio
 
 from gateway.broker.dead_letters import DeadLetters
-from gateway.broker.switch import Switch
+from gateway.broker.dispatcher import Dispatcher
 from gateway.model.address import Address
 from gateway.model.outcome import ACCEPTED, Outcome, Reason, Verdict
 from gateway.protocols.amqp091.dialect import amqp_address
@@ -46,9 +46,9 @@ def shelf() -> Shelf:
 @pytest.fixture
 async def one(tmp_path: Path, shelf: Shelf) -> LinkRig:
     router = routed(tmp_path, MAPPING)
-    switch = Switch(router, DeadLetters())
-    made = LinkRig(switch, prefetch=50)
-    switch.namespaces |= {"mqtt": shelf, "erp": made.conversation}
+    dispatcher = Dispatcher(router, DeadLetters())
+    made = LinkRig(dispatcher, prefetch=50)
+    dispatcher.namespaces |= {"mqtt": shelf, "erp": made.session}
     made.route(router.subscriptions("erp"), router.targets("erp"))
     made.connect()
     return made
@@ -70,7 +70,7 @@ async def test_messages_take_the_routes_of_their_queue(one: LinkRig, shelf: Shel
     assert [ack[1:] for ack in one.world.acks] == [(2, True), (1, False)]
     assert one.stats.messages_in == one.stats.accepted_messages == 3
     assert shelf.messages[0].sender.endpoint == "erp"
-    assert one.conversation.idle
+    assert one.session.idle
 
 
 async def test_what_the_properties_say_is_kept(one: LinkRig, shelf: Shelf) -> None:
@@ -91,7 +91,7 @@ async def test_acknowledgements_wait_for_the_targets(one: LinkRig, shelf: Shelf)
     consume(one, "commands", EVENTS, *[b"%d" % at for at in range(6)])
     consume(one, "commands", EVENTS, b"6")
     assert one.world.acks == []
-    assert not one.conversation.idle
+    assert not one.session.idle
     first, second = shelf.parts
     first.settle_at([1, 4])
     one.move()
@@ -105,7 +105,7 @@ async def test_acknowledgements_wait_for_the_targets(one: LinkRig, shelf: Shelf)
     first.accept()
     one.move()
     assert sorted(ack[1:] for ack in one.world.acks[4:]) == [(6, True)]
-    assert one.conversation.idle
+    assert one.session.idle
 
 
 async def test_a_rejected_message_is_not_put_back(one: LinkRig, shelf: Shelf) -> None:
@@ -128,26 +128,26 @@ async def test_a_released_message_goes_back_later(
     await trio.sleep(1.1)
     one.tick()
     assert [nack[1:] for nack in one.world.nacks] == [(1, True)]
-    assert one.conversation.idle
+    assert one.session.idle
 
 
 async def test_while_memory_is_short_everything_goes_back(
     one: LinkRig, shelf: Shelf, autojump_clock: trio.testing.MockClock
 ) -> None:
-    one.switch.memory.short = True
+    one.dispatcher.memory.short = True
     consume(one, "commands", EVENTS, b"a", b"b")
     await trio.sleep(1.1)
     one.tick()
     assert shelf.messages == one.world.acks == []
     assert [nack[1:] for nack in one.world.nacks] == [(1, True), (2, True)]
-    one.switch.memory.short = False
+    one.dispatcher.memory.short = False
     consume(one, "commands", EVENTS, b"a")
     assert shelf.accepted == [b"a"]
-    assert one.conversation.idle
+    assert one.session.idle
 
 
 async def test_nothing_overtakes_what_a_full_disk_refused(one: LinkRig, shelf: Shelf) -> None:
-    one.switch.disk_healthy = lambda: shelf.outcome is ACCEPTED
+    one.dispatcher.disk_healthy = lambda: shelf.outcome is ACCEPTED
     shelf.outcome = FULL
     consume(one, "commands", EVENTS, b"1", b"2")
     consume(one, "commands", EVENTS, b"3")
@@ -156,15 +156,15 @@ async def test_nothing_overtakes_what_a_full_disk_refused(one: LinkRig, shelf: S
     shelf.outcome = ACCEPTED
     consume(one, "commands", EVENTS, b"4")
     assert shelf.accepted == one.world.acks == []
-    assert not one.conversation.idle
+    assert not one.session.idle
     one.tick()
     assert shelf.accepted == [b"1", b"2", b"3", b"4"]
     consume(one, "commands", EVENTS, b"5")
     assert shelf.accepted[4:] == [b"5"]
     assert [ack[1:] for ack in one.world.acks] == [(4, True), (5, False)]
     assert one.world.nacks == []
-    assert one.conversation.idle
-    assert [route.retried for route in one.switch.router.routes] == [4, 0, 0]
+    assert one.session.idle
+    assert [route.retried for route in one.dispatcher.router.routes] == [4, 0, 0]
 
 
 async def test_what_is_refused_late_still_goes_first(one: LinkRig, shelf: Shelf) -> None:
@@ -182,7 +182,7 @@ async def test_what_is_refused_late_still_goes_first(one: LinkRig, shelf: Shelf)
 async def test_what_waits_for_the_disk_comes_again_after_a_lost_connection(
     one: LinkRig, shelf: Shelf
 ) -> None:
-    one.switch.disk_healthy = lambda: shelf.outcome is ACCEPTED
+    one.dispatcher.disk_healthy = lambda: shelf.outcome is ACCEPTED
     shelf.outcome = FULL
     consume(one, "commands", EVENTS, b"1", b"2")
     one.lose()
@@ -196,7 +196,7 @@ async def test_what_waits_for_the_disk_comes_again_after_a_lost_connection(
 
 async def test_without_a_route_it_is_a_dead_letter(one: LinkRig, shelf: Shelf) -> None:
     consume(one, "gw-1.events", amqp_address("strange", "key"), b"lost")
-    assert [letter.message.body for letter in newest(one.switch.dead_letters)] == [b"lost"]
+    assert [letter.message.body for letter in newest(one.dispatcher.dead_letters)] == [b"lost"]
     assert [ack[1:] for ack in one.world.acks] == [(1, False)]
     assert shelf.messages == []
 
@@ -205,7 +205,7 @@ async def test_what_a_condition_excludes_is_just_acknowledged(one: LinkRig, shel
     consume(one, "conditional", EVENTS, b'{"hot": false}', b'{"hot": true}')
     assert [message.body for message in shelf.messages] == [b'{"hot": true}']
     assert [ack[1:] for ack in one.world.acks] == [(2, True)]
-    assert len(one.switch.dead_letters) == 0
+    assert len(one.dispatcher.dead_letters) == 0
 
 
 async def test_a_message_that_cannot_be_read_is_refused_alone(one: LinkRig, shelf: Shelf) -> None:
@@ -238,7 +238,7 @@ async def test_a_queue_that_is_not_wanted_is_left_when_its_messages_are_answered
     shelf.outcome = None
     consume(one, "commands", EVENTS, b"a")
     router = routed(tmp_path, MAPPING.replace("queue: commands", "queue: others"))
-    one.switch.use(router)
+    one.dispatcher.use(router)
     one.route(router.subscriptions("erp"), router.targets("erp"))
     one.move()
     assert one.remote.consumed == ["conditional", "gw-1.events", "others"]

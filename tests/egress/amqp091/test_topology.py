@@ -91,8 +91,8 @@ async def test_check_only_looks() -> None:
     assert declared(one) == []
     assert one.link.ups == 1
     source = Settled()
-    source.publish(one.conversation.outgoing, "telemetry", [b"lost"])
-    source.publish(one.conversation.outgoing, "amq.topic", [b"kept"])
+    source.publish(one.session.publisher, "telemetry", [b"lost"])
+    source.publish(one.session.publisher, "amq.topic", [b"kept"])
     assert source.outcomes[b"lost"].verdict is Verdict.REJECTED
     assert "no exchange 'telemetry'" in source.outcomes[b"lost"].text
 
@@ -108,7 +108,7 @@ async def test_none_trusts_and_still_survives_what_is_not_there() -> None:
     ] == []
     assert one.remote.consumed == ["more"]
     source = Settled()
-    source.publish(one.conversation.outgoing, "amq.topic", [b"kept"])
+    source.publish(one.session.publisher, "amq.topic", [b"kept"])
     one.move()
     assert source.outcomes[b"kept"] is ACCEPTED
 
@@ -187,7 +187,7 @@ async def test_publishing_waits_until_a_new_exchange_is_declared() -> None:
     one.connect()
     source = Settled()
     one.route(targets=Targets(scopes=("fresh",)))
-    source.publish(one.conversation.outgoing, "fresh", [b"body"])
+    source.publish(one.session.publisher, "fresh", [b"body"])
     one.move()
     assert source.outcomes[b"body"] is ACCEPTED
     assert len([method for method in one.world.heard if isinstance(method, m.ConfirmSelect)]) == 1
@@ -195,7 +195,7 @@ async def test_publishing_waits_until_a_new_exchange_is_declared() -> None:
 
 async def test_a_refused_login_is_the_reason_that_the_link_gives() -> None:
     one = LinkRig()
-    one.stream.peer = one.conversation.connect(one.stream, one.settings.target(), 0.0)  # type: ignore[arg-type]
+    one.stream.peer = one.session.connect(one.stream, one.settings.target(), 0.0)  # type: ignore[arg-type]
     one.remote.machine.authenticated = lambda: one.remote.machine.close(403, "ACCESS_REFUSED - no")  # type: ignore[method-assign]
     one.move()
     assert one.link.downs == ["403 ACCESS_REFUSED - no"]
@@ -205,7 +205,7 @@ async def test_a_refused_login_is_the_reason_that_the_link_gives() -> None:
 
 async def test_a_broker_that_does_not_answer_is_left(autojump_clock: trio.testing.MockClock) -> None:
     one = LinkRig(connect_timeout_secs=3.0)
-    one.stream.peer = one.conversation.connect(one.stream, one.settings.target(), trio.current_time())  # type: ignore[arg-type]
+    one.stream.peer = one.session.connect(one.stream, one.settings.target(), trio.current_time())  # type: ignore[arg-type]
     await trio.sleep(3.5)
     one.peer.tick(trio.current_time())
     assert one.link.downs == ["no handshake in time"]

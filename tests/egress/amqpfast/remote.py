@@ -7,9 +7,9 @@ from pathlib import Path
 from typing import Any, Final, NamedTuple
 
 from gateway.broker.dead_letters import DeadLetters
-from gateway.broker.switch import Switch
-from gateway.egress.amqpfast.conversation import FastConversation
-from gateway.egress.amqpfast.peer import FastLinkPeer
+from gateway.broker.dispatcher import Dispatcher
+from gateway.egress.amqpfast.connection import FastLinkConnection
+from gateway.egress.amqpfast.session import FastLinkSession
 from gateway.mapping import load
 from gateway.mapping.router import Router, Subscriptions, Targets
 from gateway.model.message import Message
@@ -231,15 +231,17 @@ class Remote:
             assert found.notifier.notify(number, False, name.encode(), head, body)
 
 
-class LinkRig(QueueRig[FastConversation, FastLinkPeer, Remote]):
+class LinkRig(QueueRig[FastLinkSession, FastLinkConnection, Remote]):
     """A conversation with its remote server."""
 
-    def __init__(self, switch: Switch | None = None, limits: Limits | None = None, **settings: Any) -> None:
+    def __init__(
+        self, dispatcher: Dispatcher | None = None, limits: Limits | None = None, **settings: Any
+    ) -> None:
         self.world = World()
-        conversation = FastConversation(
+        conversation = FastLinkSession(
             "fast",
             LinkSettings(url="amqpfast://fast:secret@remote/prod", **settings),
-            switch or Switch(Router([], {}), DeadLetters()),
+            dispatcher or Dispatcher(Router([], {}), DeadLetters()),
             limits or Limits(),
             LinkStats("fast", "amqpfast", m.FRAME_NAMES),
             client_id="gw-1",
@@ -247,12 +249,12 @@ class LinkRig(QueueRig[FastConversation, FastLinkPeer, Remote]):
         super().__init__(conversation, lambda: Remote(self.world))
 
     def route(self, *destinations: tuple[str, str]) -> None:
-        self.conversation.route(Subscriptions(prefixes=destinations), Targets())
+        self.session.route(Subscriptions(prefixes=destinations), Targets())
 
     def publish(self, source: Settled, bodies: Iterable[bytes], *names: str, service: str = "queue") -> None:
         """One part, its messages for each of `names` in turn; receipts are the bodies."""
         addresses = [fast_address(service, name) for name in names or ("q",)]
-        outgoing = self.conversation.outgoing
+        outgoing = self.session.publisher
         messages = [
             Message(addresses[at % len(addresses)], body, durable=True) for at, body in enumerate(bodies)
         ]

@@ -8,7 +8,7 @@ import pytest
 import trio
 
 from gateway.broker.dead_letters import DeadLetters
-from gateway.broker.switch import Switch
+from gateway.broker.dispatcher import Dispatcher
 from gateway.mapping.router import Subscriptions, Targets
 from gateway.model.outcome import ACCEPTED, Outcome, Reason, Verdict
 from gateway.model.properties import Value, ValueType
@@ -54,10 +54,10 @@ async def one(tmp_path: Path, shelf: Shelf) -> LinkRig:
 
 def rig(tmp_path: Path, shelf: Shelf, limits: Limits | None = None, **settings: object) -> LinkRig:
     router = routed(tmp_path, MAPPING)
-    switch = Switch(router, DeadLetters())
-    made = LinkRig(switch, limits, **{"prefetch": 50, **settings})
-    switch.namespaces |= {"mqtt": shelf, "fast": made.conversation}
-    made.conversation.route(router.subscriptions("fast"), router.targets("fast"))
+    dispatcher = Dispatcher(router, DeadLetters())
+    made = LinkRig(dispatcher, limits, **{"prefetch": 50, **settings})
+    dispatcher.namespaces |= {"mqtt": shelf, "fast": made.session}
+    made.session.route(router.subscriptions("fast"), router.targets("fast"))
     made.connect()
     return made
 
@@ -108,7 +108,7 @@ async def test_messages_take_the_routes_of_their_destination(one: LinkRig, shelf
     assert acks(one, "commands") == [2]
     assert acks(one, "plant.") == [1, 2]
     assert one.stats.messages_in == one.stats.accepted_messages == 4
-    assert one.conversation.idle
+    assert one.session.idle
 
 
 async def test_what_the_head_says_is_kept(one: LinkRig, shelf: Shelf) -> None:
@@ -132,7 +132,7 @@ async def test_acknowledgements_wait_for_the_targets_and_are_cumulative(one: Lin
     first.settle_at([1, 4])
     one.move()
     assert one.world.acks == []
-    assert not one.conversation.idle
+    assert not one.session.idle
     first.settle_at([0, 2])
     one.move()
     assert acks(one, "commands") == [3]
@@ -141,20 +141,20 @@ async def test_acknowledgements_wait_for_the_targets_and_are_cumulative(one: Lin
     one.move()
     assert acks(one, "commands") == [3, 6]
     assert acks(one, "plant.") == [1]
-    assert one.conversation.idle
+    assert one.session.idle
 
 
 async def test_numbers_that_the_server_never_used_hold_nothing_up(one: LinkRig) -> None:
     notify(one, "commands", b"1", skip=4)
     notify(one, "commands", b"2", b"3", skip=2)
     assert acks(one, "commands") == [5, 11]
-    assert one.conversation.idle
+    assert one.session.idle
 
 
 async def test_what_a_target_refuses_is_a_dead_letter_and_acknowledged(one: LinkRig, shelf: Shelf) -> None:
     shelf.outcome = DROPPED
     notify(one, "commands", b"1")
-    letter = newest(one.switch.dead_letters)[0]
+    letter = newest(one.dispatcher.dead_letters)[0]
     assert (letter.message.body, letter.outcome) == (b"1", DROPPED)
     assert acks(one, "commands") == [1]
     assert list(one.stats.settled()) == [("accepted", "none", 0), ("rejected", "name_invalid", 1)]
@@ -174,7 +174,7 @@ async def test_what_is_released_goes_back_to_its_queue(
     one.tick()
     assert one.world.ungets == [1]
     assert acks(one, "commands") == [2]
-    assert one.conversation.idle
+    assert one.session.idle
 
 
 async def test_what_a_topic_has_sent_is_tried_again_from_here(
@@ -192,12 +192,12 @@ async def test_what_a_topic_has_sent_is_tried_again_from_here(
     assert [message.body for message in shelf.messages] == [b"1", b"1", b"2", b"1"]
     assert one.world.ungets == []
     assert acks(one, "plant.") == [2]
-    assert one.switch.router.routes[1].retried == 2
+    assert one.dispatcher.router.routes[1].retried == 2
 
 
 @pytest.mark.parametrize("source", ["commands", "plant."])
 async def test_nothing_overtakes_what_a_full_disk_refused(one: LinkRig, shelf: Shelf, source: str) -> None:
-    one.switch.disk_healthy = lambda: shelf.outcome is ACCEPTED
+    one.dispatcher.disk_healthy = lambda: shelf.outcome is ACCEPTED
     name = "plant.b.t" if source == "plant." else ""
     shelf.outcome = FULL
     notify(one, source, b"1", b"2", name=name)
@@ -213,13 +213,13 @@ async def test_nothing_overtakes_what_a_full_disk_refused(one: LinkRig, shelf: S
     assert shelf.accepted[4:] == [b"5"]
     assert acks(one, source)[-1] == 5
     assert one.world.ungets == []
-    assert one.conversation.idle
+    assert one.session.idle
 
 
 async def test_what_waits_for_the_disk_comes_again_after_a_lost_connection(
     one: LinkRig, shelf: Shelf
 ) -> None:
-    one.switch.disk_healthy = lambda: shelf.outcome is ACCEPTED
+    one.dispatcher.disk_healthy = lambda: shelf.outcome is ACCEPTED
     shelf.outcome = FULL
     notify(one, "commands", b"1", b"2")
     one.lose()
@@ -233,7 +233,7 @@ async def test_what_waits_for_the_disk_comes_again_after_a_lost_connection(
 async def test_a_message_without_a_route_is_a_dead_letter_if_it_came_from_a_queue(one: LinkRig) -> None:
     notify(one, "jobs.", b"1", name="jobs.a.b")
     notify(one, "plant.", b"2", name="plant.x.y.z")
-    letters = one.switch.dead_letters
+    letters = one.dispatcher.dead_letters
     assert newest(letters)[0].message.body == b"1"
     assert len(letters) == 1
     assert acks(one, "jobs.") == acks(one, "plant.") == [1]
@@ -247,7 +247,7 @@ async def test_settlements_of_a_lost_connection_are_dropped(one: LinkRig, shelf:
     shelf.parts[0].settle(ACCEPTED)
     one.move()
     assert one.world.acks == []
-    assert one.conversation.idle
+    assert one.session.idle
 
 
 async def test_a_body_in_fragments_is_joined(one: LinkRig, shelf: Shelf) -> None:
@@ -262,12 +262,12 @@ async def test_a_body_over_the_limit_does_not_stop_the_queue(tmp_path: Path, she
     notify(one, "commands", b"x" * 500_000, b"y" * 1_001, b"after")
     assert [message.body for message in shelf.messages] == [b"after"]
     assert acks(one, "commands") == [3]
-    letter = newest(one.switch.dead_letters)[0]
+    letter = newest(one.dispatcher.dead_letters)[0]
     assert (letter.outcome.reason, letter.message.address) == (
         Reason.TOO_LARGE,
         fast_address("queue", "commands"),
     )
-    assert len(one.switch.dead_letters) == 2
+    assert len(one.dispatcher.dead_letters) == 2
     assert one.link.downs == []
 
 
@@ -276,7 +276,7 @@ async def test_a_malformed_head_is_a_dead_letter(one: LinkRig, shelf: Shelf) -> 
     notify(one, "commands", b"1", b"2", head=TRANSIENT[:-2] + headers)
     assert shelf.messages == []
     assert acks(one, "commands") == [2]
-    assert newest(one.switch.dead_letters)[0].outcome.reason is Reason.MALFORMED
+    assert newest(one.dispatcher.dead_letters)[0].outcome.reason is Reason.MALFORMED
 
 
 async def test_a_source_that_is_missing_is_asked_for_again(
@@ -317,14 +317,14 @@ async def test_a_source_that_goes_away_is_consumed_again(
     shelf.outcome = ACCEPTED
     notify(one, "commands", b"2")
     assert acks(one, "commands") == [1]
-    assert one.conversation.idle
+    assert one.session.idle
 
 
 async def test_a_changed_mapping_consumes_and_leaves(one: LinkRig, shelf: Shelf) -> None:
     shelf.outcome = None
     notify(one, "plant.", b"1", name="plant.b.t")
     before = one.remote.consumer("plant.")
-    one.conversation.route(Subscriptions(prefixes=(("queue", "commands"), ("topic", "new"))), Targets())
+    one.session.route(Subscriptions(prefixes=(("queue", "commands"), ("topic", "new"))), Targets())
     one.move()
     assert one.world.cancelled == ["gateway.plant."]
     assert before.channel in one.remote.machine.channels
@@ -333,16 +333,16 @@ async def test_a_changed_mapping_consumes_and_leaves(one: LinkRig, shelf: Shelf)
     assert (before.channel, 1) in one.world.acks
     assert before.channel not in one.remote.machine.channels
     assert one.remote.consumer("new").identifier == "gateway.new"
-    assert one.conversation.idle
+    assert one.session.idle
 
 
 async def test_what_is_not_wanted_any_more_is_cancelled_at_the_next_connection(one: LinkRig) -> None:
     one.lose()
-    one.conversation.route(Subscriptions(prefixes=(("queue", "commands"),)), Targets())
+    one.session.route(Subscriptions(prefixes=(("queue", "commands"),)), Targets())
     one.connect()
     assert one.world.cancelled == ["gateway.plant."]
     assert [consumer.name for consumer in one.remote.consumers] == ["commands"]
-    assert one.conversation.idle
+    assert one.session.idle
     one.lose()
     one.connect()
     assert one.world.cancelled == ["gateway.plant."]
@@ -361,7 +361,7 @@ async def test_an_exact_name_is_never_taken_for_a_prefix(one: LinkRig) -> None:
 async def test_while_memory_is_short_a_queue_has_its_messages_back_and_a_topic_waits(
     one: LinkRig, shelf: Shelf, autojump_clock: trio.testing.MockClock
 ) -> None:
-    one.switch.memory.short = True
+    one.dispatcher.memory.short = True
     notify(one, "commands", b"1")
     notify(one, "plant.", b"2", name="plant.b.t")
     for _ in range(2):
@@ -369,9 +369,9 @@ async def test_while_memory_is_short_a_queue_has_its_messages_back_and_a_topic_w
         one.tick()
     assert shelf.messages == acks(one, "plant.") == []
     assert one.world.ungets == [1]
-    one.switch.memory.short = False
+    one.dispatcher.memory.short = False
     await trio.sleep(1.5)
     one.tick()
     assert shelf.accepted == [b"2"]
     assert acks(one, "plant.") == [1]
-    assert one.conversation.idle
+    assert one.session.idle

@@ -24,7 +24,7 @@ BIG = bytes(range(256)) * 80  # 20 480 octets
 def small() -> Iterator[None]:
     """What counts as large, for a test's patience."""
     patch = pytest.MonkeyPatch()
-    patch.setattr("gateway.egress.amqpfast.outgoing.LARGE_OCTETS", 2_000)
+    patch.setattr("gateway.egress.amqpfast.publisher.LARGE_OCTETS", 2_000)
     yield
     patch.undo()
     assert large.LARGE_OCTETS == 1_048_576
@@ -50,7 +50,7 @@ async def test_large_and_small_keep_their_order(restartable: bool) -> None:
     one.publish(source, bodies)
     assert one.world.bodies == bodies
     assert all(source.outcomes[body] is ACCEPTED for body in bodies)
-    assert one.conversation.idle
+    assert one.session.idle
     hashes = [digest for _, digest in one.world.prepared]
     expected = [hashlib.sha1(body).hexdigest().encode() for body in bodies if len(body) > 1]
     assert hashes == (expected if restartable else [])
@@ -146,12 +146,12 @@ async def test_a_large_message_may_be_refused(harsh: bool, which: str, value: ob
     one.publish(source, [b"small", BIG, b"other"], "other", "q", "other")
     assert source.outcomes[BIG].reason is reason
     assert source.outcomes[b"small"] is source.outcomes[b"other"] is ACCEPTED
-    assert one.conversation.idle
+    assert one.session.idle
 
 
 async def test_it_is_written_as_the_stream_drains() -> None:
     one, source = rig(restartable=False)
-    sink = one.conversation.outgoing
+    sink = one.session.publisher
     sink.publish(source.part([message(BIG)], sink))
     one.stream.congested = True  # the handle is open, and the first octets are encoded
     one.move()

@@ -52,7 +52,7 @@ async def test_messages_arrive_in_order_at_exactly_their_destinations() -> None:
         assert [sent.body for sent in one.world.sent if sent.name == name] == bodies(0, 50)[at::5]
     opened = [said.dest_name for said in one.world.said if isinstance(said, m.HandleOpen)]
     assert opened == ["", "plant.line.", "plant.line.", "", ""]  # never a whole name, which may be a prefix
-    assert one.conversation.idle
+    assert one.session.idle
 
 
 @pytest.mark.parametrize("counts", [[10], [1, 2, 3, 4], [3, 3, 4], [1] * 10])
@@ -68,7 +68,7 @@ async def test_replies_settle_in_their_order(counts: list[int]) -> None:
         done += count
         assert accepted(source) == bodies(0, done)
         assert one.stats.in_flight == 10 - done
-    assert one.conversation.idle
+    assert one.session.idle
 
 
 async def test_tags_wrap_at_65_535() -> None:
@@ -86,14 +86,14 @@ async def test_what_was_not_confirmed_is_sent_again_in_order_before_what_waited(
     one.move()
     one.lose()
     assert one.link.downs == ["broken"]
-    outgoing = one.conversation.outgoing
+    outgoing = one.session.publisher
     outgoing.publish(source.part([Message(fast_address("queue", "q"), b"6")], outgoing))
     one.world.sent.clear()
     one.world.replies = True
     one.connect()
     assert one.world.bodies == bodies(2, 7)
     assert accepted(source) == bodies(0, 7)
-    assert one.conversation.idle
+    assert one.session.idle
     assert one.link.ups == 2
 
 
@@ -114,12 +114,12 @@ async def test_no_more_is_on_its_way_than_the_window_allows() -> None:
 async def test_beyond_its_limits_a_link_that_is_down_takes_nothing() -> None:
     one = LinkRig(limits=Limits(queue_messages_max=5))
     source = Settled()
-    outgoing = one.conversation.outgoing
+    outgoing = one.session.publisher
     address = fast_address("queue", "q")
     outgoing.publish(source.part([Message(address, body) for body in bodies(0, 5)], outgoing))
     outgoing.publish(source.part([Message(address, b"5")], outgoing))
     assert source.outcomes[b"5"].reason is Reason.TARGET_DOWN
-    assert not one.conversation.idle
+    assert not one.session.idle
     one.connect()
     assert one.world.bodies == bodies(0, 5)
 
@@ -151,7 +151,7 @@ async def test_a_destination_that_is_refused_costs_its_own_messages_only(
     outcome = source.outcomes[b"1"]
     assert (outcome.verdict, outcome.reason) == (verdict, reason)
     assert set(accepted(source)) == set(bodies(0, 12)) - refused(source)
-    assert one.conversation.idle
+    assert one.session.idle
     assert one.link.downs == []
 
 
@@ -182,7 +182,7 @@ async def test_a_message_that_closes_its_handle_or_channel_is_found_out(
     assert refused(source) == one.world.poison
     assert all(source.outcomes[receipt].reason is Reason.MALFORMED for receipt in refused(source))
     assert len(source.order) == 10
-    assert one.conversation.idle
+    assert one.session.idle
     for name in ("a", "b"):
         arrived = dict.fromkeys(sent.body for sent in one.world.sent if sent.name == name)
         wanted = [body for body in bodies(0, 10)["ab".index(name) :: 2] if body not in one.world.poison]
@@ -218,7 +218,7 @@ async def test_what_cannot_be_said_is_refused_alone() -> None:
     one.world.limits = {"frame_max": 1024}
     one.connect()
     source = Settled()
-    outgoing = one.conversation.outgoing
+    outgoing = one.session.publisher
     address = fast_address("queue", "q")
     sets = {
         b"malformed": PropertySet("amqpfast", b"\0\0\0\0\0\0\xff"),
@@ -238,7 +238,7 @@ async def test_what_cannot_be_said_is_refused_alone() -> None:
 
 async def test_what_the_message_says_is_in_the_head() -> None:
     one, source = rig()
-    outgoing = one.conversation.outgoing
+    outgoing = one.session.publisher
     address = fast_address("topic", "a.b")
     said = property_set(Properties(priority=7, message_id="id-1", headers=(("n", string("v")),)))
     message = Message(address, b"x", said, durable=True, expires=4e9, hops=2, retain=True)

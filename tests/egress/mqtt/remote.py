@@ -6,15 +6,15 @@ from collections.abc import Callable, Iterable
 from typing import Any, Final, cast
 
 from gateway.broker.dead_letters import DeadLetters
-from gateway.broker.switch import Switch
+from gateway.broker.dispatcher import Dispatcher
 from gateway.egress.link import Link
-from gateway.egress.mqtt.conversation import MqttConversation
-from gateway.egress.mqtt.peer import MqttLinkPeer
+from gateway.egress.mqtt.connection import MqttLinkConnection
+from gateway.egress.mqtt.session import MqttLinkSession
 from gateway.errors import RemoteProtocolError
 from gateway.mapping.loading import parse
 from gateway.mapping.router import Router, Subscriptions, Targets
 from gateway.model.address import Address
-from gateway.model.batch import Batch, Lane, Part, Sink
+from gateway.model.batch import Batch, Recipient, Sink, SubBatch
 from gateway.model.message import NEVER, Message, Sender
 from gateway.model.outcome import ACCEPTED, Outcome
 from gateway.model.properties import NO_PROPERTIES, PropertySet
@@ -40,7 +40,7 @@ class FakeStream:
     remote = "broker:1883"
 
     def __init__(self) -> None:
-        self.peer: MqttLinkPeer | None = None
+        self.peer: MqttLinkConnection | None = None
         self.closed = False
         self.ending = False
         self.congested = False
@@ -95,11 +95,11 @@ class Collector:
     """A sink, a namespace and the source of the messages that are published in a test."""
 
     def __init__(self) -> None:
-        self.parts: list[Part] = []
+        self.parts: list[SubBatch] = []
         self.outcomes: dict[Any, Outcome] = {}
         self.answer: Outcome | None = ACCEPTED  # None: settle later
 
-    def publish(self, part: Part) -> None:
+    def publish(self, part: SubBatch) -> None:
         self.parts.append(part)
         if self.answer is not None:
             part.settle(self.answer)
@@ -196,18 +196,20 @@ class World:
     ) -> None:
         self.limits = Limits(**(limits or {}))
         self.dead_letters = DeadLetters()
-        self.switch = Switch(Router([parse(routes)], {"plant": "mqtt", "local": "mqtt"}), self.dead_letters)
+        self.dispatcher = Dispatcher(
+            Router([parse(routes)], {"plant": "mqtt", "local": "mqtt"}), self.dead_letters
+        )
         self.stats = LinkStats("plant", "mqtt")
         self.settings = LinkSettings(url="mqtt://broker", **settings)
-        self.conversation = MqttConversation(
-            "plant", self.settings, self.switch, self.limits, self.stats, client_id="us"
+        self.session = MqttLinkSession(
+            "plant", self.settings, self.dispatcher, self.limits, self.stats, client_id="us"
         )
         self.link = FakeLink()
-        self.conversation.link = cast(Link, self.link)
+        self.session.link = cast(Link, self.link)
         self.local = Collector()
-        self.switch.namespaces = {"plant": self.conversation, "local": self.local}
+        self.dispatcher.namespaces = {"plant": self.session, "local": self.local}
         self.source = Collector()
-        self.lane = Lane(self.conversation)
+        self.recipient = Recipient(self.session)
         # How the broker behaves.
         self.packet_bytes_max = 1 << 20
         self.receive_max = 65_535
@@ -222,18 +224,18 @@ class World:
         self.remote = Remote(self)
 
     @property
-    def peer(self) -> MqttLinkPeer:
+    def peer(self) -> MqttLinkConnection:
         assert self.stream.peer is not None
         return self.stream.peer
 
     def subscribe(self, *filters: str) -> None:
-        self.conversation.route(Subscriptions(bindings=tuple(("", one) for one in filters)), Targets())
+        self.session.route(Subscriptions(bindings=tuple(("", one) for one in filters)), Targets())
 
     def connect(self, now: float = 0.0) -> Remote:
         """A new connection, up to where it is usable or refused."""
         self.stream = FakeStream()
         self.remote = Remote(self)
-        peer = self.conversation.connect(cast(Stream, self.stream), self.settings.target(), now)
+        peer = self.session.connect(cast(Stream, self.stream), self.settings.target(), now)
         self.stream.peer = peer
         self.stats.opened(peer.machine)
         self.talk()
@@ -249,7 +251,7 @@ class World:
             answer = self.remote.machine.data_to_send()
             if answer and self.stream.peer is not None:
                 self.stream.peer.receive(answer, now)
-                self.conversation.turn_done()
+                self.session.turn_done()
             if not said and not answer:
                 return
         raise AssertionError("they never stop talking")
@@ -257,12 +259,12 @@ class World:
     def drop(self, reason: str = "closed by the peer") -> None:
         self.stream.abort(reason)
 
-    def publish(self, *messages: Message, receipts: Iterable[Any] | None = None) -> Part:
+    def publish(self, *messages: Message, receipts: Iterable[Any] | None = None) -> SubBatch:
         """One batch for the link; the receipts are the bodies unless given."""
         batch = Batch(self.source, 0.0)
         for message, receipt in zip(messages, receipts or [one.body for one in messages], strict=True):
-            batch.add_only(receipt, self.lane, message)
-        part = batch._parts[self.lane]
+            batch.add_only(receipt, self.recipient, message)
+        part = batch._parts[self.recipient]
         batch.send()
         return part
 

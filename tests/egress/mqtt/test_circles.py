@@ -80,7 +80,7 @@ def test_what_the_other_has_to_confirm_goes_round_once(tmp_path: Path, version: 
         # There, and back from where the same text came from two senders: the device, and the other gateway.
         assert passed(both) == [2 * BURST, BURST]
         for gateway in both:
-            gateway.until(lambda gateway=gateway: gateway.gateway.links["far"].conversation.idle)
+            gateway.until(lambda gateway=gateway: gateway.gateway.links["far"].session.idle)
 
 
 @pytest.mark.parametrize(
@@ -111,7 +111,7 @@ def test_what_nobody_has_to_confirm_goes_round_until_the_other_is_known(
 
 def refusals(gateways: tuple[Running, Running]) -> int:
     """How many messages routes would not take."""
-    return sum(route.failed for one in gateways for route in one.gateway.switch.router.routes)
+    return sum(route.failed for one in gateways for route in one.gateway.dispatcher.router.routes)
 
 
 def test_what_clients_say_beside_the_circle_crosses(tmp_path: Path) -> None:

@@ -35,12 +35,12 @@ async def test_an_acknowledgement_waits_for_the_target(version: str) -> None:
     assert [message.body for message in world.local.messages] == [b"zero", b"one", b"two"]
     assert [message.assurance for message in world.local.messages] == [0, 1, 2]
     assert not remote.acks_of(PUBACK)
-    assert world.conversation.incoming.unsettled == 2
+    assert world.session.receiver.unsettled == 2
     world.local.parts[0].accept()
     world.talk()
     assert remote.acks_of(PUBACK) == [(7, 0)]
     assert remote.acks_of(PUBREC) == [(8, 0)]
-    assert world.conversation.idle
+    assert world.session.idle
     remote.machine.acknowledge(PacketType.PUBREL, [8])
     world.talk()
     assert remote.acks_of(PUBCOMP) == [(8, 0)]
@@ -77,7 +77,7 @@ async def test_a_message_without_a_route_is_acknowledged(version: str, qos: int)
     world.deliver(row("x", qos, 5, topic="elsewhere"))
     assert remote.acks_of(PUBACK if qos == 1 else PUBREC) == [(5, 0)]
     assert (world.local.messages, len(world.dead_letters)) == ([], 0)
-    assert world.conversation.idle
+    assert world.session.idle
 
 
 @VERSIONS
@@ -92,7 +92,7 @@ async def test_a_rejected_message_is_answered_in_the_words_of_the_version(versio
     assert remote.acks_of(PUBACK if qos == 1 else PUBREC) == [(5, code)]
     assert len(world.dead_letters) == (0 if five else 1)
     assert sum(count for verdict, _, count in world.stats.settled() if verdict != "accepted") == 1
-    assert world.conversation.idle
+    assert world.session.idle
     if five and qos == 2:  # the id is free again
         world.local.answer = ACCEPTED
         world.deliver(row("y", 2, 5))
@@ -106,30 +106,30 @@ async def test_a_released_message_is_tried_again_with_growing_waits(version: str
     remote = world.connect()
     world.deliver(row("one", 1, 5), row("two", 2, 6), row("zero", 0))
     now = trio.current_time()
-    (route,) = world.switch.router.routes
+    (route,) = world.dispatcher.router.routes
     for after, tries in ((0.5, 3), (1.5, 5), (1.6, 5), (3.9, 7)):
-        world.conversation.tick(now + after)
-        world.conversation.turn_done()
+        world.session.tick(now + after)
+        world.session.turn_done()
         world.talk()
         assert len(world.local.messages) == tries
         assert not remote.acks_of(PUBACK)
     assert route.retried == 4
     world.local.answer = ACCEPTED
-    world.conversation.tick(now + 60)
-    world.conversation.turn_done()
+    world.session.tick(now + 60)
+    world.session.turn_done()
     world.talk()
     assert remote.acks_of(PUBACK) == [(5, 0)]
     assert remote.acks_of(PUBREC) == [(6, 0)]
-    assert world.conversation.idle
+    assert world.session.idle
 
 
 def recovered(world: World) -> list[bytes]:
     """The disk takes messages again, and a second passes: what is tried now."""
     world.local.answer = ACCEPTED
     before = len(world.local.messages)
-    world.switch.disk_healthy = lambda: True
-    world.conversation.tick(trio.current_time())
-    world.conversation.turn_done()
+    world.dispatcher.disk_healthy = lambda: True
+    world.session.tick(trio.current_time())
+    world.session.turn_done()
     world.talk()
     return [message.body for message in world.local.messages[before:]]
 
@@ -137,13 +137,13 @@ def recovered(world: World) -> list[bytes]:
 @VERSIONS
 async def test_nothing_overtakes_what_a_full_disk_refused(version: str) -> None:
     world = World(version=version)
-    world.switch.disk_healthy = lambda: False
+    world.dispatcher.disk_healthy = lambda: False
     world.local.answer = FULL
     remote = world.connect()
     world.deliver(row("1", 1, 5), row("2", 2, 6))
     world.deliver(row("3", 2, 7), row("0", 0), row("4", 1, 8))
-    world.conversation.tick(trio.current_time() + 100)
-    world.conversation.turn_done()
+    world.session.tick(trio.current_time() + 100)
+    world.session.turn_done()
     assert [message.body for message in world.local.messages] == [b"1", b"2", b"0"]
     world.local.answer = ACCEPTED
     world.deliver(row("5", 1, 9))
@@ -151,12 +151,12 @@ async def test_nothing_overtakes_what_a_full_disk_refused(version: str) -> None:
     assert recovered(world) == [b"1", b"2", b"3", b"4", b"5"]
     assert remote.acks_of(PUBACK) == [(5, 0), (8, 0), (9, 0)]
     assert remote.acks_of(PUBREC) == [(6, 0), (7, 0)]
-    assert world.conversation.idle
+    assert world.session.idle
 
 
 async def test_what_waits_for_the_disk_over_a_lost_connection_is_taken_once() -> None:
     world = World()
-    world.switch.disk_healthy = lambda: False
+    world.dispatcher.disk_healthy = lambda: False
     world.local.answer = FULL
     world.connect()
     world.deliver(row("1", 1, 5), row("2", 2, 6))
@@ -167,7 +167,7 @@ async def test_what_waits_for_the_disk_over_a_lost_connection_is_taken_once() ->
     assert sorted(recovered(world)) == [b"1", b"2", b"3"]
     assert remote.acks_of(PUBACK) == [(5, 0)]
     assert remote.acks_of(PUBREC) == [(6, 0), (7, 0)]
-    assert world.conversation.idle
+    assert world.session.idle
 
 
 async def test_a_qos_2_message_is_taken_once_while_the_session_lasts() -> None:
@@ -212,7 +212,7 @@ async def test_a_new_session_starts_with_no_known_ids() -> None:
     world.local.parts[1].accept()
     world.talk()
     assert remote.acks_of(PUBREC) == [(5, 0)]
-    assert world.conversation.idle
+    assert world.session.idle
 
 
 @pytest.mark.parametrize("present, tries", [(True, 1), (False, 2)])
@@ -225,17 +225,17 @@ async def test_a_released_message_of_a_lost_connection_is_the_brokers_again(
     world.connect()
     world.deliver(row("x", 1, 5))
     world.drop()
-    world.conversation.tick(trio.current_time() + 5)  # nobody to acknowledge to: not yet
+    world.session.tick(trio.current_time() + 5)  # nobody to acknowledge to: not yet
     assert len(world.local.messages) == 1
     world.present = present
     remote = world.connect()
     world.local.answer = ACCEPTED
-    world.conversation.tick(trio.current_time() + 5)
-    world.conversation.turn_done()
+    world.session.tick(trio.current_time() + 5)
+    world.session.turn_done()
     world.talk()
     assert len(world.local.messages) == tries
     assert not remote.acks_of(PUBACK)
-    assert world.conversation.idle
+    assert world.session.idle
 
 
 async def test_before_mqtt_5_an_oversized_message_is_kept_as_a_dead_letter() -> None:
@@ -248,7 +248,7 @@ async def test_before_mqtt_5_an_oversized_message_is_kept_as_a_dead_letter() -> 
     assert [message.body for message in world.local.messages] == [b"small"]
     assert world.dead_letters.counted["", "too_large"] == 2
     assert world.link.went == []
-    assert world.conversation.idle
+    assert world.session.idle
 
 
 async def test_mqtt_5_is_told_how_much_we_take() -> None:
@@ -263,8 +263,8 @@ async def test_a_new_mapping_is_in_force_for_the_next_message() -> None:
     world = World()
     world.connect()
     world.deliver(row("a", 1, 1))
-    world.switch.changed()
-    world.switch.namespaces.pop("local")
+    world.dispatcher.changed()
+    world.dispatcher.namespaces.pop("local")
     world.deliver(row("b", 1, 2))
     assert [message.body for message in world.local.messages] == [b"a"]
     assert world.remote.acks_of(PUBACK) == [(1, 0), (2, 0)]
@@ -315,27 +315,27 @@ async def test_a_topic_that_is_none_is_a_dead_letter_and_the_link_stays(topic: s
     assert [message.body for message in world.local.messages] == [b"behind"]
     assert remote.acks_of(PUBACK) == ([(5, 0), (6, 0)] if qos == 1 else [(6, 0)])
     assert remote.acks_of(PUBREC) == ([(5, 0)] if qos == 2 else [])
-    assert world.switch.dead_letters.counted == {("", "malformed"): 1}
+    assert world.dispatcher.dead_letters.counted == {("", "malformed"): 1}
 
 
 @VERSIONS
 async def test_nothing_is_taken_while_memory_is_short(version: str) -> None:
     world = World(version=version)
     remote = world.connect()
-    memory = world.switch.memory
+    memory = world.dispatcher.memory
     memory.short = True
     world.deliver(row("1", 1, 5), row("0", 0), row("2", 2, 6))
     for seconds in (100, 200):
-        world.conversation.tick(trio.current_time() + seconds)
-        world.conversation.turn_done()
+        world.session.tick(trio.current_time() + seconds)
+        world.session.turn_done()
     assert [message.body for message in world.local.messages] == [b"0"]
     memory.scarce = True
     world.deliver(row("dropped", 0), row("3", 1, 7))
     memory.short = memory.scarce = False
-    world.conversation.tick(trio.current_time() + 300)
-    world.conversation.turn_done()
+    world.session.tick(trio.current_time() + 300)
+    world.session.turn_done()
     world.talk()
     assert [message.body for message in world.local.messages] == [b"0", b"1", b"2", b"3"]
     assert remote.acks_of(PUBACK) == [(5, 0), (7, 0)]
     assert remote.acks_of(PUBREC) == [(6, 0)]
-    assert (memory.refused, world.conversation.idle) == (1, True)
+    assert (memory.refused, world.session.idle) == (1, True)

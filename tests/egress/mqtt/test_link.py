@@ -17,7 +17,7 @@ from tests.egress.mqtt.remote import FakeStream, Remote, World, message, row
 def connect_to(world: World, answer: bytes | None) -> Version:
     """A connection whose broker gives `answer` to CONNECT, or hangs up; returns the version that was said."""
     world.stream, world.remote = FakeStream(), Remote(world)
-    peer = world.conversation.connect(cast(Stream, world.stream), world.settings.target(), 0.0)
+    peer = world.session.connect(cast(Stream, world.stream), world.settings.target(), 0.0)
     world.stream.peer = peer
     world.stats.opened(peer.machine)
     said = peer.data_to_send()
@@ -201,16 +201,16 @@ async def test_a_refused_filter_is_asked_for_again() -> None:
     remote = world.connect()
     asked = 1
     for now, more in ((0.5, 0), (1.5, 1), (2.0, 0), (4.0, 1), (5.0, 0)):
-        world.conversation.tick(now)
+        world.session.tick(now)
         world.talk(now)
         asked += more
         assert filters(remote).count("b") == asked
     assert world.stats.filters_refused == 1
-    assert world.conversation.filters.granted == {"a"}
+    assert world.session.filters.granted == {"a"}
     world.refused_filters = {}
-    world.conversation.tick(20.0)
+    world.session.tick(20.0)
     world.talk(20.0)
-    assert world.conversation.filters.granted == {"a", "b"}
+    assert world.session.filters.granted == {"a", "b"}
     assert filters(remote).count("a") == 1
     assert world.stats.filters_refused == 0
 
@@ -264,7 +264,7 @@ async def test_what_the_broker_has_not_is_not_asked_for(
     with structlog.testing.capture_logs() as lines:
         remote = world.connect()
         for now in (2.0, 100.0):
-            world.conversation.tick(now)
+            world.session.tick(now)
             world.talk(now)
     assert filters(remote) == asked
     assert world.stats.filters_refused == len(wanted) - len(asked) == len(lines)
@@ -297,7 +297,7 @@ async def test_silence_is_broken_by_pings_and_ends_the_connection() -> None:
 async def test_a_broker_that_does_not_answer_connect() -> None:
     world = World(connect_timeout_secs=3.0)
     stream = world.stream = FakeStream()
-    stream.peer = peer = world.conversation.connect(cast(Stream, stream), world.settings.target(), 100.0)
+    stream.peer = peer = world.session.connect(cast(Stream, stream), world.settings.target(), 100.0)
     peer.tick(102.9)
     assert world.link.went == []
     peer.tick(103.0)
@@ -314,7 +314,7 @@ async def test_goodbye() -> None:
     assert remote.said(Disconnect) == [Disconnect(0)]
     assert world.stream.ending
     world.publish(message("later"))
-    assert world.conversation.outgoing.waiting == 1
+    assert world.session.publisher.waiting == 1
 
 
 @pytest.mark.parametrize(

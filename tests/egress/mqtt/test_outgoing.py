@@ -7,13 +7,13 @@ import time
 
 import pytest
 
-from gateway.egress.mqtt.outgoing import BARREN_MAX, PACKET_IDS
+from gateway.egress.mqtt.publisher import BARREN_MAX, PACKET_IDS
 from gateway.model.message import MESSAGE_OCTETS
 from gateway.model.outcome import ACCEPTED, Reason, Verdict
 from gateway.model.properties import Properties, Value, ValueType, property_set
 from gateway.protocols.mqtt.packets import Publishes
 from gateway.protocols.mqtt.spec import DUP, PacketType, Property, ReasonCode
-from gateway.protocols.mqtt.translate import publish_facts
+from gateway.protocols.mqtt.translate import publish_essentials
 from tests.egress.mqtt.remote import World, broken, message
 
 
@@ -45,7 +45,7 @@ async def test_each_qos_is_settled_by_its_last_acknowledgement(version: str) -> 
     assert world.outcomes[b"two"] is ACCEPTED
     assert world.stats.in_flight == 0
     assert world.stats.messages_out == 3
-    assert world.conversation.idle
+    assert world.session.idle
 
 
 async def test_aliases_stand_for_the_first_topics_as_the_broker_allows() -> None:
@@ -117,7 +117,7 @@ async def test_a_refusal_of_the_broker_rejects(code: int, reason: Reason, qos: i
     world.talk()
     assert verdict(world, b"no") == (Verdict.REJECTED, reason)
     assert world.outcomes[b"yes"] is ACCEPTED
-    assert world.conversation.idle
+    assert world.session.idle
 
 
 async def test_no_matching_subscribers_is_a_success() -> None:
@@ -155,7 +155,7 @@ async def test_a_kept_session_resumes_with_dup_and_pubrel(version: str) -> None:
     again.ack(again.rows)
     world.talk()
     assert world.outcomes == dict.fromkeys([b"a", b"b", b"c", b"d", b"e", b"f"], ACCEPTED)
-    assert world.conversation.idle
+    assert world.session.idle
 
 
 async def test_ids_of_an_earlier_life_are_released_before_qos_2() -> None:
@@ -252,7 +252,7 @@ async def test_what_waits_is_bounded_and_the_newest_is_released(limits: dict[str
     bodies = [b"%d" % number for number in range(8)]
     world.publish(*[message(body, at % 2) for at, body in enumerate(bodies[:4])])
     world.publish(*[message(body) for body in bodies[4:]])
-    assert world.conversation.outgoing.waiting == kept
+    assert world.session.publisher.waiting == kept
     assert set(world.outcomes) == set(bodies[kept:])
     assert {verdict(world, body) for body in bodies[kept:]} == {(Verdict.RELEASED, Reason.TARGET_DOWN)}
     world.connect()
@@ -287,7 +287,7 @@ async def test_an_expired_message_is_not_sent(version: str) -> None:
     world.connect()
     assert [body for _, body in world.sent()] == [b"a", b"b", b"c"]
     assert verdict(world, b"late") == (Verdict.REJECTED, Reason.EXPIRED)
-    facts = [publish_facts(row[3]) for row in world.remote.rows]
+    facts = [publish_essentials(row[3]) for row in world.remote.rows]
     assert [fact.expiry is not None for fact in facts] == [False, version == "5.0", False]
 
 
@@ -314,7 +314,7 @@ async def test_properties_hops_and_retain_travel() -> None:
     world.talk()
     assert [flags for flags, _ in world.sent()] == [3, 3]
     for row in world.remote.rows:
-        facts = publish_facts(row[3])
+        facts = publish_essentials(row[3])
         assert facts.hops == 3
         assert facts.property_set.properties.headers == headers
         assert facts.property_set.properties.content_type == "text/plain"
@@ -454,7 +454,7 @@ async def test_whatever_happens_each_message_is_settled_once_and_arrives_in_orde
     assert set(world.outcomes) == set(published)
     assert set(world.outcomes.values()) <= {ACCEPTED}
     assert list(dict.fromkeys(arrived)) == published
-    assert world.conversation.idle
+    assert world.session.idle
 
 
 def _answer_some(world: World, chance: random.Random) -> None:

@@ -9,8 +9,8 @@ from typing import Any
 
 import pytest
 
-from gateway.ingress.front.announced import Unannounced, within_any
 from gateway.ingress.front.layers import front_of
+from gateway.ingress.front.proxy_header import AwaitingProxyHeader, within_any
 from gateway.settings import Limits, Listener, Settings
 from gateway.settings.endpoints import ListenerTls
 from gateway.telemetry.stats import ListenerStats
@@ -125,7 +125,7 @@ class Beginning:
     def begin(self, stream: Stream, since: float, octets: bytes, now: float) -> None:
         self.begun.append((stream.remote, octets))
 
-    def forget(self, connection: Unannounced) -> None:
+    def forget(self, connection: AwaitingProxyHeader) -> None:
         pass
 
 
@@ -144,7 +144,7 @@ def test_nobody_elsewhere_can_announce_a_client_on_this_machine(
     socket: str, announced: bytes, seen: str
 ) -> None:
     listener, stream = Beginning(), Stream(FakeSocket(), socket, Watch(), WriteSet())
-    one = Unannounced(listener, stream, 0.0)  # type: ignore[arg-type]
+    one = AwaitingProxyHeader(listener, stream, 0.0)  # type: ignore[arg-type]
     one.receive(b"PROXY TCP4 %s 192.0.2.9 7 1883\r\nrest" % announced, 1.0)
     assert listener.begun == [(seen, b"rest")]
 
@@ -152,7 +152,7 @@ def test_nobody_elsewhere_can_announce_a_client_on_this_machine(
 @pytest.mark.parametrize("announced", ["::1", "::ffff:127.0.0.1"])
 def test_that_holds_for_every_spelling_of_loopback(announced: str) -> None:
     listener, stream = Beginning(), Stream(FakeSocket(), "10.0.0.9:5", Watch(), WriteSet())
-    one = Unannounced(listener, stream, 0.0)  # type: ignore[arg-type]
+    one = AwaitingProxyHeader(listener, stream, 0.0)  # type: ignore[arg-type]
     one.receive(f"PROXY TCP6 {announced} 2001:db8::1 7 1883\r\n".encode(), 1.0)
     assert listener.begun == [("10.0.0.9:5", b"")]
 

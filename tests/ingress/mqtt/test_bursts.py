@@ -10,7 +10,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from gateway.broker.switch import Switch
+from gateway.broker.dispatcher import Dispatcher
 from gateway.ingress.mqtt import connection
 from gateway.ingress.mqtt.bursts import burst_in
 from gateway.protocols.mqtt.packets import Acks, Publishes, Row
@@ -137,13 +137,13 @@ def test_nobody_can_tell(
     mapped: Running, monkeypatch: pytest.MonkeyPatch, rows: list[Packet], arrive: int, together: bool
 ) -> None:
     taken: list[bool] = []
-    publish_burst = Switch.publish_burst
+    publish_burst = Dispatcher.publish_burst
 
     def watched(*given: Any) -> bool:
         taken.append(publish_burst(*given))
         return taken[-1]
 
-    monkeypatch.setattr(Switch, "publish_burst", watched)
+    monkeypatch.setattr(Dispatcher, "publish_burst", watched)
     at_once = sent(mapped, rows)
     assert any(taken) is together
     monkeypatch.setattr(connection, "BURST_MIN", MANY + 1)

@@ -127,7 +127,7 @@ def test_what_was_not_kept_cannot_be_published_again() -> None:
 
         def redrive() -> None:
             kept = list(gateway.gateway.dead_letters._letters)
-            gateway.gateway.backstop.redriving.redrive(kept, lambda id, outcome: heard.append(outcome))
+            gateway.gateway.core.redriving.redrive(kept, lambda id, outcome: heard.append(outcome))
 
         gateway.ask(redrive)
         assert client.quiet()

@@ -42,7 +42,7 @@ async def test_what_a_device_publishes_is_in_the_queue_when_it_is_acknowledged(
         assert keys[7] == "a%2Eb.7"
         modes = {int(body): properties.delivery_mode for body, properties, _ in found}
         assert [modes[at] for at in range(3)] == [1, 2, 2]
-        await until(lambda: gateway.links["erp"].conversation.idle)
+        await until(lambda: gateway.links["erp"].session.idle)
         assert gateway.links["erp"].stats.messages_out == 300
     await drop(rabbitmq, queue="link.sink")
 
@@ -96,7 +96,7 @@ async def test_mqtt_3_1_1_hears_nothing_until_the_exchange_is_there(
         Device(gateway, MQTTProtocolVersion.MQTTv311) as device,
     ):
         mid = device.publish("absent/late", b"patient")
-        route = next(route for route in gateway.switch.router.routes if route.name == "absent")
+        route = next(route for route in gateway.dispatcher.router.routes if route.name == "absent")
         await until(lambda: route.failed >= 1)
         assert device.acked == {}
 
@@ -128,14 +128,14 @@ async def test_what_the_broker_has_reaches_devices_again_after_it_restarted(
         await with_channel(rabbitmq, say(b"before"))
         await until(lambda: len(device.heard) == 2)
         assert sorted(device.heard) == [("commands/link/commands", b"before"), ("events/p1", b"before")]
-        await until(lambda: gateway.links["erp"].conversation.idle)
+        await until(lambda: gateway.links["erp"].session.idle)
         await trio.to_thread.run_sync(rabbitmq.restart)
         await until(lambda: gateway.links["erp"].up)
         await with_channel(rabbitmq, say(b"after"))
         await until(lambda: len(device.heard) >= 4)
         assert sorted(device.heard[2:]) == [("commands/link/commands", b"after"), ("events/p1", b"after")]
         assert gateway.links["erp"].stats.reconnects >= 1
-        await until(lambda: gateway.links["erp"].conversation.idle)
+        await until(lambda: gateway.links["erp"].session.idle)
     for queue in ("link.commands", "gateway-gateway.link.events"):
         await drop(rabbitmq, queue=queue)
 

@@ -10,14 +10,14 @@ from gateway.model.message import Message, Sender
 from gateway.model.outcome import ACCEPTED
 from gateway.protocols.amqp091.dialect import amqp_address
 from gateway.protocols.mqtt.dialect import topic_address
-from gateway.store.journal.gathering import Facts
+from gateway.store.journal.gathering import RowLabels
 from gateway.store.journal.writer import JournalWriter, Options
 from tests.pipeline.journals import SETS
 
 LINES: Final = 50
-PART: Final = 20  # messages of one wake-up that take one lane
-UP: Final = Facts("telemetry", "7f3a", "erp", "amqp091")
-HOME: Final = Facts("", "", "mqtt", "mqtt")
+PART: Final = 20  # messages of one wake-up that take one recipient
+UP: Final = RowLabels("telemetry", "7f3a", "erp", "amqp091")
+HOME: Final = RowLabels("", "", "mqtt", "mqtt")
 START: Final = 1_700_000_000.0
 SECONDS: Final = 7_200.0  # that the messages are spread over
 

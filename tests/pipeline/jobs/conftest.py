@@ -13,11 +13,11 @@ from typing import Final, NamedTuple
 
 import pytest
 
+from gateway.clients.amqp import AmqpClient
+from gateway.clients.mqtt import MqttClient
+from gateway.clients.wire import Access
 from gateway.model.message import Message, Sender
 from gateway.model.properties import Properties, Value, ValueType, property_set
-from gateway.peers.amqp import AmqpPeer
-from gateway.peers.mqtt import MqttPeer
-from gateway.peers.wire import Access
 from gateway.protocols.mqtt.dialect import topic_address
 from gateway.settings import parse_url
 from gateway.store.journal.reader import Gap, JournalReader, Row
@@ -109,11 +109,11 @@ def recorded(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Recorded]:
 
 
 def _publish(made: Recorded, erp: GatewayProcess) -> None:
-    amqp = AmqpPeer(made.access("amqp091"))
+    amqp = AmqpClient(made.access("amqp091"))
     for queue, keys in (("all", ["#"]), ("also", ["#"]), ("hot", [])):
         amqp.declare(queue, "amq.topic", keys)
     amqp.close()
-    device = MqttPeer(made.access("mqtt"), client_id="device")
+    device = MqttClient(made.access("mqtt"), client_id="device")
     assert device.publish_many([reading(number) for number in range(READINGS)]) == {}
     assert device.publish_many([Message(topic_address("long/" + "x" * 300), b"", assurance=1)]).keys() == {0}
     far = [Message(topic_address(f"far/{n}"), b"%d" % n, assurance=1, durable=True) for n in range(8)]

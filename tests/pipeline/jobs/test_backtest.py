@@ -41,7 +41,7 @@ def found(of: Report) -> dict[tuple[str, str, str], int]:
 
 
 def test_the_mapping_in_force_changes_nothing(spark: SparkSession, recorded: Recorded) -> None:
-    """Rows of several lanes are one message; a condition looks into each; a refusal stays one."""
+    """Rows of several recipients are one message; a condition looks into each; a refusal stays one."""
     made = report(spark, recorded, MAPPING)
     assert found(made) == {
         ("same", "up", "up"): READINGS,

@@ -20,7 +20,7 @@ from gateway.model.message import Message, Sender
 from gateway.model.outcome import ACCEPTED
 from gateway.protocols import show
 from gateway.protocols.amqp091.dialect import amqp_address
-from gateway.store.journal.gathering import Facts
+from gateway.store.journal.gathering import RowLabels
 from gateway.store.journal.writer import JournalWriter, Options
 from tests.cli.conftest import Run
 from tests.pipeline.jobs.test_replay import Broker, Clock, replay, rows_of
@@ -52,7 +52,7 @@ def journal(tmp_path: Path) -> Path:
     writer = JournalWriter(folder, 0, Options(), clock=clock, utc=clock, tell=lambda text: None)
     sender = Sender("shop", "app", "app", "10.0.0.1:4")
     came, went = (Message(one, b"{}", sender=sender, assurance=1, durable=True) for one in (CAME, WENT))
-    writer.record(Facts("orders", version, "billing", "amqp091"), [went], ACCEPTED, START, [came])
+    writer.record(RowLabels("orders", version, "billing", "amqp091"), [went], ACCEPTED, START, [came])
     writer.close()
     return folder
 

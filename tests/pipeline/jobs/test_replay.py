@@ -10,10 +10,10 @@ import pytest
 
 pytest.importorskip("pyspark")
 
+from gateway.clients.amqp import AmqpClient
+from gateway.clients.wire import Arrival
 from gateway.errors import LinkError, PipelineError
 from gateway.model.message import Message
-from gateway.peers.amqp import AmqpPeer
-from gateway.peers.wire import Arrival
 from gateway.pipeline.jobs.replay import COLUMNS, Pace, Position, Progress, Replay, selected
 from gateway.pipeline.traffic.loading import Span, traffic
 from gateway.protocols import show
@@ -145,7 +145,7 @@ def test_what_was_not_recorded_whole_is_not_sent(spark: SparkSession, tmp_path: 
 def test_the_command_sends_a_range_to_a_queue_and_only_once(
     spark: SparkSession, recorded: Recorded, run: Run, tmp_path: Path
 ) -> None:
-    peer = AmqpPeer(recorded.access("amqp091"))
+    peer = AmqpClient(recorded.access("amqp091"))
     peer.declare("again", "amq.direct", [])
     target = recorded.access("amqp091").target
     asked = (

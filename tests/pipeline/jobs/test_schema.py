@@ -68,7 +68,7 @@ def test_captures_are_columns_and_there_is_a_view_of_last_values(
         *(("received", "timestamp"), ("address", "string"), ("client", "string"), ("message_id", "string")),
         *(("line", "string"), ("rest", "string"), ("body", "struct<temperature:bigint,unit:string>")),
     ]
-    assert found.count() == READINGS, "each message once, whatever lanes it took"
+    assert found.count() == READINGS, "each message once, whatever recipients it took"
     assert {tuple(row) for row in found.select("line", "rest").distinct().collect()} == {
         ("l0", "t"),
         ("l1", "t"),

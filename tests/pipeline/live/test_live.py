@@ -18,12 +18,12 @@ pytest.importorskip("pyspark")
 from pyspark import cloudpickle
 from pyspark.errors import StreamingQueryException
 
+from gateway.clients.amqp import AmqpClient
+from gateway.clients.amqpfast import FastClient
+from gateway.clients.mqtt import MqttClient
+from gateway.clients.wire import Access, Arrival, Client
 from gateway.errors import LinkError
 from gateway.model.message import Message
-from gateway.peers.amqp import AmqpPeer
-from gateway.peers.amqpfast import FastPeer
-from gateway.peers.mqtt import MqttPeer
-from gateway.peers.wire import Access, Arrival, Peer
 from gateway.pipeline.live.receiving import Limits, Receiver
 from gateway.pipeline.live.source import AmqpSource
 from gateway.protocols.amqp091.dialect import amqp_address
@@ -95,18 +95,23 @@ def until(condition: Callable[[], bool], what: str) -> None:
         time.sleep(0.05)
 
 
-def sources(gateway: GatewayProcess, protocol: str) -> tuple[Peer, Any, dict[str, str], str]:
+def sources(gateway: GatewayProcess, protocol: str) -> tuple[Client, Any, dict[str, str], str]:
     """A publisher, an address to publish to, the options of a source that receives it, and its format."""
     at = access(gateway, protocol)
     if protocol == "mqtt":
         own = {"topics": '["live/a","live/b,c/#"]', "clientId": "spark", "bufferMessages": "200"}
-        return MqttPeer(at), topic_address("live/b,c/d"), options(gateway, protocol, **own), "gateway_mqtt"
+        return MqttClient(at), topic_address("live/b,c/d"), options(gateway, protocol, **own), "gateway_mqtt"
     if protocol == "amqp091":
         own = {"queues": "live", "exchange": "amq.topic", "bindingKeys": "live.#", "bufferMessages": "200"}
         given = options(gateway, protocol, **own)
-        return AmqpPeer(at), amqp_address("amq.topic", "live.x"), given, "gateway_amqp"
+        return AmqpClient(at), amqp_address("amq.topic", "live.x"), given, "gateway_amqp"
     own = {"destinations": "queue:live,queue:other", "bufferMessages": "200"}
-    return FastPeer(at), fast_address("queue", "live"), options(gateway, protocol, **own), "gateway_amqpfast"
+    return (
+        FastClient(at),
+        fast_address("queue", "live"),
+        options(gateway, protocol, **own),
+        "gateway_amqpfast",
+    )
 
 
 @pytest.mark.parametrize("protocol", ["mqtt", "amqp091", "amqpfast"])
@@ -134,7 +139,7 @@ def test_what_was_not_committed_comes_again(
     spark: SparkSession, gateway: GatewayProcess, tmp_path: Path
 ) -> None:
     """A batch that fails is not acknowledged, and a restarted query has every message of it."""
-    peer = AmqpPeer(access(gateway, "amqp091"))
+    peer = AmqpClient(access(gateway, "amqp091"))
     peer.declare("failing", "amq.topic", [])
     peer.publish_many([Message(amqp_address("", "failing"), b"%d" % n, assurance=1) for n in range(5)])
     peer.close()
@@ -176,7 +181,7 @@ def readings(spark: SparkSession, count: int, partitions: int = 2) -> DataFrame:
 def consumed(gateway: GatewayProcess, queue: str) -> list[bytes]:
     """Everything in a queue, taken."""
     count = queued(gateway, queue)
-    peer = AmqpPeer(access(gateway, "amqp091"))
+    peer = AmqpClient(access(gateway, "amqp091"))
     peer.consume(queue, None, "")
     found: list[Arrival] = []
     while len(found) < count:
@@ -189,7 +194,7 @@ def consumed(gateway: GatewayProcess, queue: str) -> list[bytes]:
 
 def test_a_replayed_batch_leaves_no_duplicate(spark: SparkSession, gateway: GatewayProcess) -> None:
     """Written whole twice, and once more in part: the route has every id once."""
-    peer = AmqpPeer(access(gateway, "amqp091"))
+    peer = AmqpClient(access(gateway, "amqp091"))
     peer.declare("once", "amq.direct", [])
     peer.close()
     for count in (300, 300, 100):
@@ -206,7 +211,7 @@ def test_a_stream_is_published_with_ids_that_a_second_attempt_has_too(
     at = access(gateway, protocol)
     words = {"queue": "sunk"} if protocol == "amqp091" else {"service": "queue", "destination": "sunk"}
     if protocol == "amqp091":
-        amqp = AmqpPeer(at)
+        amqp = AmqpClient(at)
         amqp.declare("sunk", "amq.topic", [])
         amqp.close()
     rows = spark.readStream.format("rate-micro-batch").option("rowsPerBatch", 20).load()
@@ -227,13 +232,13 @@ def test_a_stream_is_published_with_ids_that_a_second_attempt_has_too(
     until(published, "nothing is written")
     name = query.id
     query.stop()
-    consumer: Peer
+    consumer: Client
     if protocol == "amqp091":
-        amqp = AmqpPeer(at)
+        amqp = AmqpClient(at)
         amqp.consume("sunk", None, "")
         consumer = amqp
     else:
-        fast = FastPeer(at)
+        fast = FastClient(at)
         fast.consume("queue", "sunk")
         consumer = fast
     found: list[Arrival] = []
@@ -299,7 +304,7 @@ class Scripted:
 def receiving(*peers: Scripted, messages_max: int = 100, away: float = 60.0) -> Receiver:
     left = list(peers)
 
-    def connect() -> Peer:
+    def connect() -> Client:
         if not left:
             raise LinkError("nobody is there")
         return left.pop(0)

@@ -56,7 +56,7 @@ def test_a_round_trip(said: Properties, durable: bool) -> None:
     found = crossed(message(said, durable=durable))
     assert found.properties == said
     assert t.delivery_mode(found.raw) == (2 if durable else 1)
-    assert t.facts(found)[:4] == (durable, None, False, 0)
+    assert t.essentials(found)[:4] == (durable, None, False, 0)
 
 
 LOSSES = [
@@ -130,7 +130,7 @@ STRANGE = [
 def test_own_headers_that_say_nothing(table: Any, said: Properties) -> None:
     found = t.content_properties(encode_basic_properties(BasicProperties(headers=table)))
     assert found.properties == said
-    assert t.facts(found) == t.NO_FACTS
+    assert t.essentials(found) == t.NO_ESSENTIALS
 
 
 def test_claimed_hops_are_limited() -> None:
@@ -174,7 +174,7 @@ def test_what_amqp_wrote_goes_out_as_it_came_in(native: BasicProperties) -> None
     native.expiration = None if native.expiration is None else "60000"
     raw = encode_basic_properties(native)
     came = t.content_properties(raw)
-    known = t.facts(came)
+    known = t.essentials(came)
     assert t.delivery_mode(raw) == (native.delivery_mode or 0)
     assert t.expiration_ms(raw) == (None if native.expiration is None else 60000)
     expires = NEVER if known.expiration_ms is None else 60.0
@@ -266,7 +266,7 @@ def test_octets_that_cannot_be_read(octets: str, code: int) -> None:
     found = t.content_properties(bytes.fromhex(octets))
     for _ in range(2):
         with pytest.raises(RemoteProtocolError) as caught:
-            t.facts(found)
+            t.essentials(found)
         assert caught.value.reason == code
 
 
@@ -282,8 +282,8 @@ def test_sets_are_shared_and_bounded() -> None:
 def test_forms_are_remembered_and_bounded() -> None:
     said = property_set(Properties("a/b"))
     assert t.encode_properties(message(said), 0.0) is t.encode_properties(message(said), 9.0)
-    for crossing in range(t.FORMS_MAX + 5):
-        t.encode_properties(message(said, hops=crossing), 0.0)
+    for resolved in range(t.FORMS_MAX + 5):
+        t.encode_properties(message(said, hops=resolved), 0.0)
     assert len(said.forms[t.NONE]) <= t.FORMS_MAX
 
 

@@ -292,9 +292,9 @@ def test_behind_broken_frames_the_answer_is_still_heard(before: bytes, text: str
             assert server.receive_data(said[at : at + size], 1) == []
         assert server.closed
         assert server.data_to_send() == b""
-    crossing = queue_wire().server
-    broken(crossing, before + answer)
-    assert crossing.closed
+    resolved = queue_wire().server
+    broken(resolved, before + answer)
+    assert resolved.closed
 
 
 @pytest.mark.parametrize(

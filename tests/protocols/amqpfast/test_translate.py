@@ -56,7 +56,7 @@ KEPT = [
 def test_a_round_trip(said: Properties, durable: bool) -> None:
     found = crossed(message(said, durable=durable, expires=100.0))
     assert found.properties == said
-    assert t.facts(found) == t.Facts(durable, said.priority or 0, 100.0, False, 0)
+    assert t.essentials(found) == t.Essentials(durable, said.priority or 0, 100.0, False, 0)
 
 
 LOSSES: list[tuple[Properties, Properties, str]] = [
@@ -145,13 +145,13 @@ def test_retain_and_hops_travel_in_headers() -> None:
 def test_what_fast_wrote_goes_out_as_it_came(head: Head) -> None:
     raw = encode_head_properties(head)
     found = t.head_properties(raw)
-    known = t.facts(found)
+    known = t.essentials(found)
     assert known[:3] == (head.persistent, head.priority, float(head.expiration))
     options = {"durable": known.durable, "expires": known.expires, "retain": known.retain}
     assert t.encode_properties(message(found, hops=known.hops, **options)) is found.raw
     changed = message(found, hops=known.hops + 1, **options)
     again = t.head_properties(t.encode_properties(changed))
-    assert t.facts(again) == known._replace(hops=known.hops + 1)
+    assert t.essentials(again) == known._replace(hops=known.hops + 1)
     assert again.properties == found.properties
     assert t.encode_properties(changed) is t.encode_properties(changed)
 
@@ -167,7 +167,7 @@ def test_a_change_replaces_what_it_changes() -> None:
     table = (("a", string("1")), (t.HOPS, Value(V.INT32, 1)), (t.RETAIN, Value(V.INT32, 1)))
     raw = encode_head_properties(Head(True, 3, 50, "m", "e", "i", table))
     found = t.head_properties(raw)
-    assert t.facts(found) == t.Facts(True, 3, 50.0, True, 1)
+    assert t.essentials(found) == t.Essentials(True, 3, 50.0, True, 1)
     head = decode_head_properties(t.encode_properties(message(found, hops=2)))
     assert head == Head(False, 3, 0, "m", "e", "i", ((t.HOPS, Value(V.INT32, 2)), ("a", string("1"))))
 
@@ -195,7 +195,7 @@ STRANGE = [
 def test_own_headers_that_say_nothing(table: Any) -> None:
     found = t.head_properties(encode_head_properties(Head(headers=table)))
     assert found.properties == Properties()
-    assert t.facts(found) == t.NO_FACTS
+    assert t.essentials(found) == t.NO_ESSENTIALS
 
 
 def test_claimed_hops_are_limited() -> None:
@@ -208,7 +208,7 @@ def test_claimed_hops_are_limited() -> None:
 )
 def test_what_is_no_head(raw: bytes) -> None:
     found = t.head_properties(raw)
-    for ask in (t.facts, lambda one: one.properties, lambda one: t.encode_properties(message(one))):
+    for ask in (t.essentials, lambda one: one.properties, lambda one: t.encode_properties(message(one))):
         with pytest.raises(RemoteProtocolError) as caught:
             ask(found)
         assert caught.value.reason == ReplyCode.MESSAGE_CONTENTS_INVALID

@@ -25,7 +25,7 @@ from gateway.protocols.mqtt.translate import (
     REASON_CODES,
     decode_properties,
     encode_properties,
-    publish_facts,
+    publish_essentials,
     publish_properties,
     refusal,
 )
@@ -233,7 +233,7 @@ def test_mqtt_to_mqtt(properties: dict[P, Any]) -> None:
     }
     found = encode_properties(message(publish_properties(raw)), 0.0)
     assert found == encode_list(kept, PacketType.PUBLISH)
-    assert publish_facts(raw).expiry == properties.get(P.MESSAGE_EXPIRY_INTERVAL)
+    assert publish_essentials(raw).expiry == properties.get(P.MESSAGE_EXPIRY_INTERVAL)
 
 
 def test_facts() -> None:
@@ -244,18 +244,18 @@ def test_facts() -> None:
         },
         PacketType.PUBLISH,
     )
-    facts = publish_facts(raw)
+    facts = publish_essentials(raw)
     assert (facts.expiry, facts.hops) == (60, 2)
-    assert publish_facts(bytes(bytearray(raw))) is facts
+    assert publish_essentials(bytes(bytearray(raw))) is facts
     assert facts.property_set.properties == Properties(headers=(("a", string("1")),))
-    assert publish_facts(b"").expiry is None
-    assert publish_facts(b"").property_set.properties == Properties()
+    assert publish_essentials(b"").expiry is None
+    assert publish_essentials(b"").property_set.properties == Properties()
 
 
 @pytest.mark.parametrize("hops", ["-1", "x", "", "9" * 30, "10000000", "²"])
 def test_hops_that_are_no_number(hops: str) -> None:
     raw = encode_list({P.USER_PROPERTY: (("gateway-hops", hops),)}, PacketType.PUBLISH)
-    assert publish_facts(raw).hops == 0
+    assert publish_essentials(raw).hops == 0
 
 
 def test_malformed_properties() -> None:
@@ -279,11 +279,11 @@ def test_what_differs_from_message_to_message() -> None:
         )
         assert encode_properties(one, utc, subscription_ids=(1, 300)) == static + added
     assert encode_properties(message(shared), 0.0) is static
-    again = publish_facts(encode_properties(one, 40.0))
+    again = publish_essentials(encode_properties(one, 40.0))
     assert (again.expiry, again.hops) == (60, 3)
     forwarded = message(again.property_set, hops=4, expires=100.0)
-    assert publish_facts(encode_properties(forwarded, 50.0)).hops == 4
-    assert publish_facts(encode_properties(forwarded, 50.0)).expiry == 50
+    assert publish_essentials(encode_properties(forwarded, 50.0)).hops == 4
+    assert publish_essentials(encode_properties(forwarded, 50.0)).expiry == 50
 
 
 LONG = "x" * 65_536

@@ -1,4 +1,4 @@
-"""Messages, facts and writers for the tests of the journal."""
+"""Messages, labels and writers for the tests of the journal."""
 
 from __future__ import annotations
 
@@ -12,13 +12,13 @@ from gateway.model.outcome import ACCEPTED
 from gateway.protocols.mqtt.dialect import topic_address
 from gateway.store.journal.encoding import Encoder
 from gateway.store.journal.format import Draft, lay_out, seal
-from gateway.store.journal.gathering import Facts, Gathering, Memories, Settled
+from gateway.store.journal.gathering import Gathering, Memories, RowLabels, Settled
 from gateway.store.journal.reader import Block, Gap, JournalReader, Row
 from gateway.store.journal.writer import JournalWriter, Options
 
 UTC_US = 1_700_000_000_000_000
-HOME = Facts("", "", "mqtt", "mqtt")
-UP = Facts("up", "7f3a", "erp", "amqpfast")
+HOME = RowLabels("", "", "mqtt", "mqtt")
+UP = RowLabels("up", "7f3a", "erp", "amqpfast")
 SENDER = Sender("mqtt", "press-7", "plant", "10.0.0.7:40123")
 
 

@@ -9,11 +9,11 @@ from typing import Any
 import pytest
 
 from gateway.broker.dead_letters import DeadLetters
-from gateway.broker.journaling import Journaling, RecordingSwitch
-from gateway.broker.switch import Switch
+from gateway.broker.dispatcher import Dispatcher
+from gateway.broker.journaling import Journaling, RecordingDispatcher
 from gateway.mapping import parse
 from gateway.mapping.router import Router
-from gateway.model.batch import Batch, Part
+from gateway.model.batch import Batch, SubBatch
 from gateway.model.message import Message
 from gateway.model.properties import Properties, property_set
 from gateway.protocols.mqtt.dialect import topic_address
@@ -57,7 +57,7 @@ class Link:
     retained = None
 
     def __init__(self) -> None:
-        self.parts: list[Part] = []
+        self.parts: list[SubBatch] = []
 
     def sinks(self, address: object) -> tuple[Link, ...]:
         return (self,)
@@ -65,7 +65,7 @@ class Link:
     def choose(self, message: Message) -> tuple[Link, ...]:
         return (self,)
 
-    def publish(self, part: Part) -> None:
+    def publish(self, part: SubBatch) -> None:
         self.parts.append(part)
 
     def settle(self, *, halves: bool) -> None:
@@ -100,17 +100,17 @@ def rows_of(
     """
     router = Router([parse(ROUTES + back, "t.yaml")], ENDPOINTS)
     made = writer(folder)
-    switch = RecordingSwitch(router, DeadLetters(), journaling=Journaling(made, router, all_=True))
+    dispatcher = RecordingDispatcher(router, DeadLetters(), journaling=Journaling(made, router, all_=True))
     erp, other, own = Link(), Link(), Nowhere()
-    switch.namespaces = {"mqtt": own, "erp": erp, "other": other}
-    batch = switch.batch(Answers(), time.monotonic())
+    dispatcher.namespaces = {"mqtt": own, "erp": erp, "other": other}
+    batch = dispatcher.batch(Answers(), time.monotonic())
     place = 0
     for count in (*(bursts or ()), *[1] * (len(messages) - sum(bursts or ()))):
         some, receipts = list(messages[place : place + count]), list(range(place, place + count))
-        entry = switch.entry("mqtt", own, some[0].address)
-        if count == 1 or not switch.publish_burst(batch, entry, some, receipts):
+        entry = dispatcher.entry("mqtt", own, some[0].address)
+        if count == 1 or not dispatcher.publish_burst(batch, entry, some, receipts):
             for message, receipt in zip(some, receipts, strict=True):
-                assert switch.publish(batch, entry, message, receipt)
+                assert dispatcher.publish(batch, entry, message, receipt)
         place += count
     batch.send()
     for link in (erp, other):
@@ -186,15 +186,15 @@ def test_bursts_are_recorded_as_single_messages_are(
 
 def test_only_what_the_address_decides_is_published_together() -> None:
     router = Router([parse(ROUTES + BACK, "t.yaml")], ENDPOINTS)
-    switch = Switch(router, DeadLetters())
+    dispatcher = Dispatcher(router, DeadLetters())
     erp, other, own = Link(), Link(), Nowhere()
-    switch.namespaces = {"mqtt": own, "erp": erp, "other": other}
+    dispatcher.namespaces = {"mqtt": own, "erp": erp, "other": other}
     taken = set()
     for kind, given in BURSTS.items():
         messages = [came(**given, number=at) for at in range(3)]
-        entry = switch.entry("mqtt", own, messages[0].address)
+        entry = dispatcher.entry("mqtt", own, messages[0].address)
         batch = Batch(Answers(), 0.0)
-        if switch.publish_burst(batch, entry, messages, [0, 1, 2]):
+        if dispatcher.publish_burst(batch, entry, messages, [0, 1, 2]):
             batch.send()
             taken.add(kind)
             assert erp.parts.pop().slots == [0, 1, 2]

@@ -19,7 +19,7 @@ from gateway.protocols.amqp091.dialect import amqp_address
 from gateway.protocols.mqtt.dialect import topic_address
 from gateway.store.journal.encoding import Encoder
 from gateway.store.journal.format import DamageError, Repeated, decode_runs
-from gateway.store.journal.gathering import Facts, Settled
+from gateway.store.journal.gathering import RowLabels, Settled
 from tests.store.journal.samples import gathered, octets_of, rows_of
 
 FORMAT_1: Final = (
@@ -57,8 +57,8 @@ def part() -> Settled:
         )
         for number in (1, 1, 2)
     ]
-    facts = Facts("up", "7f3a", "erp", "amqp091", False)
-    return Settled(facts, went, None, ACCEPTED, 1_700_000_000_000_000, 1_700_000_000_000_005, None, came)
+    labels = RowLabels("up", "7f3a", "erp", "amqp091", False)
+    return Settled(labels, went, None, ACCEPTED, 1_700_000_000_000_000, 1_700_000_000_000_005, None, came)
 
 
 def test_the_first_format_is_read_as_before(tmp_path: Path) -> None:

@@ -11,7 +11,7 @@ import pytest
 from gateway.model.outcome import ACCEPTED
 from gateway.store.journal.encoding import Encoder
 from gateway.store.journal.format import VERSION, Column, Draft, Header, Kind, encode_columns, gap_draft
-from gateway.store.journal.gathering import Facts, Settled
+from gateway.store.journal.gathering import RowLabels, Settled
 from gateway.store.journal.reader import Extent, Gap, JournalReader
 from gateway.store.journal.segments import segment_name
 from tests.store.journal.samples import (
@@ -34,10 +34,10 @@ def folder(tmp_path: Path) -> Path:
     encoder = Encoder(0)
     blocks = []
     for number in range(4):
-        facts = Facts("ab"[number % 2], "", "erp", "amqp091")
+        labels = RowLabels("ab"[number % 2], "", "erp", "amqp091")
         messages = [message(2 * number), message(2 * number + 1)]
         at = UTC_US + number * MINUTE
-        part = Settled(facts, messages, messages, ACCEPTED, at, at + 9)
+        part = Settled(labels, messages, messages, ACCEPTED, at, at + 9)
         blocks.append(octets_of(encoder.encode(2 * number, gathered([part]))))
     (tmp_path / segment_name(0, 0)).write_bytes(b"".join(blocks[:2]))
     (tmp_path / segment_name(0, 4)).write_bytes(b"".join(blocks[2:]))

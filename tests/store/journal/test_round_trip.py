@@ -22,7 +22,7 @@ from gateway.protocols.mqtt.dialect import topic_address
 from gateway.store.journal.encoding import COLUMNS, PROPERTIES_OCTETS_MAX, Encoder
 from gateway.store.journal.entries import ENTRIES_MAX, Entries, bitmap
 from gateway.store.journal.format import Kind
-from gateway.store.journal.gathering import Facts, Settled
+from gateway.store.journal.gathering import RowLabels, Settled
 from gateway.store.journal.reader import JournalReader, Row
 from gateway.store.journal.segments import At
 from gateway.store.properties import decode_properties
@@ -218,7 +218,9 @@ def test_what_peers_may_claim_does_not_break_a_block(tmp_path: Path) -> None:
     )
     (row,) = recorded(
         tmp_path,
-        Settled(Facts("r", "", "", ""), [odd], None, Outcome(Verdict.REJECTED, Reason.NONE, "\ud800"), 0, 0),
+        Settled(
+            RowLabels("r", "", "", ""), [odd], None, Outcome(Verdict.REJECTED, Reason.NONE, "\ud800"), 0, 0
+        ),
     )
     assert (row["hops"], row["expires"], row["client"]) == (255, 9 * 10**18, "\\ud800")
     assert row["reason_text"] == "\\ud800"
@@ -243,7 +245,7 @@ SENDERS = [Sender("mqtt", f"c{number}") for number in range(4)]
 MQTT = [topic_address(f"t/{number}") for number in range(5)]
 AMQP = [amqp_address("e", f"k{number}") for number in range(5)]
 PROPERTY_SETS = [property_set(Properties(message_id=f"m{number}")) for number in range(3)]
-FACTS = [Facts(f"r{number}", "", "t", "amqp091") for number in range(2)]
+FACTS = [RowLabels(f"r{number}", "", "t", "amqp091") for number in range(2)]
 one_message = st.builds(
     Message,
     st.sampled_from(MQTT),
@@ -261,15 +263,15 @@ one_message = st.builds(
 @st.composite
 def parts(draw: st.DrawFn) -> Settled:
     heads = draw(st.lists(one_message, min_size=1, max_size=40))
-    facts = draw(st.sampled_from(FACTS))
+    labels = draw(st.sampled_from(FACTS))
     times = draw(st.integers(0, 10)), draw(st.integers(0, 10))
     shape = draw(st.sampled_from(["home", "crossed", "plain", "refused"]))
     if shape == "plain":
         origins = [head.address for head in heads]
-        return Settled(facts, list(map(crossed, heads)), None, ACCEPTED, *times, None, origins)
+        return Settled(labels, list(map(crossed, heads)), None, ACCEPTED, *times, None, origins)
     tails = [Message(AMQP[place % 5], head.body, head.property_set) for place, head in enumerate(heads)]
     messages = {"home": heads, "crossed": tails, "refused": None}[shape]
-    return Settled(facts, messages, None if shape == "home" else heads, ACCEPTED, *times)
+    return Settled(labels, messages, None if shape == "home" else heads, ACCEPTED, *times)
 
 
 def crossed(head: Message) -> Message:
@@ -298,7 +300,7 @@ def expected_rows(part: Settled) -> Iterator[tuple[Any, ...]]:
             address = tail.address
             target = address.name if address.scope else origin.name
         yield (
-            part.facts.route,
+            part.labels.route,
             part.received_us,
             origin.name,
             target,

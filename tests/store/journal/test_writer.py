@@ -55,8 +55,8 @@ def test_times_are_utc(tmp_path: Path) -> None:
 
 
 def test_the_rows_of_one_message_have_the_same_time_and_slot(tmp_path: Path) -> None:
-    """Its lanes settle one after the other, and meanwhile the two clocks drift a little apart; then UTC is
-    set anew."""
+    """Its recipients settle one after the other, and meanwhile the two clocks drift a little apart; then UTC
+    is set anew."""
     now, utc = 500.0, 1_700_000_000.0
     made = writer(tmp_path, options=PATIENT, clock=lambda: now, utc=lambda: utc)
     for ahead in (0.0, 0.004, -0.004, 3_600.0):

@@ -1,0 +1,349 @@
+"""Messages that leave a queue without having been consumed, and where they go then: dead-lettering.
+
+A death (expired, rejected, maxlen) is noted when it happens, and buried when the queue that is being worked
+on has come to rest: letters are routed by the queue's dead letter exchange and put into the queues there in
+the same wake-up, so that the store takes the letter and forgets the message in one commit. `x-death` says
+where a message has died before; a letter does not return to a queue that it has died in, unless somebody
+rejected it on the way, or it would travel for ever.
+"""
+
+from __future__ import annotations
+
+import time
+from collections import Counter, deque
+from collections.abc import Callable
+from typing import TYPE_CHECKING, Any, Final
+
+from gateway.broker.alarms import Alarm
+from gateway.broker.poison import poisoned
+from gateway.containment import contained
+from gateway.errors import LocalProtocolError, ProtocolError
+from gateway.model.address import Address
+from gateway.model.batch import Batch, Recipient
+from gateway.model.message import NEVER, Message, Sender
+from gateway.model.outcome import Outcome, Reason, Verdict
+from gateway.model.properties import Headers, Value, ValueType, string
+from gateway.protocols.amqp091.codec import BasicProperties, decode_properties, encode_basic_properties
+from gateway.protocols.amqp091.dialect import amqp_address
+from gateway.protocols.amqp091.table import encode_table
+from gateway.protocols.amqp091.translate import (
+    PERSISTENT,
+    PROTOCOL,
+    content_properties,
+    encode_properties,
+    essentials,
+)
+
+if TYPE_CHECKING:
+    from gateway.broker.amqp091.queue import AmqpQueue
+    from gateway.broker.amqp091.virtual_host import VirtualHost
+
+EXPIRED: Final = "expired"
+REJECTED: Final = "rejected"
+TOO_MANY: Final = "maxlen"
+DELIVERY_LIMIT: Final = "delivery_limit"
+HISTORY: Final = "x-death"
+COUNT: Final = "x-delivery-count"
+COPIES: Final = "CC"
+COPIES_MAX: Final = 100  # keys besides the first: each is routed by itself
+DEATHS_MAX: Final = 64  # in one history: each letter copies it
+BURIED_MAX: Final = 500  # letters and their targets in one turn: some 20 ms
+NOTED_MAX: Final = 100_000  # deaths whose letters wait; letters can breed faster than they are buried
+COUNT_MAX: Final = (1 << 63) - 1  # deaths; a client may claim any number
+NOBODY: Final = Outcome(Verdict.REJECTED, Reason.NO_ROUTE, "no queue takes the dead letter")
+Lost = Callable[[list[Message], Outcome], None]
+
+
+class DeadLettering:
+    """The deaths of one virtual host; the source of its dead letters."""
+
+    def __init__(self, host: VirtualHost, lost: Lost | None = None) -> None:
+        """`lost` gets the letters that a queue could not take."""
+        self.noted: deque[tuple[AmqpQueue, Message, str]] = deque()
+        self.dropped: Counter[str] = Counter()  # by reason: messages that died for good
+        self._host = host
+        self._lost = lost
+        self._burying = False
+        self._next_turn: Alarm | None = None
+        self.owing: dict[AmqpQueue, None] = {}  # queues that have not told the disk of their dead
+
+    @property
+    def late(self) -> bool:
+        """Letters wait for the next turn."""
+        return self._next_turn is not None
+
+    def note(self, queue: AmqpQueue, message: Message, reason: str) -> None:
+        """A message has died; its queue has let go of it."""
+        if queue.options.dead_letter_exchange is None or queue.deleted:
+            self.dropped[f"queue_{reason}"] += 1
+        elif len(self.noted) >= NOTED_MAX:
+            self.dropped["dead_letter_refused"] += 1
+        else:
+            self.noted.append((queue, message, reason))
+
+    def bury(self) -> None:
+        """Send the letters on their way. What they cause to die goes the same way."""
+        if self._burying or self._next_turn is not None:
+            return
+        self._burying = True
+        try:
+            left = BURIED_MAX
+            while self.noted and left > 0:
+                left -= self._bury(left)
+        finally:
+            self._burying = False
+        if self.noted:
+            self._next_turn = self._host.alarms.set(time.time(), self._go_on)
+            return
+        owing, self.owing = self.owing, {}
+        for queue in owing:
+            queue.tell_of_the_dead()
+
+    def _go_on(self) -> None:
+        self._next_turn = None
+        self.bury()
+
+    def _bury(self, most: int) -> int:
+        """Some letters; returns how many they and their targets are."""
+        batch = Batch(self, time.monotonic())
+        recipients: dict[AmqpQueue, Recipient] = {}
+        utc = time.time()
+        count = 0
+        while self.noted and count < most:
+            queue, message, reason = self.noted.popleft()
+            try:
+                targets, letter = self._letter(queue, message, reason, utc)
+            except Exception as error:
+                self._lose(message, poisoned(error, queue=queue.name))
+                count += 1
+                continue
+            count += 1 + len(targets)
+            if not targets:
+                if queue.options.at_least_once:
+                    self._lose(letter, NOBODY)
+                else:
+                    self.dropped[f"queue_{reason}"] += 1
+                continue
+            slot = batch.open(letter, len(targets))
+            for target in targets:
+                recipient = recipients.get(target)
+                if recipient is None:
+                    recipient = recipients[target] = Recipient(target)
+                batch.add(slot, recipient, letter)
+        batch.send()
+        return count
+
+    def _letter(
+        self, queue: AmqpQueue, message: Message, reason: str, utc: float
+    ) -> tuple[list[AmqpQueue], Message]:
+        address = message.address
+        exchange, key = queue.options.dead_letter_exchange, queue.options.dead_letter_key
+        assert exchange is not None
+        native = _native(queue, message, utc)
+        headers = _with_death(native, queue.name, reason, address, int(utc))
+        if not _can_be_written(headers):  # nested as deep as can be read, and now one deeper
+            headers = _with_death(BasicProperties(), queue.name, reason, address, int(utc))
+        copies = copied_keys(headers, COPIES)[:COPIES_MAX]
+        if key is not None:
+            headers = tuple(pair for pair in headers if pair[0] != COPIES)
+            copies = []
+        native.headers = headers
+        native.expiration = None
+        first = address.name if key is None else key
+        letter = Message(
+            amqp_address(exchange, first),
+            message.body,
+            content_properties(encode_basic_properties(native)),
+            message.assurance,
+            native.delivery_mode == PERSISTENT if queue.options.quorum else message.durable,
+            message.retain,
+            NEVER,
+            message.hops,
+            message.sender,
+        )
+        if len(dict(headers)[HISTORY].value) > DEATHS_MAX:
+            return [], letter
+        found = self._host.route_keys(exchange, [first, *copies], letter)
+        if reason != REJECTED:
+            visited = _visited(headers)
+            found = [target for target in found if target.name not in visited]
+        return found, letter
+
+    # What batches ask: this is their source.
+
+    def settle(self, letters: list[Message], refused: dict[int, Outcome] | None, received: float) -> None:
+        """What a queue would not take is lost to it, but neither uncounted nor unseen."""
+        for at, outcome in (refused or {}).items():
+            self._lose(letters[at], outcome)
+
+    def _lose(self, letter: Message, outcome: Outcome) -> None:
+        self.dropped["dead_letter_refused"] += 1
+        if self._lost is not None:
+            self._lost([letter], outcome)
+
+    def hold(self, senders: set[Sender]) -> list[Callable[[], None]]:
+        """Nobody can be asked to let fewer messages die."""
+        return []
+
+
+def own_properties(queue: AmqpQueue, message: Message, utc: float, returns: int | None = None) -> bytes:
+    """The octets of a message's properties as its consumer sees them, who is told how often it came back to
+    the queue, if that is said.
+
+    A time to live of the queue is no property of the message, nor is it that a quorum queue keeps it. Raises
+    RemoteProtocolError for octets that its sender malformed.
+    """
+    if returns is not None:
+        native = decode_properties(own_properties(queue, message, utc))
+        headers = dict(native.headers or ()) | {COUNT: Value(ValueType.INT64, returns)}
+        native.headers = tuple(sorted(headers.items()))
+        return encode_basic_properties(native)
+    if queue.options.quorum and message.property_set.protocol == PROTOCOL:
+        message = lasting(message, essentials(message.property_set).durable)
+    if queue.options.ttl_ms is None or not message.expires or message.property_set.protocol != PROTOCOL:
+        return encode_properties(message, utc)
+    limited = essentials(message.property_set).expiration_ms is not None
+    return encode_properties(living(message, message.expires if limited else NEVER), utc)
+
+
+def lasting(message: Message, durable: bool) -> Message:
+    """The message as one that survives, or does not."""
+    return Message(
+        message.address,
+        message.body,
+        message.property_set,
+        message.assurance,
+        durable,
+        message.retain,
+        message.expires,
+        message.hops,
+        message.sender,
+    )
+
+
+def living(message: Message, expires: float) -> Message:
+    """The message with another end of its life."""
+    return Message(
+        message.address,
+        message.body,
+        message.property_set,
+        message.assurance,
+        message.durable,
+        message.retain,
+        expires,
+        message.hops,
+        message.sender,
+    )
+
+
+def _native(queue: AmqpQueue, message: Message, utc: float) -> BasicProperties:
+    """The properties; none where the sender malformed them."""
+    try:
+        return decode_properties(own_properties(queue, message, utc))
+    except ProtocolError:
+        return BasicProperties()
+    except Exception as error:
+        contained("delivery", error, queue=queue.name)
+        return BasicProperties()
+
+
+def copied_keys(headers: Headers | None, name: str) -> list[str]:
+    """The routing keys that a header of copies (`CC`, `BCC`) holds; what is no text there is passed over."""
+    found = dict(headers or ()).get(name)
+    if found is None or found.type is not ValueType.ARRAY:
+        return []
+    return [one.value for one in found.value if isinstance(one.value, str)]
+
+
+def _can_be_written(headers: Headers) -> bool:
+    try:
+        encode_table(headers)
+    except LocalProtocolError:
+        return False
+    return True
+
+
+def _with_death(native: BasicProperties, queue: str, reason: str, address: Address, utc: int) -> Headers:
+    """The headers with one more death in their history, in the order in which RabbitMQ writes them."""
+    headers = dict(native.headers or ())
+    keys = [address.name, *copied_keys(native.headers, COPIES)]
+    death = [
+        ("count", Value(ValueType.INT64, 1)),
+        ("reason", string(reason)),
+        ("queue", string(queue)),
+        ("time", Value(ValueType.TIMESTAMP, utc)),
+        ("exchange", string(address.scope)),
+        ("routing-keys", Value(ValueType.ARRAY, tuple(string(key) for key in keys))),
+    ]
+    if native.expiration is not None:
+        death.append(("original-expiration", string(native.expiration)))
+    history = headers.get(HISTORY)
+    if history is None:
+        deaths: tuple[Value, ...] = (Value(ValueType.TABLE, tuple(death)),)
+        headers["x-first-death-reason"] = string(reason)
+        headers["x-first-death-queue"] = string(queue)
+        headers["x-first-death-exchange"] = string(address.scope)
+    elif history.type is not ValueType.ARRAY:
+        deaths = (Value(ValueType.TABLE, tuple(death)),)
+    else:
+        deaths = _died_again(history.value, death, queue, reason)
+    headers[HISTORY] = Value(ValueType.ARRAY, deaths)
+    return tuple(sorted(headers.items()))
+
+
+def _died_again(
+    history: tuple[Value, ...], death: list[tuple[str, Value]], queue: str, reason: str
+) -> tuple[Value, ...]:
+    """One more of a death that there was counts there, and the last one stands first."""
+    others = []
+    known: dict[str, Value] | None = None
+    for one in _grouped(history):
+        given = _given(one)
+        if known is None and (given.get("queue"), given.get("reason")) == (queue, reason):
+            known = dict(one.value)
+            count = given.get("count")
+            again = count + 1 if isinstance(count, int) and 0 <= count < COUNT_MAX else 1
+            known["count"] = Value(ValueType.INT64, again)
+        else:
+            others.append(one)
+    pairs = death if known is None else list(known.items())
+    return (Value(ValueType.TABLE, tuple(sorted(pairs))), *others)
+
+
+def _grouped(history: tuple[Value, ...]) -> list[Value]:
+    """The history with one entry for each queue and reason, in RabbitMQ's order. Brokers of old wrote one for
+    each death, without a count.
+    """
+    if len(history) == 1:
+        return [*history]
+    groups: dict[tuple[object, ...], list[Value]] = {}
+    for at, one in enumerate(history):
+        given = _given(one)
+        groups.setdefault((given.get("queue"), given.get("reason")) if given else (at,), []).append(one)
+    found = []
+    for first, *others in reversed(groups.values()):
+        if first.type is ValueType.TABLE and "count" not in _given(first):
+            count = ("count", Value(ValueType.INT64, 1 + len(others)))
+            first = Value(ValueType.TABLE, (count, *first.value))
+        found.append(first)
+    return found
+
+
+def _given(death: Value) -> dict[str, Any]:
+    """What an entry of the history says; nothing when it is none."""
+    if death.type is not ValueType.TABLE:
+        return {}
+    return {name: value.value for name, value in death.value}
+
+
+def _visited(headers: Headers) -> set[str]:
+    """The queues that the message has died in since somebody has rejected it."""
+    found = set()
+    for death in dict(headers)[HISTORY].value:
+        given = _given(death)
+        if given.get("reason") == REJECTED:
+            break
+        queue = given.get("queue")
+        if isinstance(queue, str):
+            found.add(queue)
+    return found

@@ -1,0 +1,94 @@
+"""The durable side of a queue whose messages may have their bodies in files.
+
+The store keeps a message with the name of the file; here are the files, by position, for as long as the store
+may give such a message back. A file is let go when the disk knows that its message is settled, not before:
+a message without its body must never be found there.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+
+from gateway.broker.amqpfast.spool import Spool
+from gateway.broker.queue import Queue
+from gateway.broker.storage import QueueStorage
+from gateway.model.batch import SubBatch
+from gateway.model.message import Message
+from gateway.model.outcome import ACCEPTED, Outcome
+from gateway.model.spooled import BodyFile, Spooled
+from gateway.store.index import Log
+from gateway.store.store import Store
+
+
+class FastQueueStorage(QueueStorage):
+    """What a durable queue or subscription has on disk."""
+
+    def __init__(
+        self,
+        queue: Queue,
+        store: Store,
+        log: Log,
+        spool: Spool,
+        bodies: dict[int, Spooled],
+        *,
+        memory_messages_max: int,
+        memory_octets_max: int,
+    ) -> None:
+        """`bodies`: those of the log that an earlier process left, by position."""
+        super().__init__(
+            queue,
+            store,
+            log,
+            memory_messages_max=memory_messages_max,
+            memory_octets_max=memory_octets_max,
+        )
+        self._spool = spool
+        self._bodies = bodies
+
+    def take(self, part: SubBatch, messages: list[Message]) -> None:
+        """Queue the messages, in memory or on disk alone, and write those that must be written."""
+        if self._spool.files:
+            for position, message in enumerate(messages, self._queue.next):
+                if isinstance(message.body, Spooled):
+                    self._bodies[position] = message.body
+        super().take(part, messages)
+
+    def _written(
+        self, part: SubBatch, start: int, stop: int, first: int, alone: bool, outcome: Outcome
+    ) -> None:
+        if outcome is not ACCEPTED:
+            for position in range(first, first + stop - start):
+                self._bodies.pop(position, None)
+        super()._written(part, start, stop, first, alone, outcome)
+
+    def forget(self, positions: Sequence[int]) -> None:
+        """These messages need not survive any longer."""
+        super().forget(positions)
+        if self._bodies:
+            gone = positions if isinstance(positions, range) else set(positions)
+            self._let_go([position for position in self._bodies if position in gone])
+
+    def clear(self, first: int | None) -> None:
+        """Forget everything from position `first` on; None: from what is on disk alone."""
+        log = self.log
+        super().clear(first)
+        if self.log is not log:
+            self._let_go(list(self._bodies))
+
+    def drop(self) -> None:
+        """The queue is deleted."""
+        super().drop()
+        self._let_go(list(self._bodies))
+
+    def _let_go(self, positions: Iterable[int]) -> None:
+        files: list[BodyFile] = [self._bodies.pop(position).file for position in positions]
+        if files:
+            self._store.after_commit(lambda outcome: _let_go(files, outcome))
+
+
+def _let_go(files: list[BodyFile], outcome: Outcome) -> None:
+    """What the disk has not been told may still be asked for after a crash."""
+    if outcome is not ACCEPTED:
+        for file in files:
+            file.keep()
+    files.clear()

@@ -1,0 +1,147 @@
+"""What stands behind the dispatcher for messages that cannot simply be delivered, once: dead letters with
+their copies, the ids by which repeats are known, and the outboxes of the links. Put together here, and kept
+going.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Mapping
+from typing import Final
+
+import trio
+
+from gateway.broker.dead_letters import DeadLetters
+from gateway.broker.dead_letters.forwarding import Forwarding
+from gateway.broker.dead_letters.redriving import Redriving
+from gateway.broker.deduplication import Deduplication
+from gateway.broker.dispatcher import Dispatcher, Namespace
+from gateway.broker.journaling import Journaling, RecordingDispatcher
+from gateway.broker.outbox.outbox import OutboxLimits, OutboxState, OutboxTarget
+from gateway.broker.outbox.outboxes import Outboxes
+from gateway.containment import contained
+from gateway.mapping.router import Router, Targets
+from gateway.mapping.routes import Route
+from gateway.settings import Limits, Link
+from gateway.settings.tree import Forward
+from gateway.store.store import Store
+
+TICK_SECS: Final = 0.25
+
+
+class BrokerCore:
+    """Makes the dispatcher. Without a store everything here is in memory, and there are no outboxes."""
+
+    def __init__(
+        self,
+        store: Store | None,
+        router: Router,
+        limits: Limits,
+        *,
+        links: Mapping[str, Link],
+        forward: Forward | None = None,
+        journaling: Journaling | None = None,
+    ) -> None:
+        """Before the store starts."""
+        self.dead_letters = DeadLetters(
+            messages_max=limits.dead_letters_max, octets_max=limits.dead_letters_bytes_max, store=store
+        )
+        self.deduplication = Deduplication(store)
+        given = (router, self.dead_letters, self.deduplication)
+        self.dispatcher = (
+            Dispatcher(*given) if journaling is None else RecordingDispatcher(*given, journaling=journaling)
+        )
+        self.dispatcher.links = links.keys()
+        self.redriving = Redriving(self.dispatcher, self.dead_letters)
+        self.outboxes: Outboxes | None = None
+        self.forwarding: Forwarding | None = None
+        self._forward = forward
+        if store is not None:
+            self.outboxes = Outboxes(
+                store,
+                self.dead_letters,
+                memory_messages_max=limits.queue_memory_messages_max,
+                memory_octets_max=limits.queue_memory_bytes_max,
+            )
+            if journaling is not None:
+                self.outboxes.left = journaling.left
+            self.dispatcher.outbox = self.outboxes.of
+            self.dispatcher.disk_healthy = lambda: store.healthy
+        if forward is not None:
+            self.forwarding = Forwarding(
+                self.dispatcher.namespaces, forward.endpoint, forward.address(), assurance=forward.qos
+            )
+            self.dead_letters.forward = self.forwarding.forward
+
+    def add_link(self, name: str, given: Link, namespace: Namespace, up: Callable[[], bool]) -> None:
+        """A link for outboxes. Its `link_up` is to be called whenever it has come up."""
+        if self.outboxes is not None:
+            stated = given.outbox
+            limits = OutboxLimits(stated.messages_max, stated.bytes_max, stated.age_secs_max, stated.policy)
+            self.outboxes.add_way(name, OutboxTarget(namespace, up, given.in_flight_max, limits))
+
+    def link_up(self, name: str) -> None:
+        """The link can be given messages."""
+        if self.outboxes is not None:
+            self.outboxes.link_up(name)
+
+    def use(self, routes: Iterable[Route]) -> None:
+        """These routes are in force; all links are known."""
+        if self.outboxes is not None:
+            self.outboxes.use(routes)
+
+    def targets(self, link: str, targets: Targets) -> Targets:
+        """What has to exist at a link: what its routes need, and where copies of dead letters go."""
+        forward = self._forward
+        if forward is None or forward.endpoint != link or not forward.dialect.queue_word:
+            return targets
+        scopes, queues, address = targets.scopes, targets.queues, forward.address()
+        if address.scope:
+            scopes = tuple(dict.fromkeys((*scopes, address.scope)))
+        else:
+            queues = tuple(dict.fromkeys((*queues, address.name)))
+        return Targets(scopes, queues, targets.names)
+
+    async def run(self, flush: Callable[[], None]) -> None:
+        """What is due by the clock, until cancelled; `flush` ends each turn as it ends a wake-up."""
+        ticks = [self.dead_letters.tick, self.deduplication.tick]
+        if self.outboxes is not None:
+            ticks.insert(0, self.outboxes.tick)
+        while True:
+            await trio.sleep(TICK_SECS)
+            for tick in ticks:
+                try:
+                    tick()
+                except Exception as error:
+                    contained("timer", error)
+            flush()
+
+    def handed_out(self, link: str) -> int:
+        """Messages that the outboxes have given to a link and still hold themselves."""
+        return sum(state.in_flight for state in self.outbox_states() if state.link == link)
+
+    def stop(self) -> None:
+        """The gateway is leaving: outboxes hand out nothing more."""
+        if self.outboxes is not None:
+            self.outboxes.stop()
+
+    # What is shown.
+
+    def outbox_states(self) -> list[OutboxState]:
+        """The outboxes as they are now."""
+        return [] if self.outboxes is None else self.outboxes.states()
+
+    def forwarded(self) -> Mapping[str, int]:
+        """Copies of dead letters, by what became of them."""
+        return {} if self.forwarding is None else self.forwarding.counted
+
+    def forgotten_ids(self) -> Mapping[str, int]:
+        """Message ids that were forgotten before their time, by route."""
+        return {ids.route: ids.forgotten for ids in self.deduplication}
+
+    def gauges(self) -> dict[str, Callable[[], float]]:
+        """Its share of the broker's gauges."""
+        return {
+            "gateway_dead_letters": lambda: len(self.dead_letters),
+            "gateway_dead_letters_bytes": lambda: self.dead_letters.octets,
+            "gateway_deduplication_ids": lambda: sum(len(ids.accepted) for ids in self.deduplication),
+        }

@@ -1,0 +1,560 @@
+"""The dispatcher: from a published message to every recipient that must take it.
+
+A message goes to its own protocol's namespace, and through the routes that match its address into others.
+What the address alone decides is worked out once and kept as an RoutingEntry; sources hold entries in caches
+keyed by the octets that they read, and drop them when `generation` moves (a binding, a subscription or the
+mapping changed).
+
+A route that settles when a message is stored leads to its outbox in front of the link, and one that refuses
+repeats to its guard in front of either.
+
+What goes wrong with a message on its way through here is the outcome of that message: of the one route that
+it met it on, if it was on a route.
+"""
+
+from __future__ import annotations
+
+from collections import deque
+from collections.abc import Callable, Collection
+from functools import partial
+from typing import Protocol
+
+import structlog
+
+from gateway.broker.dead_letters import DeadLetters
+from gateway.broker.deduplication import Deduplication, Guard
+from gateway.broker.memory import Memory, plenty
+from gateway.broker.mqtt.echoes import Echoes
+from gateway.broker.poison import poisoned
+from gateway.containment import contained
+from gateway.errors import ProtocolError
+from gateway.mapping.router import Router
+from gateway.mapping.routes import ResolvedRoute, Route
+from gateway.model.address import Address
+from gateway.model.batch import Batch, Receipt, Recipient, Sink, Source, SubBatch
+from gateway.model.message import Message
+from gateway.model.outcome import ACCEPTED, INTERNAL, Outcome, Reason, Verdict
+from gateway.model.properties import NO_PROPERTIES
+from gateway.store.journal.columns import WAS_STORED
+
+FILTERS_MAX = 64  # subscriptions that come and go between two looks; beyond it everything is looked up again
+log = structlog.get_logger(limited=True)
+
+UNROUTED = Outcome(Verdict.REJECTED, Reason.NO_ROUTE, "no queue or subscription takes it")
+
+Cross = Callable[[Message], "Message | Outcome | None"]
+
+
+class Namespace(Protocol):
+    """Where an endpoint's messages can end: an embedded namespace, or a link."""
+
+    def sinks(self, address: Address) -> tuple[Sink, ...] | None:
+        """The sinks of an address; None when only the message decides."""
+
+    def choose(self, message: Message) -> tuple[Sink, ...]:
+        """The sinks of one message."""
+
+    @property
+    def retained(self) -> Sink | None:
+        """What keeps retained messages; None where nothing is retained, or the remote broker does it."""
+
+
+class Nowhere:
+    """Where an address leads when that could not be worked out: each message meets the error."""
+
+    retained = None
+
+    def __init__(self, error: Exception) -> None:
+        self._error = error
+
+    def sinks(self, address: Address) -> None:
+        """Every message is asked for."""
+
+    def choose(self, message: Message) -> tuple[Sink, ...]:
+        """Raises the error."""
+        raise self._error.with_traceback(None)
+
+
+class RouteRecipient(Recipient):
+    """A recipient that a route leads to: keeps the route's tally, and dead letters (None: its source is
+    told).
+    """
+
+    __slots__ = ("_dead_letters", "route")
+
+    def __init__(self, sink: Sink, route: Route, dead_letters: DeadLetters | None) -> None:
+        super().__init__(sink)
+        self.route = route
+        self._dead_letters = dead_letters
+
+    @property
+    def mandatory(self) -> bool:
+        """Whether a message that the sink's broker cannot route has to be refused."""
+        return self.route.mandatory
+
+    @property
+    def stored_first(self) -> bool:
+        """Delivered but not stored, a message would be gone after a crash, and so would its id."""
+        return self.route.rule.deduplicate is not None
+
+    def sent(self, count: int) -> None:
+        """Count what is on its way."""
+        self.route.in_flight += count
+
+    def settle(self, part: SubBatch, messages: list[Message], slots: list[int], outcome: Outcome) -> None:
+        """Count what arrived; a message refused for good is a dead letter if the route says so, and accepted
+        when that is safe.
+        """
+        if self.recorder is not None:
+            self.recorder.record(part, messages, slots, outcome)
+        route = self.route
+        route.in_flight -= len(messages)
+        if outcome is ACCEPTED:
+            route.delivered += len(messages)
+        else:
+            route.failed += len(messages)
+        self.answer(part, messages, slots, outcome)
+
+    def answer(self, part: SubBatch, messages: list[Message], slots: list[int], outcome: Outcome) -> None:
+        """Tell the batch, or keep dead letters and tell it then."""
+        if outcome.verdict is Verdict.REJECTED:
+            tell_rejected(self.route, outcome)
+            letters = self._dead_letters
+            if letters is not None:
+                then = partial(part.batch.settle, slots)
+                letters.add(messages, self.route.name, outcome, then, crossed=True)
+                return
+        part.batch.settle(slots, outcome)
+
+
+class StagedRecipient(RouteRecipient):
+    """A recipient to a route's guard or outbox, behind which the tally is kept."""
+
+    __slots__ = ()
+
+    def sent(self, count: int) -> None:
+        """It is not on its way yet."""
+
+    def settle(self, part: SubBatch, messages: list[Message], slots: list[int], outcome: Outcome) -> None:
+        """Only tell the batch; the journal hears that an outbox has accepted."""
+        if self.recorder is not None and self.route.settle == "stored":
+            self.recorder.record(part, messages, slots, outcome._replace(text=outcome.text or WAS_STORED))
+        self.answer(part, messages, slots, outcome)
+
+
+class RouteBranch:
+    """One crossing out of an address, with the recipients at its end when the address decides them."""
+
+    __slots__ = ("cross", "idle", "mandatory", "namespace", "recipients", "resolved")
+
+    def __init__(
+        self, resolved: ResolvedRoute, namespace: Namespace, recipients: tuple[Recipient, ...] | None
+    ) -> None:
+        self.resolved = resolved
+        self.cross: Cross = resolved.cross
+        self.namespace = namespace
+        self.recipients = recipients
+        self.mandatory = _mandatory(resolved.route)
+        # Nobody would hear of what crosses here, unless the route itself retains it.
+        self.idle = recipients == () and not self.mandatory and resolved.route.retain is not True
+
+
+class RoutingEntry:
+    """Everything that the address of a message decides.
+
+    The common case, one recipient in all (`only`), is prepared so that it costs no loop, and touches no
+    object but this one of those that each address has for itself. Routes that lead nowhere now (`idle`), as
+    those of identity.yaml to a protocol that nobody speaks, make no message.
+    """
+
+    __slots__ = (
+        "address",
+        "bare",
+        "branch",
+        "branches",
+        "bursts",
+        "hops_max",
+        "idle",
+        "idle_hops_max",
+        "idle_routes",
+        "namespace",
+        "only",
+        "recipients",
+        "route",
+        "target",
+    )
+
+    def __init__(
+        self,
+        address: Address,
+        namespace: Namespace | None,
+        recipients: tuple[Recipient, ...] | None,
+        branches: tuple[RouteBranch, ...],
+    ) -> None:
+        self.address = address
+        self.namespace = namespace  # None: what a link brings in takes routes only
+        self.recipients = recipients  # in its own namespace; None: the message decides
+        self.branches = branches
+        self.idle = tuple(branch.resolved for branch in branches if branch.idle)
+        self.idle_routes = tuple(resolved.route for resolved in self.idle)
+        self.idle_hops_max = min([resolved.bare_hops_max for resolved in self.idle], default=0)
+        self.only: Recipient | None = None
+        self.branch: RouteBranch | None = None
+        self.route: Route | None = None  # of `way`
+        self.target: Address | None = None  # all that the way changes, besides counting a hop
+        self.bare = False  # the same, but of messages without properties only
+        self.hops_max = 0
+        busy = [branch for branch in branches if not branch.idle]
+        if recipients is not None and len(recipients) == 1 and not busy:
+            self.only = recipients[0]
+        elif (
+            recipients == ()
+            and len(busy) == 1
+            and busy[0].recipients is not None
+            and len(busy[0].recipients) == 1
+        ):
+            self.branch = busy[0]
+            self.only = busy[0].recipients[0]
+            resolved = busy[0].resolved
+            self.route = resolved.route
+            if resolved.bare_plain:
+                self.target = resolved.target
+                self.bare = not resolved.plain
+                self.hops_max = resolved.bare_hops_max
+        # Messages that differ in nothing but their bodies may go together.
+        self.bursts = self.only is not None and (self.route is None or self.target is not None)
+
+
+class Dispatcher:
+    """Joins the namespaces of all endpoints by the routes in force.
+
+    `links` are the endpoints that are remote brokers. `outbox` gives that of a route with `settle: stored`;
+    None when there is no store, and no such route. `disk_healthy`: the store, if any, takes messages.
+    `memory`: whether there is enough for more of them, which sources ask.
+    """
+
+    def __init__(
+        self, router: Router, dead_letters: DeadLetters, deduplication: Deduplication | None = None
+    ) -> None:
+        self.router = router
+        self.dead_letters = dead_letters
+        self.deduplication = deduplication or Deduplication()
+        self.echoes = Echoes()
+        self.generation = 0
+        self.namespaces: dict[str, Namespace] = {}
+        self.links: Collection[str] = ()
+        self.outbox: Callable[[Route], Namespace] | None = None
+        self.disk_healthy: Callable[[], bool] = _always
+        self.memory: Memory = plenty()
+        self._recipients: dict[tuple[Sink, str], Recipient] = {}
+        self._guards: dict[str, Guard] = {}
+        self._idle_routes: dict[tuple[Route, ...], tuple[Route, ...]] = {}  # one object for many addresses
+        self._filters: deque[list[str]] = deque(maxlen=FILTERS_MAX)  # of the last changes, if only those
+
+    def batch(self, source: Source, received: float) -> Batch:
+        """A batch for what `source` publishes here."""
+        return Batch(source, received)
+
+    def changed(self) -> None:
+        """What addresses lead to may have changed: entries made before are stale."""
+        self._filters.clear()
+        self._changed()
+
+    def _changed(self) -> None:
+        self.generation += 1
+        self._recipients.clear()
+        self._guards.clear()
+
+    def subscribed(self, pattern: list[str]) -> None:
+        """The same, of what leads to MQTT topics that match this filter (its levels), and of nothing else."""
+        self._filters.append(pattern)
+        self._changed()
+
+    def filters_since(self, generation: int) -> list[list[str]] | None:
+        """The filters of `subscribed` since `generation`; None: more than that has changed."""
+        count = self.generation - generation
+        return None if count > len(self._filters) else list(self._filters)[len(self._filters) - count :]
+
+    def use(self, router: Router) -> None:
+        """Put new mappings in force."""
+        self.router = router
+        self._idle_routes.clear()
+        self.changed()
+
+    def entry(
+        self, endpoint: str, namespace: Namespace | None, address: Address, queue: str = ""
+    ) -> RoutingEntry:
+        """Work out where messages from `endpoint` to `address` go.
+
+        `namespace` is None for a link, whose broker has them already: they take routes only. `queue` is the
+        queue that a link consumed them from, if a route named it.
+        """
+        try:
+            return self._entry(endpoint, namespace, address, queue)
+        except Exception as error:
+            return RoutingEntry(address, Nowhere(error), None, ())
+
+    def _entry(
+        self, endpoint: str, namespace: Namespace | None, address: Address, queue: str
+    ) -> RoutingEntry:
+        sinks = () if namespace is None else namespace.sinks(address)
+        recipients = None if sinks is None else tuple(self._recipient(sink, None, endpoint) for sink in sinks)
+        branches = []
+        for resolved in self.router.resolve(endpoint, address, queue):
+            target = self._entrance(resolved.route)
+            if target is None:
+                continue
+            ends = target.sinks(resolved.target) if resolved.target is not None else None
+            found = None if ends is None else tuple(self._recipient(sink, resolved.route) for sink in ends)
+            branches.append(RouteBranch(resolved, target, found))
+        entry = RoutingEntry(address, namespace, recipients, tuple(branches))
+        entry.idle_routes = self._idle_routes.setdefault(entry.idle_routes, entry.idle_routes)
+        return entry
+
+    def end(self, route: Route) -> Namespace | None:
+        """What a route leads to: its endpoint, or the outbox in front of it. None: it is not here."""
+        if self.outbox is not None and route.settle == "stored":
+            return self.outbox(route)
+        return self.namespaces.get(route.target_endpoint)
+
+    def outboxed(self, route: Route) -> bool:
+        """Whether what a route leads to is an outbox."""
+        return route.settle == "stored" and self.outbox is not None
+
+    def _entrance(self, route: Route) -> Namespace | None:
+        """`end`, or the guard in front of it."""
+        end = self.end(route)
+        if end is None or route.rule.deduplicate is None:
+            return end
+        guard = self._guards.get(route.name)
+        if guard is None:
+            guard = self._guards[route.name] = Guard(
+                self.deduplication,
+                route,
+                partial(self._behind, end, route),
+                local=route.settle == "stored" or route.target_endpoint not in self.links,
+                unrouted=UNROUTED if _mandatory(route) else ACCEPTED,
+            )
+        return guard
+
+    def _behind(self, end: Namespace, route: Route, message: Message) -> tuple[tuple[Recipient, ...], bool]:
+        """The recipients of a message at the end of a route, and whether the address alone decides them."""
+        sinks = end.sinks(message.address)
+        recipients = tuple(
+            self._recipient(sink, route) for sink in (end.choose(message) if sinks is None else sinks)
+        )
+        if message.retain and end.retained is not None:
+            return (*recipients, self._recipient(end.retained, None)), False
+        return recipients, sinks is not None
+
+    def publish(self, batch: Batch, entry: RoutingEntry, message: Message, receipt: Receipt) -> bool:
+        """Put a message on its recipients. False: there is none, and the receipt is still the caller's to
+        answer.
+        """
+        described = message.property_set is not NO_PROPERTIES
+        target = None if described and entry.bare else entry.target
+        recipient = entry.only
+        if recipient is None or message.retain:
+            return self._publish_all(batch, entry, message, receipt)
+        if entry.idle:
+            if described or message.hops >= entry.idle_hops_max:
+                for idle in entry.idle:
+                    if not idle.certain(message):
+                        return self._publish_all(batch, entry, message, receipt)
+            for route in entry.idle_routes:
+                route.matched += 1
+        if entry.route is None:
+            batch.add_only(receipt, recipient, message)
+            return True
+        if target is not None and message.hops < entry.hops_max:
+            entry.route.matched += 1
+            batch.add_only(receipt, recipient, message.crossed(target))
+            return True
+        return self._publish_across(batch, entry, recipient, message, receipt)
+
+    def publish_burst(
+        self, batch: Batch, entry: RoutingEntry, messages: list[Message], receipts: list[Receipt]
+    ) -> bool:
+        """`publish` of messages that differ in nothing but their bodies. False: they have to be published one
+        by one, for they have no recipient or several, or more changes than their address.
+        """
+        first, route, recipient = messages[0], entry.route, entry.only
+        described = first.property_set is not NO_PROPERTIES
+        target = entry.address if route is None else None if described and entry.bare else entry.target
+        if (
+            recipient is None
+            or first.retain
+            or target is None
+            or (route is not None and first.hops >= entry.hops_max)
+            or (entry.idle and (described or first.hops >= entry.idle_hops_max))
+        ):
+            return False
+        for idle in entry.idle_routes:
+            idle.matched += len(messages)
+        if route is not None:
+            route.matched += len(messages)
+            messages = first.crossed_with(messages, target)
+        batch.add_burst(receipts, recipient, messages)
+        return True
+
+    def _publish_across(
+        self, batch: Batch, entry: RoutingEntry, recipient: Recipient, message: Message, receipt: Receipt
+    ) -> bool:
+        """By the one way that there is, which changes more than the address."""
+        assert entry.branch is not None
+        try:
+            crossed = entry.branch.cross(message)
+        except Exception as error:
+            crossed = _failed(entry.branch, error)
+        if type(crossed) is Message and not crossed.retain:
+            batch.add_only(receipt, recipient, crossed)
+            return True
+        if crossed is None:
+            return False
+        placed: list[tuple[Recipient, Message]] = []
+        refused: list[tuple[Route, Outcome]] = []
+        self._place_crossed(entry.branch, crossed, placed, refused)
+        return self._place(batch, receipt, message, placed, refused)
+
+    def _publish_all(self, batch: Batch, entry: RoutingEntry, message: Message, receipt: Receipt) -> bool:
+        placed: list[tuple[Recipient, Message]] = []
+        refused: list[tuple[Route, Outcome]] = []
+        namespace = entry.namespace
+        recipients = entry.recipients
+        if recipients is None:
+            assert namespace is not None
+            endpoint = message.sender.endpoint
+            try:
+                recipients = tuple(
+                    self._recipient(sink, None, endpoint) for sink in namespace.choose(message)
+                )
+            except ProtocolError:  # its sender wrote malformed properties, and is told so
+                raise
+            except Exception as error:
+                contained("message", error, endpoint=endpoint)
+                told = partial(batch.settle, [batch.open(receipt, 1)])
+                self.dead_letters.add([message], "", INTERNAL, told)
+                return True
+        for recipient in recipients:
+            placed.append((recipient, message))
+        if message.retain and namespace is not None and namespace.retained is not None:
+            placed.append((self._recipient(namespace.retained, None, message.sender.endpoint), message))
+        for branch in entry.branches:
+            try:
+                crossed = branch.cross(message)
+            except Exception as error:
+                crossed = _failed(branch, error)
+            if crossed is not None:
+                self._place_crossed(branch, crossed, placed, refused)
+        return self._place(batch, receipt, message, placed, refused)
+
+    def _place_crossed(
+        self,
+        branch: RouteBranch,
+        crossed: Message | Outcome,
+        placed: list[tuple[Recipient, Message]],
+        refused: list[tuple[Route, Outcome]],
+    ) -> None:
+        """Add the recipients of what came out of a crossing, or why there are none."""
+        route = branch.resolved.route
+        if isinstance(crossed, Outcome):
+            refused.append((route, crossed))
+            return
+        ends = branch.recipients
+        if ends is None:
+            try:
+                ends = self._recipients_of(branch, crossed)
+            except Exception as error:
+                refused.append((route, poisoned(error, route=route.name)))
+                return
+        if not ends and branch.mandatory:
+            route.failed += 1
+            refused.append((route, UNROUTED))
+        for recipient in ends:
+            placed.append((recipient, crossed))
+        if crossed.retain and branch.namespace.retained is not None:
+            placed.append((self._recipient(branch.namespace.retained, None), crossed))
+
+    def _place(
+        self,
+        batch: Batch,
+        receipt: Receipt,
+        message: Message,
+        placed: list[tuple[Recipient, Message]],
+        refused: list[tuple[Route, Outcome]],
+    ) -> bool:
+        if not placed and not refused:
+            return False
+        slot = batch.open(receipt, len(placed) + len(refused))
+        for recipient, crossed in placed:
+            batch.add(slot, recipient, crossed)
+        for route, outcome in refused:
+            self._refused(batch, slot, route, message, outcome)
+            tell_rejected(route, outcome)
+            if self._letters_of(route) is not None:
+                self.dead_letters.add([message], route.name, outcome, partial(batch.settle, [slot]))
+            else:
+                batch.settle([slot], outcome)
+        return True
+
+    def _recipients_of(self, branch: RouteBranch, crossed: Message) -> tuple[Recipient, ...]:
+        sinks = branch.namespace.sinks(crossed.address)
+        if sinks is None:
+            sinks = branch.namespace.choose(crossed)
+        return tuple(self._recipient(sink, branch.resolved.route) for sink in sinks)
+
+    def _recipient(self, sink: Sink, route: Route | None, endpoint: str = "") -> Recipient:
+        """The recipient of a sink and route; without one, `endpoint` is where its messages are published."""
+        key = (sink, "" if route is None else route.name)
+        recipient = self._recipients.get(key)
+        if recipient is None:
+            if route is None:
+                recipient = Recipient(sink)
+            elif self.outboxed(route) or sink is self._guards.get(route.name):
+                recipient = StagedRecipient(sink, route, self._letters_of(route))
+            else:
+                recipient = RouteRecipient(sink, route, self._letters_of(route))
+            self._recipient_made(recipient, route, endpoint)
+            self._recipients[key] = recipient
+        return recipient
+
+    def _letters_of(self, route: Route) -> DeadLetters | None:
+        """Where what the route's target rejects is kept; None: its source is told instead, and can be."""
+        if route.on_reject is None:
+            return self.dead_letters if route.source in self.links else None
+        return self.dead_letters if route.on_reject == "dead_letter" else None
+
+    # For who records what crosses.
+
+    def _recipient_made(self, recipient: Recipient, route: Route | None, endpoint: str) -> None:
+        """A recipient is there; without a route, `endpoint` is where its messages are published."""
+
+    def _refused(self, batch: Batch, slot: int, route: Route, message: Message, outcome: Outcome) -> None:
+        """A route would not let the message in that slot cross."""
+
+
+def tell_rejected(route: Route, outcome: Outcome) -> None:
+    """The log hears of the first messages that a route's target rejects, and of how many there were."""
+    log.warning(
+        "a route's target rejected a message",
+        route=route.name,
+        endpoint=route.target_endpoint,
+        reason=outcome.reason.value,
+        why=outcome.text,
+    )
+
+
+def _failed(branch: RouteBranch, error: Exception) -> Outcome:
+    """What goes wrong on a way is the outcome there."""
+    route = branch.resolved.route
+    route.failed += 1
+    return poisoned(error, route=route.name)
+
+
+def _always() -> bool:
+    return True
+
+
+def _mandatory(route: Route) -> bool:
+    """Not every protocol can ask for a queue: a topic without subscribers is no error in MQTT."""
+    return route.mandatory and "mandatory" in route.target.dialect.target_options

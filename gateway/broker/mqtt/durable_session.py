@@ -1,0 +1,377 @@
+"""A session that survives the end of the process: what it owes stands in a log of the store.
+
+Messages that are to be acknowledged (QoS above 0) get a position in the log and are written, whether the
+client is connected or not; their publisher is told when the commit has them. They wait in memory while the
+client is connected and there is room; otherwise on disk alone, and are read again in pieces. QoS 0 waits in
+memory only, and passes what is on disk alone: order is kept for each QoS (5: 4.6).
+
+The packet id of a message is its position, modulo. So a message that was not acknowledged goes out under its
+old id after a restart, too; while an id is taken by an earlier message, or by one whose PUBREL is not
+answered yet, the window waits. DUP says that a message may have been sent before: below `sent`, which is
+written down when the client goes. When the gateway was killed while the client was there, nobody knows, and
+everything that was stored then has DUP.
+
+QoS 2 waits for its own commit before it is sent. Otherwise a crash could make the packet id, under which the
+client already holds one message, that of another, which the client would take for a repeat and not read. On
+PUBREC the message is forgotten and its id recorded as released, together; PUBREL waits for that commit.
+"""
+
+from __future__ import annotations
+
+import time
+from collections import deque
+from collections.abc import Callable
+from dataclasses import replace
+from functools import partial
+from itertools import groupby
+from typing import ClassVar
+
+from gateway.broker.mqtt.received_ids import DurableReceivedIds
+from gateway.broker.mqtt.records import SESSION, Records, SessionRecord
+from gateway.broker.mqtt.session import (
+    PACKET_IDS,
+    ROWS_MAX,
+    ROWS_OCTETS_MAX,
+    UNKEPT,
+    Outlet,
+    Row,
+    Session,
+    SessionLimits,
+    SessionTally,
+)
+from gateway.broker.mqtt.subscription import Grant, decode_grant
+from gateway.broker.storage import PagedLog
+from gateway.model.batch import SubBatch
+from gateway.model.message import Message, weight_of
+from gateway.model.outcome import ACCEPTED, Outcome
+
+Told = Callable[[Outcome], None]
+
+
+class DurableSession(Session):
+    """A session with an expiry, of a gateway with a store."""
+
+    __slots__ = (
+        "_aside",
+        "_gone",
+        "_grants",
+        "_positions",
+        "_records",
+        "_safe",
+        "_stuck",
+        "away_secs",
+        "log",
+        "next",
+        "sent",
+    )
+    kept: ClassVar[bool] = True
+
+    def __init__(self, client_id: str, limits: SessionLimits, tally: SessionTally, records: Records) -> None:
+        super().__init__(client_id, limits, tally)
+        self.received_ids: DurableReceivedIds = DurableReceivedIds(
+            records.store, client_id, self._say_received
+        )
+        self.log = records.store.log(SESSION, client_id)
+        self.next = 0  # position of the next message
+        self.sent = 0  # what is below may have been sent
+        self.away_secs = 0.0  # of the client, when this process began
+        self._records = records
+        self._aside: PagedLog | None = None  # most sessions never need it
+        self._positions: dict[int, int] = {}  # of what is in flight, by packet id
+        self._gone: list[int] = []  # acknowledged or expired; the store is told once per wake-up
+        self._safe = 0  # what is below has been committed, or refused
+        self._stuck = False  # a QoS 2 message that is not safe yet is next
+        self._grants: tuple[bytes, Grant] | None = None  # the last tag that was read, and what it means
+
+    # Over a restart.
+
+    def restore(self, record: SessionRecord) -> None:
+        """Take what an earlier process has left. Before the store is started."""
+        extent = self._records.store.extent(self.log)
+        self.expiry_secs = record.expiry_secs
+        self.user, self.place = record.user, record.place
+        # The client was here when the process ended: it is away from now on.
+        self.away_secs = 0.0 if record.attached else max(time.time() - record.utc, 0.0)
+        self.next = self._safe = extent.end
+        self.sent = extent.end if record.attached else min(record.sent, extent.end)
+        if extent.count:
+            self._on_disk().put(*extent)
+            self._octets = extent.octets
+        if record.attached or record.sent != self.sent:
+            self._record(attached=False)
+
+    def restore_released(self, packet_id: int) -> None:
+        """PUBREL was, or would have been, said for this id; in order of position."""
+        self.released[packet_id] = None
+
+    def _record(self, *, attached: bool) -> None:
+        record = SessionRecord(self.expiry_secs, time.time(), attached, self.sent, self.user, self.place)
+        self._records.put_session(self.client_id, record)
+
+    # In.
+
+    def __len__(self) -> int:
+        return len(self._waiting) + (0 if self._aside is None else self._aside.count)
+
+    def take(self, part: SubBatch, grant: Grant) -> None:
+        """Owe the messages of the part; those that are stored are accepted when the commit has them."""
+        if not grant.qos:
+            super().take(part, grant)
+            return
+        if self.outlet is not None and self.patient and self.full:
+            self.hold_sources(part)
+        messages = part.messages
+        client = self.client_id if grant.no_local else None
+        start = 0
+        for stored, group in groupby(
+            messages, lambda one: one.assurance > 0 and (client is None or one.sender.client != client)
+        ):
+            stop = start + len(list(group))
+            run = messages if stop - start == len(messages) else messages[start:stop]
+            if stored:
+                fitting = self._fitting(run)
+                end = start + len(fitting)
+                if fitting:
+                    self._keep(
+                        fitting, grant, partial(_settle, part, start, end), part.recipient.stored_first
+                    )
+                if end < stop:
+                    part.settle_at(range(end, stop))
+            else:
+                self._pass(run, grant)
+                part.settle_at(range(start, stop))
+            start = stop
+        if self._records.store.congested:
+            self._records.pressure.hold_sources(part)
+        if self.outlet is not None:
+            self.pump()
+
+    def offer(self, messages: list[Message], grant: Grant) -> None:
+        """Owe messages for which nobody waits: the retained ones of a new subscription."""
+        for stored, group in groupby(messages, lambda one: one.assurance > 0 and grant.qos > 0):
+            run = list(group)
+            if stored:
+                run = self._fitting(run)
+                self._keep(run, grant, _nobody)
+            else:
+                self._pass(run, grant)
+        if self.outlet is not None:
+            self.pump()
+
+    def _pass(self, messages: list[Message], grant: Grant) -> None:
+        """Messages that need no acknowledgement are for a client that is connected."""
+        if grant.no_local:
+            messages = [message for message in messages if message.sender.client != self.client_id]
+        if self.outlet is None:
+            self.tally.offline += len(messages)
+            return
+        messages = self._fitting(messages)
+        self._waiting.extend([(message, grant, UNKEPT) for message in messages])
+        self._octets += weight_of(messages)
+
+    def _keep(self, messages: list[Message], grant: Grant, told: Told, stored_first: bool = False) -> None:
+        """Give the messages positions, in memory or on disk alone, and write them.
+
+        While the disk takes nothing neither does the session: it would send them before they are refused.
+        """
+        if not self._records.store.healthy:
+            self._records.store.refuse(told)
+            return
+        first = self.next
+        count = len(messages)
+        octets = weight_of(messages)
+        self.next += count
+        alone = stored_first or self.outlet is None or bool(self._aside) or self._memory_full()
+        if alone:
+            self._on_disk().put(first, self.next, count, octets)
+        else:
+            self._waiting.extend([(message, grant, first + at) for at, message in enumerate(messages)])
+        self._octets += octets
+        written = partial(self._written, first, count, octets, alone, told)
+        self._records.store.append(self.log, first, messages, written, tag=grant.encode())
+
+    @property
+    def in_memory(self) -> int:
+        """Octets of what waits or is in flight, and is not on disk alone."""
+        return self._octets if self._aside is None else self._octets - self._aside.octets
+
+    def _lowered(self, limits: SessionLimits) -> SessionLimits:
+        """What comes waits on disk alone."""
+        return replace(limits, memory_octets_max=0)
+
+    def _memory_full(self) -> bool:
+        limits = self.limits
+        return len(self._waiting) >= limits.memory_messages_max or self.in_memory >= limits.memory_octets_max
+
+    def _on_disk(self) -> PagedLog:
+        if self._aside is None:
+            self._aside = PagedLog(self._records.store, self.log, self._arrived)
+        return self._aside
+
+    def _written(
+        self, first: int, count: int, octets: int, alone: bool, told: Told, outcome: Outcome
+    ) -> None:
+        """The store has committed the messages, or could not: then they are owed no longer."""
+        self._safe = first + count
+        if outcome is not ACCEPTED:
+            if alone:
+                self._on_disk().take_back(count, octets)
+                self._octets -= octets
+            else:
+                self._withdraw(first, first + count)
+        told(outcome)
+        if not self._records.store.congested:
+            self._records.pressure.relieve()
+        if self._stuck:
+            self.pump()
+
+    def _withdraw(self, first: int, end: int) -> None:
+        kept = [row for row in self._waiting if not first <= row[2] < end]
+        self._octets -= weight_of(message for message, _, at in self._waiting if first <= at < end)
+        self._waiting = deque(kept)
+
+    # Out.
+
+    def pump(self) -> None:
+        """Write what waits, and read what waits on disk alone."""
+        super().pump()
+        while self._refill():
+            super().pump()
+        if self._gone:
+            gone, self._gone = self._gone, []
+            self._records.store.settle(self.log, gone)
+
+    def stalled(self, now: float) -> bool:
+        """As Session; while it is the disk that keeps the client waiting, it has not."""
+        if self._stuck or (self._aside and not self._waiting):
+            self.moved = True
+        return super().stalled(now)
+
+    def _refill(self) -> bool:
+        """Nothing waits in memory: take what comes next from the disk. False: nothing, or not yet."""
+        if self._waiting or not self._aside or self.outlet is None:
+            return False
+        piece = self._aside.next_piece()
+        self._waiting.extend([(message, self._granted(tag), at) for at, message, tag in piece])
+        self._aside.read_ahead()
+        return bool(piece)
+
+    def _granted(self, tag: bytes) -> Grant:
+        if self._grants is None or self._grants[0] != tag:
+            self._grants = (tag, decode_grant(self, tag))
+        return self._grants[1]
+
+    def _arrived(self, lacking: int) -> None:
+        self._octets -= lacking
+        self.pump()
+
+    def _next_rows(self) -> list[Row]:
+        if self._again:
+            return self._rows_again()
+        rows: list[Row] = []
+        waiting = self._waiting
+        octets = gone = 0
+        self._stuck = False
+        while waiting and len(rows) < ROWS_MAX and octets < ROWS_OCTETS_MAX:
+            message, grant, position = waiting[0]
+            qos = packet_id = 0
+            if position != UNKEPT:
+                qos = min(message.assurance, grant.qos)
+                packet_id = position % PACKET_IDS + 1
+                if self.credit <= 0 or packet_id in self.in_flight or packet_id in self.released:
+                    break
+                if qos == 2 and position >= self._safe:
+                    self._stuck = True
+                    break
+            waiting.popleft()
+            if message.expires and message.expires <= time.time():
+                self.tally.expired += 1
+                gone += message.octets
+                if position != UNKEPT:
+                    self._gone.append(position)
+                continue
+            octets += message.octets
+            row = Row(message, grant, qos, packet_id, UNKEPT < position < self.sent)
+            if qos:
+                self.credit -= 1
+                self.in_flight[packet_id] = row
+                self._positions[packet_id] = position
+                self.sent = max(self.sent, position + 1)
+            else:
+                gone += message.octets
+            rows.append(row)
+        self._let_go(gone)
+        return rows
+
+    # The client comes and goes, and acknowledges.
+
+    def attach(self, outlet: Outlet, receive_maximum: int) -> None:
+        """As Session; that the client is here is recorded."""
+        self.outlet = outlet
+        self.credit = receive_maximum - len(self.released)
+        self._again = deque(self.in_flight.values())
+        self._record(attached=True)
+        for packet_id in self.released:
+            outlet.send_release(packet_id)
+        self.pump()
+
+    def detach(self) -> None:
+        """As Session; when the client went, and what it was sent, is recorded if the session stays."""
+        super().detach()
+        if self._aside is not None:
+            self._aside.unload()
+        if self.persistent:
+            self._record(attached=False)
+
+    def _passed(self, position: int) -> None:
+        """As Session; the other one has written it already."""
+        if position != UNKEPT:
+            self._gone.append(position)
+
+    def discarded(self) -> None:
+        """As Session; the disk forgets it, too."""
+        super().discarded()
+        self._records.forget_session(self.client_id)
+        self._records.store.drop(self.log)
+
+    def received(self, packet_id: int) -> bool:
+        """As Session; the message is forgotten at once, and its id is taken until PUBCOMP."""
+        if packet_id in self.released:
+            return True
+        row = self.in_flight.pop(packet_id, None)
+        if row is None:
+            return False
+        position = self._positions.pop(packet_id)
+        self._let_go(row.message.octets)
+        self.released[packet_id] = None
+        self._records.put_released(self.client_id, packet_id, position)
+        self._gone.append(position)
+        return True
+
+    def finish(self, packet_id: int) -> bool:
+        """As Session."""
+        if packet_id in self.released:
+            del self.released[packet_id]
+            self._records.delete_released(self.client_id, packet_id)
+        elif (row := self.in_flight.pop(packet_id, None)) is not None:
+            self._gone.append(self._positions.pop(packet_id))
+            self._let_go(row.message.octets)
+        else:
+            return False
+        self.credit += 1
+        return True
+
+    def _say_received(self, packet_id: int) -> None:
+        if self.outlet is not None:
+            self.outlet.send_received(packet_id)
+
+
+def _settle(part: SubBatch, start: int, stop: int, outcome: Outcome) -> None:
+    if stop - start == len(part.messages):
+        part.settle(outcome)
+    else:
+        part.settle_at(range(start, stop), outcome)
+
+
+def _nobody(outcome: Outcome) -> None:
+    """The client will find out when it asks again."""

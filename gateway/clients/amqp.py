@@ -1,0 +1,238 @@
+"""AMQP 0-9-1 at the end of a URL, on one channel."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Mapping, Sequence
+from typing import Final, TypeVar
+
+from gateway.clients.wire import IN_FLIGHT, Access, Arrival, Refusal, Wire
+from gateway.errors import LinkError, RemoteProtocolError
+from gateway.model.message import NEVER, Message
+from gateway.model.properties import Value, ValueType, string
+from gateway.protocols.amqp091 import methods as m
+from gateway.protocols.amqp091.client import ClientConnection
+from gateway.protocols.amqp091.codec import decode_address, encode_response
+from gateway.protocols.amqp091.dialect import amqp_address
+from gateway.protocols.amqp091.events import (
+    ChannelClosed,
+    ChannelOpened,
+    Closed,
+    Confirms,
+    Deliveries,
+    MethodReceived,
+    Opened,
+    Returned,
+)
+from gateway.protocols.amqp091.sending import Publisher
+from gateway.protocols.amqp091.translate import content_properties, encode_properties, essentials
+
+PREFETCH = 100
+Answer = TypeVar("Answer", bound=m.Method)
+YES = Value(ValueType.BOOL, True)
+CLIENT_PROPERTIES = (
+    ("product", string("gateway")),
+    (
+        "capabilities",
+        Value(
+            ValueType.TABLE,
+            tuple(
+                (name, YES)
+                for name in (
+                    *("publisher_confirms", "basic.nack"),
+                    *("authentication_failure_close", "consumer_cancel_notify"),
+                )
+            ),
+        ),
+    ),
+)
+NACKED: Final = Refusal("the server refused it (basic.nack)", final=False)
+TOO_LARGE: Final = Refusal("its properties do not fit a frame that the server takes", final=True)
+Sent = tuple[bytes, bytes, bytes]
+"""Address, properties and body, as they were published."""
+
+
+class AmqpClient:
+    """A connection with one open channel."""
+
+    def __init__(self, access: Access) -> None:
+        """Raises LinkError when the server cannot be reached or refuses."""
+        target = access.target
+        user, password = target.username or "guest", target.password or "guest"
+        self._machine = ClientConnection(
+            mechanism="PLAIN",
+            response=encode_response("PLAIN", user, password),
+            virtual_host=target.virtual_host,
+            client_properties=CLIENT_PROPERTIES,
+        )
+        self._publisher: Publisher | None = None
+        self._wire = Wire(access, self._machine, self._machine.tick)
+        try:
+            self._wire.wait(Opened, Closed)
+            self._wire.opened()
+            self._channel = self._machine.open_channel()
+            self._wire.wait(ChannelOpened, ChannelClosed, Closed)
+        except LinkError:
+            self._wire.cut()
+            raise
+
+    def publish_many(self, messages: Sequence[Message], *, in_flight: int = IN_FLIGHT) -> dict[int, Refusal]:
+        """See Peer. Every message is mandatory: one that no queue takes is refused."""
+        publisher = self._publisher
+        if publisher is None:
+            self._call(m.ConfirmSelect(), m.ConfirmSelectOk)
+            publisher = self._publisher = Publisher(self._machine, self._channel, mandatory=True)
+        confirming = Confirming()
+        at = 0
+        answers = self._wire.answers()
+        while at < len(messages) or confirming:
+            end = min(len(messages), at + in_flight - len(confirming))
+            self._send(publisher, messages, range(at, end), confirming)
+            at = end
+            self._wire.flush()
+            if not confirming:
+                continue
+            for event in next(answers):
+                if isinstance(event, Returned):
+                    confirming.returned(event)
+                elif isinstance(event, Confirms):
+                    for _, tag, multiple, accepted in event.confirms:
+                        confirming.confirmed(tag, multiple=multiple, accepted=accepted)
+                elif isinstance(event, ChannelClosed | Closed):
+                    raise LinkError(event.text)
+        return confirming.refused
+
+    def _send(
+        self, publisher: Publisher, messages: Sequence[Message], positions: range, confirming: Confirming
+    ) -> None:
+        utc = time.time()
+        rows: list[Sent] = []
+        given: list[int] = []
+        for position in positions:
+            message = messages[position]
+            try:
+                raw = encode_properties(message, utc)
+            except RemoteProtocolError as error:
+                confirming.refused[position] = Refusal(str(error), final=True)
+                continue
+            rows.append((message.address.wire, raw, message.body))
+            given.append(position)
+        first = publisher.published + 1
+        unsent = set(publisher.publish_many(rows))
+        for at in unsent:
+            confirming.refused[given[at]] = TOO_LARGE
+        sent = [(given[at], row) for at, row in enumerate(rows) if at not in unsent]
+        confirming.sent(first, sent)
+
+    # Consuming.
+
+    def declare(self, queue: str, exchange: str, binding_keys: Sequence[str]) -> None:
+        """A durable queue, bound to an exchange with these keys. Raises LinkError."""
+        self._call(m.QueueDeclare(queue, durable=True), m.QueueDeclareOk)
+        for key in binding_keys:
+            self._call(m.QueueBind(queue, exchange, key), m.QueueBindOk)
+
+    def listen(self, given: Mapping[str, str], qos: int) -> None:
+        """See Peer."""
+        self.consume(given.get("queue"), given.get("exchange"), given.get("binding_key", "#"))
+
+    def consume(
+        self, queue: str | None, exchange: str | None, binding_key: str, *, prefetch: int = PREFETCH
+    ) -> None:
+        """Consume from `queue`, or from a queue of our own bound to `exchange`. Raises LinkError."""
+        if queue is None:
+            queue = self._call(m.QueueDeclare(exclusive=True, auto_delete=True), m.QueueDeclareOk).queue
+            self._call(m.QueueBind(queue, exchange or "", binding_key), m.QueueBindOk)
+        self._call(m.BasicQos(prefetch_count=prefetch), m.BasicQosOk)
+        # Not awaited, for messages may come with the answer; a refusal closes the channel.
+        self._machine.send_method(self._channel, m.BasicConsume(queue))
+
+    def arrivals(self, seconds: float) -> list[Arrival]:
+        """See Peer."""
+        found: list[Arrival] = []
+        for event in self._wire.turn(seconds):
+            if isinstance(event, Deliveries):
+                found += [
+                    Arrival(_message(address, raw, body), tag, redelivered)
+                    for _, _, tag, redelivered, address, raw, body in event.contents
+                ]
+            elif isinstance(event, ChannelClosed | Closed):
+                raise LinkError(event.text)
+            elif isinstance(event, MethodReceived) and isinstance(event.method, m.BasicCancel):
+                raise LinkError("the server has ended the subscription: its queue is gone")
+        if self._machine.timed_out(time.monotonic()):
+            raise LinkError("the server is silent")
+        return found
+
+    def rest(self, seconds: float) -> None:
+        """See Peer."""
+        self._wire.rest(seconds)
+
+    def acknowledge(self, arrivals: Sequence[Arrival]) -> None:
+        """See Peer."""
+        if arrivals:
+            self._machine.ack(self._channel, arrivals[-1].token, multiple=True)
+            self._wire.flush()
+
+    def close(self) -> None:
+        """Close politely; the answer is not awaited."""
+        self._machine.close()
+        self._wire.close()
+
+    def cut(self) -> None:
+        """See Peer."""
+        self._wire.cut()
+
+    def _call(self, method: m.Method, answer: type[Answer]) -> Answer:
+        self._machine.send_method(self._channel, method)
+        for event in self._wire.events(self._wire.timeout_secs):
+            if isinstance(event, MethodReceived) and isinstance(event.method, answer):
+                return event.method
+            if isinstance(event, ChannelClosed | Closed):
+                raise LinkError(event.text)
+        raise self._wire.failure(f"no {answer.__name__} within {self._wire.timeout_secs:g} s")
+
+
+class Confirming:
+    """What was published and is not confirmed, by its tag; and what was refused, by its position."""
+
+    def __init__(self) -> None:
+        self.refused: dict[int, Refusal] = {}
+        self._open: dict[int, tuple[int, Sent]] = {}
+        self._returned: dict[int, Refusal] = {}  # by tag: refused when the confirm comes, which says yes
+
+    def __len__(self) -> int:
+        return len(self._open)
+
+    def sent(self, first: int, rows: Sequence[tuple[int, Sent]]) -> None:
+        """These were published, with tags from `first` on."""
+        self._open.update(enumerate(rows, first))
+
+    def returned(self, event: Returned) -> None:
+        """A message came back: the oldest that looks like it. Its confirm follows."""
+        method = event.method
+        wire = amqp_address(method.exchange, method.routing_key).wire
+        text = f"{method.reply_text} ({method.reply_code})"
+        for alike in ((wire, event.properties, event.body), None):
+            for tag, (_, row) in self._open.items():
+                same = row == alike if alike is not None else (row[0], row[2]) == (wire, event.body)
+                if same and tag not in self._returned:
+                    self._returned[tag] = Refusal(text, final=True)
+                    return
+
+    def confirmed(self, tag: int, *, multiple: bool, accepted: bool) -> None:
+        """The server has said yes or no to a tag, and with `multiple` to all before it."""
+        tags = [one for one in self._open if one <= tag] if multiple else [tag]
+        for one in tags:
+            found = self._open.pop(one, None)
+            refusal = self._returned.pop(one, None) or (None if accepted else NACKED)
+            if found is not None and refusal is not None:
+                self.refused[found[0]] = refusal
+
+
+def _message(address: bytes, raw: bytes, body: bytes) -> Message:
+    properties = content_properties(raw)
+    durable, expiration, retain, hops, _ = essentials(properties)
+    expires = NEVER if expiration is None else time.time() + expiration / 1000
+    made = amqp_address(*decode_address(address))
+    return Message(made, body, properties, int(durable), durable, retain, expires, hops)

@@ -1,0 +1,224 @@
+"""AMQP/Fast at the end of a URL, on one channel; bodies are held in memory."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Mapping, Sequence
+from typing import Any, Final
+
+from gateway.clients.wire import IN_FLIGHT, Access, Arrival, Refusal, Wire
+from gateway.egress.amqpfast.opening import (
+    FOR_NOW,
+    OF_DESTINATIONS,
+    client_machine,
+    open_for_sending,
+    split_name,
+)
+from gateway.egress.amqpfast.reading import Assembly
+from gateway.egress.amqpfast.sources import is_prefix
+from gateway.errors import LinkError, RemoteProtocolError
+from gateway.model.address import Address
+from gateway.model.message import Message
+from gateway.protocols.amqpfast import commands as m
+from gateway.protocols.amqpfast.dialect import AMQPFAST, SERVICES, fast_address
+from gateway.protocols.amqpfast.events import (
+    ChannelClosed,
+    Closed,
+    Fragment,
+    HandleClosed,
+    Notifies,
+    NotifyRow,
+    Opened,
+    Replies,
+)
+from gateway.protocols.amqpfast.sending import Producer
+from gateway.protocols.amqpfast.spec import MESSAGE_BYTES_MAX, REDELIVERED, ReplyCode
+from gateway.protocols.amqpfast.translate import encode_properties, essentials, head_properties
+
+PREFETCH: Final = 100
+HANDLES_MAX: Final = 100  # destinations that are kept open to send to
+TOO_LARGE: Final = Refusal("its head does not fit a fragment that the server takes", final=True)
+LOST: Final = Refusal("the handle was closed before it was answered", final=False)
+
+
+class FastClient:
+    """A connection with one channel. `client_name` owns durable subscriptions."""
+
+    def __init__(self, access: Access, *, client_name: str = "") -> None:
+        """Raises LinkError when the server cannot be reached or refuses."""
+        self._machine = client_machine(access.target, client_name)
+        self._wire = Wire(access, self._machine, self._machine.tick)
+        self._producers: dict[tuple[str, str], tuple[Producer, bytes, int]] = {}
+        self._services: dict[int, str] = {}
+        self._assembly = Assembly(MESSAGE_BYTES_MAX)
+        self._early: list[Any] = []
+        try:
+            self._wire.wait(Opened, Closed)
+        except LinkError:
+            self._wire.cut()
+            raise
+        self._wire.opened()
+        self._channel = self._machine.open_channel(confirm=False)
+
+    def publish_many(self, messages: Sequence[Message], *, in_flight: int = IN_FLIGHT) -> dict[int, Refusal]:
+        """See Peer. A refusal of the server closes the destination's handle, and everything that was on its
+        way there may be tried again."""
+        refused: dict[int, Refusal] = {}
+        unanswered: dict[tuple[int, int], int] = {}  # position by handle and tag
+        at = 0
+        answers = self._wire.answers()
+        while at < len(messages) or unanswered:
+            end = min(len(messages), at + in_flight - len(unanswered))
+            self._send(messages, range(at, end), unanswered, refused)
+            at = end
+            self._wire.flush()
+            if not unanswered:
+                continue
+            for event in next(answers):
+                if isinstance(event, Replies):
+                    for _, handle, tag, code, text in event.rows:
+                        position = unanswered.pop((handle, tag), None)
+                        if position is not None and code >= ReplyCode.MESSAGE_NOT_FOUND:
+                            refused[position] = _refusal(code, text)
+                elif isinstance(event, HandleClosed):
+                    self._closed(event, unanswered, refused)
+                elif isinstance(event, ChannelClosed | Closed):
+                    raise LinkError(f"{event.text} ({event.reply_code})")
+        return refused
+
+    def _send(
+        self,
+        messages: Sequence[Message],
+        positions: range,
+        unanswered: dict[tuple[int, int], int],
+        refused: dict[int, Refusal],
+    ) -> None:
+        # A run of one destination is said in one go.
+        run: list[tuple[int, tuple[bytes, bytes, bytes]]] = []
+        before: tuple[Producer, bytes, int] | None = None
+        for position in positions:
+            message = messages[position]
+            try:
+                head = encode_properties(message)
+            except RemoteProtocolError as error:
+                refused[position] = Refusal(str(error), final=True)
+                continue
+            found = self._producer(message.address)
+            if before is not None and found is not before:
+                _say(before, run, unanswered, refused)
+                run = []
+            before = found
+            run.append((position, (found[1], head, message.body)))
+        if before is not None:
+            _say(before, run, unanswered, refused)
+
+    def _producer(self, address: Address) -> tuple[Producer, bytes, int]:
+        key = (address.scope, address.name)
+        found = self._producers.get(key)
+        if found is None:
+            if len(self._producers) >= HANDLES_MAX:
+                _, _, number = self._producers.pop(next(iter(self._producers)))
+                self._machine.close_handle(number)
+            number, name = open_for_sending(self._machine, self._channel, *key)
+            found = self._producers[key] = (Producer(self._machine, number, confirm=True), name, number)
+        return found
+
+    def _closed(
+        self,
+        event: HandleClosed,
+        unanswered: dict[tuple[int, int], int],
+        refused: dict[int, Refusal],
+    ) -> None:
+        why = _refusal(event.reply_code, event.text)
+        keys = [key for key in unanswered if key[0] == event.handle]
+        if len(keys) > 1 and event.reply_code not in OF_DESTINATIONS:
+            why = why._replace(final=False)  # one of them is to blame; which, shows when they come alone
+        for key in keys:
+            refused[unanswered.pop(key)] = why
+        for address, (_, _, number) in list(self._producers.items()):
+            if number == event.handle:
+                del self._producers[address]
+
+    # Consuming.
+
+    def listen(self, given: Mapping[str, str], qos: int) -> None:
+        """See Peer."""
+        self.consume(given.get("service", AMQPFAST.scope_default), given["destination"])
+
+    def consume(self, service: str, name: str, *, identifier: str = "", prefetch: int = PREFETCH) -> None:
+        """Consume a destination, or all that begin with `name` when that is empty or ends in a dot.
+
+        `identifier` makes the subscription of a topic durable.
+        """
+        begin, end = (name, "") if is_prefix(name) else split_name(service, name)
+        opening = m.HandleOpen(self._channel, service_type=SERVICES[service], consumer=True, dest_name=begin)
+        number = self._machine.open_handle(opening, confirm=False)
+        self._services[number] = service
+        self._machine.send(m.HandleConsume(number, 0, prefetch, False, False, end, identifier, b"", ""))
+        self._wire.flush()
+
+    def arrivals(self, seconds: float) -> list[Arrival]:
+        """See Peer."""
+        found: list[Arrival] = []
+        for event in self._wire.turn(seconds):
+            if isinstance(event, Notifies):
+                found += map(self._arrival, event.rows)
+            elif isinstance(event, Fragment):
+                joined = self._assembly.take(event)
+                if joined is not None and joined.body is not None:
+                    row = (joined.handle, joined.number, joined.bits, joined.head, joined.body, joined.name)
+                    found.append(self._arrival(row))
+            elif isinstance(event, HandleClosed | ChannelClosed | Closed):
+                raise LinkError(f"{event.text} ({event.reply_code})")
+        if self._machine.timed_out(time.monotonic()):
+            raise LinkError("the server is silent")
+        return found
+
+    def _arrival(self, row: NotifyRow) -> Arrival:
+        handle, number, bits, head, body, name = row
+        properties = head_properties(head)
+        known = essentials(properties)
+        address = fast_address(self._services[handle], name.decode())
+        message = Message(
+            *(address, body, properties, int(known.durable), known.durable, known.retain),
+            *(known.expires, known.hops),
+        )
+        return Arrival(message, number, bits & REDELIVERED != 0)
+
+    def rest(self, seconds: float) -> None:
+        """See Peer."""
+        self._wire.rest(seconds)
+
+    def acknowledge(self, arrivals: Sequence[Arrival]) -> None:
+        """See Peer: CHANNEL ACK is cumulative (3.3.8)."""
+        if arrivals:
+            self._machine.ack(self._channel, arrivals[-1].token)
+            self._wire.flush()
+
+    def close(self) -> None:
+        """CONNECTION CLOSE; the answer is not awaited."""
+        self._machine.close()
+        self._wire.close()
+
+    def cut(self) -> None:
+        """See Peer."""
+        self._wire.cut()
+
+
+def _say(
+    producer: tuple[Producer, bytes, int],
+    run: Sequence[tuple[int, tuple[bytes, bytes, bytes]]],
+    unanswered: dict[tuple[int, int], int],
+    refused: dict[int, Refusal],
+) -> None:
+    machine, _, handle = producer
+    tags = machine.send_many([row for _, row in run])
+    for (position, _), tag in zip(run, tags, strict=True):
+        if tag > 0:
+            unanswered[handle, tag] = position
+        else:
+            refused[position] = TOO_LARGE if machine.usable else LOST
+
+
+def _refusal(code: int, text: str) -> Refusal:
+    return Refusal(f"{text} ({code})".lstrip(), code not in FOR_NOW)

@@ -1,0 +1,241 @@
+"""MQTT at the end of a URL: MQTT 5, or 3.1.1 with a server that does not speak it."""
+
+from __future__ import annotations
+
+import secrets
+import time
+from collections.abc import Mapping, Sequence
+from typing import Any, Final, TypeVar
+
+from gateway.clients.wire import IN_FLIGHT, Access, Arrival, Refusal, Silence, Wire
+from gateway.errors import LinkError, RemoteProtocolError
+from gateway.model.message import NEVER, Message
+from gateway.protocols.mqtt.client import ClientConnection
+from gateway.protocols.mqtt.dialect import topic_address
+from gateway.protocols.mqtt.octets import decode_topic
+from gateway.protocols.mqtt.packets import Acks, Connack, Connect, Disconnect, Publishes, Suback, Subscription
+from gateway.protocols.mqtt.spec import FAILURE, PacketType, Property, ReasonCode, Version
+from gateway.protocols.mqtt.translate import encode_properties, publish_essentials
+from gateway.settings import Target
+
+KEEP_ALIVE_SECS = 30
+PACKET_BYTES_MAX = 268_435_455
+IDS: Final = 65_535
+DUP: Final = 8
+Event = TypeVar("Event")
+FINAL: Final = frozenset(
+    (
+        *(ReasonCode.NOT_AUTHORIZED, ReasonCode.TOPIC_NAME_INVALID, ReasonCode.PAYLOAD_FORMAT_INVALID),
+        *(ReasonCode.PACKET_TOO_LARGE, ReasonCode.TOPIC_FILTER_INVALID),
+    )
+)
+TOO_LARGE: Final = Refusal("it is larger than the server takes", final=True)
+
+
+class MqttClient:
+    """A connected client.
+
+    `client_id`: "" is one of our own making. `session_secs`: how long the server keeps the session when we
+    are gone; 0: it begins and ends with the connection. `receive_max`: messages that may be unacknowledged.
+    """
+
+    def __init__(
+        self, access: Access, *, client_id: str = "", session_secs: int = 0, receive_max: int = IDS
+    ) -> None:
+        """Raises LinkError when the server cannot be reached or refuses."""
+        self._tokens: list[tuple[int, int]] = []  # (packet id, QoS) of what came, by token from `_first` on
+        self._first = 0
+        self._last_id = 0
+        self._early: list[Any] = []
+        for version in (Version.V5, Version.V311):
+            self._machine = ClientConnection(packet_bytes_max=PACKET_BYTES_MAX)
+            self._wire = Wire(access, self._machine, self._ping)
+            packet = _connect(access.target, version, client_id, session_secs, receive_max)
+            self._machine.connect(packet, time.monotonic())
+            try:
+                reason = self._next(Connack).reason
+            except LinkError as error:
+                self._wire.cut()
+                if version is Version.V311 or isinstance(error, Silence):
+                    raise
+                continue  # servers older than MQTT 5 may close without a word
+            if reason == 0:
+                self._wire.opened()
+                return
+            self._wire.cut()
+            if reason != ReasonCode.UNSUPPORTED_PROTOCOL_VERSION:
+                raise self._wire.failure(f"the server refused the connection: {reason_name(reason)}")
+        raise LinkError("the server speaks neither MQTT 5 nor 3.1.1")
+
+    def publish_many(self, messages: Sequence[Message], *, in_flight: int = IN_FLIGHT) -> dict[int, Refusal]:
+        """See Peer. What has QoS 0 is done with when it is written."""
+        refused: dict[int, Refusal] = {}
+        unanswered: dict[int, int] = {}  # position by packet id
+        room = min(in_flight, self._machine.peer_receive_max)
+        at = 0
+        answers = self._wire.answers()
+        while at < len(messages) or unanswered:
+            at = self._send(messages, at, at + room - len(unanswered), unanswered, refused)
+            self._wire.flush()
+            if not unanswered:
+                continue
+            for event in next(answers):
+                if isinstance(event, Disconnect):
+                    raise LinkError(f"the server disconnected: {reason_name(event.reason)}")
+                if isinstance(event, Acks):
+                    self._answered(event, unanswered, refused)
+        return refused
+
+    def _send(
+        self,
+        messages: Sequence[Message],
+        at: int,
+        end: int,
+        unanswered: dict[int, int],
+        refused: dict[int, Refusal],
+    ) -> int:
+        """Say the messages from `at` to before `end`; returns where to go on."""
+        utc = time.time()
+        described = self._machine.version is Version.V5
+        rows: list[Any] = []
+        positions: list[int] = []
+        for position in range(at, min(end, len(messages))):
+            message = messages[position]
+            try:
+                decode_topic(message.address.wire)
+                raw = encode_properties(message, utc) if described else b""
+            except RemoteProtocolError as error:
+                refused[position] = Refusal(str(error), final=True)
+                continue
+            qos = min(message.assurance, self._machine.max_qos)
+            packet_id = 0
+            if qos:
+                packet_id = self._next_id(unanswered)
+                unanswered[packet_id] = position
+            rows.append((qos << 1 | message.retain, message.address.wire, packet_id, raw, message.body))
+            positions.append(position)
+        for unsent in self._machine.publish_many(rows):
+            refused[positions[unsent]] = TOO_LARGE
+            unanswered.pop(rows[unsent][2], None)
+        return min(end, len(messages))
+
+    def _next_id(self, taken: dict[int, int]) -> int:
+        found = self._last_id % IDS + 1
+        while found in taken:
+            found = found % IDS + 1
+        self._last_id = found
+        return found
+
+    def _answered(self, acks: Acks, unanswered: dict[int, int], refused: dict[int, Refusal]) -> None:
+        received: list[int] = []
+        for packet_id, reason in acks.rows:
+            if reason < FAILURE and acks.kind is PacketType.PUBREC:
+                received.append(packet_id)
+                continue
+            position = unanswered.pop(packet_id, None)
+            if position is not None and reason >= FAILURE:
+                refused[position] = Refusal(reason_name(reason), reason in FINAL)
+        if received:
+            self._machine.acknowledge(PacketType.PUBREL, received)
+
+    def listen(self, given: Mapping[str, str], qos: int) -> None:
+        """See Peer."""
+        self.subscribe(given["topic"], qos)
+
+    def subscribe(self, topic_filters: str | Sequence[str], qos: int) -> None:
+        """Raises LinkError when the server refuses one."""
+        filters = [topic_filters] if isinstance(topic_filters, str) else list(topic_filters)
+        self._machine.subscribe(1, tuple(Subscription(one, qos) for one in filters))
+        self._check(filters, self._next(Suback).reasons)
+
+    def _next(self, wanted: type[Event]) -> Event:
+        """The next event of that type. What comes with it, the messages of a session, is kept."""
+        for events in self._wire.answers():
+            for at, event in enumerate(events):
+                if isinstance(event, wanted):
+                    self._early += events[:at] + events[at + 1 :]
+                    return event
+            self._early += events
+        raise AssertionError("answers end with an error only")
+
+    def _check(self, filters: Sequence[str], reasons: Sequence[int]) -> None:
+        for one, reason in zip(filters, reasons, strict=False):
+            if reason >= FAILURE:
+                raise LinkError(f"the server refused the subscription to {one}: {reason_name(reason)}")
+
+    def arrivals(self, seconds: float) -> list[Arrival]:
+        """See Peer."""
+        early, self._early = self._early, []
+        found: list[Arrival] = []
+        for event in early or self._wire.turn(seconds):
+            if isinstance(event, Publishes):
+                found += [self._arrival(*row) for row in event.rows]
+            elif isinstance(event, Acks) and event.kind is PacketType.PUBREL:
+                self._machine.acknowledge(PacketType.PUBCOMP, [packet_id for packet_id, _ in event.rows])
+            elif isinstance(event, Disconnect):
+                raise LinkError(f"the server disconnected: {reason_name(event.reason)}")
+        return found
+
+    def _arrival(self, flags: int, topic: bytes, packet_id: int, raw: bytes, body: bytes) -> Arrival:
+        qos = flags >> 1 & 3
+        properties, expiry, hops = publish_essentials(raw)
+        expires = NEVER if expiry is None else time.time() + expiry
+        address = topic_address(decode_topic(topic), topic)
+        message = Message(address, body, properties, qos, qos > 0, flags & 1 == 1, expires, hops)
+        self._tokens.append((packet_id, qos))
+        return Arrival(message, self._first + len(self._tokens) - 1, flags & DUP != 0)
+
+    def rest(self, seconds: float) -> None:
+        """See Peer."""
+        self._wire.rest(seconds)
+
+    def acknowledge(self, arrivals: Sequence[Arrival]) -> None:
+        """See Peer; in the order in which they came (5: 4.6.0-2)."""
+        if not arrivals:
+            return
+        count = arrivals[-1].token - self._first + 1
+        done, self._tokens = self._tokens[:count], self._tokens[count:]
+        self._first += count
+        for qos, kind in ((1, PacketType.PUBACK), (2, PacketType.PUBREC)):
+            ids = [packet_id for packet_id, level in done if level == qos]
+            if ids:
+                self._machine.acknowledge(kind, ids)
+        self._wire.flush()
+
+    def close(self) -> None:
+        """DISCONNECT."""
+        self._machine.disconnect()
+        self._wire.close()
+
+    def cut(self) -> None:
+        """See Peer."""
+        self._wire.cut()
+
+    def _ping(self, now: float) -> None:
+        if now >= self._machine.ping_at():
+            self._machine.send_pingreq(now)
+
+
+def _connect(
+    target: Target, version: Version, client_id: str, session_secs: int, receive_max: int
+) -> Connect:
+    given: dict[Property, Any] = {}
+    if version is Version.V5:
+        given[Property.RECEIVE_MAXIMUM] = min(receive_max, IDS)
+        if session_secs:
+            given[Property.SESSION_EXPIRY_INTERVAL] = session_secs
+    return Connect(
+        client_id=client_id or f"gateway-{secrets.token_hex(6)}",
+        version=version,
+        clean_start=not session_secs,
+        keep_alive=KEEP_ALIVE_SECS,
+        user_name=target.username or None,
+        password=target.password.encode() if target.password else None,
+        properties=given,
+    )
+
+
+def reason_name(code: int) -> str:
+    """A reason code for people."""
+    known = code in ReasonCode.__members__.values()
+    return f"{ReasonCode(code).name.lower().replace('_', ' ')} (0x{code:02x})" if known else f"0x{code:02x}"

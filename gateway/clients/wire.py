@@ -1,0 +1,258 @@
+"""A connection to a broker, spoken to in turn: say, wait for the answer, go on. And the words that the peers
+of all three protocols have in common.
+
+A peer belongs to one thread. It publishes a run of messages with so many on their way at a time and waits for
+every answer, or it consumes: `arrivals` gives what has come, each with a token, and `acknowledge` answers for
+everything up to a token, for that is what all three protocols can say of messages in order.
+"""
+
+from __future__ import annotations
+
+import socket
+import ssl
+import time
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from typing import Any, Final, NamedTuple, Protocol, TypeVar
+
+from gateway.egress.connect_errors import GARBLED, LOOK_OCTETS, explained, reason
+from gateway.errors import LinkError, RemoteProtocolError
+from gateway.model.message import Message
+from gateway.protocols import DIALECTS
+from gateway.settings.endpoints import Target, address_of
+from gateway.transport.websocket import WebSocketClient
+
+READ_OCTETS: Final = 262_144
+TICK_SECS: Final = 1.0
+IN_FLIGHT: Final = 1_000  # messages on their way that nobody has answered yet
+Event = TypeVar("Event")
+
+
+class Access(NamedTuple):
+    """A broker and how to reach it. The files are PEM: authorities to trust, and our own certificate."""
+
+    target: Target
+    timeout_secs: float = 10.0
+    ca_file: str | None = None
+    cert_file: str | None = None
+    key_file: str | None = None
+
+    def __repr__(self) -> str:
+        """Without the password, for this may end up in a log."""
+        return f"Access({self.target.protocol} {self.place})"
+
+    @property
+    def place(self) -> str:
+        """`host:port`, an IPv6 address in brackets."""
+        return address_of(self.target)
+
+
+class Refusal(NamedTuple):
+    """Why a broker did not take a message. `final`: no use in trying again."""
+
+    text: str
+    final: bool
+
+
+class Arrival(NamedTuple):
+    """A message that came; acknowledged by its `token`, and every one before it with it."""
+
+    message: Message
+    token: int
+    redelivered: bool
+
+
+class Client(Protocol):
+    """A connection to a broker of any protocol."""
+
+    def publish_many(self, messages: Sequence[Message], *, in_flight: int = IN_FLIGHT) -> dict[int, Refusal]:
+        """Publish, and return when all have been answered: the positions of those that were refused.
+
+        Raises LinkError when the connection fails, or no answer comes in time; some may have arrived then.
+        """
+
+    def listen(self, given: Mapping[str, str], qos: int) -> None:
+        """Consume what these words of the protocol's addresses name. Raises LinkError."""
+
+    def arrivals(self, seconds: float) -> list[Arrival]:
+        """What has come; waits at most so long for something. Raises LinkError."""
+
+    def rest(self, seconds: float) -> None:
+        """Read nothing for so long, and stay connected. Raises LinkError."""
+
+    def acknowledge(self, arrivals: Sequence[Arrival]) -> None:
+        """These, in the order in which they came and without a hole before them, are done with."""
+
+    def close(self) -> None:
+        """Say goodbye."""
+
+    def cut(self) -> None:
+        """Go without a word, when there is nobody to say it to."""
+
+
+class Silence(LinkError):
+    """The server has been reached, and says nothing."""
+
+
+def messages(peer: Client, seconds: float | None) -> Iterator[Message]:
+    """What a peer consumes, for so long (None: for ever); each message is acknowledged when the next one is
+    asked for. Raises LinkError."""
+    end = None if seconds is None else time.monotonic() + seconds
+    while end is None or time.monotonic() < end:
+        for arrival in peer.arrivals(TICK_SECS if end is None else end - time.monotonic()):
+            yield arrival.message
+            peer.acknowledge([arrival])
+
+
+class Machine(Protocol):
+    """A client's side of a protocol."""
+
+    def receive_data(self, data: bytes, now: float) -> Sequence[Any]:
+        """Events."""
+
+    def data_to_send(self) -> bytes:
+        """Octets."""
+
+
+class Wire:
+    """A connected socket, and the protocol machine that speaks over it; `tick` is called once a second."""
+
+    def __init__(self, access: Access, machine: Machine, tick: Callable[[float], None]) -> None:
+        """Raises LinkError when the broker cannot be reached."""
+        self.machine = machine
+        self.timeout_secs = access.timeout_secs
+        self._tick = tick
+        self._ticked = time.monotonic()
+        self._place = access.place
+        target = access.target
+        self._protocol = target.protocol
+        self._first = b""
+        self._open = False
+        try:
+            sock = socket.create_connection((target.host, target.port), timeout=access.timeout_secs)
+        except OSError as error:
+            raise LinkError(f"{self._place}: {reason(error)}") from error
+        try:
+            sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
+            self._sock = _secured(sock, access) if target.tls else sock
+            self._layer = (
+                WebSocketClient(
+                    address_of(target), target.websocket, DIALECTS[target.protocol].subprotocols[0]
+                )
+                if target.websocket
+                else None
+            )
+        except (OSError, ValueError) as error:
+            sock.close()
+            raise LinkError(f"{self._place}: {reason(error)}") from error
+
+    def opened(self) -> None:
+        """The server has shown that it is what we expected, and has let us in."""
+        self._open = True
+
+    def failure(self, why: str, kind: type[LinkError] = LinkError) -> LinkError:
+        """The error of a connection that ends; until it is open, with whom we may have reached instead."""
+        return kind(f"{self._place}: {why if self._open else explained(self._protocol, self._first, why)}")
+
+    def flush(self) -> None:
+        """Write what the machine has to say. Raises LinkError."""
+        data = self.machine.data_to_send()
+        if self._layer is not None:
+            data = self._layer.send(data)
+        if data:
+            try:
+                self._sock.settimeout(self.timeout_secs)
+                self._sock.sendall(data)
+            except OSError as error:
+                raise self.failure(reason(error)) from error
+
+    def rest(self, seconds: float) -> None:
+        """Write, and read nothing for so many seconds: the broker has to wait."""
+        now = time.monotonic()
+        if now - self._ticked >= TICK_SECS:
+            self._ticked = now
+            self._tick(now)
+        self.flush()
+        time.sleep(seconds)
+
+    def turn(self, seconds: float) -> list[Any]:
+        """Write, read once, and return the events; none when nothing comes in so many seconds."""
+        now = time.monotonic()
+        if now - self._ticked >= TICK_SECS:
+            self._ticked = now
+            self._tick(now)
+        self.flush()
+        try:
+            self._sock.settimeout(max(0.001, min(seconds, TICK_SECS)))
+            data = self._sock.recv(READ_OCTETS)
+        except (TimeoutError, ssl.SSLWantReadError):
+            return []
+        except OSError as error:
+            raise self.failure(reason(error)) from error
+        if not data:
+            raise self.failure("the server closed the connection")
+        if self._layer is not None:
+            data = self._layer.receive(data)
+            while self._layer.unread:
+                data += self._layer.receive(b"")
+            if not data and self._layer.ended is not None:
+                raise LinkError(f"{self._place}: {self._layer.ended.text}")
+        if not self._open:
+            self._first += data[:LOOK_OCTETS]
+        try:
+            return self._events_of(data) if data else []
+        except RemoteProtocolError as error:
+            raise self.failure(f"{GARBLED}: {error}") from error
+
+    def _events_of(self, data: bytes) -> list[Any]:
+        now = time.monotonic()
+        events = list(self.machine.receive_data(data, now))
+        while getattr(self.machine, "pending", False):
+            events += self.machine.receive_data(b"", now)
+        return events
+
+    def events(self, seconds: float | None = None) -> Iterator[Any]:
+        """Events as they come, until `seconds` have passed (None: for ever)."""
+        end = None if seconds is None else time.monotonic() + seconds
+        while end is None or time.monotonic() < end:
+            yield from self.turn(TICK_SECS if end is None else end - time.monotonic())
+
+    def answers(self) -> Iterator[list[Any]]:
+        """The events of one read after the other. Raises LinkError when nothing comes for too long."""
+        heard = time.monotonic()
+        while True:
+            events = self.turn(TICK_SECS)
+            if events:
+                heard = time.monotonic()
+            elif time.monotonic() - heard > self.timeout_secs:
+                raise self.failure(f"no answer within {self.timeout_secs:g} s", Silence)
+            yield events
+
+    def wait(self, wanted: type[Event], *ends: type[Any]) -> Event:
+        """The next event of that type; others are passed over. Raises LinkError when one of AMQP's `ends`
+        comes instead, or nothing in time.
+        """
+        for event in self.events(self.timeout_secs):
+            if isinstance(event, wanted):
+                return event
+            if isinstance(event, ends):
+                why = f"{event.text} ({event.reply_code})"
+                raise self.failure(why if event.by_peer else f"{GARBLED}: {why}")
+        raise self.failure(f"no answer within {self.timeout_secs:g} s", Silence)
+
+    def close(self) -> None:
+        """Say what is left and go."""
+        try:
+            self.flush()
+        finally:
+            self._sock.close()
+
+    def cut(self) -> None:
+        """Go without a word."""
+        self._sock.close()
+
+
+def _secured(sock: socket.socket, access: Access) -> ssl.SSLSocket:
+    context = ssl.create_default_context(cafile=access.ca_file)
+    if access.cert_file is not None:
+        context.load_cert_chain(access.cert_file, access.key_file)
+    return context.wrap_socket(sock, server_hostname=access.target.host)

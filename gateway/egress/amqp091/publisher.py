@@ -1,0 +1,212 @@
+"""What an AMQP 0-9-1 link publishes: `confirming.py`, with this protocol's confirms, returns and closes.
+
+A broker confirms messages by their number on the channel. One that it closes the channel over is found out
+there; an exchange that its text names is refused from then on, until it has been found.
+"""
+
+from __future__ import annotations
+
+import re
+import time
+from bisect import bisect_right
+from collections.abc import Callable
+from typing import Final
+
+from gateway.broker.dispatcher import RouteRecipient
+from gateway.broker.poison import poisoned
+from gateway.egress.confirming import ConfirmedSink, Positions, Run
+from gateway.model.address import Address
+from gateway.model.batch import SubBatch
+from gateway.model.message import Message
+from gateway.model.outcome import ACCEPTED, Outcome, Reason, Verdict
+from gateway.protocols.amqp091.client import ClientConnection
+from gateway.protocols.amqp091.dialect import amqp_address
+from gateway.protocols.amqp091.events import Returned
+from gateway.protocols.amqp091.sending import Publisher, PublishRow
+from gateway.protocols.amqp091.spec import ReplyCode
+from gateway.protocols.amqp091.translate import encode_properties
+from gateway.telemetry.stats import LinkStats
+from gateway.transport.stream import Stream
+
+REFUSED_BY_BROKER: Final = Outcome(Verdict.REJECTED, Reason.TARGET_REFUSED, "basic.nack")
+FRAME_TOO_SMALL: Final = Outcome(
+    Verdict.REJECTED, Reason.TOO_LARGE, "the properties do not fit the broker's frame-max"
+)
+NAMED_EXCHANGE: Final = re.compile(r"exchange '(.*?)' in vhost")  # how RabbitMQ words 403 and 404
+
+
+class AmqpLinkPublisher(ConfirmedSink):
+    """The sink of an AMQP 0-9-1 link.
+
+    `missing` is called with an exchange that the broker does not have or does not let us use, and why.
+    """
+
+    def __init__(
+        self,
+        stats: LinkStats,
+        missing: Callable[[str, Outcome], None],
+        *,
+        in_flight_max: int,
+        messages_max: int,
+        octets_max: int,
+    ) -> None:
+        super().__init__(stats, in_flight_max=in_flight_max, messages_max=messages_max, octets_max=octets_max)
+        self._missing = missing
+        self._publishers: tuple[Publisher, Publisher] | None = None  # not mandatory, mandatory
+        self._returned = 0  # number of the last message that came back
+
+    # The channel.
+
+    def open(self, machine: ClientConnection, channel: int, stream: Stream) -> None:
+        """A channel in confirm mode can be used; `flow` lets messages through."""
+        self._stream = stream
+        self._publishers = Publisher(machine, channel), Publisher(machine, channel, mandatory=True)
+        self._next = self._floor = 1
+        self._returned = 0
+
+    def flow(self, on: bool) -> None:
+        """Send, or hold back: the broker is blocked, or what the routes need is not known to exist yet."""
+        self._flowing = on and self._publishers is not None
+        self.pump()
+
+    def close(self) -> int:
+        """The channel is gone: what it has not confirmed is to be sent again. Returns how many messages."""
+        self._publishers = None
+        return super().close()
+
+    def close_over(self, code: int, text: str) -> None:
+        """The broker closed the channel, or the connection, because of a message that it was sent."""
+        left = self.close()
+        if not left:
+            return
+        reason = Reason.NOT_AUTHORIZED if code == ReplyCode.ACCESS_REFUSED else Reason.TARGET_REFUSED
+        outcome = Outcome(Verdict.REJECTED, reason, text)
+        named = (
+            NAMED_EXCHANGE.search(text) if code in (ReplyCode.ACCESS_REFUSED, ReplyCode.NOT_FOUND) else None
+        )
+        if named is not None and self._concerns(named[1]):
+            self.refuse(named[1], outcome)
+            self._missing(named[1], outcome)
+        else:
+            self._suspect(left, outcome)
+
+    # Sending.
+
+    @property
+    def _usable(self) -> bool:
+        return self._publishers is not None and self._publishers[0].usable
+
+    def _place(self, message: Message) -> str:
+        return _exchange_of(message)
+
+    def _send(self, part: SubBatch, positions: Positions, messages: list[Message]) -> Positions:
+        assert self._publishers is not None
+        recipient = part.recipient
+        mandatory = not isinstance(recipient, RouteRecipient) or recipient.mandatory
+        utc = time.time()
+        try:
+            rows = [
+                (message.address.wire, encode_properties(message, utc), message.body) for message in messages
+            ]
+        except Exception:
+            rows, positions = self._rows_one_by_one(part, positions, utc)
+        unsent = self._publishers[mandatory].publish_many(rows)
+        if unsent:
+            part.settle_at([positions[at] for at in unsent], FRAME_TOO_SMALL)
+            positions = [at for row, at in enumerate(positions) if row not in unsent]
+        self._sent(part, positions, sum([len(row[2]) for row in rows]), mandatory=mandatory)
+        return ()
+
+    @staticmethod
+    def _rows_one_by_one(
+        part: SubBatch, positions: Positions, utc: float
+    ) -> tuple[list[PublishRow], list[int]]:
+        """As the loop in `_send`, when the properties of some message cannot be written."""
+        rows: list[PublishRow] = []
+        kept: list[int] = []
+        for at in positions:
+            message = part.messages[at]
+            try:
+                rows.append((message.address.wire, encode_properties(message, utc), message.body))
+            except Exception as error:
+                part.settle_at((at,), poisoned(error))
+            else:
+                kept.append(at)
+        return rows, kept
+
+    # Outcomes.
+
+    def confirm(self, confirms: list[tuple[int, int, bool, bool]]) -> None:
+        """The broker's acks and nacks, in their order: (channel, number, multiple, whether it is an ack)."""
+        floor = self._floor
+        early = self._early
+        singles: list[int] = []
+        for _, number, multiple, accepted in confirms:
+            if not accepted:
+                self._advance(floor)
+                self._settle_singles(singles, ACCEPTED)
+                singles = []
+                if multiple:
+                    self._advance(number + 1, REFUSED_BY_BROKER)
+                else:
+                    self._settle_singles([number], REFUSED_BY_BROKER)
+                floor = self._floor
+            elif multiple:
+                if number >= floor:
+                    floor = number + 1
+            elif number == floor:
+                floor += 1
+                while early and floor in early:
+                    early.remove(floor)
+                    floor += 1
+            elif floor < number < self._next:
+                singles.append(number)
+                early.add(number)
+        self._advance(floor)
+        self._settle_singles(singles, ACCEPTED)
+        self._count_in_flight()
+        self.pump()
+
+    def returned(self, event: Returned) -> bool:
+        """A mandatory message came back. Returns arrive in the order of publishing, each before its ack.
+
+        False: no message on its way looks like this one.
+        """
+        method = event.method
+        address = amqp_address(method.exchange, method.routing_key)
+        reason = Reason.NO_ROUTE if method.reply_code == ReplyCode.NO_ROUTE else Reason.TARGET_REFUSED
+        text = f"{method.reply_text}: exchange {method.exchange!r}, key {method.routing_key!r}"
+        after = self._returned + 1
+        # A broker may write the properties of what it returns differently, and may have lost the order.
+        for start, properties in ((after, event.properties), (after, None), (0, None)):
+            for index in range(max(0, bisect_right(self._firsts, start) - 1), len(self._runs)):
+                run = self._runs[index]
+                offset = _find(run, start, address, properties, event.body) if run.mandatory else -1
+                if offset >= 0:
+                    self._returned = run.first + offset
+                    run.settle_some([offset], Outcome(Verdict.REJECTED, reason, text))
+                    return True
+        return False
+
+
+def _find(run: Run, start: int, address: Address, properties: bytes | None, body: bytes) -> int:
+    """The first open offset of `run` from number `start` on that is this message; -1 when there is none.
+
+    `properties` are not compared when they are None, or hold what is left of a lifetime.
+    """
+    messages = run.part.messages
+    for offset in range(max(run.done, start - run.first), len(run.positions)):
+        message = messages[run.positions[offset]]
+        if (
+            message.body == body
+            and message.address == address
+            and offset not in run.settled
+            and (properties is None or message.expires or encode_properties(message, 0.0) == properties)
+        ):
+            return offset
+    return -1
+
+
+def _exchange_of(message: Message) -> str:
+    address = message.address
+    return address.scope

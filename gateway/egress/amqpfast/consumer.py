@@ -1,0 +1,131 @@
+"""One source that a link consumes, on a channel of its own, and the answers that it owes.
+
+A channel for each source makes its message numbers its own, so that a message that waits for its target does
+not hold up the acknowledgements of others. An intake lives as long as its channel; a settlement that comes
+later finds it dead and is dropped, for the server delivers the message again.
+
+AMQP/Fast has no word for a message that is refused for good: it is acknowledged when it is safe among the
+dead letters. One that is released goes back to its queue after a while, by UNGET, which another consumer may
+then have; a topic takes nothing back, so there it is tried again from here.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Final
+
+from gateway.egress.amqpfast.opening import split_name
+from gateway.egress.amqpfast.reading import Assembly, Unsettled
+from gateway.egress.amqpfast.sources import Source
+from gateway.model.message import Message
+from gateway.protocols.amqpfast import commands as m
+from gateway.protocols.amqpfast.client import ClientConnection
+from gateway.protocols.amqpfast.dialect import SERVICES
+
+RELEASE_SECS: Final = 1.0  # until a message that no target took is given back, or tried again
+Receipt = tuple["FastLinkConsumer", int, Message]
+
+
+class FastLinkConsumer:
+    """The consumer of one source. `wake` is called when there is something to acknowledge.
+
+    `accepted` gathers the numbers of messages that are done with until `flush`.
+    """
+
+    __slots__ = (
+        "_later",
+        "_machine",
+        "_wake",
+        "accepted",
+        "assembly",
+        "channel",
+        "handle",
+        "live",
+        "source",
+        "stopping",
+        "unsettled",
+    )
+
+    def __init__(
+        self,
+        source: Source,
+        machine: ClientConnection,
+        wake: Callable[[FastLinkConsumer], None],
+        octets_max: int,
+    ) -> None:
+        """Opens channel and handle. Raises LocalProtocolError when there is none left."""
+        self.source = source
+        self.live = True
+        self.stopping = False
+        self.accepted: list[int] = []
+        self.unsettled = Unsettled()
+        self.assembly = Assembly(octets_max)
+        self._machine = machine
+        self._wake = wake
+        self._later: list[tuple[float, Receipt]] = []
+        begin, _ = self._names()
+        self.channel = machine.open_channel(confirm=False)
+        command = m.HandleOpen(
+            self.channel, service_type=SERVICES[source.service], consumer=True, dest_name=begin
+        )
+        self.handle = machine.open_handle(command, confirm=False)
+
+    def _names(self) -> tuple[str, str]:
+        source = self.source
+        return (source.name, "") if source.prefix else split_name(source.service, source.name)
+
+    def begin(self, prefetch: int) -> None:
+        """Consume."""
+        source = self.source
+        topic = source.service == "topic"
+        self._machine.send(
+            m.HandleConsume(
+                self.handle,
+                self._machine.new_tag(self.channel),
+                prefetch,
+                no_local=topic,  # what we have brought there ourselves shall not come back
+                dest_name=self._names()[1],
+                identifier=source.identifier,
+            )
+        )
+
+    def stop(self) -> None:
+        """Nothing more is wanted, also not while we are away; what is on its way is still answered."""
+        self.stopping = True
+        source = self.source
+        if source.identifier:
+            self._machine.send(m.HandleCancel(self.handle, 0, self._names()[1], source.identifier))
+        self._machine.close_handle(self.handle)
+
+    def wake(self) -> None:
+        """The first of the accepted messages since the last flush."""
+        if self.live:
+            self._wake(self)
+
+    def released(self, receipt: Receipt, now: float) -> None:
+        """A message that no target takes now."""
+        if self.live:
+            self._later.append((now + RELEASE_SECS, receipt))
+
+    def tick(self, now: float) -> list[Receipt]:
+        """Give back to a queue what has waited long enough; returns what is to be tried again from here."""
+        if not self._later or not self.live:
+            return []
+        due = [receipt for at, receipt in self._later if at <= now]
+        self._later = [one for one in self._later if one[0] > now]
+        if self.source.service != "queue" or self.stopping:
+            return due
+        for _, number, _ in due:
+            self._machine.send(m.HandleUnget(self.handle, 0, number))
+        if due:
+            self.accepted += [number for _, number, _ in due]
+            self._wake(self)
+        return []
+
+    def flush(self) -> None:
+        """Acknowledge as far as everything is done with."""
+        numbers, self.accepted = self.accepted, []
+        if numbers and self.live:
+            last = self.unsettled.settle(numbers)
+            if last:
+                self._machine.ack(self.channel, last)

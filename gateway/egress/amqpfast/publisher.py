@@ -1,0 +1,333 @@
+"""What an AMQP/Fast link publishes: `confirming.py`, with handles, confirm-tags and closes.
+
+Each destination has a handle of its own, all on one channel, so that a server that closes one over a
+destination leaves the others alone. Confirm-tags are given out by the channel in one sequence, however the
+handles take turns, so a message's number is its tag but for a constant and the wrap at 65 535.
+
+There is no negative reply: a message that the server does not take costs its handle, or, with servers of
+2005 and for want of room, its channel. A code that speaks of the destination is the outcome of all that were
+on their way to it, and it is left alone for a second; otherwise fewer and fewer are sent at a time until the
+one that is to blame is alone.
+
+Servers of 2005 drop the connection on PREPARE, and would be met with it for ever. So a server that has gone
+behind one, without ever having answered one, is sent large messages plainly from then on.
+"""
+
+from __future__ import annotations
+
+from typing import Final, NamedTuple
+
+import structlog
+import trio
+
+from gateway.broker.poison import poisoned
+from gateway.egress.amqpfast.large import LARGE_OCTETS, LargeSender
+from gateway.egress.amqpfast.opening import OF_DESTINATIONS, open_for_sending, outcome_of
+from gateway.egress.confirming import ConfirmedSink, Positions, settle_all
+from gateway.errors import LocalProtocolError
+from gateway.model.batch import SubBatch
+from gateway.model.message import Message
+from gateway.model.outcome import ACCEPTED, Outcome, Reason, Verdict
+from gateway.protocols.amqpfast.client import ClientConnection
+from gateway.protocols.amqpfast.codec import BODY_SIZE
+from gateway.protocols.amqpfast.events import ReplyRow
+from gateway.protocols.amqpfast.sending import Producer
+from gateway.protocols.amqpfast.spec import ID_MAX, ReplyCode
+from gateway.protocols.amqpfast.translate import encode_properties
+from gateway.telemetry.stats import LinkStats
+from gateway.transport.stream import Stream
+
+log = structlog.get_logger(limited=True)
+
+IN_FLIGHT_MAX: Final = 60_000  # there are 65 535 tags, and one that is awaited may not be given again
+HANDLES_MAX: Final = 4_096  # destinations of one connection; for more of them all are closed, and begun anew
+REFUSED_SECS: Final = 1.0  # a destination that was refused is tried again after this long
+
+HEAD_TOO_LONG: Final = Outcome(
+    Verdict.REJECTED, Reason.TOO_LARGE, "the properties do not fit the server's frame-max"
+)
+
+
+class Destination(NamedTuple):
+    """One destination: what sends on its open handle, and the name that each SEND has."""
+
+    producer: Producer
+    name: bytes
+
+
+class FastLinkPublisher(ConfirmedSink):
+    """The sink of an AMQP/Fast link."""
+
+    def __init__(self, stats: LinkStats, *, in_flight_max: int, messages_max: int, octets_max: int) -> None:
+        super().__init__(
+            stats,
+            in_flight_max=min(in_flight_max, IN_FLIGHT_MAX),
+            messages_max=messages_max,
+            octets_max=octets_max,
+        )
+        self._machine: ClientConnection | None = None
+        self._channel = 0
+        self._destinations: dict[bytes, Destination] = {}
+        self._wires: dict[int, bytes] = {}  # of the destinations, by their handles
+        self._shift = 0  # a tag less the number of its message
+        self._large: LargeSender | None = None
+        self._retry_at: dict[bytes, float] = {}
+        self._prepares: dict[str, bool] = {}  # by the server's address: whether it answers PREPARE, if known
+
+    # The connection.
+
+    def open(self, machine: ClientConnection, channel: int, stream: Stream) -> None:
+        """A channel can be used."""
+        self._stream = stream
+        self._machine = machine
+        self._channel = channel
+        self._next = self._floor = 1
+        restartable = self._prepares.get(stream.remote, True)
+        self._large = LargeSender(machine, stream, self._large_settled, restartable=restartable)
+        self._flowing = True
+        self.pump()
+
+    @property
+    def opened(self) -> bool:
+        """There is a channel to send on."""
+        return self._machine is not None
+
+    def close(self) -> int:
+        """The channel is gone: what it has not confirmed is to be sent again. Returns how many messages."""
+        if self._large is not None and self._large.announced:
+            assert self._stream is not None
+            self._gone_behind_prepare(self._stream.remote)
+        self._machine = None
+        self._large = None
+        self._destinations.clear()
+        self._wires.clear()
+        return super().close()
+
+    def _gone_behind_prepare(self, server: str) -> None:
+        if server not in self._prepares:
+            self._prepares[server] = False
+            log.warning("this server drops connections on PREPARE: large messages go plainly", server=server)
+
+    def close_over(self, code: int, text: str) -> None:
+        """The server closed the channel, or the connection, because of what it was sent."""
+        left = self.close()
+        if left and code >= ReplyCode.MESSAGE_NOT_FOUND:
+            self._blame(left, code, text)
+
+    def _blame(self, left: int, code: int, text: str) -> None:
+        outcome = outcome_of(code, text)
+        message = self._suspect(left, outcome)
+        if message is not None and code in OF_DESTINATIONS:
+            self._refuse_for_now(message.address.wire, outcome)
+
+    def _refuse_for_now(self, wire: bytes, outcome: Outcome) -> None:
+        self._retry_at[wire] = trio.current_time() + REFUSED_SECS
+        self.refuse(wire, outcome)
+
+    def tick(self, now: float) -> None:
+        """Destinations that have waited long enough are tried again."""
+        if self._retry_at:
+            for wire in [wire for wire, at in self._retry_at.items() if at <= now]:
+                del self._retry_at[wire]
+                self.allow(wire)
+        if self._large is not None:
+            self._large.tick(now)
+        self.pump()
+
+    def drained(self) -> None:
+        """The server reads again."""
+        if self._large is not None:
+            self._large.write()
+        self.pump()
+
+    # Sending.
+
+    @property
+    def _usable(self) -> bool:
+        return self._machine is not None and not (self._large is not None and self._large.busy)
+
+    def _place(self, message: Message) -> bytes:
+        return message.address.wire
+
+    def _send(self, part: SubBatch, positions: Positions, messages: list[Message]) -> Positions:
+        if not self._usable:
+            return positions
+        rows: list[tuple[bytes, bytes, bytes]] = []
+        chosen: list[int] = []
+        sent: list[int] = []
+        wire, destination = b"", None
+        rest: Positions = ()
+        large: Message | None = None
+        for index, message in enumerate(messages):
+            address = message.address
+            if address.wire != wire:
+                if destination is not None and rows:
+                    self._send_rows(destination, part, rows, chosen, sent)
+                    rows, chosen = [], []
+                wire = address.wire
+                destination = self._destination(message, alone=not sent and not self.in_flight)
+                if destination is None:
+                    rest = positions[index:]
+                    break
+            assert destination is not None
+            body = message.body
+            if len(body) > LARGE_OCTETS:
+                rest = positions[index:]
+                large = None if sent or rows or self.in_flight else message
+                break
+            try:
+                rows.append((destination.name, encode_properties(message), body))
+            except Exception as error:
+                part.settle_at((positions[index],), poisoned(error))
+            else:
+                chosen.append(positions[index])
+        if destination is not None and rows:
+            self._send_rows(destination, part, rows, chosen, sent)
+        self._sent(part, sent, sum([len(part.messages[at].body) for at in sent]))
+        return rest if large is None else self._send_large(part, rest, large)
+
+    def _send_rows(
+        self,
+        destination: Destination,
+        part: SubBatch,
+        rows: list[tuple[bytes, bytes, bytes]],
+        chosen: list[int],
+        sent: list[int],
+    ) -> None:
+        """Send to one destination; `sent` gets the positions."""
+        tags = destination.producer.send_many(rows)
+        if -1 in tags:
+            part.settle_at([at for at, tag in zip(chosen, tags, strict=True) if tag < 0], HEAD_TOO_LONG)
+            chosen = [at for at, tag in zip(chosen, tags, strict=True) if tag >= 0]
+            tags = [tag for tag in tags if tag >= 0]
+        if tags:
+            self._shift = tags[0] - self._next - len(sent)
+            sent += chosen
+
+    def _destination(self, message: Message, *, alone: bool) -> Destination | None:
+        """Where a message goes; None when nothing can be sent there now. `alone`: nothing is on its way."""
+        wire = message.address.wire
+        found = self._destinations.get(wire)
+        if found is not None:
+            return found if found.producer.usable else None  # its close has been read, and is told soon
+        machine = self._machine
+        assert machine is not None
+        address = message.address
+        try:
+            if len(self._destinations) >= HANDLES_MAX:
+                raise LocalProtocolError("too many destinations")
+            handle, name = open_for_sending(machine, self._channel, address.scope, address.name)
+        except LocalProtocolError:
+            if alone:
+                self._begin_anew()
+            return None
+        found = Destination(Producer(machine, handle, confirm=True), name)
+        self._destinations[wire] = found
+        self._wires[handle] = wire
+        return found
+
+    def _begin_anew(self) -> None:
+        """All handles are used, and nothing is on its way: free them, to open those that are needed now."""
+        machine = self._machine
+        assert machine is not None
+        for handle in self._wires:
+            machine.close_handle(handle)
+        self._destinations.clear()
+        self._wires.clear()
+        assert self._stream is not None
+        self._stream.mark()
+
+    def _send_large(self, part: SubBatch, positions: Positions, message: Message) -> Positions:
+        """Send the first of `positions` by itself; returns what waits still."""
+        assert self._large is not None
+        try:
+            head = encode_properties(message)
+        except Exception as error:
+            part.settle_at(positions[:1], poisoned(error))
+            return positions[1:]
+        assert self._machine is not None
+        if len(head) + BODY_SIZE.size > self._machine.frame_max:
+            part.settle_at(positions[:1], HEAD_TOO_LONG)
+            return positions[1:]
+        self._sent(part, positions[:1], 0)
+        try:
+            self._large.send(message, head)
+        except LocalProtocolError:
+            self._withdraw(lambda one: True)
+            return positions
+        return positions[1:]
+
+    # Outcomes.
+
+    def replies(self, rows: list[ReplyRow]) -> None:
+        """The server has taken messages; a row of the publishing channel, or of that for large ones."""
+        floor, shift = self._floor, self._shift
+        early = self._early
+        singles: list[int] = []
+        refused: list[tuple[int, int, str]] = []
+        for channel, handle, tag, code, text in rows:
+            if channel != self._channel:
+                if self._large is not None and channel == self._large.channel:
+                    self._large.replied(handle, code, text)
+                continue
+            number = floor + (tag - shift - floor) % ID_MAX
+            if code >= ReplyCode.MESSAGE_NOT_FOUND:
+                refused.append((number, code, text))
+            elif number == floor:
+                floor += 1
+                while early and floor in early:
+                    early.remove(floor)
+                    floor += 1
+            elif number < self._next:
+                singles.append(number)
+                early.add(number)
+        self._advance(floor)
+        self._settle_singles(singles, ACCEPTED)
+        for number, code, text in refused:
+            self._settle_singles([number], outcome_of(code, text))
+        self._count_in_flight()
+        self.pump()
+
+    def ready(self, handle: int, held: int) -> None:
+        """READY: the server holds so much of a large message."""
+        if self._large is not None:
+            assert self._stream is not None
+            self._prepares[self._stream.remote] = True
+            self._large.ready(handle, held)
+
+    def handle_closed(self, handle: int, code: int, text: str) -> None:
+        """The server closed a handle, if it is one of ours."""
+        wire = self._wires.pop(handle, None)
+        if wire is None:
+            if self._large is not None:
+                self._large.handle_closed(handle, code, text)
+            return
+        del self._destinations[wire]
+        taken = self._withdraw(lambda message: message.address.wire == wire)
+        if code in OF_DESTINATIONS:
+            outcome = outcome_of(code, text)
+            self._refuse_for_now(wire, outcome)
+            settle_all(taken, outcome)
+        else:
+            left = self._again(taken)
+            if left and code >= ReplyCode.MESSAGE_NOT_FOUND:
+                self._blame(left, code, text)
+        self.pump()
+
+    def large_closed(self, channel: int, code: int, text: str) -> None:
+        """The server closed a channel; if it is that for large messages, the outcome of one is known."""
+        if self._large is not None and channel == self._large.channel:
+            self._large.channel_closed(code, text)
+
+    def _large_settled(self, outcome: Outcome, code: int) -> None:
+        """It was the only message on its way."""
+        if outcome is ACCEPTED:
+            self._advance(self._next)
+        else:
+            taken = self._withdraw(lambda message: True)
+            if code in OF_DESTINATIONS and taken:
+                part, positions = taken[0]
+                self._refuse_for_now(part.messages[positions[0]].address.wire, outcome)
+            settle_all(taken, outcome)
+        self._count_in_flight()
+        self.pump()

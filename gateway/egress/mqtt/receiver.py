@@ -1,0 +1,305 @@
+"""What the remote MQTT broker sends us: the source of a link's batches.
+
+A receipt is (connection, packet id, QoS, message, attempts). An accepted message is acknowledged
+on the connection that brought it, and on no other: a QoS 1 message whose connection has gone is delivered
+again by the broker. A QoS 2 message belongs to the session instead: its id is known until PUBREL, over
+reconnects, so that it is taken once. A broker that lost the session starts a new epoch, in which the old ids
+mean nothing.
+
+A message that a target released is tried again on the tick, unacknowledged meanwhile; when our own disk was
+the reason, so is what came behind it.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable
+from functools import partial
+from typing import TYPE_CHECKING, Final
+
+import trio
+
+from gateway.broker.dispatcher import Dispatcher, RoutingEntry
+from gateway.broker.memory import LOW_ON_MEMORY
+from gateway.broker.pressure import Held
+from gateway.errors import RemoteProtocolError
+from gateway.model.message import NEVER, Message, Sender
+from gateway.model.outcome import Outcome, Reason, Verdict
+from gateway.model.properties import NO_PROPERTIES
+from gateway.protocols.mqtt.dialect import topic_address
+from gateway.protocols.mqtt.octets import decode_topic
+from gateway.protocols.mqtt.packets import Row
+from gateway.protocols.mqtt.spec import PacketType, Version
+from gateway.protocols.mqtt.translate import REASON_CODES, publish_essentials
+from gateway.settings import Limits
+from gateway.telemetry.stats import LinkStats
+
+if TYPE_CHECKING:
+    from gateway.egress.mqtt.connection import MqttLinkConnection
+
+TOPIC_OCTETS_MAX: Final = 1_024  # a longer topic is looked up each time
+RETRY_SECS_MIN: Final = 1.0
+RETRY_SECS_MAX: Final = 30.0
+OVERSIZED: Final = Outcome(Verdict.REJECTED, Reason.TOO_LARGE, "larger than limits.message_bytes_max")
+
+MALFORMED: Final = Outcome(Verdict.REJECTED, Reason.MALFORMED)
+
+Receipt = tuple["MqttLinkConnection", int, int, Message, int]
+
+
+class MqttLinkReceiver:
+    """The messages that one link brings in. `settled` is called after each settlement."""
+
+    def __init__(
+        self, name: str, dispatcher: Dispatcher, limits: Limits, stats: LinkStats, settled: Callable[[], None]
+    ) -> None:
+        self.epoch = 0
+        self.unsettled = 0
+        self.batch = dispatcher.batch(self, 0.0)
+        self._name = name
+        self._dispatcher = dispatcher
+        self._limits = limits
+        self._stats = stats
+        self._settled = settled
+        self._peer: MqttLinkConnection | None = None
+        self._entries: dict[bytes, RoutingEntry] = {}
+        self._generation = -1
+        self._once: dict[int, bool] = {}  # QoS 2 ids before PUBREL; True: accepted, PUBREC may be said
+        self._retries: list[tuple[float, Receipt]] = []
+        self._held: Held[Receipt] = Held(lambda: dispatcher.disk_healthy())
+
+    def attach(self, peer: MqttLinkConnection, *, present: bool) -> None:
+        """A connection is usable; `present`: the broker kept the session."""
+        if not present:
+            self.epoch += 1
+            self._once.clear()
+        peer.epoch = self.epoch
+        self._peer = peer
+
+    def detach(self) -> None:
+        """The connection is gone."""
+        self._peer = None
+
+    # What the connection tells.
+
+    def take(  # noqa: C901, PLR0912, PLR0915 - every message
+        self, peer: MqttLinkConnection, rows: list[Row], now: float
+    ) -> None:
+        """A run of PUBLISH: put each on its way; the batch leaves at the end of the wake-up."""
+        dispatcher = self._dispatcher
+        if self._generation != dispatcher.generation:
+            self._generation = dispatcher.generation
+            self._entries.clear()
+        batch = self.batch
+        if not batch.receipts:
+            batch.received = now
+        echoes = None
+        if peer.machine.version is not Version.V5:
+            rows = self._within_limits(peer, rows)
+            echoes = dispatcher.echoes if dispatcher.echoes.awaited else None
+        entries = self._entries
+        publish = dispatcher.publish
+        sender = peer.sender
+        behind = self._held.on
+        memory = dispatcher.memory
+        for flags, topic, packet_id, raw, body in rows:
+            entry = entries.get(topic)
+            qos = flags >> 1 & 3
+            properties, expires, hops = NO_PROPERTIES, NEVER, 0
+            try:
+                if entry is None:
+                    entry = self._resolve(topic)
+                if raw:
+                    properties, interval, hops = publish_essentials(raw)
+            except RemoteProtocolError as error:
+                self._bury(peer, (flags, topic, packet_id, raw, body), MALFORMED._replace(text=str(error)))
+                continue
+            if raw:
+                if interval is not None:
+                    expires = time.time() + interval
+            elif echoes is not None:
+                hops = echoes.hops(topic, body, sender, now)
+            message = Message(
+                entry.address, body, properties, qos, qos > 0, flags & 1 == 1, expires, hops, sender
+            )
+            receipt: Receipt | None = None
+            if qos:
+                if qos == 2 and not self._first_time(peer, packet_id):
+                    continue
+                self.unsettled += 1
+                receipt = (peer, packet_id, qos, message, 0)
+                if behind:
+                    self._held.behind(receipt)
+                    continue
+                if memory.short:
+                    self.settle([receipt], {0: LOW_ON_MEMORY}, now)
+                    continue
+            elif memory.scarce:
+                memory.refused += 1
+                self._stats.refuse(LOW_ON_MEMORY)
+                continue
+            if not publish(batch, entry, message, receipt) and receipt is not None:
+                self._accept(receipt)
+        self._stats.messages_in += len(rows)
+
+    def release(self, rows: list[tuple[int, int]]) -> tuple[list[int], list[int]]:
+        """PUBREL: the ids of a QoS 2 message are free again. Returns those that we knew, and the others."""
+        known: list[int] = []
+        strangers: list[int] = []
+        for packet_id, _ in rows:
+            (known if self._once.pop(packet_id, None) is not None else strangers).append(packet_id)
+        return known, strangers
+
+    def turn_done(self) -> None:
+        """Send the batch that has gathered on its way."""
+        batch = self.batch
+        if batch.receipts:
+            self.batch = self._dispatcher.batch(self, 0.0)
+            batch.send()
+
+    def tick(self, now: float) -> None:
+        """Try released messages again whose turn it is; while the broker is away they wait, and while memory
+        is short."""
+        if self._peer is None or self._dispatcher.memory.short:
+            return
+        if not self.batch.receipts:
+            self.batch.received = now
+        for receipt in self._held.due():
+            self._retry(receipt)
+        due = [receipt for at, receipt in self._retries if at <= now]
+        self._retries = [one for one in self._retries if one[0] > now]
+        for receipt in due:
+            self._retry(receipt)
+
+    # What batches ask: this is their source.
+
+    def hold(self, senders: set[Sender]) -> list[Callable[[], None]]:
+        """A link goes on reading, for acknowledgements come in between; it is refused and tries again."""
+        return []
+
+    def settle(
+        self, receipts: list[Receipt | None], refused: dict[int, Outcome] | None, received: float
+    ) -> None:
+        """The broker hears what became of its messages."""
+        peer = self._peer
+        plain = [one[1] for one in receipts if one is not None and one[2] == 1 and one[0] is peer]
+        if peer is not None and refused is None and len(plain) == len(receipts):
+            self.unsettled -= len(plain)
+            peer.pubacks += plain
+            peer.stream.mark()
+        else:
+            for at, receipt in enumerate(receipts):
+                if receipt is None:
+                    continue
+                if refused is not None and at in refused:
+                    self._refuse(receipt, refused[at])
+                else:
+                    self._accept(receipt)
+        stats = self._stats
+        stats.latency.observe(trio.current_time() - received, len(receipts))
+        stats.accepted_messages += len(receipts) - (len(refused) if refused else 0)
+        for outcome in refused.values() if refused else ():
+            stats.refuse(outcome)
+        self._settled()
+
+    def _accept(self, receipt: Receipt) -> None:
+        """Acknowledge a message."""
+        self.unsettled -= 1
+        peer, packet_id, qos, _, _ = receipt
+        if qos == 1:
+            if peer is self._peer:
+                peer.pubacks.append(packet_id)
+                peer.stream.mark()
+        elif peer.epoch == self.epoch and packet_id in self._once:
+            self._once[packet_id] = True
+            if self._peer is not None:
+                self._peer.pubrecs.append(packet_id)
+                self._peer.stream.mark()
+
+    def _refuse(self, receipt: Receipt, outcome: Outcome) -> None:
+        """Released: later again. Rejected: MQTT 5 says so. Before it, or while nobody is there to be told,
+        the message becomes a dead letter and is acknowledged: it would only block those behind it."""
+        peer, packet_id, qos, message, attempts = receipt
+        if outcome.verdict is Verdict.RELEASED:
+            if outcome.reason is Reason.STORE:
+                self._held.refused(receipt)
+                return
+            wait = min(RETRY_SECS_MIN * 2 ** min(attempts, 6), RETRY_SECS_MAX)
+            retry: Receipt = (peer, packet_id, qos, message, attempts + 1)
+            self._retries.append((trio.current_time() + wait, retry))
+            return
+        answers = peer if qos == 1 else self._peer
+        if answers is None or answers.machine.version is not Version.V5:
+            self._dispatcher.dead_letters.add([message], "", outcome, partial(self._buried, receipt))
+            return
+        self.unsettled -= 1
+        if answers is not self._peer or peer.epoch != self.epoch:
+            return
+        if qos == 2:
+            self._once.pop(packet_id, None)
+        kind = PacketType.PUBACK if qos == 1 else PacketType.PUBREC
+        answers.refuse(kind, packet_id, REASON_CODES[outcome.reason], outcome.text)
+
+    def _buried(self, receipt: Receipt) -> None:
+        """The message is safe among the dead letters."""
+        self._accept(receipt)
+        self._settled()
+
+    def _retry(self, receipt: Receipt) -> None:
+        peer, _, qos, message, _ = receipt
+        if qos == 1 and peer is not self._peer and peer.epoch == self.epoch:
+            self.unsettled -= 1  # the broker has delivered it again on this connection
+            return
+        entry = self._dispatcher.entry(self._name, None, message.address)
+        for branch in entry.branches:
+            branch.resolved.route.retried += 1
+        if not self._dispatcher.publish(self.batch, entry, message, receipt):
+            self._accept(receipt)
+
+    def _resolve(self, topic: bytes) -> RoutingEntry:
+        """A topic seen for the first time since the mapping changed; RemoteProtocolError if it is none."""
+        entry = self._dispatcher.entry(self._name, None, topic_address(decode_topic(topic), topic))
+        if len(topic) <= TOPIC_OCTETS_MAX:
+            if len(self._entries) >= self._limits.cache_entries_max:
+                self._entries.clear()
+            self._entries[topic] = entry
+        return entry
+
+    def _first_time(self, peer: MqttLinkConnection, packet_id: int) -> bool:
+        """QoS 2: False when this packet id was taken before and not released (5: 4.3.3)."""
+        accepted = self._once.get(packet_id)
+        if accepted is None:
+            self._once[packet_id] = False
+            return True
+        self._stats.duplicates += 1
+        if accepted:
+            peer.pubrecs.append(packet_id)
+        return False
+
+    def _within_limits(self, peer: MqttLinkConnection, rows: list[Row]) -> list[Row]:
+        """Before MQTT 5 a broker cannot be told how much we take."""
+        limit = self._limits.message_bytes_max
+        if not any(len(row[4]) > limit for row in rows):
+            return rows
+        kept: list[Row] = []
+        for row in rows:
+            if len(row[4]) <= limit:
+                kept.append(row)
+            else:
+                self._bury(peer, row, OVERSIZED)
+        return kept
+
+    def _bury(self, peer: MqttLinkConnection, row: Row, outcome: Outcome) -> None:
+        """A message that cannot be taken is acknowledged, and kept as a dead letter. Hanging up, as MQTT has
+        it, would bring the same one again with the next connection; and it need not be the broker's fault,
+        for RabbitMQ makes a topic of any routing key."""
+        flags, topic, packet_id, _, body = row
+        qos = flags >> 1 & 3
+        address = topic_address(topic.decode(errors="replace"))
+        message = Message(address, body, NO_PROPERTIES, qos, sender=peer.sender)
+        self._stats.refuse(outcome)
+        then = None
+        if qos and (qos == 1 or self._first_time(peer, packet_id)):
+            self.unsettled += 1
+            then = partial(self._buried, (peer, packet_id, qos, message, 0))
+        self._dispatcher.dead_letters.add([message], "", outcome, then)

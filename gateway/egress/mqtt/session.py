@@ -1,0 +1,240 @@
+"""The MQTT link: what is said to and heard from one remote MQTT broker, over all its connections.
+
+The link session is the endpoint's namespace in the dispatcher, and the sink of every route that ends there
+(publisher.py). What the broker sends goes through the routes that start there (receiver.py), whose
+filters are subscribed to (filters.py). A connection (connection.py) comes and goes; the session stays.
+
+With `version: auto` a link says MQTT 5.0. A broker that refuses that version is from then on spoken to in
+3.1.1. Where the connection only ends without a CONNACK, as old brokers do and also brokers that are just
+starting, the other version is tried next and nothing is remembered: a moment's weakness must not cost a
+broker of MQTT 5 its properties for ever. A broker that has spoken 5.0 is not tried with the other one: as it
+starts again it would take up the session in 3.1.1, and Mosquitto has lost a message over that.
+
+A link that shares its subscriptions does not fall back: only MQTT 5 says what `$share` is. Many brokers know
+it in 3.1.1, too; to the others it is a topic like any other, on which nothing would ever come. Nor does one
+that proves its password instead of saying it: there are no AUTH packets before MQTT 5.
+"""
+
+from __future__ import annotations
+
+import secrets
+from typing import TYPE_CHECKING, Any, Final
+
+from gateway.broker.dispatcher import Dispatcher
+from gateway.broker.scram import METHOD, Proof
+from gateway.egress.mqtt.connection import MqttLinkConnection
+from gateway.egress.mqtt.filters import Filters
+from gateway.egress.mqtt.publisher import MqttLinkPublisher, Terms
+from gateway.egress.mqtt.receiver import MqttLinkReceiver
+from gateway.mapping.router import Subscriptions, Targets
+from gateway.model.address import Address
+from gateway.model.batch import Sink, SubBatch
+from gateway.model.message import Message, Sender
+from gateway.protocols.mqtt.client import ClientConnection
+from gateway.protocols.mqtt.packets import Connect
+from gateway.protocols.mqtt.spec import VARINT_MAX, WORD_MAX, Property, Version
+from gateway.settings import Limits
+from gateway.settings.endpoints import Link as LinkSettings
+from gateway.settings.endpoints import Target
+from gateway.telemetry.stats import LinkStats
+from gateway.transport.stream import Stream
+
+if TYPE_CHECKING:
+    from gateway.egress.link import Link
+
+PACKET_OCTETS_MAX: Final = VARINT_MAX + 5
+NEEDS_5: Final = "share needs MQTT 5.0; say version: 3.1.1 if the broker shares subscriptions in that, too"
+PROVES_IN_5: Final = "authentication scram-sha-256 needs MQTT 5.0"
+VERSIONS: Final = {"5.0": Version.V5, "3.1.1": Version.V311, "3.1": Version.V31}
+
+
+class MqttLinkSession:
+    """One link's side of everything. Implements `Conversation` and `Sink`."""
+
+    link: Link
+
+    def __init__(
+        self,
+        name: str,
+        settings: LinkSettings,
+        dispatcher: Dispatcher,
+        limits: Limits,
+        stats: LinkStats,
+        *,
+        client_id: str,
+    ) -> None:
+        self.name = name
+        self.stats = stats
+        self._ledger = dispatcher.echoes.ledger(name)
+        self.publisher = MqttLinkPublisher(
+            stats,
+            ledger=self._ledger,
+            messages_max=limits.queue_messages_max,
+            octets_max=limits.queue_bytes_max,
+            window_max=settings.in_flight_max,
+        )
+        self.receiver = MqttLinkReceiver(name, dispatcher, limits, stats, self.balance)
+        self.filters = Filters(name, settings.qos, stats, settings.share)
+        self._settings = settings
+        self._limits = limits
+        self._client_id = client_id
+        self._shares = settings.share is not None
+        self._proves = settings.authentication == "scram-sha-256"
+        self._peer: MqttLinkConnection | None = None
+        self._sinks: tuple[Sink, ...] = (self,)
+        self._older = False  # the broker has refused MQTT 5.0
+        self._other = False  # it went away without a word: try the other version once
+        self._spoke_5: set[str] = set()  # by address
+
+    # What the link asks.
+
+    @property
+    def idle(self) -> bool:
+        """Nothing waits for the broker, and nothing that it sent waits for us."""
+        publisher = self.publisher
+        return not (publisher.waiting or publisher.in_flight or self.receiver.unsettled)
+
+    @property
+    def unconfirmed(self) -> int:
+        """Messages for the broker that it has not confirmed, sent or not."""
+        return self.publisher.waiting + self.publisher.in_flight
+
+    def route(self, subscriptions: Subscriptions, targets: Targets) -> None:
+        """The mapping changed: subscribe to what its routes need. Topics need no declaration."""
+        self.filters.want(tuple(topic for _, topic in subscriptions.bindings))
+        if self._peer is not None:
+            self._peer.stream.mark()
+
+    def connect(self, stream: Stream, target: Target, now: float) -> MqttLinkConnection:
+        """A connection stands: say CONNECT."""
+        limits = self._limits
+        version = self._version()
+        five = version is Version.V5
+        expiry = self._settings.session_expiry_secs
+        most = PACKET_OCTETS_MAX  # before MQTT 5 the broker cannot be told a limit; see MqttLinkReceiver
+        if five:
+            most = min(most, limits.message_bytes_max + limits.connect_bytes_max)
+        machine = ClientConnection(packet_bytes_max=most)
+        proof = None
+        if self._proves:
+            proof = Proof(target.username, target.password, secrets.token_urlsafe(18))
+        machine.connect(
+            Connect(
+                self._client_id,
+                version,
+                clean_start=not expiry,
+                keep_alive=self._settings.heartbeat_secs,
+                user_name=(target.username or None) if proof is None else None,
+                password=target.password.encode() if target.password and proof is None else None,
+                properties={**self._announced(most), **_proved(proof)} if five else {},
+                bridge=self._settings.bridge and not five,
+            ),
+            now,
+        )
+        sender = Sender(self.name, self._client_id, target.username, stream.remote)
+        deadline = now + self._settings.connect_timeout_secs
+        return MqttLinkConnection(self, stream, machine, sender, deadline, proof)
+
+    def turn_done(self) -> None:
+        """Send on the batch that this wake-up has gathered."""
+        self.receiver.turn_done()
+
+    def tick(self, now: float) -> None:
+        """Refused filters and released messages get another chance."""
+        self.filters.tick(now)
+        self.receiver.tick(now)
+        self._ledger.tick(now)
+        if self._peer is not None:
+            self._peer.stream.mark()
+
+    # What the dispatcher asks: a namespace, and the sink of everything in it.
+
+    def sinks(self, address: Address) -> tuple[Sink, ...]:
+        """Every topic of the broker is reached through this link."""
+        return self._sinks
+
+    def choose(self, message: Message) -> tuple[Sink, ...]:
+        """The address decides; never asked."""
+        return self._sinks
+
+    @property
+    def retained(self) -> None:
+        """The broker retains what is published with the flag."""
+
+    def publish(self, part: SubBatch) -> None:
+        """Owe the messages to the broker."""
+        self.publisher.publish(part)
+        if self._peer is not None and self._peer.held:
+            self.balance()
+
+    # What the connection tells.
+
+    def came_up(self, peer: MqttLinkConnection, *, present: bool) -> None:
+        """The broker has let us in; `present`: it knows the session of before (5: 3.2.2.1.1)."""
+        machine = peer.machine
+        self._peer = peer
+        self._other = False
+        if machine.version is Version.V5:
+            self._spoke_5.add(peer.stream.remote)
+        self.stats.spoke(machine, machine.version.name.lower())
+        self.link.came_up()
+        self.receiver.attach(peer, present=present)
+        self.filters.attach(machine, present=present)
+        terms = Terms(
+            machine.version is Version.V5, machine.peer_receive_max, machine.max_qos, machine.retain_available
+        )
+        # MQTT 3.1 has no word for it, and to repeat with the same ids is right in either case.
+        self.publisher.attach(peer, terms, present=present or machine.version is Version.V31)
+        peer.stream.mark()
+
+    def lost(self, peer: MqttLinkConnection, reason: str) -> None:
+        """The connection is gone; before it was usable, that may be for the version."""
+        if peer is self._peer:
+            self._peer = None
+            self.receiver.detach()
+            self.filters.detach()
+            self.publisher.detach(too_large=peer.too_large)
+        elif peer.refuses_version:
+            self._older = True
+            if self._settings.version == "auto" and (self._shares or self._proves):
+                reason += f"; {NEEDS_5 if self._shares else PROVES_IN_5}"
+        elif not peer.answered and peer.stream.remote not in self._spoke_5:
+            self._other = not self._other
+        self.link.went_down(reason)
+
+    def balance(self) -> None:
+        """Stop reading while the broker has sent more than `prefetch` unsettled messages, which only those
+        can that Receive Maximum does not bind. While we wait for acknowledgements we must go on."""
+        peer = self._peer
+        if peer is None:
+            return
+        most = self._settings.prefetch
+        unsettled = self.receiver.unsettled
+        if peer.held or unsettled > most:
+            peer.hold(unsettled > (most // 2 if peer.held else most) and not self.publisher.in_flight)
+
+    def _version(self) -> Version:
+        given = self._settings.version
+        if given != "auto":
+            return VERSIONS[given]
+        if self._shares or self._proves:
+            return Version.V5
+        return Version.V311 if self._older or self._other else Version.V5
+
+    def _announced(self, packet_bytes_max: int) -> dict[Property, Any]:
+        """The properties of CONNECT (5: 3.1.2.11)."""
+        found: dict[Property, Any] = {Property.MAXIMUM_PACKET_SIZE: packet_bytes_max}
+        if self._settings.session_expiry_secs:
+            found[Property.SESSION_EXPIRY_INTERVAL] = self._settings.session_expiry_secs
+        if self._settings.prefetch < WORD_MAX:
+            found[Property.RECEIVE_MAXIMUM] = self._settings.prefetch
+        if self._limits.topic_alias_max:
+            found[Property.TOPIC_ALIAS_MAXIMUM] = self._limits.topic_alias_max
+        return found
+
+
+def _proved(proof: Proof | None) -> dict[Property, Any]:
+    """What CONNECT says of an authentication by AUTH packets (5: 3.1.2.11.9)."""
+    if proof is None:
+        return {}
+    return {Property.AUTHENTICATION_METHOD: METHOD, Property.AUTHENTICATION_DATA: proof.first}

@@ -1,0 +1,186 @@
+"""What links to brokers with queues have in common: everything but their protocol's words.
+
+Outwards a link session is a namespace whose only sink is what the link publishes; inwards it is the source
+of the batches of messages that it consumed. A receipt is (intake, tag, message). What a remote broker sends
+takes routes only: its own subscribers have it already.
+"""
+
+from __future__ import annotations
+
+from abc import ABC, abstractmethod
+from collections.abc import Callable
+from typing import Generic, Protocol, TypeVar
+
+import trio
+
+from gateway.broker.dispatcher import Dispatcher, RoutingEntry
+from gateway.broker.memory import LOW_ON_MEMORY
+from gateway.broker.pressure import Held
+from gateway.egress.confirming import ConfirmedSink
+from gateway.egress.link import Link
+from gateway.model.address import Address
+from gateway.model.batch import Sink
+from gateway.model.message import Message, Sender
+from gateway.model.outcome import Outcome
+from gateway.settings import Limits
+from gateway.settings.endpoints import Link as LinkSettings
+from gateway.telemetry.stats import LinkStats
+
+Entries = dict[bytes, RoutingEntry]
+
+
+class LinkConsumer(Protocol):
+    """An intake, as its link session sees it."""
+
+    accepted: list[int]  # tags to acknowledge when the wake-up ends
+
+    @property
+    def live(self) -> bool:
+        """Its connection can still be answered."""
+
+    def wake(self) -> None:
+        """Something is `accepted` now."""
+
+
+class ConsumingConnection(Protocol):
+    """A connection, as its link session sees it."""
+
+    @property
+    def outstanding(self) -> int:
+        """Messages that it has brought and not answered."""
+
+
+PeerT = TypeVar("PeerT", bound=ConsumingConnection)
+ConsumerT = TypeVar("ConsumerT", bound=LinkConsumer)
+SinkT = TypeVar("SinkT", bound=ConfirmedSink)
+
+
+class QueueLinkSession(ABC, Generic[PeerT, ConsumerT, SinkT]):
+    """What the link `name` says to its broker, and hears. Set `link` before it connects."""
+
+    link: Link
+    publisher: SinkT
+
+    def __init__(
+        self,
+        name: str,
+        settings: LinkSettings,
+        dispatcher: Dispatcher,
+        limits: Limits,
+        stats: LinkStats,
+        *,
+        client_id: str,
+    ) -> None:
+        self.name = name
+        self.settings = settings
+        self.dispatcher = dispatcher
+        self.limits = limits
+        self.stats = stats
+        self.client_id = client_id
+        self.batch = self.dispatcher.batch(self, trio.current_time())
+        self.held: Held[tuple[ConsumerT, int, Message]] = Held(lambda: dispatcher.disk_healthy())
+        self._peer: PeerT | None = None
+        self._caches: dict[str, Entries] = {}
+        self._generation = -1
+
+    # What the dispatcher asks: a namespace with one sink.
+
+    def sinks(self, address: Address) -> tuple[Sink, ...]:
+        """Every address of the remote broker."""
+        return (self.publisher,)
+
+    def choose(self, message: Message) -> tuple[Sink, ...]:
+        """The address has decided."""
+        return (self.publisher,)
+
+    @property
+    def retained(self) -> None:
+        """Retaining is MQTT's: the flag travels as a header."""
+
+    # What the link asks.
+
+    @property
+    def idle(self) -> bool:
+        """Nothing waits for the broker, and nothing that it sent waits for us."""
+        peer = self._peer
+        return self.publisher.idle and not len(self.batch) and (peer is None or not peer.outstanding)
+
+    @property
+    def unconfirmed(self) -> int:
+        """Messages for the broker that it has not confirmed, sent or not."""
+        return self.publisher.waiting_messages + self.publisher.in_flight
+
+    def turn_done(self) -> None:
+        """Send on the batch that this wake-up has gathered."""
+        batch = self.batch
+        if len(batch):
+            self.batch = self.dispatcher.batch(self, trio.current_time())
+            batch.send()
+
+    def tick(self, now: float) -> None:
+        """What waits for the disk is tried again, when it has recovered."""
+        if self.dispatcher.memory.short:
+            return
+        for receipt in self.held.due():
+            if receipt[0].live:
+                self.retry(receipt)
+
+    # What batches ask: this is their source.
+
+    def hold(self, senders: set[Sender]) -> list[Callable[[], None]]:
+        """A link goes on reading, for its own confirms come in between; it is refused and tries again."""
+        return []
+
+    @abstractmethod
+    def settle(
+        self,
+        receipts: list[tuple[ConsumerT, int, Message]],
+        refused: dict[int, Outcome] | None,
+        received: float,
+    ) -> None:
+        """Acknowledge what was accepted; refuse, or give back later, what was not."""
+
+    def accept(self, receipts: list[tuple[ConsumerT, int, Message]]) -> None:
+        """Have these acknowledged when the wake-up ends."""
+        for consumer, tag, _ in receipts:
+            accepted = consumer.accepted
+            if not accepted:
+                consumer.wake()
+            accepted.append(tag)
+
+    def retry(self, receipt: tuple[ConsumerT, int, Message]) -> None:
+        """A message that was released, once more."""
+        if self.dispatcher.memory.short:
+            self.settle([receipt], {0: LOW_ON_MEMORY}, 0.0)
+            return
+        consumer, _, message = receipt
+        entry = self.dispatcher.entry(self.name, None, message.address, self.queue_of(consumer))
+        for branch in entry.branches:
+            branch.resolved.route.retried += 1
+        if not self.dispatcher.publish(self.batch, entry, message, receipt):
+            self.unclaimed(entry, receipt)
+
+    @abstractmethod
+    def queue_of(self, consumer: ConsumerT) -> str:
+        """By which queue routes know what an intake brings; "": by its address alone."""
+
+    @abstractmethod
+    def unclaimed(self, entry: RoutingEntry, receipt: tuple[ConsumerT, int, Message]) -> None:
+        """No route takes the message."""
+
+    # What a connection asks.
+
+    def caches(self) -> dict[str, Entries]:
+        """Where addresses lead, by queue or service; emptied when something has changed since."""
+        if self._generation != self.dispatcher.generation:
+            self._generation = self.dispatcher.generation
+            self._caches.clear()
+        return self._caches
+
+    def disconnected(self, peer: PeerT, why: str) -> None:
+        """A connection is gone; what it had not confirmed is sent again over the next one."""
+        if self._peer is peer:
+            self._peer = None
+            self.held.give_up()
+        self.publisher.close()
+        self.link.went_down(why)

@@ -1,0 +1,386 @@
+"""Messages that arrive in fragments, and the ways to send a large one (section 7 of the notes).
+
+What a small message consists of waits in memory; a large one is written to the spool as it comes. A message
+that was announced by PREPARE always is, for it may be broken off at any time, also by the end of this
+process, and resumed later. Before a message is published that must survive a restart, its file is on disk;
+for that, for its hash, and for files in a shared folder, the connection pauses: what the client said behind
+it waits.
+"""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Callable
+from contextlib import suppress
+from functools import partial
+from typing import TYPE_CHECKING, Final, TypeVar
+
+import trio
+
+from gateway.broker.amqpfast.partials import Partial
+from gateway.broker.amqpfast.spool import PIECE_OCTETS, Spool, SpoolFile, SpoolFull
+from gateway.errors import GatewayError, RemoteProtocolError
+from gateway.ingress.amqpfast.handle import FastHandle
+from gateway.model.outcome import Outcome
+from gateway.protocols.amqpfast.codec import (
+    BODY_SIZE,
+    decode_head_properties,
+    find_head_end,
+    read_content_hash,
+)
+from gateway.protocols.amqpfast.events import Fragment, Prepared
+from gateway.protocols.amqpfast.spec import NOTIFY_STREAMING, OUT_OF_BAND, RECOVERY, ReplyCode
+from gateway.transport.stream import READ_OCTETS
+
+if TYPE_CHECKING:
+    from gateway.ingress.amqpfast.connection import FastConnection
+
+LARGE_READ_OCTETS: Final = 262_144  # read at a time while a large message comes
+PART_OCTETS_MIN: Final = 4_096  # what comes in smaller parts is joined as it comes
+STREAMING: Final = NOTIFY_STREAMING  # events say it so for either direction
+T = TypeVar("T")
+HEAD_OCTETS_MAX: Final = 131_072  # of a file that is to be a head's: texts, and a table of 65 535 octets
+
+
+class Fault(GatewayError):
+    """What is wrong with a message costs its handle, or for want of room or size its channel."""
+
+    def __init__(self, code: ReplyCode, text: str) -> None:
+        super().__init__(text)
+        self.code = code
+
+
+class IncomingTransfer:
+    """A message under way on a channel: in `parts`, or in `file`."""
+
+    __slots__ = ("body_size", "digest", "file", "handle", "head", "partial", "parts", "size", "spool")
+
+    def __init__(
+        self,
+        spool: Spool,
+        handle: FastHandle,
+        head: bytes,
+        body_size: int,
+        *,
+        transfer: Partial | None = None,
+        digest: bytes = b"",
+    ) -> None:
+        """Raises SpoolFull."""
+        self.spool = spool
+        self.handle = handle
+        self.head = head
+        self.body_size = body_size
+        self.partial = transfer
+        self.digest = digest
+        self.size = 0
+        self.parts: list[bytes | bytearray | memoryview] = []  # the body, or what of it is to be written next
+        self.file: SpoolFile | None = None
+        if transfer is not None:
+            self.file = transfer.file
+            self.size = transfer.file.size
+        elif not spool.hold(body_size):
+            check_room(spool, body_size)
+            self.file = spool.draft()
+
+    def add(self, octets: bytes | memoryview) -> None:
+        """The next of the body; for a file `write` has to follow.
+
+        A view keeps all that was read with it: of that, what is held here has to be most.
+        """
+        self.size += len(octets)
+        parts = self.parts
+        if isinstance(octets, memoryview):
+            last = parts[-1] if parts else None
+            beside = isinstance(last, memoryview) and last.obj is octets.obj
+            held = self.file is None and not beside and 2 * len(octets) < len(octets.obj)  # type: ignore[arg-type]
+            parts.append(bytes(octets) if held else octets)
+        elif len(octets) >= PART_OCTETS_MIN:
+            parts.append(octets)
+        elif parts and isinstance(parts[-1], bytearray):
+            parts[-1] += octets
+        else:
+            parts.append(bytearray(octets))
+
+    def write(self) -> None:
+        """Write what was added. Raises SpoolFull."""
+        if self.file is not None:
+            parts, self.parts = self.parts, []
+            self.file.write(*parts)
+
+    def leave(self) -> None:
+        """It is complete, or will never be: it counts no longer among those that are held."""
+        if self.file is None:
+            self.spool.let_go(self.body_size)
+
+    def seal(self, sync: bool) -> bool:
+        """Make the file safe, and check its hash; takes its time. False: it is wrong. Raises OSError."""
+        assert self.file is not None
+        if self.digest and self.file.digest() != self.digest:
+            return False
+        self.file.checked = self.digest
+        if sync:
+            self.file.sync()
+        return True
+
+
+def check_room(spool: Spool, octets: int) -> None:
+    """Raises SpoolFull when the spool will not have room for so much."""
+    if spool.used + octets > spool.octets_max:
+        raise SpoolFull(f"limits.spool_bytes_max ({spool.octets_max}) would be exceeded")
+
+
+class IncomingTransfers:
+    """Those of one connection."""
+
+    def __init__(self, connection: FastConnection) -> None:
+        self._connection = connection
+        self.unwritten: dict[IncomingTransfer, None] = {}  # files for which something came in this wake-up
+        self._prepared: dict[FastHandle, tuple[Partial, bytes, bytes]] = {}  # transfer, head, digest
+
+    # In fragments.
+
+    def fragment(self, event: Fragment) -> None:
+        """A part of a message; the last one makes it whole. Streams are passed on as they come."""
+        connection = self._connection
+        handle = connection.handles.get(event.handle)
+        if handle is None:
+            return
+        if event.bits & STREAMING:
+            connection.publisher.stream(handle, event)
+        elif event.bits & OUT_OF_BAND:
+            self._out_of_band(handle, event)
+        else:
+            self._part(handle, event)
+
+    def _part(self, handle: FastHandle, event: Fragment) -> None:
+        channel = handle.channel
+        try:
+            if event.first:
+                channel.arriving = self._begin(handle, event)
+            arriving = channel.arriving
+            assert arriving is not None
+            arriving.add(event.octets)
+            if event.last:
+                arriving.write()
+        except SpoolFull as error:
+            self._connection.refuse(handle, ReplyCode.INSUFFICIENT_RESOURCES, str(error))
+            return
+        stream = self._connection.stream
+        if event.last:
+            stream.read_octets = READ_OCTETS
+            self._complete(arriving, event)
+            return
+        if arriving.file is not None:
+            self.unwritten[arriving] = None
+        if arriving.body_size > LARGE_READ_OCTETS:
+            stream.read_octets = LARGE_READ_OCTETS
+
+    def write(self) -> None:
+        """Write to their files what has come of messages in this wake-up."""
+        unwritten = list(self.unwritten)
+        self.unwritten.clear()
+        for arriving in unwritten:
+            try:
+                arriving.write()
+            except SpoolFull as error:
+                self._connection.refuse(arriving.handle, ReplyCode.INSUFFICIENT_RESOURCES, str(error))
+
+    def _begin(self, handle: FastHandle, event: Fragment) -> IncomingTransfer:
+        spool = self._connection.ingress.spool
+        prepared = self._prepared.pop(handle, None)
+        if event.bits & RECOVERY:
+            assert prepared is not None
+            transfer, head, digest = prepared
+            return IncomingTransfer(spool, handle, head, event.body_size, transfer=transfer, digest=digest)
+        if prepared is not None:
+            transfer, head, _ = prepared
+            anew = (head, transfer.body_size) == (event.head, event.body_size)
+            self._connection.ingress.partials.end(transfer, taken=anew)
+        return IncomingTransfer(spool, handle, event.head, event.body_size)
+
+    # Restartable, 3.5.13.
+
+    def prepared(self, event: Prepared) -> None:
+        """PREPARE: say how much of the message is here."""
+        connection = self._connection
+        handle = connection.handles.get(event.handle)
+        if handle is None:
+            return
+        try:
+            size = self._prepare(handle, event)
+        except SpoolFull as error:
+            connection.refuse(handle, ReplyCode.INSUFFICIENT_RESOURCES, str(error))
+            return
+        except Fault as error:
+            connection.refuse(handle, error.code, str(error))
+            return
+
+        def recorded(outcome: Outcome) -> None:
+            """If it is not, the transfer can be resumed all the same as long as this process lives."""
+            if not handle.silent:
+                connection.machine.ready(handle.number, size)
+                connection.stream.mark()
+            connection.go_on()
+
+        connection.pause()
+        connection.ingress.after_commit(recorded)
+
+    def _prepare(self, handle: FastHandle, event: Prepared) -> int:
+        connection = self._connection
+        ingress = connection.ingress
+        digest = read_content_hash(event.content_hash)
+        if digest is None:
+            raise Fault(ReplyCode.BAD_FIELD_VALUE, "content-hash is no SHA-1")
+        try:
+            decode_head_properties(event.head)
+        except RemoteProtocolError as error:
+            raise Fault(ReplyCode.MESSAGE_CONTENTS_INVALID, str(error)) from None
+        if before := self._prepared.pop(handle, None):
+            ingress.partials.release(before[0])
+        transfer = ingress.partials.claim(connection.host.name, connection.owner, event.head, event.body_size)
+        self._prepared[handle] = (transfer, event.head, digest)
+        file = transfer.file
+        check_room(ingress.spool, event.body_size - file.size)
+        if file.size < len(event.octets):
+            file.write(event.octets[file.size :])
+        return file.size
+
+    # Complete.
+
+    def _complete(self, arriving: IncomingTransfer, event: Fragment) -> None:
+        connection = self._connection
+        arriving.handle.channel.arriving = None
+        arriving.leave()
+        if arriving.file is None:
+            body = b"".join(arriving.parts)
+            connection.publisher.sends([(event.handle, event.tag, arriving.head, body, event.dest_name)])
+            return
+        sync = connection.ingress.keeps and bool(arriving.head[0] & 1)  # persistent
+        if sync or arriving.digest:
+            self._beside(
+                arriving.handle, partial(arriving.seal, sync), partial(self._sealed, arriving, event)
+            )
+        else:
+            self._sealed(arriving, event, True)
+
+    def _sealed(self, arriving: IncomingTransfer, event: Fragment, whole: bool) -> None:
+        connection = self._connection
+        handle, transfer = arriving.handle, arriving.partial
+        partials = connection.ingress.partials
+        if not whole:
+            assert transfer is not None
+            partials.drop(transfer)
+            text = "the body does not have the content-hash that was announced"
+            raise Fault(ReplyCode.MESSAGE_CONTENTS_INVALID, text)
+        if handle.silent or (connection.gone and handle.channel.transacted):
+            if transfer is not None:
+                partials.release(transfer)
+            return
+        assert arriving.file is not None
+        body = arriving.file.body()
+        connection.publisher.send_large(handle, event.tag, arriving.head, body, event.dest_name, transfer)
+
+    def _beside(self, handle: FastHandle, work: Callable[[], T], then: Callable[[T], None]) -> None:
+        """Do what takes its time in a thread; meanwhile nothing more of what the client says is done."""
+        connection = self._connection
+
+        async def task() -> None:
+            try:
+                then(await trio.to_thread.run_sync(work))
+            except Fault as error:
+                connection.refuse(handle, error.code, str(error))
+            except (OSError, SpoolFull) as error:
+                connection.refuse(handle, ReplyCode.INSUFFICIENT_RESOURCES, str(error))
+            connection.go_on()
+            connection.ingress.flush()
+
+        connection.pause()
+        connection.ingress.start(task)
+
+    # Out of band, 3.5.3.1.
+
+    def _out_of_band(self, handle: FastHandle, event: Fragment) -> None:
+        channel = handle.channel
+        folder = channel.folder
+        assert folder is not None
+        if event.bits & RECOVERY:
+            text = "recovery out of band is not available"
+            self._connection.refuse(handle, ReplyCode.NOT_IMPLEMENTED, text)
+            return
+        name = folder.next_name(handle.number)
+
+        def work() -> IncomingTransfer:
+            try:
+                with folder.reading(name, event.size) as descriptor:
+                    return self._read(handle, event, descriptor)
+            except OSError as error:
+                raise Fault(ReplyCode.MESSAGE_CONTENTS_INVALID, f"out of band: {error}") from None
+
+        def then(arriving: IncomingTransfer) -> None:
+            if self._connection.handles.get(handle.number) is not handle:
+                arriving.leave()
+                return
+            channel.arriving = arriving
+            if event.last:
+                if arriving.size != arriving.body_size:
+                    text = f"{arriving.size} octets of a body of {arriving.body_size}"
+                    raise Fault(ReplyCode.MESSAGE_CONTENTS_INVALID, text)
+                self._complete(arriving, event)
+
+        self._beside(handle, work, then)
+
+    def _read(self, handle: FastHandle, event: Fragment, descriptor: int) -> IncomingTransfer:
+        """The fragment in a file. Raises Fault, OSError, SpoolFull."""
+        arriving = handle.channel.arriving
+        at = 0
+        if arriving is None:
+            arriving, at = self._read_head(handle, descriptor)
+        try:
+            if arriving.size + event.size - at > arriving.body_size:
+                text = f"more than the {arriving.body_size} octets of the body"
+                raise Fault(ReplyCode.MESSAGE_CONTENTS_INVALID, text)
+            while at < event.size:
+                octets = os.pread(descriptor, PIECE_OCTETS, at)
+                if not octets:
+                    raise OSError("a file has become shorter")
+                arriving.add(octets)
+                arriving.write()
+                at += len(octets)
+        except (GatewayError, OSError):
+            if event.first:
+                arriving.leave()
+            raise
+        return arriving
+
+    def _read_head(self, handle: FastHandle, descriptor: int) -> tuple[IncomingTransfer, int]:
+        """The beginning of a message, and where its body begins in the file."""
+        ingress = self._connection.ingress
+        begin = os.pread(descriptor, HEAD_OCTETS_MAX, 0)
+        try:
+            end = find_head_end(begin, 0, len(begin))
+        except RemoteProtocolError as error:
+            raise Fault(ReplyCode.MESSAGE_CONTENTS_INVALID, str(error)) from None
+        (body_size,) = BODY_SIZE.unpack_from(begin)
+        most = ingress.limits.fast_message_bytes_max
+        if body_size > most:
+            raise Fault(ReplyCode.MESSAGE_TOO_LARGE, f"a message of {body_size} octets exceeds {most}")
+        return IncomingTransfer(ingress.spool, handle, begin[BODY_SIZE.size : end], body_size), end
+
+    # The end.
+
+    def handle_gone(self, handle: FastHandle) -> None:
+        """A handle is over; what it had begun may be resumed, if it was announced."""
+        partials = self._connection.ingress.partials
+        channel = handle.channel
+        arriving = channel.arriving
+        if arriving is not None and arriving.handle is handle:
+            channel.arriving = None
+            arriving.leave()
+            if arriving in self.unwritten:
+                del self.unwritten[arriving]
+                with suppress(SpoolFull):  # what did fit counts; the rest will have to be sent again
+                    arriving.write()
+            if arriving.partial is not None:
+                partials.release(arriving.partial)
+        if prepared := self._prepared.pop(handle, None):
+            partials.release(prepared[0])

@@ -1,0 +1,235 @@
+"""Large messages to a client, a fragment at a time as its connection takes them.
+
+A channel says one thing after the other. While a large message is under way, or an answer to its PREPARE is
+awaited, what the channel is to say next waits in line; small things that the machine writes itself (replies)
+it holds back, too. No more of a body is in memory than the connection has not taken yet.
+
+On a restartable channel a large message is announced by PREPARE, as the text recommends (3.3.2.2), and goes
+on from where the client says that it has it. With a shared folder it is put there.
+"""
+
+from __future__ import annotations
+
+from collections import deque
+from collections.abc import Callable
+from functools import partial
+from typing import TYPE_CHECKING, Final
+
+import trio
+
+from gateway.errors import LocalProtocolError
+from gateway.model.spooled import Piece, Spooled
+from gateway.protocols.amqpfast.sending import Transfer
+from gateway.protocols.amqpfast.spec import DELIVERED, REDELIVERED, ReplyCode
+
+if TYPE_CHECKING:
+    from gateway.ingress.amqpfast.channel import FastChannel
+    from gateway.ingress.amqpfast.handle import FastHandle
+
+LARGE_OCTETS: Final = 1_048_576  # of a body; smaller ones are written whole
+
+
+class Large:
+    """One message on its way. `then` hears whether the client has been sent all of it.
+
+    Messages of the channel with numbers from `limit` on have not been said before it.
+    """
+
+    __slots__ = ("at", "bits", "body", "handle", "head", "limit", "name", "number", "then", "transfer")
+
+    def __init__(
+        self,
+        handle: FastHandle,
+        number: int,
+        name: bytes,
+        head: bytes,
+        body: bytes,
+        then: Callable[[bool], None],
+        *,
+        delivered: bool = True,
+        redelivered: bool = False,
+    ) -> None:
+        self.handle = handle
+        self.number = number
+        self.name = name
+        self.head = head
+        self.body = body
+        self.bits = DELIVERED * delivered | REDELIVERED * redelivered
+        self.then = then
+        self.limit = number if delivered else handle.channel.next_number
+        self.at = 0
+        self.transfer: Transfer | None = None
+
+    @property
+    def digest(self) -> bytes:
+        """The content-hash of the body, if it came with one."""
+        return self.body.file.checked.hex().encode() if isinstance(self.body, Spooled) else b""
+
+    def piece(self, count: int, *, read: bool) -> Piece:
+        """The next octets of the body; with `read` in memory. Raises OSError."""
+        body, at = self.body, self.at
+        if not isinstance(body, Spooled):
+            return memoryview(body)[at : at + count]
+        piece = body.piece(at, min(count, body.size - at))
+        return piece.octets() if read else piece
+
+
+class LargeDeliveries:
+    """What of a channel waits for its turn."""
+
+    def __init__(self, channel: FastChannel) -> None:
+        self.active: Large | None = None
+        self.over = False
+        self._channel = channel
+        self._waiting: deque[Large | Callable[[], None]] = deque()
+
+    @property
+    def idle(self) -> bool:
+        """Whatever is said now is said at once."""
+        return self.active is None and not self.over
+
+    def say(self, words: Large | Callable[[], None]) -> None:
+        """When everything before it has been said."""
+        self._waiting.append(words)
+        if self.active is None:
+            self._next()
+
+    def _next(self) -> None:
+        while self._waiting and self.active is None:
+            words = self._waiting.popleft()
+            if isinstance(words, Large):
+                self.active = words
+                self._begin(words)
+            else:
+                words()
+
+    def _begin(self, large: Large) -> None:
+        channel = self._channel
+        connection = channel.connection
+        machine = connection.machine
+        if large.handle.number not in machine.handles or large.handle.silent:
+            self._end(large, sent=False)
+            return
+        if channel.folder is not None:
+            connection.ingress.start(partial(self._put, large))
+            return
+        # Section 7: never for what fits a single fragment.
+        if not channel.restartable or 4 + len(large.head) + len(large.body) <= machine.frame_max:
+            self._write_from(large, 0, resumed=False)
+            return
+        try:
+            machine.prepare(large.handle.number, large.head, len(large.body), b"", large.digest)
+        except LocalProtocolError as error:
+            self._fail(large, ReplyCode.INSUFFICIENT_RESOURCES, str(error))
+        else:
+            connection.stream.mark()
+
+    def ready(self, handle: FastHandle, size: int) -> None:
+        """The client has `size` octets of what was announced on a handle."""
+        large = self.active
+        if large is not None and large.handle is handle and large.transfer is None:
+            self._write_from(large, size, resumed=True)
+
+    def _write_from(self, large: Large, at: int, *, resumed: bool) -> None:
+        connection = self._channel.connection
+        large.at = at
+        if isinstance(large.body, Spooled):
+            try:
+                large.body.check()
+            except OSError as error:
+                self._fail(large, ReplyCode.INTERNAL_ERROR, str(error))
+                return
+        if self._transfer(large, resumed=resumed):
+            connection.sending[self] = None
+            connection.stream.mark()
+
+    def _transfer(self, large: Large, *, resumed: bool = False, out_of_band: bool = False) -> bool:
+        try:
+            large.transfer = Transfer(
+                self._channel.connection.machine,
+                large.handle.number,
+                large.head,
+                len(large.body),
+                name=large.name,
+                number=large.number,
+                bits=large.bits,
+                resumed=resumed,
+                out_of_band=out_of_band,
+            )
+        except LocalProtocolError as error:
+            self._fail(large, ReplyCode.INSUFFICIENT_RESOURCES, str(error))
+            return False
+        return True
+
+    def write(self) -> None:
+        """The next fragment."""
+        large = self.active
+        assert large is not None
+        transfer = large.transfer
+        assert transfer is not None
+        if not transfer.usable:
+            self._end(large, sent=False)
+            return
+        try:
+            octets = large.piece(transfer.room, read=self._channel.connection.stream.layer is not None)
+        except OSError as error:
+            self._fail(large, ReplyCode.INTERNAL_ERROR, str(error))
+            return
+        large.at += len(octets)
+        last = large.at == len(large.body)
+        transfer.write(octets, last=last)
+        stream = self._channel.connection.stream
+        stream.queued += len(octets)
+        stream.mark()
+        if last:
+            self._end(large, sent=True)
+
+    async def _put(self, large: Large) -> None:
+        channel = self._channel
+        folder = channel.folder
+        assert folder is not None
+        head = len(large.body).to_bytes(4, "big") + large.head
+        try:
+            await trio.to_thread.run_sync(folder.put, large.number, head, large.body)
+        except OSError as error:
+            if self.active is large:
+                self._fail(large, ReplyCode.INSUFFICIENT_RESOURCES, f"out of band: {error}")
+        else:
+            if self.active is large and self._transfer(large, out_of_band=True):
+                assert large.transfer is not None
+                large.transfer.tell(len(head) + len(large.body), last=True)
+                self._end(large, sent=True)
+        channel.connection.stream.mark()
+        channel.connection.ingress.flush()
+
+    def _fail(self, large: Large, code: int, text: str) -> None:
+        """It cannot be said, now or ever: the channel is closed, and somebody else may have the message."""
+        self.over = True
+        self._end(large, sent=False)
+        connection = self._channel.connection
+        connection.ingress.soon(lambda: connection.close_channel(self._channel, code, text))
+
+    def _end(self, large: Large, *, sent: bool) -> None:
+        self.active = None
+        channel = self._channel
+        channel.connection.sending.pop(self, None)
+        large.then(sent)
+        self._next()
+        if self.idle:
+            channel.go_on()
+
+    def handle_gone(self, handle: FastHandle) -> None:
+        """A handle is over, and with it what it had begun."""
+        if self.active is not None and self.active.handle is handle:
+            self._end(self.active, sent=False)
+
+    def close(self) -> None:
+        """The channel is over."""
+        self.over = True
+        waiting = [self.active, *self._waiting]
+        self._waiting.clear()
+        self.active = None
+        self._channel.connection.sending.pop(self, None)
+        for words in waiting:
+            if isinstance(words, Large):
+                words.then(False)

@@ -1,0 +1,43 @@
+"""What a PUBLISH must not ask for, beyond what its packet type must not: it depends on the listener, or on
+the body.
+"""
+
+from __future__ import annotations
+
+from typing import Final
+
+from gateway.broker.mqtt.system import is_own
+from gateway.errors import RemoteProtocolError
+from gateway.model.message import Message
+from gateway.model.outcome import Outcome, Reason, Verdict
+from gateway.protocols.mqtt.octets import is_utf8
+from gateway.protocols.mqtt.packets import Row
+from gateway.protocols.mqtt.spec import ReasonCode
+from gateway.settings.mqtt import MqttOptions
+
+UTF8: Final = b"\x01\x01"  # the payload format indicator, where it stands; elsewhere by chance
+NOT_TEXT: Final = Outcome(Verdict.REJECTED, Reason.MALFORMED, "the body is not the UTF-8 that it says it is")
+FORBIDDEN: Final = Outcome(Verdict.REJECTED, Reason.NOT_AUTHORIZED, "the gateway's own topic")
+TOO_DEEP: Final = Outcome(Verdict.REJECTED, Reason.NAME_INVALID, "more levels than limits.topic_levels_max")
+TOO_LARGE: Final = Outcome(Verdict.REJECTED, Reason.TOO_LARGE, "the body exceeds limits.message_bytes_max")
+
+
+def check_publish(rows: list[Row], options: MqttOptions) -> None:
+    """Publishing with what the listener does not offer ends the connection (5: 3.2.2.3.4, 3.2.2.3.5)."""
+    for flags, *_ in rows:
+        if flags >> 1 & 3 > options.qos_max:
+            raise RemoteProtocolError("the QoS is too high here", reason=ReasonCode.QOS_NOT_SUPPORTED)
+        if flags & 1 and not options.retain:
+            raise RemoteProtocolError("nothing is retained here", reason=ReasonCode.RETAIN_NOT_SUPPORTED)
+
+
+def is_what_it_says(message: Message) -> bool:
+    """A body whose format indicator says so must be UTF-8 (5: 3.3.2.3.2)."""
+    return not message.property_set.properties.utf8 or is_utf8(message.body)
+
+
+def topic_refusal(name: str, levels_max: int) -> Outcome | None:
+    """Why nothing may be published to a topic, whoever it is that wants to."""
+    if name.count("/") >= levels_max:
+        return TOO_DEEP
+    return FORBIDDEN if is_own(name) else None

@@ -1,0 +1,474 @@
+"""A route compiled, and the crossings that it makes: what is done to each message of one address.
+
+Everything that the address decides (the target, the headers, the guarantees) is settled once when the
+crossing is made; the caller keeps crossings per address. `cross` is the hot path: it makes one new Message
+and touches nothing else. Each need has its own class, so that a plain route pays for nothing else.
+"""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from typing import Any, Final
+
+from gateway.errors import RemoteProtocolError
+from gateway.mapping.conditions import Condition
+from gateway.mapping.names import LevelTranslation, plain_translation, translation
+from gateway.mapping.patterns import Captures, Pattern
+from gateway.mapping.schema import RouteRule
+from gateway.mapping.templates import Template, Text, agree, vocabulary
+from gateway.model.address import Address
+from gateway.model.dialect import Dialect, Levels, NameRefused
+from gateway.model.message import NOBODY, Message, Sender
+from gateway.model.outcome import Outcome, Reason, Verdict
+from gateway.model.properties import NO_PROPERTIES, Properties, PropertySet, Value, property_set, string
+
+FORMS_MAX: Final = 1024  # property sets that one property set became; then all are forgotten and made again
+SENDERS_MAX: Final = 1024  # senders that one crossing remembers, for templates that name the client or user
+
+HOPS_EXCEEDED: Final = Outcome(Verdict.REJECTED, Reason.HOPS, "the message crossed too many routes: a loop?")
+Guarantee = tuple[tuple[int, bool], ...]  # (assurance, durable) as delivered, at assurance * 2 + durable
+Extra = tuple[tuple[str, Value], ...]
+
+
+class Target:
+    """Where a route puts messages: the templates of its address."""
+
+    __slots__ = ("dialect", "name", "scope", "service")
+
+    def __init__(
+        self, dialect: Dialect, name: Template, scope: Template | None = None, service: str = ""
+    ) -> None:
+        self.dialect = dialect
+        self.name = name
+        self.scope = scope  # the exchange; None: the default exchange, or `service`
+        self.service = service
+
+    @property
+    def names(self) -> frozenset[str]:
+        """All that the templates refer to."""
+        return self.name.names | (self.scope.names if self.scope else frozenset())
+
+
+class Route:
+    """One compiled route. The counters are the only things that change.
+
+    `matched`: crossed here; `failed`: refused here or by the target; `unparsable`: `when` wanted JSON and
+    the body was none; `undecided`: `when` had no value; `reply_kept`: property sets whose reply address no
+    reverse route could translate; `duplicates`: repeats that went no further. The others are counted by
+    whoever delivers.
+    """
+
+    __slots__ = (
+        "condition",
+        "delivered",
+        "dropped",
+        "duplicates",
+        "escape",
+        "failed",
+        "file",
+        "guarantee",
+        "headers",
+        "in_flight",
+        "key",
+        "line",
+        "mandatory",
+        "matched",
+        "name",
+        "on_reject",
+        "pattern",
+        "plain",
+        "reply_kept",
+        "retain",
+        "retried",
+        "reverses",
+        "rule",
+        "settle",
+        "source",
+        "target",
+        "target_endpoint",
+        "translate",
+        "undecided",
+        "unparsable",
+    )
+
+    def __init__(
+        self,
+        rule: RouteRule,
+        pattern: Pattern,
+        target: Target,
+        headers: tuple[tuple[str, Text | Value], ...],
+        condition: Condition | None,
+        file: str,
+        line: int,
+    ) -> None:
+        self.rule = rule
+        self.name = rule.name
+        self.file = file
+        self.line = line
+        self.source = rule.source.name
+        self.target_endpoint = rule.to.name
+        self.pattern = pattern
+        self.target = target
+        self.headers = headers
+        self.condition = condition
+        self.settle = rule.settle
+        self.on_reject = rule.on_reject
+        self.mandatory = rule.to.mandatory is not False
+        self.escape = rule.escape
+        self.translate: LevelTranslation = translation(pattern.dialect, target.dialect, rule.escape)
+        self.plain: LevelTranslation = plain_translation(target.dialect, rule.escape)
+        self.guarantee = guarantee_of(rule)
+        self.retain = rule.to.retain
+        self.key = f"route {rule.name}"
+        self.reverses: tuple[Route, ...] = ()
+        self.matched = self.delivered = self.failed = self.retried = self.dropped = self.in_flight = 0
+        self.unparsable = self.undecided = self.reply_kept = self.duplicates = 0
+
+    def __repr__(self) -> str:
+        return f"Route({self.name!r}, {self.source!r} -> {self.target_endpoint!r})"
+
+    @property
+    def per_sender(self) -> bool:
+        """Whether target or headers name the client or the user."""
+        templates = (self.target.name, self.target.scope, *(template for _, template in self.headers))
+        return any(isinstance(one, Template | Text) and one.per_message for one in templates)
+
+    def address(self, texts: dict[str, str], levels: Captures) -> Address:
+        """The target's address for what `texts_of` and the captures say. Raises NameRefused."""
+
+        def value(name: str) -> Levels:
+            found = levels.get(name)
+            return (self.plain(texts[name]),) if found is None else tuple(map(self.translate, found))
+
+        target = self.target
+        scope = target.scope.render(value) if target.scope else target.service
+        return target.dialect.address(scope, target.name.render(value))
+
+    def _levels(self, texts: dict[str, str], captures: Captures) -> Captures:
+        """The names that stand for levels: the captures, and the words of the address."""
+        dialect = self.pattern.dialect
+        separator = dialect.separator
+        levels = dict(captures)
+        for word in dialect.level_words:
+            levels[word] = tuple(texts[word].split(separator)) if texts[word] else ()
+        return levels
+
+    def texts_of(self, address: Address, captures: Captures, queue: str, sender: Sender) -> dict[str, str]:
+        """Every name that templates and `when` may use, as text in the source's form."""
+        dialect = self.pattern.dialect
+        separator = dialect.separator
+        texts = {name: separator.join(levels) for name, levels in captures.items()}
+        texts.update(dialect.words_of(address))
+        if dialect.queue_word is not None:
+            texts[dialect.queue_word] = queue or ("" if address.scope else address.name)
+        texts.update(client_id=sender.client, user=sender.user, endpoint=self.source)
+        return texts
+
+    def resolve(
+        self, address: Address, captures: Captures, queue: str, hops_max: int
+    ) -> ResolvedRoute | None:
+        """What happens to messages of `address`, or None when `when` is false for the address itself."""
+        condition = self.condition
+        fixed: dict[str, Any] = {}
+        if condition is not None:
+            fixed = condition.fixed(self.texts_of(address, captures, queue, NOBODY))
+            if not condition.per_message:
+                if not condition.holds(Message(address, b""), fixed, self):
+                    return None
+                condition = None
+        inner: ResolvedRoute
+        if self.per_sender:
+            inner = SenderRoute(self, address, captures, queue, hops_max)
+        else:
+            inner = self.resolve_for(address, captures, queue, hops_max, NOBODY)
+        return inner if condition is None else ConditionalRoute(inner, condition, fixed)
+
+    def resolve_for(
+        self, address: Address, captures: Captures, queue: str, hops_max: int, sender: Sender
+    ) -> ResolvedRoute:
+        """The crossing for one address and, where the templates name it, one sender."""
+        texts = self.texts_of(address, captures, queue, sender)
+        try:
+            target = self.address(texts, self._levels(texts, captures))
+        except NameRefused as error:
+            return RefusedRoute(self, Outcome(Verdict.REJECTED, Reason.NAME_INVALID, str(error)))
+        extra = tuple(
+            (name, string(value.render(texts.__getitem__)) if isinstance(value, Text) else value)
+            for name, value in self.headers
+        )
+        if not extra and not self.reverses and self.guarantee is None and self.retain is None:
+            return PlainRoute(self, target, hops_max)
+        return ShapedRoute(self, target, hops_max, extra)
+
+    @property
+    def reversible(self) -> bool:
+        """Whether a reply address can name both ends: where there are queues it is one of these, and
+        has no word for another; and a template that names the client leads to no address by itself."""
+        into_default = self.target.scope is None or not self.target.scope.text
+        from_default = self.pattern.dialect.queue_word is None or not self.pattern.scope
+        return into_default and from_default and not self.per_sender
+
+    def invert(self, text: str) -> str | None:
+        """The address, as a reply address of the source, from which this route leads to the address `text`.
+
+        None when there is none, or a wildcard without a name leaves it open. Only for a `reversible` route.
+        """
+        source, target = self.pattern, self.target
+        backward = target.name.pattern(target.dialect, target.service, vocabulary(source).several)
+        levels = tuple(text.split(target.dialect.separator)) if text else ()
+        found = backward.capture(levels) if backward and levels else None
+        captures = agree(found) if found is not None else None
+        if captures is None:
+            return None
+        try:
+            return self._confirmed(captures, text)
+        except NameRefused:
+            return None
+
+    def _confirmed(self, captures: Captures, text: str) -> str | None:
+        """The address that the inverse captures name, if the route really leads from it to `text`."""
+        source = self.pattern
+        back = translation(self.target.dialect, source.dialect, self.escape)
+        known = {name: tuple(map(back, levels)) for name, levels in captures.items()}
+        levels = known.get(source.dialect.name_word)
+        if levels is None and source.queue is not None:
+            levels = tuple(source.queue.split(source.dialect.separator))
+        elif levels is None:
+            levels = source.render(known)
+        if levels is None:
+            return None
+        name = source.dialect.separator.join(levels)
+        address = source.dialect.address(source.scope, name)
+        forward = source.match(address)
+        if forward is None:
+            return None
+        texts = self.texts_of(address, forward, "", NOBODY)
+        there = self.address(texts, self._levels(texts, forward))
+        return name if there.name == text else None
+
+    def derive(self, properties: PropertySet, key: str, extra: Extra) -> PropertySet:
+        """`properties` with the headers `extra` and the reply address translated; itself if nothing changes.
+
+        Raises RemoteProtocolError when the sender's octets are malformed.
+        """
+        meaning = properties.properties
+        made = meaning
+        if extra:
+            names = {name for name, _ in extra}
+            kept = tuple(header for header in meaning.headers if header[0] not in names)
+            made = replace(made, headers=kept + extra)
+        if self.reverses and meaning.reply_to:
+            made = self._with_reply(made, meaning.reply_to)
+        derived = properties if made is meaning else property_set(made)
+        forms = properties.forms
+        if len(forms) >= FORMS_MAX:
+            forms.clear()
+        forms[key] = (self, derived)
+        return derived
+
+    def _with_reply(self, properties: Properties, text: str) -> Properties:
+        for reverse in self.reverses:
+            there = reverse.invert(text)
+            if there is not None:
+                return replace(properties, reply_to=there)
+        self.reply_kept += 1
+        return properties
+
+
+def guarantee_of(rule: RouteRule) -> Guarantee | None:
+    """What `delivery` and `to.qos` make of each guarantee; None when they keep all."""
+    delivery, qos = rule.delivery, rule.to.qos
+    modes = (delivery.qos0, delivery.qos1, delivery.qos2)
+    levels = (delivery.transient, delivery.persistent)
+    if qos is None and modes == (None,) * 3 and levels == (None,) * 2:
+        return None
+    made: list[tuple[int, bool]] = []
+    for assurance in range(3):
+        for durable in (False, True):
+            mode, level = modes[assurance], levels[durable] if qos is None else qos
+            kept = durable if mode is None else mode == "persistent"
+            made.append((assurance if level is None else level, kept))
+    return tuple(made)
+
+
+class ResolvedRoute:
+    """What a route does to messages of one address.
+
+    `target` is None when the address is refused, or depends on the sender. A message that has no properties
+    and has crossed less than `bare_hops_max` routes is certain to cross (0: only `certain` can tell).
+    """
+
+    __slots__ = ("bare_hops_max", "route", "target")
+    plain = False
+    """Whether it changes nothing but the address, and counts a hop."""
+
+    def __init__(self, route: Route, target: Address | None, bare_hops_max: int = 0) -> None:
+        self.route = route
+        self.target = target
+        self.bare_hops_max = bare_hops_max
+
+    @property
+    def bare_plain(self) -> bool:
+        """Whether it is plain for messages without properties."""
+        return self.plain
+
+    def cross(self, message: Message) -> Message | Outcome | None:
+        """The message for the target; None when `when` is false; an Outcome when refused. Never raises."""
+        raise NotImplementedError
+
+    def certain(self, message: Message) -> bool:
+        """Whether `cross` is known to make a message, for who has no use for one; counts nothing.
+
+        False: only `cross` can tell.
+        """
+        return False
+
+
+class PlainRoute(ResolvedRoute):
+    """A new address, and nothing else."""
+
+    __slots__ = ("_address", "_hops_max")
+    plain = True
+
+    def __init__(self, route: Route, target: Address, hops_max: int) -> None:
+        super().__init__(route, target, hops_max)
+        self._address = target
+        self._hops_max = hops_max
+
+    def certain(self, message: Message) -> bool:
+        """Nothing but hops can stand in the way."""
+        return message.hops < self._hops_max
+
+    def cross(self, message: Message) -> Message | Outcome | None:
+        route = self.route
+        if message.hops >= self._hops_max:
+            route.failed += 1
+            return HOPS_EXCEEDED
+        route.matched += 1
+        return message.crossed(self._address)
+
+
+class ShapedRoute(ResolvedRoute):
+    """A new address, and a change of headers, reply address, guarantee or retain flag.
+
+    What became of a property set is remembered in its `forms`, under the route's name and the headers' texts;
+    the route stands beside it, so that a route of the same name in a new mapping does not find it.
+    """
+
+    __slots__ = ("_address", "_derives", "_extra", "_guarantee", "_hops_max", "_key", "_retain")
+
+    def __init__(self, route: Route, target: Address, hops_max: int, extra: Extra) -> None:
+        super().__init__(route, target, 0 if extra else hops_max)
+        self._address = target
+        self._hops_max = hops_max
+        self._extra = extra
+        self._derives = bool(extra or route.reverses)
+        self._key = f"{route.key} {[value.value for _, value in extra]!r}"
+        self._guarantee = route.guarantee
+        self._retain = route.retain
+
+    @property
+    def bare_plain(self) -> bool:
+        return not self._extra and self._guarantee is None and self._retain is None
+
+    def certain(self, message: Message) -> bool:
+        """Once a property set has been derived it is sound."""
+        if message.hops >= self._hops_max:
+            return False
+        if not self._derives:
+            return True
+        form = message.property_set.forms.get(self._key)
+        return form is not None and form[0] is self.route
+
+    def cross(self, message: Message) -> Message | Outcome | None:
+        route = self.route
+        hops = message.hops
+        if hops >= self._hops_max:
+            route.failed += 1
+            return HOPS_EXCEEDED
+        properties = message.property_set
+        if self._derives and (self._extra or properties is not NO_PROPERTIES):  # none: nor a reply address
+            form = properties.forms.get(self._key)
+            if form is not None and form[0] is route:
+                properties = form[1]
+            else:
+                try:
+                    properties = route.derive(properties, self._key, self._extra)
+                except RemoteProtocolError as error:
+                    route.failed += 1
+                    return Outcome(Verdict.REJECTED, Reason.MALFORMED, str(error))
+        assurance, durable = message.assurance, message.durable
+        if self._guarantee is not None:
+            assurance, durable = self._guarantee[assurance * 2 + durable]
+        retain = self._retain
+        route.matched += 1
+        return Message(
+            self._address,
+            message.body,
+            properties,
+            assurance,
+            durable,
+            message.retain if retain is None else retain,
+            message.expires,
+            hops + 1,
+            message.sender,
+        )
+
+
+class RefusedRoute(ResolvedRoute):
+    """An address that the target cannot have: every message is refused, before any broker sees it."""
+
+    __slots__ = ("outcome",)
+
+    def __init__(self, route: Route, outcome: Outcome) -> None:
+        super().__init__(route, None)
+        self.outcome = outcome
+
+    def cross(self, message: Message) -> Message | Outcome | None:
+        self.route.failed += 1
+        return self.outcome
+
+
+class ConditionalRoute(ResolvedRoute):
+    """Another crossing, for the messages that satisfy `when`."""
+
+    __slots__ = ("_condition", "_fixed", "inner")
+
+    def __init__(self, inner: ResolvedRoute, condition: Condition, fixed: dict[str, Any]) -> None:
+        super().__init__(inner.route, inner.target)
+        self.inner = inner
+        self._condition = condition
+        self._fixed = fixed
+
+    def cross(self, message: Message) -> Message | Outcome | None:
+        if self._condition.holds(message, self._fixed, self.route):
+            return self.inner.cross(message)
+        return None
+
+
+class SenderRoute(ResolvedRoute):
+    """A crossing per client and user, for templates that name them."""
+
+    __slots__ = ("_address", "_captures", "_hops_max", "_known", "_queue")
+
+    def __init__(self, route: Route, address: Address, captures: Captures, queue: str, hops_max: int) -> None:
+        super().__init__(route, None)
+        self._address = address
+        self._captures = captures
+        self._queue = queue
+        self._hops_max = hops_max
+        self._known: dict[tuple[str, str], ResolvedRoute] = {}
+
+    def for_sender(self, sender: Sender) -> ResolvedRoute:
+        """The crossing of this sender's messages."""
+        key = (sender.client, sender.user)
+        found = self._known.get(key)
+        if found is None:
+            if len(self._known) >= SENDERS_MAX:
+                self._known.clear()
+            found = self.route.resolve_for(self._address, self._captures, self._queue, self._hops_max, sender)
+            self._known[key] = found
+        return found
+
+    def cross(self, message: Message) -> Message | Outcome | None:
+        return self.for_sender(message.sender).cross(message)

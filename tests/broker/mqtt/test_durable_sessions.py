@@ -1,0 +1,483 @@
+"""Sessions that are kept, against a model of their client: nothing lost, QoS 2 once, order, ids, crashes."""
+
+from __future__ import annotations
+
+import tempfile
+from pathlib import Path
+from unittest.mock import patch
+
+import pytest
+from hypothesis import settings
+from hypothesis import strategies as st
+from hypothesis.stateful import RuleBasedStateMachine, invariant, precondition, rule
+
+from gateway.broker import storage
+from gateway.broker.mqtt.durable_session import DurableSession
+from gateway.broker.mqtt.retained import Retained
+from gateway.broker.mqtt.session import PACKET_IDS, Row, SessionLimits
+from gateway.broker.mqtt.subscription import Grant, SubscriptionOptions, decode_grant
+from gateway.model.message import Message, weight_of
+from gateway.model.outcome import ACCEPTED, Reason
+from gateway.protocols.mqtt.dialect import topic_address
+from gateway.store.store import Store
+from tests.broker.parts import Answers, Connection, Space, connected, mqtt, publish
+from tests.store.parts import Disk, Opened
+
+MEMORY_MAX = 5
+PIECE_MAX = 3
+LIMITS = SessionLimits(memory_messages_max=MEMORY_MAX)
+
+
+class Device(Connection):
+    """A client that does what QoS 2 asks of it; it keeps its state over everything."""
+
+    def __init__(self, held: set[int], delivered: list[int]) -> None:
+        super().__init__()
+        self.held = held  # ids of QoS 2 that were received and not released
+        self.delivered = delivered
+        self.unanswered: list[Row] = []
+
+    def send(self, rows: list[Row]) -> list[Row]:
+        for row in rows:
+            assert row.packet_id not in {other.packet_id for other in self.unanswered} or not row.qos
+            if row.qos:
+                self.unanswered.append(row)
+            if row.qos < 2 or row.packet_id not in self.held:
+                self.delivered.append(int(row.message.body))
+            if row.qos == 2:
+                self.held.add(row.packet_id)
+        return super().send(rows)
+
+
+class SessionModel(RuleBasedStateMachine):
+    """Bodies are numbers. A crash loses what the last wake-up has not flushed."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self._folder = tempfile.TemporaryDirectory()
+        self._pieces = patch.object(storage, "PIECE_MESSAGES_MAX", PIECE_MAX)
+        self._pieces.start()
+        self.next = 0
+        self.lost: set[int] = set()  # not accepted when the gateway died
+        self.qos: dict[int, int] = {}
+        self.answers: list[tuple[list[int], Answers]] = []
+        self.held: set[int] = set()
+        self.delivered: list[int] = []
+        self.device: Device | None = None
+        self.released: list[int] = []  # PUBREC was said, PUBREL was not heard
+        self.open()
+        self.space.open("c", clean=False, expiry_secs=60.0)
+        self.space.subscribe(self.session, "#", SubscriptionOptions(2))
+        self.attach(1)
+        self.detach()
+        self.commit()
+
+    def open(self) -> None:
+        self.one = Opened(Path(self._folder.name), before=self._restore)
+
+    def _restore(self, store: Store) -> None:
+        self.space = Space(LIMITS, store=store)
+
+    @property
+    def session(self) -> DurableSession:
+        session = self.space.sessions["c"]
+        assert isinstance(session, DurableSession)
+        return session
+
+    def teardown(self) -> None:
+        self.one.store.close()
+        self._pieces.stop()
+        self._folder.cleanup()
+
+    @property
+    def accepted(self) -> set[int]:
+        return {
+            numbers[receipt]
+            for numbers, answers in self.answers
+            for receipt, outcome in answers.told
+            if outcome is ACCEPTED and isinstance(receipt, int)
+        }
+
+    @rule(qos=st.lists(st.sampled_from([1, 2]), min_size=1, max_size=6))
+    def publish(self, qos: list[int]) -> None:
+        numbers = list(range(self.next, self.next + len(qos)))
+        self.next += len(qos)
+        self.qos |= dict(zip(numbers, qos, strict=True))
+        messages = [mqtt(body=b"%d" % number, qos=self.qos[number]) for number in numbers]
+        (sink,) = self.space.sinks(topic_address("a/b"))
+        self.answers.append((numbers, publish(sink, messages)))
+
+    @precondition(lambda self: self.device is None)
+    @rule(receive_max=st.integers(1, 9))
+    def attach(self, receive_max: int) -> None:
+        self.device = Device(self.held, self.delivered)
+        self.session.attach(self.device, receive_max)
+        self.released += [one for one in self.device.releases if one not in self.released]
+
+    @precondition(lambda self: self.device is not None)
+    @rule()
+    def detach(self) -> None:
+        self.session.detach()
+        self.device = None
+
+    @precondition(lambda self: self.device is not None and self.device.unanswered)
+    @rule(data=st.data())
+    def acknowledge(self, data: st.DataObject) -> None:
+        assert self.device is not None
+        row = data.draw(st.sampled_from(self.device.unanswered))
+        self.device.unanswered.remove(row)
+        if row.qos == 1:
+            assert self.session.finish(row.packet_id)
+        else:
+            assert self.session.received(row.packet_id)
+            self.released.append(row.packet_id)
+        self.session.pump()
+
+    @precondition(lambda self: self.device is not None and self.released)
+    @rule()
+    def complete(self) -> None:
+        """PUBREL, which waits for the commit, and PUBCOMP."""
+        self.commit()
+        packet_id = self.released.pop(0)
+        self.held.discard(packet_id)
+        assert self.session.finish(packet_id)
+        self.session.pump()
+
+    @rule()
+    def commit(self) -> None:
+        assert self.one.commit() is ACCEPTED
+        assert set(self.qos) <= self.accepted | self.lost
+
+    @rule()
+    def crash(self) -> None:
+        self.one.store._calls.clear()
+        self.one.store.close()
+        self.lost = set(self.qos) - self.accepted
+        self.device = None
+        self.released.clear()
+        self.open()
+
+    @precondition(lambda self: self.device is not None)
+    @rule()
+    def everything(self) -> None:
+        """All that is owed comes to a client that answers, and there is nothing left."""
+        device = self.device
+        assert device is not None
+        session = self.session
+        turns = 0
+        while len(session) or session.in_flight or session.released:
+            turns += 1
+            assert turns < 10 * (self.next + 10), "it never ends"
+            self.commit()
+            while device.unanswered:
+                row = device.unanswered.pop(0)
+                known = session.finish if row.qos == 1 else session.received
+                assert known(row.packet_id)
+                if row.qos == 2:
+                    self.released.append(row.packet_id)
+            session.pump()
+            self.commit()
+            while self.released:
+                self.held.discard(self.released[0])
+                assert session.finish(self.released.pop(0))
+            session.pump()
+        assert session._octets == 0
+        assert self.accepted <= set(self.delivered)
+        for qos in (1, 2):
+            first = list(dict.fromkeys(one for one in self.delivered if self.qos[one] == qos))
+            assert first == sorted(first)
+
+    @invariant()
+    def once(self) -> None:
+        twice = [one for one in self.delivered if self.qos[one] == 2]
+        assert len(twice) == len(set(twice))
+
+    @invariant()
+    def memory_is_bounded(self) -> None:
+        assert len(self.session._waiting) <= 2 * (MEMORY_MAX + 6) + PIECE_MAX
+
+    @invariant()
+    def octets_are_those_of_what_is_held(self) -> None:
+        session = self.session
+        held = weight_of(message for message, _, _ in session._waiting)
+        held += weight_of(row.message for row in session.in_flight.values())
+        assert session._octets == held + (0 if session._aside is None else session._aside.octets)
+
+
+TestSessionModel = SessionModel.TestCase
+TestSessionModel.settings = settings(max_examples=40, stateful_step_count=25, deadline=None)
+
+
+@pytest.mark.parametrize(
+    "options, retained",
+    [
+        ([SubscriptionOptions(0)], False),
+        ([SubscriptionOptions(1)], True),
+        ([SubscriptionOptions(2, retain_as_published=True)], False),
+        ([SubscriptionOptions(1, identifier=1), SubscriptionOptions(2, identifier=268_435_455)], True),
+    ],
+)
+def test_a_grant_is_stored_and_read(options: list[SubscriptionOptions], retained: bool) -> None:
+    session = Space().session("c")
+    grant = Grant(session, options, retained=retained)
+    read = decode_grant(session, grant.encode())
+    assert (read, read.retained) == (grant, retained)
+
+
+class World:
+    """A namespace on a store, and what the disk is told to do."""
+
+    def __init__(self, folder: Path, **limits: int) -> None:
+        self.disk = Disk()
+        self.limits = SessionLimits(**limits)
+        self.one = Opened(folder, before=self._restore, factory=self.disk.factory())
+
+    def _restore(self, store: Store) -> None:
+        self.space = Space(self.limits, store=store, retained=Retained(store=store))
+
+    def session(self, client: str = "c", *filters: str, qos: int = 1) -> DurableSession:
+        session = self.space.session(client, *filters, qos=qos)
+        assert isinstance(session, DurableSession)
+        return session
+
+    def __enter__(self) -> World:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.one.store.close()
+
+    def fail(self) -> None:
+        self.disk.fault = "disk is full"
+
+
+def several(count: int, qos: int = 1) -> list[Message]:
+    return [mqtt(body=b"%d" % number, qos=qos) for number in range(count)]
+
+
+def waits(answers: Answers) -> bool:
+    return not answers.told
+
+
+def test_a_part_is_accepted_when_it_is_on_disk_whatever_it_mixes(tmp_path: Path) -> None:
+    with World(tmp_path) as world:
+        session = world.session("me", "#")
+        outlet = connected(session)
+        (grant,) = world.space.sinks(topic_address("a/b"))
+        answers = publish(grant, [mqtt(), mqtt(qos=0), mqtt()])
+        assert [receipt for receipt, _ in answers.told] == [1]
+        assert [(qos, packet_id) for _, qos, packet_id, _ in outlet.said] == [(1, 1), (0, 0), (1, 2)]
+        assert world.one.commit() is ACCEPTED
+        assert sorted(receipt for receipt, _ in answers.told if isinstance(receipt, int)) == [0, 1, 2]
+
+
+@pytest.mark.parametrize("attached", [True, False])
+def test_what_the_disk_does_not_take_is_refused_and_owed_no_longer(tmp_path: Path, attached: bool) -> None:
+    with World(tmp_path) as world:
+        session = world.session("c", "#", qos=2)
+        outlet = connected(session, receive_maximum=1)
+        assert world.one.commit() is ACCEPTED
+        if not attached:
+            session.detach()
+        (grant,) = world.space.sinks(topic_address("a/b"))
+        world.fail()
+        answers = publish(grant, several(3, qos=2))
+        assert world.one.commit() is not ACCEPTED
+        assert [outcome.reason for outcome in answers.outcomes] == [Reason.STORE] * 3
+        assert (len(session), session._octets, outlet.rows) == (0, 0, [])
+        world.disk.fault = ""
+        world.one.until_healthy(True)
+        publish(grant, several(1, qos=2))
+        assert world.one.commit() is ACCEPTED
+        if not attached:
+            outlet = connected(session)
+            world.one.store.flush()
+            world.one.loop.run_until(lambda: outlet.rows)
+        assert [(body, qos) for body, qos, _, _ in outlet.said] == [(b"0", 2)]
+
+
+def test_qos_2_is_sent_when_it_is_stored_and_nothing_passes_it(tmp_path: Path) -> None:
+    with World(tmp_path) as world:
+        outlet = connected(world.session("c", "#", qos=2))
+        (grant,) = world.space.sinks(topic_address("a/b"))
+        publish(grant, [mqtt(body=b"1"), mqtt(body=b"2", qos=2), mqtt(body=b"3")])
+        assert [body for body, *_ in outlet.said] == [b"1"]
+        assert world.one.commit() is ACCEPTED
+        assert [body for body, *_ in outlet.said] == [b"1", b"2", b"3"]
+
+
+def test_packet_ids_go_round(tmp_path: Path) -> None:
+    with World(tmp_path) as world:
+        session = world.session("c", "#")
+        session.next = session._safe = PACKET_IDS - 1
+        outlet = connected(session)
+        (grant,) = world.space.sinks(topic_address("a/b"))
+        publish(grant, several(3))
+        assert [packet_id for _, _, packet_id, _ in outlet.said] == [PACKET_IDS, 1, 2]
+
+
+def test_what_expires_is_not_stored_any_longer(tmp_path: Path) -> None:
+    with World(tmp_path) as world:
+        session = world.session("c", "#")
+        (grant,) = world.space.sinks(topic_address("a/b"))
+        publish(grant, [mqtt(expires=1.0) for _ in range(3)])
+        assert world.one.commit() is ACCEPTED
+        outlet = connected(session)
+        world.one.store.flush()
+        world.one.loop.run_until(lambda: not len(session))
+        assert world.one.commit() is ACCEPTED
+        assert outlet.rows == []
+        assert world.space.tally.expired == 3
+    with World(tmp_path) as world:
+        assert len(world.space.sessions["c"]) == 0
+
+
+def test_a_full_session_drops_the_newest_accepts_and_counts_them(tmp_path: Path) -> None:
+    with World(tmp_path, messages_max=3) as world:
+        session = world.session("c", "#")
+        (grant,) = world.space.sinks(topic_address("a/b"))
+        answers = publish(grant, several(5))
+        assert world.one.commit() is ACCEPTED
+        assert answers.outcomes == [ACCEPTED] * 5
+        assert (len(session), world.space.tally.queue_full) == (3, 2)
+
+
+def test_a_client_that_waits_for_the_disk_has_not_stalled(tmp_path: Path) -> None:
+    with World(tmp_path, messages_max=4, stall_secs=10) as world:
+        session = world.session("c", "#", qos=2)
+        connected(session, receive_maximum=1)
+        (grant,) = world.space.sinks(topic_address("a/b"))
+        publish(grant, several(4, qos=2))
+        assert publish(grant, several(2, qos=2)).held
+        assert [session.stalled(now) for now in (0.0, 20.0, 40.0)] == [False] * 3
+        assert world.one.commit() is ACCEPTED  # and one of them is sent
+        assert [session.stalled(now) for now in (50.0, 59.0, 60.0)] == [False, False, True]
+
+
+def test_a_client_that_is_away_holds_no_messages_in_memory(tmp_path: Path) -> None:
+    with World(tmp_path) as world:
+        session = world.session("c", "#")
+        (grant,) = world.space.sinks(topic_address("a/b"))
+        publish(grant, several(100))
+        assert world.one.commit() is ACCEPTED
+        assert (len(session), len(session._waiting)) == (100, 0)
+        outlet = connected(session, receive_maximum=10)
+        world.one.store.flush()
+        world.one.loop.run_until(lambda: outlet.rows)
+        session.detach()
+        assert len(session) == 90
+        again = connected(session, receive_maximum=200)
+        world.one.store.flush()
+        world.one.loop.run_until(lambda: len(again.rows) == 100)
+        assert [(int(body), dup) for body, _, _, dup in again.said] == [(n, n < 10) for n in range(100)]
+
+
+# Packet ids of QoS 2 that came in.
+
+
+@pytest.mark.parametrize("here, stored", [(True, True), (False, False)])
+def test_an_id_is_stored_with_its_message_or_when_all_targets_have_it(
+    tmp_path: Path, here: bool, stored: bool
+) -> None:
+    with World(tmp_path) as world:
+        session = world.session()
+        outlet = connected(session)
+        assert session.received_ids.take(5, here=here)
+        assert not session.received_ids.take(5, here=here)
+        assert world.one.commit() is ACCEPTED
+        assert session.received_ids.accept(5) is stored
+        assert session.received_ids.accepted(5) is stored
+        assert world.one.commit() is ACCEPTED
+        assert outlet.receipts == ([] if stored else [5])
+        assert session.received_ids.accepted(5)
+    with World(tmp_path) as world:
+        session = world.session()
+        assert session.received_ids.accepted(5)
+        assert session.received_ids.release(5)
+        assert not session.received_ids.release(5)
+        assert world.one.commit() is ACCEPTED
+    with World(tmp_path) as world:
+        assert world.session().received_ids.take(5, here=True)
+
+
+@pytest.mark.parametrize("how", ["forget", "doubt"])
+def test_an_id_whose_message_was_refused_is_not_on_disk(tmp_path: Path, how: str) -> None:
+    with World(tmp_path) as world:
+        session = world.session()
+        connected(session)
+        session.received_ids.take(5, here=True)
+        getattr(session.received_ids, how)(5)
+        assert world.one.commit() is ACCEPTED
+        assert (5 in session.received_ids) is (how == "doubt")
+    with World(tmp_path) as world:
+        assert 5 not in world.session().received_ids
+
+
+def test_an_id_that_the_disk_did_not_take_is_known_as_long_as_we_live(tmp_path: Path) -> None:
+    with World(tmp_path) as world:
+        session = world.session()
+        outlet = connected(session)
+        assert world.one.commit() is ACCEPTED
+        world.fail()
+        session.received_ids.take(5, here=True)
+        assert not session.received_ids.accept(5)
+        assert world.one.commit() is not ACCEPTED
+        assert outlet.receipts == [5]
+        assert not session.received_ids.take(5, here=True)
+        world.disk.fault = ""
+        world.one.until_healthy(True)
+    with World(tmp_path) as world:
+        assert 5 not in world.session().received_ids
+
+
+# Retained messages.
+
+
+@pytest.mark.parametrize("qos, at_once", [(0, True), (1, False), (2, False)])
+def test_who_retains_a_message_waits_for_the_disk_if_it_counts(
+    tmp_path: Path, qos: int, at_once: bool
+) -> None:
+    with World(tmp_path) as world:
+        answers = publish(world.space.retained, [mqtt(qos=qos, retain=True)])
+        assert waits(answers) is not at_once
+        assert world.one.commit() is ACCEPTED
+        assert answers.outcomes == [ACCEPTED]
+    with World(tmp_path) as world:
+        assert "a/b" in world.space.retained
+
+
+def test_retained_messages_are_bounded_after_a_restart_too(tmp_path: Path) -> None:
+    with World(tmp_path) as world:
+        for topic in ("a", "b", "c"):
+            world.space.retained.keep(mqtt(topic, retain=True))
+        world.space.retained.keep(mqtt("a", b"", retain=True))
+        world.space.retained.keep(mqtt("d", retain=True, expires=1.0))
+    found: list[Retained] = []
+    with Opened(tmp_path, before=lambda store: found.append(Retained(messages_max=1, store=store))):
+        assert (len(found[0]), found[0].refused) == (1, 1)
+        assert "b" in found[0]
+
+
+def test_a_restrained_session_leaves_what_comes_on_disk_and_sends_it_in_order(tmp_path: Path) -> None:
+    with World(tmp_path) as world:
+        session = world.session("c", "#")
+        outlet = connected(session, receive_maximum=1)
+        (grant,) = world.space.sinks(topic_address("a/b"))
+        publish(grant, several(3))
+        held = session.in_memory
+        session.restrain(True)
+        assert not publish(grant, several(5)).held
+        assert (len(session), session.in_memory) == (7, held)
+        session.restrain(False)
+        publish(grant, several(2))  # behind the others
+        assert session.in_memory == held
+        assert world.one.commit() is ACCEPTED
+        for packet_id in range(1, 11):
+            world.one.store.flush()
+            world.one.loop.run_until(lambda: session.in_flight)
+            assert list(session.in_flight) == [packet_id]
+            session.finish(packet_id)
+            session.pump()
+        assert [row.message.body for row in outlet.rows] == [
+            one.body for count in (3, 5, 2) for one in several(count)
+        ]
+        assert session.in_memory == 0

@@ -1,0 +1,348 @@
+"""What an AMQP 0-9-1 link publishes: every message is settled once, as the broker says, and none is lost."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+import trio
+
+from gateway.broker.dead_letters import DeadLetters
+from gateway.broker.dispatcher import Dispatcher
+from gateway.mapping.router import Router, Targets
+from gateway.model.batch import Batch
+from gateway.model.message import MESSAGE_OCTETS, Message
+from gateway.model.outcome import ACCEPTED, Reason, Verdict
+from gateway.model.properties import Properties, PropertySet, property_set, string
+from gateway.protocols.amqp091.dialect import amqp_address
+from gateway.protocols.amqp091.methods import ConnectionBlocked, ConnectionUnblocked
+from gateway.protocols.amqp091.table import syntax_error
+from gateway.protocols.mqtt.dialect import topic_address
+from gateway.settings import Limits
+from tests.egress.amqp091.remote import LinkRig, Settled, routed
+
+EX = "amq.topic"
+
+
+def bodies(start: int, stop: int) -> list[bytes]:
+    return [b"%d" % number for number in range(start, stop)]
+
+
+def rig(confirms: bool = False, limits: Limits | None = None, **settings: Any) -> tuple[LinkRig, Settled]:
+    made = LinkRig(limits=limits, **settings)
+    made.world.exchanges[EX] = "topic"
+    made.world.confirms = confirms
+    made.connect()
+    return made, Settled()
+
+
+def publish(one: LinkRig, source: Settled, names: list[bytes], exchange: str = EX) -> None:
+    source.publish(one.session.publisher, exchange, names)
+    one.move()
+
+
+def accepted(source: Settled) -> list[object]:
+    return [receipt for receipt in source.order if source.outcomes[receipt] is ACCEPTED]
+
+
+Confirm = Callable[[LinkRig], None]
+
+
+def ack(number: int, multiple: bool = False) -> Confirm:
+    return lambda one: one.remote.machine.ack(one.remote.publishing, number, multiple)
+
+
+def nack(number: int, multiple: bool = False) -> Confirm:
+    return lambda one: one.remote.machine.nack(one.remote.publishing, number, multiple)
+
+
+@pytest.mark.parametrize(
+    "confirms, first, refused",
+    [
+        ([ack(10, True)], "0123456789", ""),
+        ([ack(1), ack(2), ack(3)], "012", ""),
+        ([ack(4, True)], "0123", ""),
+        ([ack(3), ack(1), ack(2)], "012", ""),
+        ([ack(7), ack(9), ack(3)], "268", ""),
+        ([ack(7), ack(9), ack(8, True)], "012345678", ""),
+        ([ack(2), ack(10, True)], "0123456789", ""),
+        ([nack(2)], "", "1"),
+        ([nack(3, True)], "", "012"),
+        ([ack(2), nack(3, True), ack(5, True)], "134", "02"),
+        ([ack(5), nack(10, True)], "4", "012356789"),
+        ([nack(6), ack(10, True)], "012346789", "5"),
+        ([ack(5, True), ack(3, True), ack(5)], "01234", ""),
+    ],
+)
+async def test_confirms_settle(confirms: list[Confirm], first: str, refused: str) -> None:
+    """In one octet stream or one by one, over parts of one, four and five messages."""
+    for together in (True, False):
+        one, source = rig()
+        for part in (bodies(0, 1), bodies(1, 5), bodies(5, 10)):
+            publish(one, source, part)
+        assert source.order == []
+        for confirm in confirms:
+            confirm(one)
+            if not together:
+                one.move()
+        one.move()
+        told = {receipt for receipt, outcome in source.outcomes.items() if outcome is not ACCEPTED}
+        assert told == {b"%c" % ord(digit) for digit in refused}
+        assert set(accepted(source)) == {b"%c" % ord(digit) for digit in first}
+        assert all(source.outcomes[receipt].reason is Reason.TARGET_REFUSED for receipt in told)
+        assert one.stats.in_flight == 10 - len(first) - len(refused)
+        ack(10, True)(one)
+        one.move()
+        assert len(source.order) == 10
+        assert one.stats.in_flight == 0
+        assert one.session.idle
+
+
+async def test_what_was_not_confirmed_is_sent_again_in_order_before_what_waited() -> None:
+    one, source = rig()
+    publish(one, source, bodies(0, 6))
+    ack(2)(one)
+    ack(4)(one)
+    one.move()
+    one.lose()
+    assert one.link.downs == ["broken"]
+    source.publish(one.session.publisher, EX, bodies(6, 9))
+    assert accepted(source) == [b"1", b"3"]
+    one.world.published.clear()
+    one.world.confirms = True
+    one.connect()
+    assert one.world.bodies == [b"0", b"2", b"4", b"5", b"6", b"7", b"8"]
+    assert sorted(map(bytes.decode, source.outcomes)) == list("012345678")  # type: ignore[arg-type]
+    assert one.session.idle
+    assert one.link.ups == 2
+
+
+async def test_no_more_is_on_its_way_than_the_window_allows() -> None:
+    one, source = rig(in_flight_max=10)
+    publish(one, source, bodies(0, 25))
+    assert len(one.world.published) == 10
+    assert one.stats.in_flight == 10
+    ack(4, True)(one)
+    one.move()
+    assert len(one.world.published) == 14
+    one.lose()
+    one.world.published.clear()
+    one.connect()
+    assert one.world.bodies == bodies(4, 14)
+    ack(10, True)(one)
+    one.move()
+    ack(20, True)(one)
+    one.move()
+    ack(21, True)(one)
+    one.move()
+    assert accepted(source) == bodies(0, 25)
+
+
+async def test_beyond_its_limits_a_link_that_is_down_takes_nothing() -> None:
+    one = LinkRig(limits=Limits(queue_messages_max=5, queue_bytes_max=100 + 5 * MESSAGE_OCTETS))
+    source = Settled()
+    outgoing = one.session.publisher
+    source.publish(outgoing, EX, bodies(0, 4))
+    source.publish(outgoing, EX, bodies(4, 6))
+    source.publish(outgoing, EX, [b"x" * (98 + MESSAGE_OCTETS)])
+    source.publish(outgoing, EX, bodies(6, 7))
+    assert set(source.order) == {b"4", b"5", b"x" * (98 + MESSAGE_OCTETS)}
+    outcome = source.outcomes[b"4"]
+    assert (outcome.verdict, outcome.reason) == (Verdict.RELEASED, Reason.TARGET_DOWN)
+    assert not one.session.idle
+    assert outgoing.waiting_messages == 5
+    one.world.exchanges[EX] = "topic"
+    one.connect()
+    assert one.world.bodies == [b"0", b"1", b"2", b"3", b"6"]
+    assert (outgoing.waiting_messages, outgoing.waiting_octets) == (0, 0)
+
+
+async def test_a_blocked_broker_gets_nothing_until_it_says_so() -> None:
+    one, source = rig(confirms=True)
+    one.remote.machine.send_method(0, ConnectionBlocked("memory"))
+    one.move()
+    publish(one, source, bodies(0, 2))
+    assert one.world.published == []
+    assert source.order == []
+    one.remote.machine.send_method(0, ConnectionUnblocked())
+    one.move()
+    assert accepted(source) == bodies(0, 2)
+
+
+async def test_a_congested_stream_gets_nothing_until_it_has_drained() -> None:
+    one, source = rig(confirms=True)
+    one.stream.congested = True
+    publish(one, source, bodies(0, 2))
+    assert one.world.published == []
+    one.stream.congested = False
+    one.peer.drained()
+    one.move()
+    assert accepted(source) == bodies(0, 2)
+
+
+async def test_a_message_that_comes_back_is_rejected_and_its_ack_changes_nothing() -> None:
+    one, source = rig(confirms=True)
+    one.world.unroutable.add("nowhere")
+    outgoing = one.session.publisher
+    there, nowhere = amqp_address(EX, "k"), amqp_address(EX, "nowhere")
+    messages = [Message(there if at % 2 else nowhere, b"%d" % at, durable=at < 3) for at in range(6)]
+    outgoing.publish(source.part(messages, outgoing))
+    one.move()
+    assert {receipt for receipt, got in source.outcomes.items() if got is not ACCEPTED} == {b"0", b"2", b"4"}
+    outcome = source.outcomes[b"0"]
+    assert (outcome.verdict, outcome.reason) == (Verdict.REJECTED, Reason.NO_ROUTE)
+    assert "nowhere" in outcome.text
+    assert one.session.idle
+
+
+async def test_a_returned_message_is_not_sent_again() -> None:
+    one, source = rig()
+    one.world.unroutable.add("k")
+    publish(one, source, bodies(0, 3))
+    assert len(source.order) == 3
+    one.lose()
+    one.world.published.clear()
+    one.connect()
+    assert one.world.published == []
+    assert one.session.idle
+
+
+async def test_equal_messages_come_back_one_by_one() -> None:
+    one, source = rig()
+    outgoing = one.session.publisher
+    one.world.unroutable.add("k")
+    batch = Batch(source, 0.0)
+    part = source.part([], outgoing)
+    for number in range(3):
+        message = Message(amqp_address(EX, "k"), b"same")
+        batch.add_only(number, part.recipient, message)
+        part.messages.append(message)
+        part.slots.append(number)
+    part.batch = batch
+    outgoing.publish(part)
+    one.move()
+    assert source.order == [0, 1, 2]
+
+
+async def test_a_missing_exchange_costs_its_own_messages_only() -> None:
+    one, source = rig()
+    outgoing = one.session.publisher
+    addresses = [amqp_address(EX, "k"), amqp_address("gone", "k")]
+    outgoing.publish(source.part([Message(addresses[at % 2], b"%d" % at) for at in range(6)], outgoing))
+    one.move()
+    assert {receipt for receipt, got in source.outcomes.items() if got is not ACCEPTED} == {b"1", b"3", b"5"}
+    outcome = source.outcomes[b"1"]
+    assert (outcome.verdict, outcome.reason) == (Verdict.REJECTED, Reason.TARGET_REFUSED)
+    assert outcome.text == "NOT_FOUND - no exchange 'gone' in vhost '/'"
+    assert one.world.bodies[-3:] == [b"0", b"2", b"4"]  # again, on a new channel
+    ack(3, True)(one)
+    one.move()
+    assert accepted(source) == [b"0", b"2", b"4"]
+    sent = len(one.world.published)
+    publish(one, source, [b"later"], "gone")
+    assert source.outcomes[b"later"].verdict is Verdict.REJECTED
+    assert len(one.world.published) == sent
+
+
+async def test_an_exchange_that_appears_is_used_again(autojump_clock: trio.testing.MockClock) -> None:
+    one, source = rig(confirms=True)
+    publish(one, source, [b"early"], "gone")
+    assert source.outcomes[b"early"].verdict is Verdict.REJECTED
+    one.tick()
+    await trio.sleep(1.5)
+    one.tick()
+    publish(one, source, [b"still early"], "gone")
+    assert source.outcomes[b"still early"].verdict is Verdict.REJECTED
+    one.world.exchanges["gone"] = "topic"
+    await trio.sleep(2.5)
+    one.tick()
+    publish(one, source, [b"in time"], "gone")
+    assert source.outcomes[b"in time"] is ACCEPTED
+
+
+@pytest.mark.parametrize("culprits", [{3}, {0, 1}, {9}, {2, 7}])
+async def test_a_message_that_closes_the_channel_is_found_out(culprits: set[int]) -> None:
+    one, source = rig(confirms=True)
+    one.world.poison = {b"%d" % at for at in culprits}
+    publish(one, source, bodies(0, 10))
+    refused = {receipt for receipt, got in source.outcomes.items() if got is not ACCEPTED}
+    assert refused == one.world.poison
+    assert all("user_id" in source.outcomes[receipt].text for receipt in refused)
+    assert len(source.order) == 10
+    assert one.session.idle
+    publish(one, source, bodies(10, 30))
+    assert len(source.order) == 30
+
+
+async def test_an_expired_message_does_not_leave_the_link() -> None:
+    one, source = rig(confirms=True)
+    outgoing = one.session.publisher
+    one.lose()
+    utc = time.time()
+    address = amqp_address(EX, "k")
+    kept = Message(address, b"kept", expires=utc + 1000)
+    outgoing.publish(source.part([Message(address, b"late", expires=utc - 1), kept], outgoing))
+    one.connect()
+    assert source.outcomes[b"late"].reason is Reason.EXPIRED
+    assert source.outcomes[b"kept"] is ACCEPTED
+    assert one.world.bodies == [b"kept"]
+
+
+async def test_properties_that_cannot_be_written_cost_their_own_message_only() -> None:
+    def malformed(raw: bytes) -> None:
+        raise syntax_error("cut short")
+
+    one, source = rig(confirms=True)
+    outgoing = one.session.publisher
+    address = amqp_address(EX, "k")
+    broken = Message(address, b"broken", PropertySet("mqtt", b"?", malformed))  # type: ignore[arg-type]
+    long = tuple((f"h{at}", string("x" * 20_000)) for at in range(10))
+    huge = Message(address, b"huge", property_set(Properties(headers=long)))
+    outgoing.publish(source.part([Message(address, b"a"), broken, huge, Message(address, b"b")], outgoing))
+    one.move()
+    assert {receipt: got.reason for receipt, got in source.outcomes.items()} == {
+        b"a": Reason.NONE,
+        b"broken": Reason.MALFORMED,
+        b"huge": Reason.TOO_LARGE,
+        b"b": Reason.NONE,
+    }
+    assert one.world.bodies == [b"a", b"b"]
+
+
+@pytest.mark.parametrize("mandatory", [True, False])
+async def test_mandatory_is_what_the_route_says(mandatory: bool, tmp_path: Path) -> None:
+    router = routed(
+        tmp_path,
+        f"""
+version: 1
+routes:
+  - name: up
+    from: {{endpoint: mqtt, topic: "t/{{rest...}}"}}
+    to: {{endpoint: erp, exchange: {EX}, routing_key: "{{rest}}", mandatory: {str(mandatory).lower()}}}
+""",
+    )
+    dispatcher = Dispatcher(router, DeadLetters())
+    one = LinkRig(dispatcher)
+    dispatcher.namespaces["erp"] = one.session
+    one.world.exchanges[EX] = "topic"
+    one.world.unroutable.add("a")
+    one.connect()
+    source = Settled()
+    batch = Batch(source, trio.current_time())
+    address = topic_address("t/a")
+    entry = dispatcher.entry("mqtt", None, address)
+    assert dispatcher.publish(batch, entry, Message(address, b"body", assurance=1, durable=True), 1)
+    batch.send()
+    one.move()
+    assert [row[2] for row in one.world.published] == [mandatory]
+    assert (source.outcomes[1] is ACCEPTED) is not mandatory
+
+
+async def test_without_a_router_the_link_stays_a_sink_for_every_address() -> None:
+    one = LinkRig(Dispatcher(Router([], {}), DeadLetters()))
+    one.route(targets=Targets(scopes=(EX,)))
+    address = amqp_address("any", "where")
+    assert one.session.sinks(address) == one.session.choose(Message(address, b""))
