@@ -109,3 +109,4 @@ def test_after_a_kill_nobody_knows(broker: Broker) -> None:
         broker.restart(True)
     with channel(broker) as opened:
         assert opened.basic_get("killed")[0].redelivered is True
+        opened.queue_delete("killed")

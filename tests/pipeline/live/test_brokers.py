@@ -56,20 +56,20 @@ def test_a_killed_driver_has_acknowledged_nothing_that_it_did_not_commit(
     given = {"url": url, "passwordFile": password}
     with pika.BlockingConnection(pika.URLParameters(rabbitmq.url)) as connection:
         channel = connection.channel()
-        channel.queue_declare("killed", durable=True)
-        publish(spark, "'killed' as queue", given)
+        channel.queue_declare("killed.driver", durable=True)
+        publish(spark, "'killed.driver' as queue", given)
         folder = tmp_path / "out"
         program = (sys.executable, "-m", "tests.pipeline.live.kill_driver", url, password)
-        killed((*program, "killed", str(folder)), folder, least=3)  # the first may be of no rows
+        killed((*program, "killed.driver", str(folder)), folder, least=3)  # the first may be of no rows
         before = bodies(spark, folder)
         assert 0 < len(before) == len(set(before)) < COUNT, "it was killed too late"
-        drained(spark, "gateway_amqp", folder, given | {"queues": "killed"})
+        drained(spark, "gateway_amqp", folder, given | {"queues": "killed.driver"})
         rows = spark.read.parquet(str(folder / "rows")).select("body", "redelivered").collect()
         assert sorted({bytes(body) for body, _ in rows}) == numbered()
         assert len(rows) - COUNT <= len(before)
         assert sum(again for _, again in rows) >= COUNT - len(before)
-        assert channel.queue_declare("killed", passive=True).method.message_count == 0
-        channel.queue_delete("killed")
+        assert channel.queue_declare("killed.driver", passive=True).method.message_count == 0
+        channel.queue_delete("killed.driver")
 
 
 def test_mosquitto(spark: SparkSession, mosquitto: Mosquitto, tmp_path: Path) -> None:
