@@ -293,7 +293,9 @@ async def test_what_may_not_be_declared_is_refused_until_it_is_there(
         await drop(rabbitmq, queue="need.queue")  # basic.cancel: it waits for the queue, and makes none
         await eventually(rabbitmq, lambda channel: not there(channel)["need.queue"])
         erp = gateway.links["erp"].session
-        await until(lambda: "need.queue" in {need.name for need in erp.topology.declarations.values() if need.why})
+        await until(
+            lambda: "need.queue" in {need.name for need in erp.topology.declarations.values() if need.why}
+        )
         await with_channel(rabbitmq, lambda channel: channel.queue_declare("need.queue"))
         await eventually(rabbitmq, consumers("need.queue", 1))
 
