@@ -327,6 +327,7 @@ class Gateway:
             "memory": self.memory.refused,
         }
         self.metrics.evicted_sessions = lambda: self.mqtt.evicted
+        self.metrics.dropped_letters = lambda: self.dead_letters.crowded_out
         self.metrics.dead_lettered = lambda: self.dead_letters.counted
         self.metrics.forwarded = self.core.forwarded
         self.metrics.forgotten_ids = self.core.forgotten_ids

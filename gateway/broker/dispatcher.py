@@ -1,7 +1,7 @@
 """The dispatcher: from a published message to every recipient that must take it.
 
 A message goes to its own protocol's namespace, and through the routes that match its address into others.
-What the address alone decides is worked out once and kept as an RoutingEntry; sources hold entries in caches
+What the address alone decides is worked out once and kept as a RoutingEntry; sources hold entries in caches
 keyed by the octets that they read, and drop them when `generation` moves (a binding, a subscription or the
 mapping changed).
 
@@ -249,6 +249,8 @@ class Dispatcher:
         self._recipients: dict[tuple[Sink, str], Recipient] = {}
         self._guards: dict[str, Guard] = {}
         self._idle_routes: dict[tuple[Route, ...], tuple[Route, ...]] = {}  # one object for many addresses
+        self._told: set[tuple[str, Reason]] = set()  # rejections of this wake-up that the log knows
+        self._told_at = 0.0
         self._filters: deque[list[str]] = deque(maxlen=FILTERS_MAX)  # of the last changes, if only those
 
     def batch(self, source: Source, received: float) -> Batch:
@@ -490,7 +492,7 @@ class Dispatcher:
             batch.add(slot, recipient, crossed)
         for route, outcome in refused:
             self._refused(batch, slot, route, message, outcome)
-            tell_rejected(route, outcome)
+            self._tell_once(batch, route, outcome)
             if self._letters_of(route) is not None:
                 self.dead_letters.add([message], route.name, outcome, partial(batch.settle, [slot]))
             else:
@@ -524,6 +526,16 @@ class Dispatcher:
             return self.dead_letters if route.source in self.links else None
         return self.dead_letters if route.on_reject == "dead_letter" else None
 
+    def _tell_once(self, batch: Batch, route: Route, outcome: Outcome) -> None:
+        """`tell_rejected`, once in a wake-up for a route and reason: a log line costs more than a message."""
+        if batch.received != self._told_at:
+            self._told_at = batch.received
+            self._told.clear()
+        key = (route.name, outcome.reason)
+        if key not in self._told:
+            self._told.add(key)
+            tell_rejected(route, outcome)
+
     # For who records what crosses.
 
     def _recipient_made(self, recipient: Recipient, route: Route | None, endpoint: str) -> None:
@@ -534,7 +546,7 @@ class Dispatcher:
 
 
 def tell_rejected(route: Route, outcome: Outcome) -> None:
-    """The log hears of the first messages that a route's target rejects, and of how many there were."""
+    """The log hears of the first messages that a route's target rejects; how many there are metrics say."""
     log.warning(
         "a route's target rejected a message",
         route=route.name,

@@ -86,8 +86,7 @@ def proposal(settings: Settings, ports: Mapping[str, int]) -> list[str]:
     publisher = next((doors[name] for name in PUBLISH if name in doors), None)
     if publisher is None:
         return []
-    meeting = [publisher, *doors.values()] if crosses(settings) else [publisher]
-    subscribers = {one.protocol: one for one in meeting if one is publisher or crosses(settings)}
+    subscribers = doors if crosses(settings) else {publisher.protocol: publisher}
     subscriber = next(subscribers[one.name] for one in SUBSCRIBERS if one.name in subscribers)
     lines = [
         "",

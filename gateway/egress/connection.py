@@ -16,7 +16,7 @@ GOODBYE: Final = "the gateway is stopping"
 
 
 class Flushable(Protocol):
-    """An intake, as its connection sees it."""
+    """A consumer, as its connection sees it."""
 
     live: bool
 

@@ -125,7 +125,7 @@ class Turns:
 
 
 class Link:
-    """Supervises the connection of one conversation."""
+    """Supervises the connection of one link session."""
 
     def __init__(
         self,

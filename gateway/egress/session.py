@@ -1,7 +1,7 @@
 """What links to brokers with queues have in common: everything but their protocol's words.
 
 Outwards a link session is a namespace whose only sink is what the link publishes; inwards it is the source
-of the batches of messages that it consumed. A receipt is (intake, tag, message). What a remote broker sends
+of the batches of messages that it consumed. A receipt is (consumer, tag, message). What a remote broker sends
 takes routes only: its own subscribers have it already.
 """
 
@@ -30,7 +30,7 @@ Entries = dict[bytes, RoutingEntry]
 
 
 class LinkConsumer(Protocol):
-    """An intake, as its link session sees it."""
+    """A consumer, as its link session sees it."""
 
     accepted: list[int]  # tags to acknowledge when the wake-up ends
 
@@ -162,7 +162,7 @@ class QueueLinkSession(ABC, Generic[PeerT, ConsumerT, SinkT]):
 
     @abstractmethod
     def queue_of(self, consumer: ConsumerT) -> str:
-        """By which queue routes know what an intake brings; "": by its address alone."""
+        """By which queue routes know what a consumer brings; "": by its address alone."""
 
     @abstractmethod
     def unclaimed(self, entry: RoutingEntry, receipt: tuple[ConsumerT, int, Message]) -> None:

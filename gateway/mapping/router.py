@@ -239,12 +239,12 @@ def compile_routes(
         for at, rule in enumerate(mapping.document.routes):
             place: Place = ("routes", at)
             line = mapping.line((*place, "name"))
-            if rule.name in names:
-                reason = f"{rule.name!r} is also the name of the route at {names[rule.name]}"
-                problems.append(mapping.error((*place, "name"), reason))
-                continue
-            names[rule.name] = f"{mapping.file}:{line}"
             for single in _singles(rule, endpoints, worlds):
+                if single.name in names:
+                    reason = f"{single.name!r} is also the name of the route at {names[single.name]}"
+                    problems.append(mapping.error((*place, "name"), reason))
+                    continue
+                names[single.name] = f"{mapping.file}:{line}"
                 missing = [words.name for words in (single.source, single.to) if words.name not in endpoints]
                 if missing and rule.optional:
                     skipped.append(Skipped(rule.name, missing[0], mapping.file, line))

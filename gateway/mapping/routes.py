@@ -1,7 +1,7 @@
-"""A route compiled, and the crossings that it makes: what is done to each message of one address.
+"""A route compiled, and what it is resolved to: what is done to each message of one address.
 
 Everything that the address decides (the target, the headers, the guarantees) is settled once when the
-crossing is made; the caller keeps crossings per address. `cross` is the hot path: it makes one new Message
+route is resolved; the caller keeps what it is resolved to. `cross` is the hot path: it makes one new Message
 and touches nothing else. Each need has its own class, so that a plain route pays for nothing else.
 """
 

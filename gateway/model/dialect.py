@@ -106,7 +106,7 @@ class Dialect(ABC):
     listener: ClassVar[str]
     """The class of a listener's protocol, a gateway.ingress.source.ListenerSource."""
     link: ClassVar[str] = ""
-    """The class of a link's conversation; "": it has no links."""
+    """The class of a link's session; "": it has no links."""
     peer: ClassVar[str] = ""
     """The class of a connection that blocks, for the command line and the data pipeline; "": it has none."""
 

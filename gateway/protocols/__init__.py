@@ -7,9 +7,11 @@ those of the gateway itself, and those that other distributions offer under the 
 
 from __future__ import annotations
 
-from importlib.metadata import entry_points
+from collections.abc import Iterable
+from importlib.metadata import EntryPoint, entry_points
 from typing import Final
 
+from gateway.errors import ConfigurationError
 from gateway.model.address import Address
 from gateway.model.dialect import Dialect
 from gateway.protocols.amqp091.dialect import AMQP091
@@ -19,10 +21,36 @@ from gateway.protocols.mqtt.dialect import MQTT
 OWN: Final[tuple[Dialect, ...]] = (MQTT, AMQP091, AMQPFAST)
 """Those that the gateway listens for when nothing is configured, each on its own port."""
 
-DIALECTS: Final[dict[str, Dialect]] = {
-    dialect.name: dialect
-    for dialect in (*OWN, *(found.load() for found in entry_points(group="gateway.dialects")))
-}
+GROUP: Final = "gateway.dialects"
+
+
+def joined(offered: Iterable[EntryPoint]) -> dict[str, Dialect]:
+    """Our own dialects and those that are offered, by name. Raises ConfigurationError for one that cannot be
+    loaded, or that has the name, a word of addresses or a URL scheme of another."""
+    found: dict[str, Dialect] = {one.name: one for one in OWN}
+    for entry in offered:
+        place = f"entry point {entry.name} of {GROUP} ({entry.value})"
+        try:
+            dialect: Dialect = entry.load()
+        except Exception as error:  # whatever the code of another distribution raises
+            raise ConfigurationError(f"{place}: it cannot be loaded: {error!r}") from error
+        mine = _claims(dialect)
+        for other in found.values():
+            if taken := sorted(mine & _claims(other)):
+                raise ConfigurationError(
+                    f"{place}: {', '.join(taken)}: protocol {other.name} has that already"
+                )
+        found[dialect.name] = dialect
+    return found
+
+
+def _claims(dialect: Dialect) -> set[str]:
+    """What no two dialects may have."""
+    schemes = (f"{scheme.name}://" for scheme in dialect.schemes)
+    return {f"name {dialect.name}", *(f"word {word}" for word in dialect.words), *schemes}
+
+
+DIALECTS: Final = joined(entry_points(group=GROUP))
 """All protocols by name."""
 
 DIALECT_OF_WORD: Final = {word: one for one in DIALECTS.values() for word in one.words}

@@ -45,6 +45,7 @@ class Letters:
         self._last = max(self._sizes, default=0)
         self._added: dict[int, Line] = {}
         self._removed: set[int] = set()
+        self.crowded_out = 0  # letters that went since newer ones needed their place
         self.octets: int = sum(self._sizes.values())
 
     def __len__(self) -> int:
@@ -69,6 +70,7 @@ class Letters:
             self._added[self._last] = line
         while len(self._sizes) > self._messages_max or self.octets > self._octets_max:
             self.delete((next(iter(self._sizes)),))
+            self.crowded_out += 1
 
     def delete(self, ids: Iterable[int] | None) -> None:
         """Forget these letters; None: all."""

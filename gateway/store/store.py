@@ -365,6 +365,11 @@ class Store:
         return len(self._database.letters)
 
     @property
+    def letters_crowded_out(self) -> int:
+        """Dead letters that newer ones have taken the place of, since the start."""
+        return self._database.letters.crowded_out
+
+    @property
     def letters_octets(self) -> int:
         """Octets of their bodies."""
         return self._database.letters.octets

@@ -28,8 +28,8 @@ FACT_MAX: Final = 200  # characters of a fact in a limited event
 
 
 class Limiter:
-    """Lets the first events of a kind pass, once a minute, and counts the others. A kind is an event, of a
-    route and for a reason if it has these.
+    """Lets the first events of a kind pass, once a minute, and counts the others. A kind is an event; of a
+    route, which only the configuration can name, it is one for each route and reason.
 
     A structlog processor; only events with `limited` true concern it.
     """
@@ -42,7 +42,9 @@ class Limiter:
         """Raises DropEvent for what is only counted."""
         if not event.pop("limited", False):
             return event
-        text = " ".join(str(event[key]) for key in ("event", "route", "reason") if key in event)
+        text = str(event.get("event"))
+        if "route" in event:
+            text = f"{text}: {event['route']}, {event.get('reason', '')}"
         kind = self._kinds.get(text)
         if kind is None:
             if len(self._kinds) >= KINDS_MAX:

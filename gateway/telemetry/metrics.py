@@ -77,6 +77,10 @@ COUNTERS: Final[dict[str, tuple[str, tuple[str, ...]]]] = {
         "MQTT sessions whose client was away and that ended before their time, for there was no place.",
         (),
     ),
+    "gateway_dead_letters_dropped": (
+        "Dead letters that newer ones have taken the place of: they had been accepted, and are lost.",
+        (),
+    ),
     "gateway_dropped": ("Messages that the embedded broker dropped.", ("reason",)),
     "gateway_dead_lettered": ("Messages that became dead letters.", ("route", "reason")),
     "gateway_mapping_reloads": ("Attempts to take changed mapping files.", ("outcome",)),
@@ -174,6 +178,7 @@ class Metrics(Collector):
         self.routes: Callable[[], Iterable[RouteCounts]] = no_routes
         self.dropped: Callable[[], Mapping[str, int]] = dict
         self.evicted_sessions: Callable[[], int] = int
+        self.dropped_letters: Callable[[], int] = int
         self.dead_lettered: Callable[[], Mapping[tuple[str, str], int]] = dict
         self.forwarded: Callable[[], Mapping[str, int]] = dict
         self.forgotten_ids: Callable[[], Mapping[str, int]] = dict
@@ -256,6 +261,7 @@ class Metrics(Collector):
         for reason, count in self.dropped().items():
             yield "gateway_dropped", (reason,), count
         yield "gateway_sessions_evicted", (), self.evicted_sessions()
+        yield "gateway_dead_letters_dropped", (), self.dropped_letters()
         for (name, reason), count in self.dead_lettered().items():
             yield "gateway_dead_lettered", (name, reason), count
         for outcome, count in self.forwarded().items():

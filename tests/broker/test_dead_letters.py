@@ -7,6 +7,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+import structlog
 
 from gateway.broker.dead_letters import DeadLetters, Letter
 from gateway.broker.dead_letters.forwarding import Forwarding
@@ -45,12 +46,25 @@ def test_the_newest_are_kept_and_all_are_counted() -> None:
     assert (len(letters), letters.octets) == (3, 3 * (1 + MESSAGE_OCTETS))
     assert bodies(newest(letters, 2)) == [b"4", b"3"]
     assert letters.counted == {("route", "no_route"): 5}
+    assert letters.crowded_out == 2
 
 
 def test_they_are_bounded_in_octets() -> None:
     letters = DeadLetters(octets_max=10 + MESSAGE_OCTETS)
     letters.add([amqp(b"x" * 6), amqp(b"y" * 6)], "", LOST)
     assert bodies(newest(letters)) == [b"y" * 6]
+    assert letters.crowded_out == 0  # nobody had wanted it
+
+
+def test_the_log_hears_of_those_that_made_room() -> None:
+    letters = DeadLetters(messages_max=1)
+    letters.add([amqp(b"1"), amqp(b"2"), amqp(b"3")], "route", REFUSED)
+    with structlog.testing.capture_logs() as lines:
+        for _ in range(2):
+            letters.tick()
+    assert [(line["event"], line["letters"]) for line in lines] == [
+        ("the oldest dead letters made room for new ones, and are lost", 2)
+    ]
 
 
 def test_they_are_found_by_id_and_by_route_and_deleted() -> None:
@@ -114,6 +128,15 @@ def test_what_nobody_wanted_is_in_memory_only(stored: Opened) -> None:
     assert read(stored, lambda then: letters.delete(["m1", "1"], then)) is ACCEPTED
     assert bodies(read(stored, lambda then: letters.newest(9, then))) == [b"3"]
     assert read(stored, lambda then: letters.delete(["m1"], then)) is ACCEPTED
+
+
+def test_stored_ones_that_made_room_are_counted(tmp_path: Path) -> None:
+    with Opened(tmp_path, letters_max=2) as one:
+        letters = DeadLetters(store=one.store)
+        letters.add([amqp(b"%d" % number) for number in range(5)], "route", REFUSED)
+        one.commit()
+        assert letters.crowded_out == 3
+        assert bodies(read(one, lambda then: letters.newest(9, then))) == [b"4", b"3"]
 
 
 def test_many_are_read_in_pages(stored: Opened, monkeypatch: pytest.MonkeyPatch) -> None:

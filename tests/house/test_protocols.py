@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 import ast
+from importlib.metadata import EntryPoint
 from pathlib import Path
 from typing import Final
 
 import pytest
 
-from gateway.protocols import DIALECTS
+from gateway.errors import ConfigurationError
+from gateway.protocols import DIALECTS, GROUP, OWN, joined
 
 ROOT: Final = Path(__file__).resolve().parents[2]
 FILES: Final = sorted((ROOT / "gateway").rglob("*.py"))
@@ -48,3 +50,34 @@ def test_the_words_of_an_address_are_its_protocols_own(name: str) -> None:
     others = {word for other, one in DIALECTS.items() if other != name for word in one.words}
     assert not set(DIALECTS[name].words) & others
     assert set(DIALECTS[name].address_words) <= set(DIALECTS[name].words)
+
+
+STOMP: Final = "tests.stomp.protocol.dialect:STOMP"
+
+
+def offered(*values: str) -> list[EntryPoint]:
+    return [EntryPoint(f"offered-{at}", value, GROUP) for at, value in enumerate(values)]
+
+
+def test_another_distribution_offers_a_dialect() -> None:
+    assert list(joined(offered(STOMP))) == [*(one.name for one in OWN), "stomp"]
+
+
+@pytest.mark.parametrize(
+    "values, why",
+    [
+        (
+            (STOMP, STOMP),
+            r"offered-1 .*name stomp, stomp://, stomps://, word stomp_destination: protocol",
+        ),
+        (
+            ("gateway.protocols.mqtt.dialect:MQTT",),
+            "name mqtt, .*word topic.*: protocol mqtt has that",
+        ),
+        (("tests.stomp.nowhere:STOMP",), "cannot be loaded: ModuleNotFoundError"),
+        (("tests.stomp.protocol.dialect:NOTHING",), "cannot be loaded: AttributeError"),
+    ],
+)
+def test_one_that_cannot_be_joined_is_named(values: tuple[str, ...], why: str) -> None:
+    with pytest.raises(ConfigurationError, match=why):
+        joined(offered(*values))

@@ -570,3 +570,9 @@ def test_a_group_without_a_listener_is_an_unknown_endpoint() -> None:
 def test_the_words_are_those_of_the_groups_protocol(group: str) -> None:
     with pytest.raises(MappingError):
         grouped(GROUPS.replace("from: {endpoint: {protocol: mqtt}", "from: {endpoint: " + group))
+
+
+def test_a_route_that_a_group_makes_has_no_name_of_another() -> None:
+    text = GROUPS.replace("name: down", "name: up.web.apps")
+    with pytest.raises(MappingError, match="'up.web.apps' is also the name of the route at t.yaml:4"):
+        grouped(text)

@@ -16,6 +16,8 @@ from collections import Counter, deque
 from collections.abc import Callable, Iterable
 from typing import Final, NamedTuple
 
+import structlog
+
 from gateway.containment import contained
 from gateway.model.message import Message, weight_of
 from gateway.model.outcome import ACCEPTED, Outcome, Reason
@@ -27,6 +29,8 @@ MEMORY: Final = "m"  # the ids of letters in memory begin with it
 PAGE_LETTERS: Final = 200  # read at a time when all are looked through
 
 Forward = Callable[[list[Message], str, Outcome, float], None]
+
+log = structlog.get_logger(limited=True)
 
 
 class Letter(NamedTuple):
@@ -41,6 +45,11 @@ class Letter(NamedTuple):
 
 
 Letters = list[Letter]
+
+
+def _unwanted(route: str, outcome: Outcome) -> bool:
+    """No route and no subscriber wanted it: that is no loss."""
+    return not route and outcome.reason is Reason.NO_ROUTE
 
 
 class DeadLetters:
@@ -66,10 +75,17 @@ class DeadLetters:
         self._letters: deque[Letter] = deque()
         self._octets = 0
         self._last = 0
+        self._crowded_out = 0
+        self._told_of = 0
         self._owed: list[Callable[[], None]] = []  # told when the disk takes letters again
 
     def __len__(self) -> int:
         return len(self._letters) + (0 if self._store is None else self._store.letters_count)
+
+    @property
+    def crowded_out(self) -> int:
+        """Letters that newer ones have taken the place of, for good; without those that nobody had wanted."""
+        return self._crowded_out + (0 if self._store is None else self._store.letters_crowded_out)
 
     @property
     def octets(self) -> int:
@@ -91,7 +107,7 @@ class DeadLetters:
         """
         self.counted[route, outcome.reason.value] += len(messages)
         utc = time.time()
-        unwanted = not route and outcome.reason is Reason.NO_ROUTE
+        unwanted = _unwanted(route, outcome)
         if self.forward is not None and not unwanted:
             try:
                 self.forward(messages, route, outcome, utc)
@@ -114,7 +130,9 @@ class DeadLetters:
             self._letters.append(Letter(f"{MEMORY}{self._last}", message, route, outcome, utc, crossed))
             self._octets += message.octets
         while len(self._letters) > self.messages_max or self._octets > self.octets_max:
-            self._octets -= self._letters.popleft().message.octets
+            gone = self._letters.popleft()
+            self._octets -= gone.message.octets
+            self._crowded_out += not _unwanted(gone.route, gone.outcome)
 
     def _when_safe(self, then: Callable[[], None]) -> None:
         """Letters outlast a full disk in memory, but their sources wait until they are on it."""
@@ -129,7 +147,11 @@ class DeadLetters:
         self._store.after_commit(told)
 
     def tick(self) -> None:
-        """Once a second: when the disk takes letters again, whoever waits for that may be told."""
+        """Once a second: when the disk takes letters again, whoever waits for that may be told; and the log
+        hears of letters that are no more, each of which had been accepted."""
+        if (gone := self.crowded_out - self._told_of) > 0:
+            self._told_of += gone
+            log.warning("the oldest dead letters made room for new ones, and are lost", letters=gone)
         if self._owed and self._store is not None and self._store.healthy:
             owed, self._owed = self._owed, []
             for then in owed:

@@ -1,7 +1,7 @@
 """Outboxes: what a link shall have when it can, accepted as soon as our own store has it.
 
 An outbox is a durable queue in front of one link, for one route. Its only consumer hands batches to the
-link's conversation while the link is up, never more than the link's window at a time, and settles what the
+link's session while the link is up, never more than the link's window at a time, and settles what the
 broker has confirmed. A message that the link releases goes back to its place, and the outbox waits a while.
 One that the broker refuses is tried again by itself, what follows passes it; after `attempts_max` refusals,
 or one that cannot change, it is a dead letter. How often it was refused is not remembered over a restart.

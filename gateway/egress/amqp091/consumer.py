@@ -1,7 +1,7 @@
 """One queue that a link consumes from, on a channel of its own, and the acknowledgements that it owes.
 
 A channel for each queue keeps a failure (the queue is gone, or not ours to read) to that queue, and makes
-delivery tags consecutive per queue. An intake lives as long as its channel; a settlement that comes later
+delivery tags consecutive per queue. A consumer lives as long as its channel; a settlement that comes later
 finds it dead and is dropped, for the broker has long since given the message back to the queue.
 """
 

@@ -1,7 +1,7 @@
 """One source that a link consumes, on a channel of its own, and the answers that it owes.
 
 A channel for each source makes its message numbers its own, so that a message that waits for its target does
-not hold up the acknowledgements of others. An intake lives as long as its channel; a settlement that comes
+not hold up the acknowledgements of others. A consumer lives as long as its channel; a settlement that comes
 later finds it dead and is dropped, for the server delivers the message again.
 
 AMQP/Fast has no word for a message that is refused for good: it is acknowledged when it is safe among the

@@ -49,7 +49,7 @@ VERSIONS: Final = {"5.0": Version.V5, "3.1.1": Version.V311, "3.1": Version.V31}
 
 
 class MqttLinkSession:
-    """One link's side of everything. Implements `Conversation` and `Sink`."""
+    """One link's side of everything. Implements `LinkSession` and `Sink`."""
 
     link: Link
 

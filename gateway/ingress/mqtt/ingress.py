@@ -250,10 +250,12 @@ class MqttIngress(ListenerSource):
     ) -> None:
         """A message that nobody will ever take, of a client that cannot be told so. Its letter has the name
         of the route that refused it, or of the first that may have: by that it is sent again."""
-        unrouted = outcome.reason is Reason.NO_ROUTE
         branches = () if entry is None else entry.branches
-        routes = [branch.resolved.route for branch in branches if branch.mandatory or not unrouted]
-        self.dead_letters.add([message], routes[0].name if routes else "", outcome, then)
+        asking = (
+            [branch for branch in branches if branch.mandatory] if outcome.reason is Reason.NO_ROUTE else ()
+        )
+        first = next(iter(asking or branches), None)
+        self.dead_letters.add([message], "" if first is None else first.resolved.route.name, outcome, then)
 
     def publish_will(self, will: Will, sender: Sender) -> None:
         """Publish a will; its expiry counts from now (5: 3.1.3.2.4)."""

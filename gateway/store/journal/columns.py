@@ -47,7 +47,7 @@ Behind the last two stands ": " and why."""
 LEFT_OUTBOX: Final = f"^({WAS_DELIVERED}$|({WAS_BURIED}|{WAS_DROPPED})(: |$))"
 """A regular expression for what has left; the message has another row, of when it was accepted."""
 
-LANE: Final = ("source_protocol", "route", "mapping_version", "target_endpoint", "target_protocol")
+RECIPIENT: Final = ("source_protocol", "route", "mapping_version", "target_endpoint", "target_protocol")
 OUTCOME: Final = ("outcome", "reason", "reason_text")
 ADDRESS: Final = ("address", "scope", "name")
 FLAGS: Final = ("assurance", "durable", "retain", "hops")
@@ -57,7 +57,7 @@ NAMES: Final = Names(
     *FLAGS,
     *(f"delivered_{name}" for name in DELIVERED),
     *("expires valid", "expires", "body_size", "body valid", "body offsets", "body octets"),
-    *chain.from_iterable(_dictionary(name) for name in (*SENDER, *LANE, *OUTCOME)),
+    *chain.from_iterable(_dictionary(name) for name in (*SENDER, *RECIPIENT, *OUTCOME)),
     *chain.from_iterable(_dictionary(name, nulls=True) for name in (*ADDRESS, "properties", "message_id")),
 )
 COLUMNS: Final = (
@@ -65,7 +65,7 @@ COLUMNS: Final = (
     NAMES.plain("settled", Kind.TIME),
     NAMES.plain("slot", Kind.UINT32),
     *(NAMES.coded(name, "sender", name) for name in SENDER),
-    *(NAMES.coded(name, "recipient", name) for name in LANE),
+    *(NAMES.coded(name, "recipient", name) for name in RECIPIENT),
     *(NAMES.coded(name, "result", name) for name in OUTCOME),
     *(NAMES.coded(f"source_{name}", "source", name) for name in ADDRESS),
     *(NAMES.coded(f"target_{name}", "target", name) for name in ADDRESS),

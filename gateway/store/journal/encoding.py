@@ -24,7 +24,7 @@ from gateway.model.message import NEVER, Message, Sender
 from gateway.model.outcome import Outcome
 from gateway.model.properties import PropertySet
 from gateway.protocols import dialect_of
-from gateway.store.journal.columns import ADDRESS, COLUMNS, LANE, OUTCOME, SENDER
+from gateway.store.journal.columns import ADDRESS, COLUMNS, OUTCOME, RECIPIENT, SENDER
 from gateway.store.journal.entries import NUMBER, Entries, bitmap, even_offsets, octets_of, offsets
 from gateway.store.journal.format import (
     VERSION,
@@ -231,7 +231,7 @@ def _by_part(parts: Sequence[SettledRows]) -> _ByPart:
 # Most blocks have the same few recipients and outcomes.
 @lru_cache(maxsize=16)
 def _lane_entries(keys: tuple[_LaneKey, ...]) -> list[bytes]:
-    entries = Entries(len(LANE))
+    entries = Entries(len(RECIPIENT))
     entries.add_all([(protocol.encode(), *map(octets_of, labels[:4])) for labels, protocol in keys])
     return entries.end(0)
 
