@@ -337,6 +337,19 @@ def test_what_is_unconfirmed_is_an_echo_at_once() -> None:
     assert not echoes.awaited
 
 
+def test_a_last_round_that_is_unconfirmed_is_proof_all_the_same() -> None:
+    echoes = Echoes()
+    ledger = echoes.ledger("link")
+    ledger.unconfirmed = {7: Message(topic_address("t"), b"x")}.get
+    sent(ledger, b"x")
+    for round in range(1, QUICK_MAX):
+        assert hop(echoes, b"x", PEER) == 0
+        sent(ledger, b"x", PEER, packet_id=7 if round == QUICK_MAX - 1 else 0)
+    assert hop(echoes, b"x", PEER) == HOPS_CERTAIN
+    sent(ledger, b"y")
+    assert hop(echoes, b"y", PEER) == HOPS_CERTAIN
+
+
 def test_an_echo_of_anothers_is_found_behind_its_own() -> None:
     echoes = Echoes()
     ledger = echoes.ledger("link")

@@ -91,13 +91,13 @@ class Ledger:
         unconfirmed = next((one for one in others if self._is_unconfirmed(one, key)), None)
         known = unconfirmed or others[0]
         _remove(sent, key, known)
-        if unconfirmed is not None or self._is_proven(sender, now):
-            return HOPS_CERTAIN
         quick = 0
         if now - known.at < QUICK_SECS:
             quick = known.quick + 1 if known.by is not None and _same(known.by, sender) else 1
-        if quick >= QUICK_MAX:
+        if quick >= QUICK_MAX:  # a proof, whether or not the last round was an echo for certain by itself
             self._prove(sender, now)
+            return HOPS_CERTAIN
+        if unconfirmed is not None or self._is_proven(sender, now):
             return HOPS_CERTAIN
         known = known._replace(at=now, rounds=known.rounds + 1, quick=quick, by=sender)
         _note(self._came, key, known)
