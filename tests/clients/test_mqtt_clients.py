@@ -4,7 +4,10 @@ from __future__ import annotations
 
 import asyncio
 import subprocess
+from collections.abc import Iterator
+from contextlib import contextmanager
 from typing import Final
+from uuid import uuid4
 
 import aiomqtt
 import pytest
@@ -40,17 +43,30 @@ class Subscriber:
         self, gateway: Running, version: str, count: int, *arguments: str, watched: bool = True
     ) -> None:
         """`watched`: return when it has subscribed; False for one that leaves as soon as it has."""
-        more = ("-C", str(count), "-W", str(int(PATIENCE_SECS)), *arguments)
-        before = gateway.ask(lambda: gateway.gateway.mqtt.subscriptions)
+        # Watched by a name of its own: the count of all also falls, when a reader before this one leaves.
+        name = arguments[arguments.index("-i") + 1] if "-i" in arguments else f"reader-{uuid4().hex[:12]}"
+        more = ("-C", str(count), "-W", str(int(PATIENCE_SECS)), "-i", name, *arguments)
         self._process = subprocess.Popen(
             mosquitto("mosquitto_sub", gateway, version, *more), stdout=subprocess.PIPE, text=True
         )
+        sessions = gateway.gateway.mqtt.sessions
         if watched:
-            gateway.until(lambda: gateway.gateway.mqtt.subscriptions > before)
+            with self._ended_by_a_fault():
+                gateway.until(lambda: name in sessions and bool(sessions[name].subscriptions))
 
     def lines(self) -> list[str]:
-        out, _ = self._process.communicate(timeout=PATIENCE_SECS)
+        with self._ended_by_a_fault():
+            out, _ = self._process.communicate(timeout=PATIENCE_SECS)
         return out.splitlines()
+
+    @contextmanager
+    def _ended_by_a_fault(self) -> Iterator[None]:
+        try:
+            yield
+        except BaseException:
+            self._process.kill()
+            self._process.communicate()
+            raise
 
 
 @pytest.mark.parametrize("version", VERSIONS)
