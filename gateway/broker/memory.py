@@ -33,7 +33,7 @@ TRIM_SECS: Final = 1.0
 TRIM_SECS_MAX: Final = 4.0  # with a gibibyte in holes it takes half a second: less often when it is of no use
 BEGUN_OCTETS_MAX: Final = 65_536  # of one connection, that do not make it a publisher
 BEGUN_SECS: Final = 10.0  # of shortage, that it may take to finish: it is not read
-RISE: Final = 1 / 64  # of the mark: after so much more those that have begun are looked for before the tick
+RISE: Final = 1 / 64  # of the mark: after so much more something is looked for before the tick
 LOW_ON_MEMORY: Final = Outcome(Verdict.RELEASED, Reason.QUOTA, "the gateway is low on memory")
 
 
@@ -63,6 +63,8 @@ class Memory:
 
     __slots__ = (
         "_resident",
+        "_risen",
+        "_rising",
         "_seen",
         "_since",
         "_stopped",
@@ -95,6 +97,8 @@ class Memory:
         self.changed = changed
         self.connections: Callable[[], Iterable[Publisher]] = list
         self._seen = 0  # octets in use when those that have begun were last looked for
+        self._risen = 0  # the least since it was said that they rise
+        self._rising: Callable[[], None] | None = None
         self._since: float | None = None  # that it has been short
         self._resident = resident
         self._trim = trim
@@ -102,6 +106,10 @@ class Memory:
         self._trim_wait = TRIM_SECS
         self._turns = 0
         self._stopped: dict[Publisher, Callable[[], None] | None] = {}
+
+    def tell_rising(self, told: Callable[[], None]) -> None:
+        """Call `told` whenever a section `RISE` of the mark more is used than when it was called last."""
+        self._rising = told
 
     # What publishing connections ask, while memory is short.
 
@@ -135,6 +143,12 @@ class Memory:
         self._turns = 0
         self.used = used = self._resident()
         self.scarce = used > self.mark * SCARCE
+        if used < self._risen:
+            self._risen = used
+        elif used > self._risen + self.mark * RISE:
+            self._risen = used
+            if self._rising is not None:
+                self._rising()
         if not self.short:
             if used > self.mark:
                 self.short = True

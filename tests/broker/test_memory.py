@@ -6,7 +6,7 @@ from collections.abc import Callable
 
 import pytest
 
-from gateway.broker.memory import BEGUN_OCTETS_MAX, BEGUN_SECS, LOW, SCARCE, TRIM_SECS, TURNS, Memory
+from gateway.broker.memory import BEGUN_OCTETS_MAX, BEGUN_SECS, LOW, RISE, SCARCE, TRIM_SECS, TURNS, Memory
 
 MARK = 1_000
 
@@ -211,3 +211,13 @@ def test_those_that_have_begun_are_looked_for_as_memory_rises() -> None:
     assert client.holds == 0
     reading.at(MARK * 1.1)
     assert client.holds == 1
+
+
+def test_it_says_that_memory_rises_once_for_each_step() -> None:
+    reading = Reading()
+    step = int(MARK * RISE) + 1
+    risen: list[int] = []
+    reading.memory.tell_rising(lambda: risen.append(reading.octets))
+    for octets in (step, step + 1, 2 * step, 10 * step, step, step + 1, 2 * step):
+        reading.at(octets)
+    assert risen == [step, 2 * step, 10 * step, 2 * step]

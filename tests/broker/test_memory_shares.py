@@ -35,7 +35,8 @@ class Held:
 class Site:
     def __init__(self, *held: Held, used: float = MARK) -> None:
         self.held = list(held)
-        self.memory = Memory(MARK, lambda: 0)
+        self.used = int(used)
+        self.memory = Memory(MARK, lambda: self.used)
         self.memory.used = int(used)
         self.walked = 0
         self.shares = MemoryShares(self.memory, self.claims, per_user=0.25, per_address=0.5)
@@ -74,6 +75,24 @@ async def test_nobody_is_looked_at_while_there_is_plenty() -> None:
     assert await site.look(MARK * FAR + 1) == [True]
     assert await site.look(MARK * FAR) == [False]
     assert await site.look(MARK * FAR + 1) == [False]
+
+
+async def test_they_are_looked_at_as_soon_as_memory_rises(autojump_clock: trio.testing.MockClock) -> None:
+    """Long before the tick, whose time does not come here: nothing has to wait for it."""
+    eve = Held(2 * MARK, "eve")
+    site = Site(eve, used=0)
+    begin = trio.current_time()
+    async with trio.open_nursery() as nursery:
+        nursery.start_soon(site.shares.run, lambda: None)
+        await trio.testing.wait_all_tasks_blocked()
+        for used in (NEAR * MARK + 1, NEAR * MARK + 0.1 * MARK):
+            eve.restrained = False
+            site.used = int(used)
+            site.memory.look()
+            await trio.testing.wait_all_tasks_blocked()
+            assert eve.restrained
+        assert trio.current_time() == begin
+        nursery.cancel_scope.cancel()
 
 
 async def test_it_ends_when_there_is_less_though_memory_stays_in_use() -> None:
