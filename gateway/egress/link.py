@@ -242,7 +242,7 @@ class Link:
         layer = within(self._tls(target), websocket)
         sock = await self._open(target)
         self._lost = trio.Event()
-        stream = Stream(sock, address_of(target), self._poller, self._writes, layer)
+        stream = Stream(sock, address_of(target), self._poller, self._writes, layer, stalls=False)
         stream.layer_ended = self._layer_ended
         stream.count_with(self.stats)
         try:

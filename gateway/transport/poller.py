@@ -115,7 +115,7 @@ class Poller:
             return
         events = WRITE if stream.writing else 0
         if stream.reading:  # the rest of what was read goes on when what came of it can be written
-            events |= WRITE if stream.unread else READ
+            events |= READ if not stream.unread else WRITE if stream.stalls else READ | WRITE
         before = self._watched.get(stream, 0)
         if events == before:
             return

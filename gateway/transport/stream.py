@@ -7,14 +7,15 @@ A filter (TLS, WebSocket) may stand between the socket and the peer object; it i
 
 One read may hold more work than one turn should take (thousands of tiny packets). So a peer object stops when
 it has done its share, keeps the rest, and says `again`: the rest has its turns before anything more is read,
-and has none while the socket does not take what came of it so far (a megabyte of it).
+and has none while the socket does not take what came of it so far (a megabyte of it; links go on).
 """
 
 from __future__ import annotations
 
 import socket
 from collections.abc import Callable
-from typing import Final, NamedTuple, Protocol
+from time import perf_counter
+from typing import Any, Final, NamedTuple, Protocol
 
 from gateway.containment import contained
 from gateway.model.spooled import Piece, joined
@@ -25,6 +26,7 @@ READ_OCTETS: Final = 65_536
 # A stream with this much unsent is congested: its peer object gets no new deliveries until it has drained.
 BACKLOG_OCTETS_HIGH: Final = 1_048_576
 STRIKES_MAX: Final = 8
+DEAR_SECS: Final = 0.01  # of one turn, for what is not the common case: a new address takes 0.1 ms
 BACKLOG_OCTETS_MAX: Final = 64 * 1024 * 1024
 
 
@@ -158,10 +160,12 @@ class Stream:
         "_holds",
         "_lingering",
         "_output_holds",
+        "_postponed",
         "_watcher",
         "_writes",
         "backlog_max",
         "closed",
+        "dear_until",
         "doomed",
         "ending",
         "layer",
@@ -174,6 +178,7 @@ class Stream:
         "reading",
         "remote",
         "sock",
+        "stalls",
         "starved",
         "strikes",
         "unread",
@@ -189,14 +194,17 @@ class Stream:
         layer: Filter | None = None,
         *,
         backlog_max: int = BACKLOG_OCTETS_MAX,
+        stalls: bool = True,
     ) -> None:
         """`backlog_max`: a peer that lets more than these octets wait is cut off; beyond half of it nothing
-        more of what it says is read.
+        more of what it says is read. `stalls`: of a rest nothing is done while the socket does not take what
+        came of it; of two gateways that are joined by a link one must go on.
         """
         self.sock = sock
         self.layer = layer
         self.layer_ended: Callable[[Stream, Ending], None] | None = None  # told when a layer ends the stream
         self.backlog_max = backlog_max
+        self.stalls = stalls
         self.remote = remote
         self.peer: StreamOwner | None = None
         self.reading = True
@@ -210,6 +218,8 @@ class Stream:
         self.closed = False
         self.doomed: Exception | None = None  # why it fails when this wake-up ends
         self.ending = False
+        self._postponed: list[Any] = []
+        self.dear_until = 0.0  # of this turn; 0: it has done nothing dear
         self.queued = 0  # octets that the peer object has encoded since the last flush, and the backlog
         self._counts: OctetCounts = Octets()
         self._watcher = watcher
@@ -257,7 +267,7 @@ class Stream:
     @property
     def clogged(self) -> bool:
         """True: so much is written and not taken that of a rest which is `unread` nothing more is done."""
-        return self._backlog is not None and self._backlog.octets >= BACKLOG_OCTETS_HIGH
+        return self.stalls and self._backlog is not None and self._backlog.octets >= BACKLOG_OCTETS_HIGH
 
     def count_with(self, counts: OctetCounts) -> None:
         """Its octets, those of before included, count as `counts`'."""
@@ -275,6 +285,28 @@ class Stream:
         if not self.unread and not self.closed and not self.ending:
             self.unread = True
             self._watcher.watch(self)
+
+    def postpone(self, events: list[Any]) -> None:
+        """What the peer object has decoded and leaves for another turn, in which it asks for it."""
+        self._postponed = events
+        self.again()
+
+    def postponed(self) -> list[Any]:
+        """That, once; empty if there is none. Nothing is read before it is done, so no octets have come."""
+        events = self._postponed
+        if events:
+            self._postponed = []
+        return events
+
+    def spent(self) -> bool:
+        """Asked before anything that is dear, as what happens for the first time: True if this turn has done
+        enough of that, but never of the first. Then what is left is to be postponed.
+        """
+        now = perf_counter()
+        if not self.dear_until:
+            self.dear_until = now + DEAR_SECS
+            return False
+        return now >= self.dear_until
 
     def hold(self) -> None:
         """Stop reading until as many `release` calls have come: back-pressure is TCP's."""
@@ -306,6 +338,7 @@ class Stream:
         """Its turn: go on with what is left of the last read, otherwise read once, and feed the peer. Returns
         the octets read.
         """
+        self.dear_until = 0.0
         if self.unread:
             self._go_on(now)
             return 0

@@ -11,11 +11,12 @@ from gateway.model.properties import Value, ValueType, string
 from gateway.protocols.amqp091 import methods as m
 from gateway.protocols.amqp091.events import MethodReceived
 from gateway.protocols.amqpfast import commands as c
+from gateway.protocols.amqpfast.sending import Producer
 from tests.adversary.arena import Arena
 from tests.adversary.cases import MIB, case
 from tests.adversary.wire import answered, length, mqtt, packet, pair, publish_packet, text
-from tests.ingress.amqp_client import Amqp
-from tests.ingress.amqpfast.client import TOPIC, Fast
+from tests.ingress.amqp_client import NOTHING, Amqp
+from tests.ingress.amqpfast.client import EMPTY, TOPIC, Fast
 from tests.ingress.clients import connect
 
 
@@ -81,6 +82,29 @@ def retained(arena: Arena) -> None:
         found = 0
         while found < 20_000 * len(b"0_r/1x"):  # each topic at least once
             found += len(sock.recv(65_536))
+
+
+@case(grown_mib=160)
+def new_addresses(arena: Arena) -> None:
+    """Ten thousand messages of each protocol, each to where nobody has published before."""
+    numbers = [range(begin, begin + 1_000) for begin in range(0, 10_000, 1_000)]
+    with mqtt(arena.port("mqtt"), b"new") as sock:
+        for chunk in numbers:
+            sock.sendall(b"".join(publish_packet(b"new/%d" % at) for at in chunk))
+        sock.sendall(b"\xc0\0")
+        assert sock.recv(2) == b"\xd0\0"
+    with Amqp(arena).open() as client:
+        for chunk in numbers:
+            for at in chunk:
+                client.machine.send_content(1, m.BasicPublish("amq.topic", f"new.{at}"), NOTHING, b"x")
+            client.flush()
+        client.call(m.QueueDeclare("other"), m.QueueDeclareOk)
+    with Fast(arena).open() as fast:
+        handle = fast.handle("", TOPIC)
+        for chunk in numbers:
+            Producer(fast.machine, handle).send_many([(b"new.%d" % at, EMPTY, b"x") for at in chunk])
+            fast.flush()
+        fast.quiet()
 
 
 @case()

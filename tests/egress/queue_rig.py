@@ -39,9 +39,23 @@ class MemoryStream(Generic[PeerT]):
         self.congested = False
         self.closed = False
         self.last: Any = b""
+        self._postponed: list[Any] = []
 
     def mark(self) -> None:
         return
+
+    def again(self) -> None:
+        cast(Any, self.peer).receive(b"", trio.current_time())
+
+    def postpone(self, events: list[Any]) -> None:
+        self._postponed = events
+
+    def postponed(self) -> list[Any]:
+        events, self._postponed = self._postponed, []
+        return events
+
+    def spent(self) -> bool:
+        return False
 
     def end(self, reason: str) -> None:
         peer = cast(Any, self.peer)

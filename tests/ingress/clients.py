@@ -18,7 +18,7 @@ from gateway.protocols.mqtt.packets import (
     Disconnect,
     Event,
     Publishes,
-    Row,
+    PublishRow,
     Suback,
     Subscription,
     Unsuback,
@@ -126,7 +126,7 @@ class Mqtt(Raw):
         self.machine.publish(topic.encode(), body, qos, packet_id=packet_id, **more)  # type: ignore[arg-type]
         self.flush()
 
-    def row(self) -> Row:
+    def row(self) -> PublishRow:
         """The next message: flags, topic, packet id, properties, body. Messages must come one at a time."""
         publishes = self.next(Publishes)
         first, *others = publishes.rows

@@ -23,7 +23,7 @@ from gateway.model.message import NEVER, Message, Sender
 from gateway.model.outcome import Outcome, Reason, Verdict
 from gateway.model.properties import Headers, Value, ValueType, string
 from gateway.protocols.amqp091 import methods as m
-from gateway.protocols.amqp091.client import ClientConnection
+from gateway.protocols.amqp091.client import ClientConnection, Delivery
 from gateway.protocols.amqp091.codec import PLAIN, encode_response
 from gateway.protocols.amqp091.events import (
     Challenged,
@@ -90,6 +90,7 @@ class AmqpLinkConnection(QueueLinkConnection[ClientConnection, AmqpLinkConsumer]
             channel_max=limits.channels_max,
             heartbeat=settings.heartbeat_secs,
             message_bytes_max=limits.message_bytes_max,
+            bounded=True,
         )
         super().__init__(machine, session.stats, stream, now + settings.connect_timeout_secs)
         self._session = session
@@ -103,8 +104,10 @@ class AmqpLinkConnection(QueueLinkConnection[ClientConnection, AmqpLinkConsumer]
     # What the stream asks.
 
     def receive(self, data: bytes, now: float) -> None:
-        """Octets arrived."""
-        self._process(self.machine.receive_data(data, now))
+        """Octets arrived, or its turn has come for what was left."""
+        self._process(self._stream.postponed() or self.machine.receive_data(data, now))
+        if self.machine.unread:
+            self._stream.again()
 
     def data_to_send(self) -> bytes:
         """Acknowledgements that have gathered, and whatever was encoded."""
@@ -156,11 +159,14 @@ class AmqpLinkConnection(QueueLinkConnection[ClientConnection, AmqpLinkConsumer]
     # Events.
 
     def _process(self, events: list[Event]) -> None:
-        for event in events:
+        for at, event in enumerate(events, 1):
             if isinstance(event, Confirms):
                 self._session.publisher.confirm(event.confirms)
             elif isinstance(event, Deliveries):
-                self._deliveries(event.contents)
+                if contents := self._deliveries(event.contents):
+                    self._stream.postpone([Deliveries(contents), *events[at:]])
+                    self._stream.mark()
+                    return
             elif isinstance(event, MethodReceived):
                 self._method(event)
             elif isinstance(event, Returned):
@@ -312,7 +318,8 @@ class AmqpLinkConnection(QueueLinkConnection[ClientConnection, AmqpLinkConsumer]
 
     # Messages.
 
-    def _deliveries(self, contents: list[tuple[int, bytes, int, bool, bytes, bytes, bytes]]) -> None:
+    def _deliveries(self, contents: list[Delivery]) -> list[Delivery]:
+        """Put each on its way; returns those that are left for another turn, when many have new addresses."""
         session = self._session
         caches = session.caches()
         publish = session.dispatcher.publish
@@ -323,7 +330,10 @@ class AmqpLinkConnection(QueueLinkConnection[ClientConnection, AmqpLinkConsumer]
         sender = self._sender
         number = 0
         consumer: AmqpLinkConsumer | None = None
-        for row_number, _, tag, _, wire, raw, body in contents:
+        in_turn = iter(contents)
+        left: list[Delivery] = []
+        for row in in_turn:
+            row_number, _, tag, _, wire, raw, body = row
             if row_number != number:
                 number = row_number
                 consumer = consumers.get(number)
@@ -331,8 +341,11 @@ class AmqpLinkConnection(QueueLinkConnection[ClientConnection, AmqpLinkConsumer]
                     entries = caches.setdefault(consumer.declaration.route_queue, {})
             if consumer is None:
                 continue  # it was closed meanwhile, the message is back in its queue
-            consumer.last = tag
             entry = entries.get(wire)
+            if entry is None and self._stream.spent():
+                left = [row, *in_turn]
+                break
+            consumer.last = tag
             property_set = content_properties(raw)
             try:
                 if entry is None:
@@ -359,7 +372,8 @@ class AmqpLinkConnection(QueueLinkConnection[ClientConnection, AmqpLinkConsumer]
                 session.settle([receipt], {0: LOW_ON_MEMORY}, 0.0)
             elif not publish(batch, entry, message, receipt):
                 session.unclaimed(entry, receipt)
-        session.stats.messages_in += len(contents)
+        session.stats.messages_in += len(contents) - len(left)
+        return left
 
     def _malformed(self, consumer: AmqpLinkConsumer, tag: int, error: RemoteProtocolError) -> None:
         outcome = Outcome(Verdict.REJECTED, Reason.MALFORMED, str(error))

@@ -81,6 +81,7 @@ class FastLinkConnection(QueueLinkConnection[ClientConnection, FastLinkConsumer]
             channel_max=limits.channels_max,
             heartbeat=settings.heartbeat_secs,
             message_bytes_max=BODY_SIZE_MAX,  # a larger one than we take is passed over, see Assembly
+            bounded=True,
         )
         super().__init__(machine, session.stats, stream, now + settings.connect_timeout_secs)
         self._session = session
@@ -95,8 +96,10 @@ class FastLinkConnection(QueueLinkConnection[ClientConnection, FastLinkConsumer]
     # What the stream asks.
 
     def receive(self, data: bytes, now: float) -> None:
-        """Octets arrived."""
-        self._process(self.machine.receive_data(data, now))
+        """Octets arrived, or its turn has come for what was left."""
+        self._process(self._stream.postponed() or self.machine.receive_data(data, now))
+        if self.machine.unread:
+            self._stream.again()
 
     def data_to_send(self) -> bytes | list[Piece]:
         """Acknowledgements that have gathered, and whatever was encoded."""
@@ -160,11 +163,14 @@ class FastLinkConnection(QueueLinkConnection[ClientConnection, FastLinkConsumer]
     # Events.
 
     def _process(self, events: list[Event]) -> None:
-        for event in events:
+        for at, event in enumerate(events, 1):
             if isinstance(event, Replies):
                 self._replies(event.rows)
             elif isinstance(event, Notifies):
-                self._notifies(event.rows)
+                if rows := self._notifies(event.rows):
+                    self._stream.postpone([Notifies(rows), *events[at:]])
+                    self._stream.mark()
+                    return
             elif isinstance(event, Fragment):
                 self._fragment(event)
             elif isinstance(event, HandleClosed):
@@ -379,7 +385,8 @@ class FastLinkConnection(QueueLinkConnection[ClientConnection, FastLinkConsumer]
 
     # Messages.
 
-    def _notifies(self, rows: list[NotifyRow]) -> None:
+    def _notifies(self, rows: list[NotifyRow]) -> list[NotifyRow]:
+        """Put each on its way; returns those that are left for another turn, when many have new addresses."""
         session = self._session
         caches = session.caches()
         publish = session.dispatcher.publish
@@ -389,7 +396,10 @@ class FastLinkConnection(QueueLinkConnection[ClientConnection, FastLinkConsumer]
         sender = self._sender
         last_handle, last_head = -1, b""
         consumer: FastLinkConsumer | None = None
-        for handle, number, _, head, body, name in rows:
+        in_turn = iter(rows)
+        left: list[NotifyRow] = []
+        for row in in_turn:
+            handle, number, _, head, body, name = row
             if handle != last_handle:
                 last_handle, last_head = handle, b""
                 consumer = self._by_handle.get(handle)
@@ -398,6 +408,9 @@ class FastLinkConnection(QueueLinkConnection[ClientConnection, FastLinkConsumer]
                     limit = consumer.assembly.octets_max
             if consumer is None:
                 continue  # it was closed meanwhile, or a peer service has answered what we sent
+            if name not in entries and self._stream.spent():
+                left = [row, *in_turn]
+                break
             consumer.unsettled.add(number)
             try:
                 if head is not last_head:
@@ -422,7 +435,8 @@ class FastLinkConnection(QueueLinkConnection[ClientConnection, FastLinkConsumer]
                 session.settle([receipt], {0: LOW_ON_MEMORY}, 0.0)
             elif not publish(batch, entry, message, receipt):
                 session.unclaimed(entry, receipt)
-        session.stats.messages_in += len(rows)
+        session.stats.messages_in += len(rows) - len(left)
+        return left
 
     def _fragment(self, fragment: Fragment) -> None:
         consumer = self._by_handle.get(fragment.handle)

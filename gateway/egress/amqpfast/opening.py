@@ -44,6 +44,7 @@ def client_machine(
     channel_max: int = 0,
     heartbeat: int = 30,
     message_bytes_max: int = MESSAGE_BYTES_MAX,
+    bounded: bool = False,
 ) -> ClientConnection:
     """Our side of a connection to `target`; `heartbeat` in seconds, `channel_max` 0 is no limit."""
     return ClientConnection(
@@ -55,6 +56,7 @@ def client_machine(
         channel_max=channel_max,
         heartbeat=heartbeat,
         message_bytes_max=message_bytes_max,
+        bounded=bounded,
     )
 
 

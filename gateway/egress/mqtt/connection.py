@@ -11,7 +11,16 @@ from gateway.model.message import Sender
 from gateway.protocols.mqtt.client import ClientConnection
 from gateway.protocols.mqtt.connection import State
 from gateway.protocols.mqtt.octets import violation
-from gateway.protocols.mqtt.packets import Acks, Auth, Connack, Disconnect, Event, Publishes, Row, Suback
+from gateway.protocols.mqtt.packets import (
+    Acks,
+    Auth,
+    Connack,
+    Disconnect,
+    Event,
+    Publishes,
+    PublishRow,
+    Suback,
+)
 from gateway.protocols.mqtt.properties import PropertyMap
 from gateway.protocols.mqtt.spec import FAILURE, PacketType, Property, ReasonCode, Version
 from gateway.transport.stream import Stream
@@ -61,9 +70,12 @@ class MqttLinkConnection:
     def receive(self, data: bytes, now: float) -> None:
         """Octets arrived; what the broker does wrong ends this connection and is counted."""
         try:
-            self._process(self.machine.receive_data(data, now), now)
-            while self.machine.pending and not self._over:
-                self._process(self.machine.receive_data(b"", now), now)
+            machine, stream = self.machine, self.stream
+            self._process(stream.postponed() or machine.receive_data(data, now), now)
+            while machine.pending and not (stream.unread or self._over):
+                self._process(machine.receive_data(b"", now), now)
+            if machine.unread:
+                stream.again()
         except RemoteProtocolError as error:
             self.refuses_version = not self.opened and data[:4] in _REFUSES_VERSION
             self._session.stats.protocol_errors.add(reason_name(error.reason))
@@ -129,7 +141,7 @@ class MqttLinkConnection:
         """The broker does not read fast enough."""
         return self.stream.congested
 
-    def send(self, rows: list[Row], octets: int) -> Sequence[int]:
+    def send(self, rows: list[PublishRow], octets: int) -> Sequence[int]:
         """Encode PUBLISH packets; returns the positions of those larger than the broker takes."""
         given = self.machine.aliased(rows) if self.machine.alias_max else rows
         refused = self.machine.publish_many(given)
@@ -172,9 +184,11 @@ class MqttLinkConnection:
 
     def _process(self, events: list[Event], now: float) -> None:
         session = self._session
-        for event in events:
+        for at, event in enumerate(events, 1):
             if isinstance(event, Publishes):
-                session.receiver.take(self, event.rows, now)
+                if rows := session.receiver.take(self, event.rows, now):
+                    self.stream.postpone([Publishes(rows), *events[at:]])
+                    break
             elif isinstance(event, Acks):
                 self._acks(event.kind, event.rows)
             elif isinstance(event, Suback):

@@ -32,7 +32,7 @@ from gateway.errors import GatewayError
 from gateway.model.batch import SubBatch
 from gateway.model.message import MESSAGE_OCTETS, Message, weight_of
 from gateway.model.outcome import ACCEPTED, INTERNAL, Outcome, Reason, Verdict
-from gateway.protocols.mqtt.packets import Row
+from gateway.protocols.mqtt.packets import PublishRow
 from gateway.protocols.mqtt.spec import DUP, FAILURE, RETAIN, VARINT_MAX, PacketType
 from gateway.protocols.mqtt.translate import encode_properties, refusal
 from gateway.telemetry.stats import LinkStats
@@ -68,7 +68,7 @@ class Outlet(Protocol):
     def congested(self) -> bool:
         """True: write nothing more now; `MqttLinkPublisher.pump` is called when it has drained."""
 
-    def send(self, rows: list[Row], octets: int) -> Sequence[int]:
+    def send(self, rows: list[PublishRow], octets: int) -> Sequence[int]:
         """Encode PUBLISH packets with `octets` of bodies; returns the positions of those too large."""
 
     def release(self, packet_ids: list[int]) -> None:
@@ -269,7 +269,7 @@ class MqttLinkPublisher:
             return False
         del chunk[count:]
         ids: Sequence[int] = self._take(count) if assured else _NO_IDS
-        rows: list[Row] | None = None
+        rows: list[PublishRow] | None = None
         while rows is None:
             try:
                 rows = self._rows(chunk, flags, ids)
@@ -333,7 +333,7 @@ class MqttLinkPublisher:
         self._octets -= octets
         return octets - count * MESSAGE_OCTETS
 
-    def _rows(self, chunk: list[Message], flags: list[int], ids: Sequence[int]) -> list[Row]:
+    def _rows(self, chunk: list[Message], flags: list[int], ids: Sequence[int]) -> list[PublishRow]:
         """The PUBLISH packets of `chunk`; raises _UnsendableError for the first that must not be sent."""
         if len(chunk[0].body) > PACKET_OCTETS_MAX:
             raise _UnsendableError(TOO_LARGE)
@@ -396,7 +396,7 @@ class MqttLinkPublisher:
         if room <= 0:
             return False
         settled: list[tuple[Entry, Outcome]] = []
-        rows: list[Row] = []
+        rows: list[PublishRow] = []
         entries: list[Entry] = []
         octets = 0
         while self._again and len(rows) < room and octets < CHUNK_OCTETS:
@@ -425,7 +425,7 @@ class MqttLinkPublisher:
             part.settle_at((at,), outcome)
         return True
 
-    def _sweep(self, outlet: Outlet, rows: list[Row]) -> None:
+    def _sweep(self, outlet: Outlet, rows: list[PublishRow]) -> None:
         """Release every id, if one of `rows` is of QoS 2. Whoever does not speak it would not understand."""
         if any(row[0] & TWICE for row in rows):
             self._sweeps = False

@@ -28,7 +28,7 @@ from gateway.model.outcome import Outcome, Reason, Verdict
 from gateway.model.properties import NO_PROPERTIES
 from gateway.protocols.mqtt.dialect import topic_address
 from gateway.protocols.mqtt.octets import decode_topic
-from gateway.protocols.mqtt.packets import Row
+from gateway.protocols.mqtt.packets import PublishRow
 from gateway.protocols.mqtt.spec import PacketType, Version
 from gateway.protocols.mqtt.translate import REASON_CODES, publish_essentials
 from gateway.settings import Limits
@@ -83,9 +83,11 @@ class MqttLinkReceiver:
     # What the connection tells.
 
     def take(  # noqa: C901, PLR0912, PLR0915 - every message
-        self, peer: MqttLinkConnection, rows: list[Row], now: float
-    ) -> None:
-        """A run of PUBLISH: put each on its way; the batch leaves at the end of the wake-up."""
+        self, peer: MqttLinkConnection, rows: list[PublishRow], now: float
+    ) -> list[PublishRow]:
+        """A run of PUBLISH: put each on its way; the batch leaves at the end of the wake-up. Returns those
+        that are left for another turn, when many have new topics.
+        """
         dispatcher = self._dispatcher
         if self._generation != dispatcher.generation:
             self._generation = dispatcher.generation
@@ -102,8 +104,13 @@ class MqttLinkReceiver:
         sender = peer.sender
         behind = self._held.on
         memory = dispatcher.memory
-        for flags, topic, packet_id, raw, body in rows:
+        in_turn = iter(rows)
+        left: list[PublishRow] = []
+        for flags, topic, packet_id, raw, body in in_turn:
             entry = entries.get(topic)
+            if entry is None and peer.stream.spent():
+                left = [(flags, topic, packet_id, raw, body), *in_turn]
+                break
             qos = flags >> 1 & 3
             properties, expires, hops = NO_PROPERTIES, NEVER, 0
             try:
@@ -140,7 +147,8 @@ class MqttLinkReceiver:
                 continue
             if not publish(batch, entry, message, receipt) and receipt is not None:
                 self._accept(receipt)
-        self._stats.messages_in += len(rows)
+        self._stats.messages_in += len(rows) - len(left)
+        return left
 
     def release(self, rows: list[tuple[int, int]]) -> tuple[list[int], list[int]]:
         """PUBREL: the ids of a QoS 2 message are free again. Returns those that we knew, and the others."""
@@ -276,12 +284,12 @@ class MqttLinkReceiver:
             peer.pubrecs.append(packet_id)
         return False
 
-    def _within_limits(self, peer: MqttLinkConnection, rows: list[Row]) -> list[Row]:
+    def _within_limits(self, peer: MqttLinkConnection, rows: list[PublishRow]) -> list[PublishRow]:
         """Before MQTT 5 a broker cannot be told how much we take."""
         limit = self._limits.message_bytes_max
         if not any(len(row[4]) > limit for row in rows):
             return rows
-        kept: list[Row] = []
+        kept: list[PublishRow] = []
         for row in rows:
             if len(row[4]) <= limit:
                 kept.append(row)
@@ -289,7 +297,7 @@ class MqttLinkReceiver:
                 self._bury(peer, row, OVERSIZED)
         return kept
 
-    def _bury(self, peer: MqttLinkConnection, row: Row, outcome: Outcome) -> None:
+    def _bury(self, peer: MqttLinkConnection, row: PublishRow, outcome: Outcome) -> None:
         """A message that cannot be taken is acknowledged, and kept as a dead letter. Hanging up, as MQTT has
         it, would bring the same one again with the next connection; and it need not be the broker's fault,
         for RabbitMQ makes a topic of any routing key."""

@@ -114,7 +114,7 @@ class MqttLinkSession:
         most = PACKET_OCTETS_MAX  # before MQTT 5 the broker cannot be told a limit; see MqttLinkReceiver
         if five:
             most = min(most, limits.message_bytes_max + limits.connect_bytes_max)
-        machine = ClientConnection(packet_bytes_max=most)
+        machine = ClientConnection(packet_bytes_max=most, bounded=True)
         proof = None
         if self._proves:
             proof = Proof(target.username, target.password, secrets.token_urlsafe(18))

@@ -112,9 +112,9 @@ class AmqpConnection:
         """Octets arrived. What a client sends ahead of our answers in the handshake waits in the machine."""
         machine = self.machine
         handshake = not self._ready
-        self._process(machine.receive_data(data, now))
+        self._process(self.stream.postponed() or machine.receive_data(data, now))
         if handshake:
-            while not machine.unread and (events := machine.receive_data(b"", now)):
+            while not (machine.unread or self.stream.unread) and (events := machine.receive_data(b"", now)):
                 self._process(events)
         if machine.unread:
             self.stream.again()
@@ -189,7 +189,10 @@ class AmqpConnection:
     def _process(self, events: list[Event]) -> None:
         for at, event in enumerate(events):
             if isinstance(event, Publishes):
-                self._publishes(event.contents)
+                if contents := self._publishes(event.contents):
+                    self.stream.postpone([Publishes(contents), *events[at + 1 :]])
+                    self.stream.mark()
+                    return
             elif isinstance(event, Acks):
                 take_acks(self, event.acks)
             elif isinstance(event, MethodReceived):
@@ -333,12 +336,15 @@ class AmqpConnection:
 
     # Publishing.
 
-    def _publishes(self, contents: list[Content]) -> None:
+    def _publishes(self, contents: list[Content]) -> list[Content]:  # noqa: C901, PLR0915 - every message
+        """Publish them; returns those that are left for another turn, when many go where this user has not
+        published before.
+        """
         ingress = self.ingress
         memory = ingress.dispatcher.memory
         if memory.short and not memory.admits(self, len(contents)):
             self._refuse_publishes(contents)
-            return
+            return []
         entries = ingress.entries_of(self.principal, self.host)
         publish = ingress.dispatcher.publish
         batch = ingress.batch
@@ -347,7 +353,9 @@ class AmqpConnection:
         channels = self.channels
         sender = self.sender
         known: tuple[bytes, bytes] | None = None  # of the message before: the same objects say the same
-        for content in contents:
+        in_turn = iter(contents)
+        left: list[Content] = []
+        for content in in_turn:
             number, octets, raw, body = content
             channel = channels.get(number)
             if channel is None:
@@ -355,6 +363,9 @@ class AmqpConnection:
             try:
                 if known is None or octets is not known[0] or raw is not known[1]:
                     known = None
+                    if octets not in entries and self.stream.spent():
+                        left = [content, *in_turn]
+                        break
                     found = entries.get(octets) or self._resolve(octets, entries)
                     shared = content_properties(raw)
                     durable, expiration, retained, hops, special = essentials(shared)
@@ -389,12 +400,14 @@ class AmqpConnection:
                     ingress.unclaimed(entry, message, receipt)
             except RemoteProtocolError as error:  # a headers exchange looked into malformed properties
                 self.refuse(number, error, PUBLISH)
-        ingress.stats.messages_in += len(contents)
+        done = len(contents) - len(left)
+        ingress.stats.messages_in += done
         if (rate := self.stream.rate) is not None:
-            rate.messages += len(contents)
+            rate.messages += done
         if self.unsettled >= ingress.unsettled_max and not self._held:
             self._held = True
             self.stream.hold()
+        return left
 
     def _refuse_publishes(self, contents: list[Content]) -> None:
         """There is no memory for them: basic.nack, or the end of the channel for its transaction. Who did not

@@ -106,9 +106,9 @@ class FastConnection:
         """Octets arrived. What a client sends ahead of our answers in the handshake waits in the machine."""
         machine = self.machine
         handshake = not self._ready
-        self._process(machine.receive_data(data, now))
+        self._process(self.stream.postponed() or machine.receive_data(data, now))
         if handshake:
-            while not machine.unread and (events := machine.receive_data(b"", now)):
+            while not (machine.unread or self.stream.unread) and (events := machine.receive_data(b"", now)):
                 self._process(events)
         if machine.unread:
             self.stream.again()
@@ -252,7 +252,10 @@ class FastConnection:
                 self._paused += events[at:]
                 break
             if isinstance(event, Sends):
-                self.publisher.sends(event.rows)
+                if rows := self.publisher.sends(event.rows):
+                    self.stream.postpone([Sends(rows), *events[at + 1 :]])
+                    self.stream.mark()
+                    return
             elif isinstance(event, Acks):
                 self._acks(event.rows)
             elif isinstance(event, Fragment):

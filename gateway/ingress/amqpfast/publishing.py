@@ -52,15 +52,15 @@ class Publisher:
         self._connection = connection
         self._held = False
 
-    def sends(self, rows: list[SendRow]) -> None:  # noqa: C901, PLR0912 - every message
-        """Whole messages."""
+    def sends(self, rows: list[SendRow]) -> list[SendRow]:  # noqa: C901, PLR0912, PLR0915 - every message
+        """Whole messages; returns those that are left for another turn, when many are not the common case."""
         connection = self._connection
         ingress = connection.ingress
         memory = ingress.dispatcher.memory
         if memory.short and not memory.admits(connection, len(rows)):
             for number, tag, *_ in rows:
                 self._refuse(number, tag)
-            return
+            return []
         batch = ingress.batch
         if not batch:
             batch.received = ingress.now()  # its first message: what waited before counts for nothing
@@ -71,7 +71,10 @@ class Publisher:
         replies: list[tuple[int, int]] = []
         handle: FastHandle | None = None
         last_number, last_head = -1, b""
-        for number, tag, head, body, name in rows:
+        in_turn = iter(rows)
+        left: list[SendRow] = []
+        for row in in_turn:
+            number, tag, head, body, name = row
             if number != last_number or handle is None or handle.silent:
                 handle = handles.get(number)
                 if handle is None:
@@ -90,6 +93,9 @@ class Publisher:
                     continue
                 last_head = head
             if handle.service == "peer" or handle.channel.transacted or entries is None or len(entries) != 1:
+                if connection.stream.spent():
+                    left = [row, *in_turn]
+                    break
                 self._send(handle, tag, properties.raw, body, name)
                 generation = ingress.dispatcher.generation
                 continue
@@ -112,10 +118,12 @@ class Publisher:
                 replies.append((number, tag))
         if replies:
             connection.machine.reply_many(replies)
-        ingress.stats.messages_in += len(rows)
+        done = len(rows) - len(left)
+        ingress.stats.messages_in += done
         if (rate := connection.stream.rate) is not None:
-            rate.messages += len(rows)
+            rate.messages += done
         self._hold_back()
+        return left
 
     def _refuse(self, number: int, tag: int) -> None:
         """There is no memory for a message."""

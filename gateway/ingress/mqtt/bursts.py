@@ -11,7 +11,7 @@ from gateway.broker.dispatcher import RoutingEntry
 from gateway.ingress.mqtt.publish_checks import UTF8
 from gateway.model.message import NEVER, Message
 from gateway.model.properties import NO_PROPERTIES
-from gateway.protocols.mqtt.packets import Row
+from gateway.protocols.mqtt.packets import PublishRow
 from gateway.protocols.mqtt.translate import publish_essentials
 
 if TYPE_CHECKING:
@@ -31,7 +31,7 @@ class Burst(NamedTuple):
     bodies: tuple[bytes, ...]
 
 
-def burst_in(rows: list[Row], body_max: int) -> Burst | None:
+def burst_in(rows: list[PublishRow], body_max: int) -> Burst | None:
     """All of `rows` as a burst; None when they are none, or not all bodies may be taken unseen."""
     flags, topic, _, raw, _ = rows[0]
     last = rows[-1]

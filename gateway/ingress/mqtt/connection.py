@@ -42,6 +42,7 @@ from gateway.protocols.mqtt.packets import (
     Oversized,
     Pingreq,
     Publishes,
+    PublishRow,
     Subscribe,
     Unsubscribe,
     Will,
@@ -58,7 +59,6 @@ Receipt = tuple["MqttConnection", int, int, Message, RoutingEntry]
 
 # A global name costs a quarter of an enum's attribute, and these are on the way of every message.
 OPEN: Final = State.OPEN
-NEW_TOPICS_FEW: Final = 16  # of one call: where a topic leads is worked out in a tenth of a millisecond
 
 
 class MqttConnection:
@@ -67,7 +67,6 @@ class MqttConnection:
     __slots__ = (
         "_answers",
         "_deadline",
-        "_dear",
         "_entries",
         "_generation",
         "_held",
@@ -117,20 +116,23 @@ class MqttConnection:
         self.authentication: Authentication | None = None
         self._yields = True  # what it was owed of shared subscriptions, when it is lost
         self._deadline = now + limits.connect_timeout_secs
-        self._dear = False  # most of what it publishes goes where nobody has published before
         self._answers: Answers | None = None  # None: no acknowledgement waits for the disk
 
     # What the stream asks.
 
     def receive(self, data: bytes, now: float) -> None:
-        """Octets arrived; a client's fault ends this connection and is counted."""
+        """Octets arrived, or its turn has come for what was left; a client's fault ends this connection and
+        is counted.
+        """
         try:
             machine = self.machine
-            events = machine.receive_data(data, now)
+            events = self.stream.postponed() or machine.receive_data(data, now)
             while True:
-                for event in events:
+                for number, event in enumerate(events, 1):
                     if isinstance(event, Publishes):
-                        self._publishes(event.rows)
+                        if rows := self._publishes(event.rows):
+                            self.stream.postpone([Publishes(rows), *events[number:]])
+                            return
                     elif isinstance(event, Oversized):
                         self._oversized(event)
                     else:
@@ -405,13 +407,16 @@ class MqttConnection:
             disconnect(self._ingress, self, event)
 
     def _publishes(  # noqa: C901, PLR0912, PLR0915 - every message
-        self, rows: list[tuple[int, bytes, int, bytes, bytes]]
-    ) -> None:
+        self, rows: list[PublishRow]
+    ) -> list[PublishRow]:
+        """Publish them; returns those that are left for another turn: so many go where this user has not
+        published before.
+        """
         ingress = self._ingress
         dispatcher = ingress.dispatcher
         if dispatcher.memory.short and not dispatcher.memory.admits(self, len(rows)):
             self._refuse_publishes(rows)
-            return
+            return []
         if self._generation != dispatcher.generation:
             assert self.principal is not None
             self._entries = ingress.entries.of(self.principal.name)
@@ -429,19 +434,21 @@ class MqttConnection:
         echoes = None
         if self.machine.version < Version.V5 and dispatcher.echoes.awaited:
             echoes = dispatcher.echoes
-        one_by_one = rows
-        new = 0
+        one_by_one = iter(rows)
+        left: list[PublishRow] = []
         if len(rows) >= BURST_MIN and held is None and echoes is None:
             topic = rows[0][1]
             shared = entries.get(topic) or first_seen(ingress, self.principal, topic, entries)
             if shared.bursts and (burst := burst_in(rows, body_max)) is not None:
                 publish_burst(ingress, self, shared, burst)
-                one_by_one = []
+                one_by_one = iter(())
         for flags, topic, packet_id, raw, body in one_by_one:
             entry = entries.get(topic)
             if entry is None:
+                if self.stream.spent():
+                    left = [(flags, topic, packet_id, raw, body), *one_by_one]
+                    break
                 entry = first_seen(ingress, self.principal, topic, entries)
-                new += 1
             qos = flags >> 1 & 3
             if raw:
                 property_set, interval, hops = publish_essentials(raw)
@@ -467,16 +474,15 @@ class MqttConnection:
                 held.behind(receipt)  # what waits for the disk is not overtaken
             elif not publish(batch, entry, message, receipt):
                 ingress.unclaimed(entry, message, receipt)
-        if (new > NEW_TOPICS_FEW) is not self._dear:
-            self._dear = not self._dear
-            self.machine.messages_cost(dear=self._dear)
-        ingress.stats.messages_in += len(rows)
+        done = len(rows) - len(left)
+        ingress.stats.messages_in += done
         if (rate := self.stream.rate) is not None:
-            rate.messages += len(rows)
+            rate.messages += done
         if self._unacknowledged >= ingress.unsettled_max and not self._held:
             self._overrun()
+        return left
 
-    def _refuse_publishes(self, rows: list[tuple[int, bytes, int, bytes, bytes]]) -> None:
+    def _refuse_publishes(self, rows: list[PublishRow]) -> None:
         """There is no memory for them: QoS 0 is dropped. Before MQTT 5 only closing refuses the others."""
         self._ingress.stats.messages_in += len(rows)
         self._ingress.stats.refuse(LOW_ON_MEMORY, len(rows))

@@ -11,7 +11,7 @@ from gateway.errors import RemoteProtocolError
 from gateway.model.message import Message
 from gateway.model.outcome import Outcome, Reason, Verdict
 from gateway.protocols.mqtt.octets import is_utf8
-from gateway.protocols.mqtt.packets import Row
+from gateway.protocols.mqtt.packets import PublishRow
 from gateway.protocols.mqtt.spec import ReasonCode
 from gateway.settings.mqtt import MqttOptions
 
@@ -22,7 +22,7 @@ TOO_DEEP: Final = Outcome(Verdict.REJECTED, Reason.NAME_INVALID, "more levels th
 TOO_LARGE: Final = Outcome(Verdict.REJECTED, Reason.TOO_LARGE, "the body exceeds limits.message_bytes_max")
 
 
-def check_publish(rows: list[Row], options: MqttOptions) -> None:
+def check_publish(rows: list[PublishRow], options: MqttOptions) -> None:
     """Publishing with what the listener does not offer ends the connection (5: 3.2.2.3.4, 3.2.2.3.5)."""
     for flags, *_ in rows:
         if flags >> 1 & 3 > options.qos_max:

@@ -64,7 +64,8 @@ class ClientConnection(Connection):
     """Our connection to a server: octets in, events out.
 
     `frame_max`, `channel_max` and `heartbeat` (seconds) are what we ask for at most; 0 leaves it to the
-    server. `response` is what `encode_response` makes for `mechanism`.
+    server. `response` is what `encode_response` makes for `mechanism`. `bounded`: each call does a limited
+    number of steps, and what is behind is `unread`.
     """
 
     _contents: ClassVar[dict[int, int]] = {
@@ -85,8 +86,10 @@ class ClientConnection(Connection):
         channel_max: int = 2047,
         heartbeat: int = 60,
         message_bytes_max: int = MESSAGE_BYTES_MAX,
+        bounded: bool = False,
     ) -> None:
         super().__init__(State.START, message_bytes_max=message_bytes_max)
+        self._bounded = bounded
         self._wish = (channel_max, frame_max, heartbeat)
         self._start_ok = m.ConnectionStartOk(client_properties, mechanism, response, "en_US")
         self._virtual_host = virtual_host

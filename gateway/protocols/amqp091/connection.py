@@ -77,7 +77,7 @@ class Connection(ABC):
     _legal: ClassVar[dict[ChannelState, frozenset[type[m.Method]]]]
     _paused: ClassVar[frozenset[State]] = frozenset()  # states in which the application has to speak first
     _silent: ClassVar[frozenset[State]] = frozenset()  # states in which a fault is not worth an answer
-    _bounded: ClassVar[bool] = False  # each call does a limited number of steps
+    _bounded: bool = False  # each call does a limited number of steps
 
     def __init__(
         self,

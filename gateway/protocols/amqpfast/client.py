@@ -78,7 +78,8 @@ class ClientConnection(Connection):
     `frame_max`, `channel_max` and `handle_max` (0: no limit) are what we ask for at most. `heartbeat` is how
     often, in seconds, we want to hear from the server; one that never says PING is legal, is sent none, and
     may be silent for ever. `responses` is what `encode_credentials` makes for mechanism PLAIN; a server that
-    offers NONE and not that is told nothing.
+    offers NONE and not that is told nothing. `bounded`: each call does a limited number of steps, and what is
+    behind is `unread`.
     """
 
     _side: ClassVar[int] = m.TO_CLIENT
@@ -96,8 +97,10 @@ class ClientConnection(Connection):
         handle_max: int = 0,
         heartbeat: int = 30,
         message_bytes_max: int = MESSAGE_BYTES_MAX,
+        bounded: bool = False,
     ) -> None:
         super().__init__(State.AUTHENTICATION, message_bytes_max=message_bytes_max)
+        self._bounded = bounded
         self.heartbeat = heartbeat
         self._pings = False  # the server of 2005 hears nothing any more behind a PING, and says none
         self._wish = m.ConnectionTune(frame_max, channel_max, handle_max, heartbeat)

@@ -83,7 +83,7 @@ class Connection(Lifetime):
     _side: ClassVar[int]  # TO_SERVER for a server: the direction of what it hears
     _table: ClassVar[dict[State, dict[type[m.Command], Action]]]
     _paused: ClassVar[frozenset[State]] = frozenset()  # states in which the application has to speak first
-    _bounded: ClassVar[bool] = False  # each call does a limited number of steps
+    _bounded: bool = False  # each call does a limited number of steps
 
     def __init__(
         self,

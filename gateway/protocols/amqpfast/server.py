@@ -89,7 +89,7 @@ class ServerConnection(Connection):
 
     _side: ClassVar[int] = m.TO_SERVER
     _pauses: ClassVar[bool] = True
-    _bounded: ClassVar[bool] = True
+    _bounded = True
     _paused = frozenset({State.INITIATION, State.AUTHENTICATING, State.OPENING})
 
     def __init__(

@@ -67,9 +67,16 @@ class ClientConnection(Connection):
     table: ClassVar[Table] = CLIENT
     reading: ClassVar[frozenset[State]] = frozenset((State.CONNECTING, State.OPEN))
 
-    def __init__(self, *, packet_bytes_max: int, byte_order: ByteOrder = "auto") -> None:
+    def __init__(
+        self, *, packet_bytes_max: int, byte_order: ByteOrder = "auto", bounded: bool = False
+    ) -> None:
+        """`bounded`: each call does a limited number of steps, and what is behind is `unread`."""
         super().__init__(
-            version=Version.V311, packet_bytes_max=packet_bytes_max, byte_order=byte_order, topic_alias_max=0
+            version=Version.V311,
+            packet_bytes_max=packet_bytes_max,
+            byte_order=byte_order,
+            topic_alias_max=0,
+            bounded=bounded,
         )
         self.client_id = ""
         self.max_qos = 2

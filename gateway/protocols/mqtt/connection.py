@@ -7,9 +7,9 @@ does not understand; `_one` then takes a single packet through the full codec, w
 what is wrong. Octets that wait for their rest are kept in one growing buffer, taken when the packet is whole.
 Of a thousand connections each has its turn when its memory has left the caches: so what is empty is None.
 
-A server does only so much at each call, for 64 KiB may be 32 768 packets: it counts steps, each of which
-costs about what a small packet does (some microseconds), stops at STEPS_MAX, and is `unread` until it is
-called again. What `_run` takes costs a tenth: there rows are counted, and only after some thousand octets.
+Who is `bounded` does only so much at each call, for 64 KiB may be 32 768 packets: it counts steps, each of
+which costs about what a small packet does (some microseconds), stops at STEPS_MAX, and is `unread` until it
+is called again. What `_run` takes costs a tenth: there rows are counted, and only after some thousand octets.
 
 Events that precede a corrupt packet are not lost: they are returned, and the next call raises the error.
 """
@@ -34,7 +34,7 @@ from gateway.protocols.mqtt.octets import (
     too_much,
     violation,
 )
-from gateway.protocols.mqtt.packets import Ack, Acks, Event, Oversized, Packet, Publish, Publishes, Row
+from gateway.protocols.mqtt.packets import Ack, Acks, Event, Oversized, Packet, Publish, Publishes, PublishRow
 from gateway.protocols.mqtt.properties import NO_PROPERTIES, PropertyMap, without_alias
 from gateway.protocols.mqtt.spec import (
     FAILURE,
@@ -76,9 +76,7 @@ PUBLISH_EXTRA_MAX: Final = 5 + 2 + 2 + 4 + 3  # fixed header, lengths of topic a
 STEPS_MAX: Final = 128  # of a server at each call: a millisecond or two, so that no flood holds up the others
 STEP_OCTETS: Final = 16  # of a packet that is decoded whole, beside the step for itself: as of one filter
 ROWS_MAX: Final = 1_024  # of runs: what they cost here and behind, together about the same
-ROWS_DEAR: Final = 96  # of runs whose rows cost a hundred times as much behind, for each topic is new there
 RUN_OCTETS: Final = 8_192  # after which the rows are counted
-RUN_OCTETS_DEAR: Final = 512
 PUBLISH_PIECES: Final = 6  # of each PUBLISH in `out`: joined once, all together, they cost least
 
 
@@ -105,13 +103,12 @@ class Connection:
         "_little",
         "_needed",
         "_oversized",
-        "_rows_max",
-        "_run_octets",
         "_said_aliases",
         "_steps",
         "_v5",
         "_watched",
         "alias_max",
+        "bounded",
         "keep_alive",
         "last_received",
         "out",
@@ -129,7 +126,6 @@ class Connection:
     )
     table: ClassVar[Table] = {}
     reading: ClassVar[frozenset[State]] = frozenset()
-    bounded: ClassVar[bool] = False  # each call does a limited number of steps
     serves: ClassVar[bool] = False  # the peer is a client
 
     def __init__(
@@ -139,8 +135,11 @@ class Connection:
         packet_bytes_max: int,
         byte_order: ByteOrder,
         topic_alias_max: int,
+        bounded: bool,
         bounds: Bounds = UNBOUNDED,
     ) -> None:
+        """`bounded`: each call does a limited number of steps, and what is behind is `unread`."""
+        self.bounded = bounded
         self.state = State.START
         self._bounds = bounds
         self.packet_bytes_max = packet_bytes_max
@@ -156,8 +155,6 @@ class Connection:
         self.out: list[bytes] | None = None
         self.pending = False
         self.unread = False
-        self._rows_max = ROWS_MAX
-        self._run_octets = RUN_OCTETS
         self._steps = 0
         self._byte_order: ByteOrder = byte_order
         self._aliases: dict[int, bytes] = {}
@@ -237,7 +234,7 @@ class Connection:
                     break
                 if self.bounded and self._is_enough(events, at - begin):
                     break
-                if at - begin >= self._run_octets:
+                if at - begin >= RUN_OCTETS:
                     continue
                 self._steps += (at - begin) >> 6
             stop = self._one(data, at, events)
@@ -278,16 +275,11 @@ class Connection:
 
     def _is_enough(self, events: list[Event], octets: int) -> bool:
         """Runs, the last one of so many octets, have brought as much as one call should; there is more."""
-        if octets >= self._run_octets:
+        if octets >= RUN_OCTETS:
             rows = sum(len(event.rows) for event in events if isinstance(event, Publishes | Acks))
-            self.unread = rows >= self._rows_max
+            self.unread = rows >= ROWS_MAX
         self.unread = self.unread or self._steps >= STEPS_MAX
         return self.unread
-
-    def messages_cost(self, *, dear: bool) -> None:
-        """Those of the last call were dear to deal with, or not: the next call brings as many as is well."""
-        self._rows_max = ROWS_DEAR if dear else ROWS_MAX
-        self._run_octets = RUN_OCTETS_DEAR if dear else RUN_OCTETS
 
     @property
     def begun(self) -> int:
@@ -313,11 +305,11 @@ class Connection:
         """Decode PUBLISH and plain acknowledgements from `at`; returns where something else begins."""
         end = len(data)
         most = end - 3
-        if most - at > self._run_octets:
-            most = at + self._run_octets
+        if most - at > RUN_OCTETS:
+            most = at + RUN_OCTETS
         limit = self.packet_bytes_max
         v5 = self._v5
-        publishes: list[Row] | None = None
+        publishes: list[PublishRow] | None = None
         acks: list[tuple[int, int]] | None = None
         ack_first = 0
         while at < most:
@@ -549,7 +541,7 @@ class Connection:
         """Say one PUBLISH; False when it is larger than the peer takes, and then nothing was said."""
         return not self.publish_many(((dup << 3 | qos << 1 | retain, topic, packet_id, properties, body),))
 
-    def publish_many(self, rows: Iterable[Row]) -> Sequence[int]:
+    def publish_many(self, rows: Iterable[PublishRow]) -> Sequence[int]:
         """Say a run of PUBLISH; properties are left out before MQTT 5.
 
         Returns the positions of those that are larger than the peer takes (5: 3.1.2.11.4) and were not said.
@@ -588,14 +580,14 @@ class Connection:
         """Take as many aliases as the peer's CONNECT or CONNACK allows, and we ourselves."""
         self.alias_max = min(properties.get(Property.TOPIC_ALIAS_MAXIMUM, 0), self.topic_alias_max)
 
-    def aliased(self, rows: Sequence[Row]) -> list[Row]:
+    def aliased(self, rows: Sequence[PublishRow]) -> list[PublishRow]:
         """The rows with aliases for the first `alias_max` topics that are said (5: 3.3.2.3.4).
 
         An alias is introduced only by a PUBLISH that is surely not too large for the peer.
         """
         known = self._said_aliases
         safe = self.peer_packet_bytes_max - PUBLISH_EXTRA_MAX
-        given: list[Row] = []
+        given: list[PublishRow] = []
         for flags, topic, packet_id, properties, body in rows:
             alias = known.get(topic)
             if alias is not None:

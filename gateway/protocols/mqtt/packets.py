@@ -177,7 +177,7 @@ Packet = (
     | Auth
 )
 
-Row = tuple[int, bytes, int, bytes, bytes]
+PublishRow = tuple[int, bytes, int, bytes, bytes]
 """A PUBLISH: (flags, topic, packet id, properties, body).
 
 Flags are the low nibble of the first octet (DUP 8, QoS 6, RETAIN 1); the packet id is 0 at QoS 0. The topic
@@ -192,7 +192,7 @@ class Publishes:
 
     kind: ClassVar = PacketType.PUBLISH
 
-    rows: list[Row]
+    rows: list[PublishRow]
 
 
 @dataclass(slots=True)

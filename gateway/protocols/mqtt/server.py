@@ -81,7 +81,6 @@ class ServerConnection(Connection):
     )
     table: ClassVar[Table] = SERVER
     reading: ClassVar[frozenset[State]] = frozenset((State.START, State.AUTHENTICATING, State.OPEN))
-    bounded: ClassVar[bool] = True
     serves: ClassVar[bool] = True
 
     def __init__(
@@ -100,6 +99,7 @@ class ServerConnection(Connection):
             packet_bytes_max=packet_bytes_max,
             byte_order=byte_order,
             topic_alias_max=topic_alias_max,
+            bounded=True,
             bounds=bounds,
         )
         self.connect: Connect | None = None

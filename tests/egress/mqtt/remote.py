@@ -5,6 +5,8 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable
 from typing import Any, Final, cast
 
+import trio
+
 from gateway.broker.dead_letters import DeadLetters
 from gateway.broker.dispatcher import Dispatcher
 from gateway.egress.link import Link
@@ -19,7 +21,7 @@ from gateway.model.message import NEVER, Message, Sender
 from gateway.model.outcome import ACCEPTED, Outcome
 from gateway.model.properties import NO_PROPERTIES, PropertySet
 from gateway.protocols.mqtt.dialect import topic_address
-from gateway.protocols.mqtt.packets import Acks, Connect, Event, Publishes, Row, Subscribe, Unsubscribe
+from gateway.protocols.mqtt.packets import Acks, Connect, Event, Publishes, PublishRow, Subscribe, Unsubscribe
 from gateway.protocols.mqtt.server import ServerConnection
 from gateway.protocols.mqtt.spec import PacketType, Property
 from gateway.settings import Limits
@@ -48,9 +50,25 @@ class FakeStream:
         self.holds = 0
         self.why = ""
         self.last = b""
+        self.unread = False
+        self._postponed: list[Event] = []
 
     def mark(self) -> None:
         """Everything is collected by `World.talk`."""
+
+    def again(self) -> None:
+        assert self.peer is not None
+        self.peer.receive(b"", trio.current_time())
+
+    def postpone(self, events: list[Event]) -> None:
+        self._postponed = events
+
+    def postponed(self) -> list[Event]:
+        events, self._postponed = self._postponed, []
+        return events
+
+    def spent(self) -> bool:
+        return False
 
     def hold(self) -> None:
         self.holds += 1
@@ -140,7 +158,7 @@ class Remote:
         self.acks = world.acks
         self.connect: Connect | None = None
         self.events: list[Event] = []
-        self.rows: list[Row] = []
+        self.rows: list[PublishRow] = []
         self.answered = 0  # of `rows`, and of the PUBRELs, by a test that answers a few at a time
         self.completed = 0
 
@@ -173,7 +191,7 @@ class Remote:
         present = self.world.present and not reason
         self.machine.send_connack(session_present=present, reason=reason, properties=properties)
 
-    def ack(self, rows: Iterable[Row]) -> None:
+    def ack(self, rows: Iterable[PublishRow]) -> None:
         for flags, _, packet_id, _, _ in rows:
             if flags & 6:
                 kind = PacketType.PUBACK if flags & 2 else PacketType.PUBREC
@@ -268,7 +286,7 @@ class World:
         batch.send()
         return part
 
-    def deliver(self, *rows: Row) -> None:
+    def deliver(self, *rows: PublishRow) -> None:
         """The broker sends PUBLISH packets, all in one wake-up."""
         assert not self.remote.machine.publish_many(rows)
         self.talk()
@@ -298,7 +316,7 @@ def message(
 
 def row(
     body: str, qos: int = 1, packet_id: int = 1, *, topic: str = "up/a", raw: bytes = b"", flags: int = 0
-) -> Row:
+) -> PublishRow:
     return (qos << 1 | flags, topic.encode(), packet_id if qos else 0, raw, body.encode())
 
 

@@ -13,7 +13,7 @@ from hypothesis import strategies as st
 from gateway.broker.dispatcher import Dispatcher
 from gateway.ingress.mqtt import connection
 from gateway.ingress.mqtt.bursts import burst_in
-from gateway.protocols.mqtt.packets import Acks, Publishes, Row
+from gateway.protocols.mqtt.packets import Acks, Publishes, PublishRow
 from gateway.protocols.mqtt.properties import encode_list
 from gateway.protocols.mqtt.spec import PacketType, Property, ReasonCode, Version
 from gateway.settings import Limits
@@ -38,7 +38,7 @@ different = st.tuples(
 def test_a_burst_has_everything_but_identifiers_and_bodies_in_common(
     kinds: list[tuple[int, bytes, int, bytes]], times: int, sizes: list[int]
 ) -> None:
-    rows: list[Row] = [
+    rows: list[PublishRow] = [
         (flags, topic, at, raw, bytes(sizes[at])) for at, (flags, topic, _, raw) in enumerate(kinds * times)
     ]
     flags, _, _, raw, _ = rows[0]
@@ -112,7 +112,7 @@ def mapped(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Running]:
         yield gateway
 
 
-def sent(gateway: Running, rows: list[Packet]) -> tuple[list[tuple[int, int]], list[Row], int]:
+def sent(gateway: Running, rows: list[Packet]) -> tuple[list[tuple[int, int]], list[PublishRow], int]:
     """The answers to packets that were sent at once, what a subscriber got, and what was counted."""
     counted = stats(gateway).messages_in
     with connect(gateway, "reader")[0] as reader, connect(gateway, "writer")[0] as writer:
