@@ -12,6 +12,7 @@ import pika
 import pytest
 from pika.adapters.blocking_connection import BlockingChannel
 
+from gateway.broker.amqp091.definitions import BINDINGS_FEW
 from tests.interop.gateway_fixture import LOOPBACK
 from tests.interop.gateway_process import GatewayProcess
 
@@ -122,6 +123,26 @@ def test_definitions_survive_and_so_do_their_ends(gateway: GatewayProcess) -> No
         assert [taken(opened, 1, queue=queue) for queue in "abc"] == [[1], [2], [3]]
         with pytest.raises(pika.exceptions.ChannelClosedByBroker, match="404"):
             opened.queue_declare("gone", passive=True)
+
+
+@pytest.mark.parametrize("bindings", [1, 2 * BINDINGS_FEW])
+def test_the_bindings_of_what_was_deleted_do_not_come_back_with_its_name(
+    gateway: GatewayProcess, bindings: int
+) -> None:
+    """However many they are. Those of others, whose names begin alike, stay."""
+    alike = ["gone", "gone 2", 'gone", "']
+    with channel(gateway) as opened:
+        for name in alike:
+            opened.queue_declare(name, durable=True)
+            for number in range(bindings):
+                opened.queue_bind(name, "amq.topic", f"k.{number}", {"n": number})
+        opened.queue_delete(alike[0])
+    gateway.restart()
+    with channel(gateway) as opened:
+        opened.queue_declare(alike[0], durable=True)
+        opened.basic_publish("amq.topic", f"k.{bindings - 1}", b"1", PERSISTENT)
+        assert [taken(opened, 1, queue=name) for name in alike[1:]] == [[1], [1]]
+        assert opened.queue_declare(alike[0], durable=True).method.message_count == 0
 
 
 def test_what_was_acknowledged_stays_away_and_what_was_not_returns(gateway: GatewayProcess) -> None:

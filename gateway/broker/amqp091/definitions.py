@@ -12,7 +12,7 @@ from collections.abc import Callable, Iterable
 from typing import TYPE_CHECKING, Any, Final
 
 from gateway.broker.amqp091.deliveries import DELIVERIES
-from gateway.broker.amqp091.exchange import Exchange
+from gateway.broker.amqp091.exchange import Exchange, Keys
 from gateway.broker.queue import Queue
 from gateway.broker.storage import QueueStorage
 from gateway.broker.untouched import Untouched
@@ -27,6 +27,7 @@ if TYPE_CHECKING:
 EXCHANGE: Final = "exchange"
 QUEUE: Final = "queue"
 BINDING: Final = "binding"
+BINDINGS_FEW: Final = 100  # they are deleted one by one
 UNTOUCHED: Final = "queue_untouched"  # see broker/untouched.py
 
 
@@ -145,6 +146,18 @@ class Definitions:
         lasting = _lasting(source, to)
         if lasting:
             self._store.delete(BINDING, self._binding(source, to, key, arguments))
+        return lasting
+
+    def remove_bindings(self, source: Exchange, to: Queue | Exchange, gone: Keys) -> bool:
+        """All bindings between the two are gone, which were these."""
+        lasting = bool(gone) and _lasting(source, to)
+        if lasting and len(gone) > BINDINGS_FEW:
+            kind = QUEUE if isinstance(to, Queue) else EXCHANGE
+            self._store.delete_all(BINDING, self._key(source.name, kind, to.name)[:-1] + ", ")
+        elif lasting:
+            for key, several in gone.items():
+                for arguments in several:
+                    self.remove_binding(source, to, key, arguments)
         return lasting
 
     def bindings(self) -> list[tuple[str, str, str, str, Headers]]:

@@ -3,7 +3,8 @@
 `route` adds the destinations of one message to a set. An exchange may be bound to others, in chains and
 circles of any length, so the walk is a loop over those that it has seen. What nothing is bound for goes to
 the alternate exchange, which is looked up by name when that happens. Only a headers exchange looks into the
-message. Bindings are found by their destination, too: one that goes takes no look at the others'.
+message. Bindings are kept by their destination: one that goes takes all of its own along at once, and takes
+no look at the others'. What an index still says of them is passed over, and swept out in slices.
 """
 
 from __future__ import annotations
@@ -17,6 +18,8 @@ from gateway.model.message import Message
 from gateway.model.properties import Headers
 
 TYPES: Final = ("direct", "fanout", "topic", "headers")
+Keys = dict[str, dict[Headers, None]]
+"""How something is bound: the keys, and with which arguments."""
 
 
 class Wanted(NamedTuple):
@@ -55,21 +58,31 @@ class Exchange:
         self.internal = internal
         self.alternate = alternate
         self._find = find
-        self.bindings: dict[tuple[Queue | Exchange, str, Headers], None] = {}
         self.bound: dict[Exchange, None] = {}  # those that this one is bound to
-        self._to: dict[Queue | Exchange, dict[str, dict[Headers, None]]] = {}  # keys, arguments
+        self._to: dict[Queue | Exchange, Keys] = {}
         self._exchanges: dict[Exchange, None] = {}  # among the destinations
         self._keys: dict[str, dict[Queue | Exchange, None]] = {}
         self._patterns: Trie[Queue | Exchange] = Trie("*", "#")
         self._wanted: dict[tuple[Queue | Exchange, str, Headers], Wanted] = {}
+        self.sweeping = False  # whoever sweeps will come again
+        self._gone: list[tuple[Queue | Exchange, Keys]] = []  # to be swept
+
+    @property
+    def destinations(self) -> list[Queue | Exchange]:
+        """All that is bound."""
+        return list(self._to)
+
+    @property
+    def bound_to_nothing(self) -> bool:
+        """Nothing leads on from here."""
+        return not self._to
 
     def bind(self, destination: Queue | Exchange, key: str, arguments: Headers) -> bool:
         """Add a binding; False: it was there."""
-        binding = (destination, key, arguments)
-        if binding in self.bindings:
+        several = self._to.setdefault(destination, {}).setdefault(key, {})
+        if arguments in several:
             return False
-        self.bindings[binding] = None
-        self._to.setdefault(destination, {}).setdefault(key, {})[arguments] = None
+        several[arguments] = None
         if isinstance(destination, Exchange):
             self._exchanges[destination] = None
             destination.bound[self] = None
@@ -78,40 +91,64 @@ class Exchange:
         elif self.kind == "direct":
             self._keys.setdefault(key, {})[destination] = None
         elif self.kind == "headers":
-            self._wanted[binding] = wanted(arguments)
+            self._wanted[destination, key, arguments] = wanted(arguments)
         return True
 
     def unbind(self, destination: Queue | Exchange, key: str, arguments: Headers) -> bool:
         """Remove a binding; False: it was not there."""
-        if (destination, key, arguments) not in self.bindings:
+        keys = self._to.get(destination, {})
+        if arguments not in keys.get(key, ()):
             return False
-        del self.bindings[destination, key, arguments]
         self._wanted.pop((destination, key, arguments), None)
-        keys = self._to[destination]
         del keys[key][arguments]
         if keys[key]:
             return True  # the same key is still bound with other arguments
         del keys[key]
         if not keys:
-            del self._to[destination]
-            if isinstance(destination, Exchange):
-                del self._exchanges[destination]
-                del destination.bound[self]
+            self._leave(destination)
+        self._forget(destination, key)
+        return True
+
+    def unbind_all(self, destination: Queue | Exchange) -> Keys:
+        """Remove every binding to `destination`, which is never bound again; returns them. `sweep` does the
+        rest.
+        """
+        keys = self._to.get(destination, {})
+        if keys:
+            self._leave(destination)
+            self._gone.append((destination, keys))
+        return keys
+
+    def sweep(self, most: int) -> bool:
+        """Take up to so many keys of what has gone out of the indexes; True: there are more."""
+        while self._gone:
+            destination, keys = self._gone[-1]
+            while keys:
+                if not most:
+                    return True
+                most -= 1
+                key, several = keys.popitem()
+                for arguments in several:
+                    self._wanted.pop((destination, key, arguments), None)
+                self._forget(destination, key)
+            self._gone.pop()
+        return False
+
+    def _leave(self, destination: Queue | Exchange) -> None:
+        """Nothing is bound to it any more."""
+        del self._to[destination]
+        if isinstance(destination, Exchange):
+            del self._exchanges[destination]
+            del destination.bound[self]
+
+    def _forget(self, destination: Queue | Exchange, key: str) -> None:
+        """It is bound with this key no longer, whatever the arguments."""
         if self.kind == "topic":
             self._patterns.remove(key.split("."), destination)
         elif self.kind == "direct":
             del self._keys[key][destination]
             if not self._keys[key]:
                 del self._keys[key]
-        return True
-
-    def unbind_all(self, destination: Queue | Exchange) -> list[tuple[str, Headers]]:
-        """Remove every binding to `destination`; returns their keys and arguments."""
-        keys = self._to.get(destination, {})
-        gone = [(key, arguments) for key, several in keys.items() for arguments in several]
-        for key, arguments in gone:
-            self.unbind(destination, key, arguments)
-        return gone
 
     def leads_to(self, destination: Queue | Exchange) -> bool:
         """Whether anything is bound to `destination`."""
@@ -149,6 +186,8 @@ class Exchange:
             if headers is None and exchange.kind == "headers":
                 headers = _headers_of(message)
             destinations = exchange._destinations(keys, headers)
+            if exchange._gone:
+                destinations = [one for one in destinations if one in exchange._to]
             if not destinations and (other := exchange._alternate()) is not None:
                 destinations = (other,)
             for destination in destinations:

@@ -42,6 +42,7 @@ from gateway.model.message import Message
 from gateway.model.properties import Headers, string
 from gateway.store.restoring import set_aside
 
+SWEPT: Final = 2_000  # keys of bindings that have gone, in one go: some milliseconds
 DEFAULT: Final = "operation not permitted on the default exchange"
 
 
@@ -243,7 +244,7 @@ class VirtualHost:
         found = self.exchanges.get(name)
         if found is None:
             return
-        if if_unused and found.bindings:
+        if if_unused and not found.bound_to_nothing:
             raise failed(f"exchange '{name}' in vhost '{self.name}' in use")
         self._drop_unused(self._remove(found))
         self._changed()
@@ -251,11 +252,10 @@ class VirtualHost:
     def _remove(self, exchange: Exchange) -> list[Exchange]:
         """Forget the exchange; returns those that it was bound to, which may be unused now."""
         del self.exchanges[exchange.name]
-        for destination, key, arguments in list(exchange.bindings):
-            exchange.unbind(destination, key, arguments)
+        for destination in exchange.destinations:
             if isinstance(destination, AmqpQueue):
                 destination.bound.pop(exchange, None)
-            self._forget(exchange, destination, key, arguments)
+            self._unbind_all(exchange, destination)
         sources = list(exchange.bound)
         for source in sources:
             self._unbind_all(source, exchange)
@@ -263,10 +263,24 @@ class VirtualHost:
             self.written |= self._definitions.remove_exchange(exchange)
         return sources
 
-    def _unbind_all(self, exchange: Exchange, destination: AmqpQueue | Exchange) -> None:
-        """`destination` goes."""
-        for key, arguments in exchange.unbind_all(destination):
-            self._forget(exchange, destination, key, arguments)
+    def _unbind_all(self, exchange: Exchange, destination: Queue | Exchange) -> None:
+        """One of them goes."""
+        gone = exchange.unbind_all(destination)
+        self.bindings -= sum(map(len, gone.values()))
+        if self._definitions is not None:
+            self.written |= self._definitions.remove_bindings(exchange, destination, gone)
+        self._sweep(exchange)
+
+    def _sweep(self, exchange: Exchange) -> None:
+        """A slice now, the others when their time comes."""
+        if self.exchanges.get(exchange.name) is exchange and exchange.sweep(SWEPT) and not exchange.sweeping:
+            exchange.sweeping = True
+
+            def go_on() -> None:
+                exchange.sweeping = False
+                self._sweep(exchange)
+
+            self.alarms.set(time.time(), go_on)
 
     def _drop_unused(self, exchanges: list[Exchange]) -> None:
         """Delete those with auto-delete from which nothing leads on, and in turn what was bound to them."""
@@ -275,7 +289,7 @@ class VirtualHost:
             exchange = left.pop()
             if (
                 exchange.auto_delete
-                and not exchange.bindings
+                and exchange.bound_to_nothing
                 and self.exchanges.get(exchange.name) is exchange
             ):
                 left += self._remove(exchange)
