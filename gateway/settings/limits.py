@@ -74,7 +74,8 @@ class Limits(Section):
     properties_max: int = Field(1_000, ge=1)
     """User properties of one MQTT packet, or entries of one message's header table, nested ones included: to
     read one costs as much as to read a small message. Beyond it: 0x97, a channel closed with 406, a handle
-    with 542; of a method's table, the connection with 501."""
+    with 542; of a method's table, the connection with 501. What a link's broker sends beyond it becomes a
+    dead letter, or goes back as rejected to a broker of AMQP 0-9-1."""
     properties_bytes_max: int = Field(131_072, ge=256)
     """Octets of all properties of one MQTT packet or one message: who needs more has content."""
     filters_max: int = Field(1_000, ge=1)

@@ -24,7 +24,7 @@ from gateway.model.outcome import Outcome, Reason, Verdict
 from gateway.model.properties import Headers, Value, ValueType, string
 from gateway.protocols.amqp091 import methods as m
 from gateway.protocols.amqp091.client import ClientConnection, Delivery
-from gateway.protocols.amqp091.codec import PLAIN, encode_response
+from gateway.protocols.amqp091.codec import PLAIN, check_fields, encode_response
 from gateway.protocols.amqp091.events import (
     Challenged,
     ChannelClosed,
@@ -38,6 +38,7 @@ from gateway.protocols.amqp091.events import (
     Returned,
 )
 from gateway.protocols.amqp091.spec import BASIC, BASIC_PUBLISH, ReplyCode
+from gateway.protocols.amqp091.table import FIELD_OCTETS_MIN
 from gateway.protocols.amqp091.translate import content_properties, essentials
 from gateway.settings.endpoints import Target
 from gateway.transport.stream import Stream
@@ -95,6 +96,7 @@ class AmqpLinkConnection(QueueLinkConnection[ClientConnection, AmqpLinkConsumer]
         super().__init__(machine, session.stats, stream, now + settings.connect_timeout_secs)
         self._session = session
         self._sender = Sender(session.name, address=stream.remote)
+        self._plain_max = min(limits.properties_max * FIELD_OCTETS_MIN, limits.properties_bytes_max)
         self._blocked = False
         self._publishing = 0  # channel number
         self._confirming = False
@@ -350,6 +352,8 @@ class AmqpLinkConnection(QueueLinkConnection[ClientConnection, AmqpLinkConsumer]
             try:
                 if entry is None:
                     entry = session.resolve(consumer.declaration.route_queue, wire, entries)
+                if len(raw) > self._plain_max:
+                    self._check_properties(raw)
                 durable, expiration, retained, hops, _ = essentials(property_set)
             except RemoteProtocolError as error:
                 self._malformed(consumer, tag, error)
@@ -374,6 +378,13 @@ class AmqpLinkConnection(QueueLinkConnection[ClientConnection, AmqpLinkConsumer]
                 session.unclaimed(entry, receipt)
         session.stats.messages_in += len(contents) - len(left)
         return left
+
+    def _check_properties(self, raw: bytes) -> None:
+        """A listener would have refused them. Raises RemoteProtocolError."""
+        limits = self._session.limits
+        if len(raw) > limits.properties_bytes_max:
+            raise RemoteProtocolError(f"{len(raw)} octets of properties", reason=ReplyCode.RESOURCE_ERROR)
+        check_fields(raw, limits.properties_max)
 
     def _malformed(self, consumer: AmqpLinkConsumer, tag: int, error: RemoteProtocolError) -> None:
         outcome = Outcome(Verdict.REJECTED, Reason.MALFORMED, str(error))

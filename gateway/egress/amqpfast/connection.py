@@ -26,6 +26,7 @@ from gateway.model.properties import NO_PROPERTIES
 from gateway.model.spooled import Piece
 from gateway.protocols.amqpfast import commands as m
 from gateway.protocols.amqpfast.client import ClientConnection
+from gateway.protocols.amqpfast.codec import decode_head_properties
 from gateway.protocols.amqpfast.dialect import SERVICES
 from gateway.protocols.amqpfast.events import (
     NO_HANDLE,
@@ -46,6 +47,7 @@ from gateway.protocols.amqpfast.events import (
     ReplyRow,
 )
 from gateway.protocols.amqpfast.spec import BODY_SIZE_MAX, ReplyCode
+from gateway.protocols.amqpfast.tables import FIELD_OCTETS_MIN
 from gateway.protocols.amqpfast.translate import essentials, head_properties
 from gateway.settings.endpoints import Target
 from gateway.transport.stream import Stream
@@ -86,6 +88,7 @@ class FastLinkConnection(QueueLinkConnection[ClientConnection, FastLinkConsumer]
         super().__init__(machine, session.stats, stream, now + settings.connect_timeout_secs)
         self._session = session
         self._sender = Sender(session.name, address=stream.remote)
+        self._plain_max = min(limits.properties_max * FIELD_OCTETS_MIN, limits.properties_bytes_max)
         self._sending = 0  # channel number
         self._reopen_at = 0.0
         self._by_handle: dict[int, FastLinkConsumer] = {}
@@ -414,6 +417,8 @@ class FastLinkConnection(QueueLinkConnection[ClientConnection, FastLinkConsumer]
             consumer.unsettled.add(number)
             try:
                 if head is not last_head:
+                    if len(head) > self._plain_max:
+                        self._check_head(head)
                     properties = head_properties(head)
                     durable, _, expires, retained, hops = essentials(properties)
                     last_head = head
@@ -437,6 +442,14 @@ class FastLinkConnection(QueueLinkConnection[ClientConnection, FastLinkConsumer]
                 session.unclaimed(entry, receipt)
         session.stats.messages_in += len(rows) - len(left)
         return left
+
+    def _check_head(self, head: bytes) -> None:
+        """A listener would have refused it. Raises RemoteProtocolError."""
+        limits = self._session.limits
+        if len(head) > limits.properties_bytes_max:
+            text = f"{len(head)} octets of properties"
+            raise RemoteProtocolError(text, reason=ReplyCode.MESSAGE_CONTENTS_INVALID)
+        decode_head_properties(head, limits.properties_max)
 
     def _fragment(self, fragment: Fragment) -> None:
         consumer = self._by_handle.get(fragment.handle)

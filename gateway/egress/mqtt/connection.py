@@ -194,7 +194,8 @@ class MqttLinkConnection:
             elif isinstance(event, Suback):
                 session.filters.answered(event.packet_id, event.reasons, now)
             elif isinstance(event, Connack):
-                self._connack(event)
+                if event.reason or self.machine.state is not State.CLOSED:  # by a fault that comes next
+                    self._connack(event)
             elif isinstance(event, Auth):
                 self._auth(event)
             elif isinstance(event, Disconnect):

@@ -27,7 +27,7 @@ from gateway.model.message import NEVER, Message, Sender
 from gateway.model.outcome import Outcome, Reason, Verdict
 from gateway.model.properties import NO_PROPERTIES
 from gateway.protocols.mqtt.dialect import topic_address
-from gateway.protocols.mqtt.octets import decode_topic
+from gateway.protocols.mqtt.octets import decode_topic, too_much
 from gateway.protocols.mqtt.packets import PublishRow
 from gateway.protocols.mqtt.spec import PacketType, Version
 from gateway.protocols.mqtt.translate import REASON_CODES, publish_essentials
@@ -104,6 +104,7 @@ class MqttLinkReceiver:
         sender = peer.sender
         behind = self._held.on
         memory = dispatcher.memory
+        raw_max, properties_max = self._limits.properties_bytes_max, self._limits.properties_max
         in_turn = iter(rows)
         left: list[PublishRow] = []
         for flags, topic, packet_id, raw, body in in_turn:
@@ -117,7 +118,9 @@ class MqttLinkReceiver:
                 if entry is None:
                     entry = self._resolve(topic)
                 if raw:
-                    properties, interval, hops = publish_essentials(raw)
+                    if len(raw) > raw_max:
+                        raise too_much(f"{len(raw)} octets of properties")
+                    properties, interval, hops = publish_essentials(raw, properties_max)
             except RemoteProtocolError as error:
                 self._bury(peer, (flags, topic, packet_id, raw, body), MALFORMED._replace(text=str(error)))
                 continue

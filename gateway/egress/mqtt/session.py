@@ -31,6 +31,7 @@ from gateway.model.address import Address
 from gateway.model.batch import Sink, SubBatch
 from gateway.model.message import Message, Sender
 from gateway.protocols.mqtt.client import ClientConnection
+from gateway.protocols.mqtt.octets import Bounds
 from gateway.protocols.mqtt.packets import Connect
 from gateway.protocols.mqtt.spec import VARINT_MAX, WORD_MAX, Property, Version
 from gateway.settings import Limits
@@ -114,7 +115,8 @@ class MqttLinkSession:
         most = PACKET_OCTETS_MAX  # before MQTT 5 the broker cannot be told a limit; see MqttLinkReceiver
         if five:
             most = min(most, limits.message_bytes_max + limits.connect_bytes_max)
-        machine = ClientConnection(packet_bytes_max=most, bounded=True)
+        bounds = Bounds(limits.properties_max, limits.properties_bytes_max)
+        machine = ClientConnection(packet_bytes_max=most, bounded=True, bounds=bounds)
         proof = None
         if self._proves:
             proof = Proof(target.username, target.password, secrets.token_urlsafe(18))

@@ -12,7 +12,7 @@ from typing import ClassVar, Final
 
 from gateway.errors import LocalProtocolError
 from gateway.protocols.mqtt.connection import Connection, State, Table
-from gateway.protocols.mqtt.octets import ByteOrder, violation
+from gateway.protocols.mqtt.octets import UNBOUNDED, Bounds, ByteOrder, violation
 from gateway.protocols.mqtt.packets import (
     Auth,
     Connack,
@@ -68,15 +68,23 @@ class ClientConnection(Connection):
     reading: ClassVar[frozenset[State]] = frozenset((State.CONNECTING, State.OPEN))
 
     def __init__(
-        self, *, packet_bytes_max: int, byte_order: ByteOrder = "auto", bounded: bool = False
+        self,
+        *,
+        packet_bytes_max: int,
+        byte_order: ByteOrder = "auto",
+        bounded: bool = False,
+        bounds: Bounds = UNBOUNDED,
     ) -> None:
-        """`bounded`: each call does a limited number of steps, and what is behind is `unread`."""
+        """`bounded`: each call does a limited number of steps, and what is behind is `unread`. Of a PUBLISH
+        whose properties are beyond `bounds` they are not looked into.
+        """
         super().__init__(
             version=Version.V311,
             packet_bytes_max=packet_bytes_max,
             byte_order=byte_order,
             topic_alias_max=0,
             bounded=bounded,
+            bounds=bounds,
         )
         self.client_id = ""
         self.max_qos = 2

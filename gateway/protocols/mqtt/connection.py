@@ -35,7 +35,7 @@ from gateway.protocols.mqtt.octets import (
     violation,
 )
 from gateway.protocols.mqtt.packets import Ack, Acks, Event, Oversized, Packet, Publish, Publishes, PublishRow
-from gateway.protocols.mqtt.properties import NO_PROPERTIES, PropertyMap, without_alias
+from gateway.protocols.mqtt.properties import NO_PROPERTIES, PropertyMap, alias_among, without_alias
 from gateway.protocols.mqtt.spec import (
     FAILURE,
     FIRST_OCTET,
@@ -77,6 +77,7 @@ STEPS_MAX: Final = 128  # of a server at each call: a millisecond or two, so tha
 STEP_OCTETS: Final = 16  # of a packet that is decoded whole, beside the step for itself: as of one filter
 ROWS_MAX: Final = 1_024  # of runs: what they cost here and behind, together about the same
 RUN_OCTETS: Final = 8_192  # after which the rows are counted
+ALIAS_WITHIN: Final = 64  # times the properties that are taken: it may stand behind them
 PUBLISH_PIECES: Final = 6  # of each PUBLISH in `out`: joined once, all together, they cost least
 
 
@@ -394,10 +395,17 @@ class Connection:
         body_at = start + size
         if body_at > stop:
             raise malformed("a PUBLISH ends inside its properties")
-        if size > self._bounds.properties_bytes_max:
-            raise too_much(f"{size} octets of properties")
         self._steps += size >> 5
-        alias, properties, identified = without_alias(data[start:body_at], self._bounds.properties_max)
+        try:
+            if size > self._bounds.properties_bytes_max:
+                raise too_much(f"{size} octets of properties")
+            alias, properties, identified = without_alias(data[start:body_at], self._bounds.properties_max)
+        except RemoteProtocolError as error:
+            if self.serves or error.reason != ReasonCode.QUOTA_EXCEEDED:
+                raise
+            # Of a broker, which could not be told: whoever takes the message refuses it alone.
+            properties, identified = data[start:body_at], False
+            alias = alias_among(properties, ALIAS_WITHIN * self._bounds.properties_max)
         if identified and self.serves:
             raise violation("only a server says which subscription a message matches")
         if alias:

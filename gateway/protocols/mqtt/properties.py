@@ -7,6 +7,7 @@ SUBSCRIPTION_IDENTIFIER, a tuple of (name, value) pairs for USER_PROPERTY. Bits 
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping
+from itertools import islice
 from typing import Any, Final, NamedTuple
 
 from gateway.errors import LocalProtocolError, RemoteProtocolError
@@ -183,6 +184,14 @@ def write_list(properties: PropertyMap, place: int) -> bytes:
         return b"\0"
     octets = encode_list(properties, place)
     return encode_varint(len(octets)) + octets
+
+
+def alias_among(raw: bytes, most: int) -> int:
+    """The topic alias if it is one of the first `most` properties of a PUBLISH, otherwise 0."""
+    for span in islice(spans(raw, PacketType.PUBLISH), most):
+        if span.id is Property.TOPIC_ALIAS:
+            return int(span.value)
+    return 0
 
 
 def without_alias(raw: bytes, most: int = VARINT_MAX) -> tuple[int, bytes, bool]:

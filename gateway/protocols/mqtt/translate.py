@@ -21,7 +21,14 @@ from gateway.model.message import Message
 from gateway.model.outcome import Reason
 from gateway.model.properties import Headers, Properties, PropertySet, fits
 from gateway.protocols.mqtt.properties import encode_property, spans
-from gateway.protocols.mqtt.spec import LONG_MAX, STRING_OCTETS_MAX, PacketType, Property, ReasonCode
+from gateway.protocols.mqtt.spec import (
+    LONG_MAX,
+    STRING_OCTETS_MAX,
+    VARINT_MAX,
+    PacketType,
+    Property,
+    ReasonCode,
+)
 from gateway.protocols.mqtt.values import Type, from_text, is_text, to_text
 
 HOPS: Final = "gateway-hops"
@@ -115,13 +122,15 @@ _essentials: dict[bytes, Essentials] = {}
 _NOTHING: Final = Essentials(PropertySet("mqtt", b"", properties=Properties()), None, 0)
 
 
-def publish_essentials(raw: bytes) -> Essentials:
-    """What the property list `raw` of a PUBLISH says; raises RemoteProtocolError when it is malformed."""
+def publish_essentials(raw: bytes, most: int = VARINT_MAX) -> Essentials:
+    """What the property list `raw` of a PUBLISH says; raises RemoteProtocolError when it is malformed, or has
+    more than `most` properties.
+    """
     if not raw:
         return _NOTHING
     found = _essentials.get(raw)
     if found is None:
-        found = _find(raw)
+        found = _find(raw, most)
         if len(raw) <= _FACTS_OCTETS_MAX:
             if len(_essentials) >= _ESSENTIALS_MAX:
                 _essentials.clear()
@@ -129,10 +138,10 @@ def publish_essentials(raw: bytes) -> Essentials:
     return found
 
 
-def _find(raw: bytes) -> Essentials:
+def _find(raw: bytes, most: int) -> Essentials:
     expiry = None
     hops = 0
-    for span in spans(raw, PacketType.PUBLISH):
+    for span in spans(raw, PacketType.PUBLISH, most):
         if span.id is Property.MESSAGE_EXPIRY_INTERVAL:
             expiry = span.value
         elif span.id is Property.USER_PROPERTY and span.value[0] == HOPS:

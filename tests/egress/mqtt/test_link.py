@@ -348,3 +348,11 @@ async def test_a_broker_that_breaks_the_protocol_is_counted_and_left() -> None:
     assert world.stream.ending
     assert world.stats.protocol_errors.total == 1
     assert len(world.link.went) == 1
+
+
+async def test_what_is_wrong_behind_the_connack_is_the_brokers_fault() -> None:
+    """One read brings both, and the machine knows of the fault before anybody hears of the CONNACK."""
+    world = World()
+    connect_to(world, YES_5 + b"\x40\x02\x00\x00")
+    assert world.stats.protocol_errors.total == 1
+    assert world.link.went[0].startswith("the broker broke the protocol")
