@@ -7,8 +7,9 @@ from __future__ import annotations
 
 from abc import ABC, abstractmethod
 from collections.abc import Callable
-from typing import Any
+from typing import Any, Final
 
+import structlog
 import trio
 
 from gateway.broker.dispatcher import Namespace
@@ -17,8 +18,13 @@ from gateway.ingress.logins import Logins
 from gateway.ingress.services import Services
 from gateway.model.message import Message, Sender
 from gateway.model.outcome import Outcome
+from gateway.protocols import show
 from gateway.telemetry.stats import ListenerStats
 from gateway.transport.stream import Stream
+
+UNWANTED_SECS: Final = 60.0  # between two lines about messages that nobody wanted
+
+log = structlog.get_logger()
 
 
 class ListenerSource(ABC):
@@ -37,6 +43,8 @@ class ListenerSource(ABC):
         self.listener: Listener | None = None
         self.batch = self.dispatcher.batch(self, self.now())
         self.logins = Logins(services.access, stats, services.tasks, self.flush)
+        self._unwanted: Message | None = None  # the last that nobody wanted, until it is told
+        self._tell_unwanted_at = 0.0
 
     @property
     @abstractmethod
@@ -58,7 +66,20 @@ class ListenerSource(ABC):
 
     def tick(self, now: float) -> None:
         """Do what is due by the clock, beside its connections."""
-        return
+        if self._unwanted is not None and now >= self._tell_unwanted_at:
+            self._tell_unwanted_at = now + UNWANTED_SECS
+            self._tell_unwanted(self._unwanted)
+            self._unwanted = None
+
+    def _tell_unwanted(self, message: Message) -> None:
+        """There may be a hundred thousand a second: one stands for all since the last line."""
+        log.info(
+            "messages that nobody wanted",
+            listener=self.name,
+            messages=self.stats.unwanted_messages,
+            client=message.sender.client,
+            address=show(message.address),
+        )
 
     # What batches ask.
 
@@ -71,6 +92,11 @@ class ListenerSource(ABC):
         return self.opened.hold(senders)
 
     # What connections ask.
+
+    def nobody_wanted(self, message: Message) -> None:
+        """No subscription, queue or route took it."""
+        self.stats.nobody_wanted(self.now() - self.batch.received)
+        self._unwanted = message
 
     @property
     def opened(self) -> Listener:

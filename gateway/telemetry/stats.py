@@ -13,7 +13,7 @@ from bisect import bisect_left
 from collections.abc import Iterator, Mapping, MutableMapping, Sequence
 from typing import Any, Final, Protocol
 
-from gateway.model.outcome import Outcome
+from gateway.model.outcome import Outcome, Reason
 
 LATENCY_BUCKETS_SECS: Final = (
     *(0.0001, 0.00025, 0.0005, 0.001, 0.0025, 0.005, 0.01, 0.025),
@@ -172,6 +172,7 @@ class EndpointStats:
         self.messages_in = 0
         self.messages_out = 0
         self.accepted_messages = 0
+        self.unwanted_messages = 0
         self.latency = Latency()
         self.protocol_errors = Reasons()
         self._refused_messages: dict[tuple[str, str], int] = {}
@@ -208,6 +209,11 @@ class EndpointStats:
         key = (outcome.verdict.name.lower(), outcome.reason.value)
         self._refused_messages[key] = self._refused_messages.get(key, 0) + count
 
+    def nobody_wanted(self, seconds: float) -> None:
+        """A message from this endpoint was taken, `seconds` after it was read, for nobody."""
+        self.unwanted_messages += 1
+        self.latency.observe(seconds, 1)
+
     def answered(self, count: int, refused: Mapping[int, Outcome] | None, seconds: float) -> None:
         """A batch of `count` messages from this endpoint was settled, `seconds` after its first was read."""
         self.latency.observe(seconds, count)
@@ -225,6 +231,8 @@ class EndpointStats:
     def settled(self) -> Iterator[tuple[str, str, int]]:
         """Outcome, reason and count of all messages that came in here and have been answered."""
         yield "accepted", "none", self.accepted_messages
+        if self.unwanted_messages:
+            yield "accepted", Reason.NO_ROUTE.value, self.unwanted_messages
         for (verdict, reason), count in self._refused_messages.items():
             yield verdict, reason, count
 

@@ -218,7 +218,7 @@ def test_a_repeat_of_what_was_taken_is_answered(gateway: Watched) -> None:
     with client:
         client.subscribe("other", 1)
         client.publish("a", b"1", 2, packet_id=1)
-        assert client.acked(PacketType.PUBREC) == (1, 0)
+        assert client.acked(PacketType.PUBREC) == (1, 0x10)
         gateway.use(SCARCE)
         client.publish("a", b"1", 2, packet_id=1, dup=True)
         assert client.acked(PacketType.PUBREC) == (1, 0)

@@ -314,7 +314,7 @@ def test_passwords_are_verified_and_what_follows_connect_waits() -> None:
             with client:
                 assert connack.reason == 0
                 client.publish("a", b"x", 1, 1)
-                assert client.acked(PUBACK) == (1, 0x00)
+                assert client.acked(PUBACK) == (1, 0x10)
         assert stats(gateway).refused.counts == {"bad_user_name_or_password": 1}
 
 

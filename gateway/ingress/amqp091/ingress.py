@@ -119,8 +119,10 @@ class AmqpIngress(ListenerSource):
         if receipt is None or receipt[2] is None:
             if not entry.branches:
                 self.dead_letters.add([message], "", UNROUTED)
+            self.nobody_wanted(message)
             outcome = None
         else:
+            self.stats.refuse(UNROUTED)
             outcome = UNROUTED
         if receipt is not None:
             receipt[0].connection.settled(receipt, outcome)

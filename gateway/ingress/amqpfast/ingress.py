@@ -80,6 +80,7 @@ class FastIngress(ListenerSource):
 
     def tick(self, now: float) -> None:
         """Forget transfers that nobody resumes, remove files that nobody needs."""
+        super().tick(now)
         self.partials.forget_old()
         if self.spool.dead:
             self.tasks.start_soon(trio.to_thread.run_sync, self.spool.bury)

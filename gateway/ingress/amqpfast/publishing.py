@@ -114,8 +114,10 @@ class Publisher:
             if publish(batch, entry, message, (handle, tag) if tag else handle):
                 if tag:
                     self.unsettled += 1
-            elif tag:
-                replies.append((number, tag))
+            else:
+                ingress.nobody_wanted(message)
+                if tag:
+                    replies.append((number, tag))
         if replies:
             connection.machine.reply_many(replies)
         done = len(rows) - len(left)
@@ -229,6 +231,7 @@ class Publisher:
                 return
             entry, message = found
         if not ingress.dispatcher.publish(ingress.batch, entry, message, receipt):
+            ingress.nobody_wanted(message)
             self.settled(receipt, ACCEPTED)  # a topic that nobody listens to
 
     def _resolved(self, entry: RoutingEntry, message: Message) -> tuple[RoutingEntry, Message] | Outcome:

@@ -319,13 +319,29 @@ class MqttConnection:
         if self._held:
             self._read_on()
 
+    def accepted_for_nobody(self, packet_id: int, qos: int) -> None:
+        """There is no target: MQTT 5 says so."""
+        if self.machine.version is not Version.V5 or self.machine.state is not OPEN:
+            self.accepted(packet_id, qos)
+            return
+        self.unsettled -= 1
+        if self._retries is not None:
+            self._retries.attempts.pop(packet_id, None)
+        if qos == 1:
+            self.machine.send_ack(PacketType.PUBACK, packet_id, ReasonCode.NO_MATCHING_SUBSCRIBERS)
+            self.stream.mark()
+        else:
+            self._accept_once(packet_id, ReasonCode.NO_MATCHING_SUBSCRIBERS)
+        if self._held:
+            self._read_on()
+
     def _read_on(self) -> None:
         """The client was held for having too much unsettled; that may be over."""
         if self.unsettled <= self._ingress.unsettled_max // 2:
             self._held = False
             self.stream.release()
 
-    def _accept_once(self, packet_id: int) -> None:
+    def _accept_once(self, packet_id: int, reason: ReasonCode = ReasonCode.SUCCESS) -> None:
         """QoS 2: the session remembers; whichever connection it has now says PUBREC."""
         session = self.session
         if session is None:
@@ -334,7 +350,12 @@ class MqttConnection:
             if self._unreleased is None:
                 self._unreleased = set()
             self._unreleased.add(packet_id)
-        if session.received_ids.accept(packet_id) and session.outlet is not None:
+        if not session.received_ids.accept(packet_id) or session.outlet is None:
+            return
+        if reason and session.outlet is self:
+            self.machine.send_ack(PacketType.PUBREC, packet_id, reason)
+            self.stream.mark()
+        else:
             session.outlet.send_received(packet_id)
 
     def refused(self, receipt: Receipt, outcome: Outcome) -> None:

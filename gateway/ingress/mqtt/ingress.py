@@ -78,6 +78,7 @@ class MqttIngress(ListenerSource):
 
     def tick(self, now: float) -> None:
         """Sessions that have been away for too long end; wills whose delay is over are published."""
+        super().tick(now)
         self._adopt(None)  # of listeners that are no more
         self.namespace.expire(now)
         self.namespace.system.tick(now, self.options.sys_interval_secs)
@@ -123,7 +124,8 @@ class MqttIngress(ListenerSource):
         return f"auto-{secrets.token_hex(8)}"
 
     def unclaimed(self, entry: RoutingEntry, message: Message, receipt: Receipt | None) -> None:
-        """No subscription and no route takes the message: that is no error of the client (5: 3.4.2.1).
+        """No subscription and no route takes the message: that is no error of the client, and MQTT 5 has a
+        word for it (0x10, 5: 3.4.2.1).
 
         What may not be published leads nowhere at all; before MQTT 5 only an acknowledgement, or the end of
         the connection, can answer it (3: [MQTT-3.3.5-2]). What has a topic that can never be taken is kept as
@@ -138,8 +140,13 @@ class MqttIngress(ListenerSource):
                 receipt[0].refused(receipt, refusal)
                 return
             self.tell_refused(message, refusal)
-        elif not entry.branches:
-            self.dead_letters.add([message], "", UNROUTED)
+        else:
+            if not entry.branches:
+                self.dead_letters.add([message], "", UNROUTED)
+            self.nobody_wanted(message)
+            if receipt is not None:
+                receipt[0].accepted_for_nobody(receipt[1], receipt[2])
+            return
         if receipt is not None:
             receipt[0].accepted(receipt[1], receipt[2])
 

@@ -113,7 +113,7 @@ def test_a_client_that_does_not_read_is_let_go_and_leaves_nothing(qos: int) -> N
             deaf.subscribe("a", qos)
             for _ in range(100):
                 writer.publish("a", body, 1, packet_id=1)
-                assert writer.acked(PacketType.PUBACK)[1] == 0
+                assert writer.acked(PacketType.PUBACK)[1] in (0, 0x10)  # with nobody there, at the end
             assert stats(gateway).protocol_errors.counts == {"quota_exceeded": 1}
             eventually(lambda: stats(gateway).connections == 1)
             assert gateway.ask(lambda: list(gateway.gateway.mqtt.sessions)) == ["writer"]

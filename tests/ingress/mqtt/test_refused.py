@@ -202,14 +202,14 @@ def test_quality_2_counts_until_pubcomp(lasting: bool) -> None:
         with connect(gateway, clean=not lasting, properties=properties)[0] as client:
             for packet_id in (1, 2, 3):
                 client.publish("a", b"x", 2, packet_id)
-                assert client.acked(PUBREC) == (packet_id, 0)
+                assert client.acked(PUBREC) == (packet_id, 0x10)
             client.publish("a", b"x", 2, 3, dup=True)  # no new one
             assert client.acked(PUBREC) == (3, 0)
             released(client, 2)
             client.publish("a", b"x", 1, 4)
-            assert client.acked(PUBACK) == (4, 0)
+            assert client.acked(PUBACK) == (4, 0x10)
             client.publish("a", b"x", 2, 2)
-            assert client.acked(PUBREC) == (2, 0)
+            assert client.acked(PUBREC) == (2, 0x10)
             client.publish("a", b"x", 2, 5)
             assert client.next(Disconnect).reason == ReasonCode.RECEIVE_MAXIMUM_EXCEEDED
         if lasting:  # it counts for each connection anew (5: 4.9)
@@ -235,5 +235,5 @@ def test_a_pubrel_before_its_pubrec_frees_what_it_names() -> None:
             client.ack(PUBREL, 1)
             client.ping()
         client.publish("a", b"x", 1, 2)
-        while (2, 0) not in client.next(Acks).rows:
+        while (2, 0x10) not in client.next(Acks).rows:
             pass

@@ -89,7 +89,7 @@ def test_who_knows_the_password_is_let_in(site: Running, late: bool) -> None:
         assert connack.reason == 0
         assert (connack.properties[METHOD], connack.properties[DATA]) == (SCRAM, prover.expected)
         client.publish("a", b"x", 1, 1)
-        assert client.acked(PacketType.PUBACK) == (1, 0)
+        assert client.acked(PacketType.PUBACK) == (1, 0x10)
         (session,) = site.gateway.mqtt.sessions.values()
         assert session.outlet is not None
 
@@ -114,7 +114,7 @@ def test_a_connected_client_may_prove_it_again(site: Running, user: str, passwor
         prover = Prover(user, password)
         challenge = answer(client, prover.first, 0x19)
         client.publish("a", b"goes on", 1, 1)
-        assert client.acked(PacketType.PUBACK) == (1, 0)
+        assert client.acked(PacketType.PUBACK) == (1, 0x10)
         client.machine.send_auth(auth(prover.final(challenge.properties[DATA])))
         client.flush()
         if reason:
