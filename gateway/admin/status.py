@@ -82,6 +82,7 @@ def _route(route: RouteCounts) -> dict[str, Any]:
         "unparsable": route.unparsable,
         "undecided": route.undecided,
         "reply_kept": route.reply_kept,
+        "lost": route.lost,
         "duplicates": route.duplicates,
         "in_flight": route.in_flight,
     }

@@ -249,7 +249,7 @@ class Dispatcher:
         self._recipients: dict[tuple[Sink, str], Recipient] = {}
         self._guards: dict[str, Guard] = {}
         self._idle_routes: dict[tuple[Route, ...], tuple[Route, ...]] = {}  # one object for many addresses
-        self._told: set[tuple[str, Reason]] = set()  # rejections of this wake-up that the log knows
+        self._told: set[tuple[str, object]] = set()  # of this wake-up, that the log knows
         self._told_at = 0.0
         self._filters: deque[list[str]] = deque(maxlen=FILTERS_MAX)  # of the last changes, if only those
 
@@ -370,6 +370,8 @@ class Dispatcher:
             return True
         if target is not None and message.hops < entry.hops_max:
             entry.route.matched += 1
+            if described and entry.route.foreign:
+                self._note_losses(batch, entry.route, message)
             batch.add_only(receipt, recipient, message.crossed(target))
             return True
         return self._publish_across(batch, entry, recipient, message, receipt)
@@ -395,6 +397,8 @@ class Dispatcher:
             idle.matched += len(messages)
         if route is not None:
             route.matched += len(messages)
+            if described and route.foreign:
+                self._note_losses(batch, route, first, len(messages))
             messages = first.crossed_with(messages, target)
         batch.add_burst(receipts, recipient, messages)
         return True
@@ -409,13 +413,15 @@ class Dispatcher:
         except Exception as error:
             crossed = _failed(entry.branch, error)
         if type(crossed) is Message and not crossed.retain:
+            if crossed.property_set is not NO_PROPERTIES and entry.branch.resolved.route.foreign:
+                self._note_losses(batch, entry.branch.resolved.route, crossed)
             batch.add_only(receipt, recipient, crossed)
             return True
         if crossed is None:
             return False
         placed: list[tuple[Recipient, Message]] = []
         refused: list[tuple[Route, Outcome]] = []
-        self._place_crossed(entry.branch, crossed, placed, refused)
+        self._place_crossed(batch, entry.branch, crossed, placed, refused)
         return self._place(batch, receipt, message, placed, refused)
 
     def _publish_all(self, batch: Batch, entry: RoutingEntry, message: Message, receipt: Receipt) -> bool:
@@ -447,11 +453,12 @@ class Dispatcher:
             except Exception as error:
                 crossed = _failed(branch, error)
             if crossed is not None:
-                self._place_crossed(branch, crossed, placed, refused)
+                self._place_crossed(batch, branch, crossed, placed, refused)
         return self._place(batch, receipt, message, placed, refused)
 
     def _place_crossed(
         self,
+        batch: Batch,
         branch: RouteBranch,
         crossed: Message | Outcome,
         placed: list[tuple[Recipient, Message]],
@@ -462,6 +469,8 @@ class Dispatcher:
         if isinstance(crossed, Outcome):
             refused.append((route, crossed))
             return
+        if crossed.property_set is not NO_PROPERTIES and route.foreign and not branch.idle:
+            self._note_losses(batch, route, crossed)
         ends = branch.recipients
         if ends is None:
             try:
@@ -527,14 +536,33 @@ class Dispatcher:
         return self.dead_letters if route.on_reject == "dead_letter" else None
 
     def _tell_once(self, batch: Batch, route: Route, outcome: Outcome) -> None:
-        """`tell_rejected`, once in a wake-up for a route and reason: a log line costs more than a message."""
+        """`tell_rejected`, for a route and reason."""
+        if self._is_new(batch, (route.name, outcome.reason)):
+            tell_rejected(route, outcome)
+
+    def _note_losses(self, batch: Batch, route: Route, message: Message, count: int = 1) -> None:
+        """Count the properties that the target's protocol has no words for; the log hears of them, too."""
+        try:
+            names = route.losses(message, count)
+        except ProtocolError:  # malformed octets: whoever encodes them says so
+            return
+        if names and self._is_new(batch, (route.name, names)):
+            log.info(
+                "properties were lost",
+                route=route.name,
+                client=message.sender.client,
+                properties=", ".join(names),
+            )
+
+    def _is_new(self, batch: Batch, key: tuple[str, object]) -> bool:
+        """Once in a wake-up: a log line costs more than a message."""
         if batch.received != self._told_at:
             self._told_at = batch.received
             self._told.clear()
-        key = (route.name, outcome.reason)
-        if key not in self._told:
-            self._told.add(key)
-            tell_rejected(route, outcome)
+        if key in self._told:
+            return False
+        self._told.add(key)
+        return True
 
     # For who records what crosses.
 

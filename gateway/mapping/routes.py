@@ -54,8 +54,8 @@ class Route:
 
     `matched`: crossed here; `failed`: refused here or by the target; `unparsable`: `when` wanted JSON and
     the body was none; `undecided`: `when` had no value; `reply_kept`: property sets whose reply address no
-    reverse route could translate; `duplicates`: repeats that went no further. The others are counted by
-    whoever delivers.
+    reverse route could translate; `duplicates`: repeats that went no further; `lost`: what could not be said
+    in the target's protocol, by name. The others are counted by whoever delivers.
     """
 
     __slots__ = (
@@ -66,11 +66,13 @@ class Route:
         "escape",
         "failed",
         "file",
+        "foreign",
         "guarantee",
         "headers",
         "in_flight",
         "key",
         "line",
+        "lost",
         "mandatory",
         "matched",
         "name",
@@ -119,6 +121,8 @@ class Route:
         self.plain: LevelTranslation = plain_translation(target.dialect, rule.escape)
         self.guarantee = guarantee_of(rule)
         self.retain = rule.to.retain
+        self.foreign = pattern.dialect is not target.dialect
+        self.lost: dict[str, int] = {}
         self.key = f"route {rule.name}"
         self.reverses: tuple[Route, ...] = ()
         self.matched = self.delivered = self.failed = self.retried = self.dropped = self.in_flight = 0
@@ -265,6 +269,17 @@ class Route:
             forms.clear()
         forms[key] = (self, derived)
         return derived
+
+    def losses(self, message: Message, count: int = 1) -> tuple[str, ...]:
+        """Count what so many messages with the properties of this one, which has crossed, lose; its names."""
+        dialect = self.target.dialect
+        forms, key = message.property_set.forms, f"lost in {dialect.name}"
+        names: tuple[str, ...] | None = forms.get(key)
+        if names is None:
+            names = forms[key] = dialect.losses(message)
+        for name in names:
+            self.lost[name] = self.lost.get(name, 0) + count
+        return names
 
     def _with_reply(self, properties: Properties, text: str) -> Properties:
         for reverse in self.reverses:

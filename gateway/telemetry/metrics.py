@@ -287,6 +287,8 @@ class Metrics(Collector):
                 yield "gateway_route_messages", (route.name, outcome), getattr(route, outcome)
             yield "gateway_route_in_flight", (route.name,), route.in_flight
             yield "gateway_route_lost_properties", (route.name, "reply_to"), route.reply_kept
+            for reason, count in route.lost.items():
+                yield "gateway_route_lost_properties", (route.name, reason), count
             if route.duplicates and (source := self._endpoint(route.source)) is not None:
                 labels = (source.name, source.protocol, route.name)
                 yield "gateway_duplicates", labels, route.duplicates

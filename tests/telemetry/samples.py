@@ -33,6 +33,7 @@ class ResolvedRoute:
     unparsable: int = 2
     undecided: int = 0
     reply_kept: int = 1
+    lost: dict[str, int] = field(default_factory=lambda: {"header_name_long": 3})
     in_flight: int = 2
     duplicates: int = 4
 

@@ -67,6 +67,7 @@ SAMPLES = [
     ('gateway_route_messages_total{outcome="unparsable",route="telemetry"}', 2),
     ('gateway_route_in_flight{route="telemetry"}', 2),
     ('gateway_route_lost_properties_total{reason="reply_to",route="telemetry"}', 1),
+    ('gateway_route_lost_properties_total{reason="header_name_long",route="telemetry"}', 3),
     ('gateway_duplicates_total{endpoint="mqtt",protocol="mqtt",route=""}', 0),
     ('gateway_duplicates_total{endpoint="mqtt",protocol="mqtt",route="telemetry"}', 4),
     ('gateway_deduplication_forgotten_total{route="telemetry"}', 6),

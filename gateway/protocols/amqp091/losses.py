@@ -2,20 +2,11 @@
 
 from __future__ import annotations
 
-from typing import Final, NamedTuple
+from typing import Final
 
+from gateway.model.losses import Loss, losing
 from gateway.model.outcome import Reason
 from gateway.protocols.amqp091.spec import ReplyCode
-
-
-class Loss(NamedTuple):
-    """What cannot be said in AMQP 0-9-1, under which condition, and what is done instead."""
-
-    name: str
-    subject: str
-    condition: str
-    policy: str  # encode, downgrade or drop
-
 
 LOSSES: Final = (
     Loss("header_name_long", "headers", "a name longer than 255 octets", "drop"),
@@ -29,10 +20,9 @@ LOSSES: Final = (
     Loss("text", "texts", "no Unicode: half a character", "drop"),
     Loss("long_text", "texts", "longer than 255 octets: in a header of its own", "encode"),
     Loss("correlation_octets", "correlation", "not UTF-8, or too long: base64, or a header", "encode"),
-    Loss("assurance", "assurance", "2 is said as 1: once needs the record of ids", "downgrade"),
-    Loss("cluster_id", "cluster-id", "kept between AMQP peers, unknown to every other protocol", "drop"),
 )
 """The named losses of this translation. `losses` tells which of them a message suffers."""
+LOSING: Final = losing(LOSSES)
 
 REPLY_CODES: Final = {
     Reason.NONE: ReplyCode.SUCCESS,

@@ -40,6 +40,7 @@ from gateway.protocols.amqp091.codec import (
     encode_basic_properties,
     encode_short_string,
 )
+from gateway.protocols.amqp091.losses import LOSING
 from gateway.protocols.amqp091.spec import (
     FLAG_CONTINUED,
     FLAG_DELIVERY_MODE,
@@ -367,11 +368,12 @@ def _with_hops(property_set: PropertySet, crossed: int) -> bytes:
 
 
 def losses(message: Message) -> tuple[str, ...]:
-    """The names of the LOSSES (losses.py) that `message` suffers in AMQP; asked when it is encoded."""
+    """The names of the LOSSES (losses.py) that `message` suffers, without those that are encoded. What is
+    made here is what `encode_properties` will need."""
     if message.property_set.protocol == PROTOCOL:
         return ()
     lost = _form(message, NONE if message.expires == NEVER else RELATIVE).losses
-    return (*lost, "assurance") if message.assurance > 1 else lost
+    return tuple(name for name in lost if name in LOSING)
 
 
 def _form(message: Message, expiry: str) -> Form:

@@ -16,6 +16,7 @@ from dataclasses import replace
 from math import ceil
 from typing import Any, Final, NamedTuple
 
+from gateway.model.losses import Loss, losing
 from gateway.model.message import NEVER, Message
 from gateway.model.outcome import Reason
 from gateway.model.properties import (
@@ -77,15 +78,6 @@ OWN_HEADERS: Final = frozenset(
 OF_THE_WAY: Final = frozenset({RETAIN, HOPS})
 
 
-class Loss(NamedTuple):
-    """What cannot be said in AMQP/Fast, under which condition, and what is done instead."""
-
-    name: str
-    subject: str
-    condition: str
-    policy: str  # encode, downgrade or drop
-
-
 LOSSES: Final = (
     Loss("header_name_long", "headers", "a name over 128 octets, or over that when escaped", "drop"),
     Loss("header_value_long", "headers", "a value over 65 535 octets in its written form", "drop"),
@@ -103,9 +95,10 @@ LOSSES: Final = (
     Loss("correlation_long", "correlation", "over 65 535 octets", "drop"),
     Loss("expiration_fraction", "expiry", "fractions of a second are rounded up", "downgrade"),
     Loss("expiration_range", "expiry", "beyond 32 bits: never", "downgrade"),
-    Loss("assurance", "assurance", "2 is said as 1: once needs a transacted channel", "downgrade"),
 )
 """The named losses of this translation. `losses` tells which of them a message suffers."""
+OF_ONE_MESSAGE: Final = frozenset({"expiration_fraction", "expiration_range"})  # not of its set of properties
+LOSING: Final = losing(LOSSES) - OF_ONE_MESSAGE
 
 REFUSALS: Final = {
     Reason.NONE: (Scope.HANDLE, ReplyCode.INTERNAL_ERROR),
@@ -261,11 +254,11 @@ def encode_properties(message: Message) -> bytes:
 
 
 def losses(message: Message) -> tuple[str, ...]:
-    """The names of the LOSSES that `message` suffers; to be asked when it is encoded, and counted."""
-    if message.property_set.protocol == PROTOCOL:
-        return () if encode_properties(message) is message.property_set.raw else _form(message)[1]
-    lost = _form(message)[1]
-    return (*lost, "assurance") if message.assurance > 1 else lost
+    """The names of the LOSSES that `message` suffers, without those that are encoded. What is made here is
+    what `encode_properties` will need."""
+    if message.property_set.protocol == PROTOCOL and encode_properties(message) is message.property_set.raw:
+        return ()
+    return tuple(name for name in _form(message)[1] if name in LOSING)
 
 
 Form = tuple[bytes, tuple[str, ...]]

@@ -6,9 +6,10 @@ from typing import Final
 
 from gateway.model.address import Address
 from gateway.model.dialect import Dialect, FrameCount, NameRefused, Scheme, Word, short
+from gateway.model.message import Message
 from gateway.model.properties import PropertySet
 from gateway.protocols.mqtt.spec import PacketType
-from gateway.protocols.mqtt.translate import publish_properties
+from gateway.protocols.mqtt.translate import losses, publish_properties
 
 TOPIC_OCTETS_MAX: Final = 65_535  # 1.5.4: a two-octet length
 
@@ -66,6 +67,9 @@ class MqttDialect(Dialect):
 
     def property_set(self, octets: bytes) -> PropertySet:
         return publish_properties(octets)
+
+    def losses(self, message: Message) -> tuple[str, ...]:
+        return losses(message)
 
     def never(self, first: str) -> str:
         if first != "$share":

@@ -17,6 +17,7 @@ from collections.abc import Iterable, Sequence
 from math import ceil
 from typing import Any, Final, NamedTuple
 
+from gateway.model.losses import Loss, losing
 from gateway.model.message import Message
 from gateway.model.outcome import Reason
 from gateway.model.properties import Headers, Properties, PropertySet, fits
@@ -55,22 +56,16 @@ _RESERVED: Final = frozenset((HOPS, TYPES, *_FIELD_BY_NAME))
 FORM: Final = "mqtt5"
 """The key of what `encode_properties` remembers in PropertySet.forms."""
 
-LOSSES: Final[tuple[tuple[str, str, str], ...]] = (
-    (
-        "MQTT 3.1.1, 3.1, level 2",
-        "all properties, expiry and hops",
-        "left out: those versions have no properties",
-    ),
-    ("MQTT 5", "a header whose name, or its value as text, exceeds 65 535 octets", "left out"),
-    ("MQTT 5", "a header whose name is not UTF-8 or holds U+0000", "left out"),
-    ("MQTT 5", "a header whose value is not of its type", "left out"),
-    ("MQTT 5", "header types, when their description exceeds 65 535 octets", "values become strings"),
-    ("MQTT 5", "a name that repeats inside a nested table", "the last one stays"),
-    ("MQTT 5", "a field that exceeds 65 535 octets or holds U+0000", "left out"),
-    ("MQTT 5", "a reply-to that is no topic name", f"user property {REPLY_TO}"),
-    ("MQTT 5", "fractions of a second of the expiry", "rounded up"),
+LOSSES: Final = (
+    Loss("header_name", "headers", "a name over 65 535 octets, no UTF-8, or with U+0000", "drop"),
+    Loss("header_value", "headers", "a value that is not of its type, or whose text cannot be said", "drop"),
+    Loss("header_types_long", "headers", "types over 65 535 octets: values become strings", "downgrade"),
+    Loss("text", "texts", "over 65 535 octets, no UTF-8, or with U+0000", "drop"),
+    Loss("correlation_long", "correlation", "over 65 535 octets", "drop"),
+    Loss("reply_to", "reply-to", f"no topic name: user property {REPLY_TO}", "encode"),
 )
-"""What MQTT cannot say: (target, what, policy)."""
+"""What MQTT 5 cannot say. Earlier versions have no properties at all."""
+LOSING: Final = losing(LOSSES)
 
 REASON_CODES: Final = {
     Reason.NONE: ReasonCode.UNSPECIFIED_ERROR,
@@ -90,7 +85,7 @@ REASON_CODES: Final = {
 }
 """Why a PUBLISH was refused, in the few codes that PUBACK and PUBREC may carry (5: 3.4.2.1, 3.5.2.1).
 
-0x10, no matching subscribers, would be a success, and a message without a route was refused. 0x95, packet
+0x10, no matching subscribers, is a success; what a route's target has no queue for is refused. 0x95, packet
 too large, is for DISCONNECT only: a message over a limit of ours is over a quota. A target that is down or
 says no is 0x83: valid, but not accepted here; the reason string says why.
 """
@@ -217,10 +212,7 @@ def encode_properties(message: Message, utc: float, *, subscription_ids: Sequenc
     A message that has expired is not to be sent; here it gets the least interval, 1 s.
     """
     property_set = message.property_set
-    octets: bytes | None = property_set.forms.get(FORM)
-    if octets is None:
-        octets = _forwarded(property_set) if property_set.protocol == "mqtt" else _encode(property_set)
-        property_set.forms[FORM] = octets
+    octets = _form(property_set).octets
     if message.expires:
         left = min(max(ceil(message.expires - utc), 1), LONG_MAX)
         octets += encode_property(Property.MESSAGE_EXPIRY_INTERVAL, left)
@@ -229,6 +221,31 @@ def encode_properties(message: Message, utc: float, *, subscription_ids: Sequenc
     for one in subscription_ids:
         octets += encode_property(Property.SUBSCRIPTION_IDENTIFIER, one)
     return octets
+
+
+def losses(message: Message) -> tuple[str, ...]:
+    """The names of the LOSSES that `message` suffers in MQTT 5, without those that are encoded. What is made
+    here is what `encode_properties` will need."""
+    return tuple(name for name in _form(message.property_set).losses if name in LOSING)
+
+
+class Form(NamedTuple):
+    """A property list, without what differs from message to message, and its losses."""
+
+    octets: bytes
+    losses: tuple[str, ...]
+
+
+def _form(property_set: PropertySet) -> Form:
+    found: Form | None = property_set.forms.get(FORM)
+    if found is None:
+        if property_set.protocol == "mqtt":
+            found = Form(_forwarded(property_set), ())
+        else:
+            lost: set[str] = set()
+            found = Form(_encode(property_set, lost), tuple(sorted(lost)))
+        property_set.forms[FORM] = found
+    return found
 
 
 _OF_THE_WAY: Final = frozenset(
@@ -246,42 +263,58 @@ def _forwarded(property_set: PropertySet) -> bytes:
     )
 
 
-def _encode(property_set: PropertySet) -> bytes:
+def _encode(property_set: PropertySet, lost: set[str]) -> bytes:
     """The list of a set that came from elsewhere, without what differs from message to message."""
     properties = property_set.properties
     found: list[bytes] = []
     pairs: list[tuple[str, str]] = []
     if properties.utf8 is not None:
         found.append(encode_property(Property.PAYLOAD_FORMAT_INDICATOR, properties.utf8))
-    if properties.content_type is not None and is_text(properties.content_type):
+    if properties.content_type is not None and _is_said(properties.content_type, lost):
         found.append(encode_property(Property.CONTENT_TYPE, properties.content_type))
-    if properties.reply_to is not None and is_text(properties.reply_to):
+    if properties.reply_to is not None and _is_said(properties.reply_to, lost):
         if properties.reply_to and not {"+", "#"} & set(properties.reply_to):
             found.append(encode_property(Property.RESPONSE_TOPIC, properties.reply_to))
         else:
+            lost.add("reply_to")
             pairs.append((REPLY_TO, properties.reply_to))
-    if properties.correlation is not None and len(properties.correlation) <= STRING_OCTETS_MAX:
-        found.append(encode_property(Property.CORRELATION_DATA, properties.correlation))
+    if properties.correlation is not None:
+        if len(properties.correlation) <= STRING_OCTETS_MAX:
+            found.append(encode_property(Property.CORRELATION_DATA, properties.correlation))
+        else:
+            lost.add("correlation_long")
     for field, name in FIELDS.items():
         value = getattr(properties, field)
-        if value is not None and is_text(text := str(value)):
+        if value is not None and _is_said(text := str(value), lost):
             pairs.append((name, text))
-    pairs += _pairs(properties.headers)
+    pairs += _pairs(properties.headers, lost)
     found += (encode_property(Property.USER_PROPERTY, pair) for pair in pairs)
     return b"".join(found)
 
 
-def _pairs(headers: Headers) -> list[tuple[str, str]]:
+def _is_said(text: str, lost: set[str]) -> bool:
+    said = is_text(text)
+    if not said:
+        lost.add("text")
+    return said
+
+
+def _pairs(headers: Headers, lost: set[str]) -> list[tuple[str, str]]:
     """Headers as user properties, in order, and behind them their types unless all are plain strings."""
     pairs: list[tuple[str, str]] = []
     types: dict[str, list[Type]] = {}
     for name, value in headers:
         if not fits(value):
+            lost.add("header_value")
             continue
         text, kind = to_text(value)
         reserved = name in _RESERVED or name.startswith(ESCAPED)
         written = ESCAPED + name if reserved else name
-        if is_text(written) and is_text(text):
+        if not is_text(written):
+            lost.add("header_name")
+        elif not is_text(text):
+            lost.add("header_value")
+        else:
             pairs.append((written, text))
             types.setdefault(name, []).append(kind)
     told = {
@@ -293,4 +326,6 @@ def _pairs(headers: Headers) -> list[tuple[str, str]]:
         described = json.dumps(told, ensure_ascii=False, separators=(",", ":"))
         if is_text(described):
             pairs.append((TYPES, described))
+        else:
+            lost.add("header_types_long")
     return pairs

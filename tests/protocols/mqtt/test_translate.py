@@ -25,6 +25,7 @@ from gateway.protocols.mqtt.translate import (
     REASON_CODES,
     decode_properties,
     encode_properties,
+    losses,
     publish_essentials,
     publish_properties,
     refusal,
@@ -315,9 +316,18 @@ def test_losses(name: str, properties: Properties, rest: Properties) -> None:
     assert decode_properties(encode_properties(message(properties), 0.0)) == rest
 
 
-def test_losses_are_told() -> None:
-    assert all(target and what and policy for target, what, policy in LOSSES)
-    assert any("3.1.1" in target for target, _, _ in LOSSES)
+@pytest.mark.parametrize("name, properties, rest", LOST, ids=[row[0] for row in LOST])
+def test_losses_have_names(name: str, properties: Properties, rest: Properties) -> None:
+    policies = {loss.name: loss.policy for loss in LOSSES}
+    assert all(policies[loss] != "encode" for loss in losses(message(properties)))
+
+
+def test_every_loss_is_tried() -> None:
+    said = Properties(correlation=bytes(65_536), content_type="\0", reply_to="a/+")
+    found = {loss for _, properties, _ in LOST for loss in losses(message(properties))} | set(
+        losses(message(said))
+    )
+    assert found == {loss.name for loss in LOSSES if loss.policy != "encode"}
 
 
 def test_every_reason_has_a_code_that_an_answer_may_carry() -> None:
