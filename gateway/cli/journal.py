@@ -18,6 +18,7 @@ import typer
 
 from gateway.cli.exits import Exit
 from gateway.cli.options import AsJson, ConfigFile, settings_of
+from gateway.settings import Settings
 from gateway.store.journal.reader import Extent, Gap, JournalReader, Only, Row, fits
 from gateway.store.journal.segments import Hole
 
@@ -128,6 +129,25 @@ def verify(
             typer.echo(f"shard {finding['shard']}: {finding['what']}: {finding['text']}")
         typer.echo("damaged" if damaged else "sound")
     if damaged:
+        raise typer.Exit(Exit.FAILED)
+
+
+def tell_fate(settings: Settings, message_id: str, *, as_json: bool) -> None:
+    """Print every row of a message, to which its sender gave this id: one for each target. Exit code 1 when
+    there is none.
+    """
+    folder = settings.journal_path()
+    reader = JournalReader(folder, skip=True)
+    only = {"message_id": (message_id,)}
+    found = False
+    for shard in reader.shards() if folder.is_dir() else ():
+        for item in reader.rows(shard, reader.extent(shard).first, only=only):
+            if not isinstance(item, Gap):
+                _print(item, as_json)
+                found = True
+    if not found:
+        off = "" if settings.journal.enabled else "; the journal is off (journal.enabled)"
+        typer.echo(f"no row of {folder} has the message id {message_id!r}{off}", err=True)
         raise typer.Exit(Exit.FAILED)
 
 

@@ -10,6 +10,7 @@ import orjson
 import typer
 
 from gateway.cli.exits import Exit
+from gateway.cli.journal import tell_fate
 from gateway.cli.options import AsJson, ConfigFile, settings_of
 from gateway.errors import ConfigurationError
 from gateway.mapping import load
@@ -58,7 +59,7 @@ def run_tests(files: Files = None, config: ConfigFile = None, as_json: AsJson = 
 
 @app.command(name="explain")
 def explain_address(
-    endpoint: Annotated[str, typer.Argument(help="Endpoint that brings the message in.")],
+    endpoint: Annotated[str | None, typer.Argument(help="Endpoint that brings the message in.")] = None,
     topic: Annotated[str | None, typer.Option(help="MQTT topic.")] = None,
     exchange: Annotated[str | None, typer.Option(help="AMQP 0-9-1 exchange.")] = None,
     routing_key: Annotated[str, typer.Option(help="AMQP 0-9-1 routing key.")] = "",
@@ -67,12 +68,22 @@ def explain_address(
     destination: Annotated[str | None, typer.Option(help="AMQP/Fast destination.")] = None,
     client: Annotated[str, typer.Option(help="Client identifier, for templates that name it.")] = "",
     user: Annotated[str, typer.Option(help="User, for templates that name it.")] = "",
+    message: Annotated[
+        str | None, typer.Option(metavar="ID", help="Instead: what the journal says became of this message.")
+    ] = None,
     config: ConfigFile = None,
     as_json: AsJson = False,
 ) -> None:
-    """Show which routes take an address, what they produce, and why the others do not."""
+    """Show which routes take an address, what they produce, and why the others do not; or what became of one
+    message. Exit code 1 when the journal does not know it.
+    """
     settings = settings_of(config)
+    if message is not None:
+        tell_fate(settings, message, as_json=as_json)
+        return
     endpoints = settings.endpoints()
+    if endpoint is None:
+        raise typer.BadParameter("say an endpoint, or --message")
     if endpoint not in endpoints:
         raise ConfigurationError(f"{endpoint!r} is no endpoint; there are: {', '.join(endpoints)}")
     address: Address

@@ -10,6 +10,7 @@ import pytest
 
 from gateway.cli.exits import Exit
 from gateway.model.outcome import ACCEPTED, Outcome, Reason, Verdict
+from gateway.model.properties import Properties, property_set
 from gateway.store.journal.format import HEADER_OCTETS
 from tests.cli.conftest import Run
 from tests.store.journal.samples import HOME, UP, block, message, write, writer
@@ -36,6 +37,28 @@ def test_tail_in_lines(run: Run, folder: Path) -> None:
         f"{at} 0:4 mqtt plant/1 -[up]-> erp plant/1 1 octets accepted",
         f"{at} 0:5 mqtt plant/2 -[up]-> erp - 1 octets rejected (hops: a loop?)",
     ]
+
+
+def test_explain_tells_the_fate_of_a_message(run: Run, tmp_path: Path) -> None:
+    """By the id that its sender gave it: each target's row, and no other message's."""
+    known = [message(n, property_set=property_set(Properties(message_id=f"id-{n}"))) for n in range(3)]
+    made = writer(tmp_path, clock=lambda: 0.0, utc=lambda: 1_700_000_000.0)
+    made.record(UP, known, ACCEPTED, 0.0, known)
+    made.refuse(UP, known[1:2], Outcome(Verdict.REJECTED, Reason.NO_ROUTE, "no queue"), 0.0)
+    made.close()
+    config = tmp_path / "gateway.yaml"
+    config.write_text(f"journal: {{enabled: true, path: {tmp_path}}}\n")
+    ran = run("explain", "--message", "id-1", "--config", str(config))
+    assert ran.code == 0
+    assert [line.split(" 1 octets ")[1] for line in ran.out.splitlines()] == [
+        "accepted",
+        "rejected (no_route: no queue)",
+    ]
+    unknown = run("explain", "--message", "id-9", "--config", str(config))
+    assert (unknown.code, unknown.out) == (Exit.FAILED, "")
+    assert "id-9" in unknown.err
+    config.write_text(f"journal: {{path: {tmp_path / 'none'}}}\n")
+    assert "journal.enabled" in run("explain", "--message", "id-1", "--config", str(config)).err
 
 
 TAILS = [
