@@ -22,6 +22,7 @@ PUBACK, PUBREC, PUBREL, PUBCOMP = (
     PacketType.PUBREL,
     PacketType.PUBCOMP,
 )
+TAKEN: Final = (0, 0x10)  # perhaps for nobody
 DAY: Final[PropertyMap] = {Property.SESSION_EXPIRY_INTERVAL: 86_400}
 V5, V311 = Version.V5, Version.V311
 TICK_SECS: Final = 1.1  # what is due by the clock has been done then
@@ -79,9 +80,9 @@ class Scene:
         for packet_id, body in enumerate(bodies, 1):
             writer.publish(topic or self.topic, body, qos, packet_id if qos else 0, **more)
             if qos == 1:
-                assert writer.acked(PUBACK)[1] == 0
+                assert writer.acked(PUBACK)[1] in TAKEN
             elif qos == 2:
-                assert writer.acked(PUBREC)[1] == 0
+                assert writer.acked(PUBREC)[1] in TAKEN
                 writer.ack(PUBREL, packet_id)
                 writer.acked(PUBCOMP)
         writer.ping()

@@ -14,6 +14,7 @@ import pika
 import pytest
 from paho.mqtt.enums import CallbackAPIVersion
 
+from gateway.broker.mqtt.retained import PIECE_MESSAGES_MAX
 from gateway.protocols.mqtt.packets import Disconnect, Unsuback, Will
 from gateway.protocols.mqtt.properties import PropertyMap
 from gateway.protocols.mqtt.spec import Property, ReasonCode, Version
@@ -70,6 +71,25 @@ def what_was_sent_and_not_acknowledged_comes_under_its_id(at: Scene, qos: int, v
     again = [reader.row() for _ in range(3)]
     assert [row[2:] for row in again[:2]] == [row[2:] for row in sent]
     assert [(row[0] & DUP, row[4]) for row in again] == [(DUP, b"1"), (DUP, b"2"), (0, b"3")]
+
+
+@scene((V5,), (V311,))
+def retained_messages_that_a_subscription_is_owed_come_all_the_same(at: Scene, version: Version) -> Steps:
+    """They are put into the session piece by piece, and the gateway ends between two pieces."""
+    count = 3 * PIECE_MESSAGES_MAX
+    writer, _ = at.connect("writer", clean=True, properties={})
+    for number in range(count):
+        writer.publish(f"{at.name}/{number}", b"%d" % number, 1, 1, retain=True)
+        assert writer.acked(PUBACK) == (1, 0)
+    reader = at.resume(present=False, version=version)
+    assert reader.subscribe(at.filter, 1) == 1
+    assert reader.body()
+    yield 0
+    reader = at.resume(version=version)
+    bodies: set[bytes] = set()
+    while len(bodies) < count:
+        bodies.update(taken(reader, 1))
+    assert bodies == set(numbers(0, count))
 
 
 @scene()

@@ -36,6 +36,7 @@ MUTATED: Final = 0.15
 SENTINEL_EVERY: Final = 50  # connections
 PATIENCE_SECS: Final = 30.0
 SENTINEL: Final = "a/sentinel"
+HEARTBEAT: Final = b"\x08\0\0\0\0\0\0\xce"
 
 
 class Consumers:
@@ -67,6 +68,7 @@ class Consumers:
         amqp.call(m.QueueBind("all", "amq.topic", "#"), m.QueueBindOk)
         amqp.call(m.BasicConsume("all", no_ack=True), m.BasicConsumeOk)
         found = [device.sock, amqp.sock]
+        self._talkative = [amqp.sock]
         for name in ("a.b", "b.c", "a"):
             fast = Fast(arena).open()
             fast.consume(fast.handle(name, TOPIC), prefetch=0, unreliable=True)
@@ -79,11 +81,14 @@ class Consumers:
         """Read what has come to those who take everything."""
         for sock in self.everything:
             with suppress(BlockingIOError):
-                while sock.recv(1 << 20):
-                    pass
+                while True:
+                    if not sock.recv(1 << 20):
+                        raise ConnectionError("the gateway has closed who takes everything")
 
     def see(self, number: int) -> None:
-        """A message crosses to all of them."""
+        """A message crosses to all of them. They go on living: AMQP wants to hear something now and then."""
+        for sock in (self.amqp.sock, *self._talkative):
+            sock.send(HEARTBEAT)
         body = b"%d" % number
         self.sender.publish(SENTINEL, body, 1, 1)
         while self.device.body() != body:

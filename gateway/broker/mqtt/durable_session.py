@@ -83,6 +83,10 @@ class DurableSession(Session):
         self._stuck = False  # a QoS 2 message that is not safe yet is next
         self._grants: tuple[bytes, Grant] | None = None  # the last tag that was read, and what it means
 
+    def forget_owed(self, topic_filter: str) -> None:
+        if self.owed.pop(topic_filter, None) is not None:
+            self._records.delete_owed(self.client_id, topic_filter)
+
     # Over a restart.
 
     def restore(self, record: SessionRecord) -> None:

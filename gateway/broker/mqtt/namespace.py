@@ -131,6 +131,9 @@ class MqttNamespace:
             if client in kept:
                 with set_aside("subscription", (client, topic_filter)):
                     self._enter(kept[client], topic_filter, options)
+        for client, topic_filter in records.owed():
+            if client in kept and (owing := kept[client].subscriptions.get(topic_filter)) is not None:
+                self._owe(kept[client], topic_filter, owing)
         for client, packet_id, _ in sorted(records.released(), key=lambda one: one[2]):
             if client in kept:
                 kept[client].restore_released(packet_id)
@@ -226,8 +229,13 @@ class MqttNamespace:
         if pattern[0] == SYS:
             self.system.show()
         if len(self.retained):
-            grant = Grant(session, [options], retained=True)
-            session.owed[topic_filter] = Walk(self.retained, pattern, grant)
+            self._owe(session, topic_filter, options)
+            if session.kept and self.records is not None and options.qos:
+                self.records.put_owed(session.client_id, topic_filter)
+
+    def _owe(self, session: Session, topic_filter: str, options: SubscriptionOptions) -> None:
+        grant = Grant(session, [options], retained=True)
+        session.owed[topic_filter] = Walk(self.retained, topic_filter.split("/"), grant)
 
     def _enter(self, session: Session, topic_filter: str, options: SubscriptionOptions) -> None:
         before = session.subscriptions.get(topic_filter)
@@ -262,7 +270,7 @@ class MqttNamespace:
     def _remove(self, session: Session, topic_filter: str) -> None:
         options = session.subscriptions.pop(topic_filter)
         self._lessen(session.user, 1)
-        session.owed.pop(topic_filter, None)
+        session.forget_owed(topic_filter)
         shared = shared_pattern(topic_filter)
         if shared is None:
             pattern = topic_filter.split("/")

@@ -4,6 +4,7 @@
 |---|---|---|
 | session | client id | JSON, the fields of SessionRecord |
 | subscription | client id, U+0000, filter | JSON, the fields of SubscriptionOptions |
+| owed | client id, U+0000, filter | empty: its retained messages have not all been put into the session |
 | released | client id, U+0000, packet id in 2 octets | position of its message in 8 octets |
 | will | client id | JSON, see `put_will` |
 
@@ -31,6 +32,7 @@ from gateway.store.store import Store
 
 SESSION: Final = "session"
 SUBSCRIPTION: Final = "subscription"
+OWED: Final = "owed"
 RELEASED: Final = "released"
 WILL: Final = "will"
 INCOMING: Final = "incoming"
@@ -78,6 +80,7 @@ class Records:
         self.changes += 1
         self.store.delete(SESSION, client.encode())
         self.store.delete_all(SUBSCRIPTION, client.encode() + END)
+        self.store.delete_all(OWED, client.encode() + END)
         self.store.delete_all(RELEASED, client.encode() + END)
 
     def sessions(self) -> Iterator[tuple[str, SessionRecord]]:
@@ -102,6 +105,21 @@ class Records:
             client, _, topic_filter = key.partition(END)
             with set_aside(SUBSCRIPTION, key):
                 yield client.decode(), topic_filter.decode(), SubscriptionOptions(**json.loads(value))
+
+    def put_owed(self, client: str, topic_filter: str) -> None:
+        """A subscription is still to get its retained messages."""
+        self._put(OWED, _key(client, topic_filter.encode()), b"")
+
+    def delete_owed(self, client: str, topic_filter: str) -> None:
+        """All of them are in the session, or they are not wanted any more. Nobody waits for that."""
+        self.store.delete(OWED, _key(client, topic_filter.encode()))
+
+    def owed(self) -> Iterator[tuple[str, str]]:
+        """Client id and filter."""
+        for key, _ in self._things(OWED):
+            client, _, topic_filter = key.partition(END)
+            with set_aside(OWED, key):
+                yield client.decode(), topic_filter.decode()
 
     # QoS 2, outgoing: PUBREC has come, PUBCOMP has not.
 

@@ -201,14 +201,18 @@ class Session:
         for topic_filter in list(islice(self.owed, WALKS_MAX)):
             walk = self.owed[topic_filter]
             messages = walk.next(left)
-            if walk.done:
-                del self.owed[topic_filter]
             if messages:
                 self.offer(messages, walk.grant)
                 left -= len(messages)
+            if walk.done:
+                self.forget_owed(topic_filter)
             if left <= 0 or not walk.done:
                 break
         return True
+
+    def forget_owed(self, topic_filter: str) -> None:
+        """A subscription is owed no retained messages any more."""
+        self.owed.pop(topic_filter, None)
 
     def _fitting(self, messages: list[Message]) -> list[Message]:
         """As many of the messages as there is room for."""
