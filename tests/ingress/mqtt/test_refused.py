@@ -216,7 +216,7 @@ def test_quality_2_counts_until_pubcomp(lasting: bool) -> None:
             with connect(gateway, clean=False, properties=properties)[0] as client:
                 for packet_id in (11, 12, 13):
                     client.publish("a", b"x", 2, packet_id)
-                    assert client.acked(PUBREC) == (packet_id, 0)
+                    assert client.acked(PUBREC) == (packet_id, 0x10)
                 for packet_id in (1, 11):
                     released(client, packet_id)
 
