@@ -140,7 +140,7 @@ def test_draining_waits_no_longer_than_it_may_for_what_is_in_flight(tmp_path: Pa
     with running(settings) as gateway, connect(gateway)[0] as client:
         client.publish("out/x", b"x", 1, 1)
         client.publish("elsewhere", b"x", 1, 2)
-        assert client.acked(PacketType.PUBACK) == (2, 0)
+        assert client.acked(PacketType.PUBACK) == (2, 0x10)
         gateway.stop()
         assert client.next(Disconnect).reason == ReasonCode.SERVER_SHUTTING_DOWN
 
