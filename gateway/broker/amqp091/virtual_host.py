@@ -312,25 +312,26 @@ class VirtualHost:
         found.used = time.monotonic()
         return found
 
-    def _enter(self, queue: AmqpQueue, user: str) -> None:
+    def _enter(self, queue: AmqpQueue, user: str | None) -> None:
         """The queue is there, and the user's."""
         queue.user = user
         self.queues[queue.name] = queue
-        self._users.add(user)
+        if user is not None:
+            self._users.add(user)
 
     def declare_queue(
         self,
         name: str,
         owner: object,
         *,
-        user: str = "",
+        user: str | None = "",
         durable: bool,
         exclusive: bool,
         auto_delete: bool,
         arguments: Headers,
     ) -> AmqpQueue:
         """Create the queue (an empty name gets one), or check that it is as declared. A new one is the
-        user's.
+        user's; None: the configuration's, which has no share.
 
         An exclusive queue does not outlive its connection, and so is not durable.
         """
@@ -343,7 +344,8 @@ class VirtualHost:
         if name.startswith("amq."):
             raise access_refused(f"queue name '{name}' contains reserved prefix 'amq.*'")
         self._check_room("queues_max", len(self.queues), self.queues_max)
-        self._check_room("queues_per_user_max", self._users[user], self._queues_per_user)
+        if user is not None:
+            self._check_room("queues_per_user_max", self._users[user], self._queues_per_user)
         self._check_disk(durable)
         if not name:
             self._names += 1
@@ -386,7 +388,7 @@ class VirtualHost:
             raise failed(f"queue '{queue.name}' in vhost '{self.name}' in use")
         if if_empty and len(queue):
             raise failed(f"queue '{queue.name}' in vhost '{self.name}' not empty")
-        if self.queues.pop(queue.name, None) is not None:
+        if self.queues.pop(queue.name, None) is not None and queue.user is not None:
             self._users.remove(queue.user)
         exchanges, queue.bound = list(queue.bound), {}
         for exchange in exchanges:
