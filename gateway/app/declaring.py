@@ -17,9 +17,16 @@ log = structlog.get_logger()
 
 
 def declare_all(settings: Settings, hosts: AmqpHosts) -> None:
-    """Declare it in `hosts`, and log what was. Raises ConfigurationError with a line for each fault."""
+    """Declare it in `hosts`, and log what was, destinations of AMQP/Fast included, which are there already.
+
+    Raises ConfigurationError with a line for each fault.
+    """
     declared, findings = gather(settings)
-    if not (declared or findings):
+    destinations = sum(
+        len(one.destinations.queues) + len(one.destinations.topics)
+        for one in settings.virtual_hosts().values()
+    )
+    if not (declared or findings or destinations):
         return
     _refuse(findings)
     findings += rehearse(settings, declared)[1]
@@ -30,7 +37,7 @@ def declare_all(settings: Settings, hosts: AmqpHosts) -> None:
         tell = log.warning if finding.severity is Severity.WARNING else log.info
         tell("a remark on what is declared", file=finding.file, line=finding.line, what=finding.text)
     things = Counter(one.kind for one in declared)
-    log.info("declared", **things, new=_count(hosts) - before)
+    log.info("declared", **things, destinations=destinations, new=_count(hosts) - before)
 
 
 def _count(hosts: AmqpHosts) -> int:

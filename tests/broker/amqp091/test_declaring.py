@@ -7,9 +7,11 @@ from pathlib import Path
 from typing import Any, Final
 
 import pytest
+import structlog
 
 from gateway.app import Gateway
 from gateway.broker.amqp091.declaring import gather, rehearse
+from gateway.cli.check import mapping_findings
 from gateway.errors import ConfigurationError
 from gateway.mapping.linter import Severity
 from gateway.settings import Settings, load_settings
@@ -268,3 +270,81 @@ def test_a_file_and_the_configuration_agree_or_it_is_told(tmp_path: Path) -> Non
     text = text.replace("{definitions:", "{queues: [{name: a}], definitions:")
     (told,) = said(settings_of(tmp_path, text))
     assert told[1].startswith("queues[0]: PRECONDITION_FAILED - inequivalent arg 'durable' for queue 'a'")
+
+
+def test_the_start_says_what_it_has_declared(tmp_path: Path) -> None:
+    fast = (
+        "listeners:\n  a: {protocol: amqp091}\n"
+        "  f: {protocol: amqpfast, virtual_hosts: {x: {destinations: {queues: [q], topics: [t, u]}}}}\n"
+    )
+    with structlog.testing.capture_logs() as logs:
+        Gateway(settings_of(tmp_path, TREE + fast))
+    (line,) = [one for one in logs if one["event"] == "declared"]
+    assert {key: line[key] for key in ("exchanges", "queues", "bindings", "destinations", "new")} == {
+        "exchanges": 2,
+        "queues": 2,
+        "bindings": 3,
+        "destinations": 3,
+        "new": 6,
+    }
+
+
+# Routes that lead where nothing is bound.
+
+ROUTES: Final = """version: 1
+routes:
+  - name: brought
+    from: {{endpoint: plant, topic: "a/#"}}
+    to: {{endpoint: amqp091, {target}}}
+  - name: published
+    from: {{endpoint: mqtt, topic: "a/#"}}
+    to: {{endpoint: amqp091, {target}}}
+"""
+NOTE, WARNING = Severity.NOTE, Severity.WARNING
+ELSEWHERE: Final = "queues: [{name: other}]"
+UNBOUND: Final = [
+    ("exchange: amq.topic, routing_key: x", "", [("brought", NOTE)]),
+    ("exchange: amq.topic, routing_key: x", ELSEWHERE, [("brought", WARNING), ("published", NOTE)]),
+    ("exchange: absent, routing_key: x", ELSEWHERE, [("brought", WARNING), ("published", NOTE)]),
+    ("queue: absent", ELSEWHERE, [("brought", WARNING), ("published", NOTE)]),
+    ("queue: other", ELSEWHERE, []),
+    ('queue: "{topic...}"', ELSEWHERE, []),
+    ('exchange: "{client_id}", routing_key: x', ELSEWHERE, []),
+    ("exchange: amq.topic, routing_key: x, mandatory: false", ELSEWHERE, []),
+    (
+        "exchange: amq.topic, routing_key: x",
+        f"{ELSEWHERE}\n  bindings: [{{source: amq.topic, destination: other}}]",
+        [],
+    ),
+    (  # a circle that leads nowhere
+        "exchange: amq.topic, routing_key: x",
+        "bindings: [{source: amq.topic, destination: amq.fanout, destination_type: exchange},"
+        " {source: amq.fanout, destination: amq.topic, destination_type: exchange}]",
+        [("brought", WARNING), ("published", NOTE)],
+    ),
+    (
+        "exchange: e, routing_key: x",
+        "exchanges: [{name: e, type: fanout, arguments: {alternate-exchange: amq.fanout}}]\n"
+        "  queues: [{name: q}]\n  bindings: [{source: amq.fanout, destination: q}]",
+        [],
+    ),
+]
+
+
+@pytest.mark.parametrize("target, declared, expected", UNBOUND)
+def test_a_route_that_leads_where_nothing_is_bound_is_told(
+    tmp_path: Path, target: str, declared: str, expected: list[tuple[str, Severity]]
+) -> None:
+    (tmp_path / "mapping.yaml").write_text(ROUTES.format(target=target))
+    more = f"links: {{plant: {{url: 'mqtt://h'}}}}\nmappings: ['{tmp_path}/mapping.yaml']\n"
+    settings = settings_of(tmp_path, f"declare:\n  {declared}\n", more)
+    found = [one for one in mapping_findings(settings) if one.code == "unbound"]
+    assert [(one.text.split("'")[1], one.severity) for one in found] == expected
+    assert all((one.file, bool(one.line)) == (f"{tmp_path}/mapping.yaml", True) for one in found)
+
+
+def test_what_is_bound_is_not_known_while_the_declarations_are_wrong(tmp_path: Path) -> None:
+    (tmp_path / "mapping.yaml").write_text(ROUTES.format(target="queue: absent"))
+    more = f"links: {{plant: {{url: 'mqtt://h'}}}}\nmappings: ['{tmp_path}/mapping.yaml']\n"
+    settings = settings_of(tmp_path, "declare: {queues: [{name: amq.x}]}\n", more)
+    assert "unbound" not in [one.code for one in mapping_findings(settings)]
