@@ -361,7 +361,6 @@ class Settings(BaseSettings):
             ]
             named += [(f"links.{name}.tls.key_file", own.key_file)]
         named += [("http.token_file", self.http.token_file)]
-        named += [("declare.definitions", path) for path in self.declare.definitions]
         named += [
             (f"users.{name}.password_hash_file", user.password_hash_file) for name, user in self.users.items()
         ]

@@ -191,4 +191,4 @@ def test_what_is_declared_is_tried(tmp_path: Path, run: Run) -> None:
     (tmp_path / "definitions.json").unlink()
     ran = run("check", "-c", configuration(tmp_path, ROUTE, right))
     assert ran.code == Exit.CONFIGURATION
-    assert "declare.definitions: this file cannot be read" in ran.err
+    assert f"{tmp_path}/definitions.json: error: cannot be read: No such file" in ran.err

@@ -7,21 +7,24 @@ from what the store has. Everything is declared as a client would: what exists a
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Iterator, Sequence
 from difflib import get_close_matches
-from typing import NamedTuple
+from typing import Final, NamedTuple
 
 from gateway.broker.amqp091.arguments import ALTERNATE, QUEUE_ARGUMENTS
 from gateway.broker.amqp091.exports import KINDS, Thing, read_export
 from gateway.broker.amqp091.hosts import AmqpHosts
 from gateway.broker.amqp091.refusals import NOT_FOUND, PRECONDITION_FAILED, Refused
-from gateway.broker.amqp091.virtual_host import VirtualHost
+from gateway.broker.amqp091.virtual_host import BUILT_IN, VirtualHost
 from gateway.documents import suggestion
 from gateway.errors import ConfigurationError
 from gateway.mapping.linter import Finding, Severity
 from gateway.protocols.amqp091.dialect import AMQP091
 from gateway.settings import DeclaredBinding, DeclaredExchange, DeclaredQueue, Origin, Settings
 from gateway.settings.declare import headers
+
+TOLD_MAX: Final = 20  # remarks of a kind
 
 
 class Declared(NamedTuple):
@@ -78,7 +81,39 @@ def gather(settings: Settings) -> Gathered:
         findings.append(Finding(Severity.WARNING, "declared", text, "", 0))
     order = [kind for kind, _ in KINDS]
     found.sort(key=lambda one: order.index(one.kind))
-    return Gathered(found, findings)
+    whole, lost = _with_both_ends(found)
+    for name, count in lost.items():
+        text = f"passed over: bindings of exchanges or queues that were not exported with them ({count})"
+        findings.append(Finding(Severity.NOTE, "declared", text, name, 0))
+    return Gathered(whole, findings)
+
+
+def _with_both_ends(declared: Sequence[Declared]) -> tuple[list[Declared], Counter[str]]:
+    """Leave out bindings of files that have lost an end, counted by file: RabbitMQ exports those of queues
+    that are not durable or one connection's, and leaves out the queues.
+    """
+    there = {
+        (one.host, one.kind, one.thing.name) for one in declared if not isinstance(one.thing, DeclaredBinding)
+    }
+    there |= {(host, "exchanges", name) for host in {one.host for one in declared} for name in BUILT_IN}
+    whole: list[Declared] = []
+    lost: Counter[str] = Counter()
+    for one in declared:
+        if (
+            one.imported
+            and isinstance(one.thing, DeclaredBinding)
+            and not _ends(one.host, one.thing) <= there
+        ):
+            lost[one.origin.file] += 1
+        else:
+            whole.append(one)
+    return whole, lost
+
+
+def _ends(host: str, binding: DeclaredBinding) -> set[tuple[str, str, str]]:
+    """Both ends of a binding: virtual host, kind, name."""
+    to = f"{binding.destination_type}s"
+    return {(host, "exchanges", binding.source), (host, to, binding.destination)}
 
 
 def rehearse(settings: Settings, declared: Sequence[Declared]) -> tuple[AmqpHosts, list[Finding]]:
@@ -86,8 +121,7 @@ def rehearse(settings: Settings, declared: Sequence[Declared]) -> tuple[AmqpHost
     hosts = AmqpHosts(settings.amqp_hosts(), _unheard, settings.limits, None, lambda messages, outcome: None)
     findings = declare(hosts, declared)
     if not findings:
-        for one in declared:
-            findings += _remarks(hosts[one.host], one)
+        findings = _first([remark for one in declared for remark in _remarks(hosts[one.host], one)])
     return hosts, findings
 
 
@@ -99,10 +133,19 @@ def declare(hosts: AmqpHosts, declared: Sequence[Declared]) -> list[Finding]:
     bindings = [one for one in declared if isinstance(one.thing, DeclaredBinding)]
     for some in (there, new, bindings):
         if faults := [fault for one in some for fault in _declare_one(hosts, one)]:
-            return faults
+            return _first(faults)
     for host in hosts.values():
         host.written = False  # nobody waits for an answer
     return []
+
+
+def _first(findings: list[Finding]) -> list[Finding]:
+    """As many as somebody reads, and how many more there are: one limit may refuse thousands."""
+    if len(findings) <= TOLD_MAX:
+        return findings
+    severity = min((one.severity for one in findings), key=list(Severity).index)
+    more = Finding(severity, "declared", f"declare: {len(findings) - TOLD_MAX} more like these", "", 0)
+    return [*findings[:TOLD_MAX], more]
 
 
 def _unheard() -> None:

@@ -1,8 +1,9 @@
 """What RabbitMQ exports of itself (`definitions.json`), as things to declare.
 
 Queues, exchanges and bindings are taken, of the virtual hosts that listeners serve here. Users, permissions,
-policies and parameters mean nothing here and are counted. The default exchange, the `amq.` exchanges and what
-is not durable are never in such a file; nor are the virtual hosts of things in a file of a single one.
+policies and parameters mean nothing here and are counted, as are queues whose names RabbitMQ made up. The
+default exchange and the `amq.` exchanges are never in such a file; in one of a single virtual host nothing
+says its name.
 """
 
 from __future__ import annotations
@@ -41,7 +42,7 @@ def read_export(file: Path, hosts: Collection[str]) -> Export:
     given = _content(file)
     things: list[tuple[str, int, Thing]] = []
     faults: list[str] = []
-    elsewhere: Counter[str] = Counter()
+    not_ours: Counter[str] = Counter()
     for kind, model in KINDS:
         several = given.get(kind, [])
         if not isinstance(several, list):
@@ -51,15 +52,17 @@ def read_export(file: Path, hosts: Collection[str]) -> Export:
             place = f"{kind}[{at}]"
             if not isinstance(one, dict):
                 faults.append(f"{place}: a table is wanted")
+            elif kind == "queues" and str(one.get("name", "")).startswith("amq."):
+                not_ours["queues that their broker has named"] += 1
             elif one.get("vhost") is not None and one["vhost"] not in hosts:
-                elsewhere[str(one["vhost"])] += 1
+                not_ours[f"what is in virtual host {one['vhost']!r}, which no listener serves"] += 1
             else:
                 try:
                     things.append((kind, at, model.model_validate(_known(one, model))))
                 except ValidationError as error:
                     called = f"{place} ({one.get('name', '')!r})" if "name" in one else place
                     faults += [f"{called}: {found.text}" for found in complaints(error, model)]
-    return Export(things, faults, _passed_over(given, elsewhere))
+    return Export(things, faults, _passed_over(given, not_ours))
 
 
 def _content(file: Path) -> dict[str, Any]:
@@ -95,7 +98,7 @@ def _known(one: dict[str, Any], model: type[Thing]) -> dict[str, Any]:
     return known
 
 
-def _passed_over(given: dict[str, Any], elsewhere: Counter[str]) -> str:
+def _passed_over(given: dict[str, Any], not_ours: Counter[str]) -> str:
     """What there is of other things, in words; "": nothing."""
     taken = {"vhosts", *(kind for kind, _ in KINDS)}
     others = [
@@ -103,8 +106,5 @@ def _passed_over(given: dict[str, Any], elsewhere: Counter[str]) -> str:
         for kind, several in given.items()
         if kind not in taken and isinstance(several, list) and several
     ]
-    others += [
-        f"what is in virtual host {host!r}, which no listener serves ({count})"
-        for host, count in elsewhere.items()
-    ]
+    others += [f"{what} ({count})" for what, count in not_ours.items()]
     return ", ".join(others)

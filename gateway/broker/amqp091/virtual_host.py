@@ -43,6 +43,14 @@ from gateway.model.properties import Headers, string
 from gateway.store.restoring import set_aside
 
 SWEPT: Final = 2_000  # keys of bindings that have gone, in one go: some milliseconds
+BUILT_IN: Final = {
+    "amq.direct": "direct",
+    "amq.fanout": "fanout",
+    "amq.topic": "topic",
+    "amq.headers": "headers",
+    "amq.match": "headers",
+}
+"""The exchanges that every virtual host has, and their types."""
 DEFAULT: Final = "operation not permitted on the default exchange"
 
 
@@ -83,14 +91,7 @@ class VirtualHost:
         self._names = 0
         self.bindings = 0
         self.exchanges: dict[str, Exchange] = {
-            name: Exchange(name, kind, durable=True)
-            for name, kind in (
-                ("amq.direct", "direct"),
-                ("amq.fanout", "fanout"),
-                ("amq.topic", "topic"),
-                ("amq.headers", "headers"),
-                ("amq.match", "headers"),
-            )
+            name: Exchange(name, kind, durable=True) for name, kind in BUILT_IN.items()
         }
         self._definitions = definitions
         self.written = False  # something durable was declared or deleted; who did it sets it back

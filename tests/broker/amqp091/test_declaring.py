@@ -121,6 +121,13 @@ def test_what_was_hardly_meant_is_a_warning(tmp_path: Path, text: str, expected:
     assert expected in told
 
 
+def test_thousands_of_faults_are_not_thousands_of_lines(tmp_path: Path) -> None:
+    text = exported(tmp_path, queues=[{"name": f"q{at}"} for at in range(2_000)])
+    told = said(settings_of(tmp_path, text, "limits: {queues_max: 5}\n"))
+    assert len(told) == 21
+    assert told[-1] == (Severity.ERROR, "declare: 1975 more like these")
+
+
 def test_without_a_listener_for_it_that_is_a_warning(tmp_path: Path) -> None:
     text = "listeners: {m: {protocol: mqtt}}\ndeclare: {queues: [{name: a}]}\n"
     assert said(settings_of(tmp_path, text)) == [
@@ -220,20 +227,32 @@ def test_what_means_nothing_here_is_passed_over_and_counted(tmp_path: Path) -> N
         queues=[
             {"name": "a", "vhost": "/", "type": "quorum", "arguments": []},
             {"name": "b", "vhost": "other"},
+            {"name": "amq.gen-1", "vhost": "/"},
         ],
         exchanges=[],
-        bindings=[],
+        bindings=[
+            {"source": "amq.topic", "vhost": "/", "destination": "amq.gen-1"},
+            {"source": "amq.rabbitmq.trace", "vhost": "/", "destination": "a"},
+            {"source": "amq.topic", "vhost": "/", "destination": "a"},
+        ],
     )
     settings = settings_of(tmp_path, text)
     assert said(settings) == [
         (
             Severity.NOTE,
             "passed over, for it means nothing here: users (1), global_parameters (1), what is in virtual"
-            " host 'other', which no listener serves (1)",
-        )
+            " host 'other', which no listener serves (1), queues that their broker has named (1)",
+        ),
+        (
+            Severity.NOTE,
+            "passed over: bindings of exchanges or queues that were not exported with them (2)",
+        ),
     ]
     declared, _ = gather(settings)
-    assert [(one.kind, one.thing.arguments) for one in declared] == [("queues", {"x-queue-type": "quorum"})]
+    assert [(one.kind, one.thing.arguments) for one in declared] == [
+        ("queues", {"x-queue-type": "quorum"}),
+        ("bindings", {}),
+    ]
 
 
 BROKEN: Final = [
