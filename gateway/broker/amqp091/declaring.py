@@ -68,7 +68,7 @@ def gather(settings: Settings) -> Gathered:
         except ConfigurationError as error:
             findings.append(_error(error.reason, Origin(error.file, error.line, error.column)))
             continue
-        findings += [_error(fault, origin) for fault in export.faults]
+        findings += _first([_error(fault, origin) for fault in export.faults])
         if export.passed_over:
             text = f"passed over, for it means nothing here: {export.passed_over}"
             findings.append(Finding(Severity.NOTE, "declared", text, str(file), 0))

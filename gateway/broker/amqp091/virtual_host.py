@@ -417,14 +417,16 @@ class VirtualHost:
         exchange = self.bindable(source)
         if exchange.kind == "headers":
             check_match(arguments)
+        if exchange.binds(destination, key, arguments):
+            return
         self._check_room("bindings_max", self.bindings, self.bindings_max)
-        if exchange.bind(destination, key, arguments):
-            self.bindings += 1
-            if isinstance(destination, AmqpQueue):
-                destination.bound[exchange] = None
-            if self._definitions is not None:
-                self.written |= self._definitions.add_binding(exchange, destination, key, arguments)
-            self._changed()
+        exchange.bind(destination, key, arguments)
+        self.bindings += 1
+        if isinstance(destination, AmqpQueue):
+            destination.bound[exchange] = None
+        if self._definitions is not None:
+            self.written |= self._definitions.add_binding(exchange, destination, key, arguments)
+        self._changed()
 
     def unbind(
         self, source: str, destination: AmqpQueue | Exchange | None, key: str, arguments: Headers

@@ -142,6 +142,17 @@ def test_without_a_listener_for_it_that_is_a_warning(tmp_path: Path) -> None:
 
 
 def test_a_restart_finds_it_as_it_is(tmp_path: Path) -> None:
+    limits = "limits: {queues_max: 2, exchanges_max: 6, bindings_max: 3}\n"  # not one more than there is
+    lasting = TREE.replace("durable: false, ", "")
+    settings = settings_of(tmp_path, lasting, f"{limits}store: {{path: {tmp_path}/data}}\n")
+    for _ in range(2):
+        gateway = Gateway(settings)
+        assert gateway.store is not None
+        assert (len(gateway.host.queues), gateway.host.bindings) == (2, 3)
+        gateway.store.close()
+
+
+def test_what_does_not_last_is_declared_again(tmp_path: Path) -> None:
     settings = settings_of(tmp_path, TREE, f"store: {{path: {tmp_path}/data}}\n")
     for _ in range(2):
         gateway = Gateway(settings)
