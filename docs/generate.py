@@ -36,6 +36,10 @@ PLACES: Final = {
     "Group": "`{protocol: …}`",
     "Case": "[test](#a-test)",
     "DeadLetters": "[dead letters](#dead-letters)",
+    "Declare": "[what is there](#declare)",
+    "DeclaredBinding": "[binding](#a-binding)",
+    "DeclaredExchange": "[exchange](#an-exchange)",
+    "DeclaredQueue": "[queue](#a-queue)",
     "Deduplicate": "[deduplication](#deduplicate)",
     "Delivery": "[delivery](#delivery)",
     "DestinationNames": "[names](#destinations)",
@@ -146,7 +150,7 @@ def type_of(given: Schema) -> str:
             return f"list of {type_of(given['items'])}"
         case "object":
             inner = given.get("additionalProperties") or next(iter(given["patternProperties"].values()))
-            return f"name: {type_of(inner)}"
+            return f"name: {'value' if inner is True else type_of(inner)}"
         case "boolean":
             return "bool"
         case "integer" | "number" as number:

@@ -31,6 +31,7 @@ from gateway.admin import (
 )
 from gateway.app.access import access_of
 from gateway.app.clients import connected, dismiss
+from gateway.app.declaring import declare_all
 from gateway.app.descriptors import divide_descriptors
 from gateway.app.endpoints import add_link, add_listener
 from gateway.app.mappings import MappingFiles
@@ -131,6 +132,7 @@ class Gateway:
         )
         self.host = next(iter(self.hosts.values()))
         self.fast_hosts = FastHosts(settings.virtual_hosts(), self.dispatcher.changed, limits, self.store)
+        self._declare()
         self.access = access_of(settings)
         self.watchdog = Watchdog(settings.log.slow_turn_secs)
         self.metrics.turns = self.watchdog.turns
@@ -254,7 +256,7 @@ class Gateway:
     def _claims(self) -> Iterator[Claim]:
         """Who has what of messages in memory. What there is may change while this is gone through."""
         for queue in list(self.hosts.queues()):
-            yield queue, queue.in_memory, queue.user, ""
+            yield queue, queue.in_memory, queue.user or "", ""
         for fast in list(self.fast_hosts.queues()):
             yield fast, fast.in_memory, fast.maker or "", ""
         for session in list(self.mqtt.sessions.values()):
@@ -289,6 +291,15 @@ class Gateway:
                         connection.stream.fail(error)
 
     # Putting it together.
+
+    def _declare(self) -> None:
+        """Before there is anything that consumes or accepts. Raises ConfigurationError."""
+        try:
+            declare_all(self.settings, self.hosts)
+        except BaseException:
+            if self.store is not None:
+                self.store.close()
+            raise
 
     def _load_router(self) -> Router:
         router = self.mapping_files.load()

@@ -15,6 +15,8 @@ from rich.console import Console
 from rich.text import Text
 
 from gateway.app.access import access_of
+from gateway.broker.amqp091.declaring import gather, rehearse
+from gateway.broker.amqp091.unbound import unbound
 from gateway.cli.exits import Exit
 from gateway.cli.options import AsJson, ConfigFile, settings_of
 from gateway.errors import ConfigurationError, MappingError
@@ -41,6 +43,7 @@ def check(config: ConfigFile = None, as_json: AsJson = False) -> None:
             *(unreadable(settings) or unusable(settings)),
             *absent(settings),
             *unwritable(settings),
+            *declared_findings(settings),
             *mapping_findings(settings),
         ]
     wrong = any(finding.severity is Severity.ERROR for finding in findings)
@@ -94,6 +97,12 @@ def unwritable(settings: Settings) -> list[Finding]:
     ]
 
 
+def declared_findings(settings: Settings) -> list[Finding]:
+    """What is wrong or unwise in what is declared. What the store has, only the start can know."""
+    declared, findings = gather(settings)
+    return [*findings, *rehearse(settings, declared)[1]]
+
+
 def mapping_findings(settings: Settings) -> list[Finding]:
     """What is wrong or unwise in the mapping files, for the endpoints that are configured."""
     files = settings.mapping_files()
@@ -106,7 +115,14 @@ def mapping_findings(settings: Settings) -> list[Finding]:
         return [_error(error.reason, error.file, error.line, error.column)]
     routes = compile_routes(mappings, settings.endpoints(), settings.worlds()).routes
     refused = unstorable_routes(routes, settings.links, store=settings.store.enabled)
-    return [*map(_error, refused), *lint(mappings, settings.endpoints(), settings.links, settings.worlds())]
+    declared, _ = gather(settings)
+    hosts, remarks = rehearse(settings, declared)
+    whole = all(one.severity is not Severity.ERROR for one in remarks)  # else what is bound is not known
+    return [
+        *map(_error, refused),
+        *lint(mappings, settings.endpoints(), settings.links, settings.worlds()),
+        *(unbound(routes, settings, hosts, {one.host for one in declared}) if whole else ()),
+    ]
 
 
 def place_and_text(finding: Finding) -> str:

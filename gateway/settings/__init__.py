@@ -3,6 +3,7 @@
 `load_settings` reads it, `masked` shows it; errors name the file, the line, the column and the key.
 """
 
+from gateway.settings.declare import Declare, DeclaredBinding, DeclaredExchange, DeclaredQueue, Origin
 from gateway.settings.endpoints import (
     Admission,
     Link,
@@ -23,6 +24,10 @@ from gateway.settings.tree import Http, Log, Settings, Store, User, shipped_mapp
 __all__ = [
     "CONFIG_VARIABLE",
     "Admission",
+    "Declare",
+    "DeclaredBinding",
+    "DeclaredExchange",
+    "DeclaredQueue",
     "Http",
     "Limits",
     "Link",
@@ -31,6 +36,7 @@ __all__ = [
     "ListenerTls",
     "Log",
     "Logins",
+    "Origin",
     "Settings",
     "Store",
     "Target",

@@ -12,6 +12,7 @@ from pydantic import ValidationError
 
 from gateway.documents import Document, Place, complaints, read
 from gateway.errors import ConfigurationError
+from gateway.settings.declare import Origin
 from gateway.settings.sources import CONFIG_VARIABLE, EnvironmentSource, FileSource
 from gateway.settings.tree import Settings
 
@@ -29,9 +30,11 @@ def load_settings(path: Path | str | None, env: Mapping[str, str]) -> Settings:
     )
     environment = EnvironmentSource(env, file)
     try:
-        return Settings(_build_sources=((environment, file), {}))
+        settings = Settings(_build_sources=((environment, file), {}))
     except ValidationError as error:
         raise ConfigurationError("\n".join(_told(error, environment, file.document))) from error
+    settings.note_origins(dict(_origins(settings, environment, file.document)))
+    return settings
 
 
 def masked(settings: Settings) -> str:
@@ -44,6 +47,23 @@ def _told(error: ValidationError, environment: EnvironmentSource, document: Docu
     for complaint in complaints(error, Settings):
         shown = complaint._replace(given=None) if _is_secret(complaint.place) else complaint
         yield str(_where(complaint.place, environment, document, shown.text))
+
+
+def _origins(
+    settings: Settings, environment: EnvironmentSource, document: Document
+) -> Iterator[tuple[Place, Origin]]:
+    """Where each thing that is declared is said."""
+    given = settings.declare
+    for kind, several in (
+        ("exchanges", given.exchanges),
+        ("queues", given.queues),
+        ("bindings", given.bindings),
+    ):
+        for at in range(len(several)):
+            place = ("declare", kind, at)
+            whole = environment.origin(place[:1]) or environment.origin(place[:2])  # a list is never merged
+            found = ConfigurationError("", file=whole) if whole else _where(place, environment, document, "")
+            yield place, Origin(found.file, found.line, found.column)
 
 
 def _where(

@@ -3,18 +3,21 @@
 from __future__ import annotations
 
 import re
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Annotated, Final, Literal, Self
 
-from pydantic import Field, SecretStr, Strict, model_validator
+from pydantic import Field, PrivateAttr, SecretStr, Strict, model_validator
 from pydantic_settings import BaseSettings, PydanticBaseSettingsSource, SettingsConfigDict
 
+from gateway.documents import Place
 from gateway.model.address import Address
 from gateway.model.dialect import Dialect, NameRefused
 from gateway.protocols import DIALECT_OF_WORD, DIALECTS
 from gateway.protocols.amqp091.dialect import AMQP091
 from gateway.protocols.amqpfast.dialect import AMQPFAST
 from gateway.settings.amqpfast import FastVirtualHost
+from gateway.settings.declare import Declare, Origin
 from gateway.settings.endpoints import Admission, FilePath, Link, Listener, Port, check_shares, secret_from
 from gateway.settings.journal import Journal
 from gateway.settings.limits import Limits, Section
@@ -200,6 +203,7 @@ class Settings(BaseSettings):
     """A record of what crossed."""
     http: Http = Http()
     dead_letters: DeadLetters = DeadLetters()
+    declare: Declare = Declare()
     users: dict[str, User] = {}
     """Who may connect with a password, by user name."""
     guest: Admission = "loopback"
@@ -209,6 +213,7 @@ class Settings(BaseSettings):
     drain_timeout_secs: float = Field(20.0, ge=0)
     """After SIGTERM: how long messages in flight may take. Kubernetes kills after 30 s by default."""
     log: Log = Log()
+    _origins: dict[Place, Origin] = PrivateAttr(default_factory=dict)
 
     @classmethod
     def settings_customise_sources(
@@ -263,6 +268,10 @@ class Settings(BaseSettings):
                     raise ValueError(
                         f"{other} and {name} share virtual host {host!r} and say different things"
                     )
+                for words, most in (("queues", self.limits.queues_max), ("topics", self.limits.topics_max)):
+                    if (count := len(set(getattr(given.destinations, words)))) > most:
+                        at = f"listeners.{name}.virtual_hosts.{host}.destinations.{words}"
+                        raise ValueError(f"{at}: {count}, and limits.{words}_max is {most}")
         return self
 
     def amqp_hosts(self) -> list[str]:
@@ -290,6 +299,14 @@ class Settings(BaseSettings):
             if port and (other := taken.setdefault((place, port), name)) != name:
                 raise ValueError(f"{other} and {name} both want port {port} of {host}")
         return self
+
+    def note_origins(self, origins: Mapping[Place, Origin]) -> None:
+        """Where the things that are declared are said: some faults show only at the broker."""
+        self._origins.update(origins)
+
+    def origin_of(self, place: Place) -> Origin:
+        """Where a declared thing is said; settings that were not read from anywhere do not know."""
+        return self._origins.get(place, Origin())
 
     def limits_of(self, listener: str) -> Limits:
         """The limits of one listener."""

@@ -175,3 +175,20 @@ def test_a_shared_folder_that_is_not_there_is_a_warning(tmp_path: Path, run: Run
     ran = run("check", "--config", configuration(tmp_path, mapping, listeners))
     assert "/absent: warning: listeners.fast.out_of_band.folder: no such folder" in ran.err
     assert ran.code == Exit.OK
+
+
+def test_what_is_declared_is_tried(tmp_path: Path, run: Run) -> None:
+    (tmp_path / "definitions.json").write_text('{"users": [{}], "queues": [{"name": "a", "vhost": "/"}]}')
+    right = f"declare:\n  definitions: {tmp_path}/definitions.json\n  queues: [{{name: a}}]\n"
+    ran = run("check", "-c", configuration(tmp_path, ROUTE, right))
+    assert ran.code == Exit.OK
+    assert f"{tmp_path}/definitions.json: note: passed over, for it means nothing here: users (1)" in ran.err
+    assert yaml.safe_load(ran.out)["declare"]["queues"][0]["name"] == "a"
+    wrong = f"{right}  bindings:\n    - {{source: x, destination: a}}\n"
+    ran = run("check", "-c", configuration(tmp_path, ROUTE, wrong))
+    assert ran.code == Exit.CONFIGURATION
+    assert "gateway.yaml:6:7: error: declare.bindings[0]: NOT_FOUND - no exchange 'x' in vhost '/'" in ran.err
+    (tmp_path / "definitions.json").unlink()
+    ran = run("check", "-c", configuration(tmp_path, ROUTE, right))
+    assert ran.code == Exit.CONFIGURATION
+    assert f"{tmp_path}/definitions.json: error: cannot be read: No such file" in ran.err

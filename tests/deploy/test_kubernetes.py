@@ -9,7 +9,7 @@ import kubernetes_validate
 import pytest
 import yaml
 
-from gateway.cli.check import mapping_findings
+from gateway.cli.check import declared_findings, mapping_findings
 from gateway.mapping.linter import Severity
 from gateway.settings import Settings, load_settings
 
@@ -25,6 +25,11 @@ DOCUMENTS = [
 
 def documents(path: Path, kind: str) -> list[dict[str, Any]]:
     return [one for one in yaml.safe_load_all(path.read_text()) if one["kind"] == kind]
+
+
+def workload(path: Path) -> dict[str, Any]:
+    (found,) = [*documents(path, "Deployment"), *documents(path, "StatefulSet")]
+    return found
 
 
 def configured(path: Path, folder: Path) -> Settings:
@@ -44,14 +49,14 @@ def test_kubernetes_takes_it(document: dict[str, Any], version: str) -> None:
 @pytest.mark.parametrize("path", FILES, ids=lambda path: path.name)
 def test_the_gateway_takes_its_configuration(path: Path, tmp_path: Path) -> None:
     settings = configured(path, tmp_path)
-    wrong = [one for one in mapping_findings(settings) if one.severity is not Severity.NOTE]
+    found = [*declared_findings(settings), *mapping_findings(settings)]
+    wrong = [one for one in found if one.severity is not Severity.NOTE]
     assert wrong == []
 
 
 @pytest.mark.parametrize("path", FILES, ids=lambda path: path.name)
 def test_the_pod_is_probed_bounded_and_unprivileged(path: Path, tmp_path: Path) -> None:
-    (deployment,) = documents(path, "Deployment")
-    pod = deployment["spec"]["template"]["spec"]
+    pod = workload(path)["spec"]["template"]["spec"]
     assert pod["securityContext"]["runAsNonRoot"] is True
     assert pod["terminationGracePeriodSeconds"] > configured(path, tmp_path).drain_timeout_secs
     (gateway,) = [one for one in pod["containers"] if one["name"] == "gateway"]
@@ -62,6 +67,20 @@ def test_the_pod_is_probed_bounded_and_unprivileged(path: Path, tmp_path: Path) 
         assert container["resources"]["limits"].keys() == {"memory"}
         assert container["securityContext"]["allowPrivilegeEscalation"] is False
         assert container["securityContext"]["readOnlyRootFilesystem"] is True
+
+
+def test_a_sidecar_that_is_rolled_out_has_its_name_and_volume_again(tmp_path: Path) -> None:
+    path = FOLDER / "sidecar.yaml"
+    settings = configured(path, tmp_path)
+    rolled = workload(path)
+    assert rolled["kind"] == "StatefulSet"
+    assert [link.client_id for link in settings.links.values()] == ["{replica}"]
+    gateway = rolled["spec"]["template"]["spec"]["containers"][1]
+    (claim,) = rolled["spec"]["volumeClaimTemplates"]
+    mounted = {one["name"]: one["mountPath"] for one in gateway["volumeMounts"]}
+    assert mounted[claim["metadata"]["name"]] == "/var/lib/gateway", "where the image has its store"
+    (service,) = documents(path, "Service")
+    assert service["metadata"]["name"] == rolled["spec"]["serviceName"]
 
 
 def test_a_service_leads_to_the_ports_of_the_pod() -> None:

@@ -335,3 +335,42 @@ def test_mapping_files_are_found_by_globs(tmp_path: Path) -> None:
 def test_settings_do_not_change() -> None:
     with pytest.raises(ValidationError, match="frozen"):
         load_settings(None, {}).http.port = 1
+
+
+DECLARED_WRONG = [
+    ("queues: [{name: a, durible: true}]", "declare.queues[0].durible: unknown key; did you mean 'durable'?"),
+    ("queues: [{name: ''}]", "declare.queues[0].name: string should have at least 1 character"),
+    ('queues: [{name: "a\\r"}]', "declare.queues[0].name: 'a\\r' has a line end"),
+    (f"queues: [{{name: {'é' * 128}}}]", "declare.queues[0].name: 256 octets; a client could say 255"),
+    ("exchanges: [{name: a, type: tpic}]", "declare.exchanges[0].type: "),
+    ("exchanges: [{name: a}]", "declare.exchanges[0]: needs 'type'"),
+    ("bindings: [{source: a}]", "declare.bindings[0]: needs 'destination'"),
+    ("queues: [{name: a, arguments: {x: 2020-01-01}}]", "is no value of an argument"),
+    ("queues: [{name: a, arguments: {x: 99999999999999999999}}]", "a number beyond 64 bits"),
+    (f"queues: [{{name: a, arguments: {{x: {'[' * 70}{']' * 70}}}}}]", "nested too deeply"),
+    ("queues: [{name: a, arguments: {1: 1}}]", "declare.queues[0].arguments"),
+]
+
+
+@pytest.mark.parametrize("text, expected", DECLARED_WRONG)
+def test_what_is_declared_is_checked_where_it_stands(tmp_path: Path, text: str, expected: str) -> None:
+    with pytest.raises(ConfigurationError) as refused:
+        load_settings(written(tmp_path, f"declare:\n  {text}\n"), {})
+    assert f"{tmp_path}/gateway.yaml:2:" in str(refused.value)
+    assert expected in str(refused.value)
+
+
+def test_what_is_declared_knows_where_it_is_said(tmp_path: Path) -> None:
+    path = written(tmp_path, "declare:\n  definitions: a.json\n  queues:\n    - {name: a}\n    - {name: b}\n")
+    settings = load_settings(path, {})
+    assert settings.declare.definitions == (Path("a.json"),)
+    assert settings.origin_of(("declare", "queues", 1)) == (str(path), 5, 7)
+    said = load_settings(path, {"GATEWAY_DECLARE__QUEUES": "[{name: c}]"})
+    assert said.origin_of(("declare", "queues", 0)).file == "environment GATEWAY_DECLARE__QUEUES"
+    assert Settings().origin_of(("declare", "queues", 0)) == ("", 0, 0)
+
+
+def test_more_destinations_than_the_limit_are_told(tmp_path: Path) -> None:
+    text = "listeners: {f: {protocol: amqpfast, virtual_hosts: {a: {destinations: {topics: [x, y]}}}}}\n"
+    with pytest.raises(ConfigurationError, match=r"a\.destinations\.topics: 2, and limits\.topics_max is 1"):
+        load_settings(written(tmp_path, f"{text}limits: {{topics_max: 1}}\n"), {})

@@ -122,8 +122,8 @@ class Definitions:
         self._store.delete(QUEUE, self._key(queue.name))
         return True
 
-    def queues(self) -> list[tuple[str, bool, Headers, str]]:
-        """Name, auto-delete, arguments and user of the recorded queues."""
+    def queues(self) -> list[tuple[str, bool, Headers, str | None]]:
+        """Name, auto-delete, arguments and user (None: the configuration) of the recorded queues."""
         found = []
         for words, given in self._records(QUEUE):
             with set_aside(QUEUE, words):

@@ -150,6 +150,10 @@ class Exchange:
             if not self._keys[key]:
                 del self._keys[key]
 
+    def binds(self, destination: Queue | Exchange, key: str, arguments: Headers) -> bool:
+        """Whether there is this binding."""
+        return arguments in self._to.get(destination, {}).get(key, ())
+
     def leads_to(self, destination: Queue | Exchange) -> bool:
         """Whether anything is bound to `destination`."""
         return destination in self._to

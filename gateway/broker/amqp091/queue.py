@@ -57,7 +57,7 @@ class AmqpQueue(Queue):
         )
         self.auto_delete = auto_delete
         self.owner: object | None = None  # the connection of an exclusive queue
-        self.user = ""  # whose connection has declared it
+        self.user: str | None = ""  # whose connection has declared it; None: the configuration
         self.exclusive_consumer: Consumer | None = None
         self.arguments = arguments
         self.options = options

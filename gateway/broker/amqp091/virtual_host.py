@@ -43,6 +43,14 @@ from gateway.model.properties import Headers, string
 from gateway.store.restoring import set_aside
 
 SWEPT: Final = 2_000  # keys of bindings that have gone, in one go: some milliseconds
+BUILT_IN: Final = {
+    "amq.direct": "direct",
+    "amq.fanout": "fanout",
+    "amq.topic": "topic",
+    "amq.headers": "headers",
+    "amq.match": "headers",
+}
+"""The exchanges that every virtual host has, and their types."""
 DEFAULT: Final = "operation not permitted on the default exchange"
 
 
@@ -83,14 +91,7 @@ class VirtualHost:
         self._names = 0
         self.bindings = 0
         self.exchanges: dict[str, Exchange] = {
-            name: Exchange(name, kind, durable=True)
-            for name, kind in (
-                ("amq.direct", "direct"),
-                ("amq.fanout", "fanout"),
-                ("amq.topic", "topic"),
-                ("amq.headers", "headers"),
-                ("amq.match", "headers"),
-            )
+            name: Exchange(name, kind, durable=True) for name, kind in BUILT_IN.items()
         }
         self._definitions = definitions
         self.written = False  # something durable was declared or deleted; who did it sets it back
@@ -312,25 +313,26 @@ class VirtualHost:
         found.used = time.monotonic()
         return found
 
-    def _enter(self, queue: AmqpQueue, user: str) -> None:
+    def _enter(self, queue: AmqpQueue, user: str | None) -> None:
         """The queue is there, and the user's."""
         queue.user = user
         self.queues[queue.name] = queue
-        self._users.add(user)
+        if user is not None:
+            self._users.add(user)
 
     def declare_queue(
         self,
         name: str,
         owner: object,
         *,
-        user: str = "",
+        user: str | None = "",
         durable: bool,
         exclusive: bool,
         auto_delete: bool,
         arguments: Headers,
     ) -> AmqpQueue:
         """Create the queue (an empty name gets one), or check that it is as declared. A new one is the
-        user's.
+        user's; None: the configuration's, which has no share.
 
         An exclusive queue does not outlive its connection, and so is not durable.
         """
@@ -343,7 +345,8 @@ class VirtualHost:
         if name.startswith("amq."):
             raise access_refused(f"queue name '{name}' contains reserved prefix 'amq.*'")
         self._check_room("queues_max", len(self.queues), self.queues_max)
-        self._check_room("queues_per_user_max", self._users[user], self._queues_per_user)
+        if user is not None:
+            self._check_room("queues_per_user_max", self._users[user], self._queues_per_user)
         self._check_disk(durable)
         if not name:
             self._names += 1
@@ -386,7 +389,7 @@ class VirtualHost:
             raise failed(f"queue '{queue.name}' in vhost '{self.name}' in use")
         if if_empty and len(queue):
             raise failed(f"queue '{queue.name}' in vhost '{self.name}' not empty")
-        if self.queues.pop(queue.name, None) is not None:
+        if self.queues.pop(queue.name, None) is not None and queue.user is not None:
             self._users.remove(queue.user)
         exchanges, queue.bound = list(queue.bound), {}
         for exchange in exchanges:
@@ -414,14 +417,16 @@ class VirtualHost:
         exchange = self.bindable(source)
         if exchange.kind == "headers":
             check_match(arguments)
+        if exchange.binds(destination, key, arguments):
+            return
         self._check_room("bindings_max", self.bindings, self.bindings_max)
-        if exchange.bind(destination, key, arguments):
-            self.bindings += 1
-            if isinstance(destination, AmqpQueue):
-                destination.bound[exchange] = None
-            if self._definitions is not None:
-                self.written |= self._definitions.add_binding(exchange, destination, key, arguments)
-            self._changed()
+        exchange.bind(destination, key, arguments)
+        self.bindings += 1
+        if isinstance(destination, AmqpQueue):
+            destination.bound[exchange] = None
+        if self._definitions is not None:
+            self.written |= self._definitions.add_binding(exchange, destination, key, arguments)
+        self._changed()
 
     def unbind(
         self, source: str, destination: AmqpQueue | Exchange | None, key: str, arguments: Headers

@@ -8,7 +8,8 @@ from gateway.broker.amqpfast.definitions import Bodies, FastDefinitions
 from gateway.broker.amqpfast.destinations import FastQueue, Subscription
 from gateway.broker.amqpfast.partials import Partials
 from gateway.broker.amqpfast.spool import Spool
-from gateway.broker.amqpfast.virtual_host import FastHost
+from gateway.broker.amqpfast.virtual_host import FastHost, Refused
+from gateway.errors import ConfigurationError
 from gateway.settings.amqpfast import FastVirtualHost
 from gateway.settings.limits import Limits
 from gateway.store.store import Store
@@ -56,22 +57,25 @@ class FastHosts(dict[str, FastHost]):
                     memory_messages_max=limits.queue_memory_messages_max,
                     memory_octets_max=limits.queue_memory_bytes_max,
                 )
-            self[name] = FastHost(
-                name,
-                changed,
-                queues=stated.destinations.queues,
-                topics=stated.destinations.topics,
-                peers=stated.peers,
-                auto_create=stated.creates,
-                queues_max=limits.queues_max,
-                topics_max=limits.topics_max,
-                durable_max=limits.sessions_max,
-                queues_per_user_max=limits.queues_per_user_max,
-                durable_per_user_max=limits.sessions_per_user_max,
-                queue_messages_max=limits.queue_messages_max,
-                queue_octets_max=limits.queue_bytes_max,
-                definitions=definitions,
-            )
+            try:
+                self[name] = FastHost(
+                    name,
+                    changed,
+                    queues=stated.destinations.queues,
+                    topics=stated.destinations.topics,
+                    peers=stated.peers,
+                    auto_create=stated.creates,
+                    queues_max=limits.queues_max,
+                    topics_max=limits.topics_max,
+                    durable_max=limits.sessions_max,
+                    queues_per_user_max=limits.queues_per_user_max,
+                    durable_per_user_max=limits.sessions_per_user_max,
+                    queue_messages_max=limits.queue_messages_max,
+                    queue_octets_max=limits.queue_bytes_max,
+                    definitions=definitions,
+                )
+            except Refused as error:  # what is declared, and what the store has
+                raise ConfigurationError(f"virtual host {name!r}: destinations: {error}") from error
 
     def close(self) -> None:
         """The store is closed, the gateway ends."""

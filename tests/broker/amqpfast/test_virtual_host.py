@@ -10,6 +10,7 @@ from gateway.broker.amqpfast.destinations import FastQueue, Interest
 from gateway.broker.amqpfast.hosts import FastHosts
 from gateway.broker.amqpfast.selection import selection
 from gateway.broker.amqpfast.virtual_host import FastHost, Refused
+from gateway.errors import ConfigurationError
 from gateway.model.batch import Batch, Recipient
 from gateway.model.message import Message, Sender
 from gateway.model.outcome import Outcome, Reason
@@ -187,6 +188,19 @@ def test_a_stored_selector_that_is_refused_now_ends_nothing(tmp_path: Path) -> N
     assert selects is not None
     assert selects(Message(fast_address("topic", "t"), b"")) is False
     assert host.subscribe(Interest("t", prefix=False), ("me", "bad")).interest.selects is None
+    store.close()
+
+
+def test_a_declared_destination_for_which_clients_have_left_no_room_is_told(tmp_path: Path) -> None:
+    store = Store(tmp_path)
+    host = FastHosts({"/": FastVirtualHost()}, Changes(), Limits(), store)["/"]
+    for name in ("a", "b"):
+        host.find("queue", name, whole=False)
+    store.close()
+    given = {"/": FastVirtualHost(destinations=DestinationNames(queues=("c",)), auto_create=True)}
+    store = Store(tmp_path)
+    with pytest.raises(ConfigurationError, match=r"'/': destinations: limits\.queues_max \(2\) is reached"):
+        FastHosts(given, Changes(), Limits(queues_max=2), store)
     store.close()
 
 

@@ -1,0 +1,231 @@
+"""What the configuration declares: gathered from it and from RabbitMQ's files, tried, and declared.
+
+It is tried on virtual hosts that are made for that and have no store. What cannot be declared there is wrong
+in itself, and `gateway check` finds it in the same way; what then cannot be declared at the start differs
+from what the store has. Everything is declared as a client would: what exists as declared stays as it is.
+"""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Iterator, Sequence
+from difflib import get_close_matches
+from typing import Final, NamedTuple
+
+from gateway.broker.amqp091.arguments import ALTERNATE, QUEUE_ARGUMENTS
+from gateway.broker.amqp091.exports import KINDS, Thing, read_export
+from gateway.broker.amqp091.hosts import AmqpHosts
+from gateway.broker.amqp091.refusals import NOT_FOUND, PRECONDITION_FAILED, Refused
+from gateway.broker.amqp091.virtual_host import BUILT_IN, VirtualHost
+from gateway.documents import suggestion
+from gateway.errors import ConfigurationError
+from gateway.mapping.linter import Finding, Severity
+from gateway.protocols.amqp091.dialect import AMQP091
+from gateway.settings import DeclaredBinding, DeclaredExchange, DeclaredQueue, Origin, Settings
+from gateway.settings.declare import headers
+
+TOLD_MAX: Final = 20  # remarks of a kind
+
+
+class Declared(NamedTuple):
+    """One thing, in which virtual host, and where it is said. `kind`: "queues" and so on."""
+
+    kind: str
+    thing: Thing
+    host: str
+    place: str
+    origin: Origin
+    imported: bool = False
+
+    def finding(self, severity: Severity, text: str) -> Finding:
+        """A remark about it."""
+        file, line, column = self.origin
+        return Finding(severity, "declared", f"{self.place}: {text}", file, line, column)
+
+
+class Gathered(NamedTuple):
+    """All that is declared, in an order in which it can be, and what is to be said of it."""
+
+    declared: list[Declared]
+    findings: list[Finding]
+
+
+def gather(settings: Settings) -> Gathered:
+    """Read what is declared."""
+    given = settings.declare
+    hosts = settings.amqp_hosts()
+    found: list[Declared] = []
+    findings: list[Finding] = []
+    for kind, _ in KINDS:
+        several: Sequence[Thing] = getattr(given, kind)
+        for at, thing in enumerate(several):
+            origin = settings.origin_of(("declare", kind, at))
+            found.append(Declared(kind, thing, thing.vhost or hosts[0], f"declare.{kind}[{at}]", origin))
+    for file in given.definitions:
+        origin = Origin(str(file))
+        try:
+            export = read_export(file, hosts)
+        except ConfigurationError as error:
+            findings.append(_error(error.reason, Origin(error.file, error.line, error.column)))
+            continue
+        findings += _first([_error(fault, origin) for fault in export.faults])
+        if export.passed_over:
+            text = f"passed over, for it means nothing here: {export.passed_over}"
+            findings.append(Finding(Severity.NOTE, "declared", text, str(file), 0))
+        found += [
+            Declared(kind, thing, thing.vhost or hosts[0], f"{kind}[{at}]", origin, imported=True)
+            for kind, at, thing in export.things
+        ]
+    if given.anything and not any(one.protocol == AMQP091.name for one in settings.listeners.values()):
+        text = f"declare: no listener speaks {AMQP091.title}, so that nobody reaches what is declared"
+        findings.append(Finding(Severity.WARNING, "declared", text, "", 0))
+    order = [kind for kind, _ in KINDS]
+    found.sort(key=lambda one: order.index(one.kind))
+    whole, lost = _with_both_ends(found)
+    for name, count in lost.items():
+        text = f"passed over: bindings of exchanges or queues that were not exported with them ({count})"
+        findings.append(Finding(Severity.NOTE, "declared", text, name, 0))
+    return Gathered(whole, findings)
+
+
+def _with_both_ends(declared: Sequence[Declared]) -> tuple[list[Declared], Counter[str]]:
+    """Leave out bindings of files that have lost an end, counted by file: RabbitMQ exports those of queues
+    that are not durable or one connection's, and leaves out the queues.
+    """
+    there = {
+        (one.host, one.kind, one.thing.name) for one in declared if not isinstance(one.thing, DeclaredBinding)
+    }
+    there |= {(host, "exchanges", name) for host in {one.host for one in declared} for name in BUILT_IN}
+    whole: list[Declared] = []
+    lost: Counter[str] = Counter()
+    for one in declared:
+        if (
+            one.imported
+            and isinstance(one.thing, DeclaredBinding)
+            and not _ends(one.host, one.thing) <= there
+        ):
+            lost[one.origin.file] += 1
+        else:
+            whole.append(one)
+    return whole, lost
+
+
+def _ends(host: str, binding: DeclaredBinding) -> set[tuple[str, str, str]]:
+    """Both ends of a binding: virtual host, kind, name."""
+    to = f"{binding.destination_type}s"
+    return {(host, "exchanges", binding.source), (host, to, binding.destination)}
+
+
+def rehearse(settings: Settings, declared: Sequence[Declared]) -> tuple[AmqpHosts, list[Finding]]:
+    """Declare it where nothing is: the virtual hosts that come of it, and what is wrong or unwise."""
+    hosts = AmqpHosts(settings.amqp_hosts(), _unheard, settings.limits, None, lambda messages, outcome: None)
+    findings = declare(hosts, declared)
+    if not findings:
+        findings = _first([remark for one in declared for remark in _remarks(hosts[one.host], one)])
+    return hosts, findings
+
+
+def declare(hosts: AmqpHosts, declared: Sequence[Declared]) -> list[Finding]:
+    """Declare it, what is there already first: while that differs nothing is added. Returns the faults."""
+    there = [one for one in declared if one.host in hosts and _exists(hosts[one.host], one.thing)]
+    known = set(map(id, there))
+    new = [one for one in declared if id(one) not in known and not isinstance(one.thing, DeclaredBinding)]
+    bindings = [one for one in declared if isinstance(one.thing, DeclaredBinding)]
+    for some in (there, new, bindings):
+        if faults := [fault for one in some for fault in _declare_one(hosts, one)]:
+            return _first(faults)
+    for host in hosts.values():
+        host.written = False  # nobody waits for an answer
+    return []
+
+
+def _first(findings: list[Finding]) -> list[Finding]:
+    """As many as somebody reads, and how many more there are: one limit may refuse thousands."""
+    if len(findings) <= TOLD_MAX:
+        return findings
+    severity = min((one.severity for one in findings), key=list(Severity).index)
+    more = Finding(severity, "declared", f"declare: {len(findings) - TOLD_MAX} more like these", "", 0)
+    return [*findings[:TOLD_MAX], more]
+
+
+def _unheard() -> None:
+    """Routes of virtual hosts that nobody publishes to change unheard."""
+
+
+def _exists(host: VirtualHost, thing: Thing) -> bool:
+    if isinstance(thing, DeclaredBinding):
+        return False
+    return thing.name in (host.queues if isinstance(thing, DeclaredQueue) else host.exchanges)
+
+
+def _declare_one(hosts: AmqpHosts, one: Declared) -> Iterator[Finding]:
+    host = hosts.get(one.host)
+    if host is None:
+        text = f"vhost: no listener serves {one.host!r}{suggestion(one.host, list(hosts))}"
+        yield one.finding(Severity.ERROR, text)
+        return
+    try:
+        _apply(host, one.thing)
+    except Refused as error:
+        text = str(error)
+        if isinstance(one.thing, DeclaredBinding):
+            if error.code == NOT_FOUND:
+                text += "; declare it here, too"
+        elif error.code == PRECONDITION_FAILED and _exists(host, one.thing):
+            text += "; that is from an earlier start, or declared twice: say the same, or remove it there"
+        yield one.finding(Severity.ERROR, text)
+
+
+def _apply(host: VirtualHost, thing: Thing) -> None:
+    """Raises Refused."""
+    arguments = headers(thing.arguments)
+    if isinstance(thing, DeclaredExchange):
+        host.declare_exchange(
+            thing.name,
+            thing.type,
+            durable=thing.durable,
+            auto_delete=thing.auto_delete,
+            internal=thing.internal,
+            arguments=arguments,
+        )
+    elif isinstance(thing, DeclaredQueue):
+        host.declare_queue(
+            thing.name,
+            None,
+            user=None,
+            durable=thing.durable,
+            exclusive=False,
+            auto_delete=thing.auto_delete,
+            arguments=arguments,
+        )
+    elif thing.destination_type == "queue":
+        host.bind(thing.source, host.queue(thing.destination, None), thing.routing_key, arguments)
+    else:
+        host.bind(thing.source, host.bindable(thing.destination), thing.routing_key, arguments)
+
+
+def _remarks(host: VirtualHost, one: Declared) -> Iterator[Finding]:
+    """What can be declared and was hardly meant."""
+    thing = one.thing
+    if isinstance(thing, DeclaredBinding):
+        return
+    known, way = list(QUEUE_ARGUMENTS), "x-dead-letter-exchange"
+    if isinstance(thing, DeclaredExchange):
+        known, way = [ALTERNATE], ALTERNATE
+    severity = Severity.NOTE if one.imported else Severity.WARNING
+    for name in thing.arguments:
+        if name not in known:
+            near = get_close_matches(name, known, 1)
+            meant = f"; did you mean {near[0]!r}?" if near else ""
+            yield one.finding(severity, f"arguments.{name}: means nothing here{meant}")
+    leads = thing.arguments.get(way)
+    if leads and leads not in host.exchanges:
+        text = f"it leads to exchange {leads!r}, which is not declared: until it is, what goes there is lost"
+        yield one.finding(severity, text)
+    if thing.auto_delete:
+        text = f"auto_delete: {thing.name!r} is gone when its last user has left, until the next start"
+        yield one.finding(severity, text)
+
+
+def _error(text: str, origin: Origin) -> Finding:
+    return Finding(Severity.ERROR, "invalid", text, origin.file, origin.line, origin.column)

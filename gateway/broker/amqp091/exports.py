@@ -1,0 +1,110 @@
+"""What RabbitMQ exports of itself (`definitions.json`), as things to declare.
+
+Queues, exchanges and bindings are taken, of the virtual hosts that listeners serve here. Users, permissions,
+policies and parameters mean nothing here and are counted, as are queues whose names RabbitMQ made up. The
+default exchange and the `amq.` exchanges are never in such a file; in one of a single virtual host nothing
+says its name.
+"""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Collection
+from pathlib import Path
+from typing import Any, Final, NamedTuple
+
+import orjson
+from pydantic import ValidationError
+
+from gateway.documents import complaints
+from gateway.errors import ConfigurationError
+from gateway.settings.declare import DeclaredBinding, DeclaredExchange, DeclaredQueue
+
+EXPORT_OCTETS_MAX: Final = 64 * 1024 * 1024  # bindings_max of the longest names is less
+KINDS: Final = (
+    ("exchanges", DeclaredExchange),
+    ("queues", DeclaredQueue),
+    ("bindings", DeclaredBinding),
+)
+Thing = DeclaredExchange | DeclaredQueue | DeclaredBinding
+
+
+class Export(NamedTuple):
+    """The things of a file by kind and number, faults, and in words what is passed over."""
+
+    things: list[tuple[str, int, Thing]]
+    faults: list[str]
+    passed_over: str
+
+
+def read_export(file: Path, hosts: Collection[str]) -> Export:
+    """Read a file; `hosts`: the virtual hosts that are served. Raises ConfigurationError."""
+    given = _content(file)
+    things: list[tuple[str, int, Thing]] = []
+    faults: list[str] = []
+    not_ours: Counter[str] = Counter()
+    for kind, model in KINDS:
+        several = given.get(kind, [])
+        if not isinstance(several, list):
+            faults.append(f"{kind}: a list is wanted")
+            continue
+        for at, one in enumerate(several):
+            place = f"{kind}[{at}]"
+            if not isinstance(one, dict):
+                faults.append(f"{place}: a table is wanted")
+            elif kind == "queues" and str(one.get("name", "")).startswith("amq."):
+                not_ours["queues that their broker has named"] += 1
+            elif one.get("vhost") is not None and one["vhost"] not in hosts:
+                not_ours[f"what is in virtual host {one['vhost']!r}, which no listener serves"] += 1
+            else:
+                try:
+                    things.append((kind, at, model.model_validate(_known(one, model))))
+                except ValidationError as error:
+                    called = f"{place} ({one.get('name', '')!r})" if "name" in one else place
+                    faults += [f"{called}: {found.text}" for found in complaints(error, model)]
+    return Export(things, faults, _passed_over(given, not_ours))
+
+
+def _content(file: Path) -> dict[str, Any]:
+    try:
+        with file.open("rb") as stream:
+            octets = stream.read(EXPORT_OCTETS_MAX + 1)
+    except OSError as error:
+        raise ConfigurationError(f"cannot be read: {error.strerror}", file=str(file)) from error
+    if len(octets) > EXPORT_OCTETS_MAX:
+        raise ConfigurationError(f"more than {EXPORT_OCTETS_MAX} octets", file=str(file))
+    try:
+        content = orjson.loads(octets)
+    except orjson.JSONDecodeError as error:
+        reason = f"not JSON: {error.msg}"
+        raise ConfigurationError(reason, file=str(file), line=error.lineno, column=error.colno) from error
+    if not (isinstance(content, dict) and any(kind in content for kind, _ in KINDS)):
+        raise ConfigurationError(
+            "no definitions of RabbitMQ: a table with queues, exchanges and bindings is wanted",
+            file=str(file),
+        )
+    return content
+
+
+def _known(one: dict[str, Any], model: type[Thing]) -> dict[str, Any]:
+    """What is also said here: newer versions of RabbitMQ say more of everything."""
+    known = {key: value for key, value in one.items() if key in model.model_fields}
+    if not known.get("arguments", True):
+        known["arguments"] = {}  # an empty table of Erlang is sometimes written as a list
+    if model is DeclaredQueue and isinstance(known.get("arguments", {}), dict) and "type" in one:
+        arguments = known.get("arguments", {})
+        if one["type"] != "classic":  # which is what a queue is that says nothing
+            known["arguments"] = {"x-queue-type": one["type"]} | arguments
+    return known
+
+
+def _passed_over(given: dict[str, Any], not_ours: Counter[str]) -> str:
+    """What there is of other things, in words; "": nothing."""
+    taken = {"vhosts", *(kind for kind, _ in KINDS)}
+    others = [
+        f"{kind} ({len(several)})"
+        for kind, several in given.items()
+        if kind not in taken and isinstance(several, list) and several
+    ]
+    others += [f"{what} ({count})" for what, count in not_ours.items()]
+    return ", ".join(others)

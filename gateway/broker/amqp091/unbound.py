@@ -1,0 +1,82 @@
+"""Routes that lead to exchanges from which, when the gateway has started, nothing leads on.
+
+Only what is declared is known before clients come, and a client may bind whenever it likes. So what is known
+for certain is the time until then: what a link brings meanwhile is rejected. Routes between listeners never
+take what a route has delivered, so they do not count as bound.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Iterable, Iterator
+
+from gateway.broker.amqp091.hosts import AmqpHosts
+from gateway.broker.amqp091.queue import AmqpQueue
+from gateway.broker.amqp091.virtual_host import VirtualHost
+from gateway.mapping.linter import Finding, Severity
+from gateway.mapping.routes import Route
+from gateway.mapping.templates import Template
+from gateway.protocols.amqp091.dialect import AMQP091
+from gateway.settings import Settings
+
+
+def unbound(
+    routes: Iterable[Route], settings: Settings, hosts: AmqpHosts, declaring: Collection[str]
+) -> list[Finding]:
+    """Such routes. `hosts`: what is declared and nothing else; `declaring`: in which of them anything is.
+
+    A warning where a link brings messages and the configuration declares, for then it has forgotten this; a
+    note where it leaves that to clients. Of clients' own messages, whose publishers hear what becomes of
+    them, a note where the configuration declares, and nothing else.
+    """
+    return [finding for route in routes for finding in _unbound(route, settings, hosts, declaring)]
+
+
+def _unbound(
+    route: Route, settings: Settings, hosts: AmqpHosts, declaring: Collection[str]
+) -> Iterator[Finding]:
+    listener = settings.listeners.get(route.target_endpoint)
+    if listener is None or listener.protocol != AMQP091.name or not route.mandatory:
+        return
+    host = hosts[next(iter(listener.virtual_hosts))]
+    why = _nowhere(route, host)
+    declares, brought = host.name in declaring, route.source in settings.links
+    if not why or not (declares or brought):
+        return
+    severity = Severity.WARNING if declares and brought else Severity.NOTE
+    until = f"until a client makes that good, what comes from {route.source!r} is rejected"
+    text = f"route {route.name!r}: {why} in virtual host {host.name!r}: {until}"
+    yield Finding(severity, "unbound", text, route.file, route.line)
+
+
+def _nowhere(route: Route, host: VirtualHost) -> str:
+    """Why nothing can come of it; "": something may, or only the message says which exchange is meant."""
+    scope, name = _fixed(route.target.scope), _fixed(route.target.name)
+    if scope is None or (not scope and name is None):
+        return ""
+    if not scope:
+        return "" if name in host.queues else f"no queue {name!r} is declared"
+    if scope not in host.exchanges:
+        return f"no exchange {scope!r} is declared"
+    return "" if _leads_on(host, scope) else f"nothing is declared that is bound to exchange {scope!r}"
+
+
+def _fixed(template: Template | None) -> str | None:
+    """What a template always says; None: that depends on the message."""
+    if template is None:
+        return ""
+    return None if template.names else template.render(lambda name: ())
+
+
+def _leads_on(host: VirtualHost, name: str) -> bool:
+    """Whether there is a queue behind an exchange, however far."""
+    left, seen = [host.exchanges[name]], {name}
+    while left:
+        exchange = left.pop()
+        further = [host.exchanges[exchange.alternate]] if exchange.alternate in host.exchanges else []
+        for one in (*exchange.destinations, *further):
+            if isinstance(one, AmqpQueue):
+                return True
+            if one.name not in seen:
+                seen.add(one.name)
+                left.append(host.exchanges[one.name])
+    return False
