@@ -49,7 +49,7 @@ class Consumers:
         self.amqp.call(m.QueueDeclare("sentinels", exclusive=True), m.QueueDeclareOk)
         self.amqp.call(m.QueueBind("sentinels", "amq.topic", "a.sentinel"), m.QueueBindOk)
         self.amqp.call(m.BasicConsume("sentinels", no_ack=True), m.BasicConsumeOk)
-        self.fast = Fast(arena).open()
+        self.fast = Fast(arena, heartbeat=0).open()
         self.fast.consume(self.fast.handle("a.sentinel", TOPIC), prefetch=0, unreliable=True)
         self.everything = self._everything(arena)
         self.sender: Mqtt = connect(arena, "sender")[0]
@@ -70,7 +70,7 @@ class Consumers:
         found = [device.sock, amqp.sock]
         self._talkative = [amqp.sock]
         for name in ("a.b", "b.c", "a"):
-            fast = Fast(arena).open()
+            fast = Fast(arena, heartbeat=0).open()
             fast.consume(fast.handle(name, TOPIC), prefetch=0, unreliable=True)
             found.append(fast.sock)
         for sock in found:
@@ -83,7 +83,9 @@ class Consumers:
             with suppress(BlockingIOError):
                 while True:
                     if not sock.recv(1 << 20):
-                        raise ConnectionError("the gateway has closed who takes everything")
+                        raise ConnectionError(
+                            f"the gateway has closed {sock.getsockname()}, who takes everything"
+                        )
 
     def see(self, number: int) -> None:
         """A message crosses to all of them. They go on living: AMQP wants to hear something now and then."""
