@@ -319,6 +319,21 @@ class MqttConnection:
         if self._held:
             self._read_on()
 
+    def untaken(self, packet_id: int, qos: int) -> None:
+        """Nobody has the message, and that is no error: MQTT 5 has a word for it (3.4.2.1, 3.5.2.1)."""
+        session = self.session
+        if self.machine.version is not Version.V5 or self.machine.state is not State.OPEN or session is None:
+            self.accepted(packet_id, qos)
+            return
+        self.unsettled -= 1
+        if qos == 1:
+            self.machine.send_ack(PacketType.PUBACK, packet_id, ReasonCode.NO_MATCHING_SUBSCRIBERS)
+        elif session.received_ids.accept(packet_id):
+            self.machine.send_ack(PacketType.PUBREC, packet_id, ReasonCode.NO_MATCHING_SUBSCRIBERS)
+        self.stream.mark()
+        if self._held:
+            self._read_on()
+
     def _read_on(self) -> None:
         """The client was held for having too much unsettled; that may be over."""
         if self.unsettled <= self._ingress.unsettled_max // 2:
