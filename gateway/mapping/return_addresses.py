@@ -59,8 +59,8 @@ class ReturnAddresses:
     ) -> tuple[str, bytes | None]:
         """What reply address and correlation of a message are where it crosses to.
 
-        Raises NameRefused for a reply address that would be too long there, and for a return address of the
-        source that is none of ours.
+        Raises NameRefused for a reply address that would be too long there, for a return address of the
+        source that is none of ours, and where the target's protocol has none.
         """
         dialect, endpoint = target
         there = Return(source[1], text, False)
@@ -85,6 +85,8 @@ class ReturnAddresses:
         return found if compare_digest(code.encode(), self._code(found).encode()) else None
 
     def _name(self, dialect: Dialect, there: Return) -> str:
+        if not dialect.return_prefix:
+            raise NameRefused(f"{dialect.title} has no return addresses")
         if not is_unicode(there.text):
             raise NameRefused(f"{short(there.text)} is no text")
         forbidden = dialect.forbidden + CONTROLS + "%"

@@ -168,6 +168,42 @@ def test_an_answer_said_twice_comes_twice(gateway: Running) -> None:
         assert [asks.answer().body, asks.answer().body] == [b"1", b"2"]
 
 
+def test_a_responder_that_answers_with_the_properties_of_the_question(gateway: Running) -> None:
+    """All of them: so the answer says that it wants an answer where it goes."""
+    with mqtt_requester(gateway) as asks, amqp_responder(gateway) as answers:
+        answers.channel.basic_cancel(answers.channel.consumer_tags[0])
+        asks.ask(b"?", NO_TEXT)
+        method, properties, _ = answers.channel.basic_get("questions", auto_ack=True)
+        assert method is not None
+        answers.channel.basic_publish("", properties.reply_to, b"!", properties, mandatory=True)
+        assert asks.answer() == Heard("reply/rr", NO_TEXT, b"!")
+
+
+def test_listeners_of_one_protocol_share_what_they_ask_and_answer() -> None:
+    """Questions come in at the second listeners, and answers, too."""
+    first = settings_of().listeners
+    settings = settings_of(listeners=first | {f"{name}-2": one for name, one in first.items()})
+    with (
+        running(settings) as gateway,
+        connect(gateway, "asks", listener="mqtt-2")[0] as asks,
+        pika.BlockingConnection(
+            pika.URLParameters(f"amqp://guest:guest@{LOOPBACK}:{gateway.port('amqp091-2')}/%2F")
+        ) as connection,
+    ):
+        asks.subscribe("reply/rr", 1)
+        channel = connection.channel()
+        channel.confirm_delivery()
+        channel.queue_declare("questions")
+        channel.queue_bind("questions", "amq.topic", "ask.#")
+        asks.publish("ask/it", b"?", 1, 1, properties=bytes([8, 0, 8]) + b"reply/rr")
+        asks.acked(PacketType.PUBACK)
+        method, properties, _ = channel.basic_get("questions", auto_ack=True)
+        assert method is not None
+        assert "-mqtt-2:" in properties.reply_to
+        channel.basic_publish("", properties.reply_to, b"!", mandatory=True)
+        assert asks.body() == b"!"
+
+
 def test_a_question_that_is_passed_on_is_answered_where_it_came_from(gateway: Running) -> None:
     """From MQTT to AMQP, and by a program there to a topic that crosses back, and to AMQP/Fast."""
     with (

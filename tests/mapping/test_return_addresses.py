@@ -101,6 +101,15 @@ def test_refused(text: str) -> None:
         MADE.make((AMQP091, "a"), (AMQPFAST, "f"), text, None)
 
 
+def test_not_every_protocol_has_them() -> None:
+    class Other(type(MQTT)):  # type: ignore[misc]
+        return_prefix = ""
+
+    with pytest.raises(NameRefused, match="MQTT has no return addresses"):
+        MADE.make((AMQP091, "a"), (Other(), "m"), "r", None)
+    assert Other().returned(topic_address("$gateway/reply/x")) is None
+
+
 # In routes.
 
 

@@ -329,6 +329,7 @@ class MqttConnection:
         if qos == 1:
             self.machine.send_ack(PacketType.PUBACK, packet_id, ReasonCode.NO_MATCHING_SUBSCRIBERS)
         elif session.received_ids.accept(packet_id):
+            self._unreleased = (self._unreleased or set()) | {packet_id}
             self.machine.send_ack(PacketType.PUBREC, packet_id, ReasonCode.NO_MATCHING_SUBSCRIBERS)
         self.stream.mark()
         if self._held:
