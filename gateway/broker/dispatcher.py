@@ -231,15 +231,18 @@ class RoutingEntry:
 
 
 class AnswerEntry(RoutingEntry):
-    """Of a return address: its one branch leads to whoever asked. `lost` says why a message is, that nobody
-    takes there.
+    """Of a return address: its one branch leads to whoever asked (`requester`; None: nobody has). `lost` says
+    why a message is, that nobody takes there.
     """
 
-    __slots__ = ("lost",)
+    __slots__ = ("lost", "requester")
 
-    def __init__(self, address: Address, branches: tuple[RouteBranch, ...], lost: Lost) -> None:
+    def __init__(
+        self, address: Address, branches: tuple[RouteBranch, ...], lost: Lost, requester: Return | None
+    ) -> None:
         super().__init__(address, None, (), branches)
         self.lost = lost
+        self.requester = requester
 
 
 class Dispatcher:
@@ -338,18 +341,19 @@ class Dispatcher:
         """Where answers to a return address go."""
         found = self.router.requester(address)
         if found is None:
-            return AnswerEntry(address, (), "unknown")
+            return AnswerEntry(address, (), "unknown", None)
         route = self.router.answer_route(endpoint, found.endpoint)
         namespace = self.namespaces.get(found.endpoint)
         if route is None or namespace is None:
-            return AnswerEntry(address, (), "no_route")
+            return AnswerEntry(address, (), "no_route", found)
         there = self._address_of(found)
         if there is None:
-            return AnswerEntry(address, (), "gone")
+            return AnswerEntry(address, (), "gone", found)
         resolved = answer_to(route, there, self.router.hops_max, coded=found.coded)
         ends = namespace.sinks(there)
         recipients = None if ends is None else tuple(self._recipient(sink, route) for sink in ends)
-        return AnswerEntry(address, (RouteBranch(resolved, namespace, recipients),), "gone")
+        branch = RouteBranch(resolved, namespace, recipients)
+        return AnswerEntry(address, (branch,), "gone", found)
 
     def _address_of(self, requester: Return) -> Address | None:
         find = self.requesters.get(requester.endpoint)

@@ -126,14 +126,17 @@ class ListenerSource(ABC):
         return there is None or self.access.may_publish(principal, *there)
 
     def answer_lost(self, entry: AnswerEntry, message: Message) -> None:
-        """Nobody takes an answer."""
+        """Nobody takes an answer. The log hears whom it was for, and not the return address: who has one may
+        answer."""
         self.stats.answers_lost.add(entry.lost)
+        asked = entry.requester
         log.warning(
             "nobody takes an answer",
             listener=self.name,
             client=message.sender.client,
             remote=message.sender.address,
-            reply_to=entry.address.name,
+            requester=None if asked is None else asked.endpoint,
+            reply_to=None if asked is None else asked.text,
             reason=entry.lost,
         )
 

@@ -267,7 +267,7 @@ def test_amqp_hears_that_nobody_takes_an_answer(gateway: Running) -> None:
     assert [(one["listener"], one["reason"], one["log_level"]) for one in told] == [
         ("amqp091", "gone", "warning")
     ] * 2
-    assert told[0]["reply_to"] == question.reply_to
+    assert (told[0]["requester"], told[0]["reply_to"]) == ("mqtt", "reply/rr")
     assert told[0]["remote"].startswith(LOOPBACK)
 
 
