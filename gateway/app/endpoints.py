@@ -51,6 +51,7 @@ def add_listener(gateway: Gateway, name: str, tasks: Tasks) -> None:
         users=gateway.settings.users,
     )
     gateway.dispatcher.namespaces[name] = ingress.namespace
+    gateway.dispatcher.requesters[name] = ingress.requester
     gateway.listeners[name] = listener
     gateway.readiness.require(f"listener {name}")
 

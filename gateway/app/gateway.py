@@ -36,7 +36,7 @@ from gateway.app.descriptors import divide_descriptors
 from gateway.app.endpoints import add_link, add_listener
 from gateway.app.mappings import MappingFiles
 from gateway.app.memory import watched_memory
-from gateway.app.storage import open_store, start_store
+from gateway.app.storage import open_store, return_key, start_store
 from gateway.broker.amqp091.hosts import AmqpHosts
 from gateway.broker.amqpfast.hosts import FastHosts
 from gateway.broker.core import BrokerCore
@@ -78,7 +78,6 @@ class Gateway:
     def __init__(self, settings: Settings) -> None:
         """Raises ConfigurationError (MappingError) when the configuration cannot be used."""
         self.settings = settings
-        self.mapping_files = MappingFiles(settings)
         self.metrics = Metrics(__version__)
         self.readiness = Readiness()
         limits = settings.limits
@@ -86,6 +85,7 @@ class Gateway:
         if self.store is not None:
             self.metrics.store = self.store.figures
             self.readiness.watch("store", partial(getattr, self.store, "failure"))
+        self.mapping_files = MappingFiles(settings, return_key(self.store))
         router = self._load_router()
         self.journaling: Journaling | None = None
         if settings.journal.enabled:
@@ -303,7 +303,7 @@ class Gateway:
 
     def _load_router(self) -> Router:
         router = self.mapping_files.load()
-        self.metrics.routes = lambda: router.routes
+        self.metrics.routes = lambda: (*router.routes, *router.answers)
         return router
 
     def _route_links(self) -> None:

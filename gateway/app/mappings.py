@@ -10,6 +10,7 @@ from typing import Final
 
 import watchfiles
 
+from gateway.broker.dispatcher import tell_reply_kept
 from gateway.errors import ConfigurationError
 from gateway.mapping import load
 from gateway.mapping.linter import unstorable_routes
@@ -32,8 +33,10 @@ def message_ids() -> Iterator[str]:
 class MappingFiles:
     """The files that the configuration names."""
 
-    def __init__(self, settings: Settings) -> None:
+    def __init__(self, settings: Settings, return_key: bytes) -> None:
+        """`return_key` is what return addresses are made with."""
         self.settings = settings
+        self._return_key = return_key
         self._taken: Taken = {}
         self._ids = message_ids()
 
@@ -44,7 +47,15 @@ class MappingFiles:
         endpoints = given.endpoints()
         mappings = load(given.mapping_files())
         hops_max = given.limits.hops_max
-        router = Router(mappings, endpoints, worlds=given.worlds(), hops_max=hops_max, ids=self._ids)
+        router = Router(
+            mappings,
+            endpoints,
+            worlds=given.worlds(),
+            hops_max=hops_max,
+            ids=self._ids,
+            return_key=self._return_key,
+            reply_kept=tell_reply_kept,
+        )
         if missing := unstorable_routes(router.routes, given.links, store=given.store.enabled):
             raise ConfigurationError("\n".join(missing))
         return router

@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import secrets
 from collections.abc import Callable
 from contextlib import suppress
+from typing import Final
 
 import structlog
 import trio
@@ -14,6 +16,9 @@ from gateway.store.store import Store
 from gateway.transport.stream import WriteSet
 
 log = structlog.get_logger()
+
+KEY: Final = "return key"  # the kind under which the store has it
+KEY_OCTETS: Final = 32
 
 
 def open_store(settings: Settings, on_health: Callable[[bool], None]) -> Store | None:
@@ -30,6 +35,19 @@ def open_store(settings: Settings, on_health: Callable[[bool], None]) -> Store |
         on_health=on_health,
         on_damage=lambda text: log.error("the store is damaged", what=text),
     )
+
+
+def return_key(store: Store | None) -> bytes:
+    """What return addresses are made with: that of the gateway's earlier lives, so that an answer comes home
+    to a question which it took before a restart. Before the store starts."""
+    if store is None:
+        return secrets.token_bytes(KEY_OCTETS)
+    for _, found in store.things(KEY):
+        if isinstance(found, bytes) and len(found) == KEY_OCTETS:
+            return found
+    made = secrets.token_bytes(KEY_OCTETS)
+    store.put(KEY, "", made)
+    return made
 
 
 def start_store(store: Store | None, writes: WriteSet) -> None:

@@ -17,7 +17,7 @@ from __future__ import annotations
 from collections import deque
 from collections.abc import Callable, Collection
 from functools import partial
-from typing import Protocol
+from typing import Literal, Protocol
 
 import structlog
 
@@ -28,6 +28,8 @@ from gateway.broker.mqtt.echoes import Echoes
 from gateway.broker.poison import poisoned
 from gateway.containment import contained
 from gateway.errors import ProtocolError
+from gateway.mapping.answering import answer_to
+from gateway.mapping.return_addresses import Return
 from gateway.mapping.router import Router
 from gateway.mapping.routes import ResolvedRoute, Route
 from gateway.model.address import Address
@@ -43,6 +45,10 @@ log = structlog.get_logger(limited=True)
 UNROUTED = Outcome(Verdict.REJECTED, Reason.NO_ROUTE, "no queue or subscription takes it")
 
 Cross = Callable[[Message], "Message | Outcome | None"]
+AddressOf = Callable[[str], Address | None]
+Lost = Literal["gone", "unknown", "no_route"]
+"""Why nobody takes an answer: whoever asked waits no more; nobody has made that return address, or it was
+another life of this gateway; no direct route has led from there to here, as the mapping is now."""
 
 
 class Namespace(Protocol):
@@ -202,7 +208,7 @@ class RoutingEntry:
         self.branch: RouteBranch | None = None
         self.route: Route | None = None  # of `way`
         self.target: Address | None = None  # all that the way changes, besides counting a hop
-        self.bare = False  # the same, but of messages without properties only
+        self.bare = False  # the same, but of messages without a reply address only
         self.hops_max = 0
         busy = [branch for branch in branches if not branch.idle]
         if recipients is not None and len(recipients) == 1 and not busy:
@@ -225,12 +231,28 @@ class RoutingEntry:
         self.bursts = self.only is not None and (self.route is None or self.target is not None)
 
 
+class AnswerEntry(RoutingEntry):
+    """Of a return address: its one branch leads to whoever asked (`requester`; None: nobody has). `lost` says
+    why a message is, that nobody takes there.
+    """
+
+    __slots__ = ("lost", "requester")
+
+    def __init__(
+        self, address: Address, branches: tuple[RouteBranch, ...], lost: Lost, requester: Return | None
+    ) -> None:
+        super().__init__(address, None, (), branches)
+        self.lost = lost
+        self.requester = requester
+
+
 class Dispatcher:
     """Joins the namespaces of all endpoints by the routes in force.
 
-    `links` are the endpoints that are remote brokers. `outbox` gives that of a route with `settle: stored`;
-    None when there is no store, and no such route. `disk_healthy`: the store, if any, takes messages.
-    `memory`: whether there is enough for more of them, which sources ask.
+    `links` are the endpoints that are remote brokers. `requesters` has for each listener what finds the
+    address at which its clients take answers, by the reply address that they have said. `outbox` gives that
+    of a route with `settle: stored`; None when there is no store, and no such route. `disk_healthy`: the
+    store, if any, takes messages. `memory`: whether there is enough for more of them, which sources ask.
     """
 
     def __init__(
@@ -243,6 +265,7 @@ class Dispatcher:
         self.generation = 0
         self.namespaces: dict[str, Namespace] = {}
         self.links: Collection[str] = ()
+        self.requesters: dict[str, AddressOf] = {}
         self.outbox: Callable[[Route], Namespace] | None = None
         self.disk_healthy: Callable[[], bool] = _always
         self.memory: Memory = plenty()
@@ -299,6 +322,8 @@ class Dispatcher:
     def _entry(
         self, endpoint: str, namespace: Namespace | None, address: Address, queue: str
     ) -> RoutingEntry:
+        if endpoint not in self.links and self.router.is_return(address):
+            return self._answer_entry(endpoint, address)
         sinks = () if namespace is None else namespace.sinks(address)
         recipients = None if sinks is None else tuple(self._recipient(sink, None, endpoint) for sink in sinks)
         branches = []
@@ -312,6 +337,35 @@ class Dispatcher:
         entry = RoutingEntry(address, namespace, recipients, tuple(branches))
         entry.idle_routes = self._idle_routes.setdefault(entry.idle_routes, entry.idle_routes)
         return entry
+
+    def _answer_entry(self, endpoint: str, address: Address) -> AnswerEntry:
+        """Where answers to a return address go."""
+        found = self.router.requester(address)
+        if found is None:
+            return AnswerEntry(address, (), "unknown", None)
+        route = self.router.answer_route(endpoint, found.endpoint)
+        namespace = self.namespaces.get(found.endpoint)
+        if route is None or namespace is None:
+            return AnswerEntry(address, (), "no_route", found)
+        there = self._address_of(found)
+        if there is None:
+            return AnswerEntry(address, (), "gone", found)
+        resolved = answer_to(route, there, self.router.hops_max, coded=found.coded)
+        ends = namespace.sinks(there)
+        recipients = None if ends is None else tuple(self._recipient(sink, route) for sink in ends)
+        branch = RouteBranch(resolved, namespace, recipients)
+        return AnswerEntry(address, (branch,), "gone", found)
+
+    def _address_of(self, requester: Return) -> Address | None:
+        find = self.requesters.get(requester.endpoint)
+        return None if find is None else find(requester.text)
+
+    def answered_at(self, address: Address) -> tuple[str, Address] | None:
+        """To which endpoint and address there a return address leads, for who asks whether its publisher may
+        publish there. None: it is none, or leads nowhere."""
+        found = self.router.requester(address)
+        there = None if found is None else self._address_of(found)
+        return None if found is None or there is None else (found.endpoint, there)
 
     def end(self, route: Route) -> Namespace | None:
         """What a route leads to: its endpoint, or the outbox in front of it. None: it is not here."""
@@ -353,13 +407,13 @@ class Dispatcher:
         """Put a message on its recipients. False: there is none, and the receipt is still the caller's to
         answer.
         """
-        described = message.property_set is not NO_PROPERTIES
-        target = None if described and entry.bare else entry.target
+        asks = message.property_set.asks
+        target = None if asks and entry.bare else entry.target
         recipient = entry.only
         if recipient is None or message.retain:
             return self._publish_all(batch, entry, message, receipt)
         if entry.idle:
-            if described or message.hops >= entry.idle_hops_max:
+            if asks or message.hops >= entry.idle_hops_max:
                 for idle in entry.idle:
                     if not idle.certain(message):
                         return self._publish_all(batch, entry, message, receipt)
@@ -370,7 +424,7 @@ class Dispatcher:
             return True
         if target is not None and message.hops < entry.hops_max:
             entry.route.matched += 1
-            if described and entry.route.foreign:
+            if message.property_set is not NO_PROPERTIES and entry.route.foreign:
                 self._note_losses(batch, entry.route, message)
             batch.add_only(receipt, recipient, message.crossed(target))
             return True
@@ -383,21 +437,21 @@ class Dispatcher:
         by one, for they have no recipient or several, or more changes than their address.
         """
         first, route, recipient = messages[0], entry.route, entry.only
-        described = first.property_set is not NO_PROPERTIES
-        target = entry.address if route is None else None if described and entry.bare else entry.target
+        asks = first.property_set.asks
+        target = entry.address if route is None else None if asks and entry.bare else entry.target
         if (
             recipient is None
             or first.retain
             or target is None
             or (route is not None and first.hops >= entry.hops_max)
-            or (entry.idle and (described or first.hops >= entry.idle_hops_max))
+            or (entry.idle and (asks or first.hops >= entry.idle_hops_max))
         ):
             return False
         for idle in entry.idle_routes:
             idle.matched += len(messages)
         if route is not None:
             route.matched += len(messages)
-            if described and route.foreign:
+            if first.property_set is not NO_PROPERTIES and route.foreign:
                 self._note_losses(batch, route, first, len(messages))
             messages = first.crossed_with(messages, target)
         batch.add_burst(receipts, recipient, messages)
@@ -581,6 +635,20 @@ def tell_rejected(route: Route, outcome: Outcome) -> None:
         endpoint=route.target_endpoint,
         reason=outcome.reason.value,
         why=outcome.text,
+    )
+
+
+def tell_reply_kept(route: Route, message: Message) -> None:
+    """The log hears of the first messages whose answers will not come home by the gateway; how many property
+    sets there were metrics say."""
+    log.warning(
+        "a reply address leads nowhere in a route's target",
+        route=route.name,
+        client=message.sender.client,
+        remote=message.sender.address,
+        reply_to=message.properties.reply_to,
+        reason="reply_kept",
+        why=route.kept_because,
     )
 
 

@@ -23,7 +23,6 @@ from gateway.model.address import Address
 from gateway.model.batch import Batch, Receipt, Recipient, Source, SubBatch
 from gateway.model.message import Message
 from gateway.model.outcome import Outcome
-from gateway.model.properties import NO_PROPERTIES
 from gateway.settings.journal import Journal
 from gateway.store.journal.bursts import Bursts
 from gateway.store.journal.gathering import RowLabels
@@ -208,8 +207,7 @@ class RecordingDispatcher(Dispatcher):
         """As every dispatcher does; what was taken is noted as it came in."""
         if not Dispatcher.publish(self, batch, entry, message, receipt):
             return False
-        described = message.property_set is not NO_PROPERTIES
-        target = None if described and entry.bare else entry.target
+        target = None if message.property_set.asks and entry.bare else entry.target
         cast(RecordedBatch, batch).came(message if target is None or message.retain else entry.address)
         return True
 

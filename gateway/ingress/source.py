@@ -12,10 +12,12 @@ from typing import Any, Final
 import structlog
 import trio
 
-from gateway.broker.dispatcher import Namespace
+from gateway.broker.access import Principal
+from gateway.broker.dispatcher import AnswerEntry, Namespace
 from gateway.ingress.listener import Connection, Listener
 from gateway.ingress.logins import Logins
 from gateway.ingress.services import Services
+from gateway.model.address import Address
 from gateway.model.message import Message, Sender
 from gateway.model.outcome import Outcome
 from gateway.protocols import show
@@ -24,7 +26,7 @@ from gateway.transport.stream import Stream
 
 UNWANTED_SECS: Final = 60.0  # between two lines about messages that nobody wanted
 
-log = structlog.get_logger()
+log = structlog.get_logger(limited=True)
 
 
 class ListenerSource(ABC):
@@ -50,6 +52,11 @@ class ListenerSource(ABC):
     @abstractmethod
     def namespace(self) -> Namespace:
         """Where what its clients publish can end, and where routes lead that end at this listener."""
+
+    def requester(self, reply_to: str) -> Address | None:
+        """The address at which a client takes answers that has said this reply address. None: nothing may be
+        published there, or answers do not come to this protocol's clients from others."""
+        return None
 
     # What the listener asks.
 
@@ -133,6 +140,28 @@ class ListenerSource(ABC):
     def forget(self, connection: Connection) -> None:
         """A connection has ended."""
         self.opened.forget(connection)
+
+    def may_publish(self, principal: Principal, address: Address) -> bool:
+        """Whether a client may; to a return address only who may also publish where it leads."""
+        if not self.access.may_publish(principal, self.name, address):
+            return False
+        there = self.dispatcher.answered_at(address)
+        return there is None or self.access.may_publish(principal, *there)
+
+    def answer_lost(self, entry: AnswerEntry, message: Message) -> None:
+        """Nobody takes an answer. The log hears whom it was for, and not the return address: who has one may
+        answer."""
+        self.stats.answers_lost.add(entry.lost)
+        asked = entry.requester
+        log.warning(
+            "nobody takes an answer",
+            listener=self.name,
+            client=message.sender.client,
+            remote=message.sender.address,
+            requester=None if asked is None else asked.endpoint,
+            reply_to=None if asked is None else asked.text,
+            reason=entry.lost,
+        )
 
     def undeliverable(self, message: Message, outcome: Outcome) -> None:
         """A delivery that the protocol cannot say is a dead letter."""

@@ -15,11 +15,13 @@ from itertools import count
 from typing import Final, NamedTuple, Protocol, TypeVar
 
 from gateway.errors import MappingError
+from gateway.mapping.answering import answering
 from gateway.mapping.conditions import Condition
 from gateway.mapping.identifying import IdentifyingRoute
 from gateway.mapping.loading import Mapping, Place
 from gateway.mapping.patterns import Kind, Pattern, Token, covers, parse_tokens
-from gateway.mapping.routes import ResolvedRoute, Route, Target
+from gateway.mapping.return_addresses import Return, ReturnAddresses
+from gateway.mapping.routes import ReplyKept, ResolvedRoute, Route, Target, unheard
 from gateway.mapping.schema import From, HeaderValue, RouteRule, Words
 from gateway.mapping.templates import Template, Text, Vocabulary, typed_value, vocabulary
 from gateway.model.address import Address
@@ -88,7 +90,8 @@ class Router:
     itself.
 
     `ids` are for messages that routes with `message_id: add` give one; those of
-    tests are numbers.
+    tests are numbers. `return_key` is what return addresses are made with; None: there are none, and answers
+    go by routes. `reply_kept` hears of each message whose reply address is kept as it is, and leads nowhere.
 
     Raises MappingError for the first thing that the linter calls an error.
     """
@@ -101,6 +104,8 @@ class Router:
         worlds: Map[str, str] | None = None,
         hops_max: int = HOPS_MAX,
         ids: Iterator[str] | None = None,
+        return_key: bytes | None = None,
+        reply_kept: ReplyKept = unheard,
     ) -> None:
         mappings = tuple(mappings)
         compiled = compile_routes(mappings, endpoints, worlds)
@@ -118,6 +123,12 @@ class Router:
             self._by_source.setdefault(route.source, []).append(route)
         for route in self.routes:
             route.reverses = tuple(self._reverses(route.source, route.target_endpoint))
+            route.tell_kept = reply_kept
+        self.answers: tuple[Route, ...] = ()
+        self.returns: ReturnAddresses | None = None
+        self._answering: dict[tuple[str, str], Route] = {}
+        if return_key is not None:
+            self._return(ReturnAddresses(return_key, worlds or {name: name for name in endpoints}))
 
     def resolve(self, endpoint: str, address: Address, queue: str = "") -> tuple[ResolvedRoute, ...]:
         """What happens to messages that `endpoint` brings in for `address`, in the order of the files.
@@ -150,6 +161,32 @@ class Router:
             if there is not None:
                 return there
         return None
+
+    def _return(self, returns: ReturnAddresses) -> None:
+        """Make return addresses, and what brings the answers home: for each direct route one that leads from
+        its target's world to where it takes its messages."""
+        self.returns = returns
+        for route in self.routes:
+            if route.rule.answers == "direct":
+                route.returns = returns
+                world = self._worlds.get(route.target_endpoint, route.target_endpoint)
+                self._answering.setdefault((world, route.source), answering(route))
+        self.answers = tuple(self._answering.values())
+
+    def is_return(self, address: Address) -> bool:
+        """Whether it looks like a return address: nothing else leads from there anywhere."""
+        return self.returns is not None and DIALECTS[address.protocol].returned(address) is not None
+
+    def requester(self, address: Address) -> Return | None:
+        """Whom a message is for that is published to a return address; None: this is none that was made
+        here."""
+        rest = None if self.returns is None else DIALECTS[address.protocol].returned(address)
+        return None if rest is None or self.returns is None else self.returns.read(rest)
+
+    def answer_route(self, endpoint: str, requester: str) -> Route | None:
+        """By what an answer that is published at `endpoint` comes home to the endpoint `requester`; None: no
+        direct route has brought a question from there."""
+        return self._answering.get((self._worlds.get(endpoint, endpoint), requester))
 
     def subscriptions(self, endpoint: str) -> Subscriptions:
         """What the link `endpoint` has to subscribe to."""
@@ -250,10 +287,17 @@ def compile_routes(
                     skipped.append(Skipped(rule.name, missing[0], mapping.file, line))
                     continue
                 try:
+                    if single.answers == "direct" and not _are_listeners(single, worlds):
+                        reason = "answers: direct is for routes between two listeners"
+                        raise mapping.error((*place, "answers"), reason)
                     routes.append(_compile(mapping, single, place, endpoints))
                 except MappingError as error:
                     problems.append(error)
     return Compiled(tuple(routes), tuple(problems), tuple(skipped))
+
+
+def _are_listeners(rule: RouteRule, worlds: Map[str, str] | None) -> bool:
+    return worlds is None or {rule.source.name, rule.to.name} <= worlds.keys()
 
 
 def _singles(rule: RouteRule, endpoints: Map[str, str], worlds: Map[str, str] | None) -> Iterator[RouteRule]:

@@ -7,6 +7,7 @@ and touches nothing else. Each need has its own class, so that a plain route pay
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import replace
 from typing import Any, Final
 
@@ -14,20 +15,27 @@ from gateway.errors import RemoteProtocolError
 from gateway.mapping.conditions import Condition
 from gateway.mapping.names import LevelTranslation, plain_translation, translation
 from gateway.mapping.patterns import Captures, Pattern
+from gateway.mapping.return_addresses import ReturnAddresses
 from gateway.mapping.schema import RouteRule
 from gateway.mapping.templates import Template, Text, agree, vocabulary
 from gateway.model.address import Address
 from gateway.model.dialect import Dialect, Levels, NameRefused
 from gateway.model.message import NOBODY, Message, Sender
 from gateway.model.outcome import Outcome, Reason, Verdict
-from gateway.model.properties import NO_PROPERTIES, Properties, PropertySet, Value, property_set, string
+from gateway.model.properties import Properties, PropertySet, Value, property_set, string
 
 FORMS_MAX: Final = 1024  # property sets that one property set became; then all are forgotten and made again
 SENDERS_MAX: Final = 1024  # senders that one crossing remembers, for templates that name the client or user
 
+NO_WAY_BACK: Final = "no route leads back to it"
 HOPS_EXCEEDED: Final = Outcome(Verdict.REJECTED, Reason.HOPS, "the message crossed too many routes: a loop?")
 Guarantee = tuple[tuple[int, bool], ...]  # (assurance, durable) as delivered, at assurance * 2 + durable
 Extra = tuple[tuple[str, Value], ...]
+ReplyKept = Callable[["Route", Message], None]
+
+
+def unheard(route: Route, message: Message) -> None:
+    """Nobody wants to hear of reply addresses that are kept."""
 
 
 class Target:
@@ -53,9 +61,9 @@ class Route:
     """One compiled route. The counters are the only things that change.
 
     `matched`: crossed here; `failed`: refused here or by the target; `unparsable`: `when` wanted JSON and
-    the body was none; `undecided`: `when` had no value; `reply_kept`: property sets whose reply address no
-    reverse route could translate; `duplicates`: repeats that went no further; `lost`: what could not be said
-    in the target's protocol, by name. The others are counted by whoever delivers.
+    the body was none; `undecided`: `when` had no value; `reply_kept`: property sets whose reply address could
+    not be translated; `duplicates`: repeats that went no further; `lost`: what could not be said in the
+    target's protocol, by name. The others are counted by whoever delivers.
     """
 
     __slots__ = (
@@ -70,6 +78,7 @@ class Route:
         "guarantee",
         "headers",
         "in_flight",
+        "kept_because",
         "key",
         "line",
         "lost",
@@ -82,12 +91,14 @@ class Route:
         "reply_kept",
         "retain",
         "retried",
+        "returns",
         "reverses",
         "rule",
         "settle",
         "source",
         "target",
         "target_endpoint",
+        "tell_kept",
         "translate",
         "undecided",
         "unparsable",
@@ -125,6 +136,9 @@ class Route:
         self.lost: dict[str, int] = {}
         self.key = f"route {rule.name}"
         self.reverses: tuple[Route, ...] = ()
+        self.returns: ReturnAddresses | None = None  # which make reply addresses, instead of `reverses`
+        self.kept_because = ""  # the last reply address that was kept as it is
+        self.tell_kept: ReplyKept = unheard
         self.matched = self.delivered = self.failed = self.retried = self.dropped = self.in_flight = 0
         self.unparsable = self.undecided = self.reply_kept = self.duplicates = 0
 
@@ -200,9 +214,14 @@ class Route:
             (name, string(value.render(texts.__getitem__)) if isinstance(value, Text) else value)
             for name, value in self.headers
         )
-        if not extra and not self.reverses and self.guarantee is None and self.retain is None:
+        if not (extra or self.translates_replies) and self.guarantee is None and self.retain is None:
             return PlainRoute(self, target, hops_max)
         return ShapedRoute(self, target, hops_max, extra)
+
+    @property
+    def translates_replies(self) -> bool:
+        """Whether a reply address may be another one in the target."""
+        return self.returns is not None or bool(self.reverses)
 
     @property
     def reversible(self) -> bool:
@@ -261,7 +280,7 @@ class Route:
             names = {name for name, _ in extra}
             kept = tuple(header for header in meaning.headers if header[0] not in names)
             made = replace(made, headers=kept + extra)
-        if self.reverses and meaning.reply_to:
+        if meaning.reply_to and self.translates_replies:
             made = self._with_reply(made, meaning.reply_to)
         derived = properties if made is meaning else property_set(made)
         forms = properties.forms
@@ -282,10 +301,19 @@ class Route:
         return names
 
     def _with_reply(self, properties: Properties, text: str) -> Properties:
-        for reverse in self.reverses:
-            there = reverse.invert(text)
-            if there is not None:
-                return replace(properties, reply_to=there)
+        if self.returns is None:
+            for reverse in self.reverses:
+                there = reverse.invert(text)
+                if there is not None:
+                    return replace(properties, reply_to=there)
+            self.kept_because = NO_WAY_BACK
+        else:
+            source, target = (self.pattern.dialect, self.source), (self.target.dialect, self.target_endpoint)
+            try:
+                there, correlation = self.returns.make(source, target, text, properties.correlation)
+                return replace(properties, reply_to=there, correlation=correlation)
+            except NameRefused as error:
+                self.kept_because = str(error)
         self.reply_kept += 1
         return properties
 
@@ -309,8 +337,8 @@ def guarantee_of(rule: RouteRule) -> Guarantee | None:
 class ResolvedRoute:
     """What a route does to messages of one address.
 
-    `target` is None when the address is refused, or depends on the sender. A message that has no properties
-    and has crossed less than `bare_hops_max` routes is certain to cross (0: only `certain` can tell).
+    `target` is None when the address is refused, or depends on the sender. A message without a reply address
+    that has crossed less than `bare_hops_max` routes is certain to cross (0: only `certain` can tell).
     """
 
     __slots__ = ("bare_hops_max", "route", "target")
@@ -324,7 +352,7 @@ class ResolvedRoute:
 
     @property
     def bare_plain(self) -> bool:
-        """Whether it is plain for messages without properties."""
+        """Whether it is plain for messages without a reply address."""
         return self.plain
 
     def cross(self, message: Message) -> Message | Outcome | None:
@@ -377,7 +405,7 @@ class ShapedRoute(ResolvedRoute):
         self._address = target
         self._hops_max = hops_max
         self._extra = extra
-        self._derives = bool(extra or route.reverses)
+        self._derives = bool(extra or route.translates_replies)
         self._key = f"{route.key} {[value.value for _, value in extra]!r}"
         self._guarantee = route.guarantee
         self._retain = route.retain
@@ -390,7 +418,7 @@ class ShapedRoute(ResolvedRoute):
         """Once a property set has been derived it is sound."""
         if message.hops >= self._hops_max:
             return False
-        if not self._derives:
+        if not self._derives or not (self._extra or message.property_set.asks):
             return True
         form = message.property_set.forms.get(self._key)
         return form is not None and form[0] is self.route
@@ -402,16 +430,19 @@ class ShapedRoute(ResolvedRoute):
             route.failed += 1
             return HOPS_EXCEEDED
         properties = message.property_set
-        if self._derives and (self._extra or properties is not NO_PROPERTIES):  # none: nor a reply address
+        if self._derives and (self._extra or properties.asks):
             form = properties.forms.get(self._key)
             if form is not None and form[0] is route:
                 properties = form[1]
             else:
+                kept = route.reply_kept
                 try:
                     properties = route.derive(properties, self._key, self._extra)
                 except RemoteProtocolError as error:
                     route.failed += 1
                     return Outcome(Verdict.REJECTED, Reason.MALFORMED, str(error))
+                if route.reply_kept != kept:
+                    route.tell_kept(route, message)
         assurance, durable = message.assurance, message.durable
         if self._guarantee is not None:
             assurance, durable = self._guarantee[assurance * 2 + durable]

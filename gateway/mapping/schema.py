@@ -220,6 +220,12 @@ class RouteRule(Strict):
     escape: Escape = Field(
         "percent", description="What becomes of a separator or wildcard inside a level of a name."
     )
+    answers: Literal["by_route", "direct"] = Field(
+        "by_route",
+        description="What becomes of a reply address. `by_route`: the address from which the reverse of a"
+        " route brings an answer home. `direct`, between listeners: a return address, to which programs in"
+        " the target publish as they always do, and from which the answer comes home without a route.",
+    )
     on_reject: Literal["dead_letter", "retry"] | None = Field(
         None,
         description="What becomes of a message that the target rejects for good. `dead_letter`: it is kept,"

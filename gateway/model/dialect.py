@@ -102,6 +102,14 @@ class Dialect(ABC):
     wild: ClassVar[str]
     """What text that is no name cannot hold when it becomes one level."""
 
+    # Answers
+    return_prefix: ClassVar[str] = ""
+    """What the name of a return address begins with: a reply address that the gateway has made for programs
+    of this protocol. Nothing else has such a name. "": there are none."""
+
+    correlation_is_text: ClassVar[bool] = False
+    """Whether programs read a correlation as text; one that is no UTF-8 is then written in base64."""
+
     # Where the rest of it lives, as `module:name`, for what is made of a configuration
     listener: ClassVar[str]
     """The class of a listener's protocol, a gateway.ingress.source.ListenerSource."""
@@ -140,6 +148,16 @@ class Dialect(ABC):
     def losses(self, message: Message) -> tuple[str, ...]:
         """The names of what a message of another protocol loses in this one."""
         return ()
+
+    def returned(self, address: Address) -> str | None:
+        """What the name of a return address says behind `return_prefix`; None: the address is none."""
+        prefix = self.return_prefix
+        return address.name[len(prefix) :] if prefix and address.name.startswith(prefix) else None
+
+    def return_address(self, rest: str) -> Address:
+        """The inverse of `returned`: where a program publishes that has read it in its own protocol's words.
+        Raises NameRefused when it is too long."""
+        return self.address(self.scope_default, self.return_prefix + rest)
 
     def fault_of(self, given: Mapping[str, str]) -> str:
         """Why these words, each with what it says, are no address in a mapping file; "" when they are one."""

@@ -143,10 +143,11 @@ class Properties:
 class PropertySet:
     """Properties as `protocol` wrote them (`raw`), decoded once, when something asks.
 
-    `forms` is for translators: what they made of this set, under a key of their own.
+    `forms` is for translators: what they made of this set, under a key of their own. `asks` is False when it
+    is known that there is no reply address in here, so that nobody has to decode it for that.
     """
 
-    __slots__ = ("_decode", "_properties", "forms", "octets", "protocol", "raw")
+    __slots__ = ("_decode", "_properties", "asks", "forms", "octets", "protocol", "raw")
 
     def __init__(
         self,
@@ -158,6 +159,7 @@ class PropertySet:
         self.protocol = protocol
         self.raw = raw
         self.octets = len(raw)
+        self.asks = properties is None or bool(properties.reply_to)
         self.forms: dict[object, Any] = {}
         self._decode = decode
         self._properties = properties

@@ -52,6 +52,7 @@ COUNTERS: Final[dict[str, tuple[str, tuple[str, ...]]]] = {
     "gateway_protocol_errors": ("Connections that broke their protocol.", (*ENDPOINT, "reason")),
     "gateway_connections_accepted": ("Connections that a listener took.", ENDPOINT),
     "gateway_connections_refused": ("Connections that a listener turned away.", (*ENDPOINT, "reason")),
+    "gateway_answers_lost": ("Answers to return addresses that nobody took.", (*ENDPOINT, "reason")),
     "gateway_logins": ("Clients that said who they are, by what came of it.", (*ENDPOINT, "outcome")),
     "gateway_duplicates": (
         "Messages that came again and were not taken twice: QoS 2, or by a route that deduplicates.",
@@ -368,6 +369,8 @@ def _listener_samples(stats: ListenerStats) -> Iterator[Sample]:
         yield "gateway_connections_refused", (*labels, reason), count
     for outcome, count in stats.logins.counts.items():
         yield "gateway_logins", (*labels, outcome), count
+    for reason, count in stats.answers_lost.counts.items():
+        yield "gateway_answers_lost", (*labels, reason), count
 
 
 def _link_samples(stats: LinkStats) -> Iterator[Sample]:

@@ -263,7 +263,7 @@ class EndpointStats:
 
 class ListenerStats(EndpointStats):
     """One listener's counters. `refused` are connections that were turned away, by reason; `logins` are by
-    what came of them.
+    what came of them; `answers_lost` are messages to return addresses that nobody takes, by reason.
     """
 
     def __init__(self, name: str, protocol: str, frame_names: Sequence[str] = ()) -> None:
@@ -271,6 +271,7 @@ class ListenerStats(EndpointStats):
         self.accepted = 0
         self.refused = Reasons()
         self.logins = Reasons()
+        self.answers_lost = Reasons()
         self.duplicates = 0  # QoS 2 messages that a client sent again, and that were taken only once
 
 

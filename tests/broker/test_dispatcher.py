@@ -9,15 +9,17 @@ import structlog
 
 from gateway.broker.amqp091.virtual_host import VirtualHost
 from gateway.broker.dead_letters import DeadLetters
-from gateway.broker.dispatcher import Dispatcher
+from gateway.broker.dispatcher import AnswerEntry, Dispatcher, RoutingEntry, tell_reply_kept
 from gateway.broker.mqtt.subscription import SubscriptionOptions
 from gateway.mapping import parse
 from gateway.mapping.router import Router
+from gateway.model.address import Address
 from gateway.model.batch import Batch, SubBatch
 from gateway.model.message import Message
 from gateway.model.outcome import ACCEPTED, Outcome, Reason, Verdict
 from gateway.model.properties import Properties, property_set
 from gateway.protocols.amqp091.dialect import amqp_address
+from gateway.protocols.mqtt.dialect import topic_address
 from tests.broker.parts import Answers, Space, amqp, connected, mqtt, newest
 
 ENDPOINTS = {"mqtt": "mqtt", "amqp": "amqp091", "erp": "amqp091"}
@@ -240,3 +242,92 @@ def test_a_route_that_leads_nowhere_is_counted_and_costs_the_others_nothing() ->
     far = Message(mqtt("out/x").address, b"x", hops=200)
     refused, _ = bench.publish("mqtt", far)
     assert [outcome.reason for outcome in refused.outcomes] == [Reason.HOPS]
+
+
+class Asked(Bench):
+    """The same with return addresses, and `requesters` of MQTT who wait at any topic but `nowhere`."""
+
+    def __init__(self, *rows: str) -> None:
+        super().__init__(*rows)
+        text = "version: 1\nroutes:\n" + "".join(f"  - {row}\n" for row in rows)
+        worlds = {"mqtt": "mqtt", "amqp": "amqp"}
+        router = Router([parse(text, "t.yaml")], ENDPOINTS, worlds=worlds, return_key=b"key")
+        self.dispatcher.use(router)
+        self.dispatcher.links = {"erp"}
+        self.dispatcher.requesters = {
+            "mqtt": lambda text: None if text == "nowhere" else topic_address(text),
+            "amqp": lambda text: amqp_address("", text),
+        }
+
+    def there(self, reply_to: str) -> Address:
+        """What this reply address of an MQTT client is in AMQP."""
+        (resolved,) = self.dispatcher.router.resolve("mqtt", topic_address("q"))
+        crossed = resolved.cross(mqtt("q", properties=property_set(Properties(reply_to=reply_to))))
+        assert isinstance(crossed, Message)
+        assert crossed.properties.reply_to is not None
+        return amqp_address("", crossed.properties.reply_to)
+
+    def lost(self, endpoint: str, address: Address) -> str:
+        """Why nobody takes what is published there."""
+        namespace = self.dispatcher.namespaces[endpoint]
+        entry = self.dispatcher.entry(endpoint, namespace, address)
+        assert isinstance(entry, AnswerEntry)
+        assert not self.dispatcher.publish(Batch(Answers(), 0.0), entry, Message(address, b"!"), 0)
+        return entry.lost
+
+
+DIRECT = UP % (", mandatory: false", ", answers: direct")
+
+
+def test_an_answer_goes_to_who_asked_and_to_nobody_else() -> None:
+    bench = Asked(DIRECT)
+    outlet = connected(bench.space.session("c", "r/x"))
+    there = bench.there("r/x")
+    source, placed = bench.publish("amqp", Message(there, b"!", retain=True))
+    assert (placed, source.outcomes) == ([True], [ACCEPTED])
+    assert [(row.message.address.name, row.message.retain) for row in outlet.rows] == [("r/x", False)]
+    assert bench.dispatcher.answered_at(there) == ("mqtt", topic_address("r/x"))
+    (route,) = bench.dispatcher.router.answers
+    assert (route.matched, route.delivered, route.in_flight) == (1, 1, 0)
+
+
+def test_why_nobody_takes_an_answer() -> None:
+    bench = Asked(DIRECT)
+    there = bench.there("r/x")
+    assert bench.lost("amqp", there) == "gone"
+    assert bench.lost("amqp", bench.there("nowhere")) == "gone"
+    assert bench.dispatcher.answered_at(bench.there("nowhere")) is None
+    assert bench.lost("amqp", amqp_address("", there.name + "x")) == "unknown"
+    assert bench.lost("mqtt", topic_address("$gateway/reply/" + there.name[13:])) == "no_route"
+    del bench.dispatcher.requesters["mqtt"]
+    assert bench.lost("amqp", there) == "gone"
+    bench.dispatcher.use(Router([], ENDPOINTS, return_key=b"key"))
+    assert bench.lost("amqp", there) == "no_route"
+
+
+def test_what_a_link_brings_is_no_answer() -> None:
+    """Its broker has names of its own; and without a key nothing is one."""
+    bench = Asked(DIRECT, OUT % "")
+    there = bench.there("r/x")
+    for entry in (
+        bench.dispatcher.entry("erp", None, there),
+        Bench(UP % ("", "")).dispatcher.entry("amqp", None, there),
+    ):
+        assert type(entry) is RoutingEntry
+        assert entry.branches == ()
+    asks = mqtt("out/1", properties=property_set(Properties(reply_to="r/x")))
+    bench.publish("mqtt", asks)
+    (part,) = bench.link.parts
+    assert part.messages[0].properties.reply_to == "r/x"
+
+
+def test_the_log_hears_of_reply_addresses_that_are_kept() -> None:
+    bench = Asked(DIRECT)
+    (route,) = bench.dispatcher.router.routes
+    route.tell_kept = tell_reply_kept
+    with structlog.testing.capture_logs() as lines:
+        for _ in range(2):
+            bench.publish("mqtt", mqtt("q", properties=property_set(Properties(reply_to="r" * 300))))
+    assert [(line["event"], line["route"], line["reason"]) for line in lines] == [
+        ("a reply address leads nowhere in a route's target", "up", "reply_kept")
+    ] * 2

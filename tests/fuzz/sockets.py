@@ -36,6 +36,7 @@ MUTATED: Final = 0.15
 SENTINEL_EVERY: Final = 50  # connections
 PATIENCE_SECS: Final = 30.0
 SENTINEL: Final = "a/sentinel"
+PINGREQ: Final = b"\xc0\0"
 HEARTBEAT: Final = b"\x08\0\0\0\0\0\0\xce"
 
 
@@ -68,7 +69,7 @@ class Consumers:
         amqp.call(m.QueueBind("all", "amq.topic", "#"), m.QueueBindOk)
         amqp.call(m.BasicConsume("all", no_ack=True), m.BasicConsumeOk)
         found = [device.sock, amqp.sock]
-        self._talkative = [amqp.sock]
+        self._living = [(amqp.sock, HEARTBEAT), (device.sock, PINGREQ)]
         for name in ("a.b", "b.c", "a"):
             fast = Fast(arena, heartbeat=0).open()
             fast.consume(fast.handle(name, TOPIC), prefetch=0, unreliable=True)
@@ -88,9 +89,9 @@ class Consumers:
                         )
 
     def see(self, number: int) -> None:
-        """A message crosses to all of them. They go on living: AMQP wants to hear something now and then."""
-        for sock in (self.amqp.sock, *self._talkative):
-            sock.send(HEARTBEAT)
+        """A message crosses to all of them. They go on living: the gateway wants to hear of them."""
+        for sock, word in ((self.amqp.sock, HEARTBEAT), (self.device.sock, PINGREQ), *self._living):
+            sock.send(word)
         body = b"%d" % number
         self.sender.publish(SENTINEL, body, 1, 1)
         while self.device.body() != body:

@@ -21,6 +21,7 @@ from gateway.model.address import Address
 from gateway.model.batch import Sink, SubBatch
 from gateway.model.message import Message
 from gateway.model.outcome import Outcome, Reason, Verdict
+from gateway.protocols.amqpfast.dialect import AMQPFAST
 from gateway.protocols.amqpfast.spec import SHORT_STRING_MAX, ReplyCode
 from gateway.store.restoring import set_aside
 
@@ -200,6 +201,8 @@ class FastHost:
         """Whether a handle may be opened for this name; Refused as `find`, which it otherwise is like."""
         if service == "peer":
             self.find_peers(name, whole=True)
+        elif name.startswith(AMQPFAST.return_prefix):
+            return  # there is no such destination, but it can be sent to
         elif not (self.auto_create and self._begins(name)):
             self.find(service, name, whole=True, slashes=slashes, maker=maker)
 
@@ -230,6 +233,8 @@ class FastHost:
     def _check_name(name: str, invalid: re.Pattern[str]) -> None:
         if invalid.search(name):
             raise Refused(ReplyCode.BAD_FIELD_VALUE, f"dest-name: {name!r} holds what no name may")
+        if name.startswith(AMQPFAST.return_prefix):
+            raise Refused(ReplyCode.ACCESS_REFUSED, f"dest-name: {name!r} would be a return address")
         if len(name.encode()) > SHORT_STRING_MAX:
             text = f"dest-name: more than {SHORT_STRING_MAX} octets in all"
             raise Refused(ReplyCode.BAD_FIELD_VALUE, text)

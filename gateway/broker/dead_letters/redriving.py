@@ -1,9 +1,10 @@
 """Dead letters on their way again.
 
 A letter that its route had made goes straight to what the route leads to now; one that is as its source sent
-it crosses the route again; one without a route is published again for whatever routes and subscribers there
-are. Nothing is checked for repeats, since the first attempt counts as one. What is refused again stays the
-letter that it was, with its first reason. A letter goes when its message has been accepted, be it late.
+it crosses the route again; one without a route, or an answer, is published again for whatever routes and
+subscribers there are. Nothing is checked for repeats, since the first attempt counts as one. What is refused
+again stays the letter that it was, with its first reason. A letter goes when its message has been accepted,
+be it late.
 """
 
 from __future__ import annotations
@@ -71,9 +72,10 @@ class Redriving:
     ) -> Outcome | None:
         """Put a letter's message on its recipients; otherwise the outcome says why that cannot be."""
         receipt: Receipt = (letter.id, told)
-        if not letter.route:
+        router = self._dispatcher.router
+        if not letter.route or any(one.name == letter.route for one in router.answers):
             return self._publish(published, letter.message, receipt)
-        route = next((one for one in self._dispatcher.router.routes if one.name == letter.route), None)
+        route = next((one for one in router.routes if one.name == letter.route), None)
         if route is None:
             return _no(f"the route {letter.route!r} is in no mapping")
         made = self._made(route, letter)

@@ -457,7 +457,7 @@ class AmqpConnection:
             )
         address = amqp_address(method.exchange, method.routing_key)
         assert self.principal is not None
-        if not ingress.access.may_publish(self.principal, ingress.name, address):
+        if not ingress.may_publish(self.principal, address):
             raise access_refused(f"publishing to exchange '{method.exchange}' is not allowed")
         found = PublishTarget(ingress.dispatcher.entry(self.endpoint, self.host, address), method)
         if len(entries) >= ingress.limits.cache_entries_max:

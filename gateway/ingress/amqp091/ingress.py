@@ -13,15 +13,18 @@ import structlog
 
 from gateway.broker.access import Principal
 from gateway.broker.amqp091.virtual_host import VirtualHost
-from gateway.broker.dispatcher import UNROUTED, RoutingEntry
+from gateway.broker.dispatcher import UNROUTED, AnswerEntry, RoutingEntry
 from gateway.errors import RemoteProtocolError
 from gateway.ingress.amqp091.announcing import server_properties
 from gateway.ingress.amqp091.channel import AmqpChannel
 from gateway.ingress.amqp091.connection import AmqpConnection, PublishTarget, Receipt
 from gateway.ingress.services import Services
 from gateway.ingress.source import ListenerSource
+from gateway.model.address import Address
+from gateway.model.dialect import NameRefused
 from gateway.model.message import Message
 from gateway.model.outcome import Outcome, Reason, Verdict
+from gateway.protocols.amqp091.dialect import AMQP091
 from gateway.protocols.amqp091.table import decode_table, plain
 from gateway.telemetry.stats import ListenerStats
 from gateway.transport.stream import Stream
@@ -52,6 +55,13 @@ class AmqpIngress(ListenerSource):
     def namespace(self) -> VirtualHost:
         """The first of the virtual hosts: routes belong to it."""
         return self.hosts[0]
+
+    def requester(self, reply_to: str) -> Address | None:
+        """A reply-to is a key of the default exchange."""
+        try:
+            return AMQP091.address("", reply_to)
+        except NameRefused:
+            return None
 
     # What the listener asks.
 
@@ -116,6 +126,8 @@ class AmqpIngress(ListenerSource):
         """No queue and no route takes the message: returned if it is mandatory, and confirmed all the
         same.
         """
+        if entry.namespace is None and isinstance(entry, AnswerEntry):
+            self.answer_lost(entry, message)
         if receipt is None or receipt[2] is None:
             if not entry.branches:
                 self.dead_letters.add([message], "", UNROUTED)

@@ -15,6 +15,7 @@ import structlog
 import trio
 
 from gateway.broker.amqpfast.virtual_host import FastHost, Refused
+from gateway.broker.dispatcher import UNROUTED, AnswerEntry, RoutingEntry
 from gateway.containment import contained
 from gateway.ingress.amqpfast.connection import FastConnection
 from gateway.ingress.amqpfast.handle import FastHandle
@@ -22,8 +23,11 @@ from gateway.ingress.amqpfast.publishing import Receipt
 from gateway.ingress.amqpfast.shared_folder import SharedFolder, agreed
 from gateway.ingress.services import Services
 from gateway.ingress.source import ListenerSource
+from gateway.model.address import Address
+from gateway.model.dialect import NameRefused
 from gateway.model.message import Message
 from gateway.model.outcome import ACCEPTED, Outcome, Reason, Verdict
+from gateway.protocols.amqpfast.dialect import AMQPFAST
 from gateway.protocols.amqpfast.spec import ReplyCode
 from gateway.settings.amqpfast import FastOptions, Peer
 from gateway.telemetry.stats import ListenerStats
@@ -62,6 +66,13 @@ class FastIngress(ListenerSource):
     def namespace(self) -> FastHost:
         """The first of the virtual hosts: routes belong to it."""
         return self.hosts[0]
+
+    def requester(self, reply_to: str) -> Address | None:
+        """REPLY_TO does not say the service: it is the queue of that name if there is one, or the topic."""
+        try:
+            return AMQPFAST.address("queue" if reply_to in self.namespace.queues else "topic", reply_to)
+        except NameRefused:
+            return None
 
     # What the listener asks.
 
@@ -139,6 +150,15 @@ class FastIngress(ListenerSource):
     def endpoint_of(self, host: FastHost) -> str:
         """The endpoint by which routes know what comes from a virtual host; "": they do not."""
         return self.name if host is self.hosts[0] else ""
+
+    def unclaimed(self, entry: RoutingEntry, message: Message) -> Outcome:
+        """Nobody takes the message: a topic may well have no listeners; an answer is lost."""
+        if not isinstance(entry, AnswerEntry):
+            self.nobody_wanted(message)
+            return ACCEPTED
+        self.answer_lost(entry, message)
+        self.stats.refuse(UNROUTED)
+        return UNROUTED
 
     def after_commit(self, then: Callable[[Outcome], None]) -> None:
         """Call `then` when what was handed to the store is on disk; at once when there is no store."""

@@ -23,6 +23,7 @@ from gateway.model.outcome import ACCEPTED, Outcome, Reason, Verdict
 from gateway.model.properties import PropertySet
 from gateway.model.spooled import Spooled
 from gateway.protocols.amqpfast.commands import ChannelCommit
+from gateway.protocols.amqpfast.dialect import AMQPFAST, fast_address
 from gateway.protocols.amqpfast.events import Fragment, SendRow
 from gateway.protocols.amqpfast.spec import ReplyCode, Scope
 from gateway.protocols.amqpfast.translate import REFUSALS, essentials, fill_defaults, head_properties
@@ -231,8 +232,7 @@ class Publisher:
                 return
             entry, message = found
         if not ingress.dispatcher.publish(ingress.batch, entry, message, receipt):
-            ingress.nobody_wanted(message)
-            self.settled(receipt, ACCEPTED)  # a topic that nobody listens to
+            self.settled(receipt, ingress.unclaimed(entry, message))
 
     def _resolved(self, entry: RoutingEntry, message: Message) -> tuple[RoutingEntry, Message] | Outcome:
         """A message that is on disk, for a name that routes lead away from: they take it from memory."""
@@ -267,18 +267,19 @@ class Publisher:
             return found
         connection = self._connection
         ingress, host = connection.ingress, connection.host
-        entries = []
-        for one in host.find(
-            handle.service,
-            handle.name + name.decode(),
-            whole=not name,
-            slashes=ingress.slashes,
-            maker=connection.sender.user,
-        ):
-            assert connection.principal is not None
-            if not ingress.access.may_publish(connection.principal, ingress.name, one.address):
-                raise Refused(ReplyCode.ACCESS_REFUSED, f"sending to {one.address.name!r} is refused")
-            entries.append(ingress.dispatcher.entry(ingress.endpoint_of(host), host, one.address))
+        full = handle.name + name.decode()
+        if AMQPFAST.returned(address := fast_address(handle.service, full)) is not None:
+            return (self._entry(address),)  # not kept: there are as many of them as there are requesters
+        entries = [
+            self._entry(one.address)
+            for one in host.find(
+                handle.service,
+                full,
+                whole=not name,
+                slashes=ingress.slashes,
+                maker=connection.sender.user,
+            )
+        ]
         if handle.generation != ingress.dispatcher.generation:
             handle.generation = ingress.dispatcher.generation
             handle.entries.clear()
@@ -286,6 +287,15 @@ class Publisher:
             handle.entries.clear()
         handle.entries[name] = tuple(entries)
         return handle.entries[name]
+
+    def _entry(self, address: Address) -> RoutingEntry:
+        """Raises Refused for a client that may not send there."""
+        connection = self._connection
+        ingress, host = connection.ingress, connection.host
+        assert connection.principal is not None
+        if not ingress.may_publish(connection.principal, address):
+            raise Refused(ReplyCode.ACCESS_REFUSED, f"sending to {address.name!r} is refused")
+        return ingress.dispatcher.entry(ingress.endpoint_of(host), host, address)
 
     def _call(self, call: Call) -> None:
         """Raises Refused."""

@@ -270,7 +270,7 @@ def _will_refusal(ingress: MqttIngress, will: Will, principal: Principal) -> tup
         return ReasonCode.PACKET_TOO_LARGE, "the will exceeds limits.message_bytes_max"
     if (refusal := topic_refusal(will.topic, ingress.limits.topic_levels_max)) is not None:
         return REASON_CODES[refusal.reason], f"the will's topic: {refusal.text}"
-    if not ingress.access.may_publish(principal, ingress.name, topic_address(will.topic)):
+    if not ingress.may_publish(principal, topic_address(will.topic)):
         return ReasonCode.NOT_AUTHORIZED, "not allowed to publish to the will's topic"
     return None
 

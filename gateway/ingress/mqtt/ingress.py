@@ -16,7 +16,7 @@ import structlog
 import trio
 
 from gateway.broker.access import Principal
-from gateway.broker.dispatcher import UNROUTED, RoutingEntry
+from gateway.broker.dispatcher import UNROUTED, AnswerEntry, RoutingEntry
 from gateway.broker.mqtt.namespace import OVERDUE, MqttNamespace
 from gateway.broker.mqtt.session import Session
 from gateway.containment import contained
@@ -27,9 +27,11 @@ from gateway.ingress.mqtt.publish_checks import topic_refusal
 from gateway.ingress.mqtt.routing_table import RoutingTable
 from gateway.ingress.services import Services
 from gateway.ingress.source import ListenerSource
+from gateway.model.address import Address
+from gateway.model.dialect import NameRefused
 from gateway.model.message import NEVER, Message, Sender
 from gateway.model.outcome import FINAL, Outcome, Reason
-from gateway.protocols.mqtt.dialect import topic_address
+from gateway.protocols.mqtt.dialect import MQTT, topic_address
 from gateway.protocols.mqtt.octets import Bounds
 from gateway.protocols.mqtt.packets import Connect, Will
 from gateway.protocols.mqtt.properties import encode_list
@@ -69,6 +71,14 @@ class MqttIngress(ListenerSource):
     def namespace(self) -> MqttNamespace:
         """All topics."""
         return self._namespace
+
+    def requester(self, reply_to: str) -> Address | None:
+        """A response topic is one like any other."""
+        try:
+            address = MQTT.address("", reply_to)
+        except NameRefused:
+            return None
+        return None if topic_refusal(reply_to, self.limits.topic_levels_max) else address
 
     # What the listener asks.
 
@@ -133,6 +143,14 @@ class MqttIngress(ListenerSource):
         """
         refusal = None
         if entry.namespace is None:
+            if isinstance(entry, AnswerEntry):
+                self.answer_lost(entry, message)
+                if not entry.branches:
+                    self.dead_letters.add([message], "", UNROUTED)
+                self.nobody_wanted(message)
+                if receipt is not None:
+                    receipt[0].accepted_for_nobody(receipt[1], receipt[2])
+                return
             refusal = topic_refusal(entry.address.name, self.limits.topic_levels_max)
         if refusal is not None:
             self.stats.refuse(refusal)

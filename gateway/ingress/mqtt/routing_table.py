@@ -93,7 +93,7 @@ def first_seen(
     name = decode_topic(topic)
     address = topic_address(name, topic)
     assert principal is not None
-    if not ingress.access.may_publish(principal, ingress.name, address):
+    if not ingress.may_publish(principal, address):
         raise RemoteProtocolError(f"not allowed to publish to {name!r}", reason=ReasonCode.NOT_AUTHORIZED)
     if topic_refusal(name, ingress.limits.topic_levels_max) is not None:
         nowhere = RoutingEntry(address, None, (), ())

@@ -18,6 +18,7 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
 
+from gateway.mapping.answering import ANSWERS
 from gateway.pipeline.traffic.fates import (
     Candidate,
     Fate,
@@ -198,7 +199,7 @@ class _Recipients:
         return np.array([self._number(sample) for sample in samples], dtype=np.int64)[codes]
 
     def _number(self, sample: dict[str, Any]) -> int:
-        if not sample["route"]:
+        if not sample["route"] or sample["route"].endswith(ANSWERS):  # see Candidate.resolve
             return NO_LANE
         key = tuple(sample.values())
         number = self._known.get(key)

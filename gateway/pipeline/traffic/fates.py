@@ -18,6 +18,7 @@ from gateway.mapping.routes import ConditionalRoute, ResolvedRoute
 from gateway.model.address import Address
 from gateway.model.message import Message
 from gateway.model.outcome import Outcome
+from gateway.protocols import dialect_of
 from gateway.store.journal.encoding import words_of
 
 
@@ -88,7 +89,10 @@ class Candidate:
 
     def resolve(self, endpoint: str, address: Address, route: str) -> tuple[ResolvedRoute, ...]:
         """What messages of an address cross by. `route` is the one that a message took when it was recorded:
-        when that consumes from a queue, so did this message, for the journal does not say."""
+        when that consumes from a queue, so did this message, for the journal does not say. A return address
+        leads to who asked, whatever the mapping says: nothing is resolved."""
+        if dialect_of(address).returned(address) is not None:
+            return ()
         return self.router.resolve(endpoint, address, self._queues.get((endpoint, route), ""))
 
     def queue_of(self, endpoint: str, route: str) -> str:

@@ -40,6 +40,8 @@ class AmqpDialect(Dialect):
     # `#` is not here: topics and destinations cannot hold it, so that it only comes from plain text: `wild`.
     guarded = "*"
     wild = ".*#"
+    return_prefix = "amq.reply-to."  # nobody may declare a queue whose name begins with `amq.`
+    correlation_is_text = True
     listener = "gateway.ingress.amqp091.ingress:AmqpIngress"
     link = "gateway.egress.amqp091.session:AmqpLinkSession"
     peer = "gateway.clients.amqp:AmqpClient"
@@ -67,6 +69,10 @@ class AmqpDialect(Dialect):
 
     def losses(self, message: Message) -> tuple[str, ...]:
         return losses(message)
+
+    def returned(self, address: Address) -> str | None:
+        """Of the default exchange: its keys are what reply-to names."""
+        return None if address.scope else super().returned(address)
 
     def fault_of(self, given: Mapping[str, str]) -> str:
         if "queue" in given and len(given) > 1:

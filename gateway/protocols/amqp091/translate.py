@@ -238,7 +238,7 @@ def essentials(property_set: PropertySet) -> Essentials:
         headers, mode, expiration, reply, user = _positions(raw)
         durable = bool(mode) and raw[mode] == PERSISTENT
         limit = _read_expiration(raw, expiration) if expiration else None
-        retained, crossed = False, 0
+        retained, crossed, asks = False, 0, bool(reply)
         special = bool(user) or (bool(reply) and raw.startswith(DIRECT_REPLY_TO, reply))
         if headers:
             for name, value in decode_table(raw, headers)[0]:
@@ -248,6 +248,9 @@ def essentials(property_set: PropertySet) -> Essentials:
                     crossed = min(max(crossed, value.value), HOPS_MAX)
                 elif name in COPIES:
                     special = True
+                elif name == LONG_TEXTS["reply_to"]:
+                    asks = True
+        property_set.asks = asks
         found = property_set.forms[ESSENTIALS] = Essentials(durable, limit, retained, crossed, special)
     return found
 

@@ -40,6 +40,7 @@ class FastDialect(Dialect):
     forbidden = "./#& " + CONTROLS
     guarded = "*"
     wild = "*" + forbidden
+    return_prefix = "tmp-reply-"  # as what the server names: queues and topics of such names are not created
     listener = "gateway.ingress.amqpfast.ingress:FastIngress"
     link = "gateway.egress.amqpfast.session:FastLinkSession"
     peer = "gateway.clients.amqpfast:FastClient"
@@ -71,6 +72,10 @@ class FastDialect(Dialect):
 
     def losses(self, message: Message) -> tuple[str, ...]:
         return losses(message)
+
+    def returned(self, address: Address) -> str | None:
+        """Of a queue or a topic, for REPLY_TO does not say which."""
+        return None if address.scope == "peer" else super().returned(address)
 
     def fault_of(self, given: Mapping[str, str]) -> str:
         if given.get("service") == "peer":

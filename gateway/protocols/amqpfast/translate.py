@@ -180,12 +180,15 @@ def essentials(property_set: PropertySet) -> Essentials:
         if property_set.protocol != PROTOCOL:
             return NO_ESSENTIALS
         head = decode_head_properties(property_set.raw)
-        retained, crossed = False, 0
+        retained, crossed, asks = False, 0, False
         for name, (_, value) in head.headers:
             if name == RETAIN:
                 retained = value == 1
             elif name == HOPS and isinstance(value, int):
                 crossed = min(max(value, 0), HOPS_MAX)
+            elif name == REPLY_TO:
+                asks = True
+        property_set.asks = asks
         found = Essentials(head.persistent, head.priority, float(head.expiration), retained, crossed)
         property_set.forms[ESSENTIALS] = found
     return found

@@ -35,6 +35,7 @@ class MqttDialect(Dialect):
     forbidden = "/+#\0"
     guarded = ""
     wild = "/+#\0"
+    return_prefix = "$gateway/reply/"  # which no wildcard of a subscription or route matches (4.7.2)
     listener = "gateway.ingress.mqtt.ingress:MqttIngress"
     link = "gateway.egress.mqtt.session:MqttLinkSession"
     peer = "gateway.clients.mqtt:MqttClient"

@@ -136,12 +136,21 @@ def publish_essentials(raw: bytes, most: int = VARINT_MAX) -> Essentials:
 def _find(raw: bytes, most: int) -> Essentials:
     expiry = None
     hops = 0
+    asks = False
     for span in spans(raw, PacketType.PUBLISH, most):
         if span.id is Property.MESSAGE_EXPIRY_INTERVAL:
             expiry = span.value
-        elif span.id is Property.USER_PROPERTY and span.value[0] == HOPS:
-            hops = max(hops, _number(span.value[1], HOPS_MAX) or 0)
-    return Essentials(PropertySet("mqtt", raw, decode_properties), expiry, hops)
+        elif span.id is Property.RESPONSE_TOPIC:
+            asks = True
+        elif span.id is Property.USER_PROPERTY:
+            name, text = span.value
+            if name == HOPS:
+                hops = max(hops, _number(text, HOPS_MAX) or 0)
+            elif name == REPLY_TO:
+                asks = True
+    found = PropertySet("mqtt", raw, decode_properties)
+    found.asks = asks
+    return Essentials(found, expiry, hops)
 
 
 def publish_properties(raw: bytes) -> PropertySet:

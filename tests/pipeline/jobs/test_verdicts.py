@@ -6,8 +6,12 @@ import pytest
 
 pytest.importorskip("pyspark")
 
-from gateway.pipeline.traffic.fates import Fate, decode_fates, encode_fates, show_fate
+from gateway.mapping.answering import ANSWERS
+from gateway.mapping.loading import parse
+from gateway.pipeline.traffic.counting import NO_LANE, WHITHER, Texts, _Recipients
+from gateway.pipeline.traffic.fates import Candidate, Fate, decode_fates, encode_fates, show_fate
 from gateway.pipeline.traffic.verdicts import Verdict, compare
+from gateway.protocols.amqp091.dialect import amqp_address
 
 A = Fate("a", "erp", "x:1", 1, True, False)
 B = Fate("b", "erp", "x:2", 1, True, False)
@@ -48,3 +52,19 @@ def test_fates_are_text_and_back() -> None:
     assert decode_fates(encode_fates(fates)) == fates
     assert show_fate(NO) == "refused by a (name_invalid)"
     assert show_fate(A) == "erp x:1 by a (QoS 1, durable)"
+
+
+def test_answers_are_passed_over() -> None:
+    """They went to who asked, and no mapping says who that was."""
+    text = """
+version: 1
+routes:
+  - name: all
+    from: {endpoint: amqp, exchange: "", binding_key: "{x...}"}
+    to: {endpoint: mqtt, topic: "{x...}"}
+"""
+    candidate = Candidate([parse(text, "m.yaml")], {"m.yaml": text}, {})
+    assert len(candidate.resolve("amqp", amqp_address("", "amq.reply-to"), "")) == 1
+    assert candidate.resolve("amqp", amqp_address("", "amq.reply-to.x"), "all" + ANSWERS) == ()
+    row = dict.fromkeys(WHITHER, None) | {"route": "all" + ANSWERS, "target_endpoint": "mqtt"}
+    assert _Recipients(Texts())._number(row) == NO_LANE
