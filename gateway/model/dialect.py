@@ -154,11 +154,6 @@ class Dialect(ABC):
         prefix = self.return_prefix
         return address.name[len(prefix) :] if prefix and address.name.startswith(prefix) else None
 
-    def return_address(self, rest: str) -> Address:
-        """The inverse of `returned`: where a program publishes that has read it in its own protocol's words.
-        Raises NameRefused when it is too long."""
-        return self.address(self.scope_default, self.return_prefix + rest)
-
     def fault_of(self, given: Mapping[str, str]) -> str:
         """Why these words, each with what it says, are no address in a mapping file; "" when they are one."""
         return ""
