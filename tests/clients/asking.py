@@ -56,6 +56,15 @@ def said(**properties: Any) -> Properties:
     return made
 
 
+@contextmanager
+def _noticed(gateway: Running, listener: str) -> Iterator[None]:
+    """Behind it the gateway has noticed that who came within has gone: there it may come later than here."""
+    connections = gateway.gateway.listeners[listener].connections
+    before = gateway.ask(lambda: len(connections))
+    yield
+    gateway.until(lambda: len(connections) == before)
+
+
 # MQTT 5
 
 
@@ -90,7 +99,7 @@ class MqttParty:
 
 @contextmanager
 def mqtt_requester(gateway: Running, topic: str = "reply/rr") -> Iterator[MqttParty]:
-    with Paho(gateway, "5.0", "asks") as client:
+    with _noticed(gateway, "mqtt"), Paho(gateway, "5.0", "asks") as client:
         client.subscribe(topic, 1)
         yield MqttParty(client, topic)
 
@@ -149,7 +158,8 @@ class PikaParty:
 
 @contextmanager
 def _pika(gateway: Running, queue: str, reply_to: str = "") -> Iterator[PikaParty]:
-    with pika.BlockingConnection(pika.URLParameters(gateway.amqp_url)) as connection:
+    url = pika.URLParameters(gateway.amqp_url)
+    with _noticed(gateway, "amqp091"), pika.BlockingConnection(url) as connection:
         yield PikaParty(connection, queue, reply_to)
 
 
@@ -223,7 +233,7 @@ def _correlation(octets: bytes) -> tuple[str, Value]:
 
 @contextmanager
 def _fast(gateway: Running, name: str) -> Iterator[Fast]:
-    with Fast(gateway, name).open() as client:
+    with _noticed(gateway, "amqpfast"), Fast(gateway, name).open() as client:
         yield client
 
 
