@@ -1,0 +1,14 @@
+"""Frameworks for AMQP 0-9-1, each in a program of its own that RabbitMQ and the gateway must answer alike."""
+
+from __future__ import annotations
+
+import sys
+
+from tests.clients.programs import HERE, on_both
+from tests.interop.gateway_fixture import Running
+from tests.interop.servers import RabbitMQ
+
+
+def test_faststream(gateway: Running, rabbitmq: RabbitMQ) -> None:
+    """aio-pika underneath: JSON, RPC by direct reply-to, topics, nacks, returns, its own reconnect."""
+    on_both([sys.executable, HERE / "python/faststream/main.py"], gateway, rabbitmq)
