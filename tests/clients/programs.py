@@ -17,6 +17,8 @@ from pathlib import Path
 from typing import Final
 
 from gateway.app.clients import connected
+from tests.clients.builds import NotBuiltError, built
+from tests.conftest import missing
 from tests.interop.gateway_fixture import Running
 from tests.interop.servers import RabbitMQ
 
@@ -24,6 +26,15 @@ HERE: Final = Path(__file__).resolve().parent
 CUT: Final = "cut me off"
 DONE: Final = "done"
 PROGRAM_SECS_MAX: Final = 90.0
+
+
+def program(name: str) -> Path:
+    """The folder with what `make peers` has built; the test is skipped where it has not."""
+    try:
+        return built(name)
+    except NotBuiltError as error:
+        missing(str(error))
+        raise
 
 
 def said(command: Sequence[str | Path], cut: Callable[[], None], *, folder: Path | None = None) -> list[str]:
