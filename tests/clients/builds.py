@@ -51,8 +51,27 @@ def node(folder: Path) -> None:
     run(folder, "npm", "ci", "--no-audit", "--no-fund", "--ignore-scripts", "--loglevel=error")
 
 
+def java(folder: Path) -> None:
+    """Maven fetches what the programs need; compiling them does not need it."""
+    run(folder, "mvn", "-q", "-B", "dependency:copy-dependencies", "-DoutputDirectory=jars")
+    sources = sorted(map(str, (folder / "src").glob("*.java")))
+    run(
+        folder,
+        "javac",
+        "-parameters",
+        "-Werror",
+        "-Xlint:all,-processing",
+        "-cp",
+        "jars/*",
+        "-d",
+        "classes",
+        *sources,
+    )
+
+
 BUILDS: Final = {
     "amqp-connection-manager": Build("node/amqp-connection-manager", ("node", "npm"), node),
+    "java": Build("java", ("java", "javac", "mvn"), java),
 }
 
 
