@@ -1,7 +1,7 @@
 #!/bin/sh
 # Installs the programs that the tests talk to or run on: Debian's brokers and command line clients, the Java that
-# Spark and Java's clients need, and the usual Node clients into .node/. Does nothing when they are there. Without the right to install, says
-# what is missing; the tests that need it are skipped then, or fail under CI=true.
+# Spark and Java's clients need, and the usual Node clients into .node/. Does nothing when they are there. Without
+# the right to install, says what is missing; the tests that need it are skipped then, or fail under CI=true.
 set -u
 cd "$(dirname "$0")/../.."
 
