@@ -18,13 +18,16 @@ NOBODY: Final = {"nobody hears NO_MATCHING_SUBSCRIBERS": "nobody hears SUCCESS"}
 """0x10 is a server's to say or not (5: 3.4.2.1); the gateway does not: it may have gone elsewhere."""
 
 
+NOTHING: Final[Mapping[str, str]] = {}
+
+
 def lines(command: Sequence[str | Path], port: int) -> list[str]:
     with Proxy(port) as wire:
         return said([*command, str(wire.port)], wire.cut)
 
 
 def on_both(
-    command: Sequence[str | Path], gateway: Running, mosquitto: Mosquitto, but: Mapping[str, str]
+    command: Sequence[str | Path], gateway: Running, mosquitto: Mosquitto, but: Mapping[str, str] = NOTHING
 ) -> None:
     """The same lines, `but` for those of Mosquitto's for which the gateway has others."""
     theirs = lines(command, mosquitto.port)
@@ -35,3 +38,8 @@ def on_both(
 def test_hivemq(gateway: Running, mosquitto: Mosquitto) -> None:
     """MQTT 5: QoS, properties, aliases, retain handling, wills, shares, requests, flow control, sessions."""
     on_both(java("HiveMq"), gateway, mosquitto, NOBODY)
+
+
+def test_paho_for_java(gateway: Running, mosquitto: Mosquitto) -> None:
+    """MQTT 5: what HiveMQ's does, with subscription identifiers, and what comes again unacknowledged."""
+    on_both(java("Paho"), gateway, mosquitto)
