@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import Final
 
 from tests.chaos.proxy import Proxy
-from tests.clients.programs import java, said
+from tests.clients.programs import java, program, said
 from tests.interop.gateway_fixture import Running
 from tests.interop.servers import Mosquitto
 
@@ -43,3 +43,8 @@ def test_hivemq(gateway: Running, mosquitto: Mosquitto) -> None:
 def test_paho_for_java(gateway: Running, mosquitto: Mosquitto) -> None:
     """MQTT 5: what HiveMQ's does, with subscription identifiers, and what comes again unacknowledged."""
     on_both(java("Paho"), gateway, mosquitto)
+
+
+def test_autopaho(gateway: Running, mosquitto: Mosquitto) -> None:
+    """MQTT 5: properties, will, RPC, and a queue whose messages arrive once though the wires are cut."""
+    on_both([program("autopaho") / "main"], gateway, mosquitto)
