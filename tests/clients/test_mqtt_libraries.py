@@ -48,3 +48,8 @@ def test_paho_for_java(gateway: Running, mosquitto: Mosquitto) -> None:
 def test_autopaho(gateway: Running, mosquitto: Mosquitto) -> None:
     """MQTT 5: properties, will, RPC, and a queue whose messages arrive once though the wires are cut."""
     on_both([program("autopaho") / "main"], gateway, mosquitto)
+
+
+def test_rumqttc(gateway: Running, mosquitto: Mosquitto) -> None:
+    """MQTT 3.1.1: QoS, retained messages, a will, and nothing lost though the wires are cut."""
+    on_both([program("rumqttc") / "main"], gateway, mosquitto)
