@@ -69,6 +69,7 @@ chaos: $(STAMP) peers
 
 peers:
 	@tests/interop/peers.sh
+	@$(PYTHON) tests/clients/builds.py
 
 # Who only runs the gateway is spared what the tests and the data pipeline need, some 600 MB.
 $(ALONE): requirements.lock pyproject.toml
@@ -88,5 +89,5 @@ $(STAMP): $(ALONE)
 	@touch $@
 
 clean:
-	rm -rf $(VENV) .node .mypy_cache .pytest_cache .ruff_cache .hypothesis .import_linter_cache build dist
+	rm -rf $(VENV) .node .peers .mypy_cache .pytest_cache .ruff_cache .hypothesis .import_linter_cache build dist
 	find . -name __pycache__ -type d -prune -exec rm -rf {} +
