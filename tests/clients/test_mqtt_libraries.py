@@ -46,7 +46,7 @@ def test_paho_for_java(gateway: Running, mosquitto: Mosquitto) -> None:
 
 
 def test_autopaho(gateway: Running, mosquitto: Mosquitto) -> None:
-    """MQTT 5: properties, will, RPC, and a queue whose messages arrive once though the wires are cut."""
+    """MQTT 5: properties, will, requests, and a queue whose messages arrive once though the wires are cut."""
     on_both([program("autopaho") / "main"], gateway, mosquitto)
 
 
