@@ -15,6 +15,7 @@ from paho.mqtt.reasoncodes import ReasonCode
 
 from tests.conftest import missing
 from tests.interop.gateway_fixture import LOOPBACK, Running
+from tests.interop.pahos import leave
 from tests.needs import needed
 
 NODE: Final = Path(__file__).resolve().parents[2] / ".node"
@@ -82,8 +83,7 @@ class Paho:
         return self
 
     def __exit__(self, *_: object) -> None:
-        self.client.disconnect()
-        self.client.loop_stop()
+        leave(self.client)
 
 
 @needed("Node")

@@ -12,6 +12,7 @@ import pytest
 
 from gateway.settings import Listener
 from tests.interop.gateway_fixture import LOOPBACK, Running, running, settings_of
+from tests.interop.pahos import leave
 
 PATIENCE_SECS = 20.0
 LISTENERS = {
@@ -59,8 +60,7 @@ def test_what_any_mqtt_listener_brings_reaches_each_virtual_host_once(
         one, _ = device(gateway, listener)
         for body in (b"1", b"2"):
             one.publish("plant/t", body, 1).wait_for_publish(PATIENCE_SECS)
-        one.disconnect()
-        one.loop_stop()
+        leave(one)
         for channel in channels:
             assert channel.queue_declare("q", passive=True).method.message_count == 2
 
@@ -78,5 +78,4 @@ def test_what_any_amqp_listener_brings_reaches_subscribers_once(
     assert [heard.get(timeout=PATIENCE_SECS) for _ in range(2)] == [b"1", b"2"]
     one.publish("end", b"", 1).wait_for_publish(PATIENCE_SECS)
     assert heard.get(timeout=PATIENCE_SECS) == b""
-    one.disconnect()
-    one.loop_stop()
+    leave(one)

@@ -14,16 +14,15 @@ from tests.clients.programs import java, program, said
 from tests.interop.gateway_fixture import Running
 from tests.interop.servers import Mosquitto
 
-NOBODY: Final = {"nobody hears NO_MATCHING_SUBSCRIBERS": "nobody hears SUCCESS"}
-"""0x10 is a server's to say or not (5: 3.4.2.1); the gateway does not: it may have gone elsewhere."""
-
-
-NOTHING: Final[Mapping[str, str]] = {}
-
 
 def lines(command: Sequence[str | Path], port: int) -> list[str]:
     with Proxy(port) as wire:
         return said([*command, str(wire.port)], wire.cut)
+
+
+# 0x10 is a server's to say or not (5: 3.4.2.1, 3.5.2.1): Mosquitto says it in PUBACK only.
+NOBODY: Final = {"nobody hears SUCCESS": "nobody hears NO_MATCHING_SUBSCRIBERS"}
+NOTHING: Final[Mapping[str, str]] = {}
 
 
 def on_both(

@@ -40,6 +40,7 @@ from tests.durable.scenes import (
 from tests.ingress.clients import eventually
 from tests.interop.gateway_fixture import LOOPBACK
 from tests.interop.gateway_process import GatewayProcess
+from tests.interop.pahos import leave
 
 TWO_SECS: Final[PropertyMap] = {Property.SESSION_EXPIRY_INTERVAL: 2}
 DUP: Final = 8
@@ -439,8 +440,7 @@ def paho_with_a_session_loses_nothing(at: Scene) -> Steps:
             yield 0
         eventually(lambda: len(got) >= 30)
     finally:
-        client.disconnect()
-        client.loop_stop()
+        leave(client)
     assert got == numbers(0, 30)
 
 

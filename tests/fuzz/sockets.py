@@ -22,6 +22,7 @@ from typing import Final
 
 from gateway.protocols.amqp091 import methods as m
 from gateway.protocols.amqpfast.events import Opened
+from gateway.protocols.amqpfast.lifetime import PING
 from tests.adversary.arena import Arena
 from tests.fuzz.grammars import GRAMMARS, FastGrammar, packets
 from tests.fuzz.mutation import mutated
@@ -74,6 +75,7 @@ class Consumers:
             fast = Fast(arena, heartbeat=0).open()
             fast.consume(fast.handle(name, TOPIC), prefetch=0, unreliable=True)
             found.append(fast.sock)
+            self._living.append((fast.sock, PING))
         for sock in found:
             sock.setblocking(False)
         return found

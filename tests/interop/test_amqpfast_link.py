@@ -21,6 +21,7 @@ from gateway.settings.endpoints import Link, LinkTls
 from tests.ingress.amqpfast.client import TOPIC, Fast, head
 from tests.interop.gateway_fixture import LOOPBACK, Running, running, settings_of
 from tests.interop.gateway_process import GatewayProcess
+from tests.interop.pahos import leave
 from tests.interop.test_tls import make_certificate
 
 PATIENCE_SECS: Final = 30.0
@@ -112,8 +113,7 @@ class Device:
         return self
 
     def __exit__(self, *_: object) -> None:
-        self._client.disconnect()
-        self._client.loop_stop()
+        leave(self._client)
 
     def publish(self, topic: str, body: bytes, qos: int = 1) -> None:
         """Return when it was acknowledged."""

@@ -23,6 +23,7 @@ from gateway.egress.mqtt.session import MqttLinkSession
 from gateway.settings.endpoints import Link
 from tests.chaos.proxy import Proxy
 from tests.interop.gateway_fixture import LOOPBACK, Running, running, settings_of
+from tests.interop.pahos import leave
 from tests.interop.servers import Mosquitto, free_ports, program
 
 WAIT_SECS: Final = 20.0
@@ -108,8 +109,7 @@ class Subscriber:
         return self
 
     def __exit__(self, *_: object) -> None:
-        self._client.disconnect()
-        self._client.loop_stop()
+        leave(self._client)
         # The client closes its own pair of sockets when nobody refers to it any more.
         self._client.on_connect = self._client.on_message = self._client.on_subscribe = None
 
@@ -328,8 +328,7 @@ def test_qos_2_arrives_once_and_in_order_however_often_the_link_is_cut(
             while len(heard) < len(bodies):
                 heard.append(subscriber.next().payload)
         finally:
-            publisher.disconnect()
-            publisher.loop_stop()
+            leave(publisher)
         publish(mosquitto.port, place, b"the last")
         assert [*heard, subscriber.next().payload] == [*bodies, b"the last"]
 

@@ -25,6 +25,7 @@ from paho.mqtt.enums import CallbackAPIVersion
 from tests.conftest import missing
 from tests.interop.gateway_fixture import LOOPBACK
 from tests.interop.gateway_process import ROOT, GatewayProcess
+from tests.interop.pahos import leave
 from tests.interop.servers import Mosquitto, PeerMissingError, free_ports
 
 WAIT_SECS: Final = 60.0
@@ -80,8 +81,7 @@ class Plant:
 
     def __exit__(self, *_: object) -> None:
         self.stop()
-        self._client.disconnect()
-        self._client.loop_stop()
+        leave(self._client)
 
 
 class Application:

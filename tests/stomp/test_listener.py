@@ -14,6 +14,7 @@ import stomp
 
 from tests.interop.gateway_fixture import LOOPBACK
 from tests.interop.gateway_process import ROOT, GatewayProcess
+from tests.interop.pahos import leave
 from tests.interop.servers import free_ports
 
 PATIENCE_SECS: Final = 20.0
@@ -86,8 +87,7 @@ def device(gateway: GatewayProcess) -> Iterator[tuple[paho.Client, queue.Queue[A
     one.subscribe("plant/#", 1)
     subscribed.get(timeout=PATIENCE_SECS)
     yield one, found
-    one.disconnect()
-    one.loop_stop()
+    leave(one)
 
 
 def test_a_message_crosses_to_mqtt_and_is_confirmed(client: Any, device: Any) -> None:

@@ -19,6 +19,7 @@ from pika.adapters.blocking_connection import BlockingChannel
 from tests.chaos.proxy import Proxy
 from tests.interop.gateway_fixture import LOOPBACK
 from tests.interop.gateway_process import GatewayProcess
+from tests.interop.pahos import leave
 from tests.interop.servers import Mosquitto, RabbitMQ, free_ports
 
 PATIENCE_SECS: Final = 60.0
@@ -112,8 +113,7 @@ def subscriber(mosquitto: Mosquitto, topic: str) -> Iterator[list[int]]:
         assert subscribed.wait(PATIENCE_SECS)
         yield heard
     finally:
-        client.disconnect()
-        client.loop_stop()
+        leave(client)
 
 
 def declare(rabbitmq: RabbitMQ, queue: str, **arguments: Any) -> None:

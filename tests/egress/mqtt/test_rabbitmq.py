@@ -10,6 +10,7 @@ from paho.mqtt.enums import CallbackAPIVersion, MQTTProtocolVersion
 
 from gateway.protocols.mqtt.spec import Version
 from tests.interop.gateway_fixture import LOOPBACK
+from tests.interop.pahos import leave
 from tests.interop.servers import RabbitMQ
 from tests.interop.test_mqtt_link import (
     WAIT_SECS,
@@ -49,8 +50,7 @@ def test_a_link_falls_back_and_messages_pass_both_ways(
                 one.wait_for_publish(WAIT_SECS)
             assert [body for _, _, body in fetch(amqp, queue, 50)] == [b"%d" % number for number in range(50)]
         finally:
-            other.disconnect()
-            other.loop_stop()
+            leave(other)
         for number in range(50):
             amqp.basic_publish("amq.topic", "down.x", b"%d" % number, mqtt())
         gateway.until(lambda: conversation(gateway).idle)
@@ -67,8 +67,7 @@ def test_what_was_published_while_it_was_away_comes_after_all(
     try:
         other.publish("up/away", b"kept", 1).wait_for_publish(WAIT_SECS)
     finally:
-        other.disconnect()
-        other.loop_stop()
+        leave(other)
     with linked(port, tmp_path) as gateway:
         subscribed(gateway)
         gateway.until(lambda: conversation(gateway).stats.messages_in == 1)
