@@ -90,11 +90,12 @@ def until(condition: Callable[[], object]) -> None:
 class Device:
     """An MQTT client that notes what it hears and what was acknowledged."""
 
-    def __init__(self, near: Running) -> None:
+    def __init__(self, near: Running, lasting: str = "") -> None:
+        """`lasting`: the client identifier of a session that stays."""
         self.heard: list[tuple[str, int, bytes]] = []
         self.acked: list[int] = []
         self.subscribed = False
-        self._client = paho.Client(CallbackAPIVersion.VERSION2)
+        self._client = paho.Client(CallbackAPIVersion.VERSION2, lasting, clean_session=not lasting)
         self._client.on_message = self._on_message
         self._client.on_publish = lambda client, data, mid, *_: self.acked.append(mid)
         self._client.on_subscribe = self._on_subscribe
@@ -228,14 +229,15 @@ def test_what_happens_while_the_remote_is_away_is_caught_up(
 def test_a_durable_subscription_misses_nothing_while_the_link_is_away(
     far: GatewayProcess, tmp_path: Path
 ) -> None:
-    with gateway_to(far, tmp_path, client_id="sleeper") as first:
+    # The device's session waits for what the link brings before the device is there again.
+    with gateway_to(far, tmp_path, client_id="sleeper") as first, Device(first, "device"):
         up(first)
     with Fast(far).open() as remote:
         remote.put(remote.handle("plant.asleep", TOPIC), b"1", b"2", head=head(persistent=True))
     with ExitStack() as stack:
         second = stack.enter_context(gateway_to(far, tmp_path, client_id="sleeper"))
-        device = stack.enter_context(Device(second))
         up(second)
+        device = stack.enter_context(Device(second, "device"))
         until(lambda: len(device.heard) == 2)
         assert [body for _, _, body in device.heard] == [b"1", b"2"]
 
