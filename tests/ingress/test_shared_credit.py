@@ -4,6 +4,9 @@ from __future__ import annotations
 
 from collections import Counter
 
+import pytest
+
+from gateway.ingress.amqp091 import channel
 from gateway.protocols.amqp091 import methods as m
 from gateway.settings import Limits
 from tests.ingress.amqp_client import Amqp
@@ -12,6 +15,7 @@ from tests.interop.gateway_fixture import running, settings_of
 QUEUES = ("a", "b", "c")
 COUNT = 20
 LARGE = bytes(300_000)  # four of them congest a stream
+A_LONG_TIME = 3_600.0
 
 
 def filled(client: Amqp, body: bytes, **more: bool) -> None:
@@ -71,3 +75,52 @@ def test_a_client_that_reads_slowly() -> None:
     with running() as gateway, Amqp(gateway).open() as client:
         filled(client, LARGE, no_ack=True)
         assert in_turn(order(client, acknowledged=False))
+
+
+@pytest.mark.parametrize("more", [4, 0])
+def test_more_credit_is_used_a_moment_after_the_answer(more: int) -> None:
+    with running() as gateway, Amqp(gateway).open() as client:
+        waiting_for_credit(client)
+        client.call(m.BasicQos(0, more, True), m.BasicQosOk)
+        assert [row[2] for row in client.delivered(2)] == [3, 4]
+
+
+def test_what_came_at_the_heels_of_the_answer_would_be_read_too_early(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """More credit, and then less again: the former has no effect any more, whatever becomes of its time."""
+    monkeypatch.setattr(channel, "RAISE_SECS", A_LONG_TIME)
+    with running() as gateway, Amqp(gateway).open() as client:
+        waiting_for_credit(client)
+        client.call(m.BasicQos(0, 4, True), m.BasicQosOk)
+        assert ready(client) == 2
+        client.call(m.BasicQos(0, 1, True), m.BasicQosOk)
+        client.say(m.BasicAck(1))
+        assert ready(client) == 2
+        client.say(m.BasicAck(2))
+        assert [row[2] for row in client.delivered(1)] == [3]
+
+
+def test_more_credit_that_nothing_waits_for_is_there_at_once(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(channel, "RAISE_SECS", A_LONG_TIME)
+    with running() as gateway, Amqp(gateway).open() as client:
+        client.call(m.QueueDeclare("a"), m.QueueDeclareOk)
+        client.call(m.BasicQos(0, 1, True), m.BasicQosOk)
+        client.say(m.BasicConsume("a", "a", no_wait=True))
+        client.call(m.BasicQos(0, 2, True), m.BasicQosOk)
+        client.publish("", "a", b"", b"")
+        assert len(client.delivered(2)) == 2
+
+
+def waiting_for_credit(client: Amqp) -> None:
+    """A queue of four messages, two of which its consumer has, as its channel allows."""
+    client.call(m.QueueDeclare("a"), m.QueueDeclareOk)
+    client.publish("", "a", *[b""] * 4)
+    client.call(m.BasicQos(0, 2, True), m.BasicQosOk)
+    client.say(m.BasicConsume("a", "a", no_wait=True))
+    assert len(client.delivered(2)) == 2
+
+
+def ready(client: Amqp) -> int:
+    """The messages that wait in the queue."""
+    return client.call(m.QueueDeclare("a", passive=True), m.QueueDeclareOk).message_count

@@ -1,4 +1,5 @@
-"""Send tasks that are all due after the same time to the worker at BROKER_URL; print how long they took.
+"""Send tasks that are all due after the same time to the worker at BROKER_URL; with a patience, print how
+long they took.
 
 A process of its own, for Celery keeps its connections to a broker as long as its process lives.
 """
@@ -10,16 +11,16 @@ import time
 
 from tests.interop.celery_task import add
 
-TASKS = 20
 
-
-def main(countdown: float, patience: float) -> None:
+def main(tasks: int, countdown: float, patience: float = 0.0) -> None:
     begun = time.monotonic()
-    results = [add.apply_async((number, 1), countdown=countdown) for number in range(TASKS)]
+    results = [add.apply_async((number, 1), countdown=countdown) for number in range(tasks)]
+    if not patience:
+        return
     found = [result.get(timeout=patience) for result in results]
-    assert found == [*range(1, TASKS + 1)], found
+    assert found == [*range(1, tasks + 1)], found
     print(time.monotonic() - begun)
 
 
 if __name__ == "__main__":
-    main(*map(float, sys.argv[1:]))
+    main(int(sys.argv[1]), *map(float, sys.argv[2:]))

@@ -24,12 +24,14 @@ from gateway.protocols.amqp091.spec import ReplyCode
 from gateway.protocols.amqp091.translate import encode_properties
 
 if TYPE_CHECKING:
+    from gateway.broker.alarms import Alarm
     from gateway.ingress.amqp091.connection import AmqpConnection, Content
 
 # What a delivery costs on the wire besides its body and properties, about; for noticing congestion between
 # flushes. A message weighs so much more, where it is held.
 DELIVERY_OVERHEAD: Final = 96
 SPARE: Final = MESSAGE_OCTETS - DELIVERY_OVERHEAD
+RAISE_SECS: Final = 0.002  # many times what a client needs between basic.qos-ok and its next turn
 
 
 # A delivery that the client has to acknowledge: queue, consumer (None after basic.get), position, message. A
@@ -164,6 +166,7 @@ class AmqpChannel:
         self.number = number
         self.prefetch = prefetch_max  # for the next consumer
         self.prefetch_all = 0  # basic.qos(global): over all consumers; 0 is no limit
+        self._raise: Alarm | None = None  # when a larger one takes effect
         self.outstanding = 0  # deliveries to consumers; what was got does not count
         self.line = Line(self.has_room)
         self.next_tag = 1
@@ -183,6 +186,29 @@ class AmqpChannel:
     def has_room(self) -> bool:
         """Whether basic.qos(global) leaves any credit."""
         return not self.prefetch_all or self.outstanding < self.prefetch_all
+
+    def limit(self, prefetch: int) -> None:
+        """basic.qos(global). More credit than before, if messages wait for it, takes effect in a moment. A
+        client whose loop reads until nothing is there, calls its timers and sleeps until octets come (so
+        does Celery's) keeps what those timers settle until it wakes: it waits for us and we for
+        it. What came at the heels of basic.qos-ok would be read before that, and not wake it.
+        """
+        if self._raise is not None:
+            self._raise.cancel()
+            self._raise = None
+        more = self.prefetch_all and (not prefetch or prefetch > self.prefetch_all)
+        if more and self.line:
+            self._raise = self.connection.host.alarms.set(
+                time.time() + RAISE_SECS, partial(self._raised, prefetch)
+            )
+        else:
+            self.prefetch_all = prefetch
+            self.line.dispatch()
+
+    def _raised(self, prefetch: int) -> None:
+        self._raise = None
+        self.prefetch_all = prefetch
+        self.line.dispatch()
 
     def acknowledge_each(self, tags: Sequence[int], touched: Touched) -> int | None:
         """Settle deliveries one by one; returns the first tag that is unknown, behind which it stops."""
@@ -320,6 +346,8 @@ class AmqpChannel:
     def close(self) -> None:
         """The channel is gone: consumers leave, deliveries return."""
         self.request_no_more()
+        if self._raise is not None:
+            self._raise.cancel()
         if self.transaction is not None:
             self.transaction.rollback()
             self.transaction = None

@@ -180,13 +180,12 @@ def basic_qos(connection: AmqpConnection, channel: AmqpChannel, method: m.BasicQ
         raise Refused(
             ReplyCode.NOT_IMPLEMENTED, f"NOT_IMPLEMENTED - prefetch_size!=0 ({method.prefetch_size})"
         )
+    _reply(connection, channel, True, m.BasicQosOk())
     if method.global_:
-        channel.prefetch_all = method.prefetch_count
+        channel.limit(method.prefetch_count)
     else:
         most = connection.ingress.limits.prefetch_max
         channel.prefetch = min(method.prefetch_count or most, most)
-    _reply(connection, channel, True, m.BasicQosOk())
-    channel.line.dispatch()
 
 
 def basic_consume(connection: AmqpConnection, channel: AmqpChannel, method: m.BasicConsume) -> None:
