@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import signal
 from collections.abc import Callable, Iterable, Iterator
+from contextlib import ExitStack
 from dataclasses import asdict
 from functools import partial
 from typing import Final
@@ -85,72 +86,79 @@ class Gateway:
         if self.store is not None:
             self.metrics.store = self.store.figures
             self.readiness.watch("store", partial(getattr, self.store, "failure"))
-        self.mapping_files = MappingFiles(settings, return_key(self.store))
-        router = self._load_router()
-        self.journaling: Journaling | None = None
-        if settings.journal.enabled:
-            self.journaling = open_journal(settings.journal, settings.journal_path(), router)
-            self.metrics.journal = self.journaling.writer
-        self.core = BrokerCore(
-            self.store,
-            router,
-            limits,
-            links=settings.links,
-            forward=settings.dead_letters.forward,
-            journaling=self.journaling,
-        )
-        self.dead_letters, self.dispatcher = self.core.dead_letters, self.core.dispatcher
-        self.memory = self.dispatcher.memory = watched_memory(limits.memory_bytes_max, self._memory_changed)
-        self.mqtt = MqttNamespace(
-            self.dispatcher.subscribed,
-            SessionLimits(
-                limits.queue_messages_max,
-                limits.queue_bytes_max,
-                limits.inflight_max,
-                limits.queue_memory_messages_max,
-                limits.queue_memory_bytes_max,
-                limits.session_full == "hold",
-                limits.stall_secs,
-            ),
-            shares=SessionShares(
-                limits.sessions_per_user_max,
-                limits.sessions_per_address_max,
-                limits.subscriptions_total_max,
-                limits.subscriptions_per_user_max,
-                limits.sessions_policy == "expire_soonest",
-            ),
-            sessions_max=limits.sessions_max,
-            retained=Retained(
-                messages_max=limits.retained_messages_max,
-                octets_max=limits.retained_bytes_max,
+        with ExitStack() as undo:  # what the configuration says, and cannot be, leaves nothing open behind
+            if self.store is not None:
+                undo.callback(self.store.close)
+            self.mapping_files = MappingFiles(settings, return_key(self.store))
+            router = self._load_router()
+            self.journaling: Journaling | None = None
+            if settings.journal.enabled:
+                self.journaling = open_journal(settings.journal, settings.journal_path(), router)
+                undo.callback(self.journaling.writer.close)
+                self.metrics.journal = self.journaling.writer
+            self.core = BrokerCore(
+                self.store,
+                router,
+                limits,
+                links=settings.links,
+                forward=settings.dead_letters.forward,
+                journaling=self.journaling,
+            )
+            self.dead_letters, self.dispatcher = self.core.dead_letters, self.core.dispatcher
+            self.memory = self.dispatcher.memory = watched_memory(
+                limits.memory_bytes_max, self._memory_changed
+            )
+            self.mqtt = MqttNamespace(
+                self.dispatcher.subscribed,
+                SessionLimits(
+                    limits.queue_messages_max,
+                    limits.queue_bytes_max,
+                    limits.inflight_max,
+                    limits.queue_memory_messages_max,
+                    limits.queue_memory_bytes_max,
+                    limits.session_full == "hold",
+                    limits.stall_secs,
+                ),
+                shares=SessionShares(
+                    limits.sessions_per_user_max,
+                    limits.sessions_per_address_max,
+                    limits.subscriptions_total_max,
+                    limits.subscriptions_per_user_max,
+                    limits.sessions_policy == "expire_soonest",
+                ),
+                sessions_max=limits.sessions_max,
+                retained=Retained(
+                    messages_max=limits.retained_messages_max,
+                    octets_max=limits.retained_bytes_max,
+                    store=self.store,
+                ),
                 store=self.store,
-            ),
-            store=self.store,
-        )
-        self.hosts = AmqpHosts(
-            settings.amqp_hosts(), self.dispatcher.changed, limits, self.store, self._dead_letter
-        )
-        self.host = next(iter(self.hosts.values()))
-        self.fast_hosts = FastHosts(settings.virtual_hosts(), self.dispatcher.changed, limits, self.store)
-        self._declare()
-        self.access = access_of(settings)
-        self.watchdog = Watchdog(settings.log.slow_turn_secs)
-        self.metrics.turns = self.watchdog.turns
-        self.memory.connections = self._publishers
-        self.memory_shares = MemoryShares(
-            self.memory,
-            self._claims,
-            per_user=limits.memory_per_user_share,
-            per_address=limits.memory_per_address_share,
-        )
-        self.writes = WriteSet()
-        self.writes.took_long = self.watchdog.suspect
-        self.writes.wake_up_ends = self._wake_up_ends
-        self.listeners: dict[str, Listener] = {}
-        self.links: dict[str, Link] = {}
-        self.http_port = 0
-        self._stopping = trio.Event()
-        self._gauges()
+            )
+            self.hosts = AmqpHosts(
+                settings.amqp_hosts(), self.dispatcher.changed, limits, self.store, self._dead_letter
+            )
+            self.host = next(iter(self.hosts.values()))
+            self.fast_hosts = FastHosts(settings.virtual_hosts(), self.dispatcher.changed, limits, self.store)
+            declare_all(settings, self.hosts)  # before there is anything that consumes or accepts
+            self.access = access_of(settings)
+            self.watchdog = Watchdog(settings.log.slow_turn_secs)
+            self.metrics.turns = self.watchdog.turns
+            self.memory.connections = self._publishers
+            self.memory_shares = MemoryShares(
+                self.memory,
+                self._claims,
+                per_user=limits.memory_per_user_share,
+                per_address=limits.memory_per_address_share,
+            )
+            self.writes = WriteSet()
+            self.writes.took_long = self.watchdog.suspect
+            self.writes.wake_up_ends = self._wake_up_ends
+            self.listeners: dict[str, Listener] = {}
+            self.links: dict[str, Link] = {}
+            self.http_port = 0
+            self._stopping = trio.Event()
+            self._gauges()
+            undo.pop_all()
 
     async def run(
         self, *, task_status: trio.TaskStatus[Gateway] = trio.TASK_STATUS_IGNORED, signals: bool = True
@@ -291,15 +299,6 @@ class Gateway:
                         connection.stream.fail(error)
 
     # Putting it together.
-
-    def _declare(self) -> None:
-        """Before there is anything that consumes or accepts. Raises ConfigurationError."""
-        try:
-            declare_all(self.settings, self.hosts)
-        except BaseException:
-            if self.store is not None:
-                self.store.close()
-            raise
 
     def _load_router(self) -> Router:
         router = self.mapping_files.load()

@@ -600,6 +600,9 @@ class Dispatcher:
             names = route.losses(message, count)
         except ProtocolError:  # malformed octets: whoever encodes them says so
             return
+        except Exception as error:  # the message is none the worse for it
+            contained("message", error, route=route.name)
+            return
         if names and self._is_new(batch, (route.name, names)):
             log.info(
                 "properties were lost",

@@ -7,7 +7,7 @@ it on standard error; warnings alone leave the exit code 0.
 from __future__ import annotations
 
 import os
-from typing import Any, Final
+from typing import Any, Final, NamedTuple
 
 import orjson
 import typer
@@ -16,6 +16,7 @@ from rich.text import Text
 
 from gateway.app.access import access_of
 from gateway.broker.amqp091.declaring import gather, rehearse
+from gateway.broker.amqp091.hosts import AmqpHosts
 from gateway.broker.amqp091.unbound import unbound
 from gateway.cli.exits import Exit
 from gateway.cli.options import AsJson, ConfigFile, settings_of
@@ -39,12 +40,13 @@ def check(config: ConfigFile = None, as_json: AsJson = False) -> None:
     except ConfigurationError as error:
         settings, findings = None, [_error(line) for line in str(error).splitlines()]
     if settings is not None:
+        rehearsed = rehearsal(settings)
         findings = [
             *(unreadable(settings) or unusable(settings)),
             *absent(settings),
             *unwritable(settings),
-            *declared_findings(settings),
-            *mapping_findings(settings),
+            *rehearsed.findings,
+            *mapping_findings(settings, rehearsed),
         ]
     wrong = any(finding.severity is Severity.ERROR for finding in findings)
     if as_json:
@@ -97,13 +99,26 @@ def unwritable(settings: Settings) -> list[Finding]:
     ]
 
 
-def declared_findings(settings: Settings) -> list[Finding]:
-    """What is wrong or unwise in what is declared. What the store has, only the start can know."""
+class Rehearsal(NamedTuple):
+    """What is declared, tried: what is wrong or unwise in it, the virtual hosts that come of it (None: it
+    cannot be, so what is bound is not known), and in which of them anything is declared. What the store has,
+    only the start can know.
+    """
+
+    findings: list[Finding]
+    hosts: AmqpHosts | None
+    declaring: set[str]
+
+
+def rehearsal(settings: Settings) -> Rehearsal:
+    """Read and try what is declared."""
     declared, findings = gather(settings)
-    return [*findings, *rehearse(settings, declared)[1]]
+    hosts, remarks = rehearse(settings, declared)
+    whole = all(one.severity is not Severity.ERROR for one in remarks)
+    return Rehearsal([*findings, *remarks], hosts if whole else None, {one.host for one in declared})
 
 
-def mapping_findings(settings: Settings) -> list[Finding]:
+def mapping_findings(settings: Settings, rehearsed: Rehearsal) -> list[Finding]:
     """What is wrong or unwise in the mapping files, for the endpoints that are configured."""
     files = settings.mapping_files()
     if not files:
@@ -115,13 +130,11 @@ def mapping_findings(settings: Settings) -> list[Finding]:
         return [_error(error.reason, error.file, error.line, error.column)]
     routes = compile_routes(mappings, settings.endpoints(), settings.worlds()).routes
     refused = unstorable_routes(routes, settings.links, store=settings.store.enabled)
-    declared, _ = gather(settings)
-    hosts, remarks = rehearse(settings, declared)
-    whole = all(one.severity is not Severity.ERROR for one in remarks)  # else what is bound is not known
+    hosts = rehearsed.hosts
     return [
         *map(_error, refused),
         *lint(mappings, settings.endpoints(), settings.links, settings.worlds()),
-        *(unbound(routes, settings, hosts, {one.host for one in declared}) if whole else ()),
+        *(() if hosts is None else unbound(routes, settings, hosts, rehearsed.declaring)),
     ]
 
 

@@ -18,6 +18,7 @@ from gateway.ingress.listener import Connection, Listener
 from gateway.ingress.logins import Logins
 from gateway.ingress.services import Services
 from gateway.model.address import Address
+from gateway.model.batch import Batch
 from gateway.model.message import Message, Sender
 from gateway.model.outcome import Outcome
 from gateway.protocols import show
@@ -99,6 +100,14 @@ class ListenerSource(ABC):
         return self.opened.hold(senders)
 
     # What connections ask.
+
+    def begun_batch(self) -> Batch:
+        """The batch, for something to be published: what waited before its first message counts for
+        nothing."""
+        batch = self.batch
+        if not batch.receipts:
+            batch.received = self.now()
+        return batch
 
     def nobody_wanted(self, message: Message) -> None:
         """No subscription, queue or route took it."""

@@ -9,16 +9,13 @@ from __future__ import annotations
 from dataclasses import replace
 from typing import Final
 
-from gateway.errors import RemoteProtocolError
 from gateway.mapping.patterns import Pattern
 from gateway.mapping.return_addresses import restored
-from gateway.mapping.routes import ResolvedRoute, Route, ShapedRoute, Target
+from gateway.mapping.routes import AmendingRoute, ResolvedRoute, Route, ShapedRoute, Target
 from gateway.mapping.schema import Delivery, From, To
 from gateway.mapping.templates import Template, vocabulary
 from gateway.model.address import Address
-from gateway.model.message import Message
-from gateway.model.outcome import Outcome, Reason, Verdict
-from gateway.model.properties import property_set
+from gateway.model.properties import Properties
 
 ANSWERS: Final = "+answers"  # no route of a mapping file has a name with a plus
 
@@ -51,25 +48,10 @@ def answer_to(route: Route, requester: Address, hops_max: int, *, coded: bool) -
     return CodedAnswer(plain) if coded else plain
 
 
-class CodedAnswer(ResolvedRoute):
+class CodedAnswer(AmendingRoute):
     """Another crossing, behind which the correlation is what the requester said."""
 
-    __slots__ = ("_inner",)
+    __slots__ = ()
 
-    def __init__(self, inner: ResolvedRoute) -> None:
-        super().__init__(inner.route, inner.target)
-        self._inner = inner
-
-    def cross(self, message: Message) -> Message | Outcome | None:
-        crossed = self._inner.cross(message)
-        if type(crossed) is not Message:
-            return crossed
-        try:
-            stated = crossed.property_set.properties
-        except RemoteProtocolError as error:
-            self.route.failed += 1
-            return Outcome(Verdict.REJECTED, Reason.MALFORMED, str(error))
-        made = property_set(replace(stated, correlation=restored(stated.correlation)))
-        crossed.octets += made.octets - crossed.property_set.octets  # nobody else has the message yet
-        crossed.property_set = made
-        return crossed
+    def amended(self, stated: Properties) -> Properties:
+        return replace(stated, correlation=restored(stated.correlation))

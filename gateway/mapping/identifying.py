@@ -12,34 +12,18 @@ from __future__ import annotations
 from collections.abc import Iterator
 from dataclasses import replace
 
-from gateway.errors import RemoteProtocolError
-from gateway.mapping.routes import ResolvedRoute
-from gateway.model.message import Message
-from gateway.model.outcome import Outcome, Reason, Verdict
-from gateway.model.properties import property_set
+from gateway.mapping.routes import AmendingRoute, ResolvedRoute
+from gateway.model.properties import Properties
 
 
-class IdentifyingRoute(ResolvedRoute):
+class IdentifyingRoute(AmendingRoute):
     """Another crossing, and the next of `ids` for each message that has crossed and has none."""
 
-    __slots__ = ("_ids", "_inner")
+    __slots__ = ("_ids",)
 
     def __init__(self, inner: ResolvedRoute, ids: Iterator[str]) -> None:
-        super().__init__(inner.route, inner.target)
-        self._inner = inner
+        super().__init__(inner)
         self._ids = ids
 
-    def cross(self, message: Message) -> Message | Outcome | None:
-        crossed = self._inner.cross(message)
-        if type(crossed) is not Message:
-            return crossed
-        try:
-            stated = crossed.property_set.properties
-        except RemoteProtocolError as error:
-            self.route.failed += 1
-            return Outcome(Verdict.REJECTED, Reason.MALFORMED, str(error))
-        if not stated.message_id:  # the message has just been made: nobody else has it yet
-            made = property_set(replace(stated, message_id=next(self._ids)))
-            crossed.octets += made.octets - crossed.property_set.octets
-            crossed.property_set = made
-        return crossed
+    def amended(self, stated: Properties) -> Properties:
+        return stated if stated.message_id else replace(stated, message_id=next(self._ids))

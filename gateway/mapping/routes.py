@@ -461,6 +461,36 @@ class ShapedRoute(ResolvedRoute):
         )
 
 
+class AmendingRoute(ResolvedRoute):
+    """Another crossing, behind which the properties are `amended`: each message has its own."""
+
+    __slots__ = ("_inner",)
+
+    def __init__(self, inner: ResolvedRoute) -> None:
+        super().__init__(inner.route, inner.target)
+        self._inner = inner
+
+    def amended(self, stated: Properties) -> Properties:
+        """What the target gets; the same object: nothing changes."""
+        raise NotImplementedError
+
+    def cross(self, message: Message) -> Message | Outcome | None:
+        crossed = self._inner.cross(message)
+        if type(crossed) is not Message:
+            return crossed
+        try:
+            stated = crossed.property_set.properties
+        except RemoteProtocolError as error:
+            self.route.failed += 1
+            return Outcome(Verdict.REJECTED, Reason.MALFORMED, str(error))
+        amended = self.amended(stated)
+        if amended is not stated:  # the message has just been made: nobody else has it yet
+            made = property_set(amended)
+            crossed.octets += made.octets - crossed.property_set.octets
+            crossed.property_set = made
+        return crossed
+
+
 class RefusedRoute(ResolvedRoute):
     """An address that the target cannot have: every message is refused, before any broker sees it."""
 

@@ -218,7 +218,7 @@ class Stream:
         self.closed = False
         self.doomed: Exception | None = None  # why it fails when this wake-up ends
         self.ending = False
-        self._postponed: list[Any] = []
+        self._postponed: list[Any] | None = None
         self.dear_until = 0.0  # of this turn; 0: it has done nothing dear
         self.queued = 0  # octets that the peer object has encoded since the last flush, and the backlog
         self._counts: OctetCounts = Octets()
@@ -291,11 +291,9 @@ class Stream:
         self._postponed = events
         self.again()
 
-    def postponed(self) -> list[Any]:
-        """That, once; empty if there is none. Nothing is read before it is done, so no octets have come."""
-        events = self._postponed
-        if events:
-            self._postponed = []
+    def postponed(self) -> list[Any] | None:
+        """That, once; None if there is none. Nothing is read before it is done, so no octets have come."""
+        events, self._postponed = self._postponed, None
         return events
 
     def spent(self) -> bool:

@@ -9,7 +9,7 @@ import kubernetes_validate
 import pytest
 import yaml
 
-from gateway.cli.check import declared_findings, mapping_findings
+from gateway.cli.check import mapping_findings, rehearsal
 from gateway.mapping.linter import Severity
 from gateway.settings import Settings, load_settings
 
@@ -49,7 +49,8 @@ def test_kubernetes_takes_it(document: dict[str, Any], version: str) -> None:
 @pytest.mark.parametrize("path", FILES, ids=lambda path: path.name)
 def test_the_gateway_takes_its_configuration(path: Path, tmp_path: Path) -> None:
     settings = configured(path, tmp_path)
-    found = [*declared_findings(settings), *mapping_findings(settings)]
+    rehearsed = rehearsal(settings)
+    found = [*rehearsed.findings, *mapping_findings(settings, rehearsed)]
     wrong = [one for one in found if one.severity is not Severity.NOTE]
     assert wrong == []
 

@@ -39,7 +39,7 @@ class MemoryStream(Generic[PeerT]):
         self.congested = False
         self.closed = False
         self.last: Any = b""
-        self._postponed: list[Any] = []
+        self._postponed: list[Any] | None = None
 
     def mark(self) -> None:
         return
@@ -50,8 +50,8 @@ class MemoryStream(Generic[PeerT]):
     def postpone(self, events: list[Any]) -> None:
         self._postponed = events
 
-    def postponed(self) -> list[Any]:
-        events, self._postponed = self._postponed, []
+    def postponed(self) -> list[Any] | None:
+        events, self._postponed = self._postponed, None
         return events
 
     def spent(self) -> bool:

@@ -102,8 +102,10 @@ def test_whoever_does_not_finish_the_greeting_is_cut_off(listener: str, said: by
 def test_a_client_that_vanishes_in_the_middle_of_a_packet_leaves_nothing(gateway: Running) -> None:
     with Raw(gateway.mqtt) as client:
         client.send(CONNECT + b"\x30\x80\x80\x04\x00\x01a" + bytes(1_000))
+        assert client.sock.recv(1)
     with Raw(gateway.amqp) as client:
         client.send(HEADER + b"\x01\x00")
+        assert client.sock.recv(1)
     eventually(lambda: stats(gateway).connections + stats(gateway, "amqp091").connections == 0)
     assert gateway.ask(lambda: len(gateway.gateway.mqtt.sessions)) == 0
 

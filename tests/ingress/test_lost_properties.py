@@ -6,6 +6,8 @@ from typing import Final
 
 import pytest
 
+from gateway.containment import counted
+from gateway.mapping.routes import Route
 from gateway.protocols.amqp091 import methods as m
 from tests.ingress.amqp_client import Amqp
 from tests.ingress.clients import connect
@@ -64,3 +66,22 @@ def subscribed(reader: Amqp) -> None:
     reader.call(m.QueueDeclare("q"), m.QueueDeclareOk)
     reader.call(m.QueueBind("q", "amq.topic", "#"), m.QueueBindOk)
     reader.call(m.BasicConsume("q", "t"), m.BasicConsumeOk)
+
+
+def test_a_fault_in_the_counting_costs_no_message(monkeypatch: pytest.MonkeyPatch) -> None:
+    def fault(*_: object) -> str:
+        raise ArithmeticError("nobody foresaw it")
+
+    monkeypatch.setattr(Route, "losses", fault)
+    before = counted["message"]
+    with (
+        running(but="internal error, contained") as gateway,
+        connect(gateway, "device")[0] as writer,
+        Amqp(gateway).open() as reader,
+    ):
+        subscribed(reader)
+        writer.machine.publish(b"a/b", b"x", 1, packet_id=1, properties=user_property(LONG, b"v"))
+        writer.flush()
+        assert len(reader.delivered(1)) == 1
+        writer.ping()
+    assert counted["message"] == before + 1

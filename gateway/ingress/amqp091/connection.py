@@ -336,7 +336,7 @@ class AmqpConnection:
 
     # Publishing.
 
-    def _publishes(self, contents: list[Content]) -> list[Content]:  # noqa: C901, PLR0915 - every message
+    def _publishes(self, contents: list[Content]) -> list[Content]:  # noqa: PLR0915 - every message
         """Publish them; returns those that are left for another turn, when many go where this user has not
         published before.
         """
@@ -347,9 +347,7 @@ class AmqpConnection:
             return []
         entries = ingress.entries_of(self.principal, self.host)
         publish = ingress.dispatcher.publish
-        batch = ingress.batch
-        if not batch:
-            batch.received = ingress.now()  # its first message: what waited before counts for nothing
+        batch = ingress.begun_batch()
         channels = self.channels
         sender = self.sender
         known: tuple[bytes, bytes] | None = None  # of the message before: the same objects say the same

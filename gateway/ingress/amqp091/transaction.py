@@ -108,6 +108,7 @@ class Transaction:
         self._open = len(publishes) + 1
         self._channel.connection.unsettled += len(publishes)
         changed = self._generation != ingress.dispatcher.generation
+        batch = ingress.begun_batch()
         utc = time.time()
         for entry, message, content in publishes:
             if changed:
@@ -116,7 +117,7 @@ class Transaction:
             if expiration is not None:
                 message = living(message, utc + expiration / 1000)
             receipt = (self._channel, IN_TRANSACTION, content)
-            if not ingress.dispatcher.publish(ingress.batch, entry, message, receipt):
+            if not ingress.dispatcher.publish(batch, entry, message, receipt):
                 ingress.unclaimed(entry, message, receipt)
         ingress.turn_done()
         if self._settle() and ingress.store is not None:

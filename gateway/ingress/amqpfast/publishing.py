@@ -62,9 +62,7 @@ class Publisher:
             for number, tag, *_ in rows:
                 self._refuse(number, tag)
             return []
-        batch = ingress.batch
-        if not batch:
-            batch.received = ingress.now()  # its first message: what waited before counts for nothing
+        batch = ingress.begun_batch()
         publish = ingress.dispatcher.publish
         handles = connection.handles
         sender = connection.sender
@@ -333,8 +331,7 @@ class Publisher:
                 ingress.partials.release(partial)
             self._refuse(handle.number, tag)
             return
-        if not ingress.batch:
-            ingress.batch.received = ingress.now()
+        ingress.begun_batch()
         try:
             properties = _properties(handle, head)
             essentials(properties)
@@ -406,6 +403,7 @@ class Publisher:
 
         join = Join(len(pending) + 1, done)
         self.unsettled += 1
+        ingress.begun_batch()
         host, endpoint = connection.host, ingress.endpoint_of(connection.host)
         entries: dict[Address, RoutingEntry] = {}  # anew, for something may have changed since they were sent
         for entry, message in pending:

@@ -303,12 +303,14 @@ class MqttConnection:
 
     # What the ingress tells of published messages.
 
-    def accepted(self, packet_id: int, qos: int) -> None:
-        """Every target has the message."""
+    def accepted(self, packet_id: int, qos: int, *, taken: bool = True) -> None:
+        """Every target has the message; not `taken`: there is none, for which MQTT 5 has a word (3.4.2.1)."""
         self.unsettled -= 1
         if self._retries is not None:
             self._retries.attempts.pop(packet_id, None)
-        if qos == 1:
+        if not taken and self.machine.version is Version.V5 and self.machine.state is OPEN:
+            self._accepted_for_nobody(packet_id, qos)
+        elif qos == 1:
             if self._pubacks is None:
                 self._pubacks = [packet_id]
                 self.stream.mark()
@@ -319,21 +321,12 @@ class MqttConnection:
         if self._held:
             self._read_on()
 
-    def accepted_for_nobody(self, packet_id: int, qos: int) -> None:
-        """There is no target: MQTT 5 says so."""
-        if self.machine.version is not Version.V5 or self.machine.state is not OPEN:
-            self.accepted(packet_id, qos)
-            return
-        self.unsettled -= 1
-        if self._retries is not None:
-            self._retries.attempts.pop(packet_id, None)
+    def _accepted_for_nobody(self, packet_id: int, qos: int) -> None:
         if qos == 1:
             self.machine.send_ack(PacketType.PUBACK, packet_id, ReasonCode.NO_MATCHING_SUBSCRIBERS)
             self.stream.mark()
         else:
             self._accept_once(packet_id, ReasonCode.NO_MATCHING_SUBSCRIBERS)
-        if self._held:
-            self._read_on()
 
     def _read_on(self) -> None:
         """The client was held for having too much unsettled; that may be over."""
@@ -446,9 +439,7 @@ class MqttConnection:
             check_publish(rows, ingress.options)
         entries = self._entries
         publish = dispatcher.publish
-        batch = ingress.batch
-        if not batch.receipts:
-            batch.received = ingress.now()  # its first message: what waited before counts for nothing
+        batch = ingress.begun_batch()
         sender = self.sender
         body_max = ingress.body_max
         held = None if self._retries is None else self._retries.waiting

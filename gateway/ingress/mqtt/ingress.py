@@ -145,13 +145,8 @@ class MqttIngress(ListenerSource):
         if entry.namespace is None:
             if isinstance(entry, AnswerEntry):
                 self.answer_lost(entry, message)
-                if not entry.branches:
-                    self.dead_letters.add([message], "", UNROUTED)
-                self.nobody_wanted(message)
-                if receipt is not None:
-                    receipt[0].accepted_for_nobody(receipt[1], receipt[2])
-                return
-            refusal = topic_refusal(entry.address.name, self.limits.topic_levels_max)
+            else:
+                refusal = topic_refusal(entry.address.name, self.limits.topic_levels_max)
         if refusal is not None:
             self.stats.refuse(refusal)
             if receipt is not None and (receipt[0].machine.version is Version.V5 or refusal.reason in FINAL):
@@ -162,11 +157,8 @@ class MqttIngress(ListenerSource):
             if not entry.branches:
                 self.dead_letters.add([message], "", UNROUTED)
             self.nobody_wanted(message)
-            if receipt is not None:
-                receipt[0].accepted_for_nobody(receipt[1], receipt[2])
-            return
         if receipt is not None:
-            receipt[0].accepted(receipt[1], receipt[2])
+            receipt[0].accepted(receipt[1], receipt[2], taken=refusal is not None)
 
     def publish_again(self, receipt: Receipt) -> None:
         """A message that was refused gets another chance."""
@@ -174,7 +166,7 @@ class MqttIngress(ListenerSource):
         entry = self.dispatcher.entry(self.name, self.namespace, entry.address)
         for branch in entry.branches:
             branch.resolved.route.retried += 1
-        if not self.dispatcher.publish(self.batch, entry, message, receipt):
+        if not self.dispatcher.publish(self.begun_batch(), entry, message, receipt):
             self.unclaimed(entry, message, receipt)
 
     def owe_retained(self, session: Session) -> None:
@@ -301,7 +293,7 @@ class MqttIngress(ListenerSource):
             sender,
         )
         entry = self.dispatcher.entry(self.name, self.namespace, message.address)
-        if not self.dispatcher.publish(self.batch, entry, message, None):
+        if not self.dispatcher.publish(self.begun_batch(), entry, message, None):
             self.unclaimed(entry, message, None)
         self.turn_done()
 

@@ -51,7 +51,7 @@ class FakeStream:
         self.why = ""
         self.last = b""
         self.unread = False
-        self._postponed: list[Event] = []
+        self._postponed: list[Event] | None = None
 
     def mark(self) -> None:
         """Everything is collected by `World.talk`."""
@@ -63,8 +63,8 @@ class FakeStream:
     def postpone(self, events: list[Event]) -> None:
         self._postponed = events
 
-    def postponed(self) -> list[Event]:
-        events, self._postponed = self._postponed, []
+    def postponed(self) -> list[Event] | None:
+        events, self._postponed = self._postponed, None
         return events
 
     def spent(self) -> bool:
