@@ -37,6 +37,7 @@ def add_listener(gateway: Gateway, name: str, tasks: Tasks) -> None:
         mqtt=gateway.mqtt,
         hosts=gateway.hosts,
         fast_hosts=gateway.fast_hosts,
+        bodies=gateway.bodies,
     )
     ingress: ListenerSource = resolve_name(dialect.listener)(name, services, stats)
     listener = Listener(

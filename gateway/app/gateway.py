@@ -40,6 +40,7 @@ from gateway.app.memory import watched_memory
 from gateway.app.storage import open_store, return_key, start_store
 from gateway.broker.amqp091.hosts import AmqpHosts
 from gateway.broker.amqpfast.hosts import FastHosts
+from gateway.broker.bodies import Bodies
 from gateway.broker.core import BrokerCore
 from gateway.broker.journaling import Journaling, open_journal
 from gateway.broker.memory import Publisher
@@ -134,11 +135,14 @@ class Gateway:
                 ),
                 store=self.store,
             )
+            changed = self.dispatcher.changed
+            self.bodies = Bodies(limits, self.store)
             self.hosts = AmqpHosts(
-                settings.amqp_hosts(), self.dispatcher.changed, limits, self.store, self._dead_letter
+                settings.amqp_hosts(), changed, limits, self.store, self._dead_letter, self.bodies
             )
             self.host = next(iter(self.hosts.values()))
-            self.fast_hosts = FastHosts(settings.virtual_hosts(), self.dispatcher.changed, limits, self.store)
+            self.fast_hosts = FastHosts(settings.virtual_hosts(), changed, limits, self.store, self.bodies)
+            self.bodies.spool.sweep()
             declare_all(settings, self.hosts)  # before there is anything that consumes or accepts
             self.access = access_of(settings)
             self.watchdog = Watchdog(settings.log.slow_turn_secs)
@@ -174,7 +178,7 @@ class Gateway:
                 self.hosts.note_untouched()
                 self.fast_hosts.note_untouched()
                 self.store.close()
-            self.fast_hosts.close()
+            self.bodies.spool.close()
             if self.journaling is not None:
                 self.journaling.writer.close()
 
@@ -326,6 +330,7 @@ class Gateway:
             **self.core.gauges(),
             **self.memory.gauges(),
             **self.memory_shares.gauges(),
+            **self.bodies.gauges(),
         }
         for name, read in self.fast_hosts.added_to(gauges).items():
             self.metrics.broker_gauge(name, read)

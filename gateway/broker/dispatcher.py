@@ -37,12 +37,14 @@ from gateway.model.batch import Batch, Receipt, Recipient, Sink, Source, SubBatc
 from gateway.model.message import Message
 from gateway.model.outcome import ACCEPTED, INTERNAL, Outcome, Reason, Verdict
 from gateway.model.properties import NO_PROPERTIES
+from gateway.model.spooled import Spooled
 from gateway.store.journal.columns import WAS_STORED
 
 FILTERS_MAX = 64  # subscriptions that come and go between two looks; beyond it everything is looked up again
 log = structlog.get_logger(limited=True)
 
 UNROUTED = Outcome(Verdict.REJECTED, Reason.NO_ROUTE, "no queue or subscription takes it")
+TOO_LARGE = Outcome(Verdict.REJECTED, Reason.TOO_LARGE, "a route takes no more than limits.message_bytes_max")
 
 Cross = Callable[[Message], "Message | Outcome | None"]
 AddressOf = Callable[[str], Address | None]
@@ -163,6 +165,32 @@ class RouteBranch:
         self.mandatory = _mandatory(resolved.route)
         # Nobody would hear of what crosses here, unless the route itself retains it.
         self.idle = recipients == () and not self.mandatory and resolved.route.retain is not True
+
+
+class LargeBranch(RouteBranch):
+    """The same for messages that may be on disk."""
+
+    __slots__ = ()
+
+    def __init__(self, branch: RouteBranch, octets_max: int) -> None:
+        super().__init__(branch.resolved, branch.namespace, branch.recipients)
+        self.cross = partial(_cross_from_memory, branch, octets_max)
+
+
+def _cross_from_memory(branch: RouteBranch, octets_max: int, message: Message) -> Message | Outcome | None:
+    crossed = branch.cross(message)
+    if type(crossed) is not Message:
+        return crossed
+    if len(crossed.body) > octets_max:
+        branch.resolved.route.failed += 1
+        return TOO_LARGE
+    if isinstance(crossed.body, Spooled):
+        try:
+            return crossed.holding(crossed.body.octets())
+        except OSError as error:
+            branch.resolved.route.failed += 1
+            return Outcome(Verdict.RELEASED, Reason.STORE, f"the spool cannot be read: {error}")
+    return crossed
 
 
 class RoutingEntry:
@@ -430,6 +458,20 @@ class Dispatcher:
             return True
         return self._publish_across(batch, entry, recipient, message, receipt)
 
+    def publish_large(
+        self, batch: Batch, entry: RoutingEntry, message: Message, receipt: Receipt, octets_max: int
+    ) -> bool:
+        """`publish` of a message that may be too large for routes. Queues in its own namespace take it as it
+        is, on disk; whoever is behind a route gets it from memory, or refuses one over `octets_max`.
+        """
+        branches = tuple(
+            branch if branch.idle and not message.retain else LargeBranch(branch, octets_max)
+            for branch in entry.branches
+        )
+        everybody = RoutingEntry(entry.address, entry.namespace, entry.recipients, branches)
+        everybody.only = everybody.target = None  # nothing goes the short way, which knows addresses only
+        return self.publish(batch, everybody, message, receipt)
+
     def publish_burst(
         self, batch: Batch, entry: RoutingEntry, messages: list[Message], receipts: list[Receipt]
     ) -> bool:
@@ -556,7 +598,7 @@ class Dispatcher:
         for route, outcome in refused:
             self._refused(batch, slot, route, message, outcome)
             self._tell_once(batch, route, outcome)
-            if self._letters_of(route) is not None:
+            if self._letters_of(route) is not None and not isinstance(message.body, Spooled):
                 self.dead_letters.add([message], route.name, outcome, partial(batch.settle, [slot]))
             else:
                 batch.settle([slot], outcome)

@@ -8,6 +8,7 @@ from dataclasses import dataclass
 from gateway.broker.access import Access
 from gateway.broker.amqp091.virtual_host import VirtualHost
 from gateway.broker.amqpfast.hosts import FastHosts
+from gateway.broker.bodies import Bodies
 from gateway.broker.dead_letters import DeadLetters
 from gateway.broker.dispatcher import Dispatcher
 from gateway.broker.mqtt.namespace import MqttNamespace
@@ -29,3 +30,4 @@ class Services:
     mqtt: MqttNamespace
     hosts: Mapping[str, VirtualHost]
     fast_hosts: FastHosts
+    bodies: Bodies

@@ -43,6 +43,7 @@ class ListenerSource(ABC):
         self.stats = stats
         self.dead_letters = services.dead_letters
         self.tasks = services.tasks
+        self.spool = services.bodies.spool
         self.listener: Listener | None = None
         self.batch = self.dispatcher.batch(self, self.now())
         self.logins = Logins(services.access, stats, services.tasks, self.flush)
@@ -74,6 +75,8 @@ class ListenerSource(ABC):
 
     def tick(self, now: float) -> None:
         """Do what is due by the clock, beside its connections."""
+        if self.spool.dead:  # removing a large file takes its time
+            self.tasks.start_soon(trio.to_thread.run_sync, self.spool.bury)
         if self._unwanted is not None and now >= self._tell_unwanted_at:
             self._tell_unwanted_at = now + UNWANTED_SECS
             self._tell_unwanted(self._unwanted)

@@ -93,6 +93,20 @@ class Message:
             self.sender,
         )
 
+    def holding(self, body: bytes) -> Message:
+        """The same with another body, as one that was on disk."""
+        return Message(
+            self.address,
+            body,
+            self.property_set,
+            self.assurance,
+            self.durable,
+            self.retain,
+            self.expires,
+            self.hops,
+            self.sender,
+        )
+
     def crossed_with(self, others: list[Message], address: Address) -> list[Message]:
         """`crossed` of others, which differ from this one in nothing but their bodies."""
         found, sender = self.property_set, self.sender

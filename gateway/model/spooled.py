@@ -38,6 +38,16 @@ class BodyFile(Protocol):
         """Their SHA-1, if their sender said it and it was found right; else b""."""
 
 
+class BodySink(Protocol):
+    """Takes a large body as it comes."""
+
+    def write(self, octets: bytes) -> None:
+        """The next of it. Raises RemoteProtocolError when there is no room for it."""
+
+    def finish(self) -> bytes:
+        """It is whole: here it is, maybe Spooled. Raises RemoteProtocolError when it cannot be read."""
+
+
 class Spooled(bytes):
     """The body of a message, `size` octets in `file`."""
 
@@ -83,6 +93,33 @@ class Spooled(bytes):
         return SpooledPiece(self.file, at, count)
 
 
+class PassedOver(bytes):
+    """The body of a message, which had `size` octets: too many to be taken, so they were thrown away."""
+
+    size: int
+
+    def __new__(cls, size: int) -> PassedOver:
+        made = super().__new__(cls)
+        made.size = size
+        return made
+
+
+class Nowhere:
+    """Where the body goes that is passed over."""
+
+    __slots__ = ("_size",)
+
+    def __init__(self, size: int) -> None:
+        self._size = size
+
+    def write(self, octets: bytes) -> None:
+        """They are gone."""
+
+    def finish(self) -> bytes:
+        """What is left of it."""
+        return PassedOver(self._size)
+
+
 class SpooledPiece:
     """A part of a body that stays on disk until a socket takes it, and may never come to memory."""
 
@@ -118,6 +155,13 @@ class SpooledPiece:
 
 Piece = bytes | memoryview | SpooledPiece
 """Octets on their way to a socket, which nobody wants to copy."""
+
+
+def part_of(body: bytes, at: int, count: int) -> Piece:
+    """`count` octets of a body from `at` on, still on disk if it is; fewer at the end. Raises OSError."""
+    if isinstance(body, Spooled):
+        return body.piece(at, min(count, body.size - at))
+    return body[at : at + count]
 
 
 def joined(pieces: list[Piece]) -> bytes:

@@ -55,7 +55,11 @@ class Limits(Section):
     """MQTT keep-alive that we grant; a longer or absent one is lowered to it (MQTT 5: Server Keep Alive)."""
 
     message_bytes_max: int = Field(16 * 1024 * 1024, ge=1, le=268_435_455)
-    """The body of one message, which is held whole; 256 MiB is the most that an MQTT packet can carry."""
+    """The body of one message that is held whole: all of MQTT, of links, and what crosses a route; 256 MiB is
+    the most that an MQTT packet can carry. Beyond it: 0x95, or a rejection."""
+    amqp_message_bytes_max: int = Field(128 * 1024 * 1024, ge=1, le=0xFFFF_FFFF)
+    """The body of one message of an AMQP 0-9-1 client; beyond it its channel is closed with 406. What is over
+    `message_bytes_max` is written to the folder `spool` of the store as it comes, and stays there."""
     fast_message_bytes_max: int = Field(256 * 1024 * 1024, ge=1, le=0xFFFF_FFFF)
     """The body of one AMQP/Fast message; routes to other endpoints take `message_bytes_max` of it at most."""
     fast_memory_bytes_max: int = Field(16 * 1024 * 1024, ge=1024 * 1024, le=268_435_455)

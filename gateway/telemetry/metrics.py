@@ -122,7 +122,7 @@ BROKER_GAUGES: Final[dict[str, str]] = {
     "gateway_queues": "AMQP queues of the embedded broker.",
     "gateway_retained_messages": "MQTT topics with a retained message.",
     "gateway_sessions": "MQTT sessions, connected or not.",
-    "gateway_spool_bytes": "Octets of large AMQP/Fast bodies on disk.",
+    "gateway_spool_bytes": "Octets of large AMQP bodies on disk.",
     "gateway_spool_files": "Files that they are in, those that are begun included.",
     "gateway_spool_held_bytes": "Octets of AMQP/Fast bodies that arrive, and for which memory is reserved.",
     "gateway_subscriptions": "MQTT subscriptions.",

@@ -16,16 +16,18 @@ from gateway.model.spooled import Piece, SpooledPiece
 SMALL_OCTETS: Final = 4_096  # pieces below this are joined, for a client that reads nothing may cause many
 JOINED_OCTETS: Final = 65_536  # about, in one
 GATHERED_MAX: Final = 64  # pieces handed over in one call; systems allow 1 024
+TURN_OCTETS_MAX: Final = 4_194_304  # a few milliseconds: a peer may read as fast as we write
 MORE: Final = getattr(socket, "MSG_MORE", 0)  # octets of a file follow: they may share a segment
 
 
 class Backlog:
-    """Pieces in their order; `octets` of them are left."""
+    """Pieces in their order; `octets` of them are left, `held` of them in memory."""
 
-    __slots__ = ("_pieces", "_skip", "octets")
+    __slots__ = ("_pieces", "_skip", "held", "octets")
 
     def __init__(self) -> None:
         self.octets = 0
+        self.held = 0
         self._pieces: deque[Piece | bytearray] = deque()
         self._skip = 0  # octets of the first piece that are written
 
@@ -34,6 +36,8 @@ class Backlog:
         waiting = self._pieces
         for piece in pieces:
             self.octets += len(piece)
+            if not isinstance(piece, SpooledPiece):
+                self.held += len(piece)
             if not isinstance(piece, bytes) or len(piece) >= SMALL_OCTETS:
                 waiting.append(piece)
             elif waiting and isinstance(waiting[-1], bytearray) and len(waiting[-1]) < JOINED_OCTETS:
@@ -42,9 +46,11 @@ class Backlog:
                 waiting.append(bytearray(piece))
 
     def write(self, sock: socket.socket) -> int:
-        """Write until the socket takes no more; returns how many octets it took. Raises OSError."""
+        """Write until the socket takes no more, or for one turn; returns how many octets it took. Raises
+        OSError.
+        """
         before = self.octets
-        while self._pieces:
+        while self._pieces and before - self.octets < TURN_OCTETS_MAX:
             first = self._pieces[0]
             try:
                 if isinstance(first, SpooledPiece):
@@ -77,8 +83,28 @@ class Backlog:
 
     def _step(self, taken: int) -> None:
         self.octets -= taken
-        pieces = self._pieces
-        taken += self._skip
-        while pieces and taken >= len(pieces[0]):
-            taken -= len(pieces.popleft())
-        self._skip = taken
+        pieces, skip = self._pieces, self._skip
+        while pieces:
+            piece = pieces[0]
+            step = min(taken, len(piece) - skip)
+            taken -= step
+            skip += step
+            if not isinstance(piece, SpooledPiece):
+                self.held -= step
+            if skip < len(piece):
+                break
+            pieces.popleft()
+            skip = 0
+        self._skip = skip
+
+    def take(self, octets: int) -> list[Piece]:
+        """Take about so many octets out, of pieces of which nothing is written yet; at least a piece."""
+        taken: list[Piece] = []
+        while self._pieces and octets > 0:
+            piece = self._pieces.popleft()
+            octets -= len(piece)
+            self.octets -= len(piece)
+            if not isinstance(piece, SpooledPiece):
+                self.held -= len(piece)
+            taken.append(bytes(piece) if isinstance(piece, bytearray) else piece)
+        return taken

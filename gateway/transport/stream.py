@@ -27,6 +27,8 @@ READ_OCTETS: Final = 65_536
 BACKLOG_OCTETS_HIGH: Final = 1_048_576
 STRIKES_MAX: Final = 8
 DEAR_SECS: Final = 0.01  # of one turn, for what is not the common case: a new address takes 0.1 ms
+LAYERED_OCTETS: Final = 262_144  # of what is large pass a layer at a time
+LAYERED_MAX: Final = 8  # times in a turn: TLS takes a millisecond for each
 BACKLOG_OCTETS_MAX: Final = 64 * 1024 * 1024
 
 
@@ -155,6 +157,7 @@ class Stream:
 
     __slots__ = (
         "_backlog",
+        "_before_layer",
         "_counts",
         "_full",
         "_holds",
@@ -196,9 +199,9 @@ class Stream:
         backlog_max: int = BACKLOG_OCTETS_MAX,
         stalls: bool = True,
     ) -> None:
-        """`backlog_max`: a peer that lets more than these octets wait is cut off; beyond half of it nothing
-        more of what it says is read. `stalls`: of a rest nothing is done while the socket does not take what
-        came of it; of two gateways that are joined by a link one must go on.
+        """`backlog_max`: a peer that lets more than these octets wait in memory is cut off; beyond half of it
+        nothing more of what it says is read. `stalls`: of a rest nothing is done while the socket does not
+        take what came of it; of two gateways that are joined by a link one must go on.
         """
         self.sock = sock
         self.layer = layer
@@ -225,6 +228,7 @@ class Stream:
         self._watcher = watcher
         self._writes = writes
         self._backlog: Backlog | None = None
+        self._before_layer: Backlog | None = None  # what is large and waits for its turn to pass the layer
         self._full = False  # more than half of `backlog_max` waits, so this is held
         self._holds = 0
         self._output_holds = 0
@@ -247,7 +251,7 @@ class Stream:
     @property
     def backlogged(self) -> bool:
         """True: the socket has not taken all that was written last."""
-        return self._backlog is not None
+        return self._backlog is not None or self._before_layer is not None
 
     @property
     def listening(self) -> bool:
@@ -402,36 +406,78 @@ class Stream:
             return
         data = self.peer.data_to_send() if self.peer is not None else b""
         if self.layer is not None:
-            data = self.layer.send(data if isinstance(data, bytes) else joined(data))
+            data = self._through(self.layer, data)
         if self._backlog is not None:
             if data:
                 self._backlog.add([data] if isinstance(data, bytes) else data)
-            if self._backlog.octets > self.backlog_max:
+            held = self._held()
+            if held > self.backlog_max:
                 self.abort("it does not read what it is sent")
                 return
-            if not self._full and self._backlog.octets > self.backlog_max // 2:
+            if not self._full and held > self.backlog_max // 2:
                 self._full = True
                 self.hold()
         elif data and not (self._write(data) if isinstance(data, bytes) else self._write_pieces(data)):
             return
-        backlog = self._backlog
-        self.queued = 0 if backlog is None else backlog.octets
-        if self.ending and backlog is None:
+        if self._before_layer is not None and self._backlog is None and not self._write_layered():
+            return
+        backlogged = self.backlogged
+        self.queued = self._unwritten() if backlogged else 0
+        if self.ending and not backlogged:
             self._shut()
-        elif (backlog is not None) is not self.writing or (self.starved and not self.writing):
-            self.writing = backlog is not None or self.starved
+        elif backlogged is not self.writing or (self.starved and not self.writing):
+            self.writing = backlogged or self.starved
             self._watcher.watch(self)
+
+    def _unwritten(self) -> int:
+        return sum(one.octets for one in (self._backlog, self._before_layer) if one is not None)
+
+    def _held(self) -> int:
+        """Octets of that in memory."""
+        return sum(one.held for one in (self._backlog, self._before_layer) if one is not None)
+
+    def _through(self, layer: Filter, data: bytes | list[Piece]) -> bytes:
+        """What the layer makes of it. What is large waits: to read and encrypt all of it would take long, and
+        memory. It follows as the socket takes what came before.
+        """
+        if self._before_layer is None and not isinstance(data, bytes):
+            self._before_layer = Backlog()
+        waiting = self._before_layer
+        if waiting is None:
+            assert isinstance(data, bytes)
+            return layer.send(data)
+        if data:
+            waiting.add([data] if isinstance(data, bytes) else data)
+        return layer.send(b"")
+
+    def _write_layered(self) -> bool:
+        """Pass on what waits, for one turn, as far as the socket takes it. False: that was the end of the
+        stream.
+        """
+        waiting, layer = self._before_layer, self.layer
+        assert waiting is not None
+        assert layer is not None
+        for _ in range(LAYERED_MAX):
+            if not waiting.octets or self._backlog is not None:
+                break
+            if not self._write(layer.send(joined(waiting.take(LAYERED_OCTETS)))):
+                return False
+        if not waiting.octets:
+            self._before_layer = None
+        return True
 
     def writable(self) -> None:
         """The poller says that the socket takes octets again."""
-        if self._backlog is not None:
-            if not self._write_on(self._backlog):
+        if self.backlogged:
+            if self._backlog is not None and not self._write_on(self._backlog):
                 return
-            self.queued = 0 if self._backlog is None else self._backlog.octets
-            if self._full and self.queued <= self.backlog_max // 4:
+            if self._before_layer is not None and self._backlog is None and not self._write_layered():
+                return
+            self.queued = self._unwritten()
+            if self._full and self._held() <= self.backlog_max // 4:
                 self._full = False
                 self.release()
-        if self._backlog is not None:
+        if self.backlogged:
             return
         if self.ending:
             self._shut()
@@ -531,7 +577,7 @@ class Stream:
 
     def _close(self) -> None:
         self.closed = True
-        self._backlog = None  # it may keep files
+        self._backlog = self._before_layer = None  # they may keep files
         self._watcher.forget(self)
         self.sock.close()
 

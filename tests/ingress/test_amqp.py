@@ -220,7 +220,7 @@ def test_a_silent_client_is_let_go_after_two_heartbeats(gateway: Running) -> Non
 
 
 def test_a_message_over_the_limit_closes_the_channel_and_one_at_the_limit_passes() -> None:
-    settings = settings_of(limits=Limits(message_bytes_max=100_000))
+    settings = settings_of(limits=Limits(amqp_message_bytes_max=100_000))
     with running(settings) as gateway, Amqp(gateway, frame_max=8_192).open() as client:
         queue(client)
         client.publish("", "q", bytes(100_000), bytes(100_001))

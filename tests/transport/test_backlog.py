@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 
-from gateway.broker.amqpfast.spool import Spool, SpoolFile
+from gateway.broker.spool import Spool, SpoolFile
 from gateway.model.spooled import Piece, SpooledPiece, joined
 from gateway.transport.backlog import GATHERED_MAX, Backlog
 

@@ -5,8 +5,16 @@ from __future__ import annotations
 import pytest
 
 from gateway.model.message import Sender
+from gateway.model.spooled import Piece, joined
 from gateway.telemetry.stats import ListenerStats
-from gateway.transport.stream import BACKLOG_OCTETS_HIGH, Octets, Stream, WriteSet
+from gateway.transport.stream import (
+    BACKLOG_OCTETS_HIGH,
+    LAYERED_MAX,
+    LAYERED_OCTETS,
+    Octets,
+    Stream,
+    WriteSet,
+)
 from tests.transport.ends import FakeSocket, Speaker, Watch
 
 
@@ -197,3 +205,56 @@ def test_the_stream_names_its_endpoint_and_its_client() -> None:
     bench.stream.count_with(stats)
     bench.peer.sender = Sender("plant", "sensor")  # type: ignore[attr-defined]
     assert (bench.stream.endpoint, bench.stream.client) == ("plant", "sensor")
+
+
+class Marking:
+    """A layer whose words are those of its peer, with a mark before each part."""
+
+    ended = None
+    unread = False
+
+    def receive(self, data: bytes) -> bytes:
+        return data
+
+    def send(self, data: bytes) -> bytes:
+        return b"|" + data if data else b""
+
+    def finish(self) -> bytes:
+        return b"."
+
+
+class InPieces(Speaker):
+    """Says a list of pieces."""
+
+    def __init__(self, pieces: list[Piece]) -> None:
+        super().__init__()
+        self.pieces = pieces
+
+    def data_to_send(self) -> bytes | list[Piece]:
+        pieces, self.pieces = self.pieces, []
+        return pieces or super().data_to_send()
+
+
+@pytest.mark.parametrize("takes", [(), (5, 0, 100_000, 7)])
+def test_what_is_large_passes_a_layer_as_the_socket_takes_it(takes: tuple[int, ...]) -> None:
+    """In order with what is said meanwhile; it is not all read at once, nor in one turn."""
+    bench = Bench(*takes)
+    parts: list[Piece] = [bytes([at % 256]) * LAYERED_OCTETS for at in range(3 * LAYERED_MAX)]
+    bench.peer = bench.stream.peer = InPieces(parts.copy())
+    bench.stream.layer = Marking()
+    bench.stream.mark()
+    bench.writes.flush()
+    assert 0 < bench.stream.queued <= len(parts) * LAYERED_OCTETS
+    assert len(bench.sock.written) <= LAYERED_MAX * (LAYERED_OCTETS + 1)
+    bench.say(b"behind")
+    turns = 0
+    while bench.stream.writing:
+        assert bench.stream.backlogged
+        bench.stream.writable()
+        turns += 1
+    assert turns >= 2
+    assert bench.sock.written.replace(b"|", b"") == joined(parts).replace(b"|", b"") + b"behind"
+    assert bench.stream.queued == 0
+    bench.stream.end("over")
+    bench.writes.flush()
+    assert bench.sock.written.endswith(b"behind.")

@@ -13,8 +13,8 @@ from typing import TYPE_CHECKING, Any, Final
 
 from gateway.broker.amqp091.deliveries import DELIVERIES
 from gateway.broker.amqp091.exchange import Exchange, Keys
+from gateway.broker.bodies import Bodies, SpooledStorage
 from gateway.broker.queue import Queue
-from gateway.broker.storage import QueueStorage
 from gateway.broker.untouched import Untouched
 from gateway.model.properties import Headers, Properties
 from gateway.store.properties import decode_properties, encode_properties
@@ -34,10 +34,13 @@ UNTOUCHED: Final = "queue_untouched"  # see broker/untouched.py
 class Definitions:
     """The records of one virtual host."""
 
-    def __init__(self, store: Store, host: str, *, memory_messages_max: int, memory_octets_max: int) -> None:
+    def __init__(
+        self, store: Store, host: str, bodies: Bodies, *, memory_messages_max: int, memory_octets_max: int
+    ) -> None:
         """`memory_...`: beyond them the messages of a durable queue wait on disk alone."""
         self._store = store
         self._host = host
+        self._bodies = bodies
         self._memory = memory_messages_max, memory_octets_max
         self._untouched = Untouched(store, UNTOUCHED, host)
         self._deliveries: dict[str, dict[int, int]] = defaultdict(dict)
@@ -106,7 +109,9 @@ class Definitions:
         """Give the queue what the store has of it."""
         messages, octets = self._memory
         log = self._store.log(QUEUE, self._key(queue.name))
-        kept = QueueStorage(queue, self._store, log, memory_messages_max=messages, memory_octets_max=octets)
+        kept = SpooledStorage(
+            queue, self._store, log, self._bodies, memory_messages_max=messages, memory_octets_max=octets
+        )
         self._untouched.recall(kept, queue.name)
         if queue.deliveries is not None:
             key = self._key(queue.name)[:-1] + ", "

@@ -10,6 +10,7 @@ from gateway.broker.amqp091.dead_lettering import Lost
 from gateway.broker.amqp091.definitions import Definitions
 from gateway.broker.amqp091.queue import AmqpQueue
 from gateway.broker.amqp091.virtual_host import VirtualHost
+from gateway.broker.bodies import Bodies
 from gateway.settings.limits import Limits
 from gateway.store.store import Store
 
@@ -24,18 +25,20 @@ class AmqpHosts(dict[str, VirtualHost]):
         limits: Limits,
         store: Store | None,
         lost: Lost,
+        bodies: Bodies | None = None,
     ) -> None:
         """`changed` is called when routing may have changed, `lost` gets dead letters that a queue could not
-        take. Before the store starts.
+        take. A store has `bodies`, too. Before it starts.
         """
         super().__init__()
         self.alarms = Alarms()
         for name in names:
             definitions = None
-            if store is not None:
+            if store is not None and bodies is not None:
                 definitions = Definitions(
                     store,
                     name,
+                    bodies,
                     memory_messages_max=limits.queue_memory_messages_max,
                     memory_octets_max=limits.queue_memory_bytes_max,
                 )

@@ -16,12 +16,10 @@ import structlog
 from gateway.broker.amqpfast.destinations import Interest
 from gateway.broker.amqpfast.selection import selection
 from gateway.broker.amqpfast.selector import SelectorRefused
-from gateway.broker.amqpfast.spool import Spool
-from gateway.broker.amqpfast.storage import FastQueueStorage
+from gateway.broker.bodies import Bodies, SpooledStorage
 from gateway.broker.queue import Queue
 from gateway.broker.untouched import Untouched
 from gateway.model.message import Message
-from gateway.model.spooled import Spooled
 from gateway.store.restoring import set_aside
 from gateway.store.store import Store
 
@@ -32,9 +30,6 @@ UNTOUCHED: Final = "fast-untouched"  # see broker/untouched.py
 
 log = structlog.get_logger(limited=True)
 
-Bodies = dict[int, dict[int, Spooled]]
-"""By log and position. What nobody takes out of it, for its virtual host is not configured, stays on disk."""
-
 
 class FastDefinitions:
     """The records of one virtual host."""
@@ -43,16 +38,14 @@ class FastDefinitions:
         self,
         store: Store,
         host: str,
-        spool: Spool,
         bodies: Bodies,
         *,
         memory_messages_max: int,
         memory_octets_max: int,
     ) -> None:
-        """`bodies`: those in files that are stored. `memory_...`: beyond them messages wait on disk alone."""
+        """`memory_...`: beyond them messages wait on disk alone."""
         self._store = store
         self._host = host
-        self._spool = spool
         self._bodies = bodies
         self._memory = memory_messages_max, memory_octets_max
         self._untouched = Untouched(store, UNTOUCHED, host)
@@ -72,13 +65,11 @@ class FastDefinitions:
         """Give a queue or subscription what the store has of it, and keep its messages from now on."""
         messages, octets = self._memory
         log = self._store.log(kind, self._key(*words))
-        bodies = self._bodies.get(log.id, {})
-        kept = FastQueueStorage(
+        kept = SpooledStorage(
             queue,
             self._store,
             log,
-            self._spool,
-            bodies,
+            self._bodies,
             memory_messages_max=messages,
             memory_octets_max=octets,
         )

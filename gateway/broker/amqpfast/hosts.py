@@ -4,11 +4,11 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping
 
-from gateway.broker.amqpfast.definitions import Bodies, FastDefinitions
+from gateway.broker.amqpfast.definitions import FastDefinitions
 from gateway.broker.amqpfast.destinations import FastQueue, Subscription
 from gateway.broker.amqpfast.partials import Partials
-from gateway.broker.amqpfast.spool import Spool
 from gateway.broker.amqpfast.virtual_host import FastHost, Refused
+from gateway.broker.bodies import Bodies
 from gateway.errors import ConfigurationError
 from gateway.settings.amqpfast import FastVirtualHost
 from gateway.settings.limits import Limits
@@ -24,36 +24,25 @@ class FastHosts(dict[str, FastHost]):
         changed: Callable[[], None],
         limits: Limits,
         store: Store | None,
+        bodies: Bodies,
     ) -> None:
         """`changed` is called when routing may have changed. Before the store starts."""
         super().__init__()
         self.clients: dict[str, object] = {}  # active connections by client-name, 3.2.6: one for each in all
-        self.spool = Spool(
-            None if store is None else store.folder / "spool",
-            octets_max=limits.spool_bytes_max,
-            memory_octets_max=limits.fast_memory_bytes_max,
-            memory_total_max=limits.fast_memory_total_bytes_max,
-        )
         self.partials = Partials(
-            self.spool,
+            bodies.spool,
             store,
             count_max=limits.fast_partials_max,
             octets_max=limits.fast_partial_bytes_max,
             age_secs=limits.fast_partial_age_secs,
         )
-        self._bodies: Bodies = {}
-        if store is not None:
-            for log, position, body in store.use_bodies(self.spool.recall_body):
-                self._bodies.setdefault(log, {})[position] = body
-        self.spool.sweep()
         for name, stated in given.items():
             definitions = None
             if store is not None:
                 definitions = FastDefinitions(
                     store,
                     name,
-                    self.spool,
-                    self._bodies,
+                    bodies,
                     memory_messages_max=limits.queue_memory_messages_max,
                     memory_octets_max=limits.queue_memory_bytes_max,
                 )
@@ -77,10 +66,6 @@ class FastHosts(dict[str, FastHost]):
             except Refused as error:  # what is declared, and what the store has
                 raise ConfigurationError(f"virtual host {name!r}: destinations: {error}") from error
 
-    def close(self) -> None:
-        """The store is closed, the gateway ends."""
-        self.spool.close()
-
     def queues(self) -> Iterator[FastQueue | Subscription]:
         """All queues, those of subscriptions included."""
         for host in self.values():
@@ -98,7 +83,7 @@ class FastHosts(dict[str, FastHost]):
         return sum(queue.refused for queue in self.queues())
 
     def added_to(self, gauges: Mapping[str, Callable[[], float]]) -> dict[str, Callable[[], float]]:
-        """The gauges of the broker with what is here: sums, and those of large messages."""
+        """The gauges of the broker with what is here: sums, and those of transfers."""
         own: dict[str, Callable[[], float]] = {
             "gateway_subscriptions": lambda: sum(len(host.subscriptions) for host in self.values()),
             "gateway_queues": lambda: sum(len(host.queues) for host in self.values()),
@@ -109,9 +94,6 @@ class FastHosts(dict[str, FastHost]):
         sums = {name: _sum(read, own[name]) if name in own else read for name, read in gauges.items()}
         return {
             **sums,
-            "gateway_spool_bytes": lambda: self.spool.used,
-            "gateway_spool_files": lambda: len(self.spool.files),
-            "gateway_spool_held_bytes": lambda: self.spool.held,
             "gateway_partial_transfers": lambda: len(self.partials),
             "gateway_partial_transfers_bytes": lambda: self.partials.octets,
         }

@@ -15,7 +15,7 @@ import time
 from contextlib import suppress
 from typing import Final
 
-from gateway.broker.amqpfast.spool import Spool, SpoolFile
+from gateway.broker.spool import Spool, SpoolFile
 from gateway.errors import StoreError
 from gateway.store.restoring import set_aside
 from gateway.store.store import Store

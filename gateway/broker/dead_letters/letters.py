@@ -21,11 +21,13 @@ import structlog
 from gateway.containment import contained
 from gateway.model.message import Message, weight_of
 from gateway.model.outcome import ACCEPTED, Outcome, Reason
+from gateway.model.spooled import Spooled
 from gateway.store.letters import DeadLetter
 from gateway.store.store import Store
 
 CROSSED: Final = ">"
 MEMORY: Final = "m"  # the ids of letters in memory begin with it
+BODY_OCTETS_MAX: Final = 16 * 1024 * 1024  # of one whose message had its body on disk
 PAGE_LETTERS: Final = 200  # read at a time when all are looked through
 
 Forward = Callable[[list[Message], str, Outcome, float], None]
@@ -50,6 +52,23 @@ Letters = list[Letter]
 def _unwanted(route: str, outcome: Outcome) -> bool:
     """No route and no subscriber wanted it: that is no loss."""
     return not route and outcome.reason is Reason.NO_ROUTE
+
+
+def _held(message: Message) -> Message:
+    """A message that is on disk, in memory; of one that is too large for that, its properties."""
+    body = message.body
+    assert isinstance(body, Spooled)
+    octets, why = b"", "larger than a dead letter may be"
+    if body.size <= BODY_OCTETS_MAX:
+        try:
+            octets = body.octets()
+        except OSError as error:
+            why = str(error)
+    if not octets:
+        log.warning(
+            "the body of a dead letter is not kept", client=message.sender.client, octets=body.size, why=why
+        )
+    return message.holding(octets)
 
 
 class DeadLetters:
@@ -106,6 +125,7 @@ class DeadLetters:
         `crossed`: they are as the route made them for its target.
         """
         self.counted[route, outcome.reason.value] += len(messages)
+        messages = [_held(message) if isinstance(message.body, Spooled) else message for message in messages]
         utc = time.time()
         unwanted = _unwanted(route, outcome)
         if self.forward is not None and not unwanted:

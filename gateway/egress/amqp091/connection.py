@@ -22,6 +22,7 @@ from gateway.errors import LocalProtocolError, RemoteProtocolError
 from gateway.model.message import NEVER, Message, Sender
 from gateway.model.outcome import Outcome, Reason, Verdict
 from gateway.model.properties import Headers, Value, ValueType, string
+from gateway.model.spooled import Nowhere, PassedOver
 from gateway.protocols.amqp091 import methods as m
 from gateway.protocols.amqp091.client import ClientConnection, Delivery
 from gateway.protocols.amqp091.codec import PLAIN, check_fields, encode_response
@@ -92,6 +93,7 @@ class AmqpLinkConnection(QueueLinkConnection[ClientConnection, AmqpLinkConsumer]
             heartbeat=settings.heartbeat_secs,
             message_bytes_max=limits.message_bytes_max,
             bounded=True,
+            sink=Nowhere,
         )
         super().__init__(machine, session.stats, stream, now + settings.connect_timeout_secs)
         self._session = session
@@ -356,7 +358,11 @@ class AmqpLinkConnection(QueueLinkConnection[ClientConnection, AmqpLinkConsumer]
                     self._check_properties(raw)
                 durable, expiration, retained, hops, _ = essentials(property_set)
             except RemoteProtocolError as error:
-                self._malformed(consumer, tag, error)
+                self._refuse(consumer, tag, Outcome(Verdict.REJECTED, Reason.MALFORMED, str(error)))
+                continue
+            if not body and isinstance(body, PassedOver):
+                text = f"a body of {body.size} octets exceeds limits.message_bytes_max; it was not kept"
+                self._refuse(consumer, tag, Outcome(Verdict.REJECTED, Reason.TOO_LARGE, text))
                 continue
             message = Message(
                 entry.address,
@@ -386,8 +392,8 @@ class AmqpLinkConnection(QueueLinkConnection[ClientConnection, AmqpLinkConsumer]
             raise RemoteProtocolError(f"{len(raw)} octets of properties", reason=ReplyCode.RESOURCE_ERROR)
         check_fields(raw, limits.properties_max)
 
-    def _malformed(self, consumer: AmqpLinkConsumer, tag: int, error: RemoteProtocolError) -> None:
-        outcome = Outcome(Verdict.REJECTED, Reason.MALFORMED, str(error))
+    def _refuse(self, consumer: AmqpLinkConsumer, tag: int, outcome: Outcome) -> None:
+        """A message that cannot be taken: the broker may have a dead-letter exchange for it."""
         self._session.stats.refuse(outcome)
-        log.warning("a message cannot be read", link=self._session.name, error=str(error))
+        log.warning("a message cannot be taken", link=self._session.name, error=outcome.text)
         consumer.refused(tag, outcome, trio.current_time())

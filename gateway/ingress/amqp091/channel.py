@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, Final
 
 from gateway.broker.amqp091.dead_lettering import own_properties
 from gateway.broker.amqp091.queue import AmqpQueue
+from gateway.broker.amqp091.refusals import failed
 from gateway.broker.amqp091.replies import ReplyTo
 from gateway.broker.poison import poisoned
 from gateway.broker.queue import DISPATCH_MESSAGES_MAX, Queue
@@ -18,7 +19,7 @@ from gateway.ingress.amqp091.line import Line
 from gateway.ingress.amqp091.transaction import Transaction
 from gateway.model.message import MESSAGE_OCTETS, Message, weight_of
 from gateway.protocols.amqp091.codec import decode_publish
-from gateway.protocols.amqp091.methods import BasicCancel, BasicReturn
+from gateway.protocols.amqp091.methods import BasicCancel, BasicPublish, BasicReturn
 from gateway.protocols.amqp091.sending import Deliverer, DeliverRow
 from gateway.protocols.amqp091.spec import ReplyCode
 from gateway.protocols.amqp091.translate import encode_properties
@@ -367,13 +368,14 @@ class AmqpChannel:
         """A mandatory message that nothing takes: basic.return, before its ack."""
         number, octets, raw, body = content
         method = decode_publish(octets)
-        self.connection.machine.send_content(
-            number,
-            BasicReturn(ReplyCode.NO_ROUTE, "NO_ROUTE", method.exchange, method.routing_key),
-            raw,
-            body,
-        )
-        self.connection.stream.mark()
+        connection = self.connection
+        returned = BasicReturn(ReplyCode.NO_ROUTE, "NO_ROUTE", method.exchange, method.routing_key)
+        try:
+            connection.machine.send_content(number, returned, raw, body)
+        except OSError as error:
+            connection.refuse(number, failed(f"the spool cannot be read: {error.strerror}"), BasicPublish)
+        connection.stream.queued += len(body)
+        connection.stream.mark()
 
     def expect_confirm(self) -> int:
         """The number of the next publish, which will be confirmed."""

@@ -7,14 +7,18 @@ from collections.abc import Callable
 from functools import partial
 from typing import TYPE_CHECKING, Any, Final
 
+import trio
+
 from gateway.broker.access import Denial, Principal
-from gateway.broker.amqp091.refusals import Refused, access_refused
+from gateway.broker.amqp091.refusals import Refused, access_refused, failed
 from gateway.broker.amqp091.virtual_host import VirtualHost
 from gateway.broker.dispatcher import RoutingEntry
 from gateway.broker.memory import LOW_ON_MEMORY
+from gateway.broker.spool import SpoolFile
 from gateway.errors import RemoteProtocolError
 from gateway.ingress.amqp091.acknowledging import take_acks
 from gateway.ingress.amqp091.channel import AmqpChannel
+from gateway.ingress.amqp091.large import LargeBody
 from gateway.ingress.amqp091.line import Line
 from gateway.ingress.amqp091.methods import METHODS, Later
 from gateway.ingress.amqp091.special import look_closer
@@ -23,6 +27,7 @@ from gateway.ingress.listener import Farewell
 from gateway.ingress.outstanding import Outstanding
 from gateway.model.message import NEVER, Message, Sender
 from gateway.model.outcome import ACCEPTED, Outcome, Reason
+from gateway.model.spooled import Piece, Spooled
 from gateway.protocols.amqp091 import methods as m
 from gateway.protocols.amqp091.codec import EXTERNAL, decode_publish
 from gateway.protocols.amqp091.dialect import amqp_address
@@ -33,6 +38,7 @@ from gateway.protocols.amqp091.events import (
     ChannelOpened,
     Closed,
     Event,
+    LargePublish,
     MethodReceived,
     Open,
     Publishes,
@@ -88,11 +94,13 @@ class AmqpConnection:
             frame_max=limits.frame_bytes_max,
             channel_max=limits.channels_max,
             heartbeat=limits.heartbeat_secs,
-            message_bytes_max=limits.message_bytes_max,
+            message_bytes_max=limits.amqp_message_bytes_max,
             server_properties=ingress.server_properties,
             mechanisms=ingress.mechanisms,
             properties_max=limits.properties_max,
             properties_bytes_max=limits.properties_bytes_max,
+            held_bytes_max=limits.message_bytes_max,
+            sink=partial(LargeBody, stream, ingress.spool),
         )
         self.unsettled = 0
         self.outstanding = Outstanding(stream, limits.unacknowledged_bytes_max)
@@ -119,7 +127,7 @@ class AmqpConnection:
         if machine.unread:
             self.stream.again()
 
-    def data_to_send(self) -> bytes:
+    def data_to_send(self) -> bytes | list[Piece]:
         """Confirms that have gathered, and whatever was encoded."""
         if self.confirming:
             channels, self.confirming = self.confirming, {}
@@ -131,7 +139,8 @@ class AmqpConnection:
                 else:
                     channel.tell_confirms()
             self.machine.ack_each(alone)
-        return self.machine.data_to_send()
+        machine = self.machine
+        return machine.pieces_to_send() if machine.large else machine.data_to_send()
 
     def drained(self) -> None:
         """The client reads again: its consumers may go on."""
@@ -140,6 +149,7 @@ class AmqpConnection:
     def lost(self, reason: str) -> None:
         """The connection is gone: deliveries return to their queues, exclusive queues go."""
         self.ingress.dispatcher.memory.forget(self)
+        self.machine.abandon()
         self._leave()
         self.ingress.forget(self)
 
@@ -195,29 +205,35 @@ class AmqpConnection:
                     return
             elif isinstance(event, Acks):
                 take_acks(self, event.acks)
+            elif isinstance(event, LargePublish):
+                if self._publish_large(event.content, events[at + 1 :]):
+                    break
             elif isinstance(event, MethodReceived):
                 try:
                     self._method(event)
                 except Later as wait:
                     self._wait_for(wait, events[at if wait.again else at + 1 :])
                     break
-            elif isinstance(event, ChannelOpened):
-                self.channels[event.channel] = AmqpChannel(
-                    self, event.channel, self.ingress.limits.prefetch_max
-                )
-            elif isinstance(event, ChannelClosed):
-                self._channel_closed(event)
-            elif isinstance(event, Authenticate):
-                self._authenticate(event)
-            elif isinstance(event, Open):
-                self._open(event)
-            elif isinstance(event, Closed):
-                self._closed(event)
+            else:
+                self._turn(event)
         if self.machine.closed:
             if not self.machine.sent:
                 self._report(0, "it does not begin with the header of AMQP 0-9-1")
             self.stream.end("closed")
         self.stream.mark()
+
+    def _turn(self, event: Event) -> None:
+        """What becomes of the connection or of a channel as a whole."""
+        if isinstance(event, ChannelOpened):
+            self.channels[event.channel] = AmqpChannel(self, event.channel, self.ingress.limits.prefetch_max)
+        elif isinstance(event, ChannelClosed):
+            self._channel_closed(event)
+        elif isinstance(event, Authenticate):
+            self._authenticate(event)
+        elif isinstance(event, Open):
+            self._open(event)
+        elif isinstance(event, Closed):
+            self._closed(event)
 
     def _wait_for(self, wait: Later, events: list[Event]) -> None:
         """Go on with `events` when what is waited for has come."""
@@ -336,7 +352,47 @@ class AmqpConnection:
 
     # Publishing.
 
-    def _publishes(self, contents: list[Content]) -> list[Content]:  # noqa: PLR0915 - every message
+    def _publish_large(self, content: Content, events: list[Event]) -> bool:
+        """One that is not in memory. True: its file must be safe before its place in a queue is, so this goes
+        on later, and with `events` behind it.
+        """
+        _, _, raw, body = content
+        try:
+            durable = essentials(content_properties(raw)).durable
+        except RemoteProtocolError:
+            durable = False  # it is refused for that, as any other
+        if durable and isinstance(body, Spooled) and self.ingress.store is not None:
+            self._sync(body, content, events)
+            return True
+        self._publishes([content], large=True)
+        return False
+
+    def _sync(self, body: Spooled, content: Content, events: list[Event]) -> None:
+        file = body.file
+        assert isinstance(file, SpoolFile)
+
+        async def task() -> None:
+            fault: OSError | None = None
+            try:
+                await trio.to_thread.run_sync(file.sync)
+            except OSError as error:
+                fault = error
+            if self.stream.closed:
+                return
+            self.stream.release()
+            if fault is None:
+                self._publishes([content], large=True)
+            else:
+                self.refuse(content[0], failed(f"the spool cannot be written: {fault.strerror}"), PUBLISH)
+            self._process(events)
+            self.ingress.flush()
+
+        self.stream.hold()
+        self.ingress.tasks.start_soon(task)
+
+    def _publishes(  # noqa: PLR0915 - every message
+        self, contents: list[Content], *, large: bool = False
+    ) -> list[Content]:
         """Publish them; returns those that are left for another turn, when many go where this user has not
         published before.
         """
@@ -346,7 +402,7 @@ class AmqpConnection:
             self._refuse_publishes(contents)
             return []
         entries = ingress.entries_of(self.principal, self.host)
-        publish = ingress.dispatcher.publish
+        publish = ingress.publish_large if large else ingress.dispatcher.publish
         batch = ingress.begun_batch()
         channels = self.channels
         sender = self.sender

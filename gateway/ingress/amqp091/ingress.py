@@ -21,9 +21,11 @@ from gateway.ingress.amqp091.connection import AmqpConnection, PublishTarget, Re
 from gateway.ingress.services import Services
 from gateway.ingress.source import ListenerSource
 from gateway.model.address import Address
+from gateway.model.batch import Batch
 from gateway.model.dialect import NameRefused
 from gateway.model.message import Message
 from gateway.model.outcome import Outcome, Reason, Verdict
+from gateway.model.spooled import Spooled
 from gateway.protocols.amqp091.dialect import AMQP091
 from gateway.protocols.amqp091.table import decode_table, plain
 from gateway.telemetry.stats import ListenerStats
@@ -34,6 +36,7 @@ log = structlog.get_logger(limited=True)
 UNDELIVERABLE = Outcome(
     Verdict.REJECTED, Reason.TOO_LARGE, "the properties do not fit the consumer's frame-max"
 )
+UNREADABLE = Outcome(Verdict.REJECTED, Reason.STORE, "its body should be on disk, and cannot be read")
 
 
 class AmqpIngress(ListenerSource):
@@ -122,6 +125,13 @@ class AmqpIngress(ListenerSource):
             found = self._entries[key] = {}
         return found
 
+    def publish_large(
+        self, batch: Batch, entry: RoutingEntry, message: Message, receipt: Receipt | None
+    ) -> bool:
+        """`publish` of a message that may be too large for routes."""
+        most = self.limits.message_bytes_max
+        return self.dispatcher.publish_large(batch, entry, message, receipt, most)
+
     def unclaimed(self, entry: RoutingEntry, message: Message, receipt: Receipt | None) -> None:
         """No queue and no route takes the message: returned if it is mandatory, and confirmed all the
         same.
@@ -141,6 +151,8 @@ class AmqpIngress(ListenerSource):
 
     def undeliverable(self, message: Message, outcome: Outcome = UNDELIVERABLE) -> None:
         """A delivery that cannot be said; by default its properties are larger than the client's frames."""
+        if outcome is UNDELIVERABLE and isinstance(message.body, Spooled):
+            outcome = UNREADABLE
         self.dead_letters.add([message], "", outcome)
 
     @staticmethod

@@ -18,6 +18,7 @@ from gateway.broker.poison import poisoned
 from gateway.ingress.amqp091.channel import AmqpChannel, AmqpConsumer
 from gateway.ingress.amqp091.transaction import Transaction
 from gateway.model.message import Message
+from gateway.model.spooled import Spooled
 from gateway.protocols.amqp091 import methods as m
 from gateway.protocols.amqp091.spec import ReplyCode
 
@@ -269,6 +270,7 @@ def basic_get(connection: AmqpConnection, channel: AmqpChannel, method: m.BasicG
         properties,
         message.body,
     )
+    connection.stream.queued += len(message.body)
 
 
 def _take_sound(connection: AmqpConnection, queue: AmqpQueue) -> tuple[int, Message, bool, bytes] | None:
@@ -276,8 +278,13 @@ def _take_sound(connection: AmqpConnection, queue: AmqpQueue) -> tuple[int, Mess
     while (taken := queue.take()) is not None:
         position, message, redelivered = taken
         try:
+            if isinstance(message.body, Spooled):
+                message.body.check()
             returns = None if queue.deliveries is None else queue.deliveries.of(position)
             return position, message, redelivered, own_properties(queue, message, time.time(), returns)
+        except OSError:
+            queue.acknowledged((position,))
+            connection.ingress.undeliverable(message)
         except Exception as error:
             queue.acknowledged((position,))
             connection.ingress.undeliverable(message, poisoned(error, queue=queue.name))

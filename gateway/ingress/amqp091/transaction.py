@@ -22,6 +22,7 @@ from gateway.model.address import Address
 from gateway.model.batch import Sink
 from gateway.model.message import Message
 from gateway.model.outcome import ACCEPTED, Outcome
+from gateway.model.spooled import Spooled
 from gateway.protocols.amqp091.translate import essentials
 
 if TYPE_CHECKING:
@@ -65,7 +66,7 @@ class Transaction:
         self._channel = channel
         self._publishes: list[tuple[RoutingEntry, Message, Content | None]] = []
         self._generation = 0  # of the dispatcher, when the first of them was routed
-        self.octets = 0  # of what is published
+        self.octets = 0  # of what is published, less what is on disk
         self._settlements: list[tuple[list[tuple[int, Unacknowledged]], bool | None]] = []
         self._open = 0  # of a commit: what has not been heard of yet
         self._failed = False
@@ -81,7 +82,7 @@ class Transaction:
         if entry.recipients is None and not _says_the_queue(entry):
             entry = self._routed(entry, message)
         self._publishes.append((entry, message, content))
-        self.octets += message.octets
+        self.octets += message.octets - len(message.body) * isinstance(message.body, Spooled)
         return len(self._publishes), self.octets
 
     def settle(self, tag: int, multiple: bool, requeue: bool | None) -> bool:
@@ -117,7 +118,9 @@ class Transaction:
             if expiration is not None:
                 message = living(message, utc + expiration / 1000)
             receipt = (self._channel, IN_TRANSACTION, content)
-            if not ingress.dispatcher.publish(batch, entry, message, receipt):
+            large = len(message.body) > ingress.limits.message_bytes_max
+            publish = ingress.publish_large if large else ingress.dispatcher.publish
+            if not publish(batch, entry, message, receipt):
                 ingress.unclaimed(entry, message, receipt)
         ingress.turn_done()
         if self._settle() and ingress.store is not None:

@@ -18,7 +18,7 @@ from typing import TYPE_CHECKING, Final, TypeVar
 import trio
 
 from gateway.broker.amqpfast.partials import Partial
-from gateway.broker.amqpfast.spool import PIECE_OCTETS, Spool, SpoolFile, SpoolFull
+from gateway.broker.spool import PIECE_OCTETS, Spool, SpoolFile, SpoolFull
 from gateway.errors import GatewayError, RemoteProtocolError
 from gateway.ingress.amqpfast.handle import FastHandle
 from gateway.model.outcome import Outcome
@@ -79,7 +79,7 @@ class IncomingTransfer:
             self.file = transfer.file
             self.size = transfer.file.size
         elif not spool.hold(body_size):
-            check_room(spool, body_size)
+            spool.check_room(body_size)
             self.file = spool.draft()
 
     def add(self, octets: bytes | memoryview) -> None:
@@ -121,12 +121,6 @@ class IncomingTransfer:
         if sync:
             self.file.sync()
         return True
-
-
-def check_room(spool: Spool, octets: int) -> None:
-    """Raises SpoolFull when the spool will not have room for so much."""
-    if spool.used + octets > spool.octets_max:
-        raise SpoolFull(f"limits.spool_bytes_max ({spool.octets_max}) would be exceeded")
 
 
 class IncomingTransfers:
@@ -240,7 +234,7 @@ class IncomingTransfers:
         transfer = ingress.partials.claim(connection.host.name, connection.owner, event.head, event.body_size)
         self._prepared[handle] = (transfer, event.head, digest)
         file = transfer.file
-        check_room(ingress.spool, event.body_size - file.size)
+        ingress.spool.check_room(event.body_size - file.size)
         if file.size < len(event.octets):
             file.write(event.octets[file.size :])
         return file.size

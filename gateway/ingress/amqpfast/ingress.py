@@ -12,7 +12,6 @@ from pathlib import Path
 from typing import Final
 
 import structlog
-import trio
 
 from gateway.broker.amqpfast.virtual_host import FastHost, Refused
 from gateway.broker.dispatcher import UNROUTED, AnswerEntry, RoutingEntry
@@ -56,7 +55,6 @@ class FastIngress(ListenerSource):
         self.commits_all = self.options.commit_confirms == "all"
         # A publisher with more than this unconfirmed is not read until half of them are.
         self.unsettled_max = self.limits.inflight_max * 10
-        self.spool = services.fast_hosts.spool
         self.partials = services.fast_hosts.partials
         self.clients = services.fast_hosts.clients
         self.folders: set[Path] = set()  # shared with a channel each
@@ -90,11 +88,9 @@ class FastIngress(ListenerSource):
                 contained("batch", error, listener=self.name)
 
     def tick(self, now: float) -> None:
-        """Forget transfers that nobody resumes, remove files that nobody needs."""
+        """Forget transfers that nobody resumes."""
         super().tick(now)
         self.partials.forget_old()
-        if self.spool.dead:
-            self.tasks.start_soon(trio.to_thread.run_sync, self.spool.bury)
 
     # What batches ask: this is their source.
 

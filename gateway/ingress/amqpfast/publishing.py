@@ -8,7 +8,7 @@ number, which may be opened again before the answer is known.
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Final
+from typing import TYPE_CHECKING
 
 from gateway.broker.amqpfast.virtual_host import Refused
 from gateway.broker.dispatcher import RoutingEntry
@@ -19,7 +19,7 @@ from gateway.ingress.amqpfast.handle import FastHandle
 from gateway.ingress.amqpfast.peers import Conversation, converse
 from gateway.model.address import Address
 from gateway.model.message import MESSAGE_OCTETS, Message
-from gateway.model.outcome import ACCEPTED, Outcome, Reason, Verdict
+from gateway.model.outcome import ACCEPTED, Outcome
 from gateway.model.properties import PropertySet
 from gateway.model.spooled import Spooled
 from gateway.protocols.amqpfast.commands import ChannelCommit
@@ -32,9 +32,6 @@ if TYPE_CHECKING:
     from gateway.broker.amqpfast.partials import Partial
     from gateway.ingress.amqpfast.connection import FastConnection
 
-TOO_LARGE: Final = Outcome(
-    Verdict.REJECTED, Reason.TOO_LARGE, "a route takes no more than limits.message_bytes_max"
-)
 Receipt = FastHandle | tuple[FastHandle, int] | Join
 
 
@@ -223,40 +220,13 @@ class Publisher:
     ) -> None:
         ingress = self._connection.ingress
         self.unsettled += counts
-        if entry.branches and isinstance(message.body, Spooled):
-            found = self._resolved(entry, message)
-            if isinstance(found, Outcome):
-                self.settled(receipt, found)
-                return
-            entry, message = found
-        if not ingress.dispatcher.publish(ingress.batch, entry, message, receipt):
+        if isinstance(message.body, Spooled):
+            most = ingress.limits.message_bytes_max
+            taken = ingress.dispatcher.publish_large(ingress.batch, entry, message, receipt, most)
+        else:
+            taken = ingress.dispatcher.publish(ingress.batch, entry, message, receipt)
+        if not taken:
             self.settled(receipt, ingress.unclaimed(entry, message))
-
-    def _resolved(self, entry: RoutingEntry, message: Message) -> tuple[RoutingEntry, Message] | Outcome:
-        """A message that is on disk, for a name that routes lead away from: they take it from memory."""
-        body = message.body
-        assert isinstance(body, Spooled)
-        most = self._connection.ingress.limits.message_bytes_max
-        if body.size > most:
-            if any(branch.cross(message) is not None for branch in entry.branches):
-                return TOO_LARGE
-            return RoutingEntry(entry.address, entry.namespace, entry.recipients, ()), message
-        try:
-            octets = body.octets()
-        except OSError as error:
-            return Outcome(Verdict.RELEASED, Reason.STORE, f"the spool cannot be read: {error}")
-        held = Message(
-            message.address,
-            octets,
-            message.property_set,
-            message.assurance,
-            message.durable,
-            message.retain,
-            message.expires,
-            message.hops,
-            message.sender,
-        )
-        return entry, held
 
     def _entries(self, handle: FastHandle, name: bytes) -> tuple[RoutingEntry, ...]:
         """What a name behind that of the handle leads to. Raises Refused."""

@@ -14,9 +14,16 @@ from typing import Any, ClassVar, Final
 
 from gateway.errors import LocalProtocolError, RemoteProtocolError
 from gateway.model.properties import Headers
+from gateway.model.spooled import BodySink
 from gateway.protocols.amqp091 import methods as m
 from gateway.protocols.amqp091.codec import CONTENT_HEADER_MIN, decode_method
-from gateway.protocols.amqp091.connection import MESSAGE_BYTES_MAX, SETTLE, SETTLE_SIZE, Connection
+from gateway.protocols.amqp091.connection import (
+    BODY_BYTES_MAX,
+    MESSAGE_BYTES_MAX,
+    SETTLE,
+    SETTLE_SIZE,
+    Connection,
+)
 from gateway.protocols.amqp091.events import (
     Challenged,
     ChannelOpened,
@@ -87,8 +94,15 @@ class ClientConnection(Connection):
         heartbeat: int = 60,
         message_bytes_max: int = MESSAGE_BYTES_MAX,
         bounded: bool = False,
+        sink: Callable[[int], BodySink] | None = None,
     ) -> None:
-        super().__init__(State.START, message_bytes_max=message_bytes_max)
+        """Bodies over `message_bytes_max` go to the `sink`; without one they are a fault of the server."""
+        super().__init__(
+            State.START,
+            message_bytes_max=message_bytes_max if sink is None else BODY_BYTES_MAX,
+            held_bytes_max=message_bytes_max,
+            sink=sink,
+        )
         self._bounded = bounded
         self._wish = (channel_max, frame_max, heartbeat)
         self._start_ok = m.ConnectionStartOk(client_properties, mechanism, response, "en_US")

@@ -15,6 +15,7 @@ from typing import Any, Final
 
 from gateway.errors import LocalProtocolError, RemoteProtocolError
 from gateway.model.properties import Headers, ValueType, string
+from gateway.model.spooled import Piece, Spooled, part_of
 from gateway.protocols.amqp091.methods import METHODS, BasicPublish, Method
 from gateway.protocols.amqp091.spec import (
     BASIC,
@@ -96,12 +97,31 @@ def encode_method_frame(channel: int, method: Method) -> bytes:
     return encode_frame(FRAME_METHOD, channel, encode_method(method))
 
 
-def encode_content_frames(channel: int, properties: bytes, body: bytes, frame_max: int) -> list[bytes]:
-    """Content header and body frames; `properties` from the flags on. An empty body has none."""
+def encode_content_frames(channel: int, properties: bytes, body: bytes, frame_max: int) -> list[Piece]:
+    """Content header and body frames; `properties` from the flags on. An empty body has none.
+
+    Raises OSError when the body is on disk and not there.
+    """
     header = CONTENT.pack(BASIC, 0, len(body)) + properties
-    frames = [encode_frame(FRAME_HEADER, channel, header)]
+    frames: list[Piece] = [encode_frame(FRAME_HEADER, channel, header)]
+    if isinstance(body, Spooled):
+        return frames + body_frames(channel, body, frame_max)
     room = frame_max - FRAME_OVERHEAD
     frames += [encode_frame(FRAME_BODY, channel, body[at : at + room]) for at in range(0, len(body), room)]
+    return frames
+
+
+def body_frames(channel: int, body: bytes, frame_max: int) -> list[Piece]:
+    """Frames of a body in pieces: nothing of it is copied, and what is on disk stays there. Raises OSError
+    when it is not there.
+    """
+    if isinstance(body, Spooled):
+        body.check()
+    room = frame_max - FRAME_OVERHEAD
+    frames: list[Piece] = []
+    for at in range(0, len(body), room):
+        piece = part_of(body, at, room)
+        frames += (FRAME.pack(FRAME_BODY, channel, len(piece)), piece, END)
     return frames
 
 

@@ -21,10 +21,11 @@ from abc import ABC, abstractmethod
 from collections import defaultdict
 from collections.abc import Callable
 from struct import Struct
-from typing import ClassVar, Final
+from typing import Any, ClassVar, Final
 
 from gateway.errors import LocalProtocolError, RemoteProtocolError
 from gateway.model.beats import Beats
+from gateway.model.spooled import BodySink, Piece, Spooled, joined
 from gateway.protocols.amqp091 import methods as m
 from gateway.protocols.amqp091.codec import (
     check_fields,
@@ -59,6 +60,7 @@ from gateway.protocols.amqp091.states import CONNECTION_CLASS, Channel, ChannelS
 from gateway.protocols.amqp091.table import FIELDS_UNBOUNDED
 
 MESSAGE_BYTES_MAX: Final = 16 * 1024 * 1024
+BODY_BYTES_MAX: Final = 0xFFFF_FFFF_FFFF_FFFF  # that a content header can say
 STEPS_MAX: Final = 128  # of a server at each call: a few milliseconds, so that no flood holds up the others
 STEP_OCTETS: Final = 32  # of a method or of properties, beside the step for the frame itself
 RUN_STEP_OCTETS: Final = 1_024  # of what a run has taken
@@ -86,11 +88,14 @@ class Connection(ABC):
         message_bytes_max: int,
         properties_max: int = FIELDS_UNBOUNDED,
         properties_bytes_max: int = FIELDS_UNBOUNDED,
+        held_bytes_max: int | None = None,
+        sink: Callable[[int], BodySink] | None = None,
     ) -> None:
         """`properties_max` fields may be in one table, and `properties_bytes_max` octets in the properties of
-        a content.
+        a content. Bodies over `held_bytes_max` octets go to a `sink`, which is given their size; what it
+        raises, a RemoteProtocolError, refuses them.
         """
-        self.out: list[bytes] = []
+        self.out: list[Any] = []  # octets; SpooledPieces among them if it is `large`
         self.frame_max = HANDSHAKE_FRAME_MAX
         self.channel_max = 0
         self.heartbeat = 0
@@ -98,7 +103,10 @@ class Connection(ABC):
         self.received: defaultdict[str, int] = defaultdict(int)
         self.sent: defaultdict[str, int] = defaultdict(int)
         self.unread = False  # `receive_data` with b"" would tell more, but that is for another turn
+        self.large = False  # `data_to_send` would read from disk: ask for `pieces_to_send`
         self._state = state
+        self._held_bytes_max = message_bytes_max if held_bytes_max is None else held_bytes_max
+        self._sink = sink
         self._properties_max = properties_max
         self._properties_bytes_max = properties_bytes_max
         self._steps = 0
@@ -128,15 +136,25 @@ class Connection(ABC):
         return [number for number, channel in self._channels.items() if channel.state is ChannelState.OPEN]
 
     def data_to_send(self) -> bytes:
-        """All that has to be written, once."""
+        """All that has to be written, once. Raises OSError when some of it is on disk and cannot be read."""
+        if self.large:
+            return joined(self.pieces_to_send())
         out = self.out
         if not out:
             return b""
-        octets = out[0] if len(out) == 1 else b"".join(out)
+        octets: bytes = out[0] if len(out) == 1 else b"".join(out)
         out.clear()
         if octets is not HEARTBEAT_FRAME:
             self._beats.spoke = True
         return octets
+
+    def pieces_to_send(self) -> list[Piece]:
+        """The same, with what is on disk left there."""
+        pieces: list[Piece] = self.out.copy()
+        self.out.clear()  # others append to this list
+        self.large = False
+        self._beats.spoke = True
+        return pieces
 
     def receive_data(self, data: bytes, now: float) -> list[Event]:
         """What the octets say, in order. `now` is monotonic seconds.
@@ -308,6 +326,8 @@ class Connection(ABC):
         channel.properties = properties
         channel.left = size
         self._hold(len(properties))
+        if size > self._held_bytes_max and self._sink is not None:
+            channel.sink = self._sink(size)
         if not size:
             self._complete(channel, b"", events)
 
@@ -329,6 +349,12 @@ class Connection(ABC):
         size = len(payload)
         if size > channel.left:
             raise self._fault("a body longer than announced", ReplyCode.FRAME_ERROR, channel.index)
+        if channel.sink is not None:
+            channel.sink.write(payload)
+            channel.left -= size
+            if not channel.left:
+                self._complete(channel, channel.sink.finish(), events)
+            return
         if size == channel.left and not channel.body:
             self._complete(channel, payload, events)
             return
@@ -358,7 +384,7 @@ class Connection(ABC):
 
     def _hold(self, octets: int) -> None:
         self._partial += octets
-        if self._partial > CONTENTS_IN_PARTS * self.message_bytes_max + self.frame_max:
+        if self._partial > CONTENTS_IN_PARTS * self._held_bytes_max + self.frame_max:
             raise RemoteProtocolError("too many unfinished messages", reason=ReplyCode.RESOURCE_ERROR)
 
     def _drop_content(self, channel: Channel) -> None:
@@ -464,16 +490,18 @@ class Connection(ABC):
     def send_content(self, channel: int, method: m.Method, properties: bytes, body: bytes) -> None:
         """Send one method with its content: get-ok, return, or a message outside the fast path.
 
-        `properties` are octets from the property flags on. Dropped on a channel that has been closed.
+        `properties` are octets from the property flags on. Dropped on a channel that has been closed. Raises
+        OSError when the body is on disk and cannot be read.
         """
         if not method.content:
             raise LocalProtocolError(f"{method.name} has no content")
         if self._usable(channel):
-            self._send(channel, method)
             frames = encode_content_frames(channel, properties, body, self.frame_max)
+            self._send(channel, method)
+            self.large |= isinstance(body, Spooled)
             self.out += frames
             self.sent["header"] += 1
-            self.sent["body"] += len(frames) - 1
+            self.sent["body"] += -(-len(body) // self.payload_max)
 
     def ack(self, channel: int, delivery_tag: int, multiple: bool = False) -> None:
         """basic.ack: a server confirms a publish, a client acknowledges a delivery."""
@@ -537,6 +565,11 @@ class Connection(ABC):
             self.close(code, text, *ids)
             events.append(Closed(code, text, *ids, by_peer=False))
 
+    def abandon(self) -> None:
+        """The socket is gone: forget what has begun."""
+        self._forget_all()
+        self._state = State.CLOSED
+
     # --- time
 
     def _agree(self, channel_max: int, frame_max: int, heartbeat: int) -> None:
@@ -544,7 +577,7 @@ class Connection(ABC):
         self.channel_max = channel_max
         self.frame_max = frame_max
         self.heartbeat = heartbeat
-        self._whole_max = min(self.payload_max, self.message_bytes_max)
+        self._whole_max = min(self.payload_max, self._held_bytes_max)
         self._beats.agree(heartbeat, self._now)
 
     def deadline(self) -> float | None:

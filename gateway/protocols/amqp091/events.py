@@ -102,6 +102,13 @@ class Publishes:
 
 
 @dataclass(slots=True)
+class LargePublish:
+    """A message from a client whose body went to a sink: a row as those of Publishes."""
+
+    content: tuple[int, bytes, bytes, bytes]
+
+
+@dataclass(slots=True)
 class Acks:
     """Consecutive basic.ack of a client: (channel, delivery tag, multiple)."""
 
@@ -157,6 +164,7 @@ Event = (
     | Closed
     | MethodReceived
     | Publishes
+    | LargePublish
     | Acks
     | Deliveries
     | Confirms

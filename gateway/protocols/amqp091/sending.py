@@ -14,7 +14,8 @@ from struct import Struct
 from typing import Final
 
 from gateway.errors import LocalProtocolError
-from gateway.protocols.amqp091.codec import END, FRAME, U32, encode_short_string
+from gateway.model.spooled import Piece, Spooled
+from gateway.protocols.amqp091.codec import END, FRAME, U32, body_frames, encode_short_string
 from gateway.protocols.amqp091.connection import Connection
 from gateway.protocols.amqp091.spec import (
     BASIC_DELIVER,
@@ -52,6 +53,7 @@ class ContentWriter(ABC):
         self._channel: Channel = found
         self._out = connection.out
         self._sent = connection.sent
+        self._connection = connection
         self._payload_max = connection.payload_max
         self._arguments = arguments
         self._end = end + START(FRAME_HEADER, channel)
@@ -90,14 +92,12 @@ class ContentWriter(ABC):
         self._properties, self._size = properties, size
         return True
 
-    def _body(self, body: bytes) -> None:
-        """A body that needs no frame, or several."""
-        out = self._out
-        room = self._payload_max
-        for at in range(0, len(body), room):
-            piece = body[at : at + room]
-            out += (FRAME.pack(FRAME_BODY, self._channel.number, len(piece)), piece, END)
-            self._sent["body"] += 1
+    def _frames(self, body: bytes) -> list[Piece]:
+        """Of a body that needs none, or several. Raises OSError when it is on disk and not there."""
+        frames = body_frames(self._channel.number, body, self._connection.frame_max)
+        self._sent["body"] += -(-len(body) // self._payload_max)
+        self._connection.large |= isinstance(body, Spooled)
+        return frames
 
 
 class Deliverer(ContentWriter):
@@ -120,7 +120,8 @@ class Deliverer(ContentWriter):
         """Queue messages with consecutive delivery tags from `first_tag` on.
 
         A row is (redelivered, Address.wire, octets from the property flags on, body). Returns the tags of
-        those that were not sent, because their properties do not fit a frame that the client takes.
+        those that were not sent, because their properties do not fit a frame that the client takes, or their
+        bodies should be on disk and are not.
         """
         unsent: list[int] = []
         if not self.usable:
@@ -144,8 +145,12 @@ class Deliverer(ContentWriter):
                 out += (head, TAG(tag, redelivered), address, middle, body, END)
                 bodies += 1
             else:
-                out += (head, TAG(tag, redelivered), address, middle)
-                self._body(body)
+                try:
+                    frames = self._frames(body)
+                except OSError:
+                    unsent.append(tag)
+                else:
+                    out += (head, TAG(tag, redelivered), address, middle, *frames)
             tag += 1
         count = tag - first_tag - len(unsent)
         sent = self._sent
@@ -197,8 +202,7 @@ class Publisher(ContentWriter):
                 out += (head, address, middle, body, END)
                 bodies += 1
             else:
-                out += (head, address, middle)
-                self._body(body)
+                out += (head, address, middle, *self._frames(body))
             count += 1
         self._channel.published += count
         sent = self._sent

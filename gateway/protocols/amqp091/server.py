@@ -15,6 +15,7 @@ from typing import Any, ClassVar, Final
 
 from gateway.errors import LocalProtocolError, RemoteProtocolError
 from gateway.model.properties import Headers
+from gateway.model.spooled import BodySink
 from gateway.protocols.amqp091 import methods as m
 from gateway.protocols.amqp091.codec import CONTENT_HEADER_MIN
 from gateway.protocols.amqp091.connection import (
@@ -30,6 +31,7 @@ from gateway.protocols.amqp091.events import (
     Authenticate,
     ChannelOpened,
     Event,
+    LargePublish,
     MethodReceived,
     Open,
     Publishes,
@@ -86,12 +88,16 @@ class ServerConnection(Connection):
         mechanisms: str = "PLAIN AMQPLAIN EXTERNAL",
         properties_max: int = FIELDS_UNBOUNDED,
         properties_bytes_max: int = FIELDS_UNBOUNDED,
+        held_bytes_max: int | None = None,
+        sink: Callable[[int], BodySink] | None = None,
     ) -> None:
         super().__init__(
             State.HEADER,
             message_bytes_max=message_bytes_max,
             properties_max=properties_max,
             properties_bytes_max=properties_bytes_max,
+            held_bytes_max=held_bytes_max,
+            sink=sink,
         )
         # In a run of messages only what is surely within both.
         self._plain_max = CONTENT_HEADER_MIN + min(properties_max * FIELD_OCTETS_MIN, properties_bytes_max)
@@ -216,7 +222,9 @@ class ServerConnection(Connection):
         self, number: int, index: int, method: bytes, properties: bytes, body: bytes, events: list[Event]
     ) -> None:
         last = events[-1] if events else None
-        if isinstance(last, Publishes):
+        if len(body) > self._held_bytes_max:
+            events.append(LargePublish((number, method, properties, body)))
+        elif isinstance(last, Publishes):
             last.contents.append((number, method, properties, body))
         else:
             events.append(Publishes([(number, method, properties, body)]))

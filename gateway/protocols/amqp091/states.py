@@ -9,6 +9,7 @@ from enum import Enum, auto
 from typing import Final
 
 from gateway.errors import RemoteProtocolError
+from gateway.model.spooled import BodySink
 from gateway.protocols.amqp091 import methods as m
 from gateway.protocols.amqp091.spec import ReplyCode
 
@@ -42,7 +43,7 @@ class ChannelState(Enum):
 class Channel:
     """A channel and the content that it has begun: method, then header, then body until `left` is 0."""
 
-    __slots__ = ("body", "index", "left", "method", "number", "properties", "published", "state")
+    __slots__ = ("body", "index", "left", "method", "number", "properties", "published", "sink", "state")
 
     def __init__(self, number: int, state: ChannelState) -> None:
         self.number = number
@@ -57,6 +58,7 @@ class Channel:
         self.properties: bytes | None = None
         self.left = 0
         self.body = bytearray()
+        self.sink: BodySink | None = None  # of a large body, instead
 
     @property
     def held(self) -> int:

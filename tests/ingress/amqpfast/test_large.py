@@ -34,11 +34,11 @@ def gateway() -> Iterator[Running]:
 
 
 def used(gateway: Running) -> int:
-    return gateway.ask(lambda: gateway.gateway.fast_hosts.spool.used)
+    return gateway.ask(lambda: gateway.gateway.bodies.spool.used)
 
 
 def nothing_left(gateway: Running) -> None:
-    spool = gateway.gateway.fast_hosts.spool
+    spool = gateway.gateway.bodies.spool
     gateway.until(lambda: not spool.used and not spool.held)
     assert not spool.lasting
     assert list(spool.folder.iterdir()) == []
@@ -105,7 +105,7 @@ SPILLED = [
 def test_where_a_body_arrives(what: str, limits: Limits, size: int, spilled: bool) -> None:
     body = octets(size)
     with running(settings_of(limits=limits)) as gateway:
-        spool = gateway.gateway.fast_hosts.spool
+        spool = gateway.gateway.bodies.spool
         with Whole(gateway).open() as client:
             handle = client.handle("q")
             transfer = client.transfer(handle, body)
@@ -133,7 +133,7 @@ def test_a_message_over_the_limit_costs_the_channel() -> None:
 
 def test_a_full_spool_costs_the_channel_and_takes_more_when_it_has_room() -> None:
     with running(settings_of(limits=Limits(fast_memory_bytes_max=MIB, spool_bytes_max=4 * MIB))) as gateway:
-        spool = gateway.gateway.fast_hosts.spool
+        spool = gateway.gateway.bodies.spool
         with Whole(gateway).open() as client:
             client.channel(restartable=True)
             handle = client.handle("q")
@@ -176,7 +176,7 @@ def test_what_is_broken_off_is_forgotten(gateway: Running, end: str) -> None:
     with Whole(gateway).open() as client:
         handle = client.handle("q")
         client.write(client.transfer(handle, BODY), BODY[: 2 * MIB], last=False)
-        spool = gateway.gateway.fast_hosts.spool
+        spool = gateway.gateway.bodies.spool
         gateway.until(lambda: spool.used == 2 * MIB)
         if end == "handle":
             client.machine.close_handle(handle)
@@ -334,7 +334,7 @@ def test_a_body_that_is_not_there_any_more_costs_the_channel(size: int | None) -
     with running(settings_of(limits=SMALL_MEMORY)) as gateway, Whole(gateway).open() as client:
         handle = client.handle("q")
         client.put_large(handle, BODY)
-        (path,) = gateway.gateway.fast_hosts.spool.folder.iterdir()
+        (path,) = gateway.gateway.bodies.spool.folder.iterdir()
         if size is None:
             path.unlink()
         else:
@@ -359,7 +359,7 @@ def test_a_body_on_disk_and_one_in_memory_go_through_tls(tmp_path: Path) -> None
                 sender = await channel.sender("queue", "q")
                 for body in bodies:
                     await sender.upload(body)
-                assert gateway.gateway.fast_hosts.spool.used == len(BODY)
+                assert gateway.gateway.bodies.spool.used == len(BODY)
                 consumer = await channel.consume("queue", "q")
                 return [(await anext(consumer)).message.body for _ in bodies]
 

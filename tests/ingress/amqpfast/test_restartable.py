@@ -37,7 +37,7 @@ def partials(gateway: Running) -> int:
 
 def break_off(gateway: Running, at: int, said: bytes = EMPTY, client_name: str = "c") -> None:
     """Send the first `at` octets of BODY, and lose the connection."""
-    spool = gateway.gateway.fast_hosts.spool
+    spool = gateway.gateway.bodies.spool
     before = gateway.ask(lambda: spool.used)
     with Whole(gateway, client_name).open(restartable=True) as client:
         handle = client.handle("q")
@@ -220,7 +220,7 @@ FORGOTTEN = [
 @pytest.mark.parametrize("what, limits", FORGOTTEN, ids=[row[0] for row in FORGOTTEN])
 def test_what_nobody_resumes_is_forgotten(what: str, limits: dict[str, float]) -> None:
     with running(settings_of(limits=Limits(fast_memory_bytes_max=MIB, **limits))) as gateway:
-        spool = gateway.gateway.fast_hosts.spool
+        spool = gateway.gateway.bodies.spool
         break_off(gateway, MIB, head(identifier="1"))
         left = 0
         if what != "too old":
@@ -330,7 +330,7 @@ def test_metrics_tell_of_the_spool_and_of_transfers(gateway: Running) -> None:
     break_off(gateway, 2_000)
     with Whole(gateway, "other").open() as client:
         client.write(client.transfer(client.handle("q"), SMALL), SMALL[:10], last=False)
-        gateway.until(lambda: gateway.gateway.fast_hosts.spool.held > 0)
+        gateway.until(lambda: gateway.gateway.bodies.spool.held > 0)
         assert gateway.ask(told) == {
             "gateway_spool_bytes": 2_000,
             "gateway_spool_files": 1,

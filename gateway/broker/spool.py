@@ -1,9 +1,9 @@
 """The folder of bodies that are too large to be held in memory.
 
 A body is written as it comes, and stays where it is until nobody needs it. Whoever does has its SpoolFile:
-messages that wait or are being delivered, durable queues for what they have on disk (storage.py), transfers
-that were broken off (partials.py). When the last one has let go, the file is removed: not at once, for
-removing a large one takes its time, but by `bury`, in a thread. What a gateway leaves that was killed is
+messages that wait or are being delivered, durable queues for what they have on disk (bodies.py), transfers
+that were broken off (amqpfast/partials.py). When the last one has let go, the file is removed: not at once,
+for removing a large one takes its time, but by `bury`, in a thread. What a gateway leaves that was killed is
 removed by the next one, unless something stored refers to it.
 
 No descriptor is kept while nothing is written or read, for clients may have as many transfers under way as
@@ -184,6 +184,11 @@ class Spool:
         """It has arrived, or never will."""
         with self._lock:
             self.held -= size
+
+    def check_room(self, octets: int) -> None:
+        """Raises SpoolFull when there will not be room for so much."""
+        if self.used + octets > self.octets_max:
+            raise SpoolFull(f"limits.spool_bytes_max ({self.octets_max}) would be exceeded")
 
     def count(self, octets: int) -> None:
         """So many octets more are in the folder."""

@@ -1,40 +1,69 @@
-"""The durable side of a queue whose messages may have their bodies in files.
+"""Bodies on disk, and the durable side of queues whose messages may have them.
 
-The store keeps a message with the name of the file; here are the files, by position, for as long as the store
-may give such a message back. A file is let go when the disk knows that its message is settled, not before:
-a message without its body must never be found there.
+The store keeps such a message with the name of the file; here are the files, by log and position, for as long
+as the store may give it back. A file is let go when the disk knows that its message is settled, not before: a
+message without its body must never be found there.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 
-from gateway.broker.amqpfast.spool import Spool
 from gateway.broker.queue import Queue
+from gateway.broker.spool import Spool
 from gateway.broker.storage import QueueStorage
 from gateway.model.batch import SubBatch
 from gateway.model.message import Message
 from gateway.model.outcome import ACCEPTED, Outcome
 from gateway.model.spooled import BodyFile, Spooled
+from gateway.settings.limits import Limits
 from gateway.store.index import Log
 from gateway.store.store import Store
 
 
-class FastQueueStorage(QueueStorage):
-    """What a durable queue or subscription has on disk."""
+class Bodies:
+    """The spool of a gateway, and what of it the store refers to."""
+
+    def __init__(self, limits: Limits, store: Store | None) -> None:
+        """Before the store starts. Raises StoreError."""
+        self.spool = Spool(
+            None if store is None else store.folder / "spool",
+            octets_max=limits.spool_bytes_max,
+            memory_octets_max=limits.fast_memory_bytes_max,
+            memory_total_max=limits.fast_memory_total_bytes_max,
+        )
+        # What nobody takes out of it, for its virtual host is not configured, stays on disk.
+        self._by_log: dict[int, dict[int, Spooled]] = {}
+        if store is not None:
+            for log, position, body in store.use_bodies(self.spool.recall_body):
+                self._by_log.setdefault(log, {})[position] = body
+
+    def of(self, log: Log) -> dict[int, Spooled]:
+        """Those that an earlier process has left in a log, by position."""
+        return self._by_log.get(log.id, {})
+
+    def gauges(self) -> dict[str, Callable[[], float]]:
+        """What is here, by the names of the broker's gauges."""
+        return {
+            "gateway_spool_bytes": lambda: self.spool.used,
+            "gateway_spool_files": lambda: len(self.spool.files),
+            "gateway_spool_held_bytes": lambda: self.spool.held,
+        }
+
+
+class SpooledStorage(QueueStorage):
+    """What a durable queue or subscription has on disk, bodies in files included."""
 
     def __init__(
         self,
         queue: Queue,
         store: Store,
         log: Log,
-        spool: Spool,
-        bodies: dict[int, Spooled],
+        bodies: Bodies,
         *,
         memory_messages_max: int,
         memory_octets_max: int,
     ) -> None:
-        """`bodies`: those of the log that an earlier process left, by position."""
         super().__init__(
             queue,
             store,
@@ -42,8 +71,8 @@ class FastQueueStorage(QueueStorage):
             memory_messages_max=memory_messages_max,
             memory_octets_max=memory_octets_max,
         )
-        self._spool = spool
-        self._bodies = bodies
+        self._spool = bodies.spool
+        self._bodies = bodies.of(log)
 
     def take(self, part: SubBatch, messages: list[Message]) -> None:
         """Queue the messages, in memory or on disk alone, and write those that must be written."""

@@ -9,7 +9,8 @@ from pathlib import Path
 import pytest
 
 from gateway.broker.amqpfast.hosts import FastHosts
-from gateway.broker.amqpfast.spool import SPOOLED_OCTETS_MIN, Spool, SpoolFull
+from gateway.broker.bodies import Bodies
+from gateway.broker.spool import SPOOLED_OCTETS_MIN, Spool, SpoolFull
 from gateway.errors import StoreError
 from gateway.model.batch import Batch, Recipient
 from gateway.model.message import Message
@@ -127,13 +128,13 @@ def test_without_a_store_it_is_of_this_process_alone() -> None:
 # What durable queues have there.
 
 
-def send(hosts: FastHosts, *, durable: bool = True) -> Publisher:
-    file = hosts.spool.draft()
+def send(host: Host, *, durable: bool = True) -> Publisher:
+    file = host.bodies.spool.draft()
     file.write(BODY)
     publisher = Publisher()
     batch = Batch(publisher, 0.0)  # type: ignore[arg-type]
     address = fast_address("queue", "q")
-    recipient = Recipient(hosts["/"].sinks(address)[0])
+    recipient = Recipient(host.hosts["/"].sinks(address)[0])
     batch.add_only("x", recipient, Message(address, file.body(), durable=durable))
     batch.send()
     return publisher
@@ -146,7 +147,8 @@ class Host:
         self.opened = Opened(folder, before=self._make, factory=(disk or Disk()).factory())
 
     def _make(self, store: Store) -> None:
-        self.hosts = FastHosts({"/": FastVirtualHost()}, Changes(), Limits(), store)
+        self.bodies = Bodies(Limits(), store)
+        self.hosts = FastHosts({"/": FastVirtualHost()}, Changes(), Limits(), store, self.bodies)
 
 
 @pytest.fixture
@@ -161,17 +163,18 @@ def host(tmp_path: Path, disk: Disk) -> Iterator[Host]:
         yield made
 
 
-def files(hosts: FastHosts) -> int:
-    hosts.spool.bury()
-    return len(list(hosts.spool.folder.iterdir()))
+def files(host: Host) -> int:
+    spool = host.bodies.spool
+    spool.bury()
+    return len(list(spool.folder.iterdir()))
 
 
 @pytest.mark.parametrize("end", ["purge", "delete"])
 @pytest.mark.parametrize("taken", [False, True])
 def test_a_queue_lets_go_when_the_disk_knows(host: Host, disk: Disk, end: str, taken: bool) -> None:
     hosts, opened = host.hosts, host.opened
-    send(hosts)
-    send(hosts)
+    send(host)
+    send(host)
     queue = hosts["/"].queues["q"]
     opened.commit()
     found = queue.take() if taken else None
@@ -181,10 +184,10 @@ def test_a_queue_lets_go_when_the_disk_knows(host: Host, disk: Disk, end: str, t
     else:
         queue.delete()
     opened.store.flush()
-    assert files(hosts) == 2
+    assert files(host) == 2
     disk.gate.set()
     opened.commit()
-    assert files(hosts) == taken
+    assert files(host) == taken
     if found is not None:
         position, message, _ = found
         assert isinstance(message.body, Spooled)
@@ -192,27 +195,27 @@ def test_a_queue_lets_go_when_the_disk_knows(host: Host, disk: Disk, end: str, t
         queue.acknowledged([position])
         del found, message
         opened.commit()
-        assert files(hosts) == 0
+        assert files(host) == 0
 
 
 def test_what_the_disk_does_not_take_leaves_no_file(host: Host, disk: Disk) -> None:
     opened = host.opened
     opened.commit()
     disk.fault = "disk I/O error"
-    publisher = send(host.hosts)
+    publisher = send(host)
     opened.commit()
     outcome = publisher.outcomes["x"]
     assert outcome is not None
     assert outcome.reason is Reason.STORE
-    assert files(host.hosts) == 0
+    assert files(host) == 0
 
 
 def test_what_the_disk_may_still_have_keeps_its_file(host: Host, disk: Disk) -> None:
     opened, hosts = host.opened, host.hosts
-    send(hosts)
+    send(host)
     opened.commit()
     disk.fault = "disk I/O error"
     hosts["/"].queues["q"].purge()
     opened.commit()
-    assert files(hosts) == 1
+    assert files(host) == 1
     disk.fault = ""

@@ -1,0 +1,52 @@
+"""Bodies that a client sends and that are too large to be held: they go to the spool as they come."""
+
+from __future__ import annotations
+
+from typing import Final
+
+from gateway.broker.spool import Spool, SpoolFull
+from gateway.errors import RemoteProtocolError
+from gateway.protocols.amqp091.spec import BASIC_PUBLISH, ReplyCode
+from gateway.transport.stream import READ_OCTETS, Stream
+
+LARGE_READ_OCTETS: Final = 262_144  # read at a time while one comes
+
+
+class LargeBody:
+    """One of `size` octets: what the machine writes to. Its file goes when the body is forgotten, or this."""
+
+    __slots__ = ("_file", "_stream")
+
+    def __init__(self, stream: Stream, spool: Spool, size: int) -> None:
+        """Raises RemoteProtocolError: 406 for want of room."""
+        try:
+            spool.check_room(size)
+            self._file = spool.draft()
+        except SpoolFull as error:
+            raise _refusal(error) from error
+        self._stream = stream
+        stream.read_octets = LARGE_READ_OCTETS
+
+    def write(self, octets: bytes) -> None:
+        """The next of it. Raises RemoteProtocolError: 406 for want of room."""
+        try:
+            self._file.write(octets)
+        except SpoolFull as error:
+            raise _refusal(error) from error
+
+    def finish(self) -> bytes:
+        """It is whole. Raises RemoteProtocolError: 406 when it cannot be read."""
+        self._stream.read_octets = READ_OCTETS
+        try:
+            return self._file.body()
+        except OSError as error:
+            raise _refusal(error) from error
+
+
+def _refusal(error: Exception) -> RemoteProtocolError:
+    return RemoteProtocolError(
+        f"PRECONDITION_FAILED - {error}",
+        reason=ReplyCode.PRECONDITION_FAILED,
+        class_id=BASIC_PUBLISH >> 16,
+        method_id=BASIC_PUBLISH & 0xFFFF,
+    )
