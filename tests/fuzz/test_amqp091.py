@@ -42,6 +42,7 @@ TABLE = (
 RAW = encode_basic_properties(
     BasicProperties("a/b", headers=TABLE, delivery_mode=2, expiration="60", type="t")
 )
+HELD = 1_000
 CONTENT = [
     m.BasicPublish("ex", "key", mandatory=True),
     m.BasicDeliver("tag", 1, False, "ex", "key"),
@@ -69,8 +70,8 @@ def seeds() -> list[bytes]:
 
 def use(event: e.Event) -> None:
     """Do with an event what an application does."""
-    if isinstance(event, e.Publishes):
-        for _, method, raw, body in event.contents:
+    if isinstance(event, e.Publishes | e.LargePublish):
+        for _, method, raw, body in event.contents if isinstance(event, e.Publishes) else [event.content]:
             read(decode_publish, method)
             translate(raw, body)
     elif isinstance(event, e.Deliveries):
@@ -117,14 +118,35 @@ def test_frames_and_methods() -> None:
         translate(octets[chance.randrange(20) :], b"")
 
 
+class Sink:
+    """Takes a body of so many octets, no more."""
+
+    def __init__(self, size: int) -> None:
+        self.size = size
+        self.octets = b""
+
+    def write(self, octets: bytes) -> None:
+        self.octets += octets
+        assert len(self.octets) <= self.size
+
+    def finish(self) -> bytes:
+        assert len(self.octets) == self.size
+        return self.octets
+
+
+def sinking() -> Wire:
+    """A connection whose server does not hold the larger bodies."""
+    return open_wire(2, held_bytes_max=HELD, sink=Sink)
+
+
 def test_connections() -> None:
     chance = random.Random(SEED + 1)
     valid = seeds()
-    wire = open_wire(2)
+    wire = sinking()
     for number in range(COUNT // 5):
         side: Connection = wire.server if number % 2 else wire.client
         if side.closed or 1 not in side.channels:
-            wire = open_wire(2)
+            wire = sinking()
             side = wire.server if number % 2 else wire.client
         octets = b"".join(chance.choices(valid[-12:], k=chance.randint(0, 2)))
         feed(side, octets + mutated(chance.choice(valid), chance), chance)
