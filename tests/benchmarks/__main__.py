@@ -32,6 +32,7 @@ from tests.benchmarks.sections import (
     memory,
     startup,
     topics,
+    varied,
 )
 from tests.benchmarks.subjects import SubjectError
 from tests.interop.servers import BrokerError, PeerMissingError
@@ -46,6 +47,7 @@ SECTIONS: Final[dict[str, tuple[str, str, Measure]]] = {
     ),
     "embedded": ("Through the embedded broker, 128 octets", "RabbitMQ", embedded.measure),
     "amqp": ("AMQP 0-9-1 through the embedded broker, 128 octets", "peer", amqp.measure),
+    "varied": ("Messages that differ, 128 octets", "peer", varied.measure),
     "durable": ("To a durable queue, 128 octets", "peer", durable.measure),
     "fast": ("AMQP/Fast through the embedded broker, 128 octets and 64 MiB", "peer", fast.measure),
     "journal": ("With the journal, 128 octets", "without", journal.measure),

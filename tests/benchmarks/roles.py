@@ -11,7 +11,8 @@ import socket
 import struct
 from collections.abc import Callable
 from dataclasses import dataclass
-from typing import Final, Protocol
+from random import Random
+from typing import Final, Literal, Protocol
 
 from tests.benchmarks import wires
 
@@ -37,7 +38,9 @@ class Load:
     all connections that are published and have not arrived; so a server is measured at the rate that it
     sustains, and not while a backlog grows in it. `channels`: of each AMQP publisher, used in turn.
     `fan_out`: queues that each message arrives in, all of them consumed by the one consumer. `topics`: of
-    each MQTT publisher, used in turn, ten at most.
+    each MQTT publisher, used in turn, ten at most. `vary`: what each message of a publisher differs in, until
+    it has sent `distinct` of them, and begins again; topics come in an order of chance, a property that
+    differs comes after `properties` that do not. `level` of MQTT: 5 where there are properties.
     """
 
     publish: str
@@ -59,6 +62,10 @@ class Load:
     channels: int = 1
     fan_out: int = 1
     topics: int = 1
+    vary: Literal["", "topic", "property"] = ""
+    distinct: int = 1
+    properties: int = 0
+    level: int = 4
 
     @property
     def queues(self) -> list[str]:
@@ -69,6 +76,25 @@ class Load:
     def body(self) -> bytes:
         """What every message holds."""
         return b"x" * self.body_octets
+
+    def pairs(self, number: int, place: int) -> list[tuple[str, str]]:
+        """User properties, or headers, of a publisher's message."""
+        found = [(f"property-{at}", f"its constant value {at}") for at in range(self.properties)]
+        if self.vary == "property":
+            found.append(("trace", f"{number:05d}-{place % self.distinct:08d}"))
+        return found
+
+    def ring(self, window: int, make: Callable[[int], bytes]) -> list[bytes]:
+        """What a publisher sends, again and again: a multiple of the window, and all that differ."""
+        return [make(place) for place in range(-(-max(self.distinct, window) // window) * window)]
+
+    def levels(self, number: int) -> list[str]:
+        """What stands behind a publisher's own topic, in the order in which it is used."""
+        if self.vary != "topic":
+            return [f"/{place}" for place in range(self.topics)] if self.topics > 1 else [""]
+        found = [f"/{place:06d}" for place in range(self.distinct)]
+        Random(number).shuffle(found)
+        return found
 
     @property
     def floods(self) -> bool:
@@ -102,21 +128,22 @@ class MqttPublisher:
     """Publishes to one topic, or some in turn; window by packet identifiers, which are used in turn."""
 
     def __init__(self, load: Load, number: int) -> None:
-        self.sock = wires.mqtt_connect(load.publish_port, f"pub-{number:05d}")
-        below = [f"/{place}" for place in range(load.topics)] if load.topics > 1 else [""]
-        topics = [wires.text(f"bench/{number:05d}{level}") for level in below]
-        if load.qos:
-            ring = [
-                wires.packet(0x32, topics[place % load.topics] + (place + 1).to_bytes(2, "big") + load.body)
-                for place in range(load.window)
-            ]
-        else:
-            ring = [
-                wires.packet(0x30, topics[place % load.topics] + load.body) for place in range(QOS0_BURST)
-            ]
+        self.sock = wires.mqtt_connect(load.publish_port, f"pub-{number:05d}", load.level)
+        topics = [wires.text(f"bench/{number:05d}{level}") for level in load.levels(number)]
+        self.batch = load.window if load.qos else QOS0_BURST
+
+        def make(place: int) -> bytes:
+            told = topics[place % len(topics)]
+            if load.qos:
+                told += (place % load.window + 1).to_bytes(2, "big")
+            if load.level == wires.MQTT_5:
+                told += wires.user_properties(load.pairs(number, place))
+            return wires.packet(0x32 if load.qos else 0x30, told + load.body)
+
+        ring = load.ring(self.batch, make)
         self._size = len(ring[0])
-        self._ring = b"".join(ring) * 2
-        self.batch = len(ring)
+        self._ring = b"".join(ring + ring[: self.batch])
+        self._count = len(ring)
         self._next = 0
         self._rest = 0
 
@@ -124,7 +151,7 @@ class MqttPublisher:
         """The next `count` packets of the ring."""
         begin = self._next * self._size
         wires.send_all(self.sock, self._ring[begin : begin + count * self._size])
-        self._next = (self._next + count) % self.batch
+        self._next = (self._next + count) % self._count
 
     def readable(self) -> int:
         """PUBACKs have four octets each."""
@@ -139,8 +166,10 @@ class MqttSubscriber:
     """One subscriber of everything under `bench/`; acknowledges every message singly."""
 
     def __init__(self, load: Load) -> None:
-        self.sock = wires.mqtt_connect(load.consume_port, "sub")
-        wires.mqtt_subscribe(self.sock, "bench/#", load.qos)
+        self.sock = wires.mqtt_connect(load.consume_port, "sub", load.level)
+        wires.mqtt_subscribe(self.sock, "bench/#", load.qos, load.level)
+        self._level = load.level
+        self._topic_octets = len(f"bench/00000{load.levels(0)[0]}")
         self._qos = load.qos
         self._body = load.body
         self._rest = b""
@@ -149,14 +178,15 @@ class MqttSubscriber:
         self._head = b""
 
     def _measure(self, data: bytes) -> None:
-        parts = wires.publish_parts(data)
+        parts = wires.publish_parts(data, self._level)
         if parts is None:
             return
         size, first, topic, id_at, body = parts
         if first & 6 != self._qos << 1 or not topic.startswith(b"bench/") or body != self._body:
             raise Wrong(f"{data[:size]!r}")
         self._size, self._id_at = size, id_at
-        self._head = data[1 : id_at - 5]  # length and topic, without the publisher's number
+        # Length and topic, without the publisher's number and what is behind it.
+        self._head = data[1 : id_at - self._topic_octets + len("bench/")]
 
     def readable(self) -> int:
         """All packets have the size of the first; the identifier stands behind the topic."""
@@ -237,15 +267,23 @@ class AmqpPublisher:
         for channel in channels:
             self.sock.sendall(wires.method(channel, 85, 10, b"\x00"))
             wires.expect(self.sock, 85, 11)
-        key, persistent = f"bench.{number:05d}", load.persistent
-        ring = [
-            wires.publish_frames(load.exchange, key, load.body, channel=channel, persistent=persistent)
-            for channel in channels
-        ]
+        keys = [f"bench.{number:05d}{level}".replace("/", ".") for level in load.levels(number)]
         self.batch = load.window
+
+        def make(place: int) -> bytes:
+            return wires.publish_frames(
+                load.exchange,
+                keys[place % len(keys)],
+                load.body,
+                channel=place % load.channels + 1,
+                persistent=load.persistent,
+                headers=load.pairs(number, place),
+            )
+
+        ring = load.ring(load.channels, make)
         self._size = len(ring[0])
-        self._channels = load.channels
-        self._ring = b"".join(ring) * (-(-load.window // load.channels) + 1)
+        self._count = len(ring)
+        self._ring = b"".join(ring * (-(-load.window // len(ring)) + 1))
         self._next = 0
         self._confirmed = [0] * (load.channels + 1)  # by channel: every message up to this number
         self._early: dict[int, set[int]] = {}  # and these above it
@@ -255,7 +293,7 @@ class AmqpPublisher:
         """The next `count` messages of the ring."""
         begin = self._next * self._size
         wires.send_all(self.sock, self._ring[begin : begin + count * self._size])
-        self._next = (self._next + count) % self._channels
+        self._next = (self._next + count) % self._count
 
     def readable(self) -> int:
         """Confirms have twenty-one octets; `multiple` covers all before."""

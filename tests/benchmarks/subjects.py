@@ -13,6 +13,7 @@ from typing import Any, Final, Protocol, Self
 import yaml
 
 from tests.benchmarks.load import cpu_secs
+from tests.interop import servers
 from tests.interop.servers import LOOPBACK, RabbitMQ, amqp_answers, free_ports, mqtt_answers
 
 START_SECS_MAX: Final = 30.0
@@ -157,6 +158,35 @@ class Rabbit:
         except BaseException:
             self._broker.stop()
             raise
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self._broker.stop()
+
+
+class Mosquitto:
+    """Mosquitto without persistence, otherwise as it comes; its limits on what is in flight are lifted."""
+
+    name = "Mosquitto"
+
+    def __init__(self, folder: Path) -> None:
+        lines = ("max_queued_messages 0", "max_inflight_messages 0", "set_tcp_nodelay true")
+        self._broker = servers.Mosquitto(folder, lines)
+        self.mqtt_port = self._broker.port
+        self.amqp_port = 0
+        self.pid = 0
+
+    def cpu(self) -> float:
+        """Processor seconds that it has used."""
+        return cpu_secs(self.pid)
+
+    def rss(self) -> int:
+        """Octets of memory that it occupies."""
+        return rss_octets(self.pid)
+
+    def __enter__(self) -> Self:
+        self._broker.start()
+        self.pid = self._broker.pid
         return self
 
     def __exit__(self, *_: object) -> None:

@@ -8,10 +8,14 @@ from __future__ import annotations
 import select
 import socket
 import struct
+from collections.abc import Sequence
 from typing import Final
 
 WAIT_SECS: Final = 30.0
 FRAME_OVERHEAD: Final = 8
+BODY_MAX: Final = 131_072 - FRAME_OVERHEAD  # of a frame, as both servers offer it
+MQTT_5: Final = 5
+Pairs = Sequence[tuple[str, str]]
 
 
 def exactly(sock: socket.socket, size: int) -> bytes:
@@ -67,38 +71,58 @@ def packet(first: int, rest: bytes) -> bytes:
             return bytes((first,)) + length + rest
 
 
-def mqtt_say_connect(port: int, client_id: str) -> socket.socket:
+def mqtt_say_connect(port: int, client_id: str, level: int = 4) -> socket.socket:
     """A client with a clean session and no keep-alive that has said CONNECT."""
     sock = open_socket(port)
-    sock.sendall(packet(0x10, text("MQTT") + b"\x04\x02\x00\x00" + text(client_id)))
+    properties = b"\x00" if level == MQTT_5 else b""
+    told = text("MQTT") + bytes((level, 2, 0, 0)) + properties + text(client_id)
+    sock.sendall(packet(0x10, told))
     return sock
+
+
+def mqtt_answer(sock: socket.socket, kind: int) -> bytes:
+    """What follows the head of the next packet, which is of that kind and shorter than 128 octets."""
+    head = exactly(sock, 2)
+    rest = exactly(sock, head[1])
+    if head[0] != kind or head[1] > 127:
+        raise ConnectionError(f"{head + rest!r} instead of {kind:#x}")
+    return rest
 
 
 def mqtt_expect_connack(sock: socket.socket) -> None:
     """Wait until the server has accepted the client."""
-    answer = exactly(sock, 4)
-    if answer[0] != 0x20 or answer[3]:
+    answer = mqtt_answer(sock, 0x20)
+    if answer[1]:
         raise ConnectionError(f"CONNACK {answer!r}")
 
 
-def mqtt_connect(port: int, client_id: str) -> socket.socket:
+def mqtt_connect(port: int, client_id: str, level: int = 4) -> socket.socket:
     """A connected client with a clean session."""
-    sock = mqtt_say_connect(port, client_id)
+    sock = mqtt_say_connect(port, client_id, level)
     mqtt_expect_connack(sock)
     return sock
 
 
-def mqtt_subscribe(sock: socket.socket, topic_filter: str, qos: int) -> None:
+def mqtt_subscribe(sock: socket.socket, topic_filter: str, qos: int, level: int = 4) -> None:
     """Subscribe, and be granted that QoS."""
-    sock.sendall(packet(0x82, b"\x00\x01" + text(topic_filter) + bytes((qos,))))
-    answer = exactly(sock, 5)
-    if answer != b"\x90\x03\x00\x01" + bytes((qos,)):
+    properties = b"\x00" if level == MQTT_5 else b""
+    sock.sendall(packet(0x82, b"\x00\x01" + properties + text(topic_filter) + bytes((qos,))))
+    answer = mqtt_answer(sock, 0x90)
+    if answer != b"\x00\x01" + properties + bytes((qos,)):
         raise ConnectionError(f"SUBACK {answer!r}")
 
 
-def publish_parts(data: bytes) -> tuple[int, int, bytes, int, bytes] | None:
+def user_properties(pairs: Pairs) -> bytes:
+    """The property section of an MQTT 5 PUBLISH; shorter than 16 384 octets."""
+    octets = b"".join([b"\x26" + text(name) + text(value) for name, value in pairs])
+    size = len(octets)
+    return (bytes((size,)) if size < 128 else bytes((size % 128 | 128, size // 128))) + octets
+
+
+def publish_parts(data: bytes, level: int = 4) -> tuple[int, int, bytes, int, bytes] | None:
     """The PUBLISH at the start of `data`: its octets, first octet, topic, where its packet identifier stands
-    (0: none), body. None when it is not whole. Its remaining length has one or two octets."""
+    (0: none), body. None when it is not whole. Its remaining length has one or two octets, and so has that of
+    its properties."""
     if len(data) < 4:
         return None
     size, head = (data[1], 2) if data[1] < 128 else (data[1] - 128 + data[2] * 128, 3)
@@ -106,6 +130,9 @@ def publish_parts(data: bytes) -> tuple[int, int, bytes, int, bytes] | None:
         return None
     topic_end = head + 2 + int.from_bytes(data[head : head + 2], "big")
     body_at = topic_end + (2 if data[0] & 6 else 0)
+    if level == MQTT_5:
+        low, high = data[body_at], data[body_at + 1]
+        body_at += 1 + low if low < 128 else 2 + low - 128 + high * 128
     id_at = topic_end if data[0] & 6 else 0
     return head + size, data[0], data[head + 2 : topic_end], id_at, data[body_at : head + size]
 
@@ -133,16 +160,29 @@ def content(channel: int, opening: bytes, properties: bytes, body: bytes) -> byt
     return (
         opening
         + frame(2, channel, struct.pack(">HHQ", 60, 0, len(body)) + properties)
-        + frame(3, channel, body)
+        + b"".join([frame(3, channel, body[at : at + BODY_MAX]) for at in range(0, len(body), BODY_MAX)])
     )
 
 
 def publish_frames(
-    exchange: str, routing_key: str, body: bytes, *, channel: int = 1, persistent: bool = True
+    exchange: str,
+    routing_key: str,
+    body: bytes,
+    *,
+    channel: int = 1,
+    persistent: bool = True,
+    headers: Pairs = (),
 ) -> bytes:
-    """A basic.publish."""
+    """A basic.publish; the body has as many frames as it needs."""
     opening = method(channel, 60, 40, b"\x00\x00" + short(exchange) + short(routing_key) + b"\x00")
-    return content(channel, opening, b"\x10\x00\x02" if persistent else b"\x10\x00\x01", body)
+    mode = b"\x02" if persistent else b"\x01"
+    if not headers:
+        return content(channel, opening, b"\x10\x00" + mode, body)
+    entries = b"".join(
+        [short(name) + b"S" + struct.pack(">I", len(value)) + value.encode() for name, value in headers]
+    )
+    properties = b"\x30\x00" + struct.pack(">I", len(entries)) + entries + mode
+    return content(channel, opening, properties, body)
 
 
 def expect(sock: socket.socket, class_id: int, method_id: int) -> bytes:
@@ -208,10 +248,11 @@ def amqp_consume(
 def delivery_parts(data: bytes) -> tuple[int, int, bytes, bytes] | None:
     """The basic.deliver at the start of `data`: its octets, delivery tag, routing key, body.
 
-    None when it is not whole. Its body is in one frame.
+    None when it is not whole.
     """
-    at, payloads = 0, []
-    for kind in (1, 2, 3):
+    at, payloads, left = 0, [b"", b"", b""], 1
+    kind = 1
+    while left > 0:
         if len(data) < at + 7:
             return None
         found, _, size = struct.unpack_from(">BHI", data, at)
@@ -220,8 +261,13 @@ def delivery_parts(data: bytes) -> tuple[int, int, bytes, bytes] | None:
             return None
         if found != kind or data[end - 1] != 0xCE:
             raise ConnectionError(f"not a delivery: {data[at:end]!r}")
-        payloads.append(data[at + 7 : end - 1])
+        payloads[kind - 1] += data[at + 7 : end - 1]
         at = end
+        if kind == 3:
+            left -= size
+        elif kind == 2:
+            left = int.from_bytes(payloads[1][4:12], "big")
+        kind = min(kind + 1, 3)
     opening, _, body = payloads
     if opening[:4] != b"\x00\x3c\x00\x3c":
         raise ConnectionError(f"not a delivery: {opening!r}")

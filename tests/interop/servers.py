@@ -123,6 +123,12 @@ class _Processes:
     def running(self) -> bool:
         return self._process is not None and self._process.poll() is None
 
+    @property
+    def pid(self) -> int:
+        """Of the process, which is running."""
+        assert self._process is not None
+        return self._process.pid
+
     def start(self, ready: Callable[[], bool]) -> None:
         """Start, and return when `ready`; raises BrokerError when that takes too long."""
         assert not self.running, "already running"
@@ -216,6 +222,10 @@ class Mosquitto(_Broker):
     @property
     def running(self) -> bool:
         return self._processes.running
+
+    @property
+    def pid(self) -> int:
+        return self._processes.pid
 
     def start(self) -> None:
         self._processes.start(lambda: mqtt_answers(self.port))

@@ -1,0 +1,135 @@
+"""Traffic in which every message differs: in its topic, a property, or what a route captures; large bodies.
+
+Each row stands beside a peer, and beside the same load of the gateway in which they do not differ.
+"""
+
+from __future__ import annotations
+
+from contextlib import ExitStack
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Final
+
+from tests.benchmarks.load import Measured, run
+from tests.benchmarks.report import Figure, median
+from tests.benchmarks.roles import Load
+from tests.benchmarks.subjects import Gateway, Mosquitto, Rabbit, Subject
+from tests.benchmarks.wires import MQTT_5
+
+TOPICS: Final = 100_000
+PUBLISHERS: Final = 20
+DISTINCT: Final = TOPICS // PUBLISHERS
+PROPERTIES: Final = 4
+LARGE_OCTETS: Final = 262_144
+ROUTES: Final = 200
+AGAINST_RABBIT: Final = 2.0
+AGAINST_MOSQUITTO: Final = 0.7
+AGAINST_UNIFORM: Final = 0.3
+MAPPING: Final = """
+version: 1
+routes:
+{others}  - name: devices
+    from: {{endpoint: mqtt, topic: "bench/{{publisher}}/{{device}}"}}
+    to: {{endpoint: amqp091, exchange: amq.topic, routing_key: "bench.{{publisher}}.{{device}}"}}
+"""
+OTHER: Final = """  - name: other{number}
+    from: {{endpoint: mqtt, topic: "plant{number}/{{line}}/{{machine}}/state"}}
+    to: {{endpoint: amqp091, exchange: amq.topic, routing_key: "other.{number}.{{line}}.{{machine}}"}}
+"""
+
+
+@dataclass(frozen=True)
+class Row:
+    """A load at the gateway and maybe at a peer; `uniform` is the same without what differs."""
+
+    name: str
+    load: Load
+    ours: Subject
+    peer: Subject | None
+    target: float | None
+    uniform: Load | None = None
+
+
+def _loads() -> dict[str, Load]:
+    a = Load("mqtt", "amqp", 0, 0)
+    headers = Load("amqp", "amqp", 0, 0, persistent=False, properties=PROPERTIES)
+    five = Load("mqtt", "mqtt", 0, 0, level=MQTT_5, properties=PROPERTIES)
+    large = Load(
+        "amqp", "amqp", 0, 0, durable=True, body_octets=LARGE_OCTETS, window=10, ahead_max=200, connections=4
+    )
+    return {"a": a, "headers": headers, "five": five, "large": large}
+
+
+def measure(folder: Path, seconds: float, repeat: int) -> list[Figure]:
+    """Two figures for each load, medians of `repeat` runs, turn and turn about."""
+    mapping = folder / "devices.yaml"
+    others = "".join(OTHER.format(number=number) for number in range(ROUTES))
+    mapping.write_text(MAPPING.format(others=others))
+    loads = _loads()
+    with ExitStack() as stack:
+        enter = stack.enter_context
+        memory: Subject = enter(Gateway(folder / "memory"))
+        routed: Subject = enter(Gateway(folder / "routed", mappings=[str(mapping)]))
+        stored: Subject = enter(Gateway(folder / "stored", store={"path": str(folder / "stored" / "data")}))
+        rabbit: Subject = enter(Rabbit(folder / "rabbitmq"))
+        mosquitto: Subject = enter(Mosquitto(folder / "mosquitto"))
+        rows = [
+            Row("100 000 topics at random, MQTT QoS 1 -> AMQP", _topics(loads["a"]), memory, rabbit,
+                AGAINST_RABBIT, loads["a"]),
+            Row(f"the same through {ROUTES + 1} routes, captured", _topics(loads["a"]), routed, rabbit,
+                AGAINST_RABBIT, replace(loads["a"], topics=10)),
+            Row("AMQP, four headers and one that differs", _property(loads["headers"]), memory, rabbit,
+                AGAINST_RABBIT, loads["headers"]),
+            Row("MQTT 5, four user properties and one that differs", _property(loads["five"]), memory,
+                mosquitto, AGAINST_MOSQUITTO, loads["five"]),
+            Row("the same from MQTT 5 to AMQP", replace(_property(loads["five"]), consume="amqp"), memory,
+                None, None, replace(loads["five"], consume="amqp")),
+            Row("256 KiB to a durable queue, AMQP", loads["large"], stored, rabbit, 1.0),
+        ]  # fmt: skip
+        return [figure for row in rows for figure in _figures(row, seconds, repeat)]
+
+
+def _topics(load: Load) -> Load:
+    return replace(load, vary="topic", distinct=DISTINCT)
+
+
+def _property(load: Load) -> Load:
+    return replace(load, vary="property", distinct=DISTINCT)
+
+
+def _figures(row: Row, seconds: float, repeat: int) -> list[Figure]:
+    runs: list[tuple[Subject, Load]] = [(row.ours, row.load)]
+    runs += [] if row.peer is None else [(row.peer, row.load)]
+    runs += [] if row.uniform is None else [(row.ours, row.uniform)]
+    found: list[list[Measured]] = [[] for _ in runs]
+    for _ in range(repeat):
+        for measured, (subject, load) in zip(found, runs, strict=True):
+            measured.append(run(_at(subject, load, seconds), subject.cpu))
+    figures = []
+    if row.peer is not None:
+        figures.append(_figure(row.name, found[0], found[1], row.target))
+    if row.uniform is not None:
+        figures.append(_figure(f"{row.name}, against the uniform", found[0], found[-1], AGAINST_UNIFORM))
+    return figures
+
+
+def _at(subject: Subject, load: Load, seconds: float) -> Load:
+    ports = {"mqtt": subject.mqtt_port, "amqp": subject.amqp_port}
+    return replace(load, publish_port=ports[load.publish], consume_port=ports[load.consume], seconds=seconds)
+
+
+def _figure(name: str, ours: list[Measured], peer: list[Measured], target: float | None) -> Figure:
+    rates = median([one.rate for one in ours]), median([one.rate for one in peer])
+    return Figure(
+        name,
+        "messages/s",
+        *rates,
+        ratio=rates[0] / rates[1],
+        target=target,
+        more={
+            "CPU us/message": f"{median([one.server_us for one in ours]):.1f}",
+            "peer's": f"{median([one.server_us for one in peer]):.1f}",
+            "load's core": f"{max(one.busiest for one in (*ours, *peer)):.0%}",
+            "lost": sum(one.lost for one in (*ours, *peer)),
+        },
+    )
