@@ -62,6 +62,8 @@ class Namespace(Protocol):
     def choose(self, message: Message) -> tuple[Sink, ...]:
         """The sinks of one message."""
 
+    # And maybe `nobody_at(scope: str) -> bool`: no address in the scope has a sink, and nothing is retained.
+
     @property
     def retained(self) -> Sink | None:
         """What keeps retained messages; None where nothing is retained, or the remote broker does it."""
@@ -229,9 +231,9 @@ class RoutingEntry:
         self.namespace = namespace  # None: what a link brings in takes routes only
         self.recipients = recipients  # in its own namespace; None: the message decides
         self.branches = branches
-        self.idle = tuple(branch.resolved for branch in branches if branch.idle)
-        self.idle_routes = tuple(resolved.route for resolved in self.idle)
-        self.idle_hops_max = min([resolved.bare_hops_max for resolved in self.idle], default=0)
+        self.idle = tuple([branch.resolved for branch in branches if branch.idle])
+        self.idle_routes = tuple([resolved.route for resolved in self.idle])
+        self.idle_hops_max = min([resolved.bare_hops_max for resolved in self.idle]) if self.idle else 0
         self.only: Recipient | None = None
         self.branch: RouteBranch | None = None
         self.route: Route | None = None  # of `way`
@@ -299,6 +301,8 @@ class Dispatcher:
         self.memory: Memory = plenty()
         self._recipients: dict[tuple[Sink, str], Recipient] = {}
         self._guards: dict[str, Guard] = {}
+        self._unheard_routes: dict[Route, bool] = {}
+        self._unheard_branches: dict[Route, RouteBranch] = {}
         self._idle_routes: dict[tuple[Route, ...], tuple[Route, ...]] = {}  # one object for many addresses
         self._told: set[tuple[str, object]] = set()  # of this wake-up, that the log knows
         self._told_at = 0.0
@@ -317,6 +321,7 @@ class Dispatcher:
         self.generation += 1
         self._recipients.clear()
         self._guards.clear()
+        self._unheard_routes.clear()
 
     def subscribed(self, pattern: list[str]) -> None:
         """The same, of what leads to MQTT topics that match this filter (its levels), and of nothing else."""
@@ -332,6 +337,7 @@ class Dispatcher:
         """Put new mappings in force."""
         self.router = router
         self._idle_routes.clear()
+        self._unheard_branches.clear()
         self.changed()
 
     def entry(
@@ -353,18 +359,40 @@ class Dispatcher:
         if endpoint not in self.links and self.router.is_return(address):
             return self._answer_entry(endpoint, address)
         sinks = () if namespace is None else namespace.sinks(address)
-        recipients = None if sinks is None else tuple(self._recipient(sink, None, endpoint) for sink in sinks)
+        recipients = (
+            None if sinks is None else tuple([self._recipient(sink, None, endpoint) for sink in sinks])
+        )
         branches = []
-        for resolved in self.router.resolve(endpoint, address, queue):
-            target = self._entrance(resolved.route)
+        for resolved in self.router.resolve(endpoint, address, queue, self._unheard):
+            route = resolved.route
+            if resolved is route.unheard:
+                branches.append(self._unheard_branches[route])
+                continue
+            target = self._entrance(route)
             if target is None:
                 continue
             ends = target.sinks(resolved.target) if resolved.target is not None else None
-            found = None if ends is None else tuple(self._recipient(sink, resolved.route) for sink in ends)
+            found = None if ends is None else tuple([self._recipient(sink, route) for sink in ends])
             branches.append(RouteBranch(resolved, target, found))
         entry = RoutingEntry(address, namespace, recipients, tuple(branches))
-        entry.idle_routes = self._idle_routes.setdefault(entry.idle_routes, entry.idle_routes)
+        if entry.idle_routes:
+            entry.idle_routes = self._idle_routes.setdefault(entry.idle_routes, entry.idle_routes)
         return entry
+
+    def _unheard(self, route: Route) -> bool:
+        """Whether nobody is at the end of a route, whose scope is always the same, for any address."""
+        known = self._unheard_routes.get(route)
+        if known is None:
+            assert route.short is not None
+            target = self._entrance(route)
+            nobody_at = getattr(target, "nobody_at", None)  # not every namespace can tell
+            known = nobody_at is not None and nobody_at(route.short.scope)
+            if known and target is not None:
+                branch = RouteBranch(route.unheard, target, ())
+                known = branch.idle
+                self._unheard_branches[route] = branch
+            self._unheard_routes[route] = known
+        return known
 
     def _answer_entry(self, endpoint: str, address: Address) -> AnswerEntry:
         """Where answers to a return address go."""

@@ -89,18 +89,46 @@ def _refusal(characters: str) -> LevelTranslation:
 def _percent(forbidden: set[str], more: set[str], fewer: set[str], swapped: set[str]) -> LevelTranslation:
     bare = "".join(map(re.escape, sorted(forbidden | more | swapped)))
     codes = "|".join(f"{ord(character):02X}" for character in sorted(more | fewer | swapped))
-    search = re.compile(f"[{bare}]|%(?:25)*(?:{codes})")
+    return Percent(re.compile(f"[{bare}]|%(?:25)*(?:{codes})"), more, fewer)
 
-    def rewrite(found: re.Match[str]) -> str:
+
+class Percent:
+    """The bijection: `search` finds what of a level changes."""
+
+    __slots__ = ("_fewer", "_more", "search")
+
+    def __init__(self, search: re.Pattern[str], more: set[str], fewer: set[str]) -> None:
+        self.search = search
+        self._more = more
+        self._fewer = fewer
+
+    def __call__(self, level: str) -> str:
+        return self.search.sub(self._rewrite, level)
+
+    def _rewrite(self, found: re.Match[str]) -> str:
         token = found[0]
         if len(token) == 1:
             return f"%{ord(token):02X}"
         character = chr(int(token[-2:], 16))
         nested = len(token) > 3
-        if character in more:
+        if character in self._more:
             return "%25" + token[1:]
-        if character in fewer:
+        if character in self._fewer:
             return "%" + token[3:] if nested else character
         return token if nested else character
 
-    return lambda level: search.sub(rewrite, level)
+
+def changes(translate: LevelTranslation) -> Callable[[str], object]:
+    """What says, for a whole name, whether the translation changes any of its levels; sometimes wrongly yes,
+    never wrongly no. Its truth counts."""
+    if translate is _keep:
+        return _never
+    return translate.search.search if isinstance(translate, Percent) else _always
+
+
+def _never(name: str) -> bool:
+    return False
+
+
+def _always(name: str) -> bool:
+    return True

@@ -103,6 +103,19 @@ class Pattern:
         self.first = tokens[0].text if tokens and tokens[0].kind is Kind.LITERAL else None
         self.names = tuple(token.text for token in tokens if token.kind is not Kind.LITERAL and token.text)
 
+    def takes_from(self, address: Address, queue: str = "") -> bool:
+        """Whether protocol, exchange, service or queue fit."""
+        if self.queue is None and not queue:
+            return address.scope == self.scope and address.protocol == self.dialect.name
+        return not self._scope_differs(address, queue)
+
+    def hides(self, levels: Levels) -> bool:
+        """Whether the name is one that a wildcard in front leaves alone."""
+        hidden = self.dialect.hidden
+        if not hidden or not levels or not levels[0].startswith(hidden):
+            return False
+        return self.tokens[0].kind is not Kind.LITERAL
+
     def match(self, address: Address, queue: str = "") -> Captures | None:
         """The captured levels, or None.
 
@@ -115,7 +128,7 @@ class Pattern:
 
     def match_levels(self, levels: Levels) -> Captures | None:
         """The captured levels when the tokens match, or None."""
-        return None if self._hidden(levels) else self.capture(levels)
+        return None if self.hides(levels) else self.capture(levels)
 
     def capture(self, levels: Levels) -> Captures | None:
         """As `match_levels`, but `$` is a letter like any other: for names that we make ourselves."""
@@ -134,7 +147,7 @@ class Pattern:
         if differs:
             return differs
         levels = self.dialect.levels(address.name)
-        if self._hidden(levels):
+        if self.hides(levels):
             return (
                 f"a wildcard or capture at the first level leaves {self.dialect.name_word}s that begin with"
                 f" {self.dialect.hidden!r} alone"
@@ -203,13 +216,6 @@ class Pattern:
         elif address.scope or address.name != self.queue:
             return f"not published to queue {self.queue!r}"
         return ""
-
-    def _hidden(self, levels: Levels) -> bool:
-        """Whether the name is one that a wildcard in front leaves alone."""
-        hidden = self.dialect.hidden
-        if not hidden or not levels or not levels[0].startswith(hidden):
-            return False
-        return self.tokens[0].kind is not Kind.LITERAL
 
 
 def _place(tokens: Tokens, levels: Levels) -> list[tuple[int, int]] | None:

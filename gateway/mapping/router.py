@@ -6,7 +6,7 @@ and address. Its answers depend on nothing else and may be kept as long as the r
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from collections.abc import Mapping as Map
 from dataclasses import dataclass
 from difflib import get_close_matches
@@ -23,9 +23,9 @@ from gateway.mapping.patterns import Kind, Pattern, Token, covers, parse_tokens
 from gateway.mapping.return_addresses import Return, ReturnAddresses
 from gateway.mapping.routes import ReplyKept, ResolvedRoute, Route, Target, unheard
 from gateway.mapping.schema import From, HeaderValue, RouteRule, Words
-from gateway.mapping.templates import Template, Text, Vocabulary, typed_value, vocabulary
+from gateway.mapping.templates import Template, Text, Vocabulary, nothing, typed_value, vocabulary
 from gateway.model.address import Address
-from gateway.model.dialect import Dialect, NameRefused
+from gateway.model.dialect import Dialect, Levels, NameRefused
 from gateway.model.properties import Value
 from gateway.protocols import DIALECTS
 
@@ -84,6 +84,47 @@ class Targets:
     names: tuple[tuple[str, str], ...] = ()
 
 
+Unheard = Callable[[Route], bool]
+
+
+def _heard(route: Route) -> bool:
+    return False
+
+
+class RouteIndex:
+    """The routes from one endpoint, by a level that a pattern says literally: of thousands with such a level
+    only those are looked at that have it.
+    """
+
+    __slots__ = ("_always", "_by_level", "_places")
+
+    def __init__(self, routes: Sequence[Route]) -> None:
+        self._always: list[tuple[int, Route]] = []  # by their place in the files, which is their order
+        self._by_level: dict[tuple[int, str], list[tuple[int, Route]]] = {}
+        for number, route in enumerate(routes):
+            literals = route.pattern.leading_literals()
+            into = self._by_level.setdefault(literals[0], []) if literals else self._always
+            into.append((number, route))
+        self._places = sorted({at for at, _ in self._by_level})
+
+    def candidates(self, levels: Levels) -> list[Route]:
+        """Those whose patterns may match, in their order."""
+        found = self._always
+        for at in self._places:
+            if at >= len(levels):
+                break
+            more = self._by_level.get((at, levels[at]))
+            if more is not None:
+                found = found + more
+        if found is not self._always:
+            found.sort(key=_number)
+        return [route for _, route in found]
+
+
+def _number(entry: tuple[int, Route]) -> int:
+    return entry[0]
+
+
 class Router:
     """The routes of all mapping files, for `endpoints` (name -> protocol). `worlds`: which of them are
     listeners, and for each the namespace in which its clients meet those of others; None: all are, each by
@@ -121,6 +162,7 @@ class Router:
         self._by_source: dict[str, list[Route]] = {}
         for route in self.routes:
             self._by_source.setdefault(route.source, []).append(route)
+        self._indexes = {source: RouteIndex(routes) for source, routes in self._by_source.items()}
         for route in self.routes:
             route.reverses = tuple(self._reverses(route.source, route.target_endpoint))
             route.tell_kept = reply_kept
@@ -130,26 +172,44 @@ class Router:
         if return_key is not None:
             self._return(ReturnAddresses(return_key, worlds or {name: name for name in endpoints}))
 
-    def resolve(self, endpoint: str, address: Address, queue: str = "") -> tuple[ResolvedRoute, ...]:
+    def resolve(
+        self, endpoint: str, address: Address, queue: str = "", unheard: Unheard = _heard
+    ) -> tuple[ResolvedRoute, ...]:
         """What happens to messages that `endpoint` brings in for `address`, in the order of the files.
 
-        `queue` is the queue that a link consumed them from, if a route named it; see Pattern.match.
+        `queue` is the queue that a link consumed them from, if a route named it; see Pattern.match. `unheard`
+        says of a route whose scope is always the same that nobody is there: an UnheardRoute stands for it.
         """
+        index = self._indexes.get(endpoint)
+        if index is None:
+            return ()
         found: list[ResolvedRoute] = []
         levels = DIALECTS[address.protocol].levels(address.name)
-        start = levels[0] if levels else None
-        for route in self._by_source.get(endpoint, ()):
-            first = route.pattern.first
-            if first is not None and first != start:
-                continue
-            captures = route.pattern.match(address, queue)
-            if captures is not None:
-                resolved = route.resolve(address, captures, queue, self.hops_max)
-                if resolved is not None and route.rule.message_id == "add":
-                    resolved = IdentifyingRoute(resolved, self._ids)
-                if resolved is not None:
-                    found.append(resolved)
+        for route in index.candidates(levels):
+            resolved = self._resolve(route, address, levels, queue, unheard)
+            if resolved is not None:
+                found.append(resolved)
         return tuple(found)
+
+    def _resolve(
+        self, route: Route, address: Address, levels: Levels, queue: str, unheard: Unheard
+    ) -> ResolvedRoute | None:
+        pattern = route.pattern
+        if not pattern.takes_from(address, queue) or pattern.hides(levels):
+            return None
+        resolved: ResolvedRoute | None
+        if route.short is not None and route.fits is not None:
+            if not route.fits(levels):
+                return None
+            if unheard(route):
+                return route.unheard
+            resolved = route.resolve_levels(levels, address.name, self.hops_max)
+        else:
+            captures = pattern.capture(levels)
+            resolved = None if captures is None else route.resolve(address, captures, queue, self.hops_max)
+        if resolved is not None and route.rule.message_id == "add":
+            return IdentifyingRoute(resolved, self._ids)
+        return resolved
 
     def reply_address(self, origin: str, target: str, text: str) -> str | None:
         """The reply address at `target` from which a route leads back to `text` at `origin`.
@@ -204,13 +264,13 @@ class Router:
         literal = [one for one in ends if one.scope is None and not one.name.names]
         return Targets(
             scopes=_once(
-                one.scope.render(_nothing)
+                one.scope.render(nothing)
                 for one in ends
                 if one.scope and one.scope.text and not one.scope.names
             ),
-            queues=_once(one.name.render(_nothing) for one in literal if one.dialect.queue_word),
+            queues=_once(one.name.render(nothing) for one in literal if one.dialect.queue_word),
             names=_once(
-                (one.service, one.name.render(_nothing)) for one in literal if not one.dialect.queue_word
+                (one.service, one.name.render(nothing)) for one in literal if not one.dialect.queue_word
             ),
         )
 
@@ -224,10 +284,6 @@ class Router:
             and self._worlds.get(route.target_endpoint, route.target_endpoint) == origin
             and route.reversible
         ]
-
-
-def _nothing(name: str) -> tuple[str, ...]:
-    raise AssertionError(f"a template without names asked for {name}")
 
 
 def _widest(patterns: list[Pattern]) -> list[Pattern]:
@@ -412,8 +468,8 @@ def _check_literals(target: Target) -> None:
         if octets > most:
             raise MappingError(f"its own text has {octets} octets, and a name at most {most}")
         return
-    scope = target.scope.render(_nothing) if target.scope else target.service
+    scope = target.scope.render(nothing) if target.scope else target.service
     try:
-        target.dialect.address(scope, target.name.render(_nothing))
+        target.dialect.address(scope, target.name.render(nothing))
     except NameRefused as error:
         raise MappingError(str(error)) from error

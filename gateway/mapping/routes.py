@@ -9,21 +9,23 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import replace
-from typing import Any, Final
+from typing import Any, Final, NamedTuple
 
 from gateway.errors import RemoteProtocolError
+from gateway.mapping.compiled import Makes, fits, makes
 from gateway.mapping.conditions import Condition
 from gateway.mapping.names import LevelTranslation, plain_translation, translation
 from gateway.mapping.patterns import Captures, Pattern
 from gateway.mapping.return_addresses import ReturnAddresses
 from gateway.mapping.schema import RouteRule
-from gateway.mapping.templates import Template, Text, agree, vocabulary
+from gateway.mapping.templates import Template, Text, agree, nothing, vocabulary
 from gateway.model.address import Address
 from gateway.model.dialect import Dialect, Levels, NameRefused
 from gateway.model.message import NOBODY, Message, Sender
 from gateway.model.outcome import Outcome, Reason, Verdict
 from gateway.model.properties import Properties, PropertySet, Value, property_set, string
 
+HOPS_ANY: Final = 1 << 16  # more than any message has made
 FORMS_MAX: Final = 1024  # property sets that one property set became; then all are forgotten and made again
 SENDERS_MAX: Final = 1024  # senders that one crossing remembers, for templates that name the client or user
 
@@ -57,6 +59,14 @@ class Target:
         return self.name.names | (self.scope.names if self.scope else frozenset())
 
 
+class Short(NamedTuple):
+    """The compiled way: the target's name from a source's, its scope, headers that are always the same."""
+
+    makes: Makes
+    scope: str
+    extra: Extra
+
+
 class Route:
     """One compiled route. The counters are the only things that change.
 
@@ -74,6 +84,7 @@ class Route:
         "escape",
         "failed",
         "file",
+        "fits",
         "foreign",
         "guarantee",
         "headers",
@@ -87,6 +98,7 @@ class Route:
         "name",
         "on_reject",
         "pattern",
+        "per_sender",
         "plain",
         "reply_kept",
         "retain",
@@ -95,12 +107,14 @@ class Route:
         "reverses",
         "rule",
         "settle",
+        "short",
         "source",
         "target",
         "target_endpoint",
         "tell_kept",
         "translate",
         "undecided",
+        "unheard",
         "unparsable",
     )
 
@@ -130,6 +144,12 @@ class Route:
         self.escape = rule.escape
         self.translate: LevelTranslation = translation(pattern.dialect, target.dialect, rule.escape)
         self.plain: LevelTranslation = plain_translation(target.dialect, rule.escape)
+        templates = (target.name, target.scope, *(template for _, template in headers))
+        # Whether target or headers name the client or the user.
+        self.per_sender = any(isinstance(one, Template | Text) and one.per_message for one in templates)
+        self.fits = fits(pattern)
+        self.short = self._shortened()
+        self.unheard = UnheardRoute(self)
         self.guarantee = guarantee_of(rule)
         self.retain = rule.to.retain
         self.foreign = pattern.dialect is not target.dialect
@@ -145,11 +165,17 @@ class Route:
     def __repr__(self) -> str:
         return f"Route({self.name!r}, {self.source!r} -> {self.target_endpoint!r})"
 
-    @property
-    def per_sender(self) -> bool:
-        """Whether target or headers name the client or the user."""
-        templates = (self.target.name, self.target.scope, *(template for _, template in self.headers))
-        return any(isinstance(one, Template | Text) and one.per_message for one in templates)
+    def _shortened(self) -> Short | None:
+        """The compiled way to the target's address; None: it takes more than the levels of the source's."""
+        scope = self.target.scope
+        constant = not any(isinstance(value, Text) for _, value in self.headers)
+        if self.condition is not None or self.per_sender or not constant or (scope and scope.names):
+            return None
+        makes_name = makes(self.pattern, self.target.name, self.translate)
+        if makes_name is None:
+            return None
+        extra = tuple((name, value) for name, value in self.headers if not isinstance(value, Text))
+        return Short(makes_name, scope.render(nothing) if scope else self.target.service, extra)
 
     def address(self, texts: dict[str, str], levels: Captures) -> Address:
         """The target's address for what `texts_of` and the captures say. Raises NameRefused."""
@@ -186,6 +212,8 @@ class Route:
         self, address: Address, captures: Captures, queue: str, hops_max: int
     ) -> ResolvedRoute | None:
         """What happens to messages of `address`, or None when `when` is false for the address itself."""
+        if self.short is not None:
+            return self.resolve_levels(self.pattern.dialect.levels(address.name), address.name, hops_max)
         condition = self.condition
         fixed: dict[str, Any] = {}
         if condition is not None:
@@ -201,6 +229,21 @@ class Route:
             inner = self.resolve_for(address, captures, queue, hops_max, NOBODY)
         return inner if condition is None else ConditionalRoute(inner, condition, fixed)
 
+    def resolve_levels(self, levels: Levels, name: str, hops_max: int) -> ResolvedRoute:
+        """`resolve` by the compiled way, which is there, of a name that matches."""
+        short = self.short
+        assert short is not None
+        try:
+            target = self.target.dialect.address(short.scope, short.makes(name, levels))
+        except NameRefused as error:
+            return RefusedRoute(self, Outcome(Verdict.REJECTED, Reason.NAME_INVALID, str(error)))
+        return self._to(target, hops_max, short.extra)
+
+    def _to(self, target: Address, hops_max: int, extra: Extra) -> ResolvedRoute:
+        if not (extra or self.translates_replies) and self.guarantee is None and self.retain is None:
+            return PlainRoute(self, target, hops_max)
+        return ShapedRoute(self, target, hops_max, extra)
+
     def resolve_for(
         self, address: Address, captures: Captures, queue: str, hops_max: int, sender: Sender
     ) -> ResolvedRoute:
@@ -214,9 +257,7 @@ class Route:
             (name, string(value.render(texts.__getitem__)) if isinstance(value, Text) else value)
             for name, value in self.headers
         )
-        if not (extra or self.translates_replies) and self.guarantee is None and self.retain is None:
-            return PlainRoute(self, target, hops_max)
-        return ShapedRoute(self, target, hops_max, extra)
+        return self._to(target, hops_max, extra)
 
     @property
     def translates_replies(self) -> bool:
@@ -406,7 +447,7 @@ class ShapedRoute(ResolvedRoute):
         self._hops_max = hops_max
         self._extra = extra
         self._derives = bool(extra or route.translates_replies)
-        self._key = f"{route.key} {[value.value for _, value in extra]!r}"
+        self._key = f"{route.key} {[value.value for _, value in extra]!r}" if extra else route.key
         self._guarantee = route.guarantee
         self._retain = route.retain
 
@@ -489,6 +530,22 @@ class AmendingRoute(ResolvedRoute):
             crossed.octets += made.octets - crossed.property_set.octets
             crossed.property_set = made
         return crossed
+
+
+class UnheardRoute(ResolvedRoute):
+    """A route at the end of which nobody is, whatever the address: it makes no address, and no message."""
+
+    __slots__ = ()
+
+    def __init__(self, route: Route) -> None:
+        super().__init__(route, None, HOPS_ANY)
+
+    def certain(self, message: Message) -> bool:
+        """Nobody would see the difference."""
+        return True
+
+    def cross(self, message: Message) -> None:
+        self.route.matched += 1
 
 
 class RefusedRoute(ResolvedRoute):

@@ -154,6 +154,11 @@ def agree(captures: Captures) -> Captures | None:
     return joined
 
 
+def nothing(name: str) -> Levels:
+    """The values for a template without references."""
+    raise AssertionError(name)
+
+
 class Text:
     """A header's template: nothing is escaped, and several levels are joined as the source joins them."""
 

@@ -323,6 +323,7 @@ def test_what_a_link_brings_is_no_answer() -> None:
 
 def test_the_log_hears_of_reply_addresses_that_are_kept() -> None:
     bench = Asked(DIRECT)
+    bench.queue("q")
     (route,) = bench.dispatcher.router.routes
     route.tell_kept = tell_reply_kept
     with structlog.testing.capture_logs() as lines:

@@ -161,6 +161,8 @@ class Exchange:
     @property
     def selective(self) -> bool:
         """True: the address alone does not decide, for a headers exchange is here or behind."""
+        if not self._exchanges and self.alternate is None:
+            return self.kind == "headers"
         seen: set[Exchange] = {self}
         left: list[Exchange] = [self]
         while left:
@@ -181,6 +183,8 @@ class Exchange:
         """The queues that a message goes to: each exchange on the way looks at all of its keys. `message` is
         None when only they are known.
         """
+        if not self._exchanges and not self._gone and self.alternate is None and self.kind != "headers":
+            return {one: None for one in self._destinations(keys, None) if isinstance(one, Queue)}
         found: dict[Queue, None] = {}
         seen: set[Exchange] = {self}
         left: list[Exchange] = [self]

@@ -143,6 +143,11 @@ class VirtualHost:
             return None
         return self._route(address, None)
 
+    def nobody_at(self, scope: str) -> bool:
+        """Whether nothing is bound to an exchange, nor behind it."""
+        exchange = self.exchanges.get(scope)
+        return exchange is not None and exchange.bound_to_nothing and exchange.alternate is None
+
     def choose(self, message: Message) -> tuple[Sink, ...]:
         """Where one message goes: a requester, or the queues of a headers exchange that looks into it."""
         if not message.address.scope and message.address.name.startswith(PREFIX):

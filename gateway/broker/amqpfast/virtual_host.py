@@ -161,6 +161,10 @@ class FastHost:
             queue = made if isinstance(made, FastQueue) else None
         return (self._nowhere,) if queue is None else (queue,)
 
+    def nobody_at(self, scope: str) -> bool:
+        """Whether nobody has subscribed to any topic."""
+        return scope == "topic" and not self._exact and not self._prefixes
+
     def choose(self, message: Message) -> tuple[Sink, ...]:
         """A message's address says it all."""
         return self.sinks(message.address)

@@ -53,12 +53,14 @@ class AmqpDialect(Dialect):
 
     def address(self, scope: str, name: str) -> Address:
         """Exchange and routing key, of at most 255 octets each."""
-        for text in (scope, name):
-            if len(text.encode()) > SHORT_STRING_MAX:
-                raise NameRefused(
-                    f"{short(text)} has {len(text.encode())} octets, at most {SHORT_STRING_MAX} are allowed"
-                )
-        return amqp_address(scope, name)
+        try:
+            return amqp_address(scope, name)
+        except ValueError:
+            text = scope if len(scope.encode()) > SHORT_STRING_MAX else name
+            octets = len(text.encode())
+            raise NameRefused(
+                f"{short(text)} has {octets} octets, at most {SHORT_STRING_MAX} are allowed"
+            ) from None
 
     def read_address(self, wire: bytes) -> Address:
         end = 1 + wire[0]

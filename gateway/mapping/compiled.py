@@ -1,0 +1,121 @@
+"""What a route makes of a name that it has not seen before, compiled to two expressions over its levels.
+
+A route is read once and asked for each new address, of which a fleet has more than any cache. Its pattern is
+a test of some levels, its target's template a list of them: both are known when the mapping is read, so they
+become code then. What is not of this form (several rests, the sender, a queue's name) is interpreted, by
+patterns.py and templates.py, which also say what the code has to do.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Final, cast
+
+from gateway.mapping.names import LevelTranslation, changes
+from gateway.mapping.patterns import Kind, Pattern, Tokens
+from gateway.mapping.templates import Name, Template
+from gateway.model.dialect import Levels
+
+Fits = Callable[[Levels], bool]
+Makes = Callable[[str, Levels], str]
+TRANSLATE: Final = "translate"  # by which the code knows it
+
+
+def fits(pattern: Pattern) -> Fits | None:
+    """Whether the levels of a name, of which none is hidden, match. None: there are several rests."""
+    tokens = pattern.tokens
+    rest = _only_rest(tokens)
+    if rest is None:
+        return None
+    count = len(tokens)
+    tests = [f"len(levels) == {count}" if rest == count else f"len(levels) >= {count - 1}"]
+    tests += [
+        f"levels[{_place(tokens, at)}] == {token.text!r}"
+        for at, token in enumerate(tokens)
+        if token.kind is Kind.LITERAL
+    ]
+    return cast("Fits", _code(f"lambda levels: {' and '.join(tests)}"))
+
+
+def makes(pattern: Pattern, template: Template, translate: LevelTranslation) -> Makes | None:
+    """The target's name of a name that matches, and of its levels. None: it takes more than those.
+
+    What it returns may raise NameRefused.
+    """
+    parts = _parts(pattern, template)
+    if parts is None:
+        return None
+    separator = template.separator
+    # Both are given the translation; the former is for names in which there is nothing to translate.
+    plain, full = (
+        _code(f"lambda levels, {TRANSLATE}: {separator!r}.join(({''.join(one)}))")
+        for one in zip(*parts, strict=True)
+    )
+    changed = changes(translate)
+    joint = "" if changed(pattern.dialect.separator) else pattern.dialect.separator
+
+    def make(name: str, levels: Levels) -> str:
+        whole = name if joint else name.replace(pattern.dialect.separator, "")
+        return str((full if changed(whole) else plain)(levels, translate))
+
+    return make
+
+
+def _parts(pattern: Pattern, template: Template) -> list[tuple[str, str]] | None:
+    """For each level of the template two expressions, with a comma behind: as it is, and translated."""
+    places = {
+        token.text: at
+        for at, token in enumerate(pattern.tokens)
+        if token.text and token.kind is not Kind.LITERAL
+    }
+    if _only_rest(pattern.tokens) is None or not template.levels:
+        return None
+    parts: list[tuple[str, str]] = []
+    for level in template.levels:
+        both = [_piece(pattern, places, piece) for piece in level]
+        if any(one is None for one in both):
+            return None
+        found = [one for one in both if one is not None]
+        if not found:
+            parts.append(("'', ", "'', "))
+        else:
+            plain, full = zip(*found, strict=True)
+            parts.append((f"{' + '.join(plain)}, ", f"{' + '.join(full)}, "))
+    return parts
+
+
+def _piece(pattern: Pattern, places: dict[str, int], piece: str | Name) -> tuple[str, str] | None:
+    if isinstance(piece, str):
+        return repr(piece), repr(piece)
+    tokens = pattern.tokens
+    if piece.name == pattern.dialect.name_word:
+        return "*levels", f"*map({TRANSLATE}, levels)"
+    if piece.name not in places:
+        return None
+    at = places[piece.name]
+    if tokens[at].kind is Kind.ONE:
+        one = f"levels[{_place(tokens, at)}]"
+        return one, f"{TRANSLATE}({one})"
+    behind = len(tokens) - at - 1
+    several = f"levels[{at}:{-behind if behind else ''}]"
+    return f"*{several}", f"*map({TRANSLATE}, {several})"
+
+
+def _only_rest(tokens: Tokens) -> int | None:
+    """Where the rest is; as many as there are tokens: nowhere. None: there are several."""
+    rests = [at for at, token in enumerate(tokens) if token.kind is Kind.REST]
+    if len(rests) > 1:
+        return None
+    return rests[0] if rests else len(tokens)
+
+
+def _place(tokens: Tokens, at: int) -> int:
+    """The level of a token: behind the rest it is counted from the end."""
+    rest = _only_rest(tokens)
+    assert rest is not None
+    return at if at < rest else at - len(tokens)
+
+
+def _code(expression: str) -> Callable[..., object]:
+    """An expression of this module's own making: numbers, and texts as `repr` quotes them."""
+    return cast("Callable[..., object]", eval(expression, {"__builtins__": {"len": len, "map": map}}))
