@@ -480,9 +480,10 @@ class Dispatcher:
             return True
         if target is not None and message.hops < entry.hops_max:
             entry.route.matched += 1
+            crossed = message.crossed(target)
             if message.property_set is not NO_PROPERTIES and entry.route.foreign:
-                self._note_losses(batch, entry.route, message)
-            batch.add_only(receipt, recipient, message.crossed(target))
+                self._note_losses(batch, entry.route, crossed)  # whose form its receiver needs, too
+            batch.add_only(receipt, recipient, crossed)
             return True
         return self._publish_across(batch, entry, recipient, message, receipt)
 
@@ -521,9 +522,10 @@ class Dispatcher:
             idle.matched += len(messages)
         if route is not None:
             route.matched += len(messages)
-            if first.property_set is not NO_PROPERTIES and route.foreign:
-                self._note_losses(batch, route, first, len(messages))
+            count = len(messages)
             messages = first.crossed_with(messages, target)
+            if first.property_set is not NO_PROPERTIES and route.foreign:
+                self._note_losses(batch, route, messages[0], count)
         batch.add_burst(receipts, recipient, messages)
         return True
 

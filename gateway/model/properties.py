@@ -144,10 +144,12 @@ class PropertySet:
     """Properties as `protocol` wrote them (`raw`), decoded once, when something asks.
 
     `forms` is for translators: what they made of this set, under a key of their own. `asks` is False when it
-    is known that there is no reply address in here, so that nobody has to decode it for that.
+    is known that there is no reply address in here, so that nobody has to decode it for that. `read_texts`
+    reads all that there is out of `raw`, if that is headers with texts for values, as names and values in
+    UTF-8; None: there may be more.
     """
 
-    __slots__ = ("_decode", "_properties", "asks", "forms", "octets", "protocol", "raw")
+    __slots__ = ("_decode", "_properties", "asks", "forms", "octets", "protocol", "raw", "read_texts")
 
     def __init__(
         self,
@@ -161,6 +163,7 @@ class PropertySet:
         self.octets = len(raw)
         self.asks = properties is None or bool(properties.reply_to)
         self.forms: dict[object, Any] = {}
+        self.read_texts: Callable[[bytes], tuple[tuple[bytes, bytes], ...]] | None = None
         self._decode = decode
         self._properties = properties
 

@@ -82,6 +82,8 @@ BEFORE_EXPIRATION: Final = PROPERTIES[: [name for name, _, _ in PROPERTIES].inde
 BEFORE_HEADERS: Final = 0xC000  # flags of the two short strings before the table
 FLAGS_UNUSED: Final = 0x0002 | FLAG_CONTINUED
 HOPS_PAIR: Final = encode_short_string(HOPS_HEADER) + b"I"
+RETAIN_PAIR: Final = encode_short_string(RETAIN_HEADER) + b"t\1"
+OWN_NAMES: Final = frozenset(name.encode() for name in OWN_HEADERS)
 EXPIRATION_MS_MAX: Final = 0xFFFF_FFFF  # RabbitMQ closes the channel for more
 PERSISTENT: Final = 2
 TRANSIENT: Final = 1
@@ -396,6 +398,10 @@ def _form(message: Message, expiry: str) -> Form:
 
 def _make_form(message: Message, expiry: str) -> Form:
     property_set = message.property_set
+    if property_set.read_texts is not None:
+        straight = _of_texts(property_set.read_texts(property_set.raw), message, expiry)
+        if straight is not None:
+            return straight
     lost: set[str] = set()
     if property_set.protocol == PROTOCOL:
         native = decode_properties(property_set.raw)
@@ -420,6 +426,27 @@ def _make_form(message: Message, expiry: str) -> Form:
     at = len(encode_basic_properties(_until_expiration(native)))
     flags = U16.unpack_from(raw)[0] | FLAG_EXPIRATION
     return Form(U16.pack(flags) + raw[2:at], raw[at:], tuple(sorted(lost)))
+
+
+def _of_texts(texts: tuple[tuple[bytes, bytes], ...], message: Message, expiry: str) -> Form | None:
+    """The form of a set that says nothing but these headers, which are written as they are. None: one of them
+    cannot be.
+    """
+    entries = [
+        bytes((len(name),)) + name + b"S" + U32.pack(len(value)) + value
+        for name, value in texts
+        if len(name) <= SHORT_STRING_MAX and name not in OWN_NAMES
+    ]
+    if len(entries) != len(texts) or len({name for name, _ in texts}) != len(texts):
+        return None
+    if message.retain:
+        entries.append(RETAIN_PAIR)
+    if message.hops:
+        entries.append(HOPS_PAIR + U32.pack(message.hops))
+    table = b"".join(entries)
+    flags = FLAG_HEADERS | FLAG_DELIVERY_MODE | (FLAG_EXPIRATION if expiry == RELATIVE else 0)
+    mode = PERSISTENT if message.durable else TRANSIENT
+    return Form(U16.pack(flags) + U32.pack(len(table)) + table + bytes((mode,)), b"", ())
 
 
 def _until_expiration(native: BasicProperties) -> BasicProperties:

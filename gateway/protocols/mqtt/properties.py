@@ -20,6 +20,7 @@ from gateway.protocols.mqtt.octets import (
     too_much,
     violation,
 )
+from gateway.protocols.mqtt.scanning import Scan, scan
 from gateway.protocols.mqtt.spec import (
     LONG_MAX,
     PROPERTIES,
@@ -37,9 +38,9 @@ NO_PROPERTIES: Final[PropertyMap] = {}
 LISTED: Final = frozenset((Property.SUBSCRIPTION_IDENTIFIER, Property.USER_PROPERTY))
 """Properties that a map holds as a tuple, for they may repeat."""
 
-_BARE_MAX: Final = 4_096  # property lists remembered; devices repeat a few
-_BARE_OCTETS_MAX: Final = 1_024  # a longer list is hardly repeated
-_bare: dict[bytes, tuple[int, bytes, bool, int]] = {}
+_SCANS_MAX: Final = 4_096  # property lists remembered; devices repeat a few
+_SCANNED_OCTETS_MAX: Final = 1_024  # a longer list is hardly repeated
+_scans: dict[bytes, Scan] = {}
 
 
 class Span(NamedTuple):
@@ -200,21 +201,30 @@ def without_alias(raw: bytes, most: int = VARINT_MAX) -> tuple[int, bytes, bool]
 
     Raises 0x97 for more than `most` properties.
     """
-    known = _bare.get(raw)
-    if known is None:
-        alias, bare, identified, count = 0, raw, False, 0
-        for span in spans(raw, PacketType.PUBLISH, most):
-            count += 1
-            if span.id is Property.TOPIC_ALIAS:
-                alias, bare = span.value, raw[: span.start] + raw[span.stop :]
-            elif span.id is Property.SUBSCRIPTION_IDENTIFIER:
-                identified = True
-        known = (alias, bare, identified, count)
-        if len(raw) <= _BARE_OCTETS_MAX:
-            if len(_bare) >= _BARE_MAX:
-                _bare.clear()
-            _bare[raw] = known
-    alias, bare, identified, count = known
-    if count > most:  # remembered from a connection that takes more
+    known = scanned(raw, most)
+    if known.total > most:  # remembered from a connection that takes more
         raise too_much(f"more than {most} properties")
-    return alias, bare, identified
+    return known.alias, known.bare, known.identified
+
+
+def scanned(raw: bytes, most: int = VARINT_MAX) -> Scan:
+    """What the property list of a PUBLISH says; validates it."""
+    known = _scans.get(raw)
+    if known is None:
+        known = scan(raw, most) or _look_closely(raw, most)
+        if len(raw) <= _SCANNED_OCTETS_MAX:
+            if len(_scans) >= _SCANS_MAX:
+                _scans.clear()
+            _scans[raw] = known
+    return known
+
+
+def _look_closely(raw: bytes, most: int) -> Scan:
+    alias, bare, identified, count = 0, raw, False, 0
+    for span in spans(raw, PacketType.PUBLISH, most):
+        count += 1
+        if span.id is Property.TOPIC_ALIAS:
+            alias, bare = span.value, raw[: span.start] + raw[span.stop :]
+        elif span.id is Property.SUBSCRIPTION_IDENTIFIER:
+            identified = True
+    return Scan(alias, bare, identified, count)

@@ -21,7 +21,8 @@ from gateway.model.losses import Loss, losing
 from gateway.model.message import Message
 from gateway.model.outcome import Reason
 from gateway.model.properties import Headers, Properties, PropertySet, fits
-from gateway.protocols.mqtt.properties import encode_property, spans
+from gateway.protocols.mqtt.properties import encode_property, scanned, spans
+from gateway.protocols.mqtt.scanning import texts_of
 from gateway.protocols.mqtt.spec import (
     LONG_MAX,
     STRING_OCTETS_MAX,
@@ -134,6 +135,14 @@ def publish_essentials(raw: bytes, most: int = VARINT_MAX) -> Essentials:
 
 
 def _find(raw: bytes, most: int) -> Essentials:
+    known = scanned(raw, most)
+    if known.forwarded is not None and known.total <= most:
+        found = PropertySet("mqtt", raw, decode_properties)
+        found.asks = known.asks
+        found.forms[FORM] = Form(known.forwarded, ())
+        if known.texts:
+            found.read_texts = texts_of
+        return Essentials(found, known.expiry, 0)
     expiry = None
     hops = 0
     asks = False
