@@ -186,6 +186,9 @@ class PriorityQueue(Queue):
         """Hand out what is ready to consumers with room, in turn."""
         if self.gone:
             self._tell_gone()
+        if self.gate.shut:
+            self.gate.wait(self.dispatch)
+            return
         while self._dispatch_memory():
             if self.storage is None or not self.storage.refill():
                 return
@@ -283,6 +286,8 @@ class PriorityQueue(Queue):
 
     def take(self) -> tuple[int, Message, bool] | None:
         """The next message for a `get`: position, message, redelivered."""
+        if self.gate.shut:
+            return None
         if not self._sorted and not self._ready and not self._returned and self.storage is not None:
             self.storage.refill()
         if self._unsorted:

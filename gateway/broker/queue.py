@@ -21,6 +21,7 @@ from gateway.broker.pressure import FULL, Pressure, lowered
 from gateway.model.batch import SubBatch
 from gateway.model.message import NEVER, Message, weight_of
 from gateway.protocols.amqp091.dialect import amqp_address
+from gateway.store.gate import Gate
 
 if TYPE_CHECKING:
     from gateway.broker.storage import QueueStorage
@@ -30,6 +31,7 @@ DISPATCH_MESSAGES_MAX: Final = 256
 # And at most this much at a time (or one message), so that a client that does not read is noticed in time.
 DISPATCH_OCTETS_MAX: Final = 1_048_576
 # Stands where a message was withdrawn, so that positions stay consecutive; it expired long ago.
+ALWAYS_OPEN: Final = Gate()  # of a queue of which nothing is on disk
 HOLE: Final = Message(amqp_address("", ""), b"", expires=1.0)
 
 
@@ -75,6 +77,7 @@ class Queue:
         self.deleted = False
         self.consumers: list[Consumer] = []
         self.storage: QueueStorage | None = None  # None: nothing of this queue is on disk
+        self.gate = ALWAYS_OPEN  # or that of the store
         self.gone: list[int] | None = None  # positions that `kept` may forget, told once per wake-up
         self.next = 0  # position of the next message to come
         self._ready: deque[Message] = deque()
@@ -172,6 +175,9 @@ class Queue:
         """Hand out what is ready to consumers with room, in turn."""
         if self.gone:
             self._tell_gone()
+        if self.gate.shut:
+            self.gate.wait(self.dispatch)
+            return
         while self._returned and self._hand_out_returned():
             pass
         while not self._returned and (self._ready or (self.storage is not None and self.storage.refill())):
@@ -190,6 +196,8 @@ class Queue:
 
     def take(self) -> tuple[int, Message, bool] | None:
         """The next message for a `get`: position, message, redelivered."""
+        if self.gate.shut:
+            return None
         utc = time.time()
         while self._returned:
             position, message = heapq.heappop(self._returned)

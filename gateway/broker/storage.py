@@ -177,6 +177,7 @@ class QueueStorage(PagedLog):
             queue.octets += octets
         queue.next = extent.end
         queue.storage = self
+        queue.gate = store.gate
         queue.gone = []
 
     # Before this process.

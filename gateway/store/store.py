@@ -29,6 +29,7 @@ from gateway.model.outcome import Outcome
 from gateway.model.spooled import Spooled
 from gateway.store.database import Database, Stored, connect
 from gateway.store.folder import FolderLock, Reserve
+from gateway.store.gate import Gate
 from gateway.store.group import Done, Group, Key
 from gateway.store.index import Extent, Log, Row
 from gateway.store.letters import DeadLetter, Line
@@ -74,6 +75,7 @@ class Store:
         self._calls: Calls = []
         self._refused: list[Done] = []  # to be told so when the wake-up ends, and the thread has refused its
         self._fenced = True
+        self.gate = Gate()
         self._on_health = on_health
         self._thread: threading.Thread | None = None
         self._closed = False
@@ -163,6 +165,7 @@ class Store:
         else:
             self._failure = self._writer.failure
             self._fenced = False
+            self.gate.close()
             self._calls.append((Group.fence, self._reached))
         self._on_health(healthy)
         self.flush()
@@ -176,6 +179,7 @@ class Store:
         """In the loop, which has been told of those refusals."""
         self._fenced = True
         self._tell_refused()
+        self.gate.open()
 
     @property
     def healthy(self) -> bool:

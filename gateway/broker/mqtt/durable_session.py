@@ -238,6 +238,9 @@ class DurableSession(Session):
 
     def pump(self) -> None:
         """Write what waits, and read what waits on disk alone."""
+        if (gate := self._records.store.gate).shut:
+            gate.wait(self.pump)
+            return
         super().pump()
         while self._refill():
             super().pump()

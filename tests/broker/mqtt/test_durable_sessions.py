@@ -295,6 +295,34 @@ def test_what_the_disk_does_not_take_is_refused_and_owed_no_longer(tmp_path: Pat
         assert [(body, qos) for body, qos, _, _ in outlet.said] == [(b"0", 2)]
 
 
+def test_nothing_is_sent_behind_a_message_that_the_disk_has_just_refused(tmp_path: Path) -> None:
+    """It comes again, and what came behind it is refused, too, when that is heard of."""
+    with World(tmp_path) as world:
+        session = world.session("c", "#")
+        outlet = connected(session, receive_maximum=1)
+        assert world.one.commit() is ACCEPTED
+        (grant,) = world.space.sinks(topic_address("a/b"))
+        world.disk.waiting.clear()
+        world.disk.gate.clear()
+        first = publish(grant, several(2))
+        world.one.store.flush()
+        assert world.disk.waiting.wait(10.0)
+        behind = publish(grant, [mqtt(body=b"2")])
+        world.one.store.flush()
+        world.fail()
+        world.disk.gate.set()
+        while not (first.told and behind.told):
+            calls = world.one.loop.calls
+            world.one.loop.run_until(lambda calls=calls: world.one.loop.calls > calls)  # type: ignore[misc]
+            world.one.store.flush()
+            session.credit = 5
+            session.pump()
+        assert {one.reason for one in (*first.outcomes, *behind.outcomes)} == {Reason.STORE}
+        assert [body for body, *_ in outlet.said] == [b"0"]
+        world.disk.fault = ""
+        world.one.until_healthy(True)
+
+
 def test_qos_2_is_sent_when_it_is_stored_and_nothing_passes_it(tmp_path: Path) -> None:
     with World(tmp_path) as world:
         outlet = connected(world.session("c", "#", qos=2))
