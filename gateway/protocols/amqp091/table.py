@@ -36,6 +36,7 @@ FIELD_OCTETS_MIN: Final = 1  # of an array; so no fewer octets can hold more fie
 DECIMAL_SCALE_MAX: Final = 255
 DECIMAL_DIGITS_MAX: Final = 10  # of a signed 32-bit number
 
+MEANING: Final = frozenset(b"xBC")  # `x-`, BCC and CC: how the names begin that mean something here
 READ_FIXED: Final = {
     ord(tag): (kind, Struct(form), Struct(form).size)
     for tag, kind, form in (*FIXED_FIELDS, *FIXED_FIELDS_READ_ONLY)
@@ -58,6 +59,39 @@ def decode_table(data: bytes, at: int = 0, fields_max: int = FIELDS_UNBOUNDED) -
         return _read_table(data, at, 0, [fields_max])
     except (StructError, IndexError):
         raise syntax_error("a field table is cut short") from None
+
+
+def is_texts(data: bytes, at: int) -> bool:
+    """Whether the table at `at` has nothing but strings, all octets are ASCII, and no name begins as those do
+    that mean something: what is in there need not be decoded to be passed on. No: it has to be looked at.
+    """
+    if not data.isascii():
+        return False
+    try:
+        end = at + 4 + int.from_bytes(data[at : at + 4], "big")
+        at += 4
+        while at < end:
+            size = data[at]
+            tag_at = at + 1 + size
+            if data[tag_at] != FIELD_STRING or not size or data[at + 1] in MEANING:
+                return False
+            at = tag_at + 5 + int.from_bytes(data[tag_at + 1 : tag_at + 5], "big")
+    except IndexError:
+        return False
+    return at == end <= len(data)
+
+
+def texts_of(data: bytes, at: int) -> tuple[tuple[bytes, bytes], ...]:
+    """Names and values of a table that `is_texts`."""
+    found: list[tuple[bytes, bytes]] = []
+    end = at + 4 + U32.unpack_from(data, at)[0]
+    at += 4
+    while at < end:
+        tag_at = at + 1 + data[at]
+        stop = tag_at + 5 + int.from_bytes(data[tag_at + 1 : tag_at + 5], "big")
+        found.append((data[at + 1 : tag_at], data[tag_at + 5 : stop]))
+        at = stop
+    return tuple(found)
 
 
 def encode_table(headers: Headers) -> bytes:

@@ -52,7 +52,7 @@ from gateway.protocols.amqp091.spec import (
     SHORT_STRING_MAX,
     ReplyCode,
 )
-from gateway.protocols.amqp091.table import decode_table, encode_value, syntax_error
+from gateway.protocols.amqp091.table import decode_table, encode_value, is_texts, syntax_error, texts_of
 
 PROTOCOL: Final = "amqp091"
 SETS_MAX: Final = 4096  # property sets that are remembered, and
@@ -81,6 +81,7 @@ OWN_HEADERS: Final = frozenset(
 BEFORE_EXPIRATION: Final = PROPERTIES[: [name for name, _, _ in PROPERTIES].index("expiration")]
 BEFORE_HEADERS: Final = 0xC000  # flags of the two short strings before the table
 FLAGS_UNUSED: Final = 0x0002 | FLAG_CONTINUED
+FLAGS_BESIDE_TEXTS: Final = FLAG_HEADERS | FLAG_DELIVERY_MODE | FLAG_EXPIRATION  # which say no property
 HOPS_PAIR: Final = encode_short_string(HOPS_HEADER) + b"I"
 RETAIN_PAIR: Final = encode_short_string(RETAIN_HEADER) + b"t\1"
 OWN_NAMES: Final = frozenset(name.encode() for name in OWN_HEADERS)
@@ -242,7 +243,10 @@ def essentials(property_set: PropertySet) -> Essentials:
         limit = _read_expiration(raw, expiration) if expiration else None
         retained, crossed, asks = False, 0, bool(reply)
         special = bool(user) or (bool(reply) and raw.startswith(DIRECT_REPLY_TO, reply))
-        if headers:
+        if headers and is_texts(raw, headers):
+            if not U16.unpack_from(raw)[0] & ~FLAGS_BESIDE_TEXTS:
+                property_set.read_texts = _read_texts
+        elif headers:
             for name, value in decode_table(raw, headers)[0]:
                 if name == RETAIN_HEADER:
                     retained = value.value is True
@@ -255,6 +259,10 @@ def essentials(property_set: PropertySet) -> Essentials:
         property_set.asks = asks
         found = property_set.forms[ESSENTIALS] = Essentials(durable, limit, retained, crossed, special)
     return found
+
+
+def _read_texts(raw: bytes) -> tuple[tuple[bytes, bytes], ...]:
+    return texts_of(raw, _positions(raw)[0])
 
 
 def priority_of(message: Message) -> int:
@@ -398,7 +406,7 @@ def _form(message: Message, expiry: str) -> Form:
 
 def _make_form(message: Message, expiry: str) -> Form:
     property_set = message.property_set
-    if property_set.read_texts is not None:
+    if property_set.read_texts is not None and property_set.protocol != PROTOCOL:
         straight = _of_texts(property_set.read_texts(property_set.raw), message, expiry)
         if straight is not None:
             return straight

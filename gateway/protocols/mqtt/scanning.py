@@ -12,7 +12,7 @@ from __future__ import annotations
 
 from typing import Final, NamedTuple
 
-from gateway.protocols.mqtt.spec import Property
+from gateway.protocols.mqtt.spec import STRING_OCTETS_MAX, Property
 
 USER_PROPERTY: Final = int(Property.USER_PROPERTY)
 PAYLOAD_FORMAT: Final = int(Property.PAYLOAD_FORMAT_INDICATOR)
@@ -125,3 +125,15 @@ def texts_of(raw: bytes) -> Texts:
         at = value_at + (raw[value_size_at] << 8 | raw[value_size_at + 1])
         found.append((raw[name_at:value_size_at], raw[value_at:at]))
     return tuple(found)
+
+
+def write_texts(texts: Texts) -> bytes:
+    """User properties with these names and values, which are ASCII; b"": they cannot be said as they are."""
+    parts: list[bytes] = []
+    for name, value in texts:
+        if len(name) > STRING_OCTETS_MAX or len(value) > STRING_OCTETS_MAX or name.startswith(OWN):
+            return b""
+        if 0 in name or 0 in value:
+            return b""
+        parts += (b"\x26", len(name).to_bytes(2, "big"), name, len(value).to_bytes(2, "big"), value)
+    return b"".join(parts)

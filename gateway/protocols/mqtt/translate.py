@@ -22,7 +22,7 @@ from gateway.model.message import Message
 from gateway.model.outcome import Reason
 from gateway.model.properties import Headers, Properties, PropertySet, fits
 from gateway.protocols.mqtt.properties import encode_property, scanned, spans
-from gateway.protocols.mqtt.scanning import texts_of
+from gateway.protocols.mqtt.scanning import texts_of, write_texts
 from gateway.protocols.mqtt.spec import (
     LONG_MAX,
     STRING_OCTETS_MAX,
@@ -259,6 +259,10 @@ def _form(property_set: PropertySet) -> Form:
     if found is None:
         if property_set.protocol == "mqtt":
             found = Form(_forwarded(property_set), ())
+        elif property_set.read_texts is not None and (
+            straight := write_texts(property_set.read_texts(property_set.raw))
+        ):
+            found = Form(straight, ())
         else:
             lost: set[str] = set()
             found = Form(_encode(property_set, lost), tuple(sorted(lost)))
