@@ -213,7 +213,7 @@ def test_pika_time_to_live(channel: BlockingChannel) -> None:
     assert bodies(channel, "q") == [b"new"]
 
 
-@pytest.mark.parametrize("size", [0, 1, 131_064, 131_065, 16 * 1024 * 1024])
+@pytest.mark.parametrize("size", [0, 1, 131_064, 131_065, 16 * 1024 * 1024, 128 * 1024 * 1024])
 def test_pika_bodies_of_any_size(channel: BlockingChannel, size: int) -> None:
     body = bytes(range(256)) * (size // 256) + bytes(size % 256)
     channel.confirm_delivery()
@@ -226,7 +226,7 @@ def test_pika_hears_that_a_body_is_too_large(channel: BlockingChannel) -> None:
     channel.queue_declare("q")
     channel.confirm_delivery()
     with pytest.raises(ChannelClosedByBroker) as closed:
-        channel.basic_publish("", "q", bytes(16 * 1024 * 1024 + 1))
+        channel.basic_publish("", "q", bytes(128 * 1024 * 1024 + 1))
     assert closed.value.reply_code == 406
 
 
