@@ -62,14 +62,14 @@ def decode_table(data: bytes, at: int = 0, fields_max: int = FIELDS_UNBOUNDED) -
 
 
 def is_texts(data: bytes, at: int) -> bool:
-    """Whether the table at `at` has nothing but strings, all octets are ASCII, and no name begins as those do
-    that mean something: what is in there need not be decoded to be passed on. No: it has to be looked at.
+    """Whether the table at `at` has nothing but strings, all octets in it are ASCII, and no name begins as
+    those do that mean something: what is in there need not be decoded to be passed on.
     """
-    if not data.isascii():
+    end = at + 4 + int.from_bytes(data[at : at + 4], "big")
+    at += 4
+    if not data[at:end].isascii():
         return False
     try:
-        end = at + 4 + int.from_bytes(data[at : at + 4], "big")
-        at += 4
         while at < end:
             size = data[at]
             tag_at = at + 1 + size
