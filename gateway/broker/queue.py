@@ -30,8 +30,8 @@ if TYPE_CHECKING:
 DISPATCH_MESSAGES_MAX: Final = 256
 # And at most this much at a time (or one message), so that a client that does not read is noticed in time.
 DISPATCH_OCTETS_MAX: Final = 1_048_576
-# Stands where a message was withdrawn, so that positions stay consecutive; it expired long ago.
 ALWAYS_OPEN: Final = Gate()  # of a queue of which nothing is on disk
+# Stands where a message was withdrawn, so that positions stay consecutive; it expired long ago.
 HOLE: Final = Message(amqp_address("", ""), b"", expires=1.0)
 
 

@@ -460,7 +460,12 @@ class Stream:
         for _ in range(LAYERED_MAX):
             if not waiting.octets or self._backlog is not None:
                 break
-            if not self._write(layer.send(joined(waiting.take(LAYERED_OCTETS)))):
+            try:
+                octets = joined(waiting.take(LAYERED_OCTETS))
+            except OSError as error:  # what should be on disk is not
+                self.abort(f"write failed: {error.strerror or error}")
+                return False
+            if not self._write(layer.send(octets)):
                 return False
         if not waiting.octets:
             self._before_layer = None

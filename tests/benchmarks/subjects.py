@@ -54,7 +54,21 @@ def rss_octets(pid: int) -> int:
         return int(file.read().split()[1]) * os.sysconf("SC_PAGE_SIZE")
 
 
-class Gateway:
+class Process:
+    """What does the work of a subject."""
+
+    pid: int
+
+    def cpu(self) -> float:
+        """Processor seconds that it has used."""
+        return cpu_secs(self.pid)
+
+    def rss(self) -> int:
+        """Octets of memory that it occupies."""
+        return rss_octets(self.pid)
+
+
+class Gateway(Process):
     """Our gateway: `gateway run` with a configuration of its own. `more` is merged into that."""
 
     name = "gateway"
@@ -78,14 +92,6 @@ class Gateway:
         self._file.write_text(yaml.safe_dump(own | more))
         self._log = folder / "gateway.out"
         self._process: subprocess.Popen[bytes] | None = None
-
-    def cpu(self) -> float:
-        """Processor seconds that it has used."""
-        return cpu_secs(self.pid)
-
-    def rss(self) -> int:
-        """Octets of memory that it occupies."""
-        return rss_octets(self.pid)
 
     def __enter__(self) -> Self:
         environment = {name: value for name, value in os.environ.items() if not name.startswith("GATEWAY_")}
@@ -129,8 +135,8 @@ class Gateway:
         return self._log.read_text()
 
 
-class Rabbit:
-    """RabbitMQ with its MQTT plugin, otherwise as it comes."""
+class Rabbit(Process):
+    """RabbitMQ with its MQTT plugin, otherwise as it comes; `pid` is that of its Erlang machine."""
 
     name = "RabbitMQ"
 
@@ -138,14 +144,6 @@ class Rabbit:
         self._broker = RabbitMQ(folder, mqtt=True)
         self.mqtt_port, self.amqp_port = self._broker.mqtt_port, self._broker.port
         self.pid = 0
-
-    def cpu(self) -> float:
-        """Processor seconds that its Erlang machine has used."""
-        return cpu_secs(self.pid)
-
-    def rss(self) -> int:
-        """Octets of memory that its Erlang machine occupies."""
-        return rss_octets(self.pid)
 
     def version(self) -> str:
         """Such as 3.10.8."""
@@ -164,7 +162,7 @@ class Rabbit:
         self._broker.stop()
 
 
-class Mosquitto:
+class Mosquitto(Process):
     """Mosquitto without persistence, otherwise as it comes; its limits on what is in flight are lifted."""
 
     name = "Mosquitto"
@@ -175,14 +173,6 @@ class Mosquitto:
         self.mqtt_port = self._broker.port
         self.amqp_port = 0
         self.pid = 0
-
-    def cpu(self) -> float:
-        """Processor seconds that it has used."""
-        return cpu_secs(self.pid)
-
-    def rss(self) -> int:
-        """Octets of memory that it occupies."""
-        return rss_octets(self.pid)
 
     def __enter__(self) -> Self:
         self._broker.start()

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import time
+from pathlib import Path
 
 import pytest
 from pydantic import SecretStr
@@ -31,7 +32,7 @@ from gateway.protocols.amqp091.events import (
 )
 from gateway.protocols.amqp091.spec import FRAME_METHOD, NESTING_MAX
 from gateway.protocols.mqtt.spec import Property, Version
-from gateway.settings import Limits, User
+from gateway.settings import Limits, Store, User
 from tests.broker.parts import newest
 from tests.ingress.amqp_client import Amqp
 from tests.ingress.clients import connect, eventually, stats
@@ -79,6 +80,21 @@ def test_confirms_come_in_runs_and_returns_come_before_theirs(gateway: Running) 
         assert client.next(Confirms).confirms == [(1, 6, False, True)]
         client.publish("", "nowhere", b"gone")
         assert client.next(Confirms).confirms == [(1, 7, False, True)]
+
+
+def test_a_get_waits_until_it_is_known_what_the_disk_refuses(tmp_path: Path) -> None:
+    """It does not say that there is nothing."""
+    settings = settings_of(store=Store(path=tmp_path / "data"))
+    with running(settings) as gateway, Amqp(gateway).open() as client:
+        client.call(m.QueueDeclare("q", durable=True), m.QueueDeclareOk)
+        client.publish("", "q", b"there")
+        queue = gateway.gateway.host.queues["q"]
+        gateway.until(lambda: len(queue) == 1)
+        gateway.ask(queue.gate.close)
+        client.say(m.BasicGet("q", no_ack=True))
+        gateway.until(lambda: bool(queue.gate._waiting))
+        gateway.ask(lambda: (queue.gate.open(), gateway.gateway.writes.flush()))
+        assert client.next(Got).body == b"there"
 
 
 def test_prefetch_bounds_what_is_unacknowledged_and_requeueing_keeps_the_place(gateway: Running) -> None:

@@ -15,9 +15,15 @@ from pika.adapters.blocking_connection import BlockingChannel
 from pika.exceptions import ChannelClosedByBroker, NackError, UnroutableError
 
 from gateway.protocols.amqp091 import methods as m
-from gateway.protocols.amqp091.codec import encode_content_frames, encode_method_frame
+from gateway.protocols.amqp091.codec import (
+    BasicProperties,
+    encode_basic_properties,
+    encode_content_frames,
+    encode_method_frame,
+)
 from gateway.protocols.amqp091.events import Got
-from gateway.settings import Limits, Listener, ListenerTls
+from gateway.settings import Limits, Listener, ListenerTls, Store
+from gateway.transport import stream
 from tests.ingress.amqp_client import NOTHING, Amqp
 from tests.ingress.clients import connect
 from tests.interop.gateway_fixture import LOOPBACK, Running, running, settings_of
@@ -214,10 +220,12 @@ def test_larger_than_a_route_takes_but_not_worth_a_file() -> None:
         nothing_left(gateway)
 
 
-def frames(number: int, body: bytes) -> list[Any]:
-    """Of one message for the queue q."""
-    method = encode_method_frame(number, m.BasicPublish("", "q"))
-    return [method, *encode_content_frames(number, NOTHING, body, 131_072)]
+def frames(
+    number: int, body: bytes, publish: m.BasicPublish | None = None, properties: bytes = NOTHING
+) -> list[Any]:
+    """Of one message, by default for the queue q."""
+    method = encode_method_frame(number, publish or m.BasicPublish("", "q"))
+    return [method, *encode_content_frames(number, properties, body, 131_072)]
 
 
 def test_parts_of_several_channels_come_in_between_each_other(gateway: Running) -> None:
@@ -232,6 +240,27 @@ def test_parts_of_several_channels_come_in_between_each_other(gateway: Running) 
             found.append(client.next(Got).body)
     assert sorted(map(len, found)) == [len(OTHER), len(BODY)]
     assert set(found) == {OTHER, BODY}
+
+
+@pytest.mark.parametrize("persistent", [False, True])
+def test_behind_a_new_address_that_has_spent_the_turn(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, persistent: bool
+) -> None:
+    """To one more new address, of which there was enough for this turn, it goes all the same."""
+    monkeypatch.setattr(stream, "DEAR_SECS", 0.0)
+    settings = settings_of(limits=LIMITS, store=Store(path=tmp_path / "data"))
+    with running(settings) as gateway, Amqp(gateway).open() as client:
+        client.open_channel()
+        client.call(m.QueueDeclare("q", durable=True), m.QueueDeclareOk)
+        client.call(m.QueueBind("q", "amq.topic", "#"), m.QueueBindOk)
+        mode = encode_basic_properties(BasicProperties(delivery_mode=2 if persistent else 1))
+        large = frames(1, OTHER, m.BasicPublish("amq.topic", "large"), mode)
+        client.send(b"".join(large[:-1]))
+        gateway.until(lambda: gateway.gateway.bodies.spool.used > MIB)
+        small = frames(2, SMALL, m.BasicPublish("amq.topic", "small"), mode)
+        client.send(b"".join([*small, large[-1]]))
+        client.say(m.BasicConsume("q", "c", no_ack=True, no_wait=True))
+        assert [row[6] for row in client.delivered(2)] == [SMALL, OTHER]
 
 
 @pytest.mark.parametrize("how", ["cut", "closed"])

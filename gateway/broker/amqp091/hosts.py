@@ -34,7 +34,8 @@ class AmqpHosts(dict[str, VirtualHost]):
         self.alarms = Alarms()
         for name in names:
             definitions = None
-            if store is not None and bodies is not None:
+            if store is not None:
+                assert bodies is not None
                 definitions = Definitions(
                     store,
                     name,

@@ -200,13 +200,12 @@ class AmqpChannel:
         more = self.prefetch_all and (not prefetch or prefetch > self.prefetch_all)
         if more and self.line:
             self._raise = self.connection.host.alarms.set(
-                time.time() + RAISE_SECS, partial(self._raised, prefetch)
+                time.time() + RAISE_SECS, partial(self._limited, prefetch)
             )
         else:
-            self.prefetch_all = prefetch
-            self.line.dispatch()
+            self._limited(prefetch)
 
-    def _raised(self, prefetch: int) -> None:
+    def _limited(self, prefetch: int) -> None:
         self._raise = None
         self.prefetch_all = prefetch
         self.line.dispatch()
@@ -374,7 +373,8 @@ class AmqpChannel:
             connection.machine.send_content(number, returned, raw, body)
         except OSError as error:
             connection.refuse(number, failed(f"the spool cannot be read: {error.strerror}"), BasicPublish)
-        connection.stream.queued += len(body)
+        else:
+            connection.stream.queued += len(body)
         connection.stream.mark()
 
     def expect_confirm(self) -> int:

@@ -394,7 +394,7 @@ class AmqpConnection:
         self, contents: list[Content], *, large: bool = False
     ) -> list[Content]:
         """Publish them; returns those that are left for another turn, when many go where this user has not
-        published before.
+        published before. A `large` one, which has come alone, is never left.
         """
         ingress = self.ingress
         memory = ingress.dispatcher.memory
@@ -417,7 +417,7 @@ class AmqpConnection:
             try:
                 if known is None or octets is not known[0] or raw is not known[1]:
                     known = None
-                    if octets not in entries and self.stream.spent():
+                    if octets not in entries and not large and self.stream.spent():
                         left = [content, *in_turn]
                         break
                     found = entries.get(octets) or self._resolve(octets, entries)

@@ -249,6 +249,8 @@ def basic_get(connection: AmqpConnection, channel: AmqpChannel, method: m.BasicG
     if queue.loading:
         assert queue.storage is not None
         raise Later(queue.storage.when_loaded, again=True)
+    if queue.gate.shut:  # what is there may be withdrawn, and come again
+        raise Later(queue.gate.wait, again=True)
     if not method.no_ack:
         _check_unacknowledged(connection, channel)
     taken = _take_sound(connection, queue)

@@ -13,8 +13,9 @@ from pathlib import Path
 from typing import Final
 
 from tests.benchmarks.load import Measured, run
-from tests.benchmarks.report import Figure, median
+from tests.benchmarks.report import Figure
 from tests.benchmarks.roles import Load
+from tests.benchmarks.sections.comparing import compared
 from tests.benchmarks.subjects import Gateway, Rabbit, Subject
 
 AGAINST_RABBIT: Final = 4.0
@@ -92,31 +93,14 @@ def measure(folder: Path, seconds: float, repeat: int) -> list[Figure]:
         )
         our_fan, their_fan = compare((memory, fan_out), (rabbit, fan_out))
     return [
-        _figure(
+        compared(
             "confirms -> acks, 20 connections, window 100, transient",
             our_memory,
             their_memory,
             AGAINST_RABBIT,
         ),
-        _figure("the same, persistent, durable queue", our_disk, their_disk, AGAINST_RABBIT),
-        _figure(f"{CHANNELS} channels on one connection", many, peers, AGAINST_RABBIT),
-        _figure(f"{CHANNELS} channels against 1 (ours)", many, one, AGAINST_ONE_CHANNEL),
-        _figure(f"fan-out to {QUEUES} queues, deliveries", our_fan, their_fan, None),
+        compared("the same, persistent, durable queue", our_disk, their_disk, AGAINST_RABBIT),
+        compared(f"{CHANNELS} channels on one connection", many, peers, AGAINST_RABBIT),
+        compared(f"{CHANNELS} channels against 1 (ours)", many, one, AGAINST_ONE_CHANNEL),
+        compared(f"fan-out to {QUEUES} queues, deliveries", our_fan, their_fan, None),
     ]
-
-
-def _figure(name: str, ours: list[Measured], peer: list[Measured], target: float | None) -> Figure:
-    rates = median([one.rate for one in ours]), median([one.rate for one in peer])
-    return Figure(
-        name,
-        "messages/s",
-        *rates,
-        ratio=rates[0] / rates[1],
-        target=target,
-        more={
-            "CPU us/message": f"{median([one.server_us for one in ours]):.1f}",
-            "peer's": f"{median([one.server_us for one in peer]):.1f}",
-            "load's core": f"{max(one.busiest for one in (*ours, *peer)):.0%}",
-            "lost": sum(one.lost for one in (*ours, *peer)),
-        },
-    )

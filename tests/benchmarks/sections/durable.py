@@ -11,8 +11,9 @@ from pathlib import Path
 from typing import Final
 
 from tests.benchmarks.load import Measured, run
-from tests.benchmarks.report import Figure, median
+from tests.benchmarks.report import Figure
 from tests.benchmarks.roles import Load
+from tests.benchmarks.sections.comparing import compared
 from tests.benchmarks.subjects import Gateway, Rabbit, Subject
 
 AGAINST_RABBIT: Final = 4.0
@@ -37,22 +38,6 @@ def measure(folder: Path, seconds: float, repeat: int) -> list[Figure]:
                 runs.append(run(load, subject.cpu))
     name = "D: MQTT QoS 1, 20 connections, window 100 -> durable AMQP queue, acks"
     return [
-        _figure(name, found[0], found[2], AGAINST_RABBIT),
-        _figure("D against the same load in memory", found[0], found[1], AGAINST_MEMORY),
+        compared(name, found[0], found[2], AGAINST_RABBIT),
+        compared("D against the same load in memory", found[0], found[1], AGAINST_MEMORY),
     ]
-
-
-def _figure(name: str, ours: list[Measured], peer: list[Measured], target: float) -> Figure:
-    rates = median([one.rate for one in ours]), median([one.rate for one in peer])
-    return Figure(
-        name,
-        "messages/s",
-        *rates,
-        ratio=rates[0] / rates[1],
-        target=target,
-        more={
-            "CPU us/message": f"{median([one.server_us for one in ours]):.1f}",
-            "peer's": f"{median([one.server_us for one in peer]):.1f}",
-            "lost": sum(one.lost for one in (*ours, *peer)),
-        },
-    )

@@ -23,9 +23,11 @@ from tests.benchmarks import wires
 from tests.benchmarks.load import Measured, run
 from tests.benchmarks.report import Figure, median
 from tests.benchmarks.roles import Load, Wrong
+from tests.benchmarks.sections.comparing import compared
 from tests.benchmarks.subjects import Gateway
 from tests.interop.servers import LOOPBACK
 
+MESSAGES: Final = "AMQP/Fast confirmed, persistent, 20 connections, window 100 -> acks"
 TARGET: Final = 1.0
 LARGE: Final = {8 << 20: None, 64 << 20: 0.8}  # octets of a body, which is held in memory or on disk: target
 RUN_OCTETS: Final = 256 << 20  # of bodies, in one run
@@ -48,24 +50,10 @@ def measure(folder: Path, seconds: float, repeat: int) -> list[Figure]:
             amqp.append(run(load, gateway.cpu))
         through = {size: [_large(gateway, size) for _ in range(repeat)] for size in LARGE}
     bare = {size: [_through_copy(size) for _ in range(repeat)] for size in LARGE}
-    return [_messages(fast, amqp), *[_octets(size, through[size], bare[size]) for size in LARGE]]
-
-
-def _messages(fast: list[Measured], amqp: list[Measured]) -> Figure:
-    rates = median([one.rate for one in fast]), median([one.rate for one in amqp])
-    return Figure(
-        "AMQP/Fast confirmed, persistent, 20 connections, window 100 -> acks",
-        "messages/s",
-        *rates,
-        ratio=rates[0] / rates[1],
-        target=TARGET,
-        more={
-            "CPU us/message": f"{median([one.server_us for one in fast]):.1f}",
-            "peer's": f"{median([one.server_us for one in amqp]):.1f}",
-            "load's core": f"{max(one.busiest for one in (*fast, *amqp)):.0%}",
-            "lost": sum(one.lost for one in (*fast, *amqp)),
-        },
-    )
+    return [
+        compared(MESSAGES, fast, amqp, TARGET),
+        *[_octets(size, through[size], bare[size]) for size in LARGE],
+    ]
 
 
 Passed = tuple[float, float]

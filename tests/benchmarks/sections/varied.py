@@ -11,8 +11,9 @@ from pathlib import Path
 from typing import Final
 
 from tests.benchmarks.load import Measured, run
-from tests.benchmarks.report import Figure, median
+from tests.benchmarks.report import Figure
 from tests.benchmarks.roles import Load
+from tests.benchmarks.sections.comparing import compared
 from tests.benchmarks.subjects import Gateway, Mosquitto, Rabbit, Subject
 from tests.benchmarks.wires import MQTT_5
 
@@ -107,29 +108,12 @@ def _figures(row: Row, seconds: float, repeat: int) -> list[Figure]:
             measured.append(run(_at(subject, load, seconds), subject.cpu))
     figures = []
     if row.peer is not None:
-        figures.append(_figure(row.name, found[0], found[1], row.target))
+        figures.append(compared(row.name, found[0], found[1], row.target))
     if row.uniform is not None:
-        figures.append(_figure(f"{row.name}, against the uniform", found[0], found[-1], AGAINST_UNIFORM))
+        figures.append(compared(f"{row.name}, against the uniform", found[0], found[-1], AGAINST_UNIFORM))
     return figures
 
 
 def _at(subject: Subject, load: Load, seconds: float) -> Load:
     ports = {"mqtt": subject.mqtt_port, "amqp": subject.amqp_port}
     return replace(load, publish_port=ports[load.publish], consume_port=ports[load.consume], seconds=seconds)
-
-
-def _figure(name: str, ours: list[Measured], peer: list[Measured], target: float | None) -> Figure:
-    rates = median([one.rate for one in ours]), median([one.rate for one in peer])
-    return Figure(
-        name,
-        "messages/s",
-        *rates,
-        ratio=rates[0] / rates[1],
-        target=target,
-        more={
-            "CPU us/message": f"{median([one.server_us for one in ours]):.1f}",
-            "peer's": f"{median([one.server_us for one in peer]):.1f}",
-            "load's core": f"{max(one.busiest for one in (*ours, *peer)):.0%}",
-            "lost": sum(one.lost for one in (*ours, *peer)),
-        },
-    )
