@@ -17,8 +17,8 @@ from urllib.parse import urlsplit
 from starlette.requests import Request
 from starlette.responses import Response
 
+from gateway.access.places import is_loopback
 from gateway.admin.answers import BadChoiceError, answer
-from gateway.broker.places import is_loopback
 from gateway.errors import ConfigurationError
 from gateway.settings import secret_from
 

@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from gateway.broker.access import Access, is_hash
-from gateway.broker.scram import Keys, parse_keys
+from gateway.access.authentication import Access, is_hash
+from gateway.access.scram import Keys, parse_keys
 from gateway.errors import ConfigurationError
 from gateway.settings import Settings, User
 

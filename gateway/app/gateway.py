@@ -19,6 +19,7 @@ import structlog
 import trio
 
 from gateway import __version__
+from gateway.access.places import place_of
 from gateway.admin import (
     AdminState,
     Admission,
@@ -48,7 +49,6 @@ from gateway.broker.memory_shares import Claim, MemoryShares
 from gateway.broker.mqtt.namespace import MqttNamespace, SessionShares
 from gateway.broker.mqtt.retained import Retained
 from gateway.broker.mqtt.session import SessionLimits
-from gateway.broker.places import place_of
 from gateway.containment import contained
 from gateway.egress.link import Link
 from gateway.errors import ConfigurationError

@@ -18,8 +18,8 @@ from typing import Final, Literal, Protocol
 
 import trio
 
+from gateway.access.places import LOOPBACK
 from gateway.broker.memory import TICK_SECS, Memory
-from gateway.broker.places import LOOPBACK
 from gateway.containment import contained
 
 NEAR: Final = 0.75  # of the mark: the rest is for what comes until somebody looks, and for the others

@@ -11,9 +11,9 @@ from shlex import quote
 from typing import Final, NamedTuple
 from urllib.parse import quote as percent
 
+from gateway.access.authentication import GUEST
+from gateway.access.places import is_loopback
 from gateway.app import Gateway
-from gateway.broker.access import GUEST
-from gateway.broker.places import is_loopback
 from gateway.cli.tables import table
 from gateway.protocols import DIALECTS
 from gateway.protocols.amqp091.dialect import AMQP091

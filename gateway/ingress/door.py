@@ -11,7 +11,7 @@ from __future__ import annotations
 
 from typing import Final, Generic, TypeVar
 
-from gateway.broker.places import LOOPBACK
+from gateway.access.places import LOOPBACK
 from gateway.broker.shares import Shares, share_of
 from gateway.settings import Limits
 

@@ -20,7 +20,7 @@ from typing import Any, Final, Protocol
 import structlog
 import trio
 
-from gateway.broker.places import place_of, place_of_host
+from gateway.access.places import place_of, place_of_host
 from gateway.containment import contained
 from gateway.errors import ConfigurationError
 from gateway.ingress.door import Door

@@ -16,7 +16,8 @@ from typing import Final, TypeVar
 import structlog
 import trio
 
-from gateway.broker.access import Access, Denial, Principal
+from gateway.access.authentication import Access, Denial
+from gateway.access.principal import Principal
 from gateway.model.spooled import Piece
 from gateway.telemetry.stats import ListenerStats
 from gateway.transport.stream import Stream, StreamOwner

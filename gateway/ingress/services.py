@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import dataclass
 
-from gateway.broker.access import Access
+from gateway.access.authentication import Access
 from gateway.broker.amqp091.virtual_host import VirtualHost
 from gateway.broker.amqpfast.hosts import FastHosts
 from gateway.broker.bodies import Bodies

@@ -12,7 +12,7 @@ from typing import Any, Final
 import structlog
 import trio
 
-from gateway.broker.access import Principal
+from gateway.access.principal import Principal
 from gateway.broker.dispatcher import AnswerEntry, Namespace
 from gateway.ingress.listener import Connection, Listener
 from gateway.ingress.logins import Logins

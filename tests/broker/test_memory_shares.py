@@ -7,9 +7,9 @@ from collections.abc import Iterator
 import pytest
 import trio
 
+from gateway.access.places import LOOPBACK
 from gateway.broker.memory import Memory
 from gateway.broker.memory_shares import FAR, LESS, NEAR, SLICE, Claim, MemoryShares
-from gateway.broker.places import LOOPBACK
 from gateway.broker.pressure import FLOOR, FULL, lowered
 from gateway.broker.queue import Queue
 from gateway.containment import counted

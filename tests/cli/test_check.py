@@ -13,7 +13,7 @@ from argon2 import PasswordHasher
 from pydantic import SecretStr
 
 from gateway import __version__
-from gateway.broker.scram import SALT_OCTETS, make_keys, parse_keys
+from gateway.access.scram import SALT_OCTETS, make_keys, parse_keys
 from gateway.cli.exits import Exit
 from gateway.settings import User
 from tests.cli.conftest import Run

@@ -18,7 +18,8 @@ import pytest
 import structlog
 from pika.exceptions import ChannelClosedByBroker, UnroutableError
 
-from gateway.broker.access import Access, Principal
+from gateway.access.authentication import Access
+from gateway.access.principal import Principal
 from gateway.mapping.answering import ANSWERS
 from gateway.model.address import Address
 from gateway.model.message import Message, Sender

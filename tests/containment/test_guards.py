@@ -13,8 +13,8 @@ import pytest
 import trio
 from pydantic import SecretStr
 
+from gateway.access.authentication import hash_password
 from gateway.app import Gateway
-from gateway.broker.access import hash_password
 from gateway.broker.amqp091.virtual_host import VirtualHost
 from gateway.broker.deduplication import Guard
 from gateway.broker.priorities import PriorityQueue

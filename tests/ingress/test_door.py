@@ -6,7 +6,7 @@ from typing import Any
 
 import pytest
 
-from gateway.broker.places import LOOPBACK
+from gateway.access.places import LOOPBACK
 from gateway.ingress.door import RATES_MAX, STRANGE_SECS, Door, Rate
 from gateway.settings import Limits
 

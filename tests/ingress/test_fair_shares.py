@@ -10,9 +10,9 @@ import pytest
 import structlog
 from pydantic import SecretStr
 
+from gateway.access import authentication as access_module
+from gateway.access.authentication import hash_password
 from gateway.app.descriptors import descriptors_for_clients, divide_descriptors, raise_descriptors
-from gateway.broker import access as access_module
-from gateway.broker.access import hash_password
 from gateway.containment import counted
 from gateway.protocols.amqp091 import methods as m
 from gateway.protocols.amqp091.events import Closed

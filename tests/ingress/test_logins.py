@@ -12,8 +12,8 @@ import trio
 import trio.testing
 from pydantic import SecretStr
 
-from gateway.broker import access as access_module
-from gateway.broker.access import VERIFIERS_MAX, Access
+from gateway.access import authentication as access_module
+from gateway.access.authentication import VERIFIERS_MAX, Access
 from gateway.containment import counted
 from gateway.ingress.logins import Logins as PendingLogins
 from gateway.protocols.amqp091.events import Closed

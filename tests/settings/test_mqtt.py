@@ -7,8 +7,8 @@ from pathlib import Path
 import pytest
 from pydantic import SecretStr
 
+from gateway.access.scram import make_keys
 from gateway.app.access import access_of
-from gateway.broker.scram import make_keys
 from gateway.errors import ConfigurationError
 from gateway.settings import Settings, User, load_settings
 

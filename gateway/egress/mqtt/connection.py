@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import TYPE_CHECKING, Final
 
-from gateway.broker.scram import METHOD, Proof, ScramError
+from gateway.access.scram import METHOD, Proof, ScramError
 from gateway.errors import RemoteProtocolError
 from gateway.model.message import Sender
 from gateway.protocols.mqtt.client import ClientConnection

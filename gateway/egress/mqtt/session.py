@@ -20,8 +20,8 @@ from __future__ import annotations
 import secrets
 from typing import TYPE_CHECKING, Any, Final
 
+from gateway.access.scram import METHOD, Proof
 from gateway.broker.dispatcher import Dispatcher
-from gateway.broker.scram import METHOD, Proof
 from gateway.egress.mqtt.connection import MqttLinkConnection
 from gateway.egress.mqtt.filters import Filters
 from gateway.egress.mqtt.publisher import MqttLinkPublisher, Terms

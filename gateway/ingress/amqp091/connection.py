@@ -9,7 +9,8 @@ from typing import TYPE_CHECKING, Any, Final
 
 import trio
 
-from gateway.broker.access import Denial, Principal
+from gateway.access.authentication import Denial
+from gateway.access.principal import Principal
 from gateway.broker.amqp091.refusals import Refused, access_refused, failed
 from gateway.broker.amqp091.virtual_host import VirtualHost
 from gateway.broker.dispatcher import RoutingEntry

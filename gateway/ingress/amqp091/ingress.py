@@ -11,7 +11,7 @@ from collections import Counter
 
 import structlog
 
-from gateway.broker.access import Principal
+from gateway.access.principal import Principal
 from gateway.broker.amqp091.virtual_host import VirtualHost
 from gateway.broker.dispatcher import UNROUTED, AnswerEntry, RoutingEntry
 from gateway.errors import RemoteProtocolError

@@ -7,7 +7,8 @@ from functools import partial
 from typing import TYPE_CHECKING, Any, Final
 from weakref import WeakValueDictionary
 
-from gateway.broker.access import Denial, Principal
+from gateway.access.authentication import Denial
+from gateway.access.principal import Principal
 from gateway.broker.amqpfast.virtual_host import FastHost, Refused
 from gateway.broker.memory import LOW_ON_MEMORY
 from gateway.broker.queue import Queue

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import ipaddress
 
-from gateway.broker.places import is_loopback
+from gateway.access.places import is_loopback
 from gateway.errors import RemoteProtocolError
 from gateway.ingress.front.layers import Networks
 from gateway.ingress.front.pending import PendingConnection

@@ -10,9 +10,10 @@ from collections.abc import Mapping
 from functools import partial
 from typing import TYPE_CHECKING, Any, Final
 
-from gateway.broker.access import Denial, Principal
-from gateway.broker.places import place_of
-from gateway.broker.scram import METHOD, ScramError
+from gateway.access.authentication import Denial
+from gateway.access.places import place_of
+from gateway.access.principal import Principal
+from gateway.access.scram import METHOD, ScramError
 from gateway.ingress.logins import Login
 from gateway.ingress.mqtt.authentication import Authentication
 from gateway.ingress.mqtt.publish_checks import topic_refusal

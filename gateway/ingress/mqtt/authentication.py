@@ -13,8 +13,8 @@ from __future__ import annotations
 
 from typing import Any
 
-from gateway.broker.access import Access
-from gateway.broker.scram import METHOD, Exchange, ScramError
+from gateway.access.authentication import Access
+from gateway.access.scram import METHOD, Exchange, ScramError
 from gateway.protocols.mqtt.octets import violation
 from gateway.protocols.mqtt.packets import Auth, Connect
 from gateway.protocols.mqtt.spec import Property, ReasonCode

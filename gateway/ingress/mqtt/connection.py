@@ -12,7 +12,7 @@ from collections.abc import Callable
 from functools import partial
 from typing import TYPE_CHECKING, Final
 
-from gateway.broker.access import Principal
+from gateway.access.principal import Principal
 from gateway.broker.dispatcher import RoutingEntry
 from gateway.broker.memory import LOW_ON_MEMORY
 from gateway.broker.mqtt.session import Row, Session

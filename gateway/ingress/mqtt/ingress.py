@@ -15,7 +15,7 @@ from typing import Any, Final
 import structlog
 import trio
 
-from gateway.broker.access import Principal
+from gateway.access.principal import Principal
 from gateway.broker.dispatcher import UNROUTED, AnswerEntry, RoutingEntry
 from gateway.broker.mqtt.namespace import OVERDUE, MqttNamespace
 from gateway.broker.mqtt.session import Session

@@ -10,7 +10,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from gateway.broker.access import Principal
+from gateway.access.principal import Principal
 from gateway.broker.dispatcher import Dispatcher, Namespace, RoutingEntry
 from gateway.errors import RemoteProtocolError
 from gateway.ingress.mqtt.publish_checks import topic_refusal

@@ -17,7 +17,7 @@ from gateway.protocols.mqtt.packets import Subscribe, Subscription, Unsubscribe
 from gateway.protocols.mqtt.spec import Property, ReasonCode, Version
 
 if TYPE_CHECKING:
-    from gateway.broker.access import Principal
+    from gateway.access.principal import Principal
     from gateway.ingress.mqtt.ingress import MqttIngress
     from gateway.protocols.mqtt.server import ServerConnection
 

@@ -9,7 +9,7 @@ from typing import Any, Final
 import pytest
 from pydantic import SecretStr, ValidationError
 
-from gateway.broker.scram import (
+from gateway.access.scram import (
     ITERATIONS_OF_OTHERS_MAX,
     Exchange,
     Keys,

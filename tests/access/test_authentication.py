@@ -6,9 +6,10 @@ import pytest
 import trio
 import trio.testing
 
-from gateway.broker import access as access_module
-from gateway.broker.access import Access, Denial, Principal, hash_password
-from gateway.broker.places import LOOPBACK, is_loopback, place_of
+from gateway.access import authentication as access_module
+from gateway.access.authentication import Access, Denial, hash_password
+from gateway.access.places import LOOPBACK, is_loopback, place_of
+from gateway.access.principal import Principal
 from gateway.settings import Logins
 
 HERE, THERE = "127.0.0.1:4711", "192.0.2.7:4711"

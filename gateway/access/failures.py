@@ -16,7 +16,7 @@ import time
 from collections.abc import Callable, Hashable
 from typing import Final
 
-from gateway.broker.places import LOOPBACK, place_of
+from gateway.access.places import LOOPBACK, place_of
 from gateway.settings.logins import Logins
 
 KEYS_MAX: Final = 10_000  # of each table

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import pytest
 
-from gateway.broker import failures as failures_module
-from gateway.broker.failures import Failures
+from gateway.access import failures as failures_module
+from gateway.access.failures import Failures
 from gateway.settings import Logins
 
 THERE, ELSEWHERE = "192.0.2.7:1", "192.0.2.8:1"

@@ -23,10 +23,11 @@ from typing import Final
 import argon2
 import trio
 
-from gateway.broker.failures import Failures
-from gateway.broker.places import is_loopback, place_of
-from gateway.broker.scram import ITERATIONS, SALT_OCTETS, Exchange, Keys
-from gateway.broker.turns import Crowded, Turns
+from gateway.access.failures import Failures
+from gateway.access.places import is_loopback, place_of
+from gateway.access.principal import Principal
+from gateway.access.scram import ITERATIONS, SALT_OCTETS, Exchange, Keys
+from gateway.access.turns import Crowded, Turns
 from gateway.model.address import Address
 from gateway.settings.logins import Logins
 
@@ -36,15 +37,6 @@ REMEMBERED_MAX: Final = 10_000  # right ones, and as many wrong ones: one digest
 VERIFIERS_MAX: Final = max(1, min(2, (os.cpu_count() or 1) // 4))
 
 GUEST: Final = "guest"
-
-
-class Principal:
-    """Who a connection acts for; "" is the anonymous user."""
-
-    __slots__ = ("name",)
-
-    def __init__(self, name: str) -> None:
-        self.name = name
 
 
 class Denial(Enum):

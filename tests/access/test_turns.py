@@ -6,7 +6,7 @@ import pytest
 import trio
 import trio.testing
 
-from gateway.broker.turns import Crowded, Turns
+from gateway.access.turns import Crowded, Turns
 
 
 class Line:
