@@ -33,6 +33,7 @@ PART: Final = re.compile(r"(<!-- generated: (\S+)(?: ([^\n]+?))? -->\n).*?(<!-- 
 Schema = Mapping[str, Any]
 
 PLACES: Final = {
+    "AmqpPermissions": "[permissions](roles.md#amqp-0-9-1)",
     "Audit": "[audit log](#audit-log)",
     "Group": "`{protocol: …}`",
     "Case": "[test](#a-test)",
@@ -42,8 +43,11 @@ PLACES: Final = {
     "DeclaredExchange": "[exchange](#an-exchange)",
     "DeclaredQueue": "[queue](#a-queue)",
     "Deduplicate": "[deduplication](#deduplicate)",
+    "DefaultRoles": "[default roles](roles.md#who-has-which-role)",
     "Delivery": "[delivery](#delivery)",
     "DestinationNames": "[names](#destinations)",
+    "Destinations": "[destinations](roles.md#destinations)",
+    "FastPermissions": "[permissions](roles.md#amqpfast)",
     "FastVirtualHost": "[virtual host](#virtual-hosts)",
     "Forward": "[address](#copies-of-dead-letters)",
     "From": "[pattern](#from)",
@@ -56,13 +60,16 @@ PLACES: Final = {
     "ListenerTls": "[TLS](#tls)",
     "Log": "[log](#log)",
     "Logins": "[logins](#logins)",
+    "MqttRules": "[rules](roles.md#mqtt)",
     "OutOfBand": "[folder](#out-of-band)",
     "Outbox": "[outbox](#outbox)",
     "OutboxRule": "[outbox](#outbox)",
     "Peer": "[peer](#peers)",
+    "Role": "[role](roles.md#a-role)",
     "RouteRule": "[route](#a-route)",
     "Store": "[store](#store)",
     "To": "[target](#to)",
+    "TopicPermission": "[topic permission](roles.md#topic-permissions)",
     "User": "[user](#users)",
 }
 """What people call a part that has keys of its own, and where it is explained."""

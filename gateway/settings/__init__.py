@@ -3,6 +3,15 @@
 `load_settings` reads it, `masked` shows it; errors name the file, the line, the column and the key.
 """
 
+from gateway.settings.access import (
+    AmqpPermissions,
+    DefaultRoles,
+    Destinations,
+    FastPermissions,
+    MqttRules,
+    Role,
+    TopicPermission,
+)
 from gateway.settings.audit import Audit
 from gateway.settings.declare import Declare, DeclaredBinding, DeclaredExchange, DeclaredQueue, Origin
 from gateway.settings.endpoints import (
@@ -25,11 +34,15 @@ from gateway.settings.tree import Http, Log, Settings, Store, User, shipped_mapp
 __all__ = [
     "CONFIG_VARIABLE",
     "Admission",
+    "AmqpPermissions",
     "Audit",
     "Declare",
     "DeclaredBinding",
     "DeclaredExchange",
     "DeclaredQueue",
+    "DefaultRoles",
+    "Destinations",
+    "FastPermissions",
     "Http",
     "Limits",
     "Link",
@@ -38,10 +51,13 @@ __all__ = [
     "ListenerTls",
     "Log",
     "Logins",
+    "MqttRules",
     "Origin",
+    "Role",
     "Settings",
     "Store",
     "Target",
+    "TopicPermission",
     "User",
     "load_settings",
     "masked",

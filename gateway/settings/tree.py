@@ -10,12 +10,13 @@ from typing import Annotated, Final, Literal, Self
 from pydantic import Field, PrivateAttr, SecretStr, Strict, model_validator
 from pydantic_settings import BaseSettings, PydanticBaseSettingsSource, SettingsConfigDict
 
-from gateway.documents import Place
+from gateway.documents import Place, suggestion
 from gateway.model.address import Address
 from gateway.model.dialect import Dialect, NameRefused
 from gateway.protocols import DIALECT_OF_WORD, DIALECTS
 from gateway.protocols.amqp091.dialect import AMQP091
 from gateway.protocols.amqpfast.dialect import AMQPFAST
+from gateway.settings.access import DefaultRoles, Names, Role
 from gateway.settings.amqpfast import FastVirtualHost
 from gateway.settings.audit import Audit
 from gateway.settings.declare import Declare, Origin
@@ -135,6 +136,8 @@ class User(Section):
     """Keys for MQTT 5 clients that authenticate by SCRAM-SHA-256, beside the hash or instead of it."""
     scram_file: FilePath | None = None
     """A file with them, instead."""
+    roles: Names = ()
+    """What it may do: names of `roles`."""
     receive_bytes_per_sec_max: int | None = Field(None, ge=0)
     """Octets per second of each of its connections, in all protocols, from its login on: in place of the
     listener's limit; 0 for any number."""
@@ -207,6 +210,9 @@ class Settings(BaseSettings):
     declare: Declare = Declare()
     users: dict[str, User] = {}
     """Who may connect with a password, by user name."""
+    roles: dict[str, Role] = {}
+    """Who may do what, by the role's name; none: whoever may connect may do everything."""
+    default_roles: DefaultRoles = DefaultRoles()
     guest: Admission = "loopback"
     """Whether the user guest with the password guest may connect, and from where."""
     logins: Logins = Logins()
@@ -237,6 +243,19 @@ class Settings(BaseSettings):
             raise ValueError(
                 f"{both[0]!r} names a listener and a link; a mapping file could not tell them apart"
             )
+        return self
+
+    @model_validator(mode="after")
+    def _roles(self) -> Self:
+        given = [(f"users.{name}.roles", user.roles) for name, user in self.users.items()]
+        default = self.default_roles
+        given += [(f"default_roles.{word}", getattr(default, word)) for word in type(default).model_fields]
+        for place, names in given:
+            for name in names:
+                if name not in self.roles:
+                    raise ValueError(
+                        f"{place}: there is no role {name!r}{suggestion(name, list(self.roles))}"
+                    )
         return self
 
     @model_validator(mode="after")

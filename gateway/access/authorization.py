@@ -1,0 +1,101 @@
+"""Which rights a client has: the roles of the configuration, who has which, and what is in force now.
+
+Rules may change while clients are connected: `use` takes others, `generation` moves, and whatever was decided
+before is asked again.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Final
+
+from gateway.access.principal import Principal
+from gateway.access.rights import AllRights, Rights
+from gateway.access.scopes import parse_scopes
+from gateway.settings.access import DefaultRoles, Role
+
+GUEST: Final = "guest"
+KEPT_MAX: Final = 10_000  # rights of clients, each some hundred octets and its compiled rules
+
+
+class Roles:
+    """The roles, and who has which of them by the configuration."""
+
+    def __init__(
+        self,
+        roles: Mapping[str, Role] | None = None,
+        users: Mapping[str, tuple[str, ...]] | None = None,
+        default: DefaultRoles | None = None,
+    ) -> None:
+        """`users`: the names of roles by that of a user, of every user of the configuration."""
+        self.roles = dict(roles or {})
+        self.users = dict(users or {})
+        self.default = default or DefaultRoles()
+
+    def __eq__(self, other: object) -> bool:
+        return isinstance(other, Roles) and vars(self) == vars(other)
+
+    __hash__ = None  # type: ignore[assignment]
+
+    def of(self, principal: Principal) -> tuple[str, ...]:
+        """The names of a client's roles. Who has rights of its own, by a token, has no default ones."""
+        own = (*self.users.get(principal.name, ()), *principal.roles)
+        if own or parse_scopes(principal.scopes):
+            return tuple(dict.fromkeys(own))
+        if not principal.name:
+            return self.default.anonymous
+        if principal.name == GUEST and GUEST not in self.users:
+            return self.default.guest
+        return self.default.authenticated
+
+
+class Authorization:
+    """What is in force. `generation` moves when it changes."""
+
+    def __init__(self, roles: Roles | None = None) -> None:
+        self.generation = 0
+        self.roles = roles or Roles()
+        self._kept: dict[object, Rights] = {}
+        self._by_client = self._of_clients()
+
+    def use(self, roles: Roles) -> bool:
+        """Other rules are in force from now on. False: they are the same."""
+        if roles == self.roles:
+            return False
+        self.roles = roles
+        self.generation += 1
+        self._kept.clear()
+        self._by_client = self._of_clients()
+        return True
+
+    def _of_clients(self) -> frozenset[str]:
+        """Roles by which two clients of one user may have different rights."""
+        return frozenset(
+            name
+            for name, role in self.roles.roles.items()
+            if role.mqtt.as_virtual_host is not None or "{client_id}" in role.model_dump_json()
+        )
+
+    @property
+    def in_force(self) -> bool:
+        """There is a role, so there are rules."""
+        return bool(self.roles.roles)
+
+    def rights_of(self, principal: Principal, client_id: str = "") -> Rights:
+        """What a client may do; the same object for all that may do the same."""
+        names = self.roles.of(principal) if self.in_force else ()
+        if not (principal.scopes or self._by_client.intersection(names)):
+            client_id = ""
+        key = (principal.name, names, principal.scopes, tuple(principal.fields.items()), client_id)
+        found = self._kept.get(key)
+        if found is None:
+            if len(self._kept) >= KEPT_MAX:
+                self._kept.clear()
+            found = self._kept[key] = self._made(principal, names, client_id, key)
+        return found
+
+    def _made(self, principal: Principal, names: tuple[str, ...], client_id: str, key: object) -> Rights:
+        if not self.in_force and not parse_scopes(principal.scopes):
+            return AllRights(key=principal.name)
+        roles = [(name, self.roles.roles[name]) for name in names if name in self.roles.roles]
+        return Rights(principal, roles, client_id=client_id, key=key)

@@ -1,0 +1,252 @@
+"""What one client may do: each question with its answer, and the rule that gives it.
+
+As long as no role is configured everything is allowed (`ALLOWED_ALL`). Otherwise nothing is that no rule
+allows. Who asks keeps the answers by address (or by connection) until `Authorization.generation` moves.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Final, NamedTuple
+
+from gateway.access.principal import Principal
+from gateway.access.rules import AmqpGrant, FastGrant, MqttGrant, Named, amqp_grants, fast_grants
+from gateway.access.scopes import Scope, parse_scopes
+from gateway.access.templates import wildcard
+from gateway.model.address import Address
+from gateway.protocols.amqp091.dialect import AMQP091
+from gateway.protocols.amqpfast.dialect import AMQPFAST
+from gateway.protocols.mqtt.dialect import MQTT
+
+DEFAULT_EXCHANGE: Final = "amq.default"  # what RabbitMQ's permissions call the exchange without a name
+MQTT_EXCHANGE: Final = "amq.topic"
+SHARED: Final = "$share/"
+TO_KEY: Final = str.maketrans({"/": ".", "+": "*"})
+
+
+class Decision(NamedTuple):
+    """Whether something is allowed, and by which rule; or why not."""
+
+    allowed: bool
+    rule: str
+
+
+UNLIMITED: Final = Decision(True, "no role is configured, so everything is allowed")
+NOTHING: Final = "no rule allows it"
+
+
+class Rights:
+    """Those of one client. `key` is the same for all that have the same."""
+
+    unlimited = False
+
+    def __init__(
+        self,
+        principal: Principal,
+        roles: Named,
+        *,
+        client_id: str = "",
+        key: object = None,
+        host: str = "/",
+    ) -> None:
+        """`roles`: with their names. `host`: the virtual host that MQTT is in for a token's scopes."""
+        self.key = key
+        self.roles = tuple(name for name, _ in roles)
+        self._roles = roles
+        self._scopes: Sequence[Scope] = parse_scopes(principal.scopes)
+        self._scope_host = host
+        self._facts = {
+            **principal.fields,
+            "user": principal.name,
+            "username": principal.name,
+            "client_id": client_id,
+        }
+        self._client_id = client_id
+        self._mqtt: MqttGrant | None = None
+        self._amqp: dict[str, list[AmqpGrant]] = {}
+        self._fast: dict[str, list[FastGrant]] = {}
+        self.connections_max = self._largest("connections_max")
+        self.sessions_max = self._largest("sessions_max")
+        self.receive_bytes_per_sec_max = self._largest("receive_bytes_per_sec_max")
+        self.receive_messages_per_sec_max = self._largest("receive_messages_per_sec_max")
+
+    def _largest(self, word: str) -> int | None:
+        """The largest of what roles say; 0 is any number, None: they say nothing."""
+        stated = [most for _, role in self._roles if (most := getattr(role, word)) is not None]
+        return None if not stated else 0 if 0 in stated else max(stated)
+
+    # Anybody's.
+
+    def has_client_id(self, client_id: str) -> Decision:
+        """Whether that client identifier, or client-name, may be used."""
+        stated = [(name, text) for name, role in self._roles for text in role.client_id]
+        for name, text in stated:
+            compiled = wildcard(text, {**self._facts, "client_id": ""})
+            if compiled is not None and compiled.fullmatch(client_id):
+                return Decision(True, f"roles.{name}.client_id: {text}")
+        return Decision(False, NOTHING) if stated else Decision(True, "no role binds client identifiers")
+
+    def publish(self, address: Address, host: str = "/") -> Decision:
+        """Whether something may be published to an address, as a route or an answer would."""
+        if address.protocol == MQTT.name:
+            return self.mqtt_publish(address.name)
+        if address.protocol == AMQP091.name:
+            found = self.amqp(host, "write", address.scope or DEFAULT_EXCHANGE)
+            return found if not found.allowed else self.amqp_key(host, "write", address.scope, address.name)
+        if address.protocol == AMQPFAST.name:
+            return self.fast(host, "write", address.scope, address.name)
+        return Decision(False, NOTHING)
+
+    # MQTT.
+
+    @property
+    def mqtt(self) -> MqttGrant:
+        """What is allowed beside topics."""
+        if self._mqtt is None:
+            self._mqtt = MqttGrant(self._roles, self._facts)
+        return self._mqtt
+
+    def mqtt_publish(self, topic: str) -> Decision:
+        """Whether a topic may be published to."""
+        return self._topic("publish", topic)
+
+    def mqtt_subscribe(self, topic_filter: str, qos: int = 0) -> Decision:
+        """Whether a filter, also a shared one, may be subscribed to."""
+        if topic_filter.startswith(SHARED):
+            if not self.mqtt.shared:
+                return Decision(False, "mqtt.shared: subscriptions may not be shared")
+            topic_filter = topic_filter.split("/", 2)[-1]
+        return self._topic("subscribe", topic_filter, qos)
+
+    def _topic(self, action: str, name: str, qos: int = 0) -> Decision:
+        grant = self.mqtt
+        denied = grant.denied(action, name)
+        if denied is not None:
+            return Decision(False, denied)
+        rule = grant.allowed(action, name)
+        if rule is not None:
+            return Decision(True, rule)
+        hosts = [host for _, host in grant.hosts] + [self._scope_host] * bool(self._scopes)
+        for host in hosts:
+            decision = self._topic_as_key(host, action, name, qos)
+            if decision.allowed:
+                return decision
+        return Decision(False, NOTHING)
+
+    def _topic_as_key(self, host: str, action: str, name: str, qos: int) -> Decision:
+        """What RabbitMQ's MQTT plug-in would ask for."""
+        key = name.translate(TO_KEY)
+        if action == "publish":
+            return self.amqp_key(host, "write", MQTT_EXCHANGE, key)
+        queue = f"mqtt-subscription-{self._client_id}qos{min(qos, 1)}"
+        for permission in ("configure", "write", "read"):
+            decision = self.amqp(host, permission, queue)
+            if not decision.allowed:
+                return decision
+        return self.amqp_key(host, "read", MQTT_EXCHANGE, key)
+
+    # AMQP 0-9-1.
+
+    def amqp_grants(self, host: str) -> list[AmqpGrant]:
+        """What is allowed in a virtual host; nothing: it may not be entered."""
+        found = self._amqp.get(host)
+        if found is None:
+            found = self._amqp[host] = amqp_grants(self._roles, self._scopes, host, self._facts)
+        return found
+
+    def enters_amqp(self, host: str) -> Decision:
+        """Whether a virtual host may be entered."""
+        found = self.amqp_grants(host)
+        return Decision(True, found[0].rule) if found else Decision(False, NOTHING)
+
+    def amqp(self, host: str, permission: str, name: str) -> Decision:
+        """Whether `configure`, `write` or `read` is given on an exchange or a queue."""
+        for grant in self.amqp_grants(host):
+            if grant.allows(permission, name):
+                return Decision(True, f"{grant.rule}.{permission}")
+        return Decision(False, NOTHING)
+
+    def amqp_key(self, host: str, permission: str, exchange: str, key: str) -> Decision:
+        """Whether it is given on that topic exchange with that routing key."""
+        for grant in self.amqp_grants(host):
+            if grant.allows_key(permission, exchange or DEFAULT_EXCHANGE, key):
+                return Decision(True, f"{grant.rule}.{permission}")
+        return Decision(False, NOTHING)
+
+    # AMQP/Fast.
+
+    def fast_grants(self, host: str) -> list[FastGrant]:
+        """What is allowed in a virtual host of AMQP/Fast."""
+        found = self._fast.get(host)
+        if found is None:
+            found = self._fast[host] = fast_grants(self._roles, self._scopes, host, self._facts)
+        return found
+
+    def enters_fast(self, host: str) -> Decision:
+        """Whether a virtual host may be entered."""
+        found = self.fast_grants(host)
+        return Decision(True, found[0].rule) if found else Decision(False, NOTHING)
+
+    def fast(self, host: str, right: str, service: str, name: str, *, whole: bool = False) -> Decision:
+        """Whether `read`, `browse`, `write`, `create`, or of a peer `talk`, is given on a destination, or on
+        all (`whole`) that begin with that name."""
+        for grant in self.fast_grants(host):
+            if grant.allows(right, service, name, whole=whole):
+                return Decision(True, f"{grant.rule}.{service}.{right}")
+        return Decision(False, NOTHING)
+
+    def fast_out_of_band(self, host: str) -> Decision:
+        """Whether a channel may use the shared folder."""
+        for grant in self.fast_grants(host):
+            if grant.out_of_band:
+                return Decision(True, f"{grant.rule}.out_of_band")
+        return Decision(False, NOTHING)
+
+
+class AllRights(Rights):
+    """Those of everybody as long as no role is configured."""
+
+    unlimited = True
+
+    def __init__(self, key: object = None) -> None:
+        super().__init__(Principal(""), (), key=key)
+
+    def has_client_id(self, client_id: str) -> Decision:
+        """Any."""
+        return UNLIMITED
+
+    def publish(self, address: Address, host: str = "/") -> Decision:
+        """Anything."""
+        return UNLIMITED
+
+    def mqtt_publish(self, topic: str) -> Decision:
+        """Anything."""
+        return UNLIMITED
+
+    def mqtt_subscribe(self, topic_filter: str, qos: int = 0) -> Decision:
+        """Anything."""
+        return UNLIMITED
+
+    def enters_amqp(self, host: str) -> Decision:
+        """Everywhere."""
+        return UNLIMITED
+
+    def amqp(self, host: str, permission: str, name: str) -> Decision:
+        """Anything."""
+        return UNLIMITED
+
+    def amqp_key(self, host: str, permission: str, exchange: str, key: str) -> Decision:
+        """Anything."""
+        return UNLIMITED
+
+    def enters_fast(self, host: str) -> Decision:
+        """Everywhere."""
+        return UNLIMITED
+
+    def fast(self, host: str, right: str, service: str, name: str, *, whole: bool = False) -> Decision:
+        """Anything."""
+        return UNLIMITED
+
+    def fast_out_of_band(self, host: str) -> Decision:
+        """Any folder."""
+        return UNLIMITED

@@ -1,0 +1,169 @@
+"""Rules of roles, compiled for one client: placeholders filled in, expressions and filters ready."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterable, Mapping, Sequence
+from typing import Final, NamedTuple
+
+from gateway.access.filters import FilterSet
+from gateway.access.scopes import Scope
+from gateway.access.templates import Facts, beginning, expression, fill, topic_filter
+from gateway.settings.access import (
+    EVERY_HOST,
+    AmqpPermissions,
+    Destinations,
+    FastPermissions,
+    MqttRules,
+    Role,
+)
+
+Named = Sequence[tuple[str, Role]]
+SERVICES: Final = ("queue", "topic")
+
+
+def _filters(roles: Iterable[tuple[str, MqttRules]], word: str, facts: Facts) -> Iterable[tuple[str, str]]:
+    for name, rules in roles:
+        for text in getattr(rules, word):
+            filled = topic_filter(text, facts)
+            if filled is not None:
+                yield filled, f"roles.{name}.mqtt.{word}: {text}"
+
+
+class MqttGrant:
+    """What a client may do in MQTT. Of roles that say nothing of MQTT nothing is taken."""
+
+    __slots__ = ("_filters", "hosts", "qos_max", "retain", "session_expiry_secs_max", "shared", "will")
+
+    def __init__(self, roles: Named, facts: Facts) -> None:
+        given = [(name, role.mqtt) for name, role in roles if role.mqtt.model_fields_set]
+        words = ("publish", "subscribe", "deny_publish", "deny_subscribe")
+        self._filters = {word: FilterSet(_filters(given, word, facts)) for word in words}
+        rules = [one for _, one in given]
+        self.qos_max = max((one.qos_max for one in rules), default=2)
+        self.retain = any(one.retain for one in rules) or not rules
+        self.will = any(one.will for one in rules) or not rules
+        self.shared = any(one.shared for one in rules) or not rules
+        expiries = [one.session_expiry_secs_max for one in rules]
+        stated = [one for one in expiries if one is not None]
+        self.session_expiry_secs_max = max(stated) if stated and len(stated) == len(expiries) else None
+        self.hosts = [(name, one.as_virtual_host) for name, one in given if one.as_virtual_host is not None]
+
+    def allowed(self, action: str, name: str) -> str | None:
+        """The rule that allows to `publish` or `subscribe`."""
+        return self._filters[action].covering(name)
+
+    def denied(self, action: str, name: str) -> str | None:
+        """The rule that forbids it."""
+        return self._filters[f"deny_{action}"].meeting(name)
+
+
+class AmqpGrant(NamedTuple):
+    """RabbitMQ's permissions of one role, or one scope, in one virtual host."""
+
+    rule: str
+    names: Mapping[str, re.Pattern[str]]
+    topics: Mapping[tuple[str, str], re.Pattern[str] | None]
+    key: re.Pattern[str] | None = None
+
+    def allows(self, permission: str, name: str) -> bool:
+        """Whether it is given on an exchange or a queue."""
+        found = self.names.get(permission)
+        return found is not None and found.search(name) is not None
+
+    def allows_key(self, permission: str, exchange: str, key: str) -> bool:
+        """Whether it is given on that topic exchange with that routing key."""
+        if not self.allows(permission, exchange):
+            return False
+        if self.key is not None:
+            return self.key.search(key) is not None
+        if (exchange, permission) not in self.topics:
+            return True
+        found = self.topics[exchange, permission]
+        return found is not None and found.search(key) is not None
+
+
+def _given_in(host: str, several: Mapping[str, object], facts: Facts) -> Iterable[str]:
+    """The keys of what is said by virtual host that mean this one."""
+    for key in several:
+        if key == EVERY_HOST or fill(key, facts, lambda value: value) == host:
+            yield key
+
+
+def amqp_grants(roles: Named, scopes: Sequence[Scope], host: str, facts: Facts) -> list[AmqpGrant]:
+    """What a client may do in a virtual host of AMQP 0-9-1; none: it may not even enter it."""
+    facts = {**facts, "vhost": host}
+    found = []
+    for name, role in roles:
+        for key in _given_in(host, role.amqp091, facts):
+            found.append(_amqp_grant(f"roles.{name}.amqp091.{key}", role.amqp091[key], facts))
+    for scope in scopes:
+        if scope.host.search(host):
+            names = {scope.permission: scope.name}
+            found.append(AmqpGrant(f"scope {scope.text}", names, {}, scope.key))
+    return found
+
+
+def _amqp_grant(rule: str, given: AmqpPermissions, facts: Facts) -> AmqpGrant:
+    words = ("configure", "write", "read")
+    compiled = {word: expression(getattr(given, word), facts) for word in words}
+    names = {word: one for word, one in compiled.items() if one is not None}
+    topics = {
+        (exchange, word): expression(getattr(one, word), facts)
+        for exchange, one in given.topics.items()
+        for word in ("write", "read")
+    }
+    return AmqpGrant(rule, names, topics)
+
+
+class FastGrant(NamedTuple):
+    """What one role, or one scope, allows in one virtual host of AMQP/Fast."""
+
+    rule: str
+    names: Mapping[tuple[str, str], tuple[str, ...]]
+    out_of_band: bool = False
+    pattern: re.Pattern[str] | None = None
+    rights: tuple[str, ...] = ()
+
+    def allows(self, right: str, service: str, name: str, *, whole: bool) -> bool:
+        """Whether it gives `right` on a destination, or (`whole`) on all that begin with `name`."""
+        if self.pattern is not None:
+            return (
+                right in self.rights and service in SERVICES and not whole and bool(self.pattern.search(name))
+            )
+        for text in self.names.get((service, right), ()):
+            if text[-1:] == "*" and name.startswith(text[:-1]):
+                return True
+            if text == name and not whole:
+                return True
+        return False
+
+
+def fast_grants(roles: Named, scopes: Sequence[Scope], host: str, facts: Facts) -> list[FastGrant]:
+    """What a client may do in a virtual host of AMQP/Fast; none: it may not even enter it."""
+    facts = {**facts, "vhost": host}
+    found = []
+    for name, role in roles:
+        for key in _given_in(host, role.amqpfast, facts):
+            found.append(_fast_grant(f"roles.{name}.amqpfast.{key}", role.amqpfast[key], facts))
+    for scope in scopes:
+        if scope.host.search(host):
+            rights = {"configure": ("create",), "write": ("write",), "read": ("read", "browse")}
+            found.append(
+                FastGrant(f"scope {scope.text}", {}, pattern=scope.name, rights=rights[scope.permission])
+            )
+    return found
+
+
+def _fast_grant(rule: str, given: FastPermissions, facts: Facts) -> FastGrant:
+    names: dict[tuple[str, str], tuple[str, ...]] = {("peer", "talk"): _filled(given.peers, facts)}
+    services: tuple[tuple[str, Destinations], ...] = (("queue", given.queues), ("topic", given.topics))
+    for service, one in services:
+        for right in ("read", "write", "create"):
+            names[service, right] = _filled(getattr(one, right), facts)
+        names[service, "browse"] = _filled((*one.browse, *one.read), facts)
+    return FastGrant(rule, names, given.out_of_band)
+
+
+def _filled(texts: Iterable[str], facts: Facts) -> tuple[str, ...]:
+    return tuple(one for text in texts if (one := beginning(text, facts)) is not None)
