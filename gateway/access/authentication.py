@@ -28,7 +28,6 @@ from gateway.access.places import is_loopback, place_of
 from gateway.access.principal import Principal
 from gateway.access.scram import ITERATIONS, SALT_OCTETS, Exchange, Keys
 from gateway.access.turns import Crowded, Turns
-from gateway.model.address import Address
 from gateway.settings.logins import Logins
 
 REMEMBERED_SECS: Final = 300.0
@@ -177,14 +176,6 @@ class Access:
         right = bool(right and stored)
         _remember(self._remembered if right else self._wrong, key)
         return None if right else Denial.WRONG
-
-    def may_publish(self, principal: Principal, endpoint: str, address: Address) -> bool:
-        """May the principal publish to this address? Asked once per address and cached by its asker."""
-        return True
-
-    def may_subscribe(self, principal: Principal, endpoint: str, pattern: str) -> bool:
-        """May the principal read what matches `pattern` (a topic filter, or a queue)?"""
-        return True
 
     def _principal(self, name: str) -> Principal:
         return self._principals.setdefault(name, Principal(name))

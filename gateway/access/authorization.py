@@ -55,6 +55,7 @@ class Authorization:
     def __init__(self, roles: Roles | None = None) -> None:
         self.generation = 0
         self.roles = roles or Roles()
+        self.connections: dict[str, int] = {}  # by user, of those that have rules
         self._kept: dict[object, Rights] = {}
         self._by_client = self._of_clients()
 
@@ -93,6 +94,21 @@ class Authorization:
                 self._kept.clear()
             found = self._kept[key] = self._made(principal, names, client_id, key)
         return found
+
+    def enters(self, user: str) -> None:
+        """Another connection of that user."""
+        self.connections[user] = self.connections.get(user, 0) + 1
+
+    def leaves(self, user: str) -> None:
+        """One of them has gone."""
+        self.connections[user] -= 1
+        if not self.connections[user]:
+            del self.connections[user]
+
+    def full(self, rights: Rights, user: str) -> bool:
+        """Whether a user has as many connections as its roles let it have."""
+        most = rights.connections_max
+        return bool(most) and self.connections.get(user, 0) >= (most or 0)
 
     def _made(self, principal: Principal, names: tuple[str, ...], client_id: str, key: object) -> Rights:
         if not self.in_force and not parse_scopes(principal.scopes):

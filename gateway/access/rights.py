@@ -195,6 +195,13 @@ class Rights:
                 return Decision(True, f"{grant.rule}.{service}.{right}")
         return Decision(False, NOTHING)
 
+    def fast_concerns(self, host: str, service: str, name: str) -> Decision:
+        """Whether anything is given on a destination, or on some whose names begin so."""
+        for grant in self.fast_grants(host):
+            if grant.concerns(service, name):
+                return Decision(True, grant.rule)
+        return Decision(False, NOTHING)
+
     def fast_out_of_band(self, host: str) -> Decision:
         """Whether a channel may use the shared folder."""
         for grant in self.fast_grants(host):
@@ -244,6 +251,10 @@ class AllRights(Rights):
         return UNLIMITED
 
     def fast(self, host: str, right: str, service: str, name: str, *, whole: bool = False) -> Decision:
+        """Anything."""
+        return UNLIMITED
+
+    def fast_concerns(self, host: str, service: str, name: str) -> Decision:
         """Anything."""
         return UNLIMITED
 

@@ -125,6 +125,17 @@ class FastGrant(NamedTuple):
     pattern: re.Pattern[str] | None = None
     rights: tuple[str, ...] = ()
 
+    def concerns(self, service: str, name: str) -> bool:
+        """Whether it gives any right on a destination, or on one whose name begins so."""
+        if self.pattern is not None:
+            return service in SERVICES
+        return any(
+            _may_mean(text, name)
+            for (one, _), texts in self.names.items()
+            if one == service
+            for text in texts
+        )
+
     def allows(self, right: str, service: str, name: str, *, whole: bool) -> bool:
         """Whether it gives `right` on a destination, or (`whole`) on all that begin with `name`."""
         if self.pattern is not None:
@@ -137,6 +148,11 @@ class FastGrant(NamedTuple):
             if text == name and not whole:
                 return True
         return False
+
+
+def _may_mean(text: str, name: str) -> bool:
+    """Whether a rule says something of a name, or of names that begin so."""
+    return text.rstrip("*").startswith(name) or (text[-1:] == "*" and name.startswith(text[:-1]))
 
 
 def fast_grants(roles: Named, scopes: Sequence[Scope], host: str, facts: Facts) -> list[FastGrant]:

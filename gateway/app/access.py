@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from gateway.access.authentication import Access, is_hash
+from gateway.access.authorization import Roles
 from gateway.access.scram import Keys, parse_keys
 from gateway.errors import ConfigurationError
 from gateway.settings import Settings, User
@@ -14,6 +15,12 @@ def access_of(settings: Settings) -> Access:
     keys = {name: _keys_of(name, user) for name, user in settings.users.items()}
     scram = {name: found for name, found in keys.items() if found is not None}
     return Access(hashes, guest=settings.guest, scram=scram, logins=settings.logins)
+
+
+def roles_of(settings: Settings) -> Roles:
+    """The roles, and who has which by the configuration."""
+    users = {name: user.roles for name, user in settings.users.items()}
+    return Roles(settings.roles, users, settings.default_roles)
 
 
 def _hash_of(name: str, user: User) -> str:

@@ -31,6 +31,7 @@ def add_listener(gateway: Gateway, name: str, tasks: Tasks) -> None:
         settings=gateway.settings,
         dispatcher=gateway.dispatcher,
         access=gateway.access,
+        authorization=gateway.authorization,
         dead_letters=gateway.dead_letters,
         tasks=tasks,
         store=gateway.store,

@@ -19,6 +19,7 @@ import structlog
 import trio
 
 from gateway import __version__
+from gateway.access.authorization import Authorization
 from gateway.access.places import place_of
 from gateway.admin import (
     AdminState,
@@ -31,13 +32,14 @@ from gateway.admin import (
     SessionsApi,
     serve,
 )
-from gateway.app.access import access_of
+from gateway.app.access import access_of, roles_of
 from gateway.app.clients import connected, dismiss
 from gateway.app.declaring import declare_all
 from gateway.app.descriptors import divide_descriptors
 from gateway.app.endpoints import add_link, add_listener
 from gateway.app.mappings import MappingFiles
 from gateway.app.memory import watched_memory
+from gateway.app.rules import Rules
 from gateway.app.storage import open_store, return_key, start_store
 from gateway.broker.amqp091.hosts import AmqpHosts
 from gateway.broker.amqpfast.hosts import FastHosts
@@ -147,6 +149,8 @@ class Gateway:
             self.bodies.spool.sweep()
             declare_all(settings, self.hosts)  # before there is anything that consumes or accepts
             self.access = access_of(settings)
+            self.authorization = Authorization(roles_of(settings))
+            self.rules = Rules(self)
             self.watchdog = Watchdog(settings.log.slow_turn_secs)
             self.metrics.turns = self.watchdog.turns
             self.memory.connections = self._publishers
@@ -219,6 +223,7 @@ class Gateway:
                 nursery.start_soon(forever, "link", link.run)
             watch = partial(self.mapping_files.watch, self.reload_mappings)
             nursery.start_soon(forever, "reload", watch)
+            nursery.start_soon(forever, "reload", self.rules.watch)
             nursery.start_soon(forever, "timer", self._watch_links)
             nursery.start_soon(forever, "timer", self._tell_what_was_limited)
             nursery.start_soon(forever, "timer", partial(self.hosts.alarms.run, self.writes.flush))
@@ -379,6 +384,7 @@ class Gateway:
             async for number in received:
                 if number == signal.SIGHUP:
                     self.reload_mappings()
+                    await self.rules.reload()
                 else:
                     log.info("stopping", signal=signal.Signals(number).name)
                     self.stop()

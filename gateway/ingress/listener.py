@@ -21,6 +21,7 @@ import structlog
 import trio
 
 from gateway.access.places import place_of, place_of_host
+from gateway.access.rights import Rights
 from gateway.containment import contained
 from gateway.errors import ConfigurationError
 from gateway.ingress.door import Door
@@ -274,11 +275,12 @@ class Listener:
         """Whether another connection of that user may stay."""
         return self._door.may_be(user, place_of(remote))
 
-    def named(self, connection: Connection, user: str) -> None:
+    def named(self, connection: Connection, user: str, rights: Rights) -> None:
         """The client has said who it is. Said once: or it would get another second's worth each time."""
         self._door.named(connection, user)
-        if (own := self._users.get(user)) is not None:
-            connection.stream.rate = self._rate(own)
+        own = self._users.get(user)
+        if own is not None or not rights.unlimited:
+            connection.stream.rate = self._rate(rights, own)
 
     def hurry(self, connection: Connection, interval: float) -> None:
         """The client expects to hear from us every `interval` seconds; 0: it does not."""
@@ -335,15 +337,16 @@ class Listener:
         self._enter(connection, stream)
         return websocket
 
-    def _rate(self, user: User | None = None) -> Rate | None:
-        """How much a connection may send, `user`'s if that is known; None: as much as it can."""
+    def _rate(self, *given: Rights | User | None) -> Rate | None:
+        """How much a connection may send: as the last of those says that says anything; None: as much as it
+        can."""
         limits = self._protocol.limits
         octets, messages = limits.receive_bytes_per_sec_max, limits.receive_messages_per_sec_max
-        if user is not None:
-            if user.receive_bytes_per_sec_max is not None:
-                octets = user.receive_bytes_per_sec_max
-            if user.receive_messages_per_sec_max is not None:
-                messages = user.receive_messages_per_sec_max
+        for one in given:
+            if one is not None and one.receive_bytes_per_sec_max is not None:
+                octets = one.receive_bytes_per_sec_max
+            if one is not None and one.receive_messages_per_sec_max is not None:
+                messages = one.receive_messages_per_sec_max
         return Rate(octets, messages, trio.current_time()) if octets or messages else None
 
     def _enter(self, connection: Connection, stream: Stream) -> None:

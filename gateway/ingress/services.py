@@ -6,6 +6,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 
 from gateway.access.authentication import Access
+from gateway.access.authorization import Authorization
 from gateway.broker.amqp091.virtual_host import VirtualHost
 from gateway.broker.amqpfast.hosts import FastHosts
 from gateway.broker.bodies import Bodies
@@ -24,6 +25,7 @@ class Services:
     settings: Settings
     dispatcher: Dispatcher
     access: Access
+    authorization: Authorization
     dead_letters: DeadLetters
     tasks: Tasks
     store: Store | None

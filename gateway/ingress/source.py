@@ -13,7 +13,8 @@ import structlog
 import trio
 
 from gateway.access.principal import Principal
-from gateway.broker.dispatcher import AnswerEntry, Namespace
+from gateway.access.rights import Decision, Rights
+from gateway.broker.dispatcher import AnswerEntry, Namespace, RoutingEntry
 from gateway.ingress.listener import Connection, Listener
 from gateway.ingress.logins import Logins
 from gateway.ingress.services import Services
@@ -22,10 +23,13 @@ from gateway.model.batch import Batch
 from gateway.model.message import Message, Sender
 from gateway.model.outcome import Outcome
 from gateway.protocols import show
+from gateway.telemetry.audit import audit
 from gateway.telemetry.stats import ListenerStats
 from gateway.transport.stream import Stream
 
 UNWANTED_SECS: Final = 60.0  # between two lines about messages that nobody wanted
+
+WHATEVER: Final = Decision(True, "no route that takes it asks for a role")
 
 log = structlog.get_logger(limited=True)
 
@@ -39,6 +43,7 @@ class ListenerSource(ABC):
         self.limits = services.settings.limits_of(name)
         self.dispatcher = services.dispatcher
         self.access = services.access
+        self.authorization = services.authorization
         self.store = services.store
         self.stats = stats
         self.dead_letters = services.dead_letters
@@ -49,6 +54,7 @@ class ListenerSource(ABC):
         self.logins = Logins(services.access, stats, services.tasks, self.flush)
         self._unwanted: Message | None = None  # the last that nobody wanted, until it is told
         self._tell_unwanted_at = 0.0
+        self._counted: dict[Connection, str] = {}  # whose roles limit its connections
 
     @property
     @abstractmethod
@@ -133,17 +139,27 @@ class ListenerSource(ABC):
         self.turn_done()
         self.opened.flush()
 
-    def has_place(self, user: str, remote: str) -> bool:
-        """Whether another connection of that user may stay."""
-        return self.opened.may_be(user, remote)
+    def place_refusal(self, rights: Rights, user: str, remote: str) -> str:
+        """The limit that keeps another connection of that user out; "" when none does."""
+        if self.authorization.full(rights, user):
+            return "connections_max of the user's roles"
+        return "" if self.opened.may_be(user, remote) else "limits.connections_per_user_max"
 
-    def let_in(self, connection: Connection, user: str) -> bool:
-        """The client has said who it is; False: its user has too many connections."""
-        if not self.has_place(user, connection.stream.remote):
+    def let_in(self, connection: Connection, user: str, rights: Rights) -> str:
+        """The client has said who it is; the limit that keeps it out, "": it is in."""
+        limit = self.place_refusal(rights, user, connection.stream.remote)
+        if limit:
             self.stats.refused.add("connections_per_user_max")
-            return False
-        self.opened.named(connection, user)
-        return True
+        else:
+            self.named(connection, user, rights)
+        return limit
+
+    def named(self, connection: Connection, user: str, rights: Rights) -> None:
+        """The client has said who it is, and has a place."""
+        if not rights.unlimited:
+            self._counted[connection] = user
+            self.authorization.enters(user)
+        self.opened.named(connection, user, rights)
 
     def hurry(self, connection: Connection, interval: float) -> None:
         """The client expects to hear from us every `interval` seconds."""
@@ -151,14 +167,44 @@ class ListenerSource(ABC):
 
     def forget(self, connection: Connection) -> None:
         """A connection has ended."""
+        user = self._counted.pop(connection, None)
+        if user is not None:
+            self.authorization.leaves(user)
         self.opened.forget(connection)
 
-    def may_publish(self, principal: Principal, address: Address) -> bool:
-        """Whether a client may; to a return address only who may also publish where it leads."""
-        if not self.access.may_publish(principal, self.name, address):
-            return False
+    def rights_of(self, principal: Principal, client_id: str = "") -> Rights:
+        """What a client may do, as the rules are now."""
+        return self.authorization.rights_of(principal, client_id)
+
+    def may_publish(self, rights: Rights, address: Address, host: str = "/") -> Decision:
+        """Whether a client may; to a return address only who may publish where it leads."""
         there = self.dispatcher.answered_at(address)
-        return there is None or self.access.may_publish(principal, *there)
+        if there is None:
+            return rights.publish(address, host)
+        namespace = self.dispatcher.namespaces.get(there[0])
+        return rights.publish(there[1], getattr(namespace, "name", host))
+
+    def may_cross(self, rights: Rights, entry: RoutingEntry) -> Decision:
+        """Whether the publisher has the roles that the routes ask for which take what it publishes."""
+        for branch in entry.branches:
+            role = branch.resolved.route.rule.role
+            if role is not None and role not in rights.roles:
+                return Decision(False, f"route {branch.resolved.route.name} takes it from role {role}")
+        return WHATEVER
+
+    def denied(self, sender: Sender, action: str, target: str, rule: str) -> None:
+        """A client may not do what it has asked for: count it, and say so in the audit log."""
+        self.stats.denied.add(action)
+        audit(
+            "denied",
+            endpoint=self.name,
+            user=sender.user,
+            client=sender.client,
+            remote=sender.address,
+            action=action,
+            target=target,
+            rule=rule,
+        )
 
     def answer_lost(self, entry: AnswerEntry, message: Message) -> None:
         """Nobody takes an answer. The log hears whom it was for, and not the return address: who has one may

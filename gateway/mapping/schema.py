@@ -233,6 +233,12 @@ class RouteRule(Strict):
         " 3.x, whose version has none, is tried again. Absent: who can be told is told; what a link brought"
         " or a client of MQTT 3.x published is a dead letter.",
     )
+    role: str | None = Field(
+        None,
+        min_length=1,
+        description="Who publishes to what the route takes must have this role; others are refused. What a"
+        " link brings in is not asked.",
+    )
     optional: bool = Field(
         False,
         description="Leave the route out when one of its endpoints is not configured, instead of refusing the"

@@ -34,6 +34,7 @@ def load_settings(path: Path | str | None, env: Mapping[str, str]) -> Settings:
     except ValidationError as error:
         raise ConfigurationError("\n".join(_told(error, environment, file.document))) from error
     settings.note_origins(dict(_origins(settings, environment, file.document)))
+    settings.note_file(None if chosen is None else Path(chosen))
     return settings
 
 

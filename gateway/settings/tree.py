@@ -222,6 +222,7 @@ class Settings(BaseSettings):
     log: Log = Log()
     audit: Audit = Audit()
     _origins: dict[Place, Origin] = PrivateAttr(default_factory=dict)
+    _file: Path | None = PrivateAttr(None)
 
     @classmethod
     def settings_customise_sources(
@@ -324,6 +325,15 @@ class Settings(BaseSettings):
     def note_origins(self, origins: Mapping[Place, Origin]) -> None:
         """Where the things that are declared are said: some faults show only at the broker."""
         self._origins.update(origins)
+
+    def note_file(self, path: Path | None) -> None:
+        """The file that this was read from."""
+        self._file = path
+
+    @property
+    def file(self) -> Path | None:
+        """The file that this was read from; None: there is none, or it is not known."""
+        return self._file
 
     def origin_of(self, place: Place) -> Origin:
         """Where a declared thing is said; settings that were not read from anywhere do not know."""

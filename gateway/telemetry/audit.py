@@ -54,6 +54,7 @@ EVENTS: Final[dict[str, Event]] = {
         ("user", "credential", "remote", "action", "target", "count", "status"),
     ),
     "mapping_changed": Event("Other routes are in force.", ("routes", "files")),
+    "rules_changed": Event("Other roles, or roles of users, are in force.", ("roles",)),
     "users_changed": Event("The users' file was read again.", ("path", "users")),
 }
 

@@ -54,6 +54,7 @@ COUNTERS: Final[dict[str, tuple[str, tuple[str, ...]]]] = {
     "gateway_connections_accepted": ("Connections that a listener took.", ENDPOINT),
     "gateway_connections_refused": ("Connections that a listener turned away.", (*ENDPOINT, "reason")),
     "gateway_answers_lost": ("Answers to return addresses that nobody took.", (*ENDPOINT, "reason")),
+    "gateway_denied": ("What clients asked for and may not do.", (*ENDPOINT, "action")),
     "gateway_logins": ("Clients that said who they are, by what came of it.", (*ENDPOINT, "outcome")),
     "gateway_duplicates": (
         "Messages that came again and were not taken twice: QoS 2, or by a route that deduplicates.",
@@ -86,6 +87,7 @@ COUNTERS: Final[dict[str, tuple[str, tuple[str, ...]]]] = {
     "gateway_dropped": ("Messages that the embedded broker dropped.", ("reason",)),
     "gateway_dead_lettered": ("Messages that became dead letters.", ("route", "reason")),
     "gateway_mapping_reloads": ("Attempts to take changed mapping files.", ("outcome",)),
+    "gateway_rule_reloads": ("Attempts to take changed roles and rules.", ("outcome",)),
     "gateway_audit_events": ("Events of the audit log, by what became of their lines.", ("event", "outcome")),
     "gateway_http_refused": ("HTTP connections and requests that were not served.", ("reason",)),
     "gateway_internal_errors": (
@@ -187,6 +189,7 @@ class Metrics(Collector):
         self.forgotten_ids: Callable[[], Mapping[str, int]] = dict
         self.outboxes: Callable[[], Iterable[OutboxCounts]] = list
         self.mapping_reloads = {"taken": 0, "refused": 0}
+        self.rule_reloads = {"taken": 0, "refused": 0}
         self.http_connections: Callable[[], int] = int
         self.http_refused: Counter[str] = Counter()  # by reason, all of them constants of the HTTP server
         self.store: object | None = None  # with the attributes that STORE_COUNTERS and STORE_GAUGES name
@@ -278,6 +281,8 @@ class Metrics(Collector):
             yield "gateway_outbox_oldest_seconds", at, outbox.oldest_secs
         for outcome, count in self.mapping_reloads.items():
             yield "gateway_mapping_reloads", (outcome,), count
+        for outcome, count in self.rule_reloads.items():
+            yield "gateway_rule_reloads", (outcome,), count
         yield "gateway_http_connections", (), self.http_connections()
         for reason, count in self.http_refused.items():
             yield "gateway_http_refused", (reason,), count
@@ -375,6 +380,8 @@ def _listener_samples(stats: ListenerStats) -> Iterator[Sample]:
         yield "gateway_connections_refused", (*labels, reason), count
     for outcome, count in stats.logins.counts.items():
         yield "gateway_logins", (*labels, outcome), count
+    for action, count in stats.denied.counts.items():
+        yield "gateway_denied", (*labels, action), count
     for reason, count in stats.answers_lost.counts.items():
         yield "gateway_answers_lost", (*labels, reason), count
 

@@ -263,7 +263,8 @@ class EndpointStats:
 
 class ListenerStats(EndpointStats):
     """One listener's counters. `refused` are connections that were turned away, by reason; `logins` are by
-    what came of them; `answers_lost` are messages to return addresses that nobody takes, by reason.
+    what came of them; `answers_lost` are messages to return addresses that nobody takes, by reason; `denied`
+    is what clients may not do, by action.
     """
 
     def __init__(self, name: str, protocol: str, frame_names: Sequence[str] = ()) -> None:
@@ -272,6 +273,7 @@ class ListenerStats(EndpointStats):
         self.refused = Reasons()
         self.logins = Reasons()
         self.answers_lost = Reasons()
+        self.denied = Reasons()
         self.duplicates = 0  # QoS 2 messages that a client sent again, and that were taken only once
 
 

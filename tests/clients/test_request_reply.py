@@ -18,8 +18,7 @@ import pytest
 import structlog
 from pika.exceptions import ChannelClosedByBroker, UnroutableError
 
-from gateway.access.authentication import Access
-from gateway.access.principal import Principal
+from gateway.access.rights import AllRights, Decision
 from gateway.mapping.answering import ANSWERS
 from gateway.model.address import Address
 from gateway.model.message import Message, Sender
@@ -438,9 +437,9 @@ def test_answers_are_for_nobody_else(gateway: Running) -> None:
 def test_an_answer_asks_for_the_right_to_publish_where_it_leads(gateway: Running) -> None:
     asked: list[tuple[str, Address]] = []
 
-    def only_at_home(access: Access, principal: Principal, endpoint: str, address: Address) -> bool:
-        asked.append((endpoint, address))
-        return address.name not in ("reply/rr", "answers.here")
+    def only_at_home(rights: AllRights, address: Address, host: str = "/") -> Decision:
+        asked.append((address.protocol, address))
+        return Decision(address.name not in ("reply/rr", "answers.here"), "elsewhere")
 
     with ExitStack() as stack:
         mqtt = stack.enter_context(mqtt_requester(gateway))
@@ -452,7 +451,7 @@ def test_an_answer_asks_for_the_right_to_publish_where_it_leads(gateway: Running
         to_amqp, to_fast, _ = by_amqp.question(), by_fast.question(), by_mqtt.question()
         amqp.ask(b"?", b"c")
         to_mqtt = by_mqtt.question()
-        with patch.object(Access, "may_publish", only_at_home):
+        with patch.object(AllRights, "publish", only_at_home):
             client, _ = connect(gateway, "raw")
             with client:
                 assert to_mqtt.reply_to is not None

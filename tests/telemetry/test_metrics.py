@@ -24,6 +24,7 @@ LABELS = {
     "address",
     "where",
     "event",
+    "action",
 }
 
 
@@ -80,6 +81,7 @@ SAMPLES = [
     ('gateway_link_address{address="rabbit-1:5672",endpoint="erp",protocol="amqp091"}', 0),
     ('gateway_link_address{address="rabbit-2:5672",endpoint="erp",protocol="amqp091"}', 1),
     ('gateway_mapping_reloads_total{outcome="refused"}', 0),
+    ('gateway_rule_reloads_total{outcome="refused"}', 0),
     ("gateway_queues", 3),
 ]
 

@@ -37,6 +37,7 @@ LEADER_LOCATORS: Final = ("client-local", "balanced", "least-leaders", "random")
 MATCHED_MAX: Final = 128  # arguments of a headers binding: each is looked for in each message
 MATCHES: Final = ("all", "any", "all-with-x", "any-with-x")
 ALTERNATE: Final = "alternate-exchange"
+DEAD_LETTER_EXCHANGE: Final = "x-dead-letter-exchange"
 
 NONE: Final = Value(ValueType.VOID, None)
 
@@ -161,7 +162,7 @@ QUEUE_ARGUMENTS: Final[dict[str, Callable[[Value], Fault]]] = {
     "x-max-length": _natural,
     "x-max-length-bytes": _natural,
     "x-overflow": _overflow,
-    "x-dead-letter-exchange": _name,
+    DEAD_LETTER_EXCHANGE: _name,
     "x-dead-letter-routing-key": _name,
     "x-max-priority": _priority,
     "x-single-active-consumer": _flag,
@@ -198,7 +199,7 @@ ALIEN: Final = {
 def queue_arguments(arguments: Headers, what: str) -> QueueArguments:
     """The meaning of a queue's arguments; `what` is "queue 'q' in vhost '/'". Refused 406."""
     given = dict(arguments)
-    way = given.get("x-dead-letter-exchange")
+    way = given.get(DEAD_LETTER_EXCHANGE)
     if way is not None and way.type is not ValueType.STRING:
         name = TYPE_NAMES[way.type]
         raise failed(f"invalid type '{name}' for arg 'x-dead-letter-exchange' in {what}")
@@ -227,7 +228,7 @@ def queue_arguments(arguments: Headers, what: str) -> QueueArguments:
         stated.get("x-max-length"),
         stated.get("x-max-length-bytes"),
         overflow,
-        stated.get("x-dead-letter-exchange"),
+        stated.get(DEAD_LETTER_EXCHANGE),
         stated.get("x-dead-letter-routing-key"),
         stated.get("x-max-priority", 0),
         stated.get("x-single-active-consumer", False),

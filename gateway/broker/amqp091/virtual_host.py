@@ -335,9 +335,10 @@ class VirtualHost:
         exclusive: bool,
         auto_delete: bool,
         arguments: Headers,
+        generated: str = "",
     ) -> AmqpQueue:
-        """Create the queue (an empty name gets one), or check that it is as declared. A new one is the
-        user's; None: the configuration's, which has no share.
+        """Create the queue (an empty name gets one, `generated` if that is given), or check that it is as
+        declared. A new one is the user's; None: the configuration's, which has no share.
 
         An exclusive queue does not outlive its connection, and so is not durable.
         """
@@ -354,8 +355,7 @@ class VirtualHost:
             self._check_room("queues_per_user_max", self._users[user], self._queues_per_user)
         self._check_disk(durable)
         if not name:
-            self._names += 1
-            name = f"amq.gen-{time.time_ns():x}-{self._names}"
+            name = generated or self.new_queue_name()
         queue = make_queue(name, self, durable=durable, auto_delete=auto_delete, arguments=arguments)
         if queue.options.quorum:
             what = f"queue '{name}' in vhost '{self.name}'"
@@ -386,6 +386,11 @@ class VirtualHost:
             if not equivalent(before.get(key), after.get(key)):
                 raise differing(key, what, after.get(key), before.get(key))
         return queue
+
+    def new_queue_name(self) -> str:
+        """A name for a queue whose declaration has none."""
+        self._names += 1
+        return f"amq.gen-{time.time_ns():x}-{self._names}"
 
     def delete_queue(self, queue: AmqpQueue, *, if_unused: bool = False, if_empty: bool = False) -> int:
         """Delete the queue, its bindings and its messages; returns how many were ready."""

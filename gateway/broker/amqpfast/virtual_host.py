@@ -201,6 +201,16 @@ class FastHost:
             raise Refused(ReplyCode.DESTINATION_NOT_FOUND, f"there is no {service} {name!r}")
         return [made]
 
+    def means_several(self, service: str, name: str) -> bool:
+        """Whether a name, which may be a beginning, is one: there is nothing that is called so."""
+        named: dict[str, FastQueue] | dict[str, Topic] = self.queues if service == "queue" else self.topics
+        return name not in named and (self._begins(name) or any(one.startswith(name) for one in named))
+
+    def would_create(self, service: str, name: str) -> bool:
+        """Whether the destination comes to be when a client uses its name."""
+        named: dict[str, FastQueue] | dict[str, Topic] = self.queues if service == "queue" else self.topics
+        return self.auto_create and name not in named and not self._begins(name)
+
     def check_open(self, service: str, name: str, *, slashes: bool = False, maker: str | None = None) -> None:
         """Whether a handle may be opened for this name; Refused as `find`, which it otherwise is like."""
         if service == "peer":

@@ -296,6 +296,10 @@ class MqttNamespace:
 
     # Sessions.
 
+    def sessions_of(self, user: str) -> int:
+        """How many sessions are that user's."""
+        return self._users[user]
+
     def make_room(self, user: str, place: str) -> str:
         """See to it that another session may be opened; returns the limit that forbids it, or "".
 

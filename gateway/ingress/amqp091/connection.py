@@ -5,12 +5,13 @@ from __future__ import annotations
 import time
 from collections.abc import Callable
 from functools import partial
-from typing import TYPE_CHECKING, Any, Final
+from typing import TYPE_CHECKING, Any, Final, NoReturn
 
 import trio
 
 from gateway.access.authentication import Denial
 from gateway.access.principal import Principal
+from gateway.access.rights import DEFAULT_EXCHANGE, Rights
 from gateway.broker.amqp091.refusals import Refused, access_refused, failed
 from gateway.broker.amqp091.virtual_host import VirtualHost
 from gateway.broker.dispatcher import RoutingEntry
@@ -109,11 +110,79 @@ class AmqpConnection:
         self._deadline = now + limits.connect_timeout_secs
         self.channels: dict[int, AmqpChannel] = {}
         self.principal: Principal | None = None
+        self._rights: Rights | None = None
+        self._rules = -1  # the generation of the rules that they are by
         self.sender = Sender(ingress.name)
         self._client_properties: dict[str, Any] = {}
         self._ready = False
         self.confirming: dict[AmqpChannel, None] = {}
         self._held = False
+
+    # What it may do.
+
+    @property
+    def rights(self) -> Rights:
+        """As the rules are now."""
+        rights, authorization = self._rights, self.ingress.authorization
+        if rights is None or self._rules != authorization.generation:
+            assert self.principal is not None
+            self._rules = authorization.generation
+            rights = self._rights = self.ingress.rights_of(self.principal)
+        return rights
+
+    def check(self, permission: str, kind: str, name: str) -> None:
+        """Whether `configure`, `write` or `read` is given on an exchange or queue; Refused 403, in the words
+        of RabbitMQ."""
+        rights = self.rights
+        if rights.unlimited:
+            return
+        name = name or DEFAULT_EXCHANGE
+        decision = rights.amqp(self.host.name, permission, name)
+        if not decision.allowed:
+            what = f"{kind} '{name}' in vhost '{self.host.name}'"
+            self._refuse_access(permission, what, decision.rule)
+
+    def check_key(self, permission: str, exchange: str, key: str) -> None:
+        """The same of a routing key of an exchange, which matters if that is a topic exchange."""
+        rights = self.rights
+        found = None if rights.unlimited else self.host.exchanges.get(exchange)
+        if found is None or found.kind != "topic":
+            return
+        decision = rights.amqp_key(self.host.name, permission, exchange, key)
+        if not decision.allowed:
+            what = f"topic '{key}' in exchange '{exchange}' in vhost '{self.host.name}'"
+            self._refuse_access(permission, what, decision.rule)
+
+    def _refuse_access(self, permission: str, what: str, rule: str) -> NoReturn:
+        self.ingress.denied(self.sender, permission, what, rule)
+        raise access_refused(f"access to {what} refused for user '{self.sender.user}'")
+
+    def rules_changed(self) -> None:
+        """Other rules are in force: channels that consume what may not be read any more are closed, and the
+        connection if its virtual host may not be entered."""
+        if not self._ready or self.machine.closed:
+            return
+        rights, host = self.rights, self.host.name
+        decision = rights.enters_amqp(host)
+        if not decision.allowed:
+            self.ingress.denied(self.sender, "connect", f"vhost '{host}'", decision.rule)
+            text = f"ACCESS_REFUSED - access to vhost '{host}' refused for user '{self.sender.user}'"
+            self._report(ReplyCode.ACCESS_REFUSED, text)
+            self.machine.close(ReplyCode.ACCESS_REFUSED, text)
+            self._leave()
+            self.stream.mark()
+            return
+        for channel in list(self.channels.values()):
+            try:
+                for consumer in channel.consumers.values():
+                    self.check("read", "queue", consumer.queue.name)
+                if channel.transaction is not None:
+                    for address in channel.transaction.addresses:
+                        self.check("write", "exchange", address.scope)
+                        self.check_key("write", address.scope, address.name)
+            except Refused as error:
+                self.refuse(channel.number, error, m.BasicConsume)
+        self.stream.mark()
 
     # What the stream asks.
 
@@ -338,7 +407,13 @@ class AmqpConnection:
                 ReplyCode.NOT_ALLOWED, f"NOT_ALLOWED - vhost {event.virtual_host} not found", 10, 40
             )
             return
-        if not self.ingress.let_in(self, self.sender.user):
+        decision = self.rights.enters_amqp(found.name)
+        if not decision.allowed:
+            self.ingress.denied(self.sender, "connect", f"vhost '{found.name}'", decision.rule)
+            text = f"NOT_ALLOWED - access to vhost '{found.name}' refused for user '{self.sender.user}'"
+            self.machine.close(ReplyCode.NOT_ALLOWED, text, 10, 40)
+            return
+        if self.ingress.let_in(self, self.sender.user, self.rights):
             text = f"NOT_ALLOWED - connection refused for user '{self.sender.user}': user connection limit"
             self.machine.close(ReplyCode.NOT_ALLOWED, f"{text} is reached", 10, 40)
             return
@@ -402,7 +477,7 @@ class AmqpConnection:
         if memory.short and not memory.admits(self, len(contents)):
             self._refuse_publishes(contents)
             return []
-        entries = ingress.entries_of(self.principal, self.host)
+        entries = ingress.entries_of(self.rights, self.host)
         publish = ingress.publish_large if large else ingress.dispatcher.publish
         batch = ingress.begun_batch()
         channels = self.channels
@@ -506,15 +581,23 @@ class AmqpConnection:
                 class_id=60,
                 method_id=40,
             )
+        self.check("write", "exchange", method.exchange)
         if method.exchange and self.host.exchange(method.exchange).internal:
             raise access_refused(
                 f"cannot publish to internal exchange '{method.exchange}' in vhost '{self.host.name}'"
             )
+        self.check_key("write", method.exchange, method.routing_key)
         address = amqp_address(method.exchange, method.routing_key)
-        assert self.principal is not None
-        if not ingress.may_publish(self.principal, address):
-            raise access_refused(f"publishing to exchange '{method.exchange}' is not allowed")
+        rights = self.rights
+        if ingress.dispatcher.answered_at(address) is not None:
+            decision = ingress.may_publish(rights, address)
+            if not decision.allowed:
+                self._refuse_access("write", f"return address '{address.name}'", decision.rule)
         found = PublishTarget(ingress.dispatcher.entry(self.endpoint, self.host, address), method)
+        decision = ingress.may_cross(rights, found.entry)
+        if not decision.allowed:
+            what = f"exchange '{method.exchange}' with routing key '{method.routing_key}'"
+            self._refuse_access("write", what, decision.rule)
         if len(entries) >= ingress.limits.cache_entries_max:
             entries.clear()
         entries[octets] = found

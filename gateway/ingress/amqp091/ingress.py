@@ -11,7 +11,7 @@ from collections import Counter
 
 import structlog
 
-from gateway.access.principal import Principal
+from gateway.access.rights import Rights
 from gateway.broker.amqp091.virtual_host import VirtualHost
 from gateway.broker.dispatcher import UNROUTED, AnswerEntry, RoutingEntry
 from gateway.errors import RemoteProtocolError
@@ -51,7 +51,7 @@ class AmqpIngress(ListenerSource):
         self.server_properties = server_properties(self.given.announce)
         # A publisher with more than this unconfirmed is not read until half of them are.
         self.unsettled_max = self.limits.inflight_max * 10
-        self._entries: dict[tuple[str, str], dict[bytes, PublishTarget]] = {}
+        self._entries: dict[tuple[str, object], dict[bytes, PublishTarget]] = {}
         self._generation = -1
 
     @property
@@ -114,12 +114,12 @@ class AmqpIngress(ListenerSource):
         """
         return self.name if host is self.hosts[0] else f"{self.name}/{host.name}"
 
-    def entries_of(self, principal: Principal | None, host: VirtualHost) -> dict[bytes, PublishTarget]:
-        """What basic.publish octets lead to, for a principal; emptied when something has changed since."""
+    def entries_of(self, rights: Rights, host: VirtualHost) -> dict[bytes, PublishTarget]:
+        """What basic.publish octets lead to, for these rights; emptied when something has changed since."""
         if self._generation != self.dispatcher.generation:
             self._generation = self.dispatcher.generation
             self._entries.clear()
-        key = (host.name, "" if principal is None else principal.name)
+        key = (host.name, rights.key)
         found = self._entries.get(key)
         if found is None:
             found = self._entries[key] = {}

@@ -9,7 +9,7 @@ import time
 from collections.abc import Callable
 from typing import TYPE_CHECKING, Any, Final, cast
 
-from gateway.broker.amqp091.arguments import consumer_priority
+from gateway.broker.amqp091.arguments import ALTERNATE, DEAD_LETTER_EXCHANGE, consumer_priority
 from gateway.broker.amqp091.dead_lettering import own_properties
 from gateway.broker.amqp091.queue import AmqpQueue
 from gateway.broker.amqp091.refusals import Refused, access_refused, failed, not_found
@@ -18,6 +18,7 @@ from gateway.broker.poison import poisoned
 from gateway.ingress.amqp091.channel import AmqpChannel, AmqpConsumer
 from gateway.ingress.amqp091.transaction import Transaction
 from gateway.model.message import Message
+from gateway.model.properties import Headers
 from gateway.model.spooled import Spooled
 from gateway.protocols.amqp091 import methods as m
 from gateway.protocols.amqp091.spec import ReplyCode
@@ -54,6 +55,12 @@ def _named(name: str) -> str:
     return name.replace("\r", "").replace("\n", "")
 
 
+def _check_queue(connection: AmqpConnection, channel: AmqpChannel, permission: str, name: str) -> None:
+    """Whether the client may; where no queue is named at all it is told that."""
+    if name or channel.last_queue:
+        connection.check(permission, "queue", name or channel.last_queue)
+
+
 def _bindable(connection: AmqpConnection, channel: AmqpChannel, name: str) -> AmqpQueue | None:
     """The queue of an unbinding: that it is not there is no error."""
     if name and name not in connection.host.queues:
@@ -78,6 +85,8 @@ def exchange_declare(connection: AmqpConnection, channel: AmqpChannel, method: m
             raise access_refused("operation not permitted on the default exchange")
         connection.host.exchange(name)
     else:
+        connection.check("configure", "exchange", name)
+        _check_leading(connection, "exchange", name, method.arguments, ALTERNATE)
         connection.host.declare_exchange(
             name,
             method.type,
@@ -89,18 +98,41 @@ def exchange_declare(connection: AmqpConnection, channel: AmqpChannel, method: m
     _reply(connection, channel, not method.no_wait, m.ExchangeDeclareOk())
 
 
+def _check_leading(
+    connection: AmqpConnection, kind: str, name: str, arguments: Headers, argument: str
+) -> None:
+    """What leads on to an exchange by an argument is read here, and written there."""
+    found = None if connection.rights.unlimited else dict(arguments).get(argument)
+    if found is not None and isinstance(found.value, str):
+        connection.check("read", kind, name)
+        connection.check("write", "exchange", found.value)
+
+
 def exchange_delete(connection: AmqpConnection, channel: AmqpChannel, method: m.ExchangeDelete) -> None:
+    if method.exchange:
+        connection.check("configure", "exchange", _named(method.exchange))
     connection.host.delete_exchange(_named(method.exchange), if_unused=method.if_unused)
     _reply(connection, channel, not method.no_wait, m.ExchangeDeleteOk())
 
 
+def _check_binding(connection: AmqpConnection, kind: str, destination: str, source: str, key: str) -> None:
+    """A binding is written to its destination, and read from its source."""
+    if destination:
+        connection.check("write", kind, _named(destination))
+    if source:  # that the default exchange cannot be bound is said otherwise
+        connection.check("read", "exchange", _named(source))
+        connection.check_key("read", _named(source), key)
+
+
 def exchange_bind(connection: AmqpConnection, channel: AmqpChannel, method: m.ExchangeBind) -> None:
+    _check_binding(connection, "exchange", method.destination, method.source, method.routing_key)
     to = connection.host.bindable(_named(method.destination))
     connection.host.bind(_named(method.source), to, method.routing_key, method.arguments)
     _reply(connection, channel, not method.no_wait, m.ExchangeBindOk())
 
 
 def exchange_unbind(connection: AmqpConnection, channel: AmqpChannel, method: m.ExchangeUnbind) -> None:
+    _check_binding(connection, "exchange", method.destination, method.source, method.routing_key)
     to = connection.host.exchanges.get(_named(method.destination))
     connection.host.unbind(_named(method.source), to, method.routing_key, method.arguments)
     _reply(connection, channel, not method.no_wait, m.ExchangeUnbindOk())
@@ -116,6 +148,9 @@ def queue_declare(connection: AmqpConnection, channel: AmqpChannel, method: m.Qu
     if method.passive:
         queue = _queue(connection, channel, name)
     else:
+        generated = "" if name else connection.host.new_queue_name()
+        connection.check("configure", "queue", name or generated)
+        _check_leading(connection, "queue", name or generated, method.arguments, DEAD_LETTER_EXCHANGE)
         queue = connection.host.declare_queue(
             name,
             connection,
@@ -124,6 +159,7 @@ def queue_declare(connection: AmqpConnection, channel: AmqpChannel, method: m.Qu
             exclusive=method.exclusive,
             auto_delete=method.auto_delete,
             arguments=method.arguments,
+            generated=generated,
         )
     queue.settle_head()
     channel.last_queue = queue.name
@@ -136,6 +172,9 @@ def queue_declare(connection: AmqpConnection, channel: AmqpChannel, method: m.Qu
 
 
 def queue_bind(connection: AmqpConnection, channel: AmqpChannel, method: m.QueueBind) -> None:
+    _check_binding(
+        connection, "queue", method.queue or channel.last_queue, method.exchange, method.routing_key
+    )
     queue = _queue(connection, channel, _named(method.queue))
     key = method.routing_key if method.queue or method.routing_key else queue.name
     connection.host.bind(_named(method.exchange), queue, key, method.arguments)
@@ -143,12 +182,16 @@ def queue_bind(connection: AmqpConnection, channel: AmqpChannel, method: m.Queue
 
 
 def queue_unbind(connection: AmqpConnection, channel: AmqpChannel, method: m.QueueUnbind) -> None:
+    _check_binding(
+        connection, "queue", method.queue or channel.last_queue, method.exchange, method.routing_key
+    )
     queue = _bindable(connection, channel, _named(method.queue))
     connection.host.unbind(_named(method.exchange), queue, method.routing_key, method.arguments)
     _reply(connection, channel, True, m.QueueUnbindOk())
 
 
 def queue_purge(connection: AmqpConnection, channel: AmqpChannel, method: m.QueuePurge) -> None:
+    _check_queue(connection, channel, "read", method.queue)
     queue = _queue(connection, channel, method.queue)
     queue.settle_head()
     count = queue.purge()
@@ -157,6 +200,7 @@ def queue_purge(connection: AmqpConnection, channel: AmqpChannel, method: m.Queu
 
 def queue_delete(connection: AmqpConnection, channel: AmqpChannel, method: m.QueueDelete) -> None:
     count = 0
+    _check_queue(connection, channel, "configure", _named(method.queue))
     queue = _bindable(connection, channel, _named(method.queue))
     if queue is not None and queue.options.quorum:
         _check_unconditional(connection, queue, method)
@@ -195,10 +239,8 @@ def basic_consume(connection: AmqpConnection, channel: AmqpChannel, method: m.Ba
     if method.queue == REPLY_TO:
         _consume_replies(connection, channel, method, tag)
         return
+    _check_queue(connection, channel, "read", method.queue)
     queue = _queue(connection, channel, method.queue)
-    assert connection.principal is not None
-    if not ingress.access.may_subscribe(connection.principal, ingress.name, queue.name):
-        raise access_refused(f"reading queue '{queue.name}' is not allowed")
     _check_tag(channel, tag)
     what = f"queue '{queue.name}' in vhost '{connection.host.name}'"
     rank = consumer_priority(method.arguments, what)
@@ -245,6 +287,7 @@ def basic_cancel(connection: AmqpConnection, channel: AmqpChannel, method: m.Bas
 
 
 def basic_get(connection: AmqpConnection, channel: AmqpChannel, method: m.BasicGet) -> None:
+    _check_queue(connection, channel, "read", method.queue)
     queue = _queue(connection, channel, method.queue)
     if queue.loading:
         assert queue.storage is not None

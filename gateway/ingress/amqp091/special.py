@@ -78,6 +78,8 @@ def look_closer(
     if copies:
         address = entry.address
         host = channel.connection.host
+        for key in copies:
+            channel.connection.check_key("write", address.scope, key)
         keys = (address.name, *copies)
         entry = RoutingEntry(address, Copies(host, address.scope, keys), None, entry.branches)
     if not changed:

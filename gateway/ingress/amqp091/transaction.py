@@ -72,6 +72,11 @@ class Transaction:
         self._failed = False
         self._then: Callable[[bool], None] | None = None
 
+    @property
+    def addresses(self) -> set[Address]:
+        """Where it is going to publish to."""
+        return {message.address for _, message, _ in self._publishes}
+
     def publish(self, entry: RoutingEntry, message: Message, content: Content | None) -> tuple[int, int]:
         """Keep a message for the commit; returns how many are kept, and what they weigh.
 

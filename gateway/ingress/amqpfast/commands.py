@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Any, Final, cast
 from gateway.broker.amqpfast.destinations import FastQueue, Interest, Topic
 from gateway.broker.amqpfast.selection import LanguageUnknown, Selects, selection
 from gateway.broker.amqpfast.selector import SelectorRefused
-from gateway.broker.amqpfast.virtual_host import Refused
+from gateway.broker.amqpfast.virtual_host import TEMPORARY, Refused
 from gateway.broker.priorities import PriorityQueue
 from gateway.errors import LocalProtocolError
 from gateway.ingress.amqpfast.channel import FastChannel
@@ -30,6 +30,7 @@ from gateway.model.message import MESSAGE_OCTETS
 from gateway.model.outcome import ACCEPTED, Outcome
 from gateway.protocols.amqpfast import commands as m
 from gateway.protocols.amqpfast.codec import encode_message_list
+from gateway.protocols.amqpfast.dialect import AMQPFAST
 from gateway.protocols.amqpfast.spec import ReplyCode
 
 if TYPE_CHECKING:
@@ -42,6 +43,10 @@ def channel_open(connection: FastConnection, command: m.ChannelOpen) -> None:
     connection.channels[command.channel_id] = channel
     if command.out_of_band:
         try:
+            rights = connection.rights
+            if not rights.unlimited:
+                decision = rights.fast_out_of_band(connection.host.name)
+                connection.demand(decision, "out_of_band", "folder", command.out_of_band)
             channel.folder = connection.ingress.share_folder(command.out_of_band)
         except Refused as error:
             connection.close_channel(channel, error.code, str(error))
@@ -62,6 +67,22 @@ def channel_rollback(connection: FastConnection, command: m.ChannelRollback) -> 
         connection.machine.reply_channel(command.channel_id, command.tag)
 
 
+def _check_opening(connection: FastConnection, handle: FastHandle, command: m.HandleOpen) -> None:
+    """What a handle is for shows later, but nobody opens one for names with which it can do nothing. Refused
+    403."""
+    rights, host, service, name = connection.rights, connection.host, handle.service, handle.name
+    if rights.unlimited:
+        return
+    if command.temporary:
+        connection.check("create", service, name or TEMPORARY)
+        return
+    if service != "peer" and name.startswith(AMQPFAST.return_prefix):
+        return
+    connection.demand(rights.fast_concerns(host.name, service, name), "open", service, name)
+    if service != "peer" and not host.means_several(service, name) and host.would_create(service, name):
+        connection.check("create", service, name)
+
+
 def handle_open(connection: FastConnection, command: m.HandleOpen) -> None:
     connection.reopen_handle(command.handle_id)
     channel = connection.channels.get(command.channel_id)
@@ -72,6 +93,7 @@ def handle_open(connection: FastConnection, command: m.HandleOpen) -> None:
     ingress, host = connection.ingress, connection.host
     machine = connection.machine
     try:
+        _check_opening(connection, handle, command)
         if command.temporary:
             made = host.create_temporary(
                 handle.service,
@@ -106,16 +128,22 @@ def _selects(selector: bytes, mime_type: str) -> Selects | None:
         raise Refused(ReplyCode.BAD_FIELD_VALUE, f"selector: {error}") from None
 
 
-def _check_reading(connection: FastConnection, handle: FastHandle, name: str) -> None:
-    ingress = connection.ingress
-    assert connection.principal is not None
-    if not ingress.access.may_subscribe(connection.principal, ingress.name, name):
-        raise Refused(ReplyCode.ACCESS_REFUSED, f"reading {handle.service} {name!r} is not allowed")
+def _check_reading(
+    connection: FastConnection, handle: FastHandle, name: str, right: str, *, whole: bool
+) -> None:
+    """What is temporary is its owner's to read; of others the owner is told by their own commands."""
+    host = connection.host
+    if handle.service == "peer":
+        connection.check("talk", "peer", name)
+        return
+    named = host.queues.get(name) if handle.service == "queue" else host.topics.get(name)
+    if named is None or named.owner != connection.owner:
+        connection.check_named(right, handle.service, name, whole=whole)
 
 
 def handle_consume(connection: FastConnection, handle: FastHandle, command: m.HandleConsume) -> None:
     name = handle.name + command.dest_name
-    _check_reading(connection, handle, name)
+    _check_reading(connection, handle, name, "read", whole=not command.dest_name)
     limits = connection.ingress.limits
     if sum(len(one.consumers) for one in connection.handles.values()) >= limits.consumers_max:
         raise Refused(ReplyCode.INSUFFICIENT_RESOURCES, "limits.consumers_max is reached")
@@ -189,6 +217,8 @@ def _consume_topic(
         no_local=command.no_local,
     )
     known = None if key is None else host.durable.get(key)
+    if known is not None and known.maker != user and not connection.rights.unlimited:
+        raise Refused(ReplyCode.ACCESS_REFUSED, "the durable subscription is another user's")
     subscription = host.subscribe(interest, key, user)
     subscription.attached = True
     subscription.local = connection.sender if subscription.interest.no_local else None
@@ -253,7 +283,7 @@ def handle_unget(connection: FastConnection, handle: FastHandle, command: m.Hand
 def handle_query(connection: FastConnection, handle: FastHandle, command: m.HandleQuery) -> None:
     selects = _selects(command.selector, command.mime_type)
     name = handle.name + command.dest_name
-    _check_reading(connection, handle, name)
+    _check_reading(connection, handle, name, "browse", whole=not command.dest_name)
     anew = connection.ingress.replies_first
     if anew:
         handle.index = Index(0)
@@ -297,6 +327,9 @@ def handle_browse(connection: FastConnection, handle: FastHandle, command: m.Han
         else:
             machine.reply(handle.number, command.tag, ReplyCode.MESSAGE_NOT_FOUND, text)
         return
+    if not connection.rights.unlimited:
+        where = found[0].address if isinstance(found[0], FastQueue) else found[1].address
+        _check_reading(connection, handle, where.name, "browse", whole=False)
     if handle.browser is None:
         handle.browser = notifier_of(handle, delivered=False)
         if handle.browser is None:

@@ -9,6 +9,8 @@ from weakref import WeakValueDictionary
 
 from gateway.access.authentication import Denial
 from gateway.access.principal import Principal
+from gateway.access.rights import Decision, Rights
+from gateway.broker.amqpfast.destinations import FastQueue
 from gateway.broker.amqpfast.virtual_host import FastHost, Refused
 from gateway.broker.memory import LOW_ON_MEMORY
 from gateway.broker.queue import Queue
@@ -87,6 +89,8 @@ class FastConnection:
         self.channels: dict[int, FastChannel] = {}
         self.handles: dict[int, FastHandle] = {}
         self.principal: Principal | None = None
+        self._rights: Rights | None = None
+        self._rules = -1  # the generation of the rules that they are by
         self.sender = Sender(ingress.name)
         self.client_name = ""
         self.owner = ""  # of temporary destinations: the client-name, or a name for this connection alone
@@ -100,6 +104,85 @@ class FastConnection:
         self._delivering: dict[FastChannel, None] = {}
         self._deadline = now + limits.connect_timeout_secs
         self._ready = False
+
+    # What it may do.
+
+    @property
+    def rights(self) -> Rights:
+        """As the rules are now."""
+        rights, authorization = self._rights, self.ingress.authorization
+        if rights is None or self._rules != authorization.generation:
+            assert self.principal is not None
+            self._rules = authorization.generation
+            rights = self._rights = self.ingress.rights_of(self.principal, self.client_name)
+        return rights
+
+    def check(self, right: str, service: str, name: str, *, whole: bool = False) -> None:
+        """Whether a right is given on a destination, or (`whole`) on all that begin with `name`. Refused
+        403."""
+        rights = self.rights
+        if not rights.unlimited:
+            self.demand(rights.fast(self.host.name, right, service, name, whole=whole), right, service, name)
+
+    def check_named(self, right: str, service: str, name: str, *, whole: bool) -> None:
+        """The same of what a command names: a destination, which comes to be if it may, or all that begin so
+        if there is none of that name. Refused 403."""
+        if self.rights.unlimited:
+            return
+        beginning = whole and self.host.means_several(service, name)
+        self.check(right, service, name, whole=beginning)
+        if not beginning and self.host.would_create(service, name):
+            self.check("create", service, name)
+
+    def demand(self, decision: Decision, right: str, service: str, name: str) -> None:
+        """Refused 403 unless it is allowed."""
+        if not decision.allowed:
+            self.ingress.denied(self.sender, right, f"{service}:{name}", decision.rule)
+            raise Refused(ReplyCode.ACCESS_REFUSED, f"{right}: {service} {name!r} is refused")
+
+    def rules_changed(self) -> None:
+        """Other rules are in force: handles that consume what may not be read any more are closed, and the
+        connection if its virtual host may not be entered."""
+        if not self._ready or self.gone:
+            return
+        rights, host = self.rights, self.host.name
+        if not rights.enters_fast(host).allowed or not self._has_its_name(rights, self.client_name):
+            text = f"virtual host {host!r} or client-name {self.client_name!r} is refused"
+            self._report(ReplyCode.ACCESS_REFUSED, text)
+            self.machine.close(ReplyCode.ACCESS_REFUSED, text)
+            self._leave()
+            self.stream.mark()
+            return
+        for handle in list(self.handles.values()):
+            try:
+                self._check_reading(handle)
+            except Refused as error:
+                self.refuse(handle, error.code, str(error))
+        for channel in list(self.channels.values()):
+            try:
+                for _, message in channel.pending:
+                    self.check("write", message.address.scope, message.address.name)
+            except Refused as error:
+                self.close_channel(channel, error.code, str(error))
+
+    def _check_reading(self, handle: FastHandle) -> None:
+        for consumer in handle.consumers:
+            for queue in consumer.queues:
+                if isinstance(queue, FastQueue) and queue.owner != self.owner:
+                    self.check("read", "queue", queue.name)
+        for subscription in handle.subscriptions:
+            interest = subscription.interest
+            topic = self.host.topics.get(interest.name)
+            if topic is None or topic.owner != self.owner:
+                self.check("read", "topic", interest.name, whole=interest.prefix)
+
+    def _has_its_name(self, rights: Rights, client_name: str) -> bool:
+        """Whether it may be called so; a client without a name is nobody in particular."""
+        decision = rights.has_client_id(client_name)
+        if client_name and not decision.allowed:
+            self.ingress.denied(self.sender, "client_id", client_name, decision.rule)
+            return False
+        return True
 
     # What the stream asks.
 
@@ -496,8 +579,18 @@ class FastConnection:
             self.machine.close(ReplyCode.CLIENT_ALREADY_ACTIVE, text)
             return
         assert self.principal is not None
-        if not self.ingress.let_in(self, self.principal.name):
-            text = f"limits.connections_per_user_max is reached by user {self.principal.name!r}"
+        rights = self.ingress.rights_of(self.principal, event.client_name)
+        decision = rights.enters_fast(host.name)
+        if not decision.allowed:
+            self.ingress.denied(self.sender, "connect", f"virtual host {host.name!r}", decision.rule)
+        if not decision.allowed or not self._has_its_name(rights, event.client_name):
+            what = repr(event.client_name) if decision.allowed else f"virtual host {host.name!r}"
+            text = f"{what} is not for user {self.principal.name!r}"
+            self._report(ReplyCode.ACCESS_REFUSED, text)
+            self.machine.close(ReplyCode.ACCESS_REFUSED, text)
+            return
+        if limit := self.ingress.let_in(self, self.principal.name, rights):
+            text = f"{limit} is reached by user {self.principal.name!r}"
             self._report(ReplyCode.INSUFFICIENT_RESOURCES, text)
             self.machine.close(ReplyCode.INSUFFICIENT_RESOURCES, text)
             return

@@ -18,6 +18,7 @@ from typing import TYPE_CHECKING, Final, TypeVar
 import trio
 
 from gateway.broker.amqpfast.partials import Partial
+from gateway.broker.amqpfast.virtual_host import Refused
 from gateway.broker.spool import PIECE_OCTETS, Spool, SpoolFile, SpoolFull
 from gateway.errors import GatewayError, RemoteProtocolError
 from gateway.ingress.amqpfast.handle import FastHandle
@@ -205,7 +206,7 @@ class IncomingTransfers:
         except SpoolFull as error:
             connection.refuse(handle, ReplyCode.INSUFFICIENT_RESOURCES, str(error))
             return
-        except Fault as error:
+        except (Fault, Refused) as error:
             connection.refuse(handle, error.code, str(error))
             return
 
@@ -222,6 +223,9 @@ class IncomingTransfers:
     def _prepare(self, handle: FastHandle, event: Prepared) -> int:
         connection = self._connection
         ingress = connection.ingress
+        if not connection.rights.unlimited:  # what is sent is checked again when it is complete
+            decision = connection.rights.fast_concerns(connection.host.name, handle.service, handle.name)
+            connection.demand(decision, "write", handle.service, handle.name)
         digest = read_content_hash(event.content_hash)
         if digest is None:
             raise Fault(ReplyCode.BAD_FIELD_VALUE, "content-hash is no SHA-1")

@@ -153,7 +153,7 @@ class Publisher:
         partials = connection.ingress.partials
         try:
             if handle.service == "peer":
-                called = connection.host.find_peers(handle.name + name.decode(), whole=not name)
+                called = self._peers(handle, name)
                 calls = [Call(handle, peer, head, body) for peer in called]
                 if handle.channel.transacted:
                     if partial is not None:
@@ -197,6 +197,14 @@ class Publisher:
         else:
             self._publish_joined(handle, tag, list(zip(entries, messages, strict=True)), partial)
 
+    def _peers(self, handle: FastHandle, name: bytes) -> list[str]:
+        """The peers of a name. Raises Refused."""
+        connection = self._connection
+        found = connection.host.find_peers(handle.name + name.decode(), whole=not name)
+        for peer in found:
+            connection.check("talk", "peer", peer)
+        return found
+
     def _publish_joined(
         self, handle: FastHandle, tag: int, sent: list[tuple[RoutingEntry, Message]], partial: Partial | None
     ) -> None:
@@ -238,6 +246,8 @@ class Publisher:
         full = handle.name + name.decode()
         if AMQPFAST.returned(address := fast_address(handle.service, full)) is not None:
             return (self._entry(address),)  # not kept: there are as many of them as there are requesters
+        if not connection.rights.unlimited:
+            self._check(handle.service, full, whole=not name)
         entries = [
             self._entry(one.address)
             for one in host.find(
@@ -260,10 +270,20 @@ class Publisher:
         """Raises Refused for a client that may not send there."""
         connection = self._connection
         ingress, host = connection.ingress, connection.host
-        assert connection.principal is not None
-        if not ingress.may_publish(connection.principal, address):
-            raise Refused(ReplyCode.ACCESS_REFUSED, f"sending to {address.name!r} is refused")
-        return ingress.dispatcher.entry(ingress.endpoint_of(host), host, address)
+        decision = ingress.may_publish(connection.rights, address, host.name)
+        if decision.allowed:
+            found = ingress.dispatcher.entry(ingress.endpoint_of(host), host, address)
+            decision = ingress.may_cross(connection.rights, found)
+            if decision.allowed:
+                return found
+        ingress.denied(connection.sender, "write", f"{address.scope}:{address.name}", decision.rule)
+        raise Refused(ReplyCode.ACCESS_REFUSED, f"sending to {address.name!r} is refused")
+
+    def _check(self, service: str, name: str, *, whole: bool) -> None:
+        """Before a destination comes to be by being named. Raises Refused."""
+        host = self._connection.host
+        if not (whole and host.means_several(service, name)):
+            self._connection.check_named("write", service, name, whole=False)
 
     def _call(self, call: Call) -> None:
         """Raises Refused."""
@@ -282,7 +302,7 @@ class Publisher:
         try:
             if handle.channel.transacted:
                 raise Refused(ReplyCode.COMMAND_NOT_VALID, "a stream cannot be taken back by a transaction")
-            for peer in connection.host.find_peers(handle.name, whole=True):
+            for peer in self._peers(handle, b""):
                 self._conversation(handle, peer).fragment(event)
         except Refused as error:
             connection.refuse(handle, error.code, str(error))

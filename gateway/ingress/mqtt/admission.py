@@ -13,10 +13,12 @@ from typing import TYPE_CHECKING, Any, Final
 from gateway.access.authentication import Denial
 from gateway.access.places import place_of
 from gateway.access.principal import Principal
+from gateway.access.rights import Rights
 from gateway.access.scram import METHOD, ScramError
 from gateway.ingress.logins import Login
 from gateway.ingress.mqtt.authentication import Authentication
-from gateway.ingress.mqtt.publish_checks import topic_refusal
+from gateway.ingress.mqtt.publish_checks import Offer, topic_refusal
+from gateway.ingress.mqtt.subscriptions import drop_forbidden
 from gateway.model.message import Sender
 from gateway.protocols.mqtt.connection import State
 from gateway.protocols.mqtt.dialect import topic_address
@@ -48,25 +50,31 @@ def identifier_refused(packet: Connect) -> bool:
     return packet.version < Version.V311 or not packet.clean_start
 
 
-def expiry_secs(packet: Connect, limits: Limits) -> float:
-    """How long the session outlives its connection: 0, or at most `limits.session_expiry_secs_max`."""
+def expiry_secs_max(limits: Limits, rights: Rights) -> int:
+    """How long a session may outlive its connection."""
+    own = None if rights.unlimited else rights.mqtt.session_expiry_secs_max
+    return limits.session_expiry_secs_max if own is None else min(own, limits.session_expiry_secs_max)
+
+
+def expiry_secs(packet: Connect, most: int) -> float:
+    """How long the session outlives its connection: 0, or at most `most`."""
     if packet.version < Version.V5:
         wanted = 0 if packet.clean_start else NO_EXPIRY
     else:
         wanted = packet.properties.get(Property.SESSION_EXPIRY_INTERVAL, 0)
-    return float(min(wanted, limits.session_expiry_secs_max))
+    return float(min(wanted, most))
 
 
 def connack_properties(
-    packet: Connect, assigned: str, limits: Limits, options: MqttOptions
+    packet: Connect, assigned: str, limits: Limits, options: MqttOptions, offer: Offer, expiry_max: int
 ) -> dict[Property, Any]:
     """What the CONNACK of MQTT 5 says besides the limits that the machine announces itself (§3.2.2.3)."""
     if packet.version < Version.V5:
         return {}
     properties: dict[Property, Any] = {Property.SHARED_SUBSCRIPTION_AVAILABLE: 1}
-    if options.qos_max < 2:
-        properties[Property.MAXIMUM_QOS] = options.qos_max
-    if not options.retain:
+    if offer.qos_max < 2:
+        properties[Property.MAXIMUM_QOS] = offer.qos_max
+    if not offer.retain:
         properties[Property.RETAIN_AVAILABLE] = 0
     if options.response_information and packet.properties.get(Property.REQUEST_RESPONSE_INFORMATION):
         told = options.response_information.replace("{client_id}", assigned)
@@ -76,8 +84,8 @@ def connack_properties(
     most = limits.keep_alive_secs_max
     if most < KEEP_ALIVE_MOST and not 0 < packet.keep_alive <= most:
         properties[Property.SERVER_KEEP_ALIVE] = most
-    if packet.properties.get(Property.SESSION_EXPIRY_INTERVAL, 0) > limits.session_expiry_secs_max:
-        properties[Property.SESSION_EXPIRY_INTERVAL] = limits.session_expiry_secs_max
+    if packet.properties.get(Property.SESSION_EXPIRY_INTERVAL, 0) > expiry_max:
+        properties[Property.SESSION_EXPIRY_INTERVAL] = expiry_max
     return properties
 
 
@@ -207,32 +215,37 @@ def _admit(
     if principal is None:
         refuse(ingress, connection, otherwise, "")
         return
-    refusal = _refusal(ingress, packet, principal, connection.stream.remote)
+    client_id = packet.client_id or ingress.new_client_id()
+    rights = ingress.rights_of(principal, client_id)
+    sender = Sender(ingress.name, client_id, principal.name, connection.stream.remote)
+    refusal = _refusal(ingress, packet, rights, sender)
     if refusal is not None:
         refuse(ingress, connection, *refusal)
         return
     namespace, machine = ingress.namespace, connection.machine
-    client_id = packet.client_id or ingress.new_client_id()
     before = namespace.recorded
     ingress.take_over(client_id)  # a session that ends with its connection is not found any more
     present = client_id in namespace.sessions and not packet.clean_start
-    properties = connack_properties(packet, client_id, ingress.limits, ingress.options)
+    expiry_max, offer = expiry_secs_max(ingress.limits, rights), ingress.offer_to(rights)
+    properties = connack_properties(packet, client_id, ingress.limits, ingress.options, offer, expiry_max)
     machine.send_connack(session_present=present, properties={**properties, **proof})
     if machine.state is not State.OPEN:  # it takes no packet as large as our CONNACK
         connection.stream.end("the client's Maximum Packet Size is too small")
         return
     ingress.stats.spoke(machine, packet.version.name.lower())
-    ingress.admit(connection, principal)
-    connection.principal = principal
-    connection.sender = Sender(ingress.name, client_id, principal.name, connection.stream.remote)
+    ingress.admit(connection, principal, rights)
+    connection.principal, connection.sender = principal, sender
+    connection.current_rights()
     connection.will = packet.will
     session, _ = namespace.open(
         client_id,
         clean=packet.clean_start,
-        expiry_secs=expiry_secs(packet, ingress.limits),
+        expiry_secs=expiry_secs(packet, expiry_max),
         user=principal.name,
         place=place_of(connection.stream.remote),
     )
+    if present and not rights.unlimited:
+        drop_forbidden(ingress, session, rights, sender)
     namespace.keep_will(client_id, packet.will, connection.sender)
     most = ingress.limits.inflight_max
     connection.open(session, min(packet.properties.get(Property.RECEIVE_MAXIMUM, most), most))
@@ -240,30 +253,57 @@ def _admit(
 
 
 def _refusal(
-    ingress: MqttIngress, packet: Connect, principal: Principal, remote: str
+    ingress: MqttIngress, packet: Connect, rights: Rights, sender: Sender
 ) -> tuple[ReasonCode, str] | None:
     """Why a client who may connect cannot have the session that it asks for."""
-    namespace = ingress.namespace
+    namespace, user, remote = ingress.namespace, sender.user, sender.address
     known = namespace.sessions.get(packet.client_id)
     if identifier_refused(packet):
         return ReasonCode.CLIENT_IDENTIFIER_NOT_VALID, "a client identifier is needed"
+    if not rights.unlimited and (refused := _not_its_own(ingress, packet, rights, sender)) is not None:
+        return refused
     alone = known is None or known.outlet is None  # or it takes another one's place
-    if alone and not ingress.has_place(principal.name, remote):
-        return ReasonCode.QUOTA_EXCEEDED, "limits.connections_per_user_max is reached"
+    if alone and (limit := ingress.place_refusal(rights, user, remote)):
+        return ReasonCode.QUOTA_EXCEEDED, f"{limit} is reached"
     recorded = known is not None and known.kept and not packet.clean_start
-    if namespace.failing and not recorded and expiry_secs(packet, ingress.limits) > 0:
+    expires = expiry_secs(packet, expiry_secs_max(ingress.limits, rights))
+    if namespace.failing and not recorded and expires > 0:
         return ReasonCode.QUOTA_EXCEEDED, "the gateway cannot store a session now"
-    refused = None if packet.will is None else _will_refusal(ingress, packet.will, principal)
-    if refused is None and known is None and (limit := namespace.make_room(principal.name, place_of(remote))):
-        return ReasonCode.QUOTA_EXCEEDED, f"limits.{limit} is reached"
+    refused = None if packet.will is None else _will_refusal(ingress, packet.will, rights, sender)
+    if refused is None and known is None:
+        if rights.sessions_max and namespace.sessions_of(user) >= rights.sessions_max:
+            return ReasonCode.QUOTA_EXCEEDED, "sessions_max of the user's roles is reached"
+        if limit := namespace.make_room(user, place_of(remote)):
+            return ReasonCode.QUOTA_EXCEEDED, f"limits.{limit} is reached"
     return refused
 
 
-def _will_refusal(ingress: MqttIngress, will: Will, principal: Principal) -> tuple[ReasonCode, str] | None:
+def _not_its_own(
+    ingress: MqttIngress, packet: Connect, rights: Rights, sender: Sender
+) -> tuple[ReasonCode, str] | None:
+    """Where there are rules, an identifier may be bound to others, and a session is its user's alone: who
+    resumed it would have what was subscribed to by another's right."""
+    if not packet.client_id:
+        return None
+    decision = rights.has_client_id(packet.client_id)
+    if not decision.allowed:
+        ingress.denied(sender, "client_id", packet.client_id, decision.rule)
+        return ReasonCode.CLIENT_IDENTIFIER_NOT_VALID, "the client identifier is not the user's"
+    known = ingress.namespace.sessions.get(packet.client_id)
+    if known is not None and known.user != sender.user:
+        ingress.denied(sender, "session", packet.client_id, "the session is another user's")
+        return ReasonCode.NOT_AUTHORIZED, "the session is another user's"
+    return None
+
+
+def _will_refusal(
+    ingress: MqttIngress, will: Will, rights: Rights, sender: Sender
+) -> tuple[ReasonCode, str] | None:
     """Why a will cannot be taken (5: 3.2.2.2; [MQTT-3.2.2-12], [MQTT-3.2.2-13])."""
-    if will.qos > ingress.options.qos_max:
+    offer = ingress.offer_to(rights)
+    if will.qos > offer.qos_max:
         return ReasonCode.QOS_NOT_SUPPORTED, "the will's QoS is too high here"
-    if will.retain and not ingress.options.retain:
+    if will.retain and not offer.retain:
         return ReasonCode.RETAIN_NOT_SUPPORTED, "nothing is retained here"
     if will.properties.get(Property.PAYLOAD_FORMAT_INDICATOR) and not is_utf8(will.body):
         return ReasonCode.PAYLOAD_FORMAT_INVALID, "the will says that it is UTF-8, and is not"
@@ -271,7 +311,12 @@ def _will_refusal(ingress: MqttIngress, will: Will, principal: Principal) -> tup
         return ReasonCode.PACKET_TOO_LARGE, "the will exceeds limits.message_bytes_max"
     if (refusal := topic_refusal(will.topic, ingress.limits.topic_levels_max)) is not None:
         return REASON_CODES[refusal.reason], f"the will's topic: {refusal.text}"
-    if not ingress.may_publish(principal, topic_address(will.topic)):
+    if not rights.unlimited and not rights.mqtt.will:
+        ingress.denied(sender, "will", will.topic, "mqtt.will: no will may be left")
+        return ReasonCode.NOT_AUTHORIZED, "no will may be left"
+    decision = ingress.may_publish(rights, topic_address(will.topic))
+    if not decision.allowed:
+        ingress.denied(sender, "will", will.topic, decision.rule)
         return ReasonCode.NOT_AUTHORIZED, "not allowed to publish to the will's topic"
     return None
 

@@ -13,6 +13,7 @@ from functools import partial
 from typing import TYPE_CHECKING, Final
 
 from gateway.access.principal import Principal
+from gateway.access.rights import Rights
 from gateway.broker.dispatcher import RoutingEntry
 from gateway.broker.memory import LOW_ON_MEMORY
 from gateway.broker.mqtt.session import Row, Session
@@ -24,10 +25,18 @@ from gateway.ingress.mqtt.admission import authenticate, connect, reason_name
 from gateway.ingress.mqtt.authentication import Authentication
 from gateway.ingress.mqtt.bursts import BURST_MIN, burst_in, publish_burst
 from gateway.ingress.mqtt.disconnecting import disconnect, leave_will
-from gateway.ingress.mqtt.publish_checks import NOT_TEXT, TOO_LARGE, UTF8, check_publish, is_what_it_says
+from gateway.ingress.mqtt.publish_checks import (
+    NOT_TEXT,
+    TOO_LARGE,
+    UTF8,
+    WHOLE_OFFER,
+    Offer,
+    check_publish,
+    is_what_it_says,
+)
 from gateway.ingress.mqtt.retries import Retries
 from gateway.ingress.mqtt.routing_table import first_seen
-from gateway.ingress.mqtt.subscriptions import subscribe, unsubscribe
+from gateway.ingress.mqtt.subscriptions import drop_forbidden, subscribe, unsubscribe
 from gateway.model.message import NEVER, Message, Sender
 from gateway.model.outcome import ACCEPTED, FINAL, Outcome, Verdict
 from gateway.model.properties import NO_PROPERTIES
@@ -74,12 +83,15 @@ class MqttConnection:
         "_pubacks",
         "_pubrecs",
         "_retries",
+        "_rules",
         "_unreleased",
         "_yields",
         "authentication",
         "gone",
         "machine",
+        "offer",
         "principal",
+        "rights",
         "sender",
         "session",
         "stream",
@@ -112,11 +124,40 @@ class MqttConnection:
         )
         self.session: Session | None = None
         self.principal: Principal | None = None
+        self.rights: Rights | None = None
+        self._rules = -1  # the generation of the rules that they are by
+        self.offer: Offer | None = None  # None: everything is offered
         self.will: Will | None = None
         self.authentication: Authentication | None = None
         self._yields = True  # what it was owed of shared subscriptions, when it is lost
         self._deadline = now + limits.connect_timeout_secs
         self._answers: Answers | None = None  # None: no acknowledgement waits for the disk
+
+    # What it may do.
+
+    def current_rights(self) -> Rights:
+        """As the rules are now."""
+        rights, authorization = self.rights, self._ingress.authorization
+        if rights is None or self._rules != authorization.generation:
+            assert self.principal is not None
+            self._rules = authorization.generation
+            client_id = self.sender.client
+            rights = self.rights = self._ingress.rights_of(self.principal, client_id)
+            offer = self._ingress.offer_to(rights)
+            self.offer = None if offer == WHOLE_OFFER else offer
+        return rights
+
+    def rules_changed(self) -> None:
+        """Other rules are in force: what is not allowed any more ends, and the client is let go for it, since
+        MQTT has no word for less."""
+        if self.session is None or self.machine.state is not OPEN:
+            return
+        rights = self.current_rights()
+        decision = rights.has_client_id(self.sender.client)
+        if not decision.allowed:
+            self._ingress.denied(self.sender, "client_id", self.sender.client, decision.rule)
+        if drop_forbidden(self._ingress, self.session, rights, self.sender) or not decision.allowed:
+            self._ingress.let_go(self, ReasonCode.NOT_AUTHORIZED)
 
     # What the stream asks.
 
@@ -184,7 +225,7 @@ class MqttConnection:
             return
         session.detach()
         will, self.will = self.will, None
-        leave_will(ingress, session, will, self.sender)
+        leave_will(ingress, session, will, self.sender, self.principal)
         if session.persistent:
             if self._yields:
                 ingress.namespace.hand_over(session)
@@ -411,8 +452,7 @@ class MqttConnection:
     def _statement(self, event: Event) -> None:
         if isinstance(event, Subscribe):
             assert self.session is not None
-            assert self.principal is not None
-            subscribe(self._ingress, self.session, self.principal, self.machine, event)
+            subscribe(self._ingress, self, self.session, event)
         elif isinstance(event, Unsubscribe):
             assert self.session is not None
             unsubscribe(self._ingress, self.session, self.machine, event)
@@ -432,11 +472,10 @@ class MqttConnection:
             self._refuse_publishes(rows)
             return []
         if self._generation != dispatcher.generation:
-            assert self.principal is not None
-            self._entries = ingress.entries.of(self.principal.name)
+            self._entries = ingress.entries.of(self.current_rights().key)
             self._generation = dispatcher.generation
-        if ingress.narrowed:
-            check_publish(rows, ingress.options)
+        if self.offer is not None:
+            check_publish(rows, self.offer)
         entries = self._entries
         publish = dispatcher.publish
         batch = ingress.begun_batch()
@@ -450,7 +489,7 @@ class MqttConnection:
         left: list[PublishRow] = []
         if len(rows) >= BURST_MIN and held is None and echoes is None:
             topic = rows[0][1]
-            shared = entries.get(topic) or first_seen(ingress, self.principal, topic, entries)
+            shared = entries.get(topic) or first_seen(ingress, self, topic, entries)
             if shared.bursts and (burst := burst_in(rows, body_max)) is not None:
                 publish_burst(ingress, self, shared, burst)
                 one_by_one = iter(())
@@ -460,7 +499,7 @@ class MqttConnection:
                 if self.stream.spent():
                     left = [(flags, topic, packet_id, raw, body), *one_by_one]
                     break
-                entry = first_seen(ingress, self.principal, topic, entries)
+                entry = first_seen(ingress, self, topic, entries)
             qos = flags >> 1 & 3
             if raw:
                 property_set, interval, hops = publish_essentials(raw)

@@ -7,11 +7,13 @@ from typing import TYPE_CHECKING
 
 from gateway.broker.mqtt.session import Session
 from gateway.errors import RemoteProtocolError
+from gateway.ingress.mqtt.admission import expiry_secs_max
 from gateway.model.message import Sender
 from gateway.protocols.mqtt.packets import Disconnect, Will
 from gateway.protocols.mqtt.spec import Property, ReasonCode
 
 if TYPE_CHECKING:
+    from gateway.access.principal import Principal
     from gateway.ingress.mqtt.connection import MqttConnection
     from gateway.ingress.mqtt.ingress import MqttIngress
 
@@ -29,17 +31,20 @@ def disconnect(ingress: MqttIngress, connection: MqttConnection, packet: Disconn
                 "a session that was to end with its connection cannot be prolonged",
                 reason=ReasonCode.PROTOCOL_ERROR,
             )
-        session.expiry_secs = float(min(expiry, ingress.limits.session_expiry_secs_max))
+        most = expiry_secs_max(ingress.limits, connection.current_rights())
+        session.expiry_secs = float(min(expiry, most))
     connection.stream.end("DISCONNECT")
 
 
-def leave_will(ingress: MqttIngress, session: Session, will: Will | None, sender: Sender) -> None:
+def leave_will(
+    ingress: MqttIngress, session: Session, will: Will | None, sender: Sender, principal: Principal | None
+) -> None:
     """Publish the will, if there is one, now, or when its delay is over or the session ends (5: 3.1.2.5)."""
     client_id = session.client_id
     if will is None:
         ingress.namespace.forget_will(client_id)
         return
-    publish = partial(ingress.publish_will, will, sender)
+    publish = partial(ingress.publish_will, will, sender, principal)
     delay = will.properties.get(Property.WILL_DELAY_INTERVAL, 0)
     if delay and session.persistent:
         ingress.namespace.delay_will(client_id, ingress.now() + delay, publish)

@@ -16,6 +16,7 @@ import structlog
 import trio
 
 from gateway.access.principal import Principal
+from gateway.access.rights import Rights
 from gateway.broker.dispatcher import UNROUTED, AnswerEntry, RoutingEntry
 from gateway.broker.mqtt.namespace import OVERDUE, MqttNamespace
 from gateway.broker.mqtt.session import Session
@@ -23,8 +24,8 @@ from gateway.containment import contained
 from gateway.errors import RemoteProtocolError
 from gateway.ingress.mqtt.admission import reason_name
 from gateway.ingress.mqtt.connection import MqttConnection, Receipt
-from gateway.ingress.mqtt.publish_checks import topic_refusal
-from gateway.ingress.mqtt.routing_table import RoutingTable
+from gateway.ingress.mqtt.publish_checks import NOT_ALLOWED, Offer, topic_refusal
+from gateway.ingress.mqtt.routing_table import DeniedEntry, RoutingTable
 from gateway.ingress.services import Services
 from gateway.ingress.source import ListenerSource
 from gateway.model.address import Address
@@ -60,7 +61,6 @@ class MqttIngress(ListenerSource):
         self.anonymous = self.given.anonymous
         self.byte_order = self.given.byte_order
         self.entries = RoutingTable(name, self.dispatcher, self.namespace, limits.cache_entries_max)
-        self.narrowed = self.options.qos_max < 2 or not self.options.retain
         self._owing: dict[Session, None] = {}  # retained messages
         self._sending = False
         self.namespace.begin(self.now())
@@ -97,7 +97,8 @@ class MqttIngress(ListenerSource):
         """Publish in time what clients left that an earlier process has lost."""
         for will, sender, left_secs in self.namespace.left_wills(endpoint):
             at = self.now() + left_secs if left_secs > 0 else OVERDUE
-            self.namespace.delay_will(sender.client, at, partial(self.publish_will, will, sender))
+            principal = Principal(sender.user) if sender.user in self.authorization.roles.users else None
+            self.namespace.delay_will(sender.client, at, partial(self.publish_will, will, sender, principal))
 
     # What batches ask: this is their source.
 
@@ -142,6 +143,9 @@ class MqttIngress(ListenerSource):
         a dead letter then.
         """
         refusal = None
+        if isinstance(entry, DeniedEntry):
+            self._not_allowed(entry, message, receipt)
+            return
         if entry.namespace is None:
             if isinstance(entry, AnswerEntry):
                 self.answer_lost(entry, message)
@@ -159,6 +163,24 @@ class MqttIngress(ListenerSource):
             self.nobody_wanted(message)
         if receipt is not None:
             receipt[0].accepted(receipt[1], receipt[2], taken=refusal is not None)
+
+    def _not_allowed(self, entry: DeniedEntry, message: Message, receipt: Receipt | None) -> None:
+        """MQTT 5 acknowledges with 0x87; where nothing is acknowledged, and before MQTT 5, only the end of
+        the connection says so: raises RemoteProtocolError (3: [MQTT-3.3.5-2], as RabbitMQ does)."""
+        self.denied(message.sender, "publish", message.address.name, entry.rule)
+        self.stats.refuse(NOT_ALLOWED)
+        if receipt is not None and receipt[0].machine.version is Version.V5:
+            receipt[0].refused(receipt, NOT_ALLOWED)
+            return
+        text = f"not allowed to publish to {message.address.name!r}"
+        raise RemoteProtocolError(text, reason=ReasonCode.NOT_AUTHORIZED)
+
+    def offer_to(self, rights: Rights) -> Offer:
+        """What a client with these rights may publish with."""
+        qos_max, retain = int(self.options.qos_max), self.options.retain
+        if not rights.unlimited:
+            qos_max, retain = min(qos_max, rights.mqtt.qos_max), retain and rights.mqtt.retain
+        return Offer(qos_max, retain)
 
     def publish_again(self, receipt: Receipt) -> None:
         """A message that was refused gets another chance."""
@@ -216,9 +238,9 @@ class MqttIngress(ListenerSource):
             except Exception as error:  # of the one that goes, not of the one that comes
                 outlet.stream.fail(error)
 
-    def admit(self, connection: MqttConnection, principal: Principal) -> None:
+    def admit(self, connection: MqttConnection, principal: Principal, rights: Rights) -> None:
         """The client has said who it is, and has a place."""
-        self.opened.named(connection, principal.name)
+        self.named(connection, principal.name, rights)
         self.logins.accepted()
 
     def let_go(self, connection: MqttConnection, reason: ReasonCode) -> None:
@@ -274,8 +296,16 @@ class MqttIngress(ListenerSource):
         first = next(iter(asking or branches), None)
         self.dead_letters.add([message], "" if first is None else first.resolved.route.name, outcome, then)
 
-    def publish_will(self, will: Will, sender: Sender) -> None:
-        """Publish a will; its expiry counts from now (5: 3.1.3.2.4)."""
+    def publish_will(self, will: Will, sender: Sender, principal: Principal | None) -> None:
+        """Publish a will; its expiry counts from now (5: 3.1.3.2.4). Rules may have changed since it was
+        left; of a client that is not known any more (`principal` None) they are not asked again.
+        """
+        if principal is not None:
+            rights = self.rights_of(principal, sender.client)
+            decision = self.may_publish(rights, topic_address(will.topic))
+            if not decision.allowed:
+                self.denied(sender, "will", will.topic, decision.rule)
+                return
         kept: dict[Property, Any] = {
             key: value for key, value in will.properties.items() if key is not Property.WILL_DELAY_INTERVAL
         }

@@ -4,7 +4,7 @@ the body.
 
 from __future__ import annotations
 
-from typing import Final
+from typing import Final, NamedTuple
 
 from gateway.broker.mqtt.system import is_own
 from gateway.errors import RemoteProtocolError
@@ -13,21 +13,31 @@ from gateway.model.outcome import Outcome, Reason, Verdict
 from gateway.protocols.mqtt.octets import is_utf8
 from gateway.protocols.mqtt.packets import PublishRow
 from gateway.protocols.mqtt.spec import ReasonCode
-from gateway.settings.mqtt import MqttOptions
 
 UTF8: Final = b"\x01\x01"  # the payload format indicator, where it stands; elsewhere by chance
 NOT_TEXT: Final = Outcome(Verdict.REJECTED, Reason.MALFORMED, "the body is not the UTF-8 that it says it is")
 FORBIDDEN: Final = Outcome(Verdict.REJECTED, Reason.NOT_AUTHORIZED, "the gateway's own topic")
+NOT_ALLOWED: Final = Outcome(Verdict.REJECTED, Reason.NOT_AUTHORIZED, "no rule allows to publish there")
 TOO_DEEP: Final = Outcome(Verdict.REJECTED, Reason.NAME_INVALID, "more levels than limits.topic_levels_max")
 TOO_LARGE: Final = Outcome(Verdict.REJECTED, Reason.TOO_LARGE, "the body exceeds limits.message_bytes_max")
 
 
-def check_publish(rows: list[PublishRow], options: MqttOptions) -> None:
-    """Publishing with what the listener does not offer ends the connection (5: 3.2.2.3.4, 3.2.2.3.5)."""
+class Offer(NamedTuple):
+    """What a client may publish with, beside its topics: as listener and roles have it."""
+
+    qos_max: int = 2
+    retain: bool = True
+
+
+WHOLE_OFFER: Final = Offer()
+
+
+def check_publish(rows: list[PublishRow], offer: Offer) -> None:
+    """Publishing with what is not offered ends the connection (5: 3.2.2.3.4, 3.2.2.3.5)."""
     for flags, *_ in rows:
-        if flags >> 1 & 3 > options.qos_max:
+        if flags >> 1 & 3 > offer.qos_max:
             raise RemoteProtocolError("the QoS is too high here", reason=ReasonCode.QOS_NOT_SUPPORTED)
-        if flags & 1 and not options.retain:
+        if flags & 1 and not offer.retain:
             raise RemoteProtocolError("nothing is retained here", reason=ReasonCode.RETAIN_NOT_SUPPORTED)
 
 

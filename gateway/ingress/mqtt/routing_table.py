@@ -1,4 +1,4 @@
-"""What topics lead to, for each user: kept until something changes that a topic depends on.
+"""What topics lead to, for all that may do the same: kept until something changes that a topic depends on.
 
 Of a subscription that came or went only the topics are forgotten that its filter may match: a fleet that
 connects, each device with a topic of its own, does not make the others be looked up again. A topic that a
@@ -10,51 +10,65 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from gateway.access.principal import Principal
 from gateway.broker.dispatcher import Dispatcher, Namespace, RoutingEntry
-from gateway.errors import RemoteProtocolError
 from gateway.ingress.mqtt.publish_checks import topic_refusal
 from gateway.model.address import Address
 from gateway.protocols.mqtt.dialect import topic_address
 from gateway.protocols.mqtt.octets import decode_topic
-from gateway.protocols.mqtt.spec import ReasonCode
 
 if TYPE_CHECKING:
+    from gateway.ingress.mqtt.connection import MqttConnection
     from gateway.ingress.mqtt.ingress import MqttIngress
 
+TABLES_MAX = 10_000  # rules with {client_id} give each client one of its own
 WILDCARDS = frozenset("+#")
 TOPIC_OCTETS_MAX = 1_024  # a longer topic is looked up each time: ten thousand of 64 KiB are no cache
 
 
-class RoutingTable:
-    """The entries of one listener, by user and topic."""
+class DeniedEntry(RoutingEntry):
+    """A topic that its publisher may not publish to, by `rule`."""
 
-    __slots__ = ("_endpoint", "_generation", "_most", "_namespace", "_through", "_users", "dispatcher")
+    __slots__ = ("rule",)
+
+    def __init__(self, address: Address, rule: str) -> None:
+        super().__init__(address, None, (), ())
+        self.rule = rule
+
+
+class RoutingTable:
+    """The entries of one listener, by rights (their `key`) and topic."""
+
+    __slots__ = ("_endpoint", "_generation", "_most", "_namespace", "_tables", "_through", "dispatcher")
 
     def __init__(self, endpoint: str, dispatcher: Dispatcher, namespace: Namespace, most: int) -> None:
-        """At most `most` topics are kept for a user."""
+        """At most `most` topics are kept for the same rights."""
         self.dispatcher = dispatcher
         self._endpoint = endpoint
         self._namespace = namespace
         self._most = most
         self._generation = -1
-        self._users: dict[str, dict[bytes, RoutingEntry]] = {}
+        self._tables: dict[object, dict[bytes, RoutingEntry]] = {}
         self._through: set[bytes] = set()
 
-    def of(self, user: str) -> dict[bytes, RoutingEntry]:
-        """The entries of a user, without stale ones; asked for when `dispatcher.generation` moves."""
+    def of(self, key: object) -> dict[bytes, RoutingEntry]:
+        """The entries for those rights, without stale ones; asked for when `dispatcher.generation` moves."""
         if self._generation != self.dispatcher.generation:
             filters = self.dispatcher.filters_since(self._generation)
             self._generation = self.dispatcher.generation
             if filters is None:
-                self._users.clear()
+                self._tables.clear()
                 self._through.clear()
             else:
                 self._forget(filters)
-        return self._users.setdefault(user, {})
+        found = self._tables.get(key)
+        if found is None:
+            if len(self._tables) >= TABLES_MAX:
+                self._tables.clear()
+            found = self._tables[key] = {}
+        return found
 
     def _forget(self, filters: list[list[str]]) -> None:
-        for entries in self._users.values():
+        for entries in self._tables.values():
             for topic in self._through:
                 entries.pop(topic, None)
             for pattern in filters:
@@ -62,7 +76,7 @@ class RoutingTable:
         self._through.clear()
 
     def resolve(self, address: Address, entries: dict[bytes, RoutingEntry]) -> RoutingEntry:
-        """Find out where a topic leads, and keep it among the `entries` of a user."""
+        """Find out where a topic leads, and keep it among `entries`."""
         entry = self.dispatcher.entry(self._endpoint, self._namespace, address)
         self.keep(entry, entries)
         namespaces = self.dispatcher.namespaces
@@ -77,7 +91,7 @@ class RoutingTable:
         return entry
 
     def keep(self, entry: RoutingEntry, entries: dict[bytes, RoutingEntry]) -> None:
-        """Keep an entry among those of a user, if its topic is not too long."""
+        """Keep an entry, if its topic is not too long."""
         if len(entry.address.wire) > TOPIC_OCTETS_MAX:
             return
         if len(entries) >= self._most:
@@ -86,20 +100,26 @@ class RoutingTable:
 
 
 def first_seen(
-    ingress: MqttIngress, principal: Principal | None, topic: bytes, entries: dict[bytes, RoutingEntry]
+    ingress: MqttIngress, connection: MqttConnection, topic: bytes, entries: dict[bytes, RoutingEntry]
 ) -> RoutingEntry:
     """A topic seen for the first time: check it, ask for permission, find out where it leads. One to which
     nothing may be published leads nowhere; `MqttIngress.unclaimed` says why."""
     name = decode_topic(topic)
     address = topic_address(name, topic)
-    assert principal is not None
-    if not ingress.may_publish(principal, address):
-        raise RemoteProtocolError(f"not allowed to publish to {name!r}", reason=ReasonCode.NOT_AUTHORIZED)
-    if topic_refusal(name, ingress.limits.topic_levels_max) is not None:
+    rights = connection.current_rights()
+    decision = ingress.may_publish(rights, address)
+    if decision.allowed and topic_refusal(name, ingress.limits.topic_levels_max) is None:
+        entry = ingress.entries.resolve(address, entries)
+        decision = ingress.may_cross(rights, entry)
+        if decision.allowed:
+            return entry
+    elif decision.allowed:
         nowhere = RoutingEntry(address, None, (), ())
         ingress.entries.keep(nowhere, entries)
         return nowhere
-    return ingress.entries.resolve(address, entries)
+    denied = DeniedEntry(address, decision.rule)
+    ingress.entries.keep(denied, entries)
+    return denied
 
 
 def _forget_matching(pattern: list[str], entries: dict[bytes, RoutingEntry]) -> None:

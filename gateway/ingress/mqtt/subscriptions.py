@@ -17,15 +17,16 @@ from gateway.protocols.mqtt.packets import Subscribe, Subscription, Unsubscribe
 from gateway.protocols.mqtt.spec import Property, ReasonCode, Version
 
 if TYPE_CHECKING:
-    from gateway.access.principal import Principal
+    from gateway.access.rights import Rights
+    from gateway.ingress.mqtt.connection import MqttConnection
     from gateway.ingress.mqtt.ingress import MqttIngress
+    from gateway.model.message import Sender
     from gateway.protocols.mqtt.server import ServerConnection
 
 
-def subscribe(
-    ingress: MqttIngress, session: Session, principal: Principal, machine: ServerConnection, packet: Subscribe
-) -> None:
+def subscribe(ingress: MqttIngress, connection: MqttConnection, session: Session, packet: Subscribe) -> None:
     """Answer with a SUBACK, then owe the retained messages. Raises RemoteProtocolError for 3.x filters."""
+    machine, rights = connection.machine, connection.current_rights()
     assert machine.connect is not None
     if len(ingress.batch):
         ingress.turn_done()  # what was published before and is retained must be found
@@ -33,14 +34,14 @@ def subscribe(
     identifier = packet.properties.get(Property.SUBSCRIPTION_IDENTIFIER, (0,))[0]
     reasons: list[int] = []
     for wanted in packet.subscriptions:
-        refused = _refusal(ingress, session, principal, wanted)
+        refused = _refusal(ingress, session, connection, rights, wanted)
         if refused is not None:
             if machine.version < Version.V5 and not is_filter(wanted.filter):
                 raise RemoteProtocolError(f"topic filter {wanted.filter!r} is malformed", reason=refused)
             ingress.tell_unsubscribed(session.client_id, wanted.filter, refused)
             reasons.append(refused)  # before MQTT 5 the codec says 0x80 for all of them
             continue
-        qos = min(wanted.qos, ingress.options.qos_max)
+        qos = wanted.qos if connection.offer is None else min(wanted.qos, connection.offer.qos_max)
         options = SubscriptionOptions(
             qos,
             wanted.no_local or (bridge and shared_pattern(wanted.filter) is None),
@@ -56,11 +57,17 @@ def subscribe(
 
 
 def _refusal(
-    ingress: MqttIngress, session: Session, principal: Principal, wanted: Subscription
+    ingress: MqttIngress,
+    session: Session,
+    connection: MqttConnection,
+    rights: Rights,
+    wanted: Subscription,
 ) -> ReasonCode | None:
     if wanted.filter.count("/") >= ingress.limits.topic_levels_max or not is_filter(wanted.filter):
         return ReasonCode.TOPIC_FILTER_INVALID
-    if not ingress.access.may_subscribe(principal, ingress.name, wanted.filter):
+    decision = rights.mqtt_subscribe(wanted.filter, wanted.qos)
+    if not decision.allowed:
+        ingress.denied(connection.sender, "subscribe", wanted.filter, decision.rule)
         return ReasonCode.NOT_AUTHORIZED
     if session.kept and ingress.namespace.failing:
         return ReasonCode.QUOTA_EXCEEDED  # it could not be recorded
@@ -70,6 +77,18 @@ def _refusal(
     if not known and ingress.namespace.subscriptions_full(session.user):
         return ReasonCode.QUOTA_EXCEEDED
     return None
+
+
+def drop_forbidden(ingress: MqttIngress, session: Session, rights: Rights, sender: Sender) -> bool:
+    """End the subscriptions that are not allowed; True: there were some."""
+    found = False
+    for topic_filter, options in list(session.subscriptions.items()):
+        decision = rights.mqtt_subscribe(topic_filter, options.qos)
+        if not decision.allowed:
+            found = True
+            ingress.denied(sender, "subscribe", topic_filter, decision.rule)
+            ingress.namespace.unsubscribe(session, topic_filter)
+    return found
 
 
 def unsubscribe(

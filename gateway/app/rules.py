@@ -1,0 +1,137 @@
+"""Roles and rules while the gateway runs: read again when the configuration changes, and put into force.
+
+Of a changed configuration only what clients may do is taken: `roles`, `default_roles`, and the roles of
+users. A faulty one leaves the old rules in force. From the moment that others are in force nothing new is
+allowed by the old ones; what clients hold already (subscriptions, consumers) is gone through in slices, so
+that with ten thousand clients nobody else waits.
+"""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Callable, Iterator
+from functools import partial
+from pathlib import Path
+from typing import TYPE_CHECKING, Final
+
+import structlog
+import trio
+
+from gateway.access.authorization import Roles
+from gateway.access.principal import Principal
+from gateway.app.access import roles_of
+from gateway.containment import contained
+from gateway.errors import ConfigurationError
+from gateway.ingress.amqp091.connection import AmqpConnection
+from gateway.ingress.amqpfast.connection import FastConnection
+from gateway.ingress.mqtt.connection import MqttConnection
+from gateway.settings import load_settings
+from gateway.telemetry.audit import audit
+
+if TYPE_CHECKING:
+    from gateway.app.gateway import Gateway
+
+log = structlog.get_logger()
+
+LOOK_SECS: Final = 0.25  # between two looks at the files: a right that is gone lasts no second
+SLICE: Final = 200  # clients that are gone through in one go: some milliseconds
+
+Fingerprint = tuple[tuple[int, int, int] | None, ...]
+
+
+class Rules:
+    """What is in force at a gateway, and the files that say it."""
+
+    def __init__(self, gateway: Gateway) -> None:
+        self._gateway = gateway
+        self._file = gateway.settings.file
+        self._taken = self._fingerprint()
+
+    async def watch(self) -> None:
+        """Take the rules again whenever their file is not what was read."""
+        while True:
+            await trio.sleep(LOOK_SECS)
+            found = self._fingerprint()
+            if found != self._taken:
+                self._taken = found
+                await self.reload()
+
+    async def reload(self) -> bool:
+        """Read the rules again; bad ones leave the old ones in force. False: they do."""
+        if self._file is None:
+            return True
+        reloads = self._gateway.metrics.rule_reloads
+        try:
+            roles = await trio.to_thread.run_sync(_read, self._file)
+        except ConfigurationError as error:
+            reloads["refused"] += 1
+            log.error("rules not reloaded, the old ones stay in force", error=str(error))
+            return False
+        except Exception as error:
+            reloads["refused"] += 1
+            contained("reload", error)
+            return False
+        reloads["taken"] += 1
+        await self.use(roles)
+        return True
+
+    async def use(self, roles: Roles) -> None:
+        """Put these rules into force."""
+        gateway = self._gateway
+        if not gateway.authorization.use(roles):
+            return
+        gateway.dispatcher.changed()  # what was decided by address is decided anew
+        log.info("rules reloaded", roles=len(roles.roles))
+        audit("rules_changed", roles=sorted(roles.roles))
+        for at, look in enumerate(self._held()):
+            look()
+            if at % SLICE == SLICE - 1:
+                gateway.writes.flush()
+                await trio.lowlevel.checkpoint()
+        gateway.writes.flush()
+
+    def _held(self) -> Iterator[Callable[[], None]]:
+        """Whoever may hold something by a right that is gone."""
+        for listener in self._gateway.listeners.values():
+            for connection in list(listener.connections):
+                if isinstance(connection, AmqpConnection | FastConnection | MqttConnection):
+                    yield partial(_look_at, connection)
+        for client_id in list(self._gateway.mqtt.sessions):
+            yield partial(self._look_at_away, client_id)
+
+    def _look_at_away(self, client_id: str) -> None:
+        """A session whose client is away: by the configuration's roles of its user. Of one whose roles come
+        from elsewhere it is known when it returns."""
+        gateway = self._gateway
+        session = gateway.mqtt.sessions.get(client_id)
+        if session is None or session.outlet is not None:
+            return
+        if session.user and session.user not in gateway.authorization.roles.users:
+            return
+        rights = gateway.authorization.rights_of(Principal(session.user), client_id)
+        for topic_filter, options in list(session.subscriptions.items()):
+            if not rights.mqtt_subscribe(topic_filter, options.qos).allowed:
+                gateway.mqtt.unsubscribe(session, topic_filter)
+
+    def _fingerprint(self) -> Fingerprint:
+        return tuple(_seen(path) for path in (self._file,) if path is not None)
+
+
+def _read(path: Path) -> Roles:
+    return roles_of(load_settings(path, os.environ))
+
+
+def _seen(path: Path) -> tuple[int, int, int] | None:
+    try:
+        found = path.stat()
+    except OSError:
+        return None
+    return found.st_mtime_ns, found.st_size, found.st_ino
+
+
+def _look_at(connection: AmqpConnection | FastConnection | MqttConnection) -> None:
+    try:
+        if not connection.stream.closed:
+            connection.rules_changed()
+    except Exception as error:  # of one client
+        connection.stream.fail(error)
