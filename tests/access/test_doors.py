@@ -1,0 +1,610 @@
+"""Who may do what, over sockets: identity, protocol, action, address, and the answer in the protocol's words.
+
+MQTT is spoken by paho, AMQP 0-9-1 by pika, AMQP/Fast by the client of these tests.
+"""
+
+from __future__ import annotations
+
+import queue
+from collections.abc import Iterator
+from contextlib import closing
+from pathlib import Path
+from typing import Any, Final
+
+import paho.mqtt.client as paho
+import pika
+import pytest
+import trio
+import yaml
+from paho.mqtt.enums import CallbackAPIVersion
+from paho.mqtt.subscribeoptions import SubscribeOptions
+from pika.exceptions import ChannelClosedByBroker, ConnectionClosedByBroker, ProbableAccessDeniedError
+from pydantic import SecretStr
+
+from gateway.access.authentication import hash_password
+from gateway.app.access import roles_of
+from gateway.protocols.amqpfast import commands as m
+from gateway.protocols.amqpfast.events import ChannelClosed, Closed, HandleClosed, Opened
+from gateway.protocols.mqtt.packets import Connack, Disconnect, Will
+from gateway.protocols.mqtt.spec import PacketType, Property, ReasonCode
+from gateway.settings import Settings, User, load_settings
+from gateway.settings.access import DefaultRoles, Role
+from gateway.settings.amqpfast import OutOfBand
+from tests.ingress.amqpfast.client import PEER, QUEUE, TOPIC, Fast
+from tests.ingress.clients import Mqtt, connect
+from tests.interop.gateway_fixture import LOOPBACK, Running, running, settings_of
+from tests.interop.pahos import leave
+
+PATIENCE_SECS: Final = 10.0
+PASSWORD: Final = "right"
+ROLES: Final[dict[str, Any]] = {
+    "device": {
+        "client_id": "{user}-*",
+        "mqtt": {
+            "publish": ["plant/{user}/#", "shared/{client_id}"],
+            "subscribe": ["command/{user}/#", "news/+"],
+            "deny_subscribe": "news/secret",
+            "qos_max": 1,
+            "retain": False,
+            "shared": False,
+            "session_expiry_secs_max": 60,
+        },
+    },
+    "erp": {
+        "amqp091": {
+            "/": {
+                "configure": "^(erp|amq\\.gen)",
+                "write": "^(erp|amq\\.gen|amq\\.default$|amq\\.topic$)",
+                "read": "^(erp|amq\\.gen|amq\\.topic$)",
+                "topics": {"amq.topic": {"write": "^erp\\.", "read": "^(erp|news)\\."}},
+            }
+        },
+        "amqpfast": {
+            "/": {
+                "queues": {"write": "erp.*", "read": "erp.*", "create": "erp.*"},
+                "topics": {"read": "news.*", "write": "news.today", "create": "news.*"},
+            }
+        },
+    },
+    "all": {
+        "mqtt": {"publish": ["#", "$SYS/#"], "subscribe": ["#", "$SYS/#"]},
+        "amqp091": {"*": {"configure": ".*", "write": ".*", "read": ".*"}},
+        "amqpfast": {
+            "*": {
+                "queues": {"write": "*", "read": "*", "create": "*"},
+                "topics": {"write": "*", "read": "*", "create": "*"},
+                "peers": "*",
+            }
+        },
+    },
+    "visitor": {"mqtt": {"subscribe": "news/today"}},
+}
+HASH: Final = hash_password(PASSWORD)
+USERS: Final = {"ann": ("device",), "bob": ("erp",), "root": ("all",), "eve": ()}
+
+
+def settings(
+    roles: dict[str, Any] = ROLES, users: dict[str, tuple[str, ...]] = USERS, **more: Any
+) -> Settings:
+    """Of a gateway with these roles and users, who all have the same password."""
+    return settings_of(
+        roles={name: Role.model_validate(role) for name, role in roles.items()},
+        users={name: User(password_hash=SecretStr(HASH), roles=has) for name, has in users.items()},
+        default_roles=DefaultRoles(anonymous=tuple({"visitor"} & roles.keys())),
+        **more,
+    )
+
+
+@pytest.fixture(scope="module")
+def gateway() -> Iterator[Running]:
+    with running(settings()) as one:
+        yield one
+
+
+# MQTT, by paho
+
+
+class Paho:
+    """A paho client that waits for each answer."""
+
+    def __init__(self, gateway: Running, user: str, client_id: str, *, five: bool = True) -> None:
+        self.heard: queue.Queue[tuple[str, Any]] = queue.Queue()
+        self.client = paho.Client(
+            CallbackAPIVersion.VERSION2, client_id, protocol=paho.MQTTv5 if five else paho.MQTTv311
+        )
+        if user:
+            self.client.username_pw_set(user, PASSWORD)
+        self.client.on_connect = lambda _c, _u, _f, reason, _p: self.heard.put(("connect", reason))
+        self.client.on_publish = lambda _c, _u, _m, reason, _p: self.heard.put(("publish", reason))
+        self.client.on_subscribe = lambda _c, _u, _m, reasons, _p: self.heard.put(("subscribe", reasons[0]))
+        self.client.on_disconnect = lambda _c, _u, _f, reason, _p: self.heard.put(("disconnect", reason))
+        self.client.connect(LOOPBACK, gateway.mqtt)
+        self.client.loop_start()
+
+    def __enter__(self) -> Paho:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        leave(self.client)
+
+    def told(self, *kinds: str) -> tuple[str, int]:
+        """The next of these answers, and its code; 256: paho knows that the connection has ended."""
+        while True:
+            kind, reason = self.heard.get(timeout=PATIENCE_SECS)
+            if kind in kinds:
+                value = getattr(reason, "value", reason)
+                return kind, int(value)
+
+
+OK: Final = 0
+NOBODY: Final = 0x10  # taken, and nobody has subscribed
+NOT_AUTHORIZED: Final = 0x87
+
+
+@pytest.mark.parametrize(
+    "user, client_id, action, name, told",
+    [
+        ("ann", "ann-1", "publish", "plant/ann/x", ("publish", NOBODY)),
+        ("ann", "ann-1", "publish", "plant/ann", ("publish", NOBODY)),
+        ("ann", "ann-1", "publish", "shared/ann-1", ("publish", NOBODY)),
+        ("ann", "ann-2", "publish", "shared/ann-1", ("publish", NOT_AUTHORIZED)),
+        ("ann", "ann-1", "publish", "plant/bob/x", ("publish", NOT_AUTHORIZED)),
+        ("ann", "ann-1", "publish", "command/ann/x", ("publish", NOT_AUTHORIZED)),
+        ("root", "any", "publish", "plant/bob/x", ("publish", NOBODY)),
+        ("bob", "b", "publish", "plant/bob/x", ("publish", NOT_AUTHORIZED)),
+        ("eve", "e", "publish", "plant/eve", ("publish", NOT_AUTHORIZED)),
+        ("ann", "ann-1", "subscribe", "command/ann/#", ("subscribe", 1)),
+        ("ann", "ann-1", "subscribe", "command/ann/+/x", ("subscribe", 1)),
+        ("ann", "ann-1", "subscribe", "command/#", ("subscribe", NOT_AUTHORIZED)),
+        ("ann", "ann-1", "subscribe", "#", ("subscribe", NOT_AUTHORIZED)),
+        ("ann", "ann-1", "subscribe", "plant/ann/x", ("subscribe", NOT_AUTHORIZED)),
+        ("ann", "ann-1", "subscribe", "news/today", ("subscribe", 1)),
+        ("ann", "ann-1", "subscribe", "news/+", ("subscribe", NOT_AUTHORIZED)),
+        ("ann", "ann-1", "subscribe", "news/secret", ("subscribe", NOT_AUTHORIZED)),
+        ("ann", "ann-1", "subscribe", "$share/g/news/today", ("subscribe", NOT_AUTHORIZED)),
+        ("ann", "ann-1", "subscribe", "$SYS/#", ("subscribe", NOT_AUTHORIZED)),
+        ("root", "r", "subscribe", "$SYS/#", ("subscribe", 1)),
+        ("root", "r", "subscribe", "$share/g/#", ("subscribe", 1)),
+        ("", "x", "subscribe", "news/today", ("subscribe", 1)),
+        ("", "x", "subscribe", "news/x", ("subscribe", NOT_AUTHORIZED)),
+        ("", "x", "publish", "news/today", ("publish", NOT_AUTHORIZED)),
+        ("ann", "bob-1", "connect", "", ("connect", ReasonCode.CLIENT_IDENTIFIER_NOT_VALID)),
+        ("ann", "ann", "connect", "", ("connect", ReasonCode.CLIENT_IDENTIFIER_NOT_VALID)),
+        ("ann", "", "connect", "", ("connect", OK)),
+    ],
+)
+def test_mqtt(
+    gateway: Running, user: str, client_id: str, action: str, name: str, told: tuple[str, int]
+) -> None:
+    with Paho(gateway, user, client_id) as client:
+        if action == "connect":
+            assert client.told("connect") == told
+            return
+        assert client.told("connect") == ("connect", OK)
+        if action == "publish":
+            client.client.publish(name, b"x", 1)
+        else:
+            client.client.subscribe(name, options=SubscribeOptions(1))
+        assert client.told(action, "disconnect") == told
+
+
+@pytest.mark.parametrize("action, name", [("publish", "plant/bob"), ("subscribe", "command/#")])
+def test_mqtt_3_says_no_as_it_can(gateway: Running, action: str, name: str) -> None:
+    """A message is refused by closing the connection, a subscription by 0x80."""
+    with Paho(gateway, "ann", "ann-3", five=False) as client:
+        assert client.told("connect") == ("connect", OK)
+        if action == "subscribe":
+            client.client.subscribe(name, 1)
+            assert client.told("subscribe") == ("subscribe", 0x80)
+        else:
+            client.client.publish(name, b"x", 1)
+            assert client.told("publish", "disconnect")[0] == "disconnect"
+
+
+def ann(gateway: Running, client_id: str = "ann-1", **more: Any) -> tuple[Mqtt, Connack]:
+    return connect(gateway, client_id, user=("ann", PASSWORD.encode()), **more)
+
+
+def test_what_a_role_narrows_is_told_in_the_connack(gateway: Running) -> None:
+    client, told = ann(gateway, properties={Property.SESSION_EXPIRY_INTERVAL: 1_000})
+    with client:
+        assert told.properties[Property.MAXIMUM_QOS] == 1
+        assert told.properties[Property.RETAIN_AVAILABLE] == 0
+        assert told.properties[Property.SESSION_EXPIRY_INTERVAL] == 60
+        assert client.subscribe("command/ann/x", 2) == 1
+    for more, reason in (
+        ({"qos": 2, "packet_id": 1}, ReasonCode.QOS_NOT_SUPPORTED),
+        ({"retain": True}, ReasonCode.RETAIN_NOT_SUPPORTED),
+    ):
+        client, _ = ann(gateway)
+        with client:
+            client.machine.publish(b"plant/ann", b"x", **({"qos": 0} | more))
+            client.flush()
+            assert client.next(Disconnect).reason == reason
+
+
+def test_a_message_without_acknowledgement_costs_the_connection(gateway: Running) -> None:
+    client, _ = ann(gateway)
+    with client:
+        client.publish("plant/bob", qos=0)
+        assert client.next(Disconnect).reason == NOT_AUTHORIZED
+    client, _ = ann(gateway)
+    with client:  # others that are allowed pass beside one that is not
+        for packet_id, topic in (
+            (1, b"plant/ann"),
+            (2, b"plant/bob"),
+            (3, b"plant/ann/x"),
+            (4, b"plant/bob"),
+        ):
+            client.machine.publish(topic, b"x", 1, packet_id=packet_id)
+        client.flush()
+        said = dict([client.acked(PacketType.PUBACK) for _ in range(4)])
+        assert said == {1: NOBODY, 2: NOT_AUTHORIZED, 3: NOBODY, 4: NOT_AUTHORIZED}
+
+
+@pytest.mark.parametrize(
+    "will, reason",
+    [
+        (Will("plant/ann/gone", b"x", 1, False, {}), OK),
+        (Will("plant/bob/gone", b"x", 1, False, {}), NOT_AUTHORIZED),
+        (Will("plant/ann/gone", b"x", 2, False, {}), ReasonCode.QOS_NOT_SUPPORTED),
+        (Will("plant/ann/gone", b"x", 1, True, {}), ReasonCode.RETAIN_NOT_SUPPORTED),
+    ],
+)
+def test_a_will(gateway: Running, will: Will, reason: int) -> None:
+    client, told = ann(gateway, will=will)
+    with client:
+        assert told.reason == reason
+
+
+def test_a_session_is_its_users(gateway: Running) -> None:
+    keep = {Property.SESSION_EXPIRY_INTERVAL: 30}
+    client, _ = connect(gateway, "mine", user=("root", PASSWORD.encode()), properties=keep)
+    with client:
+        assert client.subscribe("#", 1) == 1
+    client, told = connect(gateway, "mine", user=("bob", PASSWORD.encode()), clean=False)
+    with client:
+        assert told.reason == NOT_AUTHORIZED
+    client, told = connect(gateway, "mine", user=("root", PASSWORD.encode()), clean=False)
+    with client:
+        assert told.session_present
+
+
+# AMQP 0-9-1, by pika
+
+
+def amqp(gateway: Running, user: str, host: str = "/") -> pika.BlockingConnection:
+    credentials = pika.PlainCredentials(user, PASSWORD)
+    return pika.BlockingConnection(
+        pika.ConnectionParameters(LOOPBACK, gateway.amqp, host, credentials, connection_attempts=1)
+    )
+
+
+METHODS: Final[dict[str, Any]] = {
+    "declare": lambda channel, name: channel.queue_declare(name),
+    "declare exclusive": lambda channel, name: channel.queue_declare(name, exclusive=True),
+    "delete": lambda channel, name: channel.queue_delete(name),
+    "exchange": lambda channel, name: channel.exchange_declare(name, "topic"),
+    "exchange delete": lambda channel, name: channel.exchange_delete(name),
+    "publish": lambda channel, name: (
+        channel.confirm_delivery(),
+        channel.basic_publish(*name.split(":", 1), b"x"),
+    ),
+    "consume": lambda channel, name: channel.basic_consume(name, lambda *_: None),
+    "get": lambda channel, name: channel.basic_get(name),
+    "purge": lambda channel, name: channel.queue_purge(name),
+    "bind": lambda channel, name: channel.queue_bind("erp.q", *name.split(":", 1)),
+    "dead letter": lambda channel, name: channel.queue_declare(
+        "erp.dead", arguments={"x-dead-letter-exchange": name}
+    ),
+    "alternate": lambda channel, name: channel.exchange_declare(
+        "erp.alternate", "topic", arguments={"alternate-exchange": name}
+    ),
+    "passive": lambda channel, name: channel.queue_declare(name, passive=True),
+}
+
+
+@pytest.mark.parametrize(
+    "user, action, name, allowed",
+    [
+        ("bob", "declare", "erp.q", True),
+        ("bob", "declare", "", True),
+        ("bob", "declare", "other", False),
+        ("bob", "declare exclusive", "other", False),
+        ("bob", "delete", "secret", False),
+        ("bob", "delete", "nothing", False),
+        ("bob", "exchange", "erp.x", True),
+        ("bob", "exchange", "other.x", False),
+        ("bob", "exchange delete", "amq.topic", False),
+        ("bob", "publish", ":erp.q", True),
+        ("bob", "publish", ":secret", True),  # the default exchange is one right, as in RabbitMQ
+        ("bob", "publish", "amq.topic:erp.new", True),
+        ("bob", "publish", "amq.topic:plant.x", False),
+        ("bob", "publish", "amq.fanout:x", False),
+        ("bob", "consume", "erp.q", True),
+        ("bob", "consume", "secret", False),
+        ("bob", "get", "secret", False),
+        ("bob", "purge", "secret", False),
+        ("bob", "bind", "amq.topic:news.#", True),
+        ("bob", "bind", "amq.topic:plant.#", False),
+        ("bob", "bind", "amq.fanout:x", False),
+        ("bob", "dead letter", "erp.x", True),
+        ("bob", "dead letter", "secret.x", False),
+        ("bob", "alternate", "secret.x", False),
+        ("bob", "passive", "secret", True),  # as in RabbitMQ
+        ("root", "get", "secret", True),
+        ("root", "declare", "anything", True),
+    ],
+)
+def test_amqp(gateway: Running, user: str, action: str, name: str, allowed: bool) -> None:
+    with closing(amqp(gateway, "root")) as root:
+        channel = root.channel()
+        channel.queue_declare("secret")
+        channel.queue_declare("erp.q")
+    with closing(amqp(gateway, user)) as connection:
+        channel = connection.channel()
+        if allowed:
+            METHODS[action](channel, name)
+            if action.startswith("dead"):
+                channel.queue_delete("erp.dead")
+        else:
+            with pytest.raises(ChannelClosedByBroker) as refused:
+                METHODS[action](channel, name)
+            assert refused.value.reply_code == 403
+            assert f"refused for user '{user}'" in refused.value.reply_text
+            connection.channel()  # the connection goes on
+
+
+@pytest.mark.parametrize("user", ["ann", "eve"])
+def test_a_virtual_host_is_refused(gateway: Running, user: str) -> None:
+    with pytest.raises((ProbableAccessDeniedError, ConnectionClosedByBroker), match="530|NOT_ALLOWED"):
+        amqp(gateway, user)
+
+
+def test_copies_need_the_right_of_their_keys(gateway: Running) -> None:
+    with closing(amqp(gateway, "bob")) as connection:
+        channel = connection.channel()
+        channel.confirm_delivery()
+        copies = pika.BasicProperties(headers={"CC": ["plant.secret"]})
+        with pytest.raises(ChannelClosedByBroker) as refused:
+            channel.basic_publish("amq.topic", "erp.x", b"x", copies)
+        assert refused.value.reply_code == 403
+
+
+# AMQP/Fast
+
+
+def fast(gateway: Running, user: str, client_name: str = "") -> Fast:
+    return Fast(gateway, client_name, user=user, password=PASSWORD)
+
+
+@pytest.mark.parametrize(
+    "user, action, service, name, allowed",
+    [
+        ("bob", "send", QUEUE, "erp.q", True),
+        ("bob", "send", QUEUE, "other", False),
+        ("bob", "send", TOPIC, "news.today", True),
+        ("bob", "send", TOPIC, "news.old", False),
+        ("bob", "consume", QUEUE, "erp.q", True),
+        ("bob", "consume", TOPIC, "news.", True),
+        ("bob", "consume", TOPIC, "news.sport", True),
+        ("bob", "consume", TOPIC, "", False),
+        ("bob", "consume", QUEUE, "other", False),
+        ("bob", "query", QUEUE, "erp.q", True),
+        ("bob", "query", QUEUE, "secret", False),
+        ("bob", "open", PEER, "echo", False),
+        ("root", "open", PEER, "echo", True),
+        ("root", "query", QUEUE, "secret", True),
+        ("bob", "temporary", QUEUE, "", False),
+        ("root", "temporary", QUEUE, "", True),
+    ],
+)
+def test_amqpfast(gateway: Running, user: str, action: str, service: int, name: str, allowed: bool) -> None:
+    with fast(gateway, "root").open() as root:
+        root.put(root.handle("secret"), b"x")
+    with fast(gateway, user).open() as client:
+        if action in ("open", "temporary"):
+            number = client.ask_handle(name, service, temporary=action == "temporary")
+            if allowed:
+                client.reply()
+            else:
+                assert client.next(HandleClosed).reply_code == 403
+            return
+        parent = name.rpartition(".")[0]
+        number = client.ask_handle(f"{parent}." if parent else "", service)
+        rest = name.rpartition(".")[2]
+        client.reply()
+        if action == "send":
+            client.put(number, b"x", name=rest, confirm=allowed)
+        elif action == "consume":
+            given = m.HandleConsume(number, dest_name=rest, prefetch=1)
+            if allowed:
+                assert client.ask(given)[3] == 200
+            else:
+                client.say(given)
+        elif allowed:
+            client.index(number, dest_name=rest)
+        else:
+            client.say(m.HandleQuery(number, 0, dest_name=rest))
+        if not allowed:
+            assert client.next(HandleClosed).reply_code == 403
+
+
+def test_amqpfast_virtual_hosts_and_names(gateway: Running) -> None:
+    with fast(gateway, "eve") as client:
+        assert client.next(Closed).reply_code == 403
+    with running(
+        settings({"named": {"client_id": "{user}-*", **ROLES["all"]}}, {"bob": ("named",)})
+    ) as other:
+        for name, right in (("bob-1", True), ("", True), ("ann-1", False)):
+            with fast(other, "bob", name) as client:
+                if right:
+                    client.next(Opened)
+                else:
+                    assert client.next(Closed).reply_code == 403
+
+
+def test_a_shared_folder_is_for_whom_it_is(tmp_path: Path) -> None:
+    given = settings_of().listeners
+    shared = given["amqpfast"].model_copy(update={"out_of_band": OutOfBand(folder=tmp_path)})
+    both = settings(listeners={**given, "amqpfast": shared})
+    with running(both) as gateway, fast(gateway, "bob") as client:
+        client.next(Opened)
+        client.machine.open_channel(out_of_band=f"file:{tmp_path}")
+        client.flush()
+        assert client.next(ChannelClosed).reply_code == 403
+
+
+# What is counted and told
+
+
+def test_refusals_are_counted_by_endpoint_and_action(gateway: Running) -> None:
+    def counted(listener: str) -> dict[str, int]:
+        return gateway.ask(lambda: dict(gateway.gateway.listeners[listener].stats.denied.counts))
+
+    before = counted("mqtt").get("publish", 0)
+    client, _ = ann(gateway)
+    with client:
+        for packet_id in (1, 2):  # the second is known to be refused
+            client.publish("plant/bob", qos=1, packet_id=packet_id)
+            assert client.acked(PacketType.PUBACK) == (packet_id, NOT_AUTHORIZED)
+    assert counted("mqtt")["publish"] == before + 2
+    assert set(counted("amqp091")) <= {"configure", "write", "read", "connect"}
+
+
+# Rules that change
+
+
+def change(gateway: Running, given: Settings) -> None:
+    """Put other rules into force."""
+
+    trio.from_thread.run(gateway.gateway.rules.use, roles_of(given), trio_token=gateway._token)
+
+
+def test_a_right_that_is_gone_ends_what_was_held_by_it() -> None:
+    narrower = {**ROLES, "device": {"mqtt": {"publish": "plant/{user}/#", "subscribe": "news/today"}}}
+    narrower["erp"] = {"amqp091": {"/": {"configure": ".*", "read": "^erp\\.two$"}}, "amqpfast": {"/": {}}}
+    keep = {Property.SESSION_EXPIRY_INTERVAL: 30}
+    with running(settings()) as gateway:
+        publisher, _ = ann(gateway, "ann-p")
+        away, _ = ann(gateway, "ann-a", properties=keep)
+        assert away.subscribe("command/ann/#", 1) == 1
+        assert away.subscribe("news/today", 1) == 1
+        away.cut()
+        gateway.until(lambda: gateway.gateway.mqtt.sessions["ann-a"].outlet is None)
+        reader, _ = ann(gateway, "ann-r")
+        assert reader.subscribe("command/ann/#") == 0
+        with publisher, reader, closing(amqp(gateway, "bob")) as connection, fast(gateway, "bob") as quick:
+            publisher.publish("shared/ann-p", qos=1, packet_id=1)
+            assert publisher.acked(PacketType.PUBACK) == (1, NOBODY)
+            one, two = connection.channel(), connection.channel()
+            for channel, name in ((one, "erp.one"), (two, "erp.two")):
+                channel.queue_declare(name)
+                channel.basic_consume(name, lambda *_: None)
+            quick.open()
+            handle = quick.handle("erp.fast")
+            quick.consume(handle)
+            change(gateway, settings(narrower))
+            assert reader.next(Disconnect).reason == NOT_AUTHORIZED
+            publisher.publish("shared/ann-p", qos=1, packet_id=2)
+            assert publisher.acked(PacketType.PUBACK) == (2, NOT_AUTHORIZED)
+            publisher.publish("plant/ann/x", qos=1, packet_id=3)
+            assert publisher.acked(PacketType.PUBACK) == (3, NOBODY)
+            with pytest.raises(ChannelClosedByBroker) as refused:
+                one.queue_declare("erp.one", passive=True)
+            assert refused.value.reply_code == 403
+            two.queue_declare("erp.two", passive=True)
+            assert quick.next(HandleClosed).reply_code == 403
+            sessions = gateway.gateway.mqtt.sessions
+            assert gateway.ask(lambda: list(sessions["ann-a"].subscriptions)) == ["news/today"]
+            change(gateway, settings({}, {}))  # none at all: everything is allowed again
+            publisher.publish("anything", qos=1, packet_id=4)
+            assert publisher.acked(PacketType.PUBACK) == (4, NOBODY)
+
+
+def test_rules_are_read_again_when_their_file_changes(tmp_path: Path) -> None:
+    file = tmp_path / "gateway.yaml"
+    document: dict[str, Any] = {
+        "listeners": {"mqtt": {"protocol": "mqtt", "host": LOOPBACK, "port": 0}},
+        "http": {"enabled": False},
+        "store": {"enabled": False},
+        "roles": {"anyone": {"mqtt": {"publish": "a/#"}}},
+        "default_roles": {"anonymous": "anyone"},
+    }
+
+    def write() -> None:
+        other = tmp_path / "other.yaml"
+        other.write_text(yaml.safe_dump(document))
+        other.rename(file)
+
+    write()
+    but = "rules not reloaded, the old ones stay in force"
+    with running(load_settings(file, {}), but=but) as gateway:
+        reloads = gateway.gateway.metrics.rule_reloads
+        client, _ = connect(gateway, "c")
+        with client:
+            client.publish("b/x", qos=1, packet_id=1)
+            assert client.acked(PacketType.PUBACK) == (1, NOT_AUTHORIZED)
+            document["roles"]["anyone"]["mqtt"]["publish"] = "b/#"
+            write()
+            gateway.until(lambda: reloads["taken"] == 1)
+            client.publish("b/x", qos=1, packet_id=2)
+            assert client.acked(PacketType.PUBACK) == (2, NOBODY)
+            document["roles"]["anyone"]["mqtt"]["publish"] = "b/#/x"
+            write()
+            gateway.until(lambda: reloads["refused"] == 1)
+            client.publish("b/x", qos=1, packet_id=3)
+            assert client.acked(PacketType.PUBACK) == (3, NOBODY)
+
+
+# Limits of roles
+
+
+def test_a_role_limits_connections_sessions_and_rates() -> None:
+    roles = {"few": {**ROLES["all"], "connections_max": 2, "sessions_max": 1, "receive_bytes_per_sec_max": 5}}
+    keep = {Property.SESSION_EXPIRY_INTERVAL: 30}
+    with running(settings(roles, {"bob": ("few",), "ann": ("few",)})) as gateway:
+        user = ("bob", PASSWORD.encode())
+        one, _ = connect(gateway, "one", user=user, properties=keep)
+        with one:
+            connection = next(iter(gateway.gateway.listeners["mqtt"].connections))
+            assert connection.stream.rate is not None
+            second, told = connect(gateway, "two", user=user)
+            with second:
+                assert told.reason == ReasonCode.QUOTA_EXCEEDED  # another session
+            with closing(amqp(gateway, "bob")):
+                with pytest.raises((ProbableAccessDeniedError, ConnectionClosedByBroker)):
+                    amqp(gateway, "bob")
+                other, told = connect(gateway, "three", user=("ann", PASSWORD.encode()))
+                with other:
+                    assert told.reason == OK
+            gateway.until(lambda: gateway.gateway.authorization.connections["bob"] == 1)
+        gateway.until(lambda: not gateway.gateway.authorization.connections)
+
+
+# Routes that ask for a role
+
+
+def test_a_route_may_ask_for_a_role(tmp_path: Path) -> None:
+    mapping = tmp_path / "routes.yaml"
+    mapping.write_text(
+        "version: 1\nroutes:\n"
+        "  - name: orders\n    role: erp\n"
+        "    from: {endpoint: mqtt, topic: 'orders/{rest...}'}\n"
+        "    to: {endpoint: amqp091, exchange: amq.topic, routing_key: '{rest...}'}\n"
+    )
+    everything = {"all": ROLES["all"], "erp": ROLES["all"]}
+    given = settings(everything, {"bob": ("erp",), "ann": ("all",)}, mappings=(str(mapping),))
+    with running(given) as gateway, closing(amqp(gateway, "bob")) as connection:
+        channel = connection.channel()
+        channel.queue_declare("q")
+        channel.queue_bind("q", "amq.topic", "#")
+        for user, reason in (("ann", NOT_AUTHORIZED), ("bob", OK)):
+            client, _ = connect(gateway, user, user=(user, PASSWORD.encode()))
+            with client:
+                client.publish("orders/x", user.encode(), qos=1, packet_id=1)
+                assert client.acked(PacketType.PUBACK) == (1, reason)
+                client.publish("other/x", user.encode(), qos=1, packet_id=2)
+                assert client.acked(PacketType.PUBACK) == (2, NOBODY)
+        assert channel.basic_get("q", auto_ack=True)[2] == b"bob"
+        assert channel.basic_get("q", auto_ack=True)[2] is None
