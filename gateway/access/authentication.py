@@ -26,6 +26,8 @@ import trio
 from gateway.access.failures import Failures
 from gateway.access.places import is_loopback, place_of
 from gateway.access.principal import Principal
+from gateway.access.rabbit_passwords import is_rabbit_hash
+from gateway.access.rabbit_passwords import matches as rabbit_matches
 from gateway.access.scram import ITERATIONS, SALT_OCTETS, Exchange, Keys
 from gateway.access.turns import Crowded, Turns
 from gateway.settings.logins import Logins
@@ -201,6 +203,8 @@ def hash_password(password: str) -> str:
 
 def is_hash(text: str) -> bool:
     """Is this a hash that a password can be compared with?"""
+    if is_rabbit_hash(text):
+        return True
     try:
         argon2.extract_parameters(text)
     except argon2.exceptions.InvalidHashError:
@@ -217,8 +221,15 @@ def _remember(table: dict[bytes, float], key: bytes) -> None:
 
 def _matches(stored: str | None, password: bytes) -> bool:
     decoy = _decoy()  # also for a known user: the first login of all tells nothing either
+    if stored is not None and is_rabbit_hash(stored):
+        _verify(decoy, password)  # it costs what others do, or names could be found out
+        return rabbit_matches(stored, password)
+    return _verify(stored or decoy, password)
+
+
+def _verify(stored: str, password: bytes) -> bool:
     try:
-        return _HASHER.verify(stored or decoy, password)
+        return _HASHER.verify(stored, password)
     except argon2.exceptions.VerifyMismatchError:
         return False
     except argon2.exceptions.InvalidHashError:

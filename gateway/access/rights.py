@@ -106,6 +106,15 @@ class Rights:
             self._mqtt = MqttGrant(self._roles, self._facts)
         return self._mqtt
 
+    def enters_mqtt(self) -> Decision:
+        """Whether anything can be done in MQTT at all."""
+        rule = self.mqtt.rule
+        if rule is not None:
+            return Decision(True, rule)
+        if self._scopes or any(self.amqp_grants(host) for _, host in self.mqtt.hosts):
+            return Decision(True, "rights in AMQP, which are rights in MQTT")
+        return Decision(False, NOTHING)
+
     def mqtt_publish(self, topic: str) -> Decision:
         """Whether a topic may be published to."""
         return self._topic("publish", topic)
@@ -224,6 +233,10 @@ class AllRights(Rights):
 
     def publish(self, address: Address, host: str = "/") -> Decision:
         """Anything."""
+        return UNLIMITED
+
+    def enters_mqtt(self) -> Decision:
+        """Everybody."""
         return UNLIMITED
 
     def mqtt_publish(self, topic: str) -> Decision:

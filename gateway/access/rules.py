@@ -33,13 +33,24 @@ def _filters(roles: Iterable[tuple[str, MqttRules]], word: str, facts: Facts) ->
 class MqttGrant:
     """What a client may do in MQTT. Of roles that say nothing of MQTT nothing is taken."""
 
-    __slots__ = ("_filters", "hosts", "qos_max", "retain", "session_expiry_secs_max", "shared", "will")
+    __slots__ = (
+        "_filters",
+        "hosts",
+        "qos_max",
+        "retain",
+        "rule",
+        "session_expiry_secs_max",
+        "shared",
+        "will",
+    )
 
     def __init__(self, roles: Named, facts: Facts) -> None:
         given = [(name, role.mqtt) for name, role in roles if role.mqtt.model_fields_set]
         words = ("publish", "subscribe", "deny_publish", "deny_subscribe")
         self._filters = {word: FilterSet(_filters(given, word, facts)) for word in words}
         rules = [one for _, one in given]
+        speaking = [name for name, one in given if one.publish or one.subscribe]
+        self.rule = f"roles.{speaking[0]}.mqtt" if speaking else None
         self.qos_max = max((one.qos_max for one in rules), default=2)
         self.retain = any(one.retain for one in rules) or not rules
         self.will = any(one.will for one in rules) or not rules

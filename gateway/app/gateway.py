@@ -32,7 +32,7 @@ from gateway.admin import (
     SessionsApi,
     serve,
 )
-from gateway.app.access import access_of, roles_of
+from gateway.app.access import access_of, roles_of, with_imported_hosts
 from gateway.app.clients import connected, dismiss
 from gateway.app.declaring import declare_all
 from gateway.app.descriptors import divide_descriptors
@@ -82,7 +82,7 @@ class Gateway:
 
     def __init__(self, settings: Settings) -> None:
         """Raises ConfigurationError (MappingError) when the configuration cannot be used."""
-        self.settings = settings
+        self.settings = settings = with_imported_hosts(settings)
         self.metrics = Metrics(__version__)
         start_audit(settings)
         self.readiness = Readiness()

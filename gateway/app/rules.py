@@ -45,6 +45,8 @@ class Rules:
     def __init__(self, gateway: Gateway) -> None:
         self._gateway = gateway
         self._file = gateway.settings.file
+        declared = gateway.settings.declare
+        self._files = (*filter(None, [self._file]), *(declared.definitions if declared.users else ()))
         self._taken = self._fingerprint()
 
     async def watch(self) -> None:
@@ -114,7 +116,7 @@ class Rules:
                 gateway.mqtt.unsubscribe(session, topic_filter)
 
     def _fingerprint(self) -> Fingerprint:
-        return tuple(_seen(path) for path in (self._file,) if path is not None)
+        return tuple(map(_seen, self._files))
 
 
 def _read(path: Path) -> Roles:

@@ -14,7 +14,7 @@ import typer
 from rich.console import Console
 from rich.text import Text
 
-from gateway.app.access import access_of
+from gateway.app.access import access_of, with_imported_hosts
 from gateway.broker.amqp091.declaring import gather, rehearse
 from gateway.broker.amqp091.hosts import AmqpHosts
 from gateway.broker.amqp091.unbound import unbound
@@ -36,7 +36,7 @@ COLOURS: Final = {Severity.ERROR: "red", Severity.WARNING: "yellow", Severity.NO
 def check(config: ConfigFile = None, as_json: AsJson = False) -> None:
     """Check the configuration and its mapping files, and print what they come to."""
     try:
-        settings: Settings | None = settings_of(config)
+        settings: Settings | None = with_imported_hosts(settings_of(config))
     except ConfigurationError as error:
         settings, findings = None, [_error(line) for line in str(error).splitlines()]
     if settings is not None:

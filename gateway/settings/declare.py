@@ -136,6 +136,9 @@ class Declare(Section):
     definitions: Annotated[tuple[FilePath, ...], Strict(False), BeforeValidator(_listed)] = ()
     """Files that RabbitMQ has exported (`rabbitmqctl export_definitions`), relative to the working directory;
     a single one needs no list."""
+    users: bool = False
+    """Also the users of `definitions`, with their password hashes, permissions and topic permissions; and
+    AMQP listeners that name no virtual hosts have theirs. `users` of this configuration come first."""
     exchanges: Annotated[tuple[DeclaredExchange, ...], Strict(False)] = ()
     """Exchanges."""
     queues: Annotated[tuple[DeclaredQueue, ...], Strict(False)] = ()

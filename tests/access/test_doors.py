@@ -151,8 +151,8 @@ NOT_AUTHORIZED: Final = 0x87
         ("ann", "ann-1", "publish", "plant/bob/x", ("publish", NOT_AUTHORIZED)),
         ("ann", "ann-1", "publish", "command/ann/x", ("publish", NOT_AUTHORIZED)),
         ("root", "any", "publish", "plant/bob/x", ("publish", NOBODY)),
-        ("bob", "b", "publish", "plant/bob/x", ("publish", NOT_AUTHORIZED)),
-        ("eve", "e", "publish", "plant/eve", ("publish", NOT_AUTHORIZED)),
+        ("bob", "b", "connect", "", ("connect", NOT_AUTHORIZED)),
+        ("eve", "e", "connect", "", ("connect", NOT_AUTHORIZED)),
         ("ann", "ann-1", "subscribe", "command/ann/#", ("subscribe", 1)),
         ("ann", "ann-1", "subscribe", "command/ann/+/x", ("subscribe", 1)),
         ("ann", "ann-1", "subscribe", "command/#", ("subscribe", NOT_AUTHORIZED)),
@@ -171,6 +171,7 @@ NOT_AUTHORIZED: Final = 0x87
         ("ann", "bob-1", "connect", "", ("connect", ReasonCode.CLIENT_IDENTIFIER_NOT_VALID)),
         ("ann", "ann", "connect", "", ("connect", ReasonCode.CLIENT_IDENTIFIER_NOT_VALID)),
         ("ann", "", "connect", "", ("connect", OK)),
+        ("root", "", "connect", "", ("connect", OK)),
     ],
 )
 def test_mqtt(

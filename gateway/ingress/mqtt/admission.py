@@ -21,7 +21,7 @@ from gateway.ingress.mqtt.publish_checks import Offer, topic_refusal
 from gateway.ingress.mqtt.subscriptions import drop_forbidden
 from gateway.model.message import Sender
 from gateway.protocols.mqtt.connection import State
-from gateway.protocols.mqtt.dialect import topic_address
+from gateway.protocols.mqtt.dialect import MQTT, topic_address
 from gateway.protocols.mqtt.octets import is_utf8, violation
 from gateway.protocols.mqtt.packets import Auth, Connect, Will
 from gateway.protocols.mqtt.properties import NO_PROPERTIES
@@ -283,6 +283,10 @@ def _not_its_own(
 ) -> tuple[ReasonCode, str] | None:
     """Where there are rules, an identifier may be bound to others, and a session is its user's alone: who
     resumed it would have what was subscribed to by another's right."""
+    decision = rights.enters_mqtt()
+    if not decision.allowed:
+        ingress.denied(sender, "connect", MQTT.title, decision.rule)
+        return ReasonCode.NOT_AUTHORIZED, "no rule allows anything here"
     if not packet.client_id:
         return None
     decision = rights.has_client_id(packet.client_id)

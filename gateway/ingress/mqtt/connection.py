@@ -153,9 +153,11 @@ class MqttConnection:
         if self.session is None or self.machine.state is not OPEN:
             return
         rights = self.current_rights()
-        decision = rights.has_client_id(self.sender.client)
+        decision = rights.enters_mqtt()
+        if decision.allowed:
+            decision = rights.has_client_id(self.sender.client)
         if not decision.allowed:
-            self._ingress.denied(self.sender, "client_id", self.sender.client, decision.rule)
+            self._ingress.denied(self.sender, "connect", self.sender.client, decision.rule)
         if drop_forbidden(self._ingress, self.session, rights, self.sender) or not decision.allowed:
             self._ingress.let_go(self, ReasonCode.NOT_AUTHORIZED)
 
