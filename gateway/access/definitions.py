@@ -87,7 +87,7 @@ def _imported(content: dict[str, Any]) -> Imported:
     }
     if is_rabbit_hash(hashes.get(GUEST, "")) and matches(hashes[GUEST], GUEST.encode()):
         del hashes[GUEST]  # everybody knows it: where it is good is for `guest` of the configuration to say
-    names = {user["name"]: (role_name(user["name"]),) for user in users}
+    names: dict[str, tuple[str, ...]] = {user["name"]: (role_name(user["name"]),) for user in users}
     return Imported(hashes, roles, names, tuple(one["name"] for one in content.get("vhosts", [])))
 
 

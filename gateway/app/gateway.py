@@ -151,6 +151,7 @@ class Gateway:
             self.access = access_of(settings)
             self.authorization = Authorization(roles_of(settings))
             self.rules = Rules(self)
+            self.rules.tell()
             self.watchdog = Watchdog(settings.log.slow_turn_secs)
             self.metrics.turns = self.watchdog.turns
             self.memory.connections = self._publishers

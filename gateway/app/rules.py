@@ -49,6 +49,11 @@ class Rules:
         self._files = (*filter(None, [self._file]), *(declared.definitions if declared.users else ()))
         self._taken = self._fingerprint()
 
+    def tell(self) -> None:
+        """Say loudly that there are none, once somebody has begun to say who may connect."""
+        if self._gateway.settings.users and not self._gateway.authorization.in_force:
+            log.warning("users are configured and no role: whoever may connect may do everything")
+
     async def watch(self) -> None:
         """Take the rules again whenever their file is not what was read."""
         while True:

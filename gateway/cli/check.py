@@ -14,7 +14,8 @@ import typer
 from rich.console import Console
 from rich.text import Text
 
-from gateway.app.access import access_of, with_imported_hosts
+from gateway.access.linting import lint_roles
+from gateway.app.access import access_of, roles_of, with_imported_hosts
 from gateway.broker.amqp091.declaring import gather, rehearse
 from gateway.broker.amqp091.hosts import AmqpHosts
 from gateway.broker.amqp091.unbound import unbound
@@ -47,6 +48,7 @@ def check(config: ConfigFile = None, as_json: AsJson = False) -> None:
             *unwritable(settings),
             *rehearsed.findings,
             *mapping_findings(settings, rehearsed),
+            *role_findings(settings),
         ]
     wrong = any(finding.severity is Severity.ERROR for finding in findings)
     if as_json:
@@ -136,6 +138,17 @@ def mapping_findings(settings: Settings, rehearsed: Rehearsal) -> list[Finding]:
         *lint(mappings, settings.endpoints(), settings.links, settings.worlds()),
         *(() if hosts is None else unbound(routes, settings, hosts, rehearsed.declaring)),
     ]
+
+
+def role_findings(settings: Settings) -> list[Finding]:
+    """What is unwise in roles, and in routes because of them."""
+    try:
+        routes = compile_routes(
+            load(settings.mapping_files()), settings.endpoints(), settings.worlds()
+        ).routes
+        return lint_roles(settings, roles_of(settings), routes)
+    except ConfigurationError:
+        return []  # which is told of already
 
 
 def place_and_text(finding: Finding) -> str:

@@ -1,0 +1,58 @@
+"""One question about a client's rights, in the words of a protocol, as people ask it."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from typing import Final
+
+from gateway.access.rights import DEFAULT_EXCHANGE, Decision, Rights
+from gateway.model.dialect import Dialect
+from gateway.protocols.amqp091.dialect import AMQP091
+from gateway.protocols.amqpfast.dialect import AMQPFAST
+from gateway.protocols.mqtt.dialect import MQTT
+
+Question = Callable[[Rights, str, str], Decision]  # rights, virtual host, and what it is about
+
+
+def _publish(dialect: Dialect) -> Question:
+    return lambda rights, host, text: rights.publish(dialect.parse(text), host)
+
+
+def _permission(permission: str) -> Question:
+    def ask(rights: Rights, host: str, text: str) -> Decision:
+        name, colon, key = text.partition(":")
+        found = rights.amqp(host, permission, name or DEFAULT_EXCHANGE)
+        return rights.amqp_key(host, permission, name, key) if colon and found.allowed else found
+
+    return ask
+
+
+def _destination(right: str) -> Question:
+    def ask(rights: Rights, host: str, text: str) -> Decision:
+        address = AMQPFAST.parse(text)
+        whole = address.name.endswith("*")
+        return rights.fast(host, right, address.scope, address.name.rstrip("*"), whole=whole)
+
+    return ask
+
+
+QUESTIONS: Final[Mapping[str, Mapping[str, Question]]] = {
+    MQTT.name: {
+        "connect": lambda rights, host, text: rights.has_client_id(text),
+        "publish": _publish(MQTT),
+        "subscribe": lambda rights, host, text: rights.mqtt_subscribe(text),
+    },
+    AMQP091.name: {
+        "connect": lambda rights, host, text: rights.enters_amqp(text),
+        "publish": _publish(AMQP091),
+        **{word: _permission(word) for word in ("configure", "write", "read")},
+    },
+    AMQPFAST.name: {
+        "connect": lambda rights, host, text: rights.enters_fast(text),
+        "publish": _publish(AMQPFAST),
+        **{word: _destination(word) for word in ("read", "browse", "write", "create")},
+        "talk": lambda rights, host, text: rights.fast(host, "talk", "peer", text),
+    },
+}
+"""What can be asked of each protocol. An address is written as everywhere; permissions are asked of the name
+of a queue or exchange, which a routing key may follow behind a colon."""

@@ -1,0 +1,155 @@
+"""What is unwise in roles: rules that never apply, routes that nobody may feed, users without a role.
+
+What only a token or certificate will say is not known here: a role that no user has may be a token's.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterable, Iterator
+from typing import Final
+
+from gateway.access.authorization import Roles
+from gateway.access.filters import covers, meets
+from gateway.access.rights import DEFAULT_EXCHANGE
+from gateway.mapping.linter import Finding, Severity
+from gateway.mapping.routes import Route
+from gateway.protocols.amqp091.dialect import AMQP091
+from gateway.protocols.amqpfast.dialect import AMQPFAST
+from gateway.protocols.mqtt.dialect import MQTT
+from gateway.settings import Settings
+from gateway.settings.access import EVERY_HOST, PLACEHOLDER, Role
+
+CODE: Final = "rights"
+CAPTURE: Final = re.compile(r"\{[^{}]*?(\.\.\.)?\}")
+
+
+def lint_roles(settings: Settings, roles: Roles, routes: Iterable[Route]) -> list[Finding]:
+    """All that is to be said of roles and rules."""
+    routes = list(routes)
+    asked = list(_asked_for(roles, routes))
+    if not roles.roles:
+        return [*asked, *_nothing_said(settings)]
+    found = [*asked, *_holders(settings, roles)]
+    for name, role in roles.roles.items():
+        found += _rules(settings, name, role)
+    return [*found, *_unfed(settings, roles, routes)]
+
+
+def _warning(text: str, file: str = "", line: int = 0) -> Finding:
+    return Finding(Severity.WARNING, CODE, text, file, line)
+
+
+def _nothing_said(settings: Settings) -> Iterator[Finding]:
+    if settings.users:
+        yield _warning(
+            "users are configured and no role: WHOEVER MAY CONNECT MAY DO EVERYTHING, in every virtual host;"
+            " `roles` says who may do what"
+        )
+
+
+def _asked_for(roles: Roles, routes: Iterable[Route]) -> Iterator[Finding]:
+    for route in routes:
+        if route.rule.role is not None and route.rule.role not in roles.roles:
+            text = f"route {route.name!r}: there is no role {route.rule.role!r}, so nobody may feed it"
+            yield _warning(text, route.file, route.line)
+
+
+def _holders(settings: Settings, roles: Roles) -> Iterator[Finding]:
+    default = roles.default
+    for name, has in roles.users.items():
+        if not has and not default.authenticated:
+            yield _warning(f"users.{name}: no role, so this user may do nothing")
+    everybody = {role for has in roles.users.values() for role in has}
+    everybody |= {role for word in type(default).model_fields for role in getattr(default, word)}
+    for name in roles.roles:
+        if name not in everybody:
+            text = f"roles.{name}: nobody has it, unless a token or certificate says so"
+            yield Finding(Severity.NOTE, CODE, text, "", 0)
+    admits = any(one.anonymous != "never" for one in settings.listeners.values())
+    if admits and not default.anonymous:
+        text = "default_roles.anonymous: none, so clients that do not say who they are may do nothing"
+        yield Finding(Severity.NOTE, CODE, text, "", 0)
+
+
+def _rules(settings: Settings, name: str, role: Role) -> Iterator[Finding]:
+    """Rules of one role that never apply."""
+    protocols = set(settings.endpoints().values())
+    speaks = {word: word in protocols for word in (MQTT.name, AMQP091.name, AMQPFAST.name)}
+    for word, there in speaks.items():
+        if not there and word in role.model_fields_set:
+            yield _warning(f"roles.{name}.{word}: no listener speaks it, so the rules never apply")
+    given = role.mqtt
+    yield from _filters(f"roles.{name}.mqtt", "publish", given.publish, given.deny_publish)
+    yield from _filters(f"roles.{name}.mqtt", "subscribe", given.subscribe, given.deny_subscribe)
+    hosts = {AMQP091.name: settings.amqp_hosts(), AMQPFAST.name: list(settings.virtual_hosts())}
+    for protocol, served in hosts.items():
+        for host in getattr(role, protocol) if speaks[protocol] else ():
+            if host != EVERY_HOST and host not in served and not PLACEHOLDER.search(host):
+                yield _warning(f"roles.{name}.{protocol}.{host}: no listener serves this virtual host")
+    for host, rules in role.amqp091.items():
+        texts = [rules.configure, rules.write, rules.read]
+        texts += [text for one in rules.topics.values() for text in (one.write, one.read)]
+        if any("{client_id}" in text for text in texts) and role.mqtt.as_virtual_host != host:
+            at = f"roles.{name}.{AMQP091.name}.{host}"
+            yield _warning(f"{at}: AMQP clients have no {{client_id}}, so the rules with it never apply")
+
+
+def _filters(at: str, word: str, given: tuple[str, ...], denied: tuple[str, ...]) -> Iterator[Finding]:
+    for text in dict.fromkeys(given):
+        levels = text.split("/")
+        if any(covers(one.split("/"), levels) for one in denied):
+            yield _warning(f"{at}.{word}: {text!r} never applies, deny_{word} has all of it")
+            continue
+        wider = next((one for one in given if one != text and covers(one.split("/"), levels)), None)
+        if wider is not None:
+            said = f"{at}.{word}: {text!r} says nothing that {wider!r} does not say"
+            yield Finding(Severity.NOTE, CODE, said, "", 0)
+
+
+def _unfed(settings: Settings, roles: Roles, routes: Iterable[Route]) -> Iterator[Finding]:
+    """Routes from listeners to whose addresses no role lets anybody publish."""
+    for route in routes:
+        if route.source not in settings.listeners:
+            continue
+        among = [role for name, role in roles.roles.items() if route.rule.role in (None, name)] or list(
+            roles.roles.values()
+        )
+        given = route.rule.source.given()
+        if any(_may_feed(role, given, route.rule.source.dialect.name) for role in among):
+            continue
+        text = f"route {route.name!r}: no role lets anybody publish what it takes"
+        yield _warning(text, route.file, route.line)
+
+
+def _may_feed(role: Role, given: dict[str, str], protocol: str) -> bool:
+    """Whether a role might; placeholders may be anything."""
+    name = next(iter(given.values()))
+    if protocol == MQTT.name:
+        if role.mqtt.as_virtual_host is not None:
+            return True
+        wanted = CAPTURE.sub(lambda one: "#" if one[1] else "+", given.get("topic", name)).split("/")
+        return any(meets(PLACEHOLDER.sub("+", one).split("/"), wanted) for one in role.mqtt.publish)
+    if protocol == AMQP091.name:
+        exchange = given.get("exchange")
+        if exchange is None or CAPTURE.search(exchange):
+            return True
+        return any(
+            re.search(PLACEHOLDER.sub(".*", one.write), exchange or DEFAULT_EXCHANGE)
+            for one in role.amqp091.values()
+            if one.write
+        )
+    if protocol == AMQPFAST.name:
+        destination = CAPTURE.split(given.get("destination", ""))[0].rstrip("*")
+        services = [given["service"]] if "service" in given else ["queue", "topic"]
+        return any(
+            _begins_alike(PLACEHOLDER.split(text)[0].rstrip("*"), destination)
+            for one in role.amqpfast.values()
+            for service in services
+            for text in getattr(one, f"{service}s", one.topics).write
+        )
+    return True
+
+
+def _begins_alike(one: str, other: str) -> bool:
+    return one.startswith(other) or other.startswith(one)
