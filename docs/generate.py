@@ -52,6 +52,7 @@ PLACES: Final = {
     "Forward": "[address](#copies-of-dead-letters)",
     "From": "[pattern](#from)",
     "Http": "[HTTP](#http)",
+    "HttpAuthorizer": "[authorizer](roles.md#an-authorizer)",
     "Journal": "[journal](#journal)",
     "Limits": "[limits](limits.md)",
     "Link": "[link](links.md)",

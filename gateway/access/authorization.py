@@ -10,6 +10,7 @@ from collections.abc import Mapping
 from typing import Final
 
 from gateway.access.principal import Principal
+from gateway.access.questions import Authorizer
 from gateway.access.rights import AllRights, Rights
 from gateway.access.scopes import parse_scopes
 from gateway.settings.access import DefaultRoles, Role
@@ -52,8 +53,10 @@ class Roles:
 class Authorization:
     """What is in force. `generation` moves when it changes."""
 
-    def __init__(self, roles: Roles | None = None) -> None:
+    def __init__(self, roles: Roles | None = None, authorizer: Authorizer | None = None) -> None:
+        """`authorizer` knows what no role says; None: there is nobody to ask."""
         self.generation = 0
+        self.authorizer = authorizer
         self.roles = roles or Roles()
         self.connections: dict[str, int] = {}  # by user, of those that have rules
         self._kept: dict[object, Rights] = {}
@@ -79,13 +82,13 @@ class Authorization:
 
     @property
     def in_force(self) -> bool:
-        """There is a role, so there are rules."""
-        return bool(self.roles.roles)
+        """There is a role, or somebody to ask, so there are rules."""
+        return bool(self.roles.roles) or self.authorizer is not None
 
     def rights_of(self, principal: Principal, client_id: str = "") -> Rights:
         """What a client may do; the same object for all that may do the same."""
         names = self.roles.of(principal) if self.in_force else ()
-        if not (principal.scopes or self._by_client.intersection(names)):
+        if not (principal.scopes or self.authorizer or self._by_client.intersection(names)):
             client_id = ""
         key = (principal.name, names, principal.scopes, tuple(principal.fields.items()), client_id)
         found = self._kept.get(key)
@@ -114,4 +117,4 @@ class Authorization:
         if not self.in_force and not parse_scopes(principal.scopes):
             return AllRights(key=principal.name)
         roles = [(name, self.roles.roles[name]) for name in names if name in self.roles.roles]
-        return Rights(principal, roles, client_id=client_id, key=key)
+        return Rights(principal, roles, client_id=client_id, key=key, authorizer=self.authorizer)

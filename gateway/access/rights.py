@@ -7,9 +7,10 @@ allows. Who asks keeps the answers by address (or by connection) until `Authoriz
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import Final, NamedTuple
+from typing import Final, Literal, NamedTuple
 
 from gateway.access.principal import Principal
+from gateway.access.questions import Authorizer, Question, Undecided
 from gateway.access.rules import AmqpGrant, FastGrant, MqttGrant, Named, amqp_grants, fast_grants
 from gateway.access.scopes import Scope, parse_scopes
 from gateway.access.templates import wildcard
@@ -21,6 +22,9 @@ from gateway.protocols.mqtt.dialect import MQTT
 DEFAULT_EXCHANGE: Final = "amq.default"  # what RabbitMQ's permissions call the exchange without a name
 MQTT_EXCHANGE: Final = "amq.topic"
 SHARED: Final = "$share/"
+QUEUE, EXCHANGE = "queue", "exchange"  # what RabbitMQ calls resources
+KINDS: Final = {"queue": QUEUE, "topic": EXCHANGE}
+PERMISSIONS: Final = {"read": "read", "browse": "read", "write": "write", "create": "configure"}
 TO_KEY: Final = str.maketrans({"/": ".", "+": "*"})
 
 
@@ -48,8 +52,13 @@ class Rights:
         client_id: str = "",
         key: object = None,
         host: str = "/",
+        authorizer: Authorizer | None = None,
     ) -> None:
-        """`roles`: with their names. `host`: the virtual host that MQTT is in for a token's scopes."""
+        """`roles`: with their names. `host`: the virtual host that MQTT is in for a token's scopes.
+        `authorizer` knows what they do not say; then each question may raise Undecided.
+        """
+        self._user = principal.name
+        self._authorizer = authorizer
         self.key = key
         self.roles = tuple(name for name, _ in roles)
         self._roles = roles
@@ -75,6 +84,18 @@ class Rights:
         stated = [most for _, role in self._roles if (most := getattr(role, word)) is not None]
         return None if not stated else 0 if 0 in stated else max(stated)
 
+    def _elsewhere(self, kind: Literal["vhost", "resource", "topic"], **fields: str) -> Decision:
+        """What no rule allows. Raises Undecided."""
+        authorizer = self._authorizer
+        if authorizer is None:
+            return Decision(False, NOTHING)
+        question = Question(kind, (("username", self._user), *fields.items()))
+        known = authorizer.known(question)
+        if known is None:
+            raise Undecided(question, authorizer)
+        said = ", ".join(f"{name} {text}" for name, text in fields.items())
+        return Decision(known, f"the authorizer has said so: {kind} ({said})")
+
     # Anybody's.
 
     def has_client_id(self, client_id: str) -> Decision:
@@ -91,8 +112,10 @@ class Rights:
         if address.protocol == MQTT.name:
             return self.mqtt_publish(address.name)
         if address.protocol == AMQP091.name:
-            found = self.amqp(host, "write", address.scope or DEFAULT_EXCHANGE)
-            return found if not found.allowed else self.amqp_key(host, "write", address.scope, address.name)
+            found = self.amqp(host, "write", address.scope or DEFAULT_EXCHANGE, EXCHANGE)
+            if not found.allowed or not address.scope:
+                return found
+            return self.amqp_key(host, "write", address.scope, address.name)
         if address.protocol == AMQPFAST.name:
             return self.fast(host, "write", address.scope, address.name)
         return Decision(False, NOTHING)
@@ -113,7 +136,7 @@ class Rights:
             return Decision(True, rule)
         if self._scopes or any(self.amqp_grants(host) for _, host in self.mqtt.hosts):
             return Decision(True, "rights in AMQP, which are rights in MQTT")
-        return Decision(False, NOTHING)
+        return self._elsewhere("vhost", vhost=self._mqtt_host)
 
     def mqtt_publish(self, topic: str) -> Decision:
         """Whether a topic may be published to."""
@@ -136,17 +159,25 @@ class Rights:
         if rule is not None:
             return Decision(True, rule)
         hosts = [host for _, host in grant.hosts] + [self._scope_host] * bool(self._scopes)
-        for host in hosts:
+        hosts += [self._mqtt_host] * (self._authorizer is not None)
+        decision = Decision(False, NOTHING)
+        for host in dict.fromkeys(hosts):
             decision = self._topic_as_key(host, action, name, qos)
             if decision.allowed:
-                return decision
-        return Decision(False, NOTHING)
+                break
+        return decision
+
+    @property
+    def _mqtt_host(self) -> str:
+        return self._scope_host if self._authorizer is None else self._authorizer.mqtt_host
 
     def _topic_as_key(self, host: str, action: str, name: str, qos: int) -> Decision:
         """What RabbitMQ's MQTT plug-in would ask for."""
         key = name.translate(TO_KEY)
-        if action == "publish":
-            return self.amqp_key(host, "write", MQTT_EXCHANGE, key)
+        permission = "write" if action == "publish" else "read"
+        exchange = self.amqp(host, permission, MQTT_EXCHANGE, EXCHANGE)
+        if not exchange.allowed or action == "publish":
+            return exchange if not exchange.allowed else self.amqp_key(host, "write", MQTT_EXCHANGE, key)
         queue = f"mqtt-subscription-{self._client_id}qos{min(qos, 1)}"
         for permission in ("configure", "write", "read"):
             decision = self.amqp(host, permission, queue)
@@ -166,21 +197,30 @@ class Rights:
     def enters_amqp(self, host: str) -> Decision:
         """Whether a virtual host may be entered."""
         found = self.amqp_grants(host)
-        return Decision(True, found[0].rule) if found else Decision(False, NOTHING)
+        return Decision(True, found[0].rule) if found else self._elsewhere("vhost", vhost=host)
 
-    def amqp(self, host: str, permission: str, name: str) -> Decision:
+    def amqp(self, host: str, permission: str, name: str, kind: str = QUEUE) -> Decision:
         """Whether `configure`, `write` or `read` is given on an exchange or a queue."""
         for grant in self.amqp_grants(host):
             if grant.allows(permission, name):
                 return Decision(True, f"{grant.rule}.{permission}")
-        return Decision(False, NOTHING)
+        return self._elsewhere("resource", vhost=host, resource=kind, name=name, permission=permission)
 
     def amqp_key(self, host: str, permission: str, exchange: str, key: str) -> Decision:
         """Whether it is given on that topic exchange with that routing key."""
         for grant in self.amqp_grants(host):
             if grant.allows_key(permission, exchange or DEFAULT_EXCHANGE, key):
                 return Decision(True, f"{grant.rule}.{permission}")
-        return Decision(False, NOTHING)
+        own = {"variable_map.client_id": self._client_id} if self._client_id else {}
+        return self._elsewhere(
+            "topic",
+            vhost=host,
+            resource="topic",
+            name=exchange or DEFAULT_EXCHANGE,
+            permission=permission,
+            routing_key=key,
+            **own,
+        )
 
     # AMQP/Fast.
 
@@ -194,7 +234,7 @@ class Rights:
     def enters_fast(self, host: str) -> Decision:
         """Whether a virtual host may be entered."""
         found = self.fast_grants(host)
-        return Decision(True, found[0].rule) if found else Decision(False, NOTHING)
+        return Decision(True, found[0].rule) if found else self._elsewhere("vhost", vhost=host)
 
     def fast(self, host: str, right: str, service: str, name: str, *, whole: bool = False) -> Decision:
         """Whether `read`, `browse`, `write`, `create`, or of a peer `talk`, is given on a destination, or on
@@ -202,13 +242,20 @@ class Rights:
         for grant in self.fast_grants(host):
             if grant.allows(right, service, name, whole=whole):
                 return Decision(True, f"{grant.rule}.{service}.{right}")
-        return Decision(False, NOTHING)
+        kind = KINDS.get(service)
+        if kind is None or whole:  # nobody can be asked about all that begins with something
+            return Decision(False, NOTHING)
+        return self._elsewhere(
+            "resource", vhost=host, resource=kind, name=name, permission=PERMISSIONS[right]
+        )
 
     def fast_concerns(self, host: str, service: str, name: str) -> Decision:
         """Whether anything is given on a destination, or on some whose names begin so."""
         for grant in self.fast_grants(host):
             if grant.concerns(service, name):
                 return Decision(True, grant.rule)
+        if self._authorizer is not None and service in KINDS:
+            return Decision(True, "the authorizer is asked about what is done with it")
         return Decision(False, NOTHING)
 
     def fast_out_of_band(self, host: str) -> Decision:
@@ -251,7 +298,7 @@ class AllRights(Rights):
         """Everywhere."""
         return UNLIMITED
 
-    def amqp(self, host: str, permission: str, name: str) -> Decision:
+    def amqp(self, host: str, permission: str, name: str, kind: str = QUEUE) -> Decision:
         """Anything."""
         return UNLIMITED
 

@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+from gateway.access.asking import Asker
 from gateway.access.authentication import Access, is_hash
 from gateway.access.authorization import Roles
 from gateway.access.definitions import Imported, read_users
+from gateway.access.questions import HttpQuestions
 from gateway.access.scram import Keys, parse_keys
 from gateway.errors import ConfigurationError
 from gateway.protocols.amqp091.dialect import AMQP091
@@ -28,6 +30,16 @@ def roles_of(settings: Settings) -> Roles:
     users = {name: has for one in several for name, has in one.users.items()}
     users |= {name: user.roles for name, user in settings.users.items()}
     return Roles(roles | settings.roles, users, settings.default_roles)
+
+
+def authorizer_of(settings: Settings) -> HttpQuestions | None:
+    """Who is asked what no role says. Raises ConfigurationError."""
+    given = settings.authorizer
+    if given is None:
+        return None
+    most = given.connections_max
+    asker = Asker(given.timeout_secs, ca_file=given.ca_file, connections_max=most, kept=most)
+    return HttpQuestions(given, asker)
 
 
 def imported(settings: Settings) -> list[Imported]:

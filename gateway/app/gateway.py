@@ -32,7 +32,7 @@ from gateway.admin import (
     SessionsApi,
     serve,
 )
-from gateway.app.access import access_of, roles_of, with_imported_hosts
+from gateway.app.access import access_of, authorizer_of, roles_of, with_imported_hosts
 from gateway.app.clients import connected, dismiss
 from gateway.app.declaring import declare_all
 from gateway.app.descriptors import divide_descriptors
@@ -149,9 +149,9 @@ class Gateway:
             self.bodies.spool.sweep()
             declare_all(settings, self.hosts)  # before there is anything that consumes or accepts
             self.access = access_of(settings)
-            self.authorization = Authorization(roles_of(settings))
+            self.authorizer = authorizer_of(settings)
+            self.authorization = Authorization(roles_of(settings), self.authorizer)
             self.rules = Rules(self)
-            self.rules.tell()
             self.watchdog = Watchdog(settings.log.slow_turn_secs)
             self.metrics.turns = self.watchdog.turns
             self.memory.connections = self._publishers
@@ -181,6 +181,9 @@ class Gateway:
             await self._serve(task_status, signals)
         finally:
             trio.lowlevel.remove_instrument(self.watchdog)
+            if self.authorizer is not None:
+                with trio.CancelScope(shield=True):
+                    await self.authorizer.close()
             if self.store is not None:
                 self.hosts.note_untouched()
                 self.fast_hosts.note_untouched()
@@ -350,6 +353,8 @@ class Gateway:
             **self.hosts.dropped(),
             "memory": self.memory.refused,
         }
+        if self.authorizer is not None:
+            self.metrics.authorizer_failures = partial(getattr, self.authorizer, "failures")
         self.metrics.evicted_sessions = lambda: self.mqtt.evicted
         self.metrics.dropped_letters = lambda: self.dead_letters.crowded_out
         self.metrics.dead_lettered = lambda: self.dead_letters.counted

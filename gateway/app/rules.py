@@ -19,6 +19,7 @@ import trio
 
 from gateway.access.authorization import Roles
 from gateway.access.principal import Principal
+from gateway.access.questions import Undecided
 from gateway.app.access import roles_of
 from gateway.containment import contained
 from gateway.errors import ConfigurationError
@@ -34,6 +35,7 @@ if TYPE_CHECKING:
 log = structlog.get_logger()
 
 LOOK_SECS: Final = 0.25  # between two looks at the files: a right that is gone lasts no second
+QUESTIONS_MAX: Final = 10_000  # about one client; answers that are forgotten at once would be asked for ever
 SLICE: Final = 200  # clients that are gone through in one go: some milliseconds
 
 Fingerprint = tuple[tuple[int, int, int] | None, ...]
@@ -48,20 +50,26 @@ class Rules:
         declared = gateway.settings.declare
         self._files = (*filter(None, [self._file]), *(declared.definitions if declared.users else ()))
         self._taken = self._fingerprint()
+        self._tell()
 
-    def tell(self) -> None:
+    def _tell(self) -> None:
         """Say loudly that there are none, once somebody has begun to say who may connect."""
         if self._gateway.settings.users and not self._gateway.authorization.in_force:
             log.warning("users are configured and no role: whoever may connect may do everything")
 
     async def watch(self) -> None:
         """Take the rules again whenever their file is not what was read."""
+        again = trio.current_time()
         while True:
             await trio.sleep(LOOK_SECS)
             found = self._fingerprint()
             if found != self._taken:
                 self._taken = found
                 await self.reload()
+            authorizer = self._gateway.settings.authorizer
+            if authorizer is not None and trio.current_time() >= again:
+                again = trio.current_time() + authorizer.cache_secs
+                self._gateway.dispatcher.changed()  # where decisions are kept is asked anew
 
     async def reload(self) -> bool:
         """Read the rules again; bad ones leave the old ones in force. False: they do."""
@@ -91,7 +99,7 @@ class Rules:
         log.info("rules reloaded", roles=len(roles.roles))
         audit("rules_changed", roles=sorted(roles.roles))
         for at, look in enumerate(self._held()):
-            look()
+            await _look(look)
             if at % SLICE == SLICE - 1:
                 gateway.writes.flush()
                 await trio.lowlevel.checkpoint()
@@ -140,5 +148,19 @@ def _look_at(connection: AmqpConnection | FastConnection | MqttConnection) -> No
     try:
         if not connection.stream.closed:
             connection.rules_changed()
+    except Undecided:
+        raise
     except Exception as error:  # of one client
         connection.stream.fail(error)
+
+
+async def _look(look: Callable[[], None]) -> None:
+    """What nobody knows without asking is asked for, and looked at again; what has ended until then stays
+    ended."""
+    for _ in range(QUESTIONS_MAX):
+        try:
+            look()
+        except Undecided as question:
+            await question.ask()
+        else:
+            return

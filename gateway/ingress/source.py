@@ -13,6 +13,7 @@ import structlog
 import trio
 
 from gateway.access.principal import Principal
+from gateway.access.questions import Undecided
 from gateway.access.rights import Decision, Rights
 from gateway.broker.dispatcher import AnswerEntry, Namespace, RoutingEntry
 from gateway.ingress.listener import Connection, Listener
@@ -191,6 +192,24 @@ class ListenerSource(ABC):
             if role is not None and role not in rights.roles:
                 return Decision(False, f"route {branch.resolved.route.name} takes it from role {role}")
         return WHATEVER
+
+    def decide(self, stream: Stream, question: Undecided, then: Callable[[], None] | None = None) -> None:
+        """Find out what a client may do; meanwhile it is not read. What it has said is gone on with as it was
+        left, or by `then`."""
+
+        async def task() -> None:
+            try:
+                await question.ask()
+                if then is not None and not stream.closed:
+                    then()
+            except Exception as error:
+                stream.fail(error)
+            finally:
+                stream.release()
+            self.flush()
+
+        stream.hold()
+        self.tasks.start_soon(task)
 
     def denied(self, sender: Sender, action: str, target: str, rule: str) -> None:
         """A client may not do what it has asked for: count it, and say so in the audit log."""

@@ -7,6 +7,7 @@ what his roles say: what several roles of one client allow is joined, and what o
 from __future__ import annotations
 
 import re
+from pathlib import Path
 from typing import Annotated, Any, Final, Literal
 
 from pydantic import AfterValidator, BeforeValidator, Field, Strict
@@ -166,3 +167,31 @@ class DefaultRoles(Section):
     """Of guest with the password guest, unless `users` has a guest."""
     authenticated: Names = ()
     """Of everybody else."""
+
+
+class HttpAuthorizer(Section):
+    """A server that is asked what no role allows or denies, as RabbitMQ's `rabbitmq_auth_backend_http` asks.
+    A topic of MQTT is a key of exchange `amq.topic`; a queue of AMQP/Fast is a queue, a topic an exchange."""
+
+    vhost_url: str = Field(pattern=r"^https?://[^/#]+[^#]*$")
+    """Where it is asked about virtual hosts: `username`, `vhost`."""
+    resource_url: str = Field(pattern=r"^https?://[^/#]+[^#]*$")
+    """About queues and exchanges: also `resource`, `name`, `permission`."""
+    topic_url: str = Field(pattern=r"^https?://[^/#]+[^#]*$")
+    """About routing keys of topic exchanges: also `routing_key`; of MQTT `variable_map.client_id`."""
+    method: Literal["get", "post"] = "post"
+    """`get`: everything stands in the query; RabbitMQ's default."""
+    ca_file: Annotated[Path, Strict(False)] | None = None
+    """Authorities that its certificate is checked against; absent: those of the system."""
+    mqtt_virtual_host: str = "/"
+    """The virtual host that questions about MQTT name."""
+    timeout_secs: float = Field(5.0, gt=0, le=60)
+    """How long an answer may take; who asks is held meanwhile, and is refused without one."""
+    connections_max: int = Field(16, ge=1, le=1_024)
+    """Questions at a time."""
+    waiting_max: int = Field(10_000, ge=1)
+    """Questions that wait for their turn; beyond it the answer is no."""
+    cache_secs: float = Field(60.0, ge=1, le=86_400)
+    """How long an answer is remembered, `deny` for a tenth of it, but no less than a second."""
+    cache_entries_max: int = Field(100_000, ge=1)
+    """Answers that are remembered."""

@@ -16,7 +16,7 @@ from gateway.model.dialect import Dialect, NameRefused
 from gateway.protocols import DIALECT_OF_WORD, DIALECTS
 from gateway.protocols.amqp091.dialect import AMQP091
 from gateway.protocols.amqpfast.dialect import AMQPFAST
-from gateway.settings.access import DefaultRoles, Names, Role
+from gateway.settings.access import DefaultRoles, HttpAuthorizer, Names, Role
 from gateway.settings.amqpfast import FastVirtualHost
 from gateway.settings.audit import Audit
 from gateway.settings.declare import Declare, Origin
@@ -213,6 +213,8 @@ class Settings(BaseSettings):
     roles: dict[str, Role] = {}
     """Who may do what, by the role's name; none: whoever may connect may do everything."""
     default_roles: DefaultRoles = DefaultRoles()
+    authorizer: HttpAuthorizer | None = None
+    """Who is asked what no role allows or denies; absent: nobody."""
     guest: Admission = "loopback"
     """Whether the user guest with the password guest may connect, and from where."""
     logins: Logins = Logins()

@@ -87,6 +87,7 @@ COUNTERS: Final[dict[str, tuple[str, tuple[str, ...]]]] = {
     "gateway_dropped": ("Messages that the embedded broker dropped.", ("reason",)),
     "gateway_dead_lettered": ("Messages that became dead letters.", ("route", "reason")),
     "gateway_mapping_reloads": ("Attempts to take changed mapping files.", ("outcome",)),
+    "gateway_authorizer_failures": ("Questions that the authorizer has not answered.", ()),
     "gateway_rule_reloads": ("Attempts to take changed roles and rules.", ("outcome",)),
     "gateway_audit_events": ("Events of the audit log, by what became of their lines.", ("event", "outcome")),
     "gateway_http_refused": ("HTTP connections and requests that were not served.", ("reason",)),
@@ -189,6 +190,7 @@ class Metrics(Collector):
         self.forgotten_ids: Callable[[], Mapping[str, int]] = dict
         self.outboxes: Callable[[], Iterable[OutboxCounts]] = list
         self.mapping_reloads = {"taken": 0, "refused": 0}
+        self.authorizer_failures: Callable[[], int] = int
         self.rule_reloads = {"taken": 0, "refused": 0}
         self.http_connections: Callable[[], int] = int
         self.http_refused: Counter[str] = Counter()  # by reason, all of them constants of the HTTP server
@@ -281,6 +283,7 @@ class Metrics(Collector):
             yield "gateway_outbox_oldest_seconds", at, outbox.oldest_secs
         for outcome, count in self.mapping_reloads.items():
             yield "gateway_mapping_reloads", (outcome,), count
+        yield "gateway_authorizer_failures", (), self.authorizer_failures()
         for outcome, count in self.rule_reloads.items():
             yield "gateway_rule_reloads", (outcome,), count
         yield "gateway_http_connections", (), self.http_connections()

@@ -173,6 +173,7 @@ class AmqpChannel:
         self.next_tag = 1
         self.consumers: dict[str, AmqpConsumer] = {}
         self.unacknowledged: dict[int, Unacknowledged] = {}
+        self.generated = ""  # the name of a queue that is being declared without one
         self.last_queue = ""  # an empty queue name means the last one declared here
         self.requester: ReplyTo | None = None  # of direct replies
         self.requester_tag = ""

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable
+from contextlib import suppress
 from functools import partial
 from typing import TYPE_CHECKING, Any, Final, NoReturn
 
@@ -11,6 +12,7 @@ import trio
 
 from gateway.access.authentication import Denial
 from gateway.access.principal import Principal
+from gateway.access.questions import Undecided
 from gateway.access.rights import DEFAULT_EXCHANGE, Rights
 from gateway.broker.amqp091.refusals import Refused, access_refused, failed
 from gateway.broker.amqp091.virtual_host import VirtualHost
@@ -65,6 +67,10 @@ WHY: Final = {
     Denial.REFUSED: "too many logins have failed",
     Denial.BUSY: "too many logins wait",
 }
+
+
+class Taken(Exception):
+    """What follows has been taken over, and goes on later."""
 
 
 class PublishTarget:
@@ -137,7 +143,7 @@ class AmqpConnection:
         if rights.unlimited:
             return
         name = name or DEFAULT_EXCHANGE
-        decision = rights.amqp(self.host.name, permission, name)
+        decision = rights.amqp(self.host.name, permission, name, kind)
         if not decision.allowed:
             what = f"{kind} '{name}' in vhost '{self.host.name}'"
             self._refuse_access(permission, what, decision.rule)
@@ -268,29 +274,50 @@ class AmqpConnection:
 
     def _process(self, events: list[Event]) -> None:
         for at, event in enumerate(events):
-            if isinstance(event, Publishes):
-                if contents := self._publishes(event.contents):
-                    self.stream.postpone([Publishes(contents), *events[at + 1 :]])
-                    self.stream.mark()
+            try:
+                if not self._go_through(events, at, event):
                     return
-            elif isinstance(event, Acks):
-                take_acks(self, event.acks)
-            elif isinstance(event, LargePublish):
-                if self._publish_large(event.content, events[at + 1 :]):
-                    break
-            elif isinstance(event, MethodReceived):
-                try:
-                    self._method(event)
-                except Later as wait:
-                    self._wait_for(wait, events[at if wait.again else at + 1 :])
-                    break
-            else:
-                self._turn(event)
+            except Taken:
+                break
+            except Later as wait:
+                self._wait_for(wait, events[at if wait.again else at + 1 :])
+                break
+            except Undecided as question:
+                self.ingress.decide(self.stream, question)
+                self.stream.postpone(events[at:])
+                break
         if self.machine.closed:
             if not self.machine.sent:
                 self._report(0, "it does not begin with the header of AMQP 0-9-1")
             self.stream.end("closed")
         self.stream.mark()
+
+    def _go_through(self, events: list[Event], at: int, event: Event) -> bool:
+        """Do what one of the events asks for; False: the others are left for another turn. Raises Later, and
+        Undecided."""
+        if isinstance(event, Publishes):
+            if contents := self._publishes(event.contents):
+                self.stream.postpone([Publishes(contents), *events[at + 1 :]])
+                self.stream.mark()
+                return False
+        elif isinstance(event, Acks):
+            take_acks(self, event.acks)
+        elif isinstance(event, LargePublish):
+            self._decide(event.content[1])
+            if self._publish_large(event.content, events[at + 1 :]):
+                raise Taken
+        elif isinstance(event, MethodReceived):
+            self._method(event)
+        else:
+            self._turn(event)
+        return True
+
+    def _decide(self, octets: bytes) -> None:
+        """Raises Undecided for a large message while it may still be left; what is wrong is said later."""
+        entries = self.ingress.entries_of(self.rights, self.host)
+        if octets not in entries:
+            with suppress(RemoteProtocolError, Refused):
+                self._resolve(octets, entries)
 
     def _turn(self, event: Event) -> None:
         """What becomes of the connection or of a channel as a whole."""
@@ -466,7 +493,7 @@ class AmqpConnection:
         self.stream.hold()
         self.ingress.tasks.start_soon(task)
 
-    def _publishes(  # noqa: PLR0915 - every message
+    def _publishes(  # noqa: C901, PLR0912, PLR0915 - every message
         self, contents: list[Content], *, large: bool = False
     ) -> list[Content]:
         """Publish them; returns those that are left for another turn, when many go where this user has not
@@ -506,6 +533,13 @@ class AmqpConnection:
             except (RemoteProtocolError, Refused) as error:
                 self.refuse(number, error, PUBLISH)
                 continue
+            except Undecided as question:
+                if large:  # it was decided, and is not known any more
+                    self.refuse(number, access_refused("it is not known whether this is allowed"), PUBLISH)
+                    continue
+                ingress.decide(self.stream, question)
+                left = [content, *in_turn]
+                break
             message = Message(
                 entry.address,
                 body,

@@ -148,7 +148,9 @@ def queue_declare(connection: AmqpConnection, channel: AmqpChannel, method: m.Qu
     if method.passive:
         queue = _queue(connection, channel, name)
     else:
-        generated = "" if name else connection.host.new_queue_name()
+        if not name:  # which is asked for by name, and perhaps again
+            channel.generated = channel.generated or connection.host.new_queue_name()
+        generated = "" if name else channel.generated
         connection.check("configure", "queue", name or generated)
         _check_leading(connection, "queue", name or generated, method.arguments, DEAD_LETTER_EXCHANGE)
         queue = connection.host.declare_queue(
@@ -161,6 +163,7 @@ def queue_declare(connection: AmqpConnection, channel: AmqpChannel, method: m.Qu
             arguments=method.arguments,
             generated=generated,
         )
+        channel.generated = ""
     queue.settle_head()
     channel.last_queue = queue.name
     _reply(

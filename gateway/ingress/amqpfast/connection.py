@@ -9,6 +9,7 @@ from weakref import WeakValueDictionary
 
 from gateway.access.authentication import Denial
 from gateway.access.principal import Principal
+from gateway.access.questions import Undecided
 from gateway.access.rights import Decision, Rights
 from gateway.broker.amqpfast.destinations import FastQueue
 from gateway.broker.amqpfast.virtual_host import FastHost, Refused
@@ -342,17 +343,30 @@ class FastConnection:
                     return
             elif isinstance(event, Acks):
                 self._acks(event.rows)
-            elif isinstance(event, Fragment):
-                self.arrivals.fragment(event)
-            elif isinstance(event, CommandReceived):
-                self._command(event.command)
-            elif (hear := RARE.get(type(event))) is not None:
-                hear(self, event)
+            elif self._undecided(event):
+                self._paused += events[at:]
+                break
         if self.arrivals.unwritten:
             self.arrivals.write()
         if self.machine.closed:
             self.stream.end("closed")
         self.stream.mark()
+
+    def _undecided(self, event: Event) -> bool:
+        """Do what is no message or acknowledgement; True: it has to wait until it is known whether the client
+        may."""
+        try:
+            if isinstance(event, Fragment):
+                self.arrivals.fragment(event)
+            elif isinstance(event, CommandReceived):
+                self._command(event.command)
+            elif (hear := RARE.get(type(event))) is not None:
+                hear(self, event)
+        except Undecided as question:
+            self.pause()
+            self.ingress.decide(self.stream, question, self.go_on)
+            return True
+        return False
 
     def _handle_closed(self, event: HandleClosed) -> None:
         if not event.by_peer:

@@ -140,6 +140,8 @@ class IncomingTransfers:
         handle = connection.handles.get(event.handle)
         if handle is None:
             return
+        if event.first:
+            connection.publisher.decide(handle, event.dest_name)
         if event.bits & STREAMING:
             connection.publisher.stream(handle, event)
         elif event.bits & OUT_OF_BAND:

@@ -8,8 +8,10 @@ number, which may be opened again before the answer is known.
 
 from __future__ import annotations
 
+from contextlib import suppress
 from typing import TYPE_CHECKING
 
+from gateway.access.questions import Undecided
 from gateway.broker.amqpfast.virtual_host import Refused
 from gateway.broker.dispatcher import RoutingEntry
 from gateway.broker.memory import LOW_ON_MEMORY
@@ -92,7 +94,12 @@ class Publisher:
                 if connection.stream.spent():
                     left = [row, *in_turn]
                     break
-                self._send(handle, tag, properties.raw, body, name)
+                try:
+                    self._send(handle, tag, properties.raw, body, name)
+                except Undecided as question:
+                    ingress.decide(connection.stream, question)
+                    left = [row, *in_turn]
+                    break
                 generation = ingress.dispatcher.generation
                 continue
             entry = entries[0]
@@ -266,6 +273,14 @@ class Publisher:
         handle.entries[name] = tuple(entries)
         return handle.entries[name]
 
+    def decide(self, handle: FastHandle, name: bytes) -> None:
+        """Raises Undecided for a message whose first part has come; what is wrong is said when it is
+        complete."""
+        rights = self._connection.rights
+        if handle.service != "peer" and not rights.unlimited and name not in handle.entries:
+            with suppress(Refused):
+                self._check(handle.service, handle.name + name.decode(), whole=not name)
+
     def _entry(self, address: Address) -> RoutingEntry:
         """Raises Refused for a client that may not send there."""
         connection = self._connection
@@ -330,7 +345,14 @@ class Publisher:
                 ingress.partials.drop(partial)
             connection.refuse(handle, ReplyCode.MESSAGE_CONTENTS_INVALID, str(error))
             return
-        self._send(handle, tag, properties.raw, body, name, partial)
+        try:
+            self._send(handle, tag, properties.raw, body, name, partial)
+        except Undecided:  # it was known when it began
+            if partial is not None:
+                ingress.partials.release(partial)
+            text = "it is not known whether this may be sent"
+            connection.refuse(handle, ReplyCode.TEMPORARILY_FORBIDDEN, text)
+            return
         ingress.stats.messages_in += 1
         if (rate := connection.stream.rate) is not None:
             rate.messages += 1

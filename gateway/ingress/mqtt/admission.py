@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING, Any, Final
 from gateway.access.authentication import Denial
 from gateway.access.places import place_of
 from gateway.access.principal import Principal
+from gateway.access.questions import Undecided
 from gateway.access.rights import Rights
 from gateway.access.scram import METHOD, ScramError
 from gateway.ingress.logins import Login
@@ -218,7 +219,12 @@ def _admit(
     client_id = packet.client_id or ingress.new_client_id()
     rights = ingress.rights_of(principal, client_id)
     sender = Sender(ingress.name, client_id, principal.name, connection.stream.remote)
-    refusal = _refusal(ingress, packet, rights, sender)
+    try:
+        refusal = _refusal(ingress, packet, rights, sender)
+    except Undecided as question:
+        again = partial(_admit_later, ingress, connection, packet, principal, otherwise, proof)
+        ingress.decide(connection.stream, question, again)
+        return
     if refusal is not None:
         refuse(ingress, connection, *refusal)
         return
@@ -245,11 +251,26 @@ def _admit(
         place=place_of(connection.stream.remote),
     )
     if present and not rights.unlimited:
-        drop_forbidden(ingress, session, rights, sender)
+        drop_forbidden(ingress, session, rights, sender, patient=True)
     namespace.keep_will(client_id, packet.will, connection.sender)
     most = ingress.limits.inflight_max
     connection.open(session, min(packet.properties.get(Property.RECEIVE_MAXIMUM, most), most))
     connection.wait_for_commit(before)
+
+
+def _admit_later(
+    ingress: MqttIngress,
+    connection: MqttConnection,
+    packet: Connect,
+    principal: Principal,
+    otherwise: ReasonCode,
+    proof: Mapping[Property, Any],
+) -> None:
+    """It is known what the client may do; go on with what came behind CONNECT."""
+    _admit(ingress, connection, packet, principal, otherwise, proof)
+    if not connection.gone and connection.session is not None:
+        connection.receive(b"", ingress.now())
+    connection.stream.mark()
 
 
 def _refusal(

@@ -13,6 +13,7 @@ from functools import partial
 from typing import TYPE_CHECKING, Final
 
 from gateway.access.principal import Principal
+from gateway.access.questions import Undecided
 from gateway.access.rights import Rights
 from gateway.broker.dispatcher import RoutingEntry
 from gateway.broker.memory import LOW_ON_MEMORY
@@ -178,8 +179,9 @@ class MqttConnection:
                             return
                     elif isinstance(event, Oversized):
                         self._oversized(event)
-                    else:
-                        self._control(event)
+                    elif self._undecided(event):
+                        self.stream.postpone([event, *events[number:]])
+                        return
                     if self.gone:
                         return
                 if not machine.pending:
@@ -435,6 +437,15 @@ class MqttConnection:
 
     # Packets.
 
+    def _undecided(self, event: Event) -> bool:
+        """Do what a packet says; True: it has to wait until it is known whether the client may."""
+        try:
+            self._control(event)
+        except Undecided as question:
+            self._ingress.decide(self.stream, question)
+            return True
+        return False
+
     def _control(self, event: Event) -> None:
         if isinstance(event, Acks):
             assert self.session is not None
@@ -491,7 +502,11 @@ class MqttConnection:
         left: list[PublishRow] = []
         if len(rows) >= BURST_MIN and held is None and echoes is None:
             topic = rows[0][1]
-            shared = entries.get(topic) or first_seen(ingress, self, topic, entries)
+            try:
+                shared = entries.get(topic) or first_seen(ingress, self, topic, entries)
+            except Undecided as question:
+                ingress.decide(self.stream, question)
+                return rows
             if shared.bursts and (burst := burst_in(rows, body_max)) is not None:
                 publish_burst(ingress, self, shared, burst)
                 one_by_one = iter(())
@@ -501,7 +516,12 @@ class MqttConnection:
                 if self.stream.spent():
                     left = [(flags, topic, packet_id, raw, body), *one_by_one]
                     break
-                entry = first_seen(ingress, self, topic, entries)
+                try:
+                    entry = first_seen(ingress, self, topic, entries)
+                except Undecided as question:
+                    ingress.decide(self.stream, question)
+                    left = [(flags, topic, packet_id, raw, body), *one_by_one]
+                    break
             qos = flags >> 1 & 3
             if raw:
                 property_set, interval, hops = publish_essentials(raw)

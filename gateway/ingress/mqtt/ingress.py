@@ -16,6 +16,7 @@ import structlog
 import trio
 
 from gateway.access.principal import Principal
+from gateway.access.questions import Undecided
 from gateway.access.rights import Rights
 from gateway.broker.dispatcher import UNROUTED, AnswerEntry, RoutingEntry
 from gateway.broker.mqtt.namespace import OVERDUE, MqttNamespace
@@ -302,7 +303,11 @@ class MqttIngress(ListenerSource):
         """
         if principal is not None:
             rights = self.rights_of(principal, sender.client)
-            decision = self.may_publish(rights, topic_address(will.topic))
+            try:
+                decision = self.may_publish(rights, topic_address(will.topic))
+            except Undecided as question:
+                self.tasks.start_soon(self._publish_will_later, question, will, sender, principal)
+                return
             if not decision.allowed:
                 self.denied(sender, "will", will.topic, decision.rule)
                 return
@@ -326,6 +331,13 @@ class MqttIngress(ListenerSource):
         if not self.dispatcher.publish(self.begun_batch(), entry, message, None):
             self.unclaimed(entry, message, None)
         self.turn_done()
+
+    async def _publish_will_later(
+        self, question: Undecided, will: Will, sender: Sender, principal: Principal
+    ) -> None:
+        await question.ask()
+        self.publish_will(will, sender, principal)
+        self.flush()
 
     def report(self, remote: str, error: RemoteProtocolError) -> None:
         """Say what a client did wrong."""

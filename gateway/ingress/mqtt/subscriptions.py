@@ -7,6 +7,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
+from gateway.access.questions import Undecided
 from gateway.broker.mqtt.session import Session
 from gateway.broker.mqtt.shared import shared_pattern
 from gateway.broker.mqtt.subscription import SubscriptionOptions
@@ -17,7 +18,7 @@ from gateway.protocols.mqtt.packets import Subscribe, Subscription, Unsubscribe
 from gateway.protocols.mqtt.spec import Property, ReasonCode, Version
 
 if TYPE_CHECKING:
-    from gateway.access.rights import Rights
+    from gateway.access.rights import Decision, Rights
     from gateway.ingress.mqtt.connection import MqttConnection
     from gateway.ingress.mqtt.ingress import MqttIngress
     from gateway.model.message import Sender
@@ -33,8 +34,9 @@ def subscribe(ingress: MqttIngress, connection: MqttConnection, session: Session
     bridge = machine.connect.bridge  # of Mosquitto's kind: levels 0x83 and 0x84
     identifier = packet.properties.get(Property.SUBSCRIPTION_IDENTIFIER, (0,))[0]
     reasons: list[int] = []
-    for wanted in packet.subscriptions:
-        refused = _refusal(ingress, session, connection, rights, wanted)
+    decisions = [rights.mqtt_subscribe(one.filter, one.qos) for one in packet.subscriptions]  # or Undecided
+    for wanted, decision in zip(packet.subscriptions, decisions, strict=True):
+        refused = _refusal(ingress, session, connection, decision, wanted)
         if refused is not None:
             if machine.version < Version.V5 and not is_filter(wanted.filter):
                 raise RemoteProtocolError(f"topic filter {wanted.filter!r} is malformed", reason=refused)
@@ -60,12 +62,11 @@ def _refusal(
     ingress: MqttIngress,
     session: Session,
     connection: MqttConnection,
-    rights: Rights,
+    decision: Decision,
     wanted: Subscription,
 ) -> ReasonCode | None:
     if wanted.filter.count("/") >= ingress.limits.topic_levels_max or not is_filter(wanted.filter):
         return ReasonCode.TOPIC_FILTER_INVALID
-    decision = rights.mqtt_subscribe(wanted.filter, wanted.qos)
     if not decision.allowed:
         ingress.denied(connection.sender, "subscribe", wanted.filter, decision.rule)
         return ReasonCode.NOT_AUTHORIZED
@@ -79,11 +80,19 @@ def _refusal(
     return None
 
 
-def drop_forbidden(ingress: MqttIngress, session: Session, rights: Rights, sender: Sender) -> bool:
-    """End the subscriptions that are not allowed; True: there were some."""
+def drop_forbidden(
+    ingress: MqttIngress, session: Session, rights: Rights, sender: Sender, *, patient: bool = False
+) -> bool:
+    """End the subscriptions that are not allowed; True: there were some. What is not known without asking
+    somebody is kept if `patient`; otherwise this raises Undecided."""
     found = False
     for topic_filter, options in list(session.subscriptions.items()):
-        decision = rights.mqtt_subscribe(topic_filter, options.qos)
+        try:
+            decision = rights.mqtt_subscribe(topic_filter, options.qos)
+        except Undecided:
+            if patient:
+                continue
+            raise
         if not decision.allowed:
             found = True
             ingress.denied(sender, "subscribe", topic_filter, decision.rule)

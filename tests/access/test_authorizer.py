@@ -1,0 +1,231 @@
+"""A server that is asked what no role says: RabbitMQ's questions, over sockets, to a server of this test."""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Iterator
+from contextlib import closing
+from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
+from typing import Any, Final
+from urllib.parse import parse_qs
+
+import pytest
+from pika.exceptions import ChannelClosedByBroker, ConnectionClosedByBroker, ProbableAccessDeniedError
+
+from gateway.protocols.amqpfast import commands as m
+from gateway.protocols.amqpfast.events import Closed, HandleClosed, Opened
+from gateway.protocols.mqtt.packets import Disconnect
+from gateway.protocols.mqtt.spec import PacketType
+from gateway.settings import HttpAuthorizer
+from tests.access.test_doors import NOBODY, NOT_AUTHORIZED, OK, PASSWORD, amqp, fast, settings
+from tests.ingress.amqpfast.client import QUEUE
+from tests.ingress.clients import connect
+from tests.interop.gateway_fixture import LOOPBACK, Running, running
+
+Fields = dict[str, str]
+
+
+class Server:
+    """Answers `allow` when `rule` holds; keeps what it was asked. While `gate` is shut it does not answer."""
+
+    def __init__(self) -> None:
+        self.asked: list[tuple[str, Fields]] = []
+        self.gate = threading.Event()
+        self.gate.set()
+        self.answer = b""
+        server = self
+
+        class Handler(BaseHTTPRequestHandler):
+            def do_POST(self) -> None:
+                body = self.rfile.read(int(self.headers["Content-Length"])).decode()
+                fields = {name: texts[0] for name, texts in parse_qs(body, keep_blank_values=True).items()}
+                kind = self.path.rpartition("/")[2]
+                server.asked.append((kind, fields))
+                server.gate.wait(10)
+                said = server.answer or (b"allow" if allowed(kind, fields) else b"deny")
+                self.send_response(200)
+                self.send_header("Content-Length", str(len(said)))
+                self.end_headers()
+                self.wfile.write(said)
+
+            def log_message(self, *_: Any) -> None:
+                """Nothing is told."""
+
+        self._server = ThreadingHTTPServer((LOOPBACK, 0), Handler)
+        self._server.daemon_threads = True
+        self._thread = threading.Thread(target=self._server.serve_forever, args=(0.01,))
+        self._thread.start()
+
+    @property
+    def url(self) -> str:
+        return f"http://{LOOPBACK}:{self._server.server_address[1]}/auth"
+
+    def stop(self) -> None:
+        self.gate.set()
+        self._server.shutdown()
+        self._thread.join()
+        self._server.server_close()
+
+
+def allowed(kind: str, fields: Fields) -> bool:
+    """What this server thinks right."""
+    user = fields["username"]
+    if kind == "vhost":
+        return user in ("bob", "eve")
+    if kind == "topic":
+        return fields["routing_key"].startswith(f"{user}.")
+    return fields["name"].startswith((user, "amq.topic", "amq.default", "mqtt-subscription-"))
+
+
+@pytest.fixture
+def server() -> Iterator[Server]:
+    one = Server()
+    try:
+        yield one
+    finally:
+        one.stop()
+
+
+ROLES: Final[dict[str, Any]] = {"reader": {"mqtt": {"publish": "open/#", "deny_publish": "eve/secret"}}}
+
+
+def given(server: Server, **more: Any) -> Any:
+    urls = {f"{kind}_url": f"{server.url}/{kind}" for kind in ("vhost", "resource", "topic")}
+    return settings(
+        ROLES, {"bob": (), "eve": ("reader",), "ann": ()}, authorizer=HttpAuthorizer(**urls, **more)
+    )
+
+
+@pytest.fixture
+def gateway(server: Server) -> Iterator[Running]:
+    with running(given(server)) as one:
+        yield one
+
+
+def test_mqtt_asks_what_no_role_says(gateway: Running, server: Server) -> None:
+    refused, told = connect(gateway, "a", user=("ann", PASSWORD.encode()))
+    with refused:
+        assert told.reason == NOT_AUTHORIZED
+    client, told = connect(gateway, "c", user=("eve", PASSWORD.encode()))
+    with client:
+        assert told.reason == OK
+        topics = [b"open/x", b"eve/x", b"bob/x", b"eve/y", b"eve/secret"]
+        for packet_id, topic in enumerate(topics, 1):  # in one write: what is asked holds up what follows
+            client.machine.publish(topic, b"x", 1, packet_id=packet_id)
+        client.flush()
+        found = [client.acked(PacketType.PUBACK) for _ in topics]
+        reasons = (NOBODY, NOBODY, NOT_AUTHORIZED, NOBODY, NOT_AUTHORIZED)
+        assert sorted(found) == list(enumerate(reasons, 1))
+        assert client.subscribe("eve/#", 1) == 1
+        assert client.subscribe("bob/#", 1) == NOT_AUTHORIZED
+        client.publish("eve/x", b"hello", 1, packet_id=9)
+        assert client.body() == b"hello"
+        client.publish("bob/y", b"x")
+        assert client.next(Disconnect).reason == NOT_AUTHORIZED
+    topics_asked = {fields["routing_key"]: fields for kind, fields in server.asked if kind == "topic"}
+    assert "eve.secret" not in topics_asked  # a role denies that
+    assert "open.x" not in topics_asked  # and allows this
+    assert topics_asked["eve.x"] == {
+        "username": "eve",
+        "vhost": "/",
+        "resource": "topic",
+        "name": "amq.topic",
+        "permission": "write",
+        "routing_key": "eve.x",
+        "variable_map.client_id": "c",
+    }
+    assert len(server.asked) == len({(kind, *fields.items()) for kind, fields in server.asked})
+
+
+def test_amqp_asks(gateway: Running, server: Server) -> None:
+    with pytest.raises((ProbableAccessDeniedError, ConnectionClosedByBroker)):
+        amqp(gateway, "ann")
+    with closing(amqp(gateway, "bob")) as connection:
+        channel = connection.channel()
+        channel.confirm_delivery()
+        channel.queue_declare("bob.q")
+        channel.queue_bind("bob.q", "amq.topic", "bob.#")
+        channel.basic_publish("amq.topic", "bob.x", b"one")
+        channel.basic_publish("", "bob.q", b"two")
+        assert [channel.basic_get("bob.q", auto_ack=True)[2] for _ in range(2)] == [b"one", b"two"]
+        for method in (
+            lambda one: one.queue_declare("eve.q"),
+            lambda one: one.queue_declare(""),  # its name is asked for once
+            lambda one: one.basic_publish("amq.topic", "eve.x", b"x"),
+            lambda one: one.basic_publish("amq.fanout", "bob.x", b"x"),
+        ):
+            other = connection.channel()
+            other.confirm_delivery()
+            with pytest.raises(ChannelClosedByBroker) as refused:
+                method(other)
+            assert refused.value.reply_code == 403
+    assert ("vhost", {"username": "bob", "vhost": "/"}) in server.asked
+
+
+def test_amqpfast_asks(gateway: Running, server: Server) -> None:
+    with fast(gateway, "ann") as client:
+        assert client.next(Closed).reply_code == 403
+    with fast(gateway, "bob").open() as client:
+        mine = client.handle("bob.q", QUEUE)
+        client.consume(mine)
+        client.put(mine, b"x", confirm=False)
+        assert client.bodies(1) == [b"x"]
+        large = client.handle("bob.large", QUEUE)
+        client.put(large, b"y" * 300_000)
+        other = client.ask_handle("eve.q", QUEUE)
+        closed = client.next(HandleClosed)
+        assert (closed.handle, closed.reply_code) == (other, 403)
+        everything = client.handle("bob.", QUEUE)
+        client.say(m.HandleConsume(everything, prefetch=1))
+        assert client.next(HandleClosed).reply_code == 403  # nobody can be asked about a beginning
+
+
+def test_who_asks_is_held_and_others_are_not(gateway: Running, server: Server) -> None:
+    with fast(gateway, "bob") as other:
+        other.next(Opened)
+        client, _ = connect(gateway, "c", user=("eve", PASSWORD.encode()))
+        with client:
+            server.gate.clear()
+            before = len(server.asked)
+            client.publish("eve/slow", b"x", 1, packet_id=1)
+            client.publish("open/x", b"x", 1, packet_id=2)
+            gateway.until(lambda: len(server.asked) > before)
+            witness, _ = connect(gateway, "w", user=("eve", PASSWORD.encode()))
+            with witness:
+                witness.publish("open/x", b"x", 1, packet_id=1)
+                assert witness.acked(PacketType.PUBACK) == (1, NOBODY)
+            server.gate.set()
+            assert client.acked(PacketType.PUBACK) == (1, NOBODY)
+            assert client.acked(PacketType.PUBACK) == (2, NOBODY)
+
+
+@pytest.mark.parametrize("answer", [b"perhaps", b"", None])
+def test_no_answer_is_no(answer: bytes | None) -> None:
+    server = Server()
+    but = "the authorizer does not answer, what it would decide is refused"
+    try:
+        with running(given(server, timeout_secs=0.5), but=but) as gateway:
+            client, told = connect(gateway, "c", user=("eve", PASSWORD.encode()))
+            with client:
+                assert told.reason == OK
+                if answer is None:
+                    server.gate.clear()
+                else:
+                    server.answer = answer or b" "
+                client.publish("eve/x", b"x", 1, packet_id=1)
+                assert client.acked(PacketType.PUBACK) == (1, NOT_AUTHORIZED)
+                assert gateway.gateway.authorizer is not None
+                assert gateway.gateway.authorizer.failures
+    finally:
+        server.stop()
+
+
+def test_answers_are_bounded(server: Server) -> None:
+    with running(given(server, cache_entries_max=5)) as gateway:
+        client, _ = connect(gateway, "c", user=("eve", PASSWORD.encode()))
+        with client:
+            for packet_id in range(1, 30):
+                client.publish(f"eve/{packet_id}", b"x", 1, packet_id=packet_id)
+                assert client.acked(PacketType.PUBACK) == (packet_id, NOBODY)
+        assert gateway.gateway.authorizer is not None
+        assert gateway.gateway.authorizer.remembered <= 5
