@@ -64,7 +64,7 @@ def gather(settings: Settings) -> Gathered:
     for file in given.definitions:
         origin = Origin(str(file))
         try:
-            export = read_export(file, hosts)
+            export = read_export(file, hosts, users=given.users)
         except ConfigurationError as error:
             findings.append(_error(error.reason, Origin(error.file, error.line, error.column)))
             continue

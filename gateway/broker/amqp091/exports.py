@@ -1,7 +1,7 @@
 """What RabbitMQ exports of itself (`definitions.json`), as things to declare.
 
-Queues, exchanges and bindings are taken, of the virtual hosts that listeners serve here. Users, permissions,
-policies and parameters mean nothing here and are counted, as are queues whose names RabbitMQ made up. The
+Queues, exchanges and bindings are taken, of the virtual hosts that listeners serve here. Policies and
+parameters mean nothing here and are counted, users and permissions unless they are taken elsewhere, as are queues whose names RabbitMQ made up. The
 default exchange and the `amq.` exchanges are never in such a file; in one of a single virtual host nothing
 says its name.
 """
@@ -9,7 +9,7 @@ says its name.
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Collection
+from collections.abc import Collection, Iterable
 from pathlib import Path
 from typing import Any, Final, NamedTuple
 
@@ -26,6 +26,7 @@ KINDS: Final = (
     ("queues", DeclaredQueue),
     ("bindings", DeclaredBinding),
 )
+USERS: Final = ("users", "permissions", "topic_permissions")
 Thing = DeclaredExchange | DeclaredQueue | DeclaredBinding
 
 
@@ -37,8 +38,11 @@ class Export(NamedTuple):
     passed_over: str
 
 
-def read_export(file: Path, hosts: Collection[str]) -> Export:
-    """Read a file; `hosts`: the virtual hosts that are served. Raises ConfigurationError."""
+def read_export(file: Path, hosts: Collection[str], *, users: bool = False) -> Export:
+    """Read a file; `hosts`: the virtual hosts that are served; `users`: its users are taken by others.
+
+    Raises ConfigurationError.
+    """
     given = _content(file)
     things: list[tuple[str, int, Thing]] = []
     faults: list[str] = []
@@ -62,7 +66,7 @@ def read_export(file: Path, hosts: Collection[str]) -> Export:
                 except ValidationError as error:
                     called = f"{place} ({one.get('name', '')!r})" if "name" in one else place
                     faults += [f"{called}: {found.text}" for found in complaints(error, model)]
-    return Export(things, faults, _passed_over(given, not_ours))
+    return Export(things, faults, _passed_over(given, not_ours, USERS if users else ()))
 
 
 def _content(file: Path) -> dict[str, Any]:
@@ -98,9 +102,9 @@ def _known(one: dict[str, Any], model: type[Thing]) -> dict[str, Any]:
     return known
 
 
-def _passed_over(given: dict[str, Any], not_ours: Counter[str]) -> str:
+def _passed_over(given: dict[str, Any], not_ours: Counter[str], others_take: Iterable[str]) -> str:
     """What there is of other things, in words; "": nothing."""
-    taken = {"vhosts", *(kind for kind, _ in KINDS)}
+    taken = {"vhosts", *others_take, *(kind for kind, _ in KINDS)}
     others = [
         f"{kind} ({len(several)})"
         for kind, several in given.items()
