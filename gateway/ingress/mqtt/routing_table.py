@@ -21,6 +21,7 @@ if TYPE_CHECKING:
     from gateway.ingress.mqtt.ingress import MqttIngress
 
 TABLES_MAX = 10_000  # rules with {client_id} give each client one of its own
+EVERYBODY = object()  # the key of what topics lead to, whoever may publish to them
 WILDCARDS = frozenset("+#")
 TOPIC_OCTETS_MAX = 1_024  # a longer topic is looked up each time: ten thousand of 64 KiB are no cache
 
@@ -90,6 +91,11 @@ class RoutingTable:
                 self._through.add(address.wire)
         return entry
 
+    def find(self, address: Address) -> RoutingEntry:
+        """Where a topic leads, for whoever may publish to it: that does not depend on who it is."""
+        shared = self.of(EVERYBODY)
+        return shared.get(address.wire) or self.resolve(address, shared)
+
     def keep(self, entry: RoutingEntry, entries: dict[bytes, RoutingEntry]) -> None:
         """Keep an entry, if its topic is not too long."""
         if len(entry.address.wire) > TOPIC_OCTETS_MAX:
@@ -109,9 +115,10 @@ def first_seen(
     rights = connection.current_rights()
     decision = ingress.may_publish(rights, address)
     if decision.allowed and topic_refusal(name, ingress.limits.topic_levels_max) is None:
-        entry = ingress.entries.resolve(address, entries)
+        entry = ingress.entries.find(address)
         decision = ingress.may_cross(rights, entry)
         if decision.allowed:
+            ingress.entries.keep(entry, entries)
             return entry
     elif decision.allowed:
         nowhere = RoutingEntry(address, None, (), ())
