@@ -23,7 +23,7 @@ from gateway.mapping.schema import json_schema
 from gateway.protocols import DIALECTS
 from gateway.settings import Settings
 from gateway.store.journal import format as journal_format
-from gateway.telemetry import metrics
+from gateway.telemetry import audit, metrics
 from gateway.telemetry.stats import Latency
 from tests.clauses import tables
 
@@ -33,6 +33,7 @@ PART: Final = re.compile(r"(<!-- generated: (\S+)(?: ([^\n]+?))? -->\n).*?(<!-- 
 Schema = Mapping[str, Any]
 
 PLACES: Final = {
+    "Audit": "[audit log](#audit-log)",
     "Group": "`{protocol: …}`",
     "Case": "[test](#a-test)",
     "DeadLetters": "[dead letters](#dead-letters)",
@@ -261,11 +262,23 @@ def journal_octets() -> Iterator[str]:
     yield inspect.cleandoc(journal_format.__doc__ or "").partition("\n\n")[2]
 
 
+def audit_table() -> Iterator[str]:
+    """The events of the audit log, and their facts."""
+    yield from table(
+        ("event", "meaning", "facts"),
+        (
+            (f"`{name}`", event.meaning, ", ".join(f"`{fact}`" for fact in event.facts))
+            for name, event in audit.EVENTS.items()
+        ),
+    )
+
+
 KINDS: Final[dict[str, Callable[..., Iterator[str]]]] = {
     "settings": lambda name: keys("settings", name),
     "mapping": lambda name: keys("mapping", name),
     "ports": ports,
     "metrics": metric_table,
+    "audit": audit_table,
     "command-list": command_list,
     "commands": command_help,
     "octets": journal_octets,

@@ -61,6 +61,7 @@ from gateway.mapping.router import Router
 from gateway.model.message import Message
 from gateway.model.outcome import Outcome
 from gateway.settings import Settings
+from gateway.telemetry.audit import audit, configure_audit, trail
 from gateway.telemetry.logs import tell_what_was_limited
 from gateway.telemetry.metrics import Metrics
 from gateway.telemetry.watchdog import Watchdog
@@ -81,6 +82,7 @@ class Gateway:
         """Raises ConfigurationError (MappingError) when the configuration cannot be used."""
         self.settings = settings
         self.metrics = Metrics(__version__)
+        start_audit(settings)
         self.readiness = Readiness()
         limits = settings.limits
         self.store = open_store(settings, self._disk_changed)
@@ -248,6 +250,7 @@ class Gateway:
         self._route_links()
         self.metrics.mapping_reloads["taken"] += 1
         log.info("mappings reloaded", routes=len(router.routes))
+        audit("mapping_changed", routes=len(router.routes), files=self.mapping_files.names())
         return True
 
     # The store, and memory.
@@ -444,8 +447,24 @@ class Gateway:
         return session.unconfirmed == self.core.handed_out(link.name)
 
 
+def start_audit(settings: Settings) -> None:
+    """Raises ConfigurationError when the audit log's file cannot be written."""
+    given = settings.audit
+    try:
+        configure_audit(
+            enabled=given.enabled,
+            path=given.path,
+            bytes_max=given.file_bytes_max,
+            files=given.files,
+            per_second_max=given.per_second_max,
+        )
+    except OSError as error:
+        raise ConfigurationError(f"audit.path: {error}") from error
+
+
 def _tell_limited(*, now: bool = False) -> None:
     try:
         tell_what_was_limited(now=now)
+        trail().tell()
     except Exception as error:  # a disk that is full, perhaps: clients do not care
         contained("timer", error)

@@ -60,6 +60,10 @@ class MappingFiles:
             raise ConfigurationError("\n".join(missing))
         return router
 
+    def names(self) -> list[str]:
+        """The files, as the configuration finds them."""
+        return [str(path) for path in self.settings.mapping_files()]
+
     async def watch(self, changed: Callable[[], object]) -> None:
         """Call `changed` when a file is not what was read.
 

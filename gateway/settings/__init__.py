@@ -3,6 +3,7 @@
 `load_settings` reads it, `masked` shows it; errors name the file, the line, the column and the key.
 """
 
+from gateway.settings.audit import Audit
 from gateway.settings.declare import Declare, DeclaredBinding, DeclaredExchange, DeclaredQueue, Origin
 from gateway.settings.endpoints import (
     Admission,
@@ -24,6 +25,7 @@ from gateway.settings.tree import Http, Log, Settings, Store, User, shipped_mapp
 __all__ = [
     "CONFIG_VARIABLE",
     "Admission",
+    "Audit",
     "Declare",
     "DeclaredBinding",
     "DeclaredExchange",

@@ -17,6 +17,7 @@ from gateway.protocols import DIALECT_OF_WORD, DIALECTS
 from gateway.protocols.amqp091.dialect import AMQP091
 from gateway.protocols.amqpfast.dialect import AMQPFAST
 from gateway.settings.amqpfast import FastVirtualHost
+from gateway.settings.audit import Audit
 from gateway.settings.declare import Declare, Origin
 from gateway.settings.endpoints import Admission, FilePath, Link, Listener, Port, check_shares, secret_from
 from gateway.settings.journal import Journal
@@ -213,6 +214,7 @@ class Settings(BaseSettings):
     drain_timeout_secs: float = Field(20.0, ge=0)
     """After SIGTERM: how long messages in flight may take. Kubernetes kills after 30 s by default."""
     log: Log = Log()
+    audit: Audit = Audit()
     _origins: dict[Place, Origin] = PrivateAttr(default_factory=dict)
 
     @classmethod

@@ -29,6 +29,7 @@ from prometheus_client.registry import Collector
 
 from gateway.containment import Where, counted
 from gateway.protocols import DIALECTS
+from gateway.telemetry.audit import trail
 from gateway.telemetry.stats import (
     LATENCY_BUCKETS_SECS,
     EndpointStats,
@@ -85,6 +86,7 @@ COUNTERS: Final[dict[str, tuple[str, tuple[str, ...]]]] = {
     "gateway_dropped": ("Messages that the embedded broker dropped.", ("reason",)),
     "gateway_dead_lettered": ("Messages that became dead letters.", ("route", "reason")),
     "gateway_mapping_reloads": ("Attempts to take changed mapping files.", ("outcome",)),
+    "gateway_audit_events": ("Events of the audit log, by what became of their lines.", ("event", "outcome")),
     "gateway_http_refused": ("HTTP connections and requests that were not served.", ("reason",)),
     "gateway_internal_errors": (
         "Errors that nobody foresaw, by what was given up to contain them; the log has their stacks.",
@@ -279,6 +281,10 @@ class Metrics(Collector):
         yield "gateway_http_connections", (), self.http_connections()
         for reason, count in self.http_refused.items():
             yield "gateway_http_refused", (reason,), count
+        kept = trail()
+        for event, count in kept.counts.items():
+            yield "gateway_audit_events", (event, "written"), count - kept.dropped[event]
+            yield "gateway_audit_events", (event, "dropped"), kept.dropped[event]
         for where in get_args(Where):
             yield "gateway_internal_errors", (where,), counted[where]
 

@@ -23,6 +23,7 @@ LABELS = {
     "reason",
     "address",
     "where",
+    "event",
 }
 
 

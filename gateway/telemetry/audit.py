@@ -1,0 +1,178 @@
+"""The audit log: who came, who was refused, who went, and who did what. One line for each event.
+
+Every event stands in `EVENTS` with the facts that it may have; another event or fact is a mistake of ours and
+raises. No fact is a password, a token or a body, and what a peer chose is cut, made printable, and masked
+where it looks like a token: people put them where user names belong.
+
+Peers can provoke events at will, so there are at most `per_second_max` lines of one kind in a second. What is
+beyond is counted, and told by one line of that kind in the next second that has one, or by the tick.
+"""
+
+from __future__ import annotations
+
+import logging
+import re
+import time
+from collections.abc import Callable
+from datetime import UTC, datetime
+from logging.handlers import RotatingFileHandler
+from pathlib import Path
+from typing import Any, Final, NamedTuple
+
+import orjson
+import structlog
+
+FACT_MAX: Final = 200  # characters
+TOKEN: Final = re.compile(r"[A-Za-z0-9_-]{8,}\.[A-Za-z0-9_-]{8,}\.[A-Za-z0-9_-]*")  # a JWT, whole or cut
+MASK: Final = "***"
+Fact = str | int | float | bool | None | list[str]
+
+
+class Event(NamedTuple):
+    """What an event means, and the facts that it may have."""
+
+    meaning: str
+    facts: tuple[str, ...]
+
+
+PEER: Final = ("endpoint", "user", "client", "remote")
+EVENTS: Final[dict[str, Event]] = {
+    "connected": Event(
+        "A client was let in; `backend` said who it is.", (*PEER, "backend", "version", "roles", "expires")
+    ),
+    "refused": Event("A client was not let in, and why.", (*PEER, "backend", "reason")),
+    "renewed": Event("A connected client has proved anew who it is.", (*PEER, "backend", "expires")),
+    "disconnected": Event("A client that had been let in has gone, and why.", (*PEER, "reason", "secs")),
+    "denied": Event(
+        "A client may not do what it asked for; `rule` is the one that says so.",
+        (*PEER, "action", "target", "rule"),
+    ),
+    "logged_in": Event("Somebody has a session at the console.", ("user", "remote", "backend")),
+    "logged_out": Event("A session of the console was ended by its owner.", ("user", "remote")),
+    "administered": Event(
+        "Something was changed, deleted or disconnected over HTTP, and by whom; `status` is the answer's.",
+        ("user", "credential", "remote", "action", "target", "count", "status"),
+    ),
+    "mapping_changed": Event("Other routes are in force.", ("routes", "files")),
+    "users_changed": Event("The users' file was read again.", ("path", "users")),
+}
+
+
+class Trail:
+    """Where events are written. `write` gets an event and its facts."""
+
+    def __init__(
+        self,
+        write: Callable[[str, dict[str, Any]], None],
+        per_second_max: int = 0,
+        clock: Callable[[], float] = time.monotonic,
+    ) -> None:
+        self.counts: dict[str, int] = dict.fromkeys(EVENTS, 0)
+        self.dropped: dict[str, int] = dict.fromkeys(EVENTS, 0)
+        self._write = write
+        self._per_second_max = per_second_max
+        self._clock = clock
+        self._seconds: dict[str, tuple[int, int]] = {}  # the second, and lines in it
+        self._untold: dict[str, int] = {}
+
+    def add(self, event: str, facts: dict[str, Fact]) -> None:
+        """Another event. Raises ValueError for one that is not in the table, or with a fact not in it."""
+        known = EVENTS.get(event)
+        if known is None or not facts.keys() <= set(known.facts):
+            raise ValueError(f"the audit log knows no {event} with {sorted(facts)}")
+        self.counts[event] += 1
+        if self._per_second_max:
+            second = int(self._clock())
+            since, lines = self._seconds.get(event, (second, 0))
+            if since != second:
+                self._tell(event)
+                lines = 0
+            if lines >= self._per_second_max:
+                self.dropped[event] += 1
+                self._untold[event] = self._untold.get(event, 0) + 1
+                return
+            self._seconds[event] = (second, lines + 1)
+        self._write(event, {name: legible(facts[name]) for name in known.facts if name in facts})
+
+    def tell(self) -> None:
+        """Say how much was left out in seconds that are over; called every second, and at the end."""
+        for event in list(self._untold):
+            self._tell(event)
+
+    def _tell(self, event: str) -> None:
+        if more := self._untold.pop(event, 0):
+            self._write(event, {"more": more})
+
+
+def legible(value: Fact) -> Fact:
+    """A fact as it may be written: no longer than a line, printable, and no token."""
+    if isinstance(value, list):
+        return [str(legible(one)) for one in value[:32]]
+    if not isinstance(value, str):
+        return value
+    text = TOKEN.sub(MASK, value[: 4 * FACT_MAX])  # a token is found before it is cut
+    if not text.isprintable():
+        text = "".join(one if one.isprintable() else ascii(one)[1:-1] for one in text)
+    return text if len(text) <= FACT_MAX else f"{text[:FACT_MAX]}..."
+
+
+def _to_log(event: str, facts: dict[str, Any]) -> None:
+    structlog.get_logger("gateway.audit").info("audit", audit=event, **facts)
+
+
+def _nowhere(event: str, facts: dict[str, Any]) -> None:
+    """It is counted only."""
+
+
+class AuditFile:
+    """JSON lines in a file of this name, which begins anew at `bytes_max`; the `files` before it stay as
+    `path.1` and so on.
+    """
+
+    def __init__(self, path: Path, bytes_max: int, files: int) -> None:
+        """Raises OSError."""
+        self._file = RotatingFileHandler(path, maxBytes=bytes_max, backupCount=files, encoding="utf-8")
+
+    def write(self, event: str, facts: dict[str, Any]) -> None:
+        """Another line."""
+        at = datetime.now(UTC).isoformat(timespec="milliseconds").replace("+00:00", "Z")
+        line = orjson.dumps({"at": at, "audit": event, **facts}, default=str).decode()
+        self._file.emit(logging.LogRecord("gateway.audit", logging.INFO, "", 0, line, None, None))
+
+    def close(self) -> None:
+        """Nothing else will be written."""
+        self._file.close()
+
+
+class _Current:
+    """The trail of this process, and its file."""
+
+    trail: Trail = Trail(_to_log)
+    file: AuditFile | None = None
+
+
+def audit(event: str, **facts: Fact) -> None:
+    """Write an event of `EVENTS` with its facts into the audit log."""
+    _Current.trail.add(event, facts)
+
+
+def trail() -> Trail:
+    """The one of this process: what it has counted."""
+    return _Current.trail
+
+
+def configure_audit(
+    *,
+    enabled: bool = True,
+    path: Path | None = None,
+    bytes_max: int = 0,
+    files: int = 0,
+    per_second_max: int = 0,
+) -> None:
+    """Where events go: into the log, or into a file of their own. Raises OSError."""
+    file = AuditFile(path, bytes_max, files) if enabled and path is not None else None
+    if _Current.file is not None:
+        _Current.file.close()
+    _Current.file = file
+    write = _to_log if file is None else file.write
+    _Current.trail = Trail(write if enabled else _nowhere, per_second_max)

@@ -1,0 +1,106 @@
+"""The audit log: what an event may say, and that strangers cannot fill a disk with it."""
+
+from __future__ import annotations
+
+import io
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from gateway.telemetry.audit import EVENTS, Trail, audit, configure_audit, legible, trail
+from gateway.telemetry.logs import configure_logs
+
+SECRET_WORDS = ("password", "token", "body", "payload", "secret", "hash", "cookie", "proof")
+TOKEN = "eyJhbGciOiJSUzI1NiJ9.eyJzdWIiOiJkZXZpY2UifQ.c2lnbmF0dXJlLXRoYXQtaXMtbG9uZw"
+
+
+@pytest.fixture
+def written() -> list[tuple[str, dict[str, Any]]]:
+    return []
+
+
+def test_no_event_has_a_place_for_a_secret() -> None:
+    facts = {fact for event in EVENTS.values() for fact in event.facts}
+    assert not [fact for fact in facts for word in SECRET_WORDS if word in fact]
+
+
+@pytest.mark.parametrize("event", EVENTS)
+def test_a_fact_that_an_event_has_not_is_refused(event: str) -> None:
+    kept = Trail(lambda *_: None)
+    with pytest.raises(ValueError, match="password"):
+        kept.add(event, {"password": "x"})
+    assert not kept.counts[event]
+
+
+def test_an_event_that_nobody_knows_is_refused() -> None:
+    with pytest.raises(ValueError, match="connectde"):
+        Trail(lambda *_: None).add("connectde", {})
+
+
+@pytest.mark.parametrize(
+    "given, said",
+    [
+        ("plain", "plain"),
+        ("a\nb\x1b[31m", "a\\nb\\x1b[31m"),
+        ("x" * 201, "x" * 200 + "..."),
+        (TOKEN, "***"),
+        (f"user {TOKEN} and more", "user *** and more"),
+        ("y" * 190 + " " + TOKEN, "y" * 190 + " ***"),  # cut first, half of it would be seen
+        ("\udcff", "\\udcff"),
+        (7, 7),
+        (None, None),
+        ([TOKEN, "a"], ["***", "a"]),
+    ],
+)
+def test_what_a_peer_chose_is_made_fit_to_be_read(given: Any, said: Any) -> None:
+    assert legible(given) == said
+
+
+def test_strangers_get_so_many_lines_a_second(written: list[tuple[str, dict[str, Any]]]) -> None:
+    now = [10.0]
+    kept = Trail(lambda event, facts: written.append((event, facts)), 2, lambda: now[0])
+    for _ in range(5):
+        kept.add("refused", {"reason": "wrong"})
+    kept.add("connected", {"user": "a"})
+    assert [event for event, _ in written] == ["refused", "refused", "connected"]
+    now[0] = 11.0
+    kept.add("refused", {"reason": "wrong"})
+    assert written[3:] == [("refused", {"more": 3}), ("refused", {"reason": "wrong"})]
+    assert (kept.counts["refused"], kept.dropped["refused"]) == (6, 3)
+    kept.add("refused", {})
+    kept.add("refused", {})
+    kept.tell()
+    kept.tell()
+    assert written[-1] == ("refused", {"more": 1})
+    assert sum("more" in facts for _, facts in written) == 2
+
+
+def test_events_go_into_the_log() -> None:
+    out = io.StringIO()
+    configure_logs("info", "json", out)
+    configure_audit()
+    audit("refused", endpoint="mqtt", user=TOKEN, remote="192.0.2.1:9", reason="wrong")
+    line = json.loads(out.getvalue())
+    assert (line["event"], line["audit"], line["user"]) == ("audit", "refused", "***")
+    configure_logs("info", "json")
+
+
+def test_events_go_into_a_file_that_begins_anew(tmp_path: Path) -> None:
+    path = tmp_path / "audit.jsonl"
+    configure_audit(path=path, bytes_max=200, files=1)
+    for number in range(5):
+        audit("disconnected", user=f"user {number}", secs=1.5)
+    configure_audit()
+    assert sorted(one.name for one in tmp_path.iterdir()) == ["audit.jsonl", "audit.jsonl.1"]
+    lines = [json.loads(line) for line in path.read_text().splitlines()]
+    assert lines[-1]["user"] == "user 4"
+    assert lines[-1]["at"].endswith("Z")
+
+
+def test_what_is_off_is_counted() -> None:
+    configure_audit(enabled=False)
+    audit("refused", reason="wrong")
+    assert trail().counts["refused"] == 1
+    configure_audit()
