@@ -1,25 +1,157 @@
-"""Users of the configuration, as the broker's access wants them."""
+"""Who may connect, as the configuration has it: users, their file, and the back ends that are asked."""
 
 from __future__ import annotations
 
-from gateway.access.authentication import Access, is_hash
+from collections.abc import Awaitable, Callable, Mapping
+
+import structlog
+import trio
+
+from gateway.access.asking import Asker
+from gateway.access.authentication import Access
+from gateway.access.backends import Backend
+from gateway.access.certificates import Certificates
+from gateway.access.files import LOOK_SECS, Stamp, stamp_of
+from gateway.access.http_backend import HttpUsers
+from gateway.access.keys import KeysFile, KeysUrl
 from gateway.access.scram import Keys, parse_keys
+from gateway.access.tokens import Tokens
+from gateway.access.users import is_hash
 from gateway.errors import ConfigurationError
 from gateway.settings import Settings, User
+from gateway.settings.identity import SYMMETRIC, CertificatesBackend, HttpBackend, JwtBackend, UsersBackend
+from gateway.settings.users_file import read_users
+from gateway.telemetry.audit import audit
+
+log = structlog.get_logger()
+
+Changed = Callable[[frozenset[str]], None]
 
 
 def access_of(settings: Settings) -> Access:
     """Who may connect. Raises ConfigurationError for secrets that cannot be read, or are none."""
-    hashes = {name: _hash_of(name, user) for name, user in settings.users.items()}
-    keys = {name: _keys_of(name, user) for name, user in settings.users.items()}
-    scram = {name: found for name, found in keys.items() if found is not None}
-    return Access(hashes, guest=settings.guest, scram=scram, logins=settings.logins)
+    return Identities(settings).access
+
+
+class Identities:
+    """All that says who a client is. `users` are those of the configuration and of the file, as they are now:
+    the same dictionary for ever.
+    """
+
+    def __init__(self, settings: Settings) -> None:
+        """Raises ConfigurationError for files and secrets that cannot be used."""
+        self._settings = settings
+        self._path = settings.users_file()
+        self._stamp: Stamp | None = None
+        self.users: dict[str, User] = self._read()
+        hashes, scram = secrets_of(self.users)
+        self.access = Access(hashes, guest=settings.guest, scram=scram, logins=settings.logins)
+        self.fetched: list[KeysUrl] = []
+        self.asked: list[HttpUsers] = []
+        self._tasks: list[Callable[[], Awaitable[None]]] = []
+        self.access.ask([self._backend(one) for one in settings.authentication])
+
+    def _backend(self, given: UsersBackend | CertificatesBackend | JwtBackend | HttpBackend) -> Backend:
+        if isinstance(given, UsersBackend):
+            return self.access.users
+        if isinstance(given, CertificatesBackend):
+            return Certificates(given.name, self.access.users if given.known_only else None)
+        if isinstance(given, HttpBackend):
+            asker = Asker(given.timeout_secs, ca_file=given.ca_file, connections_max=given.connections_max)
+            self.asked.append(HttpUsers(given, asker))
+            return self.asked[-1]
+        return Tokens(given, self._keys(given))
+
+    def _keys(self, given: JwtBackend) -> KeysFile | KeysUrl:
+        keys: KeysFile | KeysUrl
+        if given.keys_file is not None:
+            keys = KeysFile(given.keys_file, symmetric=bool(SYMMETRIC & set(given.algorithms)))
+        else:
+            assert given.keys_url is not None, "the settings have one of the two"
+            keys = KeysUrl(
+                given.keys_url,
+                Asker(given.timeout_secs, ca_file=given.keys_ca_file),
+                refresh_secs=given.keys_refresh_secs,
+                kept_secs=given.keys_kept_secs,
+            )
+            self.fetched.append(keys)
+        self._tasks.append(keys.run)
+        return keys
+
+    def _read(self) -> dict[str, User]:
+        """The users of both. Raises ConfigurationError."""
+        own = self._settings.users
+        if self._path is None:
+            return dict(own)
+        try:
+            self._stamp = stamp_of(self._path)  # before reading: what changes meanwhile is seen next time
+        except OSError as error:
+            raise ConfigurationError(f"{self._path}: cannot be read: {error.strerror}") from error
+        more = read_users(self._path)
+        if both := sorted(own.keys() & more.keys()):
+            raise ConfigurationError(f"{self._path}: {both[0]!r} stands in the configuration, too")
+        return {**own, **more}
+
+    def look(self) -> frozenset[str]:
+        """Read the file again, if it has changed; a bad one leaves the old users. Returns who is gone."""
+        if self._path is None:
+            return frozenset()
+        try:
+            stamp = stamp_of(self._path)
+            if stamp == self._stamp:
+                return frozenset()
+            users = self._read()
+            hashes, scram = secrets_of(users)
+        except OSError as error:
+            self._kept(stamp=None, why=str(error))
+            return frozenset()
+        except ConfigurationError as error:
+            self._kept(stamp=stamp, why=str(error))
+            return frozenset()
+        gone = frozenset(self.users.keys() - users.keys())
+        self.users.clear()
+        self.users.update(users)
+        self.access.users.replace(hashes, scram)
+        log.info("the users were read again", path=str(self._path), users=len(users), gone=len(gone))
+        audit("users_changed", path=str(self._path), users=len(users))
+        return gone
+
+    def _kept(self, *, stamp: Stamp | None, why: str) -> None:
+        """Say it once for each change of the file, and not at each look."""
+        if stamp is None and self._stamp is None:
+            return
+        self._stamp = stamp
+        log.error("the users cannot be read again, the old ones stay", path=str(self._path), error=why)
+
+    def failures(self) -> dict[str, int]:
+        """Questions that got no answer, by the kind of back end that had them."""
+        jwt = sum(keys.failures for keys in self.fetched)
+        http = sum(backend.failures for backend in self.asked)
+        return {kind: count for kind, count in ((Tokens.kind, jwt), (HttpUsers.kind, http)) if count}
+
+    async def run(self, gone: Changed) -> None:
+        """Fetch keys, and look whether the file has changed; call `gone` with the users that are no more."""
+        async with trio.open_nursery() as nursery:
+            for task in self._tasks:
+                nursery.start_soon(task)
+            while self._path is not None:
+                await trio.sleep(LOOK_SECS)
+                if names := self.look():
+                    gone(names)
+
+
+def secrets_of(users: Mapping[str, User]) -> tuple[dict[str, str], dict[str, Keys]]:
+    """Hashes and keys of SCRAM, by name. Raises ConfigurationError."""
+    hashes = {name: _hash_of(name, user) for name, user in users.items()}
+    keys = {name: _keys_of(name, user) for name, user in users.items()}
+    return hashes, {name: found for name, found in keys.items() if found is not None}
 
 
 def _hash_of(name: str, user: User) -> str:
     # A password put where its hash belongs would be found out by a client only, and as a wrong password.
     text = user.hash()
-    if (text or not user.scram_keys()) and not is_hash(text):
+    given = user.password_hash is not None or user.password_hash_file is not None
+    if given and not is_hash(text):
         key = "password_hash" if user.password_hash_file is None else "password_hash_file"
         raise ConfigurationError(f"users.{name}.{key}: this is no argon2 hash; `gateway passwd` makes one")
     return text

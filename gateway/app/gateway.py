@@ -31,8 +31,8 @@ from gateway.admin import (
     SessionsApi,
     serve,
 )
-from gateway.app.access import access_of
-from gateway.app.clients import connected, dismiss
+from gateway.app.access import Identities
+from gateway.app.clients import connected, dismiss, revoke
 from gateway.app.declaring import declare_all
 from gateway.app.descriptors import divide_descriptors
 from gateway.app.endpoints import add_link, add_listener
@@ -146,7 +146,8 @@ class Gateway:
             self.fast_hosts = FastHosts(settings.virtual_hosts(), changed, limits, self.store, self.bodies)
             self.bodies.spool.sweep()
             declare_all(settings, self.hosts)  # before there is anything that consumes or accepts
-            self.access = access_of(settings)
+            self.identities = Identities(settings)
+            self.access = self.identities.access
             self.watchdog = Watchdog(settings.log.slow_turn_secs)
             self.metrics.turns = self.watchdog.turns
             self.memory.connections = self._publishers
@@ -220,6 +221,7 @@ class Gateway:
             watch = partial(self.mapping_files.watch, self.reload_mappings)
             nursery.start_soon(forever, "reload", watch)
             nursery.start_soon(forever, "timer", self._watch_links)
+            nursery.start_soon(forever, "timer", partial(self.identities.run, self._users_gone))
             nursery.start_soon(forever, "timer", self._tell_what_was_limited)
             nursery.start_soon(forever, "timer", partial(self.hosts.alarms.run, self.writes.flush))
             nursery.start_soon(forever, "timer", partial(self.core.run, self.writes.flush))
@@ -252,6 +254,11 @@ class Gateway:
         log.info("mappings reloaded", routes=len(router.routes))
         audit("mapping_changed", routes=len(router.routes), files=self.mapping_files.names())
         return True
+
+    def _users_gone(self, names: frozenset[str]) -> None:
+        """Whoever is connected as one of them has to go."""
+        revoke(self.listeners, names)
+        self.writes.flush()
 
     # The store, and memory.
 
@@ -344,6 +351,8 @@ class Gateway:
             **self.hosts.dropped(),
             "memory": self.memory.refused,
         }
+        self.metrics.authentications = lambda: self.access.counts
+        self.metrics.authentication_failures = self.identities.failures
         self.metrics.evicted_sessions = lambda: self.mqtt.evicted
         self.metrics.dropped_letters = lambda: self.dead_letters.crowded_out
         self.metrics.dead_lettered = lambda: self.dead_letters.counted

@@ -5,6 +5,7 @@ A protocol's ingress is a ListenerSource with its own way to connect clients and
 
 from __future__ import annotations
 
+import time
 from abc import ABC, abstractmethod
 from collections.abc import Callable
 from typing import Any, Final
@@ -14,7 +15,7 @@ import trio
 
 from gateway.access.principal import Principal
 from gateway.broker.dispatcher import AnswerEntry, Namespace
-from gateway.ingress.listener import Connection, Listener
+from gateway.ingress.listener import Connection, Farewell, Listener
 from gateway.ingress.logins import Logins
 from gateway.ingress.services import Services
 from gateway.model.address import Address
@@ -22,9 +23,11 @@ from gateway.model.batch import Batch
 from gateway.model.message import Message, Sender
 from gateway.model.outcome import Outcome
 from gateway.protocols import show
+from gateway.telemetry.audit import audit
 from gateway.telemetry.stats import ListenerStats
 from gateway.transport.stream import Stream
 
+EXPIRED: Final = "expired_while_connected"
 UNWANTED_SECS: Final = 60.0  # between two lines about messages that nobody wanted
 
 log = structlog.get_logger(limited=True)
@@ -47,6 +50,8 @@ class ListenerSource(ABC):
         self.listener: Listener | None = None
         self.batch = self.dispatcher.batch(self, self.now())
         self.logins = Logins(services.access, stats, services.tasks, self.flush)
+        self._entered: dict[Connection, float] = {}  # clients that were let in, and when
+        self._expiring: dict[Connection, float] = {}  # those whose identity ends, and when (seconds of 1970)
         self._unwanted: Message | None = None  # the last that nobody wanted, until it is told
         self._tell_unwanted_at = 0.0
 
@@ -75,6 +80,8 @@ class ListenerSource(ABC):
 
     def tick(self, now: float) -> None:
         """Do what is due by the clock, beside its connections."""
+        if self._expiring:
+            self._expire(time.time())
         if self.spool.dead:  # removing a large file takes its time
             self.tasks.start_soon(trio.to_thread.run_sync, self.spool.bury)
         if self._unwanted is not None and now >= self._tell_unwanted_at:
@@ -137,21 +144,79 @@ class ListenerSource(ABC):
         """Whether another connection of that user may stay."""
         return self.opened.may_be(user, remote)
 
-    def let_in(self, connection: Connection, user: str) -> bool:
+    def let_in(self, connection: Connection, principal: Principal, client: str, version: str) -> bool:
         """The client has said who it is; False: its user has too many connections."""
-        if not self.has_place(user, connection.stream.remote):
+        if not self.has_place(principal.name, connection.stream.remote):
             self.stats.refused.add("connections_per_user_max")
+            self.logins.turned_away(connection.stream, principal.name, "connections_per_user_max", client)
             return False
-        self.opened.named(connection, user)
+        self.entered(connection, principal, client, version)
         return True
+
+    def entered(self, connection: Connection, principal: Principal, client: str, version: str) -> None:
+        """The client has said who it is, and has a place. `client` is what it calls itself."""
+        self.opened.named(connection, principal.name)
+        self._entered[connection] = self.now()
+        self._lasts(connection, principal)
+        audit(
+            "connected",
+            endpoint=self.name,
+            user=principal.name,
+            client=client,
+            remote=connection.stream.remote,
+            backend=principal.backend,
+            version=version,
+            roles=list(principal.roles),
+            expires=principal.expires,
+        )
+
+    def renewed(self, connection: Connection, principal: Principal) -> None:
+        """The client has proved anew that it is the same user."""
+        self._lasts(connection, principal)
+        audit(
+            "renewed",
+            endpoint=self.name,
+            user=principal.name,
+            client=connection.sender.client,
+            remote=connection.stream.remote,
+            backend=principal.backend,
+            expires=principal.expires,
+        )
+
+    def _lasts(self, connection: Connection, principal: Principal) -> None:
+        if principal.expires is None:
+            self._expiring.pop(connection, None)
+        else:
+            self._expiring[connection] = principal.expires
+
+    def _expire(self, utc: float) -> None:
+        """Who has not proved anew in time has to go."""
+        for connection in [one for one, expires in self._expiring.items() if expires <= utc]:
+            del self._expiring[connection]
+            self.stats.logins.add(EXPIRED)
+            try:
+                connection.shut_down(Farewell.EXPIRED)
+            except Exception as error:
+                connection.stream.fail(error)
 
     def hurry(self, connection: Connection, interval: float) -> None:
         """The client expects to hear from us every `interval` seconds."""
         self.opened.hurry(connection, interval)
 
-    def forget(self, connection: Connection) -> None:
-        """A connection has ended."""
+    def forget(self, connection: Connection, reason: str = "") -> None:
+        """A connection has ended, for this reason."""
         self.opened.forget(connection)
+        self._expiring.pop(connection, None)
+        if (since := self._entered.pop(connection, None)) is not None:
+            audit(
+                "disconnected",
+                endpoint=self.name,
+                user=connection.sender.user,
+                client=connection.sender.client,
+                remote=connection.stream.remote,
+                reason=reason,
+                secs=round(self.now() - since, 3),
+            )
 
     def may_publish(self, principal: Principal, address: Address) -> bool:
         """Whether a client may; to a return address only who may also publish where it leads."""

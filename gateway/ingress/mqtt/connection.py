@@ -21,7 +21,7 @@ from gateway.errors import RemoteProtocolError
 from gateway.ingress.listener import Farewell
 from gateway.ingress.mqtt.acknowledgements import Answers, acknowledged
 from gateway.ingress.mqtt.admission import authenticate, connect, reason_name
-from gateway.ingress.mqtt.authentication import Authentication
+from gateway.ingress.mqtt.authentication import Authentication, TokenShown
 from gateway.ingress.mqtt.bursts import BURST_MIN, burst_in, publish_burst
 from gateway.ingress.mqtt.disconnecting import disconnect, leave_will
 from gateway.ingress.mqtt.publish_checks import NOT_TEXT, TOO_LARGE, UTF8, check_publish, is_what_it_says
@@ -59,6 +59,10 @@ Receipt = tuple["MqttConnection", int, int, Message, RoutingEntry]
 
 # A global name costs a quarter of an enum's attribute, and these are on the way of every message.
 OPEN: Final = State.OPEN
+FAREWELLS: Final = {
+    Farewell.EXPIRED: ReasonCode.NOT_AUTHORIZED,
+    Farewell.REVOKED: ReasonCode.NOT_AUTHORIZED,
+}
 
 
 class MqttConnection:
@@ -113,7 +117,7 @@ class MqttConnection:
         self.session: Session | None = None
         self.principal: Principal | None = None
         self.will: Will | None = None
-        self.authentication: Authentication | None = None
+        self.authentication: Authentication | TokenShown | None = None
         self._yields = True  # what it was owed of shared subscriptions, when it is lost
         self._deadline = now + limits.connect_timeout_secs
         self._answers: Answers | None = None  # None: no acknowledgement waits for the disk
@@ -173,7 +177,7 @@ class MqttConnection:
         ingress = self._ingress
         ingress.dispatcher.memory.forget(self)
         self.gone = True
-        ingress.forget(self)
+        ingress.forget(self, reason)
         session = self.session
         if session is None:
             return
@@ -226,10 +230,10 @@ class MqttConnection:
             self._answers.tick()
 
     def shut_down(self, farewell: Farewell) -> None:
-        """0x8B, 0x9D or 0x98 in MQTT 5. The will is published, but for a client that is sent elsewhere: it
-        goes on there.
+        """0x8B, 0x9D, 0x87 or 0x98 in MQTT 5. The will is published, but for a client that is sent elsewhere:
+        it goes on there.
         """
-        reason, reference = ReasonCode.ADMINISTRATIVE_ACTION, ""
+        reason, reference = FAREWELLS.get(farewell, ReasonCode.ADMINISTRATIVE_ACTION), ""
         if farewell is Farewell.STOPPING:
             self._yields = False
             if self.machine.version is Version.V5:

@@ -216,9 +216,9 @@ class MqttIngress(ListenerSource):
             except Exception as error:  # of the one that goes, not of the one that comes
                 outlet.stream.fail(error)
 
-    def admit(self, connection: MqttConnection, principal: Principal) -> None:
+    def admit(self, connection: MqttConnection, principal: Principal, client_id: str) -> None:
         """The client has said who it is, and has a place."""
-        self.opened.named(connection, principal.name)
+        self.entered(connection, principal, client_id, connection.machine.version.name.lower())
         self.logins.accepted()
 
     def let_go(self, connection: MqttConnection, reason: ReasonCode) -> None:

@@ -1,0 +1,80 @@
+"""Questions to others by HTTP: one client for each back end, with a limit on time and size, and no redirects.
+
+What goes wrong, from a name that is not known to an answer that is too long, is one error: `Unanswered`.
+"""
+
+from __future__ import annotations
+
+import ssl
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Final
+
+import httpx
+import trio
+
+from gateway.errors import ConfigurationError
+
+ANSWER_OCTETS_MAX: Final = 1_048_576
+
+
+class Unanswered(Exception):
+    """There is no answer, or none that can be used; the text says why."""
+
+
+class Asker:
+    """Asks `url`. `timeout_secs` is for all of a question and its answer."""
+
+    def __init__(self, timeout_secs: float, *, ca_file: Path | None = None, connections_max: int = 4) -> None:
+        """Raises ConfigurationError when `ca_file` cannot be used."""
+        try:
+            trusted = ssl.create_default_context(cafile=None if ca_file is None else str(ca_file))
+        except OSError as error:
+            raise ConfigurationError(f"{ca_file}: these authorities cannot be read: {error}") from error
+        self._timeout_secs = timeout_secs
+        self._client = httpx.AsyncClient(
+            verify=trusted,
+            timeout=timeout_secs,
+            limits=httpx.Limits(max_connections=connections_max, max_keepalive_connections=connections_max),
+            follow_redirects=False,
+            trust_env=False,  # a proxy of somebody's shell has no business with passwords
+        )
+
+    async def get(self, url: str, query: Mapping[str, str] | None = None) -> bytes:
+        """The body of an answer with status 200. Raises Unanswered."""
+        return await self._ask("GET", url, query=query)
+
+    async def post(self, url: str, form: Mapping[str, str]) -> bytes:
+        """The same of a form that is sent."""
+        return await self._ask("POST", url, form=form)
+
+    async def _ask(
+        self,
+        method: str,
+        url: str,
+        *,
+        query: Mapping[str, str] | None = None,
+        form: Mapping[str, str] | None = None,
+    ) -> bytes:
+        where = httpx.URL(url)
+        if query:
+            where = where.copy_merge_params(query)
+        try:
+            with trio.fail_after(self._timeout_secs):
+                async with self._client.stream(method, where, data=form) as answer:
+                    body = b""
+                    async for piece in answer.aiter_bytes():
+                        body += piece
+                        if len(body) > ANSWER_OCTETS_MAX:
+                            raise Unanswered(f"the answer is longer than {ANSWER_OCTETS_MAX} octets")
+        except trio.TooSlowError:
+            raise Unanswered(f"no answer within {self._timeout_secs:g} s") from None
+        except (httpx.HTTPError, httpx.InvalidURL, httpx.StreamError) as error:
+            raise Unanswered(f"{type(error).__name__}: {error}") from error
+        if answer.status_code != 200:
+            raise Unanswered(f"the answer is status {answer.status_code}")
+        return body
+
+    async def close(self) -> None:
+        """Its connections end."""
+        await self._client.aclose()
