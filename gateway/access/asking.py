@@ -25,8 +25,18 @@ class Unanswered(Exception):
 class Asker:
     """Asks `url`. `timeout_secs` is for all of a question and its answer."""
 
-    def __init__(self, timeout_secs: float, *, ca_file: Path | None = None, connections_max: int = 4) -> None:
-        """Raises ConfigurationError when `ca_file` cannot be used."""
+    def __init__(
+        self,
+        timeout_secs: float,
+        *,
+        ca_file: Path | None = None,
+        connections_max: int = 4,
+        kept: int = 0,
+    ) -> None:
+        """`kept`: how many connections stay open between two questions.
+
+        Raises ConfigurationError when `ca_file` cannot be used.
+        """
         try:
             trusted = ssl.create_default_context(cafile=None if ca_file is None else str(ca_file))
         except OSError as error:
@@ -35,7 +45,8 @@ class Asker:
         self._client = httpx.AsyncClient(
             verify=trusted,
             timeout=timeout_secs,
-            limits=httpx.Limits(max_connections=connections_max, max_keepalive_connections=connections_max),
+            limits=httpx.Limits(max_connections=connections_max, max_keepalive_connections=kept),
+            headers={"Accept-Encoding": "identity", "User-Agent": "gateway"},
             follow_redirects=False,
             trust_env=False,  # a proxy of somebody's shell has no business with passwords
         )
@@ -59,18 +70,23 @@ class Asker:
         where = httpx.URL(url)
         if query:
             where = where.copy_merge_params(query)
+        body = b""
         try:
-            with trio.fail_after(self._timeout_secs):
+            with trio.fail_after(self._timeout_secs) as scope:
                 async with self._client.stream(method, where, data=form) as answer:
-                    body = b""
-                    async for piece in answer.aiter_bytes():
+                    # As it comes: what is compressed could be any size. Leaving the loop would leave the
+                    # generators within it to the collector, so it is cancelled instead.
+                    async for piece in answer.aiter_raw():
                         body += piece
                         if len(body) > ANSWER_OCTETS_MAX:
-                            raise Unanswered(f"the answer is longer than {ANSWER_OCTETS_MAX} octets")
+                            scope.cancel()
         except trio.TooSlowError:
-            raise Unanswered(f"no answer within {self._timeout_secs:g} s") from None
+            if len(body) <= ANSWER_OCTETS_MAX:
+                raise Unanswered(f"no answer within {self._timeout_secs:g} s") from None
         except (httpx.HTTPError, httpx.InvalidURL, httpx.StreamError) as error:
             raise Unanswered(f"{type(error).__name__}: {error}") from error
+        if len(body) > ANSWER_OCTETS_MAX:
+            raise Unanswered(f"the answer is longer than {ANSWER_OCTETS_MAX} octets")
         if answer.status_code != 200:
             raise Unanswered(f"the answer is status {answer.status_code}")
         return body

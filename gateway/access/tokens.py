@@ -124,13 +124,16 @@ class Tokens:
             value = _claim(claims, path)
             if isinstance(value, str | int) and not isinstance(value, bool) and len(str(value)) <= NAME_MAX:
                 fields[field] = str(value)
-        expires = claims.get("exp")
+        try:
+            expires = None if claims.get("exp") is None else float(claims["exp"]) + options.leeway_secs
+        except (OverflowError, TypeError, ValueError):
+            return Denial.WRONG
         return Principal(
             name,
             roles=_names(_claim(claims, options.roles_claim)) if options.roles_claim else (),
             scopes=tuple(one.removeprefix(prefix) for one in scopes if one.startswith(prefix)),
             fields=fields,
-            expires=None if expires is None else float(expires) + options.leeway_secs,
+            expires=expires,
             backend=self.kind,
         )
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Awaitable, Callable, Mapping
+from typing import Final
 
 import structlog
 import trio
@@ -22,6 +23,8 @@ from gateway.settings import Settings, User
 from gateway.settings.identity import SYMMETRIC, CertificatesBackend, HttpBackend, JwtBackend, UsersBackend
 from gateway.settings.users_file import read_users
 from gateway.telemetry.audit import audit
+
+CLOSE_SECS: Final = 1.0
 
 log = structlog.get_logger()
 
@@ -48,6 +51,7 @@ class Identities:
         self.access = Access(hashes, guest=settings.guest, scram=scram, logins=settings.logins)
         self.fetched: list[KeysUrl] = []
         self.asked: list[HttpUsers] = []
+        self._askers: list[Asker] = []
         self._tasks: list[Callable[[], Awaitable[None]]] = []
         self.access.ask([self._backend(one) for one in settings.authentication])
 
@@ -57,7 +61,13 @@ class Identities:
         if isinstance(given, CertificatesBackend):
             return Certificates(given.name, self.access.users if given.known_only else None)
         if isinstance(given, HttpBackend):
-            asker = Asker(given.timeout_secs, ca_file=given.ca_file, connections_max=given.connections_max)
+            asker = Asker(
+                given.timeout_secs,
+                ca_file=given.ca_file,
+                connections_max=given.connections_max,
+                kept=given.connections_max,
+            )
+            self._askers.append(asker)
             self.asked.append(HttpUsers(given, asker))
             return self.asked[-1]
         return Tokens(given, self._keys(given))
@@ -131,13 +141,18 @@ class Identities:
 
     async def run(self, gone: Changed) -> None:
         """Fetch keys, and look whether the file has changed; call `gone` with the users that are no more."""
-        async with trio.open_nursery() as nursery:
-            for task in self._tasks:
-                nursery.start_soon(task)
-            while self._path is not None:
-                await trio.sleep(LOOK_SECS)
-                if names := self.look():
-                    gone(names)
+        try:
+            async with trio.open_nursery() as nursery:
+                for task in self._tasks:
+                    nursery.start_soon(task)
+                while True:
+                    await trio.sleep(LOOK_SECS)
+                    if names := self.look():
+                        gone(names)
+        finally:
+            with trio.CancelScope(shield=True), trio.move_on_after(CLOSE_SECS):
+                for asker in self._askers:
+                    await asker.close()
 
 
 def secrets_of(users: Mapping[str, User]) -> tuple[dict[str, str], dict[str, Keys]]:
