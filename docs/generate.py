@@ -34,8 +34,9 @@ Schema = Mapping[str, Any]
 
 PLACES: Final = {
     "AmqpPermissions": "[permissions](roles.md#amqp-0-9-1)",
-    "Audit": "[audit log](#audit-log)",
+    "Audit": "[audit log](audit-log.md)",
     "Group": "`{protocol: …}`",
+    "CertificatesBackend": "[certificates](authentication.md#certificates)",
     "Case": "[test](#a-test)",
     "DeadLetters": "[dead letters](#dead-letters)",
     "Declare": "[what is there](#declare)",
@@ -51,9 +52,11 @@ PLACES: Final = {
     "FastVirtualHost": "[virtual host](#virtual-hosts)",
     "Forward": "[address](#copies-of-dead-letters)",
     "From": "[pattern](#from)",
+    "HttpBackend": "[HTTP](authentication.md#a-server-that-knows-the-users)",
     "Http": "[HTTP](#http)",
     "HttpAuthorizer": "[authorizer](roles.md#an-authorizer)",
     "Journal": "[journal](#journal)",
+    "JwtBackend": "[tokens](authentication.md#tokens)",
     "Limits": "[limits](limits.md)",
     "Link": "[link](links.md)",
     "LinkTls": "[TLS](#tls)",
@@ -72,6 +75,7 @@ PLACES: Final = {
     "To": "[target](#to)",
     "TopicPermission": "[topic permission](roles.md#topic-permissions)",
     "User": "[user](#users)",
+    "UsersBackend": "[users](authentication.md#users-and-their-file)",
 }
 """What people call a part that has keys of its own, and where it is explained."""
 FORMATS: Final = {"path": "path", "password": "secret"}
@@ -139,6 +143,8 @@ def default_of(given: Schema) -> str:
         return "see there"
     if isinstance(default, bool):
         return f"`{str(default).lower()}`"
+    if isinstance(default, list) and isinstance(default[0], dict):
+        return ", ".join(f"`{one['backend']}`" for one in default)
     if isinstance(default, list):
         return ", ".join(f"`{one}`" for one in default)
     return f"`{default}`"
@@ -148,8 +154,8 @@ def type_of(given: Schema) -> str:
     """What may stand there, in words."""
     if "$ref" in given:
         return PLACES[given["$ref"].rpartition("/")[2]]
-    if "anyOf" in given:
-        return " or ".join(type_of(one) for one in given["anyOf"] if one.get("type") != "null")
+    if (several := given.get("oneOf") or given.get("anyOf")) is not None:
+        return " or ".join(type_of(one) for one in several if one.get("type") != "null")
     if "enum" in given:
         return ", ".join(f"`{one}`" for one in given["enum"])
     if "const" in given:

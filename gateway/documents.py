@@ -157,8 +157,8 @@ def complaints(error: ValidationError, model: type[BaseModel]) -> Iterator[Compl
     for detail in error.errors(include_url=False):
         kind, given, steps = detail["type"], detail["input"], detail["loc"]
         if kind == "extra_forbidden":
-            _, owner = _reached(model, steps[:-1])
-            yield Complaint(steps, f"unknown key{suggestion(str(steps[-1]), keys_of(owner))}")
+            place, owner = _reached(model, steps[:-1])
+            yield Complaint((*place, steps[-1]), f"unknown key{suggestion(str(steps[-1]), keys_of(owner))}")
             continue
         place, _ = _reached(model, steps)
         reason = detail["msg"][:1].lower() + detail["msg"][1:]
@@ -197,12 +197,25 @@ def dotted(place: Place) -> str:
 def _reached(model: type[BaseModel], steps: Place) -> tuple[Place, Any]:
     """How far `steps` lead in the keys of `model`, and the type there: pydantic also names types in them."""
     found: Any = model
-    for at, step in enumerate(steps):
+    place: Place = ()
+    for step in steps:
+        if (tagged := _tagged(found, step)) is not None:
+            found = tagged
+            continue
         further = below(found, step)
         if further is None:
-            return steps[:at], found
-        found = further
-    return steps, found
+            break
+        place, found = (*place, step), further
+    return place, found
+
+
+def _tagged(annotation: Any, step: str | int) -> Any:
+    """Of several parts the one that a key of it with this one value tells from the others; None: none is."""
+    parts = options(annotation)
+    for option in parts if len(parts) > 1 else ():
+        if any(get_args(kind) == (step,) for _, kind in _fields(option)):
+            return option
+    return None
 
 
 def below(annotation: Any, step: str | int) -> Any:

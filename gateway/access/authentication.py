@@ -1,56 +1,37 @@
 """Who may connect, and what for.
 
-Names and passwords are MQTT's and AMQP's SASL PLAIN; both anonymous access and the user `guest` may be
-limited to clients on this machine, as RabbitMQ does for guest. SCRAM-SHA-256 proves a password without
-saying it, and TLS a name by a certificate. Hashing a password takes tens of
-milliseconds by design, so it runs in a thread, after a queue in which everybody gets a turn (turns.py); a
-password that was right is remembered for a while as a keyed digest, so that a fleet that reconnects does not
-wait for it, and so is one that was wrong. Whoever fails is delayed and refused (failures.py).
+Back ends say who a client is, in the order of the settings (backends.py). Names and passwords are MQTT's,
+AMQP's SASL PLAIN and AMQP/Fast's; both anonymous access and the user `guest` may be limited to clients on
+this machine, as RabbitMQ does for guest. Whoever fails is delayed and refused (failures.py).
 """
 
 from __future__ import annotations
 
-import hashlib
-import hmac
-import os
-import secrets
-import time
-from collections.abc import Mapping
-from enum import Enum
-from functools import cache
+from collections import Counter
+from collections.abc import Mapping, Sequence
 from typing import Final
 
-import argon2
 import trio
 
+from gateway.access.backends import Backend, Denial
+from gateway.access.certificates import Certificates, principal_of
+from gateway.access.credentials import Credentials
 from gateway.access.failures import Failures
-from gateway.access.places import is_loopback, place_of
+from gateway.access.places import is_loopback
 from gateway.access.principal import Principal
-from gateway.access.rabbit_passwords import is_rabbit_hash
-from gateway.access.rabbit_passwords import matches as rabbit_matches
-from gateway.access.scram import ITERATIONS, SALT_OCTETS, Exchange, Keys
-from gateway.access.turns import Crowded, Turns
+from gateway.access.scram import Exchange, Keys
+from gateway.access.tokens import Tokens
+from gateway.access.users import Users
 from gateway.settings.logins import Logins
+from gateway.settings.tree import GUEST
 
-REMEMBERED_SECS: Final = 300.0
-REMEMBERED_MAX: Final = 10_000  # right ones, and as many wrong ones: one digest and one time each
-# argon2 takes 64 MiB and runs on four cores at once: more would only starve the poller of them.
-VERIFIERS_MAX: Final = max(1, min(2, (os.cpu_count() or 1) // 4))
-
-GUEST: Final = "guest"
-
-
-class Denial(Enum):
-    """Why a login is refused, as it is counted."""
-
-    WRONG = "wrong"
-    REFUSED = "refused"  # there were too many failures; it was not looked at
-    BUSY = "busy"  # too many wait for their hash
+# Of several that refuse, the first of these says most about why.
+TELLING: Final = (Denial.BUSY, Denial.UNAVAILABLE, Denial.EXPIRED)
 
 
 class Access:
-    """Decides. `users` maps names to argon2 hashes, "" for who has no password here; `scram` to the keys of
-    SCRAM; `guest` and `anonymous` are `loopback`, `always` or `never`.
+    """Decides. Without `backends` there are the users alone: `users` maps names to argon2 hashes, "" for who
+    has no password here; `scram` to the keys of SCRAM; `guest` is `loopback`, `always` or `never`.
     """
 
     def __init__(
@@ -62,175 +43,140 @@ class Access:
         logins: Logins | None = None,
     ) -> None:
         logins = logins or Logins()
-        self._users = dict(users)
-        self._scram = dict(scram or {})
-        self._guest = guest
-        self._key = os.urandom(32)
         self.failures = Failures(logins)
-        self._remembered: dict[bytes, float] = {}
-        self._wrong: dict[bytes, float] = {}
-        self._asked: dict[bytes, trio.Event] = {}  # names and passwords that are being looked at
-        self._turns = Turns(VERIFIERS_MAX, logins.waiting_max)
-        self._principals: dict[str, Principal] = {}
+        self.users = Users(users, self.failures, guest=guest, scram=scram, waiting_max=logins.waiting_max)
+        self.backends: Sequence[Backend] = (self.users,)
+        self.counts: Counter[tuple[str, str]] = Counter()  # what back ends have said, by kind and outcome
+        self._anonymous = Principal("")
+
+    def ask(self, backends: Sequence[Backend]) -> None:
+        """Ask these from now on, in their order; `users` is one of them, or has no part."""
+        self.backends = tuple(backends)
+
+    @property
+    def _with_users(self) -> bool:
+        return any(backend is self.users for backend in self.backends)
+
+    @property
+    def _alone(self) -> bool:
+        return self._with_users and len(self.backends) == 1
+
+    @property
+    def reads_certificates(self) -> bool:
+        """Whether it matters which certificate a client has shown."""
+        return any(isinstance(backend, Certificates) for backend in self.backends)
 
     def anonymous(self, remote: str, policy: str) -> Principal | None:
         """The anonymous principal, if `policy` lets it connect from `remote`."""
         if policy == "always" or (policy == "loopback" and is_loopback(remote)):
-            return self._principal("")
+            return self._anonymous
         return None
 
     def ignores(self, user: str) -> bool:
-        """A name means nothing: no users are configured, so nobody can have it, but for the usual guest."""
-        return not self._users and user != GUEST
+        """A name means nothing: nobody can have one, for there are no users and no other back ends, but for
+        the usual guest.
+        """
+        return self._alone and self.users.empty and user != GUEST
 
-    def known(self, user: str, password: bytes, remote: str) -> Principal | None:
+    def recognizes(self, said: Credentials) -> bool:
+        """Whether a login without a name may be somebody's all the same: by a certificate or a token."""
+        return any(backend.claims(said) for backend in self.backends)
+
+    def known(self, said: Credentials) -> Principal | None:
         """The principal, when that can be said without work; None: ask `verify`."""
-        if self.failures.refuses(remote, user):
+        if self.failures.refuses(said.remote, said.user):
             return None  # or guesses at a remembered password would be free
-        if user == GUEST and user not in self._users:
-            allowed = self._guest == "always" or (self._guest == "loopback" and is_loopback(remote))
-            return self._principal(GUEST) if allowed and password == GUEST.encode() else None
-        if self._remembered.get(self._digest(user, password), 0.0) <= time.monotonic():
-            return None
-        self.failures.succeeded(remote, user)
-        return self._principal(user)
+        for backend in self._order(said):
+            found = backend.known(said)
+            if found is None:
+                return None
+            if isinstance(found, Principal):
+                self.failures.succeeded(said.remote, said.user)
+                self.counts[backend.kind, "accepted"] += 1
+                return found
+        return None
 
-    def certified(self, name: str) -> Principal | None:
-        """The principal of a client whose name is proved already; None: there is no such user."""
-        return self._principal(name) if name in self._users else None
+    def _order(self, said: Credentials) -> list[Backend]:
+        """The back ends. A name that is no user's is hashed in vain only when all others have refused it:
+        that is for those who guess names, and not for every token.
+        """
+        if said.backend:
+            return [one for one in self.backends if one.kind == said.backend and one.speaks(said.method)]
+        if len(self.backends) == 1 or not self._with_users or self.users.has(said):
+            return list(self.backends)
+        return [*(one for one in self.backends if one is not self.users), self.users]
+
+    def external(self, said: Credentials) -> Principal | None:
+        """The principal of a client that names itself by its certificate (AMQP's EXTERNAL); None: nobody."""
+        if said.certificate is None:
+            return None
+        asked = [backend for backend in self.backends if isinstance(backend, Certificates)]
+        for backend in asked:
+            found = backend.known(said)
+            if isinstance(found, Principal):
+                self.counts[backend.kind, "accepted"] += 1
+                return found
+        name = said.certificate.names.get("common_name", "")
+        if asked or not self._with_users or self.users.named(name) is None:
+            return None
+        return principal_of(name, said.certificate)
+
+    # SCRAM
 
     @property
     def proves(self) -> bool:
         """Some user may authenticate by SCRAM."""
-        return bool(self._scram)
+        return self._with_users and self.users.proves
 
     def exchange(self) -> Exchange:
         """Begin an authentication by SCRAM."""
-        return Exchange(self._keys_of, secrets.token_urlsafe(18))
+        return self.users.exchange()
 
-    def _keys_of(self, user: str) -> Keys:
-        found = self._scram.get(user)
-        if found is None:
-            salt = hmac.digest(self._key, user.encode(), hashlib.sha256)[:SALT_OCTETS]
-            return Keys(salt, self._usual_iterations(), os.urandom(32), os.urandom(32))
-        return found
+    def proved(self, name: str) -> Principal | None:
+        """The principal of a user who has proved its password; None: there is no such user any more."""
+        return self.users.named(name) if self._with_users else None
 
-    def _usual_iterations(self) -> int:
-        """An unknown user's must not stand out."""
-        counts = [keys.iterations for keys in self._scram.values()]
-        return max(set(counts), key=counts.count) if counts else ITERATIONS
+    # Tokens
 
-    async def verify(self, user: str, password: bytes, remote: str) -> Principal | Denial:
-        """The principal, if the password is right; takes tens of milliseconds in a thread.
+    def takes_tokens(self, method: str) -> bool:
+        """Whether a token may be shown in AUTH packets of this method."""
+        return method in self.methods
+
+    @property
+    def methods(self) -> list[str]:
+        """The methods of tokens in AUTH packets."""
+        return list(dict.fromkeys(one.method for one in self.backends if isinstance(one, Tokens)))
+
+    # Work
+
+    async def verify(self, said: Credentials) -> Principal | Denial:
+        """The principal, if a back end accepts the login; a password takes tens of milliseconds in a thread.
 
         Cancelled, it leaves the queue.
         """
-        failures = self.failures
+        failures, remote, user = self.failures, said.remote, said.user
         if failures.refuses(remote, user):
             return Denial.REFUSED
         if delay := failures.delay_secs(remote, user):
             await trio.sleep(delay)
-        found = await self._look(user, password, remote)
+        found = await self._look(said)
         if found is Denial.WRONG:
             failures.failed(remote, user)
-        elif found is None:
+        elif isinstance(found, Principal):
             failures.succeeded(remote, user)
-        return found or self._principal(user)
+        return found
 
-    async def _look(self, user: str, password: bytes, remote: str) -> Denial | None:
-        """What is wrong with a login. Of many that come at once with the same name and password, one is
-        hashed, and only that one waits in the queue.
-        """
-        key = self._digest(user, password)
-        while (right := self._recalled(key)) is None and key in self._asked:
-            await self._asked[key].wait()
-        if self.failures.refuses(remote, user):
-            return Denial.REFUSED
-        if right is None:
-            asked = self._asked[key] = trio.Event()
-            try:
-                return await self._hash(key, user, password, remote)
-            except Crowded:
-                return Denial.BUSY
-            finally:
-                del self._asked[key]
-                asked.set()
-        return None if right else Denial.WRONG
-
-    def _recalled(self, key: bytes) -> bool | None:
-        """Whether that name and password are right; None: they have not been seen lately."""
-        now = time.monotonic()
-        if self._remembered.get(key, 0.0) > now:
-            return True
-        return False if self._wrong.get(key, 0.0) > now else None
-
-    async def _hash(self, key: bytes, user: str, password: bytes, remote: str) -> Denial | None:
-        trusted = self.failures.trusts(remote, user)
-        await self._turns.take(place_of(remote), user, trusted=trusted)
-        try:
-            if self.failures.refuses(remote, user):
-                return Denial.REFUSED
-            stored = self._users.get(user)
-            # An unknown user costs the same time as a wrong password, so that names cannot be found out.
-            right = await trio.to_thread.run_sync(_matches, stored, password)
-        finally:
-            self._turns.give_back()
-        right = bool(right and stored)
-        _remember(self._remembered if right else self._wrong, key)
-        return None if right else Denial.WRONG
-
-    def _principal(self, name: str) -> Principal:
-        return self._principals.setdefault(name, Principal(name))
-
-    def _digest(self, user: str, password: bytes) -> bytes:
-        name = user.encode(errors="surrogatepass")
-        return hmac.digest(self._key, len(name).to_bytes(4, "big") + name + password, hashlib.sha256)
-
-
-_HASHER = argon2.PasswordHasher()
-
-
-@cache
-def _decoy() -> str:
-    """A hash that no password has. It is not made at start, which is a fifth shorter without."""
-    return _HASHER.hash(os.urandom(16))
-
-
-def hash_password(password: str) -> str:
-    """The argon2id hash of `password`, as `users` wants it."""
-    return _HASHER.hash(password)
-
-
-def is_hash(text: str) -> bool:
-    """Is this a hash that a password can be compared with?"""
-    if is_rabbit_hash(text):
-        return True
-    try:
-        argon2.extract_parameters(text)
-    except argon2.exceptions.InvalidHashError:
-        return False
-    return True
-
-
-def _remember(table: dict[bytes, float], key: bytes) -> None:
-    table.pop(key, None)
-    table[key] = time.monotonic() + REMEMBERED_SECS
-    if len(table) > REMEMBERED_MAX:
-        del table[next(iter(table))]
-
-
-def _matches(stored: str | None, password: bytes) -> bool:
-    decoy = _decoy()  # also for a known user: the first login of all tells nothing either
-    if stored is not None and is_rabbit_hash(stored):
-        _verify(decoy, password)  # it costs what others do, or names could be found out
-        return rabbit_matches(stored, password)
-    return _verify(stored or decoy, password)
-
-
-def _verify(stored: str, password: bytes) -> bool:
-    try:
-        return _HASHER.verify(stored, password)
-    except argon2.exceptions.VerifyMismatchError:
-        return False
-    except argon2.exceptions.InvalidHashError:
-        return False
+    async def _look(self, said: Credentials) -> Principal | Denial:
+        denials = []
+        for backend in self._order(said):
+            found = backend.known(said) if backend is not self.users else None
+            if found is None:
+                found = await backend.look(said)
+            if found is Denial.REFUSED:
+                return found
+            if isinstance(found, Principal):
+                self.counts[backend.kind, "accepted"] += 1
+                return found
+            self.counts[backend.kind, found.value] += 1
+            denials.append(found)
+        return next((one for one in TELLING if one in denials), Denial.WRONG)

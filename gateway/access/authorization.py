@@ -14,8 +14,8 @@ from gateway.access.questions import Authorizer
 from gateway.access.rights import AllRights, Rights
 from gateway.access.scopes import parse_scopes
 from gateway.settings.access import DefaultRoles, Role
+from gateway.settings.tree import ANONYMOUS, GUEST
 
-GUEST: Final = "guest"
 KEPT_MAX: Final = 10_000  # rights of clients, each some hundred octets and its compiled rules
 
 
@@ -40,7 +40,7 @@ class Roles:
 
     def of(self, principal: Principal) -> tuple[str, ...]:
         """The names of a client's roles. Who has rights of its own, by a token, has no default ones."""
-        own = (*self.users.get(principal.name, ()), *principal.roles)
+        own = (*self.users.get(principal.name or ANONYMOUS, ()), *principal.roles)
         if own or parse_scopes(principal.scopes):
             return tuple(dict.fromkeys(own))
         if not principal.name:

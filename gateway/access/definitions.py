@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Iterator
 from pathlib import Path
-from typing import Any, Final, NamedTuple
+from typing import Any, Final, Literal, NamedTuple
 
 import orjson
 from pydantic import ValidationError
@@ -76,9 +76,8 @@ def _imported(content: dict[str, Any]) -> Imported:
             if whose == name
         }
         rules = MqttRules(as_virtual_host=MQTT_HOST) if MQTT_HOST in hosts else MqttRules()
-        roles[role_name(name)] = Role.model_validate(
-            {"amqp091": hosts, "mqtt": rules, "console": _console(_tags(user.get("tags", "")))}
-        )
+        console = _console(_tags(user.get("tags", "")))
+        roles[role_name(name)] = Role(amqp091=hosts, mqtt=rules, console=console)
     hashes = {
         user["name"]: imported_hash(
             user.get("password_hash") or "", user.get("hashing_algorithm") or "rabbit_password_hashing_sha256"
@@ -96,6 +95,6 @@ def _tags(given: str | list[str]) -> Iterator[str]:
     yield from (one.strip() for one in (given.split(",") if isinstance(given, str) else given))
 
 
-def _console(tags: Iterable[str]) -> str:
+def _console(tags: Iterable[str]) -> Literal["none", "read", "write"]:
     found = {CONSOLE.get(tag, "none") for tag in tags}
     return "write" if "write" in found else "read" if "read" in found else "none"

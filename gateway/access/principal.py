@@ -15,9 +15,10 @@ class Principal:
     `roles` are the names of the roles that whoever established it gave it beside those of the configuration,
     `scopes` a token's (`read:vhost/name/key`), `fields` what templates of rules may use beside `{user}`
     (`cn`, a certificate's names, claims), and `expires` when it ends (seconds since 1970), None: never.
+    `backend` is the kind of the one that established it, "" for the anonymous user.
     """
 
-    __slots__ = ("expires", "fields", "name", "roles", "scopes")
+    __slots__ = ("backend", "expires", "fields", "name", "roles", "scopes")
 
     def __init__(
         self,
@@ -27,9 +28,11 @@ class Principal:
         scopes: tuple[str, ...] = (),
         fields: Mapping[str, str] = NOTHING,
         expires: float | None = None,
+        backend: str = "",
     ) -> None:
         self.name = name
         self.roles = roles
         self.scopes = scopes
         self.fields = fields
         self.expires = expires
+        self.backend = backend

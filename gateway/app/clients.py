@@ -31,3 +31,15 @@ def connected(listeners: Mapping[str, Listener]) -> Iterator[Connected]:
                     stream.remote,
                     partial(connection.shut_down, Farewell.DISMISSED),
                 )
+
+
+def revoke(listeners: Mapping[str, Listener], names: frozenset[str]) -> None:
+    """Send off everybody who is connected as one of these users."""
+    for listener in listeners.values():
+        for connection in list(listener.connections):
+            stream = connection.stream
+            if connection.sender.user in names and not (stream.closed or stream.ending):
+                try:
+                    connection.shut_down(Farewell.REVOKED)
+                except Exception as error:
+                    stream.fail(error)

@@ -50,7 +50,7 @@ def add_listener(gateway: Gateway, name: str, tasks: Tasks) -> None:
         stats,
         connections_max=limits.connections_max,
         front=front_of(name, given),
-        users=gateway.settings.users,
+        users=gateway.identities.users,
     )
     gateway.dispatcher.namespaces[name] = ingress.namespace
     gateway.dispatcher.requesters[name] = ingress.requester

@@ -32,8 +32,8 @@ from gateway.admin import (
     SessionsApi,
     serve,
 )
-from gateway.app.access import access_of, authorizer_of, roles_of, with_imported_hosts
-from gateway.app.clients import connected, dismiss
+from gateway.app.access import Identities, authorizer_of, roles_of, with_imported_hosts
+from gateway.app.clients import connected, dismiss, revoke
 from gateway.app.declaring import declare_all
 from gateway.app.descriptors import divide_descriptors
 from gateway.app.endpoints import add_link, add_listener
@@ -148,9 +148,10 @@ class Gateway:
             self.fast_hosts = FastHosts(settings.virtual_hosts(), changed, limits, self.store, self.bodies)
             self.bodies.spool.sweep()
             declare_all(settings, self.hosts)  # before there is anything that consumes or accepts
-            self.access = access_of(settings)
+            self.identities = Identities(settings)
+            self.access = self.identities.access
             self.authorizer = authorizer_of(settings)
-            self.authorization = Authorization(roles_of(settings), self.authorizer)
+            self.authorization = Authorization(roles_of(settings, self.identities.users), self.authorizer)
             self.rules = Rules(self)
             self.watchdog = Watchdog(settings.log.slow_turn_secs)
             self.metrics.turns = self.watchdog.turns
@@ -229,6 +230,7 @@ class Gateway:
             nursery.start_soon(forever, "reload", watch)
             nursery.start_soon(forever, "reload", self.rules.watch)
             nursery.start_soon(forever, "timer", self._watch_links)
+            nursery.start_soon(forever, "timer", partial(self.identities.run, self._users_gone))
             nursery.start_soon(forever, "timer", self._tell_what_was_limited)
             nursery.start_soon(forever, "timer", partial(self.hosts.alarms.run, self.writes.flush))
             nursery.start_soon(forever, "timer", partial(self.core.run, self.writes.flush))
@@ -261,6 +263,11 @@ class Gateway:
         log.info("mappings reloaded", routes=len(router.routes))
         audit("mapping_changed", routes=len(router.routes), files=self.mapping_files.names())
         return True
+
+    def _users_gone(self, names: frozenset[str]) -> None:
+        """Whoever is connected as one of them has to go."""
+        revoke(self.listeners, names)
+        self.writes.flush()
 
     # The store, and memory.
 
@@ -355,6 +362,8 @@ class Gateway:
         }
         if self.authorizer is not None:
             self.metrics.authorizer_failures = partial(getattr, self.authorizer, "failures")
+        self.metrics.authentications = lambda: self.access.counts
+        self.metrics.authentication_failures = self.identities.failures
         self.metrics.evicted_sessions = lambda: self.mqtt.evicted
         self.metrics.dropped_letters = lambda: self.dead_letters.crowded_out
         self.metrics.dead_lettered = lambda: self.dead_letters.counted

@@ -12,25 +12,27 @@ import os
 from collections.abc import Callable, Iterator
 from functools import partial
 from pathlib import Path
-from typing import TYPE_CHECKING, Final
+from typing import Final, Protocol
 
 import structlog
 import trio
 
-from gateway.access.authorization import Roles
+from gateway.access.authorization import Authorization, Roles
 from gateway.access.principal import Principal
 from gateway.access.questions import Undecided
-from gateway.app.access import roles_of
+from gateway.app.access import Identities, roles_of
+from gateway.broker.dispatcher import Dispatcher
+from gateway.broker.mqtt.namespace import MqttNamespace
 from gateway.containment import contained
 from gateway.errors import ConfigurationError
 from gateway.ingress.amqp091.connection import AmqpConnection
 from gateway.ingress.amqpfast.connection import FastConnection
+from gateway.ingress.listener import Listener
 from gateway.ingress.mqtt.connection import MqttConnection
-from gateway.settings import load_settings
+from gateway.settings import Settings, User, load_settings
 from gateway.telemetry.audit import audit
-
-if TYPE_CHECKING:
-    from gateway.app.gateway import Gateway
+from gateway.telemetry.metrics import Metrics
+from gateway.transport.stream import WriteSet
 
 log = structlog.get_logger()
 
@@ -41,10 +43,23 @@ SLICE: Final = 200  # clients that are gone through in one go: some milliseconds
 Fingerprint = tuple[tuple[int, int, int] | None, ...]
 
 
+class Ruled(Protocol):
+    """A gateway, as far as rules are put into force in it."""
+
+    settings: Settings
+    metrics: Metrics
+    identities: Identities
+    authorization: Authorization
+    dispatcher: Dispatcher
+    mqtt: MqttNamespace
+    listeners: dict[str, Listener]
+    writes: WriteSet
+
+
 class Rules:
     """What is in force at a gateway, and the files that say it."""
 
-    def __init__(self, gateway: Gateway) -> None:
+    def __init__(self, gateway: Ruled) -> None:
         self._gateway = gateway
         self._file = gateway.settings.file
         declared = gateway.settings.declare
@@ -73,11 +88,12 @@ class Rules:
 
     async def reload(self) -> bool:
         """Read the rules again; bad ones leave the old ones in force. False: they do."""
-        if self._file is None:
-            return True
         reloads = self._gateway.metrics.rule_reloads
         try:
-            roles = await trio.to_thread.run_sync(_read, self._file)
+            settings = self._gateway.settings
+            if self._file is not None:
+                settings = await trio.to_thread.run_sync(load_settings, self._file, os.environ)
+            roles = roles_of(settings, self._users(settings))
         except ConfigurationError as error:
             reloads["refused"] += 1
             log.error("rules not reloaded, the old ones stay in force", error=str(error))
@@ -89,6 +105,12 @@ class Rules:
         reloads["taken"] += 1
         await self.use(roles)
         return True
+
+    def _users(self, settings: Settings) -> dict[str, User]:
+        """Those of the configuration as it is now, and of the users' file."""
+        mine = self._gateway.settings.users
+        others = {name: user for name, user in self._gateway.identities.users.items() if name not in mine}
+        return {**others, **settings.users}
 
     async def use(self, roles: Roles) -> None:
         """Put these rules into force."""
@@ -129,11 +151,7 @@ class Rules:
                 gateway.mqtt.unsubscribe(session, topic_filter)
 
     def _fingerprint(self) -> Fingerprint:
-        return tuple(map(_seen, self._files))
-
-
-def _read(path: Path) -> Roles:
-    return roles_of(load_settings(path, os.environ))
+        return (*map(_seen, self._files), (self._gateway.identities.access.users.times_replaced, 0, 0))
 
 
 def _seen(path: Path) -> tuple[int, int, int] | None:

@@ -7,8 +7,8 @@ import sys
 
 import typer
 
-from gateway.access.authentication import hash_password
 from gateway.access.scram import ITERATIONS, ITERATIONS_MAX, SALT_OCTETS, make_keys
+from gateway.access.users import hash_password
 
 app = typer.Typer()
 

@@ -11,7 +11,6 @@ from shlex import quote
 from typing import Final, NamedTuple
 from urllib.parse import quote as percent
 
-from gateway.access.authentication import GUEST
 from gateway.access.places import is_loopback
 from gateway.app import Gateway
 from gateway.cli.tables import table
@@ -20,6 +19,7 @@ from gateway.protocols.amqp091.dialect import AMQP091
 from gateway.protocols.amqpfast.dialect import AMQPFAST
 from gateway.protocols.mqtt.dialect import MQTT
 from gateway.settings import Listener, Settings, shipped_mappings
+from gateway.settings.tree import GUEST
 
 EVERYWHERE: Final = frozenset(("0.0.0.0", "::", "", "localhost"))
 SUBSCRIBERS: Final = (AMQP091, AMQPFAST, MQTT)
@@ -113,7 +113,7 @@ def door(settings: Settings, name: str, port: int) -> Door | None:
     if (
         listener.protocol == "shared"
         or listener.proxy_protocol == "required"
-        or (tls is not None and tls.client_ca_file is not None)
+        or (tls is not None and tls.client_ca_file is not None and tls.client_certificate == "required")
     ):
         return None
     host = "localhost" if listener.host in EVERYWHERE else listener.host
@@ -149,7 +149,8 @@ def credentials(settings: Settings, listener: Listener, near: bool) -> str | Non
 
     if listener.protocol == MQTT.name and admits(listener.anonymous):
         return ""
-    if GUEST not in settings.users and admits(settings.guest):
+    own = settings.users.get(GUEST)
+    if (own is None or not own.proves) and admits(settings.guest):
         return f"{GUEST}:{GUEST}@"
     named = [name for name, user in settings.users.items() if user.password_hash or user.password_hash_file]
     return f"{percent(named[0], safe='')}:PASSWORD@" if named else None

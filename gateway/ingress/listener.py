@@ -30,6 +30,7 @@ from gateway.ingress.front.pending import PendingConnection
 from gateway.ingress.front.proxy_header import AwaitingProxyHeader, within_any
 from gateway.model.message import Sender
 from gateway.settings import Limits, User
+from gateway.telemetry.audit import audit
 from gateway.telemetry.stats import FrameCounts, ListenerStats
 from gateway.transport.poller import Poller
 from gateway.transport.rate import Rate
@@ -53,6 +54,8 @@ class Farewell(Enum):
 
     STOPPING = "the gateway is stopping"
     DISMISSED = "an operator has disconnected this client"
+    EXPIRED = "its credentials have expired"
+    REVOKED = "its user is no more"
 
 
 class Connection(StreamOwner, Protocol):
@@ -261,6 +264,7 @@ class Listener:
     def _refused(self, word: str, remote: str) -> None:
         """Count and log that there was no place."""
         self.stats.refused.add(word)
+        audit("refused", endpoint=self.name, remote=remote, reason=word)
         log.warning("no place for a connection", listener=self.name, remote=remote, limit=word)
 
     def no_place(self, stream: Stream) -> bool:

@@ -16,9 +16,13 @@ from typing import Final, TypeVar
 import structlog
 import trio
 
-from gateway.access.authentication import Access, Denial
+from gateway.access.authentication import Access
+from gateway.access.backends import Denial
+from gateway.access.certificates import from_balancer, from_octets
+from gateway.access.credentials import Certificate, Credentials
 from gateway.access.principal import Principal
 from gateway.model.spooled import Piece
+from gateway.telemetry.audit import audit
 from gateway.telemetry.stats import ListenerStats
 from gateway.transport.stream import Stream, StreamOwner
 from gateway.transport.tasks import Tasks
@@ -111,17 +115,32 @@ class Logins:
         self._tasks = tasks
         self._flush = flush
 
-    def verify(
+    def credentials(
         self,
         stream: Stream,
         user: str,
         password: bytes,
+        *,
+        client: str = "",
+        backend: str = "",
+        method: str = "",
+    ) -> Credentials:
+        """What a client says of itself, with the certificate that it has shown, if anybody cares for it.
+        `backend` and `method`: only such back ends are asked.
+        """
+        certificate = certificate_of(stream) if self.access.reads_certificates else None
+        return Credentials(user, password, stream.remote, certificate, client, backend, method)
+
+    def verify(
+        self,
+        stream: Stream,
+        said: Credentials,
         then: Callable[[Principal | Denial], None],
         *,
         behind: bool = False,
     ) -> None:
         """Look at a password beside the loop, then call `then`, unless the client has gone."""
-        look = partial(self.access.verify, user, password, stream.remote)
+        look = partial(self.access.verify, said)
         self._tasks.start_soon(self._wait, Login(stream, behind=behind), look, then)
 
     def later(self, stream: Stream, secs: float, then: Callable[[], None], *, behind: bool) -> None:
@@ -151,9 +170,24 @@ class Logins:
         """A client is let in."""
         self._stats.logins.add(ACCEPTED)
 
-    def denied(self, stream: Stream, user: str, why: Denial) -> None:
+    def denied(self, stream: Stream, user: str, why: Denial, client: str = "") -> None:
         """A client is not; say so in the log."""
         self._stats.logins.add(why.value)
+        self.turned_away(stream, user, why.value, client)
         log.warning(
             "a login was refused", listener=self._stats.name, remote=stream.remote, user=user, why=why.value
         )
+
+    def turned_away(self, stream: Stream, user: str, reason: str, client: str = "") -> None:
+        """A client is not let in; the audit log hears of it. `reason` is a constant of ours."""
+        name = self._stats.name
+        audit("refused", endpoint=name, user=user, client=client, remote=stream.remote, reason=reason)
+
+
+def certificate_of(stream: Stream) -> Certificate | None:
+    """The certificate that a client has shown, to us or to the balancer that announces it; None: none."""
+    announced = stream.secured
+    if announced is not None:  # with us only the balancer itself may have shown one
+        return from_balancer(announced.common_name, announced.octets)
+    octets = b"" if stream.layer is None else stream.layer.certificate
+    return from_octets(octets) if octets else None

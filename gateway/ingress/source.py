@@ -5,6 +5,7 @@ A protocol's ingress is a ListenerSource with its own way to connect clients and
 
 from __future__ import annotations
 
+import time
 from abc import ABC, abstractmethod
 from collections.abc import Callable
 from typing import Any, Final
@@ -16,7 +17,7 @@ from gateway.access.principal import Principal
 from gateway.access.questions import Undecided
 from gateway.access.rights import Decision, Rights
 from gateway.broker.dispatcher import AnswerEntry, Namespace, RoutingEntry
-from gateway.ingress.listener import Connection, Listener
+from gateway.ingress.listener import Connection, Farewell, Listener
 from gateway.ingress.logins import Logins
 from gateway.ingress.services import Services
 from gateway.model.address import Address
@@ -28,6 +29,7 @@ from gateway.telemetry.audit import audit
 from gateway.telemetry.stats import ListenerStats
 from gateway.transport.stream import Stream
 
+EXPIRED: Final = "expired_while_connected"
 UNWANTED_SECS: Final = 60.0  # between two lines about messages that nobody wanted
 
 WHATEVER: Final = Decision(True, "no route that takes it asks for a role")
@@ -53,6 +55,8 @@ class ListenerSource(ABC):
         self.listener: Listener | None = None
         self.batch = self.dispatcher.batch(self, self.now())
         self.logins = Logins(services.access, stats, services.tasks, self.flush)
+        self._entered: dict[Connection, float] = {}  # clients that were let in, and when
+        self._expiring: dict[Connection, float] = {}  # those whose identity ends, and when (seconds of 1970)
         self._unwanted: Message | None = None  # the last that nobody wanted, until it is told
         self._tell_unwanted_at = 0.0
         self._counted: dict[Connection, str] = {}  # whose roles limit its connections
@@ -82,6 +86,8 @@ class ListenerSource(ABC):
 
     def tick(self, now: float) -> None:
         """Do what is due by the clock, beside its connections."""
+        if self._expiring:
+            self._expire(time.time())
         if self.spool.dead:  # removing a large file takes its time
             self.tasks.start_soon(trio.to_thread.run_sync, self.spool.bury)
         if self._unwanted is not None and now >= self._tell_unwanted_at:
@@ -146,32 +152,90 @@ class ListenerSource(ABC):
             return "connections_max of the user's roles"
         return "" if self.opened.may_be(user, remote) else "limits.connections_per_user_max"
 
-    def let_in(self, connection: Connection, user: str, rights: Rights) -> str:
+    def let_in(
+        self, connection: Connection, principal: Principal, rights: Rights, client: str, version: str
+    ) -> str:
         """The client has said who it is; the limit that keeps it out, "": it is in."""
-        limit = self.place_refusal(rights, user, connection.stream.remote)
+        limit = self.place_refusal(rights, principal.name, connection.stream.remote)
         if limit:
             self.stats.refused.add("connections_per_user_max")
+            self.logins.turned_away(connection.stream, principal.name, "connections_per_user_max", client)
         else:
-            self.named(connection, user, rights)
+            self.entered(connection, principal, rights, client, version)
         return limit
 
-    def named(self, connection: Connection, user: str, rights: Rights) -> None:
-        """The client has said who it is, and has a place."""
+    def entered(
+        self, connection: Connection, principal: Principal, rights: Rights, client: str, version: str
+    ) -> None:
+        """The client has said who it is, and has a place. `client` is what it calls itself."""
         if not rights.unlimited:
-            self._counted[connection] = user
-            self.authorization.enters(user)
-        self.opened.named(connection, user, rights)
+            self._counted[connection] = principal.name
+            self.authorization.enters(principal.name)
+        self.opened.named(connection, principal.name, rights)
+        self._entered[connection] = self.now()
+        self._lasts(connection, principal)
+        audit(
+            "connected",
+            endpoint=self.name,
+            user=principal.name,
+            client=client,
+            remote=connection.stream.remote,
+            backend=principal.backend,
+            version=version,
+            roles=list(rights.roles),
+            expires=principal.expires,
+        )
+
+    def renewed(self, connection: Connection, principal: Principal) -> None:
+        """The client has proved anew that it is the same user."""
+        self._lasts(connection, principal)
+        audit(
+            "renewed",
+            endpoint=self.name,
+            user=principal.name,
+            client=connection.sender.client,
+            remote=connection.stream.remote,
+            backend=principal.backend,
+            expires=principal.expires,
+        )
+
+    def _lasts(self, connection: Connection, principal: Principal) -> None:
+        if principal.expires is None:
+            self._expiring.pop(connection, None)
+        else:
+            self._expiring[connection] = principal.expires
+
+    def _expire(self, utc: float) -> None:
+        """Who has not proved anew in time has to go."""
+        for connection in [one for one, expires in self._expiring.items() if expires <= utc]:
+            del self._expiring[connection]
+            self.stats.logins.add(EXPIRED)
+            try:
+                connection.shut_down(Farewell.EXPIRED)
+            except Exception as error:
+                connection.stream.fail(error)
 
     def hurry(self, connection: Connection, interval: float) -> None:
         """The client expects to hear from us every `interval` seconds."""
         self.opened.hurry(connection, interval)
 
-    def forget(self, connection: Connection) -> None:
-        """A connection has ended."""
+    def forget(self, connection: Connection, reason: str = "") -> None:
+        """A connection has ended, for this reason."""
         user = self._counted.pop(connection, None)
         if user is not None:
             self.authorization.leaves(user)
         self.opened.forget(connection)
+        self._expiring.pop(connection, None)
+        if (since := self._entered.pop(connection, None)) is not None:
+            audit(
+                "disconnected",
+                endpoint=self.name,
+                user=connection.sender.user,
+                client=connection.sender.client,
+                remote=connection.stream.remote,
+                reason=reason,
+                secs=round(self.now() - since, 3),
+            )
 
     def rights_of(self, principal: Principal, client_id: str = "") -> Rights:
         """What a client may do, as the rules are now."""

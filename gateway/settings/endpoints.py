@@ -58,6 +58,19 @@ class ListenerTls(Section):
     """Private key of the certificate."""
     client_ca_file: FilePath | None = None
     """Clients must show a certificate that one of these authorities signed; absent: none is asked for."""
+    client_certificate: Literal["required", "optional"] = "required"
+    """With `client_ca_file`: whether clients without a certificate may connect, too."""
+
+    @model_validator(mode="after")
+    def _together(self) -> Self:
+        if self.client_certificate == "optional" and self.client_ca_file is None:
+            raise ValueError("client_certificate needs client_ca_file")
+        return self
+
+    @property
+    def asked(self) -> tuple[Path | None, str]:
+        """What is asked of clients."""
+        return self.client_ca_file, self.client_certificate
 
 
 class LinkTls(Section):
@@ -154,9 +167,7 @@ def check_shares(listeners: Mapping[str, Listener]) -> None:
             spoken = f"WebSocket at {one.websocket_path}" if one.websocket_path else one.protocol
             if (first := taken.setdefault(spoken, other)) != other:
                 raise ValueError(f"{at}: {first} and {other} both speak {spoken}; name one of them")
-            if one.tls is not None and (
-                port.tls is None or port.tls.client_ca_file != one.tls.client_ca_file
-            ):
+            if one.tls is not None and (port.tls is None or port.tls.asked != one.tls.asked):
                 raise ValueError(
                     f"{at}: {other} is for TLS only; give listeners.{name} a tls with the same client_ca_file"
                 )

@@ -21,12 +21,15 @@ from gateway.settings.amqpfast import FastVirtualHost
 from gateway.settings.audit import Audit
 from gateway.settings.declare import Declare, Origin
 from gateway.settings.endpoints import Admission, FilePath, Link, Listener, Port, check_shares, secret_from
+from gateway.settings.identity import USERS_ALONE, Backend, UsersBackend, check_backends
 from gateway.settings.journal import Journal
 from gateway.settings.limits import Limits, Section
 from gateway.settings.logins import Logins
 
 ENDPOINT_NAME: Final = re.compile(r"[A-Za-z][A-Za-z0-9_.-]{0,62}")
 EVERYWHERE: Final = frozenset(("", "::", "0.0.0.0"))  # all of them take a port for IPv4
+GUEST: Final = "guest"
+ANONYMOUS: Final = "anonymous"
 PACKAGE: Final = Path(__file__).resolve().parent.parent
 
 
@@ -125,6 +128,9 @@ class DeadLetters(Section):
     """Where a copy of each goes."""
 
 
+ONE_OF_EACH: Final = "say one of password_hash and password_hash_file, one of scram and scram_file"
+
+
 class User(Section):
     """Someone who may connect. `gateway passwd` makes the hash, and the keys of SCRAM with `--scram`."""
 
@@ -150,9 +156,15 @@ class User(Section):
             (self.password_hash is not None) + (self.password_hash_file is not None),
             (self.scram is not None) + (self.scram_file is not None),
         ]
-        if max(stated) > 1 or not any(stated):
-            raise ValueError("say one of password_hash and password_hash_file, one of scram and scram_file")
+        if max(stated) > 1 or not self.model_fields_set:
+            raise ValueError(ONE_OF_EACH)
         return self
+
+    @property
+    def proves(self) -> bool:
+        """Whether there is a secret by which it can be known."""
+        secrets = (self.password_hash, self.password_hash_file, self.scram, self.scram_file)
+        return any(one is not None for one in secrets)
 
     def hash(self) -> str:
         """The argon2 hash, read from its file when it has one; "" for none. Raises ConfigurationError."""
@@ -169,6 +181,15 @@ def _secret(given: SecretStr | None, file: Path | None) -> str:
     return "" if file is None else secret_from(file).strip()
 
 
+def check_users(users: Mapping[str, User], *, elsewhere: bool) -> None:
+    """Raises ValueError when one can never be known. `elsewhere`: by something else than a secret here."""
+    for name, user in users.items():
+        if name == ANONYMOUS and user.proves:
+            raise ValueError(f"users.{name}: this is who says no name, and so no password")
+        if not user.proves and name not in (ANONYMOUS, GUEST) and not elsewhere:
+            raise ValueError(f"users.{name}: {ONE_OF_EACH}")
+
+
 class Log(Section):
     """What is logged, and how it looks."""
 
@@ -179,6 +200,18 @@ class Log(Section):
     slow_turn_secs: float = Field(0.1, ge=0)
     """What holds up everybody for longer is told, with the task and, when known, the connection that caused
     it; 0: nothing is."""
+
+
+class ReadFrom:
+    """The file that settings were read from. Settings are the same wherever they were read."""
+
+    __hash__ = None  # type: ignore[assignment]
+
+    def __init__(self) -> None:
+        self.path: Path | None = None
+
+    def __eq__(self, other: object) -> bool:
+        return isinstance(other, ReadFrom)
 
 
 class Settings(BaseSettings):
@@ -209,7 +242,10 @@ class Settings(BaseSettings):
     dead_letters: DeadLetters = DeadLetters()
     declare: Declare = Declare()
     users: dict[str, User] = {}
-    """Who may connect with a password, by user name."""
+    """Who may connect with a password, by user name; `anonymous` is who has none."""
+    authentication: Annotated[tuple[Backend, ...], Strict(False), Field(min_length=1)] = USERS_ALONE
+    """Who says who a client is: back ends in the order in which they are asked. The first that accepts
+    decides; without this, `users` alone."""
     roles: dict[str, Role] = {}
     """Who may do what, by the role's name; none: whoever may connect may do everything."""
     default_roles: DefaultRoles = DefaultRoles()
@@ -224,7 +260,7 @@ class Settings(BaseSettings):
     log: Log = Log()
     audit: Audit = Audit()
     _origins: dict[Place, Origin] = PrivateAttr(default_factory=dict)
-    _file: Path | None = PrivateAttr(None)
+    _read_from: ReadFrom = PrivateAttr(default_factory=ReadFrom)
 
     @classmethod
     def settings_customise_sources(
@@ -256,10 +292,26 @@ class Settings(BaseSettings):
         for place, names in given:
             for name in names:
                 if name not in self.roles:
-                    raise ValueError(
-                        f"{place}: there is no role {name!r}{suggestion(name, list(self.roles))}"
-                    )
+                    known = suggestion(name, list(self.roles))
+                    raise ValueError(f"{place}: there is no role {name!r}{known}")
         return self
+
+    @model_validator(mode="after")
+    def _identities(self) -> Self:
+        check_backends(self.authentication)
+        check_users(self.users, elsewhere=self.known_elsewhere)
+        return self
+
+    @property
+    def known_elsewhere(self) -> bool:
+        """Whether a user may be known by something else than a secret: a certificate, or a back end."""
+        return len(self.authentication) > 1 or any(
+            one.tls is not None and one.tls.client_ca_file is not None for one in self.listeners.values()
+        )
+
+    def users_file(self) -> Path | None:
+        """The file with more users."""
+        return next((one.file for one in self.authentication if isinstance(one, UsersBackend)), None)
 
     @model_validator(mode="after")
     def _shares(self) -> Self:
@@ -330,12 +382,12 @@ class Settings(BaseSettings):
 
     def note_file(self, path: Path | None) -> None:
         """The file that this was read from."""
-        self._file = path
+        self._read_from.path = path
 
     @property
     def file(self) -> Path | None:
         """The file that this was read from; None: there is none, or it is not known."""
-        return self._file
+        return self._read_from.path
 
     def origin_of(self, place: Place) -> Origin:
         """Where a declared thing is said; settings that were not read from anywhere do not know."""
@@ -394,6 +446,12 @@ class Settings(BaseSettings):
             ]
             named += [(f"links.{name}.tls.key_file", own.key_file)]
         named += [("http.token_file", self.http.token_file)]
+        named += [
+            (f"authentication[{at}].{key}", getattr(one, key))
+            for at, one in enumerate(self.authentication)
+            for key in ("file", "keys_file", "keys_ca_file", "ca_file")
+            if hasattr(one, key)
+        ]
         named += [
             (f"users.{name}.password_hash_file", user.password_hash_file) for name, user in self.users.items()
         ]

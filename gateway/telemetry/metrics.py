@@ -89,6 +89,11 @@ COUNTERS: Final[dict[str, tuple[str, tuple[str, ...]]]] = {
     "gateway_mapping_reloads": ("Attempts to take changed mapping files.", ("outcome",)),
     "gateway_authorizer_failures": ("Questions that the authorizer has not answered.", ()),
     "gateway_rule_reloads": ("Attempts to take changed roles and rules.", ("outcome",)),
+    "gateway_authentications": (
+        "Logins, by the kind of back end that was asked, and what it said.",
+        ("backend", "outcome"),
+    ),
+    "gateway_authentication_failures": ("Questions of a back end that got no answer.", ("backend",)),
     "gateway_audit_events": ("Events of the audit log, by what became of their lines.", ("event", "outcome")),
     "gateway_http_refused": ("HTTP connections and requests that were not served.", ("reason",)),
     "gateway_internal_errors": (
@@ -192,6 +197,8 @@ class Metrics(Collector):
         self.mapping_reloads = {"taken": 0, "refused": 0}
         self.authorizer_failures: Callable[[], int] = int
         self.rule_reloads = {"taken": 0, "refused": 0}
+        self.authentications: Callable[[], Mapping[tuple[str, str], int]] = dict
+        self.authentication_failures: Callable[[], Mapping[str, int]] = dict
         self.http_connections: Callable[[], int] = int
         self.http_refused: Counter[str] = Counter()  # by reason, all of them constants of the HTTP server
         self.store: object | None = None  # with the attributes that STORE_COUNTERS and STORE_GAUGES name
@@ -289,12 +296,19 @@ class Metrics(Collector):
         yield "gateway_http_connections", (), self.http_connections()
         for reason, count in self.http_refused.items():
             yield "gateway_http_refused", (reason,), count
+        yield from self._who()
+        for where in get_args(Where):
+            yield "gateway_internal_errors", (where,), counted[where]
+
+    def _who(self) -> Iterator[tuple[str, Sequence[str], float]]:
+        for (backend, outcome), count in self.authentications().items():
+            yield "gateway_authentications", (backend, outcome), count
+        for backend, count in self.authentication_failures().items():
+            yield "gateway_authentication_failures", (backend,), count
         kept = trail()
         for event, count in kept.counts.items():
             yield "gateway_audit_events", (event, "written"), count - kept.dropped[event]
             yield "gateway_audit_events", (event, "dropped"), kept.dropped[event]
-        for where in get_args(Where):
-            yield "gateway_internal_errors", (where,), counted[where]
 
     def _route_samples(self) -> Iterator[tuple[str, Sequence[str], float]]:
         for route in self.routes():

@@ -14,9 +14,15 @@ log = structlog.get_logger(limited=True)
 
 
 def server_context(
-    name: str, cert_file: Path, key_file: Path, client_ca_file: Path | None = None
+    name: str,
+    cert_file: Path,
+    key_file: Path,
+    client_ca_file: Path | None = None,
+    *,
+    optional: bool = False,
 ) -> Callable[[], ssl.SSLContext]:
-    """A function that returns the context for the next connection of listener `name`.
+    """A function that returns the context for the next connection of listener `name`. `optional`: clients
+    need not show a certificate.
 
     Raises ConfigurationError when the files cannot be used at the start; later, the last good context stays.
     """
@@ -27,7 +33,7 @@ def server_context(
         context.load_cert_chain(cert_file, key_file)
         if client_ca_file is not None:
             context.load_verify_locations(client_ca_file)
-            context.verify_mode = ssl.CERT_REQUIRED
+            context.verify_mode = ssl.CERT_OPTIONAL if optional else ssl.CERT_REQUIRED
         return context
 
     def stamps() -> list[tuple[int, int]]:

@@ -1,7 +1,8 @@
 """The PROXY protocol, versions 1 and 2: a balancer says on whose behalf it connects, before anything else.
 
 https://www.haproxy.org/download/3.0/doc/proxy-protocol.txt; section numbers below are its own. Version 1 is a
-line of text, version 2 is binary and may carry TLVs, which are passed over.
+line of text, version 2 is binary and may carry TLVs. Of these the one about TLS is read (2.2.5): whether the
+client has shown a certificate that the balancer has verified, and what that says; others are passed over.
 """
 
 from __future__ import annotations
@@ -26,12 +27,32 @@ TCP_OVER_IP: Final = {0x11: struct.Struct("!4s4sHH"), 0x21: struct.Struct("!16s1
 WITHOUT_ADDRESS: Final = (0x00, 0x31)  # unspecified, and a stream of the Unix domain
 
 
+SSL: Final = 0x20  # the TLV about TLS, and those within it
+COMMON_NAME: Final = 0x22
+CERTIFICATE: Final = 0x28
+TLV: Final = struct.Struct("!BH")  # type, length
+SSL_HEAD: Final = struct.Struct("!BI")  # what the client did, and 0 where its certificate was verified
+SHOWN: Final = 0x02 | 0x04  # a certificate, on this connection or earlier in its TLS session
+
+
+class Secured(NamedTuple):
+    """What the balancer says of the client's TLS: its certificate, if one was shown and verified. `octets`
+    is the certificate itself (DER), which few balancers send; "" and b"": there is none.
+    """
+
+    common_name: str = ""
+    octets: bytes = b""
+
+
 class Announced(NamedTuple):
-    """What a header says: the client's `address` and `port` ("" and 0: it does not tell); its own size."""
+    """What a header says: the client's `address` and `port` ("" and 0: it does not tell); its own size; and
+    of the client's TLS, None: nothing.
+    """
 
     address: str
     port: int
     octets: int
+    secured: Secured | None = None
 
 
 def parse_header(data: bytes) -> Announced | None:
@@ -57,8 +78,42 @@ def parse_header(data: bytes) -> Announced | None:
         if len(data) < end:
             return None
         source, _, port, _ = addresses.unpack_from(data, PREFIX.size)
-        return Announced(_text(ipaddress.ip_address(source)), port, end)
+        secured = _secured(data[PREFIX.size + addresses.size : end])
+        return Announced(_text(ipaddress.ip_address(source)), port, end, secured)
     return Announced("", 0, end) if len(data) >= end else None
+
+
+def _secured(tail: bytes) -> Secured | None:
+    """What the TLVs say of TLS."""
+    found = _values(tail).get(SSL)
+    if found is None:
+        return None
+    if len(found) < SSL_HEAD.size:
+        raise _malformed("what it says of TLS is too short")
+    client, verified = SSL_HEAD.unpack_from(found)
+    if not client & SHOWN or verified != 0:
+        return Secured()
+    within = _values(found[SSL_HEAD.size :])
+    name = within.get(COMMON_NAME, b"").decode(errors="replace")
+    return Secured(name, within.get(CERTIFICATE, b""))
+
+
+def _values(tail: bytes) -> dict[int, bytes]:
+    """TLVs by their type, up to what is none: there may be filling behind them. Of those that are believed
+    one that stands there twice is refused: which of two names would it be?
+    """
+    found: dict[int, bytes] = {}
+    at = 0
+    while len(tail) - at >= TLV.size:
+        kind, size = TLV.unpack_from(tail, at)
+        at += TLV.size
+        if len(tail) - at < size:
+            break
+        if kind in found and kind in (SSL, COMMON_NAME, CERTIFICATE):
+            raise _malformed(f"TLV {kind:#04x} stands there twice")
+        found[kind] = tail[at : at + size]
+        at += size
+    return found
 
 
 def _line(data: bytes) -> Announced | None:

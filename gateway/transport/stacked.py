@@ -22,6 +22,11 @@ class Stacked:
         """Either has kept something for another turn."""
         return self._outer.unread or self._inner.unread
 
+    @property
+    def certificate(self) -> bytes:
+        """That of the layer which knows one."""
+        return self._outer.certificate or self._inner.certificate
+
     def receive(self, data: bytes) -> bytes:
         """From the socket to the peer; what the inner one has kept first."""
         if not data and self._inner.unread:

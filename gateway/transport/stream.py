@@ -20,6 +20,7 @@ from typing import Any, Final, NamedTuple, Protocol
 from gateway.containment import contained
 from gateway.model.spooled import Piece, joined
 from gateway.transport.backlog import Backlog
+from gateway.transport.proxy_protocol import Secured
 from gateway.transport.rate import Rate
 
 READ_OCTETS: Final = 65_536
@@ -70,6 +71,10 @@ class Filter(Protocol):
     @property
     def unread(self) -> bool:
         """True: `receive` with b"" would give more, which is for another turn."""
+
+    @property
+    def certificate(self) -> bytes:
+        """The peer's certificate (DER), which has been verified; b"": none has been shown."""
 
     def receive(self, data: bytes) -> bytes:
         """Octets for the peer, up to whatever sets `ended`."""
@@ -180,6 +185,7 @@ class Stream:
         "read_octets",
         "reading",
         "remote",
+        "secured",
         "sock",
         "stalls",
         "starved",
@@ -209,6 +215,7 @@ class Stream:
         self.backlog_max = backlog_max
         self.stalls = stalls
         self.remote = remote
+        self.secured: Secured | None = None  # what a balancer says of the client's TLS
         self.peer: StreamOwner | None = None
         self.reading = True
         self.read_octets = READ_OCTETS  # at a time; the peer object asks for more while something large comes

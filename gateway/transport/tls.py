@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import ssl
-from typing import Any, Final
+from typing import Final
 
 from gateway.transport.stream import Ending
 
@@ -61,11 +61,9 @@ class TlsFilter:
         return self._outgoing.read()
 
     @property
-    def common_name(self) -> str:
-        """The common name in the peer's certificate; empty when it has shown none."""
-        certificate = self._tls.getpeercert() or {}
-        subject: Any = certificate.get("subject", ())
-        return next((value for part in subject for key, value in part if key == "commonName"), "")
+    def certificate(self) -> bytes:
+        """The peer's certificate (DER), which has been verified; b"": none has been shown."""
+        return self._tls.getpeercert(binary_form=True) or b""
 
     def finish(self) -> bytes:
         """The close-notify alert."""

@@ -42,6 +42,7 @@ class _Frames:
 
     def __init__(self, message_octets_max: int | None) -> None:
         self.ended: Ending | None = None
+        self.certificate = b""
         self.unread = False
         self._message_octets_max = message_octets_max
         self._message_octets = 0

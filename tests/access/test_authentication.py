@@ -6,10 +6,13 @@ import pytest
 import trio
 import trio.testing
 
-from gateway.access import authentication as access_module
-from gateway.access.authentication import Access, Denial, hash_password
+from gateway.access import users as access_module
+from gateway.access.authentication import Access
+from gateway.access.backends import Denial
+from gateway.access.credentials import Credentials
 from gateway.access.places import LOOPBACK, is_loopback, place_of
 from gateway.access.principal import Principal
+from gateway.access.users import hash_password
 from gateway.settings import Logins
 
 HERE, THERE = "127.0.0.1:4711", "192.0.2.7:4711"
@@ -43,19 +46,19 @@ def test_anonymous_and_guest_by_policy(policy: str, from_here: bool, from_there:
     access = Access({}, guest=policy)
     for remote, allowed in ((HERE, from_here), (THERE, from_there)):
         assert (access.anonymous(remote, policy) is not None) is allowed
-        assert (access.known("guest", b"guest", remote) is not None) is allowed
-        assert access.known("guest", b"wrong", remote) is None
+        assert (access.known(Credentials("guest", b"guest", remote)) is not None) is allowed
+        assert access.known(Credentials("guest", b"wrong", remote)) is None
 
 
 async def test_a_password_is_verified_and_then_remembered() -> None:
     access = Access({"ann": HASH})
-    assert access.known("ann", b"right", HERE) is None
-    assert await access.verify("ann", b"wrong", HERE) is Denial.WRONG
-    verified = await access.verify("ann", b"right", HERE)
+    assert access.known(Credentials("ann", b"right", HERE)) is None
+    assert await access.verify(Credentials("ann", b"wrong", HERE)) is Denial.WRONG
+    verified = await access.verify(Credentials("ann", b"right", HERE))
     assert isinstance(verified, Principal)
     assert verified.name == "ann"
-    assert access.known("ann", b"right", THERE) is verified
-    assert access.known("ann", b"wrong", HERE) is None
+    assert access.known(Credentials("ann", b"right", THERE)) is verified
+    assert access.known(Credentials("ann", b"wrong", HERE)) is None
 
 
 async def test_many_at_once_with_one_password_cost_what_few_do(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -66,7 +69,7 @@ async def test_many_at_once_with_one_password_cost_what_few_do(monkeypatch: pyte
     found: list[bool] = []
 
     async def log_in(password: bytes) -> None:
-        found.append(isinstance(await access.verify("ann", password, HERE), Principal))
+        found.append(isinstance(await access.verify(Credentials("ann", password, HERE)), Principal))
 
     async with trio.open_nursery() as nursery:
         for number in range(200):
@@ -77,14 +80,14 @@ async def test_many_at_once_with_one_password_cost_what_few_do(monkeypatch: pyte
 
 async def test_unknown_users_and_broken_hashes_are_refused() -> None:
     access = Access({"broken": "no hash at all"})
-    assert await access.verify("nobody", b"right", HERE) is Denial.WRONG
-    assert await access.verify("broken", b"right", HERE) is Denial.WRONG
+    assert await access.verify(Credentials("nobody", b"right", HERE)) is Denial.WRONG
+    assert await access.verify(Credentials("broken", b"right", HERE)) is Denial.WRONG
 
 
 async def test_a_guest_with_a_password_of_its_own_is_a_user_like_others() -> None:
     access = Access({"guest": HASH})
-    assert access.known("guest", b"guest", HERE) is None
-    assert isinstance(await access.verify("guest", b"right", HERE), Principal)
+    assert access.known(Credentials("guest", b"guest", HERE)) is None
+    assert isinstance(await access.verify(Credentials("guest", b"right", HERE)), Principal)
 
 
 @pytest.mark.parametrize(
@@ -123,14 +126,16 @@ async def test_guesses_end_after_a_few_and_cost_no_hash_then(
 ) -> None:
     hashing = Hashing(monkeypatch)
     access = Access({"ann": HASH}, logins=Logins(failures_max=3, delay_secs=0.0))
-    said = [await access.verify("ann", b"guess %d" % number, THERE) for number in range(6)]
+    said = [await access.verify(Credentials("ann", b"guess %d" % number, THERE)) for number in range(6)]
     assert said == [Denial.WRONG] * 3 + [Denial.REFUSED] * 3
     assert len(hashing.asked) == 3
-    assert await access.verify("ann", b"right", THERE) is Denial.REFUSED
-    assert access.known("ann", b"right", THERE) is None
-    elsewhere = await access.verify("ann", b"right", "192.0.2.8:1")
+    assert await access.verify(Credentials("ann", b"right", THERE)) is Denial.REFUSED
+    assert access.known(Credentials("ann", b"right", THERE)) is None
+    elsewhere = await access.verify(Credentials("ann", b"right", "192.0.2.8:1"))
     assert isinstance(elsewhere, Principal), "a locked name locks nobody out who is somewhere else"
-    assert access.known("ann", b"right", THERE) is None, "a remembered password is not to be guessed for free"
+    assert access.known(Credentials("ann", b"right", THERE)) is None, (
+        "a remembered password is not to be guessed for free"
+    )
 
 
 async def test_guesses_at_once_are_no_more_than_one_after_the_other(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -139,7 +144,7 @@ async def test_guesses_at_once_are_no_more_than_one_after_the_other(monkeypatch:
     said: list[object] = []
 
     async def guess(number: int) -> None:
-        said.append(await access.verify("ann", b"guess %d" % number, THERE))
+        said.append(await access.verify(Credentials("ann", b"guess %d" % number, THERE)))
 
     async with trio.open_nursery() as nursery:
         for number in range(100):
@@ -152,16 +157,16 @@ async def test_this_machine_is_never_refused(monkeypatch: pytest.MonkeyPatch) ->
     Hashing(monkeypatch)
     access = Access({"ann": HASH}, logins=Logins(failures_max=1))
     for number in range(20):
-        assert await access.verify("ann", b"guess %d" % number, HERE) is Denial.WRONG
-    assert isinstance(await access.verify("ann", b"right", HERE), Principal)
+        assert await access.verify(Credentials("ann", b"guess %d" % number, HERE)) is Denial.WRONG
+    assert isinstance(await access.verify(Credentials("ann", b"right", HERE)), Principal)
 
 
 async def test_a_wrong_password_that_is_said_again_costs_no_hash(monkeypatch: pytest.MonkeyPatch) -> None:
     hashing = Hashing(monkeypatch)
     access = Access({"ann": HASH})
     for _ in range(50):
-        assert await access.verify("ann", b"old", HERE) is Denial.WRONG
-    assert await access.verify("bob", b"old", HERE) is Denial.WRONG
+        assert await access.verify(Credentials("ann", b"old", HERE)) is Denial.WRONG
+    assert await access.verify(Credentials("bob", b"old", HERE)) is Denial.WRONG
     assert hashing.asked == [b"old", b"old"], "one for each name"
 
 
@@ -171,16 +176,16 @@ async def test_failures_delay_and_who_was_right_before_is_not_delayed(
     Hashing(monkeypatch)
     access = Access({"ann": HASH}, logins=Logins(delay_secs=1.0))
     home = "198.51.100.1:5"
-    assert isinstance(await access.verify("ann", b"right", home), Principal)
+    assert isinstance(await access.verify(Credentials("ann", b"right", home)), Principal)
     took = []
     for number in range(6):
         before = trio.current_time()
-        await access.verify("ann", b"guess %d" % number, THERE)
+        await access.verify(Credentials("ann", b"guess %d" % number, THERE))
         took.append(round(trio.current_time() - before))
     assert took == [0, 1, 2, 3, 4, 4]
     for remote, secs in ((home, 0), ("203.0.113.1:5", 4)):
         before = trio.current_time()
-        assert isinstance(await access.verify("ann", b"right", remote), Principal)
+        assert isinstance(await access.verify(Credentials("ann", b"right", remote)), Principal)
         assert round(trio.current_time() - before) == secs
 
 
@@ -189,15 +194,15 @@ async def test_who_goes_while_he_waits_leaves_the_queue(monkeypatch: pytest.Monk
     access = Access({"ann": HASH}, logins=Logins(delay_secs=0.0, waiting_max=500))
     async with trio.open_nursery() as nursery:
         for number in range(access_module.VERIFIERS_MAX):
-            await access._turns.take("elsewhere", str(number))
+            await access.users._turns.take("elsewhere", str(number))
         for number in range(200):
-            nursery.start_soon(access.verify, "ann", b"guess %d" % number, HERE)
+            nursery.start_soon(access.verify, Credentials("ann", b"guess %d" % number, HERE))
         await trio.testing.wait_all_tasks_blocked()
-        assert access._turns.waiting == 200
+        assert access.users._turns.waiting == 200
         nursery.cancel_scope.cancel()
     for _ in range(access_module.VERIFIERS_MAX):
-        access._turns.give_back()
-    assert isinstance(await access.verify("ann", b"right", HERE), Principal)
+        access.users._turns.give_back()
+    assert isinstance(await access.verify(Credentials("ann", b"right", HERE)), Principal)
     assert hashing.asked == [b"right"]
 
 
@@ -207,7 +212,7 @@ async def test_a_queue_that_is_full_says_so(monkeypatch: pytest.MonkeyPatch) -> 
     said: list[object] = []
 
     async def guess(number: int) -> None:
-        said.append(await access.verify("ann", b"guess %d" % number, HERE))
+        said.append(await access.verify(Credentials("ann", b"guess %d" % number, HERE)))
 
     async with trio.open_nursery() as nursery:
         for number in range(10):
@@ -221,25 +226,25 @@ async def test_of_many_with_one_password_the_one_that_is_hashed_may_leave(
     hashing = Hashing(monkeypatch)
     access = Access({"ann": HASH}, logins=Logins(waiting_max=2))
     for number in range(access_module.VERIFIERS_MAX):
-        await access._turns.take("elsewhere", str(number))
+        await access.users._turns.take("elsewhere", str(number))
     scopes = [trio.CancelScope() for _ in range(20)]
     said: list[object] = []
 
     async def log_in(scope: trio.CancelScope) -> None:
         with scope:
-            said.append(await access.verify("ann", b"right", HERE))
+            said.append(await access.verify(Credentials("ann", b"right", HERE)))
 
     async with trio.open_nursery() as nursery:
         for scope in scopes:
             nursery.start_soon(log_in, scope)
         await trio.testing.wait_all_tasks_blocked()
-        assert access._turns.waiting == 1
+        assert access.users._turns.waiting == 1
         for scope in scopes[:5]:
             scope.cancel()
             await trio.testing.wait_all_tasks_blocked()
         for _ in range(access_module.VERIFIERS_MAX):
-            access._turns.give_back()
+            access.users._turns.give_back()
     assert len(said) >= 15
     assert all(isinstance(one, Principal) for one in said)
     assert hashing.asked == [b"right"]
-    assert access._asked == {}
+    assert access.users._asked == {}

@@ -21,7 +21,7 @@ from paho.mqtt.subscribeoptions import SubscribeOptions
 from pika.exceptions import ChannelClosedByBroker, ConnectionClosedByBroker, ProbableAccessDeniedError
 from pydantic import SecretStr
 
-from gateway.access.authentication import hash_password
+from gateway.access.users import hash_password
 from gateway.app.access import roles_of
 from gateway.protocols.amqpfast import commands as m
 from gateway.protocols.amqpfast.events import ChannelClosed, Closed, HandleClosed, Opened

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from contextlib import suppress
 
-from gateway.access.authentication import hash_password
+from gateway.access.users import hash_password
 from gateway.protocols.amqp091 import methods as m
 from tests.adversary.arena import Arena
 from tests.adversary.cases import case

@@ -13,7 +13,7 @@ import pytest
 import trio
 from pydantic import SecretStr
 
-from gateway.access.authentication import hash_password
+from gateway.access.users import hash_password
 from gateway.app import Gateway
 from gateway.broker.amqp091.virtual_host import VirtualHost
 from gateway.broker.deduplication import Guard

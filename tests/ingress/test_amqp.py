@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 from pydantic import SecretStr
 
-from gateway.access.authentication import hash_password
+from gateway.access.users import hash_password
 from gateway.containment import counted
 from gateway.model.properties import Headers, Value, ValueType
 from gateway.protocols.amqp091 import methods as m

@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 from pydantic import SecretStr
 
-from gateway.access.authentication import hash_password
+from gateway.access.users import hash_password
 from gateway.model.properties import Value, ValueType
 from gateway.protocols.amqp091 import methods as m
 from gateway.protocols.amqp091.events import (

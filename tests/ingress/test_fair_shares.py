@@ -10,8 +10,8 @@ import pytest
 import structlog
 from pydantic import SecretStr
 
-from gateway.access import authentication as access_module
-from gateway.access.authentication import hash_password
+from gateway.access import users as access_module
+from gateway.access.users import hash_password
 from gateway.app.descriptors import descriptors_for_clients, divide_descriptors, raise_descriptors
 from gateway.containment import counted
 from gateway.protocols.amqp091 import methods as m

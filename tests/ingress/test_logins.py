@@ -12,8 +12,10 @@ import trio
 import trio.testing
 from pydantic import SecretStr
 
-from gateway.access import authentication as access_module
-from gateway.access.authentication import VERIFIERS_MAX, Access
+from gateway.access import users as access_module
+from gateway.access.authentication import Access
+from gateway.access.credentials import Credentials
+from gateway.access.users import VERIFIERS_MAX
 from gateway.containment import counted
 from gateway.ingress.logins import Logins as PendingLogins
 from gateway.protocols.amqp091.events import Closed
@@ -118,7 +120,7 @@ def _answer(client: Any) -> None:
 
 def waiting(gateway: Running) -> Callable[[int], None]:
     def until(count: int) -> None:
-        gateway.until(lambda: gateway.gateway.access._turns.waiting == count)
+        gateway.until(lambda: gateway.gateway.access.users._turns.waiting == count)
 
     return until
 
@@ -330,14 +332,14 @@ async def test_who_has_gone_before_his_turn_takes_no_place(said: bytes) -> None:
     theirs.close()
     access, counts = Access({}), ListenerStats("mqtt", "mqtt")
     for number in range(VERIFIERS_MAX):
-        await access._turns.take("elsewhere", str(number))
+        await access.users._turns.take("elsewhere", str(number))
     async with trio.open_nursery() as nursery:
         logins = PendingLogins(access, counts, nursery, lambda: None)
-        logins.verify(stream, "ann", b"guess", lambda found: None)
+        logins.verify(stream, Credentials("ann", b"guess", stream.remote), lambda found: None)
         await trio.testing.wait_all_tasks_blocked()
-        assert access._turns.waiting == (1 if said else 0)
+        assert access.users._turns.waiting == (1 if said else 0)
         assert told.why == ("" if said else "closed by the peer")
         stream.abort("the end")
         await trio.testing.wait_all_tasks_blocked()
-        assert access._turns.waiting == 0
+        assert access.users._turns.waiting == 0
     assert counts.logins.counts == {"abandoned": 1}

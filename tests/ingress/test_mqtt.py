@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 from pydantic import SecretStr
 
-from gateway.access.authentication import hash_password
+from gateway.access.users import hash_password
 from gateway.broker.mqtt.retained import PIECE_MESSAGES_MAX
 from gateway.broker.mqtt.subscription import SubscriptionOptions
 from gateway.protocols.mqtt.packets import Ack, Acks, Disconnect, Subscription, Will

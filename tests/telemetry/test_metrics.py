@@ -25,6 +25,7 @@ LABELS = {
     "where",
     "event",
     "action",
+    "backend",
 }
 
 

@@ -10,10 +10,12 @@ from typing import TYPE_CHECKING, Any, Final, NoReturn
 
 import trio
 
-from gateway.access.authentication import Denial
+from gateway.access.backends import Denial
+from gateway.access.credentials import Credentials
 from gateway.access.principal import Principal
 from gateway.access.questions import Undecided
 from gateway.access.rights import DEFAULT_EXCHANGE, Rights
+from gateway.access.tokens import Tokens
 from gateway.broker.amqp091.refusals import Refused, access_refused, failed
 from gateway.broker.amqp091.virtual_host import VirtualHost
 from gateway.broker.dispatcher import RoutingEntry
@@ -28,6 +30,7 @@ from gateway.ingress.amqp091.methods import METHODS, Later
 from gateway.ingress.amqp091.special import look_closer
 from gateway.ingress.amqp091.transaction import IN_TRANSACTION
 from gateway.ingress.listener import Farewell
+from gateway.ingress.logins import certificate_of
 from gateway.ingress.outstanding import Outstanding
 from gateway.model.message import NEVER, Message, Sender
 from gateway.model.outcome import ACCEPTED, Outcome, Reason
@@ -52,7 +55,6 @@ from gateway.protocols.amqp091.spec import ReplyCode
 from gateway.protocols.amqp091.table import plain
 from gateway.protocols.amqp091.translate import DIRECT_REPLY_PREFIX, content_properties, essentials
 from gateway.transport.stream import Stream
-from gateway.transport.tls import TlsFilter
 
 if TYPE_CHECKING:
     from gateway.ingress.amqp091.ingress import AmqpIngress
@@ -64,6 +66,8 @@ Receipt = tuple[AmqpChannel, int, "Content | None"]  # confirm number (0: none),
 
 WHY: Final = {
     Denial.WRONG: "the name or password is wrong, or guest came from another machine",
+    Denial.EXPIRED: "the token has expired",
+    Denial.UNAVAILABLE: "nobody can say who this is now",
     Denial.REFUSED: "too many logins have failed",
     Denial.BUSY: "too many logins wait",
 }
@@ -227,7 +231,7 @@ class AmqpConnection:
         self.ingress.dispatcher.memory.forget(self)
         self.machine.abandon()
         self._leave()
-        self.ingress.forget(self)
+        self.ingress.forget(self, reason)
 
     def _leave(self) -> None:
         channels = list(self.channels.values())
@@ -374,26 +378,29 @@ class AmqpConnection:
         self.hears_cancel = bool(capabilities.get("consumer_cancel_notify"))
         self._hears_denial = bool(capabilities.get("authentication_failure_close"))
         self._hears_blocked = bool(capabilities.get("connection.blocked"))
+        logins = self.ingress.logins
         if event.mechanism == EXTERNAL:
-            layer = self.stream.layer
-            name = layer.common_name if isinstance(layer, TlsFilter) else ""
-            certified = self.ingress.access.certified(name)
+            certificate = certificate_of(self.stream)
+            said = Credentials("", b"", self.stream.remote, certificate)
+            certified = self.ingress.access.external(said)
             if certified is None:
+                names = {} if certificate is None else certificate.names
+                logins.turned_away(self.stream, names.get("common_name", ""), "certificate")
                 self._deny(event.mechanism, "no user has the name of the certificate")
             else:
                 self._admit(certified)
             return
         credentials = self.ingress.credentials(event.mechanism, event.response)
         if credentials is None:
+            logins.turned_away(self.stream, "", "malformed")
             self._deny(event.mechanism, f"{event.mechanism} response cannot be read")
             return
-        user, password = credentials
-        principal = self.ingress.access.known(user, password, self.stream.remote)
+        said = logins.credentials(self.stream, *credentials)
+        principal = self.ingress.access.known(said)
         if principal is not None:
             self._admit(principal)
         else:
-            then = partial(self._verified, event.mechanism, user)
-            self.ingress.logins.verify(self.stream, user, password, then)
+            logins.verify(self.stream, said, partial(self._verified, event.mechanism, said.user))
 
     def _verified(self, mechanism: str, user: str, found: Principal | Denial) -> None:
         if isinstance(found, Denial):
@@ -402,6 +409,41 @@ class AmqpConnection:
         else:
             self._admit(found)
             self.receive(b"", self.ingress.now())
+
+    def _update_secret(self, method: m.ConnectionUpdateSecret) -> None:
+        """The client has another token. Of a password nothing is looked at, as RabbitMQ does: it does not
+        expire.
+        """
+        principal = self.principal
+        if principal is None or principal.backend != Tokens.kind:
+            self.machine.send_method(0, m.ConnectionUpdateSecretOk())
+            return
+        logins = self.ingress.logins
+        said = logins.credentials(self.stream, principal.name, method.new_secret, backend=Tokens.kind)
+        found = self.ingress.access.known(said)
+        if found is not None:
+            self._secret_seen(found)
+        else:
+            logins.verify(self.stream, said, self._secret_seen)
+
+    def _secret_seen(self, found: Principal | Denial) -> None:
+        before = self.principal
+        assert before is not None, "update-secret comes from those who are in"
+        if isinstance(found, Principal) and found.name == before.name:
+            self.principal = found
+            self.ingress.renewed(self, found)
+            self._rules = -1  # it may have other rights
+            with suppress(Undecided):
+                self.rules_changed()
+            self.machine.send_method(0, m.ConnectionUpdateSecretOk())
+        else:
+            why = found if isinstance(found, Denial) else Denial.WRONG
+            self.ingress.logins.denied(self.stream, before.name, why, self.sender.client)
+            self._report(ReplyCode.NOT_ALLOWED, WHY[why])
+            text = "NOT_ALLOWED - New secret was refused by one of the backends"
+            self.machine.close(ReplyCode.NOT_ALLOWED, text, 10, 70)
+            self._leave()
+        self.stream.mark()
 
     def _deny(self, mechanism: str, why: str) -> None:
         """403 to a client that understands why its connection ends; others see it end."""
@@ -429,7 +471,10 @@ class AmqpConnection:
     def _open(self, event: Open) -> None:
         hosts = self.ingress.hosts
         found = next((host for host in hosts if host.name == event.virtual_host), None)
+        principal = self.principal
+        assert principal is not None, "who opens has said who it is"
         if found is None:
+            self.ingress.logins.turned_away(self.stream, principal.name, "virtual_host", self.sender.client)
             self.machine.close(
                 ReplyCode.NOT_ALLOWED, f"NOT_ALLOWED - vhost {event.virtual_host} not found", 10, 40
             )
@@ -440,7 +485,7 @@ class AmqpConnection:
             text = f"NOT_ALLOWED - access to vhost '{found.name}' refused for user '{self.sender.user}'"
             self.machine.close(ReplyCode.NOT_ALLOWED, text, 10, 40)
             return
-        if self.ingress.let_in(self, self.sender.user, self.rights):
+        if self.ingress.let_in(self, principal, self.rights, self.sender.client, "0-9-1"):
             text = f"NOT_ALLOWED - connection refused for user '{self.sender.user}': user connection limit"
             self.machine.close(ReplyCode.NOT_ALLOWED, f"{text} is reached", 10, 40)
             return
@@ -692,7 +737,7 @@ class AmqpConnection:
             self.ingress.turn_done()  # what the client published before, its method must find in the queues
         if channel is None:
             if isinstance(method, m.ConnectionUpdateSecret):
-                self.machine.send_method(0, m.ConnectionUpdateSecretOk())
+                self._update_secret(method)
             return
         action = METHODS.get(type(method))
         if action is None:

@@ -45,7 +45,9 @@ class AmqpIngress(ListenerSource):
     def __init__(self, name: str, services: Services, stats: ListenerStats) -> None:
         super().__init__(name, services, stats)
         tls = self.given.tls
-        certificates = tls is not None and tls.client_ca_file is not None  # every client shows one
+        certificates = tls is not None and tls.client_ca_file is not None
+        if self.given.proxy_protocol == "required" and self.access.reads_certificates:
+            certificates = True  # the balancer says what it has been shown
         self.mechanisms = "PLAIN AMQPLAIN EXTERNAL" if certificates else "PLAIN AMQPLAIN"
         self.hosts = [services.hosts[host] for host in self.given.virtual_hosts]
         self.server_properties = server_properties(self.given.announce)

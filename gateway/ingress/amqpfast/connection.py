@@ -7,7 +7,7 @@ from functools import partial
 from typing import TYPE_CHECKING, Any, Final
 from weakref import WeakValueDictionary
 
-from gateway.access.authentication import Denial
+from gateway.access.backends import Denial
 from gateway.access.principal import Principal
 from gateway.access.questions import Undecided
 from gateway.access.rights import Decision, Rights
@@ -60,8 +60,18 @@ DENIALS: Final = {
         ReplyCode.ACCESS_REFUSED,
         "the name or password is wrong, or guest came from another machine",
     ),
+    Denial.EXPIRED: (ReplyCode.ACCESS_REFUSED, "the token has expired"),
+    Denial.UNAVAILABLE: (ReplyCode.TEMPORARILY_FORBIDDEN, "nobody can say who this is now"),
     Denial.REFUSED: (ReplyCode.ACCESS_REFUSED, "too many logins have failed"),
     Denial.BUSY: (ReplyCode.TEMPORARILY_FORBIDDEN, "too many logins wait"),
+}
+
+
+FAREWELLS: Final = {
+    Farewell.STOPPING: ReplyCode.SUCCESS,
+    Farewell.DISMISSED: ReplyCode.TEMPORARILY_FORBIDDEN,
+    Farewell.EXPIRED: ReplyCode.ACCESS_REFUSED,
+    Farewell.REVOKED: ReplyCode.ACCESS_REFUSED,
 }
 
 
@@ -233,7 +243,7 @@ class FastConnection:
         """The connection is gone: deliveries return to their queues, what was temporary goes."""
         self.ingress.dispatcher.memory.forget(self)
         self._leave()
-        self.ingress.forget(self)
+        self.ingress.forget(self, reason)
 
     # What takes its time.
 
@@ -323,10 +333,8 @@ class FastConnection:
         return "heartbeat_timeout", "it is silent"
 
     def shut_down(self, farewell: Farewell) -> None:
-        """200, or 507 from an operator: not now."""
-        stopping = farewell is Farewell.STOPPING
-        code = ReplyCode.SUCCESS if stopping else ReplyCode.TEMPORARILY_FORBIDDEN
-        self.machine.close(code, farewell.value)
+        """200, 507 from an operator: not now, or 403: it is nobody any more."""
+        self.machine.close(FAREWELLS[farewell], farewell.value)
         self.stream.end(farewell.value)
 
     # Events.
@@ -537,20 +545,21 @@ class FastConnection:
         except RemoteProtocolError as error:
             self._deny(error.reason, str(error))
             return
-        remote = self.stream.remote
-        if credentials is None:
-            anonymous = ingress.access.anonymous(remote, ingress.anonymous)
+        user, password = credentials or ("", "")
+        said = ingress.logins.credentials(self.stream, user, password.encode())
+        if credentials is None and not ingress.access.recognizes(said):
+            anonymous = ingress.access.anonymous(self.stream.remote, ingress.anonymous)
             if anonymous is None:
+                ingress.logins.turned_away(self.stream, "", "anonymous")
                 self._deny(ReplyCode.ACCESS_REFUSED, "a login and a password are needed")
             else:
                 self._admit(anonymous)
             return
-        user, password = credentials
-        principal = ingress.access.known(user, password.encode(), remote)
+        principal = ingress.access.known(said)
         if principal is not None:
             self._admit(principal)
         else:
-            ingress.logins.verify(self.stream, user, password.encode(), partial(self._verified, user))
+            ingress.logins.verify(self.stream, said, partial(self._verified, user))
 
     def _verified(self, user: str, found: Principal | Denial) -> None:
         if isinstance(found, Denial):
@@ -582,6 +591,10 @@ class FastConnection:
     def _open(self, event: Open) -> None:
         host = next((one for one in self.ingress.hosts if one.name == event.virtual_path), None)
         if host is None:
+            assert self.principal is not None
+            self.ingress.logins.turned_away(
+                self.stream, self.principal.name, "virtual_host", event.client_name
+            )
             text = f"there is no virtual host {event.virtual_path!r}"
             self._report(ReplyCode.VIRTUAL_PATH_NOT_VALID, text)
             self.machine.close(ReplyCode.VIRTUAL_PATH_NOT_VALID, text)
@@ -603,7 +616,7 @@ class FastConnection:
             self._report(ReplyCode.ACCESS_REFUSED, text)
             self.machine.close(ReplyCode.ACCESS_REFUSED, text)
             return
-        if limit := self.ingress.let_in(self, self.principal.name, rights):
+        if limit := self.ingress.let_in(self, self.principal, rights, event.client_name, "0.7c0"):
             text = f"{limit} is reached by user {self.principal.name!r}"
             self._report(ReplyCode.INSUFFICIENT_RESOURCES, text)
             self.machine.close(ReplyCode.INSUFFICIENT_RESOURCES, text)

@@ -54,7 +54,15 @@ def front_of(name: str, given: Listener) -> Front:
         proxies=None
         if given.proxy_protocol == "off"
         else tuple(ipaddress.ip_network(network) for network in given.proxy_protocol_from),
-        tls=None if tls is None else server_context(name, tls.cert_file, tls.key_file, tls.client_ca_file),
+        tls=None
+        if tls is None
+        else server_context(
+            name,
+            tls.cert_file,
+            tls.key_file,
+            tls.client_ca_file,
+            optional=tls.client_certificate == "optional",
+        ),
         websocket_path=given.websocket_path or "",
         subprotocols=DIALECTS[given.protocol].subprotocols if given.websocket_path else (),
         origins=given.websocket_origins,

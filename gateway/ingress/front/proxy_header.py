@@ -1,8 +1,9 @@
 """Connections that a balancer makes on behalf of clients: its header says whose they are.
 
-From then on the announced address is the connection's, for access, logs and senders alike. A header is
-believed with one exception: whoever connects from another machine cannot announce a client on this one, for
-whom the rules of loopback would open doors; such a connection keeps the balancer's own address.
+From then on the announced address is the connection's, for access, logs and senders alike, and so is the
+certificate that the balancer says it has verified. A header is believed with one exception: whoever connects
+from another machine cannot announce a client on this one, for whom the rules of loopback would open doors;
+such a connection keeps the balancer's own address.
 """
 
 from __future__ import annotations
@@ -31,6 +32,7 @@ class AwaitingProxyHeader(PendingConnection):
         stream = self.stream
         if header.address and (is_loopback(stream.remote) or not is_loopback(f"{header.address}:0")):
             stream.remote = f"{header.address}:{header.port}"
+        stream.secured = header.secured
         rest = self.leave()[header.octets :]
         self._listener.begin(stream, self.since, rest, now)
 

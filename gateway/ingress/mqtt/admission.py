@@ -10,14 +10,15 @@ from collections.abc import Mapping
 from functools import partial
 from typing import TYPE_CHECKING, Any, Final
 
-from gateway.access.authentication import Denial
+from gateway.access.backends import Denial
 from gateway.access.places import place_of
 from gateway.access.principal import Principal
 from gateway.access.questions import Undecided
 from gateway.access.rights import Rights
 from gateway.access.scram import METHOD, ScramError
+from gateway.access.tokens import Tokens
 from gateway.ingress.logins import Login
-from gateway.ingress.mqtt.authentication import Authentication
+from gateway.ingress.mqtt.authentication import Authentication, TokenShown
 from gateway.ingress.mqtt.publish_checks import Offer, topic_refusal
 from gateway.ingress.mqtt.subscriptions import drop_forbidden
 from gateway.model.message import Sender
@@ -39,6 +40,8 @@ NO_EXPIRY: Final = 0xFFFF_FFFF  # MQTT 5 §3.1.2.11.2: the session does not expi
 KEEP_ALIVE_MOST: Final = 65_535
 DENIALS: Final = {
     Denial.WRONG: (ReasonCode.BAD_USER_NAME_OR_PASSWORD, ""),
+    Denial.EXPIRED: (ReasonCode.NOT_AUTHORIZED, "the token has expired"),
+    Denial.UNAVAILABLE: (ReasonCode.SERVER_UNAVAILABLE, "nobody can say who this is now"),
     Denial.REFUSED: (ReasonCode.CONNECTION_RATE_EXCEEDED, "too many logins have failed"),
     Denial.BUSY: (ReasonCode.SERVER_BUSY, "too many logins wait"),
 }
@@ -103,28 +106,33 @@ def connect(ingress: MqttIngress, connection: MqttConnection, packet: Connect) -
     if method is not None:
         if connection.machine.state is State.CLOSED:
             return  # something else than AUTH came right behind, which is raised next
-        if method != METHOD or not ingress.access.proves:
-            text = (
-                f"{METHOD} is offered" if ingress.access.proves else "no enhanced authentication is offered"
-            )
+        access = ingress.access
+        proves = access.proves and method == METHOD
+        if not proves and not access.takes_tokens(method):
+            offered = [METHOD, *access.methods] if access.proves else access.methods
+            text = f"offered: {', '.join(offered)}" if offered else "no enhanced authentication is offered"
             refuse(ingress, connection, ReasonCode.BAD_AUTHENTICATION_METHOD, text)
             return
-        connection.authentication = Authentication(ingress.access, packet)
+        connection.authentication = Authentication(access, packet) if proves else TokenShown(packet, method)
         authenticate(ingress, connection, packet)
         return
-    anonymous = ingress.access.anonymous(remote, ingress.anonymous)
-    if not packet.user_name or (anonymous is not None and ingress.access.ignores(packet.user_name)):
+    access = ingress.access
+    said = ingress.logins.credentials(
+        connection.stream, packet.user_name or "", packet.password or b"", client=packet.client_id
+    )
+    anonymous = access.anonymous(remote, ingress.anonymous)
+    if (not said.user and not access.recognizes(said)) or (
+        said.user and anonymous is not None and access.ignores(said.user)
+    ):
         _admit(ingress, connection, packet, anonymous, ReasonCode.NOT_AUTHORIZED)
         return
-    password = packet.password or b""
-    principal = ingress.access.known(packet.user_name, password, remote)
+    principal = access.known(said)
     if principal is not None:
         _admit(ingress, connection, packet, principal, ReasonCode.SUCCESS)
     else:
         ingress.logins.verify(
             connection.stream,
-            packet.user_name,
-            password,
+            said,
             partial(_verified, ingress, connection, packet),
             behind=connection.machine.held,
         )
@@ -141,6 +149,9 @@ def authenticate(ingress: MqttIngress, connection: MqttConnection, packet: Conne
         raise violation("AUTH goes on before the last one was answered")
     ongoing = connection.authentication
     assert ongoing is not None, "the machine lets no AUTH pass without a method in CONNECT"
+    if isinstance(ongoing, TokenShown):
+        _show(ingress, connection, ongoing, packet)
+        return
     delay = ingress.access.failures.delay_secs(stream.remote, ongoing.claimed) if ongoing.claimed else 0.0
     if delay and machine.state is not State.OPEN:
         then = partial(_prove, ingress, connection, ongoing, packet)
@@ -161,7 +172,8 @@ def _prove(
     except ScramError as error:
         if ongoing.claimed and not refused:
             failures.failed(remote, ongoing.claimed)
-        _unproved(ingress, connection, ongoing, Denial.REFUSED if refused else Denial.WRONG, error)
+        why = Denial.REFUSED if refused else Denial.WRONG
+        _unproved(ingress, connection, ongoing.claimed, why, str(error))
         return
     if not ongoing.done:
         machine.send_auth(Auth(ReasonCode.CONTINUE_AUTHENTICATION, properties))
@@ -170,20 +182,78 @@ def _prove(
     if machine.state is State.OPEN:
         machine.send_auth(Auth(ReasonCode.SUCCESS, properties))
     else:
-        principal = ingress.access.certified(ongoing.user)
+        principal = ingress.access.proved(ongoing.user)
         _admit(ingress, connection, ongoing.connect, principal, ReasonCode.NOT_AUTHORIZED, properties)
+
+
+def _show(
+    ingress: MqttIngress, connection: MqttConnection, ongoing: TokenShown, packet: Connect | Auth
+) -> None:
+    """A token is shown, or asked for where it has not come along."""
+    token = packet.properties.get(Property.AUTHENTICATION_DATA, b"")
+    if not token:
+        connection.machine.send_auth(Auth(ReasonCode.CONTINUE_AUTHENTICATION, ongoing.properties))
+        return
+    said = ingress.logins.credentials(
+        connection.stream,
+        ongoing.connect.user_name or "",
+        token,
+        client=ongoing.connect.client_id,
+        backend=Tokens.kind,
+        method=ongoing.method,
+    )
+    principal = ingress.access.known(said)
+    if principal is not None:
+        _shown(ingress, connection, ongoing, principal)
+        return
+
+    def looked_at(found: Principal | Denial) -> None:
+        connecting = connection.machine.state is not State.OPEN
+        _shown(ingress, connection, ongoing, found)
+        if connecting and not connection.gone:
+            connection.receive(b"", ingress.now())
+
+    ingress.logins.verify(connection.stream, said, looked_at, behind=connection.machine.held)
+
+
+def _shown(
+    ingress: MqttIngress, connection: MqttConnection, ongoing: TokenShown, found: Principal | Denial
+) -> None:
+    """The token has been looked at. Whoever is connected must still be the same user."""
+    machine = connection.machine
+    before = connection.principal
+    claimed = ongoing.connect.user_name or ""
+    if before is not None and isinstance(found, Principal) and found.name != before.name:
+        found, claimed = Denial.WRONG, before.name
+    if isinstance(found, Denial):
+        _unproved(ingress, connection, claimed, found, "the token is not taken")
+    elif machine.state is not State.OPEN:
+        _admit(
+            ingress,
+            connection,
+            ongoing.connect,
+            found,
+            ReasonCode.NOT_AUTHORIZED,
+            ongoing.properties,
+        )
+    else:
+        connection.principal = found
+        ingress.renewed(connection, found)
+        connection.renew_rights()
+        machine.send_auth(Auth(ReasonCode.SUCCESS, ongoing.properties))
+        connection.stream.mark()
 
 
 def _unproved(
     ingress: MqttIngress,
     connection: MqttConnection,
-    ongoing: Authentication,
+    user: str,
     why: Denial,
-    error: ScramError,
+    error: str,
 ) -> None:
     """Say no in the words of an authentication; one that was not looked at is told so."""
     reason = ReasonCode.NOT_AUTHORIZED if why is Denial.WRONG else DENIALS[why][0]
-    ingress.logins.denied(connection.stream, ongoing.claimed, why)
+    ingress.logins.denied(connection.stream, user, why, connection.sender.client)
     if connection.machine.state is not State.OPEN:
         _turn_away(ingress, connection, reason, "")
         return
@@ -197,7 +267,7 @@ def _verified(
 ) -> None:
     """The password has been looked at; go on with what came behind CONNECT."""
     if isinstance(found, Denial):
-        deny(ingress, connection, packet.user_name or "", found)
+        deny(ingress, connection, packet, found)
         return
     _admit(ingress, connection, packet, found, ReasonCode.BAD_USER_NAME_OR_PASSWORD)
     if not connection.gone:
@@ -239,9 +309,9 @@ def _admit(
         connection.stream.end("the client's Maximum Packet Size is too small")
         return
     ingress.stats.spoke(machine, packet.version.name.lower())
-    ingress.admit(connection, principal, rights)
     connection.principal, connection.sender = principal, sender
     connection.current_rights()
+    ingress.admit(connection, principal, rights, client_id)
     connection.will = packet.will
     session, _ = namespace.open(
         client_id,
@@ -346,9 +416,9 @@ def _will_refusal(
     return None
 
 
-def deny(ingress: MqttIngress, connection: MqttConnection, user: str, why: Denial) -> None:
+def deny(ingress: MqttIngress, connection: MqttConnection, packet: Connect, why: Denial) -> None:
     """A login was wrong, or was not looked at."""
-    ingress.logins.denied(connection.stream, user, why)
+    ingress.logins.denied(connection.stream, packet.user_name or "", why, packet.client_id)
     reason, text = DENIALS[why]
     _turn_away(ingress, connection, reason, text)
 
@@ -356,7 +426,11 @@ def deny(ingress: MqttIngress, connection: MqttConnection, user: str, why: Denia
 def refuse(ingress: MqttIngress, connection: MqttConnection, reason: ReasonCode, text: str) -> None:
     """Say no to what a CONNECT asks for, and why."""
     assert connection.machine.connect is not None
-    ingress.tell_turned_away(connection.machine.connect, connection.stream.remote, reason, text)
+    packet = connection.machine.connect
+    ingress.tell_turned_away(packet, connection.stream.remote, reason, text)
+    ingress.logins.turned_away(
+        connection.stream, packet.user_name or "", reason.name.lower(), packet.client_id
+    )
     _turn_away(ingress, connection, reason, text)
 
 

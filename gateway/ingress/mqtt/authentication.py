@@ -1,4 +1,4 @@
-"""Enhanced authentication by AUTH packets: SCRAM-SHA-256, also of a client that is connected (5: 4.12).
+"""Enhanced authentication by AUTH packets: SCRAM-SHA-256 or tokens, also while connected (5: 4.12).
 
 | client | we |
 |---|---|
@@ -6,7 +6,8 @@
 | AUTH 0x18 with its next message | CONNACK with our last one, or 0x87 |
 | later AUTH 0x19, then the same | AUTH 0x00 at the end, or DISCONNECT 0x87 |
 
-Whoever authenticates again must be the same user: what it may do has been decided.
+With a token (OAUTH2-JWT, or whatever the back end calls it) the client's only message is the token. Whoever
+authenticates again must be the same user.
 """
 
 from __future__ import annotations
@@ -60,3 +61,18 @@ class Authentication:
             self.user = exchange.user
             self._exchange = None
         return properties
+
+
+class TokenShown:
+    """A client that shows tokens, the first one with its CONNECT or behind it."""
+
+    __slots__ = ("connect", "method")
+
+    def __init__(self, connect: Connect, method: str) -> None:
+        self.connect = connect
+        self.method = method
+
+    @property
+    def properties(self) -> dict[Property, Any]:
+        """What every answer says."""
+        return {Property.AUTHENTICATION_METHOD: self.method}

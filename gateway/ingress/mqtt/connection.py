@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable
+from contextlib import suppress
 from functools import partial
 from typing import TYPE_CHECKING, Final
 
@@ -23,7 +24,7 @@ from gateway.errors import RemoteProtocolError
 from gateway.ingress.listener import Farewell
 from gateway.ingress.mqtt.acknowledgements import Answers, acknowledged
 from gateway.ingress.mqtt.admission import authenticate, connect, reason_name
-from gateway.ingress.mqtt.authentication import Authentication
+from gateway.ingress.mqtt.authentication import Authentication, TokenShown
 from gateway.ingress.mqtt.bursts import BURST_MIN, burst_in, publish_burst
 from gateway.ingress.mqtt.disconnecting import disconnect, leave_will
 from gateway.ingress.mqtt.publish_checks import (
@@ -69,6 +70,10 @@ Receipt = tuple["MqttConnection", int, int, Message, RoutingEntry]
 
 # A global name costs a quarter of an enum's attribute, and these are on the way of every message.
 OPEN: Final = State.OPEN
+FAREWELLS: Final = {
+    Farewell.EXPIRED: ReasonCode.NOT_AUTHORIZED,
+    Farewell.REVOKED: ReasonCode.NOT_AUTHORIZED,
+}
 
 
 class MqttConnection:
@@ -129,7 +134,7 @@ class MqttConnection:
         self._rules = -1  # the generation of the rules that they are by
         self.offer: Offer | None = None  # None: everything is offered
         self.will: Will | None = None
-        self.authentication: Authentication | None = None
+        self.authentication: Authentication | TokenShown | None = None
         self._yields = True  # what it was owed of shared subscriptions, when it is lost
         self._deadline = now + limits.connect_timeout_secs
         self._answers: Answers | None = None  # None: no acknowledgement waits for the disk
@@ -147,6 +152,12 @@ class MqttConnection:
             offer = self._ingress.offer_to(rights)
             self.offer = None if offer == WHOLE_OFFER else offer
         return rights
+
+    def renew_rights(self) -> None:
+        """The client has proved anew who it is, and perhaps with other rights."""
+        self._rules = self._generation = -1
+        with suppress(Undecided):  # what it holds it keeps until it is known otherwise
+            self.rules_changed()
 
     def rules_changed(self) -> None:
         """Other rules are in force: what is not allowed any more ends, and the client is let go for it, since
@@ -218,7 +229,7 @@ class MqttConnection:
         ingress = self._ingress
         ingress.dispatcher.memory.forget(self)
         self.gone = True
-        ingress.forget(self)
+        ingress.forget(self, reason)
         session = self.session
         if session is None:
             return
@@ -271,10 +282,10 @@ class MqttConnection:
             self._answers.tick()
 
     def shut_down(self, farewell: Farewell) -> None:
-        """0x8B, 0x9D or 0x98 in MQTT 5. The will is published, but for a client that is sent elsewhere: it
-        goes on there.
+        """0x8B, 0x9D, 0x87 or 0x98 in MQTT 5. The will is published, but for a client that is sent elsewhere:
+        it goes on there.
         """
-        reason, reference = ReasonCode.ADMINISTRATIVE_ACTION, ""
+        reason, reference = FAREWELLS.get(farewell, ReasonCode.ADMINISTRATIVE_ACTION), ""
         if farewell is Farewell.STOPPING:
             self._yields = False
             if self.machine.version is Version.V5:

@@ -239,9 +239,9 @@ class MqttIngress(ListenerSource):
             except Exception as error:  # of the one that goes, not of the one that comes
                 outlet.stream.fail(error)
 
-    def admit(self, connection: MqttConnection, principal: Principal, rights: Rights) -> None:
+    def admit(self, connection: MqttConnection, principal: Principal, rights: Rights, client_id: str) -> None:
         """The client has said who it is, and has a place."""
-        self.named(connection, principal.name, rights)
+        self.entered(connection, principal, rights, client_id, connection.machine.version.name.lower())
         self.logins.accepted()
 
     def let_go(self, connection: MqttConnection, reason: ReasonCode) -> None:

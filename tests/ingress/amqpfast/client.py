@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import ssl
 from typing import Any, Final, TypeVar
 
 from gateway.model.properties import Headers, Value, ValueType, string
@@ -68,9 +69,12 @@ class Fast(Raw):
         virtual_path: str = "/",
         responses: Headers | None = None,
         listener: str = "amqpfast",
+        tls: ssl.SSLContext | None = None,
         **tuning: int,
     ) -> None:
         super().__init__(gateway.port(listener))
+        if tls is not None:
+            self.sock = tls.wrap_socket(self.sock, server_hostname="127.0.0.1")
         self.machine = ClientConnection(
             mechanism="PLAIN",
             responses=encode_credentials(user, password) if responses is None else responses,

@@ -7,7 +7,7 @@ from typing import Any, Final
 import pytest
 from pydantic import SecretStr
 
-from gateway.access.authentication import hash_password
+from gateway.access.users import hash_password
 from gateway.protocols.mqtt.spec import ReasonCode, Version
 from gateway.settings import Listener, User
 from tests.ingress.clients import connect

@@ -10,8 +10,8 @@ from collections.abc import Iterator
 import pytest
 from pydantic import SecretStr
 
-from gateway.access.authentication import hash_password
 from gateway.access.scram import Exchange, Keys, ScramError, make_keys, parse_keys, prepared
+from gateway.access.users import hash_password
 from gateway.protocols.mqtt.packets import Auth, Connack, Connect, Disconnect
 from gateway.protocols.mqtt.spec import PacketType, Property, ReasonCode
 from gateway.settings import User

@@ -1,0 +1,135 @@
+"""A server that knows the users, asked as RabbitMQ's `rabbitmq_auth_backend_http` asks its own.
+
+It hears `username`, `password`, and `client_id` where it is known (MQTT), as a form or a query. It
+answers 200 with `allow`, behind which stand tags, or `deny`, behind which may stand a reason. Tags are roles.
+Any other answer, or none in time, is none: who asks is refused and told that nobody could say.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import hmac
+import os
+import time
+from typing import Final
+
+import structlog
+import trio
+
+from gateway.access.asking import Asker, Unanswered
+from gateway.access.backends import Denial, Remembered
+from gateway.access.credentials import Credentials
+from gateway.access.places import place_of
+from gateway.access.principal import Principal
+from gateway.access.turns import Crowded, Turns
+from gateway.settings.identity import HttpBackend
+
+DENIED_SHARE: Final = 0.1  # of the time that `allow` is remembered: who was denied may be allowed soon
+UNAVAILABLE_SECS: Final = 1.0
+TAGS_MAX: Final = 64
+
+log = structlog.get_logger(limited=True)
+
+
+class HttpUsers:
+    """The back end."""
+
+    kind: Final = "http"
+
+    def __init__(self, options: HttpBackend, asker: Asker) -> None:
+        self.failures = 0
+        self._options = options
+        self._asker = asker
+        self._key = os.urandom(32)
+        self._allowed = Remembered(options.cache_entries_max)
+        self._denied = Remembered(options.cache_entries_max)
+        self._turns = Turns(options.connections_max, options.waiting_max)
+        self._asked: dict[bytes, trio.Event] = {}
+        self._down = False
+
+    def speaks(self, method: str) -> bool:
+        """By password only."""
+        return not method
+
+    def claims(self, said: Credentials) -> bool:
+        """It knows users by their names."""
+        return False
+
+    def known(self, said: Credentials) -> Principal | Denial | None:
+        """What it has said not long ago."""
+        if not said.user:
+            return Denial.WRONG
+        key, now = self._digest(said), time.monotonic()
+        return self._allowed.find(key, now) or self._denied.find(key, now)
+
+    async def look(self, said: Credentials) -> Principal | Denial:
+        """Ask it; of many that come at once with the same words, one asks."""
+        key = self._digest(said)
+        while (found := self.known(said)) is None and key in self._asked:
+            await self._asked[key].wait()
+        if found is not None:
+            return found
+        asked = self._asked[key] = trio.Event()
+        try:
+            await self._turns.take(place_of(said.remote), said.user)
+            try:
+                return await self._ask(key, said)
+            finally:
+                self._turns.give_back()
+        except Crowded:
+            return Denial.BUSY
+        finally:
+            del self._asked[key]
+            asked.set()
+
+    async def _ask(self, key: bytes, said: Credentials) -> Principal | Denial:
+        options = self._options
+        fields = {
+            "username": said.user,
+            "password": said.password.decode(errors="replace"),
+            "client_id": said.client,
+        }
+        stated = {name: text for name, text in fields.items() if text or name in ("username", "password")}
+        try:
+            if options.method == "get":
+                body = await self._asker.get(options.user_url, stated)
+            else:
+                body = await self._asker.post(options.user_url, stated)
+            found = read_answer(said.user, body)
+        except Unanswered as error:
+            self._failed(str(error))
+            # Those that have waited with it need not wait as long again, one behind the other.
+            self._denied.add(key, Denial.UNAVAILABLE, time.monotonic() + UNAVAILABLE_SECS)
+            return Denial.UNAVAILABLE
+        if self._down:
+            self._down = False
+            log.info("the back end of users answers again", backend=self.kind)
+        now = time.monotonic()
+        if not options.cache_secs:
+            return found
+        if isinstance(found, Principal):
+            self._allowed.add(key, found, now + options.cache_secs)
+        else:
+            self._denied.add(key, found, now + options.cache_secs * DENIED_SHARE)
+        return found
+
+    def _failed(self, why: str) -> None:
+        self.failures += 1
+        self._down = True
+        log.error("the back end of users does not answer, logins are refused", backend=self.kind, error=why)
+
+    def _digest(self, said: Credentials) -> bytes:
+        parts = [text.encode(errors="surrogatepass") for text in (said.user, said.client)]
+        octets = b"".join(len(part).to_bytes(4, "big") + part for part in parts)
+        return hmac.digest(self._key, octets + said.password, hashlib.sha256)
+
+
+def read_answer(user: str, body: bytes) -> Principal | Denial:
+    """What `allow TAG TAG` or `deny` says. Raises Unanswered for anything else."""
+    words = body.decode(errors="replace").split()
+    verdict = words[0].lower() if words else ""
+    if verdict == "allow":
+        return Principal(user, roles=tuple(words[1 : 1 + TAGS_MAX]), backend=HttpUsers.kind)
+    if verdict == "deny":
+        return Denial.WRONG
+    raise Unanswered("the answer is neither allow nor deny")

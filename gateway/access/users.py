@@ -1,0 +1,227 @@
+"""Users with passwords: those of the configuration and of a file, and the usual guest.
+
+Hashing a password takes tens of milliseconds by design, so it runs in a thread, after a queue in which
+everybody gets a turn (turns.py); a password that was right is remembered for a while as a keyed digest, so
+that a fleet that reconnects does not wait for it, and so is one that was wrong. SCRAM-SHA-256 proves a
+password without saying it.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import hmac
+import os
+import secrets
+import time
+from collections.abc import Mapping
+from functools import cache
+from typing import Final
+
+import argon2
+import trio
+
+from gateway.access.backends import Denial, Remembered
+from gateway.access.credentials import Credentials
+from gateway.access.failures import Failures
+from gateway.access.places import is_loopback, place_of
+from gateway.access.principal import Principal
+from gateway.access.rabbit_passwords import is_rabbit_hash
+from gateway.access.rabbit_passwords import matches as rabbit_matches
+from gateway.access.scram import ITERATIONS, SALT_OCTETS, Exchange, Keys
+from gateway.access.turns import Crowded, Turns
+from gateway.settings.tree import ANONYMOUS, GUEST
+
+REMEMBERED_SECS: Final = 300.0
+REMEMBERED_MAX: Final = 10_000  # right ones, and as many wrong ones
+# argon2 takes 64 MiB and runs on four cores at once: more would only starve the poller of them.
+VERIFIERS_MAX: Final = max(1, min(2, (os.cpu_count() or 1) // 4))
+
+
+class Users:
+    """The back end. `hashes` maps names to argon2 hashes, "" for who has no password here; `scram` to the
+    keys of SCRAM; `guest` is `loopback`, `always` or `never`.
+    """
+
+    kind: Final = "users"
+
+    def __init__(
+        self,
+        hashes: Mapping[str, str],
+        failures: Failures,
+        *,
+        guest: str = "loopback",
+        scram: Mapping[str, Keys] | None = None,
+        waiting_max: int = 128,
+    ) -> None:
+        self.guest = guest
+        self.names: frozenset[str] = frozenset()
+        self._hashes: dict[str, str] = {}
+        self._scram: dict[str, Keys] = {}
+        self._failures = failures
+        self._key = os.urandom(32)
+        self._right = Remembered(REMEMBERED_MAX)
+        self._wrong = Remembered(REMEMBERED_MAX)
+        self._asked: dict[bytes, trio.Event] = {}  # names and passwords that are being looked at
+        self._turns = Turns(VERIFIERS_MAX, waiting_max)
+        self._principals: dict[str, Principal] = {}
+        self.times_replaced = 0
+        self.replace(hashes, scram or {})
+
+    def replace(self, hashes: Mapping[str, str], scram: Mapping[str, Keys]) -> None:
+        """Other users: what was known of any of them is forgotten."""
+        self.times_replaced += 1
+        self._hashes = {name: given for name, given in hashes.items() if given}
+        self._scram = dict(scram)
+        self.names = frozenset(hashes)
+        self._right.clear()
+        self._wrong.clear()
+        self._principals = {}
+
+    @property
+    def empty(self) -> bool:
+        """Nobody can have a name, but for the usual guest."""
+        return self.names <= {GUEST, ANONYMOUS} and not self._hashes and not self._scram
+
+    def named(self, name: str) -> Principal | None:
+        """The principal of a user whose name is proved already; None: there is none of that name."""
+        return self._principal(name) if name in self.names and name != ANONYMOUS else None
+
+    def speaks(self, method: str) -> bool:
+        """By password only."""
+        return not method
+
+    def claims(self, said: Credentials) -> bool:
+        """Nobody here is without a name."""
+        return False
+
+    def has(self, said: Credentials) -> bool:
+        """Whether the login names somebody who has a password here."""
+        return said.user in self._hashes or self._is_guest(said.user)
+
+    def _is_guest(self, name: str) -> bool:
+        """The user guest with the password guest, unless it has one of its own."""
+        return name == GUEST and GUEST not in self._hashes and GUEST not in self._scram
+
+    def known(self, said: Credentials) -> Principal | Denial | None:
+        """At once: guest, and what is remembered."""
+        if self._is_guest(said.user):
+            allowed = self.guest == "always" or (self.guest == "loopback" and is_loopback(said.remote))
+            return self._principal(GUEST) if allowed and said.password == GUEST.encode() else None
+        key, now = self._digest(said), time.monotonic()
+        return self._right.find(key, now) or self._wrong.find(key, now)
+
+    async def look(self, said: Credentials) -> Principal | Denial:
+        """Of many that come at once with the same name and password, one is hashed, and only that one waits
+        in the queue.
+        """
+        key = self._digest(said)
+        while (found := self._recalled(key)) is None and key in self._asked:
+            await self._asked[key].wait()
+        if self._failures.refuses(said.remote, said.user):
+            return Denial.REFUSED
+        if found is not None:
+            return found
+        asked = self._asked[key] = trio.Event()
+        try:
+            return await self._hash(key, said)
+        except Crowded:
+            return Denial.BUSY
+        finally:
+            del self._asked[key]
+            asked.set()
+
+    def _recalled(self, key: bytes) -> Principal | Denial | None:
+        now = time.monotonic()
+        return self._right.find(key, now) or self._wrong.find(key, now)
+
+    async def _hash(self, key: bytes, said: Credentials) -> Principal | Denial:
+        remote, user = said.remote, said.user
+        trusted = self._failures.trusts(remote, user)
+        await self._turns.take(place_of(remote), user, trusted=trusted)
+        try:
+            if self._failures.refuses(remote, user):
+                return Denial.REFUSED
+            times = self.times_replaced
+            stored = self._hashes.get(user)
+            # An unknown user costs the same time as a wrong password, so that names cannot be found out.
+            right = await trio.to_thread.run_sync(_matches, stored, said.password)
+        finally:
+            self._turns.give_back()
+        if times != self.times_replaced and self._hashes.get(user) != stored:
+            return Denial.WRONG  # it was changed meanwhile, and may be right by now
+        found: Principal | Denial = self._principal(user) if right and stored else Denial.WRONG
+        remembered = self._wrong if found is Denial.WRONG else self._right
+        remembered.add(key, found, time.monotonic() + REMEMBERED_SECS)
+        return found
+
+    # SCRAM
+
+    @property
+    def proves(self) -> bool:
+        """Some user may authenticate by SCRAM."""
+        return bool(self._scram)
+
+    def exchange(self) -> Exchange:
+        """Begin an authentication by SCRAM."""
+        return Exchange(self._keys_of, secrets.token_urlsafe(18))
+
+    def _keys_of(self, user: str) -> Keys:
+        found = self._scram.get(user)
+        if found is None:
+            salt = hmac.digest(self._key, user.encode(), hashlib.sha256)[:SALT_OCTETS]
+            return Keys(salt, self._usual_iterations(), os.urandom(32), os.urandom(32))
+        return found
+
+    def _usual_iterations(self) -> int:
+        """An unknown user's must not stand out."""
+        counts = [keys.iterations for keys in self._scram.values()]
+        return max(set(counts), key=counts.count) if counts else ITERATIONS
+
+    def _principal(self, name: str) -> Principal:
+        return self._principals.setdefault(name, Principal(name, backend=self.kind))
+
+    def _digest(self, said: Credentials) -> bytes:
+        name = said.user.encode(errors="surrogatepass")
+        return hmac.digest(self._key, len(name).to_bytes(4, "big") + name + said.password, hashlib.sha256)
+
+
+_HASHER = argon2.PasswordHasher()
+
+
+@cache
+def _decoy() -> str:
+    """A hash that no password has. It is not made at start, which is a fifth shorter without."""
+    return _HASHER.hash(os.urandom(16))
+
+
+def hash_password(password: str) -> str:
+    """The argon2id hash of `password`, as `users` wants it."""
+    return _HASHER.hash(password)
+
+
+def is_hash(text: str) -> bool:
+    """Is this a hash that a password can be compared with?"""
+    if is_rabbit_hash(text):
+        return True
+    try:
+        argon2.extract_parameters(text)
+    except argon2.exceptions.InvalidHashError:
+        return False
+    return True
+
+
+def _matches(stored: str | None, password: bytes) -> bool:
+    decoy = _decoy()  # also for a known user: the first login of all tells nothing either
+    if stored is not None and is_rabbit_hash(stored):
+        _verify(decoy, password)  # it costs what others do, or names could be found out
+        return rabbit_matches(stored, password)
+    return _verify(stored or decoy, password)
+
+
+def _verify(stored: str, password: bytes) -> bool:
+    try:
+        return _HASHER.verify(stored, password)
+    except argon2.exceptions.VerifyMismatchError:
+        return False
+    except argon2.exceptions.InvalidHashError:
+        return False
