@@ -16,11 +16,11 @@ from pydantic import ValidationError
 from gateway.access.rabbit_passwords import imported_hash, is_rabbit_hash, matches
 from gateway.errors import ConfigurationError
 from gateway.settings.access import AmqpPermissions, MqttRules, Role, TopicPermission
+from gateway.settings.tree import ANONYMOUS, GUEST
 
 DEFINITIONS_OCTETS_MAX: Final = 64 * 1024 * 1024
 MQTT_HOST: Final = "/"
 FAULT_MAX: Final = 300  # characters of what is wrong
-GUEST: Final = "guest"
 CONSOLE: Final = {"administrator": "write", "monitoring": "read", "management": "read", "policymaker": "read"}
 
 
@@ -87,6 +87,7 @@ def _imported(content: dict[str, Any]) -> Imported:
     if is_rabbit_hash(hashes.get(GUEST, "")) and matches(hashes[GUEST], GUEST.encode()):
         del hashes[GUEST]  # everybody knows it: where it is good is for `guest` of the configuration to say
     names: dict[str, tuple[str, ...]] = {user["name"]: (role_name(user["name"]),) for user in users}
+    names.pop(ANONYMOUS, None)  # here that is the name of whoever has none
     return Imported(hashes, roles, names, tuple(one["name"] for one in content.get("vhosts", [])))
 
 

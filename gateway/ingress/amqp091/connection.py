@@ -432,10 +432,10 @@ class AmqpConnection:
         if isinstance(found, Principal) and found.name == before.name:
             self.principal = found
             self.ingress.renewed(self, found)
+            self.machine.send_method(0, m.ConnectionUpdateSecretOk())
             self._rules = -1  # it may have other rights
             with suppress(Undecided):
                 self.rules_changed()
-            self.machine.send_method(0, m.ConnectionUpdateSecretOk())
         else:
             why = found if isinstance(found, Denial) else Denial.WRONG
             self.ingress.logins.denied(self.stream, before.name, why, self.sender.client)

@@ -239,8 +239,8 @@ def _shown(
     else:
         connection.principal = found
         ingress.renewed(connection, found)
-        connection.renew_rights()
         machine.send_auth(Auth(ReasonCode.SUCCESS, ongoing.properties))
+        connection.renew_rights()
         connection.stream.mark()
 
 
