@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from gateway.access.console_sessions import Sessions
 from gateway.access.console_tokens import ConsoleTokens, left_tokens
-from gateway.access.principal import Principal
 from gateway.admin import Admission
 
 
@@ -20,8 +19,3 @@ def admitting(**given: object) -> tuple[Admission, dict[str, str]]:
     text = tokens.make("a test", "write", by="a test")
     sessions = Sessions(10, idle_secs=60.0, longest_secs=600.0)
     return Admission(tokens, sessions, **given), {"Authorization": f"Bearer {text}"}  # type: ignore[arg-type]
-
-
-def anybody(_: Principal) -> str:
-    """May do everything."""
-    return "write"
