@@ -52,6 +52,8 @@ PLACES: Final = {
     "FastVirtualHost": "[virtual host](#virtual-hosts)",
     "Forward": "[address](#copies-of-dead-letters)",
     "From": "[pattern](#from)",
+    "Health": "[health](#health-and-metrics-on-a-port-of-their-own)",
+    "HttpTls": "[TLS](#tls-of-http)",
     "HttpBackend": "[HTTP](authentication.md#a-server-that-knows-the-users)",
     "Http": "[HTTP](#http)",
     "HttpAuthorizer": "[authorizer](roles.md#an-authorizer)",

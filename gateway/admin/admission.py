@@ -1,84 +1,211 @@
-"""Who may change something over HTTP: callers on this machine, and whoever shows the secret of
-`http.token_file`.
+"""The console's door: who asks, and what that one may see and change.
 
-A web page that is open on this machine calls from it, too: so a call without the secret is refused when it
-says that a page of another place made it, when it was meant for another host's name (which a page can have
-point here), or when a proxy passed it on.
+No address is trusted, this machine's neither: a proxy in front makes strangers local. Whoever asks shows one
+of these: a bearer token that was made here, the secret of `http.token_file`, a JSON Web Token, or the cookie
+of a session. What is not a GET changes something and needs the right `write`; with a cookie it also needs the
+session's CSRF token, which a page from elsewhere does not know.
 """
 
 from __future__ import annotations
 
 import hmac
-from collections.abc import Awaitable, Callable
+from collections.abc import Awaitable, Callable, Mapping
 from pathlib import Path
-from typing import Final
-from urllib.parse import urlsplit
+from typing import Any, Final, NamedTuple
 
-from starlette.requests import Request
+import orjson
+from starlette.requests import ClientDisconnect, Request
 from starlette.responses import Response
 
-from gateway.access.places import is_loopback
+from gateway.access.authentication import Access
+from gateway.access.backends import Denial
+from gateway.access.console import Right
+from gateway.access.console_sessions import Session, Sessions
+from gateway.access.console_tokens import ADMINISTRATOR, ConsoleTokens
+from gateway.access.credentials import Credentials
+from gateway.access.principal import Principal
+from gateway.access.tokens import Tokens
 from gateway.admin.answers import BadChoiceError, answer
 from gateway.errors import ConfigurationError
 from gateway.settings import secret_from
+from gateway.telemetry.audit import audit
 
-FORWARDED: Final = ("forwarded", "x-forwarded-for", "via")
 SCHEME: Final = "bearer "
+COOKIE: Final = "gateway_session"
+CSRF: Final = "x-csrf-token"
+READING: Final = frozenset(("GET", "HEAD"))
+COUNTED: Final = ("disconnected", "removed", "redriven", "purged", "revoked")  # of what answers say
+TARGET_MAX: Final = 10  # words of a choice that the audit log is told
+LOGIN: Final = {"WWW-Authenticate": "Bearer"}
 
 Serve = Callable[[Request], Awaitable[Response]]
 
 
-class Admission:
-    """Decides about requests. The file is read each time, so that a changed secret is taken."""
+class Caller(NamedTuple):
+    """Who makes a request. `credential` says what he has shown, for the audit log; a session's, if it is."""
 
-    def __init__(self, token_file: Path | None = None) -> None:
+    principal: Principal
+    right: Right
+    credential: str
+    session: Session | None = None
+
+
+class Admission:
+    """Decides about requests. `right_of` says what a principal's roles allow; `access` knows the users and
+    tokens of others, None: nobody does.
+    """
+
+    def __init__(
+        self,
+        tokens: ConsoleTokens,
+        sessions: Sessions,
+        *,
+        access: Access | None = None,
+        right_of: Callable[[Principal], Right] = lambda _: "none",
+        token_file: Path | None = None,
+    ) -> None:
+        self.tokens = tokens
+        self.sessions = sessions
+        self.access = access
+        self.right_of = right_of
         self._token_file = token_file
 
     def admitted(self, serve: Serve) -> Serve:
-        """`serve`, for those who may: others are answered 403, and a choice that cannot be 400."""
+        """`serve`, for those who may: others are answered 401 or 403, and a choice that cannot be 400."""
 
         async def serve_or_refuse(request: Request) -> Response:
-            if refusal := self.refusal(request):
-                return answer({"error": refusal}, 403)
+            caller = await self.caller(request)
+            if isinstance(caller, Response):
+                return caller
+            request.state.caller = caller
             try:
-                return await serve(request)
+                response = await serve(request)
             except BadChoiceError as error:
-                return answer({"error": str(error)}, 400)
+                response = answer({"error": str(error)}, 400)
+            if request.method not in READING:
+                await self._note(request, caller, response)
+            return response
 
         return serve_or_refuse
 
-    def refusal(self, request: Request) -> str:
-        """Why this request may change nothing; "" when it may."""
-        shown = request.headers.get("authorization", "")
+    async def caller(
+        self, request: Request, *, leaving: bool = False, quiet: bool = False
+    ) -> Caller | Response:
+        """Who asks, if he may; else what he is answered. `leaving`: he only ends his session. `quiet`: what
+        he is refused is not worth a line, he is asked to log in.
+        """
+        found = await self._identify(request)
+        if found is None:
+            return answer({"error": "a login or a token is needed: `Authorization: Bearer`"}, 401, LOGIN)
+        if isinstance(found, str):
+            return self._refused(request, found, 401, quiet=quiet)
+        reading = request.method in READING
+        if not leaving and (found.right == "none" or (found.right == "read" and not reading)):
+            what = "see anything here" if found.right == "none" else "change anything"
+            return self._refused(request, f"{found.principal.name!r} may not {what}", 403, quiet=quiet)
+        if not reading and found.session is not None and not found.session.proves(_header(request, CSRF)):
+            return self._refused(request, "the request was not made by a page of this console", 403)
+        return found
+
+    @staticmethod
+    def _refused(request: Request, why: str, code: int, *, quiet: bool = False) -> Response:
+        if not quiet:
+            audit("refused", endpoint="http", remote=remote_of(request), reason=why)
+        return answer({"error": why}, code, LOGIN if code == 401 else None)
+
+    async def _identify(self, request: Request) -> Caller | str | None:
+        """Who asks; why what he shows is not taken; None: he shows nothing."""
+        shown = _header(request, "authorization")
         if shown.lower().startswith(SCHEME):
-            return "" if self._is_secret(shown[len(SCHEME) :].strip()) else "the token is not the right one"
-        if request.client is None or not _is_here(request.client.host):
-            return "from elsewhere it needs `Authorization: Bearer` with the secret of http.token_file"
-        if any(name in request.headers for name in FORWARDED):
-            return "a proxy passed it on; it needs the secret of http.token_file"
-        places = [f"//{request.headers.get('host', '')}", request.headers.get("origin", "//localhost")]
-        if not all(_is_here(_host_of(place)) for place in places):
-            return "it was meant for, or made by, another place; it needs the secret of http.token_file"
-        return ""
+            return await self._bearer(request, shown[len(SCHEME) :].strip())
+        cookie = request.cookies.get(COOKIE)
+        session = None if cookie is None else self.sessions.find(cookie)
+        if session is None or not self._still(session):
+            return None
+        right: Right = "write" if session.everything else self.right_of(session.principal)
+        return Caller(session.principal, right, "session", session)
 
-    def _is_secret(self, shown: str) -> bool:
-        if self._token_file is None:
-            return False
+    def _still(self, session: Session) -> bool:
+        """Whether its user is one still."""
+        principal = session.principal
+        if session.everything or principal.backend != "users" or self.access is None:
+            return True
+        return self.access.proved(principal.name) is not None
+
+    async def _bearer(self, request: Request, shown: str) -> Caller | str:
+        token = self.tokens.find(shown)
+        if token is not None:
+            return Caller(Principal(token.name), token.console, f"token {token.name}")
+        if self._token_file is not None and is_secret(shown, self._token_file):
+            return Caller(Principal(ADMINISTRATOR), "write", "http.token_file")
+        if self.access is not None and any(one.kind == Tokens.kind for one in self.access.backends):
+            said = Credentials("", shown.encode(errors="replace"), strange(request), backend=Tokens.kind)
+            found = self.access.known(said) or await self.access.verify(said)
+            if isinstance(found, Principal):
+                return Caller(found, self.right_of(found), "jwt")
+            if found is Denial.EXPIRED:
+                return "the token has expired"
+        return "the token is not the right one"
+
+    @staticmethod
+    async def _note(request: Request, caller: Caller, response: Response) -> None:
+        """Whoever changes something stands in the audit log with it."""
         try:
-            secret = secret_from(self._token_file).strip()
-        except ConfigurationError:
-            return False
-        return bool(secret) and hmac.compare_digest(secret.encode(), shown.encode())
+            choice = orjson.loads(await request.body())
+        except (orjson.JSONDecodeError, ClientDisconnect):
+            choice = None
+        try:
+            told = orjson.loads(bytes(response.body))
+        except orjson.JSONDecodeError:
+            told = None
+        counts = [told[word] for word in COUNTED if word in told] if isinstance(told, dict) else []
+        audit(
+            "administered",
+            user=caller.principal.name,
+            credential=caller.credential,
+            remote=remote_of(request),
+            action=request.url.path,
+            target=target_of(choice),
+            count=counts[0] if counts and isinstance(counts[0], int) else None,
+            status=response.status_code,
+        )
 
 
-def _host_of(place: str) -> str:
-    """The host in an address; "" for what is none."""
+def shows_secret(request: Request, file: Path) -> bool:
+    """Whether a request shows the secret of a file as its bearer token."""
+    shown = _header(request, "authorization")
+    return shown.lower().startswith(SCHEME) and is_secret(shown[len(SCHEME) :].strip(), file)
+
+
+def is_secret(shown: str, file: Path) -> bool:
+    """Whether this is the secret of a file, which is read each time, so that a changed one is taken."""
     try:
-        return urlsplit(place).hostname or ""
-    except ValueError:
+        secret = secret_from(file).strip()
+    except ConfigurationError:
+        return False
+    return bool(secret) and hmac.compare_digest(secret.encode(), shown.encode(errors="replace"))
+
+
+def target_of(choice: Any) -> str:
+    """What a request chooses, in one line: names, patterns and flags."""
+    if not isinstance(choice, Mapping):
         return ""
+    words = []
+    for word, value in list(choice.items())[:TARGET_MAX]:
+        shown = f"{len(value)} of them" if isinstance(value, list | dict) else value
+        words.append(f"{word}={shown}")
+    return " ".join(words)
 
 
-def _is_here(host: str) -> bool:
-    """Whether a host's name or address is this machine's own."""
-    return host == "localhost" or is_loopback(f"{host}:0")
+def remote_of(request: Request) -> str:
+    """host:port of whoever asks."""
+    return "" if request.client is None else f"{request.client.host}:{request.client.port}"
+
+
+def strange(request: Request) -> str:
+    """The same as a place that is not this machine: its failures are counted, for a proxy may stand there."""
+    return f"http {remote_of(request)}"
+
+
+def _header(request: Request, name: str) -> str:
+    return request.headers.get(name, "")

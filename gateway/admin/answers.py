@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from typing import Any, Final
 
 import orjson
@@ -19,9 +20,9 @@ class UnavailableError(Exception):
     """What was asked for cannot be had now; the text says why. Answered 503."""
 
 
-def answer(document: Any, code: int = 200) -> Response:
+def answer(document: Any, code: int = 200, headers: Mapping[str, str] | None = None) -> Response:
     """`document` as JSON."""
-    return Response(orjson.dumps(document), code, NEVER_STORE, "application/json")
+    return Response(orjson.dumps(document), code, {**NEVER_STORE, **(headers or {})}, "application/json")
 
 
 async def choice_of(request: Request) -> Any:

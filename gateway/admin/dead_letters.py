@@ -64,7 +64,7 @@ class LettersApi:
         """The routes for the application."""
         at, admitted = "/api/dead-letters", self._admission.admitted
         return [
-            Route(at, self._list),
+            Route(at, admitted(self._list)),
             Route(f"{at}/redrive", admitted(self._redrive), methods=["POST"]),
             Route(f"{at}/purge", admitted(self._purge), methods=["POST"]),
             Route(at + "/{id}", admitted(self._show)),

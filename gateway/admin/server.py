@@ -1,8 +1,13 @@
 """The HTTP side: Starlette's routes on a small server of our own (http/), in the gateway's own event loop.
 
+These answer to everybody, on a port of their own if the configuration says so:
+
 /livez       200 as long as the event loop turns
 /readyz      200, or 503 with one reason per line
 /metrics     Prometheus
+
+The others need a login (admission.py, logins.py):
+
 /api/status  everything that the page shows, as JSON
 /api/dead-letters  see dead_letters.py
 /api/clients see clients.py; likewise sessions, queues, retained
@@ -12,9 +17,11 @@
 from __future__ import annotations
 
 import socket
+import ssl
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from importlib.resources import files
+from pathlib import Path
 from typing import Final
 
 import orjson
@@ -24,10 +31,12 @@ from starlette.requests import Request
 from starlette.responses import HTMLResponse, PlainTextResponse, Response
 from starlette.routing import BaseRoute, Route
 
+from gateway.admin.admission import Admission, shows_secret
 from gateway.admin.answers import NEVER_STORE, UnavailableError, answer
 from gateway.admin.clients import ClientsApi
 from gateway.admin.dead_letters import LettersApi
 from gateway.admin.http import HttpServer
+from gateway.admin.logins import LoginsApi
 from gateway.admin.queues import QueuesApi
 from gateway.admin.readiness import Readiness
 from gateway.admin.retained import RetainedApi
@@ -35,8 +44,9 @@ from gateway.admin.sessions import SessionsApi
 from gateway.admin.status import status
 from gateway.broker.outbox.outbox import OutboxState
 from gateway.errors import ConfigurationError
-from gateway.settings import Http
+from gateway.settings import Http, HttpTls
 from gateway.telemetry.metrics import CONTENT_TYPE, Metrics
+from gateway.transport.certificates import server_context
 
 # The page is one file without anything from elsewhere, and the browser is told to hold it to that.
 PAGE_POLICY: Final = (
@@ -51,19 +61,22 @@ class AdminState:
 
     metrics: Metrics
     readiness: Readiness
+    admission: Admission
     dead_letters: LettersApi | None = None
     clients: ClientsApi | None = None
     broker: Sequence[SessionsApi | QueuesApi | RetainedApi] = ()
     outboxes: Callable[[], list[OutboxState]] = list
+    scrape_token_file: Path | None = None
     clock: Callable[[], float] = trio.current_time
     started_secs: float = field(init=False)
+    health_port: int = 0
 
     def __post_init__(self) -> None:
         self.started_secs = self.clock()
 
 
-def application(state: AdminState) -> Starlette:
-    """The ASGI application."""
+def health(state: AdminState) -> list[BaseRoute]:
+    """What answers to everybody; metrics only with the scrape token, if there is one."""
 
     async def livez(_: Request) -> Response:
         return PlainTextResponse("alive\n", headers=NEVER_STORE)
@@ -73,8 +86,19 @@ def application(state: AdminState) -> Starlette:
         text = "".join(f"{reason}\n" for reason in reasons) or "ready\n"
         return PlainTextResponse(text, 503 if reasons else 200, NEVER_STORE)
 
-    async def metrics(_: Request) -> Response:
+    async def metrics(request: Request) -> Response:
+        if state.scrape_token_file is not None and not shows_secret(request, state.scrape_token_file):
+            caller = await state.admission.caller(request)
+            if isinstance(caller, Response):
+                return caller
         return Response(state.metrics.exposition(), headers={"Content-Type": CONTENT_TYPE})
+
+    return [Route("/livez", livez), Route("/metrics", metrics), Route("/readyz", readyz)]
+
+
+def application(state: AdminState, *, with_health: bool = True) -> Starlette:
+    """The ASGI application; without health it is for those alone who have logged in."""
+    admitted = state.admission.admitted
 
     async def api_status(_: Request) -> Response:
         document = status(state.metrics, state.readiness.reasons(), state.clock(), state.started_secs)
@@ -83,19 +107,24 @@ def application(state: AdminState) -> Starlette:
 
     page = files("gateway.admin").joinpath("page.html").read_text(encoding="utf-8")
 
-    async def live_page(_: Request) -> Response:
+    async def live_page(request: Request) -> Response:
+        if isinstance(await state.admission.caller(request, quiet=True), Response):
+            return Response(status_code=303, headers={**NEVER_STORE, "Location": "login"})
         return HTMLResponse(page, headers=NEVER_STORE | {"Content-Security-Policy": PAGE_POLICY})
 
     routes: list[BaseRoute] = [
         Route("/", live_page),
-        Route("/api/status", api_status),
-        Route("/livez", livez),
-        Route("/metrics", metrics),
-        Route("/readyz", readyz),
+        Route("/api/status", admitted(api_status)),
+        *LoginsApi(state.admission, PAGE_POLICY).routes(),
+        *(health(state) if with_health else ()),
     ]
     for api in (state.dead_letters, state.clients, *state.broker):
         if api is not None:
             routes += api.routes()
+    return _serving(routes)
+
+
+def _serving(routes: list[BaseRoute]) -> Starlette:
     app = Starlette(routes=routes, exception_handlers={UnavailableError: _unavailable})
     app.router.redirect_slashes = False  # it would send people to whatever place their request names
     return app
@@ -105,28 +134,44 @@ async def _unavailable(_: Request, error: Exception) -> Response:
     return answer({"error": str(error)}, 503)
 
 
-def _listen(http: Http) -> socket.socket:
+def _listen(key: str, host: str, port: int) -> socket.socket:
     """Bind ourselves, since a taken port is our error to explain."""
-    family = socket.AF_INET6 if ":" in http.host else socket.AF_INET
-    both = http.host == "::" and socket.has_dualstack_ipv6()
+    family = socket.AF_INET6 if ":" in host else socket.AF_INET
+    both = host == "::" and socket.has_dualstack_ipv6()
     try:
-        bound = socket.create_server((http.host, http.port), family=family, dualstack_ipv6=both)
+        bound = socket.create_server((host, port), family=family, dualstack_ipv6=both)
     except OSError as error:
-        place = f"{http.host}:{http.port}"
         reason = str(error.strerror or error).partition(" (while ")[0]  # behind that: the address again
-        raise ConfigurationError(f"http: cannot listen on {place}: {reason}") from error
+        raise ConfigurationError(f"{key}: cannot listen on {host}:{port}: {reason}") from error
     bound.setblocking(False)
     return bound
+
+
+def _context(key: str, tls: HttpTls | None) -> Callable[[], ssl.SSLContext] | None:
+    return None if tls is None else server_context(key, tls.cert_file, tls.key_file)
 
 
 async def serve(
     http: Http, state: AdminState, *, task_status: trio.TaskStatus[int] = trio.TASK_STATUS_IGNORED
 ) -> None:
-    """Serve until cancelled; `started` tells the port. Raises ConfigurationError when it cannot listen."""
-    bound = _listen(http)
-    port = int(bound.getsockname()[1])
-    server = HttpServer(application(state), http, state.metrics.http_refused)
-    state.metrics.http_connections = lambda: len(server.connections)
-    async with trio.open_nursery() as nursery:
-        await nursery.start(server.run, bound)
-        task_status.started(port)
+    """Serve until cancelled; `started` tells the console's port. Raises ConfigurationError when it cannot
+    listen.
+    """
+    apart = http.health
+    refused = state.metrics.http_refused
+    bound = _listen("http", http.host, http.port)
+    servers = [
+        HttpServer(application(state, with_health=apart is None), http, refused, _context("http", http.tls))
+    ]
+    doors = [bound]
+    with bound:
+        if apart is not None:
+            at = "http.health"
+            doors.append(_listen(at, apart.host, apart.port))
+            servers.append(HttpServer(_serving(health(state)), http, refused, _context(at, apart.tls)))
+        state.metrics.http_connections = lambda: sum(len(server.connections) for server in servers)
+        async with trio.open_nursery() as nursery:
+            for server, door in zip(servers, doors, strict=True):
+                await nursery.start(server.run, door)
+            state.health_port = int(doors[-1].getsockname()[1])
+            task_status.started(int(bound.getsockname()[1]))

@@ -23,7 +23,6 @@ from gateway.access.authorization import Authorization
 from gateway.access.places import place_of
 from gateway.admin import (
     AdminState,
-    Admission,
     ClientsApi,
     LettersApi,
     QueuesApi,
@@ -34,6 +33,7 @@ from gateway.admin import (
 )
 from gateway.app.access import Identities, authorizer_of, roles_of, with_imported_hosts
 from gateway.app.clients import connected, dismiss, revoke
+from gateway.app.console import Console
 from gateway.app.declaring import declare_all
 from gateway.app.descriptors import divide_descriptors
 from gateway.app.endpoints import add_link, add_listener
@@ -167,7 +167,8 @@ class Gateway:
             self.writes.wake_up_ends = self._wake_up_ends
             self.listeners: dict[str, Listener] = {}
             self.links: dict[str, Link] = {}
-            self.http_port = 0
+            self.http_port = self.health_port = 0
+            self.console = Console(settings, self.access, self.authorization)
             self._stopping = trio.Event()
             self._gauges()
             undo.pop_all()
@@ -182,6 +183,7 @@ class Gateway:
             await self._serve(task_status, signals)
         finally:
             trio.lowlevel.remove_instrument(self.watchdog)
+            self.console.close()
             if self.authorizer is not None:
                 with trio.CancelScope(shield=True):
                     await self.authorizer.close()
@@ -194,7 +196,7 @@ class Gateway:
                 self.journaling.writer.close()
 
     async def _serve(self, task_status: trio.TaskStatus[Gateway], signals: bool) -> None:
-        admission = Admission(self.settings.http.token_file)
+        admission = self.console.admission
         letters = LettersApi(self.dead_letters, self.core.redriving, self.writes.flush, admission)
         clients = ClientsApi(partial(connected, self.listeners), self.writes.flush, admission)
         flush, store = self.writes.flush, self.store
@@ -204,12 +206,23 @@ class Gateway:
             RetainedApi(self.mqtt.retained, store, flush, admission),
         )
         outboxes = self.core.outbox_states
-        state = AdminState(self.metrics, self.readiness, letters, clients, broker, outboxes)
+        state = AdminState(
+            self.metrics,
+            self.readiness,
+            admission,
+            letters,
+            clients,
+            broker,
+            outboxes,
+            self.settings.http.scrape_token_file,
+        )
         async with trio.open_nursery() as nursery:
             if signals:  # before anybody can be told that the gateway runs
                 await nursery.start(self._watch_signals)
             if self.settings.http.enabled:
                 self.http_port = await nursery.start(serve, self.settings.http, state)
+                self.health_port = state.health_port
+                self.console.open(self.http_port)
             for name in self.settings.links:
                 add_link(self, name)
             for name, given in self.settings.listeners.items():

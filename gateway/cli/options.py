@@ -4,18 +4,23 @@ from __future__ import annotations
 
 import http.client
 import os
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Annotated, Any, Final
 from urllib.error import HTTPError, URLError
+from urllib.parse import urlsplit
 from urllib.request import ProxyHandler, Request, build_opener
 
 import orjson
 import typer
 
-from gateway.errors import GatewayError
+from gateway.access.console_tokens import ADMINISTRATOR, left_tokens
+from gateway.access.places import is_loopback
+from gateway.errors import ConfigurationError, GatewayError
 from gateway.settings import CONFIG_VARIABLE, Settings, load_settings, secret_from
 
 PATIENCE_SECS: Final = 120.0
+UNAUTHORIZED: Final = 401
 HERE: Final = "http://localhost:8080"
 
 ConfigFile = Annotated[
@@ -25,7 +30,9 @@ ConfigFile = Annotated[
     ),
 ]
 Url = Annotated[str, typer.Option(metavar="URL", help="HTTP side of the gateway.")]
-TokenFile = Annotated[Path | None, typer.Option(metavar="FILE", help="Secret for a gateway elsewhere.")]
+TokenFile = Annotated[
+    Path | None, typer.Option(metavar="FILE", help="File with a token; on its own machine it is found.")
+]
 AsJson = Annotated[bool, typer.Option("--json", help="Print JSON, for programs.")]
 
 
@@ -36,21 +43,56 @@ def settings_of(config: Path | None) -> Settings:
 
 def ask(url: str, token_file: Path | None, path: str, choice: dict[str, Any] | None = None) -> Any:
     """What the gateway answers. Raises GatewayError when it does not, or refuses."""
-    headers = {"Content-Type": "application/json"}
-    if token_file is not None:
-        headers["Authorization"] = f"Bearer {secret_from(token_file).strip()}"
     if not url.startswith(("http://", "https://")):
         raise typer.BadParameter(f"--url wants http:// or https://, not {url!r}")
     body = None if choice is None else orjson.dumps(choice)
-    request = Request(url.rstrip("/") + path, body, headers)
+    refused: HTTPError | None = None
+    for token in _tokens(url, token_file):
+        headers = {"Content-Type": "application/json"}
+        if token:
+            headers["Authorization"] = f"Bearer {token}"
+        request = Request(url.rstrip("/") + path, body, headers)
+        try:
+            with build_opener(ProxyHandler({})).open(request, timeout=PATIENCE_SECS) as answer:
+                return orjson.loads(answer.read())
+        except HTTPError as error:
+            if error.code != UNAUTHORIZED:
+                raise GatewayError(f"{url}: {_reason(error)}") from error
+            refused = refused or error
+        except (URLError, OSError, http.client.HTTPException, orjson.JSONDecodeError) as error:
+            why = error.reason if isinstance(error, URLError) else error
+            raise GatewayError(f"{url}: no answer of a gateway: {why}") from error
+    assert refused is not None, "one attempt at least was made"
+    raise GatewayError(f"{url}: {_reason(refused)}") from refused
+
+
+def _tokens(url: str, token_file: Path | None) -> Iterator[str]:
+    """What is shown, one after the other until one is taken: the one that is named; of a gateway on this
+    machine what it has left for us, and what its first start has; "": none.
+    """
+    if token_file is not None:
+        yield secret_from(token_file).strip()
+        return
+    place = urlsplit(url)
+    host = place.hostname or ""
+    if host == "localhost" or is_loopback(f"{host}:0"):
+        port = place.port or (443 if place.scheme == "https" else 80)
+        for path in left_tokens(port) + _administrators():
+            try:
+                yield secret_from(path).strip()
+            except ConfigurationError:
+                continue  # it is somebody else's
+    yield ""
+
+
+def _administrators() -> list[Path]:
+    """The token that the first start has written, where the configuration says that it is."""
     try:
-        with build_opener(ProxyHandler({})).open(request, timeout=PATIENCE_SECS) as answer:
-            return orjson.loads(answer.read())
-    except HTTPError as error:
-        raise GatewayError(f"{url}: {_reason(error)}") from error
-    except (URLError, OSError, http.client.HTTPException, orjson.JSONDecodeError) as error:
-        why = error.reason if isinstance(error, URLError) else error
-        raise GatewayError(f"{url}: no answer of a gateway: {why}") from error
+        folder = settings_of(None).tokens_path()
+    except ConfigurationError:
+        return []
+    path = None if folder is None else folder / f"{ADMINISTRATOR}.token"
+    return [] if path is None or not path.is_file() else [path]
 
 
 def _reason(error: HTTPError) -> str:

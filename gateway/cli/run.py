@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import sys
+
 import typer
 
 from gateway import app as composition
@@ -18,6 +20,8 @@ def run(config: ConfigFile = None) -> None:
     """Run the gateway until SIGTERM or Ctrl-C."""
     settings = settings_of(config)
     configure_logs(settings.log.level, settings.log.format)
-    code = composition.run(settings, lambda gateway: typer.echo(welcome(gateway)))
+    code = composition.run(
+        settings, lambda gateway: typer.echo(welcome(gateway, with_link=sys.stdout.isatty()))
+    )
     if code:
         raise typer.Exit(Exit.FAILED)

@@ -46,8 +46,10 @@ class Door(NamedTuple):
     wants: tuple[str, ...]
 
 
-def welcome(gateway: Gateway) -> str:
-    """Where to connect, and what to try first."""
+def welcome(gateway: Gateway, *, with_link: bool = False) -> str:
+    """Where to connect, and what to try first. `with_link`: also an address that logs in once, for the eyes
+    of who has started it.
+    """
     settings = gateway.settings
     ports = {name: listener.port for name, listener in gateway.listeners.items()}
     lines = ["The gateway is running.", ""]
@@ -58,9 +60,23 @@ def welcome(gateway: Gateway) -> str:
     for name, link in settings.links.items():
         places.append((name, f"link to {', or '.join(link.addresses)}"))
     if gateway.http_port:
-        places.append(("page", f"http://localhost:{gateway.http_port}/  (metrics: /metrics)"))
+        places += pages(gateway, with_link=with_link)
     lines += [f"  {line}" for line in table(places)]
     return "\n".join([*lines, *proposal(settings, ports), "", "Ctrl-C stops it."])
+
+
+def pages(gateway: Gateway, *, with_link: bool) -> list[tuple[str, str]]:
+    """Where the console is, and metrics."""
+    http = gateway.settings.http
+    scheme = "http" if http.tls is None else "https"
+    at = f"{scheme}://localhost:{gateway.http_port}/"
+    found = [("page", f"{at}{gateway.console.link()}  (logs in once)" if with_link else at)]
+    if http.health is None:
+        found.append(("metrics", f"{at}metrics"))
+    else:
+        scheme = "http" if http.health.tls is None else "https"
+        found.append(("metrics", f"{scheme}://localhost:{gateway.health_port}/metrics"))
+    return found
 
 
 def spoken(listener: Listener) -> str:

@@ -30,7 +30,7 @@ from gateway.settings.limits import Limits
 from gateway.settings.loading import load_settings, masked
 from gateway.settings.logins import Logins
 from gateway.settings.sources import CONFIG_VARIABLE
-from gateway.settings.tree import Http, Log, Settings, Store, User, shipped_mappings
+from gateway.settings.tree import Http, HttpTls, Log, Settings, Store, User, shipped_mappings
 
 __all__ = [
     "CONFIG_VARIABLE",
@@ -46,6 +46,7 @@ __all__ = [
     "FastPermissions",
     "Http",
     "HttpAuthorizer",
+    "HttpTls",
     "Limits",
     "Link",
     "LinkTls",

@@ -50,18 +50,53 @@ class Store(Section):
     """How often a disk that took no more is tried again."""
 
 
+class HttpTls(Section):
+    """TLS of HTTP. Files are PEM and are read again when they change."""
+
+    cert_file: FilePath
+    """Certificate with its chain."""
+    key_file: FilePath
+    """Private key of the certificate."""
+
+
+class Health(Section):
+    """A port of its own for health and metrics: the console's port then answers to nobody without a login."""
+
+    host: str = "0.0.0.0"
+    """Address to bind."""
+    port: Port = 8081
+    """0: any free one."""
+    tls: HttpTls | None = None
+    """Absent: no TLS."""
+
+
 class Http(Section):
-    """Health, metrics, and the live page."""
+    """Health, metrics, and the console."""
 
     enabled: bool = True
     """Off: there is no HTTP at all."""
     host: str = "0.0.0.0"
-    """Address to bind; there is neither password nor TLS: keep it inside."""
+    """Address to bind."""
     port: Port = 8080
     """0: any free one."""
+    tls: HttpTls | None = None
+    """Absent: no TLS; passwords and tokens should then not leave this machine."""
+    health: Health | None = None
+    """Absent: health and metrics answer on the same port."""
+    scrape_token_file: FilePath | None = None
+    """File with a secret. Metrics are then for who shows it (`Authorization: Bearer`) or has logged in."""
     token_file: FilePath | None = None
-    """File with a secret. Whoever shows it (`Authorization: Bearer`) may change things; without it, only
-    callers on this machine may."""
+    """File with a secret. Whoever shows it may see and change everything, as with an administrator's
+    token."""
+    tokens_path: FilePath | None = None
+    """Folder of the console's tokens, and of the administrator's that the first start writes there; absent:
+    `console` in the store's folder, or, without a store, in memory only."""
+    sessions_max: int = Field(1_000, ge=1)
+    """Sessions at once; of more, the one that was seen longest ago ends."""
+    session_idle_secs: float = Field(43_200.0, gt=0)
+    """How long a session lasts without a request."""
+    session_secs_max: float = Field(604_800.0, gt=0)
+    """How long it lasts at all."""
     connections_max: int = Field(100, ge=1)
     """Connections at once: browsers, Prometheus and probes need a few. Beyond it one that only waits for its
     peer makes room, else the new one is told 503."""
@@ -370,6 +405,8 @@ class Settings(BaseSettings):
         places = [(f"listeners.{name}", one.host, one.port) for name, one in self.listeners.items()]
         if self.http.enabled:
             places.append(("http", self.http.host, self.http.port))
+            if (health := self.http.health) is not None:
+                places.append(("http.health", health.host, health.port))
         for name, host, port in places:
             place = "" if host in EVERYWHERE else host
             if port and (other := taken.setdefault((place, port), name)) != name:
@@ -404,6 +441,12 @@ class Settings(BaseSettings):
     def journal_path(self) -> Path:
         """The folder of the journal."""
         return self.store.path / "journal" if self.journal.path is None else self.journal.path
+
+    def tokens_path(self) -> Path | None:
+        """The folder of the console's tokens; None: they are in memory only."""
+        if self.http.tokens_path is not None or not self.store.enabled:
+            return self.http.tokens_path
+        return self.store.path / "console"
 
     def endpoints(self) -> dict[str, str]:
         """The protocol of every endpoint, by its name. A shared port is none: its connections are others'."""
@@ -446,6 +489,12 @@ class Settings(BaseSettings):
             ]
             named += [(f"links.{name}.tls.key_file", own.key_file)]
         named += [("http.token_file", self.http.token_file)]
+        named += [("http.scrape_token_file", self.http.scrape_token_file)]
+        health = self.http.health
+        secured = {"http.tls": self.http.tls, "http.health.tls": None if health is None else health.tls}
+        for at, own_tls in secured.items():
+            if own_tls is not None:
+                named += [(f"{at}.cert_file", own_tls.cert_file), (f"{at}.key_file", own_tls.key_file)]
         named += [
             (f"authentication[{at}].{key}", getattr(one, key))
             for at, one in enumerate(self.authentication)

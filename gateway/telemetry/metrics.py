@@ -228,8 +228,9 @@ class Metrics(Collector):
         self._broker[name] = read
 
     def broker(self) -> dict[str, float]:
-        """The broker's gauges as they are now."""
-        return {name: read() for name, read in sorted(self._broker.items())}
+        """The broker's gauges as they are now: numbers, also of what is true or false, for the page adds no
+        words to them."""
+        return {name: +read() for name, read in sorted(self._broker.items())}
 
     def endpoints(self) -> Iterator[EndpointStats]:
         """Listeners, then links."""

@@ -10,8 +10,9 @@ import httpx
 import pytest
 import trio
 
-from gateway.admin import AdminState, Admission, ClientsApi, Connected, Readiness, serve
+from gateway.admin import AdminState, ClientsApi, Connected, Readiness, serve
 from gateway.settings import Http
+from tests.operator import admitting
 from tests.telemetry.samples import metrics_with_traffic
 
 LOOPBACK = "127.0.0.1"
@@ -39,11 +40,13 @@ class Scene:
 
     @asynccontextmanager
     async def serving(self) -> AsyncIterator[httpx.AsyncClient]:
-        api = ClientsApi(self.connected, self.flush, Admission())
-        state = AdminState(metrics_with_traffic(), Readiness(), clients=api)
+        admission, headers = admitting()
+        api = ClientsApi(self.connected, self.flush, admission)
+        state = AdminState(metrics_with_traffic(), Readiness(), admission, clients=api)
         async with trio.open_nursery() as nursery:
             port = await nursery.start(serve, Http(host=LOOPBACK, port=0), state)
-            async with httpx.AsyncClient(base_url=f"http://{LOOPBACK}:{port}", trust_env=False) as client:
+            url = f"http://{LOOPBACK}:{port}"
+            async with httpx.AsyncClient(base_url=url, trust_env=False, headers=headers) as client:
                 yield client
             nursery.cancel_scope.cancel()
 
@@ -105,10 +108,10 @@ async def test_a_choice_that_is_none(choice: Any) -> None:
 
 async def test_whoever_is_not_admitted_is_told_nothing() -> None:
     scene = Scene()
-    elsewhere = {"X-Forwarded-For": "10.9.9.9"}
+    stranger = {"Authorization": "Bearer wrong"}
     async with scene.serving() as client:
-        assert (await client.get(AT, headers=elsewhere)).status_code == 403
-        answer = await client.post(f"{AT}/disconnect", json={"client": "ann"}, headers=elsewhere)
-        assert answer.status_code == 403
+        assert (await client.get(AT, headers=stranger)).status_code == 401
+        answer = await client.post(f"{AT}/disconnect", json={"client": "ann"}, headers=stranger)
+        assert answer.status_code == 401
         assert (await client.get(f"{AT}/disconnect")).status_code == 405
     assert scene.dismissed == []

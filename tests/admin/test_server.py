@@ -23,6 +23,7 @@ from gateway.model.outcome import ACCEPTED
 from gateway.settings import Http
 from gateway.store.writer import Figures
 from tests.broker.parts import mqtt
+from tests.operator import admitting
 from tests.telemetry.samples import metrics_with_traffic
 
 LOOPBACK = "127.0.0.1"
@@ -31,10 +32,12 @@ LOOPBACK = "127.0.0.1"
 @asynccontextmanager
 async def serving() -> AsyncIterator[tuple[httpx.AsyncClient, Readiness]]:
     readiness = Readiness()
-    state = AdminState(metrics_with_traffic(), readiness)
+    admission, headers = admitting()
+    state = AdminState(metrics_with_traffic(), readiness, admission)
     async with trio.open_nursery() as nursery:
         port = await nursery.start(serve, Http(host=LOOPBACK, port=0), state)
-        async with httpx.AsyncClient(base_url=f"http://{LOOPBACK}:{port}", trust_env=False) as client:
+        url = f"http://{LOOPBACK}:{port}"
+        async with httpx.AsyncClient(base_url=url, trust_env=False, headers=headers) as client:
             yield client, readiness
         nursery.cancel_scope.cancel()
 
@@ -157,7 +160,7 @@ async def test_a_taken_port_is_explained() -> None:
         taken.bind((LOOPBACK, 0))
         taken.listen()
         port = taken.getsockname()[1]
-        state = AdminState(metrics_with_traffic(), Readiness())
+        state = AdminState(metrics_with_traffic(), Readiness(), admitting()[0])
         expected = f"http: cannot listen on {LOOPBACK}:{port}: Address already in use$"
         with pytest.raises(ConfigurationError, match=expected):
             await serve(Http(host=LOOPBACK, port=port), state)

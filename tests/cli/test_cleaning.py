@@ -22,6 +22,7 @@ from tests.ingress.clients import Raw, connect
 from tests.interop.gateway_fixture import LOOPBACK
 from tests.interop.gateway_process import PROGRAM, ROOT, GatewayProcess, environment
 from tests.interop.servers import free_ports
+from tests.operator import bearer
 
 HEADINGS = ["client", "user", "idle", "ends in", "subscriptions", "waiting", "in flight"]
 STAYS = {Property.SESSION_EXPIRY_INTERVAL: 600}
@@ -153,15 +154,17 @@ def test_a_program_without_a_library(gateway: GatewayProcess) -> None:
     """As curl would: one request over a socket."""
     abandon(gateway, "eve")
     body = b'{"client": "e*"}'
+    shown = f"Authorization: {bearer(gateway.port('http'))['Authorization']}\r\n"
     with Raw(gateway.port("http")) as raw:
         head = f"POST /api/sessions/remove HTTP/1.1\r\nHost: localhost\r\nContent-Length: {len(body)}\r\n"
-        raw.send(f"{head}Connection: close\r\n\r\n".encode() + body)
+        raw.send(f"{head}{shown}Connection: close\r\n\r\n".encode() + body)
         said = raw.rest()
         assert said.startswith(b"HTTP/1.1 200 ")
         assert said.endswith(b'{"removed":1,"in_use":0,"leaving":0}')
     with Raw(gateway.port("http")) as raw:
-        raw.send(b"GET /api/sessions?in_use=false HTTP/1.1\r\nHost: localhost\r\nConnection: close\r\n\r\n")
+        head = "GET /api/sessions?in_use=false HTTP/1.1\r\nHost: elsewhere\r\n"
+        raw.send(f"{head}{shown}Connection: close\r\n\r\n".encode())
         assert raw.rest().endswith(b'{"sessions":0,"shown":[],"next":null}')
     with Raw(gateway.port("http")) as raw:
-        raw.send(b"GET /api/queues HTTP/1.1\r\nHost: elsewhere\r\nConnection: close\r\n\r\n")
-        assert raw.rest().startswith(b"HTTP/1.1 403 ")
+        raw.send(b"GET /api/queues HTTP/1.1\r\nHost: localhost\r\nConnection: close\r\n\r\n")
+        assert raw.rest().startswith(b"HTTP/1.1 401 ")

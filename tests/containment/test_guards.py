@@ -573,10 +573,10 @@ def test_a_fault_of_a_will_is_not_that_of_others(
 ) -> None:
     real = MqttIngress.publish_will
 
-    def publish_will(self: MqttIngress, will: Will, sender: Any) -> None:
+    def publish_will(self: MqttIngress, will: Will, sender: Any, principal: Any) -> None:
         if will.body == POISON:
             raise ODD
-        real(self, will, sender)
+        real(self, will, sender, principal)
 
     monkeypatch.setattr(MqttIngress, "publish_will", publish_will)
     bystander.subscribe("wills/#")

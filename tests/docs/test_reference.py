@@ -11,7 +11,6 @@ from typing import Any, Final, cast
 import pytest
 
 from docs import generate
-from gateway.admin.admission import Admission
 from gateway.admin.clients import ClientsApi
 from gateway.admin.dead_letters import LettersApi
 from gateway.admin.queues import QueuesApi
@@ -26,6 +25,7 @@ from gateway.settings import Limits, Settings
 from gateway.store.journal.columns import COLUMNS
 from gateway.telemetry.metrics import Metrics
 from tests.docs.pages import DOCS, PAGES, ROOT
+from tests.operator import admitting
 
 REFERENCE: Final = DOCS / "reference"
 
@@ -96,10 +96,11 @@ def test_every_column_of_the_journal_has_its_kind() -> None:
 
 
 def test_every_request_is_named() -> None:
-    admission, nothing = Admission(), cast(Any, None)
+    admission, nothing = admitting()[0], cast(Any, None)
     state = AdminState(
         Metrics("0"),
         Readiness(),
+        admission,
         LettersApi(nothing, nothing, nothing, admission),
         ClientsApi(nothing, nothing, admission),
         [

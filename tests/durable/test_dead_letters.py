@@ -19,6 +19,7 @@ from tests.durable.outboxes.test_outbox import channel, until, url_of
 from tests.interop.gateway_fixture import LOOPBACK
 from tests.interop.gateway_process import GatewayProcess
 from tests.interop.servers import free_ports
+from tests.operator import bearer
 
 MAPPING = """
 version: 1
@@ -81,7 +82,7 @@ def ran(gateway: GatewayProcess, monkeypatch: pytest.MonkeyPatch, capsys: pytest
 
 def listed(gateway: GatewayProcess) -> list[Any]:
     url = f"http://{LOOPBACK}:{gateway.ports['http']}/api/dead-letters"
-    with closing(httpx.Client(trust_env=False)) as client:
+    with closing(httpx.Client(trust_env=False, headers=bearer(gateway.ports["http"]))) as client:
         found: list[Any] = client.get(url).json()
         return found
 
@@ -162,7 +163,7 @@ def test_a_wrong_use_or_no_gateway_is_told(gateway: GatewayProcess, ran: Ran, tm
     wrong = tmp_path / "token"
     wrong.write_text("x")
     code, text = ran("purge", "--all", "--token-file", str(wrong))
-    assert (code, "403: the token is not the right one" in text) == (1, True)
+    assert (code, "401: the token is not the right one" in text) == (1, True)
     gateway.kill()
     code, text = ran("list")
     assert (code, "no answer of a gateway" in text) == (1, True)

@@ -29,6 +29,7 @@ from tests.ingress.clients import Mqtt
 from tests.interop.gateway_fixture import LOOPBACK
 from tests.interop.gateway_process import GatewayProcess
 from tests.interop.servers import free_ports
+from tests.operator import bearer
 
 COUNT: Final = 30
 BODIES: Final = [b"%d" % number for number in range(COUNT)]
@@ -63,7 +64,8 @@ def gateway(tmp_path: Path) -> Iterator[GatewayProcess]:
 def letters(gateway: GatewayProcess) -> set[bytes]:
     """The bodies of the dead letters."""
     api = f"http://{LOOPBACK}:{gateway.ports['http']}/api/dead-letters"
-    found = httpx.get(api, params={"count": 10 * COUNT}, trust_env=False).json()
+    headers = bearer(gateway.ports["http"])
+    found = httpx.get(api, params={"count": 10 * COUNT}, trust_env=False, headers=headers).json()
     return {str(letter["body"]).encode() for letter in found}
 
 

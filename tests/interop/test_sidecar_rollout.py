@@ -13,7 +13,7 @@ import time
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any, Final, Self
-from urllib.request import urlopen
+from urllib.request import Request, urlopen
 
 import paho.mqtt.client as paho
 import pika
@@ -27,6 +27,7 @@ from tests.interop.gateway_fixture import LOOPBACK
 from tests.interop.gateway_process import ROOT, GatewayProcess
 from tests.interop.pahos import leave
 from tests.interop.servers import Mosquitto, PeerMissingError, free_ports
+from tests.operator import bearer
 
 WAIT_SECS: Final = 60.0
 POLL_SECS: Final = 0.05
@@ -138,7 +139,9 @@ def sidecar(folder: Path, broker: Mosquitto) -> GatewayProcess:
 
 
 def asked(gateway: GatewayProcess, path: str) -> Any:
-    with urlopen(f"http://{LOOPBACK}:{gateway.port('http')}{path}", timeout=WAIT_SECS) as answer:
+    port = gateway.port("http")
+    asks = Request(f"http://{LOOPBACK}:{port}{path}", headers=bearer(port))
+    with urlopen(asks, timeout=WAIT_SECS) as answer:
         return json.load(answer)
 
 

@@ -137,7 +137,9 @@ class StompConnection:
 
     def _connect(self, headers: dict[str, str], body: bytes) -> None:
         principal = self.ingress.access.anonymous(self.stream.remote, self.ingress.given.anonymous)
-        if principal is None or not self.ingress.let_in(self, principal, "", "1.2"):
+        if principal is None or self.ingress.let_in(
+            self, principal, self.ingress.rights_of(principal), "", "1.2"
+        ):
             raise RemoteProtocolError("this client may not connect", reason=0)
         self.sender = Sender(self.ingress.name, self.stream.remote, principal.name, self.stream.remote)
         self.ingress.logins.accepted()

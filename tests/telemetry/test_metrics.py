@@ -111,6 +111,12 @@ def test_a_gauge_that_is_not_in_the_table_is_refused() -> None:
         Metrics("0").broker_gauge("gateway_topics", lambda: 0)
 
 
+def test_what_is_true_or_false_is_a_number() -> None:
+    metrics = Metrics("0.0.1")
+    metrics.broker_gauge("gateway_memory_blocked", lambda: False)
+    assert repr(metrics.broker()) == "{'gateway_memory_blocked': 0}", "JSON tells the two apart"
+
+
 def test_routes_are_asked_at_every_scrape() -> None:
     metrics = Metrics("0")
     assert not any("gateway_route" in name for name in read(metrics))

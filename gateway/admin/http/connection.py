@@ -51,13 +51,20 @@ class HttpConnection:
     """`turns` lets one request of all connections begin in each turn of the loop; `refused` counts."""
 
     def __init__(
-        self, app: ASGIApp, stream: trio.SocketStream, http: Http, turns: trio.Lock, refused: Counter[str]
+        self,
+        app: ASGIApp,
+        stream: trio.SocketStream | trio.SSLStream[trio.SocketStream],
+        http: Http,
+        turns: trio.Lock,
+        refused: Counter[str],
     ) -> None:
         self.stream = stream
+        self._secured = isinstance(stream, trio.SSLStream)
+        self._socket = (stream.transport_stream if isinstance(stream, trio.SSLStream) else stream).socket
         self.scope = trio.CancelScope()
         self.waits_since: float | None = trio.current_time()
         """Since when it waits for its peer; None: the application is at work for it."""
-        name = stream.socket.getpeername()
+        name = self._socket.getpeername()
         self.address: str = name[0]
         self._client = (self.address, int(name[1]))
         self._app = app
@@ -83,7 +90,7 @@ class HttpConnection:
         except Exception as error:
             contained("http", error, address=self.address)
         finally:
-            self.stream.socket.close()
+            self._socket.close()
 
     async def _serve(self) -> None:
         try:
@@ -158,7 +165,7 @@ class HttpConnection:
             self.waits_since = None
         if not octets:
             raise Gone
-        self._h11.receive_data(octets)
+        self._h11.receive_data(bytes(octets))
 
     async def _receive(self) -> Message:
         """A piece of the body for the application. After its end, and when it is refused: disconnected."""
@@ -215,7 +222,7 @@ class HttpConnection:
             "asgi": {"version": "3.0", "spec_version": "2.3"},
             "http_version": request.http_version.decode("ascii"),
             "method": request.method.decode("ascii"),
-            "scheme": "http",
+            "scheme": "https" if self._secured else "http",
             "path": unquote(path.decode("ascii")),
             "raw_path": path,
             "query_string": query,
@@ -291,7 +298,8 @@ class HttpConnection:
         """End our side and pass over what comes; a close with octets unread would take the answer back."""
         with trio.move_on_after(LINGER_SECS):
             try:
-                await self.stream.send_eof()
+                if isinstance(self.stream, trio.SocketStream):
+                    await self.stream.send_eof()
                 self.waits_since = trio.current_time()
                 left = LINGER_OCTETS
                 while left > 0 and (octets := await self.stream.receive_some(READ_OCTETS)):

@@ -10,7 +10,9 @@ from __future__ import annotations
 import errno
 import os
 import socket
+import ssl
 from collections import Counter
+from collections.abc import Callable
 from typing import Final
 
 import structlog
@@ -31,11 +33,19 @@ log = structlog.get_logger(limited=True)
 class HttpServer:
     """Serves `app` on a socket. `refused` counts what was not served, by reason."""
 
-    def __init__(self, app: ASGIApp, http: Http, refused: Counter[str]) -> None:
+    def __init__(
+        self,
+        app: ASGIApp,
+        http: Http,
+        refused: Counter[str],
+        tls: Callable[[], ssl.SSLContext] | None = None,
+    ) -> None:
+        """`tls` gives the context for the next connection; None: there is none."""
         self.connections: set[HttpConnection] = set()
         self._app = app
         self._http = http
         self._refused = refused
+        self._tls = tls
         self._turns = trio.Lock()
 
     async def run(
@@ -72,10 +82,15 @@ class HttpServer:
             self._refused["connections"] += 1
             log.warning("HTTP connection refused: there are connections_max", of=self._http.connections_max)
             with accepted:
+                if self._tls is not None:
+                    return  # there is no handshake in which it could be said
                 octets = response(503, "too many connections\n", {"Retry-After": "1"})
                 os.write(accepted.fileno(), octets)  # it is new, and its buffer empty
             return
-        stream = trio.SocketStream(accepted)
+        plain = trio.SocketStream(accepted)
+        stream: trio.SocketStream | trio.SSLStream[trio.SocketStream] = plain
+        if self._tls is not None:
+            stream = trio.SSLStream(plain, self._tls(), server_side=True, https_compatible=True)
         connection = HttpConnection(self._app, stream, self._http, self._turns, self._refused)
         self.connections.add(connection)
         nursery.start_soon(self._serve, connection)

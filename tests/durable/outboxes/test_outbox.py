@@ -21,6 +21,7 @@ from tests.interop.gateway_fixture import LOOPBACK
 from tests.interop.gateway_process import GatewayProcess
 from tests.interop.pahos import leave
 from tests.interop.servers import Mosquitto, RabbitMQ, free_ports
+from tests.operator import bearer
 
 PATIENCE_SECS: Final = 60.0
 PERSISTENT: Final = pika.BasicProperties(delivery_mode=2, message_id="kept", headers={"n": 1})
@@ -124,7 +125,9 @@ def declare(rabbitmq: RabbitMQ, queue: str, **arguments: Any) -> None:
 
 def status(gateway: GatewayProcess) -> dict[str, Any]:
     document: dict[str, Any] = httpx.get(
-        f"http://{LOOPBACK}:{gateway.ports['http']}/api/status", trust_env=False
+        f"http://{LOOPBACK}:{gateway.ports['http']}/api/status",
+        trust_env=False,
+        headers=bearer(gateway.ports["http"]),
     ).json()
     return document
 
@@ -215,12 +218,15 @@ def test_a_poison_message_blocks_nobody_and_can_be_driven_again(rabbitmq: Rabbit
         publish(gateway, "outbox.d", 1, 2, 3)
         assert fetch(rabbitmq, "outbox.d", 3) == [1, 2, 3]
         api = f"http://{LOOPBACK}:{gateway.ports['http']}/api/dead-letters"
-        until(lambda: httpx.get(api, trust_env=False).json())
-        (letter,) = httpx.get(api, trust_env=False).json()
+        asks = httpx.Client(trust_env=False, headers=bearer(gateway.ports["http"]))
+        until(lambda: asks.get(api).json())
+        (letter,) = asks.get(api).json()
+        asks.close()
         assert (letter["route"], letter["reason"], letter["body"]) == ("out", "no_route", "13")
         gateway.restart()
         declare(rabbitmq, "outbox.later")
-        answer = httpx.post(f"{api}/redrive", json={"all": True}, trust_env=False).json()
+        headers = bearer(gateway.ports["http"])
+        answer = httpx.post(f"{api}/redrive", json={"all": True}, trust_env=False, headers=headers).json()
         assert answer["redriven"] == 1
         assert fetch(rabbitmq, "outbox.later", 1) == [13]
         assert httpx.get(api, trust_env=False).json() == []

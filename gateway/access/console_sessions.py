@@ -1,0 +1,105 @@
+"""Who is logged in at the console: sessions by a random identifier in a cookie, and links that log in once.
+
+Only digests of identifiers are kept. What changes something needs the session's second secret as well, which
+the cookie does not carry: a page from elsewhere can make a browser send the cookie, and cannot know that.
+"""
+
+from __future__ import annotations
+
+import hmac
+import secrets
+import time
+from collections.abc import Callable
+from hashlib import sha256
+from typing import Final
+
+from gateway.access.principal import Principal
+
+OCTETS: Final = 32
+LINK_SECS: Final = 3_600.0
+LINKS_MAX: Final = 100
+
+
+class Session:
+    """Somebody who has logged in. `right` None: it is that of the principal's roles."""
+
+    __slots__ = ("csrf", "ends", "everything", "principal", "seen")
+
+    def __init__(self, principal: Principal, *, everything: bool, now: float, ends: float) -> None:
+        self.principal = principal
+        self.everything = everything
+        self.csrf = secrets.token_urlsafe(OCTETS)
+        self.seen = now
+        self.ends = ends
+
+    def proves(self, shown: str) -> bool:
+        """Whether a request was made by a page of ours."""
+        return hmac.compare_digest(self.csrf.encode(), shown.encode(errors="surrogatepass"))
+
+
+class Sessions:
+    """All of them. Times are in seconds; `clock` gives those since 1970."""
+
+    def __init__(
+        self,
+        sessions_max: int,
+        *,
+        idle_secs: float,
+        longest_secs: float,
+        clock: Callable[[], float] = time.time,
+    ) -> None:
+        self._most = sessions_max
+        self._idle_secs = idle_secs
+        self._longest_secs = longest_secs
+        self._clock = clock
+        self._sessions: dict[bytes, Session] = {}  # who was seen last stands last
+        self._links: dict[bytes, float] = {}
+
+    def __len__(self) -> int:
+        return len(self._sessions)
+
+    def begin(self, principal: Principal, *, everything: bool = False) -> tuple[str, Session]:
+        """Somebody has logged in: the identifier, and the session. Of too many the one seen longest ago
+        goes.
+        """
+        now = self._clock()
+        ends = now + self._longest_secs
+        if principal.expires is not None:
+            ends = min(ends, principal.expires)
+        text = secrets.token_urlsafe(OCTETS)
+        session = self._sessions[_digest(text)] = Session(
+            principal, everything=everything, now=now, ends=ends
+        )
+        if len(self._sessions) > self._most:
+            del self._sessions[next(iter(self._sessions))]
+        return text, session
+
+    def find(self, text: str) -> Session | None:
+        """The session of an identifier, if it has not ended."""
+        key, now = _digest(text), self._clock()
+        session = self._sessions.pop(key, None)
+        if session is None or session.ends <= now or session.seen + self._idle_secs <= now:
+            return None
+        session.seen = now
+        self._sessions[key] = session
+        return session
+
+    def end(self, text: str) -> None:
+        """Its owner has logged out."""
+        self._sessions.pop(_digest(text), None)
+
+    def make_link(self) -> str:
+        """A code that logs in once, as the administrator."""
+        text = secrets.token_urlsafe(OCTETS)
+        self._links[_digest(text)] = self._clock() + LINK_SECS
+        if len(self._links) > LINKS_MAX:
+            del self._links[next(iter(self._links))]
+        return text
+
+    def use_link(self, text: str) -> bool:
+        """Whether the code logs in; it never does again."""
+        return self._links.pop(_digest(text), 0.0) > self._clock()
+
+
+def _digest(text: str) -> bytes:
+    return sha256(text.encode(errors="surrogatepass")).digest()

@@ -1,0 +1,213 @@
+"""Logging in at the console, logging out, and the tokens that programs use.
+
+GET  /login                 a page that asks for a user and password, or a token
+POST /api/login             {"user": NAME, "password": TEXT}, {"token": TEXT} or {"code": TEXT} of a link
+POST /api/logout
+GET  /api/session           who one is, what one may, and the CSRF token of the session
+GET  /api/tokens            those that were made, without their texts
+POST /api/tokens/make       {"name": NAME, "console": "read" or "write", "days": 90}; answers the text, once
+POST /api/tokens/revoke     {"name": NAME}
+
+A login has to say that it is JSON: a form of a page from elsewhere cannot.
+"""
+
+from __future__ import annotations
+
+import time
+from importlib.resources import files
+from typing import Any, Final
+
+import trio
+from starlette.requests import Request
+from starlette.responses import HTMLResponse, Response
+from starlette.routing import BaseRoute, Route
+
+from gateway.access.backends import Denial
+from gateway.access.console_tokens import ADMINISTRATOR, TokenRefused
+from gateway.access.credentials import Credentials
+from gateway.access.principal import Principal
+from gateway.admin.admission import COOKIE, Admission, Caller, remote_of, strange
+from gateway.admin.answers import NEVER_STORE, BadChoiceError, UnavailableError, answer, choice_of
+from gateway.telemetry.audit import audit
+
+DAY_SECS: Final = 86_400.0
+DAYS_MAX: Final = 36_500
+SECRET_MAX: Final = 16_384
+WORDS: Final = ({"user", "password"}, {"token"}, {"code"})
+
+
+class LoginsApi:
+    """The routes. `policy` is the page's Content-Security-Policy."""
+
+    def __init__(self, admission: Admission, policy: str) -> None:
+        self._admission = admission
+        self._headers = {**NEVER_STORE, "Content-Security-Policy": policy, "Referrer-Policy": "no-referrer"}
+        self._page = files("gateway.admin").joinpath("login.html").read_text(encoding="utf-8")
+
+    def routes(self) -> list[BaseRoute]:
+        """The routes for the application."""
+        admitted = self._admission.admitted
+        return [
+            Route("/login", self._show),
+            Route("/api/login", self._log_in, methods=["POST"]),
+            Route("/api/logout", admitted_to_leave(self._admission, self._log_out), methods=["POST"]),
+            Route("/api/session", admitted(self._session)),
+            Route("/api/tokens", admitted(self._tokens)),
+            Route("/api/tokens/make", admitted(self._make), methods=["POST"]),
+            Route("/api/tokens/revoke", admitted(self._revoke), methods=["POST"]),
+        ]
+
+    async def _show(self, _: Request) -> Response:
+        return HTMLResponse(self._page, headers=self._headers)
+
+    async def _log_in(self, request: Request) -> Response:
+        if not request.headers.get("content-type", "").startswith("application/json"):
+            return answer({"error": "a login is JSON"}, 415)
+        try:
+            choice = await choice_of(request)
+        except BadChoiceError as error:
+            return answer({"error": str(error)}, 400)
+        if (
+            not isinstance(choice, dict)
+            or set(choice) not in WORDS
+            or not all(isinstance(value, str) and len(value) <= SECRET_MAX for value in choice.values())
+        ):
+            return answer({"error": 'give {"user", "password"}, {"token"} or {"code"}'}, 400)
+        found = await self._who(request, choice)
+        if isinstance(found, str):
+            audit(
+                "refused",
+                endpoint="http",
+                user=choice.get("user", ""),
+                remote=remote_of(request),
+                reason=found,
+            )
+            return answer({"error": found}, 401)
+        principal, everything, how = found
+        right = "write" if everything else self._admission.right_of(principal)
+        if right == "none":
+            why = f"no role of {principal.name!r} lets it in here"
+            audit(
+                "refused",
+                endpoint="http",
+                user=principal.name,
+                remote=remote_of(request),
+                reason="console: none",
+            )
+            return answer({"error": why}, 403)
+        text, session = self._admission.sessions.begin(principal, everything=everything)
+        audit("logged_in", user=principal.name, remote=remote_of(request), backend=how)
+        response = answer({"user": principal.name, "right": right, "csrf": session.csrf})
+        response.set_cookie(
+            COOKIE, text, path="/", httponly=True, samesite="strict", secure=_is_secure(request)
+        )
+        return response
+
+    async def _who(self, request: Request, choice: dict[str, str]) -> tuple[Principal, bool, str] | str:
+        """Who logs in, whether without regard to roles, and how; or why not."""
+        admission = self._admission
+        if "code" in choice:
+            if not admission.sessions.use_link(choice["code"]):
+                return "this link has been used, or is too old"
+            return Principal(ADMINISTRATOR), True, "link"
+        if "token" in choice:
+            token = admission.tokens.find(choice["token"].strip())
+            if token is not None and token.console == "write":
+                return Principal(token.name, expires=token.expires), True, "token"
+            if token is not None:
+                return "a token that only reads is for programs"
+        access = admission.access
+        if access is None:
+            return "the name or password is wrong"
+        backend = "jwt" if "token" in choice else ""
+        secret = choice.get("password", choice.get("token", "")).encode(errors="replace")
+        said = Credentials(choice.get("user", ""), secret, strange(request), backend=backend)
+        if not backend and not said.user:
+            return "the name or password is wrong"
+        found = access.known(said) or await access.verify(said)
+        if isinstance(found, Principal):
+            return found, False, found.backend
+        return DENIED[found]
+
+    async def _log_out(self, request: Request) -> Response:
+        cookie = request.cookies.get(COOKIE, "")
+        self._admission.sessions.end(cookie)
+        caller: Caller = request.state.caller
+        audit("logged_out", user=caller.principal.name, remote=remote_of(request))
+        response = answer({"logged_out": True})
+        response.delete_cookie(COOKIE, path="/", httponly=True, samesite="strict")
+        return response
+
+    async def _session(self, request: Request) -> Response:
+        caller: Caller = request.state.caller
+        csrf = None if caller.session is None else caller.session.csrf
+        return answer({"user": caller.principal.name, "right": caller.right, "csrf": csrf})
+
+    async def _tokens(self, _: Request) -> Response:
+        return answer({"tokens": [token.shown() for token in self._admission.tokens.all()]})
+
+    async def _make(self, request: Request) -> Response:
+        choice = await choice_of(request)
+        name, console, days = _wanted(choice)
+        caller: Caller = request.state.caller
+        expires = None if days is None else time.time() + days * DAY_SECS
+        try:
+            text = self._admission.tokens.make(name, console, by=caller.principal.name, expires=expires)
+        except TokenRefused as error:
+            raise BadChoiceError(str(error)) from error
+        except OSError as error:
+            raise UnavailableError(f"the token cannot be kept: {error.strerror or error}") from error
+        await trio.lowlevel.checkpoint()
+        return answer({"token": text, "name": name})
+
+    async def _revoke(self, request: Request) -> Response:
+        choice = await choice_of(request)
+        if not isinstance(choice, dict) or set(choice) != {"name"} or not isinstance(choice["name"], str):
+            raise BadChoiceError('give {"name": NAME}')
+        try:
+            revoked = self._admission.tokens.revoke(choice["name"])
+        except OSError as error:
+            raise UnavailableError(f"the tokens cannot be kept: {error.strerror or error}") from error
+        return answer({"revoked": int(revoked)})
+
+
+DENIED: Final = {
+    Denial.WRONG: "the name or password is wrong",
+    Denial.EXPIRED: "the token has expired",
+    Denial.UNAVAILABLE: "nobody can say who this is now",
+    Denial.REFUSED: "too many logins have failed; wait a minute",
+    Denial.BUSY: "too many logins wait",
+}
+
+
+def admitted_to_leave(admission: Admission, serve: Any) -> Any:
+    """Whoever has a session may end it, also with the right to read alone."""
+
+    async def serve_or_refuse(request: Request) -> Response:
+        caller = await admission.caller(request, leaving=True)
+        if isinstance(caller, Response):
+            return caller
+        request.state.caller = caller
+        response: Response = await serve(request)
+        return response
+
+    return serve_or_refuse
+
+
+def _wanted(choice: Any) -> tuple[str, Any, float | None]:
+    """Name, right and days of a token. Raises BadChoiceError."""
+    if not isinstance(choice, dict) or not choice.keys() <= {"name", "console", "days"}:
+        raise BadChoiceError('give {"name": NAME, "console": "read" or "write", "days": 90}')
+    name, console, days = choice.get("name"), choice.get("console", "read"), choice.get("days")
+    if not isinstance(name, str) or console not in ("read", "write"):
+        raise BadChoiceError('give {"name": NAME, "console": "read" or "write", "days": 90}')
+    if days is not None and (
+        not isinstance(days, int | float) or isinstance(days, bool) or not 0 < days <= DAYS_MAX
+    ):
+        raise BadChoiceError(f"days: a number up to {DAYS_MAX}")
+    return name, console, days
+
+
+def _is_secure(request: Request) -> bool:
+    """Whether the browser speaks TLS, with us or with a proxy. Believing that wrongly does no harm."""
+    return "https" in (request.url.scheme, request.headers.get("x-forwarded-proto", ""))

@@ -1,0 +1,89 @@
+"""`gateway tokens`, and where the command line finds a token of its own."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from pathlib import Path
+
+import httpx
+import pytest
+
+from gateway.access.console_tokens import left_tokens
+from gateway.cli.exits import Exit
+from gateway.cli.welcome import welcome
+from gateway.settings import Http, Store
+from tests.cli.conftest import Run
+from tests.interop.gateway_fixture import LOOPBACK, Running, running, settings_of
+
+
+@pytest.fixture
+def gateway(tmp_path: Path) -> Iterator[Running]:
+    http = Http(host=LOOPBACK, port=0)
+    with running(settings_of(http=http, store=Store(path=tmp_path / "data"))) as started:
+        yield started
+
+
+def url(gateway: Running) -> str:
+    return f"http://{LOOPBACK}:{gateway.gateway.http_port}"
+
+
+def test_a_token_is_made_used_listed_and_revoked(run: Run, gateway: Running, tmp_path: Path) -> None:
+    at = ("--url", url(gateway))
+    made = run("tokens", "make", "ci", "--days", "2", *at)
+    assert made.code == 0
+    file = tmp_path / "token"
+    file.write_text(made.out)
+    listed = run("tokens", "list", *at)
+    assert [line.split()[:2] for line in listed.out.splitlines()[1:]] == [
+        ["administrator", "write"],
+        ["ci", "read"],
+    ]
+    assert made.out.strip() not in listed.out
+    mine = ("--token-file", str(file), *at)
+    assert run("clients", "list", *mine).code == 0
+    refused = run("tokens", "make", "other", "--write", *mine)
+    assert (refused.code, "403" in refused.err) == (Exit.FAILED, True)
+    again = run("tokens", "make", "ci", *at)
+    assert (again.code, "there is a token with the name" in again.err) == (Exit.FAILED, True)
+    assert run("tokens", "revoke", "ci", *at).out == "1 revoked\n"
+    assert run("tokens", "revoke", "ci", *at).code == Exit.FAILED
+    gone = run("clients", "list", *mine)
+    assert (gone.code, "401" in gone.err) == (Exit.FAILED, True)
+
+
+def test_what_the_first_start_has_written_is_found_by_the_configuration(
+    run: Run, gateway: Running, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    at = ("--url", url(gateway))
+    for left in left_tokens(gateway.gateway.http_port):
+        left.unlink()
+    monkeypatch.setenv("GATEWAY_STORE__PATH", str(tmp_path / "elsewhere"))
+    nothing = run("clients", "list", *at)
+    assert (nothing.code, "a login or a token is needed" in nothing.err) == (Exit.FAILED, True)
+    monkeypatch.setenv("GATEWAY_STORE__PATH", str(tmp_path / "data"))
+    assert run("clients", "list", *at).code == 0
+
+
+def test_the_command_lines_token_ends_with_the_process(gateway: Running) -> None:
+    port = gateway.gateway.http_port
+    (left,) = left_tokens(port)
+    gateway.stop()
+    assert not left.exists()
+
+
+def test_a_token_is_shown_to_no_gateway_elsewhere(run: Run, gateway: Running) -> None:
+    from gateway.cli.options import _tokens
+
+    assert list(_tokens(f"http://192.0.2.1:{gateway.gateway.http_port}", None)) == [""]
+    assert len(list(_tokens(url(gateway), None))) > 1
+
+
+def test_the_link_of_the_welcome_logs_in_once(gateway: Running) -> None:
+    said = gateway.ask(lambda: welcome(gateway.gateway, with_link=True))
+    code = said.partition("login#code=")[2].split()[0]
+    with httpx.Client(base_url=url(gateway), trust_env=False) as client:
+        assert client.get("/api/status").status_code == 401
+        assert client.post("/api/login", json={"code": code}).status_code == 200
+        assert client.get("/api/status").status_code == 200
+        assert client.post("/api/login", json={"code": code}).status_code == 401
+    assert "code=" not in gateway.ask(lambda: welcome(gateway.gateway)), "a log is no place for it"
