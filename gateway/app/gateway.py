@@ -41,6 +41,7 @@ from gateway.app.mappings import MappingFiles
 from gateway.app.memory import watched_memory
 from gateway.app.rules import Rules
 from gateway.app.storage import open_store, return_key, start_store
+from gateway.broker.amqp091.declaring import policies_of
 from gateway.broker.amqp091.hosts import AmqpHosts
 from gateway.broker.amqpfast.hosts import FastHosts
 from gateway.broker.bodies import Bodies
@@ -142,7 +143,13 @@ class Gateway:
             changed = self.dispatcher.changed
             self.bodies = Bodies(limits, self.store)
             self.hosts = AmqpHosts(
-                settings.amqp_hosts(), changed, limits, self.store, self._dead_letter, self.bodies
+                settings.amqp_hosts(),
+                changed,
+                limits,
+                self.store,
+                self._dead_letter,
+                self.bodies,
+                policies=policies_of(settings),
             )
             self.host = next(iter(self.hosts.values()))
             self.fast_hosts = FastHosts(settings.virtual_hosts(), changed, limits, self.store, self.bodies)

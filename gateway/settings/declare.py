@@ -139,6 +139,9 @@ class Declare(Section):
     users: bool = False
     """Also the users of `definitions`, with their password hashes, permissions and topic permissions; and
     AMQP listeners that name no virtual hosts have theirs. `users` of this configuration come first."""
+    policies: bool = False
+    """Also the policies of `definitions`, as far as they are about lengths, times, overflow, dead-lettering
+    and the delivery limit of queues."""
     exchanges: Annotated[tuple[DeclaredExchange, ...], Strict(False)] = ()
     """Exchanges."""
     queues: Annotated[tuple[DeclaredQueue, ...], Strict(False)] = ()

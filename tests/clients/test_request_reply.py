@@ -456,7 +456,7 @@ def test_an_answer_asks_for_the_right_to_publish_where_it_leads(gateway: Running
             with client:
                 assert to_mqtt.reply_to is not None
                 client.publish(to_mqtt.reply_to, b"evil", 1, 1)
-                assert client.closed()
+                assert client.acked(PacketType.PUBACK) == (1, ReasonCode.NOT_AUTHORIZED)
             with pytest.raises(ChannelClosedByBroker) as refused:
                 by_amqp.say(to_amqp, b"evil")
             assert refused.value.reply_code == 403

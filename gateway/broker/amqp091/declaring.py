@@ -15,6 +15,7 @@ from typing import Final, NamedTuple
 from gateway.broker.amqp091.arguments import ALTERNATE, QUEUE_ARGUMENTS
 from gateway.broker.amqp091.exports import KINDS, Thing, read_export
 from gateway.broker.amqp091.hosts import AmqpHosts
+from gateway.broker.amqp091.policies import Policy, joined, read_policies
 from gateway.broker.amqp091.refusals import NOT_FOUND, PRECONDITION_FAILED, Refused
 from gateway.broker.amqp091.virtual_host import BUILT_IN, VirtualHost
 from gateway.documents import suggestion
@@ -64,7 +65,7 @@ def gather(settings: Settings) -> Gathered:
     for file in given.definitions:
         origin = Origin(str(file))
         try:
-            export = read_export(file, hosts, users=given.users)
+            export = read_export(file, hosts, others_take=_taken(settings))
         except ConfigurationError as error:
             findings.append(_error(error.reason, Origin(error.file, error.line, error.column)))
             continue
@@ -86,6 +87,19 @@ def gather(settings: Settings) -> Gathered:
         text = f"passed over: bindings of exchanges or queues that were not exported with them ({count})"
         findings.append(Finding(Severity.NOTE, "declared", text, name, 0))
     return Gathered(whole, findings)
+
+
+def _taken(settings: Settings) -> list[str]:
+    """The lists of an export that are read elsewhere."""
+    given = settings.declare
+    users = ["users", "permissions", "topic_permissions"] if given.users else []
+    return users + ["policies"] * given.policies
+
+
+def policies_of(settings: Settings) -> dict[str, list[Policy]]:
+    """The policies of exports, by virtual host. Raises ConfigurationError."""
+    given = settings.declare
+    return joined([read_policies(file) for file in given.definitions]) if given.policies else {}
 
 
 def _with_both_ends(declared: Sequence[Declared]) -> tuple[list[Declared], Counter[str]]:
@@ -118,7 +132,14 @@ def _ends(host: str, binding: DeclaredBinding) -> set[tuple[str, str, str]]:
 
 def rehearse(settings: Settings, declared: Sequence[Declared]) -> tuple[AmqpHosts, list[Finding]]:
     """Declare it where nothing is: the virtual hosts that come of it, and what is wrong or unwise."""
-    hosts = AmqpHosts(settings.amqp_hosts(), _unheard, settings.limits, None, lambda messages, outcome: None)
+    try:
+        policies = policies_of(settings)
+    except ConfigurationError as error:
+        return AmqpHosts([], _unheard, settings.limits, None, _nobody), [
+            _error(error.reason, Origin(error.file, error.line, error.column))
+        ]
+    names = settings.amqp_hosts()
+    hosts = AmqpHosts(names, _unheard, settings.limits, None, _nobody, policies=policies)
     findings = declare(hosts, declared)
     if not findings:
         findings = _first([remark for one in declared for remark in _remarks(hosts[one.host], one)])
@@ -146,6 +167,10 @@ def _first(findings: list[Finding]) -> list[Finding]:
     severity = min((one.severity for one in findings), key=list(Severity).index)
     more = Finding(severity, "declared", f"declare: {len(findings) - TOLD_MAX} more like these", "", 0)
     return [*findings[:TOLD_MAX], more]
+
+
+def _nobody(messages: object, outcome: object) -> None:
+    """Nothing is dead-lettered in a rehearsal."""
 
 
 def _unheard() -> None:

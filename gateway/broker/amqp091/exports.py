@@ -26,7 +26,6 @@ KINDS: Final = (
     ("queues", DeclaredQueue),
     ("bindings", DeclaredBinding),
 )
-USERS: Final = ("users", "permissions", "topic_permissions")
 Thing = DeclaredExchange | DeclaredQueue | DeclaredBinding
 
 
@@ -38,12 +37,12 @@ class Export(NamedTuple):
     passed_over: str
 
 
-def read_export(file: Path, hosts: Collection[str], *, users: bool = False) -> Export:
-    """Read a file; `hosts`: the virtual hosts that are served; `users`: its users are taken by others.
+def read_export(file: Path, hosts: Collection[str], *, others_take: Collection[str] = ()) -> Export:
+    """Read a file; `hosts`: the virtual hosts that are served; `others_take`: lists that others read.
 
     Raises ConfigurationError.
     """
-    given = _content(file)
+    given = content_of(file)
     things: list[tuple[str, int, Thing]] = []
     faults: list[str] = []
     not_ours: Counter[str] = Counter()
@@ -66,10 +65,11 @@ def read_export(file: Path, hosts: Collection[str], *, users: bool = False) -> E
                 except ValidationError as error:
                     called = f"{place} ({one.get('name', '')!r})" if "name" in one else place
                     faults += [f"{called}: {found.text}" for found in complaints(error, model)]
-    return Export(things, faults, _passed_over(given, not_ours, USERS if users else ()))
+    return Export(things, faults, _passed_over(given, not_ours, others_take))
 
 
-def _content(file: Path) -> dict[str, Any]:
+def content_of(file: Path) -> dict[str, Any]:
+    """What a file says. Raises ConfigurationError for one that is no export."""
     try:
         with file.open("rb") as stream:
             octets = stream.read(EXPORT_OCTETS_MAX + 1)

@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 
 from gateway.broker.alarms import Alarms
 from gateway.broker.amqp091.dead_lettering import Lost
 from gateway.broker.amqp091.definitions import Definitions
+from gateway.broker.amqp091.policies import Policy
 from gateway.broker.amqp091.queue import AmqpQueue
 from gateway.broker.amqp091.virtual_host import VirtualHost
 from gateway.broker.bodies import Bodies
@@ -26,6 +27,8 @@ class AmqpHosts(dict[str, VirtualHost]):
         store: Store | None,
         lost: Lost,
         bodies: Bodies | None = None,
+        *,
+        policies: Mapping[str, Sequence[Policy]] | None = None,
     ) -> None:
         """`changed` is called when routing may have changed, `lost` gets dead letters that a queue could not
         take. A store has `bodies`, too. Before it starts.
@@ -55,6 +58,7 @@ class AmqpHosts(dict[str, VirtualHost]):
                 definitions=definitions,
                 alarms=self.alarms,
                 lost=lost,
+                policies=(policies or {}).get(name, ()),
             )
 
     def queues(self) -> Iterator[AmqpQueue]:

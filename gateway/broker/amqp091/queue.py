@@ -16,6 +16,7 @@ from gateway.broker.alarms import Alarm
 from gateway.broker.amqp091.arguments import QueueArguments, queue_arguments
 from gateway.broker.amqp091.dead_lettering import DELIVERY_LIMIT, EXPIRED, REJECTED, TOO_MANY, lasting
 from gateway.broker.amqp091.deliveries import Deliveries
+from gateway.broker.amqp091.policies import governed
 from gateway.broker.pressure import FULL
 from gateway.broker.priorities import PriorityQueue
 from gateway.broker.queue import Consumer, Queue
@@ -442,7 +443,10 @@ def part_of(part: SubBatch, start: int, stop: int) -> SubBatch:
 def make_queue(
     name: str, host: VirtualHost, *, durable: bool, auto_delete: bool, arguments: Headers
 ) -> AmqpQueue:
-    """A queue as its arguments want it. Refused 406."""
-    options = queue_arguments(arguments, f"queue '{name}' in vhost '{host.name}'")
+    """A queue as its arguments want it, and the policy that holds for it. Refused 406."""
+    what = f"queue '{name}' in vhost '{host.name}'"
+    options = queue_arguments(arguments, what)  # what it says itself has to be right
+    if host.policies:
+        options = queue_arguments(governed(host.policies, name, arguments), what)
     kind = QuorumQueue if options.quorum else AmqpPriorityQueue if options.priority_max else AmqpQueue
     return kind(name, host, durable=durable, auto_delete=auto_delete, arguments=arguments, options=options)

@@ -20,6 +20,7 @@ from gateway.broker.amqp091.arguments import (
 from gateway.broker.amqp091.dead_lettering import DeadLettering, Lost
 from gateway.broker.amqp091.definitions import QUEUE, Definitions
 from gateway.broker.amqp091.exchange import TYPES, Exchange
+from gateway.broker.amqp091.policies import Policy
 from gateway.broker.amqp091.queue import AmqpQueue, make_queue
 from gateway.broker.amqp091.refusals import (
     COMMAND_INVALID,
@@ -71,11 +72,13 @@ class VirtualHost:
         definitions: Definitions | None = None,
         alarms: Alarms | None = None,
         lost: Lost | None = None,
+        policies: Sequence[Policy] = (),
     ) -> None:
         """`definitions`: what survives a restart; None: nothing does. `lost` gets dead letters that a queue
-        could not take.
+        could not take. `policies` say more of queues than their declarations.
         """
         self.name = name
+        self.policies = policies
         self.queues_max = queues_max
         self._queues_per_user = share_of(queues_max, queues_per_user_max)
         self._users = Shares()  # of queues

@@ -1,0 +1,103 @@
+"""RabbitMQ's policies, as far as they mean something here: arguments that queues get by their names.
+
+Of those whose pattern is found in a queue's name the one with the highest priority holds, as there. What a
+queue says itself comes first; of two numbers the smaller one holds. A policy changes what a queue does, and
+not how it was declared.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Collection, Iterable, Mapping, Sequence
+from pathlib import Path
+from typing import Any, Final, NamedTuple
+
+from gateway.broker.amqp091.arguments import ALIEN, DEAD_LETTER_EXCHANGE, QUEUE_ARGUMENTS
+from gateway.broker.amqp091.exports import content_of
+from gateway.errors import ConfigurationError
+from gateway.model.properties import Headers, Value, ValueType, string
+
+KEYS: Final = {
+    "max-length": "x-max-length",
+    "max-length-bytes": "x-max-length-bytes",
+    "message-ttl": "x-message-ttl",
+    "expires": "x-expires",
+    "overflow": "x-overflow",
+    "dead-letter-exchange": DEAD_LETTER_EXCHANGE,
+    "dead-letter-routing-key": "x-dead-letter-routing-key",
+    "dead-letter-strategy": "x-dead-letter-strategy",
+    "delivery-limit": "x-delivery-limit",
+}
+"""What a policy may say, and the argument that says the same."""
+TYPES: Final = ("classic", "quorum")
+QUEUES: Final[Mapping[str, Collection[str]]] = {
+    "all": TYPES,
+    "queues": TYPES,
+    "classic_queues": ("classic",),
+    "quorum_queues": ("quorum",),
+}
+
+
+class Policy(NamedTuple):
+    """One policy: for queues of these types whose names hold the pattern."""
+
+    pattern: re.Pattern[str]
+    types: Collection[str]
+    priority: int
+    arguments: Mapping[str, Value]
+
+
+def read_policies(file: Path) -> dict[str, list[Policy]]:
+    """The policies of an export, by virtual host. Raises ConfigurationError."""
+    found: dict[str, list[Policy]] = {}
+    for at, given in enumerate(content_of(file).get("policies", [])):
+        try:
+            policy = _policy(given)
+        except (KeyError, TypeError, ValueError, AttributeError, re.error) as error:
+            reason = f"policies[{at}]: not as RabbitMQ exports it: {type(error).__name__}: {error}"
+            raise ConfigurationError(reason, file=str(file)) from error
+        found.setdefault(given.get("vhost", "/"), []).append(policy)
+    return found
+
+
+def _policy(given: dict[str, Any]) -> Policy:
+    arguments = {}
+    for key, value in given["definition"].items():
+        name = KEYS.get(key)
+        if name is None:
+            continue
+        said = string(value) if isinstance(value, str) else Value(ValueType.INT64, int(value))
+        if fault := QUEUE_ARGUMENTS[name](said):
+            raise ValueError(f"{key}: {fault}")
+        arguments[name] = said
+    types = QUEUES.get(given.get("apply-to", "all"), ())
+    return Policy(re.compile(given["pattern"]), types, int(given.get("priority", 0)), arguments)
+
+
+def governed(policies: Iterable[Policy], name: str, arguments: Headers) -> Headers:
+    """The arguments of a queue with those of the policy that holds for it."""
+    own = dict(arguments)
+    kind = str(own["x-queue-type"].value) if "x-queue-type" in own else "classic"
+    matching = [one for one in policies if kind in one.types and one.pattern.search(name)]
+    if not matching:
+        return arguments
+    policy = max(matching, key=lambda one: one.priority)
+    for key, value in policy.arguments.items():
+        if key in ALIEN.get(kind, ()):
+            continue
+        stated = own.get(key)
+        numbers = stated is not None and isinstance(stated.value, int) and isinstance(value.value, int)
+        if stated is None or (numbers and value.value < stated.value):
+            own[key] = value
+    if DEAD_LETTER_EXCHANGE not in own:
+        own.pop("x-dead-letter-routing-key", None)
+    return tuple(own.items())
+
+
+def joined(several: Sequence[Mapping[str, Sequence[Policy]]]) -> dict[str, list[Policy]]:
+    """Those of several exports."""
+    found: dict[str, list[Policy]] = {}
+    for one in several:
+        for host, policies in one.items():
+            found.setdefault(host, []).extend(policies)
+    return found

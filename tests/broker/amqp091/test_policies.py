@@ -1,0 +1,85 @@
+"""RabbitMQ's policies: which holds for a queue, and what it changes."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import orjson
+import pytest
+
+from gateway.broker.amqp091.arguments import queue_arguments
+from gateway.broker.amqp091.policies import governed, read_policies
+from gateway.broker.amqp091.virtual_host import VirtualHost
+from gateway.errors import ConfigurationError
+from gateway.model.properties import Headers, Value, ValueType, string
+
+POLICIES: list[dict[str, Any]] = [
+    {"pattern": "^orders", "definition": {"max-length": 10, "ha-mode": "all"}, "priority": 1},
+    {"pattern": "", "definition": {"message-ttl": 5_000, "dead-letter-exchange": "dead"}, "priority": 0},
+    {
+        "pattern": "^orders\\.urgent",
+        "definition": {"max-length": 3, "overflow": "reject-publish"},
+        "priority": 9,
+    },
+    {"pattern": "quorum", "apply-to": "quorum_queues", "definition": {"delivery-limit": 7}, "priority": 5},
+    {"pattern": "^x", "apply-to": "exchanges", "definition": {"alternate-exchange": "a"}, "priority": 5},
+    {"pattern": "^key", "definition": {"dead-letter-routing-key": "k"}, "priority": 5},
+]
+
+
+def written(folder: Path, *policies: dict[str, Any]) -> Path:
+    file = folder / "definitions.json"
+    every = [{"vhost": "/", "name": str(at), **one} for at, one in enumerate(policies)]
+    file.write_bytes(orjson.dumps({"queues": [], "policies": every}))
+    return file
+
+
+def number(value: int) -> Value:
+    return Value(ValueType.INT32, value)
+
+
+@pytest.mark.parametrize(
+    "name, own, wanted",
+    [
+        ("orders.new", (), {"length_max": 10, "ttl_ms": None}),
+        ("orders.urgent", (), {"length_max": 3, "overflow": "reject-publish"}),
+        ("orders.new", (("x-max-length", number(4)),), {"length_max": 4}),
+        ("orders.new", (("x-max-length", number(40)),), {"length_max": 10}),
+        ("other", (), {"ttl_ms": 5_000, "dead_letter_exchange": "dead"}),
+        ("other", ((("x-dead-letter-exchange"), string("mine")),), {"dead_letter_exchange": "mine"}),
+        ("quorum", (("x-queue-type", string("quorum")),), {"delivery_limit": 7, "ttl_ms": None}),
+        ("quorum.not", (), {"delivery_limit": None, "ttl_ms": 5_000}),
+        ("x", (), {"ttl_ms": 5_000}),
+        ("key", (), {"dead_letter_key": None}),
+        ("key", (("x-dead-letter-exchange", string("d")),), {"dead_letter_key": "k"}),
+    ],
+)
+def test_which_policy_holds(tmp_path: Path, name: str, own: Headers, wanted: dict[str, Any]) -> None:
+    policies = read_policies(written(tmp_path, *POLICIES))["/"]
+    found = queue_arguments(governed(policies, name, own), "queue")
+    assert {key: getattr(found, key) for key in wanted} == wanted
+
+
+def test_a_queue_is_as_declared_and_does_as_its_policy_says(tmp_path: Path) -> None:
+    host = VirtualHost("/", lambda: None, policies=read_policies(written(tmp_path, *POLICIES))["/"])
+    given: dict[str, Any] = {"durable": True, "exclusive": False, "auto_delete": False, "arguments": ()}
+    queue = host.declare_queue("orders.new", None, **given)
+    assert queue.options.length_max == 10
+    assert host.declare_queue("orders.new", None, **given) is queue
+
+
+@pytest.mark.parametrize(
+    "policy",
+    [
+        {"pattern": "(", "definition": {}},
+        {"pattern": ""},
+        {"pattern": "", "definition": {"max-length": -1}},
+        {"pattern": "", "definition": {"max-length": "many"}},
+        {"pattern": "", "definition": {"overflow": "explode"}},
+        {"pattern": "", "definition": []},
+    ],
+)
+def test_a_policy_that_cannot_be(tmp_path: Path, policy: dict[str, Any]) -> None:
+    with pytest.raises(ConfigurationError, match=r"policies\[0\]: not as RabbitMQ exports it"):
+        read_policies(written(tmp_path, policy))
