@@ -179,6 +179,7 @@ class Gateway:
         finally:
             trio.lowlevel.remove_instrument(self.watchdog)
             self.console.close()
+            await self.identities.close()
             if self.store is not None:
                 self.hosts.note_untouched()
                 self.fast_hosts.note_untouched()
