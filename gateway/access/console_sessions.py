@@ -21,13 +21,18 @@ LINKS_MAX: Final = 100
 
 
 class Session:
-    """Somebody who has logged in. `right` None: it is that of the principal's roles."""
+    """Somebody who has logged in: an administrator, who may do everything, or with the right of the
+    principal's roles. `token` is the digest of the token that was shown, "" for none.
+    """
 
-    __slots__ = ("csrf", "ends", "everything", "principal", "seen")
+    __slots__ = ("csrf", "ends", "everything", "principal", "seen", "token")
 
-    def __init__(self, principal: Principal, *, everything: bool, now: float, ends: float) -> None:
+    def __init__(
+        self, principal: Principal, *, everything: bool, token: str, now: float, ends: float
+    ) -> None:
         self.principal = principal
         self.everything = everything
+        self.token = token
         self.csrf = secrets.token_urlsafe(OCTETS)
         self.seen = now
         self.ends = ends
@@ -58,7 +63,9 @@ class Sessions:
     def __len__(self) -> int:
         return len(self._sessions)
 
-    def begin(self, principal: Principal, *, everything: bool = False) -> tuple[str, Session]:
+    def begin(
+        self, principal: Principal, *, everything: bool = False, token: str = ""
+    ) -> tuple[str, Session]:
         """Somebody has logged in: the identifier, and the session. Of too many the one seen longest ago
         goes.
         """
@@ -67,9 +74,8 @@ class Sessions:
         if principal.expires is not None:
             ends = min(ends, principal.expires)
         text = secrets.token_urlsafe(OCTETS)
-        session = self._sessions[_digest(text)] = Session(
-            principal, everything=everything, now=now, ends=ends
-        )
+        session = Session(principal, everything=everything, token=token, now=now, ends=ends)
+        self._sessions[_digest(text)] = session
         if len(self._sessions) > self._most:
             del self._sessions[next(iter(self._sessions))]
         return text, session

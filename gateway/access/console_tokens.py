@@ -129,8 +129,14 @@ class ConsoleTokens:
     def find(self, text: str) -> Token | None:
         """The token that this is the text of; None: none, or one that is over."""
         digest = _digest(text)
+        if not self.holds(digest):
+            return None
+        return self._tokens.get(digest) or self._temporary.get(digest)
+
+    def holds(self, digest: str) -> bool:
+        """Whether the token with this digest opens anything still."""
         token = self._tokens.get(digest) or self._temporary.get(digest)
-        return None if token is None or (token.expires or time.time() + 1) <= time.time() else token
+        return token is not None and (token.expires is None or token.expires > time.time())
 
     def all(self) -> list[Token]:
         """Those that were made to stay."""

@@ -85,9 +85,9 @@ class HttpUsers:
     async def _ask(self, key: bytes, said: Credentials) -> Principal | Denial:
         options = self._options
         fields = {
-            "username": said.user,
+            "username": said.user.encode(errors="replace").decode(),
             "password": said.password.decode(errors="replace"),
-            "client_id": said.client,
+            "client_id": said.client.encode(errors="replace").decode(),
         }
         stated = {name: text for name, text in fields.items() if text or name in ("username", "password")}
         try:

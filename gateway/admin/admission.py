@@ -126,8 +126,10 @@ class Admission:
         return Caller(session.principal, right, "session", session)
 
     def _still(self, session: Session) -> bool:
-        """Whether its user is one still."""
+        """Whether its user is one still, or the token that began it."""
         principal = session.principal
+        if session.token:
+            return self.tokens.holds(session.token)
         if session.everything or principal.backend != "users" or self.access is None:
             return True
         return self.access.proved(principal.name) is not None

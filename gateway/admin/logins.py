@@ -84,6 +84,7 @@ class LoginsApi:
             )
             return answer({"error": found}, 401)
         principal, everything, how = found
+        token = self._admission.tokens.find(choice["token"].strip()) if how == "token" else None
         right = "write" if everything else self._admission.right_of(principal)
         if right == "none":
             why = f"no role of {principal.name!r} lets it in here"
@@ -95,7 +96,9 @@ class LoginsApi:
                 reason="console: none",
             )
             return answer({"error": why}, 403)
-        text, session = self._admission.sessions.begin(principal, everything=everything)
+        text, session = self._admission.sessions.begin(
+            principal, everything=everything, token="" if token is None else token.digest
+        )
         audit("logged_in", user=principal.name, remote=remote_of(request), backend=how)
         response = answer({"user": principal.name, "right": right, "csrf": session.csrf})
         response.set_cookie(

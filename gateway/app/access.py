@@ -155,18 +155,19 @@ class Identities:
 
     async def run(self, gone: Changed) -> None:
         """Fetch keys, and look whether the file has changed; call `gone` with the users that are no more."""
-        try:
-            async with trio.open_nursery() as nursery:
-                for task in self._tasks:
-                    nursery.start_soon(task)
-                while True:
-                    await trio.sleep(LOOK_SECS)
-                    if names := self.look():
-                        gone(names)
-        finally:
-            with trio.CancelScope(shield=True), trio.move_on_after(CLOSE_SECS):
-                for asker in self._askers:
-                    await asker.close()
+        async with trio.open_nursery() as nursery:
+            for task in self._tasks:
+                nursery.start_soon(task)
+            while True:
+                await trio.sleep(LOOK_SECS)
+                if names := self.look():
+                    gone(names)
+
+    async def close(self) -> None:
+        """The process ends: so do the connections to others."""
+        with trio.CancelScope(shield=True), trio.move_on_after(CLOSE_SECS):
+            for asker in self._askers:
+                await asker.close()
 
 
 def secrets_of(users: Mapping[str, User]) -> tuple[dict[str, str], dict[str, Keys]]:

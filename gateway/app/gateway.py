@@ -194,6 +194,7 @@ class Gateway:
             if self.authorizer is not None:
                 with trio.CancelScope(shield=True):
                     await self.authorizer.close()
+            await self.identities.close()
             if self.store is not None:
                 self.hosts.note_untouched()
                 self.fast_hosts.note_untouched()

@@ -4,11 +4,12 @@ from __future__ import annotations
 
 import http.client
 import os
+import socket
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Annotated, Any, Final
 from urllib.error import HTTPError, URLError
-from urllib.parse import urlsplit
+from urllib.parse import urlsplit, urlunsplit
 from urllib.request import ProxyHandler, Request, build_opener
 
 import orjson
@@ -21,6 +22,8 @@ from gateway.settings import CONFIG_VARIABLE, Settings, load_settings, secret_fr
 
 PATIENCE_SECS: Final = 120.0
 UNAUTHORIZED: Final = 401
+LOOPBACK: Final = "127.0.0.1"
+CONNECT_SECS: Final = 1.0
 HERE: Final = "http://localhost:8080"
 
 ConfigFile = Annotated[
@@ -46,12 +49,13 @@ def ask(url: str, token_file: Path | None, path: str, choice: dict[str, Any] | N
     if not url.startswith(("http://", "https://")):
         raise typer.BadParameter(f"--url wants http:// or https://, not {url!r}")
     body = None if choice is None else orjson.dumps(choice)
+    at = _here(url)
     refused: HTTPError | None = None
     for token in _tokens(url, token_file):
         headers = {"Content-Type": "application/json"}
         if token:
             headers["Authorization"] = f"Bearer {token}"
-        request = Request(url.rstrip("/") + path, body, headers)
+        request = Request(at.rstrip("/") + path, body, headers)
         try:
             with build_opener(ProxyHandler({})).open(request, timeout=PATIENCE_SECS) as answer:
                 return orjson.loads(answer.read())
@@ -66,6 +70,21 @@ def ask(url: str, token_file: Path | None, path: str, choice: dict[str, Any] | N
     raise GatewayError(f"{url}: {_reason(refused)}") from refused
 
 
+def _here(url: str) -> str:
+    """The address with which a token may be trusted: `localhost` is IPv6 first, where somebody else of this
+    machine may listen beside a gateway that has all of IPv4.
+    """
+    place = urlsplit(url)
+    if place.scheme != "http" or place.hostname != "localhost":
+        return url
+    port = place.port or 80
+    try:
+        socket.create_connection((LOOPBACK, port), timeout=CONNECT_SECS).close()
+    except OSError:
+        return url
+    return urlunsplit(place._replace(netloc=f"{LOOPBACK}:{port}"))
+
+
 def _tokens(url: str, token_file: Path | None) -> Iterator[str]:
     """What is shown, one after the other until one is taken: the one that is named; of a gateway on this
     machine what it has left for us, and what its first start has; "": none.
@@ -77,7 +96,7 @@ def _tokens(url: str, token_file: Path | None) -> Iterator[str]:
     host = place.hostname or ""
     if host == "localhost" or is_loopback(f"{host}:0"):
         port = place.port or (443 if place.scheme == "https" else 80)
-        for path in left_tokens(port) + _administrators():
+        for path in left_tokens(port) + _administrators(port):
             try:
                 yield secret_from(path).strip()
             except ConfigurationError:
@@ -85,13 +104,16 @@ def _tokens(url: str, token_file: Path | None) -> Iterator[str]:
     yield ""
 
 
-def _administrators() -> list[Path]:
-    """The token that the first start has written, where the configuration says that it is."""
+def _administrators(port: int) -> list[Path]:
+    """The token that the first start has written, where the configuration says that it is, if that is the
+    gateway at this port.
+    """
     try:
-        folder = settings_of(None).tokens_path()
+        settings = settings_of(None)
     except ConfigurationError:
         return []
-    path = None if folder is None else folder / f"{ADMINISTRATOR}.token"
+    folder = settings.tokens_path()
+    path = None if folder is None or settings.http.port != port else folder / f"{ADMINISTRATOR}.token"
     return [] if path is None or not path.is_file() else [path]
 
 

@@ -10,7 +10,6 @@ beyond is counted, and told by one line of that kind in the next second that has
 
 from __future__ import annotations
 
-import logging
 import re
 import time
 from collections.abc import Callable
@@ -22,10 +21,17 @@ from typing import Any, Final, NamedTuple
 import orjson
 import structlog
 
+from gateway.telemetry.logs import write_json
+
+LOGGER: Final = "gateway.audit"
 FACT_MAX: Final = 200  # characters
 TOKEN: Final = re.compile(r"[A-Za-z0-9_-]{8,}\.[A-Za-z0-9_-]{8,}\.[A-Za-z0-9_-]*")  # a JWT, whole or cut
+TOKEN_MIN: Final = 18  # characters that one has at least
 MASK: Final = "***"
 Fact = str | int | float | bool | None | list[str]
+
+
+log = structlog.get_logger()
 
 
 class Event(NamedTuple):
@@ -59,6 +65,9 @@ EVENTS: Final[dict[str, Event]] = {
 }
 
 
+KNOWN: Final = {name: frozenset(event.facts) for name, event in EVENTS.items()}
+
+
 class Trail:
     """Where events are written. `write` gets an event and its facts."""
 
@@ -78,8 +87,8 @@ class Trail:
 
     def add(self, event: str, facts: dict[str, Fact]) -> None:
         """Another event. Raises ValueError for one that is not in the table, or with a fact not in it."""
-        known = EVENTS.get(event)
-        if known is None or not facts.keys() <= set(known.facts):
+        known = KNOWN.get(event)
+        if known is None or not facts.keys() <= known:
             raise ValueError(f"the audit log knows no {event} with {sorted(facts)}")
         self.counts[event] += 1
         if self._per_second_max:
@@ -93,7 +102,7 @@ class Trail:
                 self._untold[event] = self._untold.get(event, 0) + 1
                 return
             self._seconds[event] = (second, lines + 1)
-        self._write(event, {name: legible(facts[name]) for name in known.facts if name in facts})
+        self._write(event, {name: legible(fact) for name, fact in facts.items()})
 
     def tell(self) -> None:
         """Say how much was left out in seconds that are over; called every second, and at the end."""
@@ -111,14 +120,23 @@ def legible(value: Fact) -> Fact:
         return [str(legible(one)) for one in value[:32]]
     if not isinstance(value, str):
         return value
-    text = TOKEN.sub(MASK, value[: 4 * FACT_MAX])  # a token is found before it is cut
+    text = value
+    if len(value) >= TOKEN_MIN:
+        text = TOKEN.sub(MASK, value[: 4 * FACT_MAX])  # a token is found before it is cut
     if not text.isprintable():
         text = "".join(one if one.isprintable() else ascii(one)[1:-1] for one in text)
     return text if len(text) <= FACT_MAX else f"{text[:FACT_MAX]}..."
 
 
 def _to_log(event: str, facts: dict[str, Any]) -> None:
-    structlog.get_logger("gateway.audit").info("audit", audit=event, **facts)
+    """A line of the log. There are two for each client that comes and goes, so JSON is written at once."""
+    line = {"audit": event, **facts, "event": "audit", "level": "info", "logger": LOGGER, "at": _now()}
+    if not write_json(line):
+        structlog.get_logger(LOGGER).info("audit", audit=event, **facts)
+
+
+def _now() -> str:
+    return datetime.now(UTC).isoformat(timespec="microseconds").replace("+00:00", "Z")
 
 
 def _nowhere(event: str, facts: dict[str, Any]) -> None:
@@ -133,12 +151,27 @@ class AuditFile:
     def __init__(self, path: Path, bytes_max: int, files: int) -> None:
         """Raises OSError."""
         self._file = RotatingFileHandler(path, maxBytes=bytes_max, backupCount=files, encoding="utf-8")
+        self._octets = path.stat().st_size
+        self._bytes_max = bytes_max
+        self._told = False
 
     def write(self, event: str, facts: dict[str, Any]) -> None:
-        """Another line."""
-        at = datetime.now(UTC).isoformat(timespec="milliseconds").replace("+00:00", "Z")
-        line = orjson.dumps({"at": at, "audit": event, **facts}, default=str).decode()
-        self._file.emit(logging.LogRecord("gateway.audit", logging.INFO, "", 0, line, None, None))
+        """Another line. A disk that takes none is told in the log once, until it takes one again."""
+        line = orjson.dumps({"at": _now(), "audit": event, **facts}, default=str).decode() + "\n"
+        try:
+            if self._octets and self._octets + len(line) > self._bytes_max:
+                self._file.doRollover()
+                self._octets = 0
+            assert self._file.stream is not None, "it is opened at once"
+            self._file.stream.write(line)
+            self._file.stream.flush()
+        except (OSError, ValueError) as error:
+            if not self._told:
+                self._told = True
+                log.error("the audit log cannot be written", error=str(error))
+        else:
+            self._octets += len(line)
+            self._told = False
 
     def close(self) -> None:
         """Nothing else will be written."""

@@ -262,12 +262,20 @@ def test_a_balancer_may_send_the_certificate_itself(tmp_path: Path, monkeypatch:
     pem, _ = certificate(tmp_path, "device", uri="urn:plant:7")
     der = ssl.PEM_cert_to_DER_cert(pem.read_text())
     settings = site(CertificatesBackend(backend="certificates", name="uri"), proxy_protocol="required")
+    settings = settings.model_copy(update={"audit": Audit(path=tmp_path / "audit.jsonl")})
     body = ADDRESSES + announced(b"another", der=der)
     monkeypatch.setattr(Raw, "lead", binary(0x21, 0x11, body))
     with running(settings) as gateway, Mqtt(gateway.mqtt) as client:
         client.say(Connect("c"))
         assert client.next(Connack).reason == 0
         assert principals(gateway, "mqtt")[0].name == "urn:plant:7"
+    came, went = (json.loads(line) for line in (tmp_path / "audit.jsonl").read_text().splitlines())
+    assert (came["audit"], came["backend"], came["user"]) == ("connected", "certificates", "urn:plant:7")
+    assert (went["audit"], came["remote"], went["remote"]) == (
+        "disconnected",
+        "192.0.2.7:257",
+        "192.0.2.7:257",
+    )
 
 
 def test_nobody_else_can_announce_a_certificate(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -304,6 +312,8 @@ def test_tokens_as_passwords(keys: JwtBackend, protocol: str) -> None:
         for user, password, expected in rows:
             assert log_in(protocol, port, user, password) == expected, (user, password)
         assert stats(gateway, protocol).logins.counts["expired"] == 1
+        if protocol != "amqpfast":  # whose handshake has frames of 4096 octets (RFC 006, 3.2.3)
+            assert log_in(protocol, port, "ann", ONE.token(more="x" * 6_000)) == 0
         if protocol == "mqtt":
             assert log_in(protocol, port, "", ONE.token()) == 0
             assert log_in(protocol, port, "", ONE.token(secs=-5)) == REFUSED[protocol]

@@ -247,7 +247,11 @@ async def test_tokens_are_made_listed_and_revoked(tmp_path: Path) -> None:
         assert (await client.post("/api/tokens/revoke", json={"name": "ci"})).json() == {"revoked": 1}
         assert (await client.post("/api/tokens/revoke", json={"name": "ci"})).json() == {"revoked": 0}
         assert (await client.get("/api/status", headers=reads)).status_code == 401
+        client.headers.pop("Authorization")
         assert (await log_in(client, token=root)).status_code == 200
+        assert (await client.get("/api/status")).status_code == 200
+        scene.tokens.revoke("root")
+        assert (await client.get("/api/status")).status_code == 401, "what the token began ends with it"
 
 
 @pytest.mark.parametrize(

@@ -144,6 +144,7 @@ def test_a_changed_file_is_taken_and_a_bad_one_is_not(gateway: Process) -> None:
 def test_sighup_reloads(gateway: Process) -> None:
     os.kill(gateway.process.pid, signal.SIGHUP)
     gateway.wait_for("mappings reloaded")
+    gateway.wait_for('"audit":"mapping_changed"')
 
 
 def test_publish_says_why_it_was_not_accepted(gateway: Process) -> None:

@@ -57,11 +57,24 @@ def test_what_the_first_start_has_written_is_found_by_the_configuration(
     at = ("--url", url(gateway))
     for left in left_tokens(gateway.gateway.http_port):
         left.unlink()
+    monkeypatch.setenv("GATEWAY_HTTP__PORT", str(gateway.gateway.http_port))
     monkeypatch.setenv("GATEWAY_STORE__PATH", str(tmp_path / "elsewhere"))
     nothing = run("clients", "list", *at)
     assert (nothing.code, "a login or a token is needed" in nothing.err) == (Exit.FAILED, True)
     monkeypatch.setenv("GATEWAY_STORE__PATH", str(tmp_path / "data"))
     assert run("clients", "list", *at).code == 0
+    monkeypatch.setenv("GATEWAY_HTTP__PORT", "8080")
+    assert run("clients", "list", *at).code == Exit.FAILED, "it is shown to its own gateway alone"
+
+
+def test_localhost_is_where_nobody_else_can_listen(run: Run, gateway: Running) -> None:
+    from gateway.cli.options import _here
+
+    port = gateway.gateway.http_port
+    assert _here(f"http://localhost:{port}/x") == f"http://{LOOPBACK}:{port}/x"
+    for other in (f"https://localhost:{port}", f"http://gateway.example:{port}", "http://localhost:1"):
+        assert _here(other) == other
+    assert run("clients", "list", "--url", f"http://localhost:{port}").code == 0
 
 
 def test_the_command_lines_token_ends_with_the_process(gateway: Running) -> None:

@@ -5,11 +5,13 @@ from __future__ import annotations
 import io
 import json
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
+import structlog
 
-from gateway.telemetry.audit import EVENTS, Trail, audit, configure_audit, legible, trail
+from gateway.telemetry.audit import EVENTS, AuditFile, Trail, audit, configure_audit, legible, trail
 from gateway.telemetry.logs import configure_logs
 
 SECRET_WORDS = ("password", "token", "body", "payload", "secret", "hash", "cookie", "proof")
@@ -84,6 +86,15 @@ def test_events_go_into_the_log() -> None:
     audit("refused", endpoint="mqtt", user=TOKEN, remote="192.0.2.1:9", reason="wrong")
     line = json.loads(out.getvalue())
     assert (line["event"], line["audit"], line["user"]) == ("audit", "refused", "***")
+    assert (line["level"], line["logger"], line["at"][-1]) == ("info", "gateway.audit", "Z")
+    with structlog.testing.capture_logs() as lines:
+        audit("refused", user="eve")
+    assert [(one["audit"], one["user"]) for one in lines] == [("refused", "eve")], "whoever listens hears it"
+    for level, form in (("warning", "json"), ("info", "console")):
+        out = io.StringIO()
+        configure_logs(level, form, out)  # type: ignore[arg-type]
+        audit("refused", user="eve")
+        assert ("eve" in out.getvalue()) is (form == "console")
     configure_logs("info", "json")
 
 
@@ -97,6 +108,23 @@ def test_events_go_into_a_file_that_begins_anew(tmp_path: Path) -> None:
     lines = [json.loads(line) for line in path.read_text().splitlines()]
     assert lines[-1]["user"] == "user 4"
     assert lines[-1]["at"].endswith("Z")
+
+
+def test_a_disk_that_takes_nothing_is_told_once(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    file = AuditFile(tmp_path / "audit.jsonl", 1_000, 1)
+
+    def full(_: str) -> int:
+        raise OSError(28, "No space left on device")
+
+    with structlog.testing.capture_logs() as lines:
+        monkeypatch.setattr(file._file, "stream", SimpleNamespace(write=full, flush=list, close=list))
+        file.write("refused", {})
+        file.write("refused", {})
+        monkeypatch.undo()
+        file.write("refused", {})
+    assert [line["log_level"] for line in lines] == ["error"]
+    file.close()
+    assert len((tmp_path / "audit.jsonl").read_text().splitlines()) == 1
 
 
 def test_what_is_off_is_counted() -> None:
