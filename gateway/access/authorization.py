@@ -12,10 +12,12 @@ from typing import Final
 from gateway.access.principal import Principal
 from gateway.access.questions import Authorizer
 from gateway.access.rights import AllRights, Rights
+from gateway.access.rules import MqttGrant
 from gateway.access.scopes import parse_scopes
 from gateway.settings.access import DefaultRoles, Role
 from gateway.settings.tree import ANONYMOUS, GUEST
 
+COMPILED_MAX: Final = 1_000  # tokens may join roles as they like
 KEPT_MAX: Final = 10_000  # rights of clients, each some hundred octets and its compiled rules
 
 
@@ -60,6 +62,7 @@ class Authorization:
         self.roles = roles or Roles()
         self.connections: dict[str, int] = {}  # by user, of those that have rules
         self._kept: dict[object, Rights] = {}
+        self._compiled: dict[tuple[str, ...], MqttGrant] = {}  # by roles; as many as are given together
         self._by_client = self._of_clients()
 
     def use(self, roles: Roles) -> bool:
@@ -69,6 +72,7 @@ class Authorization:
         self.roles = roles
         self.generation += 1
         self._kept.clear()
+        self._compiled = {}
         self._by_client = self._of_clients()
         return True
 
@@ -117,4 +121,13 @@ class Authorization:
         if not self.in_force and not parse_scopes(principal.scopes):
             return AllRights(key=principal.name)
         roles = [(name, self.roles.roles[name]) for name in names if name in self.roles.roles]
-        return Rights(principal, roles, client_id=client_id, key=key, authorizer=self.authorizer)
+        if len(self._compiled) >= COMPILED_MAX:
+            self._compiled = {}
+        return Rights(
+            principal,
+            roles,
+            client_id=client_id,
+            key=key,
+            authorizer=self.authorizer,
+            shared=self._compiled,
+        )

@@ -7,11 +7,13 @@ looked for. It is refused when it meets what is denied. A topic is a filter with
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from typing import Final
 
 ONE, REST = "+", "#"
 WILD: Final = (ONE, REST)
+Fill = Callable[[str], "str | None"]
+Rule = tuple["list[str] | None", str, str]  # levels if they are fixed, the text, what it is a rule of
 
 
 def covers(allowed: Sequence[str], wanted: Sequence[str]) -> bool:
@@ -43,46 +45,57 @@ def meets(denied: Sequence[str], wanted: Sequence[str]) -> bool:
 
 
 class FilterSet:
-    """Filters of rules, each with what is said of it when it decides."""
+    """Filters of rules, each with what is said of it when it decides. They may have placeholders: who asks
+    says what stands for them, so that all clients of a role share one set.
+    """
 
     __slots__ = ("_by_first", "_exact", "_wild")
 
     def __init__(self, rules: Iterable[tuple[str, str]]) -> None:
         """`rules`: filters, and the names of what they are rules of."""
         self._exact: dict[str, str] = {}
-        self._by_first: dict[str, list[tuple[list[str], str]]] = {}
-        self._wild: list[tuple[list[str], str]] = []
+        self._by_first: dict[str, list[Rule]] = {}
+        self._wild: list[Rule] = []
         for text, rule in rules:
             levels = text.split("/")
-            if not set(levels) & set(WILD):
+            fixed = None if "{" in text else levels
+            if fixed and not set(levels) & set(WILD):
                 self._exact.setdefault(text, rule)
-            if levels[0] in WILD:
-                self._wild.append((levels, rule))
+            if levels[0] in WILD or "{" in levels[0]:
+                self._wild.append((fixed, text, rule))
             else:
-                self._by_first.setdefault(levels[0], []).append((levels, rule))
+                self._by_first.setdefault(levels[0], []).append((fixed, text, rule))
 
-    def covering(self, wanted: str) -> str | None:
-        """The rule that allows all of a topic or filter."""
+    def covering(self, wanted: str, fill: Fill = str) -> str | None:
+        """The rule that allows all of a topic or filter. `fill` puts something for placeholders; None: there
+        is nothing, and the rule does not apply."""
         found = self._exact.get(wanted)
         if found is not None:
             return found
         levels = wanted.split("/")
         for among in (self._by_first.get(levels[0], ()), self._wild):
-            for allowed, rule in among:
-                if covers(allowed, levels):
+            for fixed, text, rule in among:
+                allowed = fixed or _filled(text, fill)
+                if allowed is not None and covers(allowed, levels):
                     return rule
         return None
 
-    def meeting(self, wanted: str) -> str | None:
+    def meeting(self, wanted: str, fill: Fill = str) -> str | None:
         """The rule that means some of it."""
         if not (self._by_first or self._wild):
             return None
         levels = wanted.split("/")
-        near: Iterable[tuple[list[str], str]] = self._by_first.get(levels[0], ())
+        near: Iterable[Rule] = self._by_first.get(levels[0], ())
         if levels[0] in WILD:
             near = (one for several in self._by_first.values() for one in several)
         for among in (near, self._wild):
-            for denied, rule in among:
-                if meets(denied, levels):
+            for fixed, text, rule in among:
+                denied = fixed or _filled(text, fill)
+                if denied is not None and meets(denied, levels):
                     return rule
         return None
+
+
+def _filled(text: str, fill: Fill) -> list[str] | None:
+    filled = fill(text)
+    return None if filled is None else filled.split("/")

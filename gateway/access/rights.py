@@ -53,12 +53,15 @@ class Rights:
         key: object = None,
         host: str = "/",
         authorizer: Authorizer | None = None,
+        shared: dict[tuple[str, ...], MqttGrant] | None = None,
     ) -> None:
         """`roles`: with their names. `host`: the virtual host that MQTT is in for a token's scopes.
         `authorizer` knows what they do not say; then each question may raise Undecided.
+        `shared`: what is compiled of roles, for all that have the same.
         """
         self._user = principal.name
         self._authorizer = authorizer
+        self._shared = {} if shared is None else shared
         self.key = key
         self.roles = tuple(name for name, _ in roles)
         self._roles = roles
@@ -126,7 +129,8 @@ class Rights:
     def mqtt(self) -> MqttGrant:
         """What is allowed beside topics."""
         if self._mqtt is None:
-            self._mqtt = MqttGrant(self._roles, self._facts)
+            shared = self._shared
+            self._mqtt = shared.get(self.roles) or shared.setdefault(self.roles, MqttGrant(self._roles))
         return self._mqtt
 
     def enters_mqtt(self) -> Decision:
@@ -152,10 +156,10 @@ class Rights:
 
     def _topic(self, action: str, name: str, qos: int = 0) -> Decision:
         grant = self.mqtt
-        denied = grant.denied(action, name)
+        denied = grant.denied(action, name, self._facts)
         if denied is not None:
             return Decision(False, denied)
-        rule = grant.allowed(action, name)
+        rule = grant.allowed(action, name, self._facts)
         if rule is not None:
             return Decision(True, rule)
         hosts = [host for _, host in grant.hosts] + [self._scope_host] * bool(self._scopes)

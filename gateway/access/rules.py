@@ -22,16 +22,14 @@ Named = Sequence[tuple[str, Role]]
 SERVICES: Final = ("queue", "topic")
 
 
-def _filters(roles: Iterable[tuple[str, MqttRules]], word: str, facts: Facts) -> Iterable[tuple[str, str]]:
+def _filters(roles: Iterable[tuple[str, MqttRules]], word: str) -> Iterable[tuple[str, str]]:
     for name, rules in roles:
         for text in getattr(rules, word):
-            filled = topic_filter(text, facts)
-            if filled is not None:
-                yield filled, f"roles.{name}.mqtt.{word}: {text}"
+            yield text, f"roles.{name}.mqtt.{word}: {text}"
 
 
 class MqttGrant:
-    """What a client may do in MQTT. Of roles that say nothing of MQTT nothing is taken."""
+    """What clients with the same roles may do in MQTT. Of roles that say nothing of it nothing is taken."""
 
     __slots__ = (
         "_filters",
@@ -44,10 +42,10 @@ class MqttGrant:
         "will",
     )
 
-    def __init__(self, roles: Named, facts: Facts) -> None:
+    def __init__(self, roles: Named) -> None:
         given = [(name, role.mqtt) for name, role in roles if role.mqtt.model_fields_set]
         words = ("publish", "subscribe", "deny_publish", "deny_subscribe")
-        self._filters = {word: FilterSet(_filters(given, word, facts)) for word in words}
+        self._filters = {word: FilterSet(_filters(given, word)) for word in words}
         rules = [one for _, one in given]
         speaking = [name for name, one in given if one.publish or one.subscribe]
         self.rule = f"roles.{speaking[0]}.mqtt" if speaking else None
@@ -60,13 +58,13 @@ class MqttGrant:
         self.session_expiry_secs_max = max(stated) if stated and len(stated) == len(expiries) else None
         self.hosts = [(name, one.as_virtual_host) for name, one in given if one.as_virtual_host is not None]
 
-    def allowed(self, action: str, name: str) -> str | None:
-        """The rule that allows to `publish` or `subscribe`."""
-        return self._filters[action].covering(name)
+    def allowed(self, action: str, name: str, facts: Facts) -> str | None:
+        """The rule that allows a client with these facts to `publish` or `subscribe`."""
+        return self._filters[action].covering(name, lambda text: topic_filter(text, facts))
 
-    def denied(self, action: str, name: str) -> str | None:
+    def denied(self, action: str, name: str, facts: Facts) -> str | None:
         """The rule that forbids it."""
-        return self._filters[f"deny_{action}"].meeting(name)
+        return self._filters[f"deny_{action}"].meeting(name, lambda text: topic_filter(text, facts))
 
 
 class AmqpGrant(NamedTuple):

@@ -1,6 +1,6 @@
 """What permissions cost: scenarios A, C and E of `embedded` with a hundred rules, and without any.
 
-One of the rules names the client, so that no two MQTT clients share what has been decided. As with the
+The rules name the client, so that no two MQTT clients share what has been decided. As with the
 journal, the difference is smaller than what a machine's speed changes by within a minute: short runs with and
 without follow each other, and the figure is the median of all pairs' ratios.
 """
