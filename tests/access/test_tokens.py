@@ -15,6 +15,7 @@ import trio.testing
 from structlog.testing import capture_logs
 
 from gateway.access import keys as keys_module
+from gateway.access import tokens as tokens_module
 from gateway.access.asking import Asker
 from gateway.access.backends import Denial
 from gateway.access.credentials import Credentials
@@ -144,6 +145,13 @@ def test_a_key_without_a_name_is_tried(tmp_path: Path) -> None:
     assert isinstance(backend.known(said(NAMELESS.token())), Principal)
     assert isinstance(backend.known(said(ONE.token())), Principal)
     assert backend.known(said(Signer(None).token())) is Denial.WRONG
+
+
+def test_of_many_keys_a_few_are_tried(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(tokens_module, "TRIED_MAX", 1)
+    backend = tokens(tmp_path, ONE, NAMELESS)
+    assert backend.known(said(NAMELESS.token())) is Denial.WRONG
+    assert isinstance(backend.known(said(ONE.token())), Principal)
 
 
 @pytest.mark.parametrize(

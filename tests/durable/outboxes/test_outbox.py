@@ -229,7 +229,7 @@ def test_a_poison_message_blocks_nobody_and_can_be_driven_again(rabbitmq: Rabbit
         answer = httpx.post(f"{api}/redrive", json={"all": True}, trust_env=False, headers=headers).json()
         assert answer["redriven"] == 1
         assert fetch(rabbitmq, "outbox.later", 1) == [13]
-        assert httpx.get(api, trust_env=False).json() == []
+        assert httpx.get(api, trust_env=False, headers=headers).json() == []
 
 
 def test_an_outbox_without_its_route_waits_for_it(rabbitmq: RabbitMQ, tmp_path: Path) -> None:
