@@ -6,18 +6,26 @@ A missing program skips the test; under CI=true, where everything is meant to be
 from __future__ import annotations
 
 import os
+import subprocess
+import sys
+import types
 from collections.abc import Callable, Iterator
-from typing import TypeVar
+from pathlib import Path
+from typing import Any, Final, TypeVar
 
 import pytest
 
+from gateway import is_compiled
 from tests.interop.servers import Mosquitto, PeerMissingError, RabbitMQ
 from tests.needs import ALONE, needs_of
 
+ROOT: Final = Path(__file__).resolve().parent.parent
 Peer = TypeVar("Peer", Mosquitto, RabbitMQ)
 
 
 def pytest_configure(config: pytest.Config) -> None:
+    if subprocess.run([sys.executable, "deploy/compile.py", "--check"], cwd=ROOT, check=False).returncode:
+        pytest.exit("tests of stale extensions would say nothing", 2)
     if config.getoption("markexpr") == "not needs":
         os.environ[ALONE] = "1"
 
@@ -28,6 +36,45 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
     for item in items:
         for what in sorted(needs_of(item)):
             item.add_marker(pytest.mark.needs(what))
+        if is_compiled() and item.get_closest_marker("interpreted"):
+            item.add_marker(pytest.mark.skip("a class of the test has the place of a compiled one"))
+
+
+class PatchesInterpreted(pytest.MonkeyPatch):
+    """Skips a test that would replace what is compiled: compiled code does not look there again."""
+
+    def setattr(self, target: Any, *more: Any, **options: Any) -> None:
+        if is_compiled_place(target):
+            pytest.skip("it replaces something that is compiled")
+        super().setattr(target, *more, **options)
+
+
+def is_compiled_place(target: Any) -> bool:
+    """Whether a module, class, object or dotted name belongs to an extension of ours."""
+    if isinstance(target, str):
+        found = next((sys.modules[name] for name in _shorter(target) if name in sys.modules), None)
+    elif isinstance(target, types.ModuleType):
+        found = target
+    else:
+        kind = target if isinstance(target, type) else type(target)
+        found = sys.modules.get(kind.__module__)
+    name, file = getattr(found, "__name__", ""), getattr(found, "__file__", None) or ""
+    return name.startswith("gateway.") and file.endswith(".so")
+
+
+def _shorter(dotted: str) -> Iterator[str]:
+    while dotted:
+        yield dotted
+        dotted = dotted.rpartition(".")[0]
+
+
+if is_compiled():
+
+    @pytest.fixture
+    def monkeypatch() -> Iterator[pytest.MonkeyPatch]:
+        patching = PatchesInterpreted()
+        yield patching
+        patching.undo()
 
 
 def missing(reason: str) -> None:

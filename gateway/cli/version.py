@@ -7,7 +7,7 @@ import platform
 import orjson
 import typer
 
-from gateway import __version__
+from gateway import __version__, is_compiled
 from gateway.cli.options import AsJson
 
 app = typer.Typer()
@@ -15,13 +15,15 @@ app = typer.Typer()
 
 def described() -> str:
     """The versions of the gateway and of Python, in a line."""
-    return f"gateway {__version__} (Python {platform.python_version()})"
+    form = "compiled" if is_compiled() else "interpreted"
+    return f"gateway {__version__}, {form} (Python {platform.python_version()})"
 
 
 @app.command()
 def version(as_json: AsJson = False) -> None:
-    """Print the versions of the gateway and of Python."""
+    """Print the versions of the gateway and of Python, and whether the gateway is compiled."""
     if as_json:
-        typer.echo(orjson.dumps({"gateway": __version__, "python": platform.python_version()}))
+        versions = {"gateway": __version__, "python": platform.python_version(), "compiled": is_compiled()}
+        typer.echo(orjson.dumps(versions))
     else:
         typer.echo(described())

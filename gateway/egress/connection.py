@@ -33,7 +33,7 @@ class Machine(Protocol):
     def timed_out(self, now: float) -> bool:
         """Nothing has been heard for too long."""
 
-    def close(self, code: int = ..., text: str = ...) -> None:
+    def close(self, code: int = 0, text: str = "") -> None:
         """Say goodbye."""
 
 

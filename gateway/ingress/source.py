@@ -12,6 +12,7 @@ from typing import Any, Final
 
 import structlog
 import trio
+from mypy_extensions import mypyc_attr
 
 from gateway.access.principal import Principal
 from gateway.access.questions import Undecided
@@ -37,6 +38,7 @@ WHATEVER: Final = Decision(True, "no route that takes it asks for a role")
 log = structlog.get_logger(limited=True)
 
 
+@mypyc_attr(allow_interpreted_subclasses=True)
 class ListenerSource(ABC):
     """One protocol on one listener, and the source of its batches."""
 

@@ -57,7 +57,7 @@ class Compiled(NamedTuple):
     skipped: tuple[Skipped, ...]
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True)
 class Subscriptions:
     """What a link subscribes to for the routes that start at it, without what another entry covers.
 
@@ -71,7 +71,7 @@ class Subscriptions:
     prefixes: tuple[tuple[str, str], ...] = ()
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True)
 class Targets:
     """What the routes that end at an endpoint need there, as far as no message decides the name.
 

@@ -122,7 +122,7 @@ _SIMPLE: Final[dict[ValueType, Callable[[Any], bool]]] = {
 }
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True)
 class Properties:
     """A message's properties in no protocol's form. None: not said."""
 

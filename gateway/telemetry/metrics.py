@@ -27,6 +27,7 @@ from prometheus_client.metrics_core import (
 )
 from prometheus_client.registry import Collector
 
+from gateway import is_compiled
 from gateway.containment import Where, counted
 from gateway.protocols import DIALECTS
 from gateway.telemetry.audit import trail
@@ -246,7 +247,11 @@ class Metrics(Collector):
         yield InfoMetricFamily(
             "gateway_build",
             "Version of the gateway and of Python.",
-            value={"version": self.version, "python": platform.python_version()},
+            value={
+                "version": self.version,
+                "python": platform.python_version(),
+                "compiled": str(is_compiled()).lower(),
+            },
         )
         families: dict[str, CounterMetricFamily | GaugeMetricFamily] = {}
         for name, (text, labels) in COUNTERS.items():

@@ -143,6 +143,7 @@ class Softening(Recipient):
         part.batch.settle(slots, ACCEPTED)
 
 
+@pytest.mark.interpreted
 def test_a_lane_decides_what_the_source_hears() -> None:
     source, sink = Answers(), Kept()
     recipient = Softening(sink)

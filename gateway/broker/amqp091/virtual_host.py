@@ -9,6 +9,8 @@ import time
 from collections.abc import Callable, Sequence
 from typing import Final
 
+from mypy_extensions import mypyc_attr
+
 from gateway.broker.alarms import Alarms
 from gateway.broker.amqp091.arguments import (
     ALTERNATE,
@@ -55,6 +57,7 @@ BUILT_IN: Final = {
 DEFAULT: Final = "operation not permitted on the default exchange"
 
 
+@mypyc_attr(allow_interpreted_subclasses=True)
 class VirtualHost:
     """Exchanges, queues and bindings of one name. `changed` is called when routing may have changed."""
 

@@ -73,8 +73,8 @@ class Partials:
                     file = self._spool.recall(given["file"])
                 except StoreError:  # nothing had been written yet
                     store.delete(PARTIAL, key)
-                    continue
-                found.append(Partial(key, b"", int(given["body_size"]), file, float(given["utc"])))
+                else:
+                    found.append(Partial(key, b"", int(given["body_size"]), file, float(given["utc"])))
         for partial in sorted(found, key=lambda one: one.utc):
             self._known[partial.key] = partial
             partial.busy = False

@@ -44,6 +44,7 @@ from gateway.broker.storage import PagedLog
 from gateway.model.batch import SubBatch
 from gateway.model.message import Message, weight_of
 from gateway.model.outcome import ACCEPTED, Outcome
+from gateway.store.index import Log
 
 Told = Callable[[Outcome], None]
 
@@ -55,6 +56,7 @@ class DurableSession(Session):
         "_aside",
         "_gone",
         "_grants",
+        "_ids",
         "_positions",
         "_records",
         "_safe",
@@ -68,9 +70,7 @@ class DurableSession(Session):
 
     def __init__(self, client_id: str, limits: SessionLimits, tally: SessionTally, records: Records) -> None:
         super().__init__(client_id, limits, tally)
-        self.received_ids: DurableReceivedIds = DurableReceivedIds(
-            records.store, client_id, self._say_received
-        )
+        self._ids = self.received_ids = DurableReceivedIds(records.store, client_id, self._say_received)
         self.log = records.store.log(SESSION, client_id)
         self.next = 0  # position of the next message
         self.sent = 0  # what is below may have been sent
@@ -88,6 +88,10 @@ class DurableSession(Session):
             self._records.delete_owed(self.client_id, topic_filter)
 
     # Over a restart.
+
+    def restore_received(self, log: Log) -> None:
+        """The ids of QoS 2 messages that an earlier process took. Before the store is started."""
+        self._ids.restore(log)
 
     def restore(self, record: SessionRecord) -> None:
         """Take what an earlier process has left. Before the store is started."""

@@ -10,6 +10,7 @@ from math import inf
 from typing import Final, NamedTuple
 
 import structlog
+from mypy_extensions import mypyc_attr
 
 from gateway.broker.mqtt.away import Away
 from gateway.broker.mqtt.durable_session import DurableSession
@@ -73,6 +74,7 @@ class LeftWill(NamedTuple):
     left_secs: float
 
 
+@mypyc_attr(allow_interpreted_subclasses=True)
 class MqttNamespace:
     """Subscriptions, retained messages and sessions of one gateway."""
 
@@ -140,7 +142,7 @@ class MqttNamespace:
         for log in records.store.logs():
             if log.kind == INCOMING and log.name in kept:
                 with set_aside(INCOMING, log.name):
-                    kept[log.name].received_ids.restore(log)
+                    kept[log.name].restore_received(log)
         for session in kept.values():
             session.expires_at = session.expiry_secs - session.away_secs
             if session.expires_at <= 0:

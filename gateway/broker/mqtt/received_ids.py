@@ -71,7 +71,7 @@ class ReceivedIds:
         self._accepted.clear()
 
 
-@dataclass(slots=True)
+@dataclass
 class _Taken:
     """What is known of an id. `settled`: writing it is over, whatever came of that."""
 

@@ -13,7 +13,7 @@ from __future__ import annotations
 import time
 from collections import deque
 from collections.abc import Callable
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, replace
 from itertools import islice
 from typing import ClassVar, Final, NamedTuple, Protocol
 
@@ -66,7 +66,7 @@ class Outlet(Protocol):
         """Encode a PUBREC."""
 
 
-@dataclass(slots=True)
+@dataclass
 class SessionTally:
     """What sessions dropped, by reason; telemetry reads it."""
 
@@ -76,7 +76,7 @@ class SessionTally:
     undeliverable: int = 0  # larger than the client takes, or malformed by their sender
 
 
-@dataclass(slots=True)
+@dataclass
 class SessionLimits:
     """What one session may hold."""
 
@@ -89,39 +89,65 @@ class SessionLimits:
     stall_secs: float = 30.0  # how long for, when the client takes nothing
 
 
-@dataclass(slots=True, eq=False)
 class Session:
     """One client's subscriptions and what it is owed."""
 
+    __slots__ = (
+        "_again",
+        "_allowed",
+        "_last_id",
+        "_octets",
+        "_since",
+        "_tight",
+        "_waiting",
+        "client_id",
+        "credit",
+        "expires_at",
+        "expiry_secs",
+        "in_flight",
+        "limits",
+        "moved",
+        "outlet",
+        "owed",
+        "patient",
+        "place",
+        "pressure",
+        "received_ids",
+        "released",
+        "subscriptions",
+        "tally",
+        "user",
+    )
     kept: ClassVar[bool] = False  # by the store
 
-    client_id: str
-    limits: SessionLimits
-    tally: SessionTally
-    user: str = ""  # whose it is, and the place it was opened from: what fair shares are counted by
-    place: str = ""
-    outlet: Outlet | None = None
-    expiry_secs: float = 0.0  # how long it outlives its connection
-    expires_at: float = 0.0  # monotonic; only while disconnected
-    subscriptions: dict[str, SubscriptionOptions] = field(default_factory=dict)
-    received_ids: ReceivedIds = field(default_factory=ReceivedIds)
-    in_flight: dict[int, Row] = field(default_factory=dict)
-    owed: dict[str, Walk] = field(default_factory=dict)  # retained messages still to be sent, by filter
-    released: dict[int, None] = field(default_factory=dict)  # in flight, PUBREC came, PUBREL was sent
-    credit: int = 0
-    pressure: Pressure = field(default_factory=Pressure)
-    patient: bool = True  # its sources are held; after a stall not again before half of it is gone
-    moved: bool = False  # something was sent since `stalled` was asked
-    _since: float = 0.0  # monotonic
-    _again: deque[Row] = field(default_factory=deque)  # in flight when the last connection was lost
-    _waiting: deque[tuple[Message, Grant, int]] = field(default_factory=deque)  # position, or UNKEPT
-    _octets: int = 0  # that wait or are in flight
-    _tight: bool = False  # sources are held, or it has stalled
-    _last_id: int = 0
-    _allowed: SessionLimits | None = None  # while its owner holds too much, and `limits` are less
-
-    def __post_init__(self) -> None:
-        self.patient = self.limits.holds
+    def __init__(
+        self, client_id: str, limits: SessionLimits, tally: SessionTally, *, user: str = "", place: str = ""
+    ) -> None:
+        """`user` is whose it is, and `place` where it was opened from: fair shares are counted by them."""
+        self.client_id = client_id
+        self.limits = limits
+        self.tally = tally
+        self.user = user
+        self.place = place
+        self.outlet: Outlet | None = None
+        self.expiry_secs = 0.0  # how long it outlives its connection
+        self.expires_at = 0.0  # monotonic; only while disconnected
+        self.subscriptions: dict[str, SubscriptionOptions] = {}
+        self.received_ids = ReceivedIds()
+        self.in_flight: dict[int, Row] = {}
+        self.owed: dict[str, Walk] = {}  # retained messages still to be sent, by filter
+        self.released: dict[int, None] = {}  # in flight, PUBREC came, PUBREL was sent
+        self.credit = 0
+        self.pressure = Pressure()
+        self.patient = limits.holds  # its sources are held; after a stall not again before half of it is gone
+        self.moved = False  # something was sent since `stalled` was asked
+        self._since = 0.0  # monotonic
+        self._again: deque[Row] = deque()  # in flight when the last connection was lost
+        self._waiting: deque[tuple[Message, Grant, int]] = deque()  # position, or UNKEPT
+        self._octets = 0  # that wait or are in flight
+        self._tight = False  # sources are held, or it has stalled
+        self._last_id = 0
+        self._allowed: SessionLimits | None = None  # while its owner holds too much, and `limits` are less
 
     def __len__(self) -> int:
         return len(self._waiting)

@@ -17,7 +17,7 @@ SHARED: Final = 0x10
 IDENTIFIER_OCTETS: Final = 4
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True)
 class SubscriptionOptions:
     """How a subscription wants its messages (MQTT 5 §3.8.3.1)."""
 

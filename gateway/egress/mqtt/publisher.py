@@ -52,7 +52,7 @@ POISON: Final = Outcome(
     Verdict.REJECTED, Reason.TARGET_REFUSED, "the broker ends the connection when it is sent this message"
 )
 
-_NO_IDS: Final = (0,) * CHUNK_MESSAGES
+_NO_IDS: Final = tuple([0] * CHUNK_MESSAGES)
 # What `encode_properties` makes of a set without expiry depends on nothing but the hops; after a crossing
 # these are at most limits.hops_max, which is at most 255.
 _FORMS: Final = tuple(f"mqtt5 after {hops} hops" for hops in range(256))

@@ -9,7 +9,9 @@ from __future__ import annotations
 
 from collections import deque
 from collections.abc import Callable, Iterable
-from typing import TYPE_CHECKING, Final, NamedTuple
+from typing import TYPE_CHECKING, Final
+
+from mypy_extensions import mypyc_attr
 
 from gateway.broker.amqpfast.destinations import FastQueue
 from gateway.broker.dispatcher import RoutingEntry
@@ -101,15 +103,19 @@ class Join:
             self._then(self.worst)
 
 
-class Call(NamedTuple):
+class Call:
     """A message for the peer service `peer`."""
 
-    handle: FastHandle
-    peer: str
-    head: bytes
-    body: bytes
+    __slots__ = ("body", "handle", "head", "peer")
+
+    def __init__(self, handle: FastHandle, peer: str, head: bytes, body: bytes) -> None:
+        self.handle = handle
+        self.peer = peer
+        self.head = head
+        self.body = body
 
 
+@mypyc_attr(supports_weakref=True)
 class FastChannel:
     """One channel's state."""
 

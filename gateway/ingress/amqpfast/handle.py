@@ -6,6 +6,8 @@ from collections.abc import Iterable
 from functools import partial
 from typing import TYPE_CHECKING, Final
 
+from mypy_extensions import mypyc_attr
+
 from gateway.broker.amqpfast.destinations import FastQueue, Subscription
 from gateway.broker.dispatcher import RoutingEntry
 from gateway.broker.poison import poisoned
@@ -263,6 +265,7 @@ class Index:
         return None if message is None else (queue, message)
 
 
+@mypyc_attr(supports_weakref=True)
 class FastHandle:
     """One handle's state."""
 

@@ -326,7 +326,7 @@ def decode_address(wire: bytes) -> tuple[str, str]:
 # --- content headers
 
 
-@dataclass(slots=True)
+@dataclass
 class BasicProperties:
     """The properties of class basic, as they are on the wire. None: not present."""
 

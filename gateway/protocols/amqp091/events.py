@@ -12,7 +12,7 @@ from gateway.model.properties import Headers
 from gateway.protocols.amqp091.methods import BasicGetOk, BasicReturn, Method
 
 
-@dataclass(slots=True)
+@dataclass
 class Authenticate:
     """A client wants in; the server answers with `authenticated`, `secure` or `close`."""
 
@@ -21,42 +21,42 @@ class Authenticate:
     client_properties: Headers
 
 
-@dataclass(slots=True)
+@dataclass
 class SecureResponse:
     """The client's answer to a challenge; answer it as Authenticate."""
 
     response: bytes
 
 
-@dataclass(slots=True)
+@dataclass
 class Open:
     """A client asks for a virtual host; the server answers with `opened` or `close`."""
 
     virtual_host: str
 
 
-@dataclass(slots=True)
+@dataclass
 class Challenged:
     """A server challenges our login; the client answers with `secure_ok`."""
 
     challenge: bytes
 
 
-@dataclass(slots=True)
+@dataclass
 class Opened:
     """The client's connection is open, with these limits agreed."""
 
     server_properties: Headers
 
 
-@dataclass(slots=True)
+@dataclass
 class ChannelOpened:
     """A channel can be used. The server's open-ok is already queued."""
 
     channel: int
 
 
-@dataclass(slots=True)
+@dataclass
 class ChannelClosed:
     """A channel is gone, by the peer's close or by a fault of the peer that we closed it for.
 
@@ -71,7 +71,7 @@ class ChannelClosed:
     by_peer: bool
 
 
-@dataclass(slots=True)
+@dataclass
 class Closed:
     """The connection is over, by the peer's close or by a fault of the peer. No event follows."""
 
@@ -82,7 +82,7 @@ class Closed:
     by_peer: bool
 
 
-@dataclass(slots=True)
+@dataclass
 class MethodReceived:
     """Any other method, which the state of its channel allows."""
 
@@ -90,7 +90,7 @@ class MethodReceived:
     method: Method
 
 
-@dataclass(slots=True)
+@dataclass
 class Publishes:
     """Consecutive messages from a client: (channel, method, properties, body).
 
@@ -101,21 +101,21 @@ class Publishes:
     contents: list[tuple[int, bytes, bytes, bytes]]
 
 
-@dataclass(slots=True)
+@dataclass
 class LargePublish:
     """A message from a client whose body went to a sink: a row as those of Publishes."""
 
     content: tuple[int, bytes, bytes, bytes]
 
 
-@dataclass(slots=True)
+@dataclass
 class Acks:
     """Consecutive basic.ack of a client: (channel, delivery tag, multiple)."""
 
     acks: list[tuple[int, int, bool]]
 
 
-@dataclass(slots=True)
+@dataclass
 class Deliveries:
     """Consecutive messages from a server.
 
@@ -126,14 +126,14 @@ class Deliveries:
     contents: list[tuple[int, bytes, int, bool, bytes, bytes, bytes]]
 
 
-@dataclass(slots=True)
+@dataclass
 class Confirms:
     """Consecutive basic.ack and basic.nack of a server: (channel, tag, multiple, whether it is an ack)."""
 
     confirms: list[tuple[int, int, bool, bool]]
 
 
-@dataclass(slots=True)
+@dataclass
 class Returned:
     """A mandatory message that no queue took. Its confirm comes after it."""
 
@@ -143,7 +143,7 @@ class Returned:
     body: bytes
 
 
-@dataclass(slots=True)
+@dataclass
 class Got:
     """The answer to basic.get when there is a message."""
 

@@ -287,7 +287,7 @@ def contents_invalid(text: str) -> RemoteProtocolError:
     return RemoteProtocolError(text, reason=ReplyCode.MESSAGE_CONTENTS_INVALID)
 
 
-@dataclass(slots=True)
+@dataclass
 class Head:
     """What a message says of itself, as it is on the wire. `expiration`: UTC seconds, 0 for never."""
 

@@ -247,9 +247,10 @@ class Connection(Lifetime):
                 self._skip -= passed
                 at += passed
                 continue
-            if self._flow is not None:
-                passed = self._pass_on(self._flow, data, at, end, events)
-                if not passed and self._flow is not None:
+            flow = self._flow
+            if flow is not None:
+                passed = self._pass_on(flow, data, at, end, events)
+                if not passed and self._flow is flow:
                     break
                 at += passed
                 continue

@@ -17,7 +17,7 @@ NotifyRow = tuple[int, int, int, bytes, bytes, bytes]
 ReplyRow = tuple[int, int, int, int, str]
 
 
-@dataclass(slots=True)
+@dataclass
 class Authenticate:
     """A client wants in; the server answers with `tune`, `challenge` or `fail`.
 
@@ -29,7 +29,7 @@ class Authenticate:
     offered: bool
 
 
-@dataclass(slots=True)
+@dataclass
 class Open:
     """A client asks for a virtual host; the server answers with `opened` or `close` (402, 320)."""
 
@@ -38,7 +38,7 @@ class Open:
     options: Headers
 
 
-@dataclass(slots=True)
+@dataclass
 class Challenged:
     """A server wants to know more than our first response said; the client answers with `respond`."""
 
@@ -46,12 +46,12 @@ class Challenged:
     challenges: Headers
 
 
-@dataclass(slots=True)
+@dataclass
 class Opened:
     """The client's connection is open, with the limits agreed."""
 
 
-@dataclass(slots=True)
+@dataclass
 class NegotiationFailed:
     """A client failed before it was let in. The machine waits until `pause_until`, then ends (3.2.12)."""
 
@@ -59,7 +59,7 @@ class NegotiationFailed:
     text: str
 
 
-@dataclass(slots=True)
+@dataclass
 class Closed:
     """The connection is over, by the peer's close or by a fault of the peer. No event follows.
 
@@ -71,7 +71,7 @@ class Closed:
     by_peer: bool
 
 
-@dataclass(slots=True)
+@dataclass
 class ChannelClosed:
     """A channel and its handles are over, by the peer's close or by a fault of the peer.
 
@@ -84,7 +84,7 @@ class ChannelClosed:
     by_peer: bool
 
 
-@dataclass(slots=True)
+@dataclass
 class HandleClosed:
     """A handle is over, by the peer's close or by a fault of the peer; else as ChannelClosed."""
 
@@ -95,7 +95,7 @@ class HandleClosed:
     by_peer: bool
 
 
-@dataclass(slots=True)
+@dataclass
 class Released:
     """The peer has agreed to our close: nothing more comes, the number is free. One of the two is 0."""
 
@@ -103,21 +103,21 @@ class Released:
     handle: int
 
 
-@dataclass(slots=True)
+@dataclass
 class CommandReceived:
     """Any other command, which the states of its channel and handle allow."""
 
     command: Command
 
 
-@dataclass(slots=True)
+@dataclass
 class Sends:
     """Consecutive whole messages from a client: (handle, confirm-tag, head, body, dest_name)."""
 
     rows: list[SendRow]
 
 
-@dataclass(slots=True)
+@dataclass
 class Notifies:
     """Consecutive whole messages from a server: (handle, message number, bits, head, body, dest_name).
 
@@ -127,14 +127,14 @@ class Notifies:
     rows: list[NotifyRow]
 
 
-@dataclass(slots=True)
+@dataclass
 class Acks:
     """Consecutive CHANNEL ACK: (channel, confirm-tag, message number)."""
 
     rows: list[tuple[int, int, int]]
 
 
-@dataclass(slots=True)
+@dataclass
 class Replies:
     """Consecutive replies of a server: (channel, handle, tag, reply code, text).
 
@@ -147,7 +147,7 @@ class Replies:
 NO_HANDLE = -1
 
 
-@dataclass(slots=True)
+@dataclass
 class Fragment:
     """A part of a message that is not in one piece, or in a mode of its own.
 
@@ -173,7 +173,7 @@ class Fragment:
     dest_name: bytes
 
 
-@dataclass(slots=True)
+@dataclass
 class Prepared:
     """The peer announces a large message with its head and the first octets of its body (3.5.13).
 
@@ -187,7 +187,7 @@ class Prepared:
     content_hash: bytes
 
 
-@dataclass(slots=True)
+@dataclass
 class Ready:
     """The peer holds `message_size` octets of the body that we announced; go on from there."""
 

@@ -61,6 +61,17 @@ def _loads() -> dict[str, Load]:
     return {"a": a, "headers": headers, "five": five, "large": large}
 
 
+def loads_that_differ() -> dict[str, Load]:
+    """A load by what differs in its messages, without ports."""
+    loads = _loads()
+    return {
+        "topics": _topics(loads["a"]),
+        "headers": _property(loads["headers"]),
+        "properties": _property(loads["five"]),
+        "crossing": replace(_property(loads["five"]), consume="amqp"),
+    }
+
+
 def measure(folder: Path, seconds: float, repeat: int) -> list[Figure]:
     """Two figures for each load, medians of `repeat` runs, turn and turn about."""
     mapping = folder / "devices.yaml"

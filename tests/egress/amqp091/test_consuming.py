@@ -18,6 +18,8 @@ from gateway.protocols.mqtt.dialect import topic_address
 from tests.broker.parts import newest
 from tests.egress.amqp091.remote import NO_PROPERTIES, LinkRig, Shelf, routed
 
+pytestmark = pytest.mark.interpreted  # the stream is one in memory
+
 MAPPING = """
 version: 1
 routes:

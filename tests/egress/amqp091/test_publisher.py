@@ -24,6 +24,8 @@ from gateway.protocols.mqtt.dialect import topic_address
 from gateway.settings import Limits
 from tests.egress.amqp091.remote import LinkRig, Settled, routed
 
+pytestmark = pytest.mark.interpreted  # the stream is one in memory
+
 EX = "amq.topic"
 
 

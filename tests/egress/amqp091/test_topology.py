@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import pytest
 import trio
 
 from gateway.egress.amqp091.topology import own_queue
@@ -10,6 +11,8 @@ from gateway.model.outcome import ACCEPTED, Verdict
 from gateway.protocols.amqp091 import methods as m
 from gateway.protocols.amqp091.table import plain
 from tests.egress.amqp091.remote import LinkRig, Settled
+
+pytestmark = pytest.mark.interpreted  # the stream is one in memory
 
 ALL = Targets(scopes=("telemetry", "amq.topic"), queues=("jobs",))
 FROM_QUEUE = Subscriptions(queues=("commands",))

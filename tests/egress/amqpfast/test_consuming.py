@@ -21,6 +21,8 @@ from tests.broker.parts import newest
 from tests.egress.amqp091.remote import Shelf
 from tests.egress.amqpfast.remote import TRANSIENT, LinkRig, routed
 
+pytestmark = pytest.mark.interpreted  # the stream is one in memory
+
 MAPPING = """
 version: 1
 routes:

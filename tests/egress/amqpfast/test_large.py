@@ -17,6 +17,8 @@ from gateway.protocols.amqpfast.dialect import fast_address
 from tests.egress.amqp091.remote import Settled
 from tests.egress.amqpfast.remote import LinkRig
 
+pytestmark = pytest.mark.interpreted  # the stream is one in memory
+
 BIG = bytes(range(256)) * 80  # 20 480 octets
 
 

@@ -15,6 +15,8 @@ from gateway.settings import Limits
 from tests.egress.amqp091.remote import Settled
 from tests.egress.amqpfast.remote import LinkRig
 
+pytestmark = pytest.mark.interpreted  # the stream is one in memory
+
 
 def bodies(start: int, stop: int) -> list[bytes]:
     return [b"%d" % number for number in range(start, stop)]

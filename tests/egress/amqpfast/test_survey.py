@@ -16,6 +16,8 @@ from tests.egress.amqpfast.test_consuming import acks, notify, rig
 from tests.ingress.amqpfast.client import Fast
 from tests.interop.test_amqpfast_link import far, gateway_to, until, up
 
+pytestmark = pytest.mark.interpreted  # the stream is one in memory
+
 __all__ = ["far"]
 
 

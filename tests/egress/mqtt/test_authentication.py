@@ -24,6 +24,8 @@ from gateway.settings import Link, User
 from tests.egress.mqtt.remote import World
 from tests.interop.gateway_fixture import LOOPBACK, Running, running, settings_of
 
+pytestmark = pytest.mark.interpreted  # the stream is one in memory
+
 METHOD, DATA = Property.AUTHENTICATION_METHOD, Property.AUTHENTICATION_DATA
 SCRAM: Final = "SCRAM-SHA-256"
 SALT: Final = b"salt of sixteen."

@@ -11,6 +11,8 @@ from gateway.protocols.mqtt.properties import encode_list
 from gateway.protocols.mqtt.spec import PacketType, Property, ReasonCode
 from tests.egress.mqtt.remote import World, row
 
+pytestmark = pytest.mark.interpreted  # the stream is one in memory
+
 RELEASED = Outcome(Verdict.RELEASED, Reason.TARGET_DOWN, "down")
 REJECTED = Outcome(Verdict.REJECTED, Reason.TOO_LARGE, "too much")
 FULL = Outcome(Verdict.RELEASED, Reason.STORE, "the gateway cannot store it: disk is full")

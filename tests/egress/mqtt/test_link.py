@@ -13,6 +13,8 @@ from gateway.protocols.mqtt.spec import Property, ReasonCode, Version
 from gateway.transport.stream import Stream
 from tests.egress.mqtt.remote import FakeStream, Remote, World, message, row
 
+pytestmark = pytest.mark.interpreted  # the stream is one in memory
+
 
 def connect_to(world: World, answer: bytes | None) -> Version:
     """A connection whose broker gives `answer` to CONNECT, or hangs up; returns the version that was said."""

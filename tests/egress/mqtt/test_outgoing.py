@@ -16,6 +16,8 @@ from gateway.protocols.mqtt.spec import DUP, PacketType, Property, ReasonCode
 from gateway.protocols.mqtt.translate import publish_essentials
 from tests.egress.mqtt.remote import World, broken, message
 
+pytestmark = pytest.mark.interpreted  # the stream is one in memory
+
 
 def verdict(world: World, body: bytes) -> tuple[Verdict, Reason]:
     outcome = world.outcomes[body]

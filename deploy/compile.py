@@ -1,0 +1,185 @@
+"""Compile the way of a message with mypyc, out of the Python that stands there.
+
+`python deploy/compile.py` builds in place: beside each module lies an extension that Python takes instead,
+until `python deploy/compile.py --remove`. For a wheel it is a build hook of hatchling:
+`HATCH_BUILD_HOOK_ENABLE_CUSTOM=1 pip wheel .` makes one for this interpreter and processor. Either needs a C
+compiler, mypy with setuptools, and what the gateway itself needs, for its types are read.
+"""
+
+from __future__ import annotations
+
+import argparse
+import os
+import sys
+from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
+from typing import Any, Final
+
+from hatchling.builders.hooks.plugin.interface import BuildHookInterface
+
+ROOT: Final = Path(__file__).resolve().parent.parent
+BUILD: Final = ROOT / "build" / "compiled"
+OPTIMIZATION: Final = "2"  # 3 takes half as long again, and gains nothing that could be measured
+
+# What a message passes on its way, and what is called for each of them.
+COMPILED: Final = (
+    "gateway/broker/{bodies,deduplication,dispatcher,journaling,memory_shares,poison,pressure,shares}.py",
+    "gateway/broker/{storage,topics,untouched}.py",
+    "gateway/broker/amqp091/{dead_lettering,deliveries,exchange,hosts,unbound,virtual_host}.py",
+    "gateway/broker/mqtt/*.py",
+    "gateway/broker/outbox/*.py",
+    "gateway/egress/{confirming,connection,link,session}.py",
+    "gateway/egress/*/{connection,consumer,publisher,receiver,session}.py",
+    "gateway/ingress/{listener,outstanding,source}.py",
+    "gateway/ingress/amqp091/*.py",
+    "gateway/ingress/amqpfast/{channel,connection,handle,ingress,publishing}.py",
+    "gateway/ingress/mqtt/*.py",
+    "gateway/mapping/{answering,compiled,conditions,identifying,names,patterns,return_addresses}.py",
+    "gateway/mapping/{router,routes,templates}.py",
+    "gateway/model/*.py",
+    "gateway/protocols/*/*.py",
+    "gateway/transport/{backlog,poller,stacked,stream}.py",
+)
+
+# What mypyc cannot compile, or what would lose by it.
+INTERPRETED: Final = (
+    "**/__init__.py",
+    "gateway/broker/mqtt/system.py",  # once in some seconds
+    "gateway/model/dialect.py",  # a protocol of somebody else's inherits from it
+    "gateway/model/spooled.py",  # classes that are `bytes`
+    "gateway/protocols/*/dialect.py",
+    "gateway/protocols/amqp091/{methods,spec}.py",  # dataclasses with slots: each method is one
+    "gateway/protocols/amqpfast/commands.py",
+    "gateway/protocols/mqtt/packets.py",
+)
+
+
+def _found(patterns: tuple[str, ...]) -> Iterator[Path]:
+    """Files, relative to the root. `{a,b}` stands for either; a pattern that matches nothing is an error."""
+    for pattern in patterns:
+        head, brace, rest = pattern.partition("{")
+        names, _, tail = rest.partition("}")
+        found = [
+            path
+            for name in names.split(",")
+            for path in ROOT.glob(f"{head}{name}{tail}" if brace else pattern)
+        ]
+        if not found:
+            raise SystemExit(f"deploy/compile.py: {pattern} matches no file")
+        yield from (path.relative_to(ROOT) for path in found)
+
+
+def sources() -> list[Path]:
+    """The modules that are compiled, relative to the root."""
+    return sorted(set(_found(COMPILED)) - set(_found(INTERPRETED)))
+
+
+def artifacts() -> list[Path]:
+    """The extensions that lie in place, relative to the root."""
+    found = (*ROOT.glob("*__mypyc.*.so"), *(ROOT / "gateway").rglob("*.so"))
+    return sorted(path.relative_to(ROOT) for path in found)
+
+
+def is_stale() -> bool:
+    """What lies in place is older than what it was made of."""
+    built = [(ROOT / path).stat().st_mtime for path in artifacts()]
+    made_of = max(path.stat().st_mtime for path in (*(ROOT / "gateway").rglob("*.py"), Path(__file__)))
+    return bool(built) and min(built) < made_of
+
+
+def remove() -> None:
+    """Take away what lies in place."""
+    for path in artifacts():
+        (ROOT / path).unlink()
+
+
+def build() -> None:
+    """Build in place, unless what lies there is newer than every source."""
+    if artifacts() and not is_stale():
+        return
+    remove()
+    os.chdir(ROOT)  # mypy reads its configuration there, and extensions are put beside their modules
+    from mypyc.build import mypycify
+    from setuptools import Distribution, Extension
+    from setuptools.command.build_ext import build_ext
+    from setuptools.modified import newer_group
+
+    class Build(build_ext):
+        """Compiles the files of an extension side by side."""
+
+        def build_extension(self, ext: Extension) -> None:
+            def compiled(source: str) -> list[str]:
+                made: list[str] = self.compiler.object_filenames([source], output_dir=self.build_temp)
+                if not newer_group([source, *ext.depends], made[0]):
+                    return made
+                made = self.compiler.compile(
+                    [source],
+                    output_dir=self.build_temp,
+                    include_dirs=ext.include_dirs,
+                    extra_postargs=ext.extra_compile_args,
+                    depends=ext.depends,
+                )
+                return made
+
+            with ThreadPoolExecutor(os.cpu_count()) as pool:
+                objects = [made for each in pool.map(compiled, ext.sources) for made in each]
+            self.compiler.link_shared_object(
+                objects,
+                self.get_ext_fullpath(ext.name),
+                export_symbols=self.get_export_symbols(ext),
+                build_temp=self.build_temp,
+                target_lang="c",
+            )
+
+    extensions = mypycify(
+        [str(path) for path in sources()],
+        opt_level=OPTIMIZATION,
+        debug_level="0",
+        multi_file=True,
+        target_dir=str(BUILD),
+        group_name="gateway",
+    )
+    distribution = Distribution({"name": "gateway", "ext_modules": extensions})
+    distribution.cmdclass["build_ext"] = Build
+    command = distribution.get_command_obj("build_ext")
+    command.inplace = True
+    command.build_temp = command.build_lib = str(BUILD)
+    command.ensure_finalized()
+    command.run()
+    for path in artifacts():
+        (ROOT / path).touch()  # what did not have to be made again is as new
+
+
+class CompiledWheel(BuildHookInterface[Any]):
+    """Puts the extensions into the wheel, which is then one of this interpreter and processor."""
+
+    def initialize(self, version: str, build_data: dict[str, Any]) -> None:
+        """Build them. `version` is `editable` when the source itself is installed: then nothing is."""
+        if version == "editable":
+            return
+        build()
+        build_data["infer_tag"] = True
+        build_data["pure_python"] = False
+        build_data["force_include"].update({str(ROOT / path): str(path) for path in artifacts()})
+
+
+def main() -> None:
+    """Build, remove, or say that what lies in place is stale."""
+    parser = argparse.ArgumentParser(description="Compile the gateway in place.")
+    parser.add_argument("--remove", action="store_true", help="take away what was compiled")
+    parser.add_argument(
+        "--check", action="store_true", help="fail if what was compiled is older than its source"
+    )
+    chosen = parser.parse_args()
+    if chosen.remove:
+        remove()
+    elif chosen.check:
+        if is_stale():
+            sys.exit("what is compiled is older than its source: `make compile` or `make pure`")
+    else:
+        build()
+
+
+if __name__ == "__main__":
+    main()
