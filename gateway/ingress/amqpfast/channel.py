@@ -115,7 +115,7 @@ class Call:
         self.body = body
 
 
-@mypyc_attr(supports_weakref=True)
+@mypyc_attr(native_class=False)  # weak references point to it
 class FastChannel:
     """One channel's state."""
 

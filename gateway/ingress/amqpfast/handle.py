@@ -265,7 +265,7 @@ class Index:
         return None if message is None else (queue, message)
 
 
-@mypyc_attr(supports_weakref=True)
+@mypyc_attr(native_class=False)  # weak references point to it
 class FastHandle:
     """One handle's state."""
 
