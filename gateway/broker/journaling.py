@@ -11,8 +11,8 @@ from pathlib import Path
 from typing import cast
 
 import structlog
-import trio
 
+from gateway import clock
 from gateway.broker.dead_letters import DeadLetters
 from gateway.broker.deduplication import Deduplication
 from gateway.broker.dispatcher import Dispatcher, RoutingEntry
@@ -23,6 +23,7 @@ from gateway.model.address import Address
 from gateway.model.batch import Batch, Receipt, Recipient, Source, SubBatch
 from gateway.model.message import Message
 from gateway.model.outcome import Outcome
+from gateway.model.times import Monotonic
 from gateway.settings.journal import Journal
 from gateway.store.journal.bursts import Bursts
 from gateway.store.journal.gathering import RowLabels
@@ -41,7 +42,7 @@ class RecordedBatch(Batch):
 
     __slots__ = ("_before", "bursts", "origins", "sources", "whole")
 
-    def __init__(self, source: Source, received: float, before: RecordedBatch | None = None) -> None:
+    def __init__(self, source: Source, received: Monotonic, before: RecordedBatch | None = None) -> None:
         super().__init__(source, received)
         self._before = before
         self.sources: list[Message | Address] = []
@@ -157,12 +158,14 @@ class Journaling:
         labels = RowLabels("", "", endpoint, self.router.endpoints.get(endpoint, ""), False)
         return RecipientRecorder(self.writer, labels)
 
-    def refuse(self, route: Route, message: Message, outcome: Outcome, received: float, slot: int) -> None:
+    def refuse(
+        self, route: Route, message: Message, outcome: Outcome, received: Monotonic, slot: int
+    ) -> None:
         """A route would not let a message cross."""
         if self._wanted(route):
             self.writer.refuse(self._labels(route), [message], outcome, received, [slot])
 
-    def left(self, route: Route, messages: list[Message], outcome: Outcome, received: float) -> None:
+    def left(self, route: Route, messages: list[Message], outcome: Outcome, received: Monotonic) -> None:
         """Messages have left the outbox of a route."""
         if self._wanted(route):
             self.writer.record(self._labels(route), messages, outcome, received)
@@ -194,7 +197,7 @@ class RecordingDispatcher(Dispatcher):
         super().__init__(router, dead_letters, deduplication)
         self.journaling = journaling
 
-    def batch(self, source: Source, received: float) -> RecordedBatch:
+    def batch(self, source: Source, received: Monotonic) -> RecordedBatch:
         """One that remembers how its messages came in."""
         return RecordedBatch(source, received)
 
@@ -236,7 +239,7 @@ def open_journal(settings: Journal, folder: Path, router: Router) -> Journaling:
         folder,
         settings.shard,
         options,
-        clock=trio.current_time,
+        clock=clock.now,
         tell=lambda text: log.error("journal", what=text),
     )
     if writer.cut:

@@ -11,13 +11,14 @@ from __future__ import annotations
 import fcntl
 import os
 import sys
-import time
 from collections.abc import Callable, Sequence
 from contextlib import suppress
 from itertools import accumulate
 from pathlib import Path
 from typing import Final
 
+from gateway.clock import utc as wall_time
+from gateway.model.times import WallTime
 from gateway.store.journal.format import JournalError, Laid, Octets
 from gateway.store.journal.segments import At, Segment, content_of, segment_name, segments_in, size_of, walk
 
@@ -43,7 +44,7 @@ class Appender:
         retention_bytes: int,
         retention_secs: float,
         sync_interval_secs: float,
-        utc: Callable[[], float] = time.time,
+        utc: Callable[[], WallTime] = wall_time,
         pwritev: Pwritev = os.pwritev,
     ) -> None:
         if sys.byteorder != "little":
@@ -62,10 +63,10 @@ class Appender:
         self.segments = 0
         self._file: int | None = None
         self._octets = 0
-        self._opened = 0.0
+        self._opened = utc()
         self._unsynced = False
         self._synced = utc()
-        self._looked = 0.0
+        self._looked: WallTime | None = None  # at what may go
         self._lock = -1
         try:
             folder.mkdir(mode=0o700, parents=True, exist_ok=True)
@@ -117,7 +118,7 @@ class Appender:
             self._finish()
         elif self._unsynced and self._sync_secs and not 0 <= now - self._synced < self._sync_secs:
             self._sync()
-        if not 0 <= now - self._looked < RETENTION_SECS:
+        if self._looked is None or not 0 <= now - self._looked < RETENTION_SECS:
             self._retire()
 
     def close(self) -> None:
@@ -164,7 +165,7 @@ class Appender:
         with newest.path.open("rb", buffering=0) as file:
             for at in walk(file, newest.path):
                 if isinstance(at, At) and content_of(file, at) is not None:
-                    opened = opened if end else at.header.first_us / 1e6
+                    opened = opened if end else WallTime(at.header.first_us / 1e6)
                     end, self.next = at.end, at.header.next
             octets = size_of(file)
         self._file = os.open(newest.path, os.O_WRONLY | os.O_CLOEXEC)
@@ -239,9 +240,9 @@ class Appender:
         self.segments = left
 
 
-def _age(segment: Segment, now: float) -> float:
+def _age(segment: Segment, now: WallTime) -> float:
     """Seconds since the last row was written."""
     try:
-        return now - segment.path.stat().st_mtime
+        return now - WallTime(segment.path.stat().st_mtime)
     except FileNotFoundError:
         return 0.0

@@ -37,11 +37,11 @@ from gateway.store.journal.format import (
 )
 from gateway.store.journal.gathering import Gathering, RowLabels, SettledRows
 from gateway.store.journal.runs import Runs, chained, repeated, runs_of, spread
+from gateway.store.journal.wall import SECOND
 from gateway.store.properties import encode_properties
 
 PROPERTIES_OCTETS_MAX: Final = 65_536  # of one set; more is recorded as {"omitted": octets}
 FORM: Final = "journal"  # the key in PropertySet.forms
-SECOND: Final = 1_000_000  # in microseconds
 LATEST: Final = 9e12  # UTC seconds that still fit as microseconds in 64 bits; a peer may claim more
 ROWS_USUAL: Final = 4_096  # of a part; the places of more are written each time
 _FIRST_PLACES: Final = struct.pack(f"<{ROWS_USUAL}I", *range(ROWS_USUAL))

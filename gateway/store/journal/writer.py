@@ -27,21 +27,22 @@ from typing import Final, NamedTuple, cast
 
 from isal.isal_zlib import crc32  # zlib's takes ten times as long
 
+from gateway.clock import utc as wall_time
 from gateway.model.address import Address
 from gateway.model.message import Message
 from gateway.model.outcome import Outcome
+from gateway.model.times import Monotonic, WallTime
 from gateway.store.journal.appending import Appender, Pwritev
 from gateway.store.journal.bursts import Bursts
-from gateway.store.journal.encoding import SECOND, Encoder
+from gateway.store.journal.encoding import Encoder
 from gateway.store.journal.format import Draft, Laid, gap_draft, lay_out, seal
 from gateway.store.journal.gathering import Gathering, Memories, RowLabels, Settled
+from gateway.store.journal.wall import SECOND, WallClock
 
 CHUNK_OCTETS_MAX: Final = 512 * 1_048_576  # of the bodies of a block, whatever their limit is
 FLUSH_OCTETS: Final = 4 * 1_048_576  # of bodies that may gather
 WRITE_OCTETS: Final = 2 * 1_048_576  # of blocks that may gather
 WRITE_BLOCKS_MAX: Final = 100  # at a time
-OFFSET_SECS: Final = 0.1  # between two looks at the difference between the two clocks
-OFFSET_SLACK_SECS: Final = 0.02  # how far it may be off; a new one would tear the rows of a message apart
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -81,7 +82,7 @@ class _Block(NamedTuple):
 class JournalWriter:
     """Writes one shard of a journal.
 
-    `clock` is the one that `received` is told in (seconds); it is read in the event loop only. `tell` gets a
+    `clock` is the event loop's, that `received` is told in; it is read there only. `tell` gets a
     line for the log when writing begins to fail, and when it works again; the thread calls it, mostly.
     Counters: `rows`, `blocks`, `octets` written, `dropped` rows, `errors` of the disk, `failed` rows that
     could not be encoded (a bug). Raises JournalError as Appender does.
@@ -93,9 +94,9 @@ class JournalWriter:
         shard: int = 0,
         options: Options | None = None,
         *,
-        clock: Callable[[], float],
+        clock: Callable[[], Monotonic],
         tell: Callable[[str], None],
-        utc: Callable[[], float] = time.time,
+        utc: Callable[[], WallTime] = wall_time,
         pwritev: Pwritev = os.pwritev,
     ) -> None:
         chosen = self.options = options or Options()
@@ -115,7 +116,7 @@ class JournalWriter:
         self._rows_max = max(
             1, min(chosen.block_rows_max, CHUNK_OCTETS_MAX // largest if largest else 1 << 31)
         )
-        self._clock = clock
+        self._wall = WallClock(clock, utc)
         self._utc = utc
         self._tell = tell
         self.rows = self.blocks = self.octets = self.errors = self.failed = 0
@@ -123,8 +124,6 @@ class JournalWriter:
         # The event loop's.
         self._rows_in = 0
         self.dropped = 0
-        self._offset = 0.0
-        self._sampled = float("-inf")
         # Of whoever has the lock: what gathers, and to make blocks of it.
         self._lock = threading.Lock()
         self._memories = Memories()
@@ -179,7 +178,7 @@ class JournalWriter:
         labels: RowLabels,
         messages: list[Message],
         outcome: Outcome,
-        received: float,
+        received: Monotonic,
         sources: _Sources | None = None,
         slots: list[int] | None = None,
         bursts: Bursts | None = None,
@@ -197,13 +196,13 @@ class JournalWriter:
         labels: RowLabels,
         sources: list[Message],
         outcome: Outcome,
-        received: float,
+        received: Monotonic,
         slots: list[int] | None = None,
     ) -> None:
         """A route would not let `sources` cross: there is nothing that went out."""
         self._keep(Settled(labels, None, sources, outcome, 0, 0, slots), received)
 
-    def _keep(self, settled: Settled, received: float) -> None:
+    def _keep(self, settled: Settled, received: Monotonic) -> None:
         count = len(settled.heads)
         if not count:
             return
@@ -211,14 +210,8 @@ class JournalWriter:
             self.dropped += count
             self._wake.set()
             return
-        now = self._clock()
-        if now - self._sampled > OFFSET_SECS:
-            self._sampled = now
-            offset = self._utc() - now
-            if abs(offset - self._offset) > OFFSET_SLACK_SECS:
-                self._offset = offset
-        offset = self._offset
-        came, done = int((received + offset) * SECOND), int((now + offset) * SECOND)
+        wall = self._wall
+        done, came = wall.micros(wall.now()), wall.micros(received)
         self._rows_in += count
         with self._lock:  # the thread has it seldom, and for no longer than a block takes to be made
             for some in _slices(settled._replace(received_us=came, settled_us=done), self._rows_max):
