@@ -6,6 +6,7 @@ makes RecordedBatches, and gives the recipients that are to be recorded a record
 
 from __future__ import annotations
 
+from collections import OrderedDict
 from collections.abc import Sequence
 from pathlib import Path
 from typing import cast
@@ -32,19 +33,54 @@ from gateway.store.journal.writer import JournalWriter, Options
 log = structlog.get_logger()
 
 
+class OpenBatches:
+    """Batches with messages that are not settled, in the order in which they came: how far the journal is
+    complete."""
+
+    __slots__ = ("_batches",)
+
+    def __init__(self) -> None:
+        self._batches: OrderedDict[RecordedBatch, None] = OrderedDict()
+
+    def __len__(self) -> int:
+        return len(self._batches)
+
+    def begun(self, batch: RecordedBatch) -> None:
+        """It has its first message."""
+        self._batches[batch] = None
+
+    def settled(self, batch: RecordedBatch) -> None:
+        """All of its messages are."""
+        self._batches.pop(batch, None)
+
+    def oldest(self) -> Monotonic | None:
+        """When the oldest of them came; None: there are none."""
+        first = next(iter(self._batches), None)
+        return None if first is None else first.received
+
+
 class RecordedBatch(Batch):
-    """A batch that remembers how its messages came in.
+    """A batch that remembers how its messages came in, and of which it is known how long it is open.
 
     `sources` has, for each slot, the message as it came in, or only its address, when that is all that its
     one recipient's route changes (so the message itself can go); `whole` of them are messages. `origins` are
     the slots in the batch that this one goes onward from, if it does. `bursts`: what was published in bursts.
     """
 
-    __slots__ = ("_before", "bursts", "origins", "sources", "whole")
+    __slots__ = ("_before", "_open_batches", "_sent", "_told", "bursts", "origins", "sources", "whole")
 
-    def __init__(self, source: Source, received: Monotonic, before: RecordedBatch | None = None) -> None:
+    def __init__(
+        self,
+        source: Source,
+        received: Monotonic,
+        open_batches: OpenBatches | None = None,
+        before: RecordedBatch | None = None,
+    ) -> None:
         super().__init__(source, received)
-        self._before = before
+        self._before = before  # which is open for as long as this one is
+        self._open_batches = open_batches
+        self._sent = False
+        self._told = 0
         self.sources: list[Message | Address] = []
         self.whole = 0
         self.origins: list[int] = []
@@ -52,11 +88,15 @@ class RecordedBatch(Batch):
 
     def came(self, source: Message | Address) -> None:
         """Note how the message in the newest slot came in."""
+        if not self.sources and self._open_batches is not None:
+            self._open_batches.begun(self)
         self.whole += isinstance(source, Message)
         self.sources.append(source)
 
     def came_in_burst(self, messages: list[Message], target: Address, *, changed: bool) -> None:
         """Note how the newest ones came in: together, and their route, if they take one, changes them."""
+        if not self.sources and self._open_batches is not None:
+            self._open_batches.begun(self)
         self.sources += [messages[0].address] * len(messages) if changed else messages
         self.whole += 0 if changed else len(messages)
         if self.bursts is None:
@@ -65,7 +105,7 @@ class RecordedBatch(Batch):
 
     def onward(self, source: Source) -> RecordedBatch:
         """One that knows where its messages were in this one."""
-        return RecordedBatch(source, self.received, self)
+        return RecordedBatch(source, self.received, before=self)
 
     def open_for(self, origin: int, receipt: Receipt, recipients: int) -> int:
         """Note the origin, and how the message came in there."""
@@ -73,6 +113,22 @@ class RecordedBatch(Batch):
         if self._before is not None and self._before.sources:
             self.came(self._before.sources[origin])
         return self.open(receipt, recipients)
+
+    def send(self) -> None:
+        """Hand every sink its part; some may settle it at once."""
+        self._sent = True
+        super().send()
+        self._close()
+
+    def _tell(self, done: list[int]) -> None:
+        self._told += len(done)
+        self._close()
+        super()._tell(done)
+
+    def _close(self) -> None:
+        # Before it is sent others may follow those that have been settled at once.
+        if self._sent and self._told == len(self.receipts) and self._open_batches is not None:
+            self._open_batches.settled(self)
 
 
 class RecipientRecorder:
@@ -145,6 +201,8 @@ class Journaling:
     def __init__(self, writer: JournalWriter, router: Router, *, all_: bool) -> None:
         self.writer = writer
         self.router = router  # the one in force
+        self.open_batches = OpenBatches()
+        writer.oldest = self.open_batches.oldest
         self._all = all_
 
     def recorder(self, route: Route | None, endpoint: str) -> RecipientRecorder | None:
@@ -199,7 +257,7 @@ class RecordingDispatcher(Dispatcher):
 
     def batch(self, source: Source, received: Monotonic) -> RecordedBatch:
         """One that remembers how its messages came in."""
-        return RecordedBatch(source, received)
+        return RecordedBatch(source, received, self.journaling.open_batches)
 
     def use(self, router: Router) -> None:
         """A new mapping is in force, also for what is recorded."""

@@ -101,7 +101,12 @@ COLUMNS: Final = (
     JournalColumn("body", BinaryType(), pa.binary(), "the payload; null: it was left out"),
     JournalColumn("headers", ArrayType(HEADER), pa.list_(pa.field("element", HEADER_ARROW)), "typed headers"),
 )
-BY_NAME: Final = {column.name: column for column in COLUMNS}
+LOW_WATER: Final = _time(
+    "low_water", "of all that was received before, no later row has anything to say; null: not known"
+)
+"""Only when it is named: what the block of the row says of its shard."""
+
+BY_NAME: Final = {column.name: column for column in (*COLUMNS, LOW_WATER)}
 
 
 def spark_schema(names: Sequence[str] | None = None) -> StructType:

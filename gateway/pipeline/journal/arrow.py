@@ -45,6 +45,8 @@ def _array(block: Block, name: str, made: dict[tuple[object, ...], Arrow]) -> Ar
         return pa.repeat(pa.scalar(block.shard, wanted), header.rows)
     if name == "sequence":
         return pa.array(np.arange(header.base, header.next, dtype=np.int64))
+    if name == "low_water":
+        return pa.repeat(pa.scalar(header.low_us or None, wanted), header.rows)
     column = block.columns.get("properties" if name == "headers" else name)
     if column is None:
         return pa.nulls(header.rows, wanted)

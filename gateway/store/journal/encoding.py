@@ -30,6 +30,7 @@ from gateway.store.journal.format import (
     VERSION,
     Buffer,
     Draft,
+    Facts,
     Header,
     Octets,
     encode_columns,
@@ -50,7 +51,7 @@ _TIME: Final = struct.Struct("<q").pack
 
 _LaneKey = tuple[RowLabels, str]
 """And the protocol that its messages came in."""
-_COLUMNS: Final = encode_columns(COLUMNS)
+ENCODED_COLUMNS: Final = encode_columns(COLUMNS)
 
 
 class Encoder:
@@ -102,7 +103,9 @@ class Encoder:
         ]
         came = [part.received_us for part in parts]
         header = Header(VERSION, 0, self._shard, 0, base, rows, min(came), max(came), len(COLUMNS), 0, 0, 0)
-        return Draft(header, _COLUMNS, buffers)
+        done = [part.settled_us for part in parts]
+        facts = Facts(min(done), max(done), frozenset([part.labels.route for part in parts]))
+        return Draft(header, ENCODED_COLUMNS, buffers, facts)
 
     def _sender_indices(self, kinds: Runs[Message], rows: int) -> Buffer:
         numbers = self._sender_numbers

@@ -12,6 +12,7 @@ from typing import BinaryIO, Final, NamedTuple
 from gateway.store.journal.format import (
     ALIGNMENT,
     HEADER_OCTETS,
+    LOOK_OCTETS,
     MAGIC,
     Header,
     JournalError,
@@ -24,12 +25,14 @@ SEARCH_OCTETS: Final = 1_048_576  # read at a time when looking for the next blo
 
 class Segment(NamedTuple):
     """A file of a journal. `shard` is its number, after the folder's name and a slash when the file lies in a
-    folder of its own; `first` is the sequence number of its first row; `octets` its size when it was seen."""
+    folder of its own; `first` is the sequence number of its first row; `octets` its size when it was seen,
+    `inode` which file that was."""
 
     path: Path
     shard: str
     first: int
     octets: int
+    inode: int = 0
 
 
 class At(NamedTuple):
@@ -66,10 +69,10 @@ def segments_in(folder: Path, prefix: str = "") -> list[Segment]:
         if name is None:
             continue
         try:
-            octets = path.stat().st_size
+            stat = path.stat()
         except FileNotFoundError:  # retention was faster
             continue
-        found.append(Segment(path, f"{prefix}{int(name[1])}", int(name[2]), octets))
+        found.append(Segment(path, f"{prefix}{int(name[1])}", int(name[2]), stat.st_size, stat.st_ino))
     return sorted(found, key=lambda segment: (segment.shard, segment.first))
 
 
@@ -101,10 +104,10 @@ def block_at(file: BinaryIO, path: Path, offset: int) -> At | None:
     """The block at `offset`; None when there is no complete one. Its content is not looked at."""
     file.seek(offset)
     try:
-        header = decode_header(file.read(HEADER_OCTETS))
+        header = decode_header(file.read(LOOK_OCTETS))
     except JournalError as error:
         raise JournalError(f"{path}: {error}") from error
-    if header is None or header.octets < HEADER_OCTETS:
+    if header is None or header.octets < header.size:
         return None
     return At(path, offset, header) if offset + header.octets <= size_of(file) else None
 

@@ -35,7 +35,7 @@ from gateway.model.times import Monotonic, WallTime
 from gateway.store.journal.appending import Appender, Pwritev
 from gateway.store.journal.bursts import Bursts
 from gateway.store.journal.encoding import Encoder
-from gateway.store.journal.format import Draft, Laid, gap_draft, lay_out, seal
+from gateway.store.journal.format import Draft, Laid, gap_draft, lay_out, mark_draft, seal
 from gateway.store.journal.gathering import Gathering, Memories, RowLabels, Settled
 from gateway.store.journal.wall import SECOND, WallClock
 
@@ -43,6 +43,7 @@ CHUNK_OCTETS_MAX: Final = 512 * 1_048_576  # of the bodies of a block, whatever 
 FLUSH_OCTETS: Final = 4 * 1_048_576  # of bodies that may gather
 WRITE_OCTETS: Final = 2 * 1_048_576  # of blocks that may gather
 WRITE_BLOCKS_MAX: Final = 100  # at a time
+MARK_SECS: Final = 60.0  # between two low-water marks when nothing crosses
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -84,6 +85,7 @@ class JournalWriter:
 
     `clock` is the event loop's, that `received` is told in; it is read there only. `tell` gets a
     line for the log when writing begins to fail, and when it works again; the thread calls it, mostly.
+    `oldest`, if it is set, says when the oldest message came that is not settled (None: there is none).
     Counters: `rows`, `blocks`, `octets` written, `dropped` rows, `errors` of the disk, `failed` rows that
     could not be encoded (a bug). Raises JournalError as Appender does.
     """
@@ -108,6 +110,7 @@ class JournalWriter:
             retention_bytes=chosen.retention_bytes,
             retention_secs=chosen.retention_secs,
             sync_interval_secs=chosen.sync_interval_secs,
+            level=chosen.compress,
             utc=utc,
             pwritev=pwritev,
         )
@@ -124,6 +127,7 @@ class JournalWriter:
         # The event loop's.
         self._rows_in = 0
         self.dropped = 0
+        self.oldest: Callable[[], Monotonic | None] = nothing_open
         # Of whoever has the lock: what gathers, and to make blocks of it.
         self._lock = threading.Lock()
         self._memories = Memories()
@@ -131,6 +135,8 @@ class JournalWriter:
         self._next = self._appender.next
         self._accounted = 0  # of the dropped rows
         self._queued = 0  # octets of blocks, ever
+        self._low_us = 0  # of all that was received before it, nothing is open and all is recorded
+        self._low_told_us = 0
         # The thread's.
         self._blocks: deque[_Block] = deque()  # others append
         self._laid: list[Laid] = []  # the first of `_blocks`, ready to write
@@ -211,11 +217,27 @@ class JournalWriter:
             self._wake.set()
             return
         wall = self._wall
-        done, came = wall.micros(wall.now()), wall.micros(received)
+        now = wall.now()
+        done, came = wall.micros(now), wall.micros(received)
         self._rows_in += count
         with self._lock:  # the thread has it seldom, and for no longer than a block takes to be made
             for some in _slices(settled._replace(received_us=came, settled_us=done), self._rows_max):
                 self._add(some)
+            # What a route refuses is recorded before its batch counts as open.
+            self._low_us = min(self._low(now), came) if settled.messages is None else self._low(now)
+
+    def tick(self) -> None:
+        """Now and then: say how far the journal is complete though nothing has crossed."""
+        now = self._wall.now()
+        with self._lock:
+            self._low_us = self._low(now)
+            quiet = not (self._gathering.rows or self.backlog or self.failure)
+            if quiet and self._next and self._low_us - self._low_told_us >= MARK_SECS * SECOND:
+                self._queue(mark_draft(self._appender.shard, self._next, self._low_us))
+
+    def _low(self, now: Monotonic) -> int:
+        oldest = self.oldest()
+        return self._wall.micros(now if oldest is None else oldest)
 
     def _add(self, settled: Settled) -> None:
         gathering = self._gathering
@@ -261,6 +283,8 @@ class JournalWriter:
 
     def _queue(self, draft: Draft, memory: memoryview | None = None) -> None:
         self._next = draft.header.next
+        self._low_told_us = self._low_us
+        draft = draft._replace(header=draft.header._replace(low_us=self._low_us))
         if self.options.compress:  # the thread's work, for it lets the interpreter's lock go
             block = _Block(draft, sum(map(len, draft.buffers)), memory)
         else:
@@ -333,7 +357,7 @@ class JournalWriter:
     def _append(self) -> None:
         # A disk that is nearly full may have room for one.
         written = self._appender.append(self._laid[:1] if self.failure else self._laid)
-        for header, _ in self._laid[:written]:
+        for header, *_ in self._laid[:written]:
             _, octets, memory = self._blocks.popleft()
             if memory is not None:
                 self._memories.give_back(memory)
@@ -359,6 +383,10 @@ class JournalWriter:
             self.failure = error.strerror or str(error)
             return False
         return True
+
+
+def nothing_open() -> None:
+    """Everything that came is settled."""
 
 
 def _apart(sources: _Sources | None) -> tuple[Sequence[Message] | None, Sequence[Address] | None]:
