@@ -17,7 +17,7 @@ import pyarrow as pa
 import pyarrow.compute as pc
 
 from gateway.pipeline.columns import BY_NAME, Arrow, arrow_schema
-from gateway.store.journal.format import Column, Kind
+from gateway.store.journal.format import ALIGNMENT, Column, Kind, decode_runs
 from gateway.store.journal.reader import Block
 
 FIXED: Final = {
@@ -28,6 +28,20 @@ FIXED: Final = {
     Kind.BOOLEAN: pa.uint8(),
 }
 HEADERS_ARROW: Final = BY_NAME["headers"].arrow
+
+
+def expand_runs(stored: memoryview, octets: int) -> bytes | memoryview:
+    """As `decode_runs`, in a tenth of the time."""
+    if len(stored) >= 8:
+        count, width = np.frombuffer(stored, "<u4", 2)
+        head = 4 * int(count) + 8
+        head += -head % ALIGNMENT
+        if width in (1, 4, 8) and len(stored) == head + int(width) * int(count):
+            lengths = np.frombuffer(stored, "<u4", count, 8)
+            if int(lengths.sum(dtype=np.int64)) * int(width) == octets:
+                found = np.repeat(np.frombuffer(stored, f"<u{width}", count, head), lengths)
+                return found.tobytes()
+    return decode_runs(stored, octets)
 
 
 def batch_of(block: Block, names: Sequence[str]) -> Arrow:

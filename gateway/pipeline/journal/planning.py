@@ -17,7 +17,7 @@ import pyarrow.compute as pc
 from pyspark.sql.datasource import InputPartition
 
 from gateway.errors import PipelineError
-from gateway.pipeline.journal.arrow import batch_of
+from gateway.pipeline.journal.arrow import batch_of, expand_runs
 from gateway.pipeline.journal.filters import ANY, Range
 from gateway.pipeline.journal.options import EARLIEST, LATEST, Bound, Offsets, Options
 from gateway.store.journal.reader import Block, Gap, JournalReader, Place
@@ -117,7 +117,7 @@ class Shard:
 
 def reader_of(options: Options) -> JournalReader:
     """The journal that the options name."""
-    return JournalReader(options.folder, skip=not options.fail)
+    return JournalReader(options.folder, skip=not options.fail, expand=expand_runs)
 
 
 def first_of(reader: JournalReader, shard: str) -> int:

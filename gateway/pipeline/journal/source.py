@@ -74,7 +74,7 @@ def _names(schema: StructType) -> tuple[str, ...]:
     for field in schema.fields:
         if spark_schema((field.name,))[0].dataType != field.dataType:
             raise PipelineError(
-                f"column {field.name} of the journal is {BY_NAME[field.name].spark.simpleString()},"
+                f"column {field.name} of the journal is {BY_NAME[field.name].spark},"
                 f" not {field.dataType.simpleString()}"
             )
     return tuple(schema.names)

@@ -19,7 +19,7 @@ import time
 import zlib
 from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from contextlib import suppress
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from functools import lru_cache
 from itertools import pairwise
 from pathlib import Path
@@ -48,6 +48,7 @@ Only = Mapping[str, Collection[str]]
 """Texts that a row must have one of, by the name of a coded column."""
 
 Row = dict[str, Any]
+Expand = Callable[[memoryview, int], bytes | memoryview]
 Reason = Literal["backlog", "unwritable", "error", "damage", "gone"]
 _CODES: Final = {Kind.INT64: "q", Kind.UINT32: "I", Kind.UINT8: "B", Kind.TIME: "q", Kind.BOOLEAN: "?"}
 _NOTHING: Final = memoryview(b"")
@@ -148,6 +149,8 @@ class Block:
     places: list[tuple[int, int, int]]
     begin: int
     end: int
+    expand: Expand = decode_runs
+    _decoded: dict[int, memoryview] = field(default_factory=dict)  # by number; columns share them
 
     @property
     def header(self) -> Header:
@@ -206,19 +209,26 @@ class Block:
             return _NOTHING
         offset, stored, octets = self.places[number]
         view = memoryview(self.octets)[offset : offset + (stored & ~RUNS)]
-        if stored & RUNS:
-            return memoryview(decode_runs(view, octets))
-        return view if stored == octets else memoryview(zlib.decompress(view, bufsize=octets))
+        if stored == octets:
+            return view
+        known = self._decoded.get(number)
+        if known is None:
+            made = self.expand(view, octets) if stored & RUNS else zlib.decompress(view, bufsize=octets)
+            known = self._decoded[number] = memoryview(made)
+        return known
 
 
-def block_from(shard: str, at: At, octets: bytes, begin: int | None = None) -> Block:
+def block_from(
+    shard: str, at: At, octets: bytes, begin: int | None = None, expand: Expand = decode_runs
+) -> Block:
     """The block of these octets, which are sound."""
     header = at.header
     directory = octets[header.size : header.size + header.directory_octets]
     places = buffer_table(directory, header.buffers)
     columns = _columns(directory[12 * header.buffers :], header.columns)
     named = {column.name: column for column in columns}
-    return Block(shard, at, octets, named, places, header.base if begin is None else begin, header.next)
+    first = header.base if begin is None else begin
+    return Block(shard, at, octets, named, places, first, header.next, expand)
 
 
 Item = TypeVar("Item")
@@ -238,9 +248,11 @@ class JournalReader:
     """Reads the journal in a folder. `skip`: go on behind damage and what is gone, with a Gap in its place;
     without it that raises DamageError or GoneError."""
 
-    def __init__(self, folder: Path, *, skip: bool = False) -> None:
+    def __init__(self, folder: Path, *, skip: bool = False, expand: Expand = decode_runs) -> None:
+        """`expand` is `decode_runs`, or what does the same faster."""
         self.folder = folder
         self.skip = skip
+        self.expand = expand
         self._summaries: dict[Path, tuple[Segment, Summary | None]] = {}
 
     def segments(self, shard: str | None = None) -> list[Segment]:
@@ -541,13 +553,15 @@ class JournalReader:
             with at.path.open("rb", buffering=0) as file:
                 found = block_at(file, at.path, at.offset)
                 if found is not None and found.header == header:
-                    return block_from(shard, at, self._sound(file, at))
+                    return block_from(shard, at, self._sound(file, at), expand=self.expand)
         except FileNotFoundError:
             pass
         left = self.segments(shard)
         if not left or header.base < left[0].first:
             raise GoneError(shard, header.base, left[0].first if left else header.next)
-        for block in JournalReader(self.folder).blocks(shard, header.base, end=header.next):
+        for block in JournalReader(self.folder, expand=self.expand).blocks(
+            shard, header.base, end=header.next
+        ):
             if isinstance(block, Block):
                 return replace(block, end=header.next)
         raise DamageError(f"{at.path}: rows {header.base} to {header.next - 1} are not there any more")
@@ -600,7 +614,7 @@ class JournalReader:
         """The block, or a Gap in the place of what cannot be read."""
         at, header = found.at, found.at.header
         try:
-            return block_from(shard, at, self._sound(found.file, at), found.begin)
+            return block_from(shard, at, self._sound(found.file, at), found.begin, self.expand)
         except DamageError as error:
             if not self.skip:
                 raise
