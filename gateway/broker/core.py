@@ -55,6 +55,7 @@ class BrokerCore:
         self.outboxes: Outboxes | None = None
         self.forwarding: Forwarding | None = None
         self._forward = forward
+        self._journaling = journaling
         if store is not None:
             self.outboxes = Outboxes(
                 store,
@@ -106,6 +107,8 @@ class BrokerCore:
         ticks = [self.dead_letters.tick, self.deduplication.tick]
         if self.outboxes is not None:
             ticks.insert(0, self.outboxes.tick)
+        if self._journaling is not None:
+            ticks.append(self._journaling.writer.tick)
         while True:
             await trio.sleep(TICK_SECS)
             for tick in ticks:

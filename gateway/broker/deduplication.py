@@ -26,6 +26,7 @@ from gateway.model.address import Address
 from gateway.model.batch import Batch, Recipient, Sink, SubBatch
 from gateway.model.message import Message, Sender
 from gateway.model.outcome import ACCEPTED, Outcome, Reason, Verdict
+from gateway.model.times import Monotonic
 from gateway.store.restoring import set_aside
 from gateway.store.store import Store
 
@@ -264,7 +265,7 @@ class PassedBatch:
         self._part = part
 
     def settle(
-        self, receipts: list[tuple[int, str]], refused: dict[int, Outcome] | None, received: float
+        self, receipts: list[tuple[int, str]], refused: dict[int, Outcome] | None, received: Monotonic
     ) -> None:
         """The target says what became of messages."""
         if refused is None:

@@ -38,6 +38,7 @@ from gateway.model.message import Message
 from gateway.model.outcome import ACCEPTED, INTERNAL, Outcome, Reason, Verdict
 from gateway.model.properties import NO_PROPERTIES
 from gateway.model.spooled import Spooled
+from gateway.model.times import Monotonic
 from gateway.store.journal.columns import WAS_STORED
 
 FILTERS_MAX = 64  # subscriptions that come and go between two looks; beyond it everything is looked up again
@@ -308,7 +309,7 @@ class Dispatcher:
         self._told_at = 0.0
         self._filters: deque[list[str]] = deque(maxlen=FILTERS_MAX)  # of the last changes, if only those
 
-    def batch(self, source: Source, received: float) -> Batch:
+    def batch(self, source: Source, received: Monotonic) -> Batch:
         """A batch for what `source` publishes here."""
         return Batch(source, received)
 

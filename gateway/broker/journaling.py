@@ -6,13 +6,14 @@ makes RecordedBatches, and gives the recipients that are to be recorded a record
 
 from __future__ import annotations
 
+from collections import OrderedDict
 from collections.abc import Sequence
 from pathlib import Path
 from typing import cast
 
 import structlog
-import trio
 
+from gateway import clock
 from gateway.broker.dead_letters import DeadLetters
 from gateway.broker.deduplication import Deduplication
 from gateway.broker.dispatcher import Dispatcher, RoutingEntry
@@ -23,6 +24,7 @@ from gateway.model.address import Address
 from gateway.model.batch import Batch, Receipt, Recipient, Source, SubBatch
 from gateway.model.message import Message
 from gateway.model.outcome import Outcome
+from gateway.model.times import Monotonic
 from gateway.settings.journal import Journal
 from gateway.store.journal.bursts import Bursts
 from gateway.store.journal.gathering import RowLabels
@@ -31,19 +33,54 @@ from gateway.store.journal.writer import JournalWriter, Options
 log = structlog.get_logger()
 
 
+class OpenBatches:
+    """Batches with messages that are not settled, in the order in which they came: how far the journal is
+    complete."""
+
+    __slots__ = ("_batches",)
+
+    def __init__(self) -> None:
+        self._batches: OrderedDict[RecordedBatch, None] = OrderedDict()
+
+    def __len__(self) -> int:
+        return len(self._batches)
+
+    def begun(self, batch: RecordedBatch) -> None:
+        """It has its first message."""
+        self._batches[batch] = None
+
+    def settled(self, batch: RecordedBatch) -> None:
+        """All of its messages are."""
+        self._batches.pop(batch, None)
+
+    def oldest(self) -> Monotonic | None:
+        """When the oldest of them came; None: there are none."""
+        first = next(iter(self._batches), None)
+        return None if first is None else first.received
+
+
 class RecordedBatch(Batch):
-    """A batch that remembers how its messages came in.
+    """A batch that remembers how its messages came in, and of which it is known how long it is open.
 
     `sources` has, for each slot, the message as it came in, or only its address, when that is all that its
     one recipient's route changes (so the message itself can go); `whole` of them are messages. `origins` are
     the slots in the batch that this one goes onward from, if it does. `bursts`: what was published in bursts.
     """
 
-    __slots__ = ("_before", "bursts", "origins", "sources", "whole")
+    __slots__ = ("_before", "_open_batches", "_sent", "_told", "bursts", "origins", "sources", "whole")
 
-    def __init__(self, source: Source, received: float, before: RecordedBatch | None = None) -> None:
+    def __init__(
+        self,
+        source: Source,
+        received: Monotonic,
+        open_batches: OpenBatches | None = None,
+        before: RecordedBatch | None = None,
+    ) -> None:
         super().__init__(source, received)
-        self._before = before
+        self._before = before  # which is open for as long as this one is
+        self._open_batches = open_batches
+        self._sent = False
+        self._told = 0
         self.sources: list[Message | Address] = []
         self.whole = 0
         self.origins: list[int] = []
@@ -51,11 +88,15 @@ class RecordedBatch(Batch):
 
     def came(self, source: Message | Address) -> None:
         """Note how the message in the newest slot came in."""
+        if not self.sources and self._open_batches is not None:
+            self._open_batches.begun(self)
         self.whole += isinstance(source, Message)
         self.sources.append(source)
 
     def came_in_burst(self, messages: list[Message], target: Address, *, changed: bool) -> None:
         """Note how the newest ones came in: together, and their route, if they take one, changes them."""
+        if not self.sources and self._open_batches is not None:
+            self._open_batches.begun(self)
         self.sources += [messages[0].address] * len(messages) if changed else messages
         self.whole += 0 if changed else len(messages)
         if self.bursts is None:
@@ -64,7 +105,7 @@ class RecordedBatch(Batch):
 
     def onward(self, source: Source) -> RecordedBatch:
         """One that knows where its messages were in this one."""
-        return RecordedBatch(source, self.received, self)
+        return RecordedBatch(source, self.received, before=self)
 
     def open_for(self, origin: int, receipt: Receipt, recipients: int) -> int:
         """Note the origin, and how the message came in there."""
@@ -72,6 +113,22 @@ class RecordedBatch(Batch):
         if self._before is not None and self._before.sources:
             self.came(self._before.sources[origin])
         return self.open(receipt, recipients)
+
+    def send(self) -> None:
+        """Hand every sink its part; some may settle it at once."""
+        self._sent = True
+        super().send()
+        self._close()
+
+    def _tell(self, done: list[int]) -> None:
+        self._told += len(done)
+        self._close()
+        super()._tell(done)
+
+    def _close(self) -> None:
+        # Before it is sent others may follow those that have been settled at once.
+        if self._sent and self._told == len(self.receipts) and self._open_batches is not None:
+            self._open_batches.settled(self)
 
 
 class RecipientRecorder:
@@ -144,6 +201,8 @@ class Journaling:
     def __init__(self, writer: JournalWriter, router: Router, *, all_: bool) -> None:
         self.writer = writer
         self.router = router  # the one in force
+        self.open_batches = OpenBatches()
+        writer.oldest = self.open_batches.oldest
         self._all = all_
 
     def recorder(self, route: Route | None, endpoint: str) -> RecipientRecorder | None:
@@ -157,12 +216,14 @@ class Journaling:
         labels = RowLabels("", "", endpoint, self.router.endpoints.get(endpoint, ""), False)
         return RecipientRecorder(self.writer, labels)
 
-    def refuse(self, route: Route, message: Message, outcome: Outcome, received: float, slot: int) -> None:
+    def refuse(
+        self, route: Route, message: Message, outcome: Outcome, received: Monotonic, slot: int
+    ) -> None:
         """A route would not let a message cross."""
         if self._wanted(route):
             self.writer.refuse(self._labels(route), [message], outcome, received, [slot])
 
-    def left(self, route: Route, messages: list[Message], outcome: Outcome, received: float) -> None:
+    def left(self, route: Route, messages: list[Message], outcome: Outcome, received: Monotonic) -> None:
         """Messages have left the outbox of a route."""
         if self._wanted(route):
             self.writer.record(self._labels(route), messages, outcome, received)
@@ -194,9 +255,9 @@ class RecordingDispatcher(Dispatcher):
         super().__init__(router, dead_letters, deduplication)
         self.journaling = journaling
 
-    def batch(self, source: Source, received: float) -> RecordedBatch:
+    def batch(self, source: Source, received: Monotonic) -> RecordedBatch:
         """One that remembers how its messages came in."""
-        return RecordedBatch(source, received)
+        return RecordedBatch(source, received, self.journaling.open_batches)
 
     def use(self, router: Router) -> None:
         """A new mapping is in force, also for what is recorded."""
@@ -236,7 +297,7 @@ def open_journal(settings: Journal, folder: Path, router: Router) -> Journaling:
         folder,
         settings.shard,
         options,
-        clock=trio.current_time,
+        clock=clock.now,
         tell=lambda text: log.error("journal", what=text),
     )
     if writer.cut:

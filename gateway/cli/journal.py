@@ -1,4 +1,4 @@
-"""`gateway journal tail | stat | verify`: what crossed, how much of it is kept, and whether it is sound.
+"""`gateway journal tail | stat | verify | export`: what crossed, how much is kept, whether it is sound.
 
 The commands read the files, beside a running gateway or without one.
 """
@@ -9,15 +9,16 @@ import base64
 import time
 from collections import deque
 from collections.abc import Iterator
-from datetime import UTC, datetime
+from datetime import UTC, datetime, timedelta
 from pathlib import Path
-from typing import Annotated, Any
+from typing import Annotated, Any, Literal
 
 import orjson
 import typer
 
 from gateway.cli.exits import Exit
 from gateway.cli.options import AsJson, ConfigFile, settings_of
+from gateway.errors import PipelineError
 from gateway.settings import Settings
 from gateway.store.journal.reader import Extent, Gap, JournalReader, Only, Row, fits
 from gateway.store.journal.segments import Hole
@@ -93,14 +94,18 @@ def _items(
 def stat(
     config: ConfigFile = None, folder: Folder = None, shard: Shard = None, as_json: AsJson = False
 ) -> None:
-    """Print what there is of each shard: rows, gaps, files, octets and times."""
+    """Print what there is of each shard: rows, gaps, files, octets, times, small blocks, limits."""
+    limits = settings_of(config).journal
     reader = _reader(config, folder)
     extents = [reader.extent(name) for name in _shards(reader, shard)]
     if as_json:
-        typer.echo(orjson.dumps([extent._asdict() for extent in extents]))
+        kept = {"retention_bytes": limits.retention_bytes, "retention_secs": limits.retention_secs}
+        typer.echo(orjson.dumps([extent._asdict() | kept for extent in extents]))
         return
     for extent in extents:
         typer.echo(_described(extent))
+        typer.echo(f"  {_compaction(extent)}")
+        typer.echo(f"  {_retention(extent, limits.retention_bytes, limits.retention_secs)}")
     if not extents:
         typer.echo("the journal is empty")
 
@@ -130,6 +135,62 @@ def verify(
         typer.echo("damaged" if damaged else "sound")
     if damaged:
         raise typer.Exit(Exit.FAILED)
+
+
+@journal.command()
+def export(
+    config: ConfigFile = None,
+    folder: Folder = None,
+    shard: Shard = None,
+    parquet: Annotated[Path | None, typer.Option(metavar="FILE", help="Write Parquet.")] = None,
+    arrow: Annotated[
+        Path | None, typer.Option(metavar="FILE", help="Write an Arrow IPC file (Feather 2).")
+    ] = None,
+    columns: Annotated[
+        str | None, typer.Option(metavar="NAMES", help="These columns, with commas; default: all.")
+    ] = None,
+    route: Annotated[list[str] | None, typer.Option(help="Only this route; may repeat.")] = None,
+    since: Annotated[
+        str | None, typer.Option(metavar="TIME", help="Received then or later, ISO 8601.")
+    ] = None,
+    until: Annotated[str | None, typer.Option(metavar="TIME", help="Received before.")] = None,
+) -> None:
+    """Write the rows into one file that other programs read, without Spark.
+
+    Needs pyarrow, which the extra `pipeline` has. Rows that are missing in the journal are told.
+    """
+    if (parquet is None) == (arrow is None):
+        raise PipelineError("say --parquet FILE or --arrow FILE")
+    try:
+        from gateway.pipeline.journal.export import Chosen
+        from gateway.pipeline.journal.export import export as job
+    except ImportError as error:
+        raise PipelineError("the export needs pyarrow: pip install 'gateway[pipeline]'") from error
+    reader = _reader(config, folder)
+    names = None if columns is None else [name.strip() for name in columns.split(",")]
+    chosen = Chosen(
+        None if shard is None else _shards(reader, shard),
+        frozenset(route) if route else None,
+        None if since is None else _micros(since),
+        None if until is None else _micros(until),
+    )
+    to = parquet or arrow
+    assert to is not None
+    form: Literal["parquet", "arrow"] = "arrow" if parquet is None else "parquet"
+    try:
+        rows, missing = job(reader, to, form, columns=names, chosen=chosen)
+    except OSError as error:
+        raise PipelineError(f"{to} cannot be written: {error.strerror}") from error
+    typer.echo(f"{rows} rows in {to}" + (f", {missing} missing in the journal" if missing else ""))
+
+
+def _micros(text: str) -> int:
+    try:
+        time_ = datetime.fromisoformat(text)
+    except ValueError as error:
+        raise PipelineError(f"a time is said in ISO 8601, not as {text!r}") from error
+    since = (time_ if time_.tzinfo else time_.replace(tzinfo=UTC)) - datetime(1970, 1, 1, tzinfo=UTC)
+    return since // timedelta(microseconds=1)
 
 
 def tell_fate(settings: Settings, message_id: str, *, as_json: bool) -> None:
@@ -207,6 +268,25 @@ def _document(row: Row) -> dict[str, Any]:
 
 def _time(microseconds: int) -> str:
     return datetime.fromtimestamp(microseconds / 1_000_000, UTC).isoformat(timespec="microseconds")
+
+
+def _compaction(extent: Extent) -> str:
+    """What was merged, and what will be."""
+    whole = extent.segments - extent.unindexed
+    low = "not known" if extent.low_us is None else _time(extent.low_us)
+    return (
+        f"{extent.replaced} blocks were merged into fewer, {extent.small} are small;"
+        f" {whole} files have an index; complete up to {low}"
+    )
+
+
+def _retention(extent: Extent, octets_max: int, secs_max: float) -> str:
+    """How much of its limits is used."""
+    used = f"{extent.octets / octets_max:.0%} of {octets_max} octets" if octets_max else "no limit of octets"
+    if not secs_max:
+        return f"retention: {used}, no limit of time"
+    age = 0.0 if extent.first_us is None else max(time.time() - extent.first_us / 1e6, 0.0)
+    return f"retention: {used}, the oldest row is {age / 3_600:.1f} of {secs_max / 3_600:.1f} hours old"
 
 
 def _described(extent: Extent) -> str:

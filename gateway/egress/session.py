@@ -11,8 +11,7 @@ from abc import ABC, abstractmethod
 from collections.abc import Callable
 from typing import Generic, Protocol, TypeVar
 
-import trio
-
+from gateway import clock
 from gateway.broker.dispatcher import Dispatcher, RoutingEntry
 from gateway.broker.memory import LOW_ON_MEMORY
 from gateway.broker.pressure import Held
@@ -22,6 +21,7 @@ from gateway.model.address import Address
 from gateway.model.batch import Sink
 from gateway.model.message import Message, Sender
 from gateway.model.outcome import Outcome
+from gateway.model.times import Monotonic
 from gateway.settings import Limits
 from gateway.settings.endpoints import Link as LinkSettings
 from gateway.telemetry.stats import LinkStats
@@ -77,7 +77,7 @@ class QueueLinkSession(ABC, Generic[PeerT, ConsumerT, SinkT]):
         self.limits = limits
         self.stats = stats
         self.client_id = client_id
-        self.batch = self.dispatcher.batch(self, trio.current_time())
+        self.batch = self.dispatcher.batch(self, clock.now())
         self.held: Held[tuple[ConsumerT, int, Message]] = Held(lambda: dispatcher.disk_healthy())
         self._peer: PeerT | None = None
         self._caches: dict[str, Entries] = {}
@@ -114,7 +114,7 @@ class QueueLinkSession(ABC, Generic[PeerT, ConsumerT, SinkT]):
         """Send on the batch that this wake-up has gathered."""
         batch = self.batch
         if len(batch):
-            self.batch = self.dispatcher.batch(self, trio.current_time())
+            self.batch = self.dispatcher.batch(self, clock.now())
             batch.send()
 
     def tick(self, now: float) -> None:
@@ -136,7 +136,7 @@ class QueueLinkSession(ABC, Generic[PeerT, ConsumerT, SinkT]):
         self,
         receipts: list[tuple[ConsumerT, int, Message]],
         refused: dict[int, Outcome] | None,
-        received: float,
+        received: Monotonic,
     ) -> None:
         """Acknowledge what was accepted; refuse, or give back later, what was not."""
 
@@ -151,7 +151,7 @@ class QueueLinkSession(ABC, Generic[PeerT, ConsumerT, SinkT]):
     def retry(self, receipt: tuple[ConsumerT, int, Message]) -> None:
         """A message that was released, once more."""
         if self.dispatcher.memory.short:
-            self.settle([receipt], {0: LOW_ON_MEMORY}, 0.0)
+            self.settle([receipt], {0: LOW_ON_MEMORY}, clock.now())
             return
         consumer, _, message = receipt
         entry = self.dispatcher.entry(self.name, None, message.address, self.queue_of(consumer))

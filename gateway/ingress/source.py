@@ -14,6 +14,7 @@ import structlog
 import trio
 from mypy_extensions import mypyc_attr
 
+from gateway import clock
 from gateway.access.principal import Principal
 from gateway.access.questions import Undecided
 from gateway.access.rights import Decision, Rights
@@ -25,6 +26,7 @@ from gateway.model.address import Address
 from gateway.model.batch import Batch
 from gateway.model.message import Message, Sender
 from gateway.model.outcome import Outcome
+from gateway.model.times import Monotonic
 from gateway.protocols import show
 from gateway.telemetry.audit import audit
 from gateway.telemetry.stats import ListenerStats
@@ -110,7 +112,7 @@ class ListenerSource(ABC):
     # What batches ask.
 
     @abstractmethod
-    def settle(self, receipts: list[Any], refused: dict[int, Outcome] | None, received: float) -> None:
+    def settle(self, receipts: list[Any], refused: dict[int, Outcome] | None, received: Monotonic) -> None:
         """Each receipt's client hears what became of its message; see gateway.model.batch.Source."""
 
     def hold(self, senders: set[Sender]) -> list[Callable[[], None]]:
@@ -139,9 +141,9 @@ class ListenerSource(ABC):
         return self.listener
 
     @staticmethod
-    def now() -> float:
-        """Monotonic seconds, Trio's clock."""
-        return trio.current_time()
+    def now() -> Monotonic:
+        """The event loop's clock."""
+        return clock.now()
 
     def flush(self) -> None:
         """Write what was encoded outside a wake-up."""

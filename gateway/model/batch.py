@@ -15,6 +15,7 @@ from typing import Any, Protocol
 from gateway.containment import contained
 from gateway.model.message import Message, Sender
 from gateway.model.outcome import ACCEPTED, INTERNAL, Outcome, worse
+from gateway.model.times import Monotonic
 
 Receipt = Any
 _EVERY: set[int] = set()  # by identity: the part was settled whole
@@ -23,9 +24,11 @@ _EVERY: set[int] = set()  # by identity: the part was settled whole
 class Source(Protocol):
     """Who published a batch and waits to hear what became of it."""
 
-    def settle(self, receipts: list[Receipt], refused: dict[int, Outcome] | None, received: float) -> None:
+    def settle(
+        self, receipts: list[Receipt], refused: dict[int, Outcome] | None, received: Monotonic
+    ) -> None:
         """Answer `receipts`. `refused` maps a position in `receipts` to an outcome that is not ACCEPTED;
-        None: all were accepted. `received` is the batch's time of arrival (monotonic seconds)."""
+        None: all were accepted. `received` is the batch's time of arrival by the event loop's clock."""
 
     def hold(self, senders: set[Sender]) -> list[Callable[[], None]]:
         """A sink is full: stop reading from these senders. Returns what lets them go on."""
@@ -79,7 +82,7 @@ class Batch:
 
     __slots__ = ("_open", "_parts", "_worst", "receipts", "received", "source")
 
-    def __init__(self, source: Source, received: float) -> None:
+    def __init__(self, source: Source, received: Monotonic) -> None:
         self.source = source
         self.received = received
         self.receipts: list[Receipt] = []

@@ -4,71 +4,62 @@ They are the journal's own columns (`docs/reference/journal.md`) and three that 
 `sequence` and `headers`. A row is named for ever by (shard, sequence). Unsigned numbers take the next wider
 signed type, which Spark has; texts are never null where the journal says "" for nothing.
 
-Every column is nullable for Spark, for a journal of another version may lack it.
+Every column is nullable for Spark, for a journal of another version may lack it. Spark itself is imported
+when it is asked for: an export to Arrow or Parquet does without.
 """
 
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import Any, Final, NamedTuple
+from typing import TYPE_CHECKING, Any, Final, NamedTuple
 
 import pyarrow as pa
-from pyspark.sql.types import (
-    ArrayType,
-    BinaryType,
-    BooleanType,
-    ByteType,
-    DataType,
-    LongType,
-    ShortType,
-    StringType,
-    StructField,
-    StructType,
-    TimestampType,
-)
 
 from gateway.errors import PipelineError
+
+if TYPE_CHECKING:
+    from pyspark.sql.types import StructType
 
 Arrow = Any
 """An Arrow type, schema or array; pyarrow has no type stubs."""
 
-HEADER: Final = StructType(
-    [StructField("name", StringType()), StructField("type", StringType()), StructField("value", StringType())]
-)
+HEADER_NAMES: Final = ("name", "type", "value")
+HEADER: Final = "struct<name:string,type:string,value:string>"
 """A typed header, in its order; a name may repeat. `type` is a word of the model's ValueType; `value` is the
 text of a string, else JSON as `gateway/store/properties.py` writes it."""
 
-HEADER_ARROW: Final[Arrow] = pa.struct([("name", pa.string()), ("type", pa.string()), ("value", pa.string())])
+HEADERS: Final = f"array<{HEADER}>"
+HEADER_ARROW: Final[Arrow] = pa.struct([(name, pa.string()) for name in HEADER_NAMES])
 _TIME: Final[Arrow] = pa.timestamp("us", tz="UTC")
 
 
 class JournalColumn(NamedTuple):
-    """A column: its name, Spark's type, Arrow's type, and what it says."""
+    """A column: its name, Spark's type in SQL's words, Arrow's type, and what it says."""
 
     name: str
-    spark: DataType
+    spark: str
     arrow: Arrow
     says: str
 
 
 def _text(name: str, says: str) -> JournalColumn:
-    return JournalColumn(name, StringType(), pa.string(), says)
+    return JournalColumn(name, "string", pa.string(), says)
 
 
 def _time(name: str, says: str) -> JournalColumn:
-    return JournalColumn(name, TimestampType(), _TIME, says)
+    return JournalColumn(name, "timestamp", _TIME, says)
 
 
 def _flag(name: str, says: str) -> JournalColumn:
-    return JournalColumn(name, BooleanType(), pa.bool_(), says)
+    return JournalColumn(name, "boolean", pa.bool_(), says)
 
 
 COLUMNS: Final = (
     _text("shard", "number of the process that wrote the row, behind its folder's name and a slash if any"),
-    JournalColumn("sequence", LongType(), pa.int64(), "number of the row in its shard; never used twice"),
+    JournalColumn("sequence", "bigint", pa.int64(), "number of the row in its shard; never used twice"),
     _time("received", "when the message arrived, UTC"),
     _time("settled", "when its source was told what became of it, UTC"),
-    JournalColumn("slot", LongType(), pa.int64(), "place in what was received together; see the journal"),
+    JournalColumn("slot", "bigint", pa.int64(), "place in what was received together; see the journal"),
     _text("source_endpoint", "listener or link that it came in by"),
     _text("client", 'client identifier; "": unknown'),
     _text("user", 'user name; "": unknown'),
@@ -87,26 +78,46 @@ COLUMNS: Final = (
     _text("target_address", "as source_address; null: a route refused the message"),
     _text("target_scope", "as source_scope"),
     _text("target_name", "as source_name"),
-    JournalColumn("assurance", ByteType(), pa.int8(), "0, 1 or 2, as it came in"),
+    JournalColumn("assurance", "tinyint", pa.int8(), "0, 1 or 2, as it came in"),
     _flag("durable", "as it came in"),
     _flag("retain", "as it came in"),
-    JournalColumn("hops", ShortType(), pa.int16(), "routes crossed before; 255: or more"),
-    JournalColumn("delivered_assurance", ByteType(), pa.int8(), "as it went out"),
+    JournalColumn("hops", "smallint", pa.int16(), "routes crossed before; 255: or more"),
+    JournalColumn("delivered_assurance", "tinyint", pa.int8(), "as it went out"),
     _flag("delivered_durable", "as it went out"),
     _flag("delivered_retain", "as it went out"),
     _time("expires", "UTC; null: never"),
-    JournalColumn("body_size", LongType(), pa.int64(), "octets"),
+    JournalColumn("body_size", "bigint", pa.int64(), "octets"),
     _text("properties", "one JSON object, as it came in; {}: none"),
     _text("message_id", "null: none"),
-    JournalColumn("body", BinaryType(), pa.binary(), "the payload; null: it was left out"),
-    JournalColumn("headers", ArrayType(HEADER), pa.list_(pa.field("element", HEADER_ARROW)), "typed headers"),
+    JournalColumn("body", "binary", pa.binary(), "the payload; null: it was left out"),
+    JournalColumn(
+        "headers", f"array<{HEADER}>", pa.list_(pa.field("element", HEADER_ARROW)), "typed headers"
+    ),
 )
-BY_NAME: Final = {column.name: column for column in COLUMNS}
+LOW_WATER: Final = _time(
+    "low_water", "of all that was received before, no later row has anything to say; null: not known"
+)
+"""Only when it is named: what the block of the row says of its shard."""
+
+BY_NAME: Final = {column.name: column for column in (*COLUMNS, LOW_WATER)}
 
 
 def spark_schema(names: Sequence[str] | None = None) -> StructType:
     """The schema of these columns, in their order (None: of all). Raises PipelineError: no such column."""
-    return StructType([StructField(column.name, column.spark) for column in _chosen(names)])
+    from pyspark.sql import types as known
+
+    header = known.StructType([known.StructField(name, known.StringType()) for name in HEADER_NAMES])
+    types = {
+        "string": known.StringType(),
+        "timestamp": known.TimestampType(),
+        "boolean": known.BooleanType(),
+        "bigint": known.LongType(),
+        "tinyint": known.ByteType(),
+        "smallint": known.ShortType(),
+        "binary": known.BinaryType(),
+        HEADERS: known.ArrayType(header),
+    }
+    return known.StructType([known.StructField(one.name, types[one.spark]) for one in _chosen(names)])
 
 
 def arrow_schema(names: Sequence[str] | None = None) -> Arrow:

@@ -14,6 +14,7 @@ from typing import Final, NamedTuple
 
 from gateway.model.message import Message
 from gateway.model.outcome import Outcome
+from gateway.model.times import WallTime
 from gateway.store.index import WHOLE, Index, Log, merged, ranges, stretch, unsettled
 from gateway.store.letters import Letters
 
@@ -162,7 +163,7 @@ class Group:
             del self.things[one]
         self.emptied.append((kind, prefix))
 
-    def add_letters(self, messages: Iterable[Message], route: str, outcome: Outcome, utc: float) -> None:
+    def add_letters(self, messages: Iterable[Message], route: str, outcome: Outcome, utc: WallTime) -> None:
         """Messages that nothing would take."""
         self.letters.add(messages, route, outcome, utc)
 

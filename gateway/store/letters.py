@@ -14,6 +14,7 @@ from typing import NamedTuple
 from gateway.errors import StoreError
 from gateway.model.message import Message
 from gateway.model.outcome import Outcome, Reason, Verdict
+from gateway.model.times import WallTime
 from gateway.store.messages import MessageReader, encode_sound
 from gateway.store.statements import delete, insert
 
@@ -22,7 +23,7 @@ class DeadLetter(NamedTuple):
     """A message, the route that it took ("" when none), what was said of it, and when (UTC seconds)."""
 
     id: int
-    utc: float
+    utc: WallTime
     route: str
     outcome: Outcome
     message: Message
@@ -56,7 +57,7 @@ class Letters:
         """Whether there is something to write."""
         return bool(self._added or self._removed)
 
-    def add(self, messages: Iterable[Message], route: str, outcome: Outcome, utc: float) -> None:
+    def add(self, messages: Iterable[Message], route: str, outcome: Outcome, utc: WallTime) -> None:
         """Keep `messages`; the oldest letters make room."""
         verdict, reason, text = outcome
         text = text.encode(errors="replace").decode()  # a peer may have had a hand in it
@@ -110,4 +111,4 @@ def letter(reader: MessageReader, line: Line) -> DeadLetter:
         outcome = Outcome(Verdict(verdict), Reason(reason), text)
     except ValueError as error:
         raise StoreError(f"dead letter {id} cannot be read: {error}") from error
-    return DeadLetter(id, utc, route, outcome, reader.decode_one(octets))
+    return DeadLetter(id, WallTime(utc), route, outcome, reader.decode_one(octets))

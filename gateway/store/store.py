@@ -18,12 +18,12 @@ from __future__ import annotations
 
 import sqlite3
 import threading
-import time
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from functools import partial
 from pathlib import Path
 from typing import Final
 
+from gateway import clock
 from gateway.model.message import Message, weight_of
 from gateway.model.outcome import Outcome
 from gateway.model.spooled import Spooled
@@ -339,7 +339,7 @@ class Store:
 
     def add_letters(self, messages: Iterable[Message], route: str, outcome: Outcome) -> None:
         """Keep messages that nothing would take; the oldest make room."""
-        self._calls.append((Group.add_letters, list(messages), route, outcome, time.time()))
+        self._calls.append((Group.add_letters, list(messages), route, outcome, clock.utc()))
 
     def delete_letters(self, ids: Iterable[int] | None = None) -> None:
         """Delete the dead letters with these ids; without ids all."""

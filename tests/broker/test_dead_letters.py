@@ -375,6 +375,7 @@ def test_the_journal_hears_of_letters_with_and_without_a_route(tmp_path: Path) -
     assert set(bench.told.values()) == {ACCEPTED}
     rows = [(row["source_name"], row["target_name"], row["body"]) for row in rows_of(tmp_path)]
     assert ("in/2", "2", b"published") in rows
+    assert all(row["settled"] - row["received"] < 60e6 for row in rows_of(tmp_path)), "it came again just now"
 
 
 @pytest.mark.parametrize(

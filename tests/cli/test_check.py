@@ -12,7 +12,7 @@ import yaml
 from argon2 import PasswordHasher
 from pydantic import SecretStr
 
-from gateway import __version__
+from gateway import __version__, is_compiled
 from gateway.access.scram import SALT_OCTETS, make_keys, parse_keys
 from gateway.cli.exits import Exit
 from gateway.settings import User
@@ -147,16 +147,18 @@ def test_passwd_makes_no_keys_of(arguments: list[str], password: str, run: Run) 
 
 
 def test_version_is_told(run: Run) -> None:
-    assert run("version").out.startswith(f"gateway {__version__} ")
+    form = "compiled" if is_compiled() else "interpreted"
+    assert run("version").out.startswith(f"gateway {__version__}, {form} ")
     assert run("--version") == run("version")
     assert run("--version", "nothing") == run("version")
-    assert json.loads(run("version", "--json").out)["gateway"] == __version__
+    told = json.loads(run("version", "--json").out)
+    assert (told["gateway"], told["compiled"]) == (__version__, is_compiled())
 
 
 def test_the_package_is_the_program() -> None:
     """`python -m gateway`, with its arguments and its exit codes."""
     for arguments, code, said in [
-        (["--version"], Exit.OK, f"gateway {__version__} "),
+        (["--version"], Exit.OK, f"gateway {__version__}, "),
         (["nothing"], Exit.USAGE, ""),
     ]:
         command = [sys.executable, "-m", "gateway", *arguments]

@@ -14,6 +14,7 @@ from collections import Counter, deque
 from collections.abc import Callable
 from typing import TYPE_CHECKING, Any, Final
 
+from gateway import clock
 from gateway.broker.alarms import Alarm
 from gateway.broker.poison import poisoned
 from gateway.containment import contained
@@ -23,6 +24,7 @@ from gateway.model.batch import Batch, Recipient
 from gateway.model.message import NEVER, Message, Sender
 from gateway.model.outcome import Outcome, Reason, Verdict
 from gateway.model.properties import Headers, Value, ValueType, string
+from gateway.model.times import Monotonic
 from gateway.protocols.amqp091.codec import BasicProperties, decode_properties, encode_basic_properties
 from gateway.protocols.amqp091.dialect import amqp_address
 from gateway.protocols.amqp091.table import encode_table
@@ -105,7 +107,7 @@ class DeadLettering:
 
     def _bury(self, most: int) -> int:
         """Some letters; returns how many they and their targets are."""
-        batch = Batch(self, time.monotonic())
+        batch = Batch(self, clock.now())
         recipients: dict[AmqpQueue, Recipient] = {}
         utc = time.time()
         count = 0
@@ -171,7 +173,7 @@ class DeadLettering:
 
     # What batches ask: this is their source.
 
-    def settle(self, letters: list[Message], refused: dict[int, Outcome] | None, received: float) -> None:
+    def settle(self, letters: list[Message], refused: dict[int, Outcome] | None, received: Monotonic) -> None:
         """What a queue would not take is lost to it, but neither uncounted nor unseen."""
         for at, outcome in (refused or {}).items():
             self._lose(letters[at], outcome)

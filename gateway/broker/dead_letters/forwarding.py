@@ -12,6 +12,7 @@ from dataclasses import replace
 from datetime import UTC, datetime
 from typing import Final
 
+from gateway import clock
 from gateway.broker.dispatcher import Namespace
 from gateway.errors import RemoteProtocolError
 from gateway.model.address import Address
@@ -19,6 +20,7 @@ from gateway.model.batch import Batch, Recipient
 from gateway.model.message import Message, Sender
 from gateway.model.outcome import Outcome
 from gateway.model.properties import Properties, property_set, string
+from gateway.model.times import Monotonic, WallTime
 
 REASON: Final = "x-gateway-reason"
 ROUTE: Final = "x-gateway-route"
@@ -41,10 +43,10 @@ class Forwarding:
         self._address = address
         self._assurance = assurance
 
-    def forward(self, messages: list[Message], route: str, outcome: Outcome, utc: float) -> None:
+    def forward(self, messages: list[Message], route: str, outcome: Outcome, utc: WallTime) -> None:
         """Publish copies of these messages."""
         namespace = self._namespaces.get(self._endpoint)
-        batch = Batch(self, 0.0)
+        batch = Batch(self, clock.now())
         recipients: dict[object, Recipient] = {}
         for message in messages:
             copy = self._copy(message, route, outcome, utc)
@@ -62,7 +64,7 @@ class Forwarding:
                 batch.add(slot, recipients.setdefault(sink, Recipient(sink)), copy)
         batch.send()
 
-    def _copy(self, message: Message, route: str, outcome: Outcome, utc: float) -> Message | None:
+    def _copy(self, message: Message, route: str, outcome: Outcome, utc: WallTime) -> Message | None:
         try:
             given = message.properties
         except RemoteProtocolError:  # that may be why it is a dead letter
@@ -92,7 +94,7 @@ class Forwarding:
         """The senders have done nothing to this target; a full one refuses the copies."""
         return []
 
-    def settle(self, receipts: list[None], refused: dict[int, Outcome] | None, received: float) -> None:
+    def settle(self, receipts: list[None], refused: dict[int, Outcome] | None, received: Monotonic) -> None:
         """Count: the letter itself is kept, whatever becomes of its copy."""
         failed = len(refused) if refused else 0
         self.counted["accepted"] += len(receipts) - failed

@@ -11,17 +11,18 @@ tells which. In the store's column for the route the latter has CROSSED behind t
 
 from __future__ import annotations
 
-import time
 from collections import Counter, deque
 from collections.abc import Callable, Iterable
 from typing import Final, NamedTuple
 
 import structlog
 
+from gateway import clock
 from gateway.containment import contained
 from gateway.model.message import Message, weight_of
 from gateway.model.outcome import ACCEPTED, Outcome, Reason
 from gateway.model.spooled import Spooled
+from gateway.model.times import WallTime
 from gateway.store.letters import DeadLetter
 from gateway.store.store import Store
 
@@ -30,7 +31,7 @@ MEMORY: Final = "m"  # the ids of letters in memory begin with it
 BODY_OCTETS_MAX: Final = 16 * 1024 * 1024  # of one whose message had its body on disk
 PAGE_LETTERS: Final = 200  # read at a time when all are looked through
 
-Forward = Callable[[list[Message], str, Outcome, float], None]
+Forward = Callable[[list[Message], str, Outcome, WallTime], None]
 
 log = structlog.get_logger(limited=True)
 
@@ -42,7 +43,7 @@ class Letter(NamedTuple):
     message: Message
     route: str
     outcome: Outcome
-    utc: float
+    utc: WallTime
     crossed: bool
 
 
@@ -126,7 +127,7 @@ class DeadLetters:
         """
         self.counted[route, outcome.reason.value] += len(messages)
         messages = [_held(message) if isinstance(message.body, Spooled) else message for message in messages]
-        utc = time.time()
+        utc = clock.utc()
         unwanted = _unwanted(route, outcome)
         if self.forward is not None and not unwanted:
             try:
@@ -143,7 +144,7 @@ class DeadLetters:
             self._when_safe(then)
 
     def _hold(
-        self, messages: list[Message], route: str, outcome: Outcome, utc: float, *, crossed: bool
+        self, messages: list[Message], route: str, outcome: Outcome, utc: WallTime, *, crossed: bool
     ) -> None:
         for message in messages:
             self._last += 1

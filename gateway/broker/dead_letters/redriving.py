@@ -12,6 +12,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import Final
 
+from gateway import clock
 from gateway.broker.dead_letters import DeadLetters, Letter
 from gateway.broker.dispatcher import UNROUTED, Dispatcher, RouteRecipient, StagedRecipient
 from gateway.broker.memory import LOW_ON_MEMORY
@@ -20,6 +21,7 @@ from gateway.mapping.routes import Route
 from gateway.model.batch import Batch, Recipient, Sink
 from gateway.model.message import Message, Sender
 from gateway.model.outcome import ACCEPTED, Outcome, Reason, Verdict
+from gateway.model.times import Monotonic
 
 BUSY: Final = Outcome(Verdict.RELEASED, Reason.QUOTA, "it is on its way already")
 
@@ -39,7 +41,8 @@ class Redriving:
         """Send the letters on their way; `told` hears of each, by its id, what became of it."""
         # A batch holds what was published, or what was put on recipients: a journal tells the two apart by
         # it.
-        placed, published = self._dispatcher.batch(self, 0.0), self._dispatcher.batch(self, 0.0)
+        now = clock.now()
+        placed, published = self._dispatcher.batch(self, now), self._dispatcher.batch(self, now)
         recipients: dict[tuple[Sink, str], Recipient] = {}
         refused: list[tuple[str, Outcome]] = []
         for letter in letters:
@@ -134,7 +137,9 @@ class Redriving:
         """The senders are long gone."""
         return []
 
-    def settle(self, receipts: list[Receipt], refused: dict[int, Outcome] | None, received: float) -> None:
+    def settle(
+        self, receipts: list[Receipt], refused: dict[int, Outcome] | None, received: Monotonic
+    ) -> None:
         """A letter whose message was accepted is no more; who asked hears of it when that is on disk."""
         outcomes = [(refused or {}).get(at, ACCEPTED) for at in range(len(receipts))]
         rows = list(zip(receipts, outcomes, strict=True))

@@ -11,6 +11,7 @@ from collections import deque
 from collections.abc import Iterable
 from typing import Final
 
+from gateway.model.times import WallTime
 from gateway.store.restoring import set_aside
 from gateway.store.store import Store
 
@@ -26,21 +27,21 @@ class Marks:
         self.interval = MARK_SECS
         self._store = store
         self._name = name
-        self._marks: deque[tuple[int, float]] = deque()
+        self._marks: deque[tuple[int, WallTime]] = deque()
 
     @staticmethod
-    def load(store: Store) -> dict[str, list[tuple[int, float]]]:
+    def load(store: Store) -> dict[str, list[tuple[int, WallTime]]]:
         """All marks in the store, by the outbox's name. Before the store starts."""
-        found: dict[str, list[tuple[int, float]]] = {}
+        found: dict[str, list[tuple[int, WallTime]]] = {}
         for key, value in store.things(MARKS):
             assert isinstance(key, str)
             assert isinstance(value, bytes)
             with set_aside(MARKS, key):
                 name, _, position = key.partition(" ")
-                found.setdefault(name, []).append((int(position), struct.unpack(">d", value)[0]))
+                found.setdefault(name, []).append((int(position), WallTime(struct.unpack(">d", value)[0])))
         return found
 
-    def recover(self, marks: Iterable[tuple[int, float]], first: int, end: int) -> None:
+    def recover(self, marks: Iterable[tuple[int, WallTime]], first: int, end: int) -> None:
         """Take those found in the store that are of messages from `first` to before `end`."""
         for position, utc in sorted(marks):
             if position < end:
@@ -49,7 +50,7 @@ class Marks:
                 self._store.delete(MARKS, self._key(position))
         self.forget_before(first)
 
-    def note(self, position: int, utc: float) -> None:
+    def note(self, position: int, utc: WallTime) -> None:
         """The message at `position` came now."""
         if self._marks and utc - self._marks[-1][1] < self.interval:
             return
@@ -78,7 +79,7 @@ class Marks:
             self._store.delete(MARKS, self._key(position))
         self._marks.clear()
 
-    def time_of(self, position: int) -> float | None:
+    def time_of(self, position: int) -> WallTime | None:
         """When the message at `position` came (UTC), or up to `interval` earlier; None: not known."""
         found = None
         for first, utc in self._marks:

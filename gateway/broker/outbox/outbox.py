@@ -30,6 +30,7 @@ from gateway.model.address import Address
 from gateway.model.batch import Batch, Sink, SubBatch
 from gateway.model.message import Message, Sender, weight_of
 from gateway.model.outcome import ACCEPTED, FINAL, Outcome, Reason, Verdict
+from gateway.model.times import Monotonic, WallTime
 from gateway.store.journal.columns import WAS_BURIED, WAS_DELIVERED, WAS_DROPPED
 from gateway.store.store import Store
 
@@ -50,7 +51,7 @@ TOO_OLD: Final = Outcome(Verdict.REJECTED, Reason.EXPIRED, "it waited longer tha
 EXPIRED: Final = Outcome(Verdict.REJECTED, Reason.EXPIRED, "it expired in the outbox")
 
 Policy = Literal["reject", "drop_oldest", "dead_letter"]
-Left = Callable[[Route, list[Message], Outcome, float], None]
+Left = Callable[[Route, list[Message], Outcome, Monotonic], None]
 
 
 class OutboxLimits(NamedTuple):
@@ -119,14 +120,14 @@ class Outbox:
         store: Store,
         dead_letters: DeadLetters,
         *,
-        marks: Iterable[tuple[int, float]],
+        marks: Iterable[tuple[int, WallTime]],
         memory_messages_max: int,
         memory_octets_max: int,
         jitter: Callable[[], float],
-        clock: Callable[[], float],
-        utc: Callable[[], float],
+        clock: Callable[[], Monotonic],
+        utc: Callable[[], WallTime],
     ) -> None:
-        """`name`: "<link>/<route>". `jitter` gives numbers from 0 to 1, `clock` monotonic seconds."""
+        """`name`: "<link>/<route>". `jitter` gives numbers from 0 to 1, `clock` is the event loop's."""
         self.name = name
         self.link, _, self.route_name = name.partition("/")
         self.dropped = 0
@@ -143,12 +144,12 @@ class Outbox:
         self._stopped = False
         self._stale = False
         self._sending = False
-        self._paused_until = 0.0
+        self._paused_until: Monotonic | None = None
         self._pauses = 0
         self._open: dict[int, Message] = {}  # handed to the link, or waiting for another attempt
         self._octets = 0  # of those
         self._attempts: dict[int, int] = {}
-        self._later: list[tuple[float, int]] = []  # when to try which of them again
+        self._later: list[tuple[Monotonic, int]] = []  # when to try which of them again
         self._returned: set[int] = set()  # positions that were released and wait in the queue again
         log = store.log(KIND, name)
         extent = store.extent(log)
@@ -264,7 +265,7 @@ class Outbox:
         positions: list[int] = []
         crowded: list[Message] = []
         old: list[Message] = []
-        cutoff = None if limits.age_secs_max is None else self._utc() - limits.age_secs_max
+        cutoff = None if limits.age_secs_max is None else self._utc() + -limits.age_secs_max
         while len(queue):
             too_many = len(queue) > limits.messages_max or queue.octets > limits.octets_max
             if not too_many and not self._head_is_older(cutoff):
@@ -284,7 +285,7 @@ class Outbox:
             self._let_go(crowded, CROWDED_OUT)
             self._let_go(old, TOO_OLD)
 
-    def _head_is_older(self, cutoff: float | None) -> bool:
+    def _head_is_older(self, cutoff: WallTime | None) -> bool:
         """Whether the oldest message that waits came before `cutoff` (UTC)."""
         if cutoff is None:
             return False
@@ -310,7 +311,7 @@ class Outbox:
         way = self._way
         if way is None or self._route is None or self._stopped or not way.up():
             return 0
-        if self._octets >= IN_FLIGHT_OCTETS_MAX or self._clock() < self._paused_until:
+        if self._octets >= IN_FLIGHT_OCTETS_MAX or self._is_paused():
             return 0
         return way.window - len(self._open)
 
@@ -357,7 +358,7 @@ class Outbox:
         """The senders have been answered long ago."""
         return []
 
-    def settle(self, receipts: list[int], refused: dict[int, Outcome] | None, received: float) -> None:
+    def settle(self, receipts: list[int], refused: dict[int, Outcome] | None, received: Monotonic) -> None:
         """The link says what became of messages; receipts are positions."""
         done = receipts
         if refused is not None:
@@ -401,12 +402,15 @@ class Outbox:
                 heapq.heappush(self._later, (now + self._wait(attempts), position))
         if back:
             retried += len(back)
-            if now >= self._paused_until:
+            if not self._is_paused():
                 self._pauses += 1
                 self._paused_until = now + self._wait(self._pauses)
             self._queue.requeue(back)
         if self._route is not None:
             self._route.retried += retried
+
+    def _is_paused(self) -> bool:
+        return self._paused_until is not None and self._clock() < self._paused_until
 
     def _wait(self, attempts: int) -> float:
         doublings = min(attempts - 1, DOUBLINGS_MAX)

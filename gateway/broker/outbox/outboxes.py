@@ -3,15 +3,16 @@
 from __future__ import annotations
 
 import random
-import time
 from collections.abc import Callable, Iterable, Iterator
 
 import structlog
 
+from gateway import clock
 from gateway.broker.dead_letters import DeadLetters
 from gateway.broker.outbox.marks import Marks
 from gateway.broker.outbox.outbox import KIND, Left, Outbox, OutboxState, OutboxTarget
 from gateway.mapping.routes import Route
+from gateway.model.times import Monotonic, WallTime
 from gateway.store.restoring import set_aside
 from gateway.store.store import Store
 
@@ -32,8 +33,8 @@ class Outboxes:
         memory_messages_max: int,
         memory_octets_max: int,
         jitter: Callable[[], float] = random.random,
-        clock: Callable[[], float] = time.monotonic,
-        utc: Callable[[], float] = time.time,
+        clock: Callable[[], Monotonic] = clock.now,
+        utc: Callable[[], WallTime] = clock.utc,
     ) -> None:
         """`memory_...`: of one outbox; what exceeds them waits on disk alone."""
         self._store = store

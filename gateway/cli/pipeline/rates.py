@@ -26,7 +26,9 @@ def rates(
     to: Annotated[str | None, typer.Option(metavar="FOLDER", help="Write Parquet here.")] = None,
     report: Annotated[Path | None, typer.Option(metavar="FILE", help="Write a page with plots.")] = None,
     follow: Annotated[bool, typer.Option("--follow", "-f", help="Go on as the journal is written.")] = False,
-    late: Annotated[str, typer.Option(help="How much later rows may come, of a stream.")] = "10 seconds",
+    late: Annotated[
+        str, typer.Option(help="How long a window waits at most for what is still open.")
+    ] = "10 minutes",
     master: Master = None,
     conf: SparkOption = None,
 ) -> None:

@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Final
 import structlog
 import trio
 
-from gateway import __version__
+from gateway import __version__, clock
 from gateway.broker.memory import LOW_ON_MEMORY
 from gateway.egress.amqp091.consumer import AmqpLinkConsumer
 from gateway.egress.amqp091.topology import RETRY_SECS_MIN, SINGLE_ACTIVE, Declaration, Declarer
@@ -379,7 +379,7 @@ class AmqpLinkConnection(QueueLinkConnection[ClientConnection, AmqpLinkConsumer]
             if behind:
                 session.held.behind(receipt)
             elif short:
-                session.settle([receipt], {0: LOW_ON_MEMORY}, 0.0)
+                session.settle([receipt], {0: LOW_ON_MEMORY}, clock.now())
             elif not publish(batch, entry, message, receipt):
                 session.unclaimed(entry, receipt)
         session.stats.messages_in += len(contents) - len(left)

@@ -8,6 +8,7 @@ from __future__ import annotations
 import structlog
 import trio
 
+from gateway import clock
 from gateway.broker.dispatcher import UNROUTED, Dispatcher, RoutingEntry
 from gateway.egress.amqp091.connection import AmqpLinkConnection
 from gateway.egress.amqp091.consumer import AmqpLinkConsumer
@@ -17,6 +18,7 @@ from gateway.egress.session import Entries, QueueLinkSession
 from gateway.mapping.router import Subscriptions, Targets
 from gateway.model.message import Message
 from gateway.model.outcome import Outcome, Reason, Verdict
+from gateway.model.times import Monotonic
 from gateway.protocols.amqp091.codec import decode_address
 from gateway.protocols.amqp091.dialect import amqp_address
 from gateway.settings import Limits
@@ -71,7 +73,9 @@ class AmqpLinkSession(QueueLinkSession[AmqpLinkConnection, AmqpLinkConsumer, Amq
 
     # What batches ask: this is their source.
 
-    def settle(self, receipts: list[Receipt], refused: dict[int, Outcome] | None, received: float) -> None:
+    def settle(
+        self, receipts: list[Receipt], refused: dict[int, Outcome] | None, received: Monotonic
+    ) -> None:
         """Acknowledge what was accepted; refuse, or give back later, what was not."""
         if refused:
             now = trio.current_time()
@@ -104,7 +108,7 @@ class AmqpLinkSession(QueueLinkSession[AmqpLinkConnection, AmqpLinkConsumer, Amq
         """No route takes the message: without any it is a dead letter, but the broker is rid of it."""
         if not entry.branches:
             self.dispatcher.dead_letters.add([receipt[2]], "", UNROUTED)
-        self.settle([receipt], None, 0.0)
+        self.settle([receipt], None, clock.now())
 
     def disconnected(self, peer: AmqpLinkConnection, why: str) -> None:
         """A connection is gone; what it had not confirmed is sent again over the next one."""

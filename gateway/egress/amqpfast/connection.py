@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING, Final
 import structlog
 import trio
 
+from gateway import clock
 from gateway.broker.dispatcher import RoutingEntry
 from gateway.broker.memory import LOW_ON_MEMORY
 from gateway.egress.amqpfast.consumer import FastLinkConsumer
@@ -437,7 +438,7 @@ class FastLinkConnection(QueueLinkConnection[ClientConnection, FastLinkConsumer]
             if behind:
                 session.held.behind(receipt)
             elif short:
-                session.settle([receipt], {0: LOW_ON_MEMORY}, 0.0)
+                session.settle([receipt], {0: LOW_ON_MEMORY}, clock.now())
             elif not publish(batch, entry, message, receipt):
                 session.unclaimed(entry, receipt)
         session.stats.messages_in += len(rows) - len(left)

@@ -10,6 +10,7 @@ from functools import partial
 import structlog
 import trio
 
+from gateway import clock
 from gateway.broker.dispatcher import UNROUTED, Dispatcher, RoutingEntry
 from gateway.egress.amqpfast.connection import FastLinkConnection
 from gateway.egress.amqpfast.consumer import FastLinkConsumer, Receipt
@@ -18,6 +19,7 @@ from gateway.egress.amqpfast.sources import Source, Sources
 from gateway.egress.session import Entries, QueueLinkSession
 from gateway.mapping.router import Subscriptions, Targets
 from gateway.model.outcome import Outcome, Reason, Verdict
+from gateway.model.times import Monotonic
 from gateway.protocols.amqpfast.dialect import fast_address
 from gateway.settings import Limits
 from gateway.settings.endpoints import Link as LinkSettings
@@ -72,7 +74,9 @@ class FastLinkSession(QueueLinkSession[FastLinkConnection, FastLinkConsumer, Fas
 
     # What batches ask: this is their source.
 
-    def settle(self, receipts: list[Receipt], refused: dict[int, Outcome] | None, received: float) -> None:
+    def settle(
+        self, receipts: list[Receipt], refused: dict[int, Outcome] | None, received: Monotonic
+    ) -> None:
         """Acknowledge what was accepted; bury, or give back later, what was not."""
         if refused:
             now = trio.current_time()
@@ -116,7 +120,7 @@ class FastLinkSession(QueueLinkSession[FastLinkConnection, FastLinkConsumer, Fas
         if not entry.branches and message.address.wire.startswith(b"queue:"):
             self.bury(receipt, UNROUTED)
         else:
-            self.settle([receipt], None, 0.0)
+            self.settle([receipt], None, clock.now())
 
     def met(self, source: Source) -> None:
         """The server lets us consume it."""

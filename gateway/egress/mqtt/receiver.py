@@ -19,6 +19,7 @@ from typing import TYPE_CHECKING, Final
 
 import trio
 
+from gateway import clock
 from gateway.broker.dispatcher import Dispatcher, RoutingEntry
 from gateway.broker.memory import LOW_ON_MEMORY
 from gateway.broker.pressure import Held
@@ -26,6 +27,7 @@ from gateway.errors import RemoteProtocolError
 from gateway.model.message import NEVER, Message, Sender
 from gateway.model.outcome import Outcome, Reason, Verdict
 from gateway.model.properties import NO_PROPERTIES
+from gateway.model.times import Monotonic
 from gateway.protocols.mqtt.dialect import topic_address
 from gateway.protocols.mqtt.octets import decode_topic, too_much
 from gateway.protocols.mqtt.packets import PublishRow
@@ -55,7 +57,7 @@ class MqttLinkReceiver:
     ) -> None:
         self.epoch = 0
         self.unsettled = 0
-        self.batch = dispatcher.batch(self, 0.0)
+        self.batch = dispatcher.batch(self, clock.now())
         self._name = name
         self._dispatcher = dispatcher
         self._limits = limits
@@ -94,7 +96,7 @@ class MqttLinkReceiver:
             self._entries.clear()
         batch = self.batch
         if not batch.receipts:
-            batch.received = now
+            batch.received = clock.now()
         echoes = None
         if peer.machine.version is not Version.V5:
             rows = self._within_limits(peer, rows)
@@ -142,7 +144,7 @@ class MqttLinkReceiver:
                     self._held.behind(receipt)
                     continue
                 if memory.short:
-                    self.settle([receipt], {0: LOW_ON_MEMORY}, now)
+                    self.settle([receipt], {0: LOW_ON_MEMORY}, clock.now())
                     continue
             elif memory.scarce:
                 memory.refused += 1
@@ -165,7 +167,7 @@ class MqttLinkReceiver:
         """Send the batch that has gathered on its way."""
         batch = self.batch
         if batch.receipts:
-            self.batch = self._dispatcher.batch(self, 0.0)
+            self.batch = self._dispatcher.batch(self, clock.now())
             batch.send()
 
     def tick(self, now: float) -> None:
@@ -174,7 +176,7 @@ class MqttLinkReceiver:
         if self._peer is None or self._dispatcher.memory.short:
             return
         if not self.batch.receipts:
-            self.batch.received = now
+            self.batch.received = clock.now()
         for receipt in self._held.due():
             self._retry(receipt)
         due = [receipt for at, receipt in self._retries if at <= now]
@@ -189,7 +191,7 @@ class MqttLinkReceiver:
         return []
 
     def settle(
-        self, receipts: list[Receipt | None], refused: dict[int, Outcome] | None, received: float
+        self, receipts: list[Receipt | None], refused: dict[int, Outcome] | None, received: Monotonic
     ) -> None:
         """The broker hears what became of its messages."""
         peer = self._peer
@@ -207,7 +209,7 @@ class MqttLinkReceiver:
                 else:
                     self._accept(receipt)
         stats = self._stats
-        stats.latency.observe(trio.current_time() - received, len(receipts))
+        stats.latency.observe(clock.now() - received, len(receipts))
         stats.accepted_messages += len(receipts) - (len(refused) if refused else 0)
         for outcome in refused.values() if refused else ():
             stats.refuse(outcome)

@@ -26,6 +26,7 @@ from gateway.model.dialect import NameRefused
 from gateway.model.message import Message
 from gateway.model.outcome import Outcome, Reason, Verdict
 from gateway.model.spooled import Spooled
+from gateway.model.times import Monotonic
 from gateway.protocols.amqp091.dialect import AMQP091
 from gateway.protocols.amqp091.table import decode_table, plain
 from gateway.telemetry.stats import ListenerStats
@@ -77,7 +78,7 @@ class AmqpIngress(ListenerSource):
     # What batches ask: this is their source.
 
     def settle(
-        self, receipts: list[Receipt | None], refused: dict[int, Outcome] | None, received: float
+        self, receipts: list[Receipt | None], refused: dict[int, Outcome] | None, received: Monotonic
     ) -> None:
         """Each receipt's channel hears what became of its message."""
         answered: list[AmqpConnection] = []

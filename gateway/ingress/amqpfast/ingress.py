@@ -26,6 +26,7 @@ from gateway.model.address import Address
 from gateway.model.dialect import NameRefused
 from gateway.model.message import Message
 from gateway.model.outcome import ACCEPTED, Outcome, Reason, Verdict
+from gateway.model.times import Monotonic
 from gateway.protocols.amqpfast.dialect import AMQPFAST
 from gateway.protocols.amqpfast.spec import ReplyCode
 from gateway.settings.amqpfast import FastOptions, Peer
@@ -94,7 +95,9 @@ class FastIngress(ListenerSource):
 
     # What batches ask: this is their source.
 
-    def settle(self, receipts: list[Receipt], refused: dict[int, Outcome] | None, received: float) -> None:
+    def settle(
+        self, receipts: list[Receipt], refused: dict[int, Outcome] | None, received: Monotonic
+    ) -> None:
         """Each receipt's handle hears what became of its message."""
         if refused is None:
             self._accept(receipts)

@@ -33,6 +33,7 @@ from gateway.model.address import Address
 from gateway.model.dialect import NameRefused
 from gateway.model.message import NEVER, Message, Sender
 from gateway.model.outcome import FINAL, Outcome, Reason
+from gateway.model.times import Monotonic
 from gateway.protocols.mqtt.dialect import MQTT, topic_address
 from gateway.protocols.mqtt.octets import Bounds
 from gateway.protocols.mqtt.packets import Connect, Will
@@ -104,7 +105,7 @@ class MqttIngress(ListenerSource):
     # What batches ask: this is their source.
 
     def settle(
-        self, receipts: list[Receipt | None], refused: dict[int, Outcome] | None, received: float
+        self, receipts: list[Receipt | None], refused: dict[int, Outcome] | None, received: Monotonic
     ) -> None:
         """Each receipt's client hears what became of its message."""
         for at, receipt in enumerate(receipts):

@@ -1,14 +1,18 @@
 """`rates`: how much crossed, how fast, how often it failed and how long it took, per window and way.
 
 As a batch over the journal, or over an archive; as a stream that follows the gateway, where a window is told
-once no more of its rows are expected (a watermark on the time of receipt). A row of the journal is a message
+when the journal says that it is complete up to its end, from the journal itself: Spark keeps no state, and
+drops no row. A row of the journal is a message
 on one way: one that takes two routes counts in both. What an outbox writes when a message *leaves* it is no
 second message and is left out.
 """
 
 from __future__ import annotations
 
+import json
 from collections.abc import Iterable
+from datetime import UTC, datetime, timedelta
+from functools import reduce
 from pathlib import Path
 from typing import Any, Final, NamedTuple
 
@@ -19,10 +23,14 @@ from pyspark.sql.streaming.query import StreamingQuery
 
 from gateway.errors import PipelineError
 from gateway.pipeline.jobs.archive import read_archive
+from gateway.pipeline.journal.options import options_of
 from gateway.pipeline.progress import Tell, progress
 from gateway.pipeline.report.page import Rate, page
+from gateway.pipeline.traffic.windows import Touched, Windows, duration_us, runs_of
 from gateway.protocols import DIALECTS
 from gateway.store.journal.columns import LEFT_OUTBOX
+from gateway.store.journal.reader import JournalReader
+from gateway.store.journal.segments import At
 
 NEEDED: Final = (
     "received",
@@ -38,6 +46,8 @@ NEEDED: Final = (
     "delivered_assurance",
     "body_size",
 )
+LATE: Final = "10 minutes"
+RANGES_MAX: Final = 20  # of times, in one condition; more are read as one
 REPORT_ROWS_MAX: Final = 200_000
 FRAME_OCTETS: Final = 131_072  # limits.frame_bytes_max as it is by default
 
@@ -162,7 +172,7 @@ def follow(
     *,
     to: str,
     window: str = "1 minute",
-    late: str = "10 seconds",
+    late: str = LATE,
     clients: bool = False,
     starting: str = "earliest",
     report: Path | None = None,
@@ -170,35 +180,108 @@ def follow(
     every: str = "10 seconds",
     tell: Tell = lambda _: None,
 ) -> StreamingQuery:
-    """The same as a stream: each window once, when `late` has gone by after it, as `to`/batch=N/*.parquet;
-    and the page anew each time. `available_now`: end when the journal does. The position is kept in
-    `to`/_checkpoint.
+    """The same as a stream: each window when the journal is complete up to its end, or rows that came `late`
+    after it have been read; as `to`/batch=N/*.parquet, and the page anew each time. A window that has rows
+    later still is told again, in a higher batch: `told` has the newest. `available_now`: end when the journal
+    does. The position is kept in `to`/_checkpoint, the windows that wait in `to`/_windows.
     """
-    rows = spark.readStream.format("gateway_journal").option("columns", ",".join(NEEDED))
-    found = rates(
-        rows.option("startingOffsets", starting).load(journal).withWatermark("received", late),
-        window,
-        clients=clients,
-    )
+    late_us = duration_us(late)
+    reader = JournalReader(options_of({"path": journal}, stream=True).folder, skip=True)
 
     def tell_batch(batch: DataFrame, number: int) -> None:
-        batch.persist()
-        if not batch.isEmpty():
+        before = _windows(spark, to, number - 1)
+        touched = _touched(batch, window)
+        windows = before.read(number, touched)
+        marks = {shard: reader.low_water(shard, windows.ends.get(shard)) for shard in reader.shards()}
+        due = windows.due(touched, marks, late_us)
+        chosen = due.windows
+        if due.late_rows:
+            gone = _gone(reader, due.again)
+            chosen = [one for one in due.windows if one not in gone]
+            tell(
+                f"rates: {due.late_rows} rows came later than their window was told;"
+                f" {len(due.again) - len(gone)} windows are told again"
+                + (f", and {len(gone)} are not, for retention has deleted some of their rows" if gone else "")
+            )
+        if chosen:
+            ranges = runs_of(chosen)
+            if len(ranges) > RANGES_MAX:
+                ranges = [(ranges[0][0], ranges[-1][1])]
+            # The source passes over files by a range, not by one or another; and Spark gives all uses of one
+            # table the conditions of the last. So each range has a read of its own.
+            options = {"endingOffsets": json.dumps(windows.ends), "failOnDataLoss": "false"}
+            parts = [_journal(spark, journal, **options).where(_between(*times)) for times in ranges]
+            rows = reduce(DataFrame.unionAll, parts)
+            begins = spark.createDataFrame([(begin,) for begin, _ in chosen], "begin_us long")
+            wanted = _micros("begin") == F.col("begin_us")
+            found = rates(rows, window, clients=clients).join(F.broadcast(begins), wanted).drop("begin_us")
             # Written over when Spark repeats the batch, as it does after a kill: so it is there once.
-            batch.coalesce(1).write.mode("overwrite").parquet(f"{to}/batch={number}")
+            found.coalesce(1).write.mode("overwrite").parquet(f"{to}/batch={number}")
             if report is not None:
-                _report(spark.read.parquet(to), journal, report)
-            tell(f"rates: {batch.count()} more rows in {to}")
-        batch.unpersist()
+                _report(told(spark, to), journal, report)
+            tell(f"rates: {len(chosen)} windows more in {to}")
+        state = spark.createDataFrame([(windows.encode(),)], "value string")
+        state.coalesce(1).write.mode("overwrite").text(f"{to}/_windows/{number % 2}")
 
-    writer = found.writeStream.outputMode("append").foreachBatch(tell_batch)
+    stream = spark.readStream.format("gateway_journal").option("columns", "shard,sequence,received")
+    writer = stream.option("startingOffsets", starting).load(journal).writeStream.foreachBatch(tell_batch)
     writer = writer.option("checkpointLocation", f"{to}/_checkpoint").queryName("rates")
-    chosen = writer.trigger(availableNow=True) if available_now else writer.trigger(processingTime=every)
-    return chosen.start()
+    ready = writer.trigger(availableNow=True) if available_now else writer.trigger(processingTime=every)
+    return ready.start()
 
 
-def _journal(spark: SparkSession, folder: str) -> DataFrame:
-    return spark.read.format("gateway_journal").option("columns", ",".join(NEEDED)).load(folder)
+def told(spark: SparkSession, to: str) -> DataFrame:
+    """What `follow` has written in `to`: of each window the newest."""
+    rows = spark.read.parquet(to)
+    newest = rows.groupBy("begin").agg(F.max("batch").alias("batch"))
+    return rows.join(F.broadcast(newest), ["begin", "batch"]).select(*rows.columns)
+
+
+def _touched(batch: DataFrame, window: str) -> list[Touched]:
+    """The rows of a micro-batch by shard and window."""
+    times = F.window("received", window)
+    found = batch.groupBy("shard", times.alias("window")).agg(
+        F.count("*").alias("rows"),
+        (F.max("sequence") + 1).alias("next"),
+        F.max(_micros("received")).alias("last_us"),
+    )
+    begin, end = _micros("window.start").alias("begin"), _micros("window.end").alias("end")
+    return [Touched(*row) for row in found.select("shard", begin, end, "rows", "next", "last_us").collect()]
+
+
+def _windows(spark: SparkSession, to: str, number: int) -> Windows:
+    """What was known after micro-batch `number`."""
+    if number < 0:
+        return Windows()
+    try:
+        row = spark.read.text(f"{to}/_windows/{number % 2}", wholetext=True).first()
+    except AnalysisException as error:
+        raise PipelineError(
+            f"{to} has a position and no windows that wait: another release has written it; give another"
+            " folder"
+        ) from error
+    assert row is not None
+    return Windows.decode(row[0])
+
+
+def _gone(reader: JournalReader, windows: Iterable[tuple[int, int]]) -> set[tuple[int, int]]:
+    """Those of which the journal does not have all rows any more."""
+    oldest = 0
+    for shard in reader.shards():
+        first = next((item for item in reader.index(shard) if isinstance(item, At)), None)
+        if first is not None and first.header.base:
+            oldest = max(oldest, first.header.first_us)
+    return {window for window in windows if window[0] < oldest}
+
+
+def _between(begin: int, end: int) -> Column:
+    times = [F.lit(datetime.fromtimestamp(0, UTC) + timedelta(microseconds=one)) for one in (begin, end)]
+    return (F.col("received") >= times[0]) & (F.col("received") < times[1])
+
+
+def _journal(spark: SparkSession, folder: str, **options: str) -> DataFrame:
+    given = spark.read.format("gateway_journal").option("columns", ",".join(NEEDED))
+    return given.options(**options).load(folder)
 
 
 def _report(found: DataFrame, source: str, path: Path) -> None:

@@ -17,7 +17,7 @@ import pyarrow as pa
 import pyarrow.compute as pc
 
 from gateway.pipeline.columns import BY_NAME, Arrow, arrow_schema
-from gateway.store.journal.format import Column, Kind
+from gateway.store.journal.format import ALIGNMENT, Column, Kind, decode_runs
 from gateway.store.journal.reader import Block
 
 FIXED: Final = {
@@ -28,6 +28,20 @@ FIXED: Final = {
     Kind.BOOLEAN: pa.uint8(),
 }
 HEADERS_ARROW: Final = BY_NAME["headers"].arrow
+
+
+def expand_runs(stored: memoryview, octets: int) -> bytes | memoryview:
+    """As `decode_runs`, in a tenth of the time."""
+    if len(stored) >= 8:
+        count, width = np.frombuffer(stored, "<u4", 2)
+        head = 4 * int(count) + 8
+        head += -head % ALIGNMENT
+        if width in (1, 4, 8) and len(stored) == head + int(width) * int(count):
+            lengths = np.frombuffer(stored, "<u4", count, 8)
+            if int(lengths.sum(dtype=np.int64)) * int(width) == octets:
+                found = np.repeat(np.frombuffer(stored, f"<u{width}", count, head), lengths)
+                return found.tobytes()
+    return decode_runs(stored, octets)
 
 
 def batch_of(block: Block, names: Sequence[str]) -> Arrow:
@@ -45,6 +59,8 @@ def _array(block: Block, name: str, made: dict[tuple[object, ...], Arrow]) -> Ar
         return pa.repeat(pa.scalar(block.shard, wanted), header.rows)
     if name == "sequence":
         return pa.array(np.arange(header.base, header.next, dtype=np.int64))
+    if name == "low_water":
+        return pa.repeat(pa.scalar(header.low_us or None, wanted), header.rows)
     column = block.columns.get("properties" if name == "headers" else name)
     if column is None:
         return pa.nulls(header.rows, wanted)

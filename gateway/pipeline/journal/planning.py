@@ -1,8 +1,10 @@
-"""Which rows a read covers, and how they are shared out to tasks. Reads headers of blocks, never contents.
+"""Which rows a read covers, and how they are shared out to tasks. Reads what files say of themselves, and
+headers of blocks in the file that is in use, never contents.
 
 A `Span` is a run of blocks in one file, about a mebibyte of them: what the planner of a stream keeps of rows
 that wait to be read, for it would be much to keep every block of a slow device's week. A task gets a `Part`:
-a range of rows of a shard, with the place of its first block.
+a range of rows of a shard, with the place of its first block; should the writer have put another file there
+meanwhile, the rows are found by their numbers.
 """
 
 from __future__ import annotations
@@ -15,7 +17,7 @@ import pyarrow.compute as pc
 from pyspark.sql.datasource import InputPartition
 
 from gateway.errors import PipelineError
-from gateway.pipeline.journal.arrow import batch_of
+from gateway.pipeline.journal.arrow import batch_of, expand_runs
 from gateway.pipeline.journal.filters import ANY, Range
 from gateway.pipeline.journal.options import EARLIEST, LATEST, Bound, Offsets, Options
 from gateway.store.journal.reader import Block, Gap, JournalReader, Place
@@ -50,12 +52,20 @@ class Part(InputPartition):
 
 
 class Shard:
-    """What waits to be read of one shard, as far as it has been looked at: blocks with rows of the times in
-    `received` (microseconds UTC)."""
+    """What waits to be read of one shard, as far as it has been looked at: blocks that may have rows of the
+    times in `received` (microseconds UTC) and the `routes` (None: all)."""
 
-    def __init__(self, reader: JournalReader, name: str, first: int, received: Range = ANY) -> None:
+    def __init__(
+        self,
+        reader: JournalReader,
+        name: str,
+        first: int,
+        received: Range = ANY,
+        routes: frozenset[str] | None = None,
+    ) -> None:
         self._reader = reader
         self._received = received
+        self._routes = routes
         self.name = name
         self.next = first
         self._end: Place | None = None
@@ -63,21 +73,22 @@ class Shard:
 
     def look(self) -> int:
         """Find what was written since; returns the number behind the newest row."""
-        for item in self._reader.index(self.name, self.next, near=self._end):
+        for item in self._reader.stretches(self.name, self.next, near=self._end):
             if isinstance(item, Gap):
                 self.next = item.first + item.rows
                 continue
-            first = max(self.next, item.header.base)
-            self.next = item.header.next
-            place, self._end = Place(item.path, item.offset), Place(item.path, item.end)
-            if self._received.misses(item.header.first_us, item.header.last_us):
+            self.next, self._end = item.next, item.end
+            if self._received.misses(item.first_us, item.last_us) or self._is_unwanted(item.routes):
                 continue
             last = self._spans[-1] if self._spans else None
-            if last is not None and last.place.path == item.path and last.octets < SPAN_OCTETS:
-                self._spans[-1] = last._replace(next=self.next, octets=last.octets + item.header.octets)
+            if last is not None and last.place.path == item.place.path and last.octets < SPAN_OCTETS:
+                self._spans[-1] = last._replace(next=self.next, octets=last.octets + item.octets)
             else:
-                self._spans.append(Span(first, self.next, place, item.header.octets))
+                self._spans.append(Span(item.first, self.next, item.place, item.octets))
         return self.next
+
+    def _is_unwanted(self, routes: frozenset[str] | None) -> bool:
+        return self._routes is not None and routes is not None and not routes & self._routes
 
     def forget(self, until: int) -> None:
         """Rows before number `until` will not be asked for again."""
@@ -106,7 +117,7 @@ class Shard:
 
 def reader_of(options: Options) -> JournalReader:
     """The journal that the options name."""
-    return JournalReader(options.folder, skip=not options.fail)
+    return JournalReader(options.folder, skip=not options.fail, expand=expand_runs)
 
 
 def first_of(reader: JournalReader, shard: str) -> int:
@@ -117,11 +128,7 @@ def first_of(reader: JournalReader, shard: str) -> int:
 
 def next_of(reader: JournalReader, shard: str) -> int:
     """The number behind the newest row."""
-    segments = reader.segments(shard)
-    behind = segments[-1].first if segments else 0
-    for item in reader.index(shard, behind):
-        behind = item.first + item.rows if isinstance(item, Gap) else item.header.next
-    return behind
+    return reader.end(shard)
 
 
 def bounded(reader: JournalReader, bound: Bound, shards: Iterable[str]) -> Offsets:
@@ -150,7 +157,9 @@ def _at(reader: JournalReader, shard: str, at_us: int) -> int:
     for block in reader.blocks(shard, from_us=at_us):
         if isinstance(block, Block):
             times = batch_of(block, (TIME,))[TIME].cast("int64")
-            return int(block.header.base + pc.index(pc.greater_equal(times, at_us), True).as_py())
+            found = pc.index(pc.greater_equal(times, at_us), True).as_py()
+            if found >= 0:
+                return int(block.header.base + found)
     return next_of(reader, shard)
 
 

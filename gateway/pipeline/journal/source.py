@@ -74,7 +74,7 @@ def _names(schema: StructType) -> tuple[str, ...]:
     for field in schema.fields:
         if spark_schema((field.name,))[0].dataType != field.dataType:
             raise PipelineError(
-                f"column {field.name} of the journal is {BY_NAME[field.name].spark.simpleString()},"
+                f"column {field.name} of the journal is {BY_NAME[field.name].spark},"
                 f" not {field.dataType.simpleString()}"
             )
     return tuple(schema.names)
@@ -101,8 +101,8 @@ def _read(options: Options, wanted: Wanted, names: tuple[str, ...], part: InputP
             continue
         batch = batch_of(block, names)
         chosen = wanted.rows(block)
-        first = max(part.first - block.header.base, 0)
-        count = min(part.next, block.header.next) - block.header.base - first
+        first = max(part.first, block.begin) - block.header.base
+        count = min(part.next, block.end) - block.header.base - first
         if count < batch.num_rows:
             batch = batch.slice(first, count)
             chosen = None if chosen is None else chosen.slice(first, count)
@@ -145,7 +145,7 @@ class JournalTable(DataSourceReader):
             first = max(start[name], wanted.sequence.first or 0)
             until = end[name] if wanted.sequence.until is None else min(end[name], wanted.sequence.until)
             if first < until:
-                found[name] = Shard(reader, name, first, wanted.received)
+                found[name] = Shard(reader, name, first, wanted.received, wanted.only.get("route"))
                 ranges[name] = (first, min(until, found[name].look()))
         return [*parts_of(found, ranges, options)]
 
@@ -230,5 +230,7 @@ class JournalStream(DataSourceStreamReader, SupportsTriggerAvailableNow):
                     f" {first} is wanted next: its end is lost, or it is another journal; with a new"
                     " checkpoint, or failOnDataLoss=false, the query goes on"
                 )
-            shard = self._shards[name] = Shard(self._reader, name, first)
+            shard = self._shards[name] = Shard(
+                self._reader, name, first, routes=self._wanted.only.get("route")
+            )
         return shard

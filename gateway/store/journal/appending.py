@@ -4,6 +4,11 @@ One process writes one shard of one folder. A block is written at a remembered o
 half-way is written over when it is tried again. What the process before left incomplete at the end is cut
 off when the shard is opened, and numbering goes on behind the last block that is whole; for this the newest
 segment is kept however old it is.
+
+A segment is complete when it is large or old enough, or has too many small blocks. Then an index is put
+behind its last block; one with many small blocks is written anew with few large ones, and the small segments
+of a time that is over are put together as one. This is done beside the file that is read, which is then
+replaced: whoever reads has the old one or the new one, and a crash leaves one of them.
 """
 
 from __future__ import annotations
@@ -11,18 +16,26 @@ from __future__ import annotations
 import fcntl
 import os
 import sys
-import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import suppress
 from itertools import accumulate
 from pathlib import Path
 from typing import Final
 
-from gateway.store.journal.format import JournalError, Laid, Octets
+from gateway.clock import utc as wall_time
+from gateway.model.times import WallTime
+from gateway.store.journal.format import DamageError, JournalError, Laid, Octets, lay_out, seal
+from gateway.store.journal.merging import facts_of, merge_segments, remove_leftovers
+from gateway.store.journal.reader import block_from
 from gateway.store.journal.segments import At, Segment, content_of, segment_name, segments_in, size_of, walk
+from gateway.store.journal.summary import Summary, index_draft, is_small, summary_of
 
 RETENTION_SECS: Final = 60.0  # between two looks at what may go
 PIECES_MAX: Final = 1_000  # that one system call takes (IOV_MAX is 1 024)
+MERGED_FROM: Final = 16  # small blocks; fewer are left as they are
+SMALL_MAX: Final = 256  # small blocks in the segment in use: as much as anybody has to read one by one
+MERGED_PART: Final = 4  # of a segment's size: what is larger is not put together with others
+PERIOD_SECS: Final = 3_600.0  # whose segments become one, when their age has no limit
 Pwritev = Callable[[int, Sequence[Octets], int], int]
 
 
@@ -43,7 +56,8 @@ class Appender:
         retention_bytes: int,
         retention_secs: float,
         sync_interval_secs: float,
-        utc: Callable[[], float] = time.time,
+        level: int = 0,
+        utc: Callable[[], WallTime] = wall_time,
         pwritev: Pwritev = os.pwritev,
     ) -> None:
         if sys.byteorder != "little":
@@ -55,6 +69,12 @@ class Appender:
         self._retention_bytes = retention_bytes
         self._retention_secs = retention_secs
         self._sync_secs = sync_interval_secs
+        self._level = level
+        self._period = segment_secs or PERIOD_SECS
+        self._summary = Summary(0, 0)  # of the segment in use
+        self._merging_failed: set[Path] = set()
+        self._to_merge = True  # whether there may be segments to put together
+        self._periods_known: dict[tuple[Path, int], int] = {}
         self._utc = utc
         self._pwritev = pwritev
         self.next = 0
@@ -62,10 +82,10 @@ class Appender:
         self.segments = 0
         self._file: int | None = None
         self._octets = 0
-        self._opened = 0.0
+        self._opened = utc()
         self._unsynced = False
         self._synced = utc()
-        self._looked = 0.0
+        self._looked: WallTime | None = None  # at what may go
         self._lock = -1
         try:
             folder.mkdir(mode=0o700, parents=True, exist_ok=True)
@@ -87,13 +107,13 @@ class Appender:
         if self._file is not None and self._is_full(first.header.octets):
             self._finish()
         if self._file is None:
-            self._begin()
+            self._begin(first.header.base)
         assert self._file is not None
         room = (self._segment_bytes or sys.maxsize) - self._octets
         octets = first.header.octets
         pieces = [*first.pieces]
         count = 1
-        for header, more in blocks[1:]:
+        for header, more, _ in blocks[1:]:
             if octets + header.octets > room or len(pieces) + len(more) > PIECES_MAX:
                 break
             octets += header.octets
@@ -105,8 +125,10 @@ class Appender:
             with suppress(OSError):  # what is left of it would be written over, or cut at the next start
                 os.ftruncate(self._file, self._octets)
             raise
-        self._octets += octets
-        self.next = blocks[count - 1].header.next
+        for header, _, facts in blocks[:count]:
+            self._summary.add(self._octets, header, facts, small=is_small(header))
+            self._octets += header.octets
+        self.next = self._summary.next
         self._unsynced = True
         return count
 
@@ -117,14 +139,17 @@ class Appender:
             self._finish()
         elif self._unsynced and self._sync_secs and not 0 <= now - self._synced < self._sync_secs:
             self._sync()
-        if not 0 <= now - self._looked < RETENTION_SECS:
+        if self._looked is None or not 0 <= now - self._looked < RETENTION_SECS:
             self._retire()
+        if self._to_merge:
+            self._put_together(now)
 
     def close(self) -> None:
         """Sync what was written, and let others write the shard. Raises OSError."""
         try:
             if self._file is not None:
-                self._finish()
+                self._leave()
+                self._retire()
         finally:
             self._unlock()
 
@@ -153,20 +178,30 @@ class Appender:
         return [one for one in segments_in(self.folder) if one.shard == str(self.shard)]
 
     def _recover(self) -> None:
-        """Find the end of the newest segment, cut what is behind it, and go on there."""
-        own = self._own()
+        """Find the end of the newest segment, cut what is behind it, and go on there if there is room."""
+        remove_leftovers(self.folder, self.shard)
+        own = self._without_repeats(self._own())
         self.segments = len(own)
         if not own:
             return
         newest = own[-1]
-        self.next = newest.first
+        summary = Summary(newest.first, newest.first)
         end, opened = 0, self._utc()
         with newest.path.open("rb", buffering=0) as file:
+            complete = summary_of(file, newest)
+            if complete is not None:
+                self.next = complete.next
+                return
             for at in walk(file, newest.path):
-                if isinstance(at, At) and content_of(file, at) is not None:
-                    opened = opened if end else at.header.first_us / 1e6
-                    end, self.next = at.end, at.header.next
+                if isinstance(at, At) and (raw := content_of(file, at)) is not None:
+                    opened = opened if end else WallTime(at.header.first_us / 1e6)
+                    plain = at.header.rows and not at.header.gap
+                    facts = facts_of(block_from(newest.shard, at, raw)) if plain else None
+                    summary.add(at.offset, at.header, facts, small=is_small(at.header))
+                    end = at.end
             octets = size_of(file)
+        self.next = summary.next
+        self._summary = summary
         self._file = os.open(newest.path, os.O_WRONLY | os.O_CLOEXEC)
         self._octets, self._opened = end, opened
         if octets > end:
@@ -174,8 +209,23 @@ class Appender:
             self.cut = octets - end
             self._unsynced = True
 
-    def _begin(self) -> None:
-        path = self.folder / segment_name(self.shard, self.next)
+    def _without_repeats(self, own: list[Segment]) -> list[Segment]:
+        """What is left where a merge had put rows into one file and was killed before it deleted others."""
+        left: list[Segment] = []
+        reached = 0
+        for segment in own:
+            if segment.first < reached:
+                segment.path.unlink(missing_ok=True)
+                continue
+            left.append(segment)
+            with segment.path.open("rb", buffering=0) as file:
+                summary = summary_of(file, segment)
+            reached = segment.first if summary is None else summary.next
+        return left
+
+    def _begin(self, first: int) -> None:
+        path = self.folder / segment_name(self.shard, first)
+        self._summary = Summary(first, first)
         self._file = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_CLOEXEC, 0o600)
         self._octets = 0
         self._opened = self._utc()
@@ -188,9 +238,11 @@ class Appender:
                 os.close(folder)
 
     def _is_full(self, octets: int) -> bool:
-        """Whether `octets` more belong to the next segment; one without a block is never full."""
-        if not self._octets:
+        """Whether `octets` more belong to the next segment; one without a row is never full."""
+        if self._summary.next == self._summary.first:
             return False
+        if self._summary.small >= SMALL_MAX:
+            return True
         if self._segment_bytes and self._octets + octets > self._segment_bytes:
             return True
         return bool(self._segment_secs) and self._utc() - self._opened >= self._segment_secs
@@ -213,14 +265,78 @@ class Appender:
         self._unsynced = False
 
     def _finish(self) -> None:
-        """The segment in use is complete."""
+        """The segment in use is complete: its end says what is in it, or it is written anew."""
+        summary = self._summary
+        assert self._file is not None
+        if summary.small < MERGED_FROM:
+            index = seal(lay_out(index_draft(self.shard, self._octets, summary), 0))
+            self._write(self._file, index.pieces, index.header.octets)
+            self._octets += index.header.octets
+            self._unsynced = True
+        self._leave()
+        if summary.small >= MERGED_FROM:
+            self._merge([one for one in self._own() if one.first == summary.first])
+        self._to_merge = True
+        self._retire()
+
+    def _leave(self) -> None:
         file = self._file
         assert file is not None
         if self._unsynced and self._sync_secs:
             self._sync()
         self._file = None
         os.close(file)
-        self._retire()
+
+    def _merge(self, segments: Sequence[Segment]) -> bool:
+        """Write complete segments anew as one; when that cannot be they stay as they are."""
+        try:
+            merge_segments(segments, level=self._level)
+        except (OSError, DamageError):
+            self._merging_failed.update(segment.path for segment in segments)
+            return False
+        return True
+
+    def _put_together(self, now: WallTime) -> None:
+        """Merge the segments of one time that is over, if they are several and not too large for one."""
+        own = [one for one in self._own() if self._file is None or one.first != self._summary.first]
+        for some in self._periods(own, now):
+            if self._merge(some):
+                return  # others come with the next tick
+        self._to_merge = False
+
+    def _periods(self, own: Sequence[Segment], now: WallTime) -> Iterator[list[Segment]]:
+        """Segments that follow each other and should be one: of the same period, which is over."""
+        waiting: list[Segment] = []
+        period, octets = -1, 0
+        for segment in own:
+            of = self._period_of(segment)
+            most = (self._segment_bytes or sys.maxsize) // MERGED_PART
+            if segment.octets > most:  # the few of a busy hour are left as they are
+                of = -1
+            fits = of == period and octets + segment.octets <= most * MERGED_PART
+            if not fits:
+                if len(waiting) > 1:
+                    yield waiting
+                waiting, octets = [], 0
+            period = of
+            if 0 <= of < now // self._period:
+                waiting.append(segment)
+                octets += segment.octets
+        if len(waiting) > 1:
+            yield waiting
+
+    def _period_of(self, segment: Segment) -> int:
+        """The number of the period that its rows were settled in; -1: it is to be left alone."""
+        known = self._periods_known.get((segment.path, segment.inode))
+        if known is None:
+            summary = None
+            if segment.path not in self._merging_failed:
+                with suppress(FileNotFoundError), segment.path.open("rb", buffering=0) as file:
+                    summary = summary_of(file, segment)
+            rows = 0 if summary is None else summary.rows
+            known = -1 if summary is None or not rows else int(summary.settled[0] / 1e6 // self._period)
+            self._periods_known[segment.path, segment.inode] = known
+        return known
 
     def _retire(self) -> None:
         """Delete the oldest segments beyond the limits, never the newest."""
@@ -239,9 +355,9 @@ class Appender:
         self.segments = left
 
 
-def _age(segment: Segment, now: float) -> float:
+def _age(segment: Segment, now: WallTime) -> float:
     """Seconds since the last row was written."""
     try:
-        return now - segment.path.stat().st_mtime
+        return now - WallTime(segment.path.stat().st_mtime)
     except FileNotFoundError:
         return 0.0

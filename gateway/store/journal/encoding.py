@@ -30,6 +30,7 @@ from gateway.store.journal.format import (
     VERSION,
     Buffer,
     Draft,
+    Facts,
     Header,
     Octets,
     encode_columns,
@@ -37,11 +38,11 @@ from gateway.store.journal.format import (
 )
 from gateway.store.journal.gathering import Gathering, RowLabels, SettledRows
 from gateway.store.journal.runs import Runs, chained, repeated, runs_of, spread
+from gateway.store.journal.wall import SECOND
 from gateway.store.properties import encode_properties
 
 PROPERTIES_OCTETS_MAX: Final = 65_536  # of one set; more is recorded as {"omitted": octets}
 FORM: Final = "journal"  # the key in PropertySet.forms
-SECOND: Final = 1_000_000  # in microseconds
 LATEST: Final = 9e12  # UTC seconds that still fit as microseconds in 64 bits; a peer may claim more
 ROWS_USUAL: Final = 4_096  # of a part; the places of more are written each time
 _FIRST_PLACES: Final = struct.pack(f"<{ROWS_USUAL}I", *range(ROWS_USUAL))
@@ -50,7 +51,7 @@ _TIME: Final = struct.Struct("<q").pack
 
 _LaneKey = tuple[RowLabels, str]
 """And the protocol that its messages came in."""
-_COLUMNS: Final = encode_columns(COLUMNS)
+ENCODED_COLUMNS: Final = encode_columns(COLUMNS)
 
 
 class Encoder:
@@ -102,7 +103,9 @@ class Encoder:
         ]
         came = [part.received_us for part in parts]
         header = Header(VERSION, 0, self._shard, 0, base, rows, min(came), max(came), len(COLUMNS), 0, 0, 0)
-        return Draft(header, _COLUMNS, buffers)
+        done = [part.settled_us for part in parts]
+        facts = Facts(min(done), max(done), frozenset([part.labels.route for part in parts]))
+        return Draft(header, ENCODED_COLUMNS, buffers, facts)
 
     def _sender_indices(self, kinds: Runs[Message], rows: int) -> Buffer:
         numbers = self._sender_numbers

@@ -5,6 +5,7 @@ one behind the other; a block is what one flush wrote, complete in itself. All n
 block's length and everything in it starts at a multiple of 8 octets from the start of the block.
 
     header      72 octets, HEADER below; its last four are the CRC-32 of the 68 before
+    low water   8 octets: a time, see below (formats 1 and 2 have none)
     directory   where the buffers lie, then which columns there are
     buffers     in any order, zero octets between them
 
@@ -38,9 +39,21 @@ in a block with rows is null in every row. These are the layouts of Apache Arrow
 
 The sequence number of a row is the header's `base` plus its place in the block; no number is used twice. A
 block with flag GAP has no rows: `rows` numbers from `base` on were not written, and a JSON object behind the
-header says why (`reason`: "backlog", "unwritable" or "error"; `text`). An incomplete block at the end of the
-last segment is torn: a reader stops before it (it may be in the middle of being written), the writer cuts it
-off when it starts.
+header says why (`reason`: "backlog", "unwritable" or "error"; `text`).
+
+The low-water mark of a block is a time, int64 as kind 4: of all that was received before it nothing was open
+any more when the block was made, so no later block of the shard has a row with an earlier `received`, unless
+the wall clock was set back. 0: not known. A block with flag MARK has no rows and says nothing else; while
+nothing crosses there is one a minute.
+
+The last block of a segment that is complete has the flag INDEX, no rows, and what is in the segment: a JSON
+object behind the mark (`gateway/store/journal/summary.py` has its keys), spaces up to a multiple of 8, then
+"GWJINDEX" and a uint64, the offset of this block in the file. A segment without it is the one in use, or
+older than format 3. Segments that are complete may be written anew with fewer, larger blocks and the same
+rows, under the name of the first of them; the others are deleted then, and for a moment rows may be there
+twice. So a reader goes by sequence numbers, passes over rows that it has seen, and looks for the files again
+when one is gone. An incomplete block at the end of the last segment is torn: a reader stops before it (it may
+be in the middle of being written), the writer cuts it off when it starts.
 """
 
 from __future__ import annotations
@@ -56,10 +69,14 @@ from gateway.errors import GatewayError
 
 Octets = bytes | memoryview
 MAGIC: Final = b"GWJBLOCK"
-VERSION: Final = 2
+VERSION: Final = 3
 GAP: Final = 1  # flag: rows are missing here
+INDEX: Final = 2  # flag: what is in the segment that ends here
+MARK: Final = 4  # flag: only the low-water mark
 HEADER: Final = struct.Struct("<8sHHIQQIIqqHHII")
 HEADER_OCTETS: Final = HEADER.size + 4
+LOW_WATER: Final = struct.Struct("<q")
+LOOK_OCTETS: Final = HEADER_OCTETS + LOW_WATER.size  # of a block, for its Header
 ABSENT: Final = 255  # in place of a buffer's number
 ALIGNMENT: Final = 8
 RUNS: Final = 1 << 31  # in the octets stored: they are runs
@@ -103,8 +120,8 @@ ITEM_OCTETS: Final = {Kind.INT64: 8, Kind.UINT32: 4, Kind.UINT8: 1, Kind.TIME: 8
 
 
 class Header(NamedTuple):
-    """What a block's header says. `octets`: of the whole block. `first_us`, `last_us`: the earliest and the
-    latest time of receipt among its rows, in microseconds UTC."""
+    """What a block's header says. `octets`: of the whole block. Times are in microseconds UTC: `first_us`
+    and `last_us` of the earliest and latest receipt in it, `low_us` the low-water mark (0: not known)."""
 
     version: int
     flags: int
@@ -118,6 +135,12 @@ class Header(NamedTuple):
     buffers: int
     directory_octets: int
     crc: int
+    low_us: int = 0
+
+    @property
+    def size(self) -> int:
+        """Octets before the directory."""
+        return LOOK_OCTETS if self.version > 2 else HEADER_OCTETS
 
     @property
     def gap(self) -> bool:
@@ -165,7 +188,7 @@ def encode_header(header: Header) -> bytes:
 
 
 def decode_header(raw: bytes) -> Header | None:
-    """The header in the first 72 octets of `raw`; None when they are no header, or are damaged.
+    """The header in the first LOOK_OCTETS of a block; None when they are no header, or are damaged.
 
     Raises JournalError when a newer gateway has written it.
     """
@@ -178,7 +201,12 @@ def decode_header(raw: bytes) -> Header | None:
     )
     if version > VERSION:
         raise JournalError(f"the journal is of format {version}; this gateway knows formats up to {VERSION}")
-    return Header(version, flags, shard, octets, base, rows, first, last, columns, buffers, directory, crc)
+    low = 0
+    if version > 2 and len(raw) >= LOOK_OCTETS:
+        (low,) = LOW_WATER.unpack_from(raw, HEADER_OCTETS)
+    return Header(
+        version, flags, shard, octets, base, rows, first, last, columns, buffers, directory, crc, low
+    )
 
 
 def encode_columns(columns: Sequence[Column]) -> bytes:
@@ -204,12 +232,22 @@ def decode_columns(raw: bytes, count: int) -> tuple[Column, ...]:
     return tuple(columns)
 
 
+class Facts(NamedTuple):
+    """What the rows of a block have in common, for the index of its segment: the first and the last time of
+    settlement, in microseconds UTC, and the routes."""
+
+    first_us: int
+    last_us: int
+    routes: frozenset[str]
+
+
 class Laid(NamedTuple):
     """A block in pieces, to put one behind the other. Until `seal` they lack the header's octets, and the
     header the CRC."""
 
     header: Header
     pieces: list[Octets]
+    facts: Facts | None = None
 
 
 class Repeated:
@@ -261,25 +299,26 @@ Buffer = Octets | Repeated
 
 class Draft(NamedTuple):
     """A block before it is laid out. `columns` is what `encode_columns` made. A buffer that stands there
-    twice (the same object) will be written once. The only buffer of a GAP is its JSON object.
+    twice (the same object) will be written once. Without columns the only buffer is the content.
     """
 
     header: Header
     columns: bytes
     buffers: list[Buffer]
+    facts: Facts | None = None
 
 
 def lay_out(draft: Draft, level: int) -> Laid:
     """Lay out a block; `seal` completes it. `level` is zlib's, 0: nothing is compressed."""
-    header, columns, buffers = draft
-    if header.gap:
+    header, columns, buffers, facts = draft
+    if not columns:
         (given,) = buffers
         assert isinstance(given, bytes)
         content = given.ljust(len(given) + len(padding(len(given))))
-        return Laid(header._replace(octets=HEADER_OCTETS + len(content)), [content])
+        return Laid(header._replace(octets=header.size + len(content)), [_low_water(header) + content])
     directory = len(buffers) * _BUFFER.size + len(columns)
-    pad = padding(HEADER_OCTETS + directory)
-    at = HEADER_OCTETS + directory + len(pad)
+    pad = padding(header.size + directory)
+    at = header.size + directory + len(pad)
     placed: dict[int, tuple[int, int, int]] = {}
     table: list[int] = []
     pieces: list[Octets] = []
@@ -299,9 +338,13 @@ def lay_out(draft: Draft, level: int) -> Laid:
                 pieces.append(tail)
                 at += len(tail)
         table += place
-    head = struct.pack(f"<{len(table)}I", *table) + columns + pad
+    head = _low_water(header) + struct.pack(f"<{len(table)}I", *table) + columns + pad
     done = header._replace(octets=at, buffers=len(buffers), directory_octets=directory + len(pad))
-    return Laid(done, [head, *pieces])
+    return Laid(done, [head, *pieces], facts)
+
+
+def _low_water(header: Header) -> bytes:
+    return LOW_WATER.pack(header.low_us) if header.version > 2 else b""
 
 
 def _stored(buffer: Buffer, level: int) -> tuple[Octets, int]:
@@ -329,7 +372,7 @@ def seal(laid: Laid, crc32: Callable[[Octets, int], int] = zlib.crc32) -> Laid:
     for piece in pieces:
         crc = crc32(piece, crc)
     header = laid.header._replace(crc=crc)
-    return Laid(header, [encode_header(header), *pieces])
+    return Laid(header, [encode_header(header), *pieces], laid.facts)
 
 
 def _compressed(buffer: Octets, level: int) -> Octets:
@@ -341,6 +384,11 @@ def _compressed(buffer: Octets, level: int) -> Octets:
 def buffer_table(directory: bytes, count: int) -> list[tuple[int, int, int]]:
     """The places of the buffers: (offset, stored, octets)."""
     return list(_BUFFER.iter_unpack(directory[: count * _BUFFER.size]))
+
+
+def mark_draft(shard: int, base: int, low_us: int) -> Draft:
+    """A block that only says up to when the journal is complete."""
+    return Draft(Header(VERSION, MARK, shard, 0, base, 0, low_us, low_us, 0, 0, 0, 0, low_us), b"", [b""])
 
 
 def gap_draft(shard: int, base: int, rows: int, now_us: int, reason: bytes) -> Draft:

@@ -1,7 +1,9 @@
 """Everybody else's side of the journal: blocks, rows, and what is missing between them.
 
-A reader keeps nothing open and nothing in memory between two blocks; it may run beside a live writer, in any
-process, on any machine that sees the folder. The folder holds the segments of any number of shards, itself or
+A reader may run beside a live writer, in any process, on any machine that sees the folder; it keeps open the
+one file that it reads, and in memory what the ends of files say of them. The writer may put a file in the
+place of several meanwhile: what is open stays as it was, and what is not found is looked for again, by its
+numbers. The folder holds the segments of any number of shards, itself or
 one folder below (one for each replica). A position is a sequence number of a shard, that of the next row
 wanted.
 
@@ -16,7 +18,8 @@ import json
 import time
 import zlib
 from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from contextlib import suppress
+from dataclasses import dataclass, field, replace
 from functools import lru_cache
 from itertools import pairwise
 from pathlib import Path
@@ -25,8 +28,9 @@ from typing import Any, BinaryIO, Final, Literal, NamedTuple, TypeVar
 
 from gateway.store.journal.format import (
     ABSENT,
-    HEADER_OCTETS,
+    INDEX,
     ITEM_OCTETS,
+    MARK,
     RUNS,
     Column,
     DamageError,
@@ -37,12 +41,14 @@ from gateway.store.journal.format import (
     decode_columns,
     decode_runs,
 )
-from gateway.store.journal.segments import At, Hole, Segment, content_of, segments_in, size_of, walk
+from gateway.store.journal.segments import At, Hole, Segment, block_at, content_of, segments_in, size_of, walk
+from gateway.store.journal.summary import Span, Summary, is_small, summary_of, wider
 
 Only = Mapping[str, Collection[str]]
 """Texts that a row must have one of, by the name of a coded column."""
 
 Row = dict[str, Any]
+Expand = Callable[[memoryview, int], bytes | memoryview]
 Reason = Literal["backlog", "unwritable", "error", "damage", "gone"]
 _CODES: Final = {Kind.INT64: "q", Kind.UINT32: "I", Kind.UINT8: "B", Kind.TIME: "q", Kind.BOOLEAN: "?"}
 _NOTHING: Final = memoryview(b"")
@@ -96,18 +102,55 @@ class Extent(NamedTuple):
     octets: int
     first_us: int | None
     last_us: int | None
+    low_us: int | None = None
+    """Of all that was received before, nothing is open; None: not known."""
+
+    small: int = 0
+    """Blocks that will be merged with others when their segment is complete."""
+
+    replaced: int = 0
+    """Blocks that were merged into fewer."""
+
+    unindexed: int = 0
+    """Segments whose end does not say what is in them."""
+
+
+class Stretch(NamedTuple):
+    """Blocks that follow each other, with rows `first` to before `next`, from `place` to before `end`.
+    `routes` None: not known. Times are of receipt, microseconds UTC."""
+
+    first: int
+    next: int
+    place: Place
+    end: Place
+    octets: int
+    first_us: int
+    last_us: int
+    routes: frozenset[str] | None
+
+
+class _Found(NamedTuple):
+    """A block in an open file, of which rows from `begin` on have not been seen."""
+
+    file: BinaryIO
+    at: At
+    begin: int
 
 
 @dataclass(frozen=True, slots=True)
 class Block:
     """A block whose octets are sound. Its buffers are views of them; only runs and what is compressed
-    are copied."""
+    are copied. Wanted are its rows from `begin` to before `end`; the columns have all of them."""
 
     shard: str
     at: At
     octets: bytes
     columns: Mapping[str, Column]
     places: list[tuple[int, int, int]]
+    begin: int
+    end: int
+    expand: Expand = decode_runs
+    _decoded: dict[int, memoryview] = field(default_factory=dict)  # by number; columns share them
 
     @property
     def header(self) -> Header:
@@ -146,11 +189,12 @@ class Block:
         return _with_nulls(plain, valid)
 
     def rows(self) -> Iterator[Row]:
-        """The rows, each with its `shard` and `sequence`."""
+        """The rows that are wanted, each with its `shard` and `sequence`."""
         names = list(self.columns)
         base = self.at.header.base
         for place, values in enumerate(zip(*map(self.values, names), strict=True)):
-            yield {"shard": self.shard, "sequence": base + place, **dict(zip(names, values, strict=True))}
+            if self.begin <= base + place < self.end:
+                yield {"shard": self.shard, "sequence": base + place, **dict(zip(names, values, strict=True))}
 
     def may_hold(self, only: Only) -> bool:
         """False: no row has what `only` asks for. Looks at the dictionaries, not at the rows."""
@@ -165,9 +209,26 @@ class Block:
             return _NOTHING
         offset, stored, octets = self.places[number]
         view = memoryview(self.octets)[offset : offset + (stored & ~RUNS)]
-        if stored & RUNS:
-            return memoryview(decode_runs(view, octets))
-        return view if stored == octets else memoryview(zlib.decompress(view, bufsize=octets))
+        if stored == octets:
+            return view
+        known = self._decoded.get(number)
+        if known is None:
+            made = self.expand(view, octets) if stored & RUNS else zlib.decompress(view, bufsize=octets)
+            known = self._decoded[number] = memoryview(made)
+        return known
+
+
+def block_from(
+    shard: str, at: At, octets: bytes, begin: int | None = None, expand: Expand = decode_runs
+) -> Block:
+    """The block of these octets, which are sound."""
+    header = at.header
+    directory = octets[header.size : header.size + header.directory_octets]
+    places = buffer_table(directory, header.buffers)
+    columns = _columns(directory[12 * header.buffers :], header.columns)
+    named = {column.name: column for column in columns}
+    first = header.base if begin is None else begin
+    return Block(shard, at, octets, named, places, first, header.next, expand)
 
 
 Item = TypeVar("Item")
@@ -187,9 +248,12 @@ class JournalReader:
     """Reads the journal in a folder. `skip`: go on behind damage and what is gone, with a Gap in its place;
     without it that raises DamageError or GoneError."""
 
-    def __init__(self, folder: Path, *, skip: bool = False) -> None:
+    def __init__(self, folder: Path, *, skip: bool = False, expand: Expand = decode_runs) -> None:
+        """`expand` is `decode_runs`, or what does the same faster."""
         self.folder = folder
         self.skip = skip
+        self.expand = expand
+        self._summaries: dict[Path, tuple[Segment, Summary | None]] = {}
 
     def segments(self, shard: str | None = None) -> list[Segment]:
         """The files as they are now, in order of shard and sequence. Raises JournalError: no such folder."""
@@ -206,23 +270,98 @@ class JournalReader:
         return sorted({segment.shard for segment in self.segments()})
 
     def extent(self, shard: str) -> Extent:
-        """What there is of a shard, by the headers of its blocks. Damage is passed over here."""
-        found = JournalReader(self.folder, skip=True)
+        """What there is of a shard, by what its files say, or the headers of their blocks. Damage is passed
+        over here."""
         segments = self.segments(shard)
-        first = segments[0].first if segments else 0
-        behind, rows, missing, blocks = first, 0, 0, 0
-        times: list[int] = []
-        for item in found.index(shard):
-            if isinstance(item, Gap):
-                missing += item.rows
-                behind = item.first + item.rows
+        first = behind = segments[0].first if segments else 0
+        total = Summary(first, first)
+        unindexed = 0
+        for segment in segments:
+            summary, complete = self._described(segment, last=segment is segments[-1])
+            unindexed += not complete
+            if summary.next <= behind:
                 continue
-            header = item.header
-            blocks, rows, behind = blocks + 1, rows + header.rows, header.next
-            times += (header.first_us, header.last_us)
-        octets = sum(segment.octets for segment in segments)
-        span = (min(times), max(times)) if times else (None, None)
-        return Extent(shard, first, behind, rows, missing, blocks, len(segments), octets, *span)
+            total.missing += summary.missing + max(segment.first - behind, 0)
+            behind = summary.next
+            total.rows, total.blocks = total.rows + summary.rows, total.blocks + summary.blocks
+            total.small, total.replaced = total.small + summary.small, total.replaced + summary.replaced
+            total.low_us = max(total.low_us, summary.low_us)
+            if summary.rows:
+                total.received = wider(total.received, *summary.received)
+        return Extent(
+            shard=shard,
+            first=first,
+            next=behind,
+            rows=total.rows,
+            missing=total.missing,
+            blocks=total.blocks,
+            segments=len(segments),
+            octets=sum(segment.octets for segment in segments),
+            first_us=total.received[0] if total.rows else None,
+            last_us=total.received[1] if total.rows else None,
+            low_us=total.low_us or None,
+            small=total.small,
+            replaced=total.replaced,
+            unindexed=unindexed,
+        )
+
+    def end(self, shard: str) -> int:
+        """The number behind the newest row."""
+        segments = self.segments(shard)
+        behind = segments[-1].first if segments else 0
+        summary = self._summary(segments[-1]) if segments else None
+        if summary is not None:
+            return summary.next
+        for item in self.index(shard, behind):
+            behind = item.first + item.rows if isinstance(item, Gap) else item.header.next
+        return behind
+
+    def low_water(self, shard: str, before: int | None = None) -> int | None:
+        """Of all that was received before this time (microseconds UTC) there is nothing behind row `before`
+        (None: the newest). None: the gateway that wrote it did not say."""
+        segments = [one for one in self.segments(shard) if before is None or one.first <= before][-2:]
+        found = 0
+        for segment in segments:
+            summary = self._summary(segment)
+            if summary is not None and (before is None or summary.next <= before):
+                found = max(found, summary.low_us)
+                continue
+            with suppress(FileNotFoundError), segment.path.open("rb", buffering=0) as file:
+                offset = 0 if summary is None or before is None else summary.place_of(before)
+                for item in walk(file, segment.path, offset):
+                    if isinstance(item, At) and (before is None or item.header.next <= before):
+                        found = max(found, item.header.low_us)
+        return found or None
+
+    def _summary(self, segment: Segment) -> Summary | None:
+        """What the end of a file says is in it; None: it is in use, or old."""
+        known = self._summaries.get(segment.path)
+        if known is not None and known[0] == segment:
+            return known[1]
+        try:
+            with segment.path.open("rb", buffering=0) as file:
+                return self._summary_in(file, segment)
+        except FileNotFoundError:
+            return None
+
+    def _summary_in(self, file: BinaryIO, segment: Segment) -> Summary | None:
+        found = summary_of(file, segment)
+        if found is not None:  # else it may become complete without a change of what was listed
+            self._summaries[segment.path] = segment, found
+        return found
+
+    def _described(self, segment: Segment, *, last: bool) -> tuple[Summary, bool]:
+        """What is in a file; and whether its end says so."""
+        summary = self._summary(segment)
+        if summary is not None:
+            return summary, True
+        made = Summary(segment.first, segment.first)
+        with suppress(FileNotFoundError), segment.path.open("rb", buffering=0) as file:
+            for at in self._walk(file, segment, 0, last=last):
+                if isinstance(at, At):
+                    made.missing += max(at.header.base - made.next, 0)
+                    made.add(at.offset, at.header, None, small=is_small(at.header))
+        return made, False
 
     def index(self, shard: str, start: int | None = None, *, near: Place | None = None) -> Iterator[At | Gap]:
         """The blocks of a shard from the one that holds row `start` on (None: the first), by their headers:
@@ -231,36 +370,158 @@ class JournalReader:
         `near` is where that block, or the end of the one before it, was found earlier; it spares the walk
         over the blocks before it.
         """
-        segments = self.segments(shard)
-        if start is not None:
-            later = [place for place, one in enumerate(segments) if one.first > start]
-            segments = segments[max(0, later[0] - 1) if later else len(segments) - 1 :] if segments else []
-        expected = start if start is not None or not segments else segments[0].first
-        for segment in segments:
-            offset = near.offset if near is not None and near.path == segment.path else 0
-            for at in self._walk(segment, offset, last=segment is segments[-1]):
-                header = at.header
-                if start is not None and header.next <= start:
-                    continue
-                if expected is not None and header.base > expected:
-                    yield self._missing(shard, expected, header.base, at)
-                expected = header.next
-                yield self._told(shard, at) if header.gap else at
+        for item in self._scan(shard, start, near):
+            yield item if isinstance(item, Gap) else item.at
 
-    def _walk(self, segment: Segment, offset: int, *, last: bool) -> Iterator[At]:
-        """The blocks of one file from `offset` on. What damage took is missed by its sequence numbers. The
-        very last block counts when its content is sound, for a crash of the machine may have left only some
-        of it."""
-        try:
-            file = segment.path.open("rb", buffering=0)
-        except FileNotFoundError:  # retention was faster; whatever comes next shows what is missing
+    def stretches(self, shard: str, start: int, *, near: Place | None = None) -> Iterator[Stretch | Gap]:
+        """As `index`, but of files that are complete what their ends say: about a mebibyte of blocks at a
+        time, however many they are."""
+        expected = start
+        for item in self._scan(shard, start, near, whole=True):
+            if isinstance(item, Stretch | Gap):
+                yield item
+                continue
+            at, header = item.at, item.at.header
+            place, end = Place(at.path, at.offset), Place(at.path, at.end)
+            expected = max(expected, item.begin)
+            yield Stretch(
+                *(expected, header.next, place, end, header.octets, header.first_us, header.last_us, None)
+            )
+
+    def _scan(
+        self,
+        shard: str,
+        start: int | None,
+        near: Place | None,
+        *,
+        whole: bool = False,
+        wanted: _Wanted | None = None,
+    ) -> Iterator[Any]:
+        """The blocks (`_Found`) and gaps from row `start` on, each row once; what `wanted` excludes is passed
+        over where a file says so. `whole`: of complete files Stretches."""
+        expected = start
+        looked: tuple[int, list[tuple[Path, int]]] | None = None
+        while True:
+            segments = self.segments(shard)
+            if not segments:
+                return
+            if expected is None:
+                expected = segments[0].first
+            # What is listed may have been merged or deleted since: look once more before that is a loss.
+            listed = [(one.path, one.inode) for one in segments]
+            again = looked != (expected, listed)
+            looked = expected, listed
+            later = next((place for place, one in enumerate(segments) if one.first > expected), len(segments))
+            for segment in segments[max(0, later - 1) :]:
+                try:
+                    file = segment.path.open("rb", buffering=0)
+                except FileNotFoundError:
+                    if again:
+                        break
+                    continue  # whatever comes next shows what is missing
+                with file:
+                    for item in self._within(
+                        file,
+                        segment,
+                        expected,
+                        near,
+                        last=segment is segments[-1],
+                        whole=whole,
+                        wanted=wanted,
+                    ):
+                        first, behind = _range(item)
+                        if behind <= expected:
+                            continue
+                        if first > expected:
+                            if again and self._changed(shard, listed):
+                                break
+                            at = item if isinstance(item, At) else At(segment.path, 0, _NO_HEADER)
+                            yield self._missing(shard, expected, first, at)
+                        begin, expected = max(first, expected), behind
+                        if isinstance(item, Stretch):
+                            yield item._replace(first=begin)
+                        elif isinstance(item, At):
+                            yield (
+                                self._told(shard, item, file)
+                                if item.header.gap
+                                else _Found(file, item, begin)
+                            )
+                    else:
+                        continue
+                    break
+            else:
+                return
+
+    def _changed(self, shard: str, listed: list[tuple[Path, int]]) -> bool:
+        return [(one.path, one.inode) for one in self.segments(shard)] != listed
+
+    def _within(
+        self,
+        file: BinaryIO,
+        segment: Segment,
+        expected: int,
+        near: Place | None,
+        *,
+        last: bool,
+        whole: bool,
+        wanted: _Wanted | None,
+    ) -> Iterator[At | Stretch | range]:
+        """What is in one file, from about row `expected` on; a range for rows that are not wanted."""
+        known = self._summaries.get(segment.path)
+        summary = known[1] if known is not None and known[0] == segment else self._summary_in(file, segment)
+        if summary is None:
+            offset = 0
+            if near is not None and near.path == segment.path and _leads_to(file, near, expected):
+                offset = near.offset
+            for at in self._walk(file, segment, offset, last=last):
+                if isinstance(at, At):
+                    yield at
             return
-        with file:
-            for item in walk(file, segment.path, offset):
-                if isinstance(item, Hole):
-                    continue
-                if last and item.end >= size_of(file) and content_of(file, item) is None:
-                    return
+        if wanted is not None and wanted.misses(summary.received, summary.routes):
+            yield range(summary.first, summary.next)
+            return
+        if whole:
+            routes = None if summary.routes is None else frozenset(summary.routes)
+            behind = summary.first
+            for span in summary.spans:
+                yield range(behind, span.first)  # a gap, if any
+                behind = span.next
+                place, end = Place(segment.path, span.offset), Place(segment.path, span.offset + span.octets)
+                times = span.first_us, span.last_us
+                yield Stretch(span.first, span.next, place, end, span.octets, *times, routes)
+            yield range(behind, summary.next)
+            return
+        passed = {}
+        if wanted is not None:
+            passed = {
+                span.offset: span
+                for span in summary.spans
+                if wanted.misses((span.first_us, span.last_us), None)
+            }
+        for item in self._walk(file, segment, summary.place_of(expected), last=last, passed=passed):
+            yield item if isinstance(item, At) else range(item.first, item.next)
+
+    @staticmethod
+    def _walk(
+        file: BinaryIO, segment: Segment, offset: int, *, last: bool, passed: Mapping[int, Span] | None = None
+    ) -> Iterator[At | Span]:
+        """The blocks with rows, and gaps, of one file from `offset` on; not those in the spans `passed`. What
+        damage took is missed by its sequence numbers. The very last block counts when its content is sound,
+        for a crash of the machine may have left only some of it."""
+        while True:
+            if passed and (span := passed.get(offset)) is not None:
+                yield span
+                offset += span.octets
+                continue
+            item = next(walk(file, segment.path, offset), None)
+            if item is None:
+                return
+            offset = item.end
+            if isinstance(item, Hole):
+                continue
+            if last and item.end >= size_of(file) and content_of(file, item) is None:
+                return
+            if not item.header.flags & (INDEX | MARK):
                 yield item
 
     def _missing(self, shard: str, first: int, base: int, at: At) -> Gap:
@@ -274,38 +535,46 @@ class JournalReader:
             raise DamageError(f"{at.path}: rows {first} to {base - 1} are missing before offset {at.offset}")
         return Gap(shard, first, base - first, "damage", "these rows are in no sound block", str(at.path))
 
-    def _told(self, shard: str, at: At) -> Gap:
+    def _told(self, shard: str, at: At, file: BinaryIO) -> Gap:
         """What the writer says of rows that it did not write."""
         header = at.header
         where = f"{at.path}:{at.offset}"
-        try:
-            given = json.loads(self._octets(at)[HEADER_OCTETS:])
-        except (FileNotFoundError, DamageError):  # the header has said what matters
+        octets = content_of(file, at)
+        if octets is None:  # the header has said what matters
             return Gap(shard, header.base, header.rows, "error", "the reason is not to be read", where)
+        given = json.loads(octets[header.size :])
         return Gap(shard, header.base, header.rows, given["reason"], given["text"], where)
 
-    def _octets(self, at: At) -> bytes:
-        with at.path.open("rb", buffering=0) as file:
-            octets = content_of(file, at)
+    def read(self, shard: str, at: At) -> Block:
+        """The block that `index` found, or its rows where they are now. Raises DamageError; GoneError when
+        they were deleted since."""
+        header = at.header
+        try:
+            with at.path.open("rb", buffering=0) as file:
+                found = block_at(file, at.path, at.offset)
+                if found is not None and found.header == header:
+                    return block_from(shard, at, self._sound(file, at), expand=self.expand)
+        except FileNotFoundError:
+            pass
+        left = self.segments(shard)
+        if not left or header.base < left[0].first:
+            raise GoneError(shard, header.base, left[0].first if left else header.next)
+        for block in JournalReader(self.folder, expand=self.expand).blocks(
+            shard, header.base, end=header.next
+        ):
+            if isinstance(block, Block):
+                return replace(block, end=header.next)
+        raise DamageError(f"{at.path}: rows {header.base} to {header.next - 1} are not there any more")
+
+    @staticmethod
+    def _sound(file: BinaryIO, at: At) -> bytes:
+        octets = content_of(file, at)
         if octets is None:
             raise DamageError(
                 f"{at.path}: the block at offset {at.offset} (rows {at.header.base} to"
                 f" {at.header.next - 1}) is damaged"
             )
         return octets
-
-    def read(self, shard: str, at: At) -> Block:
-        """The block that `index` found. Raises DamageError; GoneError when its file was deleted since."""
-        try:
-            octets = self._octets(at)
-        except FileNotFoundError as error:
-            left = self.segments(shard)
-            raise GoneError(shard, at.header.base, left[0].first if left else at.header.next) from error
-        header = at.header
-        directory = octets[HEADER_OCTETS : HEADER_OCTETS + header.directory_octets]
-        places = buffer_table(directory, header.buffers)
-        columns = _columns(directory[12 * header.buffers :], header.columns)
-        return Block(shard, at, octets, {column.name: column for column in columns}, places)
 
     def blocks(
         self,
@@ -323,31 +592,29 @@ class JournalReader:
         among them. A block out of the time range is not read, one without the texts is not decoded. `near`:
         as in `index`.
         """
-        for item in self.index(shard, start, near=near):
+        routes = None if only is None else only.get("route")
+        for item in self._scan(shard, start, near, wanted=_Wanted(from_us, to_us, routes)):
             if isinstance(item, Gap):
                 behind = item.first + item.rows
                 if end is None or item.first < end:
                     yield item
             else:
-                first_us, last_us, behind = item.header.first_us, item.header.last_us, item.header.next
-                early = from_us is not None and last_us < from_us
-                late = to_us is not None and first_us >= to_us
-                if not early and not late and (end is None or item.header.base < end):
-                    block = self._sound(shard, item)
+                header = item.at.header
+                behind = header.next
+                early = from_us is not None and header.last_us < from_us
+                late = to_us is not None and header.first_us >= to_us
+                if not early and not late and (end is None or item.begin < end):
+                    block = self._read(shard, item)
                     if isinstance(block, Gap) or only is None or block.may_hold(only):
                         yield block
             if end is not None and behind >= end:
                 return  # what is wrong behind it is not asked for
 
-    def _sound(self, shard: str, at: At) -> Block | Gap:
+    def _read(self, shard: str, found: _Found) -> Block | Gap:
         """The block, or a Gap in the place of what cannot be read."""
-        header = at.header
+        at, header = found.at, found.at.header
         try:
-            return self.read(shard, at)
-        except GoneError as error:
-            if not self.skip:
-                raise
-            return Gap(shard, header.base, header.rows, "gone", str(error))
+            return block_from(shard, at, self._sound(found.file, at), found.begin, self.expand)
         except DamageError as error:
             if not self.skip:
                 raise
@@ -410,6 +677,39 @@ class JournalReader:
         for found in sound.blocks(shard):
             if isinstance(found, Gap):
                 yield found
+
+
+class _Wanted(NamedTuple):
+    """Rows of which times (microseconds UTC, of receipt) and routes are asked for."""
+
+    from_us: int | None = None
+    to_us: int | None = None
+    routes: Collection[str] | None = None
+
+    def misses(self, received: Sequence[int], routes: Collection[str] | None) -> bool:
+        """Whether rows with these times and routes (None: not known) are all of no interest."""
+        first_us, last_us = received
+        return (
+            (self.from_us is not None and last_us < self.from_us)
+            or (self.to_us is not None and first_us >= self.to_us)
+            or (self.routes is not None and routes is not None and not set(routes) & set(self.routes))
+        )
+
+
+_NO_HEADER: Final = Header(0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0)
+
+
+def _range(item: At | Stretch | range) -> tuple[int, int]:
+    """The rows of it: the first, and the one behind."""
+    if isinstance(item, At):
+        return item.header.base, item.header.next
+    return (item.first, item.next) if isinstance(item, Stretch) else (item.start, item.stop)
+
+
+def _leads_to(file: BinaryIO, near: Place, expected: int) -> bool:
+    """Whether the block of row `expected` is there, or further on; the file may be another than it was."""
+    at = block_at(file, near.path, near.offset)
+    return near.offset == size_of(file) if at is None else at.header.base <= expected
 
 
 def _holes(file: BinaryIO, segment: Segment, *, last: bool) -> Iterator[Hole]:

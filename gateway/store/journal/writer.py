@@ -27,21 +27,23 @@ from typing import Final, NamedTuple, cast
 
 from isal.isal_zlib import crc32  # zlib's takes ten times as long
 
+from gateway.clock import utc as wall_time
 from gateway.model.address import Address
 from gateway.model.message import Message
 from gateway.model.outcome import Outcome
+from gateway.model.times import Monotonic, WallTime
 from gateway.store.journal.appending import Appender, Pwritev
 from gateway.store.journal.bursts import Bursts
-from gateway.store.journal.encoding import SECOND, Encoder
-from gateway.store.journal.format import Draft, Laid, gap_draft, lay_out, seal
+from gateway.store.journal.encoding import Encoder
+from gateway.store.journal.format import Draft, Laid, gap_draft, lay_out, mark_draft, seal
 from gateway.store.journal.gathering import Gathering, Memories, RowLabels, Settled
+from gateway.store.journal.wall import SECOND, WallClock
 
 CHUNK_OCTETS_MAX: Final = 512 * 1_048_576  # of the bodies of a block, whatever their limit is
 FLUSH_OCTETS: Final = 4 * 1_048_576  # of bodies that may gather
 WRITE_OCTETS: Final = 2 * 1_048_576  # of blocks that may gather
 WRITE_BLOCKS_MAX: Final = 100  # at a time
-OFFSET_SECS: Final = 0.1  # between two looks at the difference between the two clocks
-OFFSET_SLACK_SECS: Final = 0.02  # how far it may be off; a new one would tear the rows of a message apart
+MARK_SECS: Final = 60.0  # between two low-water marks when nothing crosses
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -81,8 +83,9 @@ class _Block(NamedTuple):
 class JournalWriter:
     """Writes one shard of a journal.
 
-    `clock` is the one that `received` is told in (seconds); it is read in the event loop only. `tell` gets a
+    `clock` is the event loop's, that `received` is told in; it is read there only. `tell` gets a
     line for the log when writing begins to fail, and when it works again; the thread calls it, mostly.
+    `oldest`, if it is set, says when the oldest message came that is not settled (None: there is none).
     Counters: `rows`, `blocks`, `octets` written, `dropped` rows, `errors` of the disk, `failed` rows that
     could not be encoded (a bug). Raises JournalError as Appender does.
     """
@@ -93,9 +96,9 @@ class JournalWriter:
         shard: int = 0,
         options: Options | None = None,
         *,
-        clock: Callable[[], float],
+        clock: Callable[[], Monotonic],
         tell: Callable[[str], None],
-        utc: Callable[[], float] = time.time,
+        utc: Callable[[], WallTime] = wall_time,
         pwritev: Pwritev = os.pwritev,
     ) -> None:
         chosen = self.options = options or Options()
@@ -107,6 +110,7 @@ class JournalWriter:
             retention_bytes=chosen.retention_bytes,
             retention_secs=chosen.retention_secs,
             sync_interval_secs=chosen.sync_interval_secs,
+            level=chosen.compress,
             utc=utc,
             pwritev=pwritev,
         )
@@ -115,7 +119,7 @@ class JournalWriter:
         self._rows_max = max(
             1, min(chosen.block_rows_max, CHUNK_OCTETS_MAX // largest if largest else 1 << 31)
         )
-        self._clock = clock
+        self._wall = WallClock(clock, utc)
         self._utc = utc
         self._tell = tell
         self.rows = self.blocks = self.octets = self.errors = self.failed = 0
@@ -123,8 +127,7 @@ class JournalWriter:
         # The event loop's.
         self._rows_in = 0
         self.dropped = 0
-        self._offset = 0.0
-        self._sampled = float("-inf")
+        self.oldest: Callable[[], Monotonic | None] = nothing_open
         # Of whoever has the lock: what gathers, and to make blocks of it.
         self._lock = threading.Lock()
         self._memories = Memories()
@@ -132,6 +135,8 @@ class JournalWriter:
         self._next = self._appender.next
         self._accounted = 0  # of the dropped rows
         self._queued = 0  # octets of blocks, ever
+        self._low_us = 0  # of all that was received before it, nothing is open and all is recorded
+        self._low_told_us = 0
         # The thread's.
         self._blocks: deque[_Block] = deque()  # others append
         self._laid: list[Laid] = []  # the first of `_blocks`, ready to write
@@ -179,7 +184,7 @@ class JournalWriter:
         labels: RowLabels,
         messages: list[Message],
         outcome: Outcome,
-        received: float,
+        received: Monotonic,
         sources: _Sources | None = None,
         slots: list[int] | None = None,
         bursts: Bursts | None = None,
@@ -197,13 +202,13 @@ class JournalWriter:
         labels: RowLabels,
         sources: list[Message],
         outcome: Outcome,
-        received: float,
+        received: Monotonic,
         slots: list[int] | None = None,
     ) -> None:
         """A route would not let `sources` cross: there is nothing that went out."""
         self._keep(Settled(labels, None, sources, outcome, 0, 0, slots), received)
 
-    def _keep(self, settled: Settled, received: float) -> None:
+    def _keep(self, settled: Settled, received: Monotonic) -> None:
         count = len(settled.heads)
         if not count:
             return
@@ -211,18 +216,28 @@ class JournalWriter:
             self.dropped += count
             self._wake.set()
             return
-        now = self._clock()
-        if now - self._sampled > OFFSET_SECS:
-            self._sampled = now
-            offset = self._utc() - now
-            if abs(offset - self._offset) > OFFSET_SLACK_SECS:
-                self._offset = offset
-        offset = self._offset
-        came, done = int((received + offset) * SECOND), int((now + offset) * SECOND)
+        wall = self._wall
+        now = wall.now()
+        done, came = wall.micros(now), wall.micros(received)
         self._rows_in += count
         with self._lock:  # the thread has it seldom, and for no longer than a block takes to be made
             for some in _slices(settled._replace(received_us=came, settled_us=done), self._rows_max):
                 self._add(some)
+            # What a route refuses is recorded before its batch counts as open.
+            self._low_us = min(self._low(now), came) if settled.messages is None else self._low(now)
+
+    def tick(self) -> None:
+        """Now and then: say how far the journal is complete though nothing has crossed."""
+        now = self._wall.now()
+        with self._lock:
+            self._low_us = self._low(now)
+            quiet = not (self._gathering.rows or self.backlog or self.failure)
+            if quiet and self._next and self._low_us - self._low_told_us >= MARK_SECS * SECOND:
+                self._queue(mark_draft(self._appender.shard, self._next, self._low_us))
+
+    def _low(self, now: Monotonic) -> int:
+        oldest = self.oldest()
+        return self._wall.micros(now if oldest is None else oldest)
 
     def _add(self, settled: Settled) -> None:
         gathering = self._gathering
@@ -268,6 +283,8 @@ class JournalWriter:
 
     def _queue(self, draft: Draft, memory: memoryview | None = None) -> None:
         self._next = draft.header.next
+        self._low_told_us = self._low_us
+        draft = draft._replace(header=draft.header._replace(low_us=self._low_us))
         if self.options.compress:  # the thread's work, for it lets the interpreter's lock go
             block = _Block(draft, sum(map(len, draft.buffers)), memory)
         else:
@@ -340,7 +357,7 @@ class JournalWriter:
     def _append(self) -> None:
         # A disk that is nearly full may have room for one.
         written = self._appender.append(self._laid[:1] if self.failure else self._laid)
-        for header, _ in self._laid[:written]:
+        for header, *_ in self._laid[:written]:
             _, octets, memory = self._blocks.popleft()
             if memory is not None:
                 self._memories.give_back(memory)
@@ -366,6 +383,10 @@ class JournalWriter:
             self.failure = error.strerror or str(error)
             return False
         return True
+
+
+def nothing_open() -> None:
+    """Everything that came is settled."""
 
 
 def _apart(sources: _Sources | None) -> tuple[Sequence[Message] | None, Sequence[Address] | None]:

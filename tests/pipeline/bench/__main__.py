@@ -16,8 +16,8 @@ import tempfile
 from pathlib import Path
 
 from gateway.pipeline.session import session
-from tests.pipeline.bench.jobs import GROUPS, Bench
-from tests.pipeline.bench.journal import made
+from tests.pipeline.bench.jobs import GROUPS, ROWS, Bench
+from tests.pipeline.bench.journal import made, quiet
 from tests.pipeline.bench.usage import Usage, measured, middle
 
 MEBIBYTE = 1_048_576
@@ -55,6 +55,7 @@ def main() -> None:
         return
     with tempfile.TemporaryDirectory(prefix="gateway-bench-") as name:
         journal = made(Path(name) / "journal", given.rows)
+        quiet(Path(name) / "quiet")
         octets = sum(path.stat().st_size for path in journal.glob("*.gwj"))
         print(
             f"{given.rows:,} rows, {octets / given.rows:.0f} octets each; medians of {given.rounds}",
@@ -69,7 +70,8 @@ def main() -> None:
             options = ("--rounds", str(given.rounds), "--only", given.only)
             done = subprocess.run((*command, *options), stdout=subprocess.PIPE, text=True, check=True)
             for job, (wall, cpu, resident) in json.loads(done.stdout.splitlines()[-1]).items():
-                speed, cost = f"{given.rows / wall:,.0f}", f"{cpu / given.rows * 1e6:.2f}" if cpu > 0 else "?"
+                rows = ROWS.get(job, given.rows)
+                speed, cost = f"{rows / wall:,.0f}", f"{cpu / rows * 1e6:.2f}" if cpu > 0 else "?"
                 print(f"| {job} | {master} | {speed} | {cost} | {resident / MEBIBYTE:.0f} |", flush=True)
 
 

@@ -17,6 +17,7 @@ from gateway.pipeline.jobs import archive, rates
 from gateway.pipeline.jobs.backtest import backtest
 from gateway.pipeline.traffic.fates import Candidate
 from gateway.pipeline.traffic.loading import Recording
+from tests.pipeline.bench.journal import QUIET_ROWS
 from tests.pipeline.streams import finished
 
 FEW = "shard,sequence,received,route,client,source_address,target_address,outcome,body_size,body"
@@ -56,6 +57,12 @@ def _aggregated(table: DataFrame) -> None:
 def read_journal(bench: Bench) -> None:
     """Rows into an aggregate."""
     _aggregated(bench.table("source_address,body_size,settled"))
+
+
+def read_quiet(bench: Bench) -> None:
+    """The same from the journal of a gateway with ten messages a second."""
+    table = bench.spark.read.format("gateway_journal").option("columns", "source_address,body_size,settled")
+    _aggregated(table.load(str(bench.journal.with_name("quiet"))))
 
 
 def read_parquet(bench: Bench) -> None:
@@ -126,10 +133,13 @@ def backtested_with_condition(bench: Bench) -> None:
     _backtested(bench, CONDITION)
 
 
+QUIET = "journal of ten messages a second, 50 000 rows"
+ROWS = {QUIET: QUIET_ROWS}  # of those that have not as many as asked for
 Job = Callable[[Bench], None]
 GROUPS: tuple[tuple[tuple[str, Job], ...], ...] = (
     (("journal into an aggregate", read_journal), ("Parquet into the same", read_parquet)),
     (("bodies into an aggregate", read_bodies),),
+    ((QUIET, read_quiet),),
     (("stream into Parquet, 10 columns", stream), ("stream into Parquet, all columns", stream_all)),
     (("archive", archived),),
     (("rates", rated),),

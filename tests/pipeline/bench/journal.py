@@ -63,3 +63,36 @@ def made(folder: Path, rows: int, shards: int = 2) -> Path:
                 time.sleep(0.01)
         writer.close(60)
     return folder
+
+
+QUIET_ROWS: Final = 50_000  # written as two at a time
+
+
+def quiet(folder: Path, rows: int = QUIET_ROWS) -> Path:
+    """Ten messages a second, as a gateway writes them that has little to do, when its hours are over."""
+    now = [START]
+    options = Options(flush_interval_secs=3_600.0, segment_secs=900.0)
+
+    def clock() -> float:
+        return now[0]
+
+    writer = JournalWriter(folder, 0, options, clock=clock, utc=clock, tell=print)  # type: ignore[arg-type]
+    address, sender = (
+        topic_address("plant/line1/press/temperature"),
+        Sender("mqtt", "press", "plant", "10.0.0.1:1"),
+    )
+    for first in range(0, rows, 2):
+        for number in (first, first + 1):
+            now[0] += 0.1
+            body = b'{"line":"line01","seq":%9d,"temperature":20.00,"state":"running"}' % number
+            message = Message(address, body, SETS[number % 3], assurance=1, sender=sender)
+            writer.record(HOME, [message], ACCEPTED, now[0] - 0.01)  # type: ignore[arg-type]
+        with writer._lock:
+            writer._flush()
+        if first % 500 == 0:
+            writer._wake.set()
+            while writer.backlog:
+                time.sleep(0.001)
+    now[0] += 7_200.0
+    writer.close(60)
+    return folder

@@ -16,6 +16,8 @@ from gateway.errors import PipelineError
 from gateway.pipeline.journal.options import Offsets, options_of
 from gateway.pipeline.journal.planning import SPAN_OCTETS, Part
 from gateway.pipeline.journal.source import JournalStream
+from gateway.store.journal.merging import merge_segments
+from gateway.store.journal.reader import JournalReader
 from tests.pipeline.journals import written
 from tests.pipeline.streams import finished
 from tests.store.journal.samples import block
@@ -144,14 +146,29 @@ def test_the_planner_keeps_spans_and_not_blocks(tmp_path: Path) -> None:
     written(tmp_path, 2_000, block_rows=2)
     found = stream(tmp_path)
     end = found.latestOffset({"0": 0}, ALL)
-    octets = next(tmp_path.glob("*.gwj")).stat().st_size
-    assert len(found._shards["0"]._spans) <= octets // SPAN_OCTETS + 1
+    files = [path.stat().st_size for path in tmp_path.glob("*.gwj")]
+    assert len(found._shards["0"]._spans) <= sum(octets // SPAN_OCTETS + 1 for octets in files)
     assert (
         sum(part.next - part.first for part in found.partitions({"0": 0}, end) if isinstance(part, Part))
         == 2_000
     )
     found.latestOffset(end, ALL)
     assert found._shards["0"]._spans == []
+
+
+def test_blocks_that_are_merged_between_planning_and_reading(tmp_path: Path) -> None:
+    """Each micro-batch is planned, then files are put together, then it is read."""
+    written(tmp_path, 4_000, block_rows=2, segment_bytes=60_000)
+    found, start = stream(tmp_path), {"0": 0}
+    read: list[int] = []
+    for most in (700, 1_300, 5_000):
+        end = found.latestOffset(start, ReadMaxRows(most))
+        parts = list(found.partitions(start, end))
+        complete = JournalReader(tmp_path).segments("0")[:-1]
+        merge_segments(complete[: len(complete) // 2 + 1])
+        read += [row["sequence"] for part in parts for batch in found.read(part) for row in batch.to_pylist()]
+        start = end
+    assert sorted(read) == [*range(4_000)]
 
 
 def test_spark_reads_it_into_parquet(spark: SparkSession, tmp_path: Path) -> None:

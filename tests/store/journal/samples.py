@@ -51,7 +51,7 @@ def gathered(parts: Iterable[Settled], *, body_bytes_max: int = 1_000) -> Gather
 
 def octets_of(draft: Draft, level: int = 0) -> bytes:
     """A block as it is written."""
-    header, pieces = seal(lay_out(draft, level))
+    header, pieces, _ = seal(lay_out(draft, level))
     octets = b"".join(pieces)
     assert len(octets) == header.octets
     return octets

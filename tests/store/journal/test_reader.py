@@ -95,7 +95,7 @@ def test_blocks_without_the_route_are_not_given(folder: Path) -> None:
 
 def test_the_extent(folder: Path) -> None:
     octets = sum(path.stat().st_size for path in folder.iterdir())
-    expected = Extent("0", 0, 8, 8, 0, 4, 2, octets, UTC_US, UTC_US + 3 * MINUTE)
+    expected = Extent("0", 0, 8, 8, 0, 4, 2, octets, UTC_US, UTC_US + 3 * MINUTE, None, 4, 0, 2)
     assert JournalReader(folder).extent("0") == expected
     assert JournalReader(folder).extent("9") == Extent("9", 0, 0, 0, 0, 0, 0, 0, None, None)
 

@@ -1,0 +1,304 @@
+"""Many small blocks -> few large ones, with the same rows and numbers.
+
+A gateway that has little to do writes two rows at a time, and a block of two rows costs as much to plan, to
+read and to keep as one of thousands. Columns are put together as they lie; of a dictionary only what a row
+uses is taken on. Blocks that are large enough are copied, and so is what this gateway would not write itself.
+"""
+
+from __future__ import annotations
+
+import os
+from array import array
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from itertools import groupby
+from pathlib import Path
+from typing import Final
+
+from gateway.store.journal.columns import ADDRESS, COLUMNS, DELIVERED, FLAGS, OUTCOME, RECIPIENT, SENDER
+from gateway.store.journal.encoding import ENCODED_COLUMNS
+from gateway.store.journal.entries import Entries, bitmap, offsets
+from gateway.store.journal.format import (
+    INDEX,
+    MARK,
+    VERSION,
+    Buffer,
+    DamageError,
+    Draft,
+    Facts,
+    Header,
+    Octets,
+    Repeated,
+    lay_out,
+    seal,
+)
+from gateway.store.journal.reader import Block, block_from
+from gateway.store.journal.segments import Hole, Segment, content_of, walk
+from gateway.store.journal.summary import Summary, index_draft, is_small, summary_of
+
+MERGED_ROWS: Final = 4_096
+MERGED_OCTETS: Final = 4 * 1_048_576
+_SET: Final = ("properties", "message_id")
+_Entry = tuple[bytes | None, ...]
+
+
+class _Dictionary:
+    """The texts that rows of merged blocks use, each once."""
+
+    def __init__(self, columns: Sequence[str], *, nulls: bool = False) -> None:
+        self._entries = Entries(len(columns), nulls=nulls)
+        self._columns = columns
+        self.numbers: dict[_Entry, int] = {}
+
+    def indices(self, block: Block, prefix: str = "") -> bytes:
+        """The indices of a block into this dictionary."""
+        buffers = [block.buffers(prefix + name) for name in self._columns]
+        found = buffers[0][0].cast("I")
+        texts = [(valid, starts.cast("i"), octets) for _, valid, starts, octets in buffers]
+        numbers, here = self.numbers, {}
+        for one in set(found):
+            entry = tuple([_text(*column, one) for column in texts])
+            number = numbers.get(entry)
+            if number is None:
+                number = numbers[entry] = len(numbers)
+            here[one] = number
+        return array("I", [here[one] for one in found]).tobytes()
+
+    def buffers(self) -> list[bytes]:
+        """What is written of it."""
+        self._entries.add_all(list(self.numbers))
+        return self._entries.end(0)
+
+
+def _text(valid: memoryview, starts: memoryview, octets: memoryview, at: int) -> bytes | None:
+    if valid and not valid[at >> 3] >> (at & 7) & 1:
+        return None
+    return bytes(octets[starts[at] : starts[at + 1]])
+
+
+def merged(blocks: Sequence[Block]) -> Draft:
+    """One block of all their rows, which follow each other. All have this gateway's columns."""
+    rows = sum(block.header.rows for block in blocks)
+    senders, recipients, outcomes = _Dictionary(SENDER), _Dictionary(RECIPIENT), _Dictionary(OUTCOME)
+    addresses, sets = _Dictionary(ADDRESS, nulls=True), _Dictionary(_SET, nulls=True)
+
+    def values(name: str) -> bytes:
+        return b"".join([block.buffers(name)[1] for block in blocks])
+
+    received, settled = values("received"), values("settled")
+    sources = b"".join([addresses.indices(block, "source_") for block in blocks])
+    targets = b"".join([addresses.indices(block, "target_") for block in blocks])
+    flags = {name: _runs(values(name), 1) for name in FLAGS}
+    gone = [_runs(values(f"delivered_{name}"), 1) for name in DELIVERED]
+    source = _runs(sources, 4)
+    buffers: list[Buffer] = [
+        _runs(received, 8),
+        _runs(settled, 8),
+        _runs(b"".join([recipients.indices(block) for block in blocks]), 4),
+        _runs(b"".join([outcomes.indices(block) for block in blocks]), 4),
+        _runs(values("slot"), 4),
+        _runs(b"".join([senders.indices(block) for block in blocks]), 4),
+        source,
+        source if targets == sources else _runs(targets, 4),
+        _runs(b"".join([sets.indices(block) for block in blocks]), 4),
+        *flags.values(),
+        *(
+            flags[name] if _same(flags[name], went) else went
+            for name, went in zip(DELIVERED, gone, strict=True)
+        ),
+        *_expiries(blocks),
+        _runs(values("body_size"), 4),
+        *_bodies(blocks),
+        *senders.buffers(),
+        *recipients.buffers(),
+        *outcomes.buffers(),
+        *addresses.buffers(),
+        *sets.buffers(),
+    ]
+    times = array("q", settled)
+    routes = frozenset((entry[1] or b"").decode() for entry in recipients.numbers)
+    first = blocks[0].header
+    header = Header(
+        *(VERSION, 0, first.shard, 0, first.base, rows),
+        min(block.header.first_us for block in blocks),
+        max(block.header.last_us for block in blocks),
+        *(len(COLUMNS), 0, 0, 0),
+        max(block.header.low_us for block in blocks),
+    )
+    return Draft(header, ENCODED_COLUMNS, buffers, Facts(min(times), max(times), routes))
+
+
+def _runs(values: bytes, width: int) -> Buffer:
+    """The values, or their runs when those are shorter."""
+    first, count = values[:width], len(values) // width
+    if first * count == values:
+        return Repeated(first, width, [count])
+    numbers = array({1: "B", 4: "I", 8: "q"}[width], values)
+    found = [(value, sum(1 for _ in same)) for value, same in groupby(numbers)]
+    if len(found) * (width + 4) >= len(values):
+        return values
+    kept = array(numbers.typecode, [value for value, _ in found])
+    return Repeated(kept.tobytes(), width, [count for _, count in found])
+
+
+def _same(one: Buffer, other: Buffer) -> bool:
+    if isinstance(one, Repeated) and isinstance(other, Repeated):
+        return (one.values, one.lengths) == (other.values, other.lengths)
+    return one == other
+
+
+def _present(valid: memoryview, rows: int) -> list[int]:
+    """Whether there is a value, for each row."""
+    return [valid[at >> 3] >> (at & 7) & 1 for at in range(rows)] if valid else [1] * rows
+
+
+def _expiries(blocks: Sequence[Block]) -> tuple[bytes, Buffer]:
+    present: list[int] = []
+    found: list[bytes] = []
+    for block in blocks:
+        rows = block.header.rows
+        valid, values = block.buffers("expires")
+        present += _present(valid, rows) if values else [0] * rows
+        found.append(bytes(values) or bytes(8 * rows))
+    if not any(present):
+        return b"", b""
+    return b"" if all(present) else bitmap(present), _runs(b"".join(found), 8)
+
+
+def _bodies(blocks: Sequence[Block]) -> tuple[bytes, bytes, bytes]:
+    """Validity, offsets, octets."""
+    sizes: list[int] = []
+    present: list[int] = []
+    found: list[memoryview] = []
+    for block in blocks:
+        rows = block.header.rows
+        valid, starts, octets = block.buffers("body")
+        found.append(octets)
+        if starts:
+            ends = starts.cast("i")
+            sizes += [ends[at + 1] - ends[at] for at in range(rows)]
+            present += _present(valid, rows)
+        else:
+            sizes += [0] * rows
+            present += [0] * rows
+    if not any(present):
+        return b"", b"", b""
+    return b"" if all(present) else bitmap(present), offsets(sizes), b"".join(found)
+
+
+Piece = Block | tuple[Header, bytes, Facts | None]
+"""A block to merge, or one to copy."""
+
+
+def merge_segments(
+    segments: Sequence[Segment], *, level: int = 0, pause: Callable[[], None] = lambda: None
+) -> int:
+    """Write segments that are complete and follow each other anew, as one under the first one's name, with an
+    index. Returns its octets. `pause` is called now and then. Raises OSError; DamageError when a block is not
+    sound, or rows are missing without a gap: then everything stays as it was.
+    """
+    first = segments[0]
+    draft = first.path.with_name(f"{first.path.name}.tmp")
+    summary = Summary(first.first, first.first)
+    offset = 0
+    try:
+        with draft.open("wb") as out:
+            os.fchmod(out.fileno(), 0o600)
+            for header, pieces, facts in _rewritten(segments, summary, level):
+                out.writelines(pieces)
+                summary.add(offset, header, facts, small=is_small(header))
+                offset += header.octets
+                pause()
+            laid = seal(lay_out(index_draft(int(first.shard), offset, summary), 0))
+            out.writelines(laid.pieces)
+            out.flush()
+            os.fsync(out.fileno())
+            newest = max(segment.path.stat().st_mtime for segment in segments)
+            os.utime(out.fileno(), (newest, newest))
+        draft.replace(first.path)
+    except BaseException:
+        draft.unlink(missing_ok=True)
+        raise
+    for segment in segments[1:]:
+        segment.path.unlink(missing_ok=True)
+    return offset + laid.header.octets
+
+
+def _rewritten(
+    segments: Iterable[Segment], summary: Summary, level: int
+) -> Iterator[tuple[Header, list[Octets], Facts | None]]:
+    waiting: list[Block] = []
+    rows = octets = 0
+    for piece in _pieces(segments, summary):
+        block = piece if isinstance(piece, Block) else None
+        if waiting and (block is None or rows + block.header.rows > MERGED_ROWS or octets > MERGED_OCTETS):
+            yield _laid(waiting, level)
+            waiting, rows, octets = [], 0, 0
+        if block is not None:
+            waiting.append(block)
+            rows, octets = rows + block.header.rows, octets + block.header.octets
+        elif isinstance(piece, tuple):
+            header, raw, facts = piece
+            yield header, [raw], facts
+    if waiting:
+        yield _laid(waiting, level)
+
+
+def _laid(blocks: list[Block], level: int) -> tuple[Header, list[Octets], Facts | None]:
+    if len(blocks) == 1:
+        return blocks[0].header, [blocks[0].octets], facts_of(blocks[0])
+    return seal(lay_out(merged(blocks), level))
+
+
+def _pieces(segments: Iterable[Segment], summary: Summary) -> Iterator[Piece]:
+    """The blocks in order, each row once. What says only how far the journal is complete is noted."""
+    expected = summary.first
+    for segment in segments:
+        with segment.path.open("rb", buffering=0) as file:
+            known = summary_of(file, segment)
+            counted = known is not None and known.replaced > 0
+            summary.replaced += known.replaced if known is not None else 0
+            for at in walk(file, segment.path):
+                if isinstance(at, Hole):
+                    raise DamageError(f"{at.path}: octets {at.offset} to {at.end} are no block")
+                header = at.header
+                summary.low_us = max(summary.low_us, header.low_us)
+                if header.flags & (INDEX | MARK) or header.next <= expected:
+                    continue
+                octets = content_of(file, at)
+                if header.base != expected or octets is None:
+                    raise DamageError(
+                        f"{at.path}: the block at offset {at.offset} does not follow, or is damaged"
+                    )
+                expected = header.next
+                if header.gap:
+                    yield header, octets, None
+                    continue
+                summary.replaced += not counted
+                block = block_from(segment.shard, at, octets)
+                if header.rows * 2 > MERGED_ROWS or header.octets > MERGED_OCTETS // 2 or not _ours(block):
+                    yield header, octets, facts_of(block)
+                else:
+                    yield block
+
+
+def _ours(block: Block) -> bool:
+    """Whether this gateway would write it so; a reader of another one's keeps what we do not know."""
+    return tuple(block.columns.values()) == COLUMNS and all(
+        block.buffers(name)[0] for name in ("client", "route", "outcome", *(f"source_{_}" for _ in ADDRESS))
+    )
+
+
+def facts_of(block: Block) -> Facts | None:
+    """What a writer knows of its block, from what is written; None when it has other columns."""
+    if "settled" not in block.columns or "route" not in block.columns:
+        return None
+    settled = block.buffers("settled")[1].cast("q")
+    texts = block.texts("route")
+    routes = frozenset(texts[one] or "" for one in set(block.buffers("route")[0].cast("I")))
+    return Facts(min(settled), max(settled), routes)
+
+
+def remove_leftovers(folder: Path, shard: int) -> None:
+    """Files that a merge has begun and not ended."""
+    for path in folder.glob(f"{shard}-*.gwj.tmp"):
+        path.unlink(missing_ok=True)

@@ -1,0 +1,150 @@
+"""What is in a segment that is complete: its last block says it, so that nobody reads the others to plan.
+
+The JSON object has the keys of `Summary`. `spans` are runs of blocks that follow each other, about a mebibyte
+of them: offset, first row, row behind, octets, and the earliest and latest receipt.
+"""
+
+from __future__ import annotations
+
+import json
+import struct
+from collections.abc import Iterable
+from dataclasses import asdict, dataclass, field
+from typing import BinaryIO, Final, NamedTuple
+
+from gateway.store.journal.format import (
+    INDEX,
+    MARK,
+    VERSION,
+    DamageError,
+    Draft,
+    Facts,
+    Header,
+    padding,
+)
+from gateway.store.journal.segments import Segment, block_at, content_of, size_of
+
+SPAN_OCTETS: Final = 1_048_576
+ROUTES_MAX: Final = 1_000  # that are listed; of more a segment only says that it does not know
+SMALL_ROWS: Final = 512
+SMALL_OCTETS: Final = 131_072  # a block with fewer rows than that may hold large bodies, and is not small
+TRAILER: Final = struct.Struct("<8sQ")
+TRAILER_MAGIC: Final = b"GWJINDEX"
+
+
+class Span(NamedTuple):
+    """Blocks that follow each other in a file."""
+
+    offset: int
+    first: int
+    next: int
+    octets: int
+    first_us: int
+    last_us: int
+
+
+@dataclass(slots=True)
+class Summary:
+    """What is in a segment: rows `first` to before `next`, `missing` of them in gaps. Times are microseconds
+    UTC, 0 without rows. `routes` None: too many to list. `replaced`: blocks that were merged into these."""
+
+    first: int
+    next: int
+    rows: int = 0
+    missing: int = 0
+    gaps: int = 0
+    blocks: int = 0
+    small: int = 0
+    replaced: int = 0
+    received: tuple[int, int] = (0, 0)
+    settled: tuple[int, int] = (0, 0)
+    low_us: int = 0
+    routes: set[str] | None = field(default_factory=set)
+    spans: list[Span] = field(default_factory=list)
+
+    def add(self, offset: int, header: Header, facts: Facts | None, *, small: bool = False) -> None:
+        """A block follows. `facts` None: they are not known."""
+        self.low_us = max(self.low_us, header.low_us)
+        self.next = header.next
+        if header.flags & (INDEX | MARK):
+            return
+        if header.gap:
+            self.gaps += 1
+            self.missing += header.rows
+            return
+        self.blocks += 1
+        self.small += small
+        self.rows += header.rows
+        self.received = wider(self.received, header.first_us, header.last_us)
+        if facts is None:
+            self.routes = None
+        else:
+            self.settled = wider(self.settled, facts.first_us, facts.last_us)
+            if self.routes is not None:
+                self.routes |= facts.routes
+                if len(self.routes) > ROUTES_MAX:
+                    self.routes = None
+        span = self.spans[-1] if self.spans else None
+        if span is not None and span.offset + span.octets == offset and span.octets < SPAN_OCTETS:
+            received = wider((span.first_us, span.last_us), header.first_us, header.last_us)
+            octets = span.octets + header.octets
+            self.spans[-1] = Span(span.offset, span.first, header.next, octets, *received)
+        else:
+            self.spans.append(
+                Span(offset, header.base, header.next, header.octets, header.first_us, header.last_us)
+            )
+
+    def has(self, routes: Iterable[str]) -> bool:
+        """False: no row took one of these."""
+        return self.routes is None or not self.routes.isdisjoint(routes)
+
+    def place_of(self, number: int) -> int:
+        """The offset of a block at or before the one with this row."""
+        return next((span.offset for span in reversed(self.spans) if span.first <= number), 0)
+
+
+def wider(span: tuple[int, int], first: int, last: int) -> tuple[int, int]:
+    """A span of times with another one; (0, 0): none yet."""
+    return (first, last) if span == (0, 0) else (min(span[0], first), max(span[1], last))
+
+
+def is_small(header: Header) -> bool:
+    """Whether a block should be merged with its neighbours."""
+    return 0 < header.rows < SMALL_ROWS and header.octets < SMALL_OCTETS and not header.gap
+
+
+def index_draft(shard: int, offset: int, summary: Summary) -> Draft:
+    """The block for the end of a segment, at `offset` of its file."""
+    given = asdict(summary)
+    given["routes"] = None if summary.routes is None else sorted(summary.routes)
+    text = json.dumps(given, separators=(",", ":")).encode()
+    text += b" " * len(padding(len(text)))
+    base, low = summary.next, summary.low_us
+    header = Header(VERSION, INDEX, shard, 0, base, 0, *summary.received, 0, 0, 0, 0, low)
+    return Draft(header, b"", [text + TRAILER.pack(TRAILER_MAGIC, offset)])
+
+
+def summary_of(file: BinaryIO, segment: Segment) -> Summary | None:
+    """What the end of a segment says, if it is complete; None when it does not, or not soundly."""
+    size = size_of(file)
+    if size < TRAILER.size:
+        return None
+    file.seek(size - TRAILER.size)
+    magic, offset = TRAILER.unpack(file.read(TRAILER.size).ljust(TRAILER.size))
+    if magic != TRAILER_MAGIC or offset >= size:
+        return None
+    at = block_at(file, segment.path, offset)
+    if at is None or at.end != size or not at.header.flags & INDEX:
+        return None
+    octets = content_of(file, at)
+    if octets is None:
+        return None
+    try:
+        given = json.loads(octets[at.header.size : -TRAILER.size])
+        given = {name: given[name] for name in Summary.__slots__}  # a later gateway may say more
+        given["routes"] = None if given["routes"] is None else set(given["routes"])
+        given["spans"] = [Span(*span) for span in given["spans"]]
+        given["received"], given["settled"] = tuple(given["received"]), tuple(given["settled"])
+        return Summary(**given)
+    except (ValueError, TypeError, KeyError) as error:
+        raise DamageError(f"{segment.path}: what its end says cannot be read: {error}") from error
