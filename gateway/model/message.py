@@ -13,6 +13,7 @@ from typing import Final, NamedTuple
 
 from gateway.model.address import Address
 from gateway.model.properties import NO_PROPERTIES, Properties, PropertySet
+from gateway.model.spooled import Body
 
 NEVER = 0.0
 # An object takes 160 octets, its own property set another 170, its place in a queue or in flight 10 to 200.
@@ -54,7 +55,7 @@ class Message:
     def __init__(
         self,
         address: Address,
-        body: bytes,
+        body: Body,
         property_set: PropertySet = NO_PROPERTIES,
         assurance: int = 0,
         durable: bool = False,
@@ -93,7 +94,7 @@ class Message:
             self.sender,
         )
 
-    def holding(self, body: bytes) -> Message:
+    def holding(self, body: Body) -> Message:
         """The same with another body, as one that was on disk."""
         return Message(
             self.address,

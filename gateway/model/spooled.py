@@ -153,11 +153,15 @@ class SpooledPiece:
         return found
 
 
+Body = bytes | Spooled
+"""The body of a message. Who says `bytes` for it has a compiler count the octets in memory, which are none of
+those on disk."""
+
 Piece = bytes | memoryview | SpooledPiece
 """Octets on their way to a socket, which nobody wants to copy."""
 
 
-def part_of(body: bytes, at: int, count: int) -> Piece:
+def part_of(body: Body, at: int, count: int) -> Piece:
     """`count` octets of a body from `at` on, still on disk if it is; fewer at the end. Raises OSError."""
     if isinstance(body, Spooled):
         return body.piece(at, min(count, body.size - at))

@@ -23,7 +23,7 @@ from gateway.model.address import Address
 from gateway.model.message import MESSAGE_OCTETS, Message
 from gateway.model.outcome import ACCEPTED, Outcome
 from gateway.model.properties import PropertySet
-from gateway.model.spooled import Spooled
+from gateway.model.spooled import Body, Spooled
 from gateway.protocols.amqpfast.commands import ChannelCommit
 from gateway.protocols.amqpfast.dialect import AMQPFAST, fast_address
 from gateway.protocols.amqpfast.events import Fragment, SendRow
@@ -151,7 +151,7 @@ class Publisher:
         handle: FastHandle,
         tag: int,
         head: bytes,
-        body: bytes,
+        body: Body,
         name: bytes,
         partial: Partial | None = None,
     ) -> None:

@@ -14,7 +14,7 @@ from typing import Any, ClassVar, Final
 
 from gateway.errors import LocalProtocolError, RemoteProtocolError
 from gateway.model.properties import Headers
-from gateway.model.spooled import BodySink
+from gateway.model.spooled import Body, BodySink
 from gateway.protocols.amqp091 import methods as m
 from gateway.protocols.amqp091.codec import CONTENT_HEADER_MIN, decode_method
 from gateway.protocols.amqp091.connection import (
@@ -210,7 +210,7 @@ class ClientConnection(Connection):
         self._lead = NO_LEAD
 
     def _content(
-        self, number: int, index: int, method: bytes, properties: bytes, body: bytes, events: list[Event]
+        self, number: int, index: int, method: bytes, properties: bytes, body: Body, events: list[Event]
     ) -> None:
         if index == BASIC_DELIVER:
             if not method or len(method) < method[0] + DELIVER_METHOD_MIN:

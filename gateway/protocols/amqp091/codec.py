@@ -15,7 +15,7 @@ from typing import Any, Final
 
 from gateway.errors import LocalProtocolError, RemoteProtocolError
 from gateway.model.properties import Headers, ValueType, string
-from gateway.model.spooled import Piece, Spooled, part_of
+from gateway.model.spooled import Body, Piece, Spooled, part_of
 from gateway.protocols.amqp091.methods import METHODS, BasicPublish, Method
 from gateway.protocols.amqp091.spec import (
     BASIC,
@@ -97,7 +97,7 @@ def encode_method_frame(channel: int, method: Method) -> bytes:
     return encode_frame(FRAME_METHOD, channel, encode_method(method))
 
 
-def encode_content_frames(channel: int, properties: bytes, body: bytes, frame_max: int) -> list[Piece]:
+def encode_content_frames(channel: int, properties: bytes, body: Body, frame_max: int) -> list[Piece]:
     """Content header and body frames; `properties` from the flags on. An empty body has none.
 
     Raises OSError when the body is on disk and not there.
@@ -111,7 +111,7 @@ def encode_content_frames(channel: int, properties: bytes, body: bytes, frame_ma
     return frames
 
 
-def body_frames(channel: int, body: bytes, frame_max: int) -> list[Piece]:
+def body_frames(channel: int, body: Body, frame_max: int) -> list[Piece]:
     """Frames of a body in pieces: nothing of it is copied, and what is on disk stays there. Raises OSError
     when it is not there.
     """

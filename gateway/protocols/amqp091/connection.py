@@ -25,7 +25,7 @@ from typing import Any, ClassVar, Final
 
 from gateway.errors import LocalProtocolError, RemoteProtocolError
 from gateway.model.beats import Beats
-from gateway.model.spooled import BodySink, Piece, Spooled, joined
+from gateway.model.spooled import Body, BodySink, Piece, Spooled, joined
 from gateway.protocols.amqp091 import methods as m
 from gateway.protocols.amqp091.codec import (
     check_fields,
@@ -373,7 +373,7 @@ class Connection(ABC):
 
     @abstractmethod
     def _content(
-        self, number: int, index: int, method: bytes, properties: bytes, body: bytes, events: list[Event]
+        self, number: int, index: int, method: bytes, properties: bytes, body: Body, events: list[Event]
     ) -> None:
         """Report a content that is complete; `method` is its method without the ids."""
 

@@ -9,6 +9,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from gateway.model.properties import Headers
+from gateway.model.spooled import Body
 from gateway.protocols.amqp091.methods import BasicGetOk, BasicReturn, Method
 
 
@@ -98,7 +99,7 @@ class Publishes:
     about it; `properties` are the octets of the content header from the flags on.
     """
 
-    contents: list[tuple[int, bytes, bytes, bytes]]
+    contents: list[tuple[int, bytes, bytes, Body]]
 
 
 @dataclass
@@ -123,7 +124,7 @@ class Deliveries:
     address are short strings with their length octets; `decode_address` reads the latter.
     """
 
-    contents: list[tuple[int, bytes, int, bool, bytes, bytes, bytes]]
+    contents: list[tuple[int, bytes, int, bool, bytes, bytes, Body]]
 
 
 @dataclass
@@ -140,7 +141,7 @@ class Returned:
     channel: int
     method: BasicReturn
     properties: bytes
-    body: bytes
+    body: Body
 
 
 @dataclass
@@ -150,7 +151,7 @@ class Got:
     channel: int
     method: BasicGetOk
     properties: bytes
-    body: bytes
+    body: Body
 
 
 Event = (

@@ -14,7 +14,7 @@ from struct import Struct
 from typing import Final
 
 from gateway.errors import LocalProtocolError
-from gateway.model.spooled import Piece, Spooled
+from gateway.model.spooled import Body, Piece, Spooled
 from gateway.protocols.amqp091.codec import END, FRAME, U32, body_frames, encode_short_string
 from gateway.protocols.amqp091.connection import Connection
 from gateway.protocols.amqp091.spec import (
@@ -38,8 +38,8 @@ BODY: Final = Struct(">BBHI").pack  # end of the frame before; type, channel, si
 PREPARED_OCTETS_MAX: Final = 4096  # larger properties hardly repeat; remembering them would cost memory
 PREPARED_MAX: Final = 4096  # pairs of properties and size that one consumer or publisher remembers
 
-DeliverRow = tuple[bool, bytes, bytes, bytes]
-PublishRow = tuple[bytes, bytes, bytes]
+DeliverRow = tuple[bool, bytes, bytes, Body]
+PublishRow = tuple[bytes, bytes, Body]
 
 
 class ContentWriter(ABC):
@@ -92,7 +92,7 @@ class ContentWriter(ABC):
         self._properties, self._size = properties, size
         return True
 
-    def _frames(self, body: bytes) -> list[Piece]:
+    def _frames(self, body: Body) -> list[Piece]:
         """Of a body that needs none, or several. Raises OSError when it is on disk and not there."""
         frames = body_frames(self._channel.number, body, self._connection.frame_max)
         self._sent["body"] += -(-len(body) // self._payload_max)
@@ -112,7 +112,7 @@ class Deliverer(ContentWriter):
         head = self._heads[size] = head + self._arguments
         return head
 
-    def deliver(self, tag: int, redelivered: bool, address: bytes, properties: bytes, body: bytes) -> bool:
+    def deliver(self, tag: int, redelivered: bool, address: bytes, properties: bytes, body: Body) -> bool:
         """Queue one message; see `deliver_many`. Returns whether it could be encoded."""
         return not self.deliver_many(tag, ((redelivered, address, properties, body),))
 

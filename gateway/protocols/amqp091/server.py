@@ -15,7 +15,7 @@ from typing import Any, ClassVar, Final
 
 from gateway.errors import LocalProtocolError, RemoteProtocolError
 from gateway.model.properties import Headers
-from gateway.model.spooled import BodySink
+from gateway.model.spooled import Body, BodySink
 from gateway.protocols.amqp091 import methods as m
 from gateway.protocols.amqp091.codec import CONTENT_HEADER_MIN
 from gateway.protocols.amqp091.connection import (
@@ -219,7 +219,7 @@ class ServerConnection(Connection):
         self._leads.pop(number.to_bytes(2, "big"), None)
 
     def _content(
-        self, number: int, index: int, method: bytes, properties: bytes, body: bytes, events: list[Event]
+        self, number: int, index: int, method: bytes, properties: bytes, body: Body, events: list[Event]
     ) -> None:
         last = events[-1] if events else None
         if len(body) > self._held_bytes_max:

@@ -16,6 +16,7 @@ from typing import ClassVar, Final
 
 from gateway.errors import LocalProtocolError, RemoteProtocolError
 from gateway.model.properties import Headers
+from gateway.model.spooled import Body
 from gateway.protocols.amqpfast import commands as m
 from gateway.protocols.amqpfast.codec import BODY_SIZE, HEAD_MIN, find_head_end
 from gateway.protocols.amqpfast.connection import Action, Connection
@@ -359,7 +360,7 @@ class ClientConnection(Connection):
         handle: Handle,
         command: m.HandleSend | m.HandleNotify,
         head: bytes,
-        body: bytes,
+        body: Body,
         events: list[Event],
     ) -> None:
         assert isinstance(command, m.HandleNotify)

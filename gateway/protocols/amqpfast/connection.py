@@ -25,7 +25,7 @@ from collections.abc import Callable
 from typing import Any, ClassVar, Final
 
 from gateway.errors import LocalProtocolError, RemoteProtocolError
-from gateway.model.spooled import Piece, joined
+from gateway.model.spooled import Body, Piece, joined
 from gateway.protocols.amqpfast import commands as m
 from gateway.protocols.amqpfast.codec import (
     CLOSE_OCTETS_MAX,
@@ -390,7 +390,7 @@ class Connection(Lifetime):
         handle: Handle,
         command: m.HandleSend | m.HandleNotify,
         head: bytes,
-        body: bytes,
+        body: Body,
         events: list[Event],
     ) -> None:
         """Report a message that came in one fragment."""

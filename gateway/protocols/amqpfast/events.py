@@ -10,10 +10,11 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from gateway.model.properties import Headers
+from gateway.model.spooled import Body
 from gateway.protocols.amqpfast.commands import Command
 
-SendRow = tuple[int, int, bytes, bytes, bytes]
-NotifyRow = tuple[int, int, int, bytes, bytes, bytes]
+SendRow = tuple[int, int, bytes, Body, bytes]
+NotifyRow = tuple[int, int, int, bytes, Body, bytes]
 ReplyRow = tuple[int, int, int, int, str]
 
 

@@ -18,7 +18,7 @@ from struct import Struct
 from typing import Final
 
 from gateway.errors import LocalProtocolError
-from gateway.model.spooled import Piece
+from gateway.model.spooled import Body, Piece
 from gateway.protocols.amqpfast.client import ClientConnection
 from gateway.protocols.amqpfast.codec import END, U16, U32
 from gateway.protocols.amqpfast.server import ServerConnection
@@ -48,8 +48,8 @@ NOTIFY_FIELDS: Final = 14
 PREPARED_OCTETS_MAX: Final = 4096  # a larger head hardly repeats; remembering it would cost memory
 PREPARED_MAX: Final = 4096  # beginnings of messages that one handle remembers
 
-NotifyRow = tuple[bool, bytes, bytes, bytes]
-SendRow = tuple[bytes, bytes, bytes]
+NotifyRow = tuple[bool, bytes, bytes, Body]
+SendRow = tuple[bytes, bytes, Body]
 
 
 class MessageWriter(ABC):
@@ -110,7 +110,7 @@ class MessageWriter(ABC):
         self._name, self._head, self._size, self._bits = name, head, size, bits
         return True
 
-    def _rest(self, key: bytes, last_key: bytes, body: bytes) -> None:
+    def _rest(self, key: bytes, last_key: bytes, body: Body) -> None:
         """What of a body did not fit the first fragment, with the tags or numbers of the fragments."""
         out = self._channel.out
         most = self._frame_max
@@ -143,7 +143,7 @@ class Notifier(MessageWriter):
         super().__init__(connection, handle)
         self._delivered = DELIVERED if delivered else 0
 
-    def notify(self, number: int, redelivered: bool, name: bytes, head: bytes, body: bytes) -> bool:
+    def notify(self, number: int, redelivered: bool, name: bytes, head: bytes, body: Body) -> bool:
         """Queue one message; see `notify_many`. Returns whether it could be sent."""
         return not self.notify_many(number, ((redelivered, name, head, body),))
 

@@ -17,6 +17,7 @@ from typing import ClassVar, Final
 
 from gateway.errors import LocalProtocolError, RemoteProtocolError
 from gateway.model.properties import Headers
+from gateway.model.spooled import Body
 from gateway.protocols.amqpfast import commands as m
 from gateway.protocols.amqpfast.codec import BODY_SIZE, HEAD_MAX, HEAD_MIN, find_head_end, framing_error
 from gateway.protocols.amqpfast.connection import STEP_OCTETS, STEPS_MAX, Action, Connection
@@ -370,7 +371,7 @@ class ServerConnection(Connection):
         handle: Handle,
         command: m.HandleSend | m.HandleNotify,
         head: bytes,
-        body: bytes,
+        body: Body,
         events: list[Event],
     ) -> None:
         assert isinstance(command, m.HandleSend)

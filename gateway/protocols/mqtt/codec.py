@@ -11,6 +11,7 @@ from collections.abc import Callable
 from typing import Final
 
 from gateway.errors import RemoteProtocolError
+from gateway.model.spooled import Body
 from gateway.protocols.mqtt.octets import (
     UNBOUNDED,
     Bounds,
@@ -286,7 +287,7 @@ _TYPES: Final = {int(kind): kind for kind in PacketType}
 
 def decode_packet(
     first: int,
-    body: bytes,
+    body: Body,
     version: Version,
     byte_order: ByteOrder = "auto",
     bounds: Bounds = UNBOUNDED,

@@ -22,6 +22,7 @@ from struct import pack
 from typing import ClassVar, Final
 
 from gateway.errors import LocalProtocolError, RemoteProtocolError
+from gateway.model.spooled import Body
 from gateway.protocols.mqtt.codec import decode_packet
 from gateway.protocols.mqtt.octets import (
     UNBOUNDED,
@@ -539,7 +540,7 @@ class Connection:
     def publish(
         self,
         topic: bytes,
-        body: bytes,
+        body: Body,
         qos: int = 0,
         retain: bool = False,
         dup: bool = False,

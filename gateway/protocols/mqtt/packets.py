@@ -9,6 +9,7 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 from typing import ClassVar
 
+from gateway.model.spooled import Body
 from gateway.protocols.mqtt.properties import NO_PROPERTIES, PropertyMap
 from gateway.protocols.mqtt.spec import PacketType, Version
 
@@ -177,7 +178,7 @@ Packet = (
     | Auth
 )
 
-PublishRow = tuple[int, bytes, int, bytes, bytes]
+PublishRow = tuple[int, bytes, int, bytes, Body]
 """A PUBLISH: (flags, topic, packet id, properties, body).
 
 Flags are the low nibble of the first octet (DUP 8, QoS 6, RETAIN 1); the packet id is 0 at QoS 0. The topic
