@@ -24,6 +24,8 @@ from tests.ingress.amqpfast.client import EMPTY, TOPIC, Fast
 from tests.ingress.clients import Mqtt, connect
 from tests.interop.gateway_fixture import LOOPBACK, Running, running, settings_of
 
+pytestmark = pytest.mark.interpreted  # it looks at turns, and makes each of them short
+
 MANY: Final = 50
 NAMES: Final = range(MANY)
 BODIES: Final = [b"%d" % name for name in NAMES]

@@ -34,6 +34,7 @@ class Starved:
         self.times += 1
 
 
+@pytest.mark.interpreted
 def test_whoever_was_refused_goes_on_when_half_is_acknowledged() -> None:
     stream: Any = Starved()
     outstanding = Outstanding(stream, 100)
