@@ -32,7 +32,7 @@ test-compiled: compile
 	    tests/ingress tests/mapping tests/model tests/protocols tests/transport $(ARGS)
 	$(BIN)/python deploy/compile.py --remove
 
-# For this interpreter and processor, in dist/.
+# For this interpreter and processor, in dist/. What was compiled stays in place, as after `make compile`.
 wheel: $(STAMP)
 	HATCH_BUILD_HOOK_ENABLE_CUSTOM=1 $(PIP) wheel --no-deps --no-build-isolation -w dist .
 

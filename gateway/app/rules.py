@@ -174,11 +174,14 @@ def _look_at(connection: AmqpConnection | FastConnection | MqttConnection) -> No
 
 async def _look(look: Callable[[], None]) -> None:
     """What nobody knows without asking is asked for, and looked at again; what has ended until then stays
-    ended."""
-    for _ in range(QUESTIONS_MAX):
-        try:
-            look()
-        except Undecided as question:
-            await question.ask()
-        else:
-            return
+    ended. A fault costs this look alone: behind it wait all other clients, and the next change of rules."""
+    try:
+        for _ in range(QUESTIONS_MAX):
+            try:
+                look()
+            except Undecided as question:
+                await question.ask()
+            else:
+                return
+    except Exception as error:
+        contained("reload", error)

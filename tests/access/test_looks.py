@@ -1,0 +1,36 @@
+"""When rules change, everybody is looked at; a fault at one of them is told, and costs nobody else."""
+
+from __future__ import annotations
+
+import pytest
+
+from gateway.access.questions import Question, Undecided
+from gateway.app.rules import _look
+from gateway.containment import counted
+
+
+class Broken:
+    """An authorizer that cannot even be asked."""
+
+    mqtt_host = "/"
+
+    def known(self, question: Question) -> bool | None:
+        return None
+
+    async def ask(self, question: Question) -> None:
+        raise UnicodeError("not a name")
+
+
+def _fails() -> None:
+    raise KeyError("a session that is odd")
+
+
+def _asks() -> None:
+    raise Undecided(Question("vhost", ()), Broken())
+
+
+@pytest.mark.parametrize("look", [_fails, _asks])
+async def test_a_fault_at_one_client_ends_with_it(look: object) -> None:
+    before = counted["reload"]
+    await _look(look)  # type: ignore[arg-type]
+    assert counted["reload"] == before + 1
