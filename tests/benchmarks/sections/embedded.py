@@ -4,12 +4,14 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from contextlib import ExitStack
+from dataclasses import replace
 from pathlib import Path
 from typing import Final
 
 from tests.benchmarks.load import Measured, run
-from tests.benchmarks.report import Figure, median
+from tests.benchmarks.report import Figure
 from tests.benchmarks.roles import Load
+from tests.benchmarks.sections.comparing import compared
 from tests.benchmarks.subjects import Gateway, Rabbit, Subject
 
 TARGET: Final = 5.0
@@ -51,19 +53,9 @@ def measure(folder: Path, seconds: float, repeat: int) -> list[Figure]:
 
 
 def _figure(name: str, ours: list[Measured], peer: list[Measured]) -> Figure:
-    rates = median([one.rate for one in ours]), median([one.rate for one in peer])
-    return Figure(
-        name,
-        "messages/s",
-        *rates,
-        ratio=rates[0] / rates[1],
-        target=TARGET,
-        more={
-            "CPU us/message": f"{median([one.server_us for one in ours]):.1f}",
-            "peer's": f"{median([one.server_us for one in peer]):.0f}",
-            "load's core": f"{max(one.busiest for one in (*ours, *peer)):.0%}",
-            "lost": sum(one.lost for one in (*ours, *peer)),
-            "ours": " ".join(f"{one.rate / 1000:.1f}k" for one in ours),
-            "theirs": " ".join(f"{one.rate / 1000:.1f}k" for one in peer),
-        },
-    )
+    figure = compared(name, ours, peer, TARGET)
+    runs = {
+        "ours": " ".join(f"{one.rate / 1000:.1f}k" for one in ours),
+        "theirs": " ".join(f"{one.rate / 1000:.1f}k" for one in peer),
+    }
+    return replace(figure, more=figure.more | runs)
