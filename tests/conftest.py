@@ -6,10 +6,13 @@ A missing program skips the test; under CI=true, where everything is meant to be
 from __future__ import annotations
 
 import os
+import re
 import subprocess
 import sys
 import types
+from collections import Counter
 from collections.abc import Callable, Iterator
+from contextlib import suppress
 from pathlib import Path
 from typing import Any, Final, TypeVar
 
@@ -19,6 +22,7 @@ from gateway import is_compiled
 from tests.interop.servers import Mosquitto, PeerMissingError, RabbitMQ
 from tests.needs import ALONE, needs_of
 
+DESCRIPTORS_MAX: Final = 500
 ROOT: Final = Path(__file__).resolve().parent.parent
 Peer = TypeVar("Peer", Mosquitto, RabbitMQ)
 
@@ -75,6 +79,18 @@ if is_compiled():
         patching = PatchesInterpreted()
         yield patching
         patching.undo()
+
+
+@pytest.fixture(scope="module", autouse=True)
+def descriptors_are_closed() -> Iterator[None]:
+    """Clients that wait by `select` see no descriptor above 1 023, as if nothing came: what leaks would
+    show in another test, much later."""
+    yield
+    found: Counter[str] = Counter()
+    for one in Path("/proc/self/fd").glob("*"):
+        with suppress(OSError):  # closed meanwhile
+            found[re.sub("[0-9]+", "N", os.readlink(one))] += 1
+    assert found.total() < DESCRIPTORS_MAX, found.most_common(5)
 
 
 def missing(reason: str) -> None:

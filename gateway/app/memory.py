@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import ctypes
 import os
+import weakref
 from collections.abc import Callable, Iterator
 from contextlib import suppress
 from pathlib import Path
@@ -50,7 +51,8 @@ def _allowed(groups: Path, process: Path) -> Iterator[int]:
 
 
 def resident_reader(process: Path = PROCESS) -> Callable[[], int] | None:
-    """What reads the octets that this process occupies; None where the system has no such file."""
+    """What reads the octets that this process occupies, from a file that is open for as long as it is; None
+    where the system has no such file."""
     try:
         descriptor = os.open(process / "statm", os.O_RDONLY | os.O_CLOEXEC)
     except OSError:
@@ -59,6 +61,7 @@ def resident_reader(process: Path = PROCESS) -> Callable[[], int] | None:
     def resident() -> int:
         return int(os.pread(descriptor, 128, 0).split()[1]) * PAGE
 
+    weakref.finalize(resident, os.close, descriptor)
     return resident
 
 

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import gc
+import os
 from pathlib import Path
 
 import pytest
@@ -47,6 +49,16 @@ def test_this_process_has_less_than_the_machine() -> None:
         pytest.skip("there is no /proc here")
     assert 0 < resident() < available()
     assert resident() % PAGE == 0
+
+
+def test_a_gateway_that_is_gone_has_left_no_file_open() -> None:
+    readers = [resident_reader() for _ in range(10)]
+    if None in readers:
+        pytest.skip("there is no /proc here")
+    held = len(os.listdir("/proc/self/fd"))
+    readers.clear()
+    gc.collect()
+    assert len(os.listdir("/proc/self/fd")) <= held - 10
 
 
 def test_without_a_file_to_read_there_is_no_watermark(tmp_path: Path) -> None:

@@ -14,6 +14,7 @@ from pyspark.errors import StreamingQueryException
 from pyspark.sql.streaming.query import StreamingQuery
 
 TOO_LATE: Final = "failed to connect back"
+PATIENCE_SECS: Final = 120
 TRIES: Final = 20
 
 
@@ -22,10 +23,14 @@ def finished(start: Callable[[], StreamingQuery]) -> StreamingQuery:
     for left in reversed(range(TRIES)):
         query = start()
         try:
-            query.awaitTermination()
+            ended = query.awaitTermination(PATIENCE_SECS)
         except StreamingQueryException as error:
             if TOO_LATE in str(error) and left:
                 continue
             raise
+        if not ended:
+            where = f"{query.status}, after {query.lastProgress}"
+            query.stop()
+            raise AssertionError(f"the query does not end: {where}")
         return query
     raise AssertionError("not reached")
