@@ -22,7 +22,7 @@ from cryptography import x509
 from cryptography.hazmat.primitives import serialization
 
 from gateway.access.asking import Asker, Unanswered
-from gateway.access.files import LOOK_SECS, stamp_of
+from gateway.access.files import LOOK_SECS, Watched, stamp_if_there
 from gateway.errors import ConfigurationError
 from gateway.settings import masked_url
 
@@ -98,7 +98,7 @@ class KeysFile:
         self._path = path
         self._symmetric = symmetric
         try:
-            self._stamp = stamp_of(path)
+            self._watched = Watched(lambda: stamp_if_there(path))
             self._keys = self._read()
         except (OSError, ValueError, TypeError) as error:
             raise ConfigurationError(f"{path}: these keys cannot be used: {error}") from error
@@ -126,11 +126,9 @@ class KeysFile:
 
     def look(self) -> None:
         """Read it again, if it has changed."""
+        if not self._watched.changed():
+            return
         try:
-            stamp = stamp_of(self._path)
-            if stamp == self._stamp:
-                return
-            self._stamp = stamp
             self._keys = self._read()
         except (OSError, ValueError, TypeError) as error:
             log.error("keys of tokens cannot be read again", path=str(self._path), error=str(error))
@@ -138,7 +136,7 @@ class KeysFile:
             log.info("keys of tokens were read again", path=str(self._path), keys=len(self._keys))
 
     async def run(self) -> None:
-        """Look every second."""
+        """Look now and then."""
         while True:
             await trio.sleep(LOOK_SECS)
             self.look()

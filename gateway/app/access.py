@@ -17,7 +17,7 @@ from gateway.access.backends import Backend
 from gateway.access.certificates import Certificates
 from gateway.access.definitions import Imported
 from gateway.access.definitions import read_users as read_imported
-from gateway.access.files import LOOK_SECS, Stamp, stamp_of
+from gateway.access.files import LOOK_SECS, Stamp, Watched, stamp_if_there
 from gateway.access.http_backend import HttpUsers
 from gateway.access.keys import KeysFile, KeysUrl
 from gateway.access.questions import HttpQuestions
@@ -53,7 +53,9 @@ class Identities:
         """Raises ConfigurationError for files and secrets that cannot be used."""
         self._settings = settings
         self._path = settings.users_file()
-        self._stamp: Stamp | None = None
+        self._watched: Watched[Stamp | None] | None = None
+        if (path := self._path) is not None:
+            self._watched = Watched(lambda: stamp_if_there(path))
         self.users: dict[str, User] = self._read()
         self._imported = {name: text for one in imported(settings) for name, text in one.hashes.items()}
         hashes, scram = self._secrets(self.users)
@@ -102,10 +104,6 @@ class Identities:
         own = self._settings.users
         if self._path is None:
             return dict(own)
-        try:
-            self._stamp = stamp_of(self._path)  # before reading: what changes meanwhile is seen next time
-        except OSError as error:
-            raise ConfigurationError(f"{self._path}: cannot be read: {error.strerror}") from error
         more = read_users(self._path)
         if both := sorted(own.keys() & more.keys()):
             raise ConfigurationError(f"{self._path}: {both[0]!r} stands in the configuration, too")
@@ -118,19 +116,15 @@ class Identities:
 
     def look(self) -> frozenset[str]:
         """Read the file again, if it has changed; a bad one leaves the old users. Returns who is gone."""
-        if self._path is None:
+        if self._watched is None or not self._watched.changed():
             return frozenset()
         try:
-            stamp = stamp_of(self._path)
-            if stamp == self._stamp:
-                return frozenset()
             users = self._read()
             hashes, scram = self._secrets(users)
-        except OSError as error:
-            self._kept(stamp=None, why=str(error))
-            return frozenset()
         except ConfigurationError as error:
-            self._kept(stamp=stamp, why=str(error))
+            log.error(
+                "the users cannot be read again, the old ones stay", path=str(self._path), error=str(error)
+            )
             return frozenset()
         gone = frozenset(self.users.keys() - users.keys())
         self.users.clear()
@@ -139,13 +133,6 @@ class Identities:
         log.info("the users were read again", path=str(self._path), users=len(users), gone=len(gone))
         audit("users_changed", path=str(self._path), users=len(users))
         return gone
-
-    def _kept(self, *, stamp: Stamp | None, why: str) -> None:
-        """Say it once for each change of the file, and not at each look."""
-        if stamp is None and self._stamp is None:
-            return
-        self._stamp = stamp
-        log.error("the users cannot be read again, the old ones stay", path=str(self._path), error=why)
 
     def failures(self) -> dict[str, int]:
         """Questions that got no answer, by the kind of back end that had them."""

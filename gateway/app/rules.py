@@ -11,13 +11,13 @@ from __future__ import annotations
 import os
 from collections.abc import Callable, Iterator
 from functools import partial
-from pathlib import Path
 from typing import Final, Protocol
 
 import structlog
 import trio
 
 from gateway.access.authorization import Authorization, Roles
+from gateway.access.files import Stamp, Watched, stamp_if_there
 from gateway.access.principal import Principal
 from gateway.access.questions import Undecided
 from gateway.app.access import Identities, roles_of
@@ -40,7 +40,7 @@ LOOK_SECS: Final = 0.25  # between two looks at the files: a right that is gone 
 QUESTIONS_MAX: Final = 10_000  # about one client; answers that are forgotten at once would be asked for ever
 SLICE: Final = 200  # clients that are gone through in one go: some milliseconds
 
-Fingerprint = tuple[tuple[int, int, int] | None, ...]
+Fingerprint = tuple[Stamp | None, ...]
 
 
 class Ruled(Protocol):
@@ -64,7 +64,7 @@ class Rules:
         self._file = gateway.settings.file
         declared = gateway.settings.declare
         self._files = (*filter(None, [self._file]), *(declared.definitions if declared.users else ()))
-        self._taken = self._fingerprint()
+        self._watched = Watched(self._fingerprint)
         self._tell()
 
     def _tell(self) -> None:
@@ -77,9 +77,7 @@ class Rules:
         again = trio.current_time()
         while True:
             await trio.sleep(LOOK_SECS)
-            found = self._fingerprint()
-            if found != self._taken:
-                self._taken = found
+            if self._watched.changed():
                 await self.reload()
             authorizer = self._gateway.settings.authorizer
             if authorizer is not None and trio.current_time() >= again:
@@ -151,15 +149,10 @@ class Rules:
                 gateway.mqtt.unsubscribe(session, topic_filter)
 
     def _fingerprint(self) -> Fingerprint:
-        return (*map(_seen, self._files), (self._gateway.identities.access.users.times_replaced, 0, 0))
-
-
-def _seen(path: Path) -> tuple[int, int, int] | None:
-    try:
-        found = path.stat()
-    except OSError:
-        return None
-    return found.st_mtime_ns, found.st_size, found.st_ino
+        return (
+            *map(stamp_if_there, self._files),
+            (self._gateway.identities.access.users.times_replaced, 0, 0),
+        )
 
 
 def _look_at(connection: AmqpConnection | FastConnection | MqttConnection) -> None:

@@ -43,8 +43,9 @@ NOBODY = {"mqtt": 0x87, "amqp091": -1, "amqpfast": 403}
 def site(*backends: Any, users: dict[str, User] | None = None, **listener: Any) -> Settings:
     """A listener of each protocol, where nobody is let in for being here."""
     given: dict[str, Any] = {"host": LOOPBACK, "port": 0, "anonymous": "never", **listener}
+    at_once = {"amqpfast": {"negotiation_pause_secs": 0.0}}
     return settings_of(
-        listeners={name: Listener(protocol=name, **given) for name in PROTOCOLS},
+        listeners={name: Listener(protocol=name, **given, **at_once.get(name, {})) for name in PROTOCOLS},
         users={} if users is None else users,
         guest="never",
         **({"authentication": backends} if backends else {}),
@@ -106,14 +107,16 @@ def test_users_of_a_file_that_changes(tmp_path: Path, monkeypatch: pytest.Monkey
             WRONG[protocol],
             0,
         ]
-        read = gateway.ask(lambda: gateway.gateway.identities._stamp)
+        watched = gateway.gateway.identities._watched
+        assert watched is not None
+        read = gateway.ask(lambda: watched._taken)
         for bad in ("eve: {password_hash: right}\n", "eve: [", f"ann: {row}\n", "eve: {passwd: x}\n"):
             path.write_text(bad)
-            gateway.until(lambda: gateway.gateway.identities._stamp != read)  # noqa: B023
-            read = gateway.ask(lambda: gateway.gateway.identities._stamp)
+            gateway.until(lambda: watched._taken != read)  # noqa: B023
+            read = gateway.ask(lambda: watched._taken)
             assert log_in(protocol, port, "eve", "right") == 0, "the old ones stay"
         path.unlink()
-        gateway.until(lambda: gateway.gateway.identities._stamp is None)
+        gateway.until(lambda: watched._taken is None)
         assert log_in(protocol, port, "eve", "right") == 0
 
 

@@ -204,12 +204,15 @@ def test_a_file_of_keys_is_read_again_and_a_bad_one_is_not_taken(tmp_path: Path)
     backend = Tokens(JwtBackend(backend="jwt", keys_file=path), keys)
     path.write_bytes(jwks(TWO, CURVE))
     keys.look()
+    keys.look()  # nobody is writing to it any more
     assert backend.known(said(ONE.token())) is Denial.WRONG
     assert isinstance(backend.known(said(TWO.token())), Principal)
     with capture_logs() as lines:
         path.write_bytes(b"nothing")
         keys.look()
+        keys.look()
         path.unlink()
+        keys.look()
         keys.look()
     assert [line["log_level"] for line in lines] == ["error", "error"]
     assert isinstance(backend.known(said(TWO.token())), Principal)

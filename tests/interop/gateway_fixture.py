@@ -35,7 +35,7 @@ def settings_of(*, limits: Limits | None = None, drain_timeout_secs: float = 2.0
         "listeners": {
             "mqtt": Listener(protocol="mqtt", host=LOOPBACK, port=0),
             "amqp091": Listener(protocol="amqp091", host=LOOPBACK, port=0),
-            "amqpfast": Listener(protocol="amqpfast", host=LOOPBACK, port=0),
+            "amqpfast": Listener(protocol="amqpfast", host=LOOPBACK, port=0, negotiation_pause_secs=0.0),
         },
         "http": Http(enabled=False),
         "limits": limits or Limits(),

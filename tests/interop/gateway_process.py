@@ -44,7 +44,12 @@ class GatewayProcess:
             "listeners": {
                 "mqtt": {"protocol": "mqtt", "host": LOOPBACK, "port": mqtt},
                 "amqp091": {"protocol": "amqp091", "host": LOOPBACK, "port": amqp},
-                "amqpfast": {"protocol": "amqpfast", "host": LOOPBACK, "port": fast},
+                "amqpfast": {
+                    "protocol": "amqpfast",
+                    "host": LOOPBACK,
+                    "port": fast,
+                    "negotiation_pause_secs": 0.0,  # which has tests of its own
+                },
             },
             "http": {"enabled": False},
             "log": {"format": "json"},
