@@ -1,4 +1,4 @@
-"""Builds the programs of tests/clients/ in other languages into .peers/, for `make peers`.
+"""Builds the programs of tests/clients/ in other languages, and Go's tools, into .peers/, for `make peers`.
 
 Needs only the standard library. What is built is kept until its sources change: exact versions are among
 them, so that nothing else is fetched, and at test time nothing at all. Where a toolchain is missing, that is
@@ -80,6 +80,14 @@ def go(folder: Path) -> None:
     run(folder, "go", "build", "-mod=readonly", "-trimpath", "-o", "main", ".", CGO_ENABLED="0")
 
 
+def go_tool(folder: Path) -> None:
+    """The one that go.mod names."""
+    packages = [
+        line.split()[1] for line in (folder / "go.mod").read_text().splitlines() if line[:5] == "tool "
+    ]
+    run(folder, "go", "build", "-mod=readonly", "-trimpath", "-o", "main", *packages, CGO_ENABLED="0")
+
+
 def rust(folder: Path) -> None:
     """What is fetched is what Cargo.lock has the digests of; nothing is kept but the program."""
     run(folder, "cargo", "build", "--locked", "--quiet", "--target-dir", "target")
@@ -90,7 +98,9 @@ def rust(folder: Path) -> None:
 BUILDS: Final = {
     "amqp-connection-manager": Build("node/amqp-connection-manager", ("node", "npm"), node),
     "autopaho": Build("go/autopaho", ("go",), go),
+    "helm": Build("../deploy/tools/helm", ("go",), go_tool),
     "java": Build("java", ("java", "javac", "mvn"), java),
+    "kube-score": Build("../deploy/tools/kube-score", ("go",), go_tool),
     "rumqttc": Build("rust/rumqttc", ("cargo",), rust),
 }
 

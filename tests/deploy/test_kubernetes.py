@@ -12,8 +12,9 @@ import yaml
 from gateway.cli.check import mapping_findings, rehearsal
 from gateway.mapping.linter import Severity
 from gateway.settings import Settings, load_settings
+from tests.deploy.programs import DEPLOY, tool
 
-FOLDER: Final = Path(__file__).resolve().parents[2] / "deploy" / "kubernetes"
+FOLDER: Final = DEPLOY / "kubernetes"
 VERSIONS: Final = ("1.31", "1.35")  # of Kubernetes, whose own schemas the validator brings along
 FILES = sorted(FOLDER.glob("*.yaml"))
 DOCUMENTS = [
@@ -35,9 +36,26 @@ def workload(path: Path) -> dict[str, Any]:
 def configured(path: Path, folder: Path) -> Settings:
     """The settings of a manifest's ConfigMap, with its mapping files put into `folder`."""
     (held,) = documents(path, "ConfigMap")
-    for name, text in held["data"].items():
-        (folder / name).write_text(text.replace("/etc/gateway/", f"{folder}/"))
+    return loaded(held["data"], folder)
+
+
+def loaded(files: dict[str, str], folder: Path) -> Settings:
+    """The settings of these files, put where gateway.yaml looks for them."""
+    (folder / "mappings").mkdir(exist_ok=True)
+    for name, text in files.items():
+        place = folder if name == "gateway.yaml" else folder / "mappings"
+        text = text.replace("/etc/gateway/mappings/", f"{folder}/mappings/")
+        (place / name).write_text(text.replace("/etc/gateway/", f"{folder}/mappings/"))
     return load_settings(folder / "gateway.yaml", {})
+
+
+def taken(files: dict[str, str], folder: Path) -> Settings:
+    """The same, after the gateway has found nothing wrong with them."""
+    settings = loaded(files, folder)
+    rehearsed = rehearsal(settings)
+    found = [*rehearsed.findings, *mapping_findings(settings, rehearsed)]
+    assert [one for one in found if one.severity is not Severity.NOTE] == []
+    return settings
 
 
 @pytest.mark.parametrize("version", VERSIONS)
@@ -48,11 +66,8 @@ def test_kubernetes_takes_it(document: dict[str, Any], version: str) -> None:
 
 @pytest.mark.parametrize("path", FILES, ids=lambda path: path.name)
 def test_the_gateway_takes_its_configuration(path: Path, tmp_path: Path) -> None:
-    settings = configured(path, tmp_path)
-    rehearsed = rehearsal(settings)
-    found = [*rehearsed.findings, *mapping_findings(settings, rehearsed)]
-    wrong = [one for one in found if one.severity is not Severity.NOTE]
-    assert wrong == []
+    (held,) = documents(path, "ConfigMap")
+    taken(held["data"], tmp_path)
 
 
 @pytest.mark.parametrize("path", FILES, ids=lambda path: path.name)
@@ -60,12 +75,13 @@ def test_the_pod_is_probed_bounded_and_unprivileged(path: Path, tmp_path: Path) 
     pod = workload(path)["spec"]["template"]["spec"]
     assert pod["securityContext"]["runAsNonRoot"] is True
     assert pod["terminationGracePeriodSeconds"] > configured(path, tmp_path).drain_timeout_secs
-    (gateway,) = [one for one in pod["containers"] if one["name"] == "gateway"]
+    containers = [*pod.get("initContainers", []), *pod["containers"]]
+    (gateway,) = [one for one in containers if one["name"] == "gateway"]
     assert gateway["livenessProbe"]["httpGet"]["path"] == "/livez"
     assert gateway["readinessProbe"]["httpGet"]["path"] == "/readyz"
-    for container in pod["containers"]:
-        assert container["resources"]["requests"].keys() == {"cpu", "memory"}
-        assert container["resources"]["limits"].keys() == {"memory"}
+    for container in containers:
+        assert container["resources"]["requests"].keys() == {"cpu", "memory", "ephemeral-storage"}
+        assert container["resources"]["limits"].keys() == {"memory", "ephemeral-storage"}
         assert container["securityContext"]["allowPrivilegeEscalation"] is False
         assert container["securityContext"]["readOnlyRootFilesystem"] is True
 
@@ -76,12 +92,18 @@ def test_a_sidecar_that_is_rolled_out_has_its_name_and_volume_again(tmp_path: Pa
     rolled = workload(path)
     assert rolled["kind"] == "StatefulSet"
     assert [link.client_id for link in settings.links.values()] == ["{replica}"]
-    gateway = rolled["spec"]["template"]["spec"]["containers"][1]
+    (gateway,) = rolled["spec"]["template"]["spec"]["initContainers"]
+    assert gateway["restartPolicy"] == "Always", "a sidecar, which goes on beside the application"
+    assert gateway["startupProbe"]["httpGet"]["path"] == "/livez", "which starts when the gateway is there"
     (claim,) = rolled["spec"]["volumeClaimTemplates"]
     mounted = {one["name"]: one["mountPath"] for one in gateway["volumeMounts"]}
     assert mounted[claim["metadata"]["name"]] == "/var/lib/gateway", "where the image has its store"
     (service,) = documents(path, "Service")
     assert service["metadata"]["name"] == rolled["spec"]["serviceName"]
+
+
+def test_kube_score_finds_nothing_critical() -> None:
+    assert "[CRITICAL]" not in tool("kube-score", "score", *FILES, "--output-format", "ci")
 
 
 def test_a_service_leads_to_the_ports_of_the_pod() -> None:

@@ -16,6 +16,9 @@ from gateway.cli import commands
 from gateway.mapping import load
 from gateway.mapping.cases import run_cases
 from gateway.settings import load_settings
+from tests.deploy.programs import tool
+from tests.deploy.test_helm import configured, rendered
+from tests.deploy.test_kubernetes import taken
 from tests.docs.pages import DOCS, PAGES, ROOT, Page
 
 README_LINES_MAX: Final = 250
@@ -27,6 +30,7 @@ EXAMPLES: Final = [
     for kind, text in page.blocks
     if kind == "yaml"
 ]
+OF_OTHERS: Final = re.compile(r"^(?:config|scrape_configs):", re.MULTILINE)
 COMMAND: Final = re.compile(r"^(?:\$ )?(?:\.venv/bin/)?gateway +([a-z][a-z -]*[a-z])", re.MULTILINE)
 
 
@@ -88,7 +92,7 @@ def is_command(group: TyperGroup, words: list[str]) -> bool:
     return is_command(found, words[1:]) if isinstance(found, TyperGroup) and words[1:] else found is not None
 
 
-@pytest.mark.parametrize("text", EXAMPLES)
+@pytest.mark.parametrize("text", [one for one in EXAMPLES if not OF_OTHERS.search(one.values[0])])
 def test_an_example_is_read_as_it_stands(text: str, tmp_path: Path) -> None:
     """A configuration or a mapping file, and not both in one; what tests there are in it pass."""
     file = tmp_path / "example.yaml"
@@ -100,3 +104,14 @@ def test_an_example_is_read_as_it_stands(text: str, tmp_path: Path) -> None:
     else:
         file.write_text(text)
         load_settings(file, {})
+
+
+@pytest.mark.parametrize("text", [one for one in EXAMPLES if OF_OTHERS.search(one.values[0])])
+def test_an_example_for_helm_or_prometheus_is_read_as_it_stands(text: str, tmp_path: Path) -> None:
+    """Values of the chart, with a configuration inside, or a configuration of Prometheus."""
+    keys: dict[str, Any] = yaml.safe_load(text)
+    if "config" in keys:
+        taken(configured(rendered(keys, tmp_path)), tmp_path)
+    else:
+        (tmp_path / "prometheus.yaml").write_text(text)
+        tool("promtool", "check", "config", "--syntax-only", tmp_path / "prometheus.yaml")
