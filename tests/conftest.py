@@ -118,11 +118,5 @@ def mosquitto(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Mosquitto]:
 
 @pytest.fixture(scope="session")
 def rabbitmq(tmp_path_factory: pytest.TempPathFactory) -> Iterator[RabbitMQ]:
-    """A real RabbitMQ. A test that stops it must start it again."""
-    yield from started(lambda: RabbitMQ(tmp_path_factory.mktemp("rabbitmq")))
-
-
-@pytest.fixture(scope="session")
-def rabbitmq_with_mqtt(tmp_path_factory: pytest.TempPathFactory) -> Iterator[RabbitMQ]:
-    """A real RabbitMQ with its own MQTT plugin, to compare with."""
-    yield from started(lambda: RabbitMQ(tmp_path_factory.mktemp("rabbitmq-mqtt"), mqtt=True))
+    """A real RabbitMQ, with its own MQTT plugin. A test that stops it must start it again."""
+    yield from started(lambda: RabbitMQ(tmp_path_factory.mktemp("rabbitmq"), mqtt=True))

@@ -35,9 +35,9 @@ def client(port: int, client_id: str) -> paho.Client:
 
 @pytest.mark.parametrize("qos", [0, 1, 2])
 def test_a_link_falls_back_and_messages_pass_both_ways(
-    rabbitmq_with_mqtt: RabbitMQ, tmp_path: Path, qos: int
+    rabbitmq: RabbitMQ, tmp_path: Path, qos: int
 ) -> None:
-    port = rabbitmq_with_mqtt.mqtt_port
+    port = rabbitmq.mqtt_port
     with linked(port, tmp_path, qos=qos) as gateway, channel(gateway) as amqp:
         peer = conversation(gateway)._peer
         assert peer is not None
@@ -58,9 +58,9 @@ def test_a_link_falls_back_and_messages_pass_both_ways(
 
 
 def test_what_was_published_while_it_was_away_comes_after_all(
-    rabbitmq_with_mqtt: RabbitMQ, tmp_path: Path
+    rabbitmq: RabbitMQ, tmp_path: Path
 ) -> None:
-    port = rabbitmq_with_mqtt.mqtt_port
+    port = rabbitmq.mqtt_port
     with linked(port, tmp_path):
         pass
     other = client(port, f"{tmp_path.name}-other")
