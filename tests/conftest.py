@@ -17,6 +17,7 @@ from pathlib import Path
 from typing import Any, Final, TypeVar
 
 import pytest
+from hypothesis import HealthCheck, settings
 
 from gateway import is_compiled
 from tests.interop.servers import Mosquitto, PeerMissingError, RabbitMQ
@@ -25,6 +26,11 @@ from tests.needs import ALONE, needs_of
 DESCRIPTORS_MAX: Final = 500
 ROOT: Final = Path(__file__).resolve().parent.parent
 Peer = TypeVar("Peer", Mosquitto, RabbitMQ)
+
+
+# No example fails for the time that it took: a machine may be busy.
+settings.register_profile("patient", deadline=None, suppress_health_check=[HealthCheck.too_slow])
+settings.load_profile("patient")
 
 
 def pytest_configure(config: pytest.Config) -> None:

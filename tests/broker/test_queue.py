@@ -249,4 +249,4 @@ class QueueModel(RuleBasedStateMachine):
 
 
 TestQueueModel = QueueModel.TestCase
-TestQueueModel.settings = settings(max_examples=60, stateful_step_count=30, deadline=None)
+TestQueueModel.settings = settings(max_examples=60, stateful_step_count=30)

@@ -205,4 +205,4 @@ def _accepted(count: int) -> Answers:
 
 
 TestKeptQueue = KeptQueueModel.TestCase
-TestKeptQueue.settings = settings(max_examples=40, stateful_step_count=30, deadline=None)
+TestKeptQueue.settings = settings(max_examples=40, stateful_step_count=30)

@@ -3,10 +3,10 @@
 from __future__ import annotations
 
 import ast
-import io
 import re
 import tokenize
 from collections.abc import Iterator
+from functools import cache
 from pathlib import Path
 from typing import Final
 
@@ -22,15 +22,20 @@ NAMED: Final = re.compile(
 """Names of files, and paths that begin at the root of a repository."""
 
 
+@cache
+def tree_of(path: Path) -> ast.Module:
+    return ast.parse(path.read_bytes())
+
+
 def texts_of(path: Path) -> Iterator[str]:
     """Docstrings, those of attributes too, and comments."""
-    source = path.read_text(encoding="utf-8")
-    for node in ast.walk(ast.parse(source)):
+    for node in ast.walk(tree_of(path)):
         if isinstance(node, ast.Expr) and isinstance(node.value, ast.Constant):
             yield str(node.value.value)
-    for token in tokenize.generate_tokens(io.StringIO(source).readline):
-        if token.type == tokenize.COMMENT:
-            yield token.string
+    with path.open("rb") as source:
+        for token in tokenize.tokenize(source.readline):
+            if token.type == tokenize.COMMENT:
+                yield token.string
 
 
 def is_there(name: str, path: Path) -> bool:
@@ -70,7 +75,7 @@ def test_methods_that_developers_are_told_of_are_there() -> None:
     """`Class.method`, so that these pages are renamed with the code."""
     known: dict[str, set[str]] = {}
     for path in FILES:
-        for node in ast.walk(ast.parse(path.read_text(encoding="utf-8"))):
+        for node in ast.walk(tree_of(path)):
             if isinstance(node, ast.ClassDef):
                 known.setdefault(node.name, set()).update(
                     one.name for one in node.body if isinstance(one, ast.FunctionDef | ast.AsyncFunctionDef)

@@ -6,7 +6,7 @@ from collections.abc import Callable
 from decimal import Decimal
 
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from gateway.errors import MappingError, RemoteProtocolError
@@ -130,7 +130,6 @@ def test_a_body_is_not_parsed_unless_the_expression_says_body() -> None:
     assert decide("qos == 1", message(b"\xff")) == (True, 0, 0)
 
 
-@settings(deadline=None)
 @given(st.binary(max_size=40))
 def test_no_body_breaks_a_condition(body: bytes) -> None:
     assert decide("body.a.b[0] > 1 || retain", message(body))[0] is False

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable
 
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from gateway.mapping.names import plain_translation, split_levels, translation
@@ -48,7 +48,6 @@ def test_percent_is_reversible_for_every_level(source: str, target: str) -> None
         translation(DIALECTS[target], DIALECTS[source], "percent"),
     )
 
-    @settings(deadline=None)
     @given(level_of(source))
     def reversible(level: str) -> None:
         crossed = there(level)
@@ -58,7 +57,6 @@ def test_percent_is_reversible_for_every_level(source: str, target: str) -> None
     reversible()
 
 
-@settings(deadline=None)
 @given(st.lists(level_of("mqtt"), min_size=2, max_size=6))
 def test_whole_topics_come_back(levels: list[str]) -> None:
     there, back = (
@@ -69,7 +67,6 @@ def test_whole_topics_come_back(levels: list[str]) -> None:
     assert "/".join(map(back, key.split("."))) == "/".join(levels)
 
 
-@settings(deadline=None)
 @given(st.lists(level_of("mqtt").filter(lambda level: "%" not in level), min_size=1, max_size=4))
 def test_swap_comes_back(levels: list[str]) -> None:
     there, back = (

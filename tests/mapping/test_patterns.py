@@ -5,7 +5,7 @@ from __future__ import annotations
 import re
 
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from gateway.errors import MappingError
@@ -82,7 +82,6 @@ def test_binding_keys(text: str, key: str, captures: dict[str, tuple[str, ...]] 
     assert made.match(amqp_address("other", key)) is None
 
 
-@settings(deadline=None)
 @given(
     st.lists(st.sampled_from(["a", "b", "*", "#"]), max_size=5),
     st.lists(st.sampled_from(["a", "b", "c", ""]), max_size=6),
@@ -219,7 +218,6 @@ def test_witness(one: str, other: str, meeting: tuple[str, ...] | None) -> None:
 TOKENS = st.lists(st.sampled_from(["a", "b", "*", "#"]), max_size=5).map(".".join)
 
 
-@settings(deadline=None)
 @given(TOKENS, TOKENS, st.lists(st.sampled_from(["a", "b", "x"]), max_size=5).map(tuple))
 def test_witness_and_covers_agree_with_match(one: str, other: str, levels: tuple[str, ...]) -> None:
     first, second = pattern("amqp091", one), pattern("amqp091", other)

@@ -57,7 +57,7 @@ def act(store: Store, model: Model, rng: random.Random) -> None:
 
 
 @given(st.integers(0, 2**32))
-@settings(max_examples=25, deadline=None)
+@settings(max_examples=25)
 def test_any_history_leaves_what_it_should(tmp_path_factory: pytest.TempPathFactory, seed: int) -> None:
     rng = random.Random(seed)
     folder = tmp_path_factory.mktemp("store")

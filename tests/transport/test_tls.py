@@ -71,7 +71,7 @@ def test_what_is_said_before_the_handshake_ends_arrives_behind_it(files: Files) 
     assert server.established
 
 
-@settings(deadline=None, max_examples=10, suppress_health_check=[HealthCheck.function_scoped_fixture])
+@settings(max_examples=10, suppress_health_check=[HealthCheck.function_scoped_fixture])
 @given(piece=st.integers(1, 300), bodies=st.lists(st.binary(min_size=1, max_size=40_000), max_size=3))
 def test_how_the_stream_is_split_changes_nothing(files: Files, piece: int, bodies: list[bytes]) -> None:
     client, server = pair(files)

@@ -462,7 +462,7 @@ STEPS = st.lists(
 )
 
 
-@settings(max_examples=300, deadline=None)
+@settings(max_examples=300)
 @given(
     STEPS,
     st.fixed_dictionaries(

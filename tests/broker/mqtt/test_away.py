@@ -64,7 +64,7 @@ class AwayModel(RuleBasedStateMachine):
             assert found.expires_at == min(one.expires_at for one in same)
 
 
-AwayModel.TestCase.settings = settings(max_examples=60, stateful_step_count=40, deadline=None)
+AwayModel.TestCase.settings = settings(max_examples=60, stateful_step_count=40)
 TestAway = AwayModel.TestCase
 
 

@@ -205,7 +205,7 @@ class SessionModel(RuleBasedStateMachine):
 
 
 TestSessionModel = SessionModel.TestCase
-TestSessionModel.settings = settings(max_examples=40, stateful_step_count=25, deadline=None)
+TestSessionModel.settings = settings(max_examples=40, stateful_step_count=25)
 
 
 @pytest.mark.parametrize(

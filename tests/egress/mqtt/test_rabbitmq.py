@@ -34,9 +34,7 @@ def client(port: int, client_id: str) -> paho.Client:
 
 
 @pytest.mark.parametrize("qos", [0, 1, 2])
-def test_a_link_falls_back_and_messages_pass_both_ways(
-    rabbitmq: RabbitMQ, tmp_path: Path, qos: int
-) -> None:
+def test_a_link_falls_back_and_messages_pass_both_ways(rabbitmq: RabbitMQ, tmp_path: Path, qos: int) -> None:
     port = rabbitmq.mqtt_port
     with linked(port, tmp_path, qos=qos) as gateway, channel(gateway) as amqp:
         peer = conversation(gateway)._peer
@@ -57,9 +55,7 @@ def test_a_link_falls_back_and_messages_pass_both_ways(
         assert conversation(gateway).stats.connects == 1
 
 
-def test_what_was_published_while_it_was_away_comes_after_all(
-    rabbitmq: RabbitMQ, tmp_path: Path
-) -> None:
+def test_what_was_published_while_it_was_away_comes_after_all(rabbitmq: RabbitMQ, tmp_path: Path) -> None:
     port = rabbitmq.mqtt_port
     with linked(port, tmp_path):
         pass

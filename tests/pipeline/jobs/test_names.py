@@ -64,6 +64,7 @@ def test_replay_sends_to_where_it_came_and_to_where_it_went(spark: SparkSession,
         assert [message.address for _, message in broker.got] == [address]
 
 
+@pytest.mark.usefixtures("spark")
 def test_backtest_finds_nothing_changed_and_its_tests_pass(journal: Path, run: Run, tmp_path: Path) -> None:
     tests = tmp_path / "tested.yaml"
     asked = ("pipeline", "backtest", "--journal", str(journal), str(tmp_path / "orders.yaml"))

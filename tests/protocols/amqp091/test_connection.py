@@ -252,7 +252,7 @@ messages = st.lists(
 )
 
 
-@settings(max_examples=150, deadline=None)
+@settings(max_examples=150)
 @given(messages, st.lists(st.integers(1, 5000), max_size=40))
 @example([(1, KEY, RAW, 0, False)], [22])
 def test_the_split_never_changes_what_is_said(

@@ -19,7 +19,7 @@ from tests.protocols.mqtt.strategies import packet_id, packets, qos, topic
 
 
 @pytest.mark.parametrize("version", Version)
-@settings(max_examples=150, deadline=None)
+@settings(max_examples=150)
 @given(st.data())
 def test_every_packet(version: Version, data: st.DataObject) -> None:
     packet = data.draw(packets(version))
@@ -67,7 +67,7 @@ def traffic(draw: st.DrawFn, version: Version) -> list[Any]:
 
 
 @pytest.mark.parametrize("version", Version)
-@settings(max_examples=100, deadline=None)
+@settings(max_examples=100)
 @given(st.data())
 def test_the_fast_path_says_what_the_codec_says(version: Version, data: st.DataObject) -> None:
     sent = data.draw(traffic(version))
@@ -94,7 +94,7 @@ def test_the_fast_path_says_what_the_codec_says(version: Version, data: st.DataO
 
 
 @pytest.mark.parametrize("version", Version)
-@settings(max_examples=60, deadline=None)
+@settings(max_examples=60)
 @given(st.data())
 def test_the_fast_encoder_says_what_the_codec_says(version: Version, data: st.DataObject) -> None:
     sent = [packet for packet in data.draw(traffic(version)) if isinstance(packet, Publish)]

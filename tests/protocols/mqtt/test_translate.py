@@ -215,14 +215,14 @@ nested = st.recursive(
 names = st.one_of(strategies.text, st.sampled_from([*FIELDS.values(), "gateway-types", "gateway-hops", "h"]))
 
 
-@settings(max_examples=200, deadline=None)
+@settings(max_examples=200)
 @given(st.lists(st.tuples(names, nested), max_size=5).map(tuple))
 def test_any_headers(headers: Headers) -> None:
     properties = Properties(headers=headers)
     assert decode_properties(encode_properties(message(properties), 0.0)) == properties
 
 
-@settings(max_examples=100, deadline=None)
+@settings(max_examples=100)
 @given(strategies.properties(PacketType.PUBLISH))
 def test_mqtt_to_mqtt(properties: dict[P, Any]) -> None:
     """What came from MQTT goes out as it came, less what belongs to one transmission."""
@@ -340,7 +340,7 @@ def test_every_reason_has_a_code_that_an_answer_may_carry() -> None:
     assert refusal(0x80) is Reason.TARGET_REFUSED
 
 
-@settings(max_examples=100, deadline=None)
+@settings(max_examples=100)
 @given(st.integers(0, 15), st.data())
 def test_property_lists(place: int, data: st.DataObject) -> None:
     """Any list of any place, will included, as octets and back."""

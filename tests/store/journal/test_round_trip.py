@@ -320,7 +320,7 @@ READ = (
 )
 
 
-@settings(deadline=None, max_examples=60)
+@settings(max_examples=60)
 @given(st.lists(st.lists(parts(), min_size=1, max_size=4), min_size=1, max_size=4), st.sampled_from([0, 1]))
 def test_blocks_of_any_traffic(
     tmp_path_factory: pytest.TempPathFactory, blocks: list[list[Settled]], level: int
