@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import ast
 import re
-import tokenize
 from collections.abc import Iterator
 from functools import cache
 from pathlib import Path
@@ -22,6 +21,9 @@ NAMED: Final = re.compile(
 """Names of files, and paths that begin at the root of a repository."""
 
 
+COMMENT: Final = re.compile(r"(?:^|\s)#[ :].*")
+
+
 @cache
 def tree_of(path: Path) -> ast.Module:
     return ast.parse(path.read_bytes())
@@ -32,10 +34,7 @@ def texts_of(path: Path) -> Iterator[str]:
     for node in ast.walk(tree_of(path)):
         if isinstance(node, ast.Expr) and isinstance(node.value, ast.Constant):
             yield str(node.value.value)
-    with path.open("rb") as source:
-        for token in tokenize.tokenize(source.readline):
-            if token.type == tokenize.COMMENT:
-                yield token.string
+    yield from COMMENT.findall(path.read_text(encoding="utf-8"))
 
 
 def is_there(name: str, path: Path) -> bool:
