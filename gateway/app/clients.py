@@ -7,7 +7,8 @@ from functools import partial
 
 from gateway.admin import Connected
 from gateway.broker.mqtt.session import Session
-from gateway.ingress.listener import Farewell, Listener
+from gateway.ingress.guests import Farewell
+from gateway.ingress.listener import Listener
 from gateway.ingress.mqtt.connection import MqttConnection
 
 

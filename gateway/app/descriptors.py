@@ -7,12 +7,10 @@ A connection costs one, and so do files of the store, links and requests over HT
 from __future__ import annotations
 
 import resource
-from collections.abc import Iterable
 from typing import Final
 
 import structlog
 
-from gateway.ingress.listener import Listener
 from gateway.settings import Settings
 
 DESCRIPTORS_MAX: Final = 1 << 20  # the kernel's usual maximum, where the hard limit says "infinity"
@@ -39,16 +37,14 @@ def descriptors_for_clients(reserved: int) -> int:
     return limit - min(reserved, limit // 4)
 
 
-def divide_descriptors(settings: Settings, listeners: Iterable[Listener]) -> None:
-    """Tell the listeners where to stop, and the operator when that is before `connections_max`."""
+def divided_descriptors(settings: Settings) -> int:
+    """Where listeners stop; the operator hears when that is before `connections_max` of one."""
     most = descriptors_for_clients(settings.limits.descriptors_reserved)
-    wanted = 0
-    for listener in listeners:
-        listener.descriptors_max = most
-        wanted = max(wanted, listener.limits.connections_max)
+    wanted = max([settings.limits_of(name).connections_max for name in settings.listeners], default=0)
     if wanted > most:
         log.warning(
             "limits.connections_max is more than there are descriptors: raise the hard limit (ulimit -Hn)",
             connections_max=wanted,
             descriptors=most,
         )
+    return most

@@ -2,103 +2,91 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from functools import partial
 from pkgutil import resolve_name
-from typing import TYPE_CHECKING, Final
+from typing import Final
 
-from gateway.egress.link import Link, LinkSession
+from gateway.broker.core import BrokerCore
+from gateway.egress.link import Link, LinkSession, LinkStatus
 from gateway.ingress.front.layers import front_of
+from gateway.ingress.guests import Guests
 from gateway.ingress.listener import Listener
 from gateway.ingress.services import Services
 from gateway.ingress.source import ListenerSource
 from gateway.protocols import DIALECTS
-from gateway.transport.tasks import Tasks
-
-if TYPE_CHECKING:
-    from gateway.app.gateway import Gateway
+from gateway.settings import Settings
+from gateway.telemetry.metrics import Metrics
+from gateway.transport.stream import WriteSet
 
 CONSUMING: Final = " (in)"  # behind a link's name, where it has a connection for each direction
 PUBLISHING: Final = "-out"  # and behind its client_id
 
 
-def add_listener(gateway: Gateway, name: str, tasks: Tasks) -> None:
-    """Make the listener `name`; it is not open yet."""
-    given = gateway.settings.listeners[name]
-    limits = gateway.settings.limits_of(name)
+def listener_of(
+    name: str, services: Services, writes: WriteSet, metrics: Metrics, descriptors_max: int
+) -> Listener:
+    """The listener `name`, whose namespace the dispatcher knows; it is not open yet."""
+    settings, dispatcher = services.settings, services.dispatcher
+    given = settings.listeners[name]
     dialect = DIALECTS[given.protocol]
-    stats = gateway.metrics.listener(name, given.protocol, dialect.frame_names)
-    services = Services(
-        settings=gateway.settings,
-        dispatcher=gateway.dispatcher,
-        access=gateway.access,
-        authorization=gateway.authorization,
-        dead_letters=gateway.dead_letters,
-        tasks=tasks,
-        store=gateway.store,
-        mqtt=gateway.mqtt,
-        hosts=gateway.hosts,
-        fast_hosts=gateway.fast_hosts,
-        bodies=gateway.bodies,
-    )
-    ingress: ListenerSource = resolve_name(dialect.listener)(name, services, stats)
-    listener = Listener(
+    stats = metrics.listener(name, given.protocol, dialect.frame_names)
+    guests = Guests(settings.limits_of(name), stats, writes, services.users)
+    ingress: ListenerSource = resolve_name(dialect.listener)(name, services, guests)
+    dispatcher.namespaces[name] = ingress.namespace
+    dispatcher.requesters[name] = ingress.requester
+    return Listener(
         name,
         given.host,
         given.port,
         ingress,
-        gateway.writes,
-        stats,
-        connections_max=limits.connections_max,
+        guests,
+        writes,
         front=front_of(name, given),
-        users=gateway.identities.users,
+        descriptors_max=descriptors_max,
     )
-    gateway.dispatcher.namespaces[name] = ingress.namespace
-    gateway.dispatcher.requesters[name] = ingress.requester
-    gateway.listeners[name] = listener
-    gateway.readiness.require(f"listener {name}")
 
 
-def add_link(gateway: Gateway, name: str) -> None:
-    """Make the link `name`; it is not connected yet. With a connection for each direction it is two."""
-    given = gateway.settings.links[name]
-    client_id = gateway.settings.client_id_of(name)
+def links_of(
+    name: str, settings: Settings, core: BrokerCore, writes: WriteSet, metrics: Metrics
+) -> list[Link]:
+    """The link `name`, which is not connected yet. With a connection for each direction it is two, and the
+    last of them publishes."""
+    given = settings.links[name]
+    client_id = settings.client_id_of(name)
+    when_up = partial(core.link_up, name)
+    parts = (settings, core, writes, metrics)
     if given.connections == 1:
-        link = _link(gateway, name, name, client_id)
+        links = [_link(name, name, client_id, *parts, when_up)]
     else:
         # What the broker keeps for us, a session or queues, it keeps under the name that is in the settings.
-        _link(gateway, name + CONSUMING, name, client_id, publishes=False)
-        link = _link(gateway, name, name, client_id + PUBLISHING, consumes=False)
-    link.when_up = partial(gateway.core.link_up, name)
-    gateway.core.add_link(name, given, link.session, lambda: link.up)
-    gateway.dispatcher.namespaces[name] = link.session
+        links = [
+            _link(name + CONSUMING, name, client_id, *parts, publishes=False),
+            _link(name, name, client_id + PUBLISHING, *parts, when_up, consumes=False),
+        ]
+    publishing = links[-1]
+    core.add_link(name, given, publishing.session, lambda: publishing.up)
+    core.dispatcher.namespaces[name] = publishing.session
+    return links
 
 
 def _link(
-    gateway: Gateway,
     name: str,
     endpoint: str,
     client_id: str,
+    settings: Settings,
+    core: BrokerCore,
+    writes: WriteSet,
+    metrics: Metrics,
+    when_up: Callable[[], None] | None = None,
     *,
     consumes: bool = True,
     publishes: bool = True,
 ) -> Link:
-    given = gateway.settings.links[endpoint]
+    given = settings.links[endpoint]
     dialect = DIALECTS[given.protocol]
-    stats = gateway.metrics.link(name, given.protocol, dialect.frame_names)
+    status = LinkStatus(name, metrics.link(name, given.protocol, dialect.frame_names), when_up)
     session: LinkSession = resolve_name(dialect.link)(
-        endpoint, given, gateway.dispatcher, gateway.settings.limits, stats, client_id=client_id
+        endpoint, given, core.dispatcher, settings.limits, status, client_id=client_id
     )
-    link = gateway.links[name] = Link(
-        name,
-        given,
-        session,
-        gateway.writes,
-        stats,
-        endpoint=endpoint,
-        consumes=consumes,
-        publishes=publishes,
-    )
-    session.link = link
-    if given.required:
-        gateway.readiness.require(f"link {name}")
-    return link
+    return Link(status, given, session, writes, endpoint=endpoint, consumes=consumes, publishes=publishes)

@@ -35,8 +35,8 @@ from gateway.app.access import Identities, authorizer_of, roles_of, with_importe
 from gateway.app.clients import connected, dismiss, revoke
 from gateway.app.console import Console
 from gateway.app.declaring import declare_all
-from gateway.app.descriptors import divide_descriptors
-from gateway.app.endpoints import add_link, add_listener
+from gateway.app.descriptors import divided_descriptors
+from gateway.app.endpoints import links_of, listener_of
 from gateway.app.mappings import MappingFiles
 from gateway.app.memory import watched_memory
 from gateway.app.rules import Rules
@@ -58,8 +58,10 @@ from gateway.errors import ConfigurationError
 from gateway.ingress.amqp091.connection import AmqpConnection
 from gateway.ingress.amqpfast.connection import FastConnection
 from gateway.ingress.front.shared_port import shared_listeners
-from gateway.ingress.listener import Connection, Farewell, Listener
+from gateway.ingress.guests import Connection, Farewell
+from gateway.ingress.listener import Listener
 from gateway.ingress.mqtt.connection import MqttConnection
+from gateway.ingress.services import Services
 from gateway.mapping.router import Router
 from gateway.model.message import Message
 from gateway.model.outcome import Outcome
@@ -84,6 +86,8 @@ class Gateway:
     def __init__(self, settings: Settings) -> None:
         """Raises ConfigurationError (MappingError) when the configuration cannot be used."""
         self.settings = settings = with_imported_hosts(settings)
+        self.listeners: dict[str, Listener] = {}
+        self.links: dict[str, Link] = {}
         self.metrics = Metrics(__version__)
         start_audit(settings)
         self.readiness = Readiness()
@@ -102,18 +106,17 @@ class Gateway:
                 self.journaling = open_journal(settings.journal, settings.journal_path(), router)
                 undo.callback(self.journaling.writer.close)
                 self.metrics.journal = self.journaling.writer
+            self.memory = watched_memory(limits.memory_bytes_max, self._memory_changed, self._publishers)
             self.core = BrokerCore(
                 self.store,
                 router,
                 limits,
                 links=settings.links,
+                memory=self.memory,
                 forward=settings.dead_letters.forward,
                 journaling=self.journaling,
             )
             self.dead_letters, self.dispatcher = self.core.dead_letters, self.core.dispatcher
-            self.memory = self.dispatcher.memory = watched_memory(
-                limits.memory_bytes_max, self._memory_changed
-            )
             self.mqtt = MqttNamespace(
                 self.dispatcher.subscribed,
                 SessionLimits(
@@ -162,18 +165,13 @@ class Gateway:
             self.rules = Rules(self)
             self.watchdog = Watchdog(settings.log.slow_turn_secs)
             self.metrics.turns = self.watchdog.turns
-            self.memory.connections = self._publishers
             self.memory_shares = MemoryShares(
                 self.memory,
                 self._claims,
                 per_user=limits.memory_per_user_share,
                 per_address=limits.memory_per_address_share,
             )
-            self.writes = WriteSet()
-            self.writes.took_long = self.watchdog.suspect
-            self.writes.wake_up_ends = self._wake_up_ends
-            self.listeners: dict[str, Listener] = {}
-            self.links: dict[str, Link] = {}
+            self.writes = WriteSet(self._wake_up_ends, self.watchdog.suspect)
             self.http_port = self.health_port = 0
             self.console = Console(settings, self.access, self.authorization)
             self._stopping = trio.Event()
@@ -231,16 +229,8 @@ class Gateway:
                 self.http_port = await nursery.start(serve, self.settings.http, state)
                 self.health_port = state.health_port
                 self.console.open(self.http_port)
-            for name in self.settings.links:
-                add_link(self, name)
-            for name, given in self.settings.listeners.items():
-                if given.protocol != "shared":
-                    add_listener(self, name, Tasks(nursery))
-            for listener in shared_listeners(self.settings, self.listeners, self.writes, self.metrics):
-                self.listeners[listener.name] = listener
-                self.readiness.require(f"listener {listener.name}")
+            self._add_endpoints(Tasks(nursery))
             self._route_links()
-            divide_descriptors(self.settings, self.listeners.values())
             for listener in self.listeners.values():
                 listener.bind()
                 self.readiness.met(f"listener {listener.name}")
@@ -343,6 +333,36 @@ class Gateway:
                         connection.stream.fail(error)
 
     # Putting it together.
+
+    def _add_endpoints(self, tasks: Tasks) -> None:
+        settings, writes, metrics = self.settings, self.writes, self.metrics
+        for name, stated in settings.links.items():
+            for link in links_of(name, settings, self.core, writes, metrics):
+                self.links[link.name] = link
+                if stated.required:
+                    self.readiness.require(f"link {link.name}")
+        services = Services(
+            settings=settings,
+            dispatcher=self.dispatcher,
+            access=self.access,
+            users=self.identities.users,
+            authorization=self.authorization,
+            dead_letters=self.dead_letters,
+            tasks=tasks,
+            store=self.store,
+            mqtt=self.mqtt,
+            hosts=self.hosts,
+            fast_hosts=self.fast_hosts,
+            bodies=self.bodies,
+        )
+        most = divided_descriptors(settings)
+        for name, given in settings.listeners.items():
+            if given.protocol != "shared":
+                self.listeners[name] = listener_of(name, services, writes, metrics, most)
+        for listener in shared_listeners(settings, self.listeners, writes, metrics, most):
+            self.listeners[listener.name] = listener
+        for name in self.listeners:
+            self.readiness.require(f"listener {name}")
 
     def _load_router(self) -> Router:
         router = self.mapping_files.load()

@@ -9,12 +9,12 @@ from __future__ import annotations
 import ctypes
 import os
 import weakref
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from contextlib import suppress
 from pathlib import Path
 from typing import Final
 
-from gateway.broker.memory import Memory, plenty
+from gateway.broker.memory import Memory, Publisher, plenty
 
 # RabbitMQ's share. The rest is for what goes on above the mark: what has been read already, connections that
 # must not be stopped, hashing of passwords, the store's cache, and what the allocator cannot use again.
@@ -82,9 +82,17 @@ def trimmer() -> Callable[[], None] | None:
     return trim
 
 
-def watched_memory(mark: int, changed: Callable[[bool], None]) -> Memory:
+def watched_memory(
+    mark: int, changed: Callable[[bool], None], connections: Callable[[], Iterable[Publisher]]
+) -> Memory:
     """The watermark of this process at `mark` octets; 0: at its share of what there is."""
     resident = resident_reader()
     if resident is None:
         return plenty()
-    return Memory(mark or int(available() * SHARE), resident, trim=trimmer(), changed=changed)
+    return Memory(
+        mark or int(available() * SHARE),
+        resident,
+        trim=trimmer(),
+        changed=changed,
+        connections=connections,
+    )

@@ -6,6 +6,7 @@ going.
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Mapping
+from functools import partial
 from typing import Final
 
 import trio
@@ -16,6 +17,7 @@ from gateway.broker.dead_letters.redriving import Redriving
 from gateway.broker.deduplication import Deduplication
 from gateway.broker.dispatcher import Dispatcher, Namespace
 from gateway.broker.journaling import Journaling, RecordingDispatcher
+from gateway.broker.memory import Memory
 from gateway.broker.outbox.outbox import OutboxLimits, OutboxState, OutboxTarget
 from gateway.broker.outbox.outboxes import Outboxes
 from gateway.containment import contained
@@ -38,40 +40,47 @@ class BrokerCore:
         limits: Limits,
         *,
         links: Mapping[str, Link],
+        memory: Memory,
         forward: Forward | None = None,
         journaling: Journaling | None = None,
     ) -> None:
         """Before the store starts."""
+        namespaces: dict[str, Namespace] = {}
+        self.forwarding: Forwarding | None = None
+        if forward is not None:
+            self.forwarding = Forwarding(
+                namespaces, forward.endpoint, forward.address(), assurance=forward.qos
+            )
         self.dead_letters = DeadLetters(
-            messages_max=limits.dead_letters_max, octets_max=limits.dead_letters_bytes_max, store=store
+            messages_max=limits.dead_letters_max,
+            octets_max=limits.dead_letters_bytes_max,
+            store=store,
+            forward=None if self.forwarding is None else self.forwarding.forward,
         )
         self.deduplication = Deduplication(store)
-        given = (router, self.dead_letters, self.deduplication)
-        self.dispatcher = (
-            Dispatcher(*given) if journaling is None else RecordingDispatcher(*given, journaling=journaling)
-        )
-        self.dispatcher.links = links.keys()
-        self.redriving = Redriving(self.dispatcher, self.dead_letters)
         self.outboxes: Outboxes | None = None
-        self.forwarding: Forwarding | None = None
-        self._forward = forward
-        self._journaling = journaling
         if store is not None:
             self.outboxes = Outboxes(
                 store,
                 self.dead_letters,
                 memory_messages_max=limits.queue_memory_messages_max,
                 memory_octets_max=limits.queue_memory_bytes_max,
+                left=None if journaling is None else journaling.left,
             )
-            if journaling is not None:
-                self.outboxes.left = journaling.left
-            self.dispatcher.outbox = self.outboxes.of
-            self.dispatcher.disk_healthy = lambda: store.healthy
-        if forward is not None:
-            self.forwarding = Forwarding(
-                self.dispatcher.namespaces, forward.endpoint, forward.address(), assurance=forward.qos
-            )
-            self.dead_letters.forward = self.forwarding.forward
+        make = Dispatcher if journaling is None else partial(RecordingDispatcher, journaling=journaling)
+        self.dispatcher = make(
+            router,
+            self.dead_letters,
+            self.deduplication,
+            links=links.keys(),
+            namespaces=namespaces,
+            outbox=None if self.outboxes is None else self.outboxes.of,
+            disk_healthy=lambda: store is None or store.healthy,
+            memory=memory,
+        )
+        self.redriving = Redriving(self.dispatcher, self.dead_letters)
+        self._forward = forward
+        self._journaling = journaling
 
     def add_link(self, name: str, given: Link, namespace: Namespace, up: Callable[[], bool]) -> None:
         """A link for outboxes. Its `link_up` is to be called whenever it has come up."""

@@ -33,7 +33,7 @@ from gateway.mapping.return_addresses import Return
 from gateway.mapping.router import Router
 from gateway.mapping.routes import ResolvedRoute, Route
 from gateway.model.address import Address
-from gateway.model.batch import Batch, Receipt, Recipient, Sink, Source, SubBatch
+from gateway.model.batch import Batch, Receipt, Recipient, Recorder, Sink, Source, SubBatch
 from gateway.model.message import Message
 from gateway.model.outcome import ACCEPTED, INTERNAL, Outcome, Reason, Verdict
 from gateway.model.properties import NO_PROPERTIES
@@ -93,8 +93,14 @@ class RouteRecipient(Recipient):
 
     __slots__ = ("_dead_letters", "route")
 
-    def __init__(self, sink: Sink, route: Route, dead_letters: DeadLetters | None) -> None:
-        super().__init__(sink)
+    def __init__(
+        self,
+        sink: Sink,
+        route: Route,
+        dead_letters: DeadLetters | None,
+        recorder: Recorder | None = None,
+    ) -> None:
+        super().__init__(sink, recorder)
         self.route = route
         self._dead_letters = dead_letters
 
@@ -116,8 +122,8 @@ class RouteRecipient(Recipient):
         """Count what arrived; a message refused for good is a dead letter if the route says so, and accepted
         when that is safe.
         """
-        if self.recorder is not None:
-            self.recorder.record(part, messages, slots, outcome)
+        if self._recorder is not None:
+            self._recorder.record(part, messages, slots, outcome)
         route = self.route
         route.in_flight -= len(messages)
         if outcome is ACCEPTED:
@@ -148,8 +154,8 @@ class StagedRecipient(RouteRecipient):
 
     def settle(self, part: SubBatch, messages: list[Message], slots: list[int], outcome: Outcome) -> None:
         """Only tell the batch; the journal hears that an outbox has accepted."""
-        if self.recorder is not None and self.route.settle == "stored":
-            self.recorder.record(part, messages, slots, outcome._replace(text=outcome.text or WAS_STORED))
+        if self._recorder is not None and self.route.settle == "stored":
+            self._recorder.record(part, messages, slots, outcome._replace(text=outcome.text or WAS_STORED))
         self.answer(part, messages, slots, outcome)
 
 
@@ -277,29 +283,43 @@ class AnswerEntry(RoutingEntry):
         self.requester = requester
 
 
+def _always() -> bool:
+    return True
+
+
 class Dispatcher:
     """Joins the namespaces of all endpoints by the routes in force.
 
-    `links` are the endpoints that are remote brokers. `requesters` has for each listener what finds the
-    address at which its clients take answers, by the reply address that they have said. `outbox` gives that
-    of a route with `settle: stored`; None when there is no store, and no such route. `disk_healthy`: the
+    `links` are the endpoints that are remote brokers; `namespaces` has those that are here, by endpoint.
+    `requesters` has for each listener what finds the address at which its clients take answers, by the reply
+    address that they have said. `outbox` gives that of a route with `settle: stored`; None when there is no
+    store, and no such route. `disk_healthy`: the
     store, if any, takes messages. `memory`: whether there is enough for more of them, which sources ask.
     """
 
     def __init__(
-        self, router: Router, dead_letters: DeadLetters, deduplication: Deduplication | None = None
+        self,
+        router: Router,
+        dead_letters: DeadLetters,
+        deduplication: Deduplication | None = None,
+        *,
+        links: Collection[str] = (),
+        namespaces: dict[str, Namespace] | None = None,
+        outbox: Callable[[Route], Namespace] | None = None,
+        disk_healthy: Callable[[], bool] = _always,
+        memory: Memory | None = None,
     ) -> None:
         self.router = router
         self.dead_letters = dead_letters
         self.deduplication = deduplication or Deduplication()
         self.echoes = Echoes()
         self.generation = 0
-        self.namespaces: dict[str, Namespace] = {}
-        self.links: Collection[str] = ()
+        self.namespaces: dict[str, Namespace] = {} if namespaces is None else namespaces
+        self.links = links
         self.requesters: dict[str, AddressOf] = {}
-        self.outbox: Callable[[Route], Namespace] | None = None
-        self.disk_healthy: Callable[[], bool] = _always
-        self.memory: Memory = plenty()
+        self.disk_healthy = disk_healthy
+        self.memory = memory or plenty()
+        self._outbox = outbox
         self._recipients: dict[tuple[Sink, str], Recipient] = {}
         self._guards: dict[str, Guard] = {}
         self._unheard_routes: dict[Route, bool] = {}
@@ -426,13 +446,13 @@ class Dispatcher:
 
     def end(self, route: Route) -> Namespace | None:
         """What a route leads to: its endpoint, or the outbox in front of it. None: it is not here."""
-        if self.outbox is not None and route.settle == "stored":
-            return self.outbox(route)
+        if self._outbox is not None and route.settle == "stored":
+            return self._outbox(route)
         return self.namespaces.get(route.target_endpoint)
 
     def outboxed(self, route: Route) -> bool:
         """Whether what a route leads to is an outbox."""
-        return route.settle == "stored" and self.outbox is not None
+        return route.settle == "stored" and self._outbox is not None
 
     def _entrance(self, route: Route) -> Namespace | None:
         """`end`, or the guard in front of it."""
@@ -646,13 +666,13 @@ class Dispatcher:
         key = (sink, "" if route is None else route.name)
         recipient = self._recipients.get(key)
         if recipient is None:
+            recorder = self._recorder(route, endpoint)
             if route is None:
-                recipient = Recipient(sink)
+                recipient = Recipient(sink, recorder)
             elif self.outboxed(route) or sink is self._guards.get(route.name):
-                recipient = StagedRecipient(sink, route, self._letters_of(route))
+                recipient = StagedRecipient(sink, route, self._letters_of(route), recorder)
             else:
-                recipient = RouteRecipient(sink, route, self._letters_of(route))
-            self._recipient_made(recipient, route, endpoint)
+                recipient = RouteRecipient(sink, route, self._letters_of(route), recorder)
             self._recipients[key] = recipient
         return recipient
 
@@ -696,8 +716,10 @@ class Dispatcher:
 
     # For who records what crosses.
 
-    def _recipient_made(self, recipient: Recipient, route: Route | None, endpoint: str) -> None:
-        """A recipient is there; without a route, `endpoint` is where its messages are published."""
+    def _recorder(self, route: Route | None, endpoint: str) -> Recorder | None:
+        """What hears of a recipient's settlements; without a route, `endpoint` is where its messages are
+        published."""
+        return None
 
     def _refused(self, batch: Batch, slot: int, route: Route, message: Message, outcome: Outcome) -> None:
         """A route would not let the message in that slot cross."""
@@ -733,10 +755,6 @@ def _failed(branch: RouteBranch, error: Exception) -> Outcome:
     route = branch.resolved.route
     route.failed += 1
     return poisoned(error, route=route.name)
-
-
-def _always() -> bool:
-    return True
 
 
 def _mandatory(route: Route) -> bool:

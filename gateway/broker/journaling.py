@@ -7,7 +7,7 @@ makes RecordedBatches, and gives the recipients that are to be recorded a record
 from __future__ import annotations
 
 from collections import OrderedDict
-from collections.abc import Sequence
+from collections.abc import Callable, Collection, Sequence
 from pathlib import Path
 from typing import cast
 
@@ -16,12 +16,13 @@ import structlog
 from gateway import clock
 from gateway.broker.dead_letters import DeadLetters
 from gateway.broker.deduplication import Deduplication
-from gateway.broker.dispatcher import Dispatcher, RoutingEntry
+from gateway.broker.dispatcher import Dispatcher, Namespace, RoutingEntry
+from gateway.broker.memory import Memory
 from gateway.containment import contained
 from gateway.mapping.router import Router
 from gateway.mapping.routes import Route
 from gateway.model.address import Address
-from gateway.model.batch import Batch, Receipt, Recipient, Source, SubBatch
+from gateway.model.batch import Batch, Receipt, Source, SubBatch
 from gateway.model.message import Message
 from gateway.model.outcome import Outcome
 from gateway.model.times import Monotonic
@@ -198,11 +199,17 @@ def _before(address: Address, message: Message) -> Message:
 class Journaling:
     """Ties recipients to the journal. `all`: also routes that do not ask for it, and what takes no route."""
 
-    def __init__(self, writer: JournalWriter, router: Router, *, all_: bool) -> None:
+    def __init__(
+        self,
+        writer: JournalWriter,
+        router: Router,
+        *,
+        all_: bool,
+        open_batches: OpenBatches | None = None,
+    ) -> None:
         self.writer = writer
         self.router = router  # the one in force
-        self.open_batches = OpenBatches()
-        writer.oldest = self.open_batches.oldest
+        self.open_batches = open_batches or OpenBatches()
         self._all = all_
 
     def recorder(self, route: Route | None, endpoint: str) -> RecipientRecorder | None:
@@ -251,8 +258,22 @@ class RecordingDispatcher(Dispatcher):
         deduplication: Deduplication | None = None,
         *,
         journaling: Journaling,
+        links: Collection[str] = (),
+        namespaces: dict[str, Namespace] | None = None,
+        outbox: Callable[[Route], Namespace] | None = None,
+        disk_healthy: Callable[[], bool] = lambda: True,
+        memory: Memory | None = None,
     ) -> None:
-        super().__init__(router, dead_letters, deduplication)
+        super().__init__(
+            router,
+            dead_letters,
+            deduplication,
+            links=links,
+            namespaces=namespaces,
+            outbox=outbox,
+            disk_healthy=disk_healthy,
+            memory=memory,
+        )
         self.journaling = journaling
 
     def batch(self, source: Source, received: Monotonic) -> RecordedBatch:
@@ -283,8 +304,8 @@ class RecordingDispatcher(Dispatcher):
         cast(RecordedBatch, batch).came_in_burst(messages, target, changed=entry.route is not None)
         return True
 
-    def _recipient_made(self, recipient: Recipient, route: Route | None, endpoint: str) -> None:
-        recipient.recorder = self.journaling.recorder(route, endpoint)
+    def _recorder(self, route: Route | None, endpoint: str) -> RecipientRecorder | None:
+        return self.journaling.recorder(route, endpoint)
 
     def _refused(self, batch: Batch, slot: int, route: Route, message: Message, outcome: Outcome) -> None:
         self.journaling.refuse(route, message, outcome, batch.received, slot)
@@ -293,13 +314,15 @@ class RecordingDispatcher(Dispatcher):
 def open_journal(settings: Journal, folder: Path, router: Router) -> Journaling:
     """The journal in `folder`. Raises JournalError when it cannot be written."""
     options = Options(**settings.model_dump(exclude={"enabled", "all", "path", "shard"}))
+    open_batches = OpenBatches()
     writer = JournalWriter(
         folder,
         settings.shard,
         options,
         clock=clock.now,
         tell=lambda text: log.error("journal", what=text),
+        oldest=open_batches.oldest,
     )
     if writer.cut:
         log.warning("the journal's end was incomplete and has been cut off", octets=writer.cut)
-    return Journaling(writer, router, all_=settings.all)
+    return Journaling(writer, router, all_=settings.all, open_batches=open_batches)

@@ -88,6 +88,7 @@ class Memory:
         *,
         trim: Callable[[], None] | None = None,
         changed: Callable[[bool], None] | None = None,
+        connections: Callable[[], Iterable[Publisher]] = list,
     ) -> None:
         self.mark = mark
         self.used = 0
@@ -95,7 +96,7 @@ class Memory:
         self.scarce = False
         self.refused = 0  # messages
         self.changed = changed
-        self.connections: Callable[[], Iterable[Publisher]] = list
+        self.connections = connections
         self._seen = 0  # octets in use when those that have begun were last looked for
         self._risen = 0  # the least since it was said that they rise
         self._rising: Callable[[], None] | None = None

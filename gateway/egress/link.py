@@ -55,10 +55,52 @@ class LinkConnection(StreamOwner, Protocol):
         """Say goodbye in the protocol's words and end the stream."""
 
 
-class LinkSession(Protocol):
-    """What a link says and hears; it outlives its connections. It is a namespace of the dispatcher."""
+class LinkStatus:
+    """Whether a link is up: its session says so, and whoever supervises the connection goes by it.
 
-    link: Link
+    `when_up` is called each time that it has come up.
+    """
+
+    def __init__(self, name: str, stats: LinkStats, when_up: Callable[[], None] | None = None) -> None:
+        self.name = name
+        self.stats = stats
+        self.why = ""
+        self._when_up = when_up
+        self._lost = trio.Event()
+
+    @property
+    def up(self) -> bool:
+        """The link session has said that its connection is usable."""
+        return self.stats.up
+
+    def connected(self) -> None:
+        """There is another connection, which has not been lost yet."""
+        self._lost = trio.Event()
+
+    def came_up(self) -> None:
+        """The handshake is over; called by the link session."""
+        self.stats.up = True
+        self.stats.connects += 1
+        log.info("link is up", link=self.name, address=self.stats.address)
+        if self._when_up is not None:
+            self._when_up()
+
+    def went_down(self, why: str) -> None:
+        """The connection is gone; called by the link session's peer when it is lost."""
+        self.stats.up = False
+        self.why = why
+        self._lost.set()
+
+    async def lost(self) -> None:
+        """Wait until the connection is gone."""
+        await self._lost.wait()
+
+
+class LinkSession(Protocol):
+    """What a link says and hears; it outlives its connections. It is a namespace of the dispatcher.
+
+    Made with a LinkStatus, which it tells when its connection is usable, and when it is gone.
+    """
 
     @property
     def idle(self) -> bool:
@@ -82,7 +124,7 @@ class LinkSession(Protocol):
         """The mapping changed: what to subscribe to and what must exist; put in force if connected."""
 
     def connect(self, stream: Stream, target: Target, now: float) -> LinkConnection:
-        """A connection stands: begin the handshake. Call `Link.up` when it is usable."""
+        """A connection stands: begin the handshake."""
 
     def turn_done(self) -> None:
         """Send on the batch that this wake-up has gathered."""
@@ -129,11 +171,10 @@ class Link:
 
     def __init__(
         self,
-        name: str,
+        status: LinkStatus,
         settings: LinkSettings,
         session: LinkSession,
         writes: WriteSet,
-        stats: LinkStats,
         *,
         endpoint: str = "",
         consumes: bool = True,
@@ -141,15 +182,16 @@ class Link:
         jitter: Callable[[], float] = random.random,
     ) -> None:
         """`endpoint`: its name in the configuration, of which there is one link for each direction when the
-        two are apart, and `name` is another.
+        two are apart, and that of `status`, which `session` was made with, is another.
         """
-        self.name = name
-        self.endpoint = endpoint or name
+        self.status = status
+        self.name = status.name
+        self.endpoint = endpoint or status.name
         self.settings = settings
         self.session = session
         self._consumes = consumes
         self._publishes = publishes
-        self.stats = stats
+        self.stats = status.stats
         self._writes = writes
         self._turns = Turns(
             len(settings.all_urls), settings.reconnect_min_secs, settings.reconnect_max_secs, jitter
@@ -157,36 +199,24 @@ class Link:
         self._poller = Poller(writes, session.turn_done)
         self._peer: LinkConnection | None = None
         self._stream: Stream | None = None
-        self._lost = trio.Event()
-        self.why = ""
-        self.when_up: Callable[[], None] | None = None  # called each time that it has come up
         self._stopping = False
-        stats.addresses = settings.addresses
+        status.stats.addresses = settings.addresses
 
     @property
     def up(self) -> bool:
-        """The link session has said that its connection is usable."""
-        return self.stats.up
+        """Its connection is usable."""
+        return self.status.up
+
+    @property
+    def why(self) -> str:
+        """Why it is not up, as far as that is known."""
+        return self.status.why
 
     def route(self, subscriptions: Subscriptions, targets: Targets) -> None:
         """The mapping changed: what its endpoint's routes need, of which this link sees to its part."""
         self.session.route(
             subscriptions if self._consumes else Subscriptions(), targets if self._publishes else Targets()
         )
-
-    def came_up(self) -> None:
-        """The handshake is over; called by the link session."""
-        self.stats.up = True
-        self.stats.connects += 1
-        log.info("link is up", link=self.name, address=self.stats.address)
-        if self.when_up is not None:
-            self.when_up()
-
-    def went_down(self, why: str) -> None:
-        """The connection is gone; called by the link session's peer when it is lost."""
-        self.stats.up = False
-        self.why = why
-        self._lost.set()
 
     def flush(self) -> None:
         """Write what was encoded outside a wake-up."""
@@ -208,10 +238,10 @@ class Link:
                 try:
                     await self._once()
                 except LinkError as error:
-                    self.why = str(error)
+                    self.status.why = str(error)
                 except Exception as error:
                     contained("link", error, link=self.name)
-                    self.why = "internal error"
+                    self.status.why = "internal error"
                 held = trio.current_time() - began > STABLE_SECS
                 self.stats.failures.add("lost" if held else "failed")
                 if self._stopping:
@@ -241,9 +271,16 @@ class Link:
         )
         layer = within(self._tls(target), websocket)
         sock = await self._open(target)
-        self._lost = trio.Event()
-        stream = Stream(sock, address_of(target), self._poller, self._writes, layer, stalls=False)
-        stream.layer_ended = self._layer_ended
+        self.status.connected()
+        stream = Stream(
+            sock,
+            address_of(target),
+            self._poller,
+            self._writes,
+            layer,
+            layer_ended=self._layer_ended,
+            stalls=False,
+        )
         stream.count_with(self.stats)
         try:
             self._peer = self.session.connect(stream, target, trio.current_time())
@@ -258,7 +295,7 @@ class Link:
             self._poller.watch(stream)
             stream.mark()
             self._writes.flush()
-            await self._lost.wait()
+            await self.status.lost()
         finally:
             self._peer = self._stream = None
             self.stats.up = False

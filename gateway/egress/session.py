@@ -16,7 +16,7 @@ from gateway.broker.dispatcher import Dispatcher, RoutingEntry
 from gateway.broker.memory import LOW_ON_MEMORY
 from gateway.broker.pressure import Held
 from gateway.egress.confirming import ConfirmedSink
-from gateway.egress.link import Link
+from gateway.egress.link import LinkStatus
 from gateway.model.address import Address
 from gateway.model.batch import Sink
 from gateway.model.message import Message, Sender
@@ -24,7 +24,6 @@ from gateway.model.outcome import Outcome
 from gateway.model.times import Monotonic
 from gateway.settings import Limits
 from gateway.settings.endpoints import Link as LinkSettings
-from gateway.telemetry.stats import LinkStats
 
 Entries = dict[bytes, RoutingEntry]
 
@@ -56,9 +55,8 @@ SinkT = TypeVar("SinkT", bound=ConfirmedSink)
 
 
 class QueueLinkSession(ABC, Generic[PeerT, ConsumerT, SinkT]):
-    """What the link `name` says to its broker, and hears. Set `link` before it connects."""
+    """What the link `name` says to its broker, and hears."""
 
-    link: Link
     publisher: SinkT
 
     def __init__(
@@ -67,7 +65,7 @@ class QueueLinkSession(ABC, Generic[PeerT, ConsumerT, SinkT]):
         settings: LinkSettings,
         dispatcher: Dispatcher,
         limits: Limits,
-        stats: LinkStats,
+        status: LinkStatus,
         *,
         client_id: str,
     ) -> None:
@@ -75,7 +73,8 @@ class QueueLinkSession(ABC, Generic[PeerT, ConsumerT, SinkT]):
         self.settings = settings
         self.dispatcher = dispatcher
         self.limits = limits
-        self.stats = stats
+        self.status = status
+        self.stats = status.stats
         self.client_id = client_id
         self.batch = self.dispatcher.batch(self, clock.now())
         self.held: Held[tuple[ConsumerT, int, Message]] = Held(lambda: dispatcher.disk_healthy())
@@ -183,4 +182,4 @@ class QueueLinkSession(ABC, Generic[PeerT, ConsumerT, SinkT]):
             self._peer = None
             self.held.give_up()
         self.publisher.close()
-        self.link.went_down(why)
+        self.status.went_down(why)

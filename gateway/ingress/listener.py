@@ -13,33 +13,25 @@ from __future__ import annotations
 import errno
 import socket
 import sys
-from collections.abc import Callable, Mapping
-from enum import Enum
 from typing import Any, Final, Protocol
 
 import structlog
 import trio
 
 from gateway.access.places import place_of, place_of_host
-from gateway.access.rights import Rights
 from gateway.containment import contained
 from gateway.errors import ConfigurationError
-from gateway.ingress.door import Door
 from gateway.ingress.front.layers import Front
 from gateway.ingress.front.pending import PendingConnection
 from gateway.ingress.front.proxy_header import AwaitingProxyHeader, within_any
-from gateway.model.message import Sender
-from gateway.settings import Limits, User
-from gateway.telemetry.audit import audit
-from gateway.telemetry.stats import FrameCounts, ListenerStats
+from gateway.ingress.guests import Connection, Guests
+from gateway.settings import Limits
 from gateway.transport.poller import Poller
-from gateway.transport.rate import Rate
 from gateway.transport.stacked import within
-from gateway.transport.stream import Ending, Filter, Stream, StreamOwner, WriteSet
+from gateway.transport.stream import Ending, Filter, Stream, WriteSet
 
 TICK_SECS: Final = 1.0
 SHORT_TICKS: Final = 4  # to each, for connections that are in a hurry
-SHORT_INTERVAL_SECS: Final = 4  # a heartbeat below it is not kept by looking once a second
 BACKLOG: Final = 4096  # ten thousand devices may reconnect at once
 ACCEPTS_PER_TURN: Final = 256  # then the poller has its turn
 EVERYWHERE: Final = "::"
@@ -49,45 +41,10 @@ OUT_OF_DESCRIPTORS: Final = (errno.EMFILE, errno.ENFILE, errno.ENOBUFS, errno.EN
 log = structlog.get_logger(limited=True)
 
 
-class Farewell(Enum):
-    """Why the gateway ends a connection whose client did nothing wrong."""
-
-    STOPPING = "the gateway is stopping"
-    DISMISSED = "an operator has disconnected this client"
-    EXPIRED = "its credentials have expired"
-    REVOKED = "its user is no more"
-
-
-class Connection(StreamOwner, Protocol):
-    """A peer object of a listener."""
-
-    stream: Stream
-    sender: Sender
-
-    def hold(self) -> Callable[[], None] | None:
-        """Stop reading, a queue is full; returns what undoes it, None when this must not be stopped."""
-
-    @property
-    def machine(self) -> FrameCounts:
-        """The protocol machine, which counts frames."""
-
-    def tick(self, now: float) -> None:
-        """Do what is due by the clock."""
-
-    def shut_down(self, farewell: Farewell) -> None:
-        """Say goodbye in the protocol's words and end the stream."""
-
-    @property
-    def idle(self) -> bool:
-        """True: nothing of this connection awaits settlement."""
-
-
 class Ingress(Protocol):
     """What a listener needs of its protocol."""
 
     limits: Limits
-    listener: Listener | None
-    """Whose it is, from the moment that there is one."""
 
     def connect(self, stream: Stream, now: float) -> Connection:
         """A new connection's peer object; `now` is when it was accepted."""
@@ -108,27 +65,25 @@ class Listener:
         host: str,
         port: int,
         protocol: Ingress,
+        guests: Guests,
         writes: WriteSet,
-        stats: ListenerStats,
         *,
-        connections_max: int,
         front: Front | None = None,
-        users: Mapping[str, User] | None = None,
+        descriptors_max: int = sys.maxsize,
     ) -> None:
-        protocol.listener = self
+        """`guests` are those that `protocol` knows. A descriptor of `descriptors_max` and above is for others
+        than clients."""
         self.name = name
         self.host = host
         self.port = port
-        self.stats = stats
+        self.guests = guests
+        self.stats = guests.stats
+        self.connections = guests.connections
         self.open = False
         self.front = front or Front()
-        self._users = users or {}
+        self.descriptors_max = descriptors_max
         self._protocol = protocol
         self._writes = writes
-        self._door: Door[Connection] = Door(protocol.limits, connections_max)
-        self.connections = self._door.guests
-        self._hurried: set[Connection] = set()
-        self.descriptors_max = sys.maxsize  # those above are for others than clients
         self._sockets: list[socket.socket] = []
         self._poller = Poller(writes, protocol.turn_done)
         self._accepting = trio.CancelScope()
@@ -234,82 +189,47 @@ class Listener:
         if sock.fileno() >= self.descriptors_max:  # the lowest one that is free: all below are taken
             word = "descriptors"
         elif proxies is None:
-            word = self._refusal(place_of_host(host))
+            word = self.guests.refusal(place_of_host(host))
         elif not within_any(proxies, host):
             word = "proxy_protocol_from"
         else:
-            word = "connections_max" if self._door.full(trio.current_time()) else ""
+            word = "connections_max" if self.guests.full() else ""
         if word:
-            self._refused(word, f"{host}:{port}")
+            self.guests.refused(word, f"{host}:{port}")
             sock.close()
             return
         sock.setblocking(False)
         sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
-        stream = Stream(sock, f"{host}:{port}", self._poller, self._writes)
+        stream = Stream(
+            sock,
+            f"{host}:{port}",
+            self._poller,
+            self._writes,
+            layer_ended=self._layer_ended,
+            rate=self.guests.rate(),
+            backlog_max=self._backlog_max,
+        )
         now = trio.current_time()
         self.stats.accepted += 1
         if proxies is None:
             self._begin(stream, now)
         else:
-            self._enter(AwaitingProxyHeader(self, stream, now), stream)
+            self.guests.enter(AwaitingProxyHeader(self.guests, stream, now, self.begin), stream)
         self._poller.watch(stream)
 
-    def _refusal(self, place: str) -> str:
-        """The limit that keeps a client of that place from connecting now; "" when none does."""
-        now = trio.current_time()
-        return (
-            "connects_per_second_max" if self._door.too_fast(place, now) else self._door.refusal(place, now)
-        )
-
-    def _refused(self, word: str, remote: str) -> None:
-        """Count and log that there was no place."""
-        self.stats.refused.add(word)
-        audit("refused", endpoint=self.name, remote=remote, reason=word)
-        log.warning("no place for a connection", listener=self.name, remote=remote, limit=word)
-
-    def no_place(self, stream: Stream) -> bool:
-        """Whether a connection from a shared port has to go, since there is no place here; it is told so."""
-        word = self._door.refusal(place_of(stream.remote), trio.current_time())
-        if word:
-            self._refused(word, stream.remote)
-            stream.abort(word)
-        return bool(word)
-
-    def may_be(self, user: str, remote: str) -> bool:
-        """Whether another connection of that user may stay."""
-        return self._door.may_be(user, place_of(remote))
-
-    def named(self, connection: Connection, user: str, rights: Rights) -> None:
-        """The client has said who it is. Said once: or it would get another second's worth each time."""
-        self._door.named(connection, user)
-        own = self._users.get(user)
-        if own is not None or not rights.unlimited:
-            connection.stream.rate = self._rate(rights, own)
-
-    def hurry(self, connection: Connection, interval: float) -> None:
-        """The client expects to hear from us every `interval` seconds; 0: it does not."""
-        if 0 < interval < SHORT_INTERVAL_SECS:
-            self._hurried.add(connection)
-
-    def _make_room(self) -> None:
-        """A stranger goes, if the listener is full of them."""
-        stranger = self._door.in_the_way(trio.current_time())
-        if stranger is not None:
-            self._refused("gave_way", stranger.stream.remote)
-            stranger.stream.abort("it has not said who it is, and its place is needed")
-
     @property
-    def limits(self) -> Limits:
-        """Those of its protocol on this listener."""
-        return self._protocol.limits
+    def _backlog_max(self) -> int:
+        """A single message may exceed the limit: it is written whole."""
+        limits = self._protocol.limits
+        return limits.output_bytes_max + 2 * limits.message_bytes_max
 
     def begin(self, stream: Stream, since: float, octets: bytes, now: float) -> None:
         """`stream`, accepted at `since`, passes this listener's layers from here on, beginning with
         `octets`. A balancer has said for whom it connects.
         """
-        word = self._refusal(place_of(stream.remote))
+        word = self.guests.refusal(place_of(stream.remote))
         if word:
-            self._refused(word, stream.remote)
+            self.guests.refused(word, stream.remote)
             stream.abort(word)
             return
         self._begin(stream, since)
@@ -322,42 +242,24 @@ class Listener:
 
     def adopt(self, stream: Stream, since: float, octets: bytes, now: float) -> None:
         """Take a connection from a shared port, which has read `octets` of it, through TLS if need be."""
-        stream.move(self._poller)
+        stream.move(
+            self._poller,
+            layer_ended=self._layer_ended,
+            rate=self.guests.rate(),
+            backlog_max=self._backlog_max,
+        )
         self.stats.accepted += 1
         stream.feed(octets, now, self._connect(stream, since))
 
     def _connect(self, stream: Stream, since: float) -> Filter | None:
         """The protocol begins, behind WebSocket if that is how it is spoken here; returns that layer."""
-        limits = self._protocol.limits
-        # A single message may exceed the limit: it is written whole.
-        stream.backlog_max = limits.output_bytes_max + 2 * limits.message_bytes_max
-        stream.layer_ended = self._layer_ended
-        stream.rate = self._rate()
         websocket = self.front.upgraded(stream.backlog_max)
         stream.layer = within(stream.layer, websocket)
         connection = self._protocol.connect(stream, since)
         if not isinstance(connection, PendingConnection):
             stream.count_with(self.stats)
-        self._enter(connection, stream)
+        self.guests.enter(connection, stream)
         return websocket
-
-    def _rate(self, *given: Rights | User | None) -> Rate | None:
-        """How much a connection may send: as the last of those says that says anything; None: as much as it
-        can."""
-        limits = self._protocol.limits
-        octets, messages = limits.receive_bytes_per_sec_max, limits.receive_messages_per_sec_max
-        for one in given:
-            if one is not None and one.receive_bytes_per_sec_max is not None:
-                octets = one.receive_bytes_per_sec_max
-            if one is not None and one.receive_messages_per_sec_max is not None:
-                messages = one.receive_messages_per_sec_max
-        return Rate(octets, messages, trio.current_time()) if octets or messages else None
-
-    def _enter(self, connection: Connection, stream: Stream) -> None:
-        self._make_room()
-        stream.peer = connection
-        self._door.enter(connection, place_of(stream.remote), trio.current_time())
-        self.stats.opened(connection.machine)
 
     def _layer_ended(self, stream: Stream, ending: Ending) -> None:
         """TLS or WebSocket came to its end: count what was wrong."""
@@ -373,32 +275,14 @@ class Listener:
         """Route what has gathered."""
         self._protocol.turn_done()
 
-    def hold(self, senders: set[Sender]) -> list[Callable[[], None]]:
-        """A queue or session is full: stop reading its publishers; returns what lets them go on."""
-        return [
-            release
-            for connection in self.connections
-            if connection.sender in senders and (release := connection.hold()) is not None
-        ]
-
-    def forget(self, connection: Connection) -> None:
-        """A connection has ended."""
-        self._hurried.discard(connection)
-        self._door.leave(connection)
-        self.stats.closed(connection.machine)
-
-    def flush(self) -> None:
-        """Write what was encoded outside a wake-up."""
-        self._writes.flush()
-
     async def _tick(self) -> None:
         short = 0
         while True:
-            hurried = bool(self._hurried)
+            hurried = bool(self.guests.hurried)
             await trio.sleep(TICK_SECS / SHORT_TICKS if hurried else TICK_SECS)
             short = (short + 1) % SHORT_TICKS if hurried else 0
             now = trio.current_time()
-            for connection in list(self._hurried if short else self.connections):
+            for connection in list(self.guests.hurried if short else self.guests.connections):
                 try:
                     connection.tick(now)
                 except Exception as error:

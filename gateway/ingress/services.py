@@ -13,7 +13,7 @@ from gateway.broker.bodies import Bodies
 from gateway.broker.dead_letters import DeadLetters
 from gateway.broker.dispatcher import Dispatcher
 from gateway.broker.mqtt.namespace import MqttNamespace
-from gateway.settings import Settings
+from gateway.settings import Settings, User
 from gateway.store.store import Store
 from gateway.transport.tasks import Tasks
 
@@ -25,6 +25,7 @@ class Services:
     settings: Settings
     dispatcher: Dispatcher
     access: Access
+    users: Mapping[str, User]
     authorization: Authorization
     dead_letters: DeadLetters
     tasks: Tasks

@@ -19,7 +19,7 @@ from gateway.access.principal import Principal
 from gateway.access.questions import Undecided
 from gateway.access.rights import Decision, Rights
 from gateway.broker.dispatcher import AnswerEntry, Namespace, RoutingEntry
-from gateway.ingress.listener import Connection, Farewell, Listener
+from gateway.ingress.guests import Connection, Farewell, Guests
 from gateway.ingress.logins import Logins
 from gateway.ingress.services import Services
 from gateway.model.address import Address
@@ -29,7 +29,6 @@ from gateway.model.outcome import Outcome
 from gateway.model.times import Monotonic
 from gateway.protocols import show
 from gateway.telemetry.audit import audit
-from gateway.telemetry.stats import ListenerStats
 from gateway.transport.stream import Stream
 
 EXPIRED: Final = "expired_while_connected"
@@ -44,7 +43,7 @@ log = structlog.get_logger(limited=True)
 class ListenerSource(ABC):
     """One protocol on one listener, and the source of its batches."""
 
-    def __init__(self, name: str, services: Services, stats: ListenerStats) -> None:
+    def __init__(self, name: str, services: Services, guests: Guests) -> None:
         self.name = name
         self.given = services.settings.listeners[name]
         self.limits = services.settings.limits_of(name)
@@ -52,13 +51,13 @@ class ListenerSource(ABC):
         self.access = services.access
         self.authorization = services.authorization
         self.store = services.store
-        self.stats = stats
+        self.guests = guests
+        self.stats = guests.stats
         self.dead_letters = services.dead_letters
         self.tasks = services.tasks
         self.spool = services.bodies.spool
-        self.listener: Listener | None = None
         self.batch = self.dispatcher.batch(self, self.now())
-        self.logins = Logins(services.access, stats, services.tasks, self.flush)
+        self.logins = Logins(services.access, guests.stats, services.tasks, self.flush)
         self._entered: dict[Connection, float] = {}  # clients that were let in, and when
         self._expiring: dict[Connection, float] = {}  # those whose identity ends, and when (seconds of 1970)
         self._unwanted: Message | None = None  # the last that nobody wanted, until it is told
@@ -117,7 +116,7 @@ class ListenerSource(ABC):
 
     def hold(self, senders: set[Sender]) -> list[Callable[[], None]]:
         """A queue or session is full: its publishers stop reading until it calls what is returned."""
-        return self.opened.hold(senders)
+        return self.guests.hold(senders)
 
     # What connections ask.
 
@@ -134,12 +133,6 @@ class ListenerSource(ABC):
         self.stats.nobody_wanted(self.now() - self.batch.received)
         self._unwanted = message
 
-    @property
-    def opened(self) -> Listener:
-        """The listener; there is one as soon as anybody can ask."""
-        assert self.listener is not None
-        return self.listener
-
     @staticmethod
     def now() -> Monotonic:
         """The event loop's clock."""
@@ -148,13 +141,13 @@ class ListenerSource(ABC):
     def flush(self) -> None:
         """Write what was encoded outside a wake-up."""
         self.turn_done()
-        self.opened.flush()
+        self.guests.flush()
 
     def place_refusal(self, rights: Rights, user: str, remote: str) -> str:
         """The limit that keeps another connection of that user out; "" when none does."""
         if self.authorization.full(rights, user):
             return "connections_max of the user's roles"
-        return "" if self.opened.may_be(user, remote) else "limits.connections_per_user_max"
+        return "" if self.guests.may_be(user, remote) else "limits.connections_per_user_max"
 
     def let_in(
         self, connection: Connection, principal: Principal, rights: Rights, client: str, version: str
@@ -175,7 +168,7 @@ class ListenerSource(ABC):
         if not rights.unlimited:
             self._counted[connection] = principal.name
             self.authorization.enters(principal.name)
-        self.opened.named(connection, principal.name, rights)
+        self.guests.named(connection, principal.name, rights)
         self._entered[connection] = self.now()
         self._lasts(connection, principal)
         audit(
@@ -221,14 +214,14 @@ class ListenerSource(ABC):
 
     def hurry(self, connection: Connection, interval: float) -> None:
         """The client expects to hear from us every `interval` seconds."""
-        self.opened.hurry(connection, interval)
+        self.guests.hurry(connection, interval)
 
     def forget(self, connection: Connection, reason: str = "") -> None:
         """A connection has ended, for this reason."""
         user = self._counted.pop(connection, None)
         if user is not None:
             self.authorization.leaves(user)
-        self.opened.forget(connection)
+        self.guests.forget(connection)
         self._expiring.pop(connection, None)
         if (since := self._entered.pop(connection, None)) is not None:
             audit(

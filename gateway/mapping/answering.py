@@ -38,7 +38,7 @@ def answering(asking: Route) -> Route:
     place = Target(target.dialect, Template("", target.dialect, words), None, target.scope)
     rule = asking.rule.model_copy(update=update)
     made = Route(rule, pattern, place, (), None, asking.file, asking.line)
-    made.returns, made.tell_kept = asking.returns, asking.tell_kept
+    made.join(asking.tell_kept, asking.returns)
     return made
 
 

@@ -163,14 +163,18 @@ class Router:
         for route in self.routes:
             self._by_source.setdefault(route.source, []).append(route)
         self._indexes = {source: RouteIndex(routes) for source, routes in self._by_source.items()}
-        for route in self.routes:
-            route.reverses = tuple(self._reverses(route.source, route.target_endpoint))
-            route.tell_kept = reply_kept
-        self.answers: tuple[Route, ...] = ()
         self.returns: ReturnAddresses | None = None
-        self._answering: dict[tuple[str, str], Route] = {}
         if return_key is not None:
-            self._return(ReturnAddresses(return_key, worlds or {name: name for name in endpoints}))
+            self.returns = ReturnAddresses(return_key, worlds or {name: name for name in endpoints})
+        self._answering: dict[tuple[str, str], Route] = {}
+        for route in self.routes:
+            direct = self.returns is not None and route.rule.answers == "direct"
+            reverses = tuple(self._reverses(route.source, route.target_endpoint))
+            route.join(reply_kept, self.returns if direct else None, reverses)
+            if direct:  # what brings the answers home: from its target's world to where it takes its messages
+                world = self._worlds.get(route.target_endpoint, route.target_endpoint)
+                self._answering.setdefault((world, route.source), answering(route))
+        self.answers = tuple(self._answering.values())
 
     def resolve(
         self, endpoint: str, address: Address, queue: str = "", unheard: Unheard = _heard
@@ -221,17 +225,6 @@ class Router:
             if there is not None:
                 return there
         return None
-
-    def _return(self, returns: ReturnAddresses) -> None:
-        """Make return addresses, and what brings the answers home: for each direct route one that leads from
-        its target's world to where it takes its messages."""
-        self.returns = returns
-        for route in self.routes:
-            if route.rule.answers == "direct":
-                route.returns = returns
-                world = self._worlds.get(route.target_endpoint, route.target_endpoint)
-                self._answering.setdefault((world, route.source), answering(route))
-        self.answers = tuple(self._answering.values())
 
     def is_return(self, address: Address) -> bool:
         """Whether it looks like a return address: nothing else leads from there anywhere."""

@@ -77,6 +77,7 @@ class Route:
     """
 
     __slots__ = (
+        "_reverses",
         "condition",
         "delivered",
         "dropped",
@@ -104,7 +105,6 @@ class Route:
         "retain",
         "retried",
         "returns",
-        "reverses",
         "rule",
         "settle",
         "short",
@@ -155,10 +155,10 @@ class Route:
         self.foreign = pattern.dialect is not target.dialect
         self.lost: dict[str, int] = {}
         self.key = f"route {rule.name}"
-        self.reverses: tuple[Route, ...] = ()
-        self.returns: ReturnAddresses | None = None  # which make reply addresses, instead of `reverses`
+        self.returns: ReturnAddresses | None = None  # which make reply addresses, instead of `_reverses`
         self.kept_because = ""  # the last reply address that was kept as it is
         self.tell_kept: ReplyKept = unheard
+        self._reverses: tuple[Route, ...] = ()
         self.matched = self.delivered = self.failed = self.retried = self.dropped = self.in_flight = 0
         self.unparsable = self.undecided = self.reply_kept = self.duplicates = 0
 
@@ -259,10 +259,19 @@ class Route:
         )
         return self._to(target, hops_max, extra)
 
+    def join(
+        self, tell_kept: ReplyKept, returns: ReturnAddresses | None, reverses: tuple[Route, ...] = ()
+    ) -> None:
+        """It is in force with others: `reverses` lead back, or `returns` make reply addresses instead, and
+        `tell_kept` hears of those that are kept as they are."""
+        self.tell_kept = tell_kept
+        self.returns = returns
+        self._reverses = reverses
+
     @property
     def translates_replies(self) -> bool:
         """Whether a reply address may be another one in the target."""
-        return self.returns is not None or bool(self.reverses)
+        return self.returns is not None or bool(self._reverses)
 
     @property
     def reversible(self) -> bool:
@@ -343,7 +352,7 @@ class Route:
 
     def _with_reply(self, properties: Properties, text: str) -> Properties:
         if self.returns is None:
-            for reverse in self.reverses:
+            for reverse in self._reverses:
                 there = reverse.invert(text)
                 if there is not None:
                     return replace(properties, reply_to=there)

@@ -55,11 +55,11 @@ class Recipient:
     of every settlement. `stored_first`: what must survive a crash is delivered only when it is on disk.
     """
 
-    __slots__ = ("recorder", "sink")
+    __slots__ = ("_recorder", "sink")
 
-    def __init__(self, sink: Sink) -> None:
+    def __init__(self, sink: Sink, recorder: Recorder | None = None) -> None:
         self.sink = sink
-        self.recorder: Recorder | None = None
+        self._recorder = recorder
 
     @property
     def stored_first(self) -> bool:
@@ -72,8 +72,8 @@ class Recipient:
 
     def settle(self, part: SubBatch, messages: list[Message], slots: list[int], outcome: Outcome) -> None:
         """The sink has settled `messages` of `part`, which stand in `slots`: tell the batch, now or later."""
-        if self.recorder is not None:
-            self.recorder.record(part, messages, slots, outcome)
+        if self._recorder is not None:
+            self._recorder.record(part, messages, slots, outcome)
         part.batch.settle(slots, outcome)
 
 

@@ -110,8 +110,7 @@ class _Examination:
         self._connection = connection
         self._findings = findings
         self._keep = keep
-        self._reader = MessageReader()
-        self._reader.make_body = self._body
+        self._reader = MessageReader(self._body)
         self._spool = path.parent / "spool"
         self._logs: dict[int, tuple[str, str]] = {}
         self._extents: list[tuple[int, int, int, int]] = []  # row id, log, first, behind the last

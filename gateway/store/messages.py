@@ -188,8 +188,8 @@ def _no_body(name: str, size: int) -> Spooled:
 class MessageReader:
     """Reads what `encode_messages` wrote. Equal addresses, property sets and senders become one object."""
 
-    def __init__(self) -> None:
-        self.make_body: MakeBody = _no_body
+    def __init__(self, make_body: MakeBody = _no_body) -> None:
+        self.make_body = make_body
         self._addresses: dict[bytes, Address] = {}
         self._sets: dict[bytes, PropertySet] = {}
         self._senders: dict[bytes, Sender] = {}

@@ -127,12 +127,18 @@ class Octets:
 class WriteSet:
     """The streams that have something to write when this wake-up ends. One for the whole process."""
 
-    __slots__ = ("_marked", "took_long", "wake_up_ends")
+    __slots__ = ("_marked", "_wake_up_ends", "took_long")
 
-    def __init__(self) -> None:
+    def __init__(
+        self,
+        wake_up_ends: Callable[[], None] | None = None,
+        took_long: Callable[[Stream, float], None] | None = None,
+    ) -> None:
+        """`wake_up_ends` is called first at each flush; `took_long` is told whose turn took how many
+        seconds."""
         self._marked: list[Stream] = []
-        self.wake_up_ends: Callable[[], None] | None = None  # called first at each flush
-        self.took_long: Callable[[Stream, float], None] | None = None  # told whose turn took how many seconds
+        self._wake_up_ends = wake_up_ends
+        self.took_long = took_long
 
     def mark(self, stream: Stream) -> None:
         """Write `stream` at the next flush."""
@@ -142,9 +148,9 @@ class WriteSet:
 
     def flush(self) -> None:
         """One write for each marked stream. What writing marks anew (a closing stream) is written too."""
-        if self.wake_up_ends is not None:
+        if self._wake_up_ends is not None:
             try:
-                self.wake_up_ends()
+                self._wake_up_ends()
             except Exception as error:
                 contained("store", error)
         while self._marked:
@@ -157,6 +163,9 @@ class WriteSet:
                     stream.fail(error)
 
 
+LayerEnded = Callable[["Stream", Ending], None]
+
+
 class Stream:
     """A non-blocking socket, what it could not write yet, and the peer object that it feeds."""
 
@@ -166,6 +175,7 @@ class Stream:
         "_counts",
         "_full",
         "_holds",
+        "_layer_ended",
         "_lingering",
         "_output_holds",
         "_postponed",
@@ -177,7 +187,6 @@ class Stream:
         "doomed",
         "ending",
         "layer",
-        "layer_ended",
         "marked",
         "peer",
         "queued",
@@ -202,16 +211,18 @@ class Stream:
         writes: WriteSet,
         layer: Filter | None = None,
         *,
+        layer_ended: LayerEnded | None = None,
+        rate: Rate | None = None,
         backlog_max: int = BACKLOG_OCTETS_MAX,
         stalls: bool = True,
     ) -> None:
-        """`backlog_max`: a peer that lets more than these octets wait in memory is cut off; beyond half of it
+        """`layer_ended` is told when a layer ends the stream. `rate`: how much is read; None: all that comes.
+        `backlog_max`: a peer that lets more than these octets wait in memory is cut off; beyond half of it
         nothing more of what it says is read. `stalls`: of a rest nothing is done while the socket does not
         take what came of it; of two gateways that are joined by a link one must go on.
         """
         self.sock = sock
         self.layer = layer
-        self.layer_ended: Callable[[Stream, Ending], None] | None = None  # told when a layer ends the stream
         self.backlog_max = backlog_max
         self.stalls = stalls
         self.remote = remote
@@ -221,7 +232,7 @@ class Stream:
         self.read_octets = READ_OCTETS  # at a time; the peer object asks for more while something large comes
         self.unread = False  # what was read last has not been dealt with to its end
         self.strikes = STRIKES_MAX  # for long turns; a new stream has them all. The poller's business
-        self.rate: Rate | None = None  # None: as fast as it can
+        self.rate = rate
         self.writing = False
         self.marked = False
         self.starved = False  # deliveries were withheld because the stream was congested
@@ -232,6 +243,7 @@ class Stream:
         self.dear_until = 0.0  # of this turn; 0: it has done nothing dear
         self.queued = 0  # octets that the peer object has encoded since the last flush, and the backlog
         self._counts: OctetCounts = Octets()
+        self._layer_ended = layer_ended
         self._watcher = watcher
         self._writes = writes
         self._backlog: Backlog | None = None
@@ -393,16 +405,19 @@ class Stream:
         if data and self.peer is not None:
             self.peer.receive(data, now)
         if layer is not None and layer.ended is not None and not (self.ending or self.closed):
-            if self.layer_ended is not None:
-                self.layer_ended(self, layer.ended)
+            if self._layer_ended is not None:
+                self._layer_ended(self, layer.ended)
             self.end(layer.ended.text)
         elif layer is not None and layer.unread:
             self.again()
 
-    def move(self, watcher: Watcher) -> None:
-        """Another poller reads it from now on."""
+    def move(self, watcher: Watcher, *, layer_ended: LayerEnded, rate: Rate | None, backlog_max: int) -> None:
+        """Another poller reads it from now on, as another listener has it."""
         self._watcher.forget(self)
         self._watcher = watcher
+        self._layer_ended = layer_ended
+        self.rate = rate
+        self.backlog_max = backlog_max
         watcher.watch(self)
 
     def flush(self) -> None:

@@ -207,9 +207,7 @@ TO = amqp_address("", "dead")
 
 def forwarding(shelf: Shelf) -> tuple[Forwarding, DeadLetters]:
     made = Forwarding({"erp": shelf}, "erp", TO)
-    letters = DeadLetters()
-    letters.forward = made.forward
-    return made, letters
+    return made, DeadLetters(forward=made.forward)
 
 
 def test_a_copy_says_why() -> None:
@@ -292,12 +290,14 @@ class Bench:
         self.devices.there = False
         self.letters = DeadLetters()
         router = Router([parse(text, "t.yaml")], {"mqtt": "mqtt", "erp": "amqp091"})
-        self.dispatcher = Dispatcher(router, self.letters)
+        given: dict[str, Any] = {
+            "links": {"erp"},
+            "namespaces": {"mqtt": self.devices, "erp": self.erp},
+        }
+        self.dispatcher = Dispatcher(router, self.letters, **given)
         if journal is not None:
             noting = Journaling(journal, router, all_=True)
-            self.dispatcher = RecordingDispatcher(router, self.letters, journaling=noting)
-        self.dispatcher.links = {"erp"}
-        self.dispatcher.namespaces = {"mqtt": self.devices, "erp": self.erp}
+            self.dispatcher = RecordingDispatcher(router, self.letters, journaling=noting, **given)
         self.redriving = Redriving(self.dispatcher, self.letters)
         self.told: dict[str, Outcome] = {}
 

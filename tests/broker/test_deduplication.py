@@ -95,9 +95,13 @@ class Bench:
     def _make(self, store: Store | None) -> None:
         self.ids = Deduplication(store, lambda: self.utc)
         self.letters = DeadLetters()
-        self.dispatcher = Dispatcher(self.router, self.letters, self.ids)
-        self.dispatcher.links = {"erp"}
-        self.dispatcher.namespaces = {"mqtt": Target(0), "erp": self.target, "here": self.target}
+        self.dispatcher = Dispatcher(
+            self.router,
+            self.letters,
+            self.ids,
+            links={"erp"},
+            namespaces={"mqtt": Target(0), "erp": self.target, "here": self.target},
+        )
 
     def restart(self) -> None:
         assert self.one is not None

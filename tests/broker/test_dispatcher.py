@@ -325,7 +325,7 @@ def test_the_log_hears_of_reply_addresses_that_are_kept() -> None:
     bench = Asked(DIRECT)
     bench.queue("q")
     (route,) = bench.dispatcher.router.routes
-    route.tell_kept = tell_reply_kept
+    route.join(tell_reply_kept, route.returns)
     with structlog.testing.capture_logs() as lines:
         for _ in range(2):
             bench.publish("mqtt", mqtt("q", properties=property_set(Properties(reply_to="r" * 300))))

@@ -549,7 +549,7 @@ def test_a_fault_of_a_letter_of_a_queue(
 
 def test_a_fault_of_a_copy_of_a_dead_letter(monkeypatch: pytest.MonkeyPatch, counted: Counter[str]) -> None:
     with faulty() as gateway:
-        gateway.gateway.dead_letters.forward = raises
+        monkeypatch.setattr(gateway.gateway.dead_letters, "_forward", raises)
         with Amqp(gateway).open() as client:
             gateway.ask(lambda: gateway.gateway._dead_letter([], INTERNAL))
             client.call(m.QueueDeclare("q"), m.QueueDeclareOk)
@@ -607,7 +607,7 @@ def test_a_fault_between_the_store_and_the_loop(
     store = storing.gateway.store
     assert store is not None
     if what == "wake-up":
-        monkeypatch.setattr(storing.gateway.writes, "wake_up_ends", raises)
+        monkeypatch.setattr(storing.gateway.writes, "_wake_up_ends", raises)
         storing.ask(storing.gateway.writes.flush)
         monkeypatch.undo()
     elif what == "callback":

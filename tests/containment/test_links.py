@@ -287,7 +287,7 @@ def hop(echoes: Echoes, body: bytes, sender: Sender, now: float = 0.0) -> int:
 
 def test_a_slow_echo_counts_a_hop_after_so_many_rounds() -> None:
     echoes = Echoes()
-    ledger = echoes.ledger("link")
+    ledger = echoes.ledger("link", {}.get)
     assert not echoes.awaited
     sent(ledger, b"x")
     hops = []
@@ -300,7 +300,7 @@ def test_a_slow_echo_counts_a_hop_after_so_many_rounds() -> None:
 
 def test_who_brings_a_message_back_quickly_is_the_other_end_of_a_circle() -> None:
     echoes = Echoes()
-    ledger = echoes.ledger("link")
+    ledger = echoes.ledger("link", {}.get)
     sent(ledger, b"x")
     for _ in range(QUICK_MAX - 1):
         assert hop(echoes, b"x", PEER) == 0
@@ -317,7 +317,7 @@ def test_who_brings_a_message_back_quickly_is_the_other_end_of_a_circle() -> Non
 
 def test_in_turn_they_prove_nothing() -> None:
     echoes = Echoes()
-    ledger = echoes.ledger("link")
+    ledger = echoes.ledger("link", {}.get)
     sent(ledger, b"x")
     for round in range(2 * QUICK_MAX):
         sender = (PEER, OTHER)[round % 2]
@@ -327,9 +327,8 @@ def test_in_turn_they_prove_nothing() -> None:
 
 def test_what_is_unconfirmed_is_an_echo_at_once() -> None:
     echoes = Echoes()
-    ledger = echoes.ledger("link")
     unconfirmed = {7: Message(topic_address("t"), b"x"), 8: Message(topic_address("t"), b"another")}
-    ledger.unconfirmed = unconfirmed.get
+    ledger = echoes.ledger("link", unconfirmed.get)
     for packet_id in (6, 7, 8):  # the first is confirmed, of the last the id has come to be another's
         sent(ledger, b"x", packet_id=packet_id)
     assert hop(echoes, b"x", DEVICE) == 0
@@ -339,8 +338,7 @@ def test_what_is_unconfirmed_is_an_echo_at_once() -> None:
 
 def test_a_last_round_that_is_unconfirmed_is_proof_all_the_same() -> None:
     echoes = Echoes()
-    ledger = echoes.ledger("link")
-    ledger.unconfirmed = {7: Message(topic_address("t"), b"x")}.get
+    ledger = echoes.ledger("link", {7: Message(topic_address("t"), b"x")}.get)
     sent(ledger, b"x")
     for round in range(1, QUICK_MAX):
         assert hop(echoes, b"x", PEER) == 0
@@ -352,8 +350,7 @@ def test_a_last_round_that_is_unconfirmed_is_proof_all_the_same() -> None:
 
 def test_an_echo_of_anothers_is_found_behind_its_own() -> None:
     echoes = Echoes()
-    ledger = echoes.ledger("link")
-    ledger.unconfirmed = {7: Message(topic_address("t"), b"x")}.get
+    ledger = echoes.ledger("link", {7: Message(topic_address("t"), b"x")}.get)
     sent(ledger, b"x", PEER)
     sent(ledger, b"x", DEVICE, packet_id=7)
     assert [hop(echoes, b"x", PEER) for _ in range(2)] == [HOPS_CERTAIN, 0]
@@ -361,7 +358,7 @@ def test_an_echo_of_anothers_is_found_behind_its_own() -> None:
 
 def test_who_repeats_himself_is_no_echo() -> None:
     echoes = Echoes()
-    ledger = echoes.ledger("link")
+    ledger = echoes.ledger("link", {}.get)
     for _ in range(100):
         assert hop(echoes, b"x", DEVICE) == 0
         sent(ledger, b"x")
@@ -369,7 +366,7 @@ def test_who_repeats_himself_is_no_echo() -> None:
 
 def test_who_repeats_what_another_said_loses_one_of_them_at_most() -> None:
     echoes = Echoes()
-    ledger = echoes.ledger("link")
+    ledger = echoes.ledger("link", {}.get)
     sent(ledger, b"x")
     hops = []
     for _ in range(100):
@@ -383,7 +380,7 @@ def test_who_repeats_what_another_said_loses_one_of_them_at_most() -> None:
 def test_copies_of_one_message_are_told_apart() -> None:
     """A device that keeps saying the same does not lend new life to what goes round already."""
     echoes = Echoes()
-    ledger = echoes.ledger("link")
+    ledger = echoes.ledger("link", {}.get)
     alive = 0
     for round in range(20 * ROUNDS_PER_HOP):
         now = round * QUICK_SECS
@@ -399,7 +396,7 @@ def test_copies_of_one_message_are_told_apart() -> None:
 
 def test_another_message_or_a_late_one_is_no_echo() -> None:
     echoes = Echoes()
-    ledger = echoes.ledger("link")
+    ledger = echoes.ledger("link", {}.get)
     for _ in range(100):
         sent(ledger, b"x")
     assert hop(echoes, b"y", PEER) == 0
@@ -412,7 +409,7 @@ def test_another_message_or_a_late_one_is_no_echo() -> None:
 
 def test_the_memory_is_bounded() -> None:
     echoes = Echoes()
-    ledger = echoes.ledger("link")
+    ledger = echoes.ledger("link", {}.get)
     for number in range(KEYS_MAX + 100):
         sent(ledger, b"%d" % number)
     for _ in range(1_000):

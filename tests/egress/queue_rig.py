@@ -7,10 +7,12 @@ from typing import Any, Generic, Protocol, TypeVar, cast
 
 import trio
 
+from gateway.egress.link import LinkStatus
 from gateway.model.batch import Batch, Recipient, Sink, SubBatch
 from gateway.model.message import Message, Sender
 from gateway.model.outcome import ACCEPTED, Outcome
 from gateway.model.spooled import joined
+from gateway.telemetry.stats import LinkStats
 
 TURNS_MAX = 2_000
 
@@ -67,17 +69,19 @@ class MemoryStream(Generic[PeerT]):
     abort = end
 
 
-class StubLink:
-    """Notes what the conversation tells its link."""
+class NotedStatus(LinkStatus):
+    """Notes what a link session tells."""
 
-    def __init__(self) -> None:
-        self.ups = 0
+    def __init__(self, stats: LinkStats) -> None:
+        super().__init__(stats.name, stats)
         self.downs: list[str] = []
 
-    def came_up(self) -> None:
-        self.ups += 1
+    @property
+    def ups(self) -> int:
+        return self.stats.connects
 
     def went_down(self, why: str) -> None:
+        super().went_down(why)
         self.downs.append(why)
 
 
@@ -115,7 +119,7 @@ class QueueRig(Generic[ConversationT, PeerT, RemoteT]):
     def __init__(self, conversation: ConversationT, make_remote: Callable[[], RemoteT]) -> None:
         talking = cast(Any, conversation)
         self.session = conversation
-        self.link = talking.link = StubLink()
+        self.link: NotedStatus = talking.status
         self.stats = talking.stats
         self.settings = talking.settings
         self.dispatcher = talking.dispatcher

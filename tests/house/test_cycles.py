@@ -15,17 +15,14 @@ ROOT: Final = Path(__file__).resolve().parents[2]
 
 # Connections whose parts were cut off as functions that take them, and sessions with what they hold.
 LEFT: Final = {
-    "gateway.app": 2,
     "gateway.broker": 2,
     "gateway.broker.amqp091": 4,
     "gateway.broker.mqtt": 5,
     "gateway.egress.amqp091": 2,
     "gateway.egress.amqpfast": 5,
     "gateway.egress.mqtt": 4,
-    "gateway.ingress": 1,
     "gateway.ingress.amqp091": 7,
     "gateway.ingress.amqpfast": 9,
-    "gateway.ingress.front": 2,
     "gateway.ingress.mqtt": 7,
 }
 

@@ -12,7 +12,7 @@ from pydantic import SecretStr
 
 from gateway.access import users as access_module
 from gateway.access.users import hash_password
-from gateway.app.descriptors import descriptors_for_clients, divide_descriptors, raise_descriptors
+from gateway.app.descriptors import descriptors_for_clients, divided_descriptors, raise_descriptors
 from gateway.containment import counted
 from gateway.protocols.amqp091 import methods as m
 from gateway.protocols.amqp091.events import Closed
@@ -281,11 +281,11 @@ def test_the_soft_limit_is_raised_and_a_part_is_reserved() -> None:
 
 def test_an_operator_hears_that_not_all_will_fit() -> None:
     with running(settings_of(limits=Limits(connections_max=1 << 30))) as gateway:
-        made = gateway.gateway.listeners.values()
         with structlog.testing.capture_logs() as lines:
-            divide_descriptors(gateway.gateway.settings, made)
+            most = divided_descriptors(gateway.gateway.settings)
         assert [line["connections_max"] for line in lines] == [1 << 30]
-        assert all(0 < listener.descriptors_max <= 1 << 20 for listener in made)
+        assert 0 < most <= 1 << 20
+        assert {listener.descriptors_max for listener in gateway.gateway.listeners.values()} == {most}
 
 
 # Logs.

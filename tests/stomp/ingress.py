@@ -7,14 +7,13 @@ from typing import Any, Final
 
 from gateway.broker.queue import Queue
 from gateway.errors import RemoteProtocolError
-from gateway.ingress.listener import Farewell
+from gateway.ingress.guests import Farewell, Guests
 from gateway.ingress.services import Services
 from gateway.ingress.source import ListenerSource
 from gateway.model.dialect import NameRefused
 from gateway.model.message import Message, Sender
 from gateway.model.outcome import Outcome
 from gateway.model.properties import PropertySet
-from gateway.telemetry.stats import ListenerStats
 from gateway.transport.stream import Stream
 from tests.stomp.namespace import StompNamespace
 from tests.stomp.protocol.codec import (
@@ -33,8 +32,8 @@ UNACKNOWLEDGED_MAX: Final = 1_000
 class StompIngress(ListenerSource):
     """The STOMP side of one listener. A receipt is (connection, receipt-id)."""
 
-    def __init__(self, name: str, services: Services, stats: ListenerStats) -> None:
-        super().__init__(name, services, stats)
+    def __init__(self, name: str, services: Services, guests: Guests) -> None:
+        super().__init__(name, services, guests)
         self._namespace = StompNamespace()
 
     @property

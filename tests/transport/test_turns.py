@@ -45,8 +45,7 @@ class Bench:
         self.time = 0.0
         self.order: list[Worker] = []
         self.long: list[tuple[Stream, float]] = []
-        self.writes = WriteSet()
-        self.writes.took_long = lambda stream, seconds: self.long.append((stream, seconds))
+        self.writes = WriteSet(took_long=lambda stream, seconds: self.long.append((stream, seconds)))
         self.poller = Poller(self.writes, lambda: None, lambda: self.time, lambda: self.time)
         self.sockets: list[socket.socket] = []
 

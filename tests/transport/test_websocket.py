@@ -363,9 +363,10 @@ def test_a_stream_gives_a_flood_of_frames_its_turns() -> None:
 
 def streamed(*reads: bytes) -> tuple[Stream, FakeSocket, Speaker, list[Ending]]:
     sock, peer, endings = FakeSocket(reads=reads), Speaker(), list[Ending]()
-    stream = Stream(sock, "peer", Watch(), WriteSet(), server())
+    stream = Stream(
+        sock, "peer", Watch(), WriteSet(), server(), layer_ended=lambda _, ending: endings.append(ending)
+    )
     stream.peer = peer
-    stream.layer_ended = lambda _, ending: endings.append(ending)
     return stream, sock, peer, endings
 
 

@@ -85,12 +85,13 @@ class DeadLetters:
         messages_max: int = 10_000,
         octets_max: int = 64 * 1024 * 1024,
         store: Store | None = None,
+        forward: Forward | None = None,
     ) -> None:
         """The limits are those in memory; the store has its own."""
         self.messages_max = messages_max
         self.octets_max = octets_max
         self.counted: Counter[tuple[str, str]] = Counter()  # (route, reason)
-        self.forward: Forward | None = None
+        self._forward = forward
         self._store = store
         self._letters: deque[Letter] = deque()
         self._octets = 0
@@ -129,9 +130,9 @@ class DeadLetters:
         messages = [_held(message) if isinstance(message.body, Spooled) else message for message in messages]
         utc = clock.utc()
         unwanted = _unwanted(route, outcome)
-        if self.forward is not None and not unwanted:
+        if self._forward is not None and not unwanted:
             try:
-                self.forward(messages, route, outcome, utc)
+                self._forward(messages, route, outcome, utc)
             except Exception as error:  # the letters are kept all the same
                 contained("message", error, route=route)
         if self._store is None or unwanted:

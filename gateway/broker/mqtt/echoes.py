@@ -55,6 +55,7 @@ class Sent(NamedTuple):
 
 
 Memory = dict[int, deque[Sent]]
+Unconfirmed = Callable[[int], Message | None]
 
 
 class Ledger:
@@ -63,10 +64,10 @@ class Ledger:
     `unconfirmed` finds the message that was sent under a packet id and is not acknowledged.
     """
 
-    def __init__(self, link: str) -> None:
+    def __init__(self, link: str, unconfirmed: Unconfirmed) -> None:
         self.link = link
         self.sent: Memory = {}
-        self.unconfirmed: Callable[[int], Message | None] = _nothing
+        self._unconfirmed = unconfirmed
         self._came: Memory = {}
         self._proven: dict[tuple[str, str], float] = {}  # by endpoint and client
 
@@ -105,7 +106,7 @@ class Ledger:
 
     def _is_unconfirmed(self, one: Sent, key: int) -> bool:
         """Its acknowledgement is due; an id that is confirmed may have come to be another message's."""
-        message = self.unconfirmed(one.packet_id) if one.packet_id else None
+        message = self._unconfirmed(one.packet_id) if one.packet_id else None
         return message is not None and key_of(message) == key
 
     def _is_proven(self, sender: Sender, now: float) -> bool:
@@ -139,10 +140,6 @@ def _same(one: Sender, other: Sender) -> bool:
     return one.client == other.client and one.endpoint == other.endpoint
 
 
-def _nothing(packet_id: int) -> None:
-    """Nothing is confirmed."""
-
-
 def _take(memory: Memory, key: int) -> Sent:
     one = memory[key][0]
     _remove(memory, key, one)
@@ -172,9 +169,9 @@ class Echoes:
     def __init__(self) -> None:
         self._ledgers: list[Ledger] = []
 
-    def ledger(self, link: str) -> Ledger:
+    def ledger(self, link: str, unconfirmed: Unconfirmed) -> Ledger:
         """A new one."""
-        found = Ledger(link)
+        found = Ledger(link, unconfirmed)
         self._ledgers.append(found)
         return found
 

@@ -32,17 +32,18 @@ class Outboxes:
         *,
         memory_messages_max: int,
         memory_octets_max: int,
+        left: Left | None = None,
         jitter: Callable[[], float] = random.random,
         clock: Callable[[], Monotonic] = clock.now,
         utc: Callable[[], WallTime] = clock.utc,
     ) -> None:
-        """`memory_...`: of one outbox; what exceeds them waits on disk alone."""
+        """`memory_...`: of one outbox; what exceeds them waits on disk alone. `left` hears what leaves it."""
         self._store = store
         self._dead_letters = dead_letters
         self._memory = (memory_messages_max, memory_octets_max)
         self._time = (jitter, clock, utc)
         self._marks = Marks.load(store)
-        self.left: Left | None = None  # hears what leaves an outbox; for a journal
+        self._left = left
         self._ways: dict[str, OutboxTarget] = {}
         self._routes: dict[str, Route] = {}  # in force, by the name that their outbox has
         self._boxes: dict[str, Outbox] = {}
@@ -74,7 +75,7 @@ class Outboxes:
             if route.settle == "stored" and name not in self._boxes:
                 self._open(name)
         for outbox in list(self):
-            outbox.use(self._ways.get(outbox.link), self._routes.get(outbox.name), self.left)
+            outbox.use(self._ways.get(outbox.link), self._routes.get(outbox.name), self._left)
             if outbox.name not in self._routes and len(outbox):
                 log.warning(
                     "an outbox has lost its route and keeps its messages",

@@ -273,7 +273,7 @@ class AmqpLinkConnection(QueueLinkConnection[ClientConnection, AmqpLinkConsumer]
         ready = self._confirming and self._session.topology.surveyed
         if ready and not self._up:
             self._up = True
-            self._session.link.came_up()
+            self._session.status.came_up()
         self._session.publisher.flow(ready and not self._blocked)
 
     def _answered(self, declaration: Declaration, why: str) -> None:

@@ -14,6 +14,7 @@ from gateway.egress.amqp091.connection import AmqpLinkConnection
 from gateway.egress.amqp091.consumer import AmqpLinkConsumer
 from gateway.egress.amqp091.publisher import AmqpLinkPublisher
 from gateway.egress.amqp091.topology import Declaration, DeclarationState, Topology
+from gateway.egress.link import LinkStatus
 from gateway.egress.session import Entries, QueueLinkSession
 from gateway.mapping.router import Subscriptions, Targets
 from gateway.model.message import Message
@@ -24,7 +25,6 @@ from gateway.protocols.amqp091.dialect import amqp_address
 from gateway.settings import Limits
 from gateway.settings.endpoints import Link as LinkSettings
 from gateway.settings.endpoints import Target
-from gateway.telemetry.stats import LinkStats
 from gateway.transport.stream import Stream
 
 log = structlog.get_logger(limited=True)
@@ -33,7 +33,7 @@ Receipt = tuple[AmqpLinkConsumer, int, Message]
 
 
 class AmqpLinkSession(QueueLinkSession[AmqpLinkConnection, AmqpLinkConsumer, AmqpLinkPublisher]):
-    """What the link `name` says to its AMQP 0-9-1 broker, and hears. Set `link` before it connects."""
+    """What the link `name` says to its AMQP 0-9-1 broker, and hears."""
 
     def __init__(
         self,
@@ -41,14 +41,14 @@ class AmqpLinkSession(QueueLinkSession[AmqpLinkConnection, AmqpLinkConsumer, Amq
         settings: LinkSettings,
         dispatcher: Dispatcher,
         limits: Limits,
-        stats: LinkStats,
+        status: LinkStatus,
         *,
         client_id: str,
     ) -> None:
-        super().__init__(name, settings, dispatcher, limits, stats, client_id=client_id)
+        super().__init__(name, settings, dispatcher, limits, status, client_id=client_id)
         self.topology = Topology(client_id, settings.declare, settings.reconnect_max_secs)
         self.publisher = AmqpLinkPublisher(
-            stats,
+            self.stats,
             self._missing,
             in_flight_max=settings.in_flight_max,
             messages_max=limits.queue_messages_max,

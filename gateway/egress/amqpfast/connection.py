@@ -300,7 +300,7 @@ class FastLinkConnection(QueueLinkConnection[ClientConnection, FastLinkConsumer]
         session = self._session
         if not self._up and session.publisher.opened and session.sources.surveyed:
             self._up = True
-            session.link.came_up()
+            session.status.came_up()
 
     def _consume(self, source: Source) -> None:
         consumer = self._consumer(source)

@@ -16,6 +16,7 @@ from gateway.egress.amqpfast.connection import FastLinkConnection
 from gateway.egress.amqpfast.consumer import FastLinkConsumer, Receipt
 from gateway.egress.amqpfast.publisher import FastLinkPublisher
 from gateway.egress.amqpfast.sources import Source, Sources
+from gateway.egress.link import LinkStatus
 from gateway.egress.session import Entries, QueueLinkSession
 from gateway.mapping.router import Subscriptions, Targets
 from gateway.model.outcome import Outcome, Reason, Verdict
@@ -24,14 +25,13 @@ from gateway.protocols.amqpfast.dialect import fast_address
 from gateway.settings import Limits
 from gateway.settings.endpoints import Link as LinkSettings
 from gateway.settings.endpoints import Target
-from gateway.telemetry.stats import LinkStats
 from gateway.transport.stream import Stream
 
 log = structlog.get_logger(limited=True)
 
 
 class FastLinkSession(QueueLinkSession[FastLinkConnection, FastLinkConsumer, FastLinkPublisher]):
-    """What the link `name` says to its AMQP/Fast server, and hears. Set `link` before it connects."""
+    """What the link `name` says to its AMQP/Fast server, and hears."""
 
     def __init__(
         self,
@@ -39,14 +39,14 @@ class FastLinkSession(QueueLinkSession[FastLinkConnection, FastLinkConsumer, Fas
         settings: LinkSettings,
         dispatcher: Dispatcher,
         limits: Limits,
-        stats: LinkStats,
+        status: LinkStatus,
         *,
         client_id: str,
     ) -> None:
-        super().__init__(name, settings, dispatcher, limits, stats, client_id=client_id)
+        super().__init__(name, settings, dispatcher, limits, status, client_id=client_id)
         self.sources = Sources(durable=settings.durable_subscriptions, wait_max=settings.reconnect_max_secs)
         self.publisher = FastLinkPublisher(
-            stats,
+            self.stats,
             in_flight_max=settings.in_flight_max,
             messages_max=limits.queue_messages_max,
             octets_max=limits.queue_bytes_max,

@@ -20,13 +20,13 @@ from __future__ import annotations
 
 import time
 from collections import deque
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from itertools import repeat
 from typing import Final, NamedTuple, Protocol
 
 import trio
 
-from gateway.broker.mqtt.echoes import Ledger
+from gateway.broker.mqtt.echoes import Ledger, Unconfirmed
 from gateway.broker.poison import poisoned
 from gateway.errors import GatewayError
 from gateway.model.batch import SubBatch
@@ -109,16 +109,14 @@ class MqttLinkPublisher:
         messages_max: int,
         octets_max: int,
         window_max: int,
-        ledger: Ledger | None = None,
+        make_ledger: Callable[[Unconfirmed], Ledger] | None = None,
     ) -> None:
-        """`ledger`: what is sent before MQTT 5, without hops, is noted there."""
+        """What is sent before MQTT 5, without hops, is noted in what `make_ledger` makes."""
         self.messages_max = messages_max  # waiting; beyond it the newest are released
         self.octets_max = octets_max  # of the bodies of those
         self.window_max = min(window_max, PACKET_IDS)
         self._stats = stats
-        self._ledger = ledger
-        if ledger is not None:
-            ledger.unconfirmed = self.unconfirmed
+        self._ledger = None if make_ledger is None else make_ledger(self.unconfirmed)
         self._outlet: Outlet | None = None
         self._waiting: deque[tuple[SubBatch, int, int]] = deque()  # a part, from where, to before where
         self._messages = 0
@@ -209,6 +207,11 @@ class MqttLinkPublisher:
             for assurance in range(3)
             for retain in range(2)
         )
+
+    def tick(self, now: float) -> None:
+        """Once a second."""
+        if self._ledger is not None:
+            self._ledger.tick(now)
 
     def detach(self, *, too_large: bool = False) -> None:
         """The connection is gone. `too_large`: the broker said that a packet of ours was."""

@@ -18,10 +18,12 @@ that proves its password instead of saying it: there are no AUTH packets before 
 from __future__ import annotations
 
 import secrets
-from typing import TYPE_CHECKING, Any, Final
+from functools import partial
+from typing import Any, Final
 
 from gateway.access.scram import METHOD, Proof
 from gateway.broker.dispatcher import Dispatcher
+from gateway.egress.link import LinkStatus
 from gateway.egress.mqtt.connection import MqttLinkConnection
 from gateway.egress.mqtt.filters import Filters
 from gateway.egress.mqtt.publisher import MqttLinkPublisher, Terms
@@ -37,11 +39,7 @@ from gateway.protocols.mqtt.spec import VARINT_MAX, WORD_MAX, Property, Version
 from gateway.settings import Limits
 from gateway.settings.endpoints import Link as LinkSettings
 from gateway.settings.endpoints import Target
-from gateway.telemetry.stats import LinkStats
 from gateway.transport.stream import Stream
-
-if TYPE_CHECKING:
-    from gateway.egress.link import Link
 
 PACKET_OCTETS_MAX: Final = VARINT_MAX + 5
 NEEDS_5: Final = "share needs MQTT 5.0; say version: 3.1.1 if the broker shares subscriptions in that, too"
@@ -52,24 +50,22 @@ VERSIONS: Final = {"5.0": Version.V5, "3.1.1": Version.V311, "3.1": Version.V31}
 class MqttLinkSession:
     """One link's side of everything. Implements `LinkSession` and `Sink`."""
 
-    link: Link
-
     def __init__(
         self,
         name: str,
         settings: LinkSettings,
         dispatcher: Dispatcher,
         limits: Limits,
-        stats: LinkStats,
+        status: LinkStatus,
         *,
         client_id: str,
     ) -> None:
         self.name = name
-        self.stats = stats
-        self._ledger = dispatcher.echoes.ledger(name)
+        self.status = status
+        self.stats = stats = status.stats
         self.publisher = MqttLinkPublisher(
             stats,
-            ledger=self._ledger,
+            make_ledger=partial(dispatcher.echoes.ledger, name),
             messages_max=limits.queue_messages_max,
             octets_max=limits.queue_bytes_max,
             window_max=settings.in_flight_max,
@@ -145,7 +141,7 @@ class MqttLinkSession:
         """Refused filters and released messages get another chance."""
         self.filters.tick(now)
         self.receiver.tick(now)
-        self._ledger.tick(now)
+        self.publisher.tick(now)
         if self._peer is not None:
             self._peer.stream.mark()
 
@@ -179,7 +175,7 @@ class MqttLinkSession:
         if machine.version is Version.V5:
             self._spoke_5.add(peer.stream.remote)
         self.stats.spoke(machine, machine.version.name.lower())
-        self.link.came_up()
+        self.status.came_up()
         self.receiver.attach(peer, present=present)
         self.filters.attach(machine, present=present)
         terms = Terms(
@@ -202,7 +198,7 @@ class MqttLinkSession:
                 reason += f"; {NEEDS_5 if self._shares else PROVES_IN_5}"
         elif not peer.answered and peer.stream.remote not in self._spoke_5:
             self._other = not self._other
-        self.link.went_down(reason)
+        self.status.went_down(reason)
 
     def balance(self) -> None:
         """Stop reading while the broker has sent more than `prefetch` unsettled messages, which only those

@@ -29,7 +29,7 @@ from gateway.ingress.amqp091.line import Line
 from gateway.ingress.amqp091.methods import METHODS, Later
 from gateway.ingress.amqp091.special import look_closer
 from gateway.ingress.amqp091.transaction import IN_TRANSACTION
-from gateway.ingress.listener import Farewell
+from gateway.ingress.guests import Farewell
 from gateway.ingress.logins import certificate_of
 from gateway.ingress.outstanding import Outstanding
 from gateway.model.message import NEVER, Message, Sender

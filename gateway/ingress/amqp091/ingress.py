@@ -18,6 +18,7 @@ from gateway.errors import RemoteProtocolError
 from gateway.ingress.amqp091.announcing import server_properties
 from gateway.ingress.amqp091.channel import AmqpChannel
 from gateway.ingress.amqp091.connection import AmqpConnection, PublishTarget, Receipt
+from gateway.ingress.guests import Guests
 from gateway.ingress.services import Services
 from gateway.ingress.source import ListenerSource
 from gateway.model.address import Address
@@ -29,7 +30,6 @@ from gateway.model.spooled import Spooled
 from gateway.model.times import Monotonic
 from gateway.protocols.amqp091.dialect import AMQP091
 from gateway.protocols.amqp091.table import decode_table, plain
-from gateway.telemetry.stats import ListenerStats
 from gateway.transport.stream import Stream
 
 log = structlog.get_logger(limited=True)
@@ -43,8 +43,8 @@ UNREADABLE = Outcome(Verdict.REJECTED, Reason.STORE, "its body should be on disk
 class AmqpIngress(ListenerSource):
     """The AMQP 0-9-1 side of one listener, and the source of its batches."""
 
-    def __init__(self, name: str, services: Services, stats: ListenerStats) -> None:
-        super().__init__(name, services, stats)
+    def __init__(self, name: str, services: Services, guests: Guests) -> None:
+        super().__init__(name, services, guests)
         tls = self.given.tls
         certificates = tls is not None and tls.client_ca_file is not None
         if self.given.proxy_protocol == "required" and self.access.reads_certificates:

@@ -22,7 +22,7 @@ from gateway.ingress.amqpfast.handle import DELIVERY_OVERHEAD, FastHandle
 from gateway.ingress.amqpfast.incoming_transfers import IncomingTransfers
 from gateway.ingress.amqpfast.large_deliveries import LargeDeliveries
 from gateway.ingress.amqpfast.publishing import Publisher
-from gateway.ingress.listener import Farewell
+from gateway.ingress.guests import Farewell
 from gateway.ingress.outstanding import Outstanding
 from gateway.model.message import Sender
 from gateway.model.spooled import Piece

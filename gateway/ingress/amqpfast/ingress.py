@@ -20,6 +20,7 @@ from gateway.ingress.amqpfast.connection import FastConnection
 from gateway.ingress.amqpfast.handle import FastHandle
 from gateway.ingress.amqpfast.publishing import Receipt
 from gateway.ingress.amqpfast.shared_folder import SharedFolder, agreed
+from gateway.ingress.guests import Guests
 from gateway.ingress.services import Services
 from gateway.ingress.source import ListenerSource
 from gateway.model.address import Address
@@ -30,7 +31,6 @@ from gateway.model.times import Monotonic
 from gateway.protocols.amqpfast.dialect import AMQPFAST
 from gateway.protocols.amqpfast.spec import ReplyCode
 from gateway.settings.amqpfast import FastOptions, Peer
-from gateway.telemetry.stats import ListenerStats
 from gateway.transport.stream import Stream
 
 log = structlog.get_logger(limited=True)
@@ -43,8 +43,8 @@ UNDELIVERABLE: Final = Outcome(
 class FastIngress(ListenerSource):
     """The AMQP/Fast side of one listener, and the source of its batches."""
 
-    def __init__(self, name: str, services: Services, stats: ListenerStats) -> None:
-        super().__init__(name, services, stats)
+    def __init__(self, name: str, services: Services, guests: Guests) -> None:
+        super().__init__(name, services, guests)
         self.options: FastOptions = self.given
         self.anonymous = self.given.anonymous
         self.hosts = [services.fast_hosts[host] for host in self.given.virtual_hosts]

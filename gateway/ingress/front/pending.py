@@ -3,15 +3,13 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from typing import TYPE_CHECKING, Any, Self
+from typing import Any, Self
 
 import structlog
 
+from gateway.ingress.guests import Farewell, Guests
 from gateway.model.message import Sender
 from gateway.transport.stream import Stream
-
-if TYPE_CHECKING:
-    from gateway.ingress.listener import Farewell, Listener
 
 log = structlog.get_logger(limited=True)
 
@@ -22,15 +20,15 @@ class PendingConnection:
     The octets of its connection count as its listener's only if they never come to be another's.
     """
 
-    def __init__(self, listener: Listener, stream: Stream, since: float) -> None:
+    def __init__(self, guests: Guests, stream: Stream, since: float) -> None:
         """`since` is when the connection was accepted, in seconds of Trio's clock."""
         self.stream = stream
-        self.sender = Sender(listener.name)
+        self.sender = Sender(guests.name)
         self.since = since
         self.octets = b""
         self.received: Any = ()
         self.sent: Any = ()
-        self._listener = listener
+        self._guests = guests
         self._answer = b""
 
     def look(self, now: float) -> None:
@@ -39,18 +37,18 @@ class PendingConnection:
 
     def leave(self) -> bytes:
         """Another peer object takes the stream; returns the octets that it begins with."""
-        self._listener.forget(self)
+        self._guests.forget(self)
         octets, self.octets = self.octets, b""
         return octets
 
     def refuse(self, word: str, text: str, answer: bytes = b"") -> None:
         """Turn the client away, count it by `word`, and say `text` in the log."""
-        self._listener.stats.refused.add(word)
+        self._guests.stats.refused.add(word)
         self._turn_away(text, answer)
 
     def break_off(self, word: str, text: str) -> None:
         """The client broke a rule: count it by `word`, and say `text` in the log."""
-        self._listener.stats.protocol_errors.add(word)
+        self._guests.stats.protocol_errors.add(word)
         self._turn_away(text, b"")
 
     def answer(self, octets: bytes) -> None:
@@ -82,8 +80,8 @@ class PendingConnection:
 
     def lost(self, reason: str) -> None:
         """The connection is gone."""
-        self.stream.count_with(self._listener.stats)
-        self._listener.forget(self)
+        self.stream.count_with(self._guests.stats)
+        self._guests.forget(self)
 
     # What the listener asks.
 
@@ -103,8 +101,8 @@ class PendingConnection:
 
     def tick(self, now: float) -> None:
         """Whoever says too little for too long is cut off."""
-        if now >= self.since + self._listener.limits.connect_timeout_secs:
-            self._listener.stats.protocol_errors.add("connect_timeout")
+        if now >= self.since + self._guests.limits.connect_timeout_secs:
+            self._guests.stats.protocol_errors.add("connect_timeout")
             self.stream.abort("it did not say in time what it is")
 
     def shut_down(self, farewell: Farewell) -> None:

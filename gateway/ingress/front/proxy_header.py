@@ -9,16 +9,25 @@ such a connection keeps the balancer's own address.
 from __future__ import annotations
 
 import ipaddress
+from collections.abc import Callable
 
 from gateway.access.places import is_loopback
 from gateway.errors import RemoteProtocolError
 from gateway.ingress.front.layers import Networks
 from gateway.ingress.front.pending import PendingConnection
+from gateway.ingress.guests import Guests
 from gateway.transport.proxy_protocol import parse_header
+from gateway.transport.stream import Stream
+
+Begin = Callable[[Stream, float, bytes, float], None]
 
 
 class AwaitingProxyHeader(PendingConnection):
-    """Waits for the header, before TLS and anything else."""
+    """Waits for the header, before TLS and anything else; `begin` goes on behind it."""
+
+    def __init__(self, guests: Guests, stream: Stream, since: float, begin: Begin) -> None:
+        super().__init__(guests, stream, since)
+        self._begin = begin
 
     def look(self, now: float) -> None:
         """Read the header; the listener's protocol begins behind it."""
@@ -34,7 +43,7 @@ class AwaitingProxyHeader(PendingConnection):
             stream.remote = f"{header.address}:{header.port}"
         stream.secured = header.secured
         rest = self.leave()[header.octets :]
-        self._listener.begin(stream, self.since, rest, now)
+        self._begin(stream, self.since, rest, now)
 
 
 def within_any(networks: Networks, host: str) -> bool:

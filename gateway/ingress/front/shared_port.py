@@ -14,9 +14,10 @@ from typing import Final
 
 from gateway.ingress.front.layers import front_of
 from gateway.ingress.front.pending import PendingConnection
+from gateway.ingress.guests import Guests
 from gateway.ingress.listener import Listener
 from gateway.protocols import DIALECTS
-from gateway.settings import Limits, Settings
+from gateway.settings import Settings
 from gateway.telemetry.metrics import Metrics
 from gateway.transport.http import Refusal, parse_request, response
 from gateway.transport.stream import Stream, WriteSet
@@ -28,17 +29,22 @@ SHOWN: Final = 8  # octets in the log of what nobody speaks
 
 
 def shared_listeners(
-    settings: Settings, listeners: Mapping[str, Listener], writes: WriteSet, metrics: Metrics
+    settings: Settings,
+    listeners: Mapping[str, Listener],
+    writes: WriteSet,
+    metrics: Metrics,
+    descriptors_max: int,
 ) -> list[Listener]:
     """The shared ports of the configuration, which give their connections to `listeners`."""
     made = []
     for name, given in settings.listeners.items():
         if given.protocol != "shared":
             continue
-        front, limits = front_of(name, given), settings.limits_of(name)
+        front = front_of(name, given)
+        guests = Guests(settings.limits_of(name), metrics.listener(name, given.protocol), writes)
         port = SharedPort(
             [(settings.listeners[one].protocol, listeners[one]) for one in given.shares],
-            limits,
+            guests,
             tls=front.tls,
         )
         listener = Listener(
@@ -46,10 +52,10 @@ def shared_listeners(
             given.host,
             given.port,
             port,
+            guests,
             writes,
-            metrics.listener(name, given.protocol),
-            connections_max=limits.connections_max,
             front=front._replace(tls=None),  # with it and without: the first octet says
+            descriptors_max=descriptors_max,
         )
         made.append(listener)
     return made
@@ -72,13 +78,13 @@ class SharedPort:
     def __init__(
         self,
         shares: Iterable[tuple[str, Listener]],
-        limits: Limits,
+        guests: Guests,
         *,
         tls: Callable[[], ssl.SSLContext] | None = None,
     ) -> None:
-        self.limits = limits
+        self.limits = guests.limits
         self.tls = tls
-        self.listener: Listener | None = None
+        self._guests = guests
         self.by_protocol: dict[str, Listener] = {}
         self.by_path: dict[str, Listener] = {}
         for protocol, listener in shares:
@@ -89,8 +95,7 @@ class SharedPort:
 
     def connect(self, stream: Stream, now: float) -> Undecided:
         """A client has connected."""
-        assert self.listener is not None
-        return Undecided(self, self.listener, stream, now)
+        return Undecided(self, self._guests, stream, now)
 
     def turn_done(self) -> None:
         """What the connections said in the turn that decided about them is routed by their listeners."""
@@ -104,8 +109,8 @@ class SharedPort:
 class Undecided(PendingConnection):
     """A connection to the shared port whose first octets have not come."""
 
-    def __init__(self, port: SharedPort, listener: Listener, stream: Stream, since: float) -> None:
-        super().__init__(listener, stream, since)
+    def __init__(self, port: SharedPort, guests: Guests, stream: Stream, since: float) -> None:
+        super().__init__(guests, stream, since)
         self._port = port
         self._secure = False
 
@@ -137,7 +142,7 @@ class Undecided(PendingConnection):
     def _hand_over(self, listener: Listener, now: float) -> None:
         if listener.front.tls is not None and not self._secure:
             self.refuse("tls_required", f"listener {listener.name} is for TLS only")
-        elif not listener.no_place(self.stream):
+        elif not listener.guests.no_place(self.stream):
             listener.adopt(self.stream, self.since, self.leave(), now)
 
     def _http(self, now: float) -> None:

@@ -21,7 +21,7 @@ from gateway.broker.memory import LOW_ON_MEMORY
 from gateway.broker.mqtt.session import Row, Session
 from gateway.broker.poison import poisoned
 from gateway.errors import RemoteProtocolError
-from gateway.ingress.listener import Farewell
+from gateway.ingress.guests import Farewell
 from gateway.ingress.mqtt.acknowledgements import Answers, acknowledged
 from gateway.ingress.mqtt.admission import authenticate, connect, reason_name
 from gateway.ingress.mqtt.authentication import Authentication, TokenShown

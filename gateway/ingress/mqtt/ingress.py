@@ -23,6 +23,7 @@ from gateway.broker.mqtt.namespace import OVERDUE, MqttNamespace
 from gateway.broker.mqtt.session import Session
 from gateway.containment import contained
 from gateway.errors import RemoteProtocolError
+from gateway.ingress.guests import Guests
 from gateway.ingress.mqtt.admission import reason_name
 from gateway.ingress.mqtt.connection import MqttConnection, Receipt
 from gateway.ingress.mqtt.publish_checks import NOT_ALLOWED, Offer, topic_refusal
@@ -41,7 +42,6 @@ from gateway.protocols.mqtt.properties import encode_list
 from gateway.protocols.mqtt.spec import PacketType, Property, ReasonCode, Version
 from gateway.protocols.mqtt.translate import publish_essentials
 from gateway.settings.mqtt import MqttOptions
-from gateway.telemetry.stats import ListenerStats
 from gateway.transport.stream import Stream
 
 log = structlog.get_logger(limited=True)
@@ -52,8 +52,8 @@ UNREAD_SECS: Final = 0.05  # until it is looked again whether clients have taken
 class MqttIngress(ListenerSource):
     """The MQTT side of one listener, and the source of its batches."""
 
-    def __init__(self, name: str, services: Services, stats: ListenerStats) -> None:
-        super().__init__(name, services, stats)
+    def __init__(self, name: str, services: Services, guests: Guests) -> None:
+        super().__init__(name, services, guests)
         limits = self.limits
         self._namespace = services.mqtt
         self.body_max = limits.message_bytes_max  # a model's attributes cost a few times what these do
@@ -66,7 +66,7 @@ class MqttIngress(ListenerSource):
         self._owing: dict[Session, None] = {}  # retained messages
         self._sending = False
         self.namespace.begin(self.now())
-        self.namespace.system.add(stats)
+        self.namespace.system.add(self.stats)
         self._adopt(name)
 
     @property
@@ -215,7 +215,7 @@ class MqttIngress(ListenerSource):
                     await trio.lowlevel.checkpoint()
                 else:
                     self._owing.pop(session, None)
-            self.opened.flush()
+            self.guests.flush()
             if not moved:
                 await trio.sleep(UNREAD_SECS)
         self._sending = False
@@ -227,7 +227,7 @@ class MqttIngress(ListenerSource):
         except Exception as error:
             contained("delivery", error, client=session.client_id)
             session.owed.clear()
-        self.opened.flush()
+        self.guests.flush()
         return True
 
     def take_over(self, client_id: str) -> None:

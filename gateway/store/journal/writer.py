@@ -80,12 +80,16 @@ class _Block(NamedTuple):
     memory: memoryview | None
 
 
+def nothing_open() -> None:
+    """Everything that came is settled."""
+
+
 class JournalWriter:
     """Writes one shard of a journal.
 
     `clock` is the event loop's, that `received` is told in; it is read there only. `tell` gets a
     line for the log when writing begins to fail, and when it works again; the thread calls it, mostly.
-    `oldest`, if it is set, says when the oldest message came that is not settled (None: there is none).
+    `oldest` says when the oldest message came that is not settled (None: there is none).
     Counters: `rows`, `blocks`, `octets` written, `dropped` rows, `errors` of the disk, `failed` rows that
     could not be encoded (a bug). Raises JournalError as Appender does.
     """
@@ -98,6 +102,7 @@ class JournalWriter:
         *,
         clock: Callable[[], Monotonic],
         tell: Callable[[str], None],
+        oldest: Callable[[], Monotonic | None] = nothing_open,
         utc: Callable[[], WallTime] = wall_time,
         pwritev: Pwritev = os.pwritev,
     ) -> None:
@@ -127,7 +132,7 @@ class JournalWriter:
         # The event loop's.
         self._rows_in = 0
         self.dropped = 0
-        self.oldest: Callable[[], Monotonic | None] = nothing_open
+        self._oldest = oldest
         # Of whoever has the lock: what gathers, and to make blocks of it.
         self._lock = threading.Lock()
         self._memories = Memories()
@@ -236,7 +241,7 @@ class JournalWriter:
                 self._queue(mark_draft(self._appender.shard, self._next, self._low_us))
 
     def _low(self, now: Monotonic) -> int:
-        oldest = self.oldest()
+        oldest = self._oldest()
         return self._wall.micros(now if oldest is None else oldest)
 
     def _add(self, settled: Settled) -> None:
@@ -383,10 +388,6 @@ class JournalWriter:
             self.failure = error.strerror or str(error)
             return False
         return True
-
-
-def nothing_open() -> None:
-    """Everything that came is settled."""
 
 
 def _apart(sources: _Sources | None) -> tuple[Sequence[Message] | None, Sequence[Address] | None]:

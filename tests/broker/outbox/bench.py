@@ -94,10 +94,13 @@ class Bench:
 
     def open(self, router: Router) -> None:
         self.one = Opened(self.folder, before=self._before)
-        self.dispatcher = Dispatcher(router, self.letters)
-        self.dispatcher.links = {"erp"}
-        self.dispatcher.outbox = self.outboxes.of
-        self.dispatcher.namespaces = {"mqtt": Devices(), "erp": self.link}
+        self.dispatcher = Dispatcher(
+            router,
+            self.letters,
+            links={"erp"},
+            namespaces={"mqtt": Devices(), "erp": self.link},
+            outbox=self.outboxes.of,
+        )
         self.outboxes.add_way("erp", OutboxTarget(self.link, lambda: self.link.up, **self.way))
         self.outboxes.use(router.routes)
 

@@ -26,7 +26,7 @@ from gateway.settings import Limits
 from gateway.settings.endpoints import Link as LinkSettings
 from gateway.telemetry.stats import LinkStats
 from tests.egress import queue_rig
-from tests.egress.queue_rig import QueueRig
+from tests.egress.queue_rig import NotedStatus, QueueRig
 
 NO_PROPERTIES: Final = b"\0\0"
 PERSISTENT: Final = b"\x10\0\x02"
@@ -188,7 +188,7 @@ class LinkRig(QueueRig[AmqpLinkSession, AmqpLinkConnection, Remote]):
             LinkSettings(url="amqp://erp:secret@remote/prod", **settings),
             dispatcher or Dispatcher(Router([], {}), DeadLetters()),
             limits or Limits(),
-            LinkStats("erp", "amqp091"),
+            NotedStatus(LinkStats("erp", "amqp091")),
             client_id="gw-1",
         )
         super().__init__(conversation, lambda: Remote(self.world))

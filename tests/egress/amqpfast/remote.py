@@ -22,7 +22,7 @@ from gateway.protocols.amqpfast.server import ServerConnection
 from gateway.settings import Limits
 from gateway.settings.endpoints import Link as LinkSettings
 from gateway.telemetry.stats import LinkStats
-from tests.egress.queue_rig import QueueRig, Settled
+from tests.egress.queue_rig import NotedStatus, QueueRig, Settled
 
 PERSISTENT: Final = encode_head_properties(Head(persistent=True))
 TRANSIENT: Final = encode_head_properties(Head())
@@ -243,7 +243,7 @@ class LinkRig(QueueRig[FastLinkSession, FastLinkConnection, Remote]):
             LinkSettings(url="amqpfast://fast:secret@remote/prod", **settings),
             dispatcher or Dispatcher(Router([], {}), DeadLetters()),
             limits or Limits(),
-            LinkStats("fast", "amqpfast", m.FRAME_NAMES),
+            NotedStatus(LinkStats("fast", "amqpfast", m.FRAME_NAMES)),
             client_id="gw-1",
         )
         super().__init__(conversation, lambda: Remote(self.world))

@@ -9,7 +9,6 @@ import trio
 
 from gateway.broker.dead_letters import DeadLetters
 from gateway.broker.dispatcher import Dispatcher
-from gateway.egress.link import Link
 from gateway.egress.mqtt.connection import MqttLinkConnection
 from gateway.egress.mqtt.session import MqttLinkSession
 from gateway.errors import RemoteProtocolError
@@ -28,6 +27,7 @@ from gateway.settings import Limits
 from gateway.settings.endpoints import Link as LinkSettings
 from gateway.telemetry.stats import LinkStats
 from gateway.transport.stream import Stream
+from tests.egress.queue_rig import NotedStatus
 
 ROUTES: Final = """
 version: 1
@@ -93,20 +93,6 @@ class FakeStream:
         self.why = reason
         if peer is not None:
             peer.lost(reason)
-
-
-class FakeLink:
-    """The link, as the conversation tells it."""
-
-    def __init__(self) -> None:
-        self.came = 0
-        self.went: list[str] = []
-
-    def came_up(self) -> None:
-        self.came += 1
-
-    def went_down(self, why: str) -> None:
-        self.went.append(why)
 
 
 class Collector:
@@ -218,12 +204,11 @@ class World:
             Router([parse(routes)], {"plant": "mqtt", "local": "mqtt"}), self.dead_letters
         )
         self.stats = LinkStats("plant", "mqtt")
+        self.link = NotedStatus(self.stats)
         self.settings = LinkSettings(url="mqtt://broker", **settings)
         self.session = MqttLinkSession(
-            "plant", self.settings, self.dispatcher, self.limits, self.stats, client_id="us"
+            "plant", self.settings, self.dispatcher, self.limits, self.link, client_id="us"
         )
-        self.link = FakeLink()
-        self.session.link = cast(Link, self.link)
         self.local = Collector()
         self.dispatcher.namespaces = {"plant": self.session, "local": self.local}
         self.source = Collector()

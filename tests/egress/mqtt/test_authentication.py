@@ -149,7 +149,7 @@ def ended(*answers: Callable[[ServerConnection, Exchange], None]) -> str:
         assert not world.stream.why
         say(remote.machine, exchange)
         world.talk()
-    assert world.link.came == 0
+    assert world.link.ups == 0
     return world.stream.why
 
 
@@ -200,7 +200,7 @@ def test_it_is_said_in_no_other_version() -> None:
         remote = world.connect()
         assert remote.connect is not None
         assert (remote.connect.version, remote.connect.password) == (Version.V5, None)
-    assert "needs MQTT 5.0" in world.link.went[0]
+    assert "needs MQTT 5.0" in world.link.downs[0]
 
 
 @pytest.mark.parametrize(

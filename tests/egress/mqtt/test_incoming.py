@@ -249,7 +249,7 @@ async def test_before_mqtt_5_an_oversized_message_is_kept_as_a_dead_letter() -> 
     assert remote.acks_of(PUBREC) == [(7, 0)]
     assert [message.body for message in world.local.messages] == [b"small"]
     assert world.dead_letters.counted["", "too_large"] == 2
-    assert world.link.went == []
+    assert world.link.downs == []
     assert world.session.idle
 
 
@@ -290,7 +290,7 @@ async def test_reading_stops_while_too_much_is_unsettled() -> None:
     world.peer.tick(41.0)
     world.talk()
     assert len(remote.acks_of(PUBACK)) == 6
-    assert world.link.went == []
+    assert world.link.downs == []
 
 
 async def test_a_link_that_feeds_itself_goes_on_reading() -> None:

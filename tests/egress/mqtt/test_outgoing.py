@@ -238,7 +238,7 @@ async def test_a_message_over_the_packet_limit_is_rejected_and_the_rest_goes() -
     assert verdict(world, b"x" * 1_000) == (Verdict.REJECTED, Reason.TOO_LARGE)
     assert verdict(world, b"y" * 1_000) == (Verdict.REJECTED, Reason.TOO_LARGE)
     assert [world.outcomes[body] for body in (b"a", b"b", b"c")] == [ACCEPTED] * 3
-    assert world.link.went == []
+    assert world.link.downs == []
 
 
 @pytest.mark.parametrize(
@@ -405,7 +405,7 @@ async def test_a_message_that_the_broker_hangs_up_on_is_rejected_in_the_end(
     world.talk()
     assert world.outcomes[b"a"] is ACCEPTED
     assert world.outcomes[b"b"] is ACCEPTED
-    assert len(world.link.went) == most + 1  # once more, for "a" was acknowledged the first time
+    assert len(world.link.downs) == most + 1  # once more, for "a" was acknowledged the first time
 
 
 async def test_unknown_acknowledgements_do_no_harm() -> None:
@@ -417,7 +417,7 @@ async def test_unknown_acknowledgements_do_no_harm() -> None:
         world.talk()
         assert remote.acks_of(PacketType.PUBREL) == [(77, code)]
         assert remote.acks_of(PacketType.PUBCOMP) == [(77, code)]
-        assert world.link.went == []
+        assert world.link.downs == []
 
 
 @pytest.mark.parametrize("seed", range(30))

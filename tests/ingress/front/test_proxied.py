@@ -11,6 +11,7 @@ import pytest
 
 from gateway.ingress.front.layers import front_of
 from gateway.ingress.front.proxy_header import AwaitingProxyHeader, within_any
+from gateway.ingress.guests import Guests
 from gateway.settings import Limits, Listener, Settings
 from gateway.settings.endpoints import ListenerTls
 from gateway.telemetry.stats import ListenerStats
@@ -114,19 +115,14 @@ def test_neighbours_are_balancers_by_default(host: str, found: bool) -> None:
 
 
 class Beginning:
-    """A listener that notes what begins."""
+    """Notes what begins."""
 
     def __init__(self) -> None:
-        self.name = "mqtt"
-        self.limits = Limits()
-        self.stats = ListenerStats("mqtt", "mqtt")
+        self.guests = Guests(Limits(), ListenerStats("mqtt", "mqtt"), WriteSet())
         self.begun: list[tuple[str, bytes]] = []
 
     def begin(self, stream: Stream, since: float, octets: bytes, now: float) -> None:
         self.begun.append((stream.remote, octets))
-
-    def forget(self, connection: AwaitingProxyHeader) -> None:
-        pass
 
 
 @pytest.mark.parametrize(
@@ -144,7 +140,7 @@ def test_nobody_elsewhere_can_announce_a_client_on_this_machine(
     socket: str, announced: bytes, seen: str
 ) -> None:
     listener, stream = Beginning(), Stream(FakeSocket(), socket, Watch(), WriteSet())
-    one = AwaitingProxyHeader(listener, stream, 0.0)  # type: ignore[arg-type]
+    one = AwaitingProxyHeader(listener.guests, stream, 0.0, listener.begin)
     one.receive(b"PROXY TCP4 %s 192.0.2.9 7 1883\r\nrest" % announced, 1.0)
     assert listener.begun == [(seen, b"rest")]
 
@@ -152,7 +148,7 @@ def test_nobody_elsewhere_can_announce_a_client_on_this_machine(
 @pytest.mark.parametrize("announced", ["::1", "::ffff:127.0.0.1"])
 def test_that_holds_for_every_spelling_of_loopback(announced: str) -> None:
     listener, stream = Beginning(), Stream(FakeSocket(), "10.0.0.9:5", Watch(), WriteSet())
-    one = AwaitingProxyHeader(listener, stream, 0.0)  # type: ignore[arg-type]
+    one = AwaitingProxyHeader(listener.guests, stream, 0.0, listener.begin)
     one.receive(f"PROXY TCP6 {announced} 2001:db8::1 7 1883\r\n".encode(), 1.0)
     assert listener.begun == [("10.0.0.9:5", b"")]
 

@@ -329,9 +329,8 @@ Told = Callable[[], float | None]
 
 
 def test_the_low_water_mark_is_of_what_is_open(tmp_path: Path) -> None:
-    made = Quiet(tmp_path)
     oldest: list[float | None] = [None]
-    made.writer.oldest = lambda: oldest[0]  # type: ignore[assignment,return-value]
+    made = Quiet(tmp_path, oldest=lambda: oldest[0])
     marks: list[int | None] = []
     for place in (None, 99.0, 99.0, None):
         oldest[0] = place

@@ -1,0 +1,169 @@
+"""Who is connected to one listener, whatever has become of their protocol: what a connection is to it, the
+places that connections take, and how much each may send.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from enum import Enum
+from typing import Final, Protocol
+
+import structlog
+import trio
+
+from gateway.access.places import place_of
+from gateway.access.rights import Rights
+from gateway.ingress.door import Door
+from gateway.model.message import Sender
+from gateway.settings import Limits, User
+from gateway.telemetry.audit import audit
+from gateway.telemetry.stats import FrameCounts, ListenerStats
+from gateway.transport.rate import Rate
+from gateway.transport.stream import Stream, StreamOwner, WriteSet
+
+SHORT_INTERVAL_SECS: Final = 4  # a heartbeat below it is not kept by looking once a second
+
+log = structlog.get_logger(limited=True)
+
+
+class Farewell(Enum):
+    """Why the gateway ends a connection whose client did nothing wrong."""
+
+    STOPPING = "the gateway is stopping"
+    DISMISSED = "an operator has disconnected this client"
+    EXPIRED = "its credentials have expired"
+    REVOKED = "its user is no more"
+
+
+class Connection(StreamOwner, Protocol):
+    """A peer object of a listener."""
+
+    stream: Stream
+    sender: Sender
+
+    def hold(self) -> Callable[[], None] | None:
+        """Stop reading, a queue is full; returns what undoes it, None when this must not be stopped."""
+
+    @property
+    def machine(self) -> FrameCounts:
+        """The protocol machine, which counts frames."""
+
+    def tick(self, now: float) -> None:
+        """Do what is due by the clock."""
+
+    def shut_down(self, farewell: Farewell) -> None:
+        """Say goodbye in the protocol's words and end the stream."""
+
+    @property
+    def idle(self) -> bool:
+        """True: nothing of this connection awaits settlement."""
+
+
+class Guests:
+    """The connections of one listener. `users` may have rates of their own."""
+
+    def __init__(
+        self,
+        limits: Limits,
+        stats: ListenerStats,
+        writes: WriteSet,
+        users: Mapping[str, User] | None = None,
+    ) -> None:
+        self.limits = limits
+        self.stats = stats
+        self.hurried: set[Connection] = set()  # those that have ticks in between
+        self._users = users or {}
+        self._writes = writes
+        self._door: Door[Connection] = Door(limits, limits.connections_max)
+        self.connections = self._door.guests
+
+    @property
+    def name(self) -> str:
+        """The listener's."""
+        return self.stats.name
+
+    # Places.
+
+    def full(self) -> bool:
+        """Nobody else may come, and nobody has to go."""
+        return self._door.full(trio.current_time())
+
+    def refusal(self, place: str) -> str:
+        """The limit that keeps a client of that place from connecting now; "" when none does."""
+        now = trio.current_time()
+        return (
+            "connects_per_second_max" if self._door.too_fast(place, now) else self._door.refusal(place, now)
+        )
+
+    def refused(self, word: str, remote: str) -> None:
+        """Count and log that there was no place."""
+        self.stats.refused.add(word)
+        audit("refused", endpoint=self.name, remote=remote, reason=word)
+        log.warning("no place for a connection", listener=self.name, remote=remote, limit=word)
+
+    def no_place(self, stream: Stream) -> bool:
+        """Whether a connection from a shared port has to go, since there is no place here; it is told so."""
+        word = self._door.refusal(place_of(stream.remote), trio.current_time())
+        if word:
+            self.refused(word, stream.remote)
+            stream.abort(word)
+        return bool(word)
+
+    def enter(self, connection: Connection, stream: Stream) -> None:
+        """It has a place, and the stream. A stranger goes, if the listener is full of them."""
+        now = trio.current_time()
+        stranger = self._door.in_the_way(now)
+        if stranger is not None:
+            self.refused("gave_way", stranger.stream.remote)
+            stranger.stream.abort("it has not said who it is, and its place is needed")
+        stream.peer = connection
+        self._door.enter(connection, place_of(stream.remote), now)
+        self.stats.opened(connection.machine)
+
+    def may_be(self, user: str, remote: str) -> bool:
+        """Whether another connection of that user may stay."""
+        return self._door.may_be(user, place_of(remote))
+
+    def named(self, connection: Connection, user: str, rights: Rights) -> None:
+        """The client has said who it is. Said once: or it would get another second's worth each time."""
+        self._door.named(connection, user)
+        own = self._users.get(user)
+        if own is not None or not rights.unlimited:
+            connection.stream.rate = self.rate(rights, own)
+
+    def forget(self, connection: Connection) -> None:
+        """A connection has ended."""
+        self.hurried.discard(connection)
+        self._door.leave(connection)
+        self.stats.closed(connection.machine)
+
+    # What they may send, and when they are looked at.
+
+    def rate(self, *given: Rights | User | None) -> Rate | None:
+        """How much a connection may send: as the last of those says that says anything; None: as much as it
+        can."""
+        octets = self.limits.receive_bytes_per_sec_max
+        messages = self.limits.receive_messages_per_sec_max
+        for one in given:
+            if one is not None and one.receive_bytes_per_sec_max is not None:
+                octets = one.receive_bytes_per_sec_max
+            if one is not None and one.receive_messages_per_sec_max is not None:
+                messages = one.receive_messages_per_sec_max
+        return Rate(octets, messages, trio.current_time()) if octets or messages else None
+
+    def hurry(self, connection: Connection, interval: float) -> None:
+        """The client expects to hear from us every `interval` seconds; 0: it does not."""
+        if 0 < interval < SHORT_INTERVAL_SECS:
+            self.hurried.add(connection)
+
+    def hold(self, senders: set[Sender]) -> list[Callable[[], None]]:
+        """A queue or session is full: stop reading its publishers; returns what lets them go on."""
+        return [
+            release
+            for connection in self.connections
+            if connection.sender in senders and (release := connection.hold()) is not None
+        ]
+
+    def flush(self) -> None:
+        """Write what was encoded outside a wake-up."""
+        self._writes.flush()
