@@ -21,7 +21,7 @@ import typer
 from gateway.cli import commands
 from gateway.mapping.schema import json_schema
 from gateway.protocols import DIALECTS
-from gateway.settings import Settings
+from gateway.settings import Link, Listener, Settings
 from gateway.store.journal import format as journal_format
 from gateway.telemetry import audit, metrics
 from gateway.telemetry.stats import Latency
@@ -60,9 +60,7 @@ PLACES: Final = {
     "Journal": "[journal](#journal)",
     "JwtBackend": "[tokens](authentication.md#tokens)",
     "Limits": "[limits](limits.md)",
-    "Link": "[link](links.md)",
     "LinkTls": "[TLS](#tls)",
-    "Listener": "[listener](listeners.md)",
     "ListenerTls": "[TLS](#tls)",
     "Log": "[log](#log)",
     "Logins": "[logins](#logins)",
@@ -80,6 +78,8 @@ PLACES: Final = {
     "UsersBackend": "[users](authentication.md#users-and-their-file)",
 }
 """What people call a part that has keys of its own, and where it is explained."""
+ENDPOINTS: Final = {"Link": "[link](links.md)", "Listener": "[listener](listeners.md)"}
+"""The same of endpoints, each of which is a part of its own for every protocol."""
 FORMATS: Final = {"path": "path", "password": "secret"}
 
 
@@ -97,13 +97,23 @@ def table(head: Sequence[str], rows: Iterable[Sequence[str]]) -> Iterator[str]:
 @cache
 def definitions(kind: str) -> dict[str, Schema]:
     """The parts of the configuration (`settings`) or of a mapping file (`mapping`), as JSON Schema."""
-    whole = Settings.model_json_schema(by_alias=True) if kind == "settings" else json_schema()
-    return {**whole["$defs"], whole["title"]: whole}
+    if kind != "settings":
+        whole = json_schema()
+        return {**whole["$defs"], whole["title"]: whole}
+    found: dict[str, Schema] = {}
+    for model in (Listener, Link, Settings):  # the first two are what those of all protocols have in common
+        whole = model.model_json_schema(by_alias=True)
+        found |= {**whole["$defs"], whole["title"]: whole}
+    return found
 
 
-def keys(kind: str, name: str) -> Iterator[str]:
-    """The keys of one part, what is required first: type, default and meaning of each."""
+def keys(kind: str, names: str) -> Iterator[str]:
+    """The keys of one part, what is required first: type, default and meaning of each. With the name of
+    another one behind it: those that this does not have, too.
+    """
+    name, _, base = names.partition(" ")
     part = definitions(kind)[name]
+    known = definitions(kind)[base]["properties"] if base else {}
     needed = part.get("required", ())
     yield from table(
         ("key", "type", "default", "meaning"),
@@ -115,6 +125,7 @@ def keys(kind: str, name: str) -> Iterator[str]:
                 meaning_of(kind, given),
             )
             for key, given in sorted(part["properties"].items(), key=lambda pair: pair[0] not in needed)
+            if key not in known
         ),
     )
 
@@ -155,9 +166,11 @@ def default_of(given: Schema) -> str:
 def type_of(given: Schema) -> str:
     """What may stand there, in words."""
     if "$ref" in given:
-        return PLACES[given["$ref"].rpartition("/")[2]]
+        name = given["$ref"].rpartition("/")[2]
+        endings = (word for word in ENDPOINTS if name.endswith(word))
+        return PLACES.get(name) or ENDPOINTS[next(endings)]
     if (several := given.get("oneOf") or given.get("anyOf")) is not None:
-        return " or ".join(type_of(one) for one in several if one.get("type") != "null")
+        return " or ".join(dict.fromkeys(type_of(one) for one in several if one.get("type") != "null"))
     if "enum" in given:
         return ", ".join(f"`{one}`" for one in given["enum"])
     if "const" in given:

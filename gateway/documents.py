@@ -13,7 +13,7 @@ from pathlib import Path
 from typing import Annotated, Any, Final, NamedTuple, Union, get_args, get_origin
 
 import yaml
-from pydantic import BaseModel, ValidationError
+from pydantic import BaseModel, Tag, ValidationError
 
 from gateway.errors import ConfigurationError
 from gateway.model.properties import is_unicode
@@ -157,10 +157,15 @@ def complaints(error: ValidationError, model: type[BaseModel]) -> Iterator[Compl
     for detail in error.errors(include_url=False):
         kind, given, steps = detail["type"], detail["input"], detail["loc"]
         if kind == "extra_forbidden":
-            place, owner = _reached(model, steps[:-1])
-            yield Complaint((*place, steps[-1]), f"unknown key{suggestion(str(steps[-1]), keys_of(owner))}")
+            place, owner, kinds = _reached(model, steps[:-1])
+            key = str(steps[-1])
+            others = [tag for tag, part in kinds.items() if tag and key in keys_of(part)]
+            reason = f"for protocol {' and '.join(others)} only"
+            if not others:
+                reason = f"unknown key{suggestion(key, keys_of(owner))}"
+            yield Complaint((*place, key), reason)
             continue
-        place, _ = _reached(model, steps)
+        place, _, _ = _reached(model, steps)
         reason = detail["msg"][:1].lower() + detail["msg"][1:]
         if kind == "missing":
             yield Complaint(place[:-1], f"needs {place[-1]!r}")
@@ -194,22 +199,39 @@ def dotted(place: Place) -> str:
 # The types of a model, by the places that they stand at.
 
 
-def _reached(model: type[BaseModel], steps: Place) -> tuple[Place, Any]:
-    """How far `steps` lead in the keys of `model`, and the type there: pydantic also names types in them."""
+def _reached(model: type[BaseModel], steps: Place) -> tuple[Place, Any, dict[str, Any]]:
+    """How far `steps` lead in the keys of `model`, and the type there: pydantic also names types in them. If
+    it is one of several that have tags, also those."""
     found: Any = model
     place: Place = ()
+    kinds: dict[str, Any] = {}
     for step in steps:
-        if (tagged := _tagged(found, step)) is not None:
-            found = tagged
+        tags = tagged(found)
+        if step in tags:
+            found, kinds = tags[str(step)], tags
+            continue
+        if (told := _told_apart(found, step)) is not None:
+            found = told
             continue
         further = below(found, step)
         if further is None:
             break
-        place, found = (*place, step), further
-    return place, found
+        place, found, kinds = (*place, step), further, {}
+    return place, found, kinds
 
 
-def _tagged(annotation: Any, step: str | int) -> Any:
+def tagged(annotation: Any) -> dict[str, Any]:
+    """Of several parts, each of which has a tag, all by their tags; none of anything else."""
+    origin, parts = get_origin(annotation), get_args(annotation)
+    if origin is Annotated:
+        tags = [one.tag for one in parts[1:] if isinstance(one, Tag)]
+        return {tags[0]: parts[0]} if tags else tagged(parts[0])
+    if origin is Union or origin is types.UnionType:
+        return {tag: part for one in parts for tag, part in tagged(one).items()}
+    return {}
+
+
+def _told_apart(annotation: Any, step: str | int) -> Any:
     """Of several parts the one that a key of it with this one value tells from the others; None: none is."""
     parts = options(annotation)
     for option in parts if len(parts) > 1 else ():
@@ -220,21 +242,20 @@ def _tagged(annotation: Any, step: str | int) -> Any:
 
 def below(annotation: Any, step: str | int) -> Any:
     """The type of what `step` names below a type; None when nothing can be there."""
+    found: list[Any] = []
     for option in options(annotation):
         origin = get_origin(option)
         if origin is dict and isinstance(step, str):
             return get_args(option)[1]
         if origin in (list, tuple) and isinstance(step, int):
             return get_args(option)[0]
-        for name, field in _fields(option):
-            if name == step:
-                return field
-    return None
+        found += [field for name, field in _fields(option) if name == step and field not in found]
+    return Union[tuple(found)] if found else None  # noqa: UP007 - as many as there are
 
 
 def keys_of(annotation: Any) -> list[str]:
     """The keys that a part of a model takes; none when they are the author's own."""
-    return [name for option in options(annotation) for name, _ in _fields(option)]
+    return list(dict.fromkeys(name for option in options(annotation) for name, _ in _fields(option)))
 
 
 def options(annotation: Any) -> list[Any]:

@@ -17,7 +17,7 @@ from gateway.mapping.routes import Route
 from gateway.protocols.amqp091.dialect import AMQP091
 from gateway.protocols.amqpfast.dialect import AMQPFAST
 from gateway.protocols.mqtt.dialect import MQTT
-from gateway.settings import Settings
+from gateway.settings import AnonymousListener, Settings
 from gateway.settings.access import EVERY_HOST, PLACEHOLDER, Role
 
 CODE: Final = "rights"
@@ -66,7 +66,8 @@ def _holders(settings: Settings, roles: Roles) -> Iterator[Finding]:
         if name not in everybody:
             text = f"roles.{name}: nobody has it, unless a token or certificate says so"
             yield Finding(Severity.NOTE, CODE, text, "", 0)
-    admits = any(one.anonymous != "never" for one in settings.listeners.values())
+    may = [one.anonymous for one in settings.listeners.values() if isinstance(one, AnonymousListener)]
+    admits = any(policy != "never" for policy in may)
     if admits and not default.anonymous:
         text = "default_roles.anonymous: none, so clients that do not say who they are may do nothing"
         yield Finding(Severity.NOTE, CODE, text, "", 0)

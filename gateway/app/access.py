@@ -25,9 +25,7 @@ from gateway.access.scram import Keys, parse_keys
 from gateway.access.tokens import Tokens
 from gateway.access.users import is_hash
 from gateway.errors import ConfigurationError
-from gateway.protocols.amqp091.dialect import AMQP091
-from gateway.settings import Settings, User
-from gateway.settings.amqpfast import FastVirtualHost
+from gateway.settings import AmqpListener, Settings, User
 from gateway.settings.identity import SYMMETRIC, CertificatesBackend, HttpBackend, JwtBackend, UsersBackend
 from gateway.settings.users_file import read_users
 from gateway.telemetry.audit import audit
@@ -198,10 +196,8 @@ def with_imported_hosts(settings: Settings) -> Settings:
     if not hosts:
         return settings
     listeners = {
-        name: one.model_copy(
-            update={"virtual_hosts": one.virtual_hosts | dict.fromkeys(hosts, FastVirtualHost())}
-        )
-        if one.protocol == AMQP091.name and "virtual_hosts" not in one.model_fields_set
+        name: one.model_copy(update={"virtual_hosts": tuple(dict.fromkeys((*one.virtual_hosts, *hosts)))})
+        if isinstance(one, AmqpListener) and "virtual_hosts" not in one.model_fields_set
         else one
         for name, one in settings.listeners.items()
     }

@@ -65,7 +65,7 @@ from gateway.ingress.services import Services
 from gateway.mapping.router import Router
 from gateway.model.message import Message
 from gateway.model.outcome import Outcome
-from gateway.settings import Settings
+from gateway.settings import Settings, SharedListener
 from gateway.telemetry.audit import audit, configure_audit, trail
 from gateway.telemetry.logs import tell_what_was_limited
 from gateway.telemetry.metrics import Metrics
@@ -357,7 +357,7 @@ class Gateway:
         )
         most = divided_descriptors(settings)
         for name, given in settings.listeners.items():
-            if given.protocol != "shared":
+            if not isinstance(given, SharedListener):
                 self.listeners[name] = listener_of(name, services, writes, metrics, most)
         for listener in shared_listeners(settings, self.listeners, writes, metrics, most):
             self.listeners[listener.name] = listener

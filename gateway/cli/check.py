@@ -25,7 +25,7 @@ from gateway.errors import ConfigurationError, MappingError
 from gateway.mapping import load
 from gateway.mapping.linter import Finding, Severity, lint, unstorable_routes
 from gateway.mapping.router import compile_routes
-from gateway.settings import Settings, masked
+from gateway.settings import FastListener, Settings, masked
 from gateway.store.folder import fault
 
 app = typer.Typer()
@@ -86,7 +86,9 @@ def absent(settings: Settings) -> list[Finding]:
             Severity.WARNING, "absent", f"listeners.{name}.out_of_band.folder: no such folder", str(folder), 0
         )
         for name, listener in settings.listeners.items()
-        if listener.out_of_band is not None and not (folder := listener.out_of_band.folder).is_dir()
+        if isinstance(listener, FastListener)
+        and listener.out_of_band is not None
+        and not (folder := listener.out_of_band.folder).is_dir()
     ]
 
 

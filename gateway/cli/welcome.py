@@ -18,7 +18,14 @@ from gateway.protocols import DIALECTS
 from gateway.protocols.amqp091.dialect import AMQP091
 from gateway.protocols.amqpfast.dialect import AMQPFAST
 from gateway.protocols.mqtt.dialect import MQTT
-from gateway.settings import Listener, Settings, shipped_mappings
+from gateway.settings import (
+    Listener,
+    MqttListener,
+    Settings,
+    SharedListener,
+    shipped_mappings,
+    websocket_path,
+)
 from gateway.settings.tree import GUEST
 
 EVERYWHERE: Final = frozenset(("0.0.0.0", "::", "", "localhost"))
@@ -82,11 +89,11 @@ def pages(gateway: Gateway, *, with_link: bool) -> list[tuple[str, str]]:
 def spoken(listener: Listener) -> str:
     """What a client has to speak there."""
     words: list[str] = [listener.protocol]
-    if listener.websocket_path is not None:
-        words.append(f"over WebSocket at {listener.websocket_path}")
+    if (path := websocket_path(listener)) is not None:
+        words.append(f"over WebSocket at {path}")
     if listener.tls is not None:
-        words.append("with and without TLS" if listener.protocol == "shared" else "with TLS")
-    if listener.shares:
+        words.append("with and without TLS" if isinstance(listener, SharedListener) else "with TLS")
+    if isinstance(listener, SharedListener):
         words.append(f"for {', '.join(listener.shares)}")
     if listener.proxy_protocol == "required":
         words.append("behind the PROXY protocol")
@@ -127,7 +134,7 @@ def door(settings: Settings, name: str, port: int) -> Door | None:
     listener = settings.listeners[name]
     tls = listener.tls
     if (
-        listener.protocol == "shared"
+        isinstance(listener, SharedListener)
         or listener.proxy_protocol == "required"
         or (tls is not None and tls.client_ca_file is not None and tls.client_certificate == "required")
     ):
@@ -145,11 +152,12 @@ def door(settings: Settings, name: str, port: int) -> Door | None:
         wants.append(f"the HOST that {tls.cert_file} is for, and the CA.pem that has signed it")
     place = f"[{host}]" if ":" in host else host
     dialect = DIALECTS[listener.protocol]
-    path = next(iter(listener.virtual_hosts)) if dialect.has_virtual_hosts else "/"
-    layers = {"websocket": listener.websocket_path is not None, "tls": tls is not None}
+    path = listener.hosts[0]
+    web = websocket_path(listener)
+    layers = {"websocket": web is not None, "tls": tls is not None}
     transport = "+".join(name for name, there in layers.items() if there) or "plain"
     scheme = next(one.name for one in dialect.schemes if one.transport == transport)
-    url = f"{scheme}://{user}{place}:{port}{listener.websocket_path or ''}"
+    url = f"{scheme}://{user}{place}:{port}{web or ''}"
     if path != "/":
         url = f"{url}/{percent(path, safe='')}"
     return Door(name, listener.protocol, quote(url), options, tuple(wants))
@@ -163,7 +171,7 @@ def credentials(settings: Settings, listener: Listener, near: bool) -> str | Non
     def admits(policy: str) -> bool:
         return policy == "always" or (policy == "loopback" and near)
 
-    if listener.protocol == MQTT.name and admits(listener.anonymous):
+    if isinstance(listener, MqttListener) and admits(listener.anonymous):
         return ""
     own = settings.users.get(GUEST)
     if (own is None or not own.proves) and admits(settings.guest):

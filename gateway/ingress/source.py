@@ -45,7 +45,6 @@ class ListenerSource(ABC):
 
     def __init__(self, name: str, services: Services, guests: Guests) -> None:
         self.name = name
-        self.given = services.settings.listeners[name]
         self.limits = services.settings.limits_of(name)
         self.dispatcher = services.dispatcher
         self.access = services.access

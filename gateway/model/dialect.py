@@ -115,6 +115,10 @@ class Dialect(ABC):
     """The class of a listener's protocol, a gateway.ingress.source.ListenerSource."""
     link: ClassVar[str] = ""
     """The class of a link's session; "": it has no links."""
+    listener_settings: ClassVar[str] = "gateway.settings.endpoints:AnonymousListener"
+    """The part of the configuration that a listener is, a gateway.settings.endpoints.Listener."""
+    link_settings: ClassVar[str] = "gateway.settings.endpoints:Link"
+    """The same of a link."""
     peer: ClassVar[str] = ""
     """The class of a connection that blocks, for the command line and the data pipeline; "": it has none."""
 

@@ -13,29 +13,38 @@ from gateway.settings.access import (
     Role,
     TopicPermission,
 )
+from gateway.settings.amqp091 import AmqpLink, AmqpListener
+from gateway.settings.amqpfast import FastLink, FastListener
 from gateway.settings.audit import Audit
 from gateway.settings.declare import Declare, DeclaredBinding, DeclaredExchange, DeclaredQueue, Origin
 from gateway.settings.endpoints import (
     Admission,
+    AnonymousListener,
     Link,
     LinkTls,
     Listener,
     ListenerTls,
+    SharedListener,
     Target,
     masked_url,
     parse_url,
     secret_from,
+    websocket_path,
 )
 from gateway.settings.limits import Limits
 from gateway.settings.loading import load_settings, masked
 from gateway.settings.logins import Logins
+from gateway.settings.mqtt import MqttLink, MqttListener
 from gateway.settings.sources import CONFIG_VARIABLE
 from gateway.settings.tree import Http, HttpTls, Log, Settings, Store, User, shipped_mappings
 
 __all__ = [
     "CONFIG_VARIABLE",
     "Admission",
+    "AmqpLink",
+    "AmqpListener",
     "AmqpPermissions",
+    "AnonymousListener",
     "Audit",
     "Declare",
     "DeclaredBinding",
@@ -43,6 +52,8 @@ __all__ = [
     "DeclaredQueue",
     "DefaultRoles",
     "Destinations",
+    "FastLink",
+    "FastListener",
     "FastPermissions",
     "Http",
     "HttpAuthorizer",
@@ -54,10 +65,13 @@ __all__ = [
     "ListenerTls",
     "Log",
     "Logins",
+    "MqttLink",
+    "MqttListener",
     "MqttRules",
     "Origin",
     "Role",
     "Settings",
+    "SharedListener",
     "Store",
     "Target",
     "TopicPermission",
@@ -68,4 +82,5 @@ __all__ = [
     "parse_url",
     "secret_from",
     "shipped_mappings",
+    "websocket_path",
 ]

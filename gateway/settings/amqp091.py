@@ -1,15 +1,45 @@
-"""What is AMQP 0-9-1's own in a listener."""
+"""What is AMQP 0-9-1's own in a listener and in a link."""
 
 from __future__ import annotations
 
-from typing import Literal
+from typing import Annotated, Any, Literal
 
-from gateway.settings.limits import Section
+from pydantic import BeforeValidator, Field, Strict
+
+from gateway.settings.endpoints import Link, Listener
 
 
-class AmqpOptions(Section):
-    """The part of a listener that is about what AMQP 0-9-1 clients are told."""
+def _names(given: Any) -> Any:
+    """Virtual hosts about which nothing is said may stand as those of AMQP/Fast do."""
+    if not isinstance(given, dict):
+        return given
+    if any(given.values()):
+        raise ValueError("virtual hosts of AMQP 0-9-1 are a list of names")
+    return tuple(given)
 
+
+class AmqpListener(Listener):
+    """A listener for AMQP 0-9-1 clients."""
+
+    virtual_hosts: Annotated[tuple[str, ...], Strict(False), BeforeValidator(_names)] = Field(
+        ("/",), min_length=1
+    )
+    """Their names. Routes of the mapping files join the first one; the others keep to themselves."""
     announce: Literal["rabbitmq", "gateway"] = "rabbitmq"
     """The product that clients are told they are connected to: programs that know RabbitMQ's ways take them
     when they see its name. `gateway` has them believe in the letter of the specification."""
+
+    @property
+    def hosts(self) -> tuple[str, ...]:
+        return self.virtual_hosts
+
+
+class AmqpLink(Link):
+    """A link to an AMQP 0-9-1 broker."""
+
+    declare: Literal["create", "check", "none"] = "create"
+    """Exchanges and queues that routes name: declare them, only look whether they exist, or trust."""
+    single_active_consumer: bool = False
+    """Queues that the link declares have `x-single-active-consumer`: one replica at a time."""
+    consumer_priority: int = Field(0, ge=-(1 << 31), lt=1 << 31)
+    """`x-priority` of our consumers; while those of a higher one have credit, we get nothing."""

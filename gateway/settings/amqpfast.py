@@ -1,4 +1,5 @@
-"""What a listener of AMQP/Fast offers: virtual hosts with their destinations, and how clients are treated."""
+"""What is AMQP/Fast's own in a listener and in a link: virtual hosts with their destinations, and how clients
+are treated."""
 
 from __future__ import annotations
 
@@ -7,6 +8,7 @@ from typing import Annotated, Any, Final, Literal, Self
 
 from pydantic import BeforeValidator, Field, Strict, StringConstraints, model_validator
 
+from gateway.settings.endpoints import AnonymousListener, Link
 from gateway.settings.limits import Section
 
 NAME: Final = r"^[^/#&\x00-\x20\x7f]+$"  # 3.5.2.3
@@ -71,14 +73,14 @@ def _by_name(given: Any) -> Any:
     return {name: {} for name in given} if isinstance(given, list | tuple) else given
 
 
-class FastOptions(Section):
-    """What is AMQP/Fast's own in a listener."""
+class FastListener(AnonymousListener):
+    """A listener for AMQP/Fast clients."""
 
     virtual_hosts: Annotated[dict[str, FastVirtualHost], BeforeValidator(_by_name)] = Field(
         {"/": FastVirtualHost()}, min_length=1
     )
-    """By name; a list of names will do, and is all that AMQP 0-9-1 takes. Routes of the mapping files join
-    the first one; the others keep to themselves."""
+    """By name; a list of names will do. Routes of the mapping files join the first one; the others keep to
+    themselves."""
     out_of_band: OutOfBand | None = None
     """A folder in which bodies may pass as files; absent: everything comes through the connection."""
     compatibility: Literal["rfc", "openamq-2005"] = "rfc"
@@ -88,3 +90,14 @@ class FastOptions(Section):
     the client has acknowledged."""
     negotiation_pause_secs: float = Field(3.0, ge=0, le=60)
     """A failed negotiation is ended after this time, so that passwords cannot be tried quickly."""
+
+    @property
+    def hosts(self) -> tuple[str, ...]:
+        return tuple(self.virtual_hosts)
+
+
+class FastLink(Link):
+    """A link to an AMQP/Fast server."""
+
+    durable_subscriptions: bool = True
+    """The server keeps what topics that routes name receive while we are away."""

@@ -4,38 +4,25 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any, Final, Literal, NamedTuple, Self, TypeAlias
+from typing import Annotated, Any, Final, Literal, NamedTuple, Self
 from urllib.parse import SplitResult, unquote, urlsplit, urlunsplit
 
-from pydantic import BeforeValidator, Field, SecretStr, Strict, field_serializer, model_validator
+from pydantic import Field, SecretStr, Strict, field_serializer, model_validator
 
 from gateway.documents import suggestion
 from gateway.errors import ConfigurationError
 from gateway.protocols import DIALECTS
-from gateway.protocols.amqp091.dialect import AMQP091
-from gateway.protocols.amqpfast.dialect import AMQPFAST
-from gateway.protocols.mqtt.dialect import MQTT
-from gateway.settings.amqp091 import AmqpOptions
-from gateway.settings.amqpfast import FastOptions, FastVirtualHost
-from gateway.settings.front import FrontOptions
+from gateway.settings.front import FrontOptions, Origin
 from gateway.settings.limits import Limits, Section
-from gateway.settings.mqtt import MqttOptions
 
-if TYPE_CHECKING:
-    ListenerProtocol: TypeAlias = str
-else:
-    ListenerProtocol = Literal[*DIALECTS, "shared"]
 Admission = Literal["loopback", "always", "never"]
 FilePath = Annotated[Path, Strict(False)]
 Port = Annotated[int, Field(ge=0, le=65_535)]
-MqttVersion = Annotated[
-    Literal["auto", "5.0", "3.1.1", "3.1"],
-    BeforeValidator(lambda given: f"{float(given)}" if isinstance(given, int | float) else given),
-]
 
+SHARED: Final = "shared"
+"""Instead of a protocol's name: one port for several other listeners."""
 SCHEMES: Final = {scheme.name: (one, scheme) for one in DIALECTS.values() for scheme in one.schemes}
 WEBSOCKET_PORTS: Final = {"websocket": 80, "websocket+tls": 443}  # RFC 6455, 3
-WEBSOCKETS: Final = " or ".join(one.name for one in DIALECTS.values() if one.port("websocket"))
 WEBSOCKET_PATH: Final = "/mqtt"
 MASK: Final = "**********"
 
@@ -92,24 +79,17 @@ class LinkTls(Section):
         return self
 
 
-class Listener(FrontOptions, FastOptions, AmqpOptions, MqttOptions):
-    """Where clients of one protocol connect to us."""
+class Listener(FrontOptions):
+    """Where clients of one protocol connect to us: what is the same for all of them."""
 
-    protocol: ListenerProtocol
-    """`shared` is one port for several other listeners, which `shares` names."""
+    protocol: str = Field(json_schema_extra={"enum": [*DIALECTS, SHARED]})
+    """What is spoken there; `shared` is one port for several other listeners, which `shares` names."""
     host: str = "::"
     """Address to bind; `::` is all of IPv4 and, where the machine has it, of IPv6; `0.0.0.0` IPv4 alone."""
     port: Port = Field(0, json_schema_extra={"default": None})
     """Absent: the protocol's own port; `shared` has none. 0: any free one."""
     tls: ListenerTls | None = None
     """Absent: no TLS."""
-    byte_order: Literal["auto", "little", "big"] = "auto"
-    """Of keep-alive and packet identifiers of older MQTT clients: `auto` takes level 2 for little-endian and
-    level 3 (3.1) for big-endian, unless its packet identifiers show that it is not; see [MQTT
-    clients](../guides/mqtt-clients.md#byte-order-of-old-clients)."""
-    anonymous: Admission = "loopback"
-    """MQTT, AMQP/Fast: who may connect without a name and password. AMQP 0-9-1 clients always give one. MQTT
-    clients with an empty name have none; and without `users` any name but `guest` is taken for none."""
     limits: Limits | None = None
     """Overrides for connections of this listener; what the broker shares (queues, sessions) follows the top
     level."""
@@ -120,51 +100,74 @@ class Listener(FrontOptions, FastOptions, AmqpOptions, MqttOptions):
         if not isinstance(given, dict) or given.get("port") is not None:
             return given
         way = "+".join(word for word in ("websocket", "tls") if given.get(_SAYS[word])) or "plain"
-        if given.get("protocol") == "shared":
-            raise ValueError("protocol shared has no port of its own: say port")
         dialect = DIALECTS.get(given.get("protocol", ""))
         port = None if dialect is None else dialect.port(way)
         return given if port is None else given | {"port": port}
-
-    @model_validator(mode="after")
-    def _consistent(self) -> Self:
-        dialect = DIALECTS.get(self.protocol)
-        if self.websocket_path and (dialect is None or dialect.port("websocket") is None):
-            raise ValueError(f"websocket_path is for protocol {WEBSOCKETS} only")
-        if self.websocket_origins is not None and self.websocket_path is None:
-            raise ValueError("websocket_origins needs websocket_path")
-        if (self.protocol == "shared") != bool(self.shares):
-            raise ValueError("protocol shared and shares, the names of other listeners, belong together")
-        for owner, options in ((MQTT, MqttOptions), (AMQP091, AmqpOptions)):
-            for name, field in options.model_fields.items():
-                if dialect is not owner and getattr(self, name) != field.default:
-                    raise ValueError(f"{name} is for protocol {owner.name} only")
-        for name, field in FastOptions.model_fields.items():
-            if name == "virtual_hosts" and dialect is AMQP091:
-                if any(stated != FastVirtualHost() for stated in self.virtual_hosts.values()):
-                    raise ValueError(f"virtual_hosts of protocol {AMQP091.name} is a list of names")
-            elif dialect is not AMQPFAST and getattr(self, name) != field.default:
-                raise ValueError(f"{name} is for protocol {AMQPFAST.name} only")
-        return self
 
     @field_serializer("limits")
     def _only_overrides(self, limits: Limits | None) -> dict[str, Any] | None:
         return None if limits is None else limits.model_dump(exclude_unset=True)
 
+    @property
+    def hosts(self) -> tuple[str, ...]:
+        """The names of its virtual hosts; routes join the first one."""
+        return ("/",)
+
 
 _SAYS: Final = {"websocket": "websocket_path", "tls": "tls"}
+
+
+class AnonymousListener(Listener):
+    """A listener of a protocol that lets clients have no name."""
+
+    anonymous: Admission = "loopback"
+    """Who may connect without a name and password. MQTT clients with an empty name have none; and without
+    `users` any name but `guest` is taken for none."""
+
+
+class WebListener(Listener):
+    """A listener of a protocol that is also spoken over WebSocket."""
+
+    websocket_path: str | None = Field(None, pattern=r"^/[!-~]*$")
+    """WebSocket at this path, instead of TCP alone."""
+    websocket_origins: Annotated[tuple[Origin, ...] | None, Strict(False)] = None
+    """Web pages that may connect, by origin (`https://app.example.com`); absent: any. Clients that are no
+    browsers send no origin and are not asked for one."""
+
+    @model_validator(mode="after")
+    def _origins_of_a_path(self) -> Self:
+        if self.websocket_origins is not None and self.websocket_path is None:
+            raise ValueError("websocket_origins needs websocket_path")
+        return self
+
+
+class SharedListener(Listener):
+    """One port for several other listeners."""
+
+    shares: Annotated[tuple[str, ...], Strict(False)] = Field(min_length=1)
+    """The listeners whose clients may come to this port, too. The first octets tell them apart, so of each
+    protocol there is one, and of WebSocket one for each path. With `tls`, clients may come with and without
+    it."""
+
+    @model_validator(mode="before")
+    @classmethod
+    def _says_a_port(cls, given: Any) -> Any:
+        if isinstance(given, dict) and given.get("port") is None:
+            raise ValueError(f"protocol {SHARED} has no port of its own: say port")
+        return given
 
 
 def check_shares(listeners: Mapping[str, Listener]) -> None:
     """Raises ValueError with the key when what a shared port names cannot be told apart or guarded."""
     for name, port in listeners.items():
         taken: dict[str, str] = {}
-        for other in port.shares:
+        for other in port.shares if isinstance(port, SharedListener) else ():
             at = f"listeners.{name}.shares"
             one = listeners.get(other)
-            if one is None or one.protocol == "shared":
+            if one is None or isinstance(one, SharedListener):
                 raise ValueError(f"{at}: {_not_shareable(other, listeners)}")
-            spoken = f"WebSocket at {one.websocket_path}" if one.websocket_path else one.protocol
+            path = websocket_path(one)
+            spoken = one.protocol if path is None else f"WebSocket at {path}"
             if (first := taken.setdefault(spoken, other)) != other:
                 raise ValueError(f"{at}: {first} and {other} both speak {spoken}; name one of them")
             if one.tls is not None and (port.tls is None or port.tls.asked != one.tls.asked):
@@ -173,9 +176,14 @@ def check_shares(listeners: Mapping[str, Listener]) -> None:
                 )
 
 
+def websocket_path(listener: Listener) -> str | None:
+    """Where it is spoken over WebSocket; None: it is not."""
+    return listener.websocket_path if isinstance(listener, WebListener) else None
+
+
 def _not_shareable(name: str, listeners: Mapping[str, Listener]) -> str:
     """Why `name` cannot be shared, with a suggestion."""
-    known = [one for one, given in listeners.items() if given.protocol != "shared"]
+    known = [one for one, given in listeners.items() if not isinstance(given, SharedListener)]
     fault = "itself a shared port" if name in listeners else "no listener"
     return f"{name!r} is {fault}{suggestion(name, known)}"
 
@@ -252,7 +260,8 @@ class Outbox(Section):
 
 
 class Link(Section):
-    """Our client connection to one remote broker, which may have several addresses."""
+    """Our client connection to one remote broker, which may have several addresses: what is the same for all
+    protocols."""
 
     url: str | None = None
     """`amqps://user@host:port/virtual-host`, `mqtts://user@host:port`, `wss://user@host:port/path` or
@@ -268,10 +277,6 @@ class Link(Section):
     client_id: str = Field("gateway-{replica}", min_length=1)
     """MQTT client identifier, AMQP connection name or AMQP/Fast client-name; `{replica}` is this process' own
     name."""
-    version: MqttVersion = "auto"
-    """Of MQTT; `auto` tries 5.0 and falls back to 3.1.1, but not for a broker that has spoken 5.0."""
-    authentication: Literal["password", "scram-sha-256"] = "password"
-    """MQTT 5: say the password, or prove it in AUTH packets; the broker proves then that it knows it, too."""
     connections: Literal[1, 2] = 1
     """2: one to consume, and one to publish, with `-out` behind its `client_id`: a broker that takes no more
     of what is published, and stops reading, still hears what was consumed acknowledged."""
@@ -279,29 +284,12 @@ class Link(Section):
     """How the broker is known, and we by it; TLS is on when the scheme ends in `s`."""
     required: bool = False
     """Whether /readyz waits for this link."""
-    declare: Literal["create", "check", "none"] = "create"
-    """AMQP exchanges and queues that routes name: declare them, only look whether they exist, or trust."""
-    single_active_consumer: bool = False
-    """AMQP 0-9-1: queues that the link declares have `x-single-active-consumer`: one replica at a time."""
-    consumer_priority: int = Field(0, ge=-(1 << 31), lt=1 << 31)
-    """AMQP 0-9-1: `x-priority` of our consumers; while those of a higher one have credit, we get nothing."""
     prefetch: int = Field(1_000, ge=1, le=65_535)
     """Unsettled messages that the broker may send us."""
     in_flight_max: int = Field(10_000, ge=1)
     """Published and not yet confirmed; what comes beyond it waits here, within `limits`."""
-    qos: Literal[0, 1, 2] = 1
-    """MQTT: of the subscriptions that routes need."""
-    bridge: bool = False
-    """MQTT 3.x: say in CONNECT that we are a bridge, which Mosquitto and RSMB understand: what we publish
-    does not come back, and the retain flag of live messages is kept. MQTT 5 has options for both."""
-    share: str | None = Field(None, min_length=1, pattern=r"^[^/+#\x00]+$")
-    """MQTT: these are `$share/GROUP/FILTER`; all members of the group divide the messages among them."""
     outbox: Outbox = Outbox()
     """Of routes with `settle: stored`."""
-    durable_subscriptions: bool = True
-    """AMQP/Fast: the server keeps what topics that routes name receive while we are away."""
-    session_expiry_secs: int = Field(3_600, ge=0, le=0xFFFF_FFFF)
-    """MQTT: how long the broker keeps our session while we are away; 0: a clean one at each connection."""
     heartbeat_secs: int = Field(30, ge=0, le=65_535)
     """MQTT keep-alive or AMQP heartbeat; 0 is none, and a dead peer is then not noticed. AMQP/Fast: nor is
     one that has never said PING."""
@@ -327,9 +315,6 @@ class Link(Section):
         stated = any(target.password for target in targets)
         if stated + (self.password is not None) + (self.password_file is not None) > 1:
             raise ValueError("say the password once: in the url, as password, or in password_file")
-        for name in ("single_active_consumer", "consumer_priority"):
-            if targets[0].protocol != AMQP091.name and getattr(self, name):
-                raise ValueError(f"{name} is for protocol {AMQP091.name} only")
         if self.reconnect_min_secs > self.reconnect_max_secs:
             raise ValueError("reconnect_min_secs is greater than reconnect_max_secs")
         return self
@@ -366,16 +351,3 @@ class Link(Section):
         elif self.password_file is not None:
             password = secret_from(self.password_file)
         return target._replace(username=self.username or target.username, password=password)
-
-    @model_validator(mode="after")
-    def _says_what_mqtt_understands(self) -> Self:
-        if self.authentication != "password":
-            if self.protocol != MQTT.name or self.version not in ("auto", "5.0"):
-                raise ValueError(f"authentication {self.authentication} is for MQTT 5.0 only")
-            if not all(self.username or parse_url(url).username for url in self.all_urls):
-                raise ValueError(f"authentication {self.authentication} needs a username")
-        if self.bridge and self.protocol != MQTT.name:
-            raise ValueError(f"bridge is for protocol {MQTT.name} only")
-        if self.share is not None and (self.protocol != MQTT.name or self.version == "3.1"):
-            raise ValueError(f"share is for protocol {MQTT.name} only, from version 3.1.1 on")
-        return self

@@ -1,11 +1,11 @@
-"""What stands before a listener's protocol: WebSocket, the PROXY protocol, a port that listeners share."""
+"""What stands before a listener's protocol: WebSocket and the PROXY protocol."""
 
 from __future__ import annotations
 
 import ipaddress
 from typing import Annotated, Final, Literal
 
-from pydantic import AfterValidator, BeforeValidator, Field, Strict
+from pydantic import AfterValidator, BeforeValidator, Strict
 
 from gateway.settings.limits import Section
 
@@ -41,18 +41,9 @@ ProxyProtocol = Annotated[
 class FrontOptions(Section):
     """The part of a listener that is about the way to its protocol."""
 
-    websocket_path: str | None = Field(None, pattern=r"^/[!-~]*$")
-    """MQTT over WebSocket at this path, instead of MQTT over TCP."""
-    websocket_origins: Annotated[tuple[Origin, ...] | None, Strict(False)] = None
-    """Web pages that may connect, by origin (`https://app.example.com`); absent: any. Clients that are no
-    browsers send no origin and are not asked for one."""
     proxy_protocol: ProxyProtocol = "off"
     """`required`: every connection begins with a header of the PROXY protocol, version 1 or 2, in which a
     balancer says for whom it connects. Access, logs and senders then see that address."""
     proxy_protocol_from: Annotated[tuple[Network, ...], Strict(False)] = NEIGHBOURS
     """The balancers' networks, with `required`: nobody else may connect. By default loopback, private and
     link-local addresses."""
-    shares: Annotated[tuple[str, ...], Strict(False)] = ()
-    """With protocol `shared`: the listeners whose clients may come to this port, too. The first octets tell
-    them apart, so of each protocol there is one, and of WebSocket one for each path. With `tls`, clients may
-    come with and without it."""

@@ -1,21 +1,26 @@
-"""What is MQTT's own in a listener."""
+"""What is MQTT's own in a listener and in a link."""
 
 from __future__ import annotations
 
-from typing import Literal
+from typing import Annotated, Literal, Self
 
-from pydantic import Field, field_validator
+from pydantic import BeforeValidator, Field, field_validator, model_validator
 
-from gateway.settings.limits import Section
+from gateway.settings.endpoints import AnonymousListener, Link, WebListener, parse_url
+
+MqttVersion = Annotated[
+    Literal["auto", "5.0", "3.1.1", "3.1"],
+    BeforeValidator(lambda given: f"{float(given)}" if isinstance(given, int | float) else given),
+]
 
 
-class MqttOptions(Section):
-    """The part of a listener that is about what MQTT clients may ask for, and are told."""
+class MqttListener(WebListener, AnonymousListener):
+    """A listener for MQTT clients: what they may ask for, and are told."""
 
     qos_max: Literal[0, 1, 2] = 2
-    """MQTT: the highest QoS that clients may publish and subscribe with."""
+    """The highest QoS that clients may publish and subscribe with."""
     retain: bool = True
-    """MQTT: whether clients may publish retained messages."""
+    """Whether clients may publish retained messages."""
     response_information: str | None = None
     """Where clients that ask for it are told to have responses sent (MQTT 5), `{client_id}` filled in: for
     instance `reply/{client_id}`."""
@@ -23,7 +28,12 @@ class MqttOptions(Section):
     """Where clients are told to go when this gateway stops (MQTT 5): `host:port`, several with blanks. Their
     wills are not published then."""
     sys_interval_secs: float = Field(10.0, ge=0)
-    """MQTT: how often the `$SYS` topics are refreshed, while somebody subscribes to them; 0: never."""
+    """How often the `$SYS` topics are refreshed, while somebody subscribes to them; 0: never."""
+
+    byte_order: Literal["auto", "little", "big"] = "auto"
+    """Of keep-alive and packet identifiers of older MQTT clients: `auto` takes level 2 for little-endian and
+    level 3 (3.1) for big-endian, unless its packet identifiers show that it is not; see [MQTT
+    clients](../guides/mqtt-clients.md#byte-order-of-old-clients)."""
 
     @field_validator("response_information")
     @classmethod
@@ -31,3 +41,32 @@ class MqttOptions(Section):
         if given is not None and (not given or set(given) & set("+#\0")):
             raise ValueError("a topic without wildcards, as reply/{client_id}")
         return given
+
+
+class MqttLink(Link):
+    """A link to an MQTT broker."""
+
+    version: MqttVersion = "auto"
+    """`auto` tries 5.0 and falls back to 3.1.1, but not for a broker that has spoken 5.0."""
+    authentication: Literal["password", "scram-sha-256"] = "password"
+    """MQTT 5: say the password, or prove it in AUTH packets; the broker proves then that it knows it, too."""
+    qos: Literal[0, 1, 2] = 1
+    """Of the subscriptions that routes need."""
+    bridge: bool = False
+    """MQTT 3.x: say in CONNECT that we are a bridge, which Mosquitto and RSMB understand: what we publish
+    does not come back, and the retain flag of live messages is kept. MQTT 5 has options for both."""
+    share: str | None = Field(None, min_length=1, pattern=r"^[^/+#\x00]+$")
+    """Subscriptions are `$share/GROUP/FILTER`; all members of the group divide the messages among them."""
+    session_expiry_secs: int = Field(3_600, ge=0, le=0xFFFF_FFFF)
+    """How long the broker keeps our session while we are away; 0: a clean one at each connection."""
+
+    @model_validator(mode="after")
+    def _says_what_its_version_has(self) -> Self:
+        if self.authentication != "password":
+            if self.version not in ("auto", "5.0"):
+                raise ValueError(f"authentication {self.authentication} is for MQTT 5.0 only")
+            if not all(self.username or parse_url(url).username for url in self.all_urls):
+                raise ValueError(f"authentication {self.authentication} needs a username")
+        if self.share is not None and self.version == "3.1":
+            raise ValueError("share is for MQTT from version 3.1.1 on")
+        return self

@@ -14,17 +14,26 @@ from gateway.documents import Place, suggestion
 from gateway.model.address import Address
 from gateway.model.dialect import Dialect, NameRefused
 from gateway.protocols import DIALECT_OF_WORD, DIALECTS
-from gateway.protocols.amqp091.dialect import AMQP091
-from gateway.protocols.amqpfast.dialect import AMQPFAST
 from gateway.settings.access import DefaultRoles, HttpAuthorizer, Names, Role
-from gateway.settings.amqpfast import FastVirtualHost
+from gateway.settings.amqp091 import AmqpListener
+from gateway.settings.amqpfast import FastListener, FastVirtualHost
 from gateway.settings.audit import Audit
 from gateway.settings.declare import Declare, Origin
-from gateway.settings.endpoints import Admission, FilePath, Link, Listener, Port, check_shares, secret_from
+from gateway.settings.endpoints import (
+    Admission,
+    FilePath,
+    Link,
+    Listener,
+    Port,
+    SharedListener,
+    check_shares,
+    secret_from,
+)
 from gateway.settings.identity import USERS_ALONE, Backend, UsersBackend, check_backends
 from gateway.settings.journal import Journal
 from gateway.settings.limits import Limits, Section
 from gateway.settings.logins import Logins
+from gateway.settings.unions import AnyLink, AnyListener
 
 ENDPOINT_NAME: Final = re.compile(r"[A-Za-z][A-Za-z0-9_.-]{0,62}")
 EVERYWHERE: Final = frozenset(("", "::", "0.0.0.0"))  # all of them take a port for IPv4
@@ -261,9 +270,9 @@ class Settings(BaseSettings):
 
     replica: str = Field("gateway", min_length=1, max_length=64, json_schema_extra={"default": None})
     """Name of this process among its replicas; absent: the host name. Fills `{replica}` in client ids."""
-    listeners: dict[str, Listener] = {}
+    listeners: dict[str, AnyListener] = {}
     """Where clients connect, by name; none: `mqtt`, `amqp091` and `amqpfast`, as they are by default."""
-    links: dict[str, Link] = {}
+    links: dict[str, AnyLink] = {}
     """Connections to remote brokers, by name."""
     mappings: Annotated[tuple[str, ...], Strict(False)] = ()
     """Paths or globs of mapping files, relative to the working directory; none: the shipped identity.yaml,
@@ -373,7 +382,7 @@ class Settings(BaseSettings):
     def _virtual_hosts(self) -> Self:
         stated: dict[str, tuple[str, FastVirtualHost]] = {}
         for name, one in self.listeners.items():
-            for host, given in one.virtual_hosts.items() if one.protocol == AMQPFAST.name else ():
+            for host, given in one.virtual_hosts.items() if isinstance(one, FastListener) else ():
                 other, same = stated.setdefault(host, (name, given))
                 if same != given:
                     raise ValueError(
@@ -387,7 +396,7 @@ class Settings(BaseSettings):
 
     def amqp_hosts(self) -> list[str]:
         """The virtual hosts of all AMQP 0-9-1 listeners; "/" when there are none."""
-        amqp = [one for one in self.listeners.values() if one.protocol == AMQP091.name]
+        amqp = [one for one in self.listeners.values() if isinstance(one, AmqpListener)]
         return list(dict.fromkeys(host for one in amqp for host in one.virtual_hosts)) or ["/"]
 
     def virtual_hosts(self) -> dict[str, FastVirtualHost]:
@@ -395,7 +404,7 @@ class Settings(BaseSettings):
         return {
             host: given
             for one in self.listeners.values()
-            if one.protocol == AMQPFAST.name
+            if isinstance(one, FastListener)
             for host, given in one.virtual_hosts.items()
         }
 
@@ -451,7 +460,7 @@ class Settings(BaseSettings):
     def endpoints(self) -> dict[str, str]:
         """The protocol of every endpoint, by its name. A shared port is none: its connections are others'."""
         both: dict[str, Listener | Link] = {**self.listeners, **self.links}
-        return {name: one.protocol for name, one in both.items() if one.protocol != "shared"}
+        return {name: one.protocol for name, one in both.items() if not isinstance(one, SharedListener)}
 
     def worlds(self) -> dict[str, str]:
         """For each listener, the namespace in which its clients meet those of other listeners."""
@@ -459,7 +468,7 @@ class Settings(BaseSettings):
         for name, one in self.listeners.items():
             dialect = DIALECTS.get(one.protocol)
             if dialect is not None:
-                place = {"gateway": "", "virtual_host": next(iter(one.virtual_hosts)), "listener": name}
+                place = {"gateway": "", "virtual_host": one.hosts[0], "listener": name}
                 found[name] = f"{dialect.name} {place[dialect.meeting]}"
         return found
 

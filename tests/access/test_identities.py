@@ -18,12 +18,13 @@ from gateway.access.users import hash_password
 from gateway.protocols.amqpfast.events import Closed as FastClosed
 from gateway.protocols.mqtt.packets import Auth, Connack, Connect, Disconnect
 from gateway.protocols.mqtt.spec import Property, ReasonCode, Version
-from gateway.settings import Audit, Listener, Settings, User
+from gateway.settings import Audit, Settings, User
 from gateway.settings.endpoints import ListenerTls
 from gateway.settings.identity import CertificatesBackend, HttpBackend, JwtBackend, UsersBackend
 from tests.access.logins import PROTOCOLS, log_in, pika_parameters, trusting
 from tests.access.servers import AUDIENCE, ISSUER, Signer, certificate, jwks, served
 from tests.access.test_http_backend import knows
+from tests.configured import make_listener
 from tests.ingress.amqpfast.client import Fast
 from tests.ingress.clients import Mqtt, Raw, eventually, stats
 from tests.interop.gateway_fixture import LOOPBACK, Running, running, settings_of
@@ -42,10 +43,14 @@ NOBODY = {"mqtt": 0x87, "amqp091": -1, "amqpfast": 403}
 
 def site(*backends: Any, users: dict[str, User] | None = None, **listener: Any) -> Settings:
     """A listener of each protocol, where nobody is let in for being here."""
-    given: dict[str, Any] = {"host": LOOPBACK, "port": 0, "anonymous": "never", **listener}
-    at_once = {"amqpfast": {"negotiation_pause_secs": 0.0}}
+    given: dict[str, Any] = {"host": LOOPBACK, "port": 0, **listener}
+    own: dict[str, dict[str, Any]] = {
+        "mqtt": {"anonymous": "never"},
+        "amqp091": {},
+        "amqpfast": {"anonymous": "never", "negotiation_pause_secs": 0.0},
+    }
     return settings_of(
-        listeners={name: Listener(protocol=name, **given, **at_once.get(name, {})) for name in PROTOCOLS},
+        listeners={name: make_listener(protocol=name, **given, **own[name]) for name in PROTOCOLS},
         users={} if users is None else users,
         guest="never",
         **({"authentication": backends} if backends else {}),

@@ -25,7 +25,8 @@ from gateway.model.properties import Properties, Value, ValueType, property_set
 from gateway.protocols.amqp091.dialect import amqp_address
 from gateway.protocols.amqpfast.dialect import fast_address
 from gateway.protocols.mqtt.dialect import topic_address
-from gateway.settings import Limits, Listener, ListenerTls, Target, parse_url
+from gateway.settings import Limits, ListenerTls, Target, parse_url
+from tests.configured import make_listener
 from tests.interop.gateway_fixture import LOOPBACK, Running, running, settings_of
 from tests.transport.test_tls import self_signed
 
@@ -181,7 +182,7 @@ def test_tls(tmp_path_factory: pytest.TempPathFactory, protocol: str) -> None:
     """With the authority that signed it, and a certificate of our own; without, nobody is trusted."""
     certificate, key = self_signed(tmp_path_factory.mktemp("tls"))
     tls = ListenerTls(cert_file=certificate, key_file=key, client_ca_file=certificate)
-    listener = Listener(protocol=protocol, host=LOOPBACK, port=0, tls=tls)  # type: ignore[arg-type]
+    listener = make_listener(protocol=protocol, host=LOOPBACK, port=0, tls=tls)  # type: ignore[arg-type]
     scheme = {"mqtt": "mqtts", "amqp091": "amqps", "amqpfast": "amqpfasts"}[protocol]
     with running(settings_of(listeners={protocol: listener})) as secured:
         target = parse_url(f"{scheme}://guest:guest@{LOOPBACK}:{secured.port(protocol)}")

@@ -7,7 +7,8 @@ from typing import Final
 
 from gateway.protocols.mqtt.packets import Connack, Connect
 from gateway.protocols.mqtt.spec import PacketType, Property, Version
-from gateway.settings import Link, Settings
+from gateway.settings import Settings
+from tests.configured import make_link
 from tests.ingress.clients import Mqtt
 from tests.interop.gateway_fixture import LOOPBACK, running, settings_of
 from tests.interop.servers import Mosquitto
@@ -37,7 +38,7 @@ def killed_in_the_middle(port: int, client_id: str) -> None:
 def _settings(port: int, folder: Path) -> Settings:
     mapping = folder / "mapping.yaml"
     mapping.write_text(MAPPING)
-    plant = Link(
+    plant = make_link(
         url=f"mqtt://{LOOPBACK}:{port}", client_id=folder.name, reconnect_min_secs=0.1, reconnect_max_secs=0.5
     )
     return settings_of(links={"plant": plant}, mappings=(str(mapping),))

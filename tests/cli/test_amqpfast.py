@@ -17,6 +17,7 @@ from gateway.cli.amqpfast.commands import ProgressLine
 from gateway.settings import Listener
 from gateway.settings.amqpfast import FastVirtualHost, Peer
 from tests.cli.conftest import Run
+from tests.configured import make_listener
 from tests.ingress.amqpfast.client import Fast
 from tests.interop.gateway_fixture import LOOPBACK, Running, running, settings_of
 from tests.interop.gateway_process import GatewayProcess
@@ -158,7 +159,7 @@ def test_octets_go_through_a_peer(run: Run, gateway: Running, monkeypatch: pytes
 
 def tunnel_to(port: int) -> Listener:
     hosts = {"/": FastVirtualHost(peers={"far": Peer(kind="tcp", host=LOOPBACK, port=port)})}
-    return Listener(protocol="amqpfast", host=LOOPBACK, port=0, virtual_hosts=hosts)
+    return make_listener(protocol="amqpfast", host=LOOPBACK, port=0, virtual_hosts=hosts)
 
 
 def test_what_is_refused_is_told(run: Run, gateway: Running) -> None:

@@ -16,6 +16,7 @@ from pydantic import SecretStr
 from gateway.cli.welcome import proposal, spoken, welcome
 from gateway.settings import Listener, ListenerTls, Settings, User
 from tests.cli.conftest import Run
+from tests.configured import make_listener
 from tests.interop.gateway_fixture import LOOPBACK, running, settings_of
 from tests.transport.test_tls import self_signed
 
@@ -45,7 +46,7 @@ LISTENERS: Final[dict[str, tuple[dict[str, Any], str]]] = {
 @pytest.mark.parametrize("name", LISTENERS)
 def test_the_welcome_says_what_a_listener_speaks(name: str) -> None:
     given, said = LISTENERS[name]
-    listener = Listener(**given)
+    listener = make_listener(**given)
     assert f"{spoken(listener)} on [{listener.host}]:{listener.port}" == said
 
 
@@ -114,8 +115,8 @@ def test_the_proposal_follows_the_configuration(
 @pytest.mark.parametrize("path", [None, "/mqtt"])
 def test_what_is_proposed_works(run: Run, path: str | None) -> None:
     listeners: dict[str, Listener] = {
-        "mqtt": Listener(protocol="mqtt", host=LOOPBACK, port=0, websocket_path=path),
-        "amqpfast": Listener(protocol="amqpfast", host=LOOPBACK, port=0),
+        "mqtt": make_listener(protocol="mqtt", host=LOOPBACK, port=0, websocket_path=path),
+        "amqpfast": make_listener(protocol="amqpfast", host=LOOPBACK, port=0),
     }
     with running(settings_of(listeners=listeners)) as started:
         received, published = proposed(welcome(started.gateway))
@@ -124,7 +125,7 @@ def test_what_is_proposed_works(run: Run, path: str | None) -> None:
 
 def test_what_is_proposed_works_with_tls_and_a_password(run: Run, tmp_path: Path) -> None:
     certificate, key = self_signed(tmp_path)
-    listener = Listener(
+    listener = make_listener(
         protocol="amqp091", host=LOOPBACK, port=0, tls=ListenerTls(cert_file=certificate, key_file=key)
     )
     users = {"ann": User(password_hash=SecretStr(PasswordHasher(1, 8, 1).hash("secret")))}

@@ -10,8 +10,8 @@ import pika
 import pytest
 
 from gateway import __version__
-from gateway.settings import Listener
 from tests.clients.peers import PATIENCE_SECS
+from tests.configured import make_listener
 from tests.interop.gateway_fixture import LOOPBACK, Running, running, settings_of
 from tests.interop.servers import RabbitMQ
 
@@ -70,7 +70,7 @@ def test_the_listener_says_what_programs_look_for(gateway: Running, rabbitmq: Ra
 
 def test_the_listener_says_its_own_name_when_asked_to() -> None:
     settings = settings_of(
-        listeners={"amqp091": Listener(protocol="amqp091", host=LOOPBACK, port=0, announce="gateway")}
+        listeners={"amqp091": make_listener(protocol="amqp091", host=LOOPBACK, port=0, announce="gateway")}
     )
     with running(settings) as gateway:
         said = said_by(gateway.amqp_url)

@@ -10,17 +10,17 @@ import paho.mqtt.client as paho
 import pika
 import pytest
 
-from gateway.settings import Listener
+from tests.configured import make_listener
 from tests.interop.gateway_fixture import LOOPBACK, Running, running, settings_of
 from tests.interop.pahos import leave
 
 PATIENCE_SECS = 20.0
 LISTENERS = {
-    "devices": Listener(protocol="mqtt", host=LOOPBACK, port=0),
-    "web": Listener(protocol="mqtt", host=LOOPBACK, port=0),
-    "apps": Listener(protocol="amqp091", host=LOOPBACK, port=0),
-    "partners": Listener(protocol="amqp091", host=LOOPBACK, port=0),
-    "tenant": Listener(protocol="amqp091", host=LOOPBACK, port=0, virtual_hosts=["tenant"]),
+    "devices": make_listener(protocol="mqtt", host=LOOPBACK, port=0),
+    "web": make_listener(protocol="mqtt", host=LOOPBACK, port=0),
+    "apps": make_listener(protocol="amqp091", host=LOOPBACK, port=0),
+    "partners": make_listener(protocol="amqp091", host=LOOPBACK, port=0),
+    "tenant": make_listener(protocol="amqp091", host=LOOPBACK, port=0, virtual_hosts=["tenant"]),
 }
 
 

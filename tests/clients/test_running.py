@@ -13,7 +13,8 @@ import pytest
 from gateway.errors import ConfigurationError
 from gateway.protocols.mqtt.packets import Disconnect
 from gateway.protocols.mqtt.spec import PacketType, ReasonCode
-from gateway.settings import Http, Limits, Link, Settings, Store
+from gateway.settings import Http, Limits, Settings, Store
+from tests.configured import make_link
 from tests.ingress.amqp_client import Amqp
 from tests.ingress.clients import connect
 from tests.interop.gateway_fixture import LOOPBACK, Running, gateway_here, running, settings_of
@@ -134,7 +135,7 @@ def test_draining_waits_no_longer_than_it_may_for_what_is_in_flight(tmp_path: Pa
     )
     settings = settings_of(
         mappings=(str(mapping),),
-        links={"plant": Link(url=f"mqtt://{LOOPBACK}:{port}")},
+        links={"plant": make_link(url=f"mqtt://{LOOPBACK}:{port}")},
         drain_timeout_secs=0.2,
     )
     with running(settings) as gateway, connect(gateway)[0] as client:

@@ -13,8 +13,8 @@ from pika.adapters.blocking_connection import BlockingChannel
 from gateway.model.properties import Value, ValueType, string
 from gateway.protocols.amqpfast.codec import decode_head_properties
 from gateway.protocols.mqtt.spec import PacketType
-from gateway.settings import Listener
 from gateway.settings.amqpfast import DestinationNames, FastVirtualHost
+from tests.configured import make_listener
 from tests.ingress.amqpfast.client import TOPIC, Fast, head
 from tests.ingress.clients import Mqtt, connect
 from tests.interop.gateway_fixture import LOOPBACK, Running, running, settings_of
@@ -141,7 +141,7 @@ def test_routes_to_and_from_queues_whose_names_they_make(tmp_path: Path) -> None
     host = FastVirtualHost(destinations=DestinationNames(queues=("jobs.a", "done.a")))
     for hosts, code in (({"/": FastVirtualHost()}, 0), ({"/": host}, 0x80)):
         settings = settings_of(mappings=(str(tmp_path / "jobs.yaml"),))
-        listener = Listener(protocol="amqpfast", host=LOOPBACK, port=0, virtual_hosts=hosts)
+        listener = make_listener(protocol="amqpfast", host=LOOPBACK, port=0, virtual_hosts=hosts)
         settings = settings_of(
             listeners=settings.listeners | {"amqpfast": listener}, mappings=settings.mappings
         )

@@ -7,8 +7,9 @@ from collections.abc import Iterator
 
 import pytest
 
-from gateway.settings import Listener, ListenerTls
+from gateway.settings import ListenerTls
 from tests.clients.peers import Paho, node
+from tests.configured import make_listener
 from tests.ingress.clients import connect, stats
 from tests.interop.gateway_fixture import LOOPBACK, Running, running, settings_of
 from tests.transport.test_tls import self_signed
@@ -24,14 +25,14 @@ def tls(tmp_path_factory: pytest.TempPathFactory) -> ListenerTls:
 def gateway(request: pytest.FixtureRequest, tls: ListenerTls) -> Iterator[Running]:
     """WebSocket on the listener `mqtt`, TCP on `tcp`."""
     listeners = {
-        "mqtt": Listener(
+        "mqtt": make_listener(
             protocol="mqtt",
             host=LOOPBACK,
             port=0,
             websocket_path="/mqtt",
             tls=tls if request.param == "wss" else None,
         ),
-        "tcp": Listener(protocol="mqtt", host=LOOPBACK, port=0),
+        "tcp": make_listener(protocol="mqtt", host=LOOPBACK, port=0),
     }
     with running(settings_of(listeners=listeners)) as one:
         yield one

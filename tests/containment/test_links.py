@@ -33,7 +33,8 @@ from gateway.protocols.amqpfast.sending import Producer
 from gateway.protocols.mqtt.dialect import topic_address
 from gateway.protocols.mqtt.properties import encode_property
 from gateway.protocols.mqtt.spec import PacketType, Property
-from gateway.settings import Link, Listener, Store
+from gateway.settings import Store
+from tests.configured import make_link, make_listener
 from tests.containment.faults import FORESEEN, POISON, UNFORESEEN, by_type, counting, faulty, poisoned
 from tests.ingress.clients import Mqtt, connect
 from tests.interop.gateway_fixture import LOOPBACK, Running
@@ -78,7 +79,7 @@ def joined(
     with faulty() as far:
         given = {"url": url_of(far, protocol), "reconnect_min_secs": 0.01, "reconnect_max_secs": 0.02}
         store = Store(path=folder / "data") if stored else Store(enabled=False)
-        with faulty(mappings=[str(mapping)], links={"far": Link(**given)}, store=store) as near:
+        with faulty(mappings=[str(mapping)], links={"far": make_link(**given)}, store=store) as near:
             near.until(lambda: near.gateway.links["far"].up)
             yield near, far
 
@@ -238,10 +239,10 @@ def test_a_circle_of_two_gateways_without_hops_ends(tmp_path: Path, counted: Cou
     given = {"reconnect_min_secs": 0.01, "reconnect_max_secs": 0.05, "version": "3.1.1"}
 
     def settings(url: str, port: int) -> dict[str, Any]:
-        listener = Listener(protocol="mqtt", host=LOOPBACK, port=port)
+        listener = make_listener(protocol="mqtt", host=LOOPBACK, port=port)
         return {
             "mappings": [str(mapping)],
-            "links": {"other": Link(url=url, **given)},
+            "links": {"other": make_link(url=url, **given)},
             "listeners": {"mqtt": listener},
         }
 

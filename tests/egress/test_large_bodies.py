@@ -9,7 +9,8 @@ from typing import Final
 import pika
 import pytest
 
-from gateway.settings import Limits, Link
+from gateway.settings import Limits
+from tests.configured import make_link
 from tests.ingress.clients import connect
 from tests.interop.gateway_fixture import running, settings_of
 from tests.interop.servers import RabbitMQ
@@ -39,7 +40,7 @@ def test_it_goes_back_and_the_link_stays(far: str, tmp_path: Path) -> None:
     mapping = tmp_path / "mapping.yaml"
     mapping.write_text(MAPPING)
     settings = settings_of(
-        links={"far": Link(url=far)}, mappings=(str(mapping),), limits=Limits(message_bytes_max=MIB)
+        links={"far": make_link(url=far)}, mappings=(str(mapping),), limits=Limits(message_bytes_max=MIB)
     )
     with pika.BlockingConnection(pika.URLParameters(far)) as connection:
         channel = connection.channel()

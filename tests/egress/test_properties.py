@@ -8,7 +8,8 @@ from typing import Final
 
 import pytest
 
-from gateway.settings import Limits, Link
+from gateway.settings import Limits
+from tests.configured import make_link
 from tests.ingress.amqpfast.client import TOPIC, Fast, head
 from tests.ingress.clients import connect
 from tests.interop.gateway_fixture import LOOPBACK, Running, running, settings_of
@@ -43,7 +44,7 @@ def test_too_many_properties_of_a_broker_are_a_dead_letter_and_the_link_stays(
     mapping = tmp_path / "mapping.yaml"
     mapping.write_text(ROUTES % SOURCES[protocol])
     scheme = "amqp" if protocol == "amqp091" else protocol
-    link = Link(url=f"{scheme}://guest:guest@{LOOPBACK}:{far.port(protocol)}", client_id="near")
+    link = make_link(url=f"{scheme}://guest:guest@{LOOPBACK}:{far.port(protocol)}", client_id="near")
     limits = Limits(properties_max=MOST, properties_bytes_max=OCTETS)
     settings = settings_of(links={"far": link}, mappings=(str(mapping),), limits=limits)
     with running(settings) as near:

@@ -22,7 +22,8 @@ from gateway.protocols.amqp091.events import (
     MethodReceived,
     Opened,
 )
-from gateway.settings import Listener, ListenerTls, User
+from gateway.settings import ListenerTls, User
+from tests.configured import make_listener
 from tests.ingress.amqp_client import Amqp
 from tests.ingress.clients import connect
 from tests.interop.gateway_fixture import LOOPBACK, Running, running, settings_of
@@ -37,9 +38,9 @@ def queue(client: Amqp, name: str) -> None:
 def hosts() -> Iterator[Running]:
     """A listener with two virtual hosts, and one with the second alone."""
     given = {
-        "mqtt": Listener(protocol="mqtt", host=LOOPBACK, port=0),
-        "amqp091": Listener(protocol="amqp091", host=LOOPBACK, port=0, virtual_hosts=["/", "tenant"]),
-        "other": Listener(protocol="amqp091", host=LOOPBACK, port=0, virtual_hosts=["tenant"]),
+        "mqtt": make_listener(protocol="mqtt", host=LOOPBACK, port=0),
+        "amqp091": make_listener(protocol="amqp091", host=LOOPBACK, port=0, virtual_hosts=["/", "tenant"]),
+        "other": make_listener(protocol="amqp091", host=LOOPBACK, port=0, virtual_hosts=["tenant"]),
     }
     with running(settings_of(listeners=given)) as gateway:
         yield gateway
@@ -90,7 +91,7 @@ def authority(folder: Path, name: str) -> tuple[Path, Path]:
 def test_the_name_in_a_certificate_is_a_login(tmp_path: Path, name: str, admitted: bool) -> None:
     own, theirs = authority(tmp_path, "gateway"), authority(tmp_path, name)
     tls = ListenerTls(cert_file=own[0], key_file=own[1], client_ca_file=theirs[0])
-    given = {"amqp091": Listener(protocol="amqp091", host=LOOPBACK, port=0, tls=tls)}
+    given = {"amqp091": make_listener(protocol="amqp091", host=LOOPBACK, port=0, tls=tls)}
     users = {"ann": User(password_hash=SecretStr(hash_password("unused")))}
     context = ssl.create_default_context(cafile=own[0])
     context.load_cert_chain(*theirs)

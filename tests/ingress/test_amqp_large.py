@@ -22,8 +22,9 @@ from gateway.protocols.amqp091.codec import (
     encode_method_frame,
 )
 from gateway.protocols.amqp091.events import Got
-from gateway.settings import Limits, Listener, ListenerTls, Store
+from gateway.settings import Limits, ListenerTls, Store
 from gateway.transport import stream
+from tests.configured import make_listener
 from tests.ingress.amqp_client import NOTHING, Amqp
 from tests.ingress.clients import connect
 from tests.interop.gateway_fixture import LOOPBACK, Running, running, settings_of
@@ -277,7 +278,7 @@ def test_what_never_comes_whole_leaves_nothing(gateway: Running, how: str) -> No
 def test_over_tls(tmp_path: Path) -> None:
     make_certificate(tmp_path, "large")
     tls = ListenerTls(cert_file=tmp_path / "cert.pem", key_file=tmp_path / "key.pem")
-    listener = Listener(protocol="amqp091", host=LOOPBACK, port=0, tls=tls)
+    listener = make_listener(protocol="amqp091", host=LOOPBACK, port=0, tls=tls)
     with running(settings_of(limits=LIMITS, listeners={"amqp091": listener})) as gateway:
         context = ssl.create_default_context(cafile=tmp_path / "cert.pem")
         parameters = pika.ConnectionParameters(

@@ -13,8 +13,9 @@ from gateway.protocols.amqp091 import methods as m
 from gateway.protocols.amqp091.events import Closed, Confirms
 from gateway.protocols.mqtt.packets import Disconnect
 from gateway.protocols.mqtt.spec import ReasonCode, Version
-from gateway.settings import Limits, Listener
+from gateway.settings import Limits
 from gateway.settings.endpoints import ListenerTls
+from tests.configured import make_listener
 from tests.ingress.amqp_client import Amqp
 from tests.ingress.clients import Raw, connect, eventually, stats
 from tests.interop.gateway_fixture import LOOPBACK, Running, running, settings_of
@@ -176,7 +177,7 @@ def waiting_in(gateway: Running, queue: str) -> int:
 def test_garbage_on_a_tls_listener_is_ended_and_tls_clients_go_on(tmp_path: Path) -> None:
     certificate, key = self_signed(tmp_path)
     tls = ListenerTls(cert_file=certificate, key_file=key)
-    listeners = {"mqtt": Listener(protocol="mqtt", host=LOOPBACK, port=0, tls=tls)}
+    listeners = {"mqtt": make_listener(protocol="mqtt", host=LOOPBACK, port=0, tls=tls)}
     with running(settings_of(listeners=listeners)) as gateway:
         with Raw(gateway.mqtt) as client:
             assert CONNACK not in client.send(CONNECT).rest()

@@ -10,14 +10,14 @@ import pika
 import pytest
 
 from gateway.errors import ConfigurationError
-from gateway.settings import Listener
+from tests.configured import make_listener
 from tests.ingress.amqp_client import Amqp
 from tests.interop.gateway_fixture import running, settings_of
 
 
 def refusal(**given: Any) -> str:
     """Why a gateway with such a listener does not start."""
-    settings = settings_of(listeners={"amqp091": Listener(protocol="amqp091", **({"port": 0} | given))})
+    settings = settings_of(listeners={"amqp091": make_listener(protocol="amqp091", **({"port": 0} | given))})
     with pytest.RaisesGroup(ConfigurationError, flatten_subgroups=True) as refused, running(settings):
         pass
     error: BaseException = refused.value
@@ -28,7 +28,7 @@ def refusal(**given: Any) -> str:
 
 @pytest.mark.parametrize("host", ["127.0.0.1", "::1"])
 def test_both_are_there_by_default(host: str) -> None:
-    settings = settings_of(listeners={"amqp091": Listener(protocol="amqp091", port=0)})
+    settings = settings_of(listeners={"amqp091": make_listener(protocol="amqp091", port=0)})
     with running(settings) as gateway:
         port = gateway.port("amqp091")
         with pika.BlockingConnection(pika.ConnectionParameters(host, port)) as connection:
@@ -45,7 +45,7 @@ def test_a_machine_without_ipv6_has_ipv4(code: int, monkeypatch: pytest.MonkeyPa
         socket.SocketType.bind(sock, address)
 
     monkeypatch.setattr(socket.socket, "bind", bind)
-    settings = settings_of(listeners={"amqp091": Listener(protocol="amqp091", port=0)})
+    settings = settings_of(listeners={"amqp091": make_listener(protocol="amqp091", port=0)})
     with running(settings) as gateway, Amqp(gateway).open():
         pass
     assert refusal(host="::1") == "listeners.amqp091: cannot listen on [::1]:0: no IPv6 here"
@@ -60,7 +60,7 @@ def test_a_port_that_is_taken_over_ipv6_is_an_error() -> None:
 
 
 def test_ipv4_alone_when_it_is_asked_for() -> None:
-    settings = settings_of(listeners={"amqp091": Listener(protocol="amqp091", host="0.0.0.0", port=0)})
+    settings = settings_of(listeners={"amqp091": make_listener(protocol="amqp091", host="0.0.0.0", port=0)})
     with running(settings) as gateway:
         with Amqp(gateway).open():
             pass

@@ -17,9 +17,10 @@ from gateway.containment import counted
 from gateway.protocols.amqp091 import methods as m
 from gateway.protocols.amqp091.events import Closed
 from gateway.protocols.mqtt.spec import Property, ReasonCode, Version
-from gateway.settings import Limits, Listener, Settings, Store, User
+from gateway.settings import Limits, Settings, Store, User
 from gateway.telemetry.logs import WHOLE_MAX, Limiter
 from gateway.transport.rate import Rate
+from tests.configured import make_listener
 from tests.ingress.amqp_client import Amqp
 from tests.ingress.amqpfast.client import QUEUE, TOPIC, Fast
 from tests.ingress.clients import Mqtt, Raw, connect, eventually, stats
@@ -31,9 +32,9 @@ CONNECT = b"\x10\x0d\x00\x04MQTT\x04\x02\x00\x00\x00\x01c"
 def listeners(limits: Limits | None = None, **more: Any) -> Settings:
     """All protocols, where guest and nobody may come from anywhere, and a balancer says who comes."""
     names = ("mqtt", "amqp091", "amqpfast")
-    behind: dict[str, Any] = {"proxy_protocol": "required", "anonymous": "always"}
+    nobody = {name: {} if name == "amqp091" else {"anonymous": "always"} for name in names}
     made = {
-        name: Listener(protocol=name, host=LOOPBACK, port=0, **behind)  # type: ignore[arg-type]
+        name: make_listener(protocol=name, host=LOOPBACK, port=0, proxy_protocol="required", **nobody[name])
         for name in names
     }
     return settings_of(listeners=made, guest="always", limits=limits, **more)

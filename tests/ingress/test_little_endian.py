@@ -10,7 +10,7 @@ import socket
 import pytest
 
 from gateway.protocols.mqtt.spec import Version
-from gateway.settings import Listener
+from tests.configured import make_listener
 from tests.ingress.clients import Raw, connect, eventually, stats
 from tests.interop.gateway_fixture import LOOPBACK, Running, running, settings_of
 
@@ -21,7 +21,7 @@ PUBLISH = bytes.fromhex("32 0c 0003 612f62 0200 68656c6c6f".replace(" ", ""))
 
 def converse(byte_order: str) -> bytes:
     """Everything that the listener answers to CONNECT, SUBSCRIBE to a/b and PUBLISH of hello, QoS 1."""
-    listener = Listener(protocol="mqtt", host=LOOPBACK, port=0, byte_order=byte_order)
+    listener = make_listener(protocol="mqtt", host=LOOPBACK, port=0, byte_order=byte_order)
     with (
         running(settings_of(listeners={"mqtt": listener})) as gateway,
         socket.create_connection((LOOPBACK, gateway.mqtt), 5) as sock,

@@ -21,9 +21,10 @@ from gateway.ingress.logins import Logins as PendingLogins
 from gateway.protocols.amqp091.events import Closed
 from gateway.protocols.mqtt.packets import Auth, Connack, Connect
 from gateway.protocols.mqtt.spec import Property, ReasonCode, Version
-from gateway.settings import Limits, Listener, Logins, Settings, User
+from gateway.settings import Limits, Logins, Settings, User
 from gateway.telemetry.stats import ListenerStats
 from gateway.transport.stream import Stream, WriteSet
+from tests.configured import make_listener
 from tests.ingress.amqp_client import Amqp
 from tests.ingress.amqpfast.client import Fast
 from tests.ingress.clients import Mqtt, Raw, connect, eventually, stats
@@ -61,10 +62,10 @@ def site(*, proxied: bool = False, logins: Logins | None = None, **limits: Any) 
     """A listener of each protocol; `proxied`: a balancer says who comes."""
     more: dict[str, Any] = {"proxy_protocol": "required" if proxied else "off"}
     listeners = {
-        name: Listener(protocol=name, host=LOOPBACK, port=0, **more)  # type: ignore[arg-type]
+        name: make_listener(protocol=name, host=LOOPBACK, port=0, **more)  # type: ignore[arg-type]
         for name in ("mqtt", "amqp091")
     }
-    listeners["amqpfast"] = Listener(
+    listeners["amqpfast"] = make_listener(
         protocol="amqpfast", host=LOOPBACK, port=0, negotiation_pause_secs=0.0, **more
     )
     users = {"ann": ANN, "bob": ANN}

@@ -16,9 +16,9 @@ from gateway.protocols.amqp091 import methods as m
 from gateway.protocols.amqp091.events import Confirms
 from gateway.protocols.amqpfast.sending import Producer
 from gateway.protocols.mqtt.spec import PacketType
-from gateway.settings import Link
 from gateway.transport import stream as streams
 from gateway.transport.stream import Stream
+from tests.configured import make_link
 from tests.ingress.amqp_client import NOTHING, Amqp
 from tests.ingress.amqpfast.client import EMPTY, TOPIC, Fast
 from tests.ingress.clients import Mqtt, connect
@@ -121,7 +121,7 @@ def test_of_links(turns: list[int], gateway: Running, tmp_path: Path, protocol: 
     mapping = tmp_path / "mapping.yaml"
     mapping.write_text(ROUTES % source)
     scheme = "amqp" if protocol == "amqp091" else protocol
-    link = Link(url=f"{scheme}://guest:guest@{LOOPBACK}:{gateway.port(protocol)}", client_id="near")
+    link = make_link(url=f"{scheme}://guest:guest@{LOOPBACK}:{gateway.port(protocol)}", client_id="near")
     with running(settings_of(links={"far": link}, mappings=(str(mapping),))) as near:
         near.until(lambda: near.gateway.links["far"].up)
         with reader_of(near, "down/#") as reader, Fast(gateway).open() as writer:

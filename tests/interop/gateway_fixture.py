@@ -17,7 +17,8 @@ import trio
 
 from gateway.app import Gateway, mappings
 from gateway.ingress import listener
-from gateway.settings import Http, Limits, Listener, Settings, Store
+from gateway.settings import Http, Limits, Settings, Store
+from tests.configured import make_listener
 from tests.needs import needed
 
 LOOPBACK: Final = "127.0.0.1"
@@ -33,9 +34,11 @@ def settings_of(*, limits: Limits | None = None, drain_timeout_secs: float = 2.0
     """A listener of each protocol on a free port, no HTTP; `more` are settings by name."""
     given: dict[str, Any] = {
         "listeners": {
-            "mqtt": Listener(protocol="mqtt", host=LOOPBACK, port=0),
-            "amqp091": Listener(protocol="amqp091", host=LOOPBACK, port=0),
-            "amqpfast": Listener(protocol="amqpfast", host=LOOPBACK, port=0, negotiation_pause_secs=0.0),
+            "mqtt": make_listener(protocol="mqtt", host=LOOPBACK, port=0),
+            "amqp091": make_listener(protocol="amqp091", host=LOOPBACK, port=0),
+            "amqpfast": make_listener(
+                protocol="amqpfast", host=LOOPBACK, port=0, negotiation_pause_secs=0.0
+            ),
         },
         "http": Http(enabled=False),
         "limits": limits or Limits(),

@@ -14,7 +14,7 @@ from gateway.protocols.amqpfast import commands as m
 from gateway.protocols.amqpfast import events as e
 from gateway.protocols.amqpfast.codec import decode_credentials
 from gateway.protocols.amqpfast.server import ServerConnection
-from gateway.settings.endpoints import Link
+from tests.configured import make_link
 from tests.ingress.amqpfast.client import TOPIC, head
 from tests.ingress.amqpfast.large import MIB, Whole, octets
 from tests.interop.gateway_fixture import LOOPBACK, running, settings_of
@@ -112,7 +112,7 @@ def old() -> Iterator[Server2005]:
 def test_large_and_small_messages_reach_it_after_one_lost_connection(old: Server2005, tmp_path: Path) -> None:
     (tmp_path / "mapping.yaml").write_text(MAPPING)
     url = f"amqpfast://fast:secret@{LOOPBACK}:{old.port}/"
-    link = Link(url=url, heartbeat_secs=1, reconnect_min_secs=0.1, reconnect_max_secs=0.3)
+    link = make_link(url=url, heartbeat_secs=1, reconnect_min_secs=0.1, reconnect_max_secs=0.3)
     settings = settings_of(links={"old": link}, mappings=[str(tmp_path / "mapping.yaml")])
     with running(settings) as near:
         near.until(lambda: near.gateway.links["old"].up, PATIENCE_SECS)

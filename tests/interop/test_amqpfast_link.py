@@ -16,8 +16,9 @@ from paho.mqtt.enums import CallbackAPIVersion
 from gateway.egress.amqpfast.client import connect
 from gateway.protocols.amqpfast.codec import decode_head_properties
 from gateway.protocols.amqpfast.events import Fragment
-from gateway.settings import Listener, ListenerTls, Store
-from gateway.settings.endpoints import Link, LinkTls
+from gateway.settings import ListenerTls, Store
+from gateway.settings.endpoints import LinkTls
+from tests.configured import make_link, make_listener
 from tests.ingress.amqpfast.client import TOPIC, Fast, head
 from tests.interop.gateway_fixture import LOOPBACK, Running, running, settings_of
 from tests.interop.gateway_process import GatewayProcess
@@ -60,7 +61,7 @@ def gateway_to(
     given = {"reconnect_min_secs": 0.1, "reconnect_max_secs": 0.3, "client_id": "near"} | link
     url = f"amqpfast://{user}@{LOOPBACK}:{far.port('amqpfast')}/"
     settings = settings_of(
-        links={"far": Link(url=url, **given)},
+        links={"far": make_link(url=url, **given)},
         mappings=[str(folder / "mapping.yaml")],
         store=Store(path=folder / "data"),
         drain_timeout_secs=5.0,
@@ -245,11 +246,11 @@ def test_a_durable_subscription_misses_nothing_while_the_link_is_away(
 def test_over_tls_both_ways(tmp_path: Path) -> None:
     make_certificate(tmp_path, "far")
     tls = ListenerTls(cert_file=tmp_path / "cert.pem", key_file=tmp_path / "key.pem")
-    listeners = {"secure": Listener(protocol="amqpfast", host=LOOPBACK, port=0, tls=tls)}
+    listeners = {"secure": make_listener(protocol="amqpfast", host=LOOPBACK, port=0, tls=tls)}
     with running(settings_of(listeners=listeners)) as remote:
         url = f"amqpfasts://guest:guest@{LOOPBACK}:{remote.port('secure')}/"
         (tmp_path / "mapping.yaml").write_text(MAPPING)
-        link = Link(url=url, tls=LinkTls(ca_file=tmp_path / "cert.pem"))
+        link = make_link(url=url, tls=LinkTls(ca_file=tmp_path / "cert.pem"))
         near_settings = settings_of(links={"far": link}, mappings=[str(tmp_path / "mapping.yaml")])
         with running(near_settings) as near, Fast(near).open() as local:
             up(near)

@@ -11,6 +11,7 @@ import pytest
 from gateway.broker.mqtt.echoes import QUICK_MAX
 from gateway.protocols.mqtt.spec import PacketType, Version
 from gateway.settings import Link
+from tests.configured import make_link
 from tests.ingress.clients import connect
 from tests.interop.gateway_fixture import LOOPBACK, Running, running, settings_of
 from tests.interop.servers import Mosquitto
@@ -24,7 +25,9 @@ routes:
 
 
 def old_link(port: int, client_id: str) -> Link:
-    return Link(url=f"mqtt://{LOOPBACK}:{port}", version="3.1.1", client_id=client_id, reconnect_min_secs=0.1)
+    return make_link(
+        url=f"mqtt://{LOOPBACK}:{port}", version="3.1.1", client_id=client_id, reconnect_min_secs=0.1
+    )
 
 
 def refusals(gateway: Running) -> int:

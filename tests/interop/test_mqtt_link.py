@@ -20,8 +20,8 @@ from paho.mqtt.properties import Properties
 from paho.mqtt.subscribeoptions import SubscribeOptions
 
 from gateway.egress.mqtt.session import MqttLinkSession
-from gateway.settings.endpoints import Link
 from tests.chaos.proxy import Proxy
+from tests.configured import make_link
 from tests.interop.gateway_fixture import LOOPBACK, Running, running, settings_of
 from tests.interop.pahos import leave
 from tests.interop.servers import Mosquitto, free_ports, program
@@ -57,7 +57,7 @@ def linked(port: int, folder: Path, **link: Any) -> Iterator[Running]:
     mapping = folder / "mapping.yaml"
     mapping.write_text(MAPPING)
     link.setdefault("url", f"mqtt://{LOOPBACK}:{port}")
-    plant = Link(
+    plant = make_link(
         reconnect_min_secs=0.1,
         reconnect_max_secs=0.5,
         client_id=folder.name,  # the sessions of one test are not those of another

@@ -7,8 +7,8 @@ from pathlib import Path
 
 import pytest
 
-from gateway.settings import Link, Listener
 from tests.cli.test_commands import call
+from tests.configured import make_link, make_listener
 from tests.interop.gateway_fixture import LOOPBACK, running, settings_of
 from tests.interop.servers import Mosquitto, free_ports
 from tests.interop.test_mqtt_link import (
@@ -83,9 +83,9 @@ def test_a_link_comes_back_over_websocket(site: Site, tmp_path: Path) -> None:
 
 
 def test_a_path_without_websocket_is_named_and_counted() -> None:
-    web = Listener(protocol="mqtt", host=LOOPBACK, port=0, websocket_path="/here")
+    web = make_listener(protocol="mqtt", host=LOOPBACK, port=0, websocket_path="/here")
     with running(settings_of(listeners={"web": web})) as other:
-        link = Link(url=f"ws://{LOOPBACK}:{other.gateway.listeners['web'].port}", reconnect_min_secs=0.1)
+        link = make_link(url=f"ws://{LOOPBACK}:{other.gateway.listeners['web'].port}", reconnect_min_secs=0.1)
         with running(settings_of(links={"plant": link})) as gateway:
             plant = gateway.gateway.links["plant"]
             gateway.until(lambda: "websocket_upgrade" in plant.stats.protocol_errors.counts)

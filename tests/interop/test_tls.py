@@ -11,7 +11,8 @@ from pathlib import Path
 import pika
 import pytest
 
-from gateway.settings import Listener, ListenerTls
+from gateway.settings import ListenerTls
+from tests.configured import make_listener
 from tests.interop.gateway_fixture import LOOPBACK, Running, running, settings_of
 
 
@@ -47,8 +48,8 @@ def secure(tmp_path: Path) -> Iterator[Running]:
     make_certificate(tmp_path, "first")
     tls = ListenerTls(cert_file=tmp_path / "cert.pem", key_file=tmp_path / "key.pem")
     listeners = {
-        "mqtt": Listener(protocol="mqtt", host=LOOPBACK, port=0, tls=tls),
-        "amqp091": Listener(protocol="amqp091", host=LOOPBACK, port=0, tls=tls),
+        "mqtt": make_listener(protocol="mqtt", host=LOOPBACK, port=0, tls=tls),
+        "amqp091": make_listener(protocol="amqp091", host=LOOPBACK, port=0, tls=tls),
     }
     with running(settings_of(listeners=listeners)) as started:
         yield started

@@ -37,9 +37,12 @@ def test_the_hosts_of_all_listeners(tmp_path: Path, listeners: str, names: list[
     "listeners, text",
     [
         ("  a: {protocol: amqp091, virtual_hosts: []}\n", "virtual_hosts"),
-        ("  a: {protocol: amqp091, virtual_hosts: {/: {auto_create: false}}}\n", "is a list of names"),
+        ("  a: {protocol: amqp091, virtual_hosts: {/: {auto_create: false}}}\n", "are a list of names"),
         ("  a: {protocol: amqp091, virtual_hosts: [1]}\n", "virtual_hosts"),
-        ("  m: {protocol: mqtt, virtual_hosts: [b]}\n", "for protocol amqpfast only"),
+        (
+            "  m: {protocol: mqtt, virtual_hosts: [b]}\n",
+            "listeners.m.virtual_hosts: for protocol amqp091 and amqpfast only",
+        ),
     ],
 )
 def test_what_is_not_a_list_of_names_is_refused(tmp_path: Path, listeners: str, text: str) -> None:

@@ -43,7 +43,7 @@ def test_declared_destinations_are_all_there_are_unless_said(
 
 
 REFUSED = [
-    ("  m: {protocol: mqtt, compatibility: openamq-2005}\n", "compatibility is for protocol amqpfast only"),
+    ("  m: {protocol: mqtt, compatibility: openamq-2005}\n", "m.compatibility: for protocol amqpfast only"),
     ("  f: {protocol: amqpfast, virtual_hosts: {}}\n", "virtual_hosts"),
     ("  f: {protocol: amqpfast, virtual_hosts: {/: {destinations: {queues: [a/b]}}}}\n", "queues"),
     ("  f: {protocol: amqpfast, virtual_hosts: {/: {peers: {p: {host: h}}}}}\n", "a host and a port"),

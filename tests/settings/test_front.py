@@ -8,7 +8,7 @@ import pytest
 import yaml
 
 from gateway.errors import ConfigurationError
-from gateway.settings import load_settings, masked
+from gateway.settings import MqttListener, load_settings, masked
 
 TLS = "{cert_file: c, key_file: k}"
 MUTUAL = "{cert_file: c, key_file: k, client_ca_file: a}"
@@ -22,12 +22,8 @@ def written(folder: Path, *listeners: str) -> Path:
 
 def test_everything_is_off_by_default() -> None:
     one = load_settings(None, {}).listeners["mqtt"]
-    assert (one.websocket_path, one.websocket_origins, one.proxy_protocol, one.shares) == (
-        None,
-        None,
-        "off",
-        (),
-    )
+    assert isinstance(one, MqttListener)
+    assert (one.websocket_path, one.websocket_origins, one.proxy_protocol) == (None, None, "off")
     assert "10.0.0.0/8" in one.proxy_protocol_from
 
 
@@ -70,7 +66,7 @@ def test_a_variable_says_it_too() -> None:
 FAULTS = {
     "path of another protocol": (
         ["a: {protocol: amqp091, websocket_path: /x}"],
-        "listeners.a: websocket_path is for",
+        ":2:26: listeners.a.websocket_path: for protocol mqtt only",
     ),
     "path without a slash": (
         ["a: {protocol: mqtt, websocket_path: x}"],
@@ -105,10 +101,10 @@ FAULTS = {
         ["a: {protocol: mqtt}", "b: {protocol: shared, shares: [a]}"],
         "listeners.b: protocol shared has no port of its own: say port",
     ),
-    "shared without shares": (["b: {protocol: shared, port: 1}"], "listeners.b: protocol shared and shares"),
+    "shared without shares": (["b: {protocol: shared, port: 1}"], "listeners.b: needs 'shares'"),
     "shares without shared": (
         ["b: {protocol: mqtt, shares: [b]}"],
-        "listeners.b: protocol shared and shares",
+        "listeners.b.shares: for protocol shared only",
     ),
     "a misspelt listener": (
         ["mqtt: {protocol: mqtt}", "b: {protocol: shared, port: 1, shares: [mqt]}"],

@@ -16,8 +16,11 @@ REFUSED = [
     ("listeners:\n  m: {protocol: mqtt, qos_max: 3}\n", "qos_max"),
     ("listeners:\n  m: {protocol: mqtt, response_information: 'a/#'}\n", "a topic without wildcards"),
     ("listeners:\n  m: {protocol: mqtt, sys_interval_secs: -1}\n", "sys_interval_secs"),
-    ("listeners:\n  a: {protocol: amqp091, retain: false}\n", "retain is for protocol mqtt only"),
-    ("listeners:\n  m: {protocol: mqtt, announce: gateway}\n", "announce is for protocol amqp091 only"),
+    ("listeners:\n  a: {protocol: amqp091, retain: false}\n", "listeners.a.retain: for protocol mqtt only"),
+    (
+        "listeners:\n  m: {protocol: mqtt, announce: gateway}\n",
+        "m.announce: for protocol amqp091 only",
+    ),
     ("listeners:\n  a: {protocol: amqp091, announce: activemq}\n", "announce"),
     ("users:\n  ann: {}\n", "say one of"),
     ("users:\n  ann: {scram: a, scram_file: b}\n", "say one of"),

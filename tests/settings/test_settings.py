@@ -9,7 +9,7 @@ import yaml
 from pydantic import ValidationError
 
 from gateway.errors import ConfigurationError
-from gateway.settings import Limits, Settings, Target, load_settings, masked, parse_url
+from gateway.settings import AmqpLink, Limits, MqttLink, Settings, Target, load_settings, masked, parse_url
 from gateway.settings.endpoints import MASK
 
 ERP = "links:\n  erp:\n    url: amqps://gateway@rabbit.internal/prod\n"
@@ -60,8 +60,10 @@ def test_the_environment_is_over_the_file(tmp_path: Path) -> None:
         "GATEWAY_LISTENERS__AMQP__PROTOCOL": "amqp091",
         "GATEWAY_LINKS__ERP__PASSWORD": "1234",
         "GATEWAY_LINKS__ERP__REQUIRED": "true",
-        "GATEWAY_LINKS__ERP__QOS": "2",
-        "GATEWAY_LINKS__ERP__VERSION": "5.0",
+        "GATEWAY_LINKS__ERP__CONSUMER_PRIORITY": "2",
+        "GATEWAY_LINKS__PLANT__URL": "mqtt://plant",
+        "GATEWAY_LINKS__PLANT__QOS": "2",
+        "GATEWAY_LINKS__PLANT__VERSION": "5.0",
         "GATEWAY_LINKS__ERP__TLS__CA_FILE": "/ca.pem",
         "GATEWAY_MAPPINGS": "[a.yaml, b.yaml]",
         "GATEWAY_LIMITS__CONNECT_TIMEOUT_SECS": "2.5",
@@ -74,8 +76,11 @@ def test_the_environment_is_over_the_file(tmp_path: Path) -> None:
     settings = load_settings(None, env)
     assert settings.listeners["Plant-A"].port == 1884
     assert settings.listeners["amqp"].port == 5672
-    link = settings.links["erp"]
-    assert (link.required, link.qos, link.version, link.tls.ca_file) == (True, 2, "5.0", Path("/ca.pem"))
+    link, plant = settings.links["erp"], settings.links["plant"]
+    assert isinstance(link, AmqpLink)
+    assert (link.required, link.consumer_priority, link.tls.ca_file) == (True, 2, Path("/ca.pem"))
+    assert isinstance(plant, MqttLink)
+    assert (plant.qos, plant.version) == (2, "5.0")
     assert link.target() == Target("amqp091", True, "rabbit.internal", 5671, "prod", "gateway", "1234")
     assert settings.mappings == ("a.yaml", "b.yaml")
     assert (settings.limits.hops_max, settings.limits.connect_timeout_secs) == (3, 2.5)
@@ -107,14 +112,14 @@ FAULTS = [
     ("listeners: {a: {port: 1}}\n", ":1:13: listeners.a: needs 'protocol'"),
     (
         "listeners: {a: {protocol: amqp091, websocket_path: /x}}\n",
-        "listeners.a: websocket_path is for protocol mqtt",
+        ":1:36: listeners.a.websocket_path: for protocol mqtt only",
     ),
-    ("links: {a: {url: 'amqp://x', share: g}}\n", ":1:9: links.a: share is for protocol mqtt only"),
+    ("links: {a: {url: 'amqp://x', share: g}}\n", ":1:30: links.a.share: for protocol mqtt only"),
     (
         "links: {a: {url: 'mqtt://x', share: g, version: 3.1}}\n",
-        ":1:9: links.a: share is for protocol mqtt only",
+        ":1:9: links.a: share is for MQTT from version 3.1.1 on",
     ),
-    ("links: {a: {url: 'amqp://x', bridge: true}}\n", ":1:9: links.a: bridge is for protocol mqtt only"),
+    ("links: {a: {url: 'amqp://x', bridge: true}}\n", ":1:30: links.a.bridge: for protocol mqtt only"),
     ("links: {a: {url: 'mqtt://x', share: g/h}}\n", ":1:30: links.a.share: "),
     ("links: {a: {url: 'http://x'}}\n", ":1:9: links.a: a broker's URL begins with one of mqtt://, mqtts://"),
     ("links: {a: {url: 'amqp:///x'}}\n", ":1:9: links.a: the URL names no host"),
@@ -138,8 +143,15 @@ FAULTS = [
     ("links: {a: {urls: ['amqp://u:p@x', 'amqp://y'], password: f}}\n", "links.a: say the password once"),
     (
         "links: {a: {url: 'mqtt://x', consumer_priority: 1}}\n",
-        "consumer_priority is for protocol amqp091 only",
+        ":1:30: links.a.consumer_priority: for protocol amqp091 only",
     ),
+    ("links: {a: {url: 'amqp://x', qos: 1}}\n", ":1:30: links.a.qos: for protocol mqtt only"),
+    (
+        "listeners: {a: {protocol: amqp091, anonymous: never}}\n",
+        ":1:36: listeners.a.anonymous: for protocol mqtt and amqpfast only",
+    ),
+    ("listeners: {a: {protocol: amqp091, anonymos: never}}\n", "listeners.a.anonymos: unknown key; known: "),
+    ("links: {a: {url: 5, qos: 1}}\n", ":1:13: links.a.url: input should be a valid string"),
     ("links: {'a b': {url: 'mqtt://x'}}\n", "the endpoint name 'a b' must match"),
     (
         "listeners: {a: {protocol: mqtt}, b: {protocol: mqtt}}\n",

@@ -14,6 +14,7 @@ from gateway.model.dialect import NameRefused
 from gateway.model.message import Message, Sender
 from gateway.model.outcome import Outcome
 from gateway.model.properties import PropertySet
+from gateway.settings.endpoints import AnonymousListener
 from gateway.transport.stream import Stream
 from tests.stomp.namespace import StompNamespace
 from tests.stomp.protocol.codec import (
@@ -34,6 +35,9 @@ class StompIngress(ListenerSource):
 
     def __init__(self, name: str, services: Services, guests: Guests) -> None:
         super().__init__(name, services, guests)
+        given = services.settings.listeners[name]
+        assert isinstance(given, AnonymousListener)
+        self.anonymous = given.anonymous
         self._namespace = StompNamespace()
 
     @property
@@ -135,7 +139,7 @@ class StompConnection:
             self.say(Frame("RECEIPT", {"receipt-id": receipt}))
 
     def _connect(self, headers: dict[str, str], body: bytes) -> None:
-        principal = self.ingress.access.anonymous(self.stream.remote, self.ingress.given.anonymous)
+        principal = self.ingress.access.anonymous(self.stream.remote, self.ingress.anonymous)
         if principal is None or self.ingress.let_in(
             self, principal, self.ingress.rights_of(principal), "", "1.2"
         ):

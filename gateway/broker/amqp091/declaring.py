@@ -22,7 +22,7 @@ from gateway.documents import suggestion
 from gateway.errors import ConfigurationError
 from gateway.mapping.linter import Finding, Severity
 from gateway.protocols.amqp091.dialect import AMQP091
-from gateway.settings import DeclaredBinding, DeclaredExchange, DeclaredQueue, Origin, Settings
+from gateway.settings import AmqpListener, DeclaredBinding, DeclaredExchange, DeclaredQueue, Origin, Settings
 from gateway.settings.declare import headers
 
 TOLD_MAX: Final = 20  # remarks of a kind
@@ -77,7 +77,7 @@ def gather(settings: Settings) -> Gathered:
             Declared(kind, thing, thing.vhost or hosts[0], f"{kind}[{at}]", origin, imported=True)
             for kind, at, thing in export.things
         ]
-    if given.anything and not any(one.protocol == AMQP091.name for one in settings.listeners.values()):
+    if given.anything and not any(isinstance(one, AmqpListener) for one in settings.listeners.values()):
         text = f"declare: no listener speaks {AMQP091.title}, so that nobody reaches what is declared"
         findings.append(Finding(Severity.WARNING, "declared", text, "", 0))
     order = [kind for kind, _ in KINDS]

@@ -15,8 +15,7 @@ from gateway.broker.amqp091.virtual_host import VirtualHost
 from gateway.mapping.linter import Finding, Severity
 from gateway.mapping.routes import Route
 from gateway.mapping.templates import Template
-from gateway.protocols.amqp091.dialect import AMQP091
-from gateway.settings import Settings
+from gateway.settings import AmqpListener, Settings
 
 
 def unbound(
@@ -35,9 +34,9 @@ def _unbound(
     route: Route, settings: Settings, hosts: AmqpHosts, declaring: Collection[str]
 ) -> Iterator[Finding]:
     listener = settings.listeners.get(route.target_endpoint)
-    if listener is None or listener.protocol != AMQP091.name or not route.mandatory:
+    if not isinstance(listener, AmqpListener) or not route.mandatory:
         return
-    host = hosts[next(iter(listener.virtual_hosts))]
+    host = hosts[listener.virtual_hosts[0]]
     why = _nowhere(route, host)
     declares, brought = host.name in declaring, route.source in settings.links
     if not why or not (declares or brought):

@@ -82,7 +82,7 @@ class AmqpLinkConnection(QueueLinkConnection[ClientConnection, AmqpLinkConsumer]
     _codes = ReplyCode
 
     def __init__(self, session: AmqpLinkSession, stream: Stream, target: Target, now: float) -> None:
-        settings, limits = session.settings, session.limits
+        settings, limits = session.options, session.limits
         machine = ClientConnection(
             mechanism=PLAIN,
             response=encode_response(PLAIN, target.username or GUEST, target.password or GUEST),
@@ -211,7 +211,7 @@ class AmqpLinkConnection(QueueLinkConnection[ClientConnection, AmqpLinkConsumer]
         elif number == self._declarer.channel:
             self._declarer.opened()
         elif number in self._consumers:
-            settings = self._session.settings
+            settings = self._session.options
             self._consumers[number].begin(settings.prefetch, settings.consumer_priority)
 
     def _channel_closed(self, event: ChannelClosed) -> None:

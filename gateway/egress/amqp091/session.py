@@ -22,8 +22,7 @@ from gateway.model.outcome import Outcome, Reason, Verdict
 from gateway.model.times import Monotonic
 from gateway.protocols.amqp091.codec import decode_address
 from gateway.protocols.amqp091.dialect import amqp_address
-from gateway.settings import Limits
-from gateway.settings.endpoints import Link as LinkSettings
+from gateway.settings import AmqpLink, Limits
 from gateway.settings.endpoints import Target
 from gateway.transport.stream import Stream
 
@@ -38,7 +37,7 @@ class AmqpLinkSession(QueueLinkSession[AmqpLinkConnection, AmqpLinkConsumer, Amq
     def __init__(
         self,
         name: str,
-        settings: LinkSettings,
+        settings: AmqpLink,
         dispatcher: Dispatcher,
         limits: Limits,
         status: LinkStatus,
@@ -46,6 +45,7 @@ class AmqpLinkSession(QueueLinkSession[AmqpLinkConnection, AmqpLinkConsumer, Amq
         client_id: str,
     ) -> None:
         super().__init__(name, settings, dispatcher, limits, status, client_id=client_id)
+        self.options = settings
         self.topology = Topology(client_id, settings.declare, settings.reconnect_max_secs)
         self.publisher = AmqpLinkPublisher(
             self.stats,

@@ -22,8 +22,7 @@ from gateway.mapping.router import Subscriptions, Targets
 from gateway.model.outcome import Outcome, Reason, Verdict
 from gateway.model.times import Monotonic
 from gateway.protocols.amqpfast.dialect import fast_address
-from gateway.settings import Limits
-from gateway.settings.endpoints import Link as LinkSettings
+from gateway.settings import FastLink, Limits
 from gateway.settings.endpoints import Target
 from gateway.transport.stream import Stream
 
@@ -36,7 +35,7 @@ class FastLinkSession(QueueLinkSession[FastLinkConnection, FastLinkConsumer, Fas
     def __init__(
         self,
         name: str,
-        settings: LinkSettings,
+        settings: FastLink,
         dispatcher: Dispatcher,
         limits: Limits,
         status: LinkStatus,

@@ -36,8 +36,7 @@ from gateway.protocols.mqtt.client import ClientConnection
 from gateway.protocols.mqtt.octets import Bounds
 from gateway.protocols.mqtt.packets import Connect
 from gateway.protocols.mqtt.spec import VARINT_MAX, WORD_MAX, Property, Version
-from gateway.settings import Limits
-from gateway.settings.endpoints import Link as LinkSettings
+from gateway.settings import Limits, MqttLink
 from gateway.settings.endpoints import Target
 from gateway.transport.stream import Stream
 
@@ -53,7 +52,7 @@ class MqttLinkSession:
     def __init__(
         self,
         name: str,
-        settings: LinkSettings,
+        settings: MqttLink,
         dispatcher: Dispatcher,
         limits: Limits,
         status: LinkStatus,

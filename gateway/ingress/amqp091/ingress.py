@@ -30,6 +30,7 @@ from gateway.model.spooled import Spooled
 from gateway.model.times import Monotonic
 from gateway.protocols.amqp091.dialect import AMQP091
 from gateway.protocols.amqp091.table import decode_table, plain
+from gateway.settings import AmqpListener
 from gateway.transport.stream import Stream
 
 log = structlog.get_logger(limited=True)
@@ -45,13 +46,15 @@ class AmqpIngress(ListenerSource):
 
     def __init__(self, name: str, services: Services, guests: Guests) -> None:
         super().__init__(name, services, guests)
-        tls = self.given.tls
+        given = services.settings.listeners[name]
+        assert isinstance(given, AmqpListener)
+        tls = given.tls
         certificates = tls is not None and tls.client_ca_file is not None
-        if self.given.proxy_protocol == "required" and self.access.reads_certificates:
+        if given.proxy_protocol == "required" and self.access.reads_certificates:
             certificates = True  # the balancer says what it has been shown
         self.mechanisms = "PLAIN AMQPLAIN EXTERNAL" if certificates else "PLAIN AMQPLAIN"
-        self.hosts = [services.hosts[host] for host in self.given.virtual_hosts]
-        self.server_properties = server_properties(self.given.announce)
+        self.hosts = [services.hosts[host] for host in given.virtual_hosts]
+        self.server_properties = server_properties(given.announce)
         # A publisher with more than this unconfirmed is not read until half of them are.
         self.unsettled_max = self.limits.inflight_max * 10
         self._entries: dict[tuple[str, object], dict[bytes, PublishTarget]] = {}

@@ -30,7 +30,8 @@ from gateway.model.outcome import ACCEPTED, Outcome, Reason, Verdict
 from gateway.model.times import Monotonic
 from gateway.protocols.amqpfast.dialect import AMQPFAST
 from gateway.protocols.amqpfast.spec import ReplyCode
-from gateway.settings.amqpfast import FastOptions, Peer
+from gateway.settings import FastListener
+from gateway.settings.amqpfast import Peer
 from gateway.transport.stream import Stream
 
 log = structlog.get_logger(limited=True)
@@ -45,11 +46,13 @@ class FastIngress(ListenerSource):
 
     def __init__(self, name: str, services: Services, guests: Guests) -> None:
         super().__init__(name, services, guests)
-        self.options: FastOptions = self.given
-        self.anonymous = self.given.anonymous
-        self.hosts = [services.fast_hosts[host] for host in self.given.virtual_hosts]
+        options = services.settings.listeners[name]
+        assert isinstance(options, FastListener)
+        self.options = options
+        self.anonymous = options.anonymous
+        self.hosts = [services.fast_hosts[host] for host in options.virtual_hosts]
         self.peers: dict[str, dict[str, Peer]] = {
-            host: given.peers for host, given in self.given.virtual_hosts.items()
+            host: given.peers for host, given in options.virtual_hosts.items()
         }
         # What the clients of 2005 expect, where it is not what the text says.
         self.slashes = self.replies_first = self.options.compatibility == "openamq-2005"

@@ -9,6 +9,7 @@ from typing import NamedTuple
 
 from gateway.protocols import DIALECTS
 from gateway.settings import Listener
+from gateway.settings.endpoints import WebListener
 from gateway.transport.certificates import server_context
 from gateway.transport.stream import Filter
 from gateway.transport.tls import TlsFilter
@@ -50,6 +51,7 @@ class Front(NamedTuple):
 def front_of(name: str, given: Listener) -> Front:
     """The layers that the configuration of listener `name` asks for. Raises ConfigurationError."""
     tls = given.tls
+    web = given if isinstance(given, WebListener) else None
     return Front(
         proxies=None
         if given.proxy_protocol == "off"
@@ -63,7 +65,7 @@ def front_of(name: str, given: Listener) -> Front:
             tls.client_ca_file,
             optional=tls.client_certificate == "optional",
         ),
-        websocket_path=given.websocket_path or "",
-        subprotocols=DIALECTS[given.protocol].subprotocols if given.websocket_path else (),
-        origins=given.websocket_origins,
+        websocket_path=web.websocket_path if web is not None and web.websocket_path else "",
+        subprotocols=DIALECTS[given.protocol].subprotocols if web is not None else (),
+        origins=None if web is None else web.websocket_origins,
     )

@@ -17,7 +17,7 @@ from gateway.ingress.front.pending import PendingConnection
 from gateway.ingress.guests import Guests
 from gateway.ingress.listener import Listener
 from gateway.protocols import DIALECTS
-from gateway.settings import Settings
+from gateway.settings import Settings, SharedListener
 from gateway.telemetry.metrics import Metrics
 from gateway.transport.http import Refusal, parse_request, response
 from gateway.transport.stream import Stream, WriteSet
@@ -38,7 +38,7 @@ def shared_listeners(
     """The shared ports of the configuration, which give their connections to `listeners`."""
     made = []
     for name, given in settings.listeners.items():
-        if given.protocol != "shared":
+        if not isinstance(given, SharedListener):
             continue
         front = front_of(name, given)
         guests = Guests(settings.limits_of(name), metrics.listener(name, given.protocol), writes)

@@ -29,8 +29,7 @@ from gateway.protocols.mqtt.packets import Auth, Connect, Will
 from gateway.protocols.mqtt.properties import NO_PROPERTIES
 from gateway.protocols.mqtt.spec import Property, ReasonCode, Version
 from gateway.protocols.mqtt.translate import REASON_CODES
-from gateway.settings import Limits
-from gateway.settings.mqtt import MqttOptions
+from gateway.settings import Limits, MqttListener
 
 if TYPE_CHECKING:
     from gateway.ingress.mqtt.connection import MqttConnection
@@ -70,7 +69,7 @@ def expiry_secs(packet: Connect, most: int) -> float:
 
 
 def connack_properties(
-    packet: Connect, assigned: str, limits: Limits, options: MqttOptions, offer: Offer, expiry_max: int
+    packet: Connect, assigned: str, limits: Limits, options: MqttListener, offer: Offer, expiry_max: int
 ) -> dict[Property, Any]:
     """What the CONNACK of MQTT 5 says besides the limits that the machine announces itself (§3.2.2.3)."""
     if packet.version < Version.V5:

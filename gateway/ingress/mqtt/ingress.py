@@ -41,7 +41,7 @@ from gateway.protocols.mqtt.packets import Connect, Will
 from gateway.protocols.mqtt.properties import encode_list
 from gateway.protocols.mqtt.spec import PacketType, Property, ReasonCode, Version
 from gateway.protocols.mqtt.translate import publish_essentials
-from gateway.settings.mqtt import MqttOptions
+from gateway.settings import MqttListener
 from gateway.transport.stream import Stream
 
 log = structlog.get_logger(limited=True)
@@ -59,9 +59,11 @@ class MqttIngress(ListenerSource):
         self.body_max = limits.message_bytes_max  # a model's attributes cost a few times what these do
         self.unsettled_max = limits.inflight_max
         self.bounds = Bounds(limits.properties_max, limits.properties_bytes_max, limits.filters_max)
-        self.options: MqttOptions = self.given
-        self.anonymous = self.given.anonymous
-        self.byte_order = self.given.byte_order
+        given = services.settings.listeners[name]
+        assert isinstance(given, MqttListener)
+        self.options = given
+        self.anonymous = given.anonymous
+        self.byte_order = given.byte_order
         self.entries = RoutingTable(name, self.dispatcher, self.namespace, limits.cache_entries_max)
         self._owing: dict[Session, None] = {}  # retained messages
         self._sending = False

@@ -44,6 +44,8 @@ class AmqpDialect(Dialect):
     correlation_is_text = True
     listener = "gateway.ingress.amqp091.ingress:AmqpIngress"
     link = "gateway.egress.amqp091.session:AmqpLinkSession"
+    listener_settings = "gateway.settings.amqp091:AmqpListener"
+    link_settings = "gateway.settings.amqp091:AmqpLink"
     peer = "gateway.clients.amqp:AmqpClient"
     has_virtual_hosts = True
     meeting = "virtual_host"

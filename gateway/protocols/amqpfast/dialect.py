@@ -43,6 +43,8 @@ class FastDialect(Dialect):
     return_prefix = "tmp-reply-"  # as what the server names: queues and topics of such names are not created
     listener = "gateway.ingress.amqpfast.ingress:FastIngress"
     link = "gateway.egress.amqpfast.session:FastLinkSession"
+    listener_settings = "gateway.settings.amqpfast:FastListener"
+    link_settings = "gateway.settings.amqpfast:FastLink"
     peer = "gateway.clients.amqpfast:FastClient"
     has_virtual_hosts = True
     meeting = "virtual_host"

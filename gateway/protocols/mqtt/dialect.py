@@ -38,6 +38,8 @@ class MqttDialect(Dialect):
     return_prefix = "$gateway/reply/"  # which no wildcard of a subscription or route matches (4.7.2)
     listener = "gateway.ingress.mqtt.ingress:MqttIngress"
     link = "gateway.egress.mqtt.session:MqttLinkSession"
+    listener_settings = "gateway.settings.mqtt:MqttListener"
+    link_settings = "gateway.settings.mqtt:MqttLink"
     peer = "gateway.clients.mqtt:MqttClient"
     schemes = (
         Scheme("mqtt", "plain", 1883),

@@ -23,8 +23,8 @@ from gateway.protocols.amqp091.dialect import amqp_address
 from gateway.protocols.amqp091.sending import Deliverer
 from gateway.protocols.amqp091.server import ServerConnection
 from gateway.settings import Limits
-from gateway.settings.endpoints import Link as LinkSettings
 from gateway.telemetry.stats import LinkStats
+from tests.configured import make_link
 from tests.egress import queue_rig
 from tests.egress.queue_rig import NotedStatus, QueueRig
 
@@ -185,7 +185,7 @@ class LinkRig(QueueRig[AmqpLinkSession, AmqpLinkConnection, Remote]):
         self.world = World()
         conversation = AmqpLinkSession(
             "erp",
-            LinkSettings(url="amqp://erp:secret@remote/prod", **settings),
+            make_link(url="amqp://erp:secret@remote/prod", **settings),
             dispatcher or Dispatcher(Router([], {}), DeadLetters()),
             limits or Limits(),
             NotedStatus(LinkStats("erp", "amqp091")),

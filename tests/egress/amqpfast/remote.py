@@ -20,8 +20,8 @@ from gateway.protocols.amqpfast.dialect import fast_address
 from gateway.protocols.amqpfast.sending import Notifier
 from gateway.protocols.amqpfast.server import ServerConnection
 from gateway.settings import Limits
-from gateway.settings.endpoints import Link as LinkSettings
 from gateway.telemetry.stats import LinkStats
+from tests.configured import make_link
 from tests.egress.queue_rig import NotedStatus, QueueRig, Settled
 
 PERSISTENT: Final = encode_head_properties(Head(persistent=True))
@@ -240,7 +240,7 @@ class LinkRig(QueueRig[FastLinkSession, FastLinkConnection, Remote]):
         self.world = World()
         conversation = FastLinkSession(
             "fast",
-            LinkSettings(url="amqpfast://fast:secret@remote/prod", **settings),
+            make_link(url="amqpfast://fast:secret@remote/prod", **settings),
             dispatcher or Dispatcher(Router([], {}), DeadLetters()),
             limits or Limits(),
             NotedStatus(LinkStats("fast", "amqpfast", m.FRAME_NAMES)),

@@ -24,9 +24,9 @@ from gateway.protocols.mqtt.packets import Acks, Connect, Event, Publishes, Publ
 from gateway.protocols.mqtt.server import ServerConnection
 from gateway.protocols.mqtt.spec import PacketType, Property
 from gateway.settings import Limits
-from gateway.settings.endpoints import Link as LinkSettings
 from gateway.telemetry.stats import LinkStats
 from gateway.transport.stream import Stream
+from tests.configured import make_link
 from tests.egress.queue_rig import NotedStatus
 
 ROUTES: Final = """
@@ -205,7 +205,7 @@ class World:
         )
         self.stats = LinkStats("plant", "mqtt")
         self.link = NotedStatus(self.stats)
-        self.settings = LinkSettings(url="mqtt://broker", **settings)
+        self.settings = make_link(url="mqtt://broker", **settings)
         self.session = MqttLinkSession(
             "plant", self.settings, self.dispatcher, self.limits, self.link, client_id="us"
         )

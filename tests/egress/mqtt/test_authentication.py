@@ -20,7 +20,8 @@ from gateway.access.scram import (
 from gateway.protocols.mqtt.packets import Auth
 from gateway.protocols.mqtt.server import ServerConnection
 from gateway.protocols.mqtt.spec import Property, ReasonCode, Version
-from gateway.settings import Link, User
+from gateway.settings import User
+from tests.configured import make_link
 from tests.egress.mqtt.remote import World
 from tests.interop.gateway_fixture import LOOPBACK, Running, running, settings_of
 
@@ -101,7 +102,7 @@ def test_a_password_that_cannot_be_one() -> None:
 
 def linked(broker: Running, **more: Any) -> Any:
     given = {"username": "ann", "password": SecretStr("pencil"), "authentication": "scram-sha-256"} | more
-    link = Link(
+    link = make_link(
         url=f"mqtt://{LOOPBACK}:{broker.mqtt}", reconnect_min_secs=0.05, reconnect_max_secs=0.1, **given
     )
     return running(settings_of(links={"far": link}))
@@ -214,4 +215,4 @@ def test_it_is_said_in_no_other_version() -> None:
 )
 def test_where_it_cannot_be(given: dict[str, Any], complaint: str) -> None:
     with pytest.raises(ValidationError, match=complaint):
-        Link(authentication="scram-sha-256", **given)
+        make_link(authentication="scram-sha-256", **given)

@@ -12,7 +12,8 @@ import pytest
 from gateway.broker.mqtt.echoes import QUICK_MAX
 from gateway.protocols.mqtt.packets import Acks, Publishes
 from gateway.protocols.mqtt.spec import PacketType, Version
-from gateway.settings import Link, Listener, Store
+from gateway.settings import Store
+from tests.configured import make_link, make_listener
 from tests.ingress.clients import Mqtt, connect
 from tests.interop.gateway_fixture import LOOPBACK, Running, running, settings_of
 from tests.interop.servers import free_ports
@@ -32,7 +33,7 @@ def joined(folder: Path, version: str, *mappings: str) -> Iterator[tuple[Running
     def settings(at: int) -> Any:
         mapping = folder / f"{at}.yaml"
         mapping.write_text(mappings[at])
-        link = Link(
+        link = make_link(
             url=f"mqtt://{LOOPBACK}:{ports[1 - at]}",
             version=version,
             client_id=f"gateway {at}",
@@ -40,7 +41,7 @@ def joined(folder: Path, version: str, *mappings: str) -> Iterator[tuple[Running
             reconnect_max_secs=0.1,
         )
         return settings_of(
-            listeners={"mqtt": Listener(protocol="mqtt", host=LOOPBACK, port=ports[at])},
+            listeners={"mqtt": make_listener(protocol="mqtt", host=LOOPBACK, port=ports[at])},
             links={"far": link},
             mappings=(str(mapping),),
             store=Store(path=folder / f"store {at}"),

@@ -10,7 +10,8 @@ from typing import Any, Final
 import pytest
 
 from gateway.protocols.mqtt.spec import PacketType
-from gateway.settings import Limits, Link
+from gateway.settings import Limits
+from tests.configured import make_link
 from tests.ingress.clients import Mqtt, connect
 from tests.interop.gateway_fixture import LOOPBACK, Running, running, settings_of
 from tests.interop.servers import free_ports
@@ -38,12 +39,12 @@ def site(folder: Path, **more: Any) -> Iterator[tuple[Running, Running]]:
         mapping.write_text(ROUTES.replace("LINK", name))
     dead = settings_of(
         limits=Limits(inflight_max=WINDOW),
-        links={"dead": Link(url=f"mqtt://{LOOPBACK}:{nobody}")},
+        links={"dead": make_link(url=f"mqtt://{LOOPBACK}:{nobody}")},
         mappings=(str(mappings["dead"]),),
         drain_timeout_secs=0.0,
     )
     with running(dead) as far:
-        link = Link(url=f"mqtt://{LOOPBACK}:{far.mqtt}", version="3.1.1", client_id="near", **more)
+        link = make_link(url=f"mqtt://{LOOPBACK}:{far.mqtt}", version="3.1.1", client_id="near", **more)
         near_settings = settings_of(
             links={"far": link}, mappings=(str(mappings["far"]),), drain_timeout_secs=0.0
         )

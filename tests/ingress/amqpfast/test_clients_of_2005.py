@@ -15,6 +15,7 @@ import pytest
 
 from gateway.settings import Limits, Listener
 from gateway.settings.amqpfast import DestinationNames, FastVirtualHost
+from tests.configured import make_listener
 from tests.ingress.clients import Raw
 from tests.interop.gateway_fixture import LOOPBACK, Running, running, settings_of
 
@@ -30,7 +31,7 @@ PARTIAL, DELIVERED, REDELIVERED = 1, 8, 16
 def listener(mode: str, anonymous: str = "always") -> Listener:
     host = FastVirtualHost(destinations=DestinationNames(queues=("q", "r"), topics=("t",)), auto_create=False)
     limits = Limits(heartbeat_secs=0, frame_bytes_max=48_000, channels_max=1_024, handles_max=0x2000)
-    return Listener(
+    return make_listener(
         protocol="amqpfast",
         host=LOOPBACK,
         port=0,

@@ -13,7 +13,8 @@ from gateway.protocols.amqpfast import commands as m
 from gateway.protocols.amqpfast.codec import encode_command
 from gateway.protocols.amqpfast.events import CommandReceived, Replies
 from gateway.protocols.amqpfast.sending import Transfer
-from gateway.settings import Limits, Listener
+from gateway.settings import Limits
+from tests.configured import make_listener
 from tests.ingress.amqpfast.client import EMPTY, TOPIC, Fast, head
 from tests.ingress.clients import Raw, eventually
 from tests.interop.gateway_fixture import LOOPBACK, Running, running, settings_of
@@ -21,7 +22,7 @@ from tests.interop.gateway_fixture import LOOPBACK, Running, running, settings_o
 
 @pytest.fixture
 def old() -> Iterator[Running]:
-    listener = Listener(
+    listener = make_listener(
         protocol="amqpfast",
         host=LOOPBACK,
         port=0,

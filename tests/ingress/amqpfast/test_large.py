@@ -12,7 +12,8 @@ import trio
 from gateway.egress.amqpfast.client import connect
 from gateway.protocols.amqpfast import commands as m
 from gateway.protocols.mqtt.packets import Connack, Connect
-from gateway.settings import Limits, Listener, ListenerTls
+from gateway.settings import Limits, ListenerTls
+from tests.configured import make_listener
 from tests.ingress.amqpfast.client import EMPTY, PEER, PERSISTENT, TOPIC, fresh, head
 from tests.ingress.amqpfast.large import MIB, SMALL_MEMORY, Whole, octets
 from tests.ingress.clients import Mqtt
@@ -26,8 +27,8 @@ OTHER = octets(2 * MIB, 2)
 @pytest.fixture(scope="module")
 def gateway() -> Iterator[Running]:
     listeners = {
-        "mqtt": Listener(protocol="mqtt", host=LOOPBACK, port=0),
-        "amqpfast": Listener(protocol="amqpfast", host=LOOPBACK, port=0, virtual_hosts=["/", "apart"]),
+        "mqtt": make_listener(protocol="mqtt", host=LOOPBACK, port=0),
+        "amqpfast": make_listener(protocol="amqpfast", host=LOOPBACK, port=0, virtual_hosts=["/", "apart"]),
     }
     with running(settings_of(limits=SMALL_MEMORY, listeners=listeners)) as started:
         yield started
@@ -347,7 +348,7 @@ def test_a_body_that_is_not_there_any_more_costs_the_channel(size: int | None) -
 def test_a_body_on_disk_and_one_in_memory_go_through_tls(tmp_path: Path) -> None:
     make_certificate(tmp_path, LOOPBACK)
     tls = ListenerTls(cert_file=tmp_path / "cert.pem", key_file=tmp_path / "key.pem")
-    listeners = {"secure": Listener(protocol="amqpfast", host=LOOPBACK, port=0, tls=tls)}
+    listeners = {"secure": make_listener(protocol="amqpfast", host=LOOPBACK, port=0, tls=tls)}
     bodies = [BODY, octets(MIB + MIB // 2, 3)]
     limits = Limits(fast_memory_bytes_max=2 * MIB)
     with running(settings_of(limits=limits, listeners=listeners)) as gateway:

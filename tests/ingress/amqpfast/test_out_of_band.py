@@ -12,8 +12,9 @@ from gateway.ingress.amqpfast.shared_folder import agreed
 from gateway.protocols.amqpfast import commands as m
 from gateway.protocols.amqpfast.sending import Transfer
 from gateway.protocols.amqpfast.spec import DELIVERED, OUT_OF_BAND
-from gateway.settings import Limits, Listener
+from gateway.settings import Limits
 from gateway.settings.amqpfast import OutOfBand
+from tests.configured import make_listener
 from tests.ingress.amqpfast.client import EMPTY, PERSISTENT, Fast
 from tests.ingress.amqpfast.large import MIB, Whole, octets
 from tests.interop.gateway_fixture import LOOPBACK, Running, running, settings_of
@@ -32,7 +33,7 @@ def folder(tmp_path: Path) -> Path:
 
 @pytest.fixture
 def gateway(folder: Path) -> Iterator[Running]:
-    fast = Listener(protocol="amqpfast", host=LOOPBACK, port=0, out_of_band=OutOfBand(folder=folder))
+    fast = make_listener(protocol="amqpfast", host=LOOPBACK, port=0, out_of_band=OutOfBand(folder=folder))
     with running(settings_of(limits=LIMITS, listeners={"amqpfast": fast})) as started:
         yield started
 

@@ -15,6 +15,7 @@ from gateway.protocols.amqpfast.sending import Transfer
 from gateway.protocols.amqpfast.spec import CLOSE_WAIT_SECS, FRAME_MAX, INITIATION
 from gateway.settings import Limits, Listener
 from gateway.settings.amqpfast import DestinationNames, FastVirtualHost
+from tests.configured import make_listener
 from tests.ingress.amqpfast.client import EMPTY, PEER, QUEUE, TOPIC, Fast
 from tests.ingress.clients import Raw, stats
 from tests.interop.gateway_fixture import LOOPBACK, Running, running, settings_of
@@ -23,7 +24,7 @@ FIXED: Final = FastVirtualHost(destinations=DestinationNames(queues=("q", "deep.
 
 
 def fast(**more: object) -> Listener:
-    return Listener(protocol="amqpfast", host=LOOPBACK, port=0, **more)  # type: ignore[arg-type]
+    return make_listener(protocol="amqpfast", host=LOOPBACK, port=0, **more)  # type: ignore[arg-type]
 
 
 Say = Callable[[Fast], int]

@@ -7,7 +7,8 @@ import pytest
 from gateway.protocols.amqpfast import commands as m
 from gateway.protocols.amqpfast.events import Notifies, Replies
 from gateway.protocols.amqpfast.sending import Transfer
-from gateway.settings import Limits, Listener
+from gateway.settings import Limits
+from tests.configured import make_listener
 from tests.ingress.amqpfast.client import EMPTY, PEER, Fast, fresh
 from tests.ingress.clients import eventually
 from tests.interop.gateway_fixture import LOOPBACK, Running, running, settings_of
@@ -134,7 +135,7 @@ def test_an_acknowledgement_counts_when_it_is_committed(gateway: Running) -> Non
 
 @pytest.mark.parametrize("confirms, left", [("all", 0), ("acked", 1)])
 def test_what_a_commit_confirms(confirms: str, left: int) -> None:
-    listener = Listener(protocol="amqpfast", host=LOOPBACK, port=0, commit_confirms=confirms)  # type: ignore[arg-type]
+    listener = make_listener(protocol="amqpfast", host=LOOPBACK, port=0, commit_confirms=confirms)  # type: ignore[arg-type]
     with (
         running(settings_of(listeners={"amqpfast": listener})) as gateway,
         Fast(gateway).open(transacted=True) as client,

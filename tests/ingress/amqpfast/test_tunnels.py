@@ -10,8 +10,8 @@ import pytest
 from gateway.protocols.amqpfast.events import Fragment
 from gateway.protocols.amqpfast.sending import Transfer
 from gateway.protocols.amqpfast.spec import NOTIFY_STREAMING
-from gateway.settings import Listener
 from gateway.settings.amqpfast import FastVirtualHost, Peer
+from tests.configured import make_listener
 from tests.ingress.amqpfast.client import EMPTY, PEER, Fast
 from tests.interop.gateway_fixture import LOOPBACK, Running, running, settings_of
 from tests.interop.servers import free_ports
@@ -31,7 +31,7 @@ def tunnelling(target: socket.socket) -> Iterator[Running]:
         "shell": Peer(host=LOOPBACK, port=target.getsockname()[1]),
         "closed": Peer(host=LOOPBACK, port=closed),
     }
-    listener = Listener(
+    listener = make_listener(
         protocol="amqpfast", host=LOOPBACK, port=0, virtual_hosts={"/": FastVirtualHost(peers=peers)}
     )
     with running(settings_of(listeners={"amqpfast": listener})) as one:

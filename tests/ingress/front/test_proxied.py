@@ -12,10 +12,11 @@ import pytest
 from gateway.ingress.front.layers import front_of
 from gateway.ingress.front.proxy_header import AwaitingProxyHeader, within_any
 from gateway.ingress.guests import Guests
-from gateway.settings import Limits, Listener, Settings
+from gateway.settings import Limits, Settings
 from gateway.settings.endpoints import ListenerTls
 from gateway.telemetry.stats import ListenerStats
 from gateway.transport.stream import Stream, WriteSet
+from tests.configured import make_listener
 from tests.ingress.clients import Raw, arrived, eventually, octets_of, stats
 from tests.interop.gateway_fixture import LOOPBACK, Running, running, settings_of
 from tests.transport.ends import FakeSocket, Watch
@@ -31,7 +32,7 @@ HEADER = HEADERS["v2 TCP over IPv4"][0]
 
 def proxied(limits: Limits | None = None, **more: Any) -> Settings:
     """Settings with one listener of MQTT behind a balancer."""
-    one = Listener(protocol="mqtt", host=LOOPBACK, port=0, **({"proxy_protocol": "required"} | more))
+    one = make_listener(protocol="mqtt", host=LOOPBACK, port=0, **({"proxy_protocol": "required"} | more))
     return settings_of(listeners={"mqtt": one}, limits=limits)
 
 
@@ -108,7 +109,7 @@ def test_only_balancers_may_connect() -> None:
     ],
 )
 def test_neighbours_are_balancers_by_default(host: str, found: bool) -> None:
-    given = Listener(protocol="mqtt", port=0, proxy_protocol="required")
+    given = make_listener(protocol="mqtt", port=0, proxy_protocol="required")
     networks = front_of("mqtt", given).proxies
     assert networks is not None
     assert within_any(networks, host) is found

@@ -16,6 +16,7 @@ from wsproto.events import AcceptConnection, BytesMessage, Request
 from gateway.ingress.front.shared_port import recognise
 from gateway.settings import Limits, Listener, Settings
 from gateway.settings.endpoints import ListenerTls
+from tests.configured import make_listener
 from tests.ingress.amqp_client import Amqp
 from tests.ingress.clients import Mqtt, Raw, arrived, connect, eventually, octets_of, stats
 from tests.interop.gateway_fixture import LOOPBACK, Running, running, settings_of
@@ -43,11 +44,11 @@ def shared(
     here: dict[str, Any] = {"host": LOOPBACK, "port": 0}
     listeners = {
         # The shared port may come first: it is made last.
-        "shared": Listener(protocol="shared", **(here | {"shares": ALL} | more)),
-        "mqtt": Listener(protocol="mqtt", **here),
-        "amqp091": Listener(protocol="amqp091", **here),
-        "amqpfast": Listener(protocol="amqpfast", **here),
-        "ws": Listener(protocol="mqtt", websocket_path="/mqtt", **here),
+        "shared": make_listener(protocol="shared", **(here | {"shares": ALL} | more)),
+        "mqtt": make_listener(protocol="mqtt", **here),
+        "amqp091": make_listener(protocol="amqp091", **here),
+        "amqpfast": make_listener(protocol="amqpfast", **here),
+        "ws": make_listener(protocol="mqtt", websocket_path="/mqtt", **here),
     }
     return settings_of(listeners=listeners | (others or {}), limits=everywhere)
 
@@ -240,7 +241,7 @@ def test_what_the_port_has_not_is_refused(octets: bytes, more: dict[str, Any], w
 
 
 def test_a_listener_for_tls_only_stays_that(tls: ListenerTls) -> None:
-    secret = Listener(protocol="mqtt", host=LOOPBACK, port=0, tls=tls)
+    secret = make_listener(protocol="mqtt", host=LOOPBACK, port=0, tls=tls)
     with running(shared(tls=tls, others={"mqtt": secret})) as gateway:
         with Raw(gateway.port("shared")) as client:
             assert client.send(CONNECT).rest() == b""
@@ -265,7 +266,7 @@ def test_whoever_says_too_little_is_cut_off(tls: ListenerTls, octets: bytes) -> 
 
 
 def test_limits_are_those_of_the_listener_that_takes_it() -> None:
-    small = Listener(protocol="mqtt", host=LOOPBACK, port=0, limits=Limits(connections_max=1))
+    small = make_listener(protocol="mqtt", host=LOOPBACK, port=0, limits=Limits(connections_max=1))
     with running(shared(others={"mqtt": small})) as gateway:
         with Raw(gateway.port("shared")) as first, Raw(gateway.port("shared")) as second:
             assert first.send(CONNECT).sock.recv(4) == CONNACK

@@ -6,7 +6,8 @@ from collections.abc import Iterator
 
 import pytest
 
-from gateway.settings import Limits, Listener
+from gateway.settings import Limits
+from tests.configured import make_listener
 from tests.ingress.clients import Raw, eventually, stats
 from tests.interop.gateway_fixture import LOOPBACK, Running, running, settings_of
 from tests.transport.test_websocket import masked, request
@@ -20,7 +21,7 @@ ORIGIN = "https://app.example"
 
 @pytest.fixture
 def gateway() -> Iterator[Running]:
-    one = Listener(
+    one = make_listener(
         protocol="mqtt", host=LOOPBACK, port=0, websocket_path="/mqtt", websocket_origins=(ORIGIN,)
     )
     limits = Limits(connect_timeout_secs=0.5)

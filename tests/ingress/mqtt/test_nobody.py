@@ -9,7 +9,8 @@ from pydantic import SecretStr
 
 from gateway.access.users import hash_password
 from gateway.protocols.mqtt.spec import ReasonCode, Version
-from gateway.settings import Listener, User
+from gateway.settings import User
+from tests.configured import make_listener
 from tests.ingress.clients import connect
 from tests.interop.gateway_fixture import LOOPBACK, running, settings_of
 
@@ -46,7 +47,7 @@ def test_whose_name_it_is(
     user: str,
     version: Version,
 ) -> None:
-    listener = Listener(protocol="mqtt", host=LOOPBACK, port=0, anonymous=anonymous)
+    listener = make_listener(protocol="mqtt", host=LOOPBACK, port=0, anonymous=anonymous)
     with running(settings_of(listeners={"mqtt": listener}, users=users)) as gateway:
         client, connack = connect(gateway, version=version, user=(name, password))
         with client:

@@ -9,7 +9,8 @@ import pytest
 from gateway.protocols.mqtt.packets import Disconnect, Will
 from gateway.protocols.mqtt.properties import decode_list
 from gateway.protocols.mqtt.spec import PacketType, Property, ReasonCode, Version
-from gateway.settings import Limits, Listener
+from gateway.settings import Limits
+from tests.configured import make_listener
 from tests.ingress.clients import connect, stats
 from tests.interop.gateway_fixture import LOOPBACK, Running, running, settings_of
 
@@ -20,7 +21,7 @@ ALIASES = {Property.TOPIC_ALIAS_MAXIMUM: 2}
 
 def offering(limits: Limits | None = None, **options: Any) -> Any:
     """A gateway whose MQTT listener has these options."""
-    listener = Listener(protocol="mqtt", host=LOOPBACK, port=0, **options)
+    listener = make_listener(protocol="mqtt", host=LOOPBACK, port=0, **options)
     return running(settings_of(limits=limits, listeners={"mqtt": listener}))
 
 

@@ -10,7 +10,7 @@ import pytest
 
 from gateway.protocols.mqtt.packets import Disconnect, Will
 from gateway.protocols.mqtt.spec import PacketType, Property, ReasonCode, Version
-from gateway.settings import Link, Listener
+from tests.configured import make_link, make_listener
 from tests.ingress.clients import Mqtt, connect
 from tests.interop.gateway_fixture import LOOPBACK, Running, running, settings_of
 from tests.interop.gateway_process import GatewayProcess
@@ -40,7 +40,7 @@ def test_it_is_published_to_who_is_still_there(version: Version) -> None:
 
 @pytest.mark.parametrize("version, heard", [(Version.V5, []), (Version.V311, [b"offline"])])
 def test_not_of_a_client_that_is_told_where_to_go_on(version: Version, heard: list[bytes]) -> None:
-    listener = Listener(protocol="mqtt", host=LOOPBACK, port=0, server_reference="elsewhere:1883")
+    listener = make_listener(protocol="mqtt", host=LOOPBACK, port=0, server_reference="elsewhere:1883")
     with (
         running(settings_of(listeners={"mqtt": listener})) as gateway,
         connect(gateway, "reader")[0] as reader,
@@ -92,7 +92,7 @@ def test_links_take_it_before_they_leave(tmp_path: Path) -> None:
     )
     with running() as far, connect(far, "reader")[0] as reader:
         reader.subscribe("state/#", 1)
-        links = {"far": Link(url=f"mqtt://{LOOPBACK}:{far.mqtt}")}
+        links = {"far": make_link(url=f"mqtt://{LOOPBACK}:{far.mqtt}")}
         with running(settings_of(links=links, mappings=(str(mapping),))) as near:
             near.until(lambda: near.gateway.links["far"].up)
             client, _ = connect(near, will=Will("state/a", b"offline", 1))

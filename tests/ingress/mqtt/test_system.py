@@ -7,7 +7,7 @@ import pytest
 from gateway import __version__
 from gateway.protocols.mqtt.packets import Will
 from gateway.protocols.mqtt.spec import PacketType, ReasonCode, Version
-from gateway.settings import Listener
+from tests.configured import make_listener
 from tests.ingress.clients import connect, stats
 from tests.interop.gateway_fixture import LOOPBACK, Running, running, settings_of
 
@@ -37,7 +37,7 @@ def test_whoever_subscribes_gets_all_of_them_retained(gateway: Running) -> None:
 
 @pytest.mark.parametrize("topic_filter", ["$SYS/broker/messages/received", "$share/g/$SYS/broker/messages/#"])
 def test_they_are_refreshed_while_somebody_subscribes(topic_filter: str) -> None:
-    listener = Listener(protocol="mqtt", host=LOOPBACK, port=0, sys_interval_secs=0.01)
+    listener = make_listener(protocol="mqtt", host=LOOPBACK, port=0, sys_interval_secs=0.01)
     with running(settings_of(listeners={"mqtt": listener})) as gateway, connect(gateway)[0] as client:
         client.subscribe(topic_filter)
         client.publish("a")
