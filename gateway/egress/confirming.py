@@ -10,13 +10,15 @@ Parts that cannot be sent now wait in order. When the connection is gone, what i
 the front of them, and all of it is sent again, never more than the window allows at a time.
 
 A broker that dislikes one message may close what it came on without saying which message it was. The window
-is then halved for the messages that were on their way, and again each time that it happens, until one message
-is alone and so found out. The same is done when it is us who cannot send something, without knowing why. A
-place (an exchange, a destination) that is found missing is refused as a whole.
+is then narrowed for the messages that were on their way, and again each time that it happens, until one
+message is alone and so found out; of a broker that says nothing at all it takes several such times. The same
+is done when it is us who cannot send something, without knowing why. A place (an exchange, a destination)
+that is found missing is refused as a whole.
 """
 
 from __future__ import annotations
 
+import sys
 import time
 from abc import ABC, abstractmethod
 from bisect import bisect_right
@@ -28,7 +30,7 @@ import trio
 
 from gateway.containment import contained
 from gateway.model.batch import SubBatch
-from gateway.model.message import Message, weight_of
+from gateway.model.message import Message
 from gateway.model.outcome import ACCEPTED, INTERNAL, Outcome, Reason, Verdict
 from gateway.telemetry.stats import LinkStats
 from gateway.transport.stream import Stream
@@ -122,6 +124,7 @@ class ConfirmedSink(ABC):
         self._early: set[int] = set()  # numbers above the floor that are settled
         self._window = in_flight_max
         self._suspects = 0  # messages for which the window stays narrow
+        self._blamed = 0  # times that one of them was to blame
 
     # What each protocol says itself.
 
@@ -165,12 +168,18 @@ class ConfirmedSink(ABC):
         self._waiting.extendleft(reversed(again))
         return sum(len(waiting.positions) for waiting in again)
 
-    def _suspect(self, left: int, outcome: Outcome) -> Message | None:
+    def _suspect(self, left: int, outcome: Outcome, *, window: int = 0, times: int = 1) -> Message | None:
         """One of the `left` messages in front is to blame: when it is alone it has this outcome, and is
-        returned; otherwise fewer are sent at a time."""
+        returned; otherwise fewer are sent at a time, `window` of them (0: half as many). `times`: how often
+        one has to be to blame before anything is held against it.
+        """
+        self._blamed += 1
         if left > 1:
-            self._window = max(1, left // 2)
+            self._window = window or max(1, left // 2)
             self._suspects = left + self.in_flight
+            return None
+        if self._blamed < times:
+            self._window = self._suspects = 1
             return None
         part, positions = self._take(1)
         part.settle_at(positions, outcome)
@@ -216,22 +225,38 @@ class ConfirmedSink(ABC):
         if not kept:
             return
         one = Unconfirmed(part, kept)
-        octets = weight_of(messages)
-        if (
-            self.waiting_messages + len(messages) > self.messages_max
-            or self.waiting_octets + octets > self.octets_max
-        ):
-            part.settle_at(kept, WAITING_FULL)
-            return
         self._waiting.append(one)
         self._count_waiting(one, 1)
         self.pump()
+        if self._too_much_waits() and self._waiting and self._waiting[-1].part is part:
+            self._trim()
+
+    def _too_much_waits(self) -> bool:
+        return self.waiting_messages > self.messages_max or self.waiting_octets > self.octets_max
+
+    def _trim(self) -> None:
+        """Release the newest messages of the part that came last, until the limits hold."""
+        one = self._waiting.pop()
+        part, positions = one
+        self._count_waiting(one, -1)
+        room = self.messages_max - self.waiting_messages
+        octets = self.octets_max - self.waiting_octets
+        kept = 0
+        for at in positions:
+            octets -= part.messages[at].octets
+            if octets < 0 or kept >= room:
+                break
+            kept += 1
+        if kept:
+            self._waiting.append(Unconfirmed(part, positions[:kept]))
+            self._count_waiting(self._waiting[-1], 1)
+        part.settle_at(positions[kept:], WAITING_FULL)
 
     def pump(self) -> None:
         """Send what waits, as far as the window and the stream go."""
         while self._waiting and self._flowing:
             assert self._stream is not None
-            room = self._window - self.in_flight
+            room = self._room()
             if room <= 0 or not self._usable or self._stream.congested:
                 return
             part, positions = self._take(min(room, SLICE_MESSAGES_MAX))
@@ -240,7 +265,7 @@ class ConfirmedSink(ABC):
             late = {
                 at
                 for at, message in zip(positions, messages, strict=True)
-                if message.expires and message.expires <= utc
+                if message.expires and message.expires <= utc and self._may_expire(part, at)
             }
             if late:
                 part.settle_at(late, EXPIRED)
@@ -251,6 +276,14 @@ class ConfirmedSink(ABC):
                 if rest:
                     self._again([Unconfirmed(part, rest)])
                     return
+
+    def _room(self) -> int:
+        """How many messages may be sent now."""
+        return self._window - self.in_flight
+
+    def _may_expire(self, part: SubBatch, at: int) -> bool:
+        """Whether the message need not be sent when its time is over."""
+        return True
 
     def _try(self, part: SubBatch, positions: Positions, messages: list[Message]) -> Positions:
         """`_send`. What goes wrong there costs the connection, and one message is to blame: after as many
@@ -265,6 +298,26 @@ class ConfirmedSink(ABC):
             if stream is not None:
                 stream.doom(error)
             return ()
+
+    def _withdraw_waiting(
+        self, wanted: Callable[[SubBatch, int], bool], most: int = sys.maxsize
+    ) -> list[Unconfirmed]:
+        """Take the first wanted messages out of what waits, `most` of them, unsettled."""
+        taken: list[Unconfirmed] = []
+        waiting, self._waiting = self._waiting, deque()
+        for one in waiting:
+            chosen = [at for at in one.positions if most > 0 and wanted(one.part, at)][:most]
+            most -= len(chosen)
+            if not chosen:
+                self._waiting.append(one)
+                continue
+            self._count_waiting(one, -1)
+            taken.append(Unconfirmed(one.part, chosen))
+            if len(chosen) < len(one.positions):
+                out = set(chosen)
+                self._waiting.append(Unconfirmed(one.part, [at for at in one.positions if at not in out]))
+                self._count_waiting(self._waiting[-1], 1)
+        return taken
 
     def _take(self, room: int) -> Unconfirmed:
         """The next of what waits, at most `room` messages and SLICE_OCTETS_MAX, but at least one message."""
@@ -285,14 +338,22 @@ class ConfirmedSink(ABC):
 
     def _sent(self, part: SubBatch, positions: Positions, octets: int, *, mandatory: bool = False) -> None:
         """The messages at `positions`, with bodies of `octets` in all, have the next numbers."""
-        count = len(positions)
-        if not count:
-            return
-        self._runs.append(Run(self._next, part, positions, mandatory, trio.current_time()))
-        self._firsts.append(self._next)
-        self._next += count
+        if positions:
+            self._number(part, positions, trio.current_time(), mandatory=mandatory)
+            self._count_in_flight()
+            self._written(len(positions), octets)
+
+    def _number(self, part: SubBatch, positions: Positions, sent: float, *, mandatory: bool = False) -> range:
+        """Give the messages at `positions` the next numbers, which are returned."""
+        first = self._next
+        self._runs.append(Run(first, part, positions, mandatory, sent))
+        self._firsts.append(first)
+        self._next = first + len(positions)
+        return range(first, self._next)
+
+    def _written(self, count: int, octets: int) -> None:
+        """So many messages, with bodies of `octets` in all, are to be written when the wake-up ends."""
         self._stats.messages_out += count
-        self._count_in_flight()
         stream = self._stream
         assert stream is not None
         stream.queued += octets + MESSAGE_OVERHEAD * count
@@ -395,7 +456,7 @@ class ConfirmedSink(ABC):
 
     def _widen(self) -> None:
         self._window = self.in_flight_max
-        self._suspects = 0
+        self._suspects = self._blamed = 0
 
     def _count_waiting(self, one: Unconfirmed, sign: int) -> None:
         messages = one.part.messages

@@ -268,7 +268,7 @@ def test_an_outage_loses_nothing_and_keeps_the_order(tmp_path: Path) -> None:
             broker.stop(kill=False)
             gateway.until(lambda: not conversation(gateway).stats.up)
             publisher.start()
-            gateway.until(lambda: conversation(gateway).publisher.waiting == len(bodies), WAIT_SECS)
+            gateway.until(lambda: conversation(gateway).publisher.waiting_messages == len(bodies), WAIT_SECS)
             assert confirmed == []
             broker.start()
             publisher.join(WAIT_SECS)

@@ -28,7 +28,6 @@ from gateway.transport.stream import Stream
 if TYPE_CHECKING:
     from gateway.egress.mqtt.session import MqttLinkSession
 
-_PUBLISH_OCTETS: Final = 32  # of a PUBLISH beside its body, about: topic, lengths, a few properties
 # A CONNACK in the form of MQTT 3 that refuses our version: 0x01 is its own word, 0x84 that of MQTT 5.
 _REFUSES_VERSION: Final = (b"\x20\x02\x00\x01", b"\x20\x02\x00\x84")
 
@@ -136,27 +135,15 @@ class MqttLinkConnection:
 
     # What outgoing messages ask: this is their outlet.
 
-    @property
-    def congested(self) -> bool:
-        """The broker does not read fast enough."""
-        return self.stream.congested
-
-    def send(self, rows: list[PublishRow], octets: int) -> Sequence[int]:
+    def send(self, rows: list[PublishRow]) -> Sequence[int]:
         """Encode PUBLISH packets; returns the positions of those larger than the broker takes."""
         given = self.machine.aliased(rows) if self.machine.alias_max else rows
-        refused = self.machine.publish_many(given)
-        self.stream.queued += octets + _PUBLISH_OCTETS * len(rows)
-        self.stream.mark()
-        return refused
+        return self.machine.publish_many(given)
 
     def release(self, packet_ids: list[int]) -> None:
         """PUBREL."""
         self.machine.acknowledge(PacketType.PUBREL, packet_ids)
         self.stream.mark()
-
-    def failed(self, error: Exception) -> None:
-        """That costs the connection, when the wake-up ends."""
-        self.stream.doom(error)
 
     # What the link session asks.
 

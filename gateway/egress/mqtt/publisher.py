@@ -1,9 +1,9 @@
-"""What the remote MQTT broker is owed, whether it is connected or not.
+"""What an MQTT link publishes: `confirming.py`, with packet ids, DUP and the two steps of QoS 2.
 
-Messages wait in the order in which they came, as ranges of their parts: a batch stays a batch. They go out as
-the window allows, and those with a QoS stay in flight until their last acknowledgement, which settles them; a
-message without one is settled when it is written. After a reconnect what was in flight goes first, in its
-order and within the window, so nothing floods the broker.
+A message with a QoS is on its way until its last acknowledgement, which settles it; one without is settled
+when it is written. Packet ids stand for the numbers of `confirming.py`. After a reconnect what was on its way
+goes first, in its order and within the window, so nothing floods the broker; if the broker has kept the
+session, under the ids that it had (5: 4.4).
 
 A broker that closes the connection whenever it meets a certain message (too large, or not allowed to us;
 3: 3.3.5 gives it no other word) would be met with that message for ever. So a connection on which we
@@ -19,25 +19,27 @@ is released, until an answer shows that the broker has heard it.
 from __future__ import annotations
 
 import time
-from collections import deque
 from collections.abc import Callable, Iterable, Sequence
-from itertools import repeat
 from typing import Final, NamedTuple, Protocol
 
 import trio
 
 from gateway.broker.mqtt.echoes import Ledger, Unconfirmed
 from gateway.broker.poison import poisoned
+from gateway.egress.confirming import EXPIRED, SLICE_MESSAGES_MAX, ConfirmedSink, Positions
+from gateway.egress.confirming import Unconfirmed as Waiting
 from gateway.errors import GatewayError
 from gateway.model.batch import SubBatch
-from gateway.model.message import MESSAGE_OCTETS, Message, weight_of
-from gateway.model.outcome import ACCEPTED, INTERNAL, Outcome, Reason, Verdict
+from gateway.model.message import Message
+from gateway.model.outcome import ACCEPTED, Outcome, Reason, Verdict
 from gateway.protocols.mqtt.packets import PublishRow
 from gateway.protocols.mqtt.spec import DUP, FAILURE, RETAIN, VARINT_MAX, PacketType
 from gateway.protocols.mqtt.translate import encode_properties, refusal
 from gateway.telemetry.stats import LinkStats
+from gateway.transport.stream import Stream
 
 PACKET_IDS: Final = 65_000  # of PUBLISH; those above belong to SUBSCRIBE and UNSUBSCRIBE
+NUMBERS_MAX: Final = 2 * PACKET_IDS  # behind one that is not acknowledged; then numbers begin anew
 TWICE: Final = 4  # the flag of QoS 2
 CHUNK_MESSAGES: Final = 256  # encoded at a time, so that congestion is noticed soon
 CHUNK_OCTETS: Final = 1_048_576
@@ -45,9 +47,7 @@ PACKET_OCTETS_MAX: Final = VARINT_MAX - 32 * 1_048_576  # of a body: topic and p
 BARREN_MAX: Final = 5
 BARREN_MAX_TOO_LARGE: Final = 2  # when the broker itself has said that a packet was too large
 
-FULL: Final = Outcome(Verdict.RELEASED, Reason.TARGET_DOWN, "too much waits for the broker")
 TOO_LARGE: Final = Outcome(Verdict.REJECTED, Reason.TOO_LARGE, "larger than the broker takes")
-EXPIRED: Final = Outcome(Verdict.REJECTED, Reason.EXPIRED, "the message expired while it waited")
 POISON: Final = Outcome(
     Verdict.REJECTED, Reason.TARGET_REFUSED, "the broker ends the connection when it is sent this message"
 )
@@ -58,33 +58,40 @@ _NO_IDS: Final = tuple([0] * CHUNK_MESSAGES)
 _FORMS: Final = tuple(f"mqtt5 after {hops} hops" for hops in range(256))
 
 Entry = tuple[SubBatch, int]
-"""A message in flight: its part, and its position there."""
+"""A message: its part, and its position there."""
 
 
 class Outlet(Protocol):
     """The connection through which messages go out."""
 
-    @property
-    def congested(self) -> bool:
-        """True: write nothing more now; `MqttLinkPublisher.pump` is called when it has drained."""
-
-    def send(self, rows: list[PublishRow], octets: int) -> Sequence[int]:
-        """Encode PUBLISH packets with `octets` of bodies; returns the positions of those too large."""
+    def send(self, rows: list[PublishRow]) -> Sequence[int]:
+        """Encode PUBLISH packets; returns the positions of those too large."""
 
     def release(self, packet_ids: list[int]) -> None:
         """Encode PUBREL packets."""
 
-    def failed(self, error: Exception) -> None:
-        """`send` has raised this: the connection is congested until it ends, with the wake-up."""
-
 
 class Terms(NamedTuple):
-    """What the broker takes on this connection. `window`: its Receive Maximum, within our own limit."""
+    """What the broker takes on this connection. `window`: its Receive Maximum."""
 
     five: bool
     window: int
     max_qos: int = 2
     retains: bool = True
+
+
+class _Sent:
+    """What has been encoded of a part: `positions` with an acknowledgement to come, and their `ids`; what is
+    settled already; how many messages were written, with how many octets."""
+
+    __slots__ = ("ids", "octets", "positions", "settled", "written")
+
+    def __init__(self) -> None:
+        self.ids: list[int] = []
+        self.positions: list[int] = []
+        self.settled: list[tuple[Positions, Outcome]] = []
+        self.written = 0
+        self.octets = 0
 
 
 class _UnsendableError(GatewayError):
@@ -95,10 +102,10 @@ class _UnsendableError(GatewayError):
         self.outcome = outcome
 
 
-class MqttLinkPublisher:
-    """The messages that one link owes its broker.
+class MqttLinkPublisher(ConfirmedSink):
+    """The sink of an MQTT link.
 
-    `stats.lessened` counts those that were sent with less QoS than they had, or without their retain flag,
+    `stats.lessened` counts messages that were sent with less QoS than they had, or without their retain flag,
     since the broker offers no more.
     """
 
@@ -106,101 +113,75 @@ class MqttLinkPublisher:
         self,
         stats: LinkStats,
         *,
+        in_flight_max: int,
         messages_max: int,
         octets_max: int,
-        window_max: int,
         make_ledger: Callable[[Unconfirmed], Ledger] | None = None,
     ) -> None:
         """What is sent before MQTT 5, without hops, is noted in what `make_ledger` makes."""
-        self.messages_max = messages_max  # waiting; beyond it the newest are released
-        self.octets_max = octets_max  # of the bodies of those
-        self.window_max = min(window_max, PACKET_IDS)
-        self._stats = stats
+        most = min(in_flight_max, PACKET_IDS)
+        super().__init__(stats, in_flight_max=most, messages_max=messages_max, octets_max=octets_max)
+        self._most = most
         self._ledger = None if make_ledger is None else make_ledger(self.unconfirmed)
         self._outlet: Outlet | None = None
-        self._waiting: deque[tuple[SubBatch, int, int]] = deque()  # a part, from where, to before where
-        self._messages = 0
-        self._octets = 0
-        self._in_flight: dict[int, Entry] = {}
-        self._released: dict[int, None] = {}  # of those in flight: PUBREC came, PUBREL is said
-        self._again: deque[tuple[int, SubBatch, int]] = deque()  # in flight on the connection before
-        self._dup = 0
+        self._numbers: dict[int, int] = {}  # of what is on its way, by packet id
+        self._received: dict[int, None] = {}  # of that: PUBREC came, PUBREL is said
+        self._kept: dict[Entry, int] = {}  # packet ids of what was on its way when the connection went
+        self._released: dict[Entry, None] = {}  # of that: PUBREC had come
         self._inherited = True  # the broker may hold ids of QoS 2 that we know nothing of
         self._sweeps = False  # they are to be released before more is sent
         self._next_id = 1
-        self._barren = 0
         self._fruitful = False  # something was acknowledged on this connection
+        self._barren = False  # nothing was on the one before, and so the window is narrow
         self._use(Terms(True, 0))
-
-    @property
-    def waiting(self) -> int:
-        """Messages that have not been sent yet."""
-        return self._messages
-
-    @property
-    def in_flight(self) -> int:
-        """Messages that were sent and have not been acknowledged."""
-        return len(self._in_flight) + len(self._again)
 
     def unconfirmed(self, packet_id: int) -> Message | None:
         """What was sent under this id, if it has not been acknowledged."""
-        entry = self._in_flight.get(packet_id)
-        return None if entry is None else entry[0].messages[entry[1]]
-
-    # What the dispatcher asks: this is the link's sink.
-
-    def publish(self, part: SubBatch) -> None:
-        """Owe the messages of `part` to the broker; what exceeds the limits is released."""
-        messages = part.messages
-        self._waiting.append((part, 0, len(messages)))
-        self._messages += len(messages)
-        self._octets += weight_of(messages)
-        self.pump()
-        if self._messages > self.messages_max or self._octets > self.octets_max:
-            self._trim()
-
-    def _trim(self) -> None:
-        """Release the newest of what waits until the limits hold."""
-        while self._waiting and (self._messages > self.messages_max or self._octets > self.octets_max):
-            part, start, stop = self._waiting.pop()
-            at = stop
-            while at > start and (self._messages > self.messages_max or self._octets > self.octets_max):
-                at -= 1
-                self._messages -= 1
-                self._octets -= part.messages[at].octets
-            if at > start:
-                self._waiting.append((part, start, at))
-            part.settle_at(range(at, stop), FULL)
+        number = self._numbers.get(packet_id)
+        run = None if number is None else self._run_of(number)
+        if number is None or run is None:
+            return None
+        return run.part.messages[run.positions[number - run.first]]
 
     # What the connection tells.
 
-    def attach(self, outlet: Outlet, terms: Terms, *, present: bool) -> None:
+    def attach(self, outlet: Outlet, stream: Stream, terms: Terms, *, present: bool) -> None:
         """A connection is usable. `present`: the broker kept the session (5: 4.4), so that what was in flight
         is told apart by its packet id; otherwise all of it is published anew."""
         self._outlet = outlet
+        self._stream = stream
         self._use(terms)
-        before, self._in_flight = self._in_flight, {}
         if present:
-            if self._released:
-                for packet_id in self._released:
-                    self._in_flight[packet_id] = before.pop(packet_id)
-                outlet.release(list(self._released))
+            self._release_again(outlet)
         else:
+            self._kept.clear()
             self._released.clear()
             self._inherited = False
         self._sweeps = self._inherited
-        self._again.extendleft((key, *entry) for key, entry in reversed(before.items()))
-        self._dup = DUP if present else 0
         self._fruitful = False
+        self._flowing = True
         self.pump()
+
+    def _release_again(self, outlet: Outlet) -> None:
+        """What the broker has said PUBREC to is not sent again: PUBREL is."""
+        released, self._released = self._released, {}
+        if not released:
+            return
+        for part, positions in self._withdraw_waiting(lambda part, at: (part, at) in released):
+            for at, number in zip(positions, self._number(part, positions, trio.current_time()), strict=True):
+                packet_id = self._kept.pop((part, at))
+                self._numbers[packet_id] = number
+                self._received[packet_id] = None
+        outlet.release(list(self._received))
+        self._count_in_flight()
 
     def _use(self, terms: Terms) -> None:
         self._five = terms.five
         self._max_qos = terms.max_qos
         self._retains = terms.retains
-        window = min(terms.window, self.window_max)
-        self._window_full = window
-        self._window = min(window, 1) if self._barren else window
+        self._plain = terms.five and terms.max_qos == 2 and terms.retains
+        self.in_flight_max = min(terms.window, self._most)
+        self._window = min(self._window, self.in_flight_max) if self._suspects else self.in_flight_max
         # The flags of a PUBLISH, at assurance * 2 + retain.
         self._flags = tuple(
             min(assurance, terms.max_qos) << 1 | (retain and terms.retains)
@@ -215,104 +196,164 @@ class MqttLinkPublisher:
 
     def detach(self, *, too_large: bool = False) -> None:
         """The connection is gone. `too_large`: the broker said that a packet of ours was."""
-        self._outlet = None
-        suspect = next((one for one in self._in_flight if one not in self._released), None)
-        if self._fruitful or suspect is None:
-            self._barren = 0
-            return
-        self._barren += 1
-        if self._barren >= (BARREN_MAX_TOO_LARGE if too_large else BARREN_MAX):
-            self._barren = 0
-            part, at = self._in_flight.pop(suspect)
-            part.settle_at((at,), TOO_LARGE if too_large else POISON)
-
-    def pump(self) -> None:
-        """Send what the window and the connection allow. What goes wrong costs the connection, so that the
-        message to blame is found out in the end, as one that the broker does not like."""
-        outlet = self._outlet
-        try:
-            self._pump(outlet)
-        except Exception as error:
-            if outlet is not None:
-                outlet.failed(error)
-        self._stats.in_flight = self.in_flight
-
-    def _pump(self, outlet: Outlet | None) -> None:
-        while outlet is not None and outlet is self._outlet and not outlet.congested:
-            if self._again:
-                if not self._resend(outlet):
-                    break
-            elif not self._waiting or not self._send(outlet):
-                break
-
-    def acked(self, kind: PacketType, rows: list[tuple[int, int]]) -> list[int]:
-        """PUBACK, PUBREC or PUBCOMP came: (packet id, reason). Returns the unknown ids of PUBREC."""
-        if kind is PacketType.PUBREC:
-            done, strangers = self._received(rows)
-        elif kind is PacketType.PUBCOMP:  # of those that we swept, too
-            done, strangers = [row for row in rows if row[0] in self._released], []
+        if self._outlet is None:
+            return  # it was us who could not go on, and what is to blame is looked for already
+        unanswered = len(self._numbers) - len(self._received)
+        self.close()
+        if self._fruitful or not unanswered:
+            self._clear()
         else:
-            done, strangers = rows, []
-        if done:
-            self._finish(done, refuses=kind is not PacketType.PUBCOMP)
-        self.pump()
-        return strangers
+            self._barren = True
+            times = BARREN_MAX_TOO_LARGE if too_large else BARREN_MAX
+            self._suspect(unanswered, TOO_LARGE if too_large else POISON, window=1, times=times)
+
+    def close(self) -> int:
+        """The connection is gone: what it has not confirmed is to be sent again. Returns their number."""
+        self._outlet = None
+        for packet_id, number in self._numbers.items():
+            run = self._run_of(number)
+            assert run is not None
+            entry = (run.part, run.positions[number - run.first])
+            self._kept[entry] = packet_id
+            if packet_id in self._received:
+                self._released[entry] = None
+        self._numbers.clear()
+        self._received.clear()
+        return super().close()
 
     # Sending.
 
-    def _send(self, outlet: Outlet) -> bool:
-        """Send the next run of messages that all have, or all lack, a QoS. False: the window is full."""
-        part, start, stop = self._waiting[0]
-        chunk = part.messages[start : min(stop, start + CHUNK_MESSAGES)]
+    @property
+    def _usable(self) -> bool:
+        return self._outlet is not None
+
+    def _place(self, message: Message) -> bytes:
+        return message.address.wire
+
+    def _room(self) -> int:
+        """What is sent without an acknowledgement is not held up by what waits for one."""
+        room = super()._room()
+        if room > 0:
+            return room
+        part, positions = self._waiting[0]
+        message = part.messages[positions[0]]
+        return 0 if self._flags[message.assurance * 2 + message.retain] > RETAIN else SLICE_MESSAGES_MAX
+
+    def _may_expire(self, part: SubBatch, at: int) -> bool:
+        """Not what has been sent before: its packet id is in use."""
+        return (part, at) not in self._kept
+
+    def _take(self, room: int) -> Waiting:
+        """The next of what waits; of what the broker has received nothing, which is not to blame either."""
+        if self._outlet is None and self._released:
+            return self._withdraw_waiting(lambda part, at: (part, at) not in self._released, most=1)[0]
+        return super()._take(room)
+
+    def _send(self, part: SubBatch, positions: Positions, messages: list[Message]) -> Positions:
+        outlet, stream = self._outlet, self._stream
+        assert outlet is not None
+        assert stream is not None
+        if self._plain and not self._kept and self._send_at_once(outlet, part, positions, messages):
+            return ()
+        sent = _Sent()
+        at = 0
+        while at < len(messages) and not (at and stream.congested):
+            end = at + CHUNK_MESSAGES
+            count = self._send_chunk(outlet, part, positions[at:end], messages[at:end], sent)
+            if not count:
+                break
+            at += count
+        if sent.positions:
+            numbers = self._number(part, sent.positions, trio.current_time())
+            self._numbers.update(zip(sent.ids, numbers, strict=True))
+            self._count_in_flight()
+        if self._kept:
+            for one in positions[:at]:
+                self._kept.pop((part, one), None)
+        self._written(sent.written, sent.octets)
+        for settled, outcome in sent.settled:
+            if len(settled) == len(part.slots):
+                part.settle(outcome)
+            else:
+                part.settle_at(settled, outcome)
+        return positions[at:]
+
+    def _send_at_once(
+        self, outlet: Outlet, part: SubBatch, positions: Positions, messages: list[Message]
+    ) -> bool:
+        """Send all of them, as it nearly always can be done. False: they have to be gone through."""
+        table = self._flags
+        flags = [table[message.assurance * 2 + message.retain] for message in messages]
+        count = len(flags)
+        if min(flags) <= RETAIN or count > CHUNK_MESSAGES or count > self._window - self.in_flight:
+            return False
+        octets = sum([len(message.body) for message in messages])
+        if octets > CHUNK_OCTETS and count > 1:
+            return False
+        ids = self._new_ids(count)
+        try:
+            rows = self._rows(messages, flags, ids)
+        except _UnsendableError:
+            return False
+        if self._sweeps:
+            self._sweep(outlet, rows)
+        refused = outlet.send(rows)
+        large = [positions[at] for at in refused]
+        if large:
+            left = [at for at in range(count) if at not in refused]
+            positions, ids = [positions[at] for at in left], [ids[at] for at in left]
+        if positions:
+            numbers = self._number(part, positions, trio.current_time())
+            self._numbers.update(zip(ids, numbers, strict=False))
+            self._count_in_flight()
+            self._written(len(positions), octets)
+        if large:
+            part.settle_at(large, TOO_LARGE)
+        return True
+
+    def _send_chunk(
+        self, outlet: Outlet, part: SubBatch, positions: Positions, chunk: list[Message], sent: _Sent
+    ) -> int:
+        """Send the next run of messages that all have, or all lack, a QoS; returns how many are dealt with.
+        0: the window is full."""
         table = self._flags
         flags = [table[message.assurance * 2 + message.retain] for message in chunk]
         assured = flags[0] > RETAIN
-        count = self._extent(chunk, flags, assured)
+        count = self._extent(chunk, flags, assured, len(sent.positions))
         if not count:
-            return False
+            return 0
         del chunk[count:]
-        ids: Sequence[int] = self._take(count) if assured else _NO_IDS
-        rows: list[PublishRow] | None = None
-        while rows is None:
-            try:
-                rows = self._rows(chunk, flags, ids)
-            except _UnsendableError:
-                count, outcome = self._sendable(chunk)
-                del chunk[count:]
-                if not count:
-                    self._advance(part, start, stop, 1)
-                    part.settle_at((start,), outcome)
-                    return True
-        octets = self._advance(part, start, stop, count)
+        ids = self._ids(part, positions[:count], flags) if assured else _NO_IDS
+        rows, outcome = self._sendable(part, positions, chunk, flags, ids)
+        if not rows:
+            sent.settled.append((positions[:1], outcome))
+            return 1
+        count = len(rows)
+        positions, ids = positions[:count], ids[:count]
         if self._sweeps:
             self._sweep(outlet, rows)
-        if assured:
-            entries = zip(repeat(part), range(start, start + count), strict=False)
-            self._in_flight.update(zip(ids, entries, strict=False))
         if self._max_qos < 2 or not self._retains:
             self._count_lowered(chunk)
-        try:
-            refused = outlet.send(rows, octets)
-        except Exception:
-            if not assured:
-                part.settle_at(range(start, start + count), INTERNAL)
-            raise
+        if refused := outlet.send(rows):
+            sent.settled.append(([positions[index] for index in refused], TOO_LARGE))
+            left = [index for index in range(count) if index not in refused]
+            positions, ids = [positions[index] for index in left], [ids[index] for index in left]
         if not self._five and self._ledger is not None:
-            self._ledger.send(chunk, trio.current_time(), ids)
-        self._stats.messages_out += count - len(refused)
-        if refused:
-            for at in refused:
-                self._in_flight.pop(rows[at][2], None)
-            part.settle_at([start + at for at in refused], TOO_LARGE)
-        if not assured:
-            _accept(part, start, count)
-        return True
+            self._ledger.send(chunk, trio.current_time(), [row[2] for row in rows])
+        sent.written += len(positions)
+        sent.octets += sum([len(message.body) for message in chunk])
+        if assured:
+            sent.ids += ids
+            sent.positions += positions
+        elif positions:
+            sent.settled.append((positions, ACCEPTED))
+        return count
 
-    def _extent(self, chunk: list[Message], flags: list[int], assured: bool) -> int:
+    def _extent(self, chunk: list[Message], flags: list[int], assured: bool, sent: int) -> int:
         """How many messages from the first one on may go together; 0 when the window is full."""
         count = len(chunk)
         if assured:
-            count = max(0, min(count, self._window - len(self._in_flight)))
+            count = max(0, min(count, self._window - self.in_flight - sent))
             if min(flags) <= RETAIN:
                 count = min(count, next(at for at, flag in enumerate(flags) if flag <= RETAIN))
         elif max(flags) > RETAIN:
@@ -325,16 +366,37 @@ class MqttLinkPublisher:
                     return max(at, 1)
         return count
 
-    def _advance(self, part: SubBatch, start: int, stop: int, count: int) -> int:
-        """Take `count` messages from the head of what waits; returns the octets of their content."""
-        if start + count == stop:
-            self._waiting.popleft()
-        else:
-            self._waiting[0] = (part, start + count, stop)
-        octets = weight_of(part.messages[start : start + count])
-        self._messages -= count
-        self._octets -= octets
-        return octets - count * MESSAGE_OCTETS
+    def _ids(self, part: SubBatch, positions: Positions, flags: list[int]) -> Sequence[int]:
+        """A packet id for each message; one that was sent before keeps its own, and is flagged."""
+        count = len(positions)
+        if not self._kept:
+            return self._new_ids(count)
+        found = [self._kept.get((part, at), 0) for at in positions]
+        new = iter(self._new_ids(found.count(0)))
+        for index, packet_id in enumerate(found):
+            if packet_id:
+                flags[index] |= DUP
+            else:
+                found[index] = next(new)
+        return found
+
+    def _new_ids(self, count: int) -> Sequence[int]:
+        """`count` packet ids that are not in use; there are more of them than the window is wide."""
+        first = self._next_id
+        if first + count > PACKET_IDS:
+            first = 1
+        self._next_id = first + count
+        ids: Sequence[int] = range(first, first + count)
+        if self._kept or not self._numbers.keys().isdisjoint(ids):
+            used = {*self._numbers, *self._kept.values()}
+            found: list[int] = []
+            while len(found) < count:
+                if first not in used:
+                    found.append(first)
+                first = first % PACKET_IDS + 1
+            self._next_id = first
+            ids = found
+        return ids
 
     def _rows(self, chunk: list[Message], flags: list[int], ids: Sequence[int]) -> list[PublishRow]:
         """The PUBLISH packets of `chunk`; raises _UnsendableError for the first that must not be sent."""
@@ -347,7 +409,7 @@ class MqttLinkPublisher:
                     flag,
                     message.address.wire,
                     packet_id,
-                    raw(message) if message.expires else b"",
+                    raw(message, flag) if message.expires else b"",
                     message.body,
                 )
                 for message, flag, packet_id in zip(chunk, flags, ids, strict=False)
@@ -358,21 +420,22 @@ class MqttLinkPublisher:
                 flag,
                 message.address.wire,
                 packet_id,
-                (not message.expires and message.property_set.forms.get(forms[message.hops])) or raw(message),
+                (not message.expires and message.property_set.forms.get(forms[message.hops]))
+                or raw(message, flag),
                 message.body,
             )
             for message, flag, packet_id in zip(chunk, flags, ids, strict=False)
         ]
 
-    def _raw(self, message: Message, *, late: bool = False) -> bytes:
-        """The property list of `message`; b"" before MQTT 5. `late`: it has been sent before and may not be
-        withdrawn, for its packet id is in use."""
+    def _raw(self, message: Message, flags: int) -> bytes:
+        """The property list of `message`; b"" before MQTT 5. What has been sent before, as its flags say, may
+        not be withdrawn, for its packet id is in use."""
         if len(message.body) > PACKET_OCTETS_MAX:
             raise _UnsendableError(TOO_LARGE)
         utc = 0.0
         if message.expires:
             utc = time.time()
-            if message.expires <= utc and not late:
+            if message.expires <= utc and not flags & DUP:
                 raise _UnsendableError(EXPIRED)
         if not self._five:
             return b""
@@ -384,73 +447,39 @@ class MqttLinkPublisher:
             message.property_set.forms[_FORMS[message.hops]] = raw
         return raw
 
-    def _sendable(self, chunk: list[Message]) -> tuple[int, Outcome]:
-        """How many of `chunk` may be sent before the first that may not, and what becomes of that one."""
-        for at, message in enumerate(chunk):
+    def _sendable(
+        self,
+        part: SubBatch,
+        positions: Positions,
+        chunk: list[Message],
+        flags: list[int],
+        ids: Sequence[int],
+    ) -> tuple[list[PublishRow], Outcome]:
+        """`_rows` of those before the first message that may not be sent, which `chunk` then ends with, and
+        what becomes of that one."""
+        outcome = ACCEPTED
+        while chunk:
             try:
-                self._raw(message)
-            except _UnsendableError as error:
-                return at, error.outcome
-        return len(chunk), ACCEPTED
+                return self._rows(chunk, flags, ids), outcome
+            except _UnsendableError:
+                outcome = self._cut(part, positions, chunk)
+        return [], outcome
 
-    def _resend(self, outlet: Outlet) -> bool:
-        """Send again what was in flight on an earlier connection. False: the window is full."""
-        room = min(self._window - len(self._in_flight), CHUNK_MESSAGES)
-        if room <= 0:
-            return False
-        settled: list[tuple[Entry, Outcome]] = []
-        rows: list[PublishRow] = []
-        entries: list[Entry] = []
-        octets = 0
-        while self._again and len(rows) < room and octets < CHUNK_OCTETS:
-            packet_id, part, at = self._again.popleft()
-            message = part.messages[at]
-            flags = self._flags[message.assurance * 2 + message.retain]
+    def _cut(self, part: SubBatch, positions: Positions, chunk: list[Message]) -> Outcome:
+        """Take the first message that may not be sent, and all behind it, from `chunk`; why it may not."""
+        for index, message in enumerate(chunk):
             try:
-                raw = self._raw(message, late=self._dup > 0)
+                self._raw(message, 0 if self._may_expire(part, positions[index]) else DUP)
             except _UnsendableError as error:
-                settled.append(((part, at), error.outcome))
-                continue
-            if flags > RETAIN:
-                self._in_flight[packet_id] = (part, at)
-                flags |= self._dup
-            else:
-                settled.append(((part, at), ACCEPTED))
-            rows.append((flags, message.address.wire, packet_id, raw, message.body))
-            entries.append((part, at))
-            octets += len(message.body)
-        if self._sweeps:
-            self._sweep(outlet, rows)
-        for at in outlet.send(rows, octets):
-            self._in_flight.pop(rows[at][2], None)
-            settled.insert(0, (entries[at], TOO_LARGE))
-        for (part, at), outcome in settled:
-            part.settle_at((at,), outcome)
-        return True
+                del chunk[index:]
+                return error.outcome
+        return ACCEPTED
 
     def _sweep(self, outlet: Outlet, rows: list[PublishRow]) -> None:
         """Release every id, if one of `rows` is of QoS 2. Whoever does not speak it would not understand."""
         if any(row[0] & TWICE for row in rows):
             self._sweeps = False
             outlet.release(list(range(1, PACKET_IDS + 1)))
-
-    def _take(self, count: int) -> Sequence[int]:
-        """`count` packet ids that are not in use; there are more of them than the window is wide."""
-        first = self._next_id
-        if first + count > PACKET_IDS:
-            first = 1
-        self._next_id = first + count
-        ids: Sequence[int] = range(first, first + count)
-        in_flight = self._in_flight
-        if in_flight and not in_flight.keys().isdisjoint(ids):
-            found: list[int] = []
-            while len(found) < count:
-                if first not in in_flight:
-                    found.append(first)
-                first = first % PACKET_IDS + 1
-            self._next_id = first
-            ids = found
-        return ids
 
     def _count_lowered(self, chunk: list[Message]) -> None:
         lessened = self._stats.lessened
@@ -459,9 +488,21 @@ class MqttLinkPublisher:
         if not self._retains and (unretained := sum(message.retain for message in chunk)):
             lessened.add("retain", unretained)
 
-    # Settling.
+    # Outcomes.
 
-    def _received(self, rows: list[tuple[int, int]]) -> tuple[list[tuple[int, int]], list[int]]:
+    def acked(self, kind: PacketType, rows: list[tuple[int, int]]) -> list[int]:
+        """PUBACK, PUBREC or PUBCOMP came: (packet id, reason). Returns the unknown ids of PUBREC."""
+        strangers: list[int] = []
+        if kind is PacketType.PUBREC:
+            rows, strangers = self._take_received(rows)
+        elif kind is PacketType.PUBCOMP:  # of those that we swept, too
+            rows = [row for row in rows if row[0] in self._received]
+        if rows:
+            self._finish(rows, refuses=kind is not PacketType.PUBCOMP)
+        self.pump()
+        return strangers
+
+    def _take_received(self, rows: list[tuple[int, int]]) -> tuple[list[tuple[int, int]], list[int]]:
         """PUBREC: the broker has the messages, PUBREL is next. Returns those it refused, and unknown ids."""
         refused: list[tuple[int, int]] = []
         strangers: list[int] = []
@@ -469,14 +510,14 @@ class MqttLinkPublisher:
         for packet_id, reason in rows:
             if reason >= FAILURE:
                 refused.append((packet_id, reason))
-            elif packet_id in self._in_flight:
+            elif packet_id in self._numbers:
                 taken.append(packet_id)
             else:
                 strangers.append(packet_id)
         if taken:
             self._inherited = False
             self._bore_fruit()
-            self._released.update(dict.fromkeys(taken))
+            self._received.update(dict.fromkeys(taken))
             if self._outlet is not None:
                 self._outlet.release(taken)
         return refused, strangers
@@ -484,47 +525,55 @@ class MqttLinkPublisher:
     def _finish(self, rows: Iterable[tuple[int, int]], *, refuses: bool) -> None:
         """The last acknowledgements of messages came. Of a PUBCOMP the reason says nothing about the message:
         the broker answered for it with PUBREC."""
-        take = self._in_flight.pop
-        released = self._released
-        runs: list[tuple[SubBatch, list[int]]] = []
-        refused: list[tuple[SubBatch, int, int]] = []
-        part: SubBatch | None = None
+        take = self._numbers.pop
+        received = self._received
+        floor, early = self._floor, self._early
+        singles: list[int] = []
+        refused: list[tuple[int, int]] = []
         for packet_id, reason in rows:
-            entry = take(packet_id, None)
-            if entry is None:
+            number = take(packet_id, 0)
+            if not number:
                 continue
-            if released:
-                released.pop(packet_id, None)
+            if received:
+                received.pop(packet_id, None)
             if reason >= FAILURE and refuses:
-                refused.append((entry[0], entry[1], reason))
-                continue
-            if entry[0] is not part:
-                part = entry[0]
-                positions: list[int] = []
-                add = positions.append
-                runs.append((part, positions))
-            add(entry[1])
-        if runs or refused:
-            self._bore_fruit()
-        for part, positions in runs:
-            if len(positions) == len(part.slots):
-                part.accept()
+                refused.append((number, reason))
+            elif number == floor:
+                floor += 1
+                while early and floor in early:
+                    early.remove(floor)
+                    floor += 1
             else:
-                part.settle_at(positions)
-        for part, at, reason in refused:
+                singles.append(number)
+                early.add(number)
+        if floor > self._floor or singles or refused:
+            self._bore_fruit()
+        self._advance(floor)
+        self._settle_singles(singles, ACCEPTED)
+        for number, reason in refused:
             text = f"the broker refused it with reason {reason:#04x}"
-            part.settle_at((at,), Outcome(Verdict.REJECTED, refusal(reason), text))
+            self._settle_singles([number], Outcome(Verdict.REJECTED, refusal(reason), text))
+        self._count_in_flight()
+        if self._next - self._floor > NUMBERS_MAX:
+            self._number_anew()
+
+    def _number_anew(self) -> None:
+        """One that is not acknowledged for long holds fast all that came behind it: number what is open."""
+        ids = iter([packet_id for packet_id, _ in sorted(self._numbers.items(), key=lambda pair: pair[1])])
+        runs, self._runs, self._firsts = self._runs, [], []
+        self._early.clear()
+        self._next = self._floor = 1
+        for run in runs:
+            if left := run.left():
+                self._numbers.update(zip(ids, self._number(run.part, left, run.sent), strict=False))
 
     def _bore_fruit(self) -> None:
         if not self._fruitful:
             self._fruitful = True
-            self._barren = 0
-            self._window = self._window_full
+            self._clear()
 
-
-def _accept(part: SubBatch, start: int, count: int) -> None:
-    """Messages without acknowledgements are accepted when they are written."""
-    if count == len(part.slots):
-        part.accept()
-    else:
-        part.settle_at(range(start, start + count))
+    def _clear(self) -> None:
+        """Whatever the last connections were barren for, it is not what was sent."""
+        if self._barren:
+            self._barren = False
+            self._widen()

@@ -67,7 +67,7 @@ class MqttLinkSession:
             make_ledger=partial(dispatcher.echoes.ledger, name),
             messages_max=limits.queue_messages_max,
             octets_max=limits.queue_bytes_max,
-            window_max=settings.in_flight_max,
+            in_flight_max=settings.in_flight_max,
         )
         self.receiver = MqttLinkReceiver(name, dispatcher, limits, stats, self.balance)
         self.filters = Filters(name, settings.qos, stats, settings.share)
@@ -88,12 +88,12 @@ class MqttLinkSession:
     def idle(self) -> bool:
         """Nothing waits for the broker, and nothing that it sent waits for us."""
         publisher = self.publisher
-        return not (publisher.waiting or publisher.in_flight or self.receiver.unsettled)
+        return publisher.idle and not self.receiver.unsettled
 
     @property
     def unconfirmed(self) -> int:
         """Messages for the broker that it has not confirmed, sent or not."""
-        return self.publisher.waiting + self.publisher.in_flight
+        return self.publisher.waiting_messages + self.publisher.in_flight
 
     def route(self, subscriptions: Subscriptions, targets: Targets) -> None:
         """The mapping changed: subscribe to what its routes need. Topics need no declaration."""
@@ -181,7 +181,7 @@ class MqttLinkSession:
             machine.version is Version.V5, machine.peer_receive_max, machine.max_qos, machine.retain_available
         )
         # MQTT 3.1 has no word for it, and to repeat with the same ids is right in either case.
-        self.publisher.attach(peer, terms, present=present or machine.version is Version.V31)
+        self.publisher.attach(peer, peer.stream, terms, present=present or machine.version is Version.V31)
         peer.stream.mark()
 
     def lost(self, peer: MqttLinkConnection, reason: str) -> None:

@@ -209,7 +209,7 @@ def test_it_is_said_in_no_other_version() -> None:
     [
         ({"url": "mqtt://ann@h", "version": "3.1.1"}, "MQTT 5.0 only"),
         ({"url": "mqtt://h"}, "needs a username"),
-        ({"url": "amqp://ann@h"}, "MQTT 5.0 only"),
+        ({"url": "amqp://ann@h"}, "authentication"),
         ({"url": "mqtt://ann@h", "urls": ("mqtt://i",)}, "needs a username"),
     ],
 )

@@ -317,7 +317,7 @@ async def test_goodbye() -> None:
     assert remote.said(Disconnect) == [Disconnect(0)]
     assert world.stream.ending
     world.publish(message("later"))
-    assert world.session.publisher.waiting == 1
+    assert world.session.publisher.waiting_messages == 1
 
 
 @pytest.mark.parametrize(

@@ -7,7 +7,7 @@ import time
 
 import pytest
 
-from gateway.egress.mqtt.publisher import BARREN_MAX, PACKET_IDS
+from gateway.egress.mqtt.publisher import BARREN_MAX, NUMBERS_MAX, PACKET_IDS
 from gateway.model.message import MESSAGE_OCTETS
 from gateway.model.outcome import ACCEPTED, Reason, Verdict
 from gateway.model.properties import Properties, Value, ValueType, property_set
@@ -254,7 +254,7 @@ async def test_what_waits_is_bounded_and_the_newest_is_released(limits: dict[str
     bodies = [b"%d" % number for number in range(8)]
     world.publish(*[message(body, at % 2) for at, body in enumerate(bodies[:4])])
     world.publish(*[message(body) for body in bodies[4:]])
-    assert world.session.publisher.waiting == kept
+    assert world.session.publisher.waiting_messages == kept
     assert set(world.outcomes) == set(bodies[kept:])
     assert {verdict(world, body) for body in bodies[kept:]} == {(Verdict.RELEASED, Reason.TARGET_DOWN)}
     world.connect()
@@ -343,9 +343,9 @@ async def test_large_messages_go_in_bounded_pieces() -> None:
     seen: list[int] = []
     sending = world.peer.send
 
-    def watched(rows: list[tuple[int, bytes, int, bytes, bytes]], octets: int) -> object:
-        seen.append(octets)
-        return sending(rows, octets)
+    def watched(rows: list[tuple[int, bytes, int, bytes, bytes]]) -> object:
+        seen.append(sum(len(row[4]) for row in rows))
+        return sending(rows)
 
     world.peer.send = watched  # type: ignore[method-assign, assignment]
     world.publish(*[message(body) for body in bodies])
@@ -406,6 +406,43 @@ async def test_a_message_that_the_broker_hangs_up_on_is_rejected_in_the_end(
     assert world.outcomes[b"a"] is ACCEPTED
     assert world.outcomes[b"b"] is ACCEPTED
     assert len(world.link.downs) == most + 1  # once more, for "a" was acknowledged the first time
+
+
+async def test_one_that_is_never_acknowledged_does_not_keep_what_came_behind_it() -> None:
+    """Nor is it lost when numbers begin anew."""
+    world = World()
+    remote = world.connect()
+    remote.acks = False
+    world.publish(message("stuck", 2), message("stuck too", 1))
+    world.talk()
+    stuck = list(remote.rows)
+    remote.acks = True
+    batch = [message("x") for _ in range(1_000)]
+    publisher = world.session.publisher
+    for turn in range(NUMBERS_MAX // 1_000 + 2):
+        world.publish(*batch, receipts=[(turn, at) for at in range(1_000)])
+        world.talk()
+        del remote.rows[:]
+    assert len(publisher._runs) < 10
+    assert world.stats.in_flight == 2
+    assert len(publisher._early) < PACKET_IDS
+    for kind in (PacketType.PUBREC, PacketType.PUBCOMP):
+        remote.machine.acknowledge(kind, [stuck[0][2]])
+        world.talk()
+    remote.ack(stuck[1:])
+    world.talk()
+    assert (world.outcomes[b"stuck"], world.outcomes[b"stuck too"]) == (ACCEPTED, ACCEPTED)
+    assert world.session.idle
+
+
+async def test_what_waits_without_a_qos_is_not_held_up_by_a_full_window() -> None:
+    world = World(in_flight_max=1)
+    remote = world.connect()
+    remote.acks = False
+    world.publish(message("one", 1), message("zero", 0), message("two", 1), message("nought", 0))
+    world.talk()
+    assert world.sent() == [(2, b"one"), (0, b"zero")]
+    assert world.outcomes == {b"zero": ACCEPTED}
 
 
 async def test_unknown_acknowledgements_do_no_harm() -> None:
