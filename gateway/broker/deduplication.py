@@ -209,9 +209,7 @@ class Guard:
             if self.local:
                 until = self._deduplication.utc() + self._window
                 self._deduplication.record(self.ids, id, until, beside=message.durable)
-        slot = batch.open_for(part.slots[at], (at, id), len(recipients))
-        for recipient in recipients:
-            batch.add(slot, recipient, message)
+        batch.add_from(part.slots[at], (at, id), [(recipient, message) for recipient in recipients])
 
     # What the passage tells.
 

@@ -70,6 +70,12 @@ class Namespace(Protocol):
         """What keeps retained messages; None where nothing is retained, or the remote broker does it."""
 
 
+def sinks_of(namespace: Namespace, message: Message) -> tuple[Sink, ...]:
+    """Where a message ends in a namespace; what retains it is not among them."""
+    found = namespace.sinks(message.address)
+    return namespace.choose(message) if found is None else found
+
+
 class Nowhere:
     """Where an address leads when that could not be worked out: each message meets the error."""
 
@@ -472,13 +478,17 @@ class Dispatcher:
 
     def _behind(self, end: Namespace, route: Route, message: Message) -> tuple[tuple[Recipient, ...], bool]:
         """The recipients of a message at the end of a route, and whether the address alone decides them."""
-        sinks = end.sinks(message.address)
-        recipients = tuple(
-            self._recipient(sink, route) for sink in (end.choose(message) if sinks is None else sinks)
-        )
-        if message.retain and end.retained is not None:
-            return (*recipients, self._recipient(end.retained, None)), False
-        return recipients, sinks is not None
+        known = end.sinks(message.address)
+        sinks = end.choose(message) if known is None else known
+        recipients = [self._recipient(sink, route) for sink in sinks]
+        retaining = self._retaining(end, message)
+        return (*recipients, *retaining), known is not None and not retaining
+
+    def _retaining(self, namespace: Namespace, message: Message, endpoint: str = "") -> list[Recipient]:
+        """What keeps the message where it is retained; nothing if it is not."""
+        if not message.retain or namespace.retained is None:
+            return []
+        return [self._recipient(namespace.retained, None, endpoint)]
 
     def publish(self, batch: Batch, entry: RoutingEntry, message: Message, receipt: Receipt) -> bool:
         """Put a message on its recipients. False: there is none, and the receipt is still the caller's to
@@ -592,8 +602,9 @@ class Dispatcher:
                 return True
         for recipient in recipients:
             placed.append((recipient, message))
-        if message.retain and namespace is not None and namespace.retained is not None:
-            placed.append((self._recipient(namespace.retained, None, message.sender.endpoint), message))
+        if namespace is not None:
+            endpoint = message.sender.endpoint
+            placed += [(recipient, message) for recipient in self._retaining(namespace, message, endpoint)]
         for branch in entry.branches:
             try:
                 crossed = branch.cross(message)
@@ -621,17 +632,16 @@ class Dispatcher:
         ends = branch.recipients
         if ends is None:
             try:
-                ends = self._recipients_of(branch, crossed)
+                sinks = sinks_of(branch.namespace, crossed)
+                ends = tuple([self._recipient(sink, route) for sink in sinks])
             except Exception as error:
                 refused.append((route, poisoned(error, route=route.name)))
                 return
         if not ends and branch.mandatory:
             route.failed += 1
             refused.append((route, UNROUTED))
-        for recipient in ends:
-            placed.append((recipient, crossed))
-        if crossed.retain and branch.namespace.retained is not None:
-            placed.append((self._recipient(branch.namespace.retained, None), crossed))
+        ends = (*ends, *self._retaining(branch.namespace, crossed))
+        placed += [(recipient, crossed) for recipient in ends]
 
     def _place(
         self,
@@ -643,9 +653,7 @@ class Dispatcher:
     ) -> bool:
         if not placed and not refused:
             return False
-        slot = batch.open(receipt, len(placed) + len(refused))
-        for recipient, crossed in placed:
-            batch.add(slot, recipient, crossed)
+        slot = batch.add(receipt, placed, len(refused))
         for route, outcome in refused:
             self._refused(batch, slot, route, message, outcome)
             self._tell_once(batch, route, outcome)
@@ -654,12 +662,6 @@ class Dispatcher:
             else:
                 batch.settle([slot], outcome)
         return True
-
-    def _recipients_of(self, branch: RouteBranch, crossed: Message) -> tuple[Recipient, ...]:
-        sinks = branch.namespace.sinks(crossed.address)
-        if sinks is None:
-            sinks = branch.namespace.choose(crossed)
-        return tuple(self._recipient(sink, branch.resolved.route) for sink in sinks)
 
     def _recipient(self, sink: Sink, route: Route | None, endpoint: str = "") -> Recipient:
         """The recipient of a sink and route; without one, `endpoint` is where its messages are published."""

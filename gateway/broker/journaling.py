@@ -7,7 +7,7 @@ makes RecordedBatches, and gives the recipients that are to be recorded a record
 from __future__ import annotations
 
 from collections import OrderedDict
-from collections.abc import Callable, Collection, Sequence
+from collections.abc import Callable, Collection, Iterable, Sequence
 from pathlib import Path
 from typing import cast
 
@@ -22,7 +22,7 @@ from gateway.containment import contained
 from gateway.mapping.router import Router
 from gateway.mapping.routes import Route
 from gateway.model.address import Address
-from gateway.model.batch import Batch, Receipt, Source, SubBatch
+from gateway.model.batch import Batch, Receipt, Recipient, Source, SubBatch
 from gateway.model.message import Message
 from gateway.model.outcome import Outcome
 from gateway.model.times import Monotonic
@@ -108,12 +108,12 @@ class RecordedBatch(Batch):
         """One that knows where its messages were in this one."""
         return RecordedBatch(source, self.received, before=self)
 
-    def open_for(self, origin: int, receipt: Receipt, recipients: int) -> int:
+    def add_from(self, origin: int, receipt: Receipt, placed: Iterable[tuple[Recipient, Message]]) -> int:
         """Note the origin, and how the message came in there."""
         self.origins.append(origin)
         if self._before is not None and self._before.sources:
             self.came(self._before.sources[origin])
-        return self.open(receipt, recipients)
+        return self.add(receipt, placed)
 
     def send(self) -> None:
         """Hand every sink its part; some may settle it at once."""

@@ -94,22 +94,28 @@ class Batch:
         return len(self.receipts)
 
     def open(self, receipt: Receipt, recipients: int) -> int:
-        """Register a message that `recipients` recipients must settle; returns its slot."""
+        """Register a message that as many must settle; returns its slot."""
         slot = len(self.receipts)
         self.receipts.append(receipt)
         self._open.append(recipients)
         return slot
 
-    def add(self, slot: int, recipient: Recipient, message: Message) -> None:
-        """Put `message` into the part of `recipient`."""
-        part = self._parts.get(recipient)
-        if part is None:
-            part = self._parts[recipient] = SubBatch(self, recipient)
-        part.messages.append(message)
-        part.slots.append(slot)
+    def add(self, receipt: Receipt, placed: Iterable[tuple[Recipient, Message]], refused: int = 0) -> int:
+        """Put a message on its recipients, for each as it is to be there; returns its slot. As many as
+        `refused` would not take it, and are to be settled by the caller.
+        """
+        rows = list(placed)
+        slot = self.open(receipt, len(rows) + refused)
+        for recipient, message in rows:
+            part = self._parts.get(recipient)
+            if part is None:
+                part = self._parts[recipient] = SubBatch(self, recipient)
+            part.messages.append(message)
+            part.slots.append(slot)
+        return slot
 
     def add_only(self, receipt: Receipt, recipient: Recipient, message: Message) -> None:
-        """`open` and `add` in one, for the message that has a single recipient."""
+        """`add` of a message that has a single recipient."""
         part = self._parts.get(recipient)
         if part is None:
             part = self._parts[recipient] = SubBatch(self, recipient)
@@ -122,9 +128,9 @@ class Batch:
         """A batch for what the sink of a part of this one passes on; `source` hears what becomes of it."""
         return Batch(source, self.received)
 
-    def open_for(self, origin: int, receipt: Receipt, recipients: int) -> int:
-        """`open`, of a message that stands in slot `origin` of the batch that this one goes onward from."""
-        return self.open(receipt, recipients)
+    def add_from(self, origin: int, receipt: Receipt, placed: Iterable[tuple[Recipient, Message]]) -> int:
+        """`add` of a message that stands in slot `origin` of the batch that this one goes onward from."""
+        return self.add(receipt, placed)
 
     def add_burst(self, receipts: list[Receipt], recipient: Recipient, messages: list[Message]) -> None:
         """`add_only` of several messages."""

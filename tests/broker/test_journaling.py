@@ -45,7 +45,7 @@ def test_a_message_is_known_by_its_slot_in_the_batch_that_came() -> None:
         first.came(message(b"%d" % receipt))
     onward = first.onward(Answers())
     for origin in (4, 9, 11):
-        onward.add(onward.open_for(origin, None, 1), recipient, message())
+        onward.add_from(origin, None, [(recipient, message())])
     onward.send()
     sink.parts[-1].settle_at((0, 2))
     sink.parts[-1].accept()

@@ -63,9 +63,7 @@ def sent(recipients: list[list[int]], sinks: list[Kept]) -> Answers:
         if len(numbers) == 1:
             batch.add_only(receipt, named[numbers[0]], one)
             continue
-        slot = batch.open(receipt, len(numbers))
-        for number in numbers:
-            batch.add(slot, named[number], one)
+        batch.add(receipt, [(named[number], one) for number in numbers])
     assert len(batch) == len(recipients)
     batch.send()
     return source

@@ -126,12 +126,10 @@ class DeadLettering:
                 else:
                     self.dropped[f"queue_{reason}"] += 1
                 continue
-            slot = batch.open(letter, len(targets))
             for target in targets:
-                recipient = recipients.get(target)
-                if recipient is None:
-                    recipient = recipients[target] = Recipient(target)
-                batch.add(slot, recipient, letter)
+                if target not in recipients:
+                    recipients[target] = Recipient(target)
+            batch.add(letter, [(recipients[target], letter) for target in targets])
         batch.send()
         return count
 

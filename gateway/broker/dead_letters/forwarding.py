@@ -13,7 +13,7 @@ from datetime import UTC, datetime
 from typing import Final
 
 from gateway import clock
-from gateway.broker.dispatcher import Namespace
+from gateway.broker.dispatcher import Namespace, sinks_of
 from gateway.errors import RemoteProtocolError
 from gateway.model.address import Address
 from gateway.model.batch import Batch, Recipient
@@ -53,15 +53,11 @@ class Forwarding:
             if copy is None:
                 self.counted["looped"] += 1
                 continue
-            sinks = None if namespace is None else namespace.sinks(copy.address)
-            if sinks is None:
-                sinks = () if namespace is None else namespace.choose(copy)
+            sinks = () if namespace is None else sinks_of(namespace, copy)
             if not sinks:
                 self.counted["absent"] += 1
                 continue
-            slot = batch.open(None, len(sinks))
-            for sink in sinks:
-                batch.add(slot, recipients.setdefault(sink, Recipient(sink)), copy)
+            batch.add(None, [(recipients.setdefault(sink, Recipient(sink)), copy) for sink in sinks])
         batch.send()
 
     def _copy(self, message: Message, route: str, outcome: Outcome, utc: WallTime) -> Message | None:

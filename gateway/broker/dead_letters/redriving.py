@@ -14,7 +14,7 @@ from typing import Final
 
 from gateway import clock
 from gateway.broker.dead_letters import DeadLetters, Letter
-from gateway.broker.dispatcher import UNROUTED, Dispatcher, RouteRecipient, StagedRecipient
+from gateway.broker.dispatcher import UNROUTED, Dispatcher, RouteRecipient, StagedRecipient, sinks_of
 from gateway.broker.memory import LOW_ON_MEMORY
 from gateway.broker.poison import poisoned
 from gateway.mapping.routes import Route
@@ -87,20 +87,14 @@ class Redriving:
         end = self._dispatcher.end(route)
         if end is None:
             return _no(f"the endpoint {route.target_endpoint!r} is not here")
-        sinks = end.sinks(made.address)
-        if sinks is None:
-            sinks = end.choose(made)
+        sinks = sinks_of(end, made)
         if not sinks:
             return UNROUTED
         kind = StagedRecipient if self._dispatcher.outboxed(route) else RouteRecipient
-        slot = placed.open(receipt, len(sinks) + bool(made.retain and end.retained is not None))
-        for sink in sinks:
-            key = (sink, route.name)
-            if key not in recipients:
-                recipients[key] = kind(sink, route, None)
-            placed.add(slot, recipients[key], made)
+        found = [recipients.setdefault((sink, route.name), kind(sink, route, None)) for sink in sinks]
         if made.retain and end.retained is not None:
-            placed.add(slot, recipients.setdefault((end.retained, ""), Recipient(end.retained)), made)
+            found.append(recipients.setdefault((end.retained, ""), Recipient(end.retained)))
+        placed.add(receipt, [(recipient, made) for recipient in found])
         return None
 
     @staticmethod

@@ -50,9 +50,7 @@ def publish(host: FastHost, *messages: Message) -> Publisher:
     recipients: dict[object, Recipient] = {}
     for at, message in enumerate(messages):
         sinks = host.sinks(message.address)
-        slot = batch.open(at, len(sinks))
-        for sink in sinks:
-            batch.add(slot, recipients.setdefault(sink, Recipient(sink)), message)
+        batch.add(at, [(recipients.setdefault(sink, Recipient(sink)), message) for sink in sinks])
     batch.send()
     return source
 
