@@ -30,7 +30,7 @@ COMPILED: Final = (
     "gateway/broker/mqtt/*.py",
     "gateway/broker/outbox/*.py",
     "gateway/egress/{confirming,connection,link,session}.py",
-    "gateway/egress/*/{connection,consumer,publisher,receiver,session}.py",
+    "gateway/egress/*/{consumer,publisher,receiver,session}.py",
     "gateway/ingress/{listener,outstanding,source}.py",
     "gateway/ingress/amqp091/*.py",
     "gateway/ingress/amqpfast/{channel,connection,handle,ingress,publishing}.py",

@@ -15,16 +15,13 @@ import sys
 import time
 from collections import deque
 from collections.abc import Callable, Iterable, Sequence
-from typing import TYPE_CHECKING, Final, Protocol
+from typing import Final, Protocol
 
 from gateway.broker.pressure import FULL, Pressure, lowered
 from gateway.model.batch import SubBatch
 from gateway.model.message import NEVER, Message, weight_of
 from gateway.protocols.amqp091.dialect import amqp_address
 from gateway.store.gate import Gate
-
-if TYPE_CHECKING:
-    from gateway.broker.storage import QueueStorage
 
 # One consumer gets at most this many messages at a time, so that several share a long queue.
 DISPATCH_MESSAGES_MAX: Final = 256
@@ -55,6 +52,48 @@ class Consumer(Protocol):
         """The queue is gone."""
 
 
+class Storage(Protocol):
+    """What a queue has on disk, as it sees it: messages that wait there, and what is settled of others. It
+    puts itself there when it is made for the queue.
+    """
+
+    restrained: bool
+    """The owner of the queue holds too much of the memory: what comes waits on disk alone."""
+    count: int
+    """Messages that wait on disk alone, `octets` of them."""
+    octets: int
+    recovered: int
+    """Positions below it are from before this process."""
+
+    @property
+    def first(self) -> int | None:
+        """The position of the first message that waits on disk alone."""
+
+    def untouched(self) -> list[tuple[int, int]]:
+        """Positions that nobody has been handed."""
+
+    def take(self, part: SubBatch, messages: list[Message]) -> None:
+        """Queue the messages, in memory or on disk alone, and write those that must be written."""
+
+    def delivered(self, position: int) -> tuple[bool, int]:
+        """Whether a message from before may have been delivered, and up to where that is so."""
+
+    def forget(self, positions: Sequence[int]) -> None:
+        """These are settled."""
+
+    def refill(self) -> bool:
+        """Have messages in memory again. False: they have to be waited for, or there are none."""
+
+    def clear(self, first: int | None) -> None:
+        """Forget all from position `first` on."""
+
+    def when_loaded(self, then: Callable[[], None]) -> None:
+        """Call `then` when messages that had to be waited for are there."""
+
+    def drop(self) -> None:
+        """The queue is no more."""
+
+
 class Queue:
     """Messages in order for any number of consumers."""
 
@@ -76,7 +115,7 @@ class Queue:
         self.unacknowledged = 0
         self.deleted = False
         self.consumers: list[Consumer] = []
-        self.storage: QueueStorage | None = None  # None: nothing of this queue is on disk
+        self.storage: Storage | None = None  # None: nothing of this queue is on disk
         self.gate = ALWAYS_OPEN  # or that of the store
         self.gone: list[int] | None = None  # positions that `kept` may forget, told once per wake-up
         self.next = 0  # position of the next message to come

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import json
 
+from gateway.broker.queue import Storage
 from gateway.broker.storage import QueueStorage, Range
 from gateway.store.restoring import set_aside
 from gateway.store.store import Store
@@ -35,7 +36,7 @@ class Untouched:
         """Tell a queue what was noted of it."""
         kept.recall(self._noted.pop(words, []))
 
-    def note(self, kept: QueueStorage | None, *words: str) -> None:
+    def note(self, kept: Storage | None, *words: str) -> None:
         """The process ends: note what of this queue, if any of it is on disk, nobody has been handed."""
         if kept is not None and (positions := kept.untouched()):
             given = json.dumps({"positions": positions})

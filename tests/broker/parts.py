@@ -7,8 +7,7 @@ from typing import Any
 
 from gateway.broker.dead_letters import DeadLetters, Letter
 from gateway.broker.mqtt.namespace import MqttNamespace
-from gateway.broker.mqtt.session import Row, Session, SessionLimits
-from gateway.broker.mqtt.subscription import SubscriptionOptions
+from gateway.broker.mqtt.session import Row, Session, SessionLimits, SubscriptionOptions
 from gateway.broker.queue import Queue
 from gateway.errors import RemoteProtocolError
 from gateway.model.batch import Batch, Recipient, Sink

@@ -10,7 +10,7 @@ import structlog
 from gateway.broker.amqp091.virtual_host import VirtualHost
 from gateway.broker.dead_letters import DeadLetters
 from gateway.broker.dispatcher import AnswerEntry, Dispatcher, RoutingEntry, tell_reply_kept
-from gateway.broker.mqtt.subscription import SubscriptionOptions
+from gateway.broker.mqtt.session import SubscriptionOptions
 from gateway.mapping import parse
 from gateway.mapping.router import Router
 from gateway.model.address import Address

@@ -25,8 +25,7 @@ from gateway.broker.mqtt.echoes import (
     Ledger,
 )
 from gateway.egress.link import Link as RunningLink
-from gateway.egress.mqtt.connection import MqttLinkConnection
-from gateway.egress.mqtt.session import MqttLinkSession
+from gateway.egress.mqtt.session import MqttLinkConnection, MqttLinkSession
 from gateway.model.message import Message, Sender
 from gateway.protocols.amqp091.sending import Publisher
 from gateway.protocols.amqpfast.sending import Producer

@@ -6,7 +6,7 @@ import ssl
 from collections.abc import Sequence
 from typing import TypeVar
 
-from gateway.egress.amqp091.connection import client_properties
+from gateway.egress.amqp091.session import client_properties
 from gateway.protocols.amqp091 import methods as m
 from gateway.protocols.amqp091.client import ClientConnection
 from gateway.protocols.amqp091.codec import encode_response

@@ -7,7 +7,7 @@ from pydantic import SecretStr
 
 from gateway.access.users import hash_password
 from gateway.broker.mqtt.retained import PIECE_MESSAGES_MAX
-from gateway.broker.mqtt.subscription import SubscriptionOptions
+from gateway.broker.mqtt.session import SubscriptionOptions
 from gateway.protocols.mqtt.packets import Ack, Acks, Disconnect, Subscription, Will
 from gateway.protocols.mqtt.spec import PacketType, Property, ReasonCode, Version
 from gateway.settings import Limits, User

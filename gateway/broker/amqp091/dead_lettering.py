@@ -11,16 +11,17 @@ from __future__ import annotations
 
 import time
 from collections import Counter, deque
-from collections.abc import Callable
-from typing import TYPE_CHECKING, Any, Final
+from collections.abc import Callable, Sequence
+from typing import Any, Final, Protocol
 
 from gateway import clock
-from gateway.broker.alarms import Alarm
+from gateway.broker.alarms import Alarm, Alarms
+from gateway.broker.amqp091.arguments import QueueArguments
 from gateway.broker.poison import poisoned
 from gateway.containment import contained
 from gateway.errors import LocalProtocolError, ProtocolError
 from gateway.model.address import Address
-from gateway.model.batch import Batch, Recipient
+from gateway.model.batch import Batch, Recipient, Sink
 from gateway.model.message import NEVER, Message, Sender
 from gateway.model.outcome import Outcome, Reason, Verdict
 from gateway.model.properties import Headers, Value, ValueType, string
@@ -35,10 +36,6 @@ from gateway.protocols.amqp091.translate import (
     encode_properties,
     essentials,
 )
-
-if TYPE_CHECKING:
-    from gateway.broker.amqp091.queue import AmqpQueue
-    from gateway.broker.amqp091.virtual_host import VirtualHost
 
 EXPIRED: Final = "expired"
 REJECTED: Final = "rejected"
@@ -56,25 +53,45 @@ NOBODY: Final = Outcome(Verdict.REJECTED, Reason.NO_ROUTE, "no queue takes the d
 Lost = Callable[[list[Message], Outcome], None]
 
 
+class Mortal(Sink, Protocol):
+    """A queue in which messages die, and which takes letters."""
+
+    name: str
+    options: QueueArguments
+    deleted: bool
+
+    def tell_of_the_dead(self) -> None:
+        """Their letters are on their way: the disk may forget them."""
+
+
+class Undertaker(Protocol):
+    """The virtual host, as far as letters need it."""
+
+    alarms: Alarms
+
+    def route_keys(self, exchange: str, keys: list[str], message: Message) -> Sequence[Mortal]:
+        """The queues that an exchange has for these keys."""
+
+
 class DeadLettering:
     """The deaths of one virtual host; the source of its dead letters."""
 
-    def __init__(self, host: VirtualHost, lost: Lost | None = None) -> None:
+    def __init__(self, host: Undertaker, lost: Lost | None = None) -> None:
         """`lost` gets the letters that a queue could not take."""
-        self.noted: deque[tuple[AmqpQueue, Message, str]] = deque()
+        self.noted: deque[tuple[Mortal, Message, str]] = deque()
         self.dropped: Counter[str] = Counter()  # by reason: messages that died for good
         self._host = host
         self._lost = lost
         self._burying = False
         self._next_turn: Alarm | None = None
-        self.owing: dict[AmqpQueue, None] = {}  # queues that have not told the disk of their dead
+        self.owing: dict[Mortal, None] = {}  # queues that have not told the disk of their dead
 
     @property
     def late(self) -> bool:
         """Letters wait for the next turn."""
         return self._next_turn is not None
 
-    def note(self, queue: AmqpQueue, message: Message, reason: str) -> None:
+    def note(self, queue: Mortal, message: Message, reason: str) -> None:
         """A message has died; its queue has let go of it."""
         if queue.options.dead_letter_exchange is None or queue.deleted:
             self.dropped[f"queue_{reason}"] += 1
@@ -108,7 +125,7 @@ class DeadLettering:
     def _bury(self, most: int) -> int:
         """Some letters; returns how many they and their targets are."""
         batch = Batch(self, clock.now())
-        recipients: dict[AmqpQueue, Recipient] = {}
+        recipients: dict[Mortal, Recipient] = {}
         utc = time.time()
         count = 0
         while self.noted and count < most:
@@ -134,8 +151,8 @@ class DeadLettering:
         return count
 
     def _letter(
-        self, queue: AmqpQueue, message: Message, reason: str, utc: float
-    ) -> tuple[list[AmqpQueue], Message]:
+        self, queue: Mortal, message: Message, reason: str, utc: float
+    ) -> tuple[Sequence[Mortal], Message]:
         address = message.address
         exchange, key = queue.options.dead_letter_exchange, queue.options.dead_letter_key
         assert exchange is not None
@@ -186,7 +203,7 @@ class DeadLettering:
         return []
 
 
-def own_properties(queue: AmqpQueue, message: Message, utc: float, returns: int | None = None) -> bytes:
+def own_properties(queue: Mortal, message: Message, utc: float, returns: int | None = None) -> bytes:
     """The octets of a message's properties as its consumer sees them, who is told how often it came back to
     the queue, if that is said.
 
@@ -236,7 +253,7 @@ def living(message: Message, expires: float) -> Message:
     )
 
 
-def _native(queue: AmqpQueue, message: Message, utc: float) -> BasicProperties:
+def _native(queue: Mortal, message: Message, utc: float) -> BasicProperties:
     """The properties; none where the sender malformed them."""
     try:
         return decode_properties(own_properties(queue, message, utc))

@@ -10,13 +10,20 @@ from __future__ import annotations
 import sys
 import time
 from collections.abc import Iterable, Sequence
-from typing import TYPE_CHECKING, Any, Final
+from typing import TYPE_CHECKING, Any, Final, Protocol
 
-from gateway.broker.alarms import Alarm
+from gateway.broker.alarms import Alarm, Alarms
 from gateway.broker.amqp091.arguments import QueueArguments, queue_arguments
-from gateway.broker.amqp091.dead_lettering import DELIVERY_LIMIT, EXPIRED, REJECTED, TOO_MANY, lasting
+from gateway.broker.amqp091.dead_lettering import (
+    DELIVERY_LIMIT,
+    EXPIRED,
+    REJECTED,
+    TOO_MANY,
+    DeadLettering,
+    lasting,
+)
 from gateway.broker.amqp091.deliveries import Deliveries
-from gateway.broker.amqp091.policies import governed
+from gateway.broker.amqp091.policies import Policy, governed
 from gateway.broker.pressure import FULL
 from gateway.broker.priorities import PriorityQueue
 from gateway.broker.queue import Consumer, Queue
@@ -27,11 +34,24 @@ from gateway.protocols.amqp091.translate import priority_of
 
 if TYPE_CHECKING:
     from gateway.broker.amqp091.exchange import Exchange
-    from gateway.broker.amqp091.virtual_host import VirtualHost
 
 BEYOND: Final = sys.maxsize  # a position that no message has
 EXPIRED_MAX: Final = 1_000  # messages that are dropped in one turn
 LOOKED_AT: Final = 100_000  # messages whose expiry a queue with priorities looks at in a second
+
+
+class Host(Protocol):
+    """The virtual host, as its queues see it."""
+
+    name: str
+    queue_messages_max: int
+    queue_octets_max: int
+    dead_lettering: DeadLettering
+    alarms: Alarms
+    policies: Sequence[Policy]
+
+    def delete_queue(self, queue: AmqpQueue) -> int:
+        """A queue is not wanted any more."""
 
 
 class AmqpQueue(Queue):
@@ -40,7 +60,7 @@ class AmqpQueue(Queue):
     def __init__(
         self,
         name: str,
-        host: VirtualHost,
+        host: Host,
         *,
         durable: bool,
         auto_delete: bool,
@@ -314,7 +334,7 @@ class AmqpQueue(Queue):
 class AmqpPriorityQueue(AmqpQueue, PriorityQueue):
     """A queue with `x-max-priority`. What is higher counts as the highest."""
 
-    def __init__(self, name: str, host: VirtualHost, *, options: QueueArguments, **more: Any) -> None:
+    def __init__(self, name: str, host: Host, *, options: QueueArguments, **more: Any) -> None:
         self._soonest = NEVER  # no message in memory expires before
         self._rests = 0.0  # until then (UTC) nobody looks again: it takes a look at all
         super().__init__(name, host, options=options, priority=self._level_of, **more)
@@ -375,7 +395,7 @@ class QuorumQueue(AmqpQueue):
     come back; beyond the delivery limit it is a dead letter.
     """
 
-    def __init__(self, name: str, host: VirtualHost, **more: Any) -> None:
+    def __init__(self, name: str, host: Host, **more: Any) -> None:
         super().__init__(name, host, **more)
         self.deliveries: Deliveries = Deliveries()
         self.gone = []  # told to `deliveries` even if nothing is on disk
@@ -440,9 +460,7 @@ def part_of(part: SubBatch, start: int, stop: int) -> SubBatch:
     return found
 
 
-def make_queue(
-    name: str, host: VirtualHost, *, durable: bool, auto_delete: bool, arguments: Headers
-) -> AmqpQueue:
+def make_queue(name: str, host: Host, *, durable: bool, auto_delete: bool, arguments: Headers) -> AmqpQueue:
     """A queue as its arguments want it, and the policy that holds for it. Refused 406."""
     what = f"queue '{name}' in vhost '{host.name}'"
     options = queue_arguments(arguments, what)  # what it says itself has to be right

@@ -33,13 +33,14 @@ from gateway.broker.mqtt.session import (
     ROWS_MAX,
     ROWS_OCTETS_MAX,
     UNKEPT,
+    Grant,
     Outlet,
     Row,
     Session,
     SessionLimits,
     SessionTally,
+    decode_grant,
 )
-from gateway.broker.mqtt.subscription import Grant, decode_grant
 from gateway.broker.storage import PagedLog
 from gateway.model.batch import SubBatch
 from gateway.model.message import Message, weight_of

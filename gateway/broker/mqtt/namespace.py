@@ -15,10 +15,9 @@ from mypy_extensions import mypyc_attr
 from gateway.broker.mqtt.away import Away
 from gateway.broker.mqtt.durable_session import DurableSession
 from gateway.broker.mqtt.records import INCOMING, SESSION, Records
-from gateway.broker.mqtt.retained import Retained, Walk
-from gateway.broker.mqtt.session import Session, SessionLimits, SessionTally
+from gateway.broker.mqtt.retained import Retained
+from gateway.broker.mqtt.session import Grant, Session, SessionLimits, SessionTally, SubscriptionOptions, Walk
 from gateway.broker.mqtt.shared import SharedGroup, shared_pattern
-from gateway.broker.mqtt.subscription import Grant, SubscriptionOptions
 from gateway.broker.mqtt.system import SYS, System
 from gateway.broker.shares import Shares, share_of
 from gateway.broker.topics import Trie

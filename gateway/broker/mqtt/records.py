@@ -21,7 +21,7 @@ from collections.abc import Iterator
 from dataclasses import asdict
 from typing import Final, NamedTuple
 
-from gateway.broker.mqtt.subscription import SubscriptionOptions
+from gateway.broker.mqtt.session import SubscriptionOptions
 from gateway.broker.pressure import Pressure
 from gateway.model.message import Sender
 from gateway.protocols.mqtt.packets import Will

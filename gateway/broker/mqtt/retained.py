@@ -12,16 +12,13 @@ so may each of the next two hundred.
 from __future__ import annotations
 
 import time
-from typing import TYPE_CHECKING, Final
+from typing import Final
 
 from gateway.broker.topics import TopicTree
 from gateway.model.batch import SubBatch
 from gateway.model.message import Message
 from gateway.store.restoring import set_aside
 from gateway.store.store import Store
-
-if TYPE_CHECKING:
-    from gateway.broker.mqtt.subscription import Grant
 
 PIECE_MESSAGES_MAX: Final = 256
 PIECE_STEPS_MAX: Final = 2_000  # branches of the tree that are looked at in one turn
@@ -129,22 +126,3 @@ class Retained:
         found, place = self._tree.find(pattern, after, most=most, steps=steps)
         utc = time.time()
         return [message for message in found if not message.expires or message.expires > utc], place
-
-
-class Walk:
-    """The retained messages that one subscription is still to be sent."""
-
-    __slots__ = ("_pattern", "_place", "_retained", "done", "grant")
-
-    def __init__(self, retained: Retained, pattern: list[str], grant: Grant) -> None:
-        self.grant = grant
-        self.done = False
-        self._retained = retained
-        self._pattern = pattern
-        self._place: list[str] | None = None
-
-    def next(self, most: int = PIECE_MESSAGES_MAX) -> list[Message]:
-        """The next piece. It may be empty although there is more."""
-        found, self._place = self._retained.find(self._pattern, self._place, most, PIECE_STEPS_MAX)
-        self.done = self._place is None
-        return found

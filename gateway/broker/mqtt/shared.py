@@ -14,8 +14,7 @@ from __future__ import annotations
 
 from typing import Final
 
-from gateway.broker.mqtt.session import Session
-from gateway.broker.mqtt.subscription import Grant, SubscriptionOptions
+from gateway.broker.mqtt.session import Grant, Session, SubscriptionOptions
 from gateway.model.batch import SubBatch
 from gateway.model.message import Message
 

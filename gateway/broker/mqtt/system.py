@@ -20,17 +20,17 @@ there is a message like any other.
 from __future__ import annotations
 
 import time
-from typing import TYPE_CHECKING, Final
+from typing import Final, Protocol
 
 from gateway import __version__
+from gateway.broker.mqtt.retained import Retained
+from gateway.broker.mqtt.session import Grant, Session
 from gateway.broker.mqtt.shared import SharedGroup
-from gateway.broker.mqtt.subscription import Grant
+from gateway.model.address import Address
+from gateway.model.batch import Sink
 from gateway.model.message import Message
 from gateway.protocols.mqtt.dialect import topic_address
 from gateway.telemetry.stats import ListenerStats
-
-if TYPE_CHECKING:
-    from gateway.broker.mqtt.namespace import MqttNamespace
 
 SYS: Final = "$SYS"
 ROOT: Final = "$SYS/broker/"
@@ -45,10 +45,28 @@ def is_own(topic: str) -> bool:
     return len(levels) != 5 or levels[:3] != CONNECTION or levels[4] != "state"
 
 
+class Shown(Protocol):
+    """The namespace that is told of."""
+
+    sessions: dict[str, Session]
+
+    retained: Retained
+
+    @property
+    def subscriptions(self) -> int:
+        """How many there are."""
+
+    def asked_for(self, level: str) -> bool:
+        """Whether anybody subscribes to topics that begin with this level."""
+
+    def sinks(self, address: Address) -> tuple[Sink, ...]:
+        """Who gets messages of a topic."""
+
+
 class System:
     """The `$SYS` topics of one namespace."""
 
-    def __init__(self, namespace: MqttNamespace) -> None:
+    def __init__(self, namespace: Shown) -> None:
         self._namespace = namespace
         self._began = time.monotonic()
         self._listeners: list[ListenerStats] = []

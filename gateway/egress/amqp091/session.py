@@ -1,32 +1,415 @@
-"""The AMQP 0-9-1 link: what stays when a connection goes.
+"""The AMQP 0-9-1 link: one connection after the other, and what stays when a connection goes.
 
-What its mapping needs of the broker, what that refuses, and where the messages of a queue lead.
+A connection has one channel to publish on, in confirm mode; one per queue that is consumed; and, while
+something has to be looked up or declared, one for that. The link is up when the publishing channel confirms
+and the broker has answered for everything that the routes need, whether or not all of it exists.
 """
 
 from __future__ import annotations
 
+import time
+from typing import Final
+
 import structlog
 import trio
 
-from gateway import clock
+from gateway import __version__, clock
 from gateway.broker.dispatcher import UNROUTED, Dispatcher, RoutingEntry
-from gateway.egress.amqp091.connection import AmqpLinkConnection
+from gateway.broker.memory import LOW_ON_MEMORY
 from gateway.egress.amqp091.consumer import AmqpLinkConsumer
 from gateway.egress.amqp091.publisher import AmqpLinkPublisher
-from gateway.egress.amqp091.topology import Declaration, DeclarationState, Topology
+from gateway.egress.amqp091.topology import (
+    RETRY_SECS_MIN,
+    SINGLE_ACTIVE,
+    Declaration,
+    DeclarationState,
+    Declarer,
+    Topology,
+)
+from gateway.egress.connection import QueueLinkConnection
 from gateway.egress.link import LinkStatus
 from gateway.egress.session import Entries, QueueLinkSession
+from gateway.errors import LocalProtocolError, RemoteProtocolError
 from gateway.mapping.router import Subscriptions, Targets
-from gateway.model.message import Message
+from gateway.model.message import NEVER, Message, Sender
 from gateway.model.outcome import Outcome, Reason, Verdict
+from gateway.model.properties import Headers, Value, ValueType, string
+from gateway.model.spooled import Nowhere, PassedOver
 from gateway.model.times import Monotonic
-from gateway.protocols.amqp091.codec import decode_address
+from gateway.protocols.amqp091 import methods as m
+from gateway.protocols.amqp091.client import ClientConnection, Delivery
+from gateway.protocols.amqp091.codec import PLAIN, check_fields, decode_address, encode_response
 from gateway.protocols.amqp091.dialect import amqp_address
+from gateway.protocols.amqp091.events import (
+    Challenged,
+    ChannelClosed,
+    ChannelOpened,
+    Closed,
+    Confirms,
+    Deliveries,
+    Event,
+    MethodReceived,
+    Opened,
+    Returned,
+)
+from gateway.protocols.amqp091.spec import BASIC, BASIC_PUBLISH, ReplyCode
+from gateway.protocols.amqp091.table import FIELD_OCTETS_MIN
+from gateway.protocols.amqp091.translate import content_properties, essentials
 from gateway.settings import AmqpLink, Limits
 from gateway.settings.endpoints import Target
 from gateway.transport.stream import Stream
 
 log = structlog.get_logger(limited=True)
+
+VERSION: Final = "0-9-1"
+GUEST: Final = "guest"  # who connects when the URL names nobody, as with every other client
+CAPABILITIES: Final = (
+    "publisher_confirms",
+    "basic.nack",
+    "consumer_cancel_notify",
+    "connection.blocked",
+    "authentication_failure_close",
+)
+PUBLISH_METHOD: Final = BASIC_PUBLISH & 0xFFFF
+# Closing the connection with one of these, a broker complains of what it was sent.
+CONTENT_FAULTS: Final = frozenset({ReplyCode.FRAME_ERROR, ReplyCode.SYNTAX_ERROR, ReplyCode.UNEXPECTED_FRAME})
+POLITE: Final = frozenset({ReplyCode.SUCCESS, ReplyCode.CONNECTION_FORCED})
+
+
+def client_properties(connection_name: str) -> Headers:
+    """What connection.start-ok says of us."""
+    yes = Value(ValueType.BOOL, True)
+    return (
+        ("product", string("gateway")),
+        ("version", string(__version__)),
+        ("platform", string("Python")),
+        ("connection_name", string(connection_name)),
+        ("capabilities", Value(ValueType.TABLE, tuple((name, yes) for name in CAPABILITIES))),
+    )
+
+
+class AmqpLinkConnection(QueueLinkConnection[ClientConnection, AmqpLinkConsumer]):
+    """The peer object of a link's stream, for as long as that connection lives."""
+
+    _codes = ReplyCode
+
+    def __init__(self, session: AmqpLinkSession, stream: Stream, target: Target, now: float) -> None:
+        settings, limits = session.options, session.limits
+        machine = ClientConnection(
+            mechanism=PLAIN,
+            response=encode_response(PLAIN, target.username or GUEST, target.password or GUEST),
+            virtual_host=target.virtual_host,
+            client_properties=client_properties(session.client_id),
+            frame_max=limits.frame_bytes_max,
+            channel_max=limits.channels_max,
+            heartbeat=settings.heartbeat_secs,
+            message_bytes_max=limits.message_bytes_max,
+            bounded=True,
+            sink=Nowhere,
+        )
+        super().__init__(machine, session.stats, stream, now + settings.connect_timeout_secs)
+        self._session = session
+        self._sender = Sender(session.name, address=stream.remote)
+        self._plain_max = min(limits.properties_max * FIELD_OCTETS_MIN, limits.properties_bytes_max)
+        self._blocked = False
+        self._publishing = 0  # channel number
+        self._confirming = False
+        arguments = SINGLE_ACTIVE if settings.single_active_consumer else ()
+        self._declarer = Declarer(self.machine, settings.declare, arguments, self._answered)
+
+    # What the stream asks.
+
+    def receive(self, data: bytes, now: float) -> None:
+        """Octets arrived, or its turn has come for what was left."""
+        self._process(self._stream.postponed() or self.machine.receive_data(data, now))
+        if self.machine.unread:
+            self._stream.again()
+
+    def data_to_send(self) -> bytes:
+        """Acknowledgements that have gathered, and whatever was encoded."""
+        self._acknowledge()
+        return self.machine.data_to_send()
+
+    def drained(self) -> None:
+        """The broker reads again."""
+        self._session.publisher.pump()
+
+    def lost(self, reason: str) -> None:
+        """The connection is gone: nobody waits for our acknowledgements, and publishes must be repeated."""
+        self._let_go()
+        self._session.disconnected(self, self._why or reason)
+
+    # What the link asks.
+
+    def tick(self, now: float) -> None:
+        """Heartbeats, the time for the handshake, and what was put off."""
+        if not self._in_time(now):
+            return
+        for consumer in self._consumers.values():
+            consumer.tick(now)
+        if self.open:
+            self._declarer.ask(self._session.topology.due(now))
+        self._stream.mark()
+
+    # What the link session asks.
+
+    @property
+    def outstanding(self) -> int:
+        """Messages that the broker awaits an answer to."""
+        return sum(consumer.outstanding for consumer in self._consumers.values())
+
+    def rearrange(self, fresh: list[Declaration]) -> None:
+        """The mapping changed: ask for what is new, leave the queues that are not wanted any more."""
+        if not self.open:
+            return
+        topology = self._session.topology
+        for consumer in list(self._consumers.values()):
+            declaration = topology.in_force(consumer.declaration)
+            if (declaration is None or not declaration.consume) and not consumer.stopping:
+                consumer.stop()
+                self._leave(consumer)
+        self._declarer.ask([*topology.leftovers(), *fresh])
+        self._arranged()
+        self._stream.mark()
+
+    # Events.
+
+    def _process(self, events: list[Event]) -> None:
+        for at, event in enumerate(events, 1):
+            if isinstance(event, Confirms):
+                self._session.publisher.confirm(event.confirms)
+            elif isinstance(event, Deliveries):
+                if contents := self._deliveries(event.contents):
+                    self._stream.postpone([Deliveries(contents), *events[at:]])
+                    self._stream.mark()
+                    return
+            elif isinstance(event, MethodReceived):
+                self._method(event)
+            elif isinstance(event, Returned):
+                self._returned(event)
+            elif isinstance(event, ChannelOpened):
+                self._channel_opened(event.channel)
+            elif isinstance(event, ChannelClosed):
+                self._channel_closed(event)
+            elif isinstance(event, Opened):
+                self._opened()
+            elif isinstance(event, Challenged):
+                self._why = "the broker wants more than a name and password"
+                self.machine.close(ReplyCode.NOT_ALLOWED, self._why)
+            elif isinstance(event, Closed):
+                self._closed(event)
+        if self.machine.closed:
+            self._stream.end(self._why or "closed")
+        self._stream.mark()
+
+    def _opened(self) -> None:
+        session = self._session
+        session.stats.spoke(self.machine, VERSION)
+        self.open = True
+        self._publishing = self._new_channel()
+        self._declarer.ask(session.topology.connected())
+
+    def _new_channel(self) -> int:
+        """Ask for a channel; 0 when the connection is ending, or has no number left."""
+        try:
+            return self.machine.open_channel()
+        except LocalProtocolError as error:
+            log.warning("no channel", link=self._session.name, error=str(error))
+            return 0
+
+    def _channel_opened(self, number: int) -> None:
+        if number == self._publishing:
+            self.machine.send_method(number, m.ConfirmSelect())
+        elif number == self._declarer.channel:
+            self._declarer.opened()
+        elif number in self._consumers:
+            settings = self._session.options
+            self._consumers[number].begin(settings.prefetch, settings.consumer_priority)
+
+    def _channel_closed(self, event: ChannelClosed) -> None:
+        number = event.channel
+        if not event.by_peer:
+            self._count_fault(event.reply_code)
+        if number == self._publishing:
+            log.warning("publishing channel closed", link=self._session.name, error=event.text)
+            self._confirming = False
+            self._session.publisher.close_over(event.reply_code, event.text)
+            self._publishing = self._new_channel()
+        elif number == self._declarer.channel:
+            self._declarer.hear(event)
+        elif number in self._consumers:
+            self._session.failed(self._drop(number), event.text, trio.current_time())
+
+    def _closed(self, event: Closed) -> None:
+        self._why = f"{event.reply_code} {event.text}"
+        if event.reply_code not in POLITE:
+            self._count_fault(event.reply_code)
+        over_content = (event.class_id, event.method_id) == (BASIC, PUBLISH_METHOD)
+        if event.by_peer and (over_content or event.reply_code in CONTENT_FAULTS):
+            self._session.publisher.close_over(event.reply_code, event.text)
+
+    def _method(self, event: MethodReceived) -> None:
+        method, number = event.method, event.channel
+        if isinstance(method, m.ConnectionBlocked):
+            log.warning("the broker blocks publishing", link=self._session.name, reason=method.reason)
+            self._block(True)
+        elif isinstance(method, m.ConnectionUnblocked):
+            log.info("the broker takes publishes again", link=self._session.name)
+            self._block(False)
+        elif number == self._publishing:
+            if isinstance(method, m.ConfirmSelectOk) and number in self.machine.channels:
+                self._confirming = True
+                self._session.publisher.open(self.machine, number, self._stream)
+                self._arranged()
+            elif isinstance(method, m.ChannelFlow):
+                self.machine.send_method(number, m.ChannelFlowOk(method.active))
+                self._block(not method.active)
+        elif number == self._declarer.channel:
+            self._declarer.hear(method)
+        elif number in self._consumers:
+            self._consumer_method(self._consumers[number], method)
+
+    def _block(self, on: bool) -> None:
+        self._blocked = self._session.stats.blocked = on
+        self._arranged()
+
+    def _returned(self, event: Returned) -> None:
+        if not self._session.publisher.returned(event):
+            self._session.stats.protocol_errors.add("return_unknown")
+            log.error("the broker returned a message that is not on its way", link=self._session.name)
+
+    # What the routes need.
+
+    def _arranged(self) -> None:
+        """Something changed that decides whether messages may flow, or that the link is up."""
+        ready = self._confirming and self._session.topology.surveyed
+        if ready and not self._up:
+            self._up = True
+            self._session.status.came_up()
+        self._session.publisher.flow(ready and not self._blocked)
+
+    def _answered(self, declaration: Declaration, why: str) -> None:
+        session = self._session
+        if why:
+            session.failed(declaration, why, trio.current_time())
+        elif session.met(declaration) and declaration.consume:
+            self._consume(declaration)
+        self._arranged()
+
+    def _consume(self, declaration: Declaration) -> None:
+        for consumer in self._consumers.values():
+            if consumer.declaration.name == declaration.name and not consumer.stopping:
+                consumer.declaration = declaration
+                return
+        number = self._new_channel()
+        if number:
+            self._consumers[number] = AmqpLinkConsumer(declaration, self.machine, number, self._wake)
+        else:
+            self._session.failed(declaration, "no channel left", trio.current_time())
+
+    def _consumer_method(self, consumer: AmqpLinkConsumer, method: m.Method) -> None:
+        if isinstance(method, m.BasicConsumeOk):
+            consumer.tag = method.consumer_tag
+            consumer.declaration.wait = RETRY_SECS_MIN
+            if consumer.stopping:
+                consumer.stop()
+        elif isinstance(method, m.BasicCancel):
+            self.machine.close_channel(consumer.channel)
+            declaration = self._drop(consumer.channel)
+            self._session.failed(declaration, "the broker cancelled the consumer", trio.current_time())
+        elif isinstance(method, m.BasicCancelOk):
+            self._leave(consumer)
+
+    def _drop(self, number: int) -> Declaration:
+        consumer = self._consumers.pop(number)
+        consumer.live = False
+        self._owing.pop(consumer, None)
+        return consumer.declaration
+
+    def _leave(self, consumer: AmqpLinkConsumer) -> None:
+        """Close the channel of a queue that is not wanted any more, when all its messages are answered."""
+        if consumer.stopping and consumer.tag and not consumer.outstanding and consumer.live:
+            self.machine.close_channel(consumer.channel)
+            self._drop(consumer.channel)
+
+    # Messages.
+
+    def _deliveries(self, contents: list[Delivery]) -> list[Delivery]:
+        """Put each on its way; returns those that are left for another turn, when many have new addresses."""
+        session = self._session
+        caches = session.caches()
+        publish = session.dispatcher.publish
+        batch = session.batch
+        consumers = self._consumers
+        behind = session.held.on
+        short = session.dispatcher.memory.short
+        sender = self._sender
+        number = 0
+        consumer: AmqpLinkConsumer | None = None
+        in_turn = iter(contents)
+        left: list[Delivery] = []
+        for row in in_turn:
+            row_number, _, tag, _, wire, raw, body = row
+            if row_number != number:
+                number = row_number
+                consumer = consumers.get(number)
+                if consumer is not None:
+                    entries = caches.setdefault(consumer.declaration.route_queue, {})
+            if consumer is None:
+                continue  # it was closed meanwhile, the message is back in its queue
+            entry = entries.get(wire)
+            if entry is None and self._stream.spent():
+                left = [row, *in_turn]
+                break
+            consumer.last = tag
+            property_set = content_properties(raw)
+            try:
+                if entry is None:
+                    entry = session.resolve(consumer.declaration.route_queue, wire, entries)
+                if len(raw) > self._plain_max:
+                    self._check_properties(raw)
+                durable, expiration, retained, hops, _ = essentials(property_set)
+            except RemoteProtocolError as error:
+                self._refuse(consumer, tag, Outcome(Verdict.REJECTED, Reason.MALFORMED, str(error)))
+                continue
+            if not body and isinstance(body, PassedOver):
+                text = f"a body of {body.size} octets exceeds limits.message_bytes_max; it was not kept"
+                self._refuse(consumer, tag, Outcome(Verdict.REJECTED, Reason.TOO_LARGE, text))
+                continue
+            message = Message(
+                entry.address,
+                body,
+                property_set,
+                1 if durable else 0,
+                durable,
+                retained,
+                NEVER if expiration is None else time.time() + expiration / 1000,
+                hops,
+                sender,
+            )
+            receipt = (consumer, tag, message)
+            if behind:
+                session.held.behind(receipt)
+            elif short:
+                session.settle([receipt], {0: LOW_ON_MEMORY}, clock.now())
+            elif not publish(batch, entry, message, receipt):
+                session.unclaimed(entry, receipt)
+        session.stats.messages_in += len(contents) - len(left)
+        return left
+
+    def _check_properties(self, raw: bytes) -> None:
+        """A listener would have refused them. Raises RemoteProtocolError."""
+        limits = self._session.limits
+        if len(raw) > limits.properties_bytes_max:
+            raise RemoteProtocolError(f"{len(raw)} octets of properties", reason=ReplyCode.RESOURCE_ERROR)
+        check_fields(raw, limits.properties_max)
+
+    def _refuse(self, consumer: AmqpLinkConsumer, tag: int, outcome: Outcome) -> None:
+        """A message that cannot be taken: the broker may have a dead-letter exchange for it."""
+        self._session.stats.refuse(outcome)
+        log.warning("a message cannot be taken", link=self._session.name, error=outcome.text)
+        consumer.refused(tag, outcome, trio.current_time())
+
 
 Receipt = tuple[AmqpLinkConsumer, int, Message]
 

@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 import tempfile
-from collections.abc import AsyncGenerator, Sequence
-from typing import IO, TYPE_CHECKING, Final, TypeVar
+from collections.abc import AsyncGenerator, Iterable, Sequence
+from typing import IO, Final, Protocol, TypeVar
 
 from gateway.egress.amqpfast.handles import (
     Awaited,
+    Carrier,
     ClientSender,
     Consumer,
     Delivery,
@@ -28,9 +29,6 @@ from gateway.protocols.amqpfast.events import NO_HANDLE, Fragment, NotifyRow
 from gateway.protocols.amqpfast.spec import DELIVERED, NOTIFY_STREAMING, REDELIVERED, ReplyCode, Scope
 from gateway.protocols.amqpfast.translate import NO_ESSENTIALS, essentials, head_properties
 
-if TYPE_CHECKING:
-    from gateway.egress.amqpfast.client import Client
-
 SERVER: Final = Sender("server")
 OPEN_TAG: Final = 1  # of CHANNEL OPEN: the first that a channel gives
 MEMORY_OCTETS_MAX: Final = 16 * 1024 * 1024
@@ -38,10 +36,20 @@ MEMORY_OCTETS_MAX: Final = 16 * 1024 * 1024
 Opened = TypeVar("Opened", ClientSender, Consumer, StreamHandle)
 
 
+class Connection(Carrier, Protocol):
+    """The client's connection, as its channels see it."""
+
+    def adopt(self, handle: int, channel: ClientChannel) -> None:
+        """What is heard of this handle is the channel's."""
+
+    def forget(self, handles: Iterable[int]) -> None:
+        """These handles are no more."""
+
+
 class ClientChannel:
     """One channel. `memory_octets_max`: larger bodies are delivered as temporary files."""
 
-    def __init__(self, client: Client, number: int, *, restartable: bool) -> None:
+    def __init__(self, client: Connection, number: int, *, restartable: bool) -> None:
         self.client = client
         self.number = number
         self.restartable = restartable

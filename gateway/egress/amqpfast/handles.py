@@ -10,7 +10,7 @@ import os
 from collections import deque
 from collections.abc import Callable, Sequence
 from pathlib import Path
-from typing import IO, TYPE_CHECKING, Final, NamedTuple, Self
+from typing import IO, Final, NamedTuple, Protocol, Self
 
 import trio
 
@@ -18,12 +18,10 @@ from gateway.egress.amqpfast.upload import Upload, content_hash, file_hash
 from gateway.errors import LinkError
 from gateway.model.message import Message
 from gateway.protocols.amqpfast import commands as m
+from gateway.protocols.amqpfast.client import ClientConnection
 from gateway.protocols.amqpfast.codec import Head, encode_head_properties
 from gateway.protocols.amqpfast.sending import Producer, Transfer
 from gateway.protocols.amqpfast.spec import ReplyCode, Scope
-
-if TYPE_CHECKING:
-    from gateway.egress.amqpfast.channel import ClientChannel
 
 PLAIN_HEAD: Final = encode_head_properties(Head())
 WRITE_OCTETS_MAX: Final = 1_048_576  # of an upload, until the network has taken them
@@ -82,11 +80,55 @@ class Awaited:
             raise self._failure
 
 
+class Carrier(Protocol):
+    """The client's connection, as its handles see it."""
+
+    machine: ClientConnection
+
+    def check(self) -> None:
+        """Raises what has ended it."""
+
+    def flush(self) -> None:
+        """Write what has been encoded."""
+
+    async def drained(self) -> None:
+        """Wait until the network has taken what was written."""
+
+    def hold(self) -> None:
+        """Stop reading."""
+
+    def release(self) -> None:
+        """Undo one `hold`."""
+
+
+class Channel(Protocol):
+    """The channel of a handle, as that sees it."""
+
+    number: int
+    restartable: bool
+
+    @property
+    def client(self) -> Carrier:
+        """Its connection."""
+
+    def await_tags(self, handle: int, tags: Sequence[int]) -> Awaited:
+        """What waits for the replies to all of these."""
+
+    async def say(self, command: m.Command, tag: int, handle: int = ...) -> None:
+        """Say something and wait for its reply."""
+
+    def close_handle(self, number: int) -> None:
+        """From our side."""
+
+    async def aclose(self) -> None:
+        """CHANNEL CLOSE."""
+
+
 class Handle:
     """An open handle. Its deliveries come one after the other with `async for`, which ends when it is closed
     from here."""
 
-    def __init__(self, channel: ClientChannel, number: int, service: str) -> None:
+    def __init__(self, channel: Channel, number: int, service: str) -> None:
         self.number = number
         self.service = service
         self.failure: LinkError | None = None
@@ -147,7 +189,7 @@ class Handle:
 class ClientSender(Handle):
     """Sends to one destination. The answers of a peer service are its deliveries, which want no ack."""
 
-    def __init__(self, channel: ClientChannel, number: int, service: str, name: bytes) -> None:
+    def __init__(self, channel: Channel, number: int, service: str, name: bytes) -> None:
         super().__init__(channel, number, service)
         self._name = name
         self._producer = Producer(channel.client.machine, number, confirm=True)
@@ -238,7 +280,7 @@ class ClientSender(Handle):
 class StreamHandle(Handle):
     """What has come of a stream."""
 
-    def __init__(self, channel: ClientChannel, number: int) -> None:
+    def __init__(self, channel: Channel, number: int) -> None:
         super().__init__(channel, number, "peer")
         self._arrived = bytearray()
         self._holding = False
@@ -289,7 +331,7 @@ class PeerStream(trio.abc.Stream):
     says why the server has ended it, Lost that the connection is gone.
     """
 
-    def __init__(self, channel: ClientChannel, handle: StreamHandle, head: bytes) -> None:
+    def __init__(self, channel: Channel, handle: StreamHandle, head: bytes) -> None:
         """Raises LocalProtocolError when the head does not fit a fragment."""
         self._client = channel.client
         self._handle = handle
@@ -326,7 +368,7 @@ class PeerStream(trio.abc.Stream):
 class Consumer(Handle):
     """What is delivered to a CONSUME or BROWSE. `name` is that of a temporary destination."""
 
-    def __init__(self, channel: ClientChannel, number: int, service: str) -> None:
+    def __init__(self, channel: Channel, number: int, service: str) -> None:
         super().__init__(channel, number, service)
         self.name = ""
         self._index: m.HandleIndex | None = None

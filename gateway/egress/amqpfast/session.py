@@ -1,32 +1,487 @@
-"""The AMQP/Fast link: what stays when a connection goes.
+"""The AMQP/Fast link: one connection after the other, and what stays when a connection goes.
 
-What it consumes, what the server refuses, and what becomes of messages that nobody takes.
+A connection has one channel to send on; one per source that is consumed; and, once it is needed, one for
+large messages. The link is up when the first of them is open and the server has answered for every source,
+whether or not it lets us have it.
 """
 
 from __future__ import annotations
 
 from functools import partial
+from typing import Final
 
 import structlog
 import trio
 
 from gateway import clock
 from gateway.broker.dispatcher import UNROUTED, Dispatcher, RoutingEntry
-from gateway.egress.amqpfast.connection import FastLinkConnection
+from gateway.broker.memory import LOW_ON_MEMORY
 from gateway.egress.amqpfast.consumer import FastLinkConsumer, Receipt
+from gateway.egress.amqpfast.opening import client_machine
 from gateway.egress.amqpfast.publisher import FastLinkPublisher
-from gateway.egress.amqpfast.sources import Source, Sources
+from gateway.egress.amqpfast.reading import Joined
+from gateway.egress.amqpfast.sources import Source, Sources, Survey
+from gateway.egress.connection import QueueLinkConnection
 from gateway.egress.link import LinkStatus
 from gateway.egress.session import Entries, QueueLinkSession
+from gateway.errors import LocalProtocolError, RemoteProtocolError
 from gateway.mapping.router import Subscriptions, Targets
+from gateway.model.message import Message, Sender
 from gateway.model.outcome import Outcome, Reason, Verdict
+from gateway.model.properties import NO_PROPERTIES
+from gateway.model.spooled import Piece
 from gateway.model.times import Monotonic
-from gateway.protocols.amqpfast.dialect import fast_address
+from gateway.protocols.amqpfast import commands as m
+from gateway.protocols.amqpfast.client import ClientConnection
+from gateway.protocols.amqpfast.codec import decode_head_properties
+from gateway.protocols.amqpfast.dialect import SERVICES, fast_address
+from gateway.protocols.amqpfast.events import (
+    NO_HANDLE,
+    Challenged,
+    ChannelClosed,
+    Closed,
+    CommandReceived,
+    Event,
+    Fragment,
+    HandleClosed,
+    Notifies,
+    NotifyRow,
+    Opened,
+    Prepared,
+    Ready,
+    Released,
+    Replies,
+    ReplyRow,
+)
+from gateway.protocols.amqpfast.spec import BODY_SIZE_MAX, ReplyCode
+from gateway.protocols.amqpfast.tables import FIELD_OCTETS_MIN
+from gateway.protocols.amqpfast.translate import essentials, head_properties
 from gateway.settings import FastLink, Limits
 from gateway.settings.endpoints import Target
 from gateway.transport.stream import Stream
 
 log = structlog.get_logger(limited=True)
+
+VERSION: Final = "0.7c0"
+REOPEN_SECS: Final = 1.0  # the sending channel, when it was closed though nothing was on its way
+POLITE: Final = frozenset({ReplyCode.SUCCESS, ReplyCode.CLIENT_ALREADY_ACTIVE})
+# Closing the connection with one of these, a server complains of what it was sent.
+CONTENT_FAULTS: Final = frozenset(
+    (
+        *(ReplyCode.FRAMING_ERROR, ReplyCode.BAD_FIELD_VALUE, ReplyCode.COMMAND_NOT_VALID),
+        *(ReplyCode.INTERNAL_ERROR, ReplyCode.MESSAGE_CONTENTS_INVALID),
+    )
+)
+
+
+class FastLinkConnection(QueueLinkConnection[ClientConnection, FastLinkConsumer]):
+    """The peer object of a link's stream, for as long as that connection lives."""
+
+    _codes = ReplyCode
+
+    def __init__(self, session: FastLinkSession, stream: Stream, target: Target, now: float) -> None:
+        settings, limits = session.settings, session.limits
+        machine = client_machine(
+            target,
+            session.client_id,
+            frame_max=limits.frame_bytes_max,
+            channel_max=limits.channels_max,
+            heartbeat=settings.heartbeat_secs,
+            message_bytes_max=BODY_SIZE_MAX,  # a larger one than we take is passed over, see Assembly
+            bounded=True,
+        )
+        super().__init__(machine, session.stats, stream, now + settings.connect_timeout_secs)
+        self._session = session
+        self._sender = Sender(session.name, address=stream.remote)
+        self._plain_max = min(limits.properties_max * FIELD_OCTETS_MIN, limits.properties_bytes_max)
+        self._sending = 0  # channel number
+        self._reopen_at = 0.0
+        self._by_handle: dict[int, FastLinkConsumer] = {}
+        self._asked: dict[int, FastLinkConsumer] = {}  # whose CONSUME has not been answered, by handle
+        self._surveys: dict[Source, Survey] = {}  # of prefixes of queues
+        self._survey_channel = 0
+
+    # What the stream asks.
+
+    def receive(self, data: bytes, now: float) -> None:
+        """Octets arrived, or its turn has come for what was left."""
+        self._process(self._stream.postponed() or self.machine.receive_data(data, now))
+        if self.machine.unread:
+            self._stream.again()
+
+    def data_to_send(self) -> bytes | list[Piece]:
+        """Acknowledgements that have gathered, and whatever was encoded."""
+        self._acknowledge()
+        machine = self.machine
+        return machine.pieces_to_send() if machine.large else machine.data_to_send()
+
+    def drained(self) -> None:
+        """The server reads again."""
+        self._session.publisher.drained()
+
+    def lost(self, reason: str) -> None:
+        """The connection is gone: nobody waits for our acknowledgements, and sends must be repeated."""
+        self._let_go()
+        self._by_handle.clear()
+        self._session.disconnected(self, self._why or reason)
+
+    # What the link asks.
+
+    def tick(self, now: float) -> None:
+        """Heartbeats, the time for the negotiation, and what was put off."""
+        if not self._in_time(now):
+            return
+        session = self._session
+        for consumer in list(self._consumers.values()):
+            for receipt in consumer.tick(now):
+                session.retry(receipt)
+        if self.open:
+            if self._reopen_at and now >= self._reopen_at:
+                self._open_sending()
+            for source in session.sources.due(now):
+                self._consume(source)
+            self._survey(now)
+        self._stream.mark()
+
+    # What the link session asks.
+
+    @property
+    def outstanding(self) -> int:
+        """Messages that the server awaits an answer to."""
+        return sum(len(consumer.unsettled) for consumer in self._consumers.values())
+
+    def rearrange(self, fresh: list[Source], gone: list[Source]) -> None:
+        """The mapping changed: consume what is new, leave what is not wanted any more."""
+        consumed = {
+            consumer.source: consumer for consumer in self._consumers.values() if not consumer.stopping
+        }
+        for source in gone:
+            survey = self._surveys.pop(source, None)
+            if survey is not None:
+                self.machine.close_handle(survey.handle)
+            if source in consumed:
+                consumed[source].stop()
+            elif source.identifier:
+                self._abandon(source)
+        for source in fresh:
+            self._consume(source)
+        self._arranged()
+        self._stream.mark()
+
+    # Events.
+
+    def _process(self, events: list[Event]) -> None:
+        for at, event in enumerate(events, 1):
+            if isinstance(event, Replies):
+                self._replies(event.rows)
+            elif isinstance(event, Notifies):
+                if rows := self._notifies(event.rows):
+                    self._stream.postpone([Notifies(rows), *events[at:]])
+                    self._stream.mark()
+                    return
+            elif isinstance(event, Fragment):
+                self._fragment(event)
+            elif isinstance(event, HandleClosed):
+                self._handle_closed(event)
+            elif isinstance(event, ChannelClosed):
+                self._channel_closed(event)
+            elif isinstance(event, Released):
+                self._released(event)
+            elif isinstance(event, Ready):
+                self._session.publisher.ready(event.handle, event.message_size)
+            else:
+                self._rare(event)
+        if self.machine.closed:
+            self._stream.end(self._why or "closed")
+        self._stream.mark()
+
+    def _rare(self, event: Event) -> None:
+        if isinstance(event, Opened):
+            self._opened()
+        elif isinstance(event, Closed):
+            self._closed(event)
+        elif isinstance(event, Prepared):
+            text = "this client asked for no restartable delivery"
+            self.machine.close_handle(event.handle, ReplyCode.NOT_IMPLEMENTED, text)
+        elif isinstance(event, Challenged):
+            self._why = "the server wants more than a name and password"
+            self.machine.close(ReplyCode.ACCESS_REFUSED, self._why)
+        elif isinstance(event, CommandReceived) and isinstance(event.command, m.HandleIndex):
+            self._surveyed(event.command)
+
+    def _opened(self) -> None:
+        session = self._session
+        session.stats.spoke(self.machine, VERSION)
+        self.open = True
+        self._open_sending()
+        for source in session.sources.left_behind():
+            self._abandon(source)
+        for source in session.sources.connected():
+            self._consume(source)
+
+    def _open_sending(self) -> None:
+        self._reopen_at = 0.0
+        try:
+            self._sending = self.machine.open_channel()
+        except LocalProtocolError as error:
+            log.warning("no channel", link=self._session.name, error=str(error))
+            self._sending = 0
+            self._reopen_at = trio.current_time() + REOPEN_SECS
+
+    def _closed(self, event: Closed) -> None:
+        self._why = f"{event.reply_code} {event.text}".rstrip()
+        if event.reply_code not in POLITE:
+            self._count_fault(event.reply_code)
+        if event.by_peer and event.reply_code in CONTENT_FAULTS:
+            self._session.publisher.close_over(event.reply_code, event.text)
+
+    def _replies(self, rows: list[ReplyRow]) -> None:
+        publisher = self._session.publisher
+        if self._asked or not publisher.opened:
+            sent: list[ReplyRow] = []
+            for row in rows:
+                consumer = self._asked.pop(row[1], None)
+                if consumer is not None:
+                    self._session.met(consumer.source)
+                    self._begin_survey(consumer.source)
+                    self._arranged()
+                elif row[1] != NO_HANDLE:
+                    sent.append(row)
+                elif row[0] == self._sending:
+                    publisher.open(self.machine, row[0], self._stream)
+                    self._arranged()
+            rows = sent
+        publisher.replies(rows)
+
+    def _handle_closed(self, event: HandleClosed) -> None:
+        if not event.by_peer:
+            self._count_fault(event.reply_code)
+        consumer = self._by_handle.get(event.handle)
+        if consumer is None:
+            for source in [one for one, survey in self._surveys.items() if survey.handle == event.handle]:
+                del self._surveys[source]  # it may not be looked through, or has gone
+                return
+            self._session.publisher.handle_closed(event.handle, event.reply_code, event.text)
+            return
+        # What it has delivered is given back with its channel, and comes again.
+        consumer.flush()
+        self.machine.close_channel(consumer.channel)
+        self._failed(consumer, f"{event.reply_code} {event.text}")
+
+    def _channel_closed(self, event: ChannelClosed) -> None:
+        if not event.by_peer:
+            self._count_fault(event.reply_code)
+        publisher = self._session.publisher
+        consumer = self._consumers.get(event.channel)
+        if consumer is not None:
+            self._failed(consumer, f"{event.reply_code} {event.text}")
+        elif event.channel == self._survey_channel:
+            self._surveys.clear()  # the server does not like to be asked, on this connection
+        elif event.channel == self._sending:
+            log.warning("sending channel closed", link=self._session.name, error=event.text)
+            idle = not publisher.in_flight
+            publisher.close_over(event.reply_code, event.text)
+            if idle:
+                self._sending, self._reopen_at = 0, trio.current_time() + REOPEN_SECS
+            else:
+                self._open_sending()
+        else:
+            publisher.large_closed(event.channel, event.reply_code, event.text)
+
+    def _released(self, event: Released) -> None:
+        consumer = self._by_handle.get(event.handle) if event.handle else None
+        if consumer is not None:
+            del self._by_handle[event.handle]
+            self._asked.pop(event.handle, None)
+            self._leave(consumer)
+        else:
+            self._session.publisher.pump()
+
+    # What the routes need.
+
+    def _arranged(self) -> None:
+        """Something changed that decides whether the link is up."""
+        session = self._session
+        if not self._up and session.publisher.opened and session.sources.surveyed:
+            self._up = True
+            session.status.came_up()
+
+    def _consume(self, source: Source) -> None:
+        consumer = self._consumer(source)
+        if consumer is not None:
+            self._asked[consumer.handle] = consumer
+            consumer.begin(self._session.settings.prefetch)
+
+    def _survey(self, now: float) -> None:
+        """Ask what waits at the prefixes of queues of which nothing is on its way."""
+        for source, survey in self._surveys.items():
+            if survey.due(now) and self._idle(source) is not None:
+                survey.asked = True
+                self.machine.send(m.HandleQuery(survey.handle))
+
+    def _idle(self, source: Source) -> FastLinkConsumer | None:
+        """Who consumes a source, if all that it has brought is answered."""
+        for consumer in self._consumers.values():
+            if consumer.source is source and not (consumer.stopping or consumer.handle in self._asked):
+                return None if len(consumer.unsettled) else consumer
+        return None
+
+    def _begin_survey(self, source: Source) -> None:
+        """A prefix of queues is consumed: from now on look for those that are made later."""
+        if not source.prefix or source.service != "queue" or source in self._surveys:
+            return
+        try:
+            if not self._survey_channel:
+                self._survey_channel = self.machine.open_channel(confirm=False)
+            command = m.HandleOpen(
+                self._survey_channel,
+                service_type=SERVICES[source.service],
+                browser=True,
+                dest_name=source.name,
+            )
+            handle = self.machine.open_handle(command, confirm=False)
+        except LocalProtocolError:
+            return  # there is none left: what is made later is found at the next connection
+        self._surveys[source] = Survey(handle, trio.current_time())
+
+    def _surveyed(self, index: m.HandleIndex) -> None:
+        for source, survey in self._surveys.items():
+            if survey.handle == index.handle_id:
+                consumer = self._idle(source)
+                waits = bool(index.message_list) and consumer is not None
+                if survey.answered(waits=waits, now=trio.current_time()) and consumer is not None:
+                    log.info("consuming anew", link=self._session.name, prefix=source.name)
+                    consumer.stop()
+                    self._consume(source)
+
+    def _abandon(self, source: Source) -> None:
+        """Let go of a durable subscription that is not consumed."""
+        consumer = self._consumer(source)
+        if consumer is not None:
+            consumer.stop()
+
+    def _consumer(self, source: Source) -> FastLinkConsumer | None:
+        session = self._session
+        try:
+            consumer = FastLinkConsumer(source, self.machine, self._wake, session.limits.message_bytes_max)
+        except LocalProtocolError as error:
+            session.failed(source, str(error))
+            self._arranged()
+            return None
+        self._consumers[consumer.channel] = consumer
+        self._by_handle[consumer.handle] = consumer
+        return consumer
+
+    def _failed(self, consumer: FastLinkConsumer, why: str) -> None:
+        """The source cannot be consumed, or not any more."""
+        consumer.live = False
+        self._consumers.pop(consumer.channel, None)
+        self._by_handle.pop(consumer.handle, None)
+        self._asked.pop(consumer.handle, None)
+        self._owing.pop(consumer, None)
+        if not consumer.stopping:
+            self._session.failed(consumer.source, why)
+        self._arranged()
+
+    def _leave(self, consumer: FastLinkConsumer) -> None:
+        """Close the channel of a source that is not wanted any more, when all its messages are answered."""
+        over = consumer.stopping and consumer.handle not in self._by_handle and not len(consumer.unsettled)
+        if over and consumer.live:
+            consumer.live = False
+            self.machine.close_channel(consumer.channel)
+            self._consumers.pop(consumer.channel, None)
+
+    # Messages.
+
+    def _notifies(self, rows: list[NotifyRow]) -> list[NotifyRow]:
+        """Put each on its way; returns those that are left for another turn, when many have new addresses."""
+        session = self._session
+        caches = session.caches()
+        publish = session.dispatcher.publish
+        batch = session.batch
+        behind = session.held.on
+        short = session.dispatcher.memory.short
+        sender = self._sender
+        last_handle, last_head = -1, b""
+        consumer: FastLinkConsumer | None = None
+        in_turn = iter(rows)
+        left: list[NotifyRow] = []
+        for row in in_turn:
+            handle, number, _, head, body, name = row
+            if handle != last_handle:
+                last_handle, last_head = handle, b""
+                consumer = self._by_handle.get(handle)
+                if consumer is not None:
+                    entries = caches.setdefault(consumer.source.service, {})
+                    limit = consumer.assembly.octets_max
+            if consumer is None:
+                continue  # it was closed meanwhile, or a peer service has answered what we sent
+            if name not in entries and self._stream.spent():
+                left = [row, *in_turn]
+                break
+            consumer.unsettled.add(number)
+            try:
+                if head is not last_head:
+                    if len(head) > self._plain_max:
+                        self._check_head(head)
+                    properties = head_properties(head)
+                    durable, _, expires, retained, hops = essentials(properties)
+                    last_head = head
+                entry = entries.get(name) or session.resolve(consumer.source.service, name, entries)
+            except RemoteProtocolError as error:
+                outcome = Outcome(Verdict.REJECTED, Reason.MALFORMED, str(error))
+                self._unusable(consumer, number, name, outcome, body)
+                continue
+            if len(body) > limit:
+                self._unusable(consumer, number, name, _oversized(len(body)))
+                continue
+            message = Message(
+                entry.address, body, properties, 1 if durable else 0, durable, retained, expires, hops, sender
+            )
+            receipt = (consumer, number, message)
+            if behind:
+                session.held.behind(receipt)
+            elif short:
+                session.settle([receipt], {0: LOW_ON_MEMORY}, clock.now())
+            elif not publish(batch, entry, message, receipt):
+                session.unclaimed(entry, receipt)
+        session.stats.messages_in += len(rows) - len(left)
+        return left
+
+    def _check_head(self, head: bytes) -> None:
+        """A listener would have refused it. Raises RemoteProtocolError."""
+        limits = self._session.limits
+        if len(head) > limits.properties_bytes_max:
+            text = f"{len(head)} octets of properties"
+            raise RemoteProtocolError(text, reason=ReplyCode.MESSAGE_CONTENTS_INVALID)
+        decode_head_properties(head, limits.properties_max)
+
+    def _fragment(self, fragment: Fragment) -> None:
+        consumer = self._by_handle.get(fragment.handle)
+        joined: Joined | None = None if consumer is None else consumer.assembly.take(fragment)
+        if consumer is None or joined is None:
+            return
+        if joined.body is None:
+            consumer.unsettled.add(joined.number)
+            self._unusable(consumer, joined.number, joined.name, _oversized(joined.size))
+        else:
+            row = (joined.handle, joined.number, joined.bits, joined.head, joined.body, joined.name)
+            self._notifies([row])
+
+    def _unusable(
+        self, consumer: FastLinkConsumer, number: int, name: bytes, outcome: Outcome, body: bytes = b""
+    ) -> None:
+        """A message that cannot be read, or is too large: its dead letter says that it was there."""
+        session = self._session
+        log.warning("a message cannot be taken", link=session.name, error=outcome.text)
+        entry: RoutingEntry = session.resolve(consumer.source.service, name, {})
+        message = Message(entry.address, body, NO_PROPERTIES, sender=self._sender)
+        session.bury((consumer, number, message), outcome)
+
+
+def _oversized(octets: int) -> Outcome:
+    text = f"a body of {octets} octets exceeds limits.message_bytes_max; it was not kept"
+    return Outcome(Verdict.REJECTED, Reason.TOO_LARGE, text)
 
 
 class FastLinkSession(QueueLinkSession[FastLinkConnection, FastLinkConsumer, FastLinkPublisher]):

@@ -16,10 +16,9 @@ from typing import Final
 
 import structlog
 
-from gateway.egress.mqtt.connection import reason_name
 from gateway.protocols.mqtt.client import ClientConnection
 from gateway.protocols.mqtt.packets import Subscription
-from gateway.protocols.mqtt.spec import FAILURE, WORD_MAX, Version
+from gateway.protocols.mqtt.spec import FAILURE, WORD_MAX, Version, reason_name
 from gateway.telemetry.stats import LinkStats
 
 FIRST_ID: Final = 65_001  # below are the packet ids of PUBLISH, see mqtt_outgoing.PACKET_IDS

@@ -15,7 +15,7 @@ from __future__ import annotations
 import time
 from collections.abc import Callable
 from functools import partial
-from typing import TYPE_CHECKING, Final
+from typing import Final
 
 import trio
 
@@ -28,6 +28,7 @@ from gateway.model.message import NEVER, Message, Sender
 from gateway.model.outcome import Outcome, Reason, Verdict
 from gateway.model.properties import NO_PROPERTIES
 from gateway.model.times import Monotonic
+from gateway.protocols.mqtt.client import ClientConnection
 from gateway.protocols.mqtt.dialect import topic_address
 from gateway.protocols.mqtt.octets import decode_topic, too_much
 from gateway.protocols.mqtt.packets import PublishRow
@@ -35,9 +36,7 @@ from gateway.protocols.mqtt.spec import PacketType, Version
 from gateway.protocols.mqtt.translate import REASON_CODES, publish_essentials
 from gateway.settings import Limits
 from gateway.telemetry.stats import LinkStats
-
-if TYPE_CHECKING:
-    from gateway.egress.mqtt.connection import MqttLinkConnection
+from gateway.transport.stream import Stream
 
 TOPIC_OCTETS_MAX: Final = 1_024  # a longer topic is looked up each time
 RETRY_SECS_MIN: Final = 1.0
@@ -46,7 +45,33 @@ OVERSIZED: Final = Outcome(Verdict.REJECTED, Reason.TOO_LARGE, "larger than limi
 
 MALFORMED: Final = Outcome(Verdict.REJECTED, Reason.MALFORMED)
 
-Receipt = tuple["MqttLinkConnection", int, int, Message, int]
+
+class Bringer:
+    """A connection, as it brings messages. `epoch` says to which session of the broker it belongs. `pubacks`
+    and `pubrecs` gather until the wake-up ends.
+    """
+
+    def __init__(self, stream: Stream, machine: ClientConnection, sender: Sender) -> None:
+        self.stream = stream
+        self.machine = machine
+        self.sender = sender
+        self.epoch = 0
+        self.pubacks: list[int] = []
+        self.pubrecs: list[int] = []
+
+    def refuse(self, kind: PacketType, packet_id: int, reason: int, text: str) -> None:
+        """A negative PUBACK or PUBREC (MQTT 5)."""
+        if not self.over:
+            self.machine.send_ack(kind, packet_id, reason, text)
+            self.stream.mark()
+
+    @property
+    def over(self) -> bool:
+        """It has ended, or begun to."""
+        return self.stream.closed or self.stream.ending
+
+
+Receipt = tuple[Bringer, int, int, Message, int]
 
 
 class MqttLinkReceiver:
@@ -63,14 +88,14 @@ class MqttLinkReceiver:
         self._limits = limits
         self._stats = stats
         self._settled = settled
-        self._peer: MqttLinkConnection | None = None
+        self._peer: Bringer | None = None
         self._entries: dict[bytes, RoutingEntry] = {}
         self._generation = -1
         self._once: dict[int, bool] = {}  # QoS 2 ids before PUBREL; True: accepted, PUBREC may be said
         self._retries: list[tuple[float, Receipt]] = []
         self._held: Held[Receipt] = Held(lambda: dispatcher.disk_healthy())
 
-    def attach(self, peer: MqttLinkConnection, *, present: bool) -> None:
+    def attach(self, peer: Bringer, *, present: bool) -> None:
         """A connection is usable; `present`: the broker kept the session."""
         if not present:
             self.epoch += 1
@@ -85,7 +110,7 @@ class MqttLinkReceiver:
     # What the connection tells.
 
     def take(  # noqa: C901, PLR0912, PLR0915 - every message
-        self, peer: MqttLinkConnection, rows: list[PublishRow], now: float
+        self, peer: Bringer, rows: list[PublishRow], now: float
     ) -> list[PublishRow]:
         """A run of PUBLISH: put each on its way; the batch leaves at the end of the wake-up. Returns those
         that are left for another turn, when many have new topics.
@@ -278,7 +303,7 @@ class MqttLinkReceiver:
             self._entries[topic] = entry
         return entry
 
-    def _first_time(self, peer: MqttLinkConnection, packet_id: int) -> bool:
+    def _first_time(self, peer: Bringer, packet_id: int) -> bool:
         """QoS 2: False when this packet id was taken before and not released (5: 4.3.3)."""
         accepted = self._once.get(packet_id)
         if accepted is None:
@@ -289,7 +314,7 @@ class MqttLinkReceiver:
             peer.pubrecs.append(packet_id)
         return False
 
-    def _within_limits(self, peer: MqttLinkConnection, rows: list[PublishRow]) -> list[PublishRow]:
+    def _within_limits(self, peer: Bringer, rows: list[PublishRow]) -> list[PublishRow]:
         """Before MQTT 5 a broker cannot be told how much we take."""
         limit = self._limits.message_bytes_max
         if not any(len(row[4]) > limit for row in rows):
@@ -302,7 +327,7 @@ class MqttLinkReceiver:
                 self._bury(peer, row, OVERSIZED)
         return kept
 
-    def _bury(self, peer: MqttLinkConnection, row: PublishRow, outcome: Outcome) -> None:
+    def _bury(self, peer: Bringer, row: PublishRow, outcome: Outcome) -> None:
         """A message that cannot be taken is acknowledged, and kept as a dead letter. Hanging up, as MQTT has
         it, would bring the same one again with the next connection; and it need not be the broker's fault,
         for RabbitMQ makes a topic of any routing key."""

@@ -92,12 +92,6 @@ def connack_properties(
     return properties
 
 
-def reason_name(reason: int) -> str:
-    """A reason code as a metric's label."""
-    known = reason in ReasonCode.__members__.values()
-    return ReasonCode(reason).name.lower() if known else "other"
-
-
 def connect(ingress: MqttIngress, connection: MqttConnection, packet: Connect) -> None:
     """Admit the client, refuse it, or have its password verified; the machine holds what follows."""
     remote = connection.stream.remote

@@ -23,7 +23,7 @@ from gateway.broker.poison import poisoned
 from gateway.errors import RemoteProtocolError
 from gateway.ingress.guests import Farewell
 from gateway.ingress.mqtt.acknowledgements import Answers, acknowledged
-from gateway.ingress.mqtt.admission import authenticate, connect, reason_name
+from gateway.ingress.mqtt.admission import authenticate, connect
 from gateway.ingress.mqtt.authentication import Authentication, TokenShown
 from gateway.ingress.mqtt.bursts import BURST_MIN, burst_in, publish_burst
 from gateway.ingress.mqtt.disconnecting import disconnect, leave_will
@@ -59,7 +59,7 @@ from gateway.protocols.mqtt.packets import (
     Will,
 )
 from gateway.protocols.mqtt.server import ServerConnection
-from gateway.protocols.mqtt.spec import PacketType, ReasonCode, Version
+from gateway.protocols.mqtt.spec import PacketType, ReasonCode, Version, reason_name
 from gateway.protocols.mqtt.translate import REASON_CODES, encode_properties, publish_essentials
 from gateway.transport.stream import Stream
 

@@ -24,7 +24,6 @@ from gateway.broker.mqtt.session import Session
 from gateway.containment import contained
 from gateway.errors import RemoteProtocolError
 from gateway.ingress.guests import Guests
-from gateway.ingress.mqtt.admission import reason_name
 from gateway.ingress.mqtt.connection import MqttConnection, Receipt
 from gateway.ingress.mqtt.publish_checks import NOT_ALLOWED, Offer, topic_refusal
 from gateway.ingress.mqtt.routing_table import DeniedEntry, RoutingTable
@@ -39,7 +38,7 @@ from gateway.protocols.mqtt.dialect import MQTT, topic_address
 from gateway.protocols.mqtt.octets import Bounds
 from gateway.protocols.mqtt.packets import Connect, Will
 from gateway.protocols.mqtt.properties import encode_list
-from gateway.protocols.mqtt.spec import PacketType, Property, ReasonCode, Version
+from gateway.protocols.mqtt.spec import PacketType, Property, ReasonCode, Version, reason_name
 from gateway.protocols.mqtt.translate import publish_essentials
 from gateway.settings import MqttListener
 from gateway.transport.stream import Stream

@@ -8,9 +8,8 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 from gateway.access.questions import Undecided
-from gateway.broker.mqtt.session import Session
+from gateway.broker.mqtt.session import Session, SubscriptionOptions
 from gateway.broker.mqtt.shared import shared_pattern
-from gateway.broker.mqtt.subscription import SubscriptionOptions
 from gateway.errors import RemoteProtocolError
 from gateway.protocols.mqtt.connection import State
 from gateway.protocols.mqtt.octets import is_filter

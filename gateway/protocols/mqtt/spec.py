@@ -116,6 +116,11 @@ class ReasonCode(IntEnum):
     WILDCARD_SUBSCRIPTIONS_NOT_SUPPORTED = 0xA2
 
 
+def reason_name(reason: int) -> str:
+    """A reason code as a metric's label."""
+    return ReasonCode(reason).name.lower() if reason in ReasonCode.__members__.values() else "other"
+
+
 FAILURE: Final = 0x80
 """A reason code from here on says no (5: 2.4)."""
 

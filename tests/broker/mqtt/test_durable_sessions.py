@@ -14,8 +14,14 @@ from hypothesis.stateful import RuleBasedStateMachine, invariant, precondition, 
 from gateway.broker import storage
 from gateway.broker.mqtt.durable_session import DurableSession
 from gateway.broker.mqtt.retained import Retained
-from gateway.broker.mqtt.session import PACKET_IDS, Row, SessionLimits
-from gateway.broker.mqtt.subscription import Grant, SubscriptionOptions, decode_grant
+from gateway.broker.mqtt.session import (
+    PACKET_IDS,
+    Grant,
+    Row,
+    SessionLimits,
+    SubscriptionOptions,
+    decode_grant,
+)
 from gateway.model.message import Message, weight_of
 from gateway.model.outcome import ACCEPTED, Reason
 from gateway.protocols.mqtt.dialect import topic_address

@@ -7,8 +7,8 @@ from typing import Any
 
 import pytest
 
-from gateway.broker.mqtt.retained import PIECE_MESSAGES_MAX, PIECE_STEPS_MAX, Retained, Walk
-from gateway.broker.mqtt.subscription import SubscriptionOptions
+from gateway.broker.mqtt.retained import PIECE_MESSAGES_MAX, PIECE_STEPS_MAX, Retained
+from gateway.broker.mqtt.session import SubscriptionOptions, Walk
 from gateway.model.message import MESSAGE_OCTETS, Message
 from gateway.protocols.mqtt.dialect import topic_address
 from tests.broker.parts import Space, connected, mqtt

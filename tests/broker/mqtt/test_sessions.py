@@ -6,8 +6,7 @@ import time
 
 import pytest
 
-from gateway.broker.mqtt.session import ROWS_MAX, ROWS_OCTETS_MAX, SessionLimits
-from gateway.broker.mqtt.subscription import Grant, SubscriptionOptions
+from gateway.broker.mqtt.session import ROWS_MAX, ROWS_OCTETS_MAX, Grant, SessionLimits, SubscriptionOptions
 from gateway.model.message import Message, Sender
 from gateway.protocols.mqtt.dialect import topic_address
 from tests.broker.parts import Space, connected, mqtt

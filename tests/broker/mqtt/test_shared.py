@@ -6,8 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from gateway.broker.mqtt.session import SessionLimits
-from gateway.broker.mqtt.subscription import Grant, SubscriptionOptions, decode_grant
+from gateway.broker.mqtt.session import Grant, SessionLimits, SubscriptionOptions, decode_grant
 from gateway.model.message import Message
 from gateway.model.outcome import ACCEPTED
 from gateway.protocols.mqtt.dialect import topic_address

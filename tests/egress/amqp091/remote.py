@@ -8,8 +8,7 @@ from typing import Any, Final
 
 from gateway.broker.dead_letters import DeadLetters
 from gateway.broker.dispatcher import Dispatcher
-from gateway.egress.amqp091.connection import AmqpLinkConnection
-from gateway.egress.amqp091.session import AmqpLinkSession
+from gateway.egress.amqp091.session import AmqpLinkConnection, AmqpLinkSession
 from gateway.mapping import load
 from gateway.mapping.router import Router, Subscriptions, Targets
 from gateway.model.address import Address

@@ -8,8 +8,7 @@ from typing import Any, Final, NamedTuple
 
 from gateway.broker.dead_letters import DeadLetters
 from gateway.broker.dispatcher import Dispatcher
-from gateway.egress.amqpfast.connection import FastLinkConnection
-from gateway.egress.amqpfast.session import FastLinkSession
+from gateway.egress.amqpfast.session import FastLinkConnection, FastLinkSession
 from gateway.mapping import load
 from gateway.mapping.router import Router, Subscriptions, Targets
 from gateway.model.message import Message

@@ -9,8 +9,7 @@ import trio
 
 from gateway.broker.dead_letters import DeadLetters
 from gateway.broker.dispatcher import Dispatcher
-from gateway.egress.mqtt.connection import MqttLinkConnection
-from gateway.egress.mqtt.session import MqttLinkSession
+from gateway.egress.mqtt.session import MqttLinkConnection, MqttLinkSession
 from gateway.errors import RemoteProtocolError
 from gateway.mapping.loading import parse
 from gateway.mapping.router import Router, Subscriptions, Targets

@@ -7,7 +7,7 @@ import pytest
 from gateway.broker.dead_letters import DeadLetters
 from gateway.broker.dispatcher import FILTERS_MAX, Dispatcher
 from gateway.broker.mqtt.namespace import MqttNamespace
-from gateway.broker.mqtt.subscription import SubscriptionOptions
+from gateway.broker.mqtt.session import SubscriptionOptions
 from gateway.ingress.mqtt.routing_table import TOPIC_OCTETS_MAX, RoutingTable
 from gateway.protocols.mqtt.dialect import topic_address
 from tests.broker.test_dispatcher import routes
