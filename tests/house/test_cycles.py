@@ -17,7 +17,6 @@ ROOT: Final = Path(__file__).resolve().parents[2]
 LEFT: Final = {
     "gateway.ingress.amqp091": 7,
     "gateway.ingress.amqpfast": 9,
-    "gateway.ingress.mqtt": 7,
 }
 
 

@@ -6,9 +6,10 @@ is resumed, for whoever reads makes room.
 
 from __future__ import annotations
 
+from abc import abstractmethod
 from collections.abc import Mapping
 from functools import partial
-from typing import TYPE_CHECKING, Any, Final
+from typing import Any, Final
 
 from gateway.access.backends import Denial
 from gateway.access.places import place_of
@@ -17,23 +18,23 @@ from gateway.access.questions import Undecided
 from gateway.access.rights import Rights
 from gateway.access.scram import METHOD, ScramError
 from gateway.access.tokens import Tokens
+from gateway.broker.mqtt.session import Session
 from gateway.ingress.logins import Login
 from gateway.ingress.mqtt.authentication import Authentication, TokenShown
+from gateway.ingress.mqtt.client import MqttClient
+from gateway.ingress.mqtt.ingress import MqttIngress
 from gateway.ingress.mqtt.publish_checks import Offer, topic_refusal
-from gateway.ingress.mqtt.subscriptions import drop_forbidden
 from gateway.model.message import Sender
 from gateway.protocols.mqtt.connection import State
 from gateway.protocols.mqtt.dialect import MQTT, topic_address
 from gateway.protocols.mqtt.octets import is_utf8, violation
 from gateway.protocols.mqtt.packets import Auth, Connect, Will
 from gateway.protocols.mqtt.properties import NO_PROPERTIES
+from gateway.protocols.mqtt.server import ServerConnection
 from gateway.protocols.mqtt.spec import Property, ReasonCode, Version
 from gateway.protocols.mqtt.translate import REASON_CODES
 from gateway.settings import Limits, MqttListener
-
-if TYPE_CHECKING:
-    from gateway.ingress.mqtt.connection import MqttConnection
-    from gateway.ingress.mqtt.ingress import MqttIngress
+from gateway.transport.stream import Stream
 
 NO_EXPIRY: Final = 0xFFFF_FFFF  # MQTT 5 §3.1.2.11.2: the session does not expire
 KEEP_ALIVE_MOST: Final = 65_535
@@ -92,345 +93,350 @@ def connack_properties(
     return properties
 
 
-def connect(ingress: MqttIngress, connection: MqttConnection, packet: Connect) -> None:
-    """Admit the client, refuse it, or have its password verified; the machine holds what follows."""
-    remote = connection.stream.remote
-    method = packet.properties.get(Property.AUTHENTICATION_METHOD)
-    if method is not None:
-        if connection.machine.state is State.CLOSED:
-            return  # something else than AUTH came right behind, which is raised next
-        access = ingress.access
-        proves = access.proves and method == METHOD
-        if not proves and not access.takes_tokens(method):
-            offered = [METHOD, *access.methods] if access.proves else access.methods
-            text = f"offered: {', '.join(offered)}" if offered else "no enhanced authentication is offered"
-            refuse(ingress, connection, ReasonCode.BAD_AUTHENTICATION_METHOD, text)
+class AdmittedClient(MqttClient):
+    """A client as it comes in: CONNECT, and AUTH for as long as it is here."""
+
+    __slots__ = ("_ingress", "authentication", "gone", "principal", "session", "will")
+
+    def __init__(self, ingress: MqttIngress, stream: Stream, machine: ServerConnection) -> None:
+        super().__init__(stream, Sender(ingress.name), machine)
+        self.gone = False
+        self.session: Session | None = None
+        self.principal: Principal | None = None
+        self.will: Will | None = None
+        self.authentication: Authentication | TokenShown | None = None
+        self._ingress = ingress
+
+    @abstractmethod
+    def current_rights(self) -> Rights:
+        """As the rules are now."""
+
+    @abstractmethod
+    def renew_rights(self) -> None:
+        """The client has proved anew who it is, and perhaps with other rights."""
+
+    @abstractmethod
+    def open(self, session: Session, receive_max: int) -> None:
+        """The client is let in."""
+
+    @abstractmethod
+    def wait_for_commit(self, before: int) -> None:
+        """Say nothing until what has changed since `before` is on disk."""
+
+    def _connect(self, packet: Connect) -> None:
+        """Admit the client, refuse it, or have its password verified; the machine holds what follows."""
+        remote = self.stream.remote
+        method = packet.properties.get(Property.AUTHENTICATION_METHOD)
+        if method is not None:
+            if self.machine.state is State.CLOSED:
+                return  # something else than AUTH came right behind, which is raised next
+            access = self._ingress.access
+            proves = access.proves and method == METHOD
+            if not proves and not access.takes_tokens(method):
+                offered = [METHOD, *access.methods] if access.proves else access.methods
+                text = (
+                    f"offered: {', '.join(offered)}" if offered else "no enhanced authentication is offered"
+                )
+                self._refuse(ReasonCode.BAD_AUTHENTICATION_METHOD, text)
+                return
+            self.authentication = Authentication(access, packet) if proves else TokenShown(packet, method)
+            self._authenticate(packet)
             return
-        connection.authentication = Authentication(access, packet) if proves else TokenShown(packet, method)
-        authenticate(ingress, connection, packet)
-        return
-    access = ingress.access
-    said = ingress.logins.credentials(
-        connection.stream, packet.user_name or "", packet.password or b"", client=packet.client_id
-    )
-    anonymous = access.anonymous(remote, ingress.anonymous)
-    if (not said.user and not access.recognizes(said)) or (
-        said.user and anonymous is not None and access.ignores(said.user)
-    ):
-        _admit(ingress, connection, packet, anonymous, ReasonCode.NOT_AUTHORIZED)
-        return
-    principal = access.known(said)
-    if principal is not None:
-        _admit(ingress, connection, packet, principal, ReasonCode.SUCCESS)
-    else:
-        ingress.logins.verify(
-            connection.stream,
-            said,
-            partial(_verified, ingress, connection, packet),
-            behind=connection.machine.held,
+        access = self._ingress.access
+        said = self._ingress.logins.credentials(
+            self.stream, packet.user_name or "", packet.password or b"", client=packet.client_id
         )
+        anonymous = access.anonymous(remote, self._ingress.anonymous)
+        if (not said.user and not access.recognizes(said)) or (
+            said.user and anonymous is not None and access.ignores(said.user)
+        ):
+            self._admit(packet, anonymous, ReasonCode.NOT_AUTHORIZED)
+            return
+        principal = access.known(said)
+        if principal is not None:
+            self._admit(packet, principal, ReasonCode.SUCCESS)
+        else:
+            self._ingress.logins.verify(
+                self.stream,
+                said,
+                partial(self._verified, packet),
+                behind=self.machine.held,
+            )
 
-
-def authenticate(ingress: MqttIngress, connection: MqttConnection, packet: Connect | Auth) -> None:
-    """The next step of an enhanced authentication, the first one or a later one; after failures of the same
-    user or address it waits.
-    """
-    machine, stream = connection.machine, connection.stream
-    if machine.state is State.CLOSED:
-        return  # likewise, or it left
-    if isinstance(stream.peer, Login):
-        raise violation("AUTH goes on before the last one was answered")
-    ongoing = connection.authentication
-    assert ongoing is not None, "the machine lets no AUTH pass without a method in CONNECT"
-    if isinstance(ongoing, TokenShown):
-        _show(ingress, connection, ongoing, packet)
-        return
-    delay = ingress.access.failures.delay_secs(stream.remote, ongoing.claimed) if ongoing.claimed else 0.0
-    if delay and machine.state is not State.OPEN:
-        then = partial(_prove, ingress, connection, ongoing, packet)
-        ingress.logins.later(stream, delay, then, behind=machine.held)
-    else:
-        _prove(ingress, connection, ongoing, packet)
-
-
-def _prove(
-    ingress: MqttIngress, connection: MqttConnection, ongoing: Authentication, packet: Connect | Auth
-) -> None:
-    machine, failures, remote = connection.machine, ingress.access.failures, connection.stream.remote
-    refused = bool(ongoing.claimed) and failures.refuses(remote, ongoing.claimed)
-    try:
-        if refused:
-            raise ScramError("too many logins have failed")
-        properties = ongoing.answer(packet)
-    except ScramError as error:
-        if ongoing.claimed and not refused:
-            failures.failed(remote, ongoing.claimed)
-        why = Denial.REFUSED if refused else Denial.WRONG
-        _unproved(ingress, connection, ongoing.claimed, why, str(error))
-        return
-    if not ongoing.done:
-        machine.send_auth(Auth(ReasonCode.CONTINUE_AUTHENTICATION, properties))
-        return
-    failures.succeeded(remote, ongoing.user)
-    if machine.state is State.OPEN:
-        machine.send_auth(Auth(ReasonCode.SUCCESS, properties))
-    else:
-        principal = ingress.access.proved(ongoing.user)
-        _admit(ingress, connection, ongoing.connect, principal, ReasonCode.NOT_AUTHORIZED, properties)
-
-
-def _show(
-    ingress: MqttIngress, connection: MqttConnection, ongoing: TokenShown, packet: Connect | Auth
-) -> None:
-    """A token is shown, or asked for where it has not come along."""
-    token = packet.properties.get(Property.AUTHENTICATION_DATA, b"")
-    if not token:
-        connection.machine.send_auth(Auth(ReasonCode.CONTINUE_AUTHENTICATION, ongoing.properties))
-        return
-    said = ingress.logins.credentials(
-        connection.stream,
-        ongoing.connect.user_name or "",
-        token,
-        client=ongoing.connect.client_id,
-        backend=Tokens.kind,
-        method=ongoing.method,
-    )
-    principal = ingress.access.known(said)
-    if principal is not None:
-        _shown(ingress, connection, ongoing, principal)
-        return
-
-    def looked_at(found: Principal | Denial) -> None:
-        connecting = connection.machine.state is not State.OPEN
-        _shown(ingress, connection, ongoing, found)
-        if connecting and not connection.gone:
-            connection.receive(b"", ingress.now())
-
-    ingress.logins.verify(connection.stream, said, looked_at, behind=connection.machine.held)
-
-
-def _shown(
-    ingress: MqttIngress, connection: MqttConnection, ongoing: TokenShown, found: Principal | Denial
-) -> None:
-    """The token has been looked at. Whoever is connected must still be the same user."""
-    machine = connection.machine
-    before = connection.principal
-    claimed = ongoing.connect.user_name or ""
-    if before is not None and isinstance(found, Principal) and found.name != before.name:
-        found, claimed = Denial.WRONG, before.name
-    if isinstance(found, Denial):
-        _unproved(ingress, connection, claimed, found, "the token is not taken")
-    elif machine.state is not State.OPEN:
-        _admit(
-            ingress,
-            connection,
-            ongoing.connect,
-            found,
-            ReasonCode.NOT_AUTHORIZED,
-            ongoing.properties,
+    def _authenticate(self, packet: Connect | Auth) -> None:
+        """The next step of an enhanced authentication, the first one or a later one; after failures of the
+        same user or address it waits.
+        """
+        machine, stream = self.machine, self.stream
+        if machine.state is State.CLOSED:
+            return  # likewise, or it left
+        if isinstance(stream.peer, Login):
+            raise violation("AUTH goes on before the last one was answered")
+        ongoing = self.authentication
+        assert ongoing is not None, "the machine lets no AUTH pass without a method in CONNECT"
+        if isinstance(ongoing, TokenShown):
+            self._show(ongoing, packet)
+            return
+        delay = (
+            self._ingress.access.failures.delay_secs(stream.remote, ongoing.claimed)
+            if ongoing.claimed
+            else 0.0
         )
-    else:
-        connection.principal = found
-        ingress.renewed(connection, found)
-        machine.send_auth(Auth(ReasonCode.SUCCESS, ongoing.properties))
-        connection.renew_rights()
-        connection.stream.mark()
+        if delay and machine.state is not State.OPEN:
+            then = partial(self._prove, ongoing, packet)
+            self._ingress.logins.later(stream, delay, then, behind=machine.held)
+        else:
+            self._prove(ongoing, packet)
 
+    def _prove(self, ongoing: Authentication, packet: Connect | Auth) -> None:
+        machine, failures, remote = self.machine, self._ingress.access.failures, self.stream.remote
+        refused = bool(ongoing.claimed) and failures.refuses(remote, ongoing.claimed)
+        try:
+            if refused:
+                raise ScramError("too many logins have failed")
+            properties = ongoing.answer(packet)
+        except ScramError as error:
+            if ongoing.claimed and not refused:
+                failures.failed(remote, ongoing.claimed)
+            why = Denial.REFUSED if refused else Denial.WRONG
+            self._unproved(ongoing.claimed, why, str(error))
+            return
+        if not ongoing.done:
+            machine.send_auth(Auth(ReasonCode.CONTINUE_AUTHENTICATION, properties))
+            return
+        failures.succeeded(remote, ongoing.user)
+        if machine.state is State.OPEN:
+            machine.send_auth(Auth(ReasonCode.SUCCESS, properties))
+        else:
+            principal = self._ingress.access.proved(ongoing.user)
+            self._admit(ongoing.connect, principal, ReasonCode.NOT_AUTHORIZED, properties)
 
-def _unproved(
-    ingress: MqttIngress,
-    connection: MqttConnection,
-    user: str,
-    why: Denial,
-    error: str,
-) -> None:
-    """Say no in the words of an authentication; one that was not looked at is told so."""
-    reason = ReasonCode.NOT_AUTHORIZED if why is Denial.WRONG else DENIALS[why][0]
-    ingress.logins.denied(connection.stream, user, why, connection.sender.client)
-    if connection.machine.state is not State.OPEN:
-        _turn_away(ingress, connection, reason, "")
-        return
-    ingress.stats.refused.add(reason.name.lower())
-    connection.machine.send_disconnect(reason)
-    connection.stream.end(f"authentication failed: {error}")
+    def _show(self, ongoing: TokenShown, packet: Connect | Auth) -> None:
+        """A token is shown, or asked for where it has not come along."""
+        token = packet.properties.get(Property.AUTHENTICATION_DATA, b"")
+        if not token:
+            self.machine.send_auth(Auth(ReasonCode.CONTINUE_AUTHENTICATION, ongoing.properties))
+            return
+        said = self._ingress.logins.credentials(
+            self.stream,
+            ongoing.connect.user_name or "",
+            token,
+            client=ongoing.connect.client_id,
+            backend=Tokens.kind,
+            method=ongoing.method,
+        )
+        principal = self._ingress.access.known(said)
+        if principal is not None:
+            self._shown(ongoing, principal)
+            return
 
+        def looked_at(found: Principal | Denial) -> None:
+            connecting = self.machine.state is not State.OPEN
+            self._shown(ongoing, found)
+            if connecting and not self.gone:
+                self.receive(b"", self._ingress.now())
 
-def _verified(
-    ingress: MqttIngress, connection: MqttConnection, packet: Connect, found: Principal | Denial
-) -> None:
-    """The password has been looked at; go on with what came behind CONNECT."""
-    if isinstance(found, Denial):
-        deny(ingress, connection, packet, found)
-        return
-    _admit(ingress, connection, packet, found, ReasonCode.BAD_USER_NAME_OR_PASSWORD)
-    if not connection.gone:
-        connection.receive(b"", ingress.now())
+        self._ingress.logins.verify(self.stream, said, looked_at, behind=self.machine.held)
 
+    def _shown(self, ongoing: TokenShown, found: Principal | Denial) -> None:
+        """The token has been looked at. Whoever is connected must still be the same user."""
+        machine = self.machine
+        before = self.principal
+        claimed = ongoing.connect.user_name or ""
+        if before is not None and isinstance(found, Principal) and found.name != before.name:
+            found, claimed = Denial.WRONG, before.name
+        if isinstance(found, Denial):
+            self._unproved(claimed, found, "the token is not taken")
+        elif machine.state is not State.OPEN:
+            self._admit(
+                ongoing.connect,
+                found,
+                ReasonCode.NOT_AUTHORIZED,
+                ongoing.properties,
+            )
+        else:
+            self.principal = found
+            self._ingress.renewed(self, found)
+            machine.send_auth(Auth(ReasonCode.SUCCESS, ongoing.properties))
+            self.renew_rights()
+            self.stream.mark()
 
-def _admit(
-    ingress: MqttIngress,
-    connection: MqttConnection,
-    packet: Connect,
-    principal: Principal | None,
-    otherwise: ReasonCode,
-    proof: Mapping[Property, Any] = NO_PROPERTIES,
-) -> None:
-    """`otherwise`: why not, without a principal. `proof`: what the CONNACK says of an authentication."""
-    if principal is None:
-        refuse(ingress, connection, otherwise, "")
-        return
-    client_id = packet.client_id or ingress.new_client_id()
-    rights = ingress.rights_of(principal, client_id)
-    sender = Sender(ingress.name, client_id, principal.name, connection.stream.remote)
-    try:
-        refusal = _refusal(ingress, packet, rights, sender)
-    except Undecided as question:
-        again = partial(_admit_later, ingress, connection, packet, principal, otherwise, proof)
-        ingress.decide(connection.stream, question, again)
-        return
-    if refusal is not None:
-        refuse(ingress, connection, *refusal)
-        return
-    namespace, machine = ingress.namespace, connection.machine
-    before = namespace.recorded
-    ingress.take_over(client_id)  # a session that ends with its connection is not found any more
-    present = client_id in namespace.sessions and not packet.clean_start
-    expiry_max, offer = expiry_secs_max(ingress.limits, rights), ingress.offer_to(rights)
-    properties = connack_properties(packet, client_id, ingress.limits, ingress.options, offer, expiry_max)
-    machine.send_connack(session_present=present, properties={**properties, **proof})
-    if machine.state is not State.OPEN:  # it takes no packet as large as our CONNACK
-        connection.stream.end("the client's Maximum Packet Size is too small")
-        return
-    ingress.stats.spoke(machine, packet.version.name.lower())
-    connection.principal, connection.sender = principal, sender
-    connection.current_rights()
-    ingress.admit(connection, principal, rights, client_id)
-    connection.will = packet.will
-    session, _ = namespace.open(
-        client_id,
-        clean=packet.clean_start,
-        expiry_secs=expiry_secs(packet, expiry_max),
-        user=principal.name,
-        place=place_of(connection.stream.remote),
-    )
-    if present and not rights.unlimited:
-        drop_forbidden(ingress, session, rights, sender, patient=True)
-    namespace.keep_will(client_id, packet.will, connection.sender)
-    most = ingress.limits.inflight_max
-    connection.open(session, min(packet.properties.get(Property.RECEIVE_MAXIMUM, most), most))
-    connection.wait_for_commit(before)
+    def _unproved(
+        self,
+        user: str,
+        why: Denial,
+        error: str,
+    ) -> None:
+        """Say no in the words of an authentication; one that was not looked at is told so."""
+        reason = ReasonCode.NOT_AUTHORIZED if why is Denial.WRONG else DENIALS[why][0]
+        self._ingress.logins.denied(self.stream, user, why, self.sender.client)
+        if self.machine.state is not State.OPEN:
+            self._turn_away(reason, "")
+            return
+        self._ingress.stats.refused.add(reason.name.lower())
+        self.machine.send_disconnect(reason)
+        self.stream.end(f"authentication failed: {error}")
 
+    def _verified(self, packet: Connect, found: Principal | Denial) -> None:
+        """The password has been looked at; go on with what came behind CONNECT."""
+        if isinstance(found, Denial):
+            self._deny(packet, found)
+            return
+        self._admit(packet, found, ReasonCode.BAD_USER_NAME_OR_PASSWORD)
+        if not self.gone:
+            self.receive(b"", self._ingress.now())
 
-def _admit_later(
-    ingress: MqttIngress,
-    connection: MqttConnection,
-    packet: Connect,
-    principal: Principal,
-    otherwise: ReasonCode,
-    proof: Mapping[Property, Any],
-) -> None:
-    """It is known what the client may do; go on with what came behind CONNECT."""
-    _admit(ingress, connection, packet, principal, otherwise, proof)
-    if not connection.gone and connection.session is not None:
-        connection.receive(b"", ingress.now())
-    connection.stream.mark()
+    def _admit(
+        self,
+        packet: Connect,
+        principal: Principal | None,
+        otherwise: ReasonCode,
+        proof: Mapping[Property, Any] = NO_PROPERTIES,
+    ) -> None:
+        """`otherwise`: why not, without a principal. `proof`: what the CONNACK says of an authentication."""
+        if principal is None:
+            self._refuse(otherwise, "")
+            return
+        client_id = packet.client_id or self._ingress.new_client_id()
+        rights = self._ingress.rights_of(principal, client_id)
+        sender = Sender(self._ingress.name, client_id, principal.name, self.stream.remote)
+        try:
+            refusal = self._refusal(packet, rights, sender)
+        except Undecided as question:
+            again = partial(self._admit_later, packet, principal, otherwise, proof)
+            self._ingress.decide(self.stream, question, again)
+            return
+        if refusal is not None:
+            self._refuse(*refusal)
+            return
+        namespace, machine = self._ingress.namespace, self.machine
+        before = namespace.recorded
+        self._ingress.take_over(client_id)  # a session that ends with its connection is not found any more
+        present = client_id in namespace.sessions and not packet.clean_start
+        expiry_max, offer = expiry_secs_max(self._ingress.limits, rights), self._ingress.offer_to(rights)
+        properties = connack_properties(
+            packet, client_id, self._ingress.limits, self._ingress.options, offer, expiry_max
+        )
+        machine.send_connack(session_present=present, properties={**properties, **proof})
+        if machine.state is not State.OPEN:  # it takes no packet as large as our CONNACK
+            self.stream.end("the client's Maximum Packet Size is too small")
+            return
+        self._ingress.stats.spoke(machine, packet.version.name.lower())
+        self.principal, self.sender = principal, sender
+        self.current_rights()
+        self._ingress.admit(self, principal, rights, client_id)
+        self.will = packet.will
+        session, _ = namespace.open(
+            client_id,
+            clean=packet.clean_start,
+            expiry_secs=expiry_secs(packet, expiry_max),
+            user=principal.name,
+            place=place_of(self.stream.remote),
+        )
+        if present and not rights.unlimited:
+            self._ingress.drop_forbidden(session, rights, sender, patient=True)
+        namespace.keep_will(client_id, packet.will, self.sender)
+        most = self._ingress.limits.inflight_max
+        self.open(session, min(packet.properties.get(Property.RECEIVE_MAXIMUM, most), most))
+        self.wait_for_commit(before)
 
+    def _admit_later(
+        self,
+        packet: Connect,
+        principal: Principal,
+        otherwise: ReasonCode,
+        proof: Mapping[Property, Any],
+    ) -> None:
+        """It is known what the client may do; go on with what came behind CONNECT."""
+        self._admit(packet, principal, otherwise, proof)
+        if not self.gone and self.session is not None:
+            self.receive(b"", self._ingress.now())
+        self.stream.mark()
 
-def _refusal(
-    ingress: MqttIngress, packet: Connect, rights: Rights, sender: Sender
-) -> tuple[ReasonCode, str] | None:
-    """Why a client who may connect cannot have the session that it asks for."""
-    namespace, user, remote = ingress.namespace, sender.user, sender.address
-    known = namespace.sessions.get(packet.client_id)
-    if identifier_refused(packet):
-        return ReasonCode.CLIENT_IDENTIFIER_NOT_VALID, "a client identifier is needed"
-    if not rights.unlimited and (refused := _not_its_own(ingress, packet, rights, sender)) is not None:
+    def _refusal(self, packet: Connect, rights: Rights, sender: Sender) -> tuple[ReasonCode, str] | None:
+        """Why a client who may connect cannot have the session that it asks for."""
+        namespace, user, remote = self._ingress.namespace, sender.user, sender.address
+        known = namespace.sessions.get(packet.client_id)
+        if identifier_refused(packet):
+            return ReasonCode.CLIENT_IDENTIFIER_NOT_VALID, "a client identifier is needed"
+        if not rights.unlimited and (refused := self._not_its_own(packet, rights, sender)) is not None:
+            return refused
+        alone = known is None or known.outlet is None  # or it takes another one's place
+        if alone and (limit := self._ingress.place_refusal(rights, user, remote)):
+            return ReasonCode.QUOTA_EXCEEDED, f"{limit} is reached"
+        recorded = known is not None and known.kept and not packet.clean_start
+        expires = expiry_secs(packet, expiry_secs_max(self._ingress.limits, rights))
+        if namespace.failing and not recorded and expires > 0:
+            return ReasonCode.QUOTA_EXCEEDED, "the gateway cannot store a session now"
+        refused = None if packet.will is None else self._will_refusal(packet.will, rights, sender)
+        if refused is None and known is None:
+            if rights.sessions_max and namespace.sessions_of(user) >= rights.sessions_max:
+                return ReasonCode.QUOTA_EXCEEDED, "sessions_max of the user's roles is reached"
+            if limit := namespace.make_room(user, place_of(remote)):
+                return ReasonCode.QUOTA_EXCEEDED, f"limits.{limit} is reached"
         return refused
-    alone = known is None or known.outlet is None  # or it takes another one's place
-    if alone and (limit := ingress.place_refusal(rights, user, remote)):
-        return ReasonCode.QUOTA_EXCEEDED, f"{limit} is reached"
-    recorded = known is not None and known.kept and not packet.clean_start
-    expires = expiry_secs(packet, expiry_secs_max(ingress.limits, rights))
-    if namespace.failing and not recorded and expires > 0:
-        return ReasonCode.QUOTA_EXCEEDED, "the gateway cannot store a session now"
-    refused = None if packet.will is None else _will_refusal(ingress, packet.will, rights, sender)
-    if refused is None and known is None:
-        if rights.sessions_max and namespace.sessions_of(user) >= rights.sessions_max:
-            return ReasonCode.QUOTA_EXCEEDED, "sessions_max of the user's roles is reached"
-        if limit := namespace.make_room(user, place_of(remote)):
-            return ReasonCode.QUOTA_EXCEEDED, f"limits.{limit} is reached"
-    return refused
 
-
-def _not_its_own(
-    ingress: MqttIngress, packet: Connect, rights: Rights, sender: Sender
-) -> tuple[ReasonCode, str] | None:
-    """Where there are rules, an identifier may be bound to others, and a session is its user's alone: who
-    resumed it would have what was subscribed to by another's right."""
-    decision = rights.enters_mqtt()
-    if not decision.allowed:
-        ingress.denied(sender, "connect", MQTT.title, decision.rule)
-        return ReasonCode.NOT_AUTHORIZED, "no rule allows anything here"
-    if not packet.client_id:
+    def _not_its_own(self, packet: Connect, rights: Rights, sender: Sender) -> tuple[ReasonCode, str] | None:
+        """Where there are rules, an identifier may be bound to others, and a session is its user's alone: who
+        resumed it would have what was subscribed to by another's right."""
+        decision = rights.enters_mqtt()
+        if not decision.allowed:
+            self._ingress.denied(sender, "connect", MQTT.title, decision.rule)
+            return ReasonCode.NOT_AUTHORIZED, "no rule allows anything here"
+        if not packet.client_id:
+            return None
+        decision = rights.has_client_id(packet.client_id)
+        if not decision.allowed:
+            self._ingress.denied(sender, "client_id", packet.client_id, decision.rule)
+            return ReasonCode.CLIENT_IDENTIFIER_NOT_VALID, "the client identifier is not the user's"
+        known = self._ingress.namespace.sessions.get(packet.client_id)
+        if known is not None and known.user != sender.user:
+            self._ingress.denied(sender, "session", packet.client_id, "the session is another user's")
+            return ReasonCode.NOT_AUTHORIZED, "the session is another user's"
         return None
-    decision = rights.has_client_id(packet.client_id)
-    if not decision.allowed:
-        ingress.denied(sender, "client_id", packet.client_id, decision.rule)
-        return ReasonCode.CLIENT_IDENTIFIER_NOT_VALID, "the client identifier is not the user's"
-    known = ingress.namespace.sessions.get(packet.client_id)
-    if known is not None and known.user != sender.user:
-        ingress.denied(sender, "session", packet.client_id, "the session is another user's")
-        return ReasonCode.NOT_AUTHORIZED, "the session is another user's"
-    return None
 
+    def _will_refusal(self, will: Will, rights: Rights, sender: Sender) -> tuple[ReasonCode, str] | None:
+        """Why a will cannot be taken (5: 3.2.2.2; [MQTT-3.2.2-12], [MQTT-3.2.2-13])."""
+        offer = self._ingress.offer_to(rights)
+        if will.qos > offer.qos_max:
+            return ReasonCode.QOS_NOT_SUPPORTED, "the will's QoS is too high here"
+        if will.retain and not offer.retain:
+            return ReasonCode.RETAIN_NOT_SUPPORTED, "nothing is retained here"
+        if will.properties.get(Property.PAYLOAD_FORMAT_INDICATOR) and not is_utf8(will.body):
+            return ReasonCode.PAYLOAD_FORMAT_INVALID, "the will says that it is UTF-8, and is not"
+        if len(will.body) > self._ingress.limits.message_bytes_max:
+            return ReasonCode.PACKET_TOO_LARGE, "the will exceeds limits.message_bytes_max"
+        if (refusal := topic_refusal(will.topic, self._ingress.limits.topic_levels_max)) is not None:
+            return REASON_CODES[refusal.reason], f"the will's topic: {refusal.text}"
+        if not rights.unlimited and not rights.mqtt.will:
+            self._ingress.denied(sender, "will", will.topic, "mqtt.will: no will may be left")
+            return ReasonCode.NOT_AUTHORIZED, "no will may be left"
+        decision = self._ingress.may_publish(rights, topic_address(will.topic))
+        if not decision.allowed:
+            self._ingress.denied(sender, "will", will.topic, decision.rule)
+            return ReasonCode.NOT_AUTHORIZED, "not allowed to publish to the will's topic"
+        return None
 
-def _will_refusal(
-    ingress: MqttIngress, will: Will, rights: Rights, sender: Sender
-) -> tuple[ReasonCode, str] | None:
-    """Why a will cannot be taken (5: 3.2.2.2; [MQTT-3.2.2-12], [MQTT-3.2.2-13])."""
-    offer = ingress.offer_to(rights)
-    if will.qos > offer.qos_max:
-        return ReasonCode.QOS_NOT_SUPPORTED, "the will's QoS is too high here"
-    if will.retain and not offer.retain:
-        return ReasonCode.RETAIN_NOT_SUPPORTED, "nothing is retained here"
-    if will.properties.get(Property.PAYLOAD_FORMAT_INDICATOR) and not is_utf8(will.body):
-        return ReasonCode.PAYLOAD_FORMAT_INVALID, "the will says that it is UTF-8, and is not"
-    if len(will.body) > ingress.limits.message_bytes_max:
-        return ReasonCode.PACKET_TOO_LARGE, "the will exceeds limits.message_bytes_max"
-    if (refusal := topic_refusal(will.topic, ingress.limits.topic_levels_max)) is not None:
-        return REASON_CODES[refusal.reason], f"the will's topic: {refusal.text}"
-    if not rights.unlimited and not rights.mqtt.will:
-        ingress.denied(sender, "will", will.topic, "mqtt.will: no will may be left")
-        return ReasonCode.NOT_AUTHORIZED, "no will may be left"
-    decision = ingress.may_publish(rights, topic_address(will.topic))
-    if not decision.allowed:
-        ingress.denied(sender, "will", will.topic, decision.rule)
-        return ReasonCode.NOT_AUTHORIZED, "not allowed to publish to the will's topic"
-    return None
+    def _deny(self, packet: Connect, why: Denial) -> None:
+        """A login was wrong, or was not looked at."""
+        self._ingress.logins.denied(self.stream, packet.user_name or "", why, packet.client_id)
+        reason, text = DENIALS[why]
+        self._turn_away(reason, text)
 
+    def _refuse(self, reason: ReasonCode, text: str) -> None:
+        """Say no to what a CONNECT asks for, and why."""
+        assert self.machine.connect is not None
+        packet = self.machine.connect
+        self._ingress.tell_turned_away(packet, self.stream.remote, reason, text)
+        self._ingress.logins.turned_away(
+            self.stream, packet.user_name or "", reason.name.lower(), packet.client_id
+        )
+        self._turn_away(reason, text)
 
-def deny(ingress: MqttIngress, connection: MqttConnection, packet: Connect, why: Denial) -> None:
-    """A login was wrong, or was not looked at."""
-    ingress.logins.denied(connection.stream, packet.user_name or "", why, packet.client_id)
-    reason, text = DENIALS[why]
-    _turn_away(ingress, connection, reason, text)
-
-
-def refuse(ingress: MqttIngress, connection: MqttConnection, reason: ReasonCode, text: str) -> None:
-    """Say no to what a CONNECT asks for, and why."""
-    assert connection.machine.connect is not None
-    packet = connection.machine.connect
-    ingress.tell_turned_away(packet, connection.stream.remote, reason, text)
-    ingress.logins.turned_away(
-        connection.stream, packet.user_name or "", reason.name.lower(), packet.client_id
-    )
-    _turn_away(ingress, connection, reason, text)
-
-
-def _turn_away(ingress: MqttIngress, connection: MqttConnection, reason: ReasonCode, text: str) -> None:
-    """Say no in a CONNACK, and close."""
-    ingress.stats.refused.add(reason.name.lower())
-    machine = connection.machine
-    properties = {Property.REASON_STRING: text} if text and machine.version == Version.V5 else {}
-    machine.send_connack(reason=reason, properties=properties)
-    connection.stream.end(f"CONNECT refused: {reason.name.lower()}")
+    def _turn_away(self, reason: ReasonCode, text: str) -> None:
+        """Say no in a CONNACK, and close."""
+        self._ingress.stats.refused.add(reason.name.lower())
+        machine = self.machine
+        properties = {Property.REASON_STRING: text} if text and machine.version == Version.V5 else {}
+        machine.send_connack(reason=reason, properties=properties)
+        self.stream.end(f"CONNECT refused: {reason.name.lower()}")

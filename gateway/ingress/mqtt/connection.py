@@ -11,22 +11,22 @@ import time
 from collections.abc import Callable
 from contextlib import suppress
 from functools import partial
-from typing import TYPE_CHECKING, Final
+from typing import Any, Final
 
-from gateway.access.principal import Principal
 from gateway.access.questions import Undecided
-from gateway.access.rights import Rights
+from gateway.access.rights import Decision, Rights
 from gateway.broker.dispatcher import RoutingEntry
 from gateway.broker.memory import LOW_ON_MEMORY
-from gateway.broker.mqtt.session import Row, Session
+from gateway.broker.mqtt.session import Row, Session, SubscriptionOptions
+from gateway.broker.mqtt.shared import shared_pattern
 from gateway.broker.poison import poisoned
 from gateway.errors import RemoteProtocolError
 from gateway.ingress.guests import Farewell
 from gateway.ingress.mqtt.acknowledgements import Answers, acknowledged
-from gateway.ingress.mqtt.admission import authenticate, connect
-from gateway.ingress.mqtt.authentication import Authentication, TokenShown
-from gateway.ingress.mqtt.bursts import BURST_MIN, burst_in, publish_burst
-from gateway.ingress.mqtt.disconnecting import disconnect, leave_will
+from gateway.ingress.mqtt.admission import AdmittedClient, expiry_secs_max
+from gateway.ingress.mqtt.bursts import BURST_MIN, Burst, burst_in
+from gateway.ingress.mqtt.client import Receipt
+from gateway.ingress.mqtt.ingress import MqttIngress
 from gateway.ingress.mqtt.publish_checks import (
     NOT_TEXT,
     TOO_LARGE,
@@ -35,15 +35,16 @@ from gateway.ingress.mqtt.publish_checks import (
     Offer,
     check_publish,
     is_what_it_says,
+    topic_refusal,
 )
 from gateway.ingress.mqtt.retries import Retries
-from gateway.ingress.mqtt.routing_table import first_seen
-from gateway.ingress.mqtt.subscriptions import drop_forbidden, subscribe, unsubscribe
-from gateway.model.message import NEVER, Message, Sender
+from gateway.ingress.mqtt.routing_table import DeniedEntry
+from gateway.model.message import NEVER, Message
 from gateway.model.outcome import ACCEPTED, FINAL, Outcome, Verdict
 from gateway.model.properties import NO_PROPERTIES
 from gateway.protocols.mqtt.connection import State
 from gateway.protocols.mqtt.dialect import topic_address
+from gateway.protocols.mqtt.octets import decode_topic, is_filter
 from gateway.protocols.mqtt.packets import (
     Acks,
     Auth,
@@ -55,18 +56,13 @@ from gateway.protocols.mqtt.packets import (
     Publishes,
     PublishRow,
     Subscribe,
+    Subscription,
     Unsubscribe,
-    Will,
 )
 from gateway.protocols.mqtt.server import ServerConnection
-from gateway.protocols.mqtt.spec import PacketType, ReasonCode, Version, reason_name
+from gateway.protocols.mqtt.spec import PacketType, Property, ReasonCode, Version, reason_name
 from gateway.protocols.mqtt.translate import REASON_CODES, encode_properties, publish_essentials
 from gateway.transport.stream import Stream
-
-if TYPE_CHECKING:
-    from gateway.ingress.mqtt.ingress import MqttIngress
-
-Receipt = tuple["MqttConnection", int, int, Message, RoutingEntry]
 
 # A global name costs a quarter of an enum's attribute, and these are on the way of every message.
 OPEN: Final = State.OPEN
@@ -76,7 +72,7 @@ FAREWELLS: Final = {
 }
 
 
-class MqttConnection:
+class MqttConnection(AdmittedClient):
     """The peer object of one client's stream, and its session's outlet."""
 
     __slots__ = (
@@ -85,41 +81,20 @@ class MqttConnection:
         "_entries",
         "_generation",
         "_held",
-        "_ingress",
         "_pubacks",
         "_pubrecs",
         "_retries",
         "_rules",
         "_unreleased",
         "_yields",
-        "authentication",
-        "gone",
-        "machine",
         "offer",
-        "principal",
         "rights",
-        "sender",
-        "session",
-        "stream",
         "unsettled",
-        "will",
     )
 
     def __init__(self, ingress: MqttIngress, stream: Stream, now: float) -> None:
         limits = ingress.limits
-        self.stream = stream
-        self.gone = False
-        self.unsettled = 0
-        self.sender = Sender(ingress.name)
-        self._ingress = ingress
-        self._entries: dict[bytes, RoutingEntry] = {}
-        self._generation = -1  # of the dispatcher, when the entries were looked up
-        self._held = False
-        self._pubacks: list[int] | None = None  # None: none has gathered
-        self._pubrecs: list[int] | None = None
-        self._retries: Retries | None = None  # None: nothing has been refused
-        self._unreleased: set[int] | None = None  # QoS 2 on this connection: PUBREC was due, PUBREL is
-        self.machine = ServerConnection(
+        machine = ServerConnection(
             packet_bytes_max=limits.message_bytes_max + limits.connect_bytes_max,
             announced_bytes_max=limits.message_bytes_max,
             connect_bytes_max=limits.connect_bytes_max,
@@ -128,13 +103,18 @@ class MqttConnection:
             receive_max=limits.inflight_max,
             bounds=ingress.bounds,
         )
-        self.session: Session | None = None
-        self.principal: Principal | None = None
+        super().__init__(ingress, stream, machine)
+        self.unsettled = 0
+        self._entries: dict[bytes, RoutingEntry] = {}
+        self._generation = -1  # of the dispatcher, when the entries were looked up
+        self._held = False
+        self._pubacks: list[int] | None = None  # None: none has gathered
+        self._pubrecs: list[int] | None = None
+        self._retries: Retries | None = None  # None: nothing has been refused
+        self._unreleased: set[int] | None = None  # QoS 2 on this connection: PUBREC was due, PUBREL is
         self.rights: Rights | None = None
         self._rules = -1  # the generation of the rules that they are by
         self.offer: Offer | None = None  # None: everything is offered
-        self.will: Will | None = None
-        self.authentication: Authentication | TokenShown | None = None
         self._yields = True  # what it was owed of shared subscriptions, when it is lost
         self._deadline = now + limits.connect_timeout_secs
         self._answers: Answers | None = None  # None: no acknowledgement waits for the disk
@@ -170,7 +150,7 @@ class MqttConnection:
             decision = rights.has_client_id(self.sender.client)
         if not decision.allowed:
             self._ingress.denied(self.sender, "connect", self.sender.client, decision.rule)
-        if drop_forbidden(self._ingress, self.session, rights, self.sender) or not decision.allowed:
+        if self._ingress.drop_forbidden(self.session, rights, self.sender) or not decision.allowed:
             self._ingress.let_go(self, ReasonCode.NOT_AUTHORIZED)
 
     # What the stream asks.
@@ -240,7 +220,7 @@ class MqttConnection:
             return
         session.detach()
         will, self.will = self.will, None
-        leave_will(ingress, session, will, self.sender, self.principal)
+        ingress.leave_will(session, will, self.sender, self.principal)
         if session.persistent:
             if self._yields:
                 ingress.namespace.hand_over(session)
@@ -464,9 +444,9 @@ class MqttConnection:
                 self._unreleased.difference_update([packet_id for packet_id, _ in event.rows])
             acknowledged(self.session, self.machine, self._answers, event.kind, event.rows)
         elif isinstance(event, Connect):
-            connect(self._ingress, self, event)
+            self._connect(event)
         elif isinstance(event, Auth):
-            authenticate(self._ingress, self, event)
+            self._authenticate(event)
         elif not isinstance(event, Pingreq):  # the machine has answered that
             before = self._ingress.namespace.recorded
             self._statement(event)
@@ -476,13 +456,13 @@ class MqttConnection:
     def _statement(self, event: Event) -> None:
         if isinstance(event, Subscribe):
             assert self.session is not None
-            subscribe(self._ingress, self, self.session, event)
+            self._subscribe(self.session, event)
         elif isinstance(event, Unsubscribe):
             assert self.session is not None
-            unsubscribe(self._ingress, self.session, self.machine, event)
+            self._unsubscribe(self.session, event)
         else:
             assert isinstance(event, Disconnect)
-            disconnect(self._ingress, self, event)
+            self._disconnect(event)
 
     def _publishes(  # noqa: C901, PLR0912, PLR0915 - every message
         self, rows: list[PublishRow]
@@ -514,12 +494,12 @@ class MqttConnection:
         if len(rows) >= BURST_MIN and held is None and echoes is None:
             topic = rows[0][1]
             try:
-                shared = entries.get(topic) or first_seen(ingress, self, topic, entries)
+                shared = entries.get(topic) or self._first_seen(topic, entries)
             except Undecided as question:
                 ingress.decide(self.stream, question)
                 return rows
             if shared.bursts and (burst := burst_in(rows, body_max)) is not None:
-                publish_burst(ingress, self, shared, burst)
+                self._publish_burst(shared, burst)
                 one_by_one = iter(())
         for flags, topic, packet_id, raw, body in one_by_one:
             entry = entries.get(topic)
@@ -528,7 +508,7 @@ class MqttConnection:
                     left = [(flags, topic, packet_id, raw, body), *one_by_one]
                     break
                 try:
-                    entry = first_seen(ingress, self, topic, entries)
+                    entry = self._first_seen(topic, entries)
                 except Undecided as question:
                     ingress.decide(self.stream, question)
                     left = [(flags, topic, packet_id, raw, body), *one_by_one]
@@ -565,6 +545,51 @@ class MqttConnection:
         if self._unacknowledged >= ingress.unsettled_max and not self._held:
             self._overrun()
         return left
+
+    def _publish_burst(self, entry: RoutingEntry, burst: Burst) -> None:
+        """Publish what a client sent. Raises RemoteProtocolError for malformed properties."""
+        flags, raw, packet_ids, bodies = burst
+        property_set, interval, hops = publish_essentials(raw) if raw else (NO_PROPERTIES, None, 0)
+        expires = NEVER if interval is None else time.time() + interval
+        address, sender, qos = entry.address, self.sender, flags >> 1 & 3
+        durable = qos > 0
+        messages = [
+            Message(address, body, property_set, qos, durable, False, expires, hops, sender)
+            for body in bodies
+        ]
+        receipts: list[Any] = [None] * len(messages)
+        if qos:
+            self.unsettled += len(messages)
+            receipts = [
+                (self, packet_id, qos, message, entry)
+                for packet_id, message in zip(packet_ids, messages, strict=True)
+            ]
+        publish, batch = self._ingress.dispatcher.publish, self._ingress.batch
+        if not self._ingress.dispatcher.publish_burst(batch, entry, messages, receipts):
+            for message, receipt in zip(messages, receipts, strict=True):
+                if not publish(batch, entry, message, receipt):
+                    self._ingress.unclaimed(entry, message, receipt)
+
+    def _first_seen(self, topic: bytes, entries: dict[bytes, RoutingEntry]) -> RoutingEntry:
+        """A topic seen for the first time: check it, ask for permission, find out where it leads. One to
+        which nothing may be published leads nowhere; `MqttIngress.unclaimed` says why."""
+        name = decode_topic(topic)
+        address = topic_address(name, topic)
+        rights = self.current_rights()
+        decision = self._ingress.may_publish(rights, address)
+        if decision.allowed and topic_refusal(name, self._ingress.limits.topic_levels_max) is None:
+            entry = self._ingress.entries.find(address)
+            decision = self._ingress.may_cross(rights, entry)
+            if decision.allowed:
+                self._ingress.entries.keep(entry, entries)
+                return entry
+        elif decision.allowed:
+            nowhere = RoutingEntry(address, None, (), ())
+            self._ingress.entries.keep(nowhere, entries)
+            return nowhere
+        denied = DeniedEntry(address, decision.rule)
+        self._ingress.entries.keep(denied, entries)
+        return denied
 
     def _refuse_publishes(self, rows: list[PublishRow]) -> None:
         """There is no memory for them: QoS 0 is dropped. Before MQTT 5 only closing refuses the others."""
@@ -650,6 +675,92 @@ class MqttConnection:
             self.send_received(packet_id)
         return False
 
+    # Subscriptions, and how a client leaves.
+
+    def _subscribe(self, session: Session, packet: Subscribe) -> None:
+        """Answer with a SUBACK, then owe the retained messages: each filter is granted or refused by itself.
+        A client that sent DISCONNECT right behind gets no answer. Raises RemoteProtocolError for filters that
+        are none, before MQTT 5."""
+        machine, rights = self.machine, self.current_rights()
+        assert machine.connect is not None
+        if len(self._ingress.batch):
+            self._ingress.turn_done()  # what was published before and is retained must be found
+        bridge = machine.connect.bridge  # of Mosquitto's kind: levels 0x83 and 0x84
+        identifier = packet.properties.get(Property.SUBSCRIPTION_IDENTIFIER, (0,))[0]
+        reasons: list[int] = []
+        decisions = [
+            rights.mqtt_subscribe(one.filter, one.qos) for one in packet.subscriptions
+        ]  # or Undecided
+        for wanted, decision in zip(packet.subscriptions, decisions, strict=True):
+            refused = self._filter_refusal(session, decision, wanted)
+            if refused is not None:
+                if machine.version < Version.V5 and not is_filter(wanted.filter):
+                    raise RemoteProtocolError(f"topic filter {wanted.filter!r} is malformed", reason=refused)
+                self._ingress.tell_unsubscribed(session.client_id, wanted.filter, refused)
+                reasons.append(refused)  # before MQTT 5 the codec says 0x80 for all of them
+                continue
+            qos = wanted.qos if self.offer is None else min(wanted.qos, self.offer.qos_max)
+            options = SubscriptionOptions(
+                qos,
+                wanted.no_local or (bridge and shared_pattern(wanted.filter) is None),
+                wanted.retain_as_published or bridge,
+                wanted.retain_handling,
+                identifier,
+            )
+            self._ingress.namespace.subscribe(session, wanted.filter, options)
+            reasons.append(qos)
+        if machine.state is State.OPEN:
+            machine.send_suback(packet.packet_id, reasons)
+        self._ingress.owe_retained(session)
+
+    def _filter_refusal(
+        self,
+        session: Session,
+        decision: Decision,
+        wanted: Subscription,
+    ) -> ReasonCode | None:
+        if wanted.filter.count("/") >= self._ingress.limits.topic_levels_max or not is_filter(wanted.filter):
+            return ReasonCode.TOPIC_FILTER_INVALID
+        if not decision.allowed:
+            self._ingress.denied(self.sender, "subscribe", wanted.filter, decision.rule)
+            return ReasonCode.NOT_AUTHORIZED
+        if session.kept and self._ingress.namespace.failing:
+            return ReasonCode.QUOTA_EXCEEDED  # it could not be recorded
+        known = wanted.filter in session.subscriptions
+        if not known and len(session.subscriptions) >= self._ingress.limits.subscriptions_max:
+            return ReasonCode.QUOTA_EXCEEDED
+        if not known and self._ingress.namespace.subscriptions_full(session.user):
+            return ReasonCode.QUOTA_EXCEEDED
+        return None
+
+    def _unsubscribe(self, session: Session, packet: Unsubscribe) -> None:
+        """Answer with an UNSUBACK."""
+        reasons = [
+            ReasonCode.SUCCESS
+            if self._ingress.namespace.unsubscribe(session, topic_filter)
+            else ReasonCode.NO_SUBSCRIPTION_EXISTED
+            for topic_filter in packet.filters
+        ]
+        if self.machine.state is State.OPEN:
+            self.machine.send_unsuback(packet.packet_id, reasons)
+
+    def _disconnect(self, packet: Disconnect) -> None:
+        """A client says goodbye; in MQTT 5 it may want its will published, or its session kept for another
+        time (5: 3.14.2). Raises RemoteProtocolError when the session was to end with the connection."""
+        session = self.session
+        if packet.reason != ReasonCode.DISCONNECT_WITH_WILL:
+            self.will = None
+        expiry = packet.properties.get(Property.SESSION_EXPIRY_INTERVAL)
+        if expiry is not None and session is not None:
+            if expiry and not session.persistent:
+                raise RemoteProtocolError(
+                    "a session that was to end with its connection cannot be prolonged",
+                    reason=ReasonCode.PROTOCOL_ERROR,
+                )
+            most = expiry_secs_max(self._ingress.limits, self.current_rights())
+            session.expiry_secs = float(min(expiry, most))
+        self.stream.end("DISCONNECT")
+
     # The session, and what is said of it.
 
     def open(self, session: Session, receive_max: int) -> None:
@@ -693,3 +804,11 @@ class MqttConnection:
         ingress.report(self.stream.remote, error)
         self.machine.fail(error)
         self.stream.end(str(error))
+
+
+class MqttListenerSource(MqttIngress):
+    """Which makes a connection of each client."""
+
+    def connect(self, stream: Stream, now: float) -> MqttConnection:
+        """A client has connected."""
+        return MqttConnection(self, stream, now)

@@ -24,7 +24,7 @@ from gateway.broker.mqtt.session import Session
 from gateway.containment import contained
 from gateway.errors import RemoteProtocolError
 from gateway.ingress.guests import Guests
-from gateway.ingress.mqtt.connection import MqttConnection, Receipt
+from gateway.ingress.mqtt.client import MqttClient, Receipt
 from gateway.ingress.mqtt.publish_checks import NOT_ALLOWED, Offer, topic_refusal
 from gateway.ingress.mqtt.routing_table import DeniedEntry, RoutingTable
 from gateway.ingress.services import Services
@@ -41,7 +41,6 @@ from gateway.protocols.mqtt.properties import encode_list
 from gateway.protocols.mqtt.spec import PacketType, Property, ReasonCode, Version, reason_name
 from gateway.protocols.mqtt.translate import publish_essentials
 from gateway.settings import MqttListener
-from gateway.transport.stream import Stream
 
 log = structlog.get_logger(limited=True)
 
@@ -84,10 +83,6 @@ class MqttIngress(ListenerSource):
         return None if topic_refusal(reply_to, self.limits.topic_levels_max) else address
 
     # What the listener asks.
-
-    def connect(self, stream: Stream, now: float) -> MqttConnection:
-        """A client has connected."""
-        return MqttConnection(self, stream, now)
 
     def tick(self, now: float) -> None:
         """Sessions that have been away for too long end; wills whose delay is over are published."""
@@ -234,19 +229,19 @@ class MqttIngress(ListenerSource):
     def take_over(self, client_id: str) -> None:
         """A client connects: whoever has its identifier must go."""
         session = self.namespace.sessions.get(client_id)
-        if session is not None and isinstance(session.outlet, MqttConnection):
-            outlet = session.outlet
+        outlet: object = None if session is None else session.outlet
+        if isinstance(outlet, MqttClient):
             try:
                 outlet.taken_over()
             except Exception as error:  # of the one that goes, not of the one that comes
                 outlet.stream.fail(error)
 
-    def admit(self, connection: MqttConnection, principal: Principal, rights: Rights, client_id: str) -> None:
+    def admit(self, connection: MqttClient, principal: Principal, rights: Rights, client_id: str) -> None:
         """The client has said who it is, and has a place."""
         self.entered(connection, principal, rights, client_id, connection.machine.version.name.lower())
         self.logins.accepted()
 
-    def let_go(self, connection: MqttConnection, reason: ReasonCode) -> None:
+    def let_go(self, connection: MqttClient, reason: ReasonCode) -> None:
         """End a connection for what its client does not do, and count it."""
         word = reason_name(reason)
         self.stats.protocol_errors.add(word)
@@ -298,6 +293,42 @@ class MqttIngress(ListenerSource):
         )
         first = next(iter(asking or branches), None)
         self.dead_letters.add([message], "" if first is None else first.resolved.route.name, outcome, then)
+
+    def drop_forbidden(
+        self, session: Session, rights: Rights, sender: Sender, *, patient: bool = False
+    ) -> bool:
+        """End the subscriptions that are not allowed; True: there were some. What is not known without asking
+        somebody is kept if `patient`; otherwise this raises Undecided."""
+        found = False
+        for topic_filter, options in list(session.subscriptions.items()):
+            try:
+                decision = rights.mqtt_subscribe(topic_filter, options.qos)
+            except Undecided:
+                if patient:
+                    continue
+                raise
+            if not decision.allowed:
+                found = True
+                self.denied(sender, "subscribe", topic_filter, decision.rule)
+                self.namespace.unsubscribe(session, topic_filter)
+        return found
+
+    def leave_will(
+        self, session: Session, will: Will | None, sender: Sender, principal: Principal | None
+    ) -> None:
+        """Publish the will, if there is one: now, or when its delay is over or the session ends
+        (5: 3.1.2.5)."""
+        client_id = session.client_id
+        if will is None:
+            self.namespace.forget_will(client_id)
+            return
+        publish = partial(self.publish_will, will, sender, principal)
+        delay = will.properties.get(Property.WILL_DELAY_INTERVAL, 0)
+        if delay and session.persistent:
+            self.namespace.delay_will(client_id, self.now() + delay, publish)
+        else:
+            publish()
+            self.namespace.forget_will(client_id)
 
     def publish_will(self, will: Will, sender: Sender, principal: Principal | None) -> None:
         """Publish a will; its expiry counts from now (5: 3.1.3.2.4). Rules may have changed since it was

@@ -8,17 +8,8 @@ any of them.
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
-
 from gateway.broker.dispatcher import Dispatcher, Namespace, RoutingEntry
-from gateway.ingress.mqtt.publish_checks import topic_refusal
 from gateway.model.address import Address
-from gateway.protocols.mqtt.dialect import topic_address
-from gateway.protocols.mqtt.octets import decode_topic
-
-if TYPE_CHECKING:
-    from gateway.ingress.mqtt.connection import MqttConnection
-    from gateway.ingress.mqtt.ingress import MqttIngress
 
 TABLES_MAX = 10_000  # rules with {client_id} give each client one of its own
 EVERYBODY = object()  # the key of what topics lead to, whoever may publish to them
@@ -103,30 +94,6 @@ class RoutingTable:
         if len(entries) >= self._most:
             entries.clear()
         entries[entry.address.wire] = entry
-
-
-def first_seen(
-    ingress: MqttIngress, connection: MqttConnection, topic: bytes, entries: dict[bytes, RoutingEntry]
-) -> RoutingEntry:
-    """A topic seen for the first time: check it, ask for permission, find out where it leads. One to which
-    nothing may be published leads nowhere; `MqttIngress.unclaimed` says why."""
-    name = decode_topic(topic)
-    address = topic_address(name, topic)
-    rights = connection.current_rights()
-    decision = ingress.may_publish(rights, address)
-    if decision.allowed and topic_refusal(name, ingress.limits.topic_levels_max) is None:
-        entry = ingress.entries.find(address)
-        decision = ingress.may_cross(rights, entry)
-        if decision.allowed:
-            ingress.entries.keep(entry, entries)
-            return entry
-    elif decision.allowed:
-        nowhere = RoutingEntry(address, None, (), ())
-        ingress.entries.keep(nowhere, entries)
-        return nowhere
-    denied = DeniedEntry(address, decision.rule)
-    ingress.entries.keep(denied, entries)
-    return denied
 
 
 def _forget_matching(pattern: list[str], entries: dict[bytes, RoutingEntry]) -> None:

@@ -36,7 +36,7 @@ class MqttDialect(Dialect):
     guarded = ""
     wild = "/+#\0"
     return_prefix = "$gateway/reply/"  # which no wildcard of a subscription or route matches (4.7.2)
-    listener = "gateway.ingress.mqtt.ingress:MqttIngress"
+    listener = "gateway.ingress.mqtt.connection:MqttListenerSource"
     link = "gateway.egress.mqtt.session:MqttLinkSession"
     listener_settings = "gateway.settings.mqtt:MqttListener"
     link_settings = "gateway.settings.mqtt:MqttLink"

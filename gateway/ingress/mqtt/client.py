@@ -1,0 +1,68 @@
+"""A client, as the source of its listener knows it: what it is told of its messages, and what is asked."""
+
+from __future__ import annotations
+
+from abc import ABC, abstractmethod
+from collections.abc import Callable
+
+from gateway.broker.dispatcher import RoutingEntry
+from gateway.ingress.guests import Farewell
+from gateway.model.message import Message, Sender
+from gateway.model.outcome import Outcome
+from gateway.protocols.mqtt.server import ServerConnection
+from gateway.transport.stream import Stream
+
+
+class MqttClient(ABC):
+    """The peer object of one client's stream."""
+
+    __slots__ = ("machine", "sender", "stream")
+
+    def __init__(self, stream: Stream, sender: Sender, machine: ServerConnection) -> None:
+        self.stream = stream
+        self.sender = sender
+        self.machine = machine
+
+    # What the source tells of published messages.
+
+    @abstractmethod
+    def accepted(self, packet_id: int, qos: int, *, taken: bool = True) -> None:
+        """Every target has the message; not `taken`: there is none, for which MQTT 5 has a word (3.4.2.1)."""
+
+    @abstractmethod
+    def refused(self, receipt: Receipt, outcome: Outcome) -> None:
+        """A target did not take the message."""
+
+    @abstractmethod
+    def taken_over(self) -> None:
+        """Another connection has come with the same client identifier (3.1.4)."""
+
+    # What the stream and the listener ask; see StreamOwner and Connection.
+
+    @abstractmethod
+    def receive(self, data: bytes, now: float) -> None: ...
+
+    @abstractmethod
+    def data_to_send(self) -> bytes: ...
+
+    @abstractmethod
+    def drained(self) -> None: ...
+
+    @abstractmethod
+    def lost(self, reason: str) -> None: ...
+
+    @property
+    @abstractmethod
+    def idle(self) -> bool: ...
+
+    @abstractmethod
+    def hold(self) -> Callable[[], None] | None: ...
+
+    @abstractmethod
+    def tick(self, now: float) -> None: ...
+
+    @abstractmethod
+    def shut_down(self, farewell: Farewell) -> None: ...
+
+
+Receipt = tuple[MqttClient, int, int, Message, RoutingEntry]
