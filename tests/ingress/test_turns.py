@@ -10,7 +10,7 @@ import pytest
 import trio
 
 from gateway.app import Gateway
-from gateway.ingress.listener import Connection
+from gateway.ingress.guests import Connection
 from gateway.protocols.amqp091 import methods as m
 from gateway.protocols.amqp091.codec import encode_method_frame
 from gateway.protocols.mqtt.connection import STEPS_MAX

@@ -6,7 +6,7 @@ import time
 from collections.abc import Callable
 from contextlib import suppress
 from functools import partial
-from typing import TYPE_CHECKING, Any, Final, NoReturn
+from typing import Any, Final, NoReturn
 
 import trio
 
@@ -22,13 +22,19 @@ from gateway.broker.dispatcher import RoutingEntry
 from gateway.broker.memory import LOW_ON_MEMORY
 from gateway.broker.spool import SpoolFile
 from gateway.errors import RemoteProtocolError
-from gateway.ingress.amqp091.acknowledging import take_acks
-from gateway.ingress.amqp091.channel import AmqpChannel
+from gateway.ingress.amqp091.channel import (
+    IN_TRANSACTION,
+    AmqpChannel,
+    Content,
+    PublishTarget,
+    Receipt,
+    Touched,
+)
+from gateway.ingress.amqp091.ingress import AmqpIngress
 from gateway.ingress.amqp091.large import LargeBody
 from gateway.ingress.amqp091.line import Line
-from gateway.ingress.amqp091.methods import METHODS, Later
+from gateway.ingress.amqp091.methods import METHODS, ActingClient, Later
 from gateway.ingress.amqp091.special import look_closer
-from gateway.ingress.amqp091.transaction import IN_TRANSACTION
 from gateway.ingress.guests import Farewell
 from gateway.ingress.logins import certificate_of
 from gateway.ingress.outstanding import Outstanding
@@ -56,12 +62,7 @@ from gateway.protocols.amqp091.table import plain
 from gateway.protocols.amqp091.translate import DIRECT_REPLY_PREFIX, content_properties, essentials
 from gateway.transport.stream import Stream
 
-if TYPE_CHECKING:
-    from gateway.ingress.amqp091.ingress import AmqpIngress
-
 PUBLISH, ACK = m.BasicPublish, m.BasicAck
-Content = tuple[int, bytes, bytes, bytes]  # channel, method, properties, body
-Receipt = tuple[AmqpChannel, int, "Content | None"]  # confirm number (0: none), content if it is mandatory
 
 
 WHY: Final = {
@@ -77,19 +78,10 @@ class Taken(Exception):
     """What follows has been taken over, and goes on later."""
 
 
-class PublishTarget:
-    """What was found out about the octets of a basic.publish."""
-
-    __slots__ = ("entry", "mandatory", "method")
-
-    def __init__(self, entry: RoutingEntry, method: m.BasicPublish) -> None:
-        self.entry = entry
-        self.method = method
-        self.mandatory = method.mandatory
-
-
-class AmqpConnection:
+class AmqpConnection(ActingClient):
     """The peer object of one client's stream."""
+
+    ingress: AmqpIngress
 
     def __init__(self, ingress: AmqpIngress, stream: Stream, now: float) -> None:
         limits = ingress.limits
@@ -305,7 +297,7 @@ class AmqpConnection:
                 self.stream.mark()
                 return False
         elif isinstance(event, Acks):
-            take_acks(self, event.acks)
+            self._take_acks(event.acks)
         elif isinstance(event, LargePublish):
             self._decide(event.content[1])
             if self._publish_large(event.content, events[at + 1 :]):
@@ -728,6 +720,46 @@ class AmqpConnection:
             elif isinstance(event, Closed):
                 self._closed(event)
 
+    # Acknowledgements.
+
+    def _take_acks(self, acks: list[tuple[int, int, bool]]) -> None:
+        """basic.ack, in their order: (channel, delivery tag, multiple). An unknown tag closes its channel.
+
+        An ack settles at most one delivery and a client sends one for each, so runs of single ones on one
+        channel are settled together: per-message work here is a third of what a delivery costs. The queues
+        dispatch when all that arrived together has been taken.
+        """
+        touched: Touched = {}
+        single: list[int] = []  # tags of the channel `run`
+        run = 0
+        for number, tag, multiple in acks:
+            if number != run or multiple:
+                self._acknowledge_each(run, single, touched)
+                single, run = [], number
+            if not multiple:
+                single.append(tag)
+                continue
+            channel = self.channels.get(number)
+            if channel is not None and not channel.acknowledge(tag, True, touched):
+                self._refuse_tag(number, tag)
+        self._acknowledge_each(run, single, touched)
+        for one in touched:
+            one.dispatch()
+
+    def _acknowledge_each(self, number: int, tags: list[int], touched: Touched) -> None:
+        channel = self.channels.get(number)
+        if channel is None or not tags:
+            return
+        if channel.transaction is None:
+            unknown = channel.acknowledge_each(tags, touched)
+        else:
+            unknown = next((tag for tag in tags if not channel.acknowledge(tag, False, touched)), None)
+        if unknown is not None:
+            self._refuse_tag(number, unknown)
+
+    def _refuse_tag(self, number: int, tag: int) -> None:
+        self.refuse(number, failed(f"unknown delivery tag {tag}"), ACK)
+
     # Methods.
 
     def _method(self, event: MethodReceived) -> None:
@@ -798,3 +830,11 @@ class AmqpConnection:
         self._told_blocked = blocked
         self.machine.send_method(0, m.ConnectionBlocked(reason) if blocked else m.ConnectionUnblocked())
         self.stream.mark()
+
+
+class AmqpListenerSource(AmqpIngress):
+    """Which makes a connection of each client."""
+
+    def connect(self, stream: Stream, now: float) -> AmqpConnection:
+        """A client has connected."""
+        return AmqpConnection(self, stream, now)

@@ -6,7 +6,6 @@ mandatory messages only. A message that nobody waits for has no receipt.
 
 from __future__ import annotations
 
-import secrets
 from collections import Counter
 
 import structlog
@@ -16,32 +15,23 @@ from gateway.broker.amqp091.virtual_host import VirtualHost
 from gateway.broker.dispatcher import UNROUTED, AnswerEntry, RoutingEntry
 from gateway.errors import RemoteProtocolError
 from gateway.ingress.amqp091.announcing import server_properties
-from gateway.ingress.amqp091.channel import AmqpChannel
-from gateway.ingress.amqp091.connection import AmqpConnection, PublishTarget, Receipt
+from gateway.ingress.amqp091.channel import AmqpChannel, AmqpClient, AmqpSource, PublishTarget, Receipt
 from gateway.ingress.guests import Guests
 from gateway.ingress.services import Services
-from gateway.ingress.source import ListenerSource
 from gateway.model.address import Address
 from gateway.model.batch import Batch
 from gateway.model.dialect import NameRefused
 from gateway.model.message import Message
-from gateway.model.outcome import Outcome, Reason, Verdict
-from gateway.model.spooled import Spooled
+from gateway.model.outcome import Outcome
 from gateway.model.times import Monotonic
 from gateway.protocols.amqp091.dialect import AMQP091
 from gateway.protocols.amqp091.table import decode_table, plain
 from gateway.settings import AmqpListener
-from gateway.transport.stream import Stream
 
 log = structlog.get_logger(limited=True)
 
-UNDELIVERABLE = Outcome(
-    Verdict.REJECTED, Reason.TOO_LARGE, "the properties do not fit the consumer's frame-max"
-)
-UNREADABLE = Outcome(Verdict.REJECTED, Reason.STORE, "its body should be on disk, and cannot be read")
 
-
-class AmqpIngress(ListenerSource):
+class AmqpIngress(AmqpSource):
     """The AMQP 0-9-1 side of one listener, and the source of its batches."""
 
     def __init__(self, name: str, services: Services, guests: Guests) -> None:
@@ -72,19 +62,13 @@ class AmqpIngress(ListenerSource):
         except NameRefused:
             return None
 
-    # What the listener asks.
-
-    def connect(self, stream: Stream, now: float) -> AmqpConnection:
-        """A client has connected."""
-        return AmqpConnection(self, stream, now)
-
     # What batches ask: this is their source.
 
     def settle(
         self, receipts: list[Receipt | None], refused: dict[int, Outcome] | None, received: Monotonic
     ) -> None:
         """Each receipt's channel hears what became of its message."""
-        answered: list[AmqpConnection] = []
+        answered: list[AmqpClient] = []
         last: AmqpChannel | None = None
         for at, receipt in enumerate(receipts):
             if receipt is None:
@@ -108,11 +92,6 @@ class AmqpIngress(ListenerSource):
         self.stats.answered(len(receipts), refused, self.now() - received)
 
     # What connections ask.
-
-    @staticmethod
-    def new_consumer_tag() -> str:
-        """A tag for a consumer that brought none."""
-        return f"amq.ctag-{secrets.token_urlsafe(16)}"
 
     def endpoint_of(self, host: VirtualHost) -> str:
         """Where routes look for what is published to a virtual host: the listener's name for the first one,
@@ -154,12 +133,6 @@ class AmqpIngress(ListenerSource):
             outcome = UNROUTED
         if receipt is not None:
             receipt[0].connection.settled(receipt, outcome)
-
-    def undeliverable(self, message: Message, outcome: Outcome = UNDELIVERABLE) -> None:
-        """A delivery that cannot be said; by default its properties are larger than the client's frames."""
-        if outcome is UNDELIVERABLE and isinstance(message.body, Spooled):
-            outcome = UNREADABLE
-        self.dead_letters.add([message], "", outcome)
 
     @staticmethod
     def credentials(mechanism: str, response: bytes) -> tuple[str, bytes] | None:

@@ -6,7 +6,6 @@ Few messages have such properties; `essentials` tells which, so that the others 
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import TYPE_CHECKING
 
 from gateway.broker.amqp091.dead_lettering import COPIES_MAX, copied_keys
 from gateway.broker.amqp091.refusals import TYPE_NAMES, failed
@@ -14,15 +13,13 @@ from gateway.broker.amqp091.replies import REPLY_TO
 from gateway.broker.amqp091.virtual_host import VirtualHost
 from gateway.broker.dispatcher import RoutingEntry
 from gateway.errors import LocalProtocolError
+from gateway.ingress.amqp091.channel import AmqpChannel
 from gateway.model.address import Address
 from gateway.model.batch import Sink
 from gateway.model.message import Message
 from gateway.model.properties import Headers, PropertySet, ValueType
 from gateway.protocols.amqp091.codec import decode_properties, encode_basic_properties
 from gateway.protocols.amqp091.translate import content_properties
-
-if TYPE_CHECKING:
-    from gateway.ingress.amqp091.channel import AmqpChannel
 
 VISIBLE, BLIND = "CC", "BCC"
 

@@ -42,7 +42,7 @@ class AmqpDialect(Dialect):
     wild = ".*#"
     return_prefix = "amq.reply-to."  # nobody may declare a queue whose name begins with `amq.`
     correlation_is_text = True
-    listener = "gateway.ingress.amqp091.ingress:AmqpIngress"
+    listener = "gateway.ingress.amqp091.connection:AmqpListenerSource"
     link = "gateway.egress.amqp091.session:AmqpLinkSession"
     listener_settings = "gateway.settings.amqp091:AmqpListener"
     link_settings = "gateway.settings.amqp091:AmqpLink"
