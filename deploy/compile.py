@@ -33,7 +33,7 @@ COMPILED: Final = (
     "gateway/egress/*/{consumer,publisher,receiver,session}.py",
     "gateway/ingress/{listener,outstanding,source}.py",
     "gateway/ingress/amqp091/*.py",
-    "gateway/ingress/amqpfast/{channel,connection,handle,ingress,publishing}.py",
+    "gateway/ingress/amqpfast/{channel,commands,connection,ingress,publishing}.py",
     "gateway/ingress/mqtt/*.py",
     "gateway/mapping/{answering,compiled,conditions,identifying,names,patterns,return_addresses}.py",
     "gateway/mapping/{router,routes,templates}.py",

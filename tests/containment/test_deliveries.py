@@ -142,7 +142,7 @@ class Row(NamedTuple):
 
 
 AMQP: Final = "gateway.ingress.amqp091.channel.encode_properties"
-FAST: Final = "gateway.ingress.amqpfast.handle.encode_properties"
+FAST: Final = "gateway.ingress.amqpfast.channel.encode_properties"
 MQTT: Final = "gateway.ingress.mqtt.connection.encode_properties"
 ROWS: Final = {
     "amqp091": Row(amqp_consumer, AMQP),
@@ -286,7 +286,7 @@ def test_poison_among_direct_replies(monkeypatch: pytest.MonkeyPatch, counted: C
 
 def test_poison_among_large_messages(monkeypatch: pytest.MonkeyPatch, counted: Counter[str]) -> None:
     """These go in line, one after the other."""
-    monkeypatch.setattr("gateway.ingress.amqpfast.handle.LARGE_OCTETS", LARGE)
+    monkeypatch.setattr("gateway.ingress.amqpfast.channel.LARGE_OCTETS", LARGE)
     poison(monkeypatch, FAST, UNFORESEEN[0])
     large = bytes(2 * LARGE)
     with faulty() as gateway, fast_consumer(gateway) as receive:

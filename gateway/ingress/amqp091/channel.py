@@ -100,7 +100,6 @@ class AmqpSource(ListenerSource):
 class AmqpClient(ABC):
     """A client's connection, as its channels and the source of its listener know it."""
 
-    ingress: AmqpSource
     stream: Stream
     machine: ServerConnection
     sender: Sender
@@ -113,6 +112,11 @@ class AmqpClient(ABC):
     line: Line
     channels: dict[int, AmqpChannel]
     confirming: dict[AmqpChannel, None]
+
+    @property
+    @abstractmethod
+    def ingress(self) -> AmqpSource:
+        """The source of its listener."""
 
     @property
     @abstractmethod

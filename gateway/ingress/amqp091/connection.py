@@ -17,7 +17,6 @@ from gateway.access.questions import Undecided
 from gateway.access.rights import DEFAULT_EXCHANGE, Rights
 from gateway.access.tokens import Tokens
 from gateway.broker.amqp091.refusals import Refused, access_refused, failed
-from gateway.broker.amqp091.virtual_host import VirtualHost
 from gateway.broker.dispatcher import RoutingEntry
 from gateway.broker.memory import LOW_ON_MEMORY
 from gateway.broker.spool import SpoolFile
@@ -81,13 +80,11 @@ class Taken(Exception):
 class AmqpConnection(ActingClient):
     """The peer object of one client's stream."""
 
-    ingress: AmqpIngress
-
     def __init__(self, ingress: AmqpIngress, stream: Stream, now: float) -> None:
         limits = ingress.limits
-        self.ingress = ingress
+        self._ingress = ingress
         self.stream = stream
-        self.host: VirtualHost = ingress.hosts[0]  # until it asks for another
+        self.host = ingress.hosts[0]  # until it asks for another
         self.endpoint = ingress.name
         self.hears_cancel = False
         self._hears_denial = False
@@ -110,15 +107,20 @@ class AmqpConnection(ActingClient):
         self.outstanding = Outstanding(stream, limits.unacknowledged_bytes_max)
         self.line = Line(lambda: not (stream.congested or self.outstanding.full))
         self._deadline = now + limits.connect_timeout_secs
-        self.channels: dict[int, AmqpChannel] = {}
-        self.principal: Principal | None = None
+        self.channels = {}
+        self.principal = None
         self._rights: Rights | None = None
         self._rules = -1  # the generation of the rules that they are by
         self.sender = Sender(ingress.name)
         self._client_properties: dict[str, Any] = {}
         self._ready = False
-        self.confirming: dict[AmqpChannel, None] = {}
+        self.confirming = {}
         self._held = False
+
+    @property
+    def ingress(self) -> AmqpIngress:
+        """The source of its listener."""
+        return self._ingress
 
     # What it may do.
 

@@ -7,8 +7,9 @@ but for CONSUME, and for the clients of 2005 (section 12 of the notes), who expe
 
 from __future__ import annotations
 
+from abc import abstractmethod
 from collections.abc import Callable, Iterator
-from typing import TYPE_CHECKING, Any, Final, cast
+from typing import Any, Final, cast
 
 from gateway.broker.amqpfast.destinations import FastQueue, Interest, Topic
 from gateway.broker.amqpfast.selection import LanguageUnknown, Selects, selection
@@ -16,8 +17,9 @@ from gateway.broker.amqpfast.selector import SelectorRefused
 from gateway.broker.amqpfast.virtual_host import TEMPORARY, Refused
 from gateway.broker.priorities import PriorityQueue
 from gateway.errors import LocalProtocolError
-from gateway.ingress.amqpfast.channel import FastChannel
-from gateway.ingress.amqpfast.handle import (
+from gateway.ingress.amqpfast.channel import (
+    FastChannel,
+    FastClient,
     FastConsumer,
     FastHandle,
     Index,
@@ -25,98 +27,15 @@ from gateway.ingress.amqpfast.handle import (
     notifier_of,
     sound_head,
 )
+from gateway.ingress.amqpfast.ingress import FastIngress
 from gateway.ingress.amqpfast.large_deliveries import LARGE_OCTETS, Large
+from gateway.ingress.amqpfast.publishing import Publisher
 from gateway.model.message import MESSAGE_OCTETS
 from gateway.model.outcome import ACCEPTED, Outcome
 from gateway.protocols.amqpfast import commands as m
 from gateway.protocols.amqpfast.codec import encode_message_list
 from gateway.protocols.amqpfast.dialect import AMQPFAST
 from gateway.protocols.amqpfast.spec import ReplyCode
-
-if TYPE_CHECKING:
-    from gateway.ingress.amqpfast.connection import FastConnection
-
-
-def channel_open(connection: FastConnection, command: m.ChannelOpen) -> None:
-    connection.reopen_channel(command.channel_id)
-    channel = FastChannel(connection, command)
-    connection.channels[command.channel_id] = channel
-    if command.out_of_band:
-        try:
-            rights = connection.rights
-            if not rights.unlimited:
-                decision = rights.fast_out_of_band(connection.host.name)
-                connection.demand(decision, "out_of_band", "folder", command.out_of_band)
-            channel.folder = connection.ingress.share_folder(command.out_of_band)
-        except Refused as error:
-            connection.close_channel(channel, error.code, str(error))
-            return
-    connection.machine.reply_channel(command.channel_id, command.tag)
-
-
-def channel_commit(connection: FastConnection, command: m.ChannelCommit) -> None:
-    channel = connection.channels.get(command.channel_id)
-    if channel is not None:
-        connection.publisher.commit(channel, command)
-
-
-def channel_rollback(connection: FastConnection, command: m.ChannelRollback) -> None:
-    channel = connection.channels.get(command.channel_id)
-    if channel is not None:
-        channel.rollback()
-        connection.machine.reply_channel(command.channel_id, command.tag)
-
-
-def _check_opening(connection: FastConnection, handle: FastHandle, command: m.HandleOpen) -> None:
-    """What a handle is for shows later, but nobody opens one for names with which it can do nothing. Refused
-    403."""
-    rights, host, service, name = connection.rights, connection.host, handle.service, handle.name
-    if rights.unlimited:
-        return
-    if command.temporary:
-        connection.check("create", service, name or TEMPORARY)
-        return
-    if service != "peer" and name.startswith(AMQPFAST.return_prefix):
-        return
-    connection.demand(rights.fast_concerns(host.name, service, name), "open", service, name)
-    if service != "peer" and not host.means_several(service, name) and host.would_create(service, name):
-        connection.check("create", service, name)
-
-
-def handle_open(connection: FastConnection, command: m.HandleOpen) -> None:
-    connection.reopen_handle(command.handle_id)
-    channel = connection.channels.get(command.channel_id)
-    if channel is None:
-        return
-    handle = FastHandle(channel, command, command.dest_name)
-    connection.handles[handle.number] = channel.handles[handle.number] = handle
-    ingress, host = connection.ingress, connection.host
-    machine = connection.machine
-    try:
-        _check_opening(connection, handle, command)
-        if command.temporary:
-            made = host.create_temporary(
-                handle.service,
-                handle.name,
-                connection.owner,
-                channel,
-                slashes=ingress.slashes,
-                maker=connection.sender.user,
-            )
-            handle.name = made.name
-        else:
-            host.check_open(
-                handle.service, handle.name, slashes=ingress.slashes, maker=connection.sender.user
-            )
-    except Refused as error:
-        connection.refuse(handle, error.code, str(error))
-        return
-    created = m.HandleCreated(handle.number, handle.name)
-    if command.temporary and not ingress.replies_first:
-        machine.send(created)
-    machine.reply(handle.number, command.tag)
-    if command.temporary and ingress.replies_first:
-        machine.send(created)
 
 
 def _selects(selector: bytes, mime_type: str) -> Selects | None:
@@ -128,259 +47,336 @@ def _selects(selector: bytes, mime_type: str) -> Selects | None:
         raise Refused(ReplyCode.BAD_FIELD_VALUE, f"selector: {error}") from None
 
 
-def _check_reading(
-    connection: FastConnection, handle: FastHandle, name: str, right: str, *, whole: bool
-) -> None:
-    """What is temporary is its owner's to read; of others the owner is told by their own commands."""
-    host = connection.host
-    if handle.service == "peer":
-        connection.check("talk", "peer", name)
-        return
-    named = host.queues.get(name) if handle.service == "queue" else host.topics.get(name)
-    if named is None or named.owner != connection.owner:
-        connection.check_named(right, handle.service, name, whole=whole)
+class ActingClient(FastClient):
+    """A client, as far as its commands do something on the broker: one action for each, which replies, or
+    raises Refused."""
 
+    publisher: Publisher
 
-def handle_consume(connection: FastConnection, handle: FastHandle, command: m.HandleConsume) -> None:
-    name = handle.name + command.dest_name
-    _check_reading(connection, handle, name, "read", whole=not command.dest_name)
-    limits = connection.ingress.limits
-    if sum(len(one.consumers) for one in connection.handles.values()) >= limits.consumers_max:
-        raise Refused(ReplyCode.INSUFFICIENT_RESOURCES, "limits.consumers_max is reached")
-    selects = _selects(command.selector, command.mime_type)
-    consumer = FastConsumer(
-        handle, prefetch=min(command.prefetch or 1, limits.prefetch_max), unreliable=command.unreliable
-    )
-    if handle.service == "queue":
-        _consume_queues(connection, handle, command, consumer, selects)
-    else:
-        _consume_topic(connection, handle, command, consumer, selects)
+    @property
+    @abstractmethod
+    def ingress(self) -> FastIngress:
+        """The source of its listener."""
 
+    def _channel_open(self, command: m.ChannelOpen) -> None:
+        self.reopen_channel(command.channel_id)
+        channel = FastChannel(self, command)
+        self.channels[command.channel_id] = channel
+        if command.out_of_band:
+            try:
+                rights = self.rights
+                if not rights.unlimited:
+                    decision = rights.fast_out_of_band(self.host.name)
+                    self.demand(decision, "out_of_band", "folder", command.out_of_band)
+                channel.folder = self.ingress.share_folder(command.out_of_band)
+            except Refused as error:
+                self.close_channel(channel, error.code, str(error))
+                return
+        self.machine.reply_channel(command.channel_id, command.tag)
 
-def _consume_queues(
-    connection: FastConnection,
-    handle: FastHandle,
-    command: m.HandleConsume,
-    consumer: FastConsumer,
-    selects: Selects | None,
-) -> None:
-    if command.identifier:
-        raise Refused(ReplyCode.BAD_FIELD_VALUE, "identifier: durable subscriptions are for topics")
-    found = connection.host.find(
-        "queue",
-        handle.name + command.dest_name,
-        whole=not command.dest_name,
-        slashes=connection.ingress.slashes,
-        maker=connection.sender.user,
-    )
-    for queue in found:
-        if queue.owner not in (None, connection.owner):
-            raise Refused(
-                ReplyCode.ACCESS_REFUSED, f"only its owner may consume the temporary queue {queue.name!r}"
-            )
-    connection.machine.reply(handle.number, command.tag)
-    handle.consumers.append(consumer)
-    queues = [queue for queue in found if isinstance(queue, FastQueue)]
-    consumer.queues += queues
-    for queue in queues:
-        queue.add(consumer, selects)
+    def _channel_commit(self, command: m.ChannelCommit) -> None:
+        channel = self.channels.get(command.channel_id)
+        if channel is not None:
+            self.publisher.commit(channel, command)
 
+    def _channel_rollback(self, command: m.ChannelRollback) -> None:
+        channel = self.channels.get(command.channel_id)
+        if channel is not None:
+            channel.rollback()
+            self.machine.reply_channel(command.channel_id, command.tag)
 
-def _consume_topic(
-    connection: FastConnection,
-    handle: FastHandle,
-    command: m.HandleConsume,
-    consumer: FastConsumer,
-    selects: Selects | None,
-) -> None:
-    host = connection.host
-    name = handle.name + command.dest_name
-    key = (connection.client_name, command.identifier) if command.identifier else None
-    if key is not None and not connection.client_name:
-        raise Refused(ReplyCode.BAD_FIELD_VALUE, "identifier: a durable subscription needs a client-name")
-    user = connection.sender.user
-    prefix = host.is_prefix(name, whole=not command.dest_name, slashes=connection.ingress.slashes, maker=user)
-    topic = None if prefix else host.topics[name]
-    if topic is not None and topic.owner is not None:
-        if key is not None:
-            text = "a temporary topic has no durable subscriptions"
-            raise Refused(ReplyCode.TEMPORARILY_FORBIDDEN, text)
-        if topic.owner != connection.owner:
-            text = f"only its owner may consume the temporary topic {name!r}"
-            raise Refused(ReplyCode.ACCESS_REFUSED, text)
-    interest = Interest(
-        name,
-        prefix=prefix,
-        selector=command.selector,
-        mime_type=command.mime_type,
-        selects=selects,
-        no_local=command.no_local,
-    )
-    known = None if key is None else host.durable.get(key)
-    if known is not None and known.maker != user and not connection.rights.unlimited:
-        raise Refused(ReplyCode.ACCESS_REFUSED, "the durable subscription is another user's")
-    subscription = host.subscribe(interest, key, user)
-    subscription.attached = True
-    subscription.local = connection.sender if subscription.interest.no_local else None
-    handle.subscriptions.append(subscription)
-
-    def begin(outcome: Outcome) -> None:
-        if handle.silent:
+    def _check_opening(self, handle: FastHandle, command: m.HandleOpen) -> None:
+        """What a handle is for shows later, but nobody opens one for names with which it can do nothing.
+        Refused 403."""
+        rights, host, service, name = self.rights, self.host, handle.service, handle.name
+        if rights.unlimited:
             return
-        if outcome is not ACCEPTED:
-            connection.refuse(handle, ReplyCode.INSUFFICIENT_RESOURCES, outcome.text)
+        if command.temporary:
+            self.check("create", service, name or TEMPORARY)
             return
-        connection.machine.reply(handle.number, command.tag)
-        connection.stream.mark()
-        if subscription in handle.subscriptions:
-            handle.consumers.append(consumer)
-            consumer.queues.append(subscription)
-            subscription.add(consumer)
-
-    if key is None or subscription is known:
-        begin(ACCEPTED)
-    else:  # a new durable subscription is promised when it is on disk
-        connection.ingress.after_commit(begin)
-
-
-def handle_cancel(connection: FastConnection, handle: FastHandle, command: m.HandleCancel) -> None:
-    if not command.identifier:
-        raise Refused(ReplyCode.BAD_FIELD_VALUE, "identifier: which subscription is to end")
-    host = connection.host
-    found = host.durable.get((connection.client_name, command.identifier))
-    if found is None:
-        text = f"there is no durable subscription {command.identifier!r}"
-        raise Refused(ReplyCode.DESTINATION_NOT_FOUND, text)
-    for one in connection.handles.values():
-        if found in one.subscriptions:
-            one.subscriptions.remove(found)
-    host.unsubscribe(found)
-
-    def ended(outcome: Outcome) -> None:
-        if handle.silent:
+        if service != "peer" and name.startswith(AMQPFAST.return_prefix):
             return
-        if outcome is ACCEPTED:
-            connection.machine.reply(handle.number, command.tag)
-            connection.stream.mark()
+        self.demand(rights.fast_concerns(host.name, service, name), "open", service, name)
+        if service != "peer" and not host.means_several(service, name) and host.would_create(service, name):
+            self.check("create", service, name)
+
+    def _handle_open(self, command: m.HandleOpen) -> None:
+        self.reopen_handle(command.handle_id)
+        channel = self.channels.get(command.channel_id)
+        if channel is None:
+            return
+        handle = FastHandle(channel, command, command.dest_name)
+        self.handles[handle.number] = channel.handles[handle.number] = handle
+        ingress, host = self.ingress, self.host
+        machine = self.machine
+        try:
+            self._check_opening(handle, command)
+            if command.temporary:
+                made = host.create_temporary(
+                    handle.service,
+                    handle.name,
+                    self.owner,
+                    channel,
+                    slashes=ingress.slashes,
+                    maker=self.sender.user,
+                )
+                handle.name = made.name
+            else:
+                host.check_open(handle.service, handle.name, slashes=ingress.slashes, maker=self.sender.user)
+        except Refused as error:
+            self.refuse(handle, error.code, str(error))
+            return
+        created = m.HandleCreated(handle.number, handle.name)
+        if command.temporary and not ingress.replies_first:
+            machine.send(created)
+        machine.reply(handle.number, command.tag)
+        if command.temporary and ingress.replies_first:
+            machine.send(created)
+
+    def _check_consuming(self, handle: FastHandle, name: str, right: str, *, whole: bool) -> None:
+        """What is temporary is its owner's to read; of others the owner is told by their own commands."""
+        host = self.host
+        if handle.service == "peer":
+            self.check("talk", "peer", name)
+            return
+        named = host.queues.get(name) if handle.service == "queue" else host.topics.get(name)
+        if named is None or named.owner != self.owner:
+            self.check_named(right, handle.service, name, whole=whole)
+
+    def _handle_consume(self, handle: FastHandle, command: m.HandleConsume) -> None:
+        name = handle.name + command.dest_name
+        self._check_consuming(handle, name, "read", whole=not command.dest_name)
+        limits = self.ingress.limits
+        if sum(len(one.consumers) for one in self.handles.values()) >= limits.consumers_max:
+            raise Refused(ReplyCode.INSUFFICIENT_RESOURCES, "limits.consumers_max is reached")
+        selects = _selects(command.selector, command.mime_type)
+        consumer = FastConsumer(
+            handle, prefetch=min(command.prefetch or 1, limits.prefetch_max), unreliable=command.unreliable
+        )
+        if handle.service == "queue":
+            self._consume_queues(handle, command, consumer, selects)
         else:
-            connection.refuse(handle, ReplyCode.INSUFFICIENT_RESOURCES, outcome.text)
+            self._consume_topic(handle, command, consumer, selects)
 
-    connection.ingress.after_commit(ended)
+    def _consume_queues(
+        self,
+        handle: FastHandle,
+        command: m.HandleConsume,
+        consumer: FastConsumer,
+        selects: Selects | None,
+    ) -> None:
+        if command.identifier:
+            raise Refused(ReplyCode.BAD_FIELD_VALUE, "identifier: durable subscriptions are for topics")
+        found = self.host.find(
+            "queue",
+            handle.name + command.dest_name,
+            whole=not command.dest_name,
+            slashes=self.ingress.slashes,
+            maker=self.sender.user,
+        )
+        for queue in found:
+            if queue.owner not in (None, self.owner):
+                raise Refused(
+                    ReplyCode.ACCESS_REFUSED, f"only its owner may consume the temporary queue {queue.name!r}"
+                )
+        self.machine.reply(handle.number, command.tag)
+        handle.consumers.append(consumer)
+        queues = [queue for queue in found if isinstance(queue, FastQueue)]
+        consumer.queues += queues
+        for queue in queues:
+            queue.add(consumer, selects)
 
+    def _consume_topic(
+        self,
+        handle: FastHandle,
+        command: m.HandleConsume,
+        consumer: FastConsumer,
+        selects: Selects | None,
+    ) -> None:
+        host = self.host
+        name = handle.name + command.dest_name
+        key = (self.client_name, command.identifier) if command.identifier else None
+        if key is not None and not self.client_name:
+            raise Refused(ReplyCode.BAD_FIELD_VALUE, "identifier: a durable subscription needs a client-name")
+        user = self.sender.user
+        prefix = host.is_prefix(name, whole=not command.dest_name, slashes=self.ingress.slashes, maker=user)
+        topic = None if prefix else host.topics[name]
+        if topic is not None and topic.owner is not None:
+            if key is not None:
+                text = "a temporary topic has no durable subscriptions"
+                raise Refused(ReplyCode.TEMPORARILY_FORBIDDEN, text)
+            if topic.owner != self.owner:
+                text = f"only its owner may consume the temporary topic {name!r}"
+                raise Refused(ReplyCode.ACCESS_REFUSED, text)
+        interest = Interest(
+            name,
+            prefix=prefix,
+            selector=command.selector,
+            mime_type=command.mime_type,
+            selects=selects,
+            no_local=command.no_local,
+        )
+        known = None if key is None else host.durable.get(key)
+        if known is not None and known.maker != user and not self.rights.unlimited:
+            raise Refused(ReplyCode.ACCESS_REFUSED, "the durable subscription is another user's")
+        subscription = host.subscribe(interest, key, user)
+        subscription.attached = True
+        subscription.local = self.sender if subscription.interest.no_local else None
+        handle.subscriptions.append(subscription)
 
-def handle_flow(connection: FastConnection, handle: FastHandle, command: m.HandleFlow) -> None:
-    connection.machine.reply(handle.number, command.tag)
-    handle.pause(command.flow_pause)
+        def begin(outcome: Outcome) -> None:
+            if handle.silent:
+                return
+            if outcome is not ACCEPTED:
+                self.refuse(handle, ReplyCode.INSUFFICIENT_RESOURCES, outcome.text)
+                return
+            self.machine.reply(handle.number, command.tag)
+            self.stream.mark()
+            if subscription in handle.subscriptions:
+                handle.consumers.append(consumer)
+                consumer.queues.append(subscription)
+                subscription.add(consumer)
 
+        if key is None or subscription is known:
+            begin(ACCEPTED)
+        else:  # a new durable subscription is promised when it is on disk
+            self.ingress.after_commit(begin)
 
-def handle_unget(connection: FastConnection, handle: FastHandle, command: m.HandleUnget) -> None:
-    if not handle.channel.unget(handle, command.message_number):
-        text = f"message {command.message_number} is not outstanding here"
-        raise Refused(ReplyCode.MESSAGE_NOT_FOUND, text)
-    connection.machine.reply(handle.number, command.tag)
+    def _handle_cancel(self, handle: FastHandle, command: m.HandleCancel) -> None:
+        if not command.identifier:
+            raise Refused(ReplyCode.BAD_FIELD_VALUE, "identifier: which subscription is to end")
+        host = self.host
+        found = host.durable.get((self.client_name, command.identifier))
+        if found is None:
+            text = f"there is no durable subscription {command.identifier!r}"
+            raise Refused(ReplyCode.DESTINATION_NOT_FOUND, text)
+        for one in self.handles.values():
+            if found in one.subscriptions:
+                one.subscriptions.remove(found)
+        host.unsubscribe(found)
 
+        def ended(outcome: Outcome) -> None:
+            if handle.silent:
+                return
+            if outcome is ACCEPTED:
+                self.machine.reply(handle.number, command.tag)
+                self.stream.mark()
+            else:
+                self.refuse(handle, ReplyCode.INSUFFICIENT_RESOURCES, outcome.text)
 
-def handle_query(connection: FastConnection, handle: FastHandle, command: m.HandleQuery) -> None:
-    selects = _selects(command.selector, command.mime_type)
-    name = handle.name + command.dest_name
-    _check_reading(connection, handle, name, "browse", whole=not command.dest_name)
-    anew = connection.ingress.replies_first
-    if anew:
-        handle.index = Index(0)
-    index = handle.listed()
-    above = -1 if anew and not command.message_number else command.message_number
-    waiting = _waiting(connection, handle, name, whole=not command.dest_name, selects=selects)
-    numbers, more = index.enter(waiting, above)
-    octets, taken = encode_message_list(numbers, singly=anew)
-    highest = numbers[taken - 1] if taken and (more or taken < len(numbers)) else 0
-    connection.machine.send(m.HandleIndex(handle.number, highest, octets))
+        self.ingress.after_commit(ended)
 
+    def _handle_flow(self, handle: FastHandle, command: m.HandleFlow) -> None:
+        self.machine.reply(handle.number, command.tag)
+        handle.pause(command.flow_pause)
 
-def _waiting(
-    connection: FastConnection, handle: FastHandle, name: str, *, whole: bool, selects: Selects | None
-) -> Iterator[tuple[PriorityQueue, int]]:
-    """Where the messages wait that a QUERY asks for: in queues, or in the handle's own subscriptions."""
-    if handle.service == "queue":
-        named: list[FastQueue | Topic] = connection.host.find("queue", name, whole=whole, creates=False)
-        queues: list[PriorityQueue] = [one for one in named if isinstance(one, FastQueue)]
-    else:
-        queues = list(handle.subscriptions)
-    wanted = name.encode()
-    for queue in queues:
-        for position, message in queue.browse():
-            if handle.service == "topic":
-                topic = name_octets(message.address)
-                if not (topic.startswith(wanted) if whole else topic == wanted):
-                    continue
-            if selects is None or selects(message):
-                yield queue, position
+    def _handle_unget(self, handle: FastHandle, command: m.HandleUnget) -> None:
+        if not handle.channel.unget(handle, command.message_number):
+            text = f"message {command.message_number} is not outstanding here"
+            raise Refused(ReplyCode.MESSAGE_NOT_FOUND, text)
+        self.machine.reply(handle.number, command.tag)
 
+    def _handle_query(self, handle: FastHandle, command: m.HandleQuery) -> None:
+        selects = _selects(command.selector, command.mime_type)
+        name = handle.name + command.dest_name
+        self._check_consuming(handle, name, "browse", whole=not command.dest_name)
+        anew = self.ingress.replies_first
+        if anew:
+            handle.index = Index(0)
+        index = handle.listed()
+        above = -1 if anew and not command.message_number else command.message_number
+        waiting = self._waiting(handle, name, whole=not command.dest_name, selects=selects)
+        numbers, more = index.enter(waiting, above)
+        octets, taken = encode_message_list(numbers, singly=anew)
+        highest = numbers[taken - 1] if taken and (more or taken < len(numbers)) else 0
+        self.machine.send(m.HandleIndex(handle.number, highest, octets))
 
-def handle_browse(connection: FastConnection, handle: FastHandle, command: m.HandleBrowse) -> None:
-    machine = connection.machine
-    first = connection.ingress.replies_first
-    found = handle.listed().find(command.message_number)
-    if found is None:
-        text = f"message {command.message_number} is not there"
-        if first:
-            connection.close_channel(handle.channel, ReplyCode.MESSAGE_NOT_FOUND, text)
+    def _waiting(
+        self, handle: FastHandle, name: str, *, whole: bool, selects: Selects | None
+    ) -> Iterator[tuple[PriorityQueue, int]]:
+        """Where the messages wait that a QUERY asks for: in queues, or in the handle's own subscriptions."""
+        if handle.service == "queue":
+            named: list[FastQueue | Topic] = self.host.find("queue", name, whole=whole, creates=False)
+            queues: list[PriorityQueue] = [one for one in named if isinstance(one, FastQueue)]
         else:
-            machine.reply(handle.number, command.tag, ReplyCode.MESSAGE_NOT_FOUND, text)
-        return
-    if not connection.rights.unlimited:
-        where = found[0].address if isinstance(found[0], FastQueue) else found[1].address
-        _check_reading(connection, handle, where.name, "browse", whole=False)
-    if handle.browser is None:
-        handle.browser = notifier_of(handle, delivered=False)
+            queues = list(handle.subscriptions)
+        wanted = name.encode()
+        for queue in queues:
+            for position, message in queue.browse():
+                if handle.service == "topic":
+                    topic = name_octets(message.address)
+                    if not (topic.startswith(wanted) if whole else topic == wanted):
+                        continue
+                if selects is None or selects(message):
+                    yield queue, position
+
+    def _handle_browse(self, handle: FastHandle, command: m.HandleBrowse) -> None:
+        machine = self.machine
+        first = self.ingress.replies_first
+        found = handle.listed().find(command.message_number)
+        if found is None:
+            text = f"message {command.message_number} is not there"
+            if first:
+                self.close_channel(handle.channel, ReplyCode.MESSAGE_NOT_FOUND, text)
+            else:
+                machine.reply(handle.number, command.tag, ReplyCode.MESSAGE_NOT_FOUND, text)
+            return
+        if not self.rights.unlimited:
+            where = found[0].address if isinstance(found[0], FastQueue) else found[1].address
+            self._check_consuming(handle, where.name, "browse", whole=False)
         if handle.browser is None:
-            machine.reply(handle.number, command.tag, ReplyCode.MESSAGE_NOT_FOUND, "the handle is closed")
+            handle.browser = notifier_of(handle, delivered=False)
+            if handle.browser is None:
+                machine.reply(handle.number, command.tag, ReplyCode.MESSAGE_NOT_FOUND, "the handle is closed")
+                return
+        queue, message = found
+        address = queue.address if isinstance(queue, FastQueue) else message.address
+        if first:
+            machine.reply(handle.number, command.tag)
+        number = 0 if first else command.message_number
+        large_deliveries = handle.channel.large_deliveries
+        if len(message.body) > LARGE_OCTETS or not large_deliveries.idle:
+
+            def given(sent: bool) -> None:
+                if sent and not first and not handle.silent:
+                    machine.reply(handle.number, command.tag)
+
+            name = name_octets(address)
+            large = Large(handle, number, name, sound_head(message), message.body, given, delivered=False)
+            large_deliveries.say(large)
+            self.delivered(handle.channel, 1, 0)
             return
-    queue, message = found
-    address = queue.address if isinstance(queue, FastQueue) else message.address
-    if first:
-        machine.reply(handle.number, command.tag)
-    number = 0 if first else command.message_number
-    large_deliveries = handle.channel.large_deliveries
-    if len(message.body) > LARGE_OCTETS or not large_deliveries.idle:
-
-        def given(sent: bool) -> None:
-            if sent and not first and not handle.silent:
-                machine.reply(handle.number, command.tag)
-
-        name = name_octets(address)
-        large = Large(handle, number, name, sound_head(message), message.body, given, delivered=False)
-        large_deliveries.say(large)
-        connection.delivered(handle.channel, 1, 0)
-        return
-    try:
-        sent = handle.browser.notify(number, False, name_octets(address), sound_head(message), message.body)
-    except LocalProtocolError as error:  # a stream of ours is under way on the channel
-        raise Refused(ReplyCode.COMMAND_NOT_VALID, str(error)) from None
-    if not sent:
-        raise Refused(ReplyCode.INSUFFICIENT_RESOURCES, "the head of the message exceeds frame-max")
-    connection.delivered(handle.channel, 1, message.octets - MESSAGE_OCTETS)
-    if not first:
-        machine.reply(handle.number, command.tag)
+        try:
+            sent = handle.browser.notify(
+                number, False, name_octets(address), sound_head(message), message.body
+            )
+        except LocalProtocolError as error:  # a stream of ours is under way on the channel
+            raise Refused(ReplyCode.COMMAND_NOT_VALID, str(error)) from None
+        if not sent:
+            raise Refused(ReplyCode.INSUFFICIENT_RESOURCES, "the head of the message exceeds frame-max")
+        self.delivered(handle.channel, 1, message.octets - MESSAGE_OCTETS)
+        if not first:
+            machine.reply(handle.number, command.tag)
 
 
 CONNECTION_COMMANDS: Final = cast(
-    "dict[type[m.Command], Callable[[FastConnection, Any], None]]",
+    "dict[type[m.Command], Callable[[ActingClient, Any], None]]",
     {
-        m.ChannelOpen: channel_open,
-        m.ChannelCommit: channel_commit,
-        m.ChannelRollback: channel_rollback,
-        m.HandleOpen: handle_open,
+        m.ChannelOpen: ActingClient._channel_open,
+        m.ChannelCommit: ActingClient._channel_commit,
+        m.ChannelRollback: ActingClient._channel_rollback,
+        m.HandleOpen: ActingClient._handle_open,
     },
 )
 """Commands that open something, and those of channels."""
 HANDLE_COMMANDS: Final = cast(
-    "dict[type[m.Command], Callable[[FastConnection, FastHandle, Any], None]]",
+    "dict[type[m.Command], Callable[[ActingClient, FastHandle, Any], None]]",
     {
-        m.HandleConsume: handle_consume,
-        m.HandleCancel: handle_cancel,
-        m.HandleFlow: handle_flow,
-        m.HandleUnget: handle_unget,
-        m.HandleQuery: handle_query,
-        m.HandleBrowse: handle_browse,
+        m.HandleConsume: ActingClient._handle_consume,
+        m.HandleCancel: ActingClient._handle_cancel,
+        m.HandleFlow: ActingClient._handle_flow,
+        m.HandleUnget: ActingClient._handle_unget,
+        m.HandleQuery: ActingClient._handle_query,
+        m.HandleBrowse: ActingClient._handle_browse,
     },
 )

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from functools import partial
-from typing import TYPE_CHECKING, Any, Final
+from typing import Any, Final
 from weakref import WeakValueDictionary
 
 from gateway.access.backends import Denial
@@ -12,19 +12,19 @@ from gateway.access.principal import Principal
 from gateway.access.questions import Undecided
 from gateway.access.rights import Decision, Rights
 from gateway.broker.amqpfast.destinations import FastQueue
-from gateway.broker.amqpfast.virtual_host import FastHost, Refused
+from gateway.broker.amqpfast.virtual_host import Refused
 from gateway.broker.memory import LOW_ON_MEMORY
 from gateway.broker.queue import Queue
 from gateway.errors import RemoteProtocolError
-from gateway.ingress.amqpfast.channel import FastChannel
-from gateway.ingress.amqpfast.commands import CONNECTION_COMMANDS, HANDLE_COMMANDS
-from gateway.ingress.amqpfast.handle import DELIVERY_OVERHEAD, FastHandle
+from gateway.ingress.amqpfast.channel import DELIVERY_OVERHEAD, FastChannel, FastHandle, Receipt
+from gateway.ingress.amqpfast.commands import CONNECTION_COMMANDS, HANDLE_COMMANDS, ActingClient
 from gateway.ingress.amqpfast.incoming_transfers import IncomingTransfers
-from gateway.ingress.amqpfast.large_deliveries import LargeDeliveries
+from gateway.ingress.amqpfast.ingress import FastIngress
 from gateway.ingress.amqpfast.publishing import Publisher
 from gateway.ingress.guests import Farewell
 from gateway.ingress.outstanding import Outstanding
 from gateway.model.message import Sender
+from gateway.model.outcome import Outcome
 from gateway.model.spooled import Piece
 from gateway.protocols.amqpfast import commands as m
 from gateway.protocols.amqpfast.codec import decode_credentials
@@ -47,9 +47,6 @@ from gateway.protocols.amqpfast.server import ServerConnection
 from gateway.protocols.amqpfast.spec import NONE, ReplyCode
 from gateway.protocols.amqpfast.states import State
 from gateway.transport.stream import Stream
-
-if TYPE_CHECKING:
-    from gateway.ingress.amqpfast.ingress import FastIngress
 
 # Refusals that cost a channel, for the want is not that of a handle alone (section 5 of the notes).
 OF_CHANNELS: Final = frozenset((ReplyCode.INSUFFICIENT_RESOURCES, ReplyCode.MESSAGE_TOO_LARGE))
@@ -75,14 +72,14 @@ FAREWELLS: Final = {
 }
 
 
-class FastConnection:
+class FastConnection(ActingClient):
     """The peer object of one client's stream."""
 
     def __init__(self, ingress: FastIngress, stream: Stream, now: float) -> None:
         limits = ingress.limits
-        self.ingress = ingress
+        self._ingress = ingress
         self.stream = stream
-        self.host: FastHost = ingress.hosts[0]
+        self.host = ingress.hosts[0]
         self.machine = ServerConnection(
             frame_max=limits.frame_bytes_max,
             channel_max=limits.channels_max,
@@ -95,10 +92,10 @@ class FastConnection:
             properties_bytes_max=limits.properties_bytes_max,
             all_browse=ingress.replies_first,
         )
-        self.publisher = Publisher(self)
+        self.publisher = Publisher(self, ingress)
         self.outstanding = Outstanding(stream, limits.unacknowledged_bytes_max)
-        self.channels: dict[int, FastChannel] = {}
-        self.handles: dict[int, FastHandle] = {}
+        self.channels = {}
+        self.handles = {}
         self.principal: Principal | None = None
         self._rights: Rights | None = None
         self._rules = -1  # the generation of the rules that they are by
@@ -108,13 +105,18 @@ class FastConnection:
         # The client has closed them, but hears what is settled before their numbers are used again.
         self._left_channels: WeakValueDictionary[int, FastChannel] = WeakValueDictionary()
         self._left_handles: WeakValueDictionary[int, FastHandle] = WeakValueDictionary()
-        self.arrivals = IncomingTransfers(self)
-        self.sending: dict[LargeDeliveries, None] = {}  # channels with a large message under way
+        self.arrivals = IncomingTransfers(self, ingress, self.publisher)
+        self.sending = {}  # channels with a large message under way
         self._pauses = 0
         self._paused: list[Event] = []  # what has been read and is not done yet
         self._delivering: dict[FastChannel, None] = {}
         self._deadline = now + limits.connect_timeout_secs
         self._ready = False
+
+    @property
+    def ingress(self) -> FastIngress:
+        """The source of its listener."""
+        return self._ingress
 
     # What it may do.
 
@@ -466,6 +468,14 @@ class FastConnection:
 
     # Ends.
 
+    def settled(self, receipt: Receipt, outcome: Outcome) -> None:
+        """A message has been settled."""
+        self.publisher.settled(receipt, outcome)
+
+    def replied(self, count: int) -> None:
+        """So many messages have been answered."""
+        self.publisher.replied(count)
+
     def refuse(self, handle: FastHandle, code: int, text: str) -> None:
         """A command of a handle is refused: it costs the handle, or the channel."""
         self._report(code, text)
@@ -640,3 +650,11 @@ RARE: Final[dict[type[Event], Callable[[FastConnection, Any], None]]] = {
     Open: FastConnection._open,
     NegotiationFailed: FastConnection._negotiation_failed,
 }
+
+
+class FastListenerSource(FastIngress):
+    """Which makes a connection of each client."""
+
+    def connect(self, stream: Stream, now: float) -> FastConnection:
+        """A client has connected."""
+        return FastConnection(self, stream, now)

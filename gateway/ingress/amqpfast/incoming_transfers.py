@@ -13,7 +13,7 @@ import os
 from collections.abc import Callable
 from contextlib import suppress
 from functools import partial
-from typing import TYPE_CHECKING, Final, TypeVar
+from typing import Final, TypeVar
 
 import trio
 
@@ -21,7 +21,9 @@ from gateway.broker.amqpfast.partials import Partial
 from gateway.broker.amqpfast.virtual_host import Refused
 from gateway.broker.spool import PIECE_OCTETS, Spool, SpoolFile, SpoolFull
 from gateway.errors import GatewayError, RemoteProtocolError
-from gateway.ingress.amqpfast.handle import FastHandle
+from gateway.ingress.amqpfast.channel import FastClient, FastHandle
+from gateway.ingress.amqpfast.ingress import FastIngress
+from gateway.ingress.amqpfast.publishing import Publisher
 from gateway.model.outcome import Outcome
 from gateway.protocols.amqpfast.codec import (
     BODY_SIZE,
@@ -32,9 +34,6 @@ from gateway.protocols.amqpfast.codec import (
 from gateway.protocols.amqpfast.events import Fragment, Prepared
 from gateway.protocols.amqpfast.spec import NOTIFY_STREAMING, OUT_OF_BAND, RECOVERY, ReplyCode
 from gateway.transport.stream import READ_OCTETS
-
-if TYPE_CHECKING:
-    from gateway.ingress.amqpfast.connection import FastConnection
 
 LARGE_READ_OCTETS: Final = 262_144  # read at a time while a large message comes
 PART_OCTETS_MIN: Final = 4_096  # what comes in smaller parts is joined as it comes
@@ -127,8 +126,10 @@ class IncomingTransfer:
 class IncomingTransfers:
     """Those of one connection."""
 
-    def __init__(self, connection: FastConnection) -> None:
+    def __init__(self, connection: FastClient, ingress: FastIngress, publisher: Publisher) -> None:
         self._connection = connection
+        self._ingress = ingress
+        self._publisher = publisher
         self.unwritten: dict[IncomingTransfer, None] = {}  # files for which something came in this wake-up
         self._prepared: dict[FastHandle, tuple[Partial, bytes, bytes]] = {}  # transfer, head, digest
 
@@ -141,9 +142,9 @@ class IncomingTransfers:
         if handle is None:
             return
         if event.first:
-            connection.publisher.decide(handle, event.dest_name)
+            self._publisher.decide(handle, event.dest_name)
         if event.bits & STREAMING:
-            connection.publisher.stream(handle, event)
+            self._publisher.stream(handle, event)
         elif event.bits & OUT_OF_BAND:
             self._out_of_band(handle, event)
         else:
@@ -155,7 +156,7 @@ class IncomingTransfers:
             if event.first:
                 channel.arriving = self._begin(handle, event)
             arriving = channel.arriving
-            assert arriving is not None
+            assert isinstance(arriving, IncomingTransfer)
             arriving.add(event.octets)
             if event.last:
                 arriving.write()
@@ -183,7 +184,7 @@ class IncomingTransfers:
                 self._connection.refuse(arriving.handle, ReplyCode.INSUFFICIENT_RESOURCES, str(error))
 
     def _begin(self, handle: FastHandle, event: Fragment) -> IncomingTransfer:
-        spool = self._connection.ingress.spool
+        spool = self._ingress.spool
         prepared = self._prepared.pop(handle, None)
         if event.bits & RECOVERY:
             assert prepared is not None
@@ -192,7 +193,7 @@ class IncomingTransfers:
         if prepared is not None:
             transfer, head, _ = prepared
             anew = (head, transfer.body_size) == (event.head, event.body_size)
-            self._connection.ingress.partials.end(transfer, taken=anew)
+            self._ingress.partials.end(transfer, taken=anew)
         return IncomingTransfer(spool, handle, event.head, event.body_size)
 
     # Restartable, 3.5.13.
@@ -220,11 +221,11 @@ class IncomingTransfers:
             connection.go_on()
 
         connection.pause()
-        connection.ingress.after_commit(recorded)
+        self._ingress.after_commit(recorded)
 
     def _prepare(self, handle: FastHandle, event: Prepared) -> int:
         connection = self._connection
-        ingress = connection.ingress
+        ingress = self._ingress
         if not connection.rights.unlimited:  # what is sent is checked again when it is complete
             decision = connection.rights.fast_concerns(connection.host.name, handle.service, handle.name)
             connection.demand(decision, "write", handle.service, handle.name)
@@ -248,14 +249,13 @@ class IncomingTransfers:
     # Complete.
 
     def _complete(self, arriving: IncomingTransfer, event: Fragment) -> None:
-        connection = self._connection
         arriving.handle.channel.arriving = None
         arriving.leave()
         if arriving.file is None:
             body = b"".join(arriving.parts)
-            connection.publisher.sends([(event.handle, event.tag, arriving.head, body, event.dest_name)])
+            self._publisher.sends([(event.handle, event.tag, arriving.head, body, event.dest_name)])
             return
-        sync = connection.ingress.keeps and bool(arriving.head[0] & 1)  # persistent
+        sync = self._ingress.keeps and bool(arriving.head[0] & 1)  # persistent
         if sync or arriving.digest:
             self._beside(
                 arriving.handle, partial(arriving.seal, sync), partial(self._sealed, arriving, event)
@@ -266,7 +266,7 @@ class IncomingTransfers:
     def _sealed(self, arriving: IncomingTransfer, event: Fragment, whole: bool) -> None:
         connection = self._connection
         handle, transfer = arriving.handle, arriving.partial
-        partials = connection.ingress.partials
+        partials = self._ingress.partials
         if not whole:
             assert transfer is not None
             partials.drop(transfer)
@@ -278,7 +278,7 @@ class IncomingTransfers:
             return
         assert arriving.file is not None
         body = arriving.file.body()
-        connection.publisher.send_large(handle, event.tag, arriving.head, body, event.dest_name, transfer)
+        self._publisher.send_large(handle, event.tag, arriving.head, body, event.dest_name, transfer)
 
     def _beside(self, handle: FastHandle, work: Callable[[], T], then: Callable[[T], None]) -> None:
         """Do what takes its time in a thread; meanwhile nothing more of what the client says is done."""
@@ -292,10 +292,10 @@ class IncomingTransfers:
             except (OSError, SpoolFull) as error:
                 connection.refuse(handle, ReplyCode.INSUFFICIENT_RESOURCES, str(error))
             connection.go_on()
-            connection.ingress.flush()
+            self._ingress.flush()
 
         connection.pause()
-        connection.ingress.start(task)
+        self._ingress.start(task)
 
     # Out of band, 3.5.3.1.
 
@@ -333,7 +333,7 @@ class IncomingTransfers:
         """The fragment in a file. Raises Fault, OSError, SpoolFull."""
         arriving = handle.channel.arriving
         at = 0
-        if arriving is None:
+        if not isinstance(arriving, IncomingTransfer):
             arriving, at = self._read_head(handle, descriptor)
         try:
             if arriving.size + event.size - at > arriving.body_size:
@@ -354,7 +354,7 @@ class IncomingTransfers:
 
     def _read_head(self, handle: FastHandle, descriptor: int) -> tuple[IncomingTransfer, int]:
         """The beginning of a message, and where its body begins in the file."""
-        ingress = self._connection.ingress
+        ingress = self._ingress
         begin = os.pread(descriptor, HEAD_OCTETS_MAX, 0)
         try:
             end = find_head_end(begin, 0, len(begin))
@@ -370,10 +370,10 @@ class IncomingTransfers:
 
     def handle_gone(self, handle: FastHandle) -> None:
         """A handle is over; what it had begun may be resumed, if it was announced."""
-        partials = self._connection.ingress.partials
+        partials = self._ingress.partials
         channel = handle.channel
         arriving = channel.arriving
-        if arriving is not None and arriving.handle is handle:
+        if isinstance(arriving, IncomingTransfer) and arriving.handle is handle:
             channel.arriving = None
             arriving.leave()
             if arriving in self.unwritten:

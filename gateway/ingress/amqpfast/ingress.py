@@ -9,39 +9,30 @@ from __future__ import annotations
 import secrets
 from collections.abc import Awaitable, Callable
 from pathlib import Path
-from typing import Final
 
 import structlog
 
 from gateway.broker.amqpfast.virtual_host import FastHost, Refused
 from gateway.broker.dispatcher import UNROUTED, AnswerEntry, RoutingEntry
 from gateway.containment import contained
-from gateway.ingress.amqpfast.connection import FastConnection
-from gateway.ingress.amqpfast.handle import FastHandle
-from gateway.ingress.amqpfast.publishing import Receipt
+from gateway.ingress.amqpfast.channel import FastClient, FastHandle, FastSource, Receipt
 from gateway.ingress.amqpfast.shared_folder import SharedFolder, agreed
 from gateway.ingress.guests import Guests
 from gateway.ingress.services import Services
-from gateway.ingress.source import ListenerSource
 from gateway.model.address import Address
 from gateway.model.dialect import NameRefused
 from gateway.model.message import Message
-from gateway.model.outcome import ACCEPTED, Outcome, Reason, Verdict
+from gateway.model.outcome import ACCEPTED, Outcome
 from gateway.model.times import Monotonic
 from gateway.protocols.amqpfast.dialect import AMQPFAST
 from gateway.protocols.amqpfast.spec import ReplyCode
 from gateway.settings import FastListener
 from gateway.settings.amqpfast import Peer
-from gateway.transport.stream import Stream
 
 log = structlog.get_logger(limited=True)
 
-UNDELIVERABLE: Final = Outcome(
-    Verdict.REJECTED, Reason.TOO_LARGE, "the head does not fit the client's frame-max"
-)
 
-
-class FastIngress(ListenerSource):
+class FastIngress(FastSource):
     """The AMQP/Fast side of one listener, and the source of its batches."""
 
     def __init__(self, name: str, services: Services, guests: Guests) -> None:
@@ -78,10 +69,6 @@ class FastIngress(ListenerSource):
 
     # What the listener asks.
 
-    def connect(self, stream: Stream, now: float) -> FastConnection:
-        """A client has connected."""
-        return FastConnection(self, stream, now)
-
     def turn_done(self) -> None:
         """Send the batch that has gathered on its way, and do what waits for that."""
         super().turn_done()
@@ -108,9 +95,9 @@ class FastIngress(ListenerSource):
             for at, receipt in enumerate(receipts):
                 outcome = refused.get(at, ACCEPTED)
                 if isinstance(receipt, FastHandle):
-                    receipt.channel.connection.publisher.settled(receipt, outcome)
+                    receipt.channel.connection.settled(receipt, outcome)
                 elif isinstance(receipt, tuple):
-                    receipt[0].channel.connection.publisher.settled(receipt, outcome)
+                    receipt[0].channel.connection.settled(receipt, outcome)
                 else:
                     receipt.settled(outcome)
         self.stats.answered(len(receipts), refused, self.now() - received)
@@ -118,7 +105,7 @@ class FastIngress(ListenerSource):
     def _accept(self, receipts: list[Receipt]) -> None:
         """The common case: replies to runs of messages of one connection."""
         rows: list[tuple[int, int]] = []
-        last: FastConnection | None = None
+        last: FastClient | None = None
         count = 0
         for receipt in receipts:
             if type(receipt) is tuple:
@@ -137,9 +124,9 @@ class FastIngress(ListenerSource):
             self._reply(last, rows, count)
 
     @staticmethod
-    def _reply(connection: FastConnection, rows: list[tuple[int, int]], count: int) -> None:
+    def _reply(connection: FastClient, rows: list[tuple[int, int]], count: int) -> None:
         connection.machine.reply_many(rows)
-        connection.publisher.replied(count)
+        connection.replied(count)
         connection.stream.mark()
 
     # What connections ask.
@@ -203,10 +190,6 @@ class FastIngress(ListenerSource):
     def start(self, task: Callable[[], Awaitable[None]]) -> None:
         """Run a task beside the loop."""
         self.tasks.start_soon(task)
-
-    def undeliverable(self, message: Message, outcome: Outcome = UNDELIVERABLE) -> None:
-        """A delivery that cannot be said; by default its head is larger than the client's frames."""
-        self.dead_letters.add([message], "", outcome)
 
     def report(self, remote: str, text: str) -> None:
         """Say what a client did wrong."""

@@ -11,22 +11,75 @@ on from where the client says that it has it. With a shared folder it is put the
 from __future__ import annotations
 
 from collections import deque
-from collections.abc import Callable
+from collections.abc import Awaitable, Callable
 from functools import partial
-from typing import TYPE_CHECKING, Final
+from typing import Any, Final, Protocol
 
 import trio
 
 from gateway.errors import LocalProtocolError
+from gateway.ingress.amqpfast.shared_folder import SharedFolder
 from gateway.model.spooled import Piece, Spooled
 from gateway.protocols.amqpfast.sending import Transfer
+from gateway.protocols.amqpfast.server import ServerConnection
 from gateway.protocols.amqpfast.spec import DELIVERED, REDELIVERED, ReplyCode
-
-if TYPE_CHECKING:
-    from gateway.ingress.amqpfast.channel import FastChannel
-    from gateway.ingress.amqpfast.handle import FastHandle
+from gateway.transport.stream import Stream
 
 LARGE_OCTETS: Final = 1_048_576  # of a body; smaller ones are written whole
+
+
+class SayingClient(Protocol):
+    """The client's connection, as large messages see it."""
+
+    machine: ServerConnection
+    stream: Stream
+    sending: dict[LargeDeliveries, None]
+
+    @property
+    def ingress(self) -> Starting:
+        """The source of its listener."""
+
+    def close_channel(self, channel: Any, code: int, text: str) -> None:
+        """Close a channel from our side."""
+
+
+class Starting(Protocol):
+    """The source of a listener, likewise."""
+
+    def start(self, task: Callable[[], Awaitable[None]]) -> None:
+        """Begin a task, whose end nobody waits for."""
+
+    def soon(self, then: Callable[[], None]) -> None:
+        """Call that in a turn of its own."""
+
+    def flush(self) -> None:
+        """Write what was encoded outside a wake-up."""
+
+
+class SayingChannel(Protocol):
+    """A channel, likewise."""
+
+    next_number: int
+    restartable: bool
+    folder: SharedFolder | None
+
+    @property
+    def connection(self) -> SayingClient:
+        """The client's."""
+
+    def go_on(self) -> None:
+        """A large message is done."""
+
+
+class SayingHandle(Protocol):
+    """A handle, likewise."""
+
+    number: int
+    silent: bool
+
+    @property
+    def channel(self) -> SayingChannel:
+        """Its channel."""
 
 
 class Large:
@@ -39,7 +92,7 @@ class Large:
 
     def __init__(
         self,
-        handle: FastHandle,
+        handle: SayingHandle,
         number: int,
         name: bytes,
         head: bytes,
@@ -77,7 +130,7 @@ class Large:
 class LargeDeliveries:
     """What of a channel waits for its turn."""
 
-    def __init__(self, channel: FastChannel) -> None:
+    def __init__(self, channel: SayingChannel) -> None:
         self.active: Large | None = None
         self.over = False
         self._channel = channel
@@ -124,7 +177,7 @@ class LargeDeliveries:
         else:
             connection.stream.mark()
 
-    def ready(self, handle: FastHandle, size: int) -> None:
+    def ready(self, handle: SayingHandle, size: int) -> None:
         """The client has `size` octets of what was announced on a handle."""
         large = self.active
         if large is not None and large.handle is handle and large.transfer is None:
@@ -218,7 +271,7 @@ class LargeDeliveries:
         if self.idle:
             channel.go_on()
 
-    def handle_gone(self, handle: FastHandle) -> None:
+    def handle_gone(self, handle: SayingHandle) -> None:
         """A handle is over, and with it what it had begun."""
         if self.active is not None and self.active.handle is handle:
             self._end(self.active, sent=False)

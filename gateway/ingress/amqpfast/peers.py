@@ -9,13 +9,13 @@ from __future__ import annotations
 
 from collections import deque
 from collections.abc import Callable
-from typing import TYPE_CHECKING, Final, Protocol
+from typing import Final
 
 import trio
 
 from gateway.broker.amqpfast.virtual_host import Refused
 from gateway.errors import LocalProtocolError
-from gateway.ingress.amqpfast.handle import notifier_of
+from gateway.ingress.amqpfast.channel import Conversation, FastHandle, notifier_of
 from gateway.ingress.amqpfast.large_deliveries import LARGE_OCTETS, Large
 from gateway.protocols.amqpfast.events import Fragment
 from gateway.protocols.amqpfast.sending import Transfer
@@ -23,26 +23,10 @@ from gateway.protocols.amqpfast.spec import DELIVERED, ReplyCode
 from gateway.protocols.amqpfast.translate import fit_priority
 from gateway.settings.amqpfast import Peer
 
-if TYPE_CHECKING:
-    from gateway.ingress.amqpfast.handle import FastHandle
-
 CONNECT_SECS_MAX: Final = 10.0
 READ_OCTETS: Final = 65_536
 UNSENT_OCTETS_HIGH: Final = 262_144  # towards the address; then the client is not read until half has gone
 CONGESTED_SECS: Final = 0.05  # how often a tunnel looks whether its client reads again
-
-
-class Conversation(Protocol):
-    """What a handle and a peer have to do with each other."""
-
-    def message(self, head: bytes, body: bytes) -> None:
-        """A whole message came. Raises Refused."""
-
-    def fragment(self, fragment: Fragment) -> None:
-        """A part of a stream came. Raises Refused."""
-
-    def end(self) -> None:
-        """The handle is over."""
 
 
 def converse(peer: Peer, handle: FastHandle, name: str) -> Conversation:

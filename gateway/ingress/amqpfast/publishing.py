@@ -9,16 +9,24 @@ number, which may be opened again before the answer is known.
 from __future__ import annotations
 
 from contextlib import suppress
-from typing import TYPE_CHECKING
 
 from gateway.access.questions import Undecided
+from gateway.broker.amqpfast.partials import Partial
 from gateway.broker.amqpfast.virtual_host import Refused
 from gateway.broker.dispatcher import RoutingEntry
 from gateway.broker.memory import LOW_ON_MEMORY
 from gateway.errors import RemoteProtocolError
-from gateway.ingress.amqpfast.channel import Call, FastChannel, Join
-from gateway.ingress.amqpfast.handle import FastHandle
-from gateway.ingress.amqpfast.peers import Conversation, converse
+from gateway.ingress.amqpfast.channel import (
+    Call,
+    Conversation,
+    FastChannel,
+    FastClient,
+    FastHandle,
+    Join,
+    Receipt,
+)
+from gateway.ingress.amqpfast.ingress import FastIngress
+from gateway.ingress.amqpfast.peers import converse
 from gateway.model.address import Address
 from gateway.model.message import MESSAGE_OCTETS, Message
 from gateway.model.outcome import ACCEPTED, Outcome
@@ -29,12 +37,6 @@ from gateway.protocols.amqpfast.dialect import AMQPFAST, fast_address
 from gateway.protocols.amqpfast.events import Fragment, SendRow
 from gateway.protocols.amqpfast.spec import ReplyCode, Scope
 from gateway.protocols.amqpfast.translate import REFUSALS, essentials, fill_defaults, head_properties
-
-if TYPE_CHECKING:
-    from gateway.broker.amqpfast.partials import Partial
-    from gateway.ingress.amqpfast.connection import FastConnection
-
-Receipt = FastHandle | tuple[FastHandle, int] | Join
 
 
 def _properties(handle: FastHandle, head: bytes) -> PropertySet:
@@ -47,15 +49,16 @@ def _properties(handle: FastHandle, head: bytes) -> PropertySet:
 class Publisher:
     """The publishing side of one connection. `unsettled` counts messages that are to be replied to."""
 
-    def __init__(self, connection: FastConnection) -> None:
+    def __init__(self, connection: FastClient, ingress: FastIngress) -> None:
         self.unsettled = 0
         self._connection = connection
+        self._ingress = ingress
         self._held = False
 
     def sends(self, rows: list[SendRow]) -> list[SendRow]:  # noqa: C901, PLR0912, PLR0915 - every message
         """Whole messages; returns those that are left for another turn, when many are not the common case."""
         connection = self._connection
-        ingress = connection.ingress
+        ingress = self._ingress
         memory = ingress.dispatcher.memory
         if memory.short and not memory.admits(connection, len(rows)):
             for number, tag, *_ in rows:
@@ -132,7 +135,7 @@ class Publisher:
 
     def _refuse(self, number: int, tag: int) -> None:
         """There is no memory for a message."""
-        ingress = self._connection.ingress
+        ingress = self._ingress
         ingress.stats.messages_in += 1
         ingress.stats.refuse(LOW_ON_MEMORY)
         handle = self._connection.handles.get(number)
@@ -142,7 +145,7 @@ class Publisher:
 
     def _hold_back(self) -> None:
         """A client to whom too much is owed is not read."""
-        if self.unsettled >= self._connection.ingress.unsettled_max and not self._held:
+        if self.unsettled >= self._ingress.unsettled_max and not self._held:
             self._held = True
             self._connection.stream.hold()
 
@@ -157,7 +160,7 @@ class Publisher:
     ) -> None:
         """A message that is not the common case, or whose name has not been used since something changed."""
         connection = self._connection
-        partials = connection.ingress.partials
+        partials = self._ingress.partials
         try:
             if handle.service == "peer":
                 called = self._peers(handle, name)
@@ -216,7 +219,7 @@ class Publisher:
         self, handle: FastHandle, tag: int, sent: list[tuple[RoutingEntry, Message]], partial: Partial | None
     ) -> None:
         """Several copies have one reply; and a transfer ends when its message is taken."""
-        partials = self._connection.ingress.partials
+        partials = self._ingress.partials
         if partial is not None:
             partials.hand_over(partial)
 
@@ -233,7 +236,7 @@ class Publisher:
     def _publish(
         self, entry: RoutingEntry, message: Message, receipt: Receipt, *, counts: bool = False
     ) -> None:
-        ingress = self._connection.ingress
+        ingress = self._ingress
         self.unsettled += counts
         if isinstance(message.body, Spooled):
             most = ingress.limits.message_bytes_max
@@ -249,7 +252,7 @@ class Publisher:
         if found is not None:
             return found
         connection = self._connection
-        ingress, host = connection.ingress, connection.host
+        ingress, host = self._ingress, connection.host
         full = handle.name + name.decode()
         if AMQPFAST.returned(address := fast_address(handle.service, full)) is not None:
             return (self._entry(address),)  # not kept: there are as many of them as there are requesters
@@ -284,7 +287,7 @@ class Publisher:
     def _entry(self, address: Address) -> RoutingEntry:
         """Raises Refused for a client that may not send there."""
         connection = self._connection
-        ingress, host = connection.ingress, connection.host
+        ingress, host = self._ingress, connection.host
         decision = ingress.may_publish(connection.rights, address, host.name)
         if decision.allowed:
             found = ingress.dispatcher.entry(ingress.endpoint_of(host), host, address)
@@ -307,7 +310,7 @@ class Publisher:
     def _conversation(self, handle: FastHandle, peer: str) -> Conversation:
         found = handle.conversations.get(peer)
         if found is None:
-            given = self._connection.ingress.peers[self._connection.host.name][peer]
+            given = self._ingress.peers[self._connection.host.name][peer]
             found = handle.conversations[peer] = converse(given, handle, peer)
         return found
 
@@ -329,7 +332,7 @@ class Publisher:
     ) -> None:
         """A message that is on disk, and the transfer that brought it, if it could be resumed."""
         connection = self._connection
-        ingress = connection.ingress
+        ingress = self._ingress
         memory = ingress.dispatcher.memory
         if memory.short and not memory.admits(connection, 1):
             if partial is not None:
@@ -379,7 +382,7 @@ class Publisher:
 
     def _held_back(self, handle: FastHandle, tag: int) -> None:
         channel = handle.channel
-        limits = self._connection.ingress.limits
+        limits = self._ingress.limits
         if len(channel.pending) + len(channel.calls) > limits.transaction_messages_max or (
             channel.pending_octets > limits.transaction_bytes_max
         ):
@@ -392,7 +395,7 @@ class Publisher:
         """CHANNEL COMMIT: the reply waits until everything that was sent is settled, and what was
         acknowledged is so on disk."""
         connection = self._connection
-        ingress = connection.ingress
+        ingress = self._ingress
         pending, lasting = channel.commit(everything=ingress.commits_all)
         calls = channel.take_calls()
         transferred, channel.transferred = channel.transferred, []
@@ -468,6 +471,6 @@ class Publisher:
     def replied(self, count: int) -> None:
         """So many messages with a tag are settled."""
         self.unsettled -= count
-        if self._held and self.unsettled <= self._connection.ingress.unsettled_max // 2:
+        if self._held and self.unsettled <= self._ingress.unsettled_max // 2:
             self._held = False
             self._connection.stream.release()

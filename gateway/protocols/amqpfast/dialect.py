@@ -41,7 +41,7 @@ class FastDialect(Dialect):
     guarded = "*"
     wild = "*" + forbidden
     return_prefix = "tmp-reply-"  # as what the server names: queues and topics of such names are not created
-    listener = "gateway.ingress.amqpfast.ingress:FastIngress"
+    listener = "gateway.ingress.amqpfast.connection:FastListenerSource"
     link = "gateway.egress.amqpfast.session:FastLinkSession"
     listener_settings = "gateway.settings.amqpfast:FastListener"
     link_settings = "gateway.settings.amqpfast:FastLink"
