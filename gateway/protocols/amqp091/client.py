@@ -16,7 +16,7 @@ from gateway.errors import LocalProtocolError, RemoteProtocolError
 from gateway.model.properties import Headers
 from gateway.model.spooled import Body, BodySink
 from gateway.protocols.amqp091 import methods as m
-from gateway.protocols.amqp091.codec import CONTENT_HEADER_MIN, decode_method
+from gateway.protocols.amqp091.codec import decode_method
 from gateway.protocols.amqp091.connection import (
     BODY_BYTES_MAX,
     MESSAGE_BYTES_MAX,
@@ -41,11 +41,8 @@ from gateway.protocols.amqp091.spec import (
     BASIC_GET_OK,
     BASIC_NACK,
     BASIC_RETURN,
-    BASIC_WEIGHT,
     DELIVER_METHOD_MAX,
-    FRAME_BODY,
     FRAME_END,
-    FRAME_HEADER,
     FRAME_METHOD,
     FRAME_MIN,
     PROTOCOL_HEADER,
@@ -53,11 +50,7 @@ from gateway.protocols.amqp091.spec import (
 )
 from gateway.protocols.amqp091.states import Channel, ChannelState, State, legal_methods
 
-METHOD_HEAD: Final = Struct(">BHII").unpack_from  # type, channel, size, ids
 TAG: Final = Struct(">QB").unpack_from  # delivery tag, redelivered
-CONTENT_HEAD: Final = Struct(">BHIIQ").unpack_from  # type, channel, size, class and weight, body size
-CONTENT_HEAD_SIZE: Final = 19
-BODY_HEAD: Final = Struct(">BHI").unpack_from
 DELIVER_METHOD_MIN: Final = 1 + 8 + 1 + 1 + 1  # lengths, tag and redelivered, without the strings
 READ_SETTLE: Final = SETTLE.unpack_from
 Delivery = tuple[int, bytes, int, bool, bytes, bytes, bytes]
@@ -262,42 +255,13 @@ class ClientConnection(Connection):
         return at
 
     def _lead_at(self, data: bytes, at: int, end: int) -> Lead | None:
-        """What the message at `at` begins with, around its tag; None when that is not plainly right.
-
-        An empty message has its last octet where the end of a body frame would be.
-        """
-        if at + 11 >= end:
+        """What the message at `at` begins with, around its tag; None when that is not plainly right."""
+        plain = self._plain_at(data, at, end, BASIC_DELIVER)
+        if plain is None:
             return None
-        kind, number, method_size, index = METHOD_HEAD(data, at)
-        header_at = at + method_size + 8
-        if (
-            index != BASIC_DELIVER
-            or kind != FRAME_METHOD
-            or number not in self._ready
-            or header_at + 22 > end
-        ):
-            return None
+        number, header_at, properties, size, body_at = plain
         tag_at = at + 12 + data[at + 11]
-        kind, header_number, header_size, weight, size = CONTENT_HEAD(data, header_at)
-        last = header_at + header_size + 7
-        if (
-            kind != FRAME_HEADER
-            or header_number != number
-            or weight != BASIC_WEIGHT
-            or header_size < CONTENT_HEADER_MIN
-            or not tag_at + 12 <= header_at <= at + DELIVER_METHOD_MAX
-            or last >= end
-            or data[header_at - 1] != FRAME_END
-            or data[last] != FRAME_END
-        ):
-            return None
-        properties = data[header_at + CONTENT_HEAD_SIZE : last]
-        body_at = last
-        if size:
-            body_at = last + 8
-            if body_at > end or BODY_HEAD(data, last + 1) != (FRAME_BODY, number, size):
-                return None
-        if body_at + size - at > self._whole_max:
+        if tag_at + 12 > header_at:
             return None
         middle = data[tag_at + 9 : body_at]
         address = data[tag_at + 9 : header_at - 1]

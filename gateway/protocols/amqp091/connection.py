@@ -17,6 +17,7 @@ what was said before has to be done, and answered, first.
 
 from __future__ import annotations
 
+import sys
 from abc import ABC, abstractmethod
 from collections import defaultdict
 from collections.abc import Callable
@@ -28,6 +29,7 @@ from gateway.model.beats import Beats
 from gateway.model.spooled import Body, BodySink, Piece, Spooled, joined
 from gateway.protocols.amqp091 import methods as m
 from gateway.protocols.amqp091.codec import (
+    CONTENT_HEADER_MIN,
     check_fields,
     decode_content_header,
     decode_frame,
@@ -43,6 +45,7 @@ from gateway.protocols.amqp091.spec import (
     BASIC,
     BASIC_ACK,
     BASIC_NACK,
+    BASIC_WEIGHT,
     CLOSE_WAIT_SECS,
     CONTENTS_IN_PARTS,
     FRAME_BODY,
@@ -67,6 +70,11 @@ RUN_STEP_OCTETS: Final = 1_024  # of what a run has taken
 ENDINGS: Final = frozenset(kind.index.to_bytes(4, "big") for kind in (m.ChannelClose, m.ConnectionClose))
 SETTLE_SIZE: Final = 4 + 8 + 1  # payload of basic.ack and basic.nack
 SETTLE: Final = Struct(">BHIIQBB")  # their whole frame: type, channel, size, ids, tag, bits, end
+METHOD_HEAD: Final = Struct(">BHII").unpack_from  # type, channel, size, ids
+CONTENT_HEAD: Final = Struct(">BHIIQ").unpack_from  # type, channel, size, class and weight, body size
+CONTENT_HEAD_SIZE: Final = 19
+BODY_HEAD: Final = Struct(">BHI").unpack_from
+Plain = tuple[int, int, bytes, int, int]  # channel, where the header frame is, properties, body size, body
 SILENT_INTERVALS: Final = 2  # 4.2.7: heartbeats that may be missing
 
 
@@ -117,6 +125,7 @@ class Connection(ABC):
         self._ready: set[int] = set()  # open channels that have begun no content
         self._runs: dict[bytes, Callable[[bytes, int, int, list[Event]], int]] = {}
         self._whole_max = 0  # the largest message that a run may take, with all its frames
+        self._plain_max = sys.maxsize  # the largest header, likewise
         self._partial = 0  # octets of contents that have begun, over all channels
         self._now = 0.0
         self._heard = 0.0
@@ -398,6 +407,46 @@ class Connection(ABC):
     @abstractmethod
     def _forget_lead(self, number: int) -> None:
         """Forget what the last message of a run began with: channel `number` may no longer take one."""
+
+    def _plain_at(self, data: bytes, at: int, end: int, wanted: int) -> Plain | None:
+        """How a message lies at `at` that the method `wanted` brings in the plainest form: method, header and
+        at most one body frame. None: it is something else, is not plainly right, or its head is not here.
+
+        The body of an empty message is taken to begin at the last octet of its header frame, which then
+        stands where the end of a body frame would.
+        """
+        if at + 11 > end:
+            return None
+        kind, number, method_size, index = METHOD_HEAD(data, at)
+        header_at = at + method_size + 8
+        if (
+            index != wanted
+            or kind != FRAME_METHOD
+            or method_size > self._contents[wanted]
+            or number not in self._ready
+            or header_at + 22 > end
+        ):
+            return None
+        kind, header_number, header_size, weight, size = CONTENT_HEAD(data, header_at)
+        last = header_at + header_size + 7
+        if (
+            kind != FRAME_HEADER
+            or header_number != number
+            or weight != BASIC_WEIGHT
+            or not CONTENT_HEADER_MIN <= header_size <= self._plain_max
+            or last >= end
+            or data[header_at - 1] != FRAME_END
+            or data[last] != FRAME_END
+        ):
+            return None
+        body_at = last
+        if size:
+            body_at = last + 8
+            if body_at > end or BODY_HEAD(data, last + 1) != (FRAME_BODY, number, size):
+                return None
+        if body_at + size - at > self._whole_max:
+            return None
+        return number, header_at, data[header_at + CONTENT_HEAD_SIZE : last], size, body_at
 
     # --- methods
 

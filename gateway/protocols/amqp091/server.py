@@ -10,7 +10,6 @@ read by `_read_publishes`, which hands them on undecoded: what a client repeats 
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from struct import Struct
 from typing import Any, ClassVar, Final
 
 from gateway.errors import LocalProtocolError, RemoteProtocolError
@@ -40,10 +39,7 @@ from gateway.protocols.amqp091.events import (
 from gateway.protocols.amqp091.spec import (
     BASIC_ACK,
     BASIC_PUBLISH,
-    BASIC_WEIGHT,
-    FRAME_BODY,
     FRAME_END,
-    FRAME_HEADER,
     FRAME_METHOD,
     FRAME_MIN,
     OLD_HEADERS,
@@ -54,10 +50,6 @@ from gateway.protocols.amqp091.spec import (
 from gateway.protocols.amqp091.states import Channel, ChannelState, State, legal_methods
 from gateway.protocols.amqp091.table import FIELD_OCTETS_MIN, FIELDS_UNBOUNDED
 
-METHOD_HEAD: Final = Struct(">BHII").unpack_from  # type, channel, size, ids
-CONTENT_HEAD: Final = Struct(">BHIIQ").unpack_from  # type, channel, size, class and weight, body size
-CONTENT_HEAD_SIZE: Final = 19
-BODY_HEAD: Final = Struct(">BHI").unpack_from
 READ_SETTLE: Final = SETTLE.unpack_from
 Lead = tuple[bytes, int, int, int, bytes, bytes]
 LEAD_OCTETS_MAX: Final = 1024  # of leads that are remembered by channel: clients choose their properties
@@ -277,43 +269,11 @@ class ServerConnection(Connection):
         return at
 
     def _lead_at(self, data: bytes, at: int, end: int) -> Lead | None:
-        """What the message at `at` begins with; None when it is not plainly right, or not here yet.
-
-        The lead of an empty message ends before the last octet of its header frame, which then stands where
-        the end of a body frame would.
-        """
-        if at + 11 > end:
+        """What the message at `at` begins with; None when it is not plainly right, or not here yet."""
+        plain = self._plain_at(data, at, end, BASIC_PUBLISH)
+        if plain is None:
             return None
-        kind, number, method_size, index = METHOD_HEAD(data, at)
-        header_at = at + method_size + 8
-        if (
-            index != BASIC_PUBLISH
-            or kind != FRAME_METHOD
-            or number not in self._ready
-            or header_at + 22 > end
-        ):
-            return None
-        kind, header_number, header_size, weight, size = CONTENT_HEAD(data, header_at)
-        last = header_at + header_size + 7
-        if (
-            kind != FRAME_HEADER
-            or header_number != number
-            or weight != BASIC_WEIGHT
-            or not CONTENT_HEADER_MIN <= header_size <= self._plain_max
-            or method_size > PUBLISH_METHOD_MAX
-            or last >= end
-            or data[header_at - 1] != FRAME_END
-            or data[last] != FRAME_END
-        ):
-            return None
-        properties = data[header_at + CONTENT_HEAD_SIZE : last]
-        body_at = last
-        if size:
-            body_at = last + 8
-            if body_at > end or BODY_HEAD(data, last + 1) != (FRAME_BODY, number, size):
-                return None
-        if body_at + size - at > self._whole_max:
-            return None
+        number, header_at, properties, size, body_at = plain
         method = data[at + 11 : header_at - 1]
         before = self._lead
         # What is equal on several channels is one object, so that it need not be looked up for each.

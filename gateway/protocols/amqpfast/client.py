@@ -18,7 +18,7 @@ from gateway.errors import LocalProtocolError, RemoteProtocolError
 from gateway.model.properties import Headers
 from gateway.model.spooled import Body
 from gateway.protocols.amqpfast import commands as m
-from gateway.protocols.amqpfast.codec import BODY_SIZE, HEAD_MIN, find_head_end
+from gateway.protocols.amqpfast.codec import BODY_SIZE
 from gateway.protocols.amqpfast.connection import Action, Connection
 from gateway.protocols.amqpfast.events import (
     NO_HANDLE,
@@ -405,32 +405,20 @@ class ClientConnection(Connection):
             return None
         size, kind, number, _, fragment_size, bits, name_size = NOTIFY(data, at)
         handle = self._ready.get(number)
-        begin = at + size + 2
-        stop = begin + fragment_size
         if (
             kind != HANDLE_NOTIFY
             or handle is None
             or handle.channel.incoming is not None
             or bits & 0x3F & ~WHOLE_BITS
             or size != NOTIFY_FIELDS + name_size
-            or size > self.frame_max
-            or not HEAD_MIN <= fragment_size <= self.frame_max
-            or stop > end
-            or data[begin - 1] != FRAME_END
         ):
             return None
-        name = data[at + 15 : begin - 1]
-        try:
-            name.decode()
-            body_at = find_head_end(data, begin, stop)
-        except (UnicodeDecodeError, RemoteProtocolError):
+        whole = self._whole_at(data, at, end, size, NOTIFY_FIELDS, fragment_size)
+        if whole is None:
             return None
-        body_size = NUMBER(data, begin)[0]
-        if body_at + body_size != stop or body_size > self.message_bytes_max or 0 in name:
-            return None
+        name, head, body_size, body_at = whole
         handle.begin()
         middle = data[at + 9 : body_at]
-        head = data[begin + 4 : body_at]
         return data[at : at + 5], middle, len(middle), body_size, number, bits & WHOLE_BITS, head, name
 
 

@@ -28,18 +28,22 @@ from gateway.errors import LocalProtocolError, RemoteProtocolError
 from gateway.model.spooled import Body, Piece, joined
 from gateway.protocols.amqpfast import commands as m
 from gateway.protocols.amqpfast.codec import (
+    BODY_SIZE,
     CLOSE_OCTETS_MAX,
     HEAD_MAX,
+    HEAD_MIN,
     decode_command,
     decode_frame,
     decode_head_properties,
     ends_with_close,
+    find_head_end,
     frame_octets,
     framing_error,
 )
 from gateway.protocols.amqpfast.events import Event, Fragment, Prepared, Ready
 from gateway.protocols.amqpfast.lifetime import PING, PING_RESPOND, Lifetime
 from gateway.protocols.amqpfast.spec import (
+    FRAME_END,
     MESSAGE_BYTES_MAX,
     NEGOTIATION_PAUSE_SECS,
     PAUSED_BYTES_MAX,
@@ -72,6 +76,9 @@ PIECES_MAX: Final = 64  # of what waits for its end; a peer that sends single oc
 PIECE_OCTETS_MIN: Final = 16_384  # of what is passed on before its fragment is whole
 LARGE_PIECE_OCTETS: Final = 16_384  # shorter ones are joined with what is around them
 Action = Callable[[Any, Any, list[Event]], None]
+
+
+Whole = tuple[bytes, bytes, int, int]  # name, head, size of the body, where that begins
 
 
 class Connection(Lifetime):
@@ -432,6 +439,32 @@ class Connection(Lifetime):
                 command.dest_name.encode(),
             )
         )
+
+    def _whole_at(
+        self, data: bytes, at: int, end: int, size: int, fields: int, fragment_size: int
+    ) -> Whole | None:
+        """How a message lies behind the command at `at`, which has `size` octets, `fields` of them before the
+        name it ends with: in one fragment of `fragment_size`. None: it is not plainly right, or not here.
+        """
+        begin = at + size + 2
+        stop = begin + fragment_size
+        if (
+            size > self.frame_max
+            or not HEAD_MIN <= fragment_size <= self.frame_max
+            or stop > end
+            or data[begin - 1] != FRAME_END
+        ):
+            return None
+        name = data[at + fields + 1 : begin - 1]
+        try:
+            name.decode()
+            body_at = find_head_end(data, begin, stop)
+        except (UnicodeDecodeError, RemoteProtocolError):
+            return None
+        body_size = BODY_SIZE.unpack_from(data, begin)[0]
+        if body_at + body_size != stop or body_size > self.message_bytes_max or 0 in name:
+            return None
+        return name, data[begin + 4 : body_at], body_size, body_at
 
     def _check_head(self, handle: Handle, head: bytes) -> None:
         """Raise the fault of a head that holds more than we take."""

@@ -19,7 +19,7 @@ from gateway.errors import LocalProtocolError, RemoteProtocolError
 from gateway.model.properties import Headers
 from gateway.model.spooled import Body
 from gateway.protocols.amqpfast import commands as m
-from gateway.protocols.amqpfast.codec import BODY_SIZE, HEAD_MAX, HEAD_MIN, find_head_end, framing_error
+from gateway.protocols.amqpfast.codec import HEAD_MAX, framing_error
 from gateway.protocols.amqpfast.connection import STEP_OCTETS, STEPS_MAX, Action, Connection
 from gateway.protocols.amqpfast.events import (
     Acks,
@@ -417,8 +417,6 @@ class ServerConnection(Connection):
             return None
         size, kind, number, _, fragment_size, bits, name_size = SEND(data, at)
         handle = self._ready.get(number)
-        begin = at + size + 2
-        stop = begin + fragment_size
         if (
             kind != HANDLE_SEND
             or handle is None
@@ -426,23 +424,13 @@ class ServerConnection(Connection):
             or handle.channel.incoming is not None
             or bits & 0x0F
             or size != SEND_FIELDS + name_size
-            or size > self.frame_max
-            or not HEAD_MIN <= fragment_size <= self.frame_max
-            or stop > end
-            or data[begin - 1] != FRAME_END
         ):
             return None
-        name = data[at + 13 : begin - 1]
-        try:
-            name.decode()
-            body_at = find_head_end(data, begin, stop)
-        except (UnicodeDecodeError, RemoteProtocolError):
+        whole = self._whole_at(data, at, end, size, SEND_FIELDS, fragment_size)
+        if whole is None:
             return None
-        body_size = BODY_SIZE.unpack_from(data, begin)[0]
-        if body_at + body_size != stop or body_size > self.message_bytes_max or 0 in name:
-            return None
+        name, head, body_size, body_at = whole
         middle = data[at + 7 : body_at]
-        head = data[begin + 4 : body_at]
         if len(head) > self._plain_max:
             return None
         self._steps += len(head) // STEP_OCTETS
