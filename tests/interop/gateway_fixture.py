@@ -36,9 +36,7 @@ def settings_of(*, limits: Limits | None = None, drain_timeout_secs: float = 2.0
         "listeners": {
             "mqtt": make_listener(protocol="mqtt", host=LOOPBACK, port=0),
             "amqp091": make_listener(protocol="amqp091", host=LOOPBACK, port=0),
-            "amqpfast": make_listener(
-                protocol="amqpfast", host=LOOPBACK, port=0, negotiation_pause_secs=0.0
-            ),
+            "amqpfast": make_listener(protocol="amqpfast", host=LOOPBACK, port=0, negotiation_pause_secs=0.0),
         },
         "http": Http(enabled=False),
         "limits": limits or Limits(),
