@@ -78,48 +78,52 @@ class Access:
         """
         return self._alone and self.users.empty and user != GUEST
 
-    def recognizes(self, said: Credentials) -> bool:
+    def recognizes(self, credentials: Credentials) -> bool:
         """Whether a login without a name may be somebody's all the same: by a certificate or a token."""
-        return any(backend.claims(said) for backend in self.backends)
+        return any(backend.claims(credentials) for backend in self.backends)
 
-    def known(self, said: Credentials) -> Principal | None:
+    def known(self, credentials: Credentials) -> Principal | None:
         """The principal, when that can be said without work; None: ask `verify`."""
-        if self.failures.refuses(said.remote, said.user):
+        if self.failures.refuses(credentials.remote, credentials.user):
             return None  # or guesses at a remembered password would be free
-        for backend in self._order(said):
-            found = backend.known(said)
+        for backend in self._order(credentials):
+            found = backend.known(credentials)
             if found is None:
                 return None
             if isinstance(found, Principal):
-                self.failures.succeeded(said.remote, said.user)
+                self.failures.succeeded(credentials.remote, credentials.user)
                 self.counts[backend.kind, "accepted"] += 1
                 return found
         return None
 
-    def _order(self, said: Credentials) -> list[Backend]:
+    def _order(self, credentials: Credentials) -> list[Backend]:
         """The back ends. A name that is no user's is hashed in vain only when all others have refused it:
         that is for those who guess names, and not for every token.
         """
-        if said.backend:
-            return [one for one in self.backends if one.kind == said.backend and one.speaks(said.method)]
-        if len(self.backends) == 1 or not self._with_users or self.users.has(said):
+        if credentials.backend:
+            return [
+                one
+                for one in self.backends
+                if one.kind == credentials.backend and one.speaks(credentials.method)
+            ]
+        if len(self.backends) == 1 or not self._with_users or self.users.has(credentials):
             return list(self.backends)
         return [*(one for one in self.backends if one is not self.users), self.users]
 
-    def external(self, said: Credentials) -> Principal | None:
+    def external(self, credentials: Credentials) -> Principal | None:
         """The principal of a client that names itself by its certificate (AMQP's EXTERNAL); None: nobody."""
-        if said.certificate is None:
+        if credentials.certificate is None:
             return None
         asked = [backend for backend in self.backends if isinstance(backend, Certificates)]
         for backend in asked:
-            found = backend.known(said)
+            found = backend.known(credentials)
             if isinstance(found, Principal):
                 self.counts[backend.kind, "accepted"] += 1
                 return found
-        name = said.certificate.names.get("common_name", "")
+        name = credentials.certificate.names.get("common_name", "")
         if asked or not self._with_users or self.users.named(name) is None:
             return None
-        return principal_of(name, said.certificate)
+        return principal_of(name, credentials.certificate)
 
     # SCRAM
 
@@ -149,29 +153,29 @@ class Access:
 
     # Work
 
-    async def verify(self, said: Credentials) -> Principal | Denial:
+    async def verify(self, credentials: Credentials) -> Principal | Denial:
         """The principal, if a back end accepts the login; a password takes tens of milliseconds in a thread.
 
         Cancelled, it leaves the queue.
         """
-        failures, remote, user = self.failures, said.remote, said.user
+        failures, remote, user = self.failures, credentials.remote, credentials.user
         if failures.refuses(remote, user):
             return Denial.REFUSED
         if delay := failures.delay_secs(remote, user):
             await trio.sleep(delay)
-        found = await self._look(said)
+        found = await self._look(credentials)
         if found is Denial.WRONG:
             failures.failed(remote, user)
         elif isinstance(found, Principal):
             failures.succeeded(remote, user)
         return found
 
-    async def _look(self, said: Credentials) -> Principal | Denial:
+    async def _look(self, credentials: Credentials) -> Principal | Denial:
         denials = []
-        for backend in self._order(said):
-            found = backend.known(said) if backend is not self.users else None
+        for backend in self._order(credentials):
+            found = backend.known(credentials) if backend is not self.users else None
             if found is None:
-                found = await backend.look(said)
+                found = await backend.look(credentials)
             if found is Denial.REFUSED:
                 return found
             if isinstance(found, Principal):

@@ -31,13 +31,13 @@ class Backend(Protocol):
     def speaks(self, method: str) -> bool:
         """Whether a login by this method, "" for a password, is for it."""
 
-    def claims(self, said: Credentials) -> bool:
+    def claims(self, credentials: Credentials) -> bool:
         """Whether a login that says no name may be meant for it."""
 
-    def known(self, said: Credentials) -> Principal | Denial | None:
+    def known(self, credentials: Credentials) -> Principal | Denial | None:
         """What can be said without work; None: ask `look`."""
 
-    async def look(self, said: Credentials) -> Principal | Denial:
+    async def look(self, credentials: Credentials) -> Principal | Denial:
         """The same with work; cancelled, it leaves the queue."""
 
 

@@ -75,24 +75,24 @@ class Certificates:
         """By none: TLS has done it."""
         return not method
 
-    def claims(self, said: Credentials) -> bool:
+    def claims(self, credentials: Credentials) -> bool:
         """Whoever shows a certificate, and says no password."""
-        return said.certificate is not None and not said.password
+        return credentials.certificate is not None and not credentials.password
 
-    def known(self, said: Credentials) -> Principal | Denial | None:
+    def known(self, credentials: Credentials) -> Principal | Denial | None:
         """Who the certificate says it is; a name that is said besides must be that."""
-        if said.certificate is None or said.password:
+        if credentials.certificate is None or credentials.password:
             return Denial.WRONG
-        name = said.certificate.names.get(self._name, "")
-        if not name or said.user not in ("", name):
+        name = credentials.certificate.names.get(self._name, "")
+        if not name or credentials.user not in ("", name):
             return Denial.WRONG
         if self._users is not None and self._users.named(name) is None:
             return Denial.WRONG
-        return principal_of(name, said.certificate)
+        return principal_of(name, credentials.certificate)
 
-    async def look(self, said: Credentials) -> Principal | Denial:
+    async def look(self, credentials: Credentials) -> Principal | Denial:
         """There is nothing to look for."""
-        return self.known(said) or Denial.WRONG
+        return self.known(credentials) or Denial.WRONG
 
 
 def principal_of(name: str, certificate: Certificate) -> Principal:

@@ -51,29 +51,29 @@ class HttpUsers:
         """By password only."""
         return not method
 
-    def claims(self, said: Credentials) -> bool:
+    def claims(self, credentials: Credentials) -> bool:
         """It knows users by their names."""
         return False
 
-    def known(self, said: Credentials) -> Principal | Denial | None:
+    def known(self, credentials: Credentials) -> Principal | Denial | None:
         """What it has said not long ago."""
-        if not said.user:
+        if not credentials.user:
             return Denial.WRONG
-        key, now = self._digest(said), time.monotonic()
+        key, now = self._digest(credentials), time.monotonic()
         return self._allowed.find(key, now) or self._denied.find(key, now)
 
-    async def look(self, said: Credentials) -> Principal | Denial:
+    async def look(self, credentials: Credentials) -> Principal | Denial:
         """Ask it; of many that come at once with the same words, one asks."""
-        key = self._digest(said)
-        while (found := self.known(said)) is None and key in self._asked:
+        key = self._digest(credentials)
+        while (found := self.known(credentials)) is None and key in self._asked:
             await self._asked[key].wait()
         if found is not None:
             return found
         asked = self._asked[key] = trio.Event()
         try:
-            await self._turns.take(place_of(said.remote), said.user)
+            await self._turns.take(place_of(credentials.remote), credentials.user)
             try:
-                return await self._ask(key, said)
+                return await self._ask(key, credentials)
             finally:
                 self._turns.give_back()
         except Crowded:
@@ -82,12 +82,12 @@ class HttpUsers:
             del self._asked[key]
             asked.set()
 
-    async def _ask(self, key: bytes, said: Credentials) -> Principal | Denial:
+    async def _ask(self, key: bytes, credentials: Credentials) -> Principal | Denial:
         options = self._options
         fields = {
-            "username": said.user.encode(errors="replace").decode(),
-            "password": said.password.decode(errors="replace"),
-            "client_id": said.client.encode(errors="replace").decode(),
+            "username": credentials.user.encode(errors="replace").decode(),
+            "password": credentials.password.decode(errors="replace"),
+            "client_id": credentials.client.encode(errors="replace").decode(),
         }
         stated = {name: text for name, text in fields.items() if text or name in ("username", "password")}
         try:
@@ -95,7 +95,7 @@ class HttpUsers:
                 body = await self._asker.get(options.user_url, stated)
             else:
                 body = await self._asker.post(options.user_url, stated)
-            found = read_answer(said.user, body)
+            found = read_answer(credentials.user, body)
         except Unanswered as error:
             self._failed(str(error))
             # Those that have waited with it need not wait as long again, one behind the other.
@@ -118,10 +118,10 @@ class HttpUsers:
         self._down = True
         log.error("the back end of users does not answer, logins are refused", backend=self.kind, error=why)
 
-    def _digest(self, said: Credentials) -> bytes:
-        parts = [text.encode(errors="surrogatepass") for text in (said.user, said.client)]
+    def _digest(self, credentials: Credentials) -> bytes:
+        parts = [text.encode(errors="surrogatepass") for text in (credentials.user, credentials.client)]
         octets = b"".join(len(part).to_bytes(4, "big") + part for part in parts)
-        return hmac.digest(self._key, octets + said.password, hashlib.sha256)
+        return hmac.digest(self._key, octets + credentials.password, hashlib.sha256)
 
 
 def read_answer(user: str, body: bytes) -> Principal | Denial:

@@ -6,7 +6,7 @@ What only a token or certificate will say is not known here: a role that no user
 from __future__ import annotations
 
 import re
-from collections.abc import Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from typing import Final
 
 from gateway.access.authorization import Roles
@@ -125,31 +125,46 @@ def _unfed(settings: Settings, roles: Roles, routes: Iterable[Route]) -> Iterato
 
 def _may_feed(role: Role, given: dict[str, str], protocol: str) -> bool:
     """Whether a role might; placeholders may be anything."""
-    name = next(iter(given.values()))
-    if protocol == MQTT.name:
-        if role.mqtt.as_virtual_host is not None:
-            return True
-        wanted = CAPTURE.sub(lambda one: "#" if one[1] else "+", given.get("topic", name)).split("/")
-        return any(meets(PLACEHOLDER.sub("+", one).split("/"), wanted) for one in role.mqtt.publish)
-    if protocol == AMQP091.name:
-        exchange = given.get("exchange")
-        if exchange is None or CAPTURE.search(exchange):
-            return True
-        return any(
-            re.search(PLACEHOLDER.sub(".*", one.write), exchange or DEFAULT_EXCHANGE)
-            for one in role.amqp091.values()
-            if one.write
-        )
-    if protocol == AMQPFAST.name:
-        destination = CAPTURE.split(given.get("destination", ""))[0].rstrip("*")
-        services = [given["service"]] if "service" in given else ["queue", "topic"]
-        return any(
-            _begins_alike(PLACEHOLDER.split(text)[0].rstrip("*"), destination)
-            for one in role.amqpfast.values()
-            for service in services
-            for text in getattr(one, f"{service}s", one.topics).write
-        )
-    return True
+    feeds = FEEDS.get(protocol)
+    return feeds is None or feeds(role, given)
+
+
+def _feeds_topic(role: Role, given: dict[str, str]) -> bool:
+    if role.mqtt.as_virtual_host is not None:
+        return True
+    name = given.get("topic", next(iter(given.values())))
+    wanted = CAPTURE.sub(lambda one: "#" if one[1] else "+", name).split("/")
+    return any(meets(PLACEHOLDER.sub("+", one).split("/"), wanted) for one in role.mqtt.publish)
+
+
+def _feeds_exchange(role: Role, given: dict[str, str]) -> bool:
+    exchange = given.get("exchange")
+    if exchange is None or CAPTURE.search(exchange):
+        return True
+    return any(
+        re.search(PLACEHOLDER.sub(".*", one.write), exchange or DEFAULT_EXCHANGE)
+        for one in role.amqp091.values()
+        if one.write
+    )
+
+
+def _feeds_destination(role: Role, given: dict[str, str]) -> bool:
+    destination = CAPTURE.split(given.get("destination", ""))[0].rstrip("*")
+    services = [given["service"]] if "service" in given else ["queue", "topic"]
+    return any(
+        _begins_alike(PLACEHOLDER.split(text)[0].rstrip("*"), destination)
+        for one in role.amqpfast.values()
+        for service in services
+        for text in getattr(one, f"{service}s", one.topics).write
+    )
+
+
+FEEDS: Final[dict[str, Callable[[Role, dict[str, str]], bool]]] = {
+    MQTT.name: _feeds_topic,
+    AMQP091.name: _feeds_exchange,
+    AMQPFAST.name: _feeds_destination,
+}
+"""The same by the protocol of the route's source."""
 
 
 def _begins_alike(one: str, other: str) -> bool:

@@ -6,7 +6,7 @@ allows. Who asks keeps the answers by address (or by connection) until `Authoriz
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import Final, Literal, NamedTuple
 
 from gateway.access.principal import Principal
@@ -112,16 +112,20 @@ class Rights:
 
     def publish(self, address: Address, host: str = "/") -> Decision:
         """Whether something may be published to an address, as a route or an answer would."""
-        if address.protocol == MQTT.name:
-            return self.mqtt_publish(address.name)
-        if address.protocol == AMQP091.name:
-            found = self.amqp(host, "write", address.scope or DEFAULT_EXCHANGE, EXCHANGE)
-            if not found.allowed or not address.scope:
-                return found
-            return self.amqp_key(host, "write", address.scope, address.name)
-        if address.protocol == AMQPFAST.name:
-            return self.fast(host, "write", address.scope, address.name)
-        return Decision(False, NOTHING)
+        publishes = PUBLISHES.get(address.protocol)
+        return Decision(False, NOTHING) if publishes is None else publishes(self, address, host)
+
+    def _publish_topic(self, address: Address, host: str) -> Decision:
+        return self.mqtt_publish(address.name)
+
+    def _publish_by_exchange(self, address: Address, host: str) -> Decision:
+        found = self.amqp(host, "write", address.scope or DEFAULT_EXCHANGE, EXCHANGE)
+        if not found.allowed or not address.scope:
+            return found
+        return self.amqp_key(host, "write", address.scope, address.name)
+
+    def _publish_to_destination(self, address: Address, host: str) -> Decision:
+        return self.fast(host, "write", address.scope, address.name)
 
     # MQTT.
 
@@ -325,3 +329,11 @@ class AllRights(Rights):
     def fast_out_of_band(self, host: str) -> Decision:
         """Any folder."""
         return UNLIMITED
+
+
+PUBLISHES: Final[dict[str, Callable[[Rights, Address, str], Decision]]] = {
+    MQTT.name: Rights._publish_topic,
+    AMQP091.name: Rights._publish_by_exchange,
+    AMQPFAST.name: Rights._publish_to_destination,
+}
+"""What is asked before something is published to an address, by its protocol."""

@@ -58,13 +58,13 @@ class Tokens:
         """As a password, or in AUTH by its own method."""
         return method in ("", self.method)
 
-    def claims(self, said: Credentials) -> bool:
+    def claims(self, credentials: Credentials) -> bool:
         """Whether the password looks like a token."""
-        return _head(said.password) is not None
+        return _head(credentials.password) is not None
 
-    def known(self, said: Credentials) -> Principal | Denial | None:
+    def known(self, credentials: Credentials) -> Principal | Denial | None:
         """What a token says; None: its key may be one that has to be fetched."""
-        head = _head(said.password)
+        head = _head(credentials.password)
         if head is None:
             return Denial.WRONG
         kid, algorithm = head.get("kid"), head.get("alg")
@@ -75,12 +75,12 @@ class Tokens:
             return None
         if not found:
             return Denial.WRONG if self._keys.there else Denial.UNAVAILABLE
-        return self._judge(said.password, found, algorithm)
+        return self._judge(credentials.password, found, algorithm)
 
-    async def look(self, said: Credentials) -> Principal | Denial:
+    async def look(self, credentials: Credentials) -> Principal | Denial:
         """The same with the keys of now."""
         await self._keys.fetched()
-        found = self.known(said)
+        found = self.known(credentials)
         if found is None:
             found = Denial.WRONG if self._keys.there else Denial.UNAVAILABLE
         return found

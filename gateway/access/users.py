@@ -90,40 +90,40 @@ class Users:
         """By password only."""
         return not method
 
-    def claims(self, said: Credentials) -> bool:
+    def claims(self, credentials: Credentials) -> bool:
         """Nobody here is without a name."""
         return False
 
-    def has(self, said: Credentials) -> bool:
+    def has(self, credentials: Credentials) -> bool:
         """Whether the login names somebody who has a password here."""
-        return said.user in self._hashes or self._is_guest(said.user)
+        return credentials.user in self._hashes or self._is_guest(credentials.user)
 
     def _is_guest(self, name: str) -> bool:
         """The user guest with the password guest, unless it has one of its own."""
         return name == GUEST and GUEST not in self._hashes and GUEST not in self._scram
 
-    def known(self, said: Credentials) -> Principal | Denial | None:
+    def known(self, credentials: Credentials) -> Principal | Denial | None:
         """At once: guest, and what is remembered."""
-        if self._is_guest(said.user):
-            allowed = self.guest == "always" or (self.guest == "loopback" and is_loopback(said.remote))
-            return self._principal(GUEST) if allowed and said.password == GUEST.encode() else None
-        key, now = self._digest(said), time.monotonic()
+        if self._is_guest(credentials.user):
+            allowed = self.guest == "always" or (self.guest == "loopback" and is_loopback(credentials.remote))
+            return self._principal(GUEST) if allowed and credentials.password == GUEST.encode() else None
+        key, now = self._digest(credentials), time.monotonic()
         return self._right.find(key, now) or self._wrong.find(key, now)
 
-    async def look(self, said: Credentials) -> Principal | Denial:
+    async def look(self, credentials: Credentials) -> Principal | Denial:
         """Of many that come at once with the same name and password, one is hashed, and only that one waits
         in the queue.
         """
-        key = self._digest(said)
+        key = self._digest(credentials)
         while (found := self._recalled(key)) is None and key in self._asked:
             await self._asked[key].wait()
-        if self._failures.refuses(said.remote, said.user):
+        if self._failures.refuses(credentials.remote, credentials.user):
             return Denial.REFUSED
         if found is not None:
             return found
         asked = self._asked[key] = trio.Event()
         try:
-            return await self._hash(key, said)
+            return await self._hash(key, credentials)
         except Crowded:
             return Denial.BUSY
         finally:
@@ -134,8 +134,8 @@ class Users:
         now = time.monotonic()
         return self._right.find(key, now) or self._wrong.find(key, now)
 
-    async def _hash(self, key: bytes, said: Credentials) -> Principal | Denial:
-        remote, user = said.remote, said.user
+    async def _hash(self, key: bytes, credentials: Credentials) -> Principal | Denial:
+        remote, user = credentials.remote, credentials.user
         trusted = self._failures.trusts(remote, user)
         await self._turns.take(place_of(remote), user, trusted=trusted)
         try:
@@ -144,7 +144,7 @@ class Users:
             times = self.times_replaced
             stored = self._hashes.get(user)
             # An unknown user costs the same time as a wrong password, so that names cannot be found out.
-            right = await trio.to_thread.run_sync(_matches, stored, said.password)
+            right = await trio.to_thread.run_sync(_matches, stored, credentials.password)
         finally:
             self._turns.give_back()
         if times != self.times_replaced and self._hashes.get(user) != stored:
@@ -180,9 +180,11 @@ class Users:
     def _principal(self, name: str) -> Principal:
         return self._principals.setdefault(name, Principal(name, backend=self.kind))
 
-    def _digest(self, said: Credentials) -> bytes:
-        name = said.user.encode(errors="surrogatepass")
-        return hmac.digest(self._key, len(name).to_bytes(4, "big") + name + said.password, hashlib.sha256)
+    def _digest(self, credentials: Credentials) -> bytes:
+        name = credentials.user.encode(errors="surrogatepass")
+        return hmac.digest(
+            self._key, len(name).to_bytes(4, "big") + name + credentials.password, hashlib.sha256
+        )
 
 
 _HASHER = argon2.PasswordHasher()

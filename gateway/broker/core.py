@@ -87,7 +87,7 @@ class BrokerCore:
         if self.outboxes is not None:
             stated = given.outbox
             limits = OutboxLimits(stated.messages_max, stated.bytes_max, stated.age_secs_max, stated.policy)
-            self.outboxes.add_way(name, OutboxTarget(namespace, up, given.in_flight_max, limits))
+            self.outboxes.add_target(name, OutboxTarget(namespace, up, given.in_flight_max, limits))
 
     def link_up(self, name: str) -> None:
         """The link can be given messages."""

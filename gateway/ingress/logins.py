@@ -134,13 +134,13 @@ class Logins:
     def verify(
         self,
         stream: Stream,
-        said: Credentials,
+        credentials: Credentials,
         then: Callable[[Principal | Denial], None],
         *,
         behind: bool = False,
     ) -> None:
         """Look at a password beside the loop, then call `then`, unless the client has gone."""
-        look = partial(self.access.verify, said)
+        look = partial(self.access.verify, credentials)
         self._tasks.start_soon(self._wait, Login(stream, behind=behind), look, then)
 
     def later(self, stream: Stream, secs: float, then: Callable[[], None], *, behind: bool) -> None:

@@ -86,7 +86,7 @@ class AmqpQueue(Queue):
         self.bound: dict[Exchange, None] = {}
         self.deliveries: Deliveries | None = None  # of a quorum queue
         self._host = host
-        self._deaths = host.dead_lettering
+        self._dead_lettering = host.dead_lettering
         self._limited = options.length_max is not None or options.octets_max is not None
         self._refuses = self._limited and options.overflow != "drop-head"
         if options.octets_max is not None:
@@ -122,7 +122,7 @@ class AmqpQueue(Queue):
             else:
                 self.refused += 1
                 if self.options.overflow == "reject-publish-dlx":
-                    self._deaths.note(self, run.messages[0], TOO_MANY)
+                    self._dead_lettering.note(self, run.messages[0], TOO_MANY)
                 run.settle(FULL)
             at += len(run.messages)
         self.come_to_rest()
@@ -222,7 +222,7 @@ class AmqpQueue(Queue):
 
     def _at_once(self) -> int:
         """How many may expire now: fewer, while letters wait for their turn, or they would pile up."""
-        return max(EXPIRED_MAX - len(self._deaths.noted), 0)
+        return max(EXPIRED_MAX - len(self._dead_lettering.noted), 0)
 
     def _head_expired(self) -> bool:
         if self._returned:
@@ -250,7 +250,7 @@ class AmqpQueue(Queue):
     def reject(self, position: int, message: Message) -> None:
         """A message taken earlier is not wanted: it becomes a dead letter, or is no more."""
         self._let_go(position)
-        self._deaths.note(self, message, REJECTED)
+        self._dead_lettering.note(self, message, REJECTED)
 
     def wake(self) -> None:
         """Have the head read from the disk, so that it expires in time although nobody consumes."""
@@ -276,8 +276,8 @@ class AmqpQueue(Queue):
             if self._alarm is not None:
                 self._alarm.cancel()
             self._alarm = self._host.alarms.set(expires, self._alarmed)
-        if self._deaths.noted:
-            self._deaths.bury()
+        if self._dead_lettering.noted:
+            self._dead_lettering.bury()
         if self.gone:
             self._tell_gone()
 
@@ -290,7 +290,7 @@ class AmqpQueue(Queue):
             if taken is None:  # the rest is still being read
                 return
             self._let_go(taken[0])
-            self._deaths.note(self, taken[1], TOO_MANY)
+            self._dead_lettering.note(self, taken[1], TOO_MANY)
 
     def _next_expiry(self) -> float:
         """When the head expires; NEVER when it does not, or is not in memory."""
@@ -313,8 +313,8 @@ class AmqpQueue(Queue):
 
     def _tell_gone(self) -> None:
         """Not before the letters are on their way: a crash would lose them."""
-        if self._deaths.noted:
-            self._deaths.owing[self] = None
+        if self._dead_lettering.noted:
+            self._dead_lettering.owing[self] = None
         else:
             super()._tell_gone()
 
@@ -325,7 +325,7 @@ class AmqpQueue(Queue):
 
     def _has_expired(self, message: Message) -> None:
         self._droppable -= 1
-        self._deaths.note(self, message, EXPIRED)
+        self._dead_lettering.note(self, message, EXPIRED)
 
     def _drop_expired(self, position: int, message: Message, utc: float) -> bool:
         return position < self._arriving and super()._drop_expired(position, message, utc)
@@ -411,7 +411,7 @@ class QuorumQueue(AmqpQueue):
         for position, message in taken:
             if self.deliveries.count(position) > (BEYOND if most is None else most):
                 self._let_go(position)
-                self._deaths.note(self, message, DELIVERY_LIMIT)
+                self._dead_lettering.note(self, message, DELIVERY_LIMIT)
             else:
                 returned.append((position, message))
         super().requeue(returned)
@@ -422,8 +422,8 @@ class QuorumQueue(AmqpQueue):
         self.deliveries.forget(positions)
 
     def _tell_gone(self) -> None:
-        if self._deaths.noted:
-            self._deaths.owing[self] = None
+        if self._dead_lettering.noted:
+            self._dead_lettering.owing[self] = None
             return
         assert self.gone is not None
         self.deliveries.forget(self.gone)

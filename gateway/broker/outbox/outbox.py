@@ -135,7 +135,7 @@ class Outbox:
         self._jitter = jitter
         self._clock = clock
         self._utc = utc
-        self._way: OutboxTarget | None = None
+        self._target: OutboxTarget | None = None
         self._route: Route | None = None
         self._recipient: OutboxRecipient | None = None
         self._left: Left | None = None
@@ -171,14 +171,14 @@ class Outbox:
     def __len__(self) -> int:
         return len(self._queue) + len(self._open)
 
-    def use(self, way: OutboxTarget | None, route: Route | None, left: Left | None = None) -> None:
+    def use(self, target: OutboxTarget | None, route: Route | None, left: Left | None = None) -> None:
         """The route in force (None: it is gone) and its link; `left` hears what became of messages."""
         self._left = left
-        self._way = way
+        self._target = target
         self._route = route
         self._recipient = None
-        if way is not None and route is not None:
-            self._limits = way.limits.overridden_by(route.rule.outbox)
+        if target is not None and route is not None:
+            self._limits = target.limits.overridden_by(route.rule.outbox)
             self._attempts_max = route.rule.attempts_max
             age = self._limits.age_secs_max
             self._marks.interval = MARK_SECS if age is None else min(MARK_SECS, max(age / 100, 0.1))
@@ -208,11 +208,11 @@ class Outbox:
         )
 
     def _problem(self) -> str:
-        if self._way is None:
+        if self._target is None:
             return f"there is no link {self.link!r}"
         if self._route is None:
             return f"the route {self.route_name!r} is in no mapping"
-        return "" if self._way.up() else "the link is down"
+        return "" if self._target.up() else "the link is down"
 
     # What the dispatcher asks: a namespace, and its only sink.
 
@@ -308,16 +308,16 @@ class Outbox:
 
     def room(self) -> int:
         """How many messages the link may be given now."""
-        way = self._way
-        if way is None or self._route is None or self._stopped or not way.up():
+        target = self._target
+        if target is None or self._route is None or self._stopped or not target.up():
             return 0
         if self._octets >= IN_FLIGHT_OCTETS_MAX or self._is_paused():
             return 0
-        return way.window - len(self._open)
+        return target.window - len(self._open)
 
     def deliver(self, queue: Queue, position: int, messages: list[Message], redelivered: bool) -> None:
         """Send a run of messages on its way."""
-        recipient = self._recipient or self._find_lane(messages[0])
+        recipient = self._recipient or self._find_recipient(messages[0])
         if self._returned:
             self._returned.difference_update(range(position, position + len(messages)))
         self._next_out = max(self._next_out, position + len(messages))
@@ -334,10 +334,10 @@ class Outbox:
     def cancelled(self, queue: Queue) -> None:
         """Only we delete it."""
 
-    def _find_lane(self, message: Message) -> OutboxRecipient:
-        assert self._way is not None
+    def _find_recipient(self, message: Message) -> OutboxRecipient:
+        assert self._target is not None
         assert self._route is not None
-        (sink,) = self._way.namespace.sinks(message.address) or ()
+        (sink,) = self._target.namespace.sinks(message.address) or ()
         self._recipient = OutboxRecipient(sink, self._route, None)
         return self._recipient
 
@@ -435,14 +435,14 @@ class Outbox:
     def tick(self) -> None:
         """Now and then: what has waited long enough is tried again, what is too old goes."""
         now = self._clock()
-        way = self._way
-        if way is not None and self._route is not None and way.up() and not self._stopped:
+        target = self._target
+        if target is not None and self._route is not None and target.up() and not self._stopped:
             due: list[int] = []
             while self._later and self._later[0][0] <= now:
                 due.append(heapq.heappop(self._later)[1])
             if due:
                 due.sort()
-                recipient = self._recipient or self._find_lane(self._open[due[0]])
+                recipient = self._recipient or self._find_recipient(self._open[due[0]])
                 self._send(recipient, due, [self._open[position] for position in due])
         oldest = self._oldest()
         if oldest is None:

@@ -44,7 +44,7 @@ class Outboxes:
         self._time = (jitter, clock, utc)
         self._marks = Marks.load(store)
         self._left = left
-        self._ways: dict[str, OutboxTarget] = {}
+        self._targets: dict[str, OutboxTarget] = {}
         self._routes: dict[str, Route] = {}  # in force, by the name that their outbox has
         self._boxes: dict[str, Outbox] = {}
         for found in store.logs():
@@ -60,22 +60,22 @@ class Outboxes:
         """All of them, for people and metrics."""
         return [outbox.state() for outbox in self._boxes.values()]
 
-    def add_way(self, link: str, way: OutboxTarget) -> None:
+    def add_target(self, link: str, target: OutboxTarget) -> None:
         """There is a link of that name."""
-        self._ways[link] = way
+        self._targets[link] = target
 
     def use(self, routes: Iterable[Route]) -> None:
         """These routes are in force. What another route has left in an outbox stays there, and is told."""
         self._routes = {
             f"{route.target_endpoint}/{route.name}": route
             for route in routes
-            if route.target_endpoint in self._ways
+            if route.target_endpoint in self._targets
         }
         for name, route in self._routes.items():
             if route.settle == "stored" and name not in self._boxes:
                 self._open(name)
         for outbox in list(self):
-            outbox.use(self._ways.get(outbox.link), self._routes.get(outbox.name), self._left)
+            outbox.use(self._targets.get(outbox.link), self._routes.get(outbox.name), self._left)
             if outbox.name not in self._routes and len(outbox):
                 log.warning(
                     "an outbox has lost its route and keeps its messages",

@@ -97,7 +97,7 @@ class AmqpSource(ListenerSource):
         self.dead_letters.add([message], "", outcome)
 
 
-class AmqpClient(ABC):
+class AmqpGuest(ABC):
     """A client's connection, as its channels and the source of its listener know it."""
 
     stream: Stream
@@ -267,7 +267,7 @@ class AmqpConsumer:
 class AmqpChannel:
     """One channel's state."""
 
-    def __init__(self, connection: AmqpClient, number: int, prefetch_max: int) -> None:
+    def __init__(self, connection: AmqpGuest, number: int, prefetch_max: int) -> None:
         self.connection = connection
         self.number = number
         self.prefetch = prefetch_max  # for the next consumer

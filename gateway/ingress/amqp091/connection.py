@@ -32,7 +32,7 @@ from gateway.ingress.amqp091.channel import (
 from gateway.ingress.amqp091.ingress import AmqpIngress
 from gateway.ingress.amqp091.large import LargeBody
 from gateway.ingress.amqp091.line import Line
-from gateway.ingress.amqp091.methods import METHODS, ActingClient, Later
+from gateway.ingress.amqp091.methods import METHODS, ActingGuest, Later
 from gateway.ingress.amqp091.special import look_closer
 from gateway.ingress.guests import Farewell
 from gateway.ingress.logins import certificate_of
@@ -77,7 +77,7 @@ class Taken(Exception):
     """What follows has been taken over, and goes on later."""
 
 
-class AmqpConnection(ActingClient):
+class AmqpConnection(ActingGuest):
     """The peer object of one client's stream."""
 
     def __init__(self, ingress: AmqpIngress, stream: Stream, now: float) -> None:
@@ -375,8 +375,8 @@ class AmqpConnection(ActingClient):
         logins = self.ingress.logins
         if event.mechanism == EXTERNAL:
             certificate = certificate_of(self.stream)
-            said = Credentials("", b"", self.stream.remote, certificate)
-            certified = self.ingress.access.external(said)
+            credentials = Credentials("", b"", self.stream.remote, certificate)
+            certified = self.ingress.access.external(credentials)
             if certified is None:
                 names = {} if certificate is None else certificate.names
                 logins.turned_away(self.stream, names.get("common_name", ""), "certificate")
@@ -384,17 +384,19 @@ class AmqpConnection(ActingClient):
             else:
                 self._admit(certified)
             return
-        credentials = self.ingress.credentials(event.mechanism, event.response)
-        if credentials is None:
+        pair = self.ingress.credentials(event.mechanism, event.response)
+        if pair is None:
             logins.turned_away(self.stream, "", "malformed")
             self._deny(event.mechanism, f"{event.mechanism} response cannot be read")
             return
-        said = logins.credentials(self.stream, *credentials)
-        principal = self.ingress.access.known(said)
+        credentials = logins.credentials(self.stream, *pair)
+        principal = self.ingress.access.known(credentials)
         if principal is not None:
             self._admit(principal)
         else:
-            logins.verify(self.stream, said, partial(self._verified, event.mechanism, said.user))
+            logins.verify(
+                self.stream, credentials, partial(self._verified, event.mechanism, credentials.user)
+            )
 
     def _verified(self, mechanism: str, user: str, found: Principal | Denial) -> None:
         if isinstance(found, Denial):
@@ -413,12 +415,12 @@ class AmqpConnection(ActingClient):
             self.machine.send_method(0, m.ConnectionUpdateSecretOk())
             return
         logins = self.ingress.logins
-        said = logins.credentials(self.stream, principal.name, method.new_secret, backend=Tokens.kind)
-        found = self.ingress.access.known(said)
+        credentials = logins.credentials(self.stream, principal.name, method.new_secret, backend=Tokens.kind)
+        found = self.ingress.access.known(credentials)
         if found is not None:
             self._secret_seen(found)
         else:
-            logins.verify(self.stream, said, self._secret_seen)
+            logins.verify(self.stream, credentials, self._secret_seen)
 
     def _secret_seen(self, found: Principal | Denial) -> None:
         before = self.principal

@@ -15,7 +15,7 @@ from gateway.broker.amqp091.virtual_host import VirtualHost
 from gateway.broker.dispatcher import UNROUTED, AnswerEntry, RoutingEntry
 from gateway.errors import RemoteProtocolError
 from gateway.ingress.amqp091.announcing import server_properties
-from gateway.ingress.amqp091.channel import AmqpChannel, AmqpClient, AmqpSource, PublishTarget, Receipt
+from gateway.ingress.amqp091.channel import AmqpChannel, AmqpGuest, AmqpSource, PublishTarget, Receipt
 from gateway.ingress.guests import Guests
 from gateway.ingress.services import Services
 from gateway.model.address import Address
@@ -68,7 +68,7 @@ class AmqpIngress(AmqpSource):
         self, receipts: list[Receipt | None], refused: dict[int, Outcome] | None, received: Monotonic
     ) -> None:
         """Each receipt's channel hears what became of its message."""
-        answered: list[AmqpClient] = []
+        answered: list[AmqpGuest] = []
         last: AmqpChannel | None = None
         for at, receipt in enumerate(receipts):
             if receipt is None:

@@ -16,7 +16,7 @@ from gateway.broker.amqp091.queue import AmqpQueue
 from gateway.broker.amqp091.refusals import Refused, access_refused, failed, not_found
 from gateway.broker.amqp091.replies import PREFIX, REPLY_TO
 from gateway.broker.poison import poisoned
-from gateway.ingress.amqp091.channel import AmqpChannel, AmqpClient, AmqpConsumer, Transaction
+from gateway.ingress.amqp091.channel import AmqpChannel, AmqpConsumer, AmqpGuest, Transaction
 from gateway.model.message import Message
 from gateway.model.properties import Headers
 from gateway.model.spooled import Spooled
@@ -51,7 +51,7 @@ def _transaction(channel: AmqpChannel) -> Transaction:
     return channel.transaction
 
 
-class ActingClient(AmqpClient):
+class ActingGuest(AmqpGuest):
     """A client, as far as its methods do something on the broker: one action for each, which replies, or
     raises Refused with the code that RabbitMQ answers."""
 
@@ -371,32 +371,32 @@ class ActingClient(AmqpClient):
         self._reply(channel, True, m.TxRollbackOk())
 
 
-Action = Callable[[ActingClient, AmqpChannel, Any], None]
+Action = Callable[[ActingGuest, AmqpChannel, Any], None]
 METHODS: Final = cast(
     "dict[type[m.Method], Action]",
     {
-        m.AccessRequest: ActingClient._access_request,
-        m.ChannelFlow: ActingClient._channel_flow,
-        m.ExchangeDeclare: ActingClient._exchange_declare,
-        m.ExchangeDelete: ActingClient._exchange_delete,
-        m.ExchangeBind: ActingClient._exchange_bind,
-        m.ExchangeUnbind: ActingClient._exchange_unbind,
-        m.QueueDeclare: ActingClient._queue_declare,
-        m.QueueBind: ActingClient._queue_bind,
-        m.QueueUnbind: ActingClient._queue_unbind,
-        m.QueuePurge: ActingClient._queue_purge,
-        m.QueueDelete: ActingClient._queue_delete,
-        m.BasicQos: ActingClient._basic_qos,
-        m.BasicConsume: ActingClient._basic_consume,
-        m.BasicCancel: ActingClient._basic_cancel,
-        m.BasicGet: ActingClient._basic_get,
-        m.BasicReject: ActingClient._basic_reject,
-        m.BasicNack: ActingClient._basic_nack,
-        m.BasicRecover: ActingClient._basic_recover,
-        m.BasicRecoverAsync: ActingClient._basic_recover,
-        m.ConfirmSelect: ActingClient._confirm_select,
-        m.TxSelect: ActingClient._tx_select,
-        m.TxCommit: ActingClient._tx_commit,
-        m.TxRollback: ActingClient._tx_rollback,
+        m.AccessRequest: ActingGuest._access_request,
+        m.ChannelFlow: ActingGuest._channel_flow,
+        m.ExchangeDeclare: ActingGuest._exchange_declare,
+        m.ExchangeDelete: ActingGuest._exchange_delete,
+        m.ExchangeBind: ActingGuest._exchange_bind,
+        m.ExchangeUnbind: ActingGuest._exchange_unbind,
+        m.QueueDeclare: ActingGuest._queue_declare,
+        m.QueueBind: ActingGuest._queue_bind,
+        m.QueueUnbind: ActingGuest._queue_unbind,
+        m.QueuePurge: ActingGuest._queue_purge,
+        m.QueueDelete: ActingGuest._queue_delete,
+        m.BasicQos: ActingGuest._basic_qos,
+        m.BasicConsume: ActingGuest._basic_consume,
+        m.BasicCancel: ActingGuest._basic_cancel,
+        m.BasicGet: ActingGuest._basic_get,
+        m.BasicReject: ActingGuest._basic_reject,
+        m.BasicNack: ActingGuest._basic_nack,
+        m.BasicRecover: ActingGuest._basic_recover,
+        m.BasicRecoverAsync: ActingGuest._basic_recover,
+        m.ConfirmSelect: ActingGuest._confirm_select,
+        m.TxSelect: ActingGuest._tx_select,
+        m.TxCommit: ActingGuest._tx_commit,
+        m.TxRollback: ActingGuest._tx_rollback,
     },
 )

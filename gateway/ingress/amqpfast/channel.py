@@ -68,7 +68,7 @@ class FastSource(ListenerSource):
         super().undeliverable(message, outcome)
 
 
-class FastClient(ABC):
+class FastGuest(ABC):
     """A client's connection, as its channels and the source of its listener know it."""
 
     stream: Stream
@@ -269,7 +269,7 @@ class Call:
 class FastChannel:
     """One channel's state."""
 
-    def __init__(self, connection: FastClient, command: ChannelOpen) -> None:
+    def __init__(self, connection: FastGuest, command: ChannelOpen) -> None:
         self.connection = connection
         self.number = command.channel_id
         self.transacted = command.transacted

@@ -19,8 +19,8 @@ from gateway.broker.priorities import PriorityQueue
 from gateway.errors import LocalProtocolError
 from gateway.ingress.amqpfast.channel import (
     FastChannel,
-    FastClient,
     FastConsumer,
+    FastGuest,
     FastHandle,
     Index,
     name_octets,
@@ -47,7 +47,7 @@ def _selects(selector: bytes, mime_type: str) -> Selects | None:
         raise Refused(ReplyCode.BAD_FIELD_VALUE, f"selector: {error}") from None
 
 
-class ActingClient(FastClient):
+class ActingGuest(FastGuest):
     """A client, as far as its commands do something on the broker: one action for each, which replies, or
     raises Refused."""
 
@@ -360,23 +360,23 @@ class ActingClient(FastClient):
 
 
 CONNECTION_COMMANDS: Final = cast(
-    "dict[type[m.Command], Callable[[ActingClient, Any], None]]",
+    "dict[type[m.Command], Callable[[ActingGuest, Any], None]]",
     {
-        m.ChannelOpen: ActingClient._channel_open,
-        m.ChannelCommit: ActingClient._channel_commit,
-        m.ChannelRollback: ActingClient._channel_rollback,
-        m.HandleOpen: ActingClient._handle_open,
+        m.ChannelOpen: ActingGuest._channel_open,
+        m.ChannelCommit: ActingGuest._channel_commit,
+        m.ChannelRollback: ActingGuest._channel_rollback,
+        m.HandleOpen: ActingGuest._handle_open,
     },
 )
 """Commands that open something, and those of channels."""
 HANDLE_COMMANDS: Final = cast(
-    "dict[type[m.Command], Callable[[ActingClient, FastHandle, Any], None]]",
+    "dict[type[m.Command], Callable[[ActingGuest, FastHandle, Any], None]]",
     {
-        m.HandleConsume: ActingClient._handle_consume,
-        m.HandleCancel: ActingClient._handle_cancel,
-        m.HandleFlow: ActingClient._handle_flow,
-        m.HandleUnget: ActingClient._handle_unget,
-        m.HandleQuery: ActingClient._handle_query,
-        m.HandleBrowse: ActingClient._handle_browse,
+        m.HandleConsume: ActingGuest._handle_consume,
+        m.HandleCancel: ActingGuest._handle_cancel,
+        m.HandleFlow: ActingGuest._handle_flow,
+        m.HandleUnget: ActingGuest._handle_unget,
+        m.HandleQuery: ActingGuest._handle_query,
+        m.HandleBrowse: ActingGuest._handle_browse,
     },
 )

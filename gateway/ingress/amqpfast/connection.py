@@ -17,7 +17,7 @@ from gateway.broker.memory import LOW_ON_MEMORY
 from gateway.broker.queue import Queue
 from gateway.errors import RemoteProtocolError
 from gateway.ingress.amqpfast.channel import DELIVERY_OVERHEAD, FastChannel, FastHandle, Receipt
-from gateway.ingress.amqpfast.commands import CONNECTION_COMMANDS, HANDLE_COMMANDS, ActingClient
+from gateway.ingress.amqpfast.commands import CONNECTION_COMMANDS, HANDLE_COMMANDS, ActingGuest
 from gateway.ingress.amqpfast.incoming_transfers import IncomingTransfers
 from gateway.ingress.amqpfast.ingress import FastIngress
 from gateway.ingress.amqpfast.publishing import Publisher
@@ -72,7 +72,7 @@ FAREWELLS: Final = {
 }
 
 
-class FastConnection(ActingClient):
+class FastConnection(ActingGuest):
     """The peer object of one client's stream."""
 
     def __init__(self, ingress: FastIngress, stream: Stream, now: float) -> None:
@@ -551,13 +551,13 @@ class FastConnection(ActingClient):
             self._deny(ReplyCode.BAD_FIELD_VALUE, f"mechanism {event.mechanism!r} is not offered")
             return
         try:
-            credentials = decode_credentials(event.mechanism, event.responses)
+            pair = decode_credentials(event.mechanism, event.responses)
         except RemoteProtocolError as error:
             self._deny(error.reason, str(error))
             return
-        user, password = credentials or ("", "")
-        said = ingress.logins.credentials(self.stream, user, password.encode())
-        if credentials is None and not ingress.access.recognizes(said):
+        user, password = pair or ("", "")
+        credentials = ingress.logins.credentials(self.stream, user, password.encode())
+        if pair is None and not ingress.access.recognizes(credentials):
             anonymous = ingress.access.anonymous(self.stream.remote, ingress.anonymous)
             if anonymous is None:
                 ingress.logins.turned_away(self.stream, "", "anonymous")
@@ -565,11 +565,11 @@ class FastConnection(ActingClient):
             else:
                 self._admit(anonymous)
             return
-        principal = ingress.access.known(said)
+        principal = ingress.access.known(credentials)
         if principal is not None:
             self._admit(principal)
         else:
-            ingress.logins.verify(self.stream, said, partial(self._verified, user))
+            ingress.logins.verify(self.stream, credentials, partial(self._verified, user))
 
     def _verified(self, user: str, found: Principal | Denial) -> None:
         if isinstance(found, Denial):

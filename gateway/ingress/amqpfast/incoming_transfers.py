@@ -21,7 +21,7 @@ from gateway.broker.amqpfast.partials import Partial
 from gateway.broker.amqpfast.virtual_host import Refused
 from gateway.broker.spool import PIECE_OCTETS, Spool, SpoolFile, SpoolFull
 from gateway.errors import GatewayError, RemoteProtocolError
-from gateway.ingress.amqpfast.channel import FastClient, FastHandle
+from gateway.ingress.amqpfast.channel import FastGuest, FastHandle
 from gateway.ingress.amqpfast.ingress import FastIngress
 from gateway.ingress.amqpfast.publishing import Publisher
 from gateway.model.outcome import Outcome
@@ -126,7 +126,7 @@ class IncomingTransfer:
 class IncomingTransfers:
     """Those of one connection."""
 
-    def __init__(self, connection: FastClient, ingress: FastIngress, publisher: Publisher) -> None:
+    def __init__(self, connection: FastGuest, ingress: FastIngress, publisher: Publisher) -> None:
         self._connection = connection
         self._ingress = ingress
         self._publisher = publisher

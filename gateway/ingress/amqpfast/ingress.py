@@ -15,7 +15,7 @@ import structlog
 from gateway.broker.amqpfast.virtual_host import FastHost, Refused
 from gateway.broker.dispatcher import UNROUTED, AnswerEntry, RoutingEntry
 from gateway.containment import contained
-from gateway.ingress.amqpfast.channel import FastClient, FastHandle, FastSource, Receipt
+from gateway.ingress.amqpfast.channel import FastGuest, FastHandle, FastSource, Receipt
 from gateway.ingress.amqpfast.shared_folder import SharedFolder, agreed
 from gateway.ingress.guests import Guests
 from gateway.ingress.services import Services
@@ -105,7 +105,7 @@ class FastIngress(FastSource):
     def _accept(self, receipts: list[Receipt]) -> None:
         """The common case: replies to runs of messages of one connection."""
         rows: list[tuple[int, int]] = []
-        last: FastClient | None = None
+        last: FastGuest | None = None
         count = 0
         for receipt in receipts:
             if type(receipt) is tuple:
@@ -124,7 +124,7 @@ class FastIngress(FastSource):
             self._reply(last, rows, count)
 
     @staticmethod
-    def _reply(connection: FastClient, rows: list[tuple[int, int]], count: int) -> None:
+    def _reply(connection: FastGuest, rows: list[tuple[int, int]], count: int) -> None:
         connection.machine.reply_many(rows)
         connection.replied(count)
         connection.stream.mark()

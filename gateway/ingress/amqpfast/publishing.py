@@ -20,7 +20,7 @@ from gateway.ingress.amqpfast.channel import (
     Call,
     Conversation,
     FastChannel,
-    FastClient,
+    FastGuest,
     FastHandle,
     Join,
     Receipt,
@@ -49,7 +49,7 @@ def _properties(handle: FastHandle, head: bytes) -> PropertySet:
 class Publisher:
     """The publishing side of one connection. `unsettled` counts messages that are to be replied to."""
 
-    def __init__(self, connection: FastClient, ingress: FastIngress) -> None:
+    def __init__(self, connection: FastGuest, ingress: FastIngress) -> None:
         self.unsettled = 0
         self._connection = connection
         self._ingress = ingress

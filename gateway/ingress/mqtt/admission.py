@@ -21,7 +21,7 @@ from gateway.access.tokens import Tokens
 from gateway.broker.mqtt.session import Session
 from gateway.ingress.logins import Login
 from gateway.ingress.mqtt.authentication import Authentication, TokenShown
-from gateway.ingress.mqtt.client import MqttClient
+from gateway.ingress.mqtt.guest import MqttGuest
 from gateway.ingress.mqtt.ingress import MqttIngress
 from gateway.ingress.mqtt.publish_checks import Offer, topic_refusal
 from gateway.model.message import Sender
@@ -93,7 +93,7 @@ def connack_properties(
     return properties
 
 
-class AdmittedClient(MqttClient):
+class AdmittedGuest(MqttGuest):
     """A client as it comes in: CONNECT, and AUTH for as long as it is here."""
 
     __slots__ = ("_ingress", "authentication", "gone", "principal", "session", "will")
@@ -143,22 +143,22 @@ class AdmittedClient(MqttClient):
             self._authenticate(packet)
             return
         access = self._ingress.access
-        said = self._ingress.logins.credentials(
+        credentials = self._ingress.logins.credentials(
             self.stream, packet.user_name or "", packet.password or b"", client=packet.client_id
         )
         anonymous = access.anonymous(remote, self._ingress.anonymous)
-        if (not said.user and not access.recognizes(said)) or (
-            said.user and anonymous is not None and access.ignores(said.user)
+        if (not credentials.user and not access.recognizes(credentials)) or (
+            credentials.user and anonymous is not None and access.ignores(credentials.user)
         ):
             self._admit(packet, anonymous, ReasonCode.NOT_AUTHORIZED)
             return
-        principal = access.known(said)
+        principal = access.known(credentials)
         if principal is not None:
             self._admit(packet, principal, ReasonCode.SUCCESS)
         else:
             self._ingress.logins.verify(
                 self.stream,
-                said,
+                credentials,
                 partial(self._verified, packet),
                 behind=self.machine.held,
             )
@@ -217,7 +217,7 @@ class AdmittedClient(MqttClient):
         if not token:
             self.machine.send_auth(Auth(ReasonCode.CONTINUE_AUTHENTICATION, ongoing.properties))
             return
-        said = self._ingress.logins.credentials(
+        credentials = self._ingress.logins.credentials(
             self.stream,
             ongoing.connect.user_name or "",
             token,
@@ -225,7 +225,7 @@ class AdmittedClient(MqttClient):
             backend=Tokens.kind,
             method=ongoing.method,
         )
-        principal = self._ingress.access.known(said)
+        principal = self._ingress.access.known(credentials)
         if principal is not None:
             self._shown(ongoing, principal)
             return
@@ -236,7 +236,7 @@ class AdmittedClient(MqttClient):
             if connecting and not self.gone:
                 self.receive(b"", self._ingress.now())
 
-        self._ingress.logins.verify(self.stream, said, looked_at, behind=self.machine.held)
+        self._ingress.logins.verify(self.stream, credentials, looked_at, behind=self.machine.held)
 
     def _shown(self, ongoing: TokenShown, found: Principal | Denial) -> None:
         """The token has been looked at. Whoever is connected must still be the same user."""

@@ -23,9 +23,9 @@ from gateway.broker.poison import poisoned
 from gateway.errors import RemoteProtocolError
 from gateway.ingress.guests import Farewell
 from gateway.ingress.mqtt.acknowledgements import Answers, acknowledged
-from gateway.ingress.mqtt.admission import AdmittedClient, expiry_secs_max
+from gateway.ingress.mqtt.admission import AdmittedGuest, expiry_secs_max
 from gateway.ingress.mqtt.bursts import BURST_MIN, Burst, burst_in
-from gateway.ingress.mqtt.client import Receipt
+from gateway.ingress.mqtt.guest import Receipt
 from gateway.ingress.mqtt.ingress import MqttIngress
 from gateway.ingress.mqtt.publish_checks import (
     NOT_TEXT,
@@ -72,7 +72,7 @@ FAREWELLS: Final = {
 }
 
 
-class MqttConnection(AdmittedClient):
+class MqttConnection(AdmittedGuest):
     """The peer object of one client's stream, and its session's outlet."""
 
     __slots__ = (

@@ -24,7 +24,7 @@ from gateway.broker.mqtt.session import Session
 from gateway.containment import contained
 from gateway.errors import RemoteProtocolError
 from gateway.ingress.guests import Guests
-from gateway.ingress.mqtt.client import MqttClient, Receipt
+from gateway.ingress.mqtt.guest import MqttGuest, Receipt
 from gateway.ingress.mqtt.publish_checks import NOT_ALLOWED, Offer, topic_refusal
 from gateway.ingress.mqtt.routing_table import DeniedEntry, RoutingTable
 from gateway.ingress.services import Services
@@ -230,18 +230,18 @@ class MqttIngress(ListenerSource):
         """A client connects: whoever has its identifier must go."""
         session = self.namespace.sessions.get(client_id)
         outlet: object = None if session is None else session.outlet
-        if isinstance(outlet, MqttClient):
+        if isinstance(outlet, MqttGuest):
             try:
                 outlet.taken_over()
             except Exception as error:  # of the one that goes, not of the one that comes
                 outlet.stream.fail(error)
 
-    def admit(self, connection: MqttClient, principal: Principal, rights: Rights, client_id: str) -> None:
+    def admit(self, connection: MqttGuest, principal: Principal, rights: Rights, client_id: str) -> None:
         """The client has said who it is, and has a place."""
         self.entered(connection, principal, rights, client_id, connection.machine.version.name.lower())
         self.logins.accepted()
 
-    def let_go(self, connection: MqttClient, reason: ReasonCode) -> None:
+    def let_go(self, connection: MqttGuest, reason: ReasonCode) -> None:
         """End a connection for what its client does not do, and count it."""
         word = reason_name(reason)
         self.stats.protocol_errors.add(word)

@@ -101,7 +101,7 @@ class Bench:
             namespaces={"mqtt": Devices(), "erp": self.link},
             outbox=self.outboxes.of,
         )
-        self.outboxes.add_way("erp", OutboxTarget(self.link, lambda: self.link.up, **self.way))
+        self.outboxes.add_target("erp", OutboxTarget(self.link, lambda: self.link.up, **self.way))
         self.outboxes.use(router.routes)
 
     def _before(self, store: Store) -> None:

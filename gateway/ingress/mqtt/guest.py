@@ -13,7 +13,7 @@ from gateway.protocols.mqtt.server import ServerConnection
 from gateway.transport.stream import Stream
 
 
-class MqttClient(ABC):
+class MqttGuest(ABC):
     """The peer object of one client's stream."""
 
     __slots__ = ("machine", "sender", "stream")
@@ -65,4 +65,4 @@ class MqttClient(ABC):
     def shut_down(self, farewell: Farewell) -> None: ...
 
 
-Receipt = tuple[MqttClient, int, int, Message, RoutingEntry]
+Receipt = tuple[MqttGuest, int, int, Message, RoutingEntry]
