@@ -127,11 +127,11 @@ class AmqpConnection(ActingGuest):
     @property
     def rights(self) -> Rights:
         """As the rules are now."""
-        rights, authorization = self._rights, self.ingress.authorization
+        rights, authorization = self._rights, self._ingress.authorization
         if rights is None or self._rules != authorization.generation:
             assert self.principal is not None
             self._rules = authorization.generation
-            rights = self._rights = self.ingress.rights_of(self.principal)
+            rights = self._rights = self._ingress.rights_of(self.principal)
         return rights
 
     def check(self, permission: str, kind: str, name: str) -> None:
@@ -158,7 +158,7 @@ class AmqpConnection(ActingGuest):
             self._refuse_access(permission, what, decision.rule)
 
     def _refuse_access(self, permission: str, what: str, rule: str) -> NoReturn:
-        self.ingress.denied(self.sender, permission, what, rule)
+        self._ingress.denied(self.sender, permission, what, rule)
         raise access_refused(f"access to {what} refused for user '{self.sender.user}'")
 
     def rules_changed(self) -> None:
@@ -169,7 +169,7 @@ class AmqpConnection(ActingGuest):
         rights, host = self.rights, self.host.name
         decision = rights.enters_amqp(host)
         if not decision.allowed:
-            self.ingress.denied(self.sender, "connect", f"vhost '{host}'", decision.rule)
+            self._ingress.denied(self.sender, "connect", f"vhost '{host}'", decision.rule)
             text = f"ACCESS_REFUSED - access to vhost '{host}' refused for user '{self.sender.user}'"
             self._report(ReplyCode.ACCESS_REFUSED, text)
             self.machine.close(ReplyCode.ACCESS_REFUSED, text)
@@ -222,10 +222,10 @@ class AmqpConnection(ActingGuest):
 
     def lost(self, reason: str) -> None:
         """The connection is gone: deliveries return to their queues, exclusive queues go."""
-        self.ingress.dispatcher.memory.forget(self)
+        self._ingress.dispatcher.memory.forget(self)
         self.machine.abandon()
         self._leave()
-        self.ingress.forget(self, reason)
+        self._ingress.forget(self, reason)
 
     def _leave(self) -> None:
         channels = list(self.channels.values())
@@ -251,14 +251,14 @@ class AmqpConnection(ActingGuest):
     def tick(self, now: float) -> None:
         """Heartbeats, and the time for the handshake."""
         if not self._ready and now >= self._deadline:
-            self.ingress.stats.protocol_errors.add("connect_timeout")
+            self._ingress.stats.protocol_errors.add("connect_timeout")
             self.stream.abort("no handshake in time")
             return
         self.machine.tick(now)
         if not self.stream.listening:
             self.machine.excuse(now)
         elif self.machine.timed_out(now):
-            self.ingress.stats.protocol_errors.add("heartbeat_timeout")
+            self._ingress.stats.protocol_errors.add("heartbeat_timeout")
             self.stream.abort("heartbeat timeout")
             return
         self.stream.mark()
@@ -281,7 +281,7 @@ class AmqpConnection(ActingGuest):
                 self._wait_for(wait, events[at if wait.again else at + 1 :])
                 break
             except Undecided as question:
-                self.ingress.decide(self.stream, question)
+                self._ingress.decide(self.stream, question)
                 self.stream.postpone(events[at:])
                 break
         if self.machine.closed:
@@ -312,7 +312,7 @@ class AmqpConnection(ActingGuest):
 
     def _decide(self, octets: bytes) -> None:
         """Raises Undecided for a large message while it may still be left; what is wrong is said later."""
-        entries = self.ingress.entries_of(self.rights, self.host)
+        entries = self._ingress.entries_of(self.rights, self.host)
         if octets not in entries:
             with suppress(RemoteProtocolError, Refused):
                 self._resolve(octets, entries)
@@ -320,7 +320,7 @@ class AmqpConnection(ActingGuest):
     def _turn(self, event: Event) -> None:
         """What becomes of the connection or of a channel as a whole."""
         if isinstance(event, ChannelOpened):
-            self.channels[event.channel] = AmqpChannel(self, event.channel, self.ingress.limits.prefetch_max)
+            self.channels[event.channel] = AmqpChannel(self, event.channel, self._ingress.limits.prefetch_max)
         elif isinstance(event, ChannelClosed):
             self._channel_closed(event)
         elif isinstance(event, Authenticate):
@@ -359,8 +359,8 @@ class AmqpConnection(ActingGuest):
             word = ReplyCode(code).name.lower()
         except ValueError:
             word = "other" if code else "protocol_header"
-        self.ingress.stats.protocol_errors.add(word)
-        self.ingress.report(self.stream.remote, text)
+        self._ingress.stats.protocol_errors.add(word)
+        self._ingress.report(self.stream.remote, text)
 
     # The handshake.
 
@@ -372,11 +372,11 @@ class AmqpConnection(ActingGuest):
         self.hears_cancel = bool(capabilities.get("consumer_cancel_notify"))
         self._hears_denial = bool(capabilities.get("authentication_failure_close"))
         self._hears_blocked = bool(capabilities.get("connection.blocked"))
-        logins = self.ingress.logins
+        logins = self._ingress.logins
         if event.mechanism == EXTERNAL:
             certificate = certificate_of(self.stream)
             credentials = Credentials("", b"", self.stream.remote, certificate)
-            certified = self.ingress.access.external(credentials)
+            certified = self._ingress.access.external(credentials)
             if certified is None:
                 names = {} if certificate is None else certificate.names
                 logins.turned_away(self.stream, names.get("common_name", ""), "certificate")
@@ -384,13 +384,13 @@ class AmqpConnection(ActingGuest):
             else:
                 self._admit(certified)
             return
-        pair = self.ingress.credentials(event.mechanism, event.response)
+        pair = self._ingress.credentials(event.mechanism, event.response)
         if pair is None:
             logins.turned_away(self.stream, "", "malformed")
             self._deny(event.mechanism, f"{event.mechanism} response cannot be read")
             return
         credentials = logins.credentials(self.stream, *pair)
-        principal = self.ingress.access.known(credentials)
+        principal = self._ingress.access.known(credentials)
         if principal is not None:
             self._admit(principal)
         else:
@@ -400,11 +400,11 @@ class AmqpConnection(ActingGuest):
 
     def _verified(self, mechanism: str, user: str, found: Principal | Denial) -> None:
         if isinstance(found, Denial):
-            self.ingress.logins.denied(self.stream, user, found)
+            self._ingress.logins.denied(self.stream, user, found)
             self._deny(mechanism, WHY[found])
         else:
             self._admit(found)
-            self.receive(b"", self.ingress.now())
+            self.receive(b"", self._ingress.now())
 
     def _update_secret(self, method: m.ConnectionUpdateSecret) -> None:
         """The client has another token. Of a password nothing is looked at, as RabbitMQ does: it does not
@@ -414,9 +414,9 @@ class AmqpConnection(ActingGuest):
         if principal is None or principal.backend != Tokens.kind:
             self.machine.send_method(0, m.ConnectionUpdateSecretOk())
             return
-        logins = self.ingress.logins
+        logins = self._ingress.logins
         credentials = logins.credentials(self.stream, principal.name, method.new_secret, backend=Tokens.kind)
-        found = self.ingress.access.known(credentials)
+        found = self._ingress.access.known(credentials)
         if found is not None:
             self._secret_seen(found)
         else:
@@ -427,14 +427,14 @@ class AmqpConnection(ActingGuest):
         assert before is not None, "update-secret comes from those who are in"
         if isinstance(found, Principal) and found.name == before.name:
             self.principal = found
-            self.ingress.renewed(self, found)
+            self._ingress.renewed(self, found)
             self.machine.send_method(0, m.ConnectionUpdateSecretOk())
             self._rules = -1  # it may have other rights
             with suppress(Undecided):
                 self.rules_changed()
         else:
             why = found if isinstance(found, Denial) else Denial.WRONG
-            self.ingress.logins.denied(self.stream, before.name, why, self.sender.client)
+            self._ingress.logins.denied(self.stream, before.name, why, self.sender.client)
             self._report(ReplyCode.NOT_ALLOWED, WHY[why])
             text = "NOT_ALLOWED - New secret was refused by one of the backends"
             self.machine.close(ReplyCode.NOT_ALLOWED, text, 10, 70)
@@ -443,8 +443,8 @@ class AmqpConnection(ActingGuest):
 
     def _deny(self, mechanism: str, why: str) -> None:
         """403 to a client that understands why its connection ends; others see it end."""
-        self.ingress.stats.refused.add("access_refused")
-        self.ingress.report(self.stream.remote, why)
+        self._ingress.stats.refused.add("access_refused")
+        self._ingress.report(self.stream.remote, why)
         if not self._hears_denial:
             self.stream.end("login refused")
             return
@@ -457,42 +457,42 @@ class AmqpConnection(ActingGuest):
 
     def _admit(self, principal: Principal) -> None:
         self.principal = principal
-        self.ingress.logins.accepted()
+        self._ingress.logins.accepted()
         name = self._client_properties.get("connection_name", "")
         client = name if isinstance(name, str) else ""
-        self.sender = Sender(self.ingress.name, client, principal.name, self.stream.remote)
+        self.sender = Sender(self._ingress.name, client, principal.name, self.stream.remote)
         self.machine.authenticated()
         self.stream.mark()
 
     def _open(self, event: Open) -> None:
-        hosts = self.ingress.hosts
+        hosts = self._ingress.hosts
         found = next((host for host in hosts if host.name == event.virtual_host), None)
         principal = self.principal
         assert principal is not None, "who opens has said who it is"
         if found is None:
-            self.ingress.logins.turned_away(self.stream, principal.name, "virtual_host", self.sender.client)
+            self._ingress.logins.turned_away(self.stream, principal.name, "virtual_host", self.sender.client)
             self.machine.close(
                 ReplyCode.NOT_ALLOWED, f"NOT_ALLOWED - vhost {event.virtual_host} not found", 10, 40
             )
             return
         decision = self.rights.enters_amqp(found.name)
         if not decision.allowed:
-            self.ingress.denied(self.sender, "connect", f"vhost '{found.name}'", decision.rule)
+            self._ingress.denied(self.sender, "connect", f"vhost '{found.name}'", decision.rule)
             text = f"NOT_ALLOWED - access to vhost '{found.name}' refused for user '{self.sender.user}'"
             self.machine.close(ReplyCode.NOT_ALLOWED, text, 10, 40)
             return
-        if self.ingress.let_in(self, principal, self.rights, self.sender.client, "0-9-1"):
+        if self._ingress.let_in(self, principal, self.rights, self.sender.client, "0-9-1"):
             text = f"NOT_ALLOWED - connection refused for user '{self.sender.user}': user connection limit"
             self.machine.close(ReplyCode.NOT_ALLOWED, f"{text} is reached", 10, 40)
             return
         self.host = found
-        self.endpoint = self.ingress.endpoint_of(found)
+        self.endpoint = self._ingress.endpoint_of(found)
         self._ready = True
         self.machine.opened()
-        self.ingress.hurry(self, self.machine.heartbeat)
-        self.ingress.stats.spoke(self.machine, "0-9-1")
-        if self.ingress.store is not None and not self.ingress.store.healthy:
-            self.blocked(self.ingress.store.failure)
+        self._ingress.hurry(self, self.machine.heartbeat)
+        self._ingress.stats.spoke(self.machine, "0-9-1")
+        if self._ingress.store is not None and not self._ingress.store.healthy:
+            self.blocked(self._ingress.store.failure)
 
     # Publishing.
 
@@ -505,7 +505,7 @@ class AmqpConnection(ActingGuest):
             durable = essentials(content_properties(raw)).durable
         except RemoteProtocolError:
             durable = False  # it is refused for that, as any other
-        if durable and isinstance(body, Spooled) and self.ingress.store is not None:
+        if durable and isinstance(body, Spooled) and self._ingress.store is not None:
             self._sync(body, content, events)
             return True
         self._publishes([content], large=True)
@@ -529,10 +529,10 @@ class AmqpConnection(ActingGuest):
             else:
                 self.refuse(content[0], failed(f"the spool cannot be written: {fault.strerror}"), PUBLISH)
             self._process(events)
-            self.ingress.flush()
+            self._ingress.flush()
 
         self.stream.hold()
-        self.ingress.tasks.start_soon(task)
+        self._ingress.tasks.start_soon(task)
 
     def _publishes(  # noqa: C901, PLR0912, PLR0915 - every message
         self, contents: list[Content], *, large: bool = False
@@ -540,7 +540,7 @@ class AmqpConnection(ActingGuest):
         """Publish them; returns those that are left for another turn, when many go where this user has not
         published before. A `large` one, which has come alone, is never left.
         """
-        ingress = self.ingress
+        ingress = self._ingress
         memory = ingress.dispatcher.memory
         if memory.short and not memory.admits(self, len(contents)):
             self._refuse_publishes(contents)
@@ -626,15 +626,15 @@ class AmqpConnection(ActingGuest):
                 self.refuse(number, Refused(ReplyCode.PRECONDITION_FAILED, text), PUBLISH)
             elif channel.confirming:
                 channel.refused(channel.expect_confirm())
-        self.ingress.stats.messages_in += len(contents)
-        self.ingress.stats.refuse(LOW_ON_MEMORY, len(contents))
+        self._ingress.stats.messages_in += len(contents)
+        self._ingress.stats.refuse(LOW_ON_MEMORY, len(contents))
         self.stream.mark()
 
     def _keep_for_commit(
         self, channel: AmqpChannel, entry: RoutingEntry, message: Message, content: Content | None
     ) -> None:
         assert channel.transaction is not None
-        limits = self.ingress.limits
+        limits = self._ingress.limits
         try:
             count, octets = channel.transaction.publish(entry, message, content)
         except RemoteProtocolError as error:  # a headers exchange looked into malformed properties
@@ -648,7 +648,7 @@ class AmqpConnection(ActingGuest):
     def _resolve(self, octets: bytes, entries: dict[bytes, PublishTarget]) -> PublishTarget:
         """A basic.publish seen for the first time: where does it lead?"""
         method = decode_publish(octets)
-        ingress = self.ingress
+        ingress = self._ingress
         if method.immediate:
             raise RemoteProtocolError(
                 "NOT_IMPLEMENTED - immediate=true",
@@ -703,7 +703,7 @@ class AmqpConnection(ActingGuest):
         """Publishes have been settled, and their channels told."""
         self.stream.mark()
         self.unsettled -= count
-        if self._held and self.unsettled <= self.ingress.unsettled_max // 2:
+        if self._held and self.unsettled <= self._ingress.unsettled_max // 2:
             self._held = False
             self.stream.release()
 
@@ -769,8 +769,8 @@ class AmqpConnection(ActingGuest):
     def _method(self, event: MethodReceived) -> None:
         channel = self.channels.get(event.channel)
         method = event.method
-        if len(self.ingress.batch):
-            self.ingress.turn_done()  # what the client published before, its method must find in the queues
+        if len(self._ingress.batch):
+            self._ingress.turn_done()  # what the client published before, its method must find in the queues
         if channel is None:
             if isinstance(method, m.ConnectionUpdateSecret):
                 self._update_secret(method)
@@ -799,7 +799,7 @@ class AmqpConnection(ActingGuest):
             else:
                 self.stream.abort(outcome.text)
 
-        store = self.ingress.store
+        store = self._ingress.store
         assert store is not None
         self.stream.hold_output()
         store.after_commit(committed)

@@ -123,11 +123,11 @@ class FastConnection(ActingGuest):
     @property
     def rights(self) -> Rights:
         """As the rules are now."""
-        rights, authorization = self._rights, self.ingress.authorization
+        rights, authorization = self._rights, self._ingress.authorization
         if rights is None or self._rules != authorization.generation:
             assert self.principal is not None
             self._rules = authorization.generation
-            rights = self._rights = self.ingress.rights_of(self.principal, self.client_name)
+            rights = self._rights = self._ingress.rights_of(self.principal, self.client_name)
         return rights
 
     def check(self, right: str, service: str, name: str, *, whole: bool = False) -> None:
@@ -150,7 +150,7 @@ class FastConnection(ActingGuest):
     def demand(self, decision: Decision, right: str, service: str, name: str) -> None:
         """Refused 403 unless it is allowed."""
         if not decision.allowed:
-            self.ingress.denied(self.sender, right, f"{service}:{name}", decision.rule)
+            self._ingress.denied(self.sender, right, f"{service}:{name}", decision.rule)
             raise Refused(ReplyCode.ACCESS_REFUSED, f"{right}: {service} {name!r} is refused")
 
     def rules_changed(self) -> None:
@@ -193,7 +193,7 @@ class FastConnection(ActingGuest):
         """Whether it may be called so; a client without a name is nobody in particular."""
         decision = rights.has_client_id(client_name)
         if client_name and not decision.allowed:
-            self.ingress.denied(self.sender, "client_id", client_name, decision.rule)
+            self._ingress.denied(self.sender, "client_id", client_name, decision.rule)
             return False
         return True
 
@@ -243,9 +243,9 @@ class FastConnection(ActingGuest):
 
     def lost(self, reason: str) -> None:
         """The connection is gone: deliveries return to their queues, what was temporary goes."""
-        self.ingress.dispatcher.memory.forget(self)
+        self._ingress.dispatcher.memory.forget(self)
         self._leave()
-        self.ingress.forget(self, reason)
+        self._ingress.forget(self, reason)
 
     # What takes its time.
 
@@ -271,10 +271,10 @@ class FastConnection(ActingGuest):
     def _leave(self) -> None:
         for channel in list(self.channels.values()):
             self._drop_channel(channel, silent=False)
-        if self.ingress.clients.get(self.owner) is self:
-            del self.ingress.clients[self.owner]
+        if self._ingress.clients.get(self.owner) is self:
+            del self._ingress.clients[self.owner]
         if self.owner and not self.client_name:
-            self.ingress.partials.drop_of(self.host.name, self.owner)
+            self._ingress.partials.drop_of(self.host.name, self.owner)
 
     # What the listener asks.
 
@@ -309,7 +309,7 @@ class FastConnection(ActingGuest):
         machine = self.machine
         failed = machine.state is State.FAILED
         if not self._ready and not failed and now >= self._deadline:
-            self.ingress.stats.protocol_errors.add("connect_timeout")
+            self._ingress.stats.protocol_errors.add("connect_timeout")
             self.stream.abort("no handshake in time")
             return
         machine.tick(now)
@@ -319,7 +319,7 @@ class FastConnection(ActingGuest):
             machine.excuse(now)
         elif machine.timed_out(now):
             word, why = self._silence()
-            self.ingress.stats.protocol_errors.add(word)
+            self._ingress.stats.protocol_errors.add(word)
             self.stream.end(why)
             return
         if any(channel.streamed for channel in self.channels.values()):
@@ -374,7 +374,7 @@ class FastConnection(ActingGuest):
                 hear(self, event)
         except Undecided as question:
             self.pause()
-            self.ingress.decide(self.stream, question, self.go_on)
+            self._ingress.decide(self.stream, question, self.go_on)
             return True
         return False
 
@@ -408,8 +408,8 @@ class FastConnection(ActingGuest):
 
     def _settle_before(self) -> None:
         """What the client published before, its command must find in the queues."""
-        if len(self.ingress.batch):
-            self.ingress.turn_done()
+        if len(self._ingress.batch):
+            self._ingress.turn_done()
 
     def _command(self, command: m.Command) -> None:
         self._settle_before()
@@ -443,7 +443,7 @@ class FastConnection(ActingGuest):
             queue.dispatch()
         if tagged:
             if any(queue.storage is not None for queue in touched):
-                self.ingress.after_commit(lambda outcome: self._acked(tagged))
+                self._ingress.after_commit(lambda outcome: self._acked(tagged))
             else:
                 self._acked(tagged)
 
@@ -460,11 +460,11 @@ class FastConnection(ActingGuest):
         stream = self.stream
         stream.queued += octets + DELIVERY_OVERHEAD * count
         stream.mark()
-        self.ingress.stats.messages_out += count
+        self._ingress.stats.messages_out += count
         if channel.exhausted and not channel.closing:
             channel.closing = True
             text = "the message numbers of the channel are used up"
-            self.ingress.soon(lambda: self.close_channel(channel, ReplyCode.INSUFFICIENT_RESOURCES, text))
+            self._ingress.soon(lambda: self.close_channel(channel, ReplyCode.INSUFFICIENT_RESOURCES, text))
 
     # Ends.
 
@@ -519,7 +519,7 @@ class FastConnection(ActingGuest):
             self._delivering.pop(channel, None)
             channel.close()
             if channel.folder is not None:
-                self.ingress.unshare(channel.folder)
+                self._ingress.unshare(channel.folder)
         if not silent:
             self._left_channels[channel.number] = channel
 
@@ -540,13 +540,13 @@ class FastConnection(ActingGuest):
             word = ReplyCode(code).name.lower()
         except ValueError:
             word = "other"
-        self.ingress.stats.protocol_errors.add(word)
-        self.ingress.report(self.stream.remote, text)
+        self._ingress.stats.protocol_errors.add(word)
+        self._ingress.report(self.stream.remote, text)
 
     # The negotiation.
 
     def _authenticate(self, event: Authenticate) -> None:
-        ingress = self.ingress
+        ingress = self._ingress
         if not event.offered and event.mechanism.upper() != NONE:
             self._deny(ReplyCode.BAD_FIELD_VALUE, f"mechanism {event.mechanism!r} is not offered")
             return
@@ -573,14 +573,14 @@ class FastConnection(ActingGuest):
 
     def _verified(self, user: str, found: Principal | Denial) -> None:
         if isinstance(found, Denial):
-            self.ingress.logins.denied(self.stream, user, found)
+            self._ingress.logins.denied(self.stream, user, found)
             self._deny(*DENIALS[found])
         else:
             self._admit(found)
-            self.receive(b"", self.ingress.now())
+            self.receive(b"", self._ingress.now())
 
     def _deny(self, code: int, text: str) -> None:
-        self.ingress.stats.refused.add("access_refused")
+        self._ingress.stats.refused.add("access_refused")
         self.machine.fail(code, text)
         self._failed(code, text)
 
@@ -594,50 +594,50 @@ class FastConnection(ActingGuest):
 
     def _admit(self, principal: Principal) -> None:
         self.principal = principal
-        self.ingress.logins.accepted()
+        self._ingress.logins.accepted()
         self.machine.tune()
         self.stream.mark()
 
     def _open(self, event: Open) -> None:
-        host = next((one for one in self.ingress.hosts if one.name == event.virtual_path), None)
+        host = next((one for one in self._ingress.hosts if one.name == event.virtual_path), None)
         if host is None:
             assert self.principal is not None
-            self.ingress.logins.turned_away(
+            self._ingress.logins.turned_away(
                 self.stream, self.principal.name, "virtual_host", event.client_name
             )
             text = f"there is no virtual host {event.virtual_path!r}"
             self._report(ReplyCode.VIRTUAL_PATH_NOT_VALID, text)
             self.machine.close(ReplyCode.VIRTUAL_PATH_NOT_VALID, text)
             return
-        owner = event.client_name or self.ingress.new_owner()
-        if owner in self.ingress.clients:
+        owner = event.client_name or self._ingress.new_owner()
+        if owner in self._ingress.clients:
             text = f"client {owner!r} is active already"
             self._report(ReplyCode.CLIENT_ALREADY_ACTIVE, text)
             self.machine.close(ReplyCode.CLIENT_ALREADY_ACTIVE, text)
             return
         assert self.principal is not None
-        rights = self.ingress.rights_of(self.principal, event.client_name)
+        rights = self._ingress.rights_of(self.principal, event.client_name)
         decision = rights.enters_fast(host.name)
         if not decision.allowed:
-            self.ingress.denied(self.sender, "connect", f"virtual host {host.name!r}", decision.rule)
+            self._ingress.denied(self.sender, "connect", f"virtual host {host.name!r}", decision.rule)
         if not decision.allowed or not self._has_its_name(rights, event.client_name):
             what = repr(event.client_name) if decision.allowed else f"virtual host {host.name!r}"
             text = f"{what} is not for user {self.principal.name!r}"
             self._report(ReplyCode.ACCESS_REFUSED, text)
             self.machine.close(ReplyCode.ACCESS_REFUSED, text)
             return
-        if limit := self.ingress.let_in(self, self.principal, rights, event.client_name, "0.7c0"):
+        if limit := self._ingress.let_in(self, self.principal, rights, event.client_name, "0.7c0"):
             text = f"{limit} is reached by user {self.principal.name!r}"
             self._report(ReplyCode.INSUFFICIENT_RESOURCES, text)
             self.machine.close(ReplyCode.INSUFFICIENT_RESOURCES, text)
             return
         self.host, self.client_name, self.owner = host, event.client_name, owner
-        self.ingress.clients[owner] = self
-        self.sender = Sender(self.ingress.name, event.client_name, self.principal.name, self.stream.remote)
+        self._ingress.clients[owner] = self
+        self.sender = Sender(self._ingress.name, event.client_name, self.principal.name, self.stream.remote)
         self._ready = True
         self.machine.opened()
-        self.ingress.hurry(self, self.machine.peer_heartbeat)
-        self.ingress.stats.spoke(self.machine, "0.7c0")
+        self._ingress.hurry(self, self.machine.peer_heartbeat)
+        self._ingress.stats.spoke(self.machine, "0.7c0")
 
 
 RARE: Final[dict[type[Event], Callable[[FastConnection, Any], None]]] = {
