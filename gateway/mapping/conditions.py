@@ -14,9 +14,8 @@ from collections.abc import Callable, Iterable
 from contextlib import suppress
 from decimal import Decimal
 from difflib import get_close_matches
-from typing import Any, Final, Protocol
+from typing import TYPE_CHECKING, Any, Final, Protocol
 
-import cel
 import orjson
 
 from gateway.errors import MappingError, RemoteProtocolError
@@ -25,6 +24,9 @@ from gateway.mapping.patterns import WORDS_OF_MESSAGE, WORDS_OF_SENDER
 from gateway.mapping.templates import unknown_name
 from gateway.model.message import Message
 from gateway.model.properties import Headers, Value, ValueType
+
+if TYPE_CHECKING:
+    import cel
 
 CONDITION_BODY_MAX: Final = 1_048_576  # octets; parsing more would hold up every connection of the poller
 CONDITION_VALUES_MAX: Final = 3_000  # in body and headers: each is copied for the evaluation, some 4 µs
@@ -125,6 +127,8 @@ def _compiled(text: str) -> tuple[cel.Program, Expression]:
 
     What is too long or too deep never gets as far as the library, which would run out of its stack.
     """
+    import cel  # a tenth of a second of every start, and most mappings have no condition
+
     cost = None
     with suppress(NotUnderstood):
         cost = Expression(text)
