@@ -6,6 +6,7 @@ with the place as people write it (`routes[0].to.topic`), in plain words, and wi
 
 from __future__ import annotations
 
+import re
 import types
 from collections.abc import Iterator
 from difflib import get_close_matches
@@ -22,6 +23,9 @@ Place = tuple[str | int, ...]
 DOCUMENT_OCTETS_MAX: Final = 4_194_304  # far above any hand-written file, far below what would hurt
 DOCUMENT_NESTING_MAX: Final = 100  # the C library calls itself for each level, and nobody writes so many
 DOCUMENT_PLACES_MAX: Final = 500_000  # an alias repeats what it names: ten lines of them can mean billions
+
+BRACE: Final = re.compile(r"(?:[:,\[-]|^)\s*\{[^{}:,]*\}\s*[^\s,\]}#]")
+BRACES: Final = '; a text that begins with { is a table to YAML: put it into quotes, as "{name}"'
 
 # libyaml is eighteen times faster; a PyYAML built without it has the same loader in Python.
 _LOADER: Final[type[yaml.SafeLoader]] = getattr(yaml, "CSafeLoader", yaml.SafeLoader)
@@ -111,9 +115,19 @@ def parse(text: str, file: str) -> Document:
     except yaml.MarkedYAMLError as error:
         mark = error.problem_mark
         position = Position() if mark is None else Position(mark.line + 1, mark.column + 1)
-        raise _fault(file, position, f"not YAML: {error.problem}") from error
+        meant = BRACES if _braced(text, error) else ""
+        raise _fault(file, position, f"not YAML: {error.problem}{meant}") from error
     except (yaml.YAMLError, ValueError, RecursionError) as error:
         raise ConfigurationError(f"not YAML: {str(error).splitlines()[0]}", file=file) from error
+
+
+def _braced(text: str, error: yaml.MarkedYAMLError) -> bool:
+    """Whether a line that the error names has a value that begins with a brace, and more behind it."""
+    marks = (error.context_mark, error.problem_mark)
+    lines = text.splitlines()
+    return any(
+        mark is not None and mark.line < len(lines) and BRACE.search(lines[mark.line]) for mark in marks
+    )
 
 
 def _refuse_deep(text: str, file: str) -> None:
@@ -174,6 +188,8 @@ def complaints(error: ValidationError, model: type[BaseModel]) -> Iterator[Compl
         elif kind == "literal_error":
             near = get_close_matches(str(given), reason.split("'")[1::2], 1)
             yield Complaint(place, reason, _shown(given), f"; did you mean {near[0]!r}?" if near else "")
+        elif kind == "string_type" and isinstance(given, dict):
+            yield Complaint(place, f"{reason}{BRACES}")
         else:
             yield Complaint(place, reason, _shown(given))
 

@@ -6,6 +6,8 @@ has to answer; `LocalProtocolError` is ours and is a bug.
 
 from __future__ import annotations
 
+from collections.abc import Iterable
+
 
 class GatewayError(Exception):
     """The base of all deliberate errors."""
@@ -14,12 +16,22 @@ class GatewayError(Exception):
 class ConfigurationError(GatewayError):
     """A configuration that cannot be used; the text says where, why and what to do.
 
-    `file`, `line` and `column` (both from 1; 0 when unknown) say where.
+    `file`, `line` and `column` (both from 1; 0 when unknown) say where. `others` are what else is wrong; the
+    text has a line for each.
     """
 
-    def __init__(self, reason: str, *, file: str = "", line: int = 0, column: int = 0) -> None:
+    def __init__(
+        self,
+        reason: str,
+        *,
+        file: str = "",
+        line: int = 0,
+        column: int = 0,
+        others: Iterable[ConfigurationError] = (),
+    ) -> None:
+        self.others = tuple(others)
         place = ":".join([file, *(str(number) for number in (line, column) if number)])
-        super().__init__(f"{place}: {reason}" if place else reason)
+        super().__init__("\n".join([f"{place}: {reason}" if place else reason, *map(str, self.others)]))
         self.reason = reason
         self.file = file
         self.line = line

@@ -11,7 +11,7 @@ from typing import Final
 import watchfiles
 
 from gateway.broker.dispatcher import tell_reply_kept
-from gateway.errors import ConfigurationError
+from gateway.errors import MappingError
 from gateway.mapping import load
 from gateway.mapping.linter import unstorable_routes
 from gateway.mapping.router import Router
@@ -57,7 +57,8 @@ class MappingFiles:
             reply_kept=tell_reply_kept,
         )
         if missing := unstorable_routes(router.routes, given.links, store=given.store.enabled):
-            raise ConfigurationError("\n".join(missing))
+            first, *others = missing
+            raise MappingError(first.reason, file=first.file, line=first.line, others=others)
         return router
 
     def names(self) -> list[str]:

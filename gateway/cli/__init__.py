@@ -1,20 +1,45 @@
-"""The command line: one file for each group of commands, found by their attribute `app`.
+"""The command line: one file for each group of commands, imported when one of them is named.
 
 `main` is the entry point; errors that the user can mend become lines on standard error and an exit code.
 """
 
 from __future__ import annotations
 
-import importlib
-import pkgutil
+import os
 import sys
-from typing import Annotated
+from typing import Annotated, Final
 
 import typer
 
 from gateway.cli.exits import Exit
+from gateway.cli.findings import lines_of
+from gateway.cli.groups import COMPLETE, group_of
 from gateway.cli.version import described
 from gateway.errors import ConfigurationError, GatewayError
+
+FILES: Final = {
+    "access": "access",
+    "check": "check",
+    "clients": "clients",
+    "completion": "completion",
+    "deadletters": "deadletters",
+    "explain": "mapping",
+    "journal": "journal",
+    "passwd": "passwd",
+    "pipeline": "pipeline",
+    "publish": "messages",
+    "queues": "queues",
+    "retained": "retained",
+    "run": "run",
+    "schema": "mapping",
+    "sessions": "sessions",
+    "store": "store",
+    "subscribe": "messages",
+    "test": "mapping",
+    "tokens": "tokens",
+    "version": "version",
+}
+"""Which file has which command."""
 
 
 def _tell_version(wanted: bool) -> None:
@@ -34,27 +59,27 @@ def _gateway(
 
 def commands() -> typer.Typer:
     """All commands of this folder."""
-    app = typer.Typer(
+    return typer.Typer(
         name="gateway",
+        cls=group_of(__name__, FILES),
         callback=_gateway,
         context_settings={"help_option_names": ["-h", "--help"]},
         no_args_is_help=True,
         add_completion=False,
         pretty_exceptions_enable=False,
     )
-    for found in pkgutil.iter_modules(__path__):
-        group = getattr(importlib.import_module(f"{__name__}.{found.name}"), "app", None)
-        if isinstance(group, typer.Typer):
-            app.add_typer(group)
-    return app
 
 
 def main() -> None:
     """Run the command that the arguments name, and exit."""
+    if COMPLETE in os.environ:
+        from typer.completion import completion_init  # type: ignore[attr-defined]  # by no other name
+
+        completion_init()
     try:
         commands()(prog_name="gateway")  # also where it is a part of another program
     except ConfigurationError as error:
-        print(error, file=sys.stderr)
+        print("\n".join(lines_of(error)), file=sys.stderr)
         sys.exit(Exit.CONFIGURATION)
     except GatewayError as error:
         print(error, file=sys.stderr)

@@ -7,13 +7,8 @@ from typing import Annotated
 import orjson
 import typer
 
-from gateway.access.authorization import Authorization
-from gateway.access.explaining import QUESTIONS
-from gateway.access.principal import Principal
-from gateway.app.access import roles_of, with_imported_hosts
 from gateway.cli.exits import Exit
 from gateway.cli.options import AsJson, ConfigFile, settings_of
-from gateway.model.dialect import NameRefused
 
 app = typer.Typer()
 group = typer.Typer(no_args_is_help=True, help="Who may do what.")
@@ -30,7 +25,7 @@ def explain(
             " create, talk (AMQP/Fast)."
         ),
     ],
-    protocol: Annotated[str, typer.Argument(help=f"{', '.join(QUESTIONS)}.")],
+    protocol: Annotated[str, typer.Argument(help="mqtt, amqp091, amqpfast.")],
     address: Annotated[
         str,
         typer.Argument(
@@ -49,6 +44,12 @@ def explain(
     as_json: AsJson = False,
 ) -> None:
     """Say whether a client may do something, and which rule says so. Exit code 1 when it may not."""
+    from gateway.access.authorization import Authorization
+    from gateway.access.explaining import QUESTIONS
+    from gateway.access.principal import Principal
+    from gateway.app.access import roles_of, with_imported_hosts
+    from gateway.model.dialect import NameRefused
+
     settings = with_imported_hosts(settings_of(config))
     questions = QUESTIONS.get(protocol)
     if questions is None:

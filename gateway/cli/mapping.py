@@ -4,24 +4,17 @@ from __future__ import annotations
 
 from dataclasses import asdict
 from pathlib import Path
-from typing import Annotated, Any
+from typing import TYPE_CHECKING, Annotated, Any
 
 import orjson
 import typer
 
 from gateway.cli.exits import Exit
-from gateway.cli.journal import tell_fate
+from gateway.cli.findings import line_of
 from gateway.cli.options import AsJson, ConfigFile, settings_of
-from gateway.errors import ConfigurationError
-from gateway.mapping import load
-from gateway.mapping.cases import run_cases
-from gateway.mapping.explain import Explanation, explain
-from gateway.mapping.router import Router
-from gateway.mapping.schema import json_schema
-from gateway.model.address import Address
-from gateway.model.dialect import NameRefused
-from gateway.model.message import Sender
-from gateway.protocols import DIALECT_OF_WORD, DIALECTS
+
+if TYPE_CHECKING:
+    from gateway.mapping.explain import Explanation
 
 app = typer.Typer()
 
@@ -33,6 +26,9 @@ Files = Annotated[
 @app.command(name="test")
 def run_tests(files: Files = None, config: ConfigFile = None, as_json: AsJson = False) -> None:
     """Run the tests that stand in mapping files. Exit code 1 when one fails."""
+    from gateway.mapping import load
+    from gateway.mapping.cases import run_cases
+
     chosen = files or settings_of(config).mapping_files()
     results = [(str(mapping.file), result) for mapping in load(chosen) for result in run_cases(mapping)]
     failed = [result for _, result in results if not result.passed]
@@ -40,6 +36,7 @@ def run_tests(files: Files = None, config: ConfigFile = None, as_json: AsJson = 
         rows = [
             {
                 "file": file,
+                "line": result.line,
                 "test": result.name,
                 "passed": result.passed,
                 "differences": list(result.differences),
@@ -49,9 +46,12 @@ def run_tests(files: Files = None, config: ConfigFile = None, as_json: AsJson = 
         typer.echo(orjson.dumps({"passed": len(results) - len(failed), "failed": len(failed), "tests": rows}))
     else:
         for file, result in results:
-            typer.echo(f"{'ok    ' if result.passed else 'FAILED'} {file}: {result.name}")
+            if result.passed:
+                typer.echo(f"ok {file}:{result.line}: {result.name}")
             for difference in result.differences:
-                typer.echo(f"         {difference}")
+                typer.echo(
+                    line_of(f"test {result.name!r}: {difference}", "error", "failed", file, result.line)
+                )
         typer.echo(f"{len(results) - len(failed)} passed, {len(failed)} failed")
     if failed:
         raise typer.Exit(Exit.FAILED)
@@ -79,14 +79,22 @@ def explain_address(
     """
     settings = settings_of(config)
     if message is not None:
+        from gateway.cli.journal_rows import tell_fate
+
         tell_fate(settings, message, as_json=as_json)
         return
+    from gateway.mapping import load
+    from gateway.mapping.explain import explain
+    from gateway.mapping.router import Router
+    from gateway.model.dialect import NameRefused
+    from gateway.model.message import Sender
+    from gateway.protocols import DIALECT_OF_WORD, DIALECTS
+
     endpoints = settings.endpoints()
     if endpoint is None:
         raise typer.BadParameter("say an endpoint, or --message")
     if endpoint not in endpoints:
-        raise ConfigurationError(f"{endpoint!r} is no endpoint; there are: {', '.join(endpoints)}")
-    address: Address
+        raise typer.BadParameter(f"{endpoint!r} is no endpoint; there are: {', '.join(endpoints)}")
     given = {"topic": topic, "destination": destination, "queue": queue, "exchange": exchange}
     if all(word is None for word in given.values()):
         raise typer.BadParameter("say --topic, --exchange with --routing-key, --queue, or --destination")
@@ -137,5 +145,7 @@ def _text(found: Explanation) -> str:
 @app.command()
 def schema() -> None:
     """Print the JSON Schema of mapping files, for editors."""
+    from gateway.mapping.schema import json_schema
+
     document: dict[str, Any] = json_schema()
     typer.echo(orjson.dumps(document, option=orjson.OPT_INDENT_2))

@@ -2,30 +2,15 @@
 
 from __future__ import annotations
 
-import sys
 from pathlib import Path
-from pkgutil import resolve_name
 from typing import Annotated
 
-import orjson
 import typer
 
-from gateway.cli.amqpfast.commands import FastCommands
 from gateway.cli.exits import Exit
 from gateway.cli.options import AsJson
-from gateway.clients.wire import Access, Client, messages
-from gateway.errors import LinkError
-from gateway.model.address import Address
-from gateway.model.dialect import Dialect, NameRefused
-from gateway.model.message import Message
-from gateway.model.properties import Properties, ValueType, is_unicode, property_set, string
-from gateway.protocols import DIALECTS, dialect_of
-from gateway.protocols.amqpfast.dialect import AMQPFAST
-from gateway.settings import Target, parse_url
 
 app = typer.Typer()
-
-_DEFAULTED = frozenset(("service",))  # words that have a value when nobody says one
 
 Url = Annotated[
     str,
@@ -75,11 +60,25 @@ def publish(
     ca_file: CaFile = None,
 ) -> None:
     """Publish one message and wait until the broker has it. Exit code 1 when it does not take it."""
+    from gateway.cli.sending import (
+        AMQPFAST,
+        FastCommands,
+        Shown,
+        address_of,
+        body_of,
+        headers_of,
+        is_unicode,
+        made_of,
+        peer_to,
+        publish_with,
+        target_of,
+    )
+
     for given in (topic, exchange, routing_key, queue, destination, content_type, reply_to, *(header or ())):
         if given is not None and not is_unicode(given):
             raise typer.BadParameter(f"{given!r} is not UTF-8")
-    target = _target(url)
-    address = _address(
+    target = target_of(url)
+    address = address_of(
         target,
         topic=topic,
         exchange=exchange if queue is None else None,
@@ -89,19 +88,15 @@ def publish(
         destination=destination,
     )
     file_by_itself = file is not None and target.protocol == AMQPFAST.name and transaction is None
-    body = b"" if file_by_itself else _body(message, file)
-    headers = tuple((name, string(value)) for name, value in (_pair(one) for one in header or ()))
-    properties = property_set(Properties(content_type=content_type, reply_to=reply_to, headers=headers))
-    made = Message(
-        address, body, properties, qos, qos > 0, retain and "retain" in _dialect(target).target_options
-    )
+    body = b"" if file_by_itself else body_of(message, file)
+    made = made_of(target, address, body, qos, retain, content_type, reply_to, headers_of(header or ()))
     if target.protocol == AMQPFAST.name:
         show = Shown(None, as_json=False).show
         refused = FastCommands(target, timeout, ca_file).publish(
             made, file if file_by_itself else None, transaction, show
         )
     else:
-        refused = _publish(_peer(target, timeout, ca_file), made)
+        refused = publish_with(peer_to(target, timeout, ca_file), made)
     if refused:
         typer.echo(f"not accepted: {refused}", err=True)
         raise typer.Exit(Exit.FAILED)
@@ -133,11 +128,22 @@ def subscribe(
     as_json: AsJson = False,
 ) -> None:
     """Print messages as they come, one line each. Exit code 1 when --count was not reached in --seconds."""
-    target = _target(url)
+    from gateway.cli.sending import (
+        AMQPFAST,
+        FastCommands,
+        Shown,
+        address_of,
+        demand,
+        messages,
+        peer_to,
+        target_of,
+    )
+
+    target = target_of(url)
     shown = Shown(count, as_json)
     if target.protocol == AMQPFAST.name:
         interrupted = FastCommands(target, timeout, ca_file).subscribe(
-            _address(target, service=service, destination=destination),
+            address_of(target, service=service, destination=destination),
             shown.show,
             seconds=seconds,
             browse=browse,
@@ -147,8 +153,8 @@ def subscribe(
         shown.left = None if interrupted else shown.left
     else:
         given = {"topic": topic, "queue": queue, "exchange": exchange, "binding_key": binding_key}
-        _wanted(target, topic=topic, queue=queue, exchange=exchange)
-        peer = _peer(target, timeout, ca_file)
+        demand(target, topic=topic, queue=queue, exchange=exchange)
+        peer = peer_to(target, timeout, ca_file)
         peer.listen({word: text for word, text in given.items() if text is not None}, qos)
         try:
             for message in messages(peer, seconds):
@@ -159,109 +165,3 @@ def subscribe(
         peer.close()
     if shown.left:
         raise typer.Exit(Exit.FAILED)
-
-
-class Shown:
-    """Prints messages, `left` more of them; None: as many as come."""
-
-    def __init__(self, left: int | None, as_json: bool) -> None:
-        self.left = left
-        self._as_json = as_json
-
-    def show(self, message: Message, saved: Path | None) -> bool:
-        """Print one; False when that was the last that is wanted."""
-        typer.echo(_line(message, self._as_json, saved))
-        if self.left is None:
-            return True
-        self.left -= 1
-        return self.left > 0
-
-
-def _dialect(target: Target) -> Dialect:
-    return DIALECTS[target.protocol]
-
-
-def _peer(target: Target, timeout: float, ca_file: str | None) -> Client:
-    if not _dialect(target).peer:
-        raise typer.BadParameter(f"the command line does not speak {_dialect(target).title}")
-    made: Client = resolve_name(_dialect(target).peer)(Access(target, timeout, ca_file))
-    return made
-
-
-def _wanted(target: Target, **given: str | None) -> None:
-    """Raises BadParameter when the protocol's own words are not among those that were said."""
-    dialect = _dialect(target)
-    if not any(given.get(word) for word in dialect.address_words if word not in _DEFAULTED):
-        wants = f"--{dialect.name_word}"
-        if dialect.queue_word is not None:
-            wants = (
-                f"--{dialect.queue_word}, or --{dialect.scope_word} with {wants} or --{dialect.pattern_word}"
-            )
-        raise typer.BadParameter(f"{dialect.title} wants {wants.replace('_', '-')}")
-
-
-def _address(target: Target, **given: str | None) -> Address:
-    """What was said in the words of the target's protocol. Raises BadParameter."""
-    _wanted(target, **given)
-    try:
-        return _dialect(target).published({word: text for word, text in given.items() if text is not None})[0]
-    except NameRefused as error:
-        raise typer.BadParameter(str(error)) from error
-
-
-def _publish(peer: Client, message: Message) -> str:
-    """Publish and say goodbye; returns why it was refused, or ""."""
-    try:
-        refused = peer.publish_many([message])
-    except LinkError as error:
-        peer.cut()
-        return str(error)
-    peer.close()
-    return refused[0].text if refused else ""
-
-
-def _body(message: str | None, file: Path | None) -> bytes:
-    if message is not None:
-        return message.encode()
-    return file.read_bytes() if file is not None else sys.stdin.buffer.read()
-
-
-def _target(url: str) -> Target:
-    try:
-        return parse_url(url)
-    except ValueError as error:
-        raise typer.BadParameter(str(error)) from error
-
-
-def _pair(text: str) -> tuple[str, str]:
-    name, equals, value = text.partition("=")
-    if not equals or not name:
-        raise typer.BadParameter(f"--header wants NAME=VALUE, not {text!r}")
-    return name, value
-
-
-def _line(message: Message, as_json: bool, saved: Path | None) -> str:
-    address = message.address
-    properties = message.properties
-    headers = [
-        (name, value.value if value.type is ValueType.STRING else str(value.value))
-        for name, value in properties.headers
-    ]
-    try:
-        body, encoding = (message.body.decode(), "utf-8") if saved is None else (str(saved), "file")
-    except UnicodeDecodeError:
-        body, encoding = message.body.hex(), "hex"
-    place = dialect_of(address).words_of(address)
-    if not as_json:
-        return f"{' '.join(place.values()).strip()} {body}"
-    document = place | {
-        "qos": message.assurance,
-        "durable": message.durable,
-        "retain": message.retain,
-        "content_type": properties.content_type,
-        "reply_to": properties.reply_to,
-        "headers": headers,
-        "body": body,
-        "body_encoding": encoding,
-    }
-    return orjson.dumps(document, default=str).decode()

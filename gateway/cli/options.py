@@ -2,35 +2,20 @@
 
 from __future__ import annotations
 
-import http.client
 import os
-import socket
-from collections.abc import Iterator
 from pathlib import Path
-from typing import Annotated, Any, Final
-from urllib.error import HTTPError, URLError
-from urllib.parse import urlsplit, urlunsplit
-from urllib.request import ProxyHandler, Request, build_opener
+from typing import TYPE_CHECKING, Annotated, Any, Final
 
-import orjson
 import typer
 
-from gateway.access.console_tokens import ADMINISTRATOR, left_tokens
-from gateway.access.places import is_loopback
-from gateway.errors import ConfigurationError, GatewayError
-from gateway.settings import CONFIG_VARIABLE, Settings, load_settings, secret_from
+if TYPE_CHECKING:
+    from gateway.settings import Settings
 
-PATIENCE_SECS: Final = 120.0
-UNAUTHORIZED: Final = 401
-LOOPBACK: Final = "127.0.0.1"
-CONNECT_SECS: Final = 1.0
 HERE: Final = "http://localhost:8080"
 
 ConfigFile = Annotated[
     Path | None,
-    typer.Option(
-        "--config", "-c", metavar="FILE", help=f"Configuration; default: ${CONFIG_VARIABLE}, or none."
-    ),
+    typer.Option("--config", "-c", metavar="FILE", help="Configuration; default: $GATEWAY_CONFIG, or none."),
 ]
 Url = Annotated[str, typer.Option(metavar="URL", help="HTTP side of the gateway.")]
 TokenFile = Annotated[
@@ -41,6 +26,8 @@ AsJson = Annotated[bool, typer.Option("--json", help="Print JSON, for programs."
 
 def settings_of(config: Path | None) -> Settings:
     """The settings of this process. Raises ConfigurationError."""
+    from gateway.settings import load_settings
+
     return load_settings(config, os.environ)
 
 
@@ -48,77 +35,6 @@ def ask(url: str, token_file: Path | None, path: str, choice: dict[str, Any] | N
     """What the gateway answers. Raises GatewayError when it does not, or refuses."""
     if not url.startswith(("http://", "https://")):
         raise typer.BadParameter(f"--url wants http:// or https://, not {url!r}")
-    body = None if choice is None else orjson.dumps(choice)
-    at = _here(url)
-    refused: HTTPError | None = None
-    for token in _tokens(url, token_file):
-        headers = {"Content-Type": "application/json"}
-        if token:
-            headers["Authorization"] = f"Bearer {token}"
-        request = Request(at.rstrip("/") + path, body, headers)
-        try:
-            with build_opener(ProxyHandler({})).open(request, timeout=PATIENCE_SECS) as answer:
-                return orjson.loads(answer.read())
-        except HTTPError as error:
-            if error.code != UNAUTHORIZED:
-                raise GatewayError(f"{url}: {_reason(error)}") from error
-            refused = refused or error
-        except (URLError, OSError, http.client.HTTPException, orjson.JSONDecodeError) as error:
-            why = error.reason if isinstance(error, URLError) else error
-            raise GatewayError(f"{url}: no answer of a gateway: {why}") from error
-    assert refused is not None, "one attempt at least was made"
-    raise GatewayError(f"{url}: {_reason(refused)}") from refused
+    from gateway.cli.asking import answered
 
-
-def _here(url: str) -> str:
-    """The address with which a token may be trusted: `localhost` is IPv6 first, where somebody else of this
-    machine may listen beside a gateway that has all of IPv4.
-    """
-    place = urlsplit(url)
-    if place.scheme != "http" or place.hostname != "localhost":
-        return url
-    port = place.port or 80
-    try:
-        socket.create_connection((LOOPBACK, port), timeout=CONNECT_SECS).close()
-    except OSError:
-        return url
-    return urlunsplit(place._replace(netloc=f"{LOOPBACK}:{port}"))
-
-
-def _tokens(url: str, token_file: Path | None) -> Iterator[str]:
-    """What is shown, one after the other until one is taken: the one that is named; of a gateway on this
-    machine what it has left for us, and what its first start has; "": none.
-    """
-    if token_file is not None:
-        yield secret_from(token_file).strip()
-        return
-    place = urlsplit(url)
-    host = place.hostname or ""
-    if host == "localhost" or is_loopback(f"{host}:0"):
-        port = place.port or (443 if place.scheme == "https" else 80)
-        for path in left_tokens(port) + _administrators(port):
-            try:
-                yield secret_from(path).strip()
-            except ConfigurationError:
-                continue  # it is somebody else's
-    yield ""
-
-
-def _administrators(port: int) -> list[Path]:
-    """The token that the first start has written, where the configuration says that it is, if that is the
-    gateway at this port.
-    """
-    try:
-        settings = settings_of(None)
-    except ConfigurationError:
-        return []
-    folder = settings.tokens_path()
-    path = None if folder is None or settings.http.port != port else folder / f"{ADMINISTRATOR}.token"
-    return [] if path is None or not path.is_file() else [path]
-
-
-def _reason(error: HTTPError) -> str:
-    try:
-        return f"{error.code}: {orjson.loads(error.read())['error']}"
-    except (orjson.JSONDecodeError, KeyError, TypeError):
-        return f"{error.code} {error.reason}"
+    return answered(url, token_file, path, choice)

@@ -8,7 +8,6 @@ import sys
 import typer
 
 from gateway.access.scram import ITERATIONS, ITERATIONS_MAX, SALT_OCTETS, make_keys
-from gateway.access.users import hash_password
 
 app = typer.Typer()
 
@@ -28,6 +27,8 @@ def passwd(
     if not password:
         raise typer.BadParameter("the password is empty")
     if not scram:
+        from gateway.access.users import hash_password
+
         typer.echo(hash_password(password))
         return
     try:

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from operator import itemgetter
-from typing import TYPE_CHECKING, Annotated, Any, Final, Literal, TypeAlias
+from typing import Annotated, Any, Final, Literal
 
 import orjson
 import typer
@@ -16,18 +16,28 @@ import typer
 from gateway.cli.choosing import After, All, Count, Idle, Yes, age, chosen, removal, show_page
 from gateway.cli.exits import Exit
 from gateway.cli.options import HERE, AsJson, TokenFile, Url, ask
-from gateway.protocols import DIALECTS
 
 queues = typer.Typer(name="queues", help="Queues of the embedded broker: look, remove, purge.")
 app = typer.Typer()
 app.add_typer(queues)
 
 Queue = Annotated[str | None, typer.Option(metavar="PATTERN", help="By name; * is any text.")]
-if TYPE_CHECKING:
-    Holder: TypeAlias = str
-else:
-    Holder = Literal[*(one.name for one in DIALECTS.values() if one.has_virtual_hosts)]
-Protocol = Annotated[Holder | None, typer.Option(help="Of this protocol.")]
+
+
+def _holder(name: str | None) -> str | None:
+    """A protocol whose embedded broker has queues. Raises BadParameter."""
+    if name is not None:
+        from gateway.protocols import DIALECTS
+
+        holders = [one.name for one in DIALECTS.values() if one.has_virtual_hosts]
+        if name not in holders:
+            raise typer.BadParameter(f"{name!r} is not one of {', '.join(holders)}")
+    return name
+
+
+Protocol = Annotated[
+    str | None, typer.Option(callback=_holder, help="Of this protocol: amqp091 or amqpfast.")
+]
 Host = Annotated[str | None, typer.Option(metavar="NAME", help="Of this virtual host.")]
 Kind = Annotated[
     Literal["queue", "subscription"] | None,

@@ -6,11 +6,8 @@ import sys
 
 import typer
 
-from gateway import app as composition
 from gateway.cli.exits import Exit
 from gateway.cli.options import ConfigFile, settings_of
-from gateway.cli.welcome import welcome
-from gateway.telemetry.logs import configure_logs
 
 app = typer.Typer()
 
@@ -18,6 +15,10 @@ app = typer.Typer()
 @app.command()
 def run(config: ConfigFile = None) -> None:
     """Run the gateway until SIGTERM or Ctrl-C."""
+    from gateway import app as composition
+    from gateway.cli.welcome import welcome
+    from gateway.telemetry.logs import configure_logs
+
     settings = settings_of(config)
     configure_logs(settings.log.level, settings.log.format)
     code = composition.run(

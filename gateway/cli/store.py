@@ -7,15 +7,16 @@ from __future__ import annotations
 
 from dataclasses import asdict
 from pathlib import Path
-from typing import Annotated, Any
+from typing import TYPE_CHECKING, Annotated, Any
 
 import orjson
 import typer
 
 from gateway.cli.exits import Exit
 from gateway.cli.options import AsJson, ConfigFile, settings_of
-from gateway.store import repair as repairing
-from gateway.store.damage import Findings
+
+if TYPE_CHECKING:
+    from gateway.store.damage import Findings
 
 store = typer.Typer(name="store", help="The store of a gateway that does not run: check, repair.")
 app = typer.Typer()
@@ -30,6 +31,8 @@ Folder = Annotated[
 @store.command()
 def check(config: ConfigFile = None, folder: Folder = None, as_json: AsJson = False) -> None:
     """Say what cannot be read, and change nothing. Exit code 1 when something is lost."""
+    from gateway.store import repair as repairing
+
     findings = repairing.check(_folder(config, folder))
     if as_json:
         typer.echo(orjson.dumps(_document(findings)))
@@ -42,6 +45,8 @@ def check(config: ConfigFile = None, folder: Folder = None, as_json: AsJson = Fa
 @store.command()
 def repair(config: ConfigFile = None, folder: Folder = None, as_json: AsJson = False) -> None:
     """Put what can be read into a new database, and the old one aside."""
+    from gateway.store import repair as repairing
+
     findings, aside = repairing.repair(_folder(config, folder))
     if as_json:
         typer.echo(orjson.dumps({**_document(findings), "aside": None if aside is None else str(aside)}))

@@ -9,10 +9,6 @@ import io
 from collections.abc import Iterable, Sequence
 from typing import Final
 
-from rich.console import Console
-from rich.table import Table
-from rich.text import Text
-
 WIDTH_MAX: Final = 100_000  # of a line: an address, a reason and some names
 
 
@@ -20,7 +16,11 @@ def table(
     rows: Iterable[Sequence[object]], headings: Sequence[str] = (), right: Sequence[str] = ()
 ) -> list[str]:
     """The lines of a table. The columns of the headings in `right` are numbers."""
-    cells = [[_cell(value) for value in row] for row in rows]
+    from rich.console import Console
+    from rich.table import Table
+    from rich.text import Text
+
+    cells = [[Text(_cell(value)) for value in row] for row in rows]
     if not cells:
         return []
     made = Table(box=None, show_header=bool(headings), pad_edge=False, padding=(0, 2, 0, 0), header_style="")
@@ -34,7 +34,7 @@ def table(
     return [line.rstrip() for line in captured.get().splitlines()]
 
 
-def _cell(value: object) -> Text:
+def _cell(value: object) -> str:
     """A value as one line of text: names come from peers, and may hold what a terminal would obey."""
     text = "-" if value is None or value == "" else str(value)
-    return Text("".join(one if one.isprintable() else repr(one)[1:-1] for one in text))
+    return "".join(one if one.isprintable() else repr(one)[1:-1] for one in text)

@@ -48,6 +48,7 @@ CLIENT_PROPERTIES = (
 )
 NACKED: Final = Refusal("the server refused it (basic.nack)", final=False)
 TOO_LARGE: Final = Refusal("its properties do not fit a frame that the server takes", final=True)
+NOTHING: Final = b"\0\0"  # the flags of properties that are not there
 Sent = tuple[bytes, bytes, bytes]
 """Address, properties and body, as they were published."""
 
@@ -131,6 +132,22 @@ class AmqpClient:
         self._call(m.QueueDeclare(queue, durable=True), m.QueueDeclareOk)
         for key in binding_keys:
             self._call(m.QueueBind(queue, exchange, key), m.QueueBindOk)
+
+    def look_for(self, *, queue: str = "", exchange: str = "") -> None:
+        """Raises LinkError when there is no such queue, or else exchange; the channel is closed then."""
+        if queue:
+            self._call(m.QueueDeclare(queue, passive=True), m.QueueDeclareOk)
+        else:
+            self._call(m.ExchangeDeclare(exchange, passive=True), m.ExchangeDeclareOk)
+
+    def try_publishing(self, exchange: str) -> None:
+        """Publish in a transaction, and roll it back: nobody gets anything. Raises LinkError when we may not;
+        the channel is closed then."""
+        self._call(m.TxSelect(), m.TxSelectOk)
+        Publisher(self._machine, self._channel).publish_many(
+            [(amqp_address(exchange, "").wire, NOTHING, b"")]
+        )
+        self._call(m.TxRollback(), m.TxRollbackOk)
 
     def listen(self, given: Mapping[str, str], qos: int) -> None:
         """See Peer."""

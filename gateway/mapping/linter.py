@@ -91,7 +91,7 @@ def _unnamed(routes: tuple[Route, ...], endpoints: Map[str, str], worlds: Map[st
         why = "nothing crosses from it or to it"
         if world in taken:
             why = "what its clients publish does not cross, as that of other listeners does"
-        yield Finding(severity, "unnamed", f"listener {name!r}: no route names it, so {why}", "", 0)
+        yield Finding(severity, "unnamed", f"listeners.{name}: no route names it, so {why}", "", 0)
 
 
 # One route by itself
@@ -336,18 +336,21 @@ def _level(level: list[str | Name], route: Route, several: frozenset[str]) -> li
     ]
 
 
-def unstorable_routes(routes: Iterable[Route], links: Collection[str], *, store: bool) -> list[str]:
-    """Routes whose `settle: stored` cannot be: without a link, or without a store. One line each."""
-    found: list[str] = []
+def unstorable_routes(routes: Iterable[Route], links: Collection[str], *, store: bool) -> list[MappingError]:
+    """Routes whose `settle: stored` cannot be: without a link, or without a store."""
+    found: list[MappingError] = []
     for route in routes:
         if route.settle != "stored":
             continue
-        place = f"{route.file}:{route.line}: route {route.name!r}: settle: stored"
+        told = f"route {route.name!r}: settle: stored"
         if route.target_endpoint not in links:
-            found.append(
-                f"{place} is for links; {route.target_endpoint!r} is served here, where durable queues and"
+            told += (
+                f" is for links; {route.target_endpoint!r} is served here, where durable queues and"
                 " persistent sessions accept a message when it is on disk anyway: leave it out"
             )
         elif not store:
-            found.append(f"{place} needs the store, and store.enabled is false; use settle: confirmed")
+            told += " needs the store, and store.enabled is false; use settle: confirmed"
+        else:
+            continue
+        found.append(MappingError(told, file=route.file, line=route.line))
     return found

@@ -82,13 +82,13 @@ def _checked(given: Callable[[], Document]) -> Mapping:
 
 
 def _all(error: ValidationError, source: Document) -> MappingError:
-    """All complaints by position: the first is the error's reason, the others follow, each on its line."""
+    """All complaints by position: the first is the error's reason, the others follow."""
     found = {
         (source.position(one.place), _worded(one).text): one.place for one in complaints(error, MappingFile)
     }
     (first, reason), *others = sorted(found)
-    below = "".join(f"\n{_error(source, found[one], one[1])}" for one in others)
-    return MappingError(reason + below, file=source.file, line=first.line, column=first.column)
+    below = [_error(source, found[one], one[1]) for one in others]
+    return MappingError(reason, file=source.file, line=first.line, column=first.column, others=below)
 
 
 def _worded(complaint: Complaint) -> Complaint:

@@ -15,6 +15,7 @@ from gateway.settings.access import (
 )
 from gateway.settings.amqp091 import AmqpLink, AmqpListener
 from gateway.settings.amqpfast import FastLink, FastListener
+from gateway.settings.applying import effective, json_schema, masked
 from gateway.settings.audit import Audit
 from gateway.settings.declare import Declare, DeclaredBinding, DeclaredExchange, DeclaredQueue, Origin
 from gateway.settings.endpoints import (
@@ -32,7 +33,7 @@ from gateway.settings.endpoints import (
     websocket_path,
 )
 from gateway.settings.limits import Limits
-from gateway.settings.loading import load_settings, masked
+from gateway.settings.loading import load_settings
 from gateway.settings.logins import Logins
 from gateway.settings.mqtt import MqttLink, MqttListener
 from gateway.settings.sources import CONFIG_VARIABLE
@@ -76,6 +77,8 @@ __all__ = [
     "Target",
     "TopicPermission",
     "User",
+    "effective",
+    "json_schema",
     "load_settings",
     "masked",
     "masked_url",

@@ -7,7 +7,6 @@ from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Final
 
-import yaml
 from pydantic import ValidationError
 
 from gateway.documents import Document, Place, complaints, read
@@ -32,39 +31,38 @@ def load_settings(path: Path | str | None, env: Mapping[str, str]) -> Settings:
     try:
         settings = Settings(_build_sources=((environment, file), {}))
     except ValidationError as error:
-        raise ConfigurationError("\n".join(_told(error, environment, file.document))) from error
-    settings.note_origins(dict(_origins(settings, environment, file.document)))
+        first, *others = _told(error, environment, file.document)
+        raise ConfigurationError(
+            first.reason, file=first.file, line=first.line, column=first.column, others=others
+        ) from error
+    settings.note_origins(_origins(environment, file.document))
     settings.note_file(None if chosen is None else Path(chosen))
     return settings
 
 
-def masked(settings: Settings) -> str:
-    """The whole configuration, defaults included, as YAML that may be shown to anyone."""
-    return yaml.safe_dump(settings.model_dump(mode="json"), sort_keys=False, allow_unicode=True)
-
-
-def _told(error: ValidationError, environment: EnvironmentSource, document: Document) -> Iterator[str]:
-    """One line per fault, in the order of the tree."""
+def _told(
+    error: ValidationError, environment: EnvironmentSource, document: Document
+) -> Iterator[ConfigurationError]:
+    """One for each fault, in the order of the tree."""
     for complaint in complaints(error, Settings):
         shown = complaint._replace(given=None) if _is_secret(complaint.place) else complaint
-        yield str(_where(complaint.place, environment, document, shown.text))
+        yield _where(complaint.place, environment, document, shown.text)
 
 
-def _origins(
-    settings: Settings, environment: EnvironmentSource, document: Document
-) -> Iterator[tuple[Place, Origin]]:
-    """Where each thing that is declared is said."""
-    given = settings.declare
-    for kind, several in (
-        ("exchanges", given.exchanges),
-        ("queues", given.queues),
-        ("bindings", given.bindings),
-    ):
-        for at in range(len(several)):
-            place = ("declare", kind, at)
-            whole = environment.origin(place[:1]) or environment.origin(place[:2])  # a list is never merged
-            found = ConfigurationError("", file=whole) if whole else _where(place, environment, document, "")
-            yield place, Origin(found.file, found.line, found.column)
+def _origins(environment: EnvironmentSource, document: Document) -> dict[Place, Origin]:
+    """Where each key is said. What a variable says, it says whole: lists are never merged."""
+    said = {place: Origin(environment.origin(place)) for place in environment.variables}
+    found = {
+        place: Origin(document.file, line, column)
+        for place, (line, column) in document.positions.items()
+        if not any(place[:end] in said for end in range(1, len(place) + 1) if _is_list(place, end))
+    }
+    return found | said
+
+
+def _is_list(place: Place, end: int) -> bool:
+    """Whether what stands at the first `end` steps of a place is all there is of it: it, or a list's item."""
+    return end == len(place) or isinstance(place[end], int)
 
 
 def _where(

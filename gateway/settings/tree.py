@@ -10,7 +10,7 @@ from typing import Annotated, Final, Literal, Self
 from pydantic import Field, PrivateAttr, SecretStr, Strict, model_validator
 from pydantic_settings import BaseSettings, PydanticBaseSettingsSource, SettingsConfigDict
 
-from gateway.documents import Place, suggestion
+from gateway.documents import Place, dotted, suggestion
 from gateway.model.address import Address
 from gateway.model.dialect import Dialect, NameRefused
 from gateway.protocols import DIALECT_OF_WORD, DIALECTS
@@ -247,12 +247,14 @@ class Log(Section):
 
 
 class ReadFrom:
-    """The file that settings were read from. Settings are the same wherever they were read."""
+    """The file that settings were read from, and where each key is said. Settings are the same wherever they
+    were read."""
 
     __hash__ = None  # type: ignore[assignment]
 
     def __init__(self) -> None:
         self.path: Path | None = None
+        self.origins: dict[Place, Origin] = {}
 
     def __eq__(self, other: object) -> bool:
         return isinstance(other, ReadFrom)
@@ -303,7 +305,6 @@ class Settings(BaseSettings):
     """After SIGTERM: how long messages in flight may take. Kubernetes kills after 30 s by default."""
     log: Log = Log()
     audit: Audit = Audit()
-    _origins: dict[Place, Origin] = PrivateAttr(default_factory=dict)
     _read_from: ReadFrom = PrivateAttr(default_factory=ReadFrom)
 
     @classmethod
@@ -423,8 +424,8 @@ class Settings(BaseSettings):
         return self
 
     def note_origins(self, origins: Mapping[Place, Origin]) -> None:
-        """Where the things that are declared are said: some faults show only at the broker."""
-        self._origins.update(origins)
+        """Where keys are said, for faults that only show when they are used."""
+        self._read_from.origins.update(origins)
 
     def note_file(self, path: Path | None) -> None:
         """The file that this was read from."""
@@ -436,8 +437,22 @@ class Settings(BaseSettings):
         return self._read_from.path
 
     def origin_of(self, place: Place) -> Origin:
-        """Where a declared thing is said; settings that were not read from anywhere do not know."""
-        return self._origins.get(place, Origin())
+        """Where a key is said, or the nearest one above it; settings that were not read from anywhere do not
+        know."""
+        while place and place not in self._read_from.origins:
+            place = place[:-1]
+        return self._read_from.origins.get(place, Origin()) if place else Origin()
+
+    def origin_of_key(self, key: str) -> Origin:
+        """The same of a key as people write it: `roles.device.mqtt`."""
+        found = {dotted(place): place for place in self._read_from.origins}
+        while key and key not in found:
+            key = key[: max(key.rfind("."), key.rfind("["), 0)]
+        return self.origin_of(found.get(key, ()))
+
+    def says(self, place: Place) -> bool:
+        """Whether somebody has said this key, so that it is not what it is by default."""
+        return place in self._read_from.origins
 
     def limits_of(self, listener: str) -> Limits:
         """The limits of one listener."""
@@ -478,43 +493,46 @@ class Settings(BaseSettings):
             return [shipped_mappings() / "identity.yaml"]
         found: set[Path] = set()
         for pattern in self.mappings:
-            found.update(_glob(pattern) if set(pattern) & set("*?[") else [_by_name(pattern)])
+            found.update(self.found_by(pattern))
         return sorted(found)
 
-    def files(self) -> list[tuple[str, Path]]:
+    def found_by(self, pattern: str) -> list[Path]:
+        """The mapping files that one of `mappings` finds now."""
+        return _glob(pattern) if set(pattern) & set("*?[") else [_by_name(pattern)]
+
+    def files(self) -> list[tuple[Place, Path]]:
         """Every file that the configuration names and that must be readable, with the key that names it."""
-        named: list[tuple[str, Path | None]] = []
+        named: list[tuple[Place, Path | None]] = []
         for name, listener in self.listeners.items():
             if (tls := listener.tls) is not None:
-                at = f"listeners.{name}.tls"
-                named += [(f"{at}.cert_file", tls.cert_file), (f"{at}.key_file", tls.key_file)]
-                named += [(f"{at}.client_ca_file", tls.client_ca_file)]
+                at: Place = ("listeners", name, "tls")
+                named += [((*at, "cert_file"), tls.cert_file), ((*at, "key_file"), tls.key_file)]
+                named += [((*at, "client_ca_file"), tls.client_ca_file)]
         for name, link in self.links.items():
-            own = link.tls
-            named += [(f"links.{name}.password_file", link.password_file)]
-            named += [
-                (f"links.{name}.tls.ca_file", own.ca_file),
-                (f"links.{name}.tls.cert_file", own.cert_file),
-            ]
-            named += [(f"links.{name}.tls.key_file", own.key_file)]
-        named += [("http.token_file", self.http.token_file)]
-        named += [("http.scrape_token_file", self.http.scrape_token_file)]
+            own, at = link.tls, ("links", name, "tls")
+            named += [(("links", name, "password_file"), link.password_file)]
+            named += [((*at, "ca_file"), own.ca_file), ((*at, "cert_file"), own.cert_file)]
+            named += [((*at, "key_file"), own.key_file)]
+        named += [(("http", "token_file"), self.http.token_file)]
+        named += [(("http", "scrape_token_file"), self.http.scrape_token_file)]
         health = self.http.health
-        secured = {"http.tls": self.http.tls, "http.health.tls": None if health is None else health.tls}
+        secured: dict[Place, HttpTls | None] = {
+            ("http", "tls"): self.http.tls,
+            ("http", "health", "tls"): None if health is None else health.tls,
+        }
         for at, own_tls in secured.items():
             if own_tls is not None:
-                named += [(f"{at}.cert_file", own_tls.cert_file), (f"{at}.key_file", own_tls.key_file)]
+                named += [((*at, "cert_file"), own_tls.cert_file), ((*at, "key_file"), own_tls.key_file)]
         named += [
-            (f"authentication[{at}].{key}", getattr(one, key))
-            for at, one in enumerate(self.authentication)
+            (("authentication", number, key), getattr(one, key))
+            for number, one in enumerate(self.authentication)
             for key in ("file", "keys_file", "keys_ca_file", "ca_file")
             if hasattr(one, key)
         ]
-        named += [
-            (f"users.{name}.password_hash_file", user.password_hash_file) for name, user in self.users.items()
-        ]
-        named += [(f"users.{name}.scram_file", user.scram_file) for name, user in self.users.items()]
-        return [(key, path) for key, path in named if path is not None]
+        for name, user in self.users.items():
+            named += [(("users", name, "password_hash_file"), user.password_hash_file)]
+            named += [(("users", name, "scram_file"), user.scram_file)]
+        return [(place, path) for place, path in named if path is not None]
 
 
 def _by_name(name: str) -> Path:

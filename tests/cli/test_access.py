@@ -95,14 +95,14 @@ def test_what_is_unwise_in_roles_is_said(tmp_path: Path, run: Run) -> None:
         "warning: route 'keys': no role lets",
         "warning: route 'fast': no role lets",
     ):
-        assert said in ran.err
-    assert "route 'fed': no role" not in ran.err
-    assert "mapping.yaml:4: warning: route 'unfed'" in ran.err
+        assert said in ran.out
+    assert "route 'fed': no role" not in ran.out
+    assert "mapping.yaml:4: warning: route 'unfed'" in ran.out
 
 
 def test_users_without_any_role_are_told_of_loudly(tmp_path: Path, run: Run) -> None:
     text = f"users: {{ann: {{scram: '{KEYS}'}}}}\n"
     said = "warning: users are configured and no role: WHOEVER MAY CONNECT MAY DO EVERYTHING"
-    assert said in run("check", "--config", configuration(tmp_path, text)).err
-    assert "WHOEVER" not in run("check", "--config", configuration(tmp_path)).err
-    assert "WHOEVER" not in run("check").err
+    assert said in run("check", "--config", configuration(tmp_path, text)).out
+    assert "WHOEVER" not in run("check", "--config", configuration(tmp_path)).out
+    assert "WHOEVER" not in run("check").out

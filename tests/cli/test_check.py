@@ -35,9 +35,29 @@ def configuration(folder: Path, mapping: str, more: str = "") -> str:
 
 def test_a_right_configuration_is_printed_whole(tmp_path: Path, run: Run) -> None:
     ran = run("check", "--config", configuration(tmp_path, ROUTE))
-    note = "note: listener 'amqpfast': no route names it, so nothing crosses from it or to it"
-    assert (ran.code, ran.err.split()) == (Exit.OK, note.split())
-    assert yaml.safe_load(ran.out)["limits"]["hops_max"] == 8
+    note = "note: listeners.amqpfast: no route names it, so nothing crosses from it or to it (unnamed)"
+    summary = "checked 3 listeners, 0 links, 1 mapping file: 0 errors, 0 warnings, 1 note"
+    assert (ran.code, ran.out, ran.err) == (Exit.OK, f"{note}\n{summary}\n", "")
+
+
+def test_what_takes_effect_is_printed_and_nothing_else(tmp_path: Path, run: Run) -> None:
+    more = "journal: {enabled: false, body_bytes_max: 5}\nlinks: {erp: {url: 'amqp://u:hush@h'}}\n"
+    path = configuration(tmp_path, ROUTE, more)
+    ran = run("check", "--config", path, "--print")
+    shown = yaml.safe_load(ran.out)
+    assert ran.code == Exit.OK
+    assert "checked 3 listeners, 1 link, 1 mapping file" in ran.err
+    assert shown["limits"]["hops_max"] == 8
+    assert shown["journal"] == {"enabled": False}
+    assert shown["links"]["erp"].keys() & {"declare", "qos", "durable_subscriptions"} == {"declare"}
+    assert {name for name, one in shown["listeners"].items() if "qos_max" in one} == {"mqtt"}
+    assert {name for name, one in shown["listeners"].items() if "virtual_hosts" in one} == {
+        "amqp091",
+        "amqpfast",
+    }
+    (tmp_path / "again.yaml").write_text(ran.out.replace("**********", "hush"))
+    again = run("check", "--config", str(tmp_path / "again.yaml"), "--print")
+    assert (again.code, again.out) == (Exit.OK, ran.out)
 
 
 LISTENERS = (
@@ -47,10 +67,16 @@ LISTENERS = (
 
 def test_a_listener_that_no_route_names_is_a_warning(tmp_path: Path, run: Run) -> None:
     ran = run("check", "--config", configuration(tmp_path, ROUTE, LISTENERS))
-    assert "warning: listener 'web': no route names it, so what its clients publish does not cross" in ran.err
+    said = (
+        "gateway.yaml:2:37: warning: listeners.web: no route names it, so what its clients publish does not"
+    )
+    assert said in ran.out
+    assert ran.code == Exit.OK
+    strict = run("check", "--strict", "--config", configuration(tmp_path, ROUTE, LISTENERS))
+    assert (strict.code, strict.out) == (Exit.CONFIGURATION, ran.out)
     shipped = tmp_path / "shipped.yaml"
     shipped.write_text(f"mappings: [identity.yaml]\n{LISTENERS}")
-    assert "listener" not in run("check", "--config", str(shipped)).err
+    assert "listeners." not in run("check", "--config", str(shipped)).out
 
 
 def test_the_default_configuration_is_right(run: Run) -> None:
@@ -58,20 +84,24 @@ def test_the_default_configuration_is_right(run: Run) -> None:
 
 
 WRONG = [
-    (ROUTE, "htp: {}\n", "gateway.yaml:2:1: htp: unknown key; did you mean 'http'?"),
+    (ROUTE, "htp: {}\n", "gateway.yaml:2:1: error: htp: unknown key; did you mean 'http'? (invalid)"),
     (ROUTE.replace("mqtt", "nobody"), "", "mapping.yaml:"),
     (ROUTE.replace("topic:", "tpic:"), "", "mapping.yaml:4:28: error: routes[0].from.tpic"),
-    (ROUTE, "http: {token_file: /absent}\n", "http.token_file: this file cannot"),
-    (f"{ROUTE}    settle: stored\n", "", "mapping.yaml:3: route 'up': settle: stored is for links"),
+    (
+        ROUTE,
+        "http: {token_file: /absent}\n",
+        "gateway.yaml:2:8: error: http.token_file: /absent cannot be read (unreadable)",
+    ),
+    (f"{ROUTE}    settle: stored\n", "", "mapping.yaml:3: error: route 'up': settle: stored is for links"),
     (
         f"{ROUTE}    settle: stored\n".replace("amqp091", "erp"),
         "links: {erp: {url: 'amqp://h'}}\nstore: {enabled: false}\n",
-        "mapping.yaml:3: route 'up': settle: stored needs the store",
+        "mapping.yaml:3: error: route 'up': settle: stored needs the store",
     ),
     (
         ROUTE,
         "links: {erp: {url: 'amqp://h', password_file: /absent}}\n",
-        "links.erp.password_file: this file cannot",
+        "gateway.yaml:2:32: error: links.erp.password_file: /absent cannot be read (unreadable)",
     ),
     (ROUTE, "users: {ann: {password_hash: hush}}\n", "users.ann.password_hash: this is no argon2 hash"),
     (ROUTE, "users: {ann: {scram: hush}}\n", "users.ann.scram: "),
@@ -85,7 +115,7 @@ def test_what_is_wrong_is_told_with_its_place(
     path = configuration(tmp_path, mapping, more)
     ran = run("check", "-c", path)
     assert ran.code == Exit.CONFIGURATION
-    assert expected in ran.err
+    assert expected in ran.out
     document = json.loads(run("check", "-c", path, "--json").out)
     assert document["ok"] is False
     assert document["findings"][0]["severity"] == "error"
@@ -96,7 +126,7 @@ def test_a_glob_that_finds_nothing_is_a_warning(tmp_path: Path, run: Run) -> Non
     path.write_text(f"mappings: ['{tmp_path}/*.yml']\n")
     ran = run("check", "-c", str(path))
     assert ran.code == Exit.OK
-    assert "warning: mappings: no file is found" in ran.err
+    assert f"{path}:1:12: warning: mappings[0]: no file is found by {tmp_path}/*.yml (empty)" in ran.out
 
 
 def test_a_folder_that_cannot_be_written_is_a_warning(tmp_path: Path, run: Run) -> None:
@@ -104,14 +134,15 @@ def test_a_folder_that_cannot_be_written_is_a_warning(tmp_path: Path, run: Run) 
     more = f"store: {{path: {tmp_path}/file}}\njournal: {{enabled: true, path: {tmp_path}/file/journal}}\n"
     ran = run("check", "-c", configuration(tmp_path, ROUTE, more))
     assert ran.code == Exit.OK
-    assert f"warning: store.path: {tmp_path}/file is a file, not a folder" in ran.err
-    assert f"warning: journal.path: {tmp_path}/file is a file, not a folder" in ran.err
+    assert f"gateway.yaml:2:9: warning: store.path: {tmp_path}/file is a file, not a folder" in ran.out
+    assert f"gateway.yaml:3:26: warning: journal.path: {tmp_path}/file is a file, not a folder" in ran.out
 
 
 def test_json_holds_the_masked_configuration(tmp_path: Path, run: Run) -> None:
     path = configuration(tmp_path, ROUTE, "links: {erp: {url: 'amqp://u:hush@h'}}\n")
-    ran = run("check", "-c", path, "--json")
+    ran = run("check", "-c", path, "--json", "--print")
     assert "hush" not in ran.out
+    assert "configuration" not in json.loads(run("check", "-c", path, "--json").out)
     assert json.loads(ran.out)["configuration"]["links"]["erp"]["url"] == "amqp://u:**********@h"
 
 
@@ -175,7 +206,8 @@ def test_a_shared_folder_that_is_not_there_is_a_warning(tmp_path: Path, run: Run
     mapping = ROUTE.replace("amqp091, exchange: amq.topic, routing_key: x", "fast, destination: x")
     listeners = f"listeners: {{mqtt: {{protocol: mqtt}}, fast: {fast}}}\n"
     ran = run("check", "--config", configuration(tmp_path, mapping, listeners))
-    assert "/absent: warning: listeners.fast.out_of_band.folder: no such folder" in ran.err
+    said = "listeners.fast.out_of_band.folder: there is no folder /absent (absent)"
+    assert f"gateway.yaml:2:78: warning: {said}" in ran.out
     assert ran.code == Exit.OK
 
 
@@ -184,13 +216,67 @@ def test_what_is_declared_is_tried(tmp_path: Path, run: Run) -> None:
     right = f"declare:\n  definitions: {tmp_path}/definitions.json\n  queues: [{{name: a}}]\n"
     ran = run("check", "-c", configuration(tmp_path, ROUTE, right))
     assert ran.code == Exit.OK
-    assert f"{tmp_path}/definitions.json: note: passed over, for it means nothing here: users (1)" in ran.err
-    assert yaml.safe_load(ran.out)["declare"]["queues"][0]["name"] == "a"
+    assert f"{tmp_path}/definitions.json: note: passed over, for it means nothing here: users (1)" in ran.out
     wrong = f"{right}  bindings:\n    - {{source: x, destination: a}}\n"
     ran = run("check", "-c", configuration(tmp_path, ROUTE, wrong))
     assert ran.code == Exit.CONFIGURATION
-    assert "gateway.yaml:6:7: error: declare.bindings[0]: NOT_FOUND - no exchange 'x' in vhost '/'" in ran.err
+    assert "gateway.yaml:6:7: error: declare.bindings[0]: NOT_FOUND - no exchange 'x' in vhost '/'" in ran.out
     (tmp_path / "definitions.json").unlink()
     ran = run("check", "-c", configuration(tmp_path, ROUTE, right))
     assert ran.code == Exit.CONFIGURATION
-    assert f"{tmp_path}/definitions.json: error: cannot be read: No such file" in ran.err
+    assert f"{tmp_path}/definitions.json: error: cannot be read: No such file" in ran.out
+
+
+def test_each_fault_is_a_finding_of_its_own(tmp_path: Path, run: Run) -> None:
+    path = configuration(tmp_path, ROUTE.replace("name: up", "nam: up, x: 1"), "htp: {}\nlgo: {}\n")
+    found = json.loads(run("check", "-c", path, "--json").out)["findings"]
+    assert [(one["line"], one["column"], one["severity"], one["code"]) for one in found] == [
+        (2, 1, "error", "invalid"),
+        (3, 1, "error", "invalid"),
+    ]
+    assert [one["message"].partition(":")[0] for one in found] == ["htp", "lgo"]
+    assert {one["file"] for one in found} == {path}
+    assert run("run", "-c", path).err.splitlines() == run("check", "-c", path).out.splitlines()[:-1]
+    mapping = ROUTE.replace("name: up", "nam: up").replace("exchange:", "exchnge:")
+    found = json.loads(run("check", "-c", configuration(tmp_path, mapping), "--json").out)["findings"]
+    wrong = [one for one in found if one["severity"] == "error"]
+    assert [one["line"] for one in wrong] == [3, 3, 5]
+    assert {one["file"] for one in wrong} == {str(tmp_path / "mapping.yaml")}
+
+
+def test_a_brace_without_quotes_is_explained(tmp_path: Path, run: Run) -> None:
+    for name in ("{rest...}", "{a}/{b}"):
+        path = configuration(tmp_path, ROUTE.replace('"a/#"', name))
+        ran = run("check", "-c", path)
+        assert ran.code == Exit.CONFIGURATION
+        assert 'a text that begins with { is a table to YAML: put it into quotes, as "{name}"' in ran.out, (
+            name
+        )
+    path = configuration(tmp_path, ROUTE.replace("to: {", "to: {{"))
+    assert "into quotes" not in run("check", "-c", path).out
+
+
+def test_relative_paths_are_not_those_of_the_files_folder(
+    tmp_path: Path, run: Run, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    here, there = tmp_path / "here", tmp_path / "there"
+    here.mkdir()
+    there.mkdir()
+    for folder in (here, there):
+        configuration(folder, ROUTE)
+    (there / "gateway.yaml").write_text("mappings: [mapping.yaml]\nstore: {path: data}\n")
+    monkeypatch.chdir(here)
+    said = run("check", "-c", str(there / "gateway.yaml")).out
+    for place, key, path in (
+        ("1:12", "mappings[0]", "mapping.yaml"),
+        ("2:9", "store.path", "data"),
+    ):
+        assert (
+            f"{there}/gateway.yaml:{place}: warning: {key}: {path} is taken from the working directory"
+            f" {here}, not from {there}, where this file stands (relative)"
+        ) in said
+    monkeypatch.chdir(there)
+    assert "(relative)" not in run("check", "-c", "gateway.yaml").out
+    (there / "gateway.yaml").write_text("mappings: [identity.yaml]\n")
+    monkeypatch.chdir(here)
+    assert "(relative)" not in run("check", "-c", str(there / "gateway.yaml")).out, "that one comes with us"

@@ -68,7 +68,7 @@ def test_what_the_first_start_has_written_is_found_by_the_configuration(
 
 
 def test_localhost_is_where_nobody_else_can_listen(run: Run, gateway: Running) -> None:
-    from gateway.cli.options import _here
+    from gateway.cli.asking import _here
 
     port = gateway.gateway.http_port
     assert _here(f"http://localhost:{port}/x") == f"http://{LOOPBACK}:{port}/x"
@@ -85,7 +85,7 @@ def test_the_command_lines_token_ends_with_the_process(gateway: Running) -> None
 
 
 def test_a_token_is_shown_to_no_gateway_elsewhere(run: Run, gateway: Running) -> None:
-    from gateway.cli.options import _tokens
+    from gateway.cli.asking import _tokens
 
     assert list(_tokens(f"http://192.0.2.1:{gateway.gateway.http_port}", None)) == [""]
     assert len(list(_tokens(url(gateway), None))) > 1

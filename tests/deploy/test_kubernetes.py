@@ -9,7 +9,7 @@ import kubernetes_validate
 import pytest
 import yaml
 
-from gateway.cli.check import mapping_findings, rehearsal
+from gateway.cli.checking import mapping_findings, rehearsal
 from gateway.mapping.linter import Severity
 from gateway.settings import Settings, load_settings
 from tests.deploy.programs import DEPLOY, tool

@@ -199,7 +199,7 @@ def test_only_links_store_and_only_with_a_store(to: str, settle: str, store: boo
     routes = compile_routes([mapping(text, file="t.yaml")], ENDPOINTS).routes
     found = unstorable_routes(routes, LINKS, store=store)
     assert len(found) == bool(expected)
-    assert all(line.startswith(expected) for line in found)
+    assert all(str(one).startswith(expected) for one in found)
 
 
 def test_errors_come_first() -> None:

@@ -297,7 +297,8 @@ def test_a_secret_is_read_from_its_file_each_time(tmp_path: Path) -> None:
     secret.write_text("two")
     assert settings.links["erp"].target().password == "two"
     assert settings.users["ann"].hash() == "two"
-    assert settings.files() == [("links.erp.password_file", secret), ("users.ann.password_hash_file", secret)]
+    places = [("links", "erp", "password_file"), ("users", "ann", "password_hash_file")]
+    assert settings.files() == [(place, secret) for place in places]
     secret.unlink()
     with pytest.raises(ConfigurationError, match="this secret cannot be read: No such file or directory$"):
         settings.links["erp"].target()

@@ -1,23 +1,27 @@
-"""`gateway pipeline …`: the jobs on Spark, one file for each command, found by their attribute `app`.
+"""`gateway pipeline …`: the jobs on Spark, one file for each command, imported when it is named.
 
-These files import Spark only when a command runs: `gateway --help` needs no extra, and no Java.
+These files import Spark, and all else that a job needs, only when a command runs: `gateway --help` needs no
+extra, and no Java.
 """
 
 from __future__ import annotations
 
-import importlib
-import pkgutil
+from typing import Final
 
 import typer
 
+from gateway.cli.groups import group_of
+
+FILES: Final = {
+    name: name for name in ("archive", "backtest", "check", "rates", "reconcile", "replay", "schema")
+}
+"""Which file has which command."""
+
 pipeline = typer.Typer(
     name="pipeline",
+    cls=group_of(__name__, FILES),
     help="Jobs over the journal, on Spark: keep it, measure it, try mappings on it, send it again.",
     no_args_is_help=True,
 )
-for _found in pkgutil.iter_modules(__path__):
-    _group = getattr(importlib.import_module(f"{__name__}.{_found.name}"), "app", None)
-    if isinstance(_group, typer.Typer):
-        pipeline.add_typer(_group)
 app = typer.Typer()
 app.add_typer(pipeline)

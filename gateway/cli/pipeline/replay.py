@@ -11,9 +11,6 @@ from gateway.cli.exits import Exit
 from gateway.cli.options import ConfigFile
 from gateway.cli.pipeline.common import JournalFolder, Master, SparkOption, journal_of, progress, started
 from gateway.cli.pipeline.traffic import Archive, Begin, End, Where
-from gateway.model.dialect import NameRefused
-from gateway.protocols import DIALECT_OF_WORD, DIALECTS
-from gateway.settings import parse_url
 
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame
@@ -105,6 +102,7 @@ def _sent(
 
 def _access(url: str, password_file: Path | None, timeout: float, ca_file: str | None) -> Access:
     from gateway.clients.wire import Access
+    from gateway.settings import parse_url
 
     try:
         target = parse_url(url)
@@ -125,6 +123,9 @@ def _to(
     destination: str | None,
 ) -> Address | None:
     """The one address of all messages; None: each has its own."""
+    from gateway.model.dialect import NameRefused
+    from gateway.protocols import DIALECT_OF_WORD, DIALECTS
+
     stated = {"topic": topic, "exchange": exchange, "queue": queue, "destination": destination}
     if queue is not None:
         stated["exchange"] = None

@@ -9,9 +9,9 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from gateway.cli.options import settings_of
-from gateway.mapping.loading import Mapping, load
 
 if TYPE_CHECKING:
+    from gateway.mapping.loading import Mapping
     from gateway.pipeline.traffic.fates import Candidate
 
 Archive = Annotated[
@@ -29,6 +29,8 @@ Where = Annotated[
 
 def mappings_of(files: Sequence[Path], config: Path | None) -> list[Mapping]:
     """These mapping files, or those of the configuration. Raises MappingError and ConfigurationError."""
+    from gateway.mapping.loading import load
+
     return load(files or settings_of(config).mapping_files())
 
 

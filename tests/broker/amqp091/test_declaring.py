@@ -11,7 +11,7 @@ import structlog
 
 from gateway.app import Gateway
 from gateway.broker.amqp091.declaring import gather, rehearse
-from gateway.cli.check import mapping_findings, rehearsal
+from gateway.cli.checking import mapping_findings, rehearsal
 from gateway.errors import ConfigurationError
 from gateway.mapping.linter import Severity
 from gateway.settings import Settings, load_settings

@@ -1,0 +1,258 @@
+"""What `gateway check` looks at: files, folders, secrets, declarations, mappings, roles, and brokers."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Iterator
+from glob import has_magic
+from pathlib import Path
+from typing import Any, NamedTuple
+
+from gateway.access.linting import lint_roles
+from gateway.app.access import access_of, roles_of, with_imported_hosts
+from gateway.broker.amqp091.declaring import gather, rehearse
+from gateway.broker.amqp091.hosts import AmqpHosts
+from gateway.broker.amqp091.unbound import unbound
+from gateway.cli.findings import INVALID
+from gateway.cli.options import settings_of
+from gateway.documents import Place, dotted
+from gateway.errors import ConfigurationError, MappingError
+from gateway.mapping import load
+from gateway.mapping.linter import Finding, Severity, lint, unstorable_routes
+from gateway.mapping.router import Router, compile_routes
+from gateway.settings import Settings, effective, masked, shipped_mappings
+from gateway.store.folder import fault
+
+
+class Checked(NamedTuple):
+    """What a check came to; `settings` are None when they could not be read."""
+
+    settings: Settings | None
+    findings: list[Finding]
+
+    @property
+    def errors(self) -> int:
+        """How many there are."""
+        return self._count(Severity.ERROR)
+
+    @property
+    def warnings(self) -> int:
+        """How many there are."""
+        return self._count(Severity.WARNING)
+
+    def _count(self, severity: Severity) -> int:
+        return sum(one.severity is severity for one in self.findings)
+
+    def counts(self) -> dict[str, int]:
+        """What was looked at, and what was found."""
+        settings = self.settings
+        return {
+            "listeners": 0 if settings is None else len(settings.listeners),
+            "links": 0 if settings is None else len(settings.links),
+            "mapping_files": 0 if settings is None else len(settings.mapping_files()),
+            "errors": self.errors,
+            "warnings": self.warnings,
+            "notes": self._count(Severity.NOTE),
+        }
+
+    def summary(self) -> str:
+        """The same in a line."""
+        told = [
+            f"{count} {name.replace('_', ' ').removesuffix('s' if count == 1 else '')}"
+            for name, count in self.counts().items()
+        ]
+        return f"checked {', '.join(told[:3])}: {', '.join(told[3:])}"
+
+    def configuration(self) -> dict[str, Any] | None:
+        """The configuration as it takes effect."""
+        return None if self.settings is None else effective(self.settings)
+
+    def configuration_text(self) -> str:
+        """The same in YAML."""
+        return "" if self.settings is None else masked(self.settings)
+
+
+def checked(config: Path | None, *, connect: bool) -> Checked:
+    """Look at everything. `connect`: at the brokers, too, once nothing else is wrong."""
+    try:
+        settings = with_imported_hosts(settings_of(config))
+    except ConfigurationError as error:
+        return Checked(None, faults(error))
+    rehearsed = rehearsal(settings)
+    findings = [
+        *(unreadable(settings) or unusable(settings)),
+        *absent(settings),
+        *unwritable(settings),
+        *relative(settings),
+        *unmatched(settings),
+        *rehearsed.findings,
+        *mapping_findings(settings, rehearsed),
+        *role_findings(settings),
+    ]
+    if connect and all(one.severity is not Severity.ERROR for one in findings):
+        from gateway.cli.connecting import tried
+
+        router = Router(load(settings.mapping_files()), settings.endpoints(), worlds=settings.worlds())
+        findings += tried(settings, router)
+    order = list(Severity)
+    placed = [one if one.file else one._replace(**_said(settings, one.text)) for one in findings]
+    return Checked(settings, sorted(placed, key=lambda one: order.index(one.severity)))
+
+
+def _said(settings: Settings, text: str) -> dict[str, Any]:
+    """Where the key is said that a text begins with."""
+    return settings.origin_of_key(text.partition(": ")[0])._asdict()
+
+
+def faults(error: ConfigurationError) -> list[Finding]:
+    """What is wrong with a configuration or mapping that cannot be used."""
+    return [
+        Finding(Severity.ERROR, INVALID, one.reason, one.file, one.line, one.column)
+        for one in (error, *error.others)
+    ]
+
+
+def at(settings: Settings, severity: Severity, code: str, place: Place, text: str) -> Finding:
+    """A finding about a key of the configuration."""
+    return Finding(severity, code, text, *settings.origin_of(place))
+
+
+def unreadable(settings: Settings) -> list[Finding]:
+    """The files that the configuration names and that this process may not read."""
+    return [
+        at(settings, Severity.ERROR, "unreadable", place, f"{dotted(place)}: {path} cannot be read")
+        for place, path in settings.files()
+        if not (path.is_file() and os.access(path, os.R_OK))
+    ]
+
+
+def unusable(settings: Settings) -> list[Finding]:
+    """Secrets of users that are neither hashes nor keys, as `run` would find them."""
+    try:
+        access_of(settings)
+    except ConfigurationError as error:
+        return faults(error)
+    return []
+
+
+def absent(settings: Settings) -> list[Finding]:
+    """Folders shared with clients that are not there: until they are, channels that name them are closed."""
+    found = []
+    for name, listener in settings.listeners.items():
+        if listener.out_of_band is not None and not (folder := listener.out_of_band.folder).is_dir():
+            place = ("listeners", name, "out_of_band", "folder")
+            text = f"{dotted(place)}: there is no folder {folder}"
+            found.append(at(settings, Severity.WARNING, "absent", place, text))
+    return found
+
+
+def unwritable(settings: Settings) -> list[Finding]:
+    """Folders that `run` writes, if this process may not. It may well be another one that shall."""
+    folders: list[tuple[Place, Path, bool]] = [
+        (("store", "path"), settings.store.path, settings.store.enabled),
+        (("journal", "path"), settings.journal_path(), settings.journal.enabled),
+    ]
+    return [
+        at(settings, Severity.WARNING, "unwritable", place, f"{dotted(place)}: {why}")
+        for place, folder, used in folders
+        if used and (why := fault(folder))
+    ]
+
+
+def relative(settings: Settings) -> list[Finding]:
+    """Relative paths in a file that stands elsewhere: they are taken from the working directory, and whoever
+    wrote them may have meant the file's folder."""
+    here = Path.cwd()
+    if settings.file is None or (beside := settings.file.resolve().parent) == here:
+        return []
+    return [
+        at(
+            settings,
+            Severity.WARNING,
+            "relative",
+            place,
+            f"{dotted(place)}: {path} is taken from the working directory {here}, not from {beside}, where"
+            " this file stands",
+        )
+        for place, path in _paths(settings)
+        if settings.origin_of(place).file == str(settings.file) and not path.is_absolute()
+    ]
+
+
+def _paths(settings: Settings) -> Iterator[tuple[Place, Path]]:
+    """The paths that somebody has said."""
+    named: list[tuple[Place, Path | None]] = [*settings.files()]
+    named += [
+        (("mappings", at), Path(name)) for at, name in enumerate(settings.mappings) if not shipped(name)
+    ]
+    named += [(("store", "path"), settings.store.path), (("journal", "path"), settings.journal.path)]
+    named += [(("audit", "path"), settings.audit.path), (("http", "tokens_path"), settings.http.tokens_path)]
+    for place, path in named:
+        if path is not None and settings.says(place):
+            yield place, path
+
+
+def shipped(name: str) -> bool:
+    """Whether a mapping is meant that comes with the gateway."""
+    return Path(name).name == name and not Path(name).exists() and (shipped_mappings() / name).is_file()
+
+
+def unmatched(settings: Settings) -> list[Finding]:
+    """Globs of mapping files that find none."""
+    return [
+        at(
+            settings,
+            Severity.WARNING,
+            "empty",
+            ("mappings", number),
+            f"mappings[{number}]: no file is found by {glob}",
+        )
+        for number, glob in enumerate(settings.mappings)
+        if has_magic(glob) and not settings.found_by(glob)
+    ]
+
+
+class Rehearsal(NamedTuple):
+    """What is declared, tried: what is wrong or unwise in it, the virtual hosts that come of it (None: it
+    cannot be, so what is bound is not known), and in which of them anything is declared. What the store has,
+    only the start can know.
+    """
+
+    findings: list[Finding]
+    hosts: AmqpHosts | None
+    declaring: set[str]
+
+
+def rehearsal(settings: Settings) -> Rehearsal:
+    """Read and try what is declared."""
+    declared, findings = gather(settings)
+    hosts, remarks = rehearse(settings, declared)
+    whole = all(one.severity is not Severity.ERROR for one in remarks)
+    return Rehearsal([*findings, *remarks], hosts if whole else None, {one.host for one in declared})
+
+
+def mapping_findings(settings: Settings, rehearsed: Rehearsal) -> list[Finding]:
+    """What is wrong or unwise in the mapping files, for the endpoints that are configured."""
+    try:
+        mappings = load(settings.mapping_files())
+    except MappingError as error:
+        return faults(error)
+    routes = compile_routes(mappings, settings.endpoints(), settings.worlds()).routes
+    refused = unstorable_routes(routes, settings.links, store=settings.store.enabled)
+    hosts = rehearsed.hosts
+    return [
+        *(finding for error in refused for finding in faults(error)),
+        *lint(mappings, settings.endpoints(), settings.links, settings.worlds()),
+        *(() if hosts is None else unbound(routes, settings, hosts, rehearsed.declaring)),
+    ]
+
+
+def role_findings(settings: Settings) -> list[Finding]:
+    """What is unwise in roles, and in routes because of them."""
+    try:
+        routes = compile_routes(
+            load(settings.mapping_files()), settings.endpoints(), settings.worlds()
+        ).routes
+        return lint_roles(settings, roles_of(settings), routes)
+    except ConfigurationError:
+        return []  # which is told of already

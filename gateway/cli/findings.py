@@ -1,0 +1,57 @@
+"""How every command tells what is wrong: `FILE:LINE:COLUMN: severity: message (code)`, one finding a line.
+
+Editors and scripts that read what compilers say read this. What has no file, or no line in it, leaves that
+out.
+"""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Iterable, Iterator
+from typing import TYPE_CHECKING, Any, Final, TextIO
+
+from gateway.errors import ConfigurationError
+
+if TYPE_CHECKING:
+    from gateway.mapping.linter import Finding
+
+INVALID: Final = "invalid"  # the code of what cannot be, and is not a matter of judgement
+COLOURS: Final = {"error": "\x1b[31m", "warning": "\x1b[33m", "note": "\x1b[2m"}
+PLAIN: Final = "\x1b[0m"
+
+
+def line_of(text: str, severity: str, code: str, file: str = "", line: int = 0, column: int = 0) -> str:
+    """One finding."""
+    place = ":".join([file, *(str(number) for number in (line, column) if number)]) if file else ""
+    return f"{place}{': ' if place else ''}{severity}: {text} ({code})"
+
+
+def lines_of(error: ConfigurationError) -> Iterator[str]:
+    """A configuration that cannot be used: each of its faults."""
+    for one in (error, *error.others):
+        yield line_of(one.reason, "error", INVALID, one.file, one.line, one.column)
+
+
+def documents_of(findings: Iterable[Finding]) -> list[dict[str, Any]]:
+    """The same for programs; what is not known is null."""
+    return [
+        {
+            "file": one.file or None,
+            "line": one.line or None,
+            "column": one.column or None,
+            "severity": one.severity.value,
+            "code": one.code,
+            "message": one.text,
+        }
+        for one in findings
+    ]
+
+
+def show(findings: Iterable[Finding], to: TextIO | None = None) -> None:
+    """Print findings, in colour on a terminal."""
+    stream = sys.stdout if to is None else to
+    lively = stream.isatty()
+    for one in findings:
+        severity = one.severity.value
+        text = line_of(one.text, severity, one.code, one.file, one.line, one.column)
+        print(f"{COLOURS[severity]}{text}{PLAIN}" if lively else text, file=stream)

@@ -1,0 +1,154 @@
+"""What `gateway journal` and `gateway explain --message` read of the journal, and how they show it."""
+
+from __future__ import annotations
+
+import base64
+import time
+from collections import deque
+from collections.abc import Iterator
+from datetime import UTC, datetime
+from pathlib import Path
+from typing import Any
+
+import orjson
+import typer
+
+from gateway.cli.exits import Exit
+from gateway.cli.options import settings_of
+from gateway.settings import Settings
+from gateway.store.journal.reader import Extent, Gap, JournalReader, Only, Row, fits
+from gateway.store.journal.segments import Hole
+
+
+def newest(
+    reader: JournalReader, positions: dict[str, int], last: int | None, *, follow: bool, only: Only | None
+) -> Iterator[Row | Gap]:
+    """The `last` rows of each shard (None: all from its position on), and what is written later."""
+    if last is not None:
+        for name in positions:
+            extent = reader.extent(name)
+            positions[name] = extent.next
+            start = max(extent.first, extent.next - last) if only is None else extent.first
+            rows = (item for item in reader.rows(name, start, only=only) if not isinstance(item, Gap))
+            yield from deque((row for row in rows if row["sequence"] < extent.next), maxlen=last)
+    while follow or last is None:
+        for name in positions:
+            for block in reader.blocks(name, positions[name]):
+                if isinstance(block, Gap):
+                    yield block
+                    positions[name] = block.first + block.rows
+                    continue
+                if only is None or block.may_hold(only):
+                    rows = (row for row in block.rows() if row["sequence"] >= positions[name])
+                    yield from (row for row in rows if fits(row, only))
+                positions[name] = block.header.next
+        if not follow:
+            return
+        time.sleep(0.2)
+
+
+def tell_fate(settings: Settings, message_id: str, *, as_json: bool) -> None:
+    """Print every row of a message, to which its sender gave this id: one for each target. Exit code 1 when
+    there is none.
+    """
+    folder = settings.journal_path()
+    reader = JournalReader(folder, skip=True)
+    only = {"message_id": (message_id,)}
+    found = False
+    for shard in reader.shards() if folder.is_dir() else ():
+        for item in reader.rows(shard, reader.extent(shard).first, only=only):
+            if not isinstance(item, Gap):
+                print_item(item, as_json)
+                found = True
+    if not found:
+        off = "" if settings.journal.enabled else "; the journal is off (journal.enabled)"
+        typer.echo(f"no row of {folder} has the message id {message_id!r}{off}", err=True)
+        raise typer.Exit(Exit.FAILED)
+
+
+def finding_of(shard: str, item: Gap | Hole, *, torn: bool) -> dict[str, Any]:
+    if isinstance(item, Gap):
+        text = f"rows {item.first} to {item.first + item.rows - 1}: {item.text or item.reason} {item.where}"
+        damage = item.reason in ("damage", "gone")
+        return {"shard": shard, "what": item.reason, "damage": damage, "text": text.rstrip()}
+    text = f"{item.path}: octets {item.offset} to {item.end} are no block"
+    return {"shard": shard, "what": "torn" if torn else "hole", "damage": not torn, "text": text}
+
+
+def reader_of(config: Path | None, folder: Path | None) -> JournalReader:
+    return JournalReader(folder or settings_of(config).journal_path(), skip=True)
+
+
+def chosen_shards(reader: JournalReader, shard: str | None) -> list[str]:
+    shards = reader.shards()
+    if shard is None:
+        return shards
+    if shard not in shards:
+        raise typer.BadParameter(f"no shard {shard}; there are: {', '.join(shards) or 'none'}")
+    return [shard]
+
+
+def print_item(item: Row | Gap, as_json: bool) -> None:
+    if isinstance(item, Gap):
+        rows = f"{item.rows} rows from {item.first} on are missing"
+        typer.echo(f"{item.shard} {rows}: {item.reason} {item.text}".rstrip(), err=True)
+    elif as_json:
+        typer.echo(orjson.dumps(_document(item)))
+    else:
+        way = f"{item['source_endpoint']} {item['source_address']}"
+        if item["route"]:
+            way += f" -[{item['route']}]-> {item['target_endpoint']} {item['target_address'] or '-'}"
+        told = item["outcome"]
+        if item["reason"] != "none":
+            told += f" ({item['reason']}: {item['reason_text']})"
+        place = f"{item['shard']}:{item['sequence']}"
+        typer.echo(f"{_time(item['received'])} {place} {way} {item['body_size']} octets {told}")
+
+
+def _document(row: Row) -> dict[str, Any]:
+    """A row in JSON: times in ISO 8601, properties as an object, the body as text or in base64."""
+    document = dict(row)
+    for name in ("received", "settled", "expires"):
+        document[name] = None if row[name] is None else _time(row[name])
+    document["properties"] = orjson.loads(row["properties"])
+    body = row["body"]
+    if body is not None:
+        try:
+            document["body"], document["body_encoding"] = body.decode(), "utf-8"
+        except UnicodeDecodeError:
+            document["body"], document["body_encoding"] = base64.b64encode(body).decode(), "base64"
+    return document
+
+
+def _time(microseconds: int) -> str:
+    return datetime.fromtimestamp(microseconds / 1_000_000, UTC).isoformat(timespec="microseconds")
+
+
+def compaction(extent: Extent) -> str:
+    """What was merged, and what will be."""
+    whole = extent.segments - extent.unindexed
+    low = "not known" if extent.low_us is None else _time(extent.low_us)
+    return (
+        f"{extent.replaced} blocks were merged into fewer, {extent.small} are small;"
+        f" {whole} files have an index; complete up to {low}"
+    )
+
+
+def retention(extent: Extent, octets_max: int, secs_max: float) -> str:
+    """How much of its limits is used."""
+    used = f"{extent.octets / octets_max:.0%} of {octets_max} octets" if octets_max else "no limit of octets"
+    if not secs_max:
+        return f"retention: {used}, no limit of time"
+    age = 0.0 if extent.first_us is None else max(time.time() - extent.first_us / 1e6, 0.0)
+    return f"retention: {used}, the oldest row is {age / 3_600:.1f} of {secs_max / 3_600:.1f} hours old"
+
+
+def described(extent: Extent) -> str:
+    span = "no rows"
+    if extent.first_us is not None and extent.last_us is not None:
+        span = f"received {_time(extent.first_us)} to {_time(extent.last_us)}"
+    return (
+        f"shard {extent.shard}: rows {extent.first} to {extent.next - 1} ({extent.rows} there,"
+        f" {extent.missing} missing), {extent.blocks} blocks in {extent.segments} files,"
+        f" {extent.octets} octets, {span}"
+    )
