@@ -68,14 +68,26 @@ def explain_address(
     destination: Annotated[str | None, typer.Option(help="AMQP/Fast destination.")] = None,
     client: Annotated[str, typer.Option(help="Client identifier, for templates that name it.")] = "",
     user: Annotated[str, typer.Option(help="User, for templates that name it.")] = "",
+    body: Annotated[
+        str | None,
+        typer.Option(help="Body of a message, for which conditions are then decided; @FILE: of a file."),
+    ] = None,
+    header: Annotated[list[str] | None, typer.Option(help="NAME=VALUE of the message; may repeat.")] = None,
+    qos: Annotated[
+        int | None, typer.Option(min=0, max=2, help="QoS of the message; above 0 is persistent.")
+    ] = None,
+    retain: Annotated[bool, typer.Option("--retain", help="The message is to be retained.")] = False,
+    content_type: Annotated[str | None, typer.Option(help="Of the message.")] = None,
+    reply_to: Annotated[str | None, typer.Option(help="Of the message.")] = None,
     message: Annotated[
         str | None, typer.Option(metavar="ID", help="Instead: what the journal says became of this message.")
     ] = None,
     config: ConfigFile = None,
     as_json: AsJson = False,
 ) -> None:
-    """Show which routes take an address, what they produce, and why the others do not; or what became of one
-    message. Exit code 1 when the journal does not know it.
+    """Show which routes take an address, or a message, what they make of it, and why the others do not.
+
+    Or, with --message, what became of one; exit code 1 when the journal does not know it.
     """
     settings = settings_of(config)
     if message is not None:
@@ -83,44 +95,20 @@ def explain_address(
 
         tell_fate(settings, message, as_json=as_json)
         return
-    from gateway.mapping import load
-    from gateway.mapping.explain import explain
-    from gateway.mapping.router import Router
-    from gateway.model.dialect import NameRefused
-    from gateway.model.message import Sender
-    from gateway.protocols import DIALECT_OF_WORD, DIALECTS
+    from gateway.cli.explaining import Asked, explained
 
-    endpoints = settings.endpoints()
     if endpoint is None:
         raise typer.BadParameter("say an endpoint, or --message")
-    if endpoint not in endpoints:
-        raise typer.BadParameter(f"{endpoint!r} is no endpoint; there are: {', '.join(endpoints)}")
     given = {"topic": topic, "destination": destination, "queue": queue, "exchange": exchange}
     if all(word is None for word in given.values()):
         raise typer.BadParameter("say --topic, --exchange with --routing-key, --queue, or --destination")
     given["service"] = None if destination is None else service
     given["routing_key"] = None if exchange is None else routing_key
-    protocol = endpoints[endpoint]
-    other = {DIALECT_OF_WORD[word].name for word, text in given.items() if text is not None} - {protocol}
-    if other:
-        raise typer.BadParameter(
-            f"{endpoint} speaks {protocol}, the address is of {', '.join(sorted(other))}"
-        )
-    try:
-        address, _ = DIALECTS[protocol].published(given)
-    except NameRefused as error:
-        raise typer.BadParameter(str(error)) from error
-    router = Router(
-        load(settings.mapping_files()),
-        endpoints,
-        worlds=settings.worlds(),
-        hops_max=settings.limits.hops_max,
-    )
-    found = explain(router, endpoint, address, queue or "", Sender(endpoint, client, user))
-    if as_json:
-        typer.echo(orjson.dumps(asdict(found)))
-    else:
-        typer.echo(_text(found))
+    stated = (body, header, qos, content_type, reply_to)
+    asked = Asked(body or "", header or [], qos or 0, retain, content_type, reply_to)
+    some = retain or any(one is not None for one in stated)
+    found = explained(settings, endpoint, given, client, user, asked if some else None)
+    typer.echo(orjson.dumps(asdict(found)) if as_json else _text(found))
 
 
 def _text(found: Explanation) -> str:
@@ -135,17 +123,39 @@ def _text(found: Explanation) -> str:
         if match.captures:
             lines.append("      " + ", ".join(f"{name}={value!r}" for name, value in match.captures.items()))
         if match.when is not None:
-            lines.append(f"      when {match.when}")
+            decided = {None: "", True: "  (true)", False: f"  ({match.why})"}
+            lines.append(f"      when {match.when}{decided[match.crosses]}")
+        if match.crosses is not None and (match.crosses or match.when is None):
+            lines.append(f"      {_made(match.made) if match.made is not None else match.why}")
         lines.append(f"      settle {match.settle}")
     for miss in found.misses:
         lines.append(f"  - {miss.route} ({miss.file}:{miss.line}): {miss.reason}")
     return "\n".join(lines)
 
 
-@app.command()
-def schema() -> None:
-    """Print the JSON Schema of mapping files, for editors."""
-    from gateway.mapping.schema import json_schema
+def _made(words: dict[str, Any]) -> str:
+    """What a message becomes, in a line: what of its words says anything."""
+    shown = [
+        f"{word.replace('_', ' ')} {value if isinstance(value, str | int) else orjson.dumps(value).decode()}"
+        for word in ("qos", "retain", "content_type", "reply_to", "headers", "body")
+        if (value := words[word]) not in (None, False, {}, "")
+    ]
+    return f"as {', '.join(shown)}"
 
-    document: dict[str, Any] = json_schema()
+
+@app.command()
+def schema(
+    config: Annotated[
+        bool, typer.Option("--config", help="Of the configuration, in place of mapping files.")
+    ] = False,
+) -> None:
+    """Print the JSON Schema of mapping files, or of the configuration, for editors."""
+    if config:
+        from gateway.settings import json_schema as of_settings
+
+        document: dict[str, Any] = of_settings()
+    else:
+        from gateway.mapping.schema import json_schema
+
+        document = json_schema()
     typer.echo(orjson.dumps(document, option=orjson.OPT_INDENT_2))

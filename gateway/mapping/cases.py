@@ -135,7 +135,7 @@ def _compare_all(expected: list[Expected], arrivals: list[Arrival]) -> list[str]
 
 def _compare(expected: Expected, arrival: Arrival) -> list[str]:
     """Each given word that differs, as `word: expected X, got Y`."""
-    got = _described(arrival)
+    got = words_of(arrival.endpoint, arrival.message)
     wanted: dict[str, Any] = expected.model_dump(exclude_unset=True, exclude={"headers"})
     pairs = [(word, value, got.get(word, _ABSENT)) for word, value in wanted.items()]
     headers = plain_headers(arrival.message.properties.headers)
@@ -149,12 +149,11 @@ def _same(want: Any, have: Any) -> bool:
     return bool(want == have) and isinstance(want, bool) == isinstance(have, bool)
 
 
-def _described(arrival: Arrival) -> dict[str, Any]:
-    """A crossed message in the words of `expect`."""
-    message = arrival.message
+def words_of(endpoint: str, message: Message) -> dict[str, Any]:
+    """A message that crossed to an endpoint, in the words of `expect`."""
     address = message.address
     words: dict[str, Any] = {
-        "endpoint": arrival.endpoint,
+        "endpoint": endpoint,
         "body": message.body.decode("utf-8", "backslashreplace"),
         "qos": message.assurance,
         "delivery_mode": 2 if message.durable else 1,

@@ -1,13 +1,17 @@
-"""Why a message goes where it goes: what each route makes of an address, or why it does not match."""
+"""Why a message goes where it goes: what each route makes of it or its address, or why it does not match."""
 
 from __future__ import annotations
 
 from dataclasses import dataclass
+from typing import Any
 
+from gateway.mapping.cases import words_of
+from gateway.mapping.conditions import plain_headers
 from gateway.mapping.router import Router
 from gateway.mapping.routes import RefusedRoute, ResolvedRoute, Route
 from gateway.model.address import Address
-from gateway.model.message import NOBODY, Sender
+from gateway.model.message import NOBODY, Message, Sender
+from gateway.model.outcome import Outcome
 from gateway.protocols import dialect_of, show
 
 
@@ -16,7 +20,9 @@ class Match:
     """A route that takes the address.
 
     `address` is what it produces, in its protocol's words; "" when it is refused, and `refused` says why.
-    `when` is the expression that each message still has to satisfy, or None.
+    `when` is the expression that each message still has to satisfy, or None. Of a message that was given,
+    `crosses` says whether it does, `made` what becomes of it, and `why` why nothing does: what
+    `when` came to, or the refusal.
     """
 
     route: str
@@ -29,6 +35,9 @@ class Match:
     when: str | None
     refused: str
     settle: str
+    crosses: bool | None = None
+    made: dict[str, Any] | None = None
+    why: str = ""
 
 
 @dataclass(frozen=True, slots=True)
@@ -52,16 +61,21 @@ class Explanation:
 
 
 def explain(
-    router: Router, endpoint: str, address: Address, queue: str = "", sender: Sender = NOBODY
+    router: Router,
+    endpoint: str,
+    address: Address,
+    queue: str = "",
+    sender: Sender = NOBODY,
+    message: Message | None = None,
 ) -> Explanation:
-    """What every route says about messages that `endpoint` brings in for `address`.
+    """What every route says about messages that `endpoint` brings in for `address`, or about this one.
 
     `queue` as in Router.resolve; `sender` fills templates that name the client or the user.
     """
     matches: list[Match] = []
     misses: list[Miss] = []
     for route in router.routes:
-        found = _explain_route(router, route, endpoint, address, queue, sender)
+        found = _explain_route(router, route, endpoint, address, queue, sender, message)
         if isinstance(found, Match):
             matches.append(found)
         else:
@@ -73,18 +87,26 @@ def explain(
 
 
 def _explain_route(
-    router: Router, route: Route, endpoint: str, address: Address, queue: str, sender: Sender
+    router: Router,
+    route: Route,
+    endpoint: str,
+    address: Address,
+    queue: str,
+    sender: Sender,
+    message: Message | None,
 ) -> Match | str:
     if route.source != endpoint:
         return f"takes from {route.source!r}"
     captures = route.pattern.match(address, queue)
     if captures is None:
         return route.pattern.mismatch(address, queue)
-    if route.resolve(address, captures, queue, router.hops_max) is None:
+    way = route.resolve(address, captures, queue, router.hops_max)
+    if way is None:
         return f"when is false for this address: {route.rule.when}"
     resolved: ResolvedRoute = route.resolve_for(address, captures, queue, router.hops_max, sender)
     separator = dialect_of(address).separator
     condition = route.condition
+    crosses, made, why = (None, None, "") if message is None else _tried(way, message)
     return Match(
         route=route.name,
         file=route.file,
@@ -96,4 +118,25 @@ def _explain_route(
         when=condition.text if condition is not None and condition.per_message else None,
         refused=resolved.outcome.text if isinstance(resolved, RefusedRoute) else "",
         settle=route.settle,
+        crosses=crosses,
+        made=made,
+        why=why,
     )
+
+
+def _tried(way: ResolvedRoute, message: Message) -> tuple[bool, dict[str, Any] | None, str]:
+    """Whether a message crosses, what it becomes, and why it does not."""
+    route = way.route
+    unparsable, undecided = route.unparsable, route.undecided
+    crossed = way.cross(message)
+    if isinstance(crossed, Message):
+        words = words_of(route.target_endpoint, crossed)
+        words["headers"] = plain_headers(crossed.properties.headers)
+        return True, words, ""
+    if isinstance(crossed, Outcome):
+        return False, None, f"refused: {crossed.text or crossed.reason.value}"
+    if route.unparsable > unparsable:
+        return False, None, "cannot be decided: the body is not JSON"
+    if route.undecided > undecided:
+        return False, None, "cannot be decided: something that it names is missing, or of another type"
+    return False, None, "false"

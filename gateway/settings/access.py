@@ -45,13 +45,19 @@ def _a_beginning(given: str) -> str:
     return given
 
 
-Names = Annotated[tuple[str, ...], Strict(False), BeforeValidator(_listed)]
+Names = Annotated[
+    tuple[str, ...], Strict(False), BeforeValidator(_listed, json_schema_input_type=str | list[str])
+]
 Filters = Annotated[
-    tuple[Annotated[str, AfterValidator(_a_filter)], ...], Strict(False), BeforeValidator(_listed)
+    tuple[Annotated[str, AfterValidator(_a_filter)], ...],
+    Strict(False),
+    BeforeValidator(_listed, json_schema_input_type=str | list[str]),
 ]
 Expression = Annotated[str, AfterValidator(_an_expression)]
 Beginnings = Annotated[
-    tuple[Annotated[str, AfterValidator(_a_beginning)], ...], Strict(False), BeforeValidator(_listed)
+    tuple[Annotated[str, AfterValidator(_a_beginning)], ...],
+    Strict(False),
+    BeforeValidator(_listed, json_schema_input_type=str | list[str]),
 ]
 
 

@@ -76,9 +76,10 @@ def _by_name(given: Any) -> Any:
 class FastListener(AnonymousListener):
     """A listener for AMQP/Fast clients."""
 
-    virtual_hosts: Annotated[dict[str, FastVirtualHost], BeforeValidator(_by_name)] = Field(
-        {"/": FastVirtualHost()}, min_length=1
-    )
+    virtual_hosts: Annotated[
+        dict[str, FastVirtualHost],
+        BeforeValidator(_by_name, json_schema_input_type=dict[str, FastVirtualHost] | list[str]),
+    ] = Field({"/": FastVirtualHost()}, min_length=1)
     """By name; a list of names will do. Routes of the mapping files join the first one; the others keep to
     themselves."""
     out_of_band: OutOfBand | None = None

@@ -1,5 +1,6 @@
-"""The configuration as it takes effect: with its defaults and without its secrets, and only what applies.
+"""The configuration for people and editors: as it takes effect, and its JSON Schema.
 
+What takes effect has its defaults, and not its secrets.
 What is absent, belongs to another protocol or to something that is switched off says nothing, and is left
 out.
 """
@@ -73,3 +74,8 @@ def _stated(part: Any) -> Any:
         kept = {name: _stated(value) for name, value in part.items()}
         return {name: value for name, value in kept.items() if value not in (None, {}, [])}
     return [_stated(one) for one in part] if isinstance(part, list) else part
+
+
+def json_schema() -> dict[str, Any]:
+    """The JSON Schema (2020-12) of the configuration, for editors."""
+    return {"$schema": "https://json-schema.org/draft/2020-12/schema", **Settings.model_json_schema()}

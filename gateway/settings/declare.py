@@ -133,7 +133,11 @@ def _listed(given: Any) -> Any:
 class Declare(Section):
     """What is there from the start of AMQP 0-9-1, before a link consumes and before a listener accepts."""
 
-    definitions: Annotated[tuple[FilePath, ...], Strict(False), BeforeValidator(_listed)] = ()
+    definitions: Annotated[
+        tuple[FilePath, ...],
+        Strict(False),
+        BeforeValidator(_listed, json_schema_input_type=FilePath | list[FilePath]),
+    ] = ()
     """Files that RabbitMQ has exported (`rabbitmqctl export_definitions`), relative to the working directory;
     a single one needs no list."""
     users: bool = False

@@ -34,7 +34,11 @@ Network = Annotated[str, AfterValidator(_network)]
 Origin = Annotated[str, AfterValidator(_origin)]
 # YAML reads a bare `off` as a boolean.
 ProxyProtocol = Annotated[
-    Literal["off", "required"], BeforeValidator(lambda given: "off" if given is False else given)
+    Literal["off", "required"],
+    BeforeValidator(
+        lambda given: "off" if given is False else given,
+        json_schema_input_type=Literal["off", "required"],
+    ),
 ]
 
 

@@ -280,3 +280,18 @@ def test_relative_paths_are_not_those_of_the_files_folder(
     (there / "gateway.yaml").write_text("mappings: [identity.yaml]\n")
     monkeypatch.chdir(here)
     assert "(relative)" not in run("check", "-c", str(there / "gateway.yaml")).out, "that one comes with us"
+
+
+def test_a_message_is_explained(tmp_path: Path, run: Run) -> None:
+    mapping = ROUTE.replace("to:", "when: body.t > 1\n    to:")
+    path = configuration(tmp_path, mapping)
+    asked = ("explain", "mqtt", "--topic", "a/b", "-c", path)
+    assert "when body.t > 1\n" in run(*asked).out
+    (tmp_path / "body").write_text('{"t": 2}')
+    said = run(*asked, "--body", f"@{tmp_path}/body", "--header", "a=b", "--qos", "2").out
+    assert "when body.t > 1  (true)\n" in said
+    assert 'as qos 2, headers {"a":"b"}, body {"t": 2}\n' in said
+    assert "when body.t > 1  (false)\n" in run(*asked, "--body", '{"t": 0}').out
+    assert json.loads(run(*asked, "--qos", "1", "--json").out)["matches"][0]["why"].startswith("cannot be")
+    for wrong in (("--body", f"@{tmp_path}/none"), ("--header", "a"), ("--qos", "3")):
+        assert run(*asked, *wrong).code == Exit.USAGE, wrong

@@ -5,9 +5,11 @@ from __future__ import annotations
 from dataclasses import asdict
 
 import orjson
+import pytest
 
 from gateway.mapping.explain import explain
-from gateway.model.message import Sender
+from gateway.model.message import Message, Sender
+from gateway.model.properties import Properties, property_set, string
 from gateway.protocols.mqtt.dialect import topic_address
 from tests.mapping.rows import down, router, up
 
@@ -45,3 +47,28 @@ def test_every_route_says_why() -> None:
 def test_explanations_are_json() -> None:
     found = explain(router(*ROUTES), "mqtt", topic_address("l1/a"))
     assert orjson.loads(orjson.dumps(asdict(found)))["address"] == "l1/a"
+
+
+TRIED = [
+    (b'{"t": 2}', 0, True, ""),
+    (b'{"t": 1}', 0, False, "false"),
+    (b"hot", 0, False, "cannot be decided: the body is not JSON"),
+    (b"{}", 0, False, "cannot be decided: something that it names is missing, or of another type"),
+    (b'{"t": "2"}', 0, False, "cannot be decided: something that it names is missing, or of another type"),
+    (b'{"t": 2}', 8, False, "refused: the message crossed too many routes: a loop?"),
+]
+
+
+@pytest.mark.parametrize("body, hops, crosses, why", TRIED)
+def test_a_message_is_tried(body: bytes, hops: int, crosses: bool, why: str) -> None:
+    properties = property_set(Properties(content_type="application/json", headers=(("a", string("b")),)))
+    address = topic_address("l1/a")
+    message = Message(address, body, properties, 1, True, hops=hops)
+    found = explain(router(*ROUTES), "mqtt", address, message=message).matches[0]
+    assert (found.crosses, found.why) == (crosses, why)
+    if not crosses:
+        assert found.made is None
+        return
+    assert found.made is not None
+    words = ("exchange", "routing_key", "delivery_mode", "content_type", "headers", "body")
+    assert [found.made[word] for word in words] == ["e", "l1", 2, "application/json", {"a": "b"}, '{"t": 2}']

@@ -4,13 +4,25 @@ from __future__ import annotations
 
 from pathlib import Path
 
+import jsonschema
 import pytest
 import yaml
 from pydantic import ValidationError
 
 from gateway.errors import ConfigurationError
-from gateway.settings import AmqpLink, Limits, MqttLink, Settings, Target, load_settings, masked, parse_url
+from gateway.settings import (
+    AmqpLink,
+    Limits,
+    MqttLink,
+    Settings,
+    Target,
+    json_schema,
+    load_settings,
+    masked,
+    parse_url,
+)
 from gateway.settings.endpoints import MASK
+from tests.docs.pages import PAGES
 
 ERP = "links:\n  erp:\n    url: amqps://gateway@rabbit.internal/prod\n"
 
@@ -387,3 +399,17 @@ def test_more_destinations_than_the_limit_are_told(tmp_path: Path) -> None:
     text = "listeners: {f: {protocol: amqpfast, virtual_hosts: {a: {destinations: {topics: [x, y]}}}}}\n"
     with pytest.raises(ConfigurationError, match=r"a\.destinations\.topics: 2, and limits\.topics_max is 1"):
         load_settings(written(tmp_path, f"{text}limits: {{topics_max: 1}}\n"), {})
+
+
+def test_the_schema_takes_what_is_taken_and_nothing_that_is_not() -> None:
+    validator = jsonschema.Draft202012Validator(json_schema())
+    jsonschema.Draft202012Validator.check_schema(json_schema())
+    blocks = [text for page in PAGES.values() for kind, text in page.blocks if kind == "yaml"]
+    stated = [one for text in blocks if "routes" not in (one := yaml.safe_load(text))]
+    assert len(stated) > 20
+    for one in stated:
+        validator.validate({key: value for key, value in one.items() if value is not None})
+    fine = {"listeners": {"a": {"protocol": "amqp091", "virtual_hosts": ["/", "b"]}}}
+    validator.validate(fine | {"links": {"b": {"url": "mqtt://b", "version": 5}}})
+    for wrong in ({"htp": {}}, {"http": {"port": "x"}}, {"listeners": {"a": {"protocol": "smtp"}}}):
+        assert not validator.is_valid(wrong), wrong
