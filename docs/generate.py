@@ -18,6 +18,18 @@ from typing import Any, Final
 
 import typer
 
+from gateway.admin import (
+    Admission,
+    ClientsApi,
+    LettersApi,
+    NamespacesApi,
+    ProcessApi,
+    QueuesApi,
+    RetainedApi,
+    SessionsApi,
+)
+from gateway.admin.logins import LoginsApi
+from gateway.admin.operations import description_of
 from gateway.cli import commands
 from gateway.mapping.schema import json_schema
 from gateway.protocols import DIALECTS
@@ -283,6 +295,43 @@ def _described(command: Any, path: str) -> Iterator[str]:
     yield ""
 
 
+# The interface over HTTP
+
+
+def operations() -> Iterator[str]:
+    """What can be asked below /api/v1: the words of a query or body are what chooses."""
+    yield from table(("request", "answer"), (_operation(*one) for one in _operations()))
+
+
+def _operations() -> Iterator[tuple[str, str, Mapping[str, Any]]]:
+    none: Any = None
+    admission = Admission(none, none)
+    apis = (
+        ProcessApi(none),
+        ClientsApi(none, none),
+        SessionsApi(none, none, none),
+        RetainedApi(none, none, none),
+        QueuesApi(none, none, none, none),
+        NamespacesApi(none, none),
+        LettersApi(none, none, none),
+        LoginsApi(admission, ""),
+    )
+    described = description_of([one for api in apis for one in api.operations()], "0")
+    for path, methods in described["paths"].items():
+        for method, one in methods.items():
+            yield path, method.upper(), {**one, "schemas": described["components"]["schemas"]}
+
+
+def _operation(path: str, method: str, one: Mapping[str, Any]) -> tuple[str, str]:
+    words = [given["name"] for given in one.get("parameters", ()) if given["in"] == "query"]
+    if (body := one.get("requestBody")) is not None:
+        schema = body["content"]["application/json"]["schema"]
+        named = schema.get("$ref", "").rpartition("/")[2]
+        words += list((one["schemas"][named] if named else schema)["properties"])
+    told = f"; {', '.join(f'`{word}`' for word in words)}" if words else ""
+    return f"`{method} {path}`", f"{one['summary']}{told}"
+
+
 # The journal, and what the specifications ask for
 
 
@@ -310,6 +359,7 @@ KINDS: Final[dict[str, Callable[..., Iterator[str]]]] = {
     "audit": audit_table,
     "command-list": command_list,
     "commands": command_help,
+    "operations": operations,
     "octets": journal_octets,
     "clauses": tables.lines,
 }

@@ -1,12 +1,17 @@
-"""What a browser, Prometheus and Kubernetes see over HTTP: health, metrics, status, and a live page.
+"""What a browser, Prometheus and Kubernetes see over HTTP: health, metrics, status, a live page; and the
+interface by which operators and programs look at everything, and change it.
 
-Whatever changes something needs admission (admission.py); the rest only reads.
+Whatever is below /api needs admission (admission.py). Each of its parts says what can be asked of it in rows
+(operations.py), and models.py what the answers are made of; rabbitmq.py speaks as RabbitMQ's management does.
 """
 
 from gateway.admin.admission import Admission
 from gateway.admin.clients import ClientsApi, Connected
 from gateway.admin.dead_letters import LettersApi
+from gateway.admin.namespaces import NamespacesApi
+from gateway.admin.process import Limit, Process, ProcessApi, State
 from gateway.admin.queues import QueuesApi
+from gateway.admin.rabbitmq import RabbitApi
 from gateway.admin.readiness import Readiness
 from gateway.admin.retained import RetainedApi
 from gateway.admin.server import AdminState, application, serve
@@ -18,10 +23,16 @@ __all__ = [
     "ClientsApi",
     "Connected",
     "LettersApi",
+    "Limit",
+    "NamespacesApi",
+    "Process",
+    "ProcessApi",
     "QueuesApi",
+    "RabbitApi",
     "Readiness",
     "RetainedApi",
     "SessionsApi",
+    "State",
     "application",
     "serve",
 ]

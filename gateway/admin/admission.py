@@ -1,13 +1,14 @@
 """The console's door: who asks, and what that one may see and change.
 
 No address is trusted, this machine's neither: a proxy in front makes strangers local. Whoever asks shows one
-of these: a bearer token that was made here, the secret of `http.token_file`, a JSON Web Token, or the cookie
-of a session. What is not a GET changes something and needs the right `write`; with a cookie it also needs the
-session's CSRF token, which a page from elsewhere does not know.
+of these: a bearer token that was made here, the secret of `http.token_file`, a JSON Web Token, a name and
+password (HTTP Basic), or the cookie of a session. What is not a GET changes something and needs the right
+`write`; with a cookie it also needs the session's CSRF token, which a page from elsewhere does not know.
 """
 
 from __future__ import annotations
 
+import base64
 import hmac
 from collections.abc import Awaitable, Callable, Mapping
 from pathlib import Path
@@ -25,12 +26,13 @@ from gateway.access.console_tokens import ADMINISTRATOR, ConsoleTokens
 from gateway.access.credentials import Credentials
 from gateway.access.principal import Principal
 from gateway.access.tokens import Tokens
-from gateway.admin.answers import BadChoiceError, answer
+from gateway.admin.answers import BadChoiceError, problem
 from gateway.errors import ConfigurationError
 from gateway.settings import secret_from
 from gateway.telemetry.audit import audit
 
 SCHEME: Final = "bearer "
+BASIC: Final = "basic "
 COOKIE: Final = "gateway_session"
 CSRF: Final = "x-csrf-token"
 READING: Final = frozenset(("GET", "HEAD"))
@@ -81,7 +83,7 @@ class Admission:
             try:
                 response = await serve(request)
             except BadChoiceError as error:
-                response = answer({"error": str(error)}, 400)
+                response = problem(400, str(error))
             if request.method not in READING:
                 await self._note(request, caller, response)
             return response
@@ -96,7 +98,7 @@ class Admission:
         """
         found = await self._identify(request)
         if found is None:
-            return answer({"error": "a login or a token is needed: `Authorization: Bearer`"}, 401, LOGIN)
+            return problem(401, "a login or a token is needed: `Authorization: Bearer`", LOGIN)
         if isinstance(found, str):
             return self._refused(request, found, 401, quiet=quiet)
         reading = request.method in READING
@@ -111,13 +113,15 @@ class Admission:
     def _refused(request: Request, why: str, code: int, *, quiet: bool = False) -> Response:
         if not quiet:
             audit("refused", endpoint="http", remote=remote_of(request), reason=why)
-        return answer({"error": why}, code, LOGIN if code == 401 else None)
+        return problem(code, why, LOGIN if code == 401 else None)
 
     async def _identify(self, request: Request) -> Caller | str | None:
         """Who asks; why what he shows is not taken; None: he shows nothing."""
         shown = _header(request, "authorization")
         if shown.lower().startswith(SCHEME):
             return await self._bearer(request, shown[len(SCHEME) :].strip())
+        if shown.lower().startswith(BASIC):
+            return await self._basic(request, shown[len(BASIC) :].strip())
         cookie = request.cookies.get(COOKIE)
         session = None if cookie is None else self.sessions.find(cookie)
         if session is None or not self._still(session):
@@ -148,6 +152,27 @@ class Admission:
             if found is Denial.EXPIRED:
                 return "the token has expired"
         return "the token is not the right one"
+
+    async def _basic(self, request: Request, shown: str) -> Caller | str:
+        """A name and password, as programs say them that know RabbitMQ; the password may be a token of this
+        name. A browser is never told that it may ask for one, so no page from elsewhere can make use of it.
+        """
+        try:
+            name, colon, secret = base64.b64decode(shown, validate=True).decode().partition(":")
+        except ValueError:
+            return "this is no name and password"
+        if not colon or not name:
+            return "this is no name and password"
+        token = self.tokens.find(secret)
+        if token is not None and token.name == name:
+            return Caller(Principal(name), token.console, f"token {name}")
+        if self.access is None:
+            return "the name or password is wrong"
+        said = Credentials(name, secret.encode(), strange(request))
+        found = self.access.known(said) or await self.access.verify(said)
+        if isinstance(found, Principal):
+            return Caller(found, self.right_of(found), "password")
+        return "the name or password is wrong"
 
     @staticmethod
     async def _note(request: Request, caller: Caller, response: Response) -> None:

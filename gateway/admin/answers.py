@@ -1,8 +1,11 @@
-"""How everything below /api speaks: JSON that is never stored, and requests that choose by a JSON object."""
+"""How everything below /api speaks: JSON that is never stored, problems by RFC 9457, and requests that choose
+by a JSON object.
+"""
 
 from __future__ import annotations
 
 from collections.abc import Mapping
+from http import HTTPStatus
 from typing import Any, Final
 
 import orjson
@@ -10,10 +13,15 @@ from starlette.requests import Request
 from starlette.responses import Response
 
 NEVER_STORE: Final = {"Cache-Control": "no-store", "X-Content-Type-Options": "nosniff"}
+PROBLEM: Final = "application/problem+json"
 
 
 class BadChoiceError(Exception):
     """The body of the request chooses nothing that there could be; the text says why."""
+
+
+class AbsentError(Exception):
+    """There is no such thing; the text says what is not there. Answered 404."""
 
 
 class UnavailableError(Exception):
@@ -23,6 +31,12 @@ class UnavailableError(Exception):
 def answer(document: Any, code: int = 200, headers: Mapping[str, str] | None = None) -> Response:
     """`document` as JSON."""
     return Response(orjson.dumps(document), code, {**NEVER_STORE, **(headers or {})}, "application/json")
+
+
+def problem(code: int, detail: str, headers: Mapping[str, str] | None = None) -> Response:
+    """What is wrong, as RFC 9457 has it."""
+    document = {"type": "about:blank", "title": HTTPStatus(code).phrase, "status": code, "detail": detail}
+    return Response(orjson.dumps(document), code, {**NEVER_STORE, **(headers or {})}, PROBLEM)
 
 
 async def choice_of(request: Request) -> Any:

@@ -15,8 +15,10 @@ from typing import Any, Final, NamedTuple, TypeVar
 
 import trio
 from starlette.requests import Request
+from starlette.responses import Response
 
-from gateway.admin.answers import BadChoiceError, UnavailableError, choice_of
+from gateway.admin.answers import BadChoiceError, UnavailableError, answer, choice_of
+from gateway.admin.operations import Words
 from gateway.model.outcome import ACCEPTED, Outcome
 from gateway.store.store import Store
 
@@ -29,8 +31,6 @@ DISK_SECS: Final = 100.0  # fifty thousand sessions are much to write; the comma
 SHAPES: Final[Mapping[type, str]] = {str: "a text", float: "a number of seconds", bool: "true or false"}
 
 T = TypeVar("T")
-Words = Mapping[str, type]
-"""The words of a choice, with the type of each: str, float (not negative) or bool."""
 
 
 class Page(NamedTuple):
@@ -39,6 +39,10 @@ class Page(NamedTuple):
     matching: int
     shown: list[Any]
     next: str | None
+
+    def answer(self) -> Response:
+        """As JSON."""
+        return answer({"total": self.matching, "items": self.shown, "next": self.next})
 
 
 async def query_of(request: Request, words: Words) -> tuple[dict[str, Any], int, str]:

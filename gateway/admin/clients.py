@@ -1,34 +1,34 @@
-"""Connected clients over HTTP: who they are, and an operator's way to send them off. Both need admission.
+"""Connected clients over HTTP: who they are, and an operator's way to send them off.
 
-GET  /api/clients?client=ID&user=NAME&address=HOST:PORT&endpoint=NAME&count=100
-POST /api/clients/disconnect
-
-The latter takes a JSON object with the same words, of which it must have one beside `endpoint`. What a client
-hears, and what becomes of its session and its will, is its protocol's business.
+Whoever is to be sent off is chosen by a word beside `endpoint` and `protocol`. What a client hears, and what
+becomes of its session and its will, is its protocol's business.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Any, Final, NamedTuple
 
 import structlog
 from starlette.requests import Request
 from starlette.responses import Response
-from starlette.routing import BaseRoute, Route
 
-from gateway.admin.admission import Admission
 from gateway.admin.answers import BadChoiceError, answer, choice_of
+from gateway.admin.choosing import page_of, query_of
+from gateway.admin.models import ConnectionRow, Disconnected
+from gateway.admin.operations import Operation
 
-SHOWN: Final = 100
-SHOWN_MAX: Final = 1_000
 WORDS: Final = ("client", "user", "address")
+CHOICE: Final = dict.fromkeys((*WORDS, "endpoint", "protocol"), str)
 
 log = structlog.get_logger()
 
 
 class Connected(NamedTuple):
-    """A connection. `client` and `user` are "" until it has said who it is; `dismiss` says goodbye to it."""
+    """A connection. `client` and `user` are "" until it has said who it is; `dismiss` says goodbye to it.
+
+    `virtual_host` is "" where there are none.
+    """
 
     endpoint: str
     protocol: str
@@ -36,8 +36,16 @@ class Connected(NamedTuple):
     user: str
     address: str
     dismiss: Callable[[], None]
+    virtual_host: str = ""
+    channels: int = 0
+    idle: bool = True
 
-    def shown(self) -> dict[str, str]:
+    @property
+    def key(self) -> str:
+        """What pages are ordered by."""
+        return f"{self.address}\n{self.endpoint}"
+
+    def shown(self) -> dict[str, Any]:
         """For people and programs."""
         facts = self._asdict()
         del facts["dismiss"]
@@ -51,34 +59,36 @@ class ClientsApi:
         self,
         connected: Callable[[], Iterable[Connected]],
         flush: Callable[[], None],
-        admission: Admission,
     ) -> None:
         self._connected = connected
         self._flush = flush
-        self._admission = admission
 
-    def routes(self) -> list[BaseRoute]:
-        """The routes for the application."""
-        admitted = self._admission.admitted
+    def operations(self) -> Sequence[Operation]:
+        """What can be asked."""
+        at = "/connections"
         return [
-            Route("/api/clients", admitted(self._list)),
-            Route("/api/clients/disconnect", admitted(self._disconnect), methods=["POST"]),
+            Operation("GET", at, "Clients that are connected", self._list, ConnectionRow, CHOICE, paged=True),
+            Operation(
+                "POST",
+                f"{at}/disconnect",
+                "Send clients off",
+                self._disconnect,
+                Disconnected,
+                takes=CHOICE,
+            ),
         ]
 
     async def _list(self, request: Request) -> Response:
-        wanted = dict(request.query_params)
-        try:
-            count = min(max(int(wanted.pop("count", SHOWN)), 0), SHOWN_MAX)
-        except ValueError:
-            return answer({"error": "count is a number"}, 400)
-        if unknown := wanted.keys() - {*WORDS, "endpoint"}:
-            return answer({"error": f"unknown: {', '.join(sorted(unknown))}"}, 400)
-        found = self._chosen(wanted)
-        return answer({"connected": len(found), "clients": [one.shown() for one in found[:count]]})
+        wanted, count, after = await query_of(request, CHOICE)
+        page = await page_of(
+            self._connected(), chooser(wanted), lambda one: one.key, Connected.shown, count, after
+        )
+        return page.answer()
 
     async def _disconnect(self, request: Request) -> Response:
         wanted = await _choice(request)
-        chosen = self._chosen(wanted)
+        fits = chooser(wanted)
+        chosen = [one for one in self._connected() if fits(one)]
         for one in chosen:
             one.dismiss()
         self._flush()
@@ -86,12 +96,10 @@ class ClientsApi:
             log.info("an operator disconnected clients", count=len(chosen), **wanted)
         return answer({"disconnected": len(chosen)})
 
-    def _chosen(self, wanted: Mapping[str, str]) -> list[Connected]:
-        return [
-            one
-            for one in self._connected()
-            if all(getattr(one, word) == value for word, value in wanted.items())
-        ]
+
+def chooser(wanted: Mapping[str, str]) -> Callable[[Connected], bool]:
+    """Whether a connection is one of those that are meant."""
+    return lambda one: all(getattr(one, word) == value for word, value in wanted.items())
 
 
 async def _choice(request: Request) -> dict[str, str]:
@@ -99,7 +107,7 @@ async def _choice(request: Request) -> dict[str, str]:
     if (
         not isinstance(choice, dict)
         or not all(isinstance(value, str) and value for value in choice.values())
-        or not choice.keys() <= {*WORDS, "endpoint"}
+        or not choice.keys() <= CHOICE.keys()
         or choice.keys().isdisjoint(WORDS)
     ):
         raise BadChoiceError('give one of {"client": ID}, {"user": NAME}, {"address": "HOST:PORT"}')

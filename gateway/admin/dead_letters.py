@@ -1,9 +1,4 @@
-"""Dead letters over HTTP.
-
-GET  /api/dead-letters?count=100&route=NAME   the newest, bodies cut
-GET  /api/dead-letters/ID                     one, whole; needs admission
-POST /api/dead-letters/redrive                publish again; needs admission
-POST /api/dead-letters/purge                  forget; needs admission
+"""Dead letters over HTTP: the newest, with their bodies cut; one, whole; publish them again; forget them.
 
 The two last take a JSON object that chooses: {"ids": [...]}, {"route": NAME} or {"all": true}.
 """
@@ -11,7 +6,7 @@ The two last take a JSON object that chooses: {"ids": [...]}, {"route": NAME} or
 from __future__ import annotations
 
 import base64
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from datetime import UTC, datetime
 from typing import Any, Final, TypeVar
 
@@ -19,10 +14,11 @@ import orjson
 import trio
 from starlette.requests import Request
 from starlette.responses import Response
-from starlette.routing import BaseRoute, Route
 
-from gateway.admin.admission import Admission
-from gateway.admin.answers import BadChoiceError, UnavailableError, answer, choice_of
+from gateway.admin.answers import AbsentError, BadChoiceError, UnavailableError, answer, choice_of
+from gateway.admin.choosing import Page, query_of
+from gateway.admin.models import LetterDetail, LetterRow, LettersChosen, LettersPurged, Redriven
+from gateway.admin.operations import Operation
 from gateway.broker.dead_letters import DeadLetters, Letter
 from gateway.broker.dead_letters.redriving import Redriving
 from gateway.errors import RemoteProtocolError
@@ -30,8 +26,6 @@ from gateway.model.outcome import ACCEPTED, Outcome
 from gateway.protocols import show
 from gateway.store.properties import encode_properties
 
-SHOWN: Final = 100
-SHOWN_MAX: Final = 1_000
 BODY_SHOWN: Final = 1_024  # octets of a body in the list
 REDRIVEN_AT_ONCE: Final = 500
 READ_SECS: Final = 20.0  # the disk may be slow
@@ -48,7 +42,6 @@ class LettersApi:
         letters: DeadLetters,
         redriving: Redriving,
         flush: Callable[[], None],
-        admission: Admission,
         *,
         redrive_secs: float = REDRIVE_SECS,
         read_secs: float = READ_SECS,
@@ -56,38 +49,43 @@ class LettersApi:
         self._letters = letters
         self._redriving = redriving
         self._flush = flush
-        self._admission = admission
         self._redrive_secs = redrive_secs
         self._read_secs = read_secs
 
-    def routes(self) -> list[BaseRoute]:
-        """The routes for the application."""
-        at, admitted = "/api/dead-letters", self._admission.admitted
+    def operations(self) -> Sequence[Operation]:
+        """What can be asked."""
+        at = "/dead-letters"
+        redrive, purge = "Publish dead letters again", "Forget dead letters"
         return [
-            Route(at, admitted(self._list)),
-            Route(f"{at}/redrive", admitted(self._redrive), methods=["POST"]),
-            Route(f"{at}/purge", admitted(self._purge), methods=["POST"]),
-            Route(at + "/{id}", admitted(self._show)),
+            Operation(
+                "GET", at, "The newest dead letters", self._list, LetterRow, {"route": str}, paged=True
+            ),
+            Operation("POST", f"{at}/redrive", redrive, self._redrive, Redriven, takes=LettersChosen),
+            Operation("POST", f"{at}/purge", purge, self._purge, LettersPurged, takes=LettersChosen),
+            Operation("GET", at + "/{id}", "A dead letter, whole", self._show, LetterDetail, absent=True),
         ]
 
     async def _list(self, request: Request) -> Response:
-        query = request.query_params
-        try:
-            count = min(max(int(query.get("count", SHOWN)), 0), SHOWN_MAX)
-        except ValueError:
-            return answer({"error": "count is a number"}, 400)
-        route = query.get("route")
+        wanted, count, after = await query_of(request, {"route": str})
+        route = wanted.get("route")
+        if not after and route is None:
+            found = await self._newest(count + 1)
+            return _page(len(self._letters), found, count).answer()
+        ids = (await self._ids(route))[::-1]
+        behind = ids[ids.index(after) + 1 :] if after in ids else [] if after else ids
+        return _page(len(ids), await self._found(behind[: count + 1]), count).answer()
 
+    async def _newest(self, count: int) -> list[Letter]:
         def ask(then: Callable[[list[Letter]], None]) -> None:
-            self._letters.newest(count, then, route=route)
+            self._letters.newest(count, then, route=None)
 
-        return answer([shown(letter) for letter in await self._read(ask)])
+        return await self._read(ask)
 
     async def _show(self, request: Request) -> Response:
         id = request.path_params["id"]
         found = await self._found([id])
         if not found:
-            return answer({"error": f"there is no dead letter {id}"}, 404)
+            raise AbsentError(f"there is no dead letter {id}")
         return answer(shown(found[0], whole=True))
 
     async def _purge(self, request: Request) -> Response:
@@ -198,6 +196,12 @@ class LettersApi:
         if not found:
             raise UnavailableError(f"the disk has not answered for {self._read_secs:g} s")
         return found[0]
+
+
+def _page(total: int, found: list[Letter], count: int) -> Page:
+    """The first `count` of the letters; one more says that there is a next page."""
+    page = found[:count]
+    return Page(total, [shown(one) for one in page], page[-1].id if len(found) > count > 0 else None)
 
 
 def shown(letter: Letter, *, whole: bool = False) -> dict[str, Any]:

@@ -1,19 +1,12 @@
 """Logging in at the console, logging out, and the tokens that programs use.
 
-GET  /login                 a page that asks for a user and password, or a token
-POST /api/login             {"user": NAME, "password": TEXT}, {"token": TEXT} or {"code": TEXT} of a link
-POST /api/logout
-GET  /api/session           who one is, what one may, and the CSRF token of the session
-GET  /api/tokens            those that were made, without their texts
-POST /api/tokens/make       {"name": NAME, "console": "read" or "write", "days": 90}; answers the text, once
-POST /api/tokens/revoke     {"name": NAME}
-
 A login has to say that it is JSON: a form of a page from elsewhere cannot.
 """
 
 from __future__ import annotations
 
 import time
+from collections.abc import Sequence
 from importlib.resources import files
 from typing import Any, Final
 
@@ -27,7 +20,18 @@ from gateway.access.console_tokens import ADMINISTRATOR, TokenRefused
 from gateway.access.credentials import Credentials
 from gateway.access.principal import Principal
 from gateway.admin.admission import COOKIE, Admission, Caller, remote_of, strange
-from gateway.admin.answers import NEVER_STORE, BadChoiceError, UnavailableError, answer, choice_of
+from gateway.admin.answers import NEVER_STORE, BadChoiceError, UnavailableError, answer, choice_of, problem
+from gateway.admin.models import (
+    LoggedOut,
+    LoginAsked,
+    Revoked,
+    SessionOfCaller,
+    TokenAsked,
+    TokenMade,
+    TokenNamed,
+    Tokens,
+)
+from gateway.admin.operations import Operation
 from gateway.telemetry.audit import audit
 
 DAY_SECS: Final = 86_400.0
@@ -44,17 +48,21 @@ class LoginsApi:
         self._headers = {**NEVER_STORE, "Content-Security-Policy": policy, "Referrer-Policy": "no-referrer"}
         self._page = files("gateway.admin").joinpath("login.html").read_text(encoding="utf-8")
 
-    def routes(self) -> list[BaseRoute]:
-        """The routes for the application."""
-        admitted = self._admission.admitted
+    def page(self) -> BaseRoute:
+        """The page that asks."""
+        return Route("/login", self._show)
+
+    def operations(self) -> Sequence[Operation]:
+        """What can be asked."""
+        leave = admitted_to_leave(self._admission, self._log_out)
+        make, revoke = "Make a token; its text is not shown again", "Revoke a token"
         return [
-            Route("/login", self._show),
-            Route("/api/login", self._log_in, methods=["POST"]),
-            Route("/api/logout", admitted_to_leave(self._admission, self._log_out), methods=["POST"]),
-            Route("/api/session", admitted(self._session)),
-            Route("/api/tokens", admitted(self._tokens)),
-            Route("/api/tokens/make", admitted(self._make), methods=["POST"]),
-            Route("/api/tokens/revoke", admitted(self._revoke), methods=["POST"]),
+            Operation("POST", "/login", "Log in", self._log_in, SessionOfCaller, takes=LoginAsked, door=True),
+            Operation("POST", "/logout", "End the session", leave, LoggedOut, door=True),
+            Operation("GET", "/session", "Who one is, and what one may", self._session, SessionOfCaller),
+            Operation("GET", "/tokens", "Tokens that were made", self._tokens, Tokens),
+            Operation("POST", "/tokens/make", make, self._make, TokenMade, takes=TokenAsked),
+            Operation("POST", "/tokens/revoke", revoke, self._revoke, Revoked, takes=TokenNamed),
         ]
 
     async def _show(self, _: Request) -> Response:
@@ -62,17 +70,17 @@ class LoginsApi:
 
     async def _log_in(self, request: Request) -> Response:
         if not request.headers.get("content-type", "").startswith("application/json"):
-            return answer({"error": "a login is JSON"}, 415)
+            return problem(415, "a login is JSON")
         try:
             choice = await choice_of(request)
         except BadChoiceError as error:
-            return answer({"error": str(error)}, 400)
+            return problem(400, str(error))
         if (
             not isinstance(choice, dict)
             or set(choice) not in WORDS
             or not all(isinstance(value, str) and len(value) <= SECRET_MAX for value in choice.values())
         ):
-            return answer({"error": 'give {"user", "password"}, {"token"} or {"code"}'}, 400)
+            return problem(400, 'give {"user", "password"}, {"token"} or {"code"}')
         found = await self._who(request, choice)
         if isinstance(found, str):
             audit(
@@ -82,7 +90,7 @@ class LoginsApi:
                 remote=remote_of(request),
                 reason=found,
             )
-            return answer({"error": found}, 401)
+            return problem(401, found)
         principal, everything, how = found
         token = self._admission.tokens.find(choice["token"].strip()) if how == "token" else None
         right = "write" if everything else self._admission.right_of(principal)
@@ -95,7 +103,7 @@ class LoginsApi:
                 remote=remote_of(request),
                 reason="console: none",
             )
-            return answer({"error": why}, 403)
+            return problem(403, why)
         text, session = self._admission.sessions.begin(
             principal, everything=everything, token="" if token is None else token.digest
         )

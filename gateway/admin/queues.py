@@ -1,30 +1,27 @@
 """Queues of AMQP 0-9-1 and AMQP/Fast over HTTP, durable subscriptions of AMQP/Fast among them.
 
-GET  /api/queues?protocol=NAME&virtual_host=NAME&queue=PATTERN&kind=KIND&empty=BOOL&in_use=BOOL&count=100
-POST /api/queues/remove   {"queue": PATTERN, ...}   with their messages
-POST /api/queues/purge    {"queue": PATTERN, ...}   their ready messages only
-
 `kind` is `queue` or `subscription`; the name of a subscription is CLIENT/IDENTIFIER. A queue is in use when
 it has consumers or belongs to a connection. One in use is not removed unless `in_use` is said; one that
-belongs to a connection is never. What the configuration declares is there again after a restart. All need
-admission.
+belongs to a connection is never. What the configuration declares is there again after a restart.
 """
 
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from functools import partial
+from itertools import islice
 from typing import Any, Final, NamedTuple
 
 import structlog
 from starlette.requests import Request
 from starlette.responses import Response
-from starlette.routing import BaseRoute, Route
 
-from gateway.admin.admission import Admission
-from gateway.admin.answers import answer
+from gateway.admin.answers import AbsentError, answer, choice_of
 from gateway.admin.choosing import Pace, matcher, on_disk, page_of, query_of, removal_of, slices
+from gateway.admin.messages import asked_of, message_shown
+from gateway.admin.models import PeekAsked, Peeked, QueueRow, QueuesPurged, QueuesRemoved
+from gateway.admin.operations import Operation
 from gateway.broker.amqp091.hosts import AmqpHosts
 from gateway.broker.amqp091.queue import AmqpQueue
 from gateway.broker.amqpfast.destinations import FastQueue
@@ -43,6 +40,7 @@ WORDS: Final = {
     "idle_longer_than": float,
 }
 FLAGS: Final = {"in_use": bool}
+PEEKED_MAX: Final = 100
 
 log = structlog.get_logger()
 
@@ -85,24 +83,55 @@ class QueuesApi:
         fast_hosts: FastHosts,
         store: Store | None,
         flush: Callable[[], None],
-        admission: Admission,
     ) -> None:
         self._hosts = hosts
         self._fast_hosts = fast_hosts
         self._store = store
         self._flush = flush
-        self._admission = admission
 
-    def routes(self) -> list[BaseRoute]:
-        """The routes for the application."""
-        admitted = self._admission.admitted
+    def operations(self) -> Sequence[Operation]:
+        """What can be asked."""
+        at, choice, every = "/queues", WORDS | FLAGS, {"all": bool}
         return [
-            Route("/api/queues", admitted(self._list)),
-            Route("/api/queues/remove", admitted(self._remove), methods=["POST"]),
-            Route("/api/queues/purge", admitted(self._purge), methods=["POST"]),
+            Operation(
+                "GET", at, "Queues, and durable subscriptions", self._list, QueueRow, choice, paged=True
+            ),
+            Operation(
+                "POST", f"{at}/remove", "Delete queues", self._remove, QueuesRemoved, takes=choice | every
+            ),
+            Operation(
+                "POST",
+                f"{at}/purge",
+                "Drop the ready messages of queues",
+                self._purge,
+                QueuesPurged,
+                takes=WORDS | every,
+            ),
+            Operation(
+                "POST",
+                f"{at}/peek",
+                "Look at the first messages of a queue, and take none",
+                self._peek,
+                Peeked,
+                takes=PeekAsked,
+                absent=True,
+            ),
         ]
 
-    def _all(self) -> Iterator[ListedQueue]:
+    async def _peek(self, request: Request) -> Response:
+        asked = asked_of(await choice_of(request), PeekAsked)
+        several: dict[str, Mapping[str, Any]] = {AMQP091.name: self._hosts, AMQPFAST.name: self._fast_hosts}
+        host = several.get(asked.protocol, {}).get(asked.virtual_host)
+        queue: Queue | None = None if host is None else host.queues.get(asked.queue)
+        if queue is None:
+            where = f"{asked.protocol} in {asked.virtual_host!r}"
+            raise AbsentError(f"there is no queue {asked.queue!r} of {where}")
+        found = islice(queue.browse(), min(max(asked.count, 0), PEEKED_MAX))
+        shown = [message_shown(message) for _, message in found]
+        return answer({"messages": len(queue), "shown": shown})
+
+    def all(self) -> Iterator[ListedQueue]:
+        """Every queue, by name or not."""
         for host in list(self._hosts.values()):
             for queue in list(host.queues.values()):
                 locked = queue.owner is not None
@@ -120,8 +149,8 @@ class QueuesApi:
 
     async def _list(self, request: Request) -> Response:
         wanted, count, after = await query_of(request, WORDS | FLAGS)
-        page = await page_of(self._all(), _chooser(wanted), lambda one: one.key, shown, count, after)
-        return answer({"queues": page.matching, "shown": page.shown, "next": page.next})
+        page = await page_of(self.all(), _chooser(wanted), lambda one: one.key, shown, count, after)
+        return page.answer()
 
     async def _remove(self, request: Request) -> Response:
         wanted = await removal_of(request, WORDS, FLAGS)
@@ -129,7 +158,7 @@ class QueuesApi:
         chosen = _chooser(wanted)
         pace = Pace(self._flush)
         removed = messages = busy = 0
-        async for some in slices(self._all()):
+        async for some in slices(self.all()):
             for one in some:
                 if one.queue.deleted or not chosen(one):
                     continue
@@ -152,7 +181,7 @@ class QueuesApi:
         chosen = _chooser(wanted)
         pace = Pace(self._flush)
         purged = messages = 0
-        async for some in slices(self._all()):
+        async for some in slices(self.all()):
             for one in some:
                 if not one.queue.deleted and len(one.queue) and chosen(one):
                     messages += one.queue.purge()

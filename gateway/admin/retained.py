@@ -1,26 +1,22 @@
 """Retained MQTT messages over HTTP: for which topics there are any, and an operator's way to clear them.
 
-GET  /api/retained?topic=FILTER&client=PATTERN&user=PATTERN&count=100&after=TOPIC
-POST /api/retained/remove   {"topic": FILTER, "client": PATTERN, "user": PATTERN}
-
-`topic` is an MQTT topic filter; `client` and `user` are those of whoever published the message. Both need
-admission.
+`topic` is an MQTT topic filter; `client` and `user` are those of whoever published the message.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from datetime import UTC, datetime
 from typing import Any, Final
 
 import structlog
 from starlette.requests import Request
 from starlette.responses import Response
-from starlette.routing import BaseRoute, Route
 
-from gateway.admin.admission import Admission
 from gateway.admin.answers import answer
 from gateway.admin.choosing import Pace, matcher, on_disk, page_of, query_of, removal_of, slices
+from gateway.admin.models import Removed, RetainedRow
+from gateway.admin.operations import Operation
 from gateway.broker.mqtt.retained import Retained
 from gateway.broker.topics import topic_matches
 from gateway.model.message import Message
@@ -34,26 +30,30 @@ log = structlog.get_logger()
 class RetainedApi:
     """`flush` ends a wake-up."""
 
-    def __init__(
-        self, retained: Retained, store: Store | None, flush: Callable[[], None], admission: Admission
-    ) -> None:
+    def __init__(self, retained: Retained, store: Store | None, flush: Callable[[], None]) -> None:
         self._retained = retained
         self._store = store
         self._flush = flush
-        self._admission = admission
 
-    def routes(self) -> list[BaseRoute]:
-        """The routes for the application."""
-        admitted = self._admission.admitted
+    def operations(self) -> Sequence[Operation]:
+        """What can be asked."""
+        at = "/retained"
         return [
-            Route("/api/retained", admitted(self._list)),
-            Route("/api/retained/remove", admitted(self._remove), methods=["POST"]),
+            Operation("GET", at, "Retained messages", self._list, RetainedRow, WORDS, paged=True),
+            Operation(
+                "POST",
+                f"{at}/remove",
+                "Clear retained messages",
+                self._remove,
+                Removed,
+                takes=WORDS | {"all": bool},
+            ),
         ]
 
     async def _list(self, request: Request) -> Response:
         wanted, count, after = await query_of(request, WORDS)
         page = await page_of(self._retained.messages(), _chooser(wanted), _topic, shown, count, after)
-        return answer({"topics": page.matching, "shown": page.shown, "next": page.next})
+        return page.answer()
 
     async def _remove(self, request: Request) -> Response:
         wanted = await removal_of(request, WORDS, {})

@@ -1,17 +1,8 @@
 """The HTTP side: Starlette's routes on a small server of our own (http/), in the gateway's own event loop.
 
-These answer to everybody, on a port of their own if the configuration says so:
-
-/livez       200 as long as the event loop turns
-/readyz      200, or 503 with one reason per line
-/metrics     Prometheus
-
-The others need a login (admission.py, logins.py):
-
-/api/status  everything that the page shows, as JSON
-/api/dead-letters  see dead_letters.py
-/api/clients see clients.py; likewise sessions, queues, retained
-/            the live page
+`/livez`, `/readyz` and `/metrics` answer to everybody, on a port of their own if the configuration says so.
+The others need a login (admission.py, logins.py): the live page, what is below `/api/v1`, of which
+`/api/v1/openapi.json` says what there is, and what RabbitMQ has below `/api` (rabbitmq.py).
 """
 
 from __future__ import annotations
@@ -20,27 +11,27 @@ import socket
 import ssl
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
+from hashlib import sha256
 from importlib.resources import files
 from pathlib import Path
-from typing import Final
+from typing import Any, Final
 
 import orjson
 import trio
 from starlette.applications import Starlette
+from starlette.exceptions import HTTPException
 from starlette.requests import Request
 from starlette.responses import HTMLResponse, PlainTextResponse, Response
 from starlette.routing import BaseRoute, Route
 
 from gateway.admin.admission import Admission, shows_secret
-from gateway.admin.answers import NEVER_STORE, UnavailableError, answer
-from gateway.admin.clients import ClientsApi
-from gateway.admin.dead_letters import LettersApi
+from gateway.admin.answers import NEVER_STORE, AbsentError, UnavailableError, problem
 from gateway.admin.http import HttpServer
 from gateway.admin.logins import LoginsApi
-from gateway.admin.queues import QueuesApi
+from gateway.admin.models import Status
+from gateway.admin.operations import PREFIX, Api, Operation, description_of, routes_of
+from gateway.admin.rabbitmq import RabbitApi
 from gateway.admin.readiness import Readiness
-from gateway.admin.retained import RetainedApi
-from gateway.admin.sessions import SessionsApi
 from gateway.admin.status import status
 from gateway.broker.outbox.outbox import OutboxState
 from gateway.errors import ConfigurationError
@@ -62,11 +53,10 @@ class AdminState:
     metrics: Metrics
     readiness: Readiness
     admission: Admission
-    dead_letters: LettersApi | None = None
-    clients: ClientsApi | None = None
-    broker: Sequence[SessionsApi | QueuesApi | RetainedApi] = ()
+    apis: Sequence[Api] = ()
     outboxes: Callable[[], list[OutboxState]] = list
     scrape_token_file: Path | None = None
+    rabbit: RabbitApi | None = None
     clock: Callable[[], float] = trio.current_time
     started_secs: float = field(init=False)
     health_port: int = 0
@@ -112,26 +102,56 @@ def application(state: AdminState, *, with_health: bool = True) -> Starlette:
             return Response(status_code=303, headers={**NEVER_STORE, "Location": "login"})
         return HTMLResponse(page, headers=NEVER_STORE | {"Content-Security-Policy": PAGE_POLICY})
 
+    logins = LoginsApi(state.admission, PAGE_POLICY)
+    state_of = Operation("GET", "/status", "The state of the gateway", api_status, Status)
+    operations = [state_of, *(one for api in (logins, *state.apis) for one in api.operations())]
+    described: list[tuple[bytes, str]] = []
+
+    async def description(request: Request) -> Response:
+        if not described:
+            document = orjson.dumps(description_of(operations, state.metrics.version))
+            described.append((document, f'"{sha256(document).hexdigest()[:16]}"'))
+        document, tag = described[0]
+        headers = {"ETag": tag, "Cache-Control": "no-cache", "X-Content-Type-Options": "nosniff"}
+        if request.headers.get("if-none-match") == tag:
+            return Response(status_code=304, headers=headers)
+        return Response(document, headers=headers, media_type="application/json")
+
     routes: list[BaseRoute] = [
         Route("/", live_page),
-        Route("/api/status", admitted(api_status)),
-        *LoginsApi(state.admission, PAGE_POLICY).routes(),
+        logins.page(),
+        Route(f"{PREFIX}/openapi.json", admitted(description)),
+        *routes_of(operations, state.admission),
+        *(() if state.rabbit is None else state.rabbit.routes(state.admission)),
         *(health(state) if with_health else ()),
     ]
-    for api in (state.dead_letters, state.clients, *state.broker):
-        if api is not None:
-            routes += api.routes()
     return _serving(routes)
 
 
 def _serving(routes: list[BaseRoute]) -> Starlette:
-    app = Starlette(routes=routes, exception_handlers={UnavailableError: _unavailable})
+    handlers: dict[Any, Any] = {
+        AbsentError: _absent,
+        UnavailableError: _unavailable,
+        HTTPException: _other,
+    }
+    app = Starlette(routes=routes, exception_handlers=handlers)
     app.router.redirect_slashes = False  # it would send people to whatever place their request names
     return app
 
 
+async def _absent(_: Request, error: Exception) -> Response:
+    return problem(404, str(error))
+
+
 async def _unavailable(_: Request, error: Exception) -> Response:
-    return answer({"error": str(error)}, 503)
+    return problem(503, str(error))
+
+
+async def _other(request: Request, error: HTTPException) -> Response:
+    """What the application itself refuses: no such path, or another method."""
+    if not request.url.path.startswith("/api"):
+        return PlainTextResponse(f"{error.detail}\n", error.status_code, error.headers)
+    return problem(error.status_code, error.detail, error.headers)
 
 
 def _listen(key: str, host: str, port: int) -> socket.socket:

@@ -1,7 +1,4 @@
-"""MQTT sessions over HTTP: which there are, and an operator's way to end them. Both need admission.
-
-GET  /api/sessions?client=PATTERN&user=PATTERN&idle_longer_than=SECS&in_use=BOOL&count=100&after=KEY
-POST /api/sessions/remove   {"client": PATTERN, "user": PATTERN, "idle_longer_than": SECS, "in_use": true}
+"""MQTT sessions over HTTP: which there are, and an operator's way to end them.
 
 A session is idle since its client went; one in use, whose client is there, is left alone unless `in_use` is
 said: then the client is disconnected, too. What a session owed is gone; a will that waits is published.
@@ -9,18 +6,18 @@ said: then the client is disconnected, too. What a session owed is gone; a will 
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any, Final
 
 import structlog
 import trio
 from starlette.requests import Request
 from starlette.responses import Response
-from starlette.routing import BaseRoute, Route
 
-from gateway.admin.admission import Admission
-from gateway.admin.answers import answer
+from gateway.admin.answers import AbsentError, answer
 from gateway.admin.choosing import Pace, matcher, on_disk, page_of, query_of, removal_of, slices
+from gateway.admin.models import SessionDetail, SessionRow, SessionsRemoved
+from gateway.admin.operations import Operation
 from gateway.broker.mqtt.namespace import MqttNamespace
 from gateway.broker.mqtt.session import Session
 
@@ -39,20 +36,45 @@ class SessionsApi:
         namespace: MqttNamespace,
         dismiss: Callable[[Session], None],
         flush: Callable[[], None],
-        admission: Admission,
     ) -> None:
         self._namespace = namespace
         self._dismiss = dismiss
         self._flush = flush
-        self._admission = admission
 
-    def routes(self) -> list[BaseRoute]:
-        """The routes for the application."""
-        admitted = self._admission.admitted
+    def operations(self) -> Sequence[Operation]:
+        """What can be asked."""
+        at, choice = "/sessions", WORDS | FLAGS
         return [
-            Route("/api/sessions", admitted(self._list)),
-            Route("/api/sessions/remove", admitted(self._remove), methods=["POST"]),
+            Operation("GET", at, "MQTT sessions", self._list, SessionRow, choice, paged=True),
+            Operation(
+                "POST",
+                f"{at}/remove",
+                "End sessions, with all that they are owed",
+                self._remove,
+                SessionsRemoved,
+                takes=choice | {"all": bool},
+            ),
+            Operation("GET", at + "/{client:path}", "One session", self._show, SessionDetail, absent=True),
         ]
+
+    async def _show(self, request: Request) -> Response:
+        self._namespace.begin(trio.current_time())
+        client = request.path_params["client"]
+        session = self._namespace.sessions.get(client)
+        if session is None:
+            raise AbsentError(f"there is no session of {client!r}")
+        filters = [
+            {
+                "filter": name,
+                "qos": options.qos,
+                "no_local": options.no_local,
+                "retain_as_published": options.retain_as_published,
+                "retain_handling": options.retain_handling,
+                "identifier": options.identifier,
+            }
+            for name, options in sorted(session.subscriptions.items())
+        ]
+        return answer({**shown(session), "filters": filters})
 
     async def _list(self, request: Request) -> Response:
         wanted, count, after = await query_of(request, WORDS | FLAGS)
@@ -60,7 +82,7 @@ class SessionsApi:
         sessions = list(self._namespace.sessions.values())
         chosen = _chooser(wanted)
         page = await page_of(sessions, chosen, lambda one: one.client_id, shown, count, after)
-        return answer({"sessions": page.matching, "shown": page.shown, "next": page.next})
+        return page.answer()
 
     async def _remove(self, request: Request) -> Response:
         wanted = await removal_of(request, WORDS, FLAGS)

@@ -7,7 +7,9 @@ from functools import partial
 
 from gateway.admin import Connected
 from gateway.broker.mqtt.session import Session
-from gateway.ingress.guests import Farewell
+from gateway.ingress.amqp091.connection import AmqpConnection
+from gateway.ingress.amqpfast.connection import FastConnection
+from gateway.ingress.guests import Connection, Farewell
 from gateway.ingress.listener import Listener
 from gateway.ingress.mqtt.connection import MqttConnection
 
@@ -19,9 +21,9 @@ def dismiss(session: Session) -> None:
 
 
 def connected(listeners: Mapping[str, Listener]) -> Iterator[Connected]:
-    """Every connection that has not begun to end."""
+    """Every connection that has not begun to end. They may come and go while this is gone through."""
     for listener in listeners.values():
-        for connection in listener.connections:
+        for connection in list(listener.connections):
             stream, sender = connection.stream, connection.sender
             if not (stream.closed or stream.ending):
                 yield Connected(
@@ -31,7 +33,16 @@ def connected(listeners: Mapping[str, Listener]) -> Iterator[Connected]:
                     sender.user,
                     stream.remote,
                     partial(connection.shut_down, Farewell.DISMISSED),
+                    *_worlds(connection),
+                    connection.idle,
                 )
+
+
+def _worlds(connection: Connection) -> tuple[str, int]:
+    """The virtual host of a connection, and how many channels it has."""
+    if isinstance(connection, AmqpConnection | FastConnection):
+        return connection.host.name, len(connection.channels)
+    return "", 0
 
 
 def revoke(listeners: Mapping[str, Listener], names: frozenset[str]) -> None:

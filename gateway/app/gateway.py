@@ -25,7 +25,10 @@ from gateway.admin import (
     AdminState,
     ClientsApi,
     LettersApi,
+    NamespacesApi,
+    ProcessApi,
     QueuesApi,
+    RabbitApi,
     Readiness,
     RetainedApi,
     SessionsApi,
@@ -39,6 +42,7 @@ from gateway.app.descriptors import divided_descriptors
 from gateway.app.endpoints import links_of, listener_of
 from gateway.app.mappings import MappingFiles
 from gateway.app.memory import watched_memory
+from gateway.app.operating import process_of
 from gateway.app.rules import Rules
 from gateway.app.storage import open_store, return_key, start_store
 from gateway.broker.amqp091.declaring import policies_of
@@ -203,24 +207,34 @@ class Gateway:
 
     async def _serve(self, task_status: trio.TaskStatus[Gateway], signals: bool) -> None:
         admission = self.console.admission
-        letters = LettersApi(self.dead_letters, self.core.redriving, self.writes.flush, admission)
-        clients = ClientsApi(partial(connected, self.listeners), self.writes.flush, admission)
         flush, store = self.writes.flush, self.store
-        broker = (
-            SessionsApi(self.mqtt, dismiss, flush, admission),
-            QueuesApi(self.hosts, self.fast_hosts, store, flush, admission),
-            RetainedApi(self.mqtt.retained, store, flush, admission),
+        clients = partial(connected, self.listeners)
+        apis = (
+            ProcessApi(process_of(self)),
+            LettersApi(self.dead_letters, self.core.redriving, flush),
+            ClientsApi(clients, flush),
+            SessionsApi(self.mqtt, dismiss, flush),
+            QueuesApi(self.hosts, self.fast_hosts, store, flush),
+            RetainedApi(self.mqtt.retained, store, flush),
+            NamespacesApi(self.hosts, self.fast_hosts),
         )
-        outboxes = self.core.outbox_states
         state = AdminState(
             self.metrics,
             self.readiness,
             admission,
-            letters,
-            clients,
-            broker,
-            outboxes,
+            apis,
+            self.core.outbox_states,
             self.settings.http.scrape_token_file,
+            RabbitApi(
+                self.hosts,
+                clients,
+                self.metrics,
+                lambda: self.authorization.roles,
+                why_not=self.readiness.reasons,
+                store=store,
+                flush=flush,
+                node=self.settings.replica,
+            ),
         )
         async with trio.open_nursery() as nursery:
             if signals:  # before anybody can be told that the gateway runs

@@ -11,7 +11,7 @@ from typing import Final
 import watchfiles
 
 from gateway.broker.dispatcher import tell_reply_kept
-from gateway.errors import MappingError
+from gateway.errors import ConfigurationError, MappingError
 from gateway.mapping import load
 from gateway.mapping.linter import unstorable_routes
 from gateway.mapping.router import Router
@@ -39,10 +39,21 @@ class MappingFiles:
         self._return_key = return_key
         self._taken: Taken = {}
         self._ids = message_ids()
+        self.refused = ""  # why the files were not taken when they were read last
 
     def load(self) -> Router:
-        """The routes of the files as they are now. Raises ConfigurationError."""
+        """The routes of the files as they are now, to be put in force. Raises ConfigurationError."""
         self._taken = self._fingerprint()  # before reading: what changes meanwhile is seen by the watcher
+        try:
+            router = self.read()
+        except ConfigurationError as error:
+            self.refused = str(error)
+            raise
+        self.refused = ""
+        return router
+
+    def read(self) -> Router:
+        """The routes of the files as they are now. Raises ConfigurationError."""
         given = self.settings
         endpoints = given.endpoints()
         mappings = load(given.mapping_files())

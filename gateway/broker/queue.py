@@ -14,7 +14,9 @@ import heapq
 import sys
 import time
 from collections import deque
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from itertools import chain
+from operator import itemgetter
 from typing import Final, Protocol
 
 from gateway.broker.pressure import FULL, Pressure, lowered
@@ -251,6 +253,15 @@ class Queue:
                 self._taken((message,))
                 return position, message, self._was_delivered(position)
         return None
+
+    def browse(self) -> Iterator[tuple[int, Message]]:
+        """Positions and messages that wait in memory, in the order in which they would be handed out. Nothing
+        may change meanwhile."""
+        utc = time.time()
+        returned = sorted(self._returned, key=itemgetter(0))
+        for position, message in chain(returned, enumerate(self._ready, self._first)):
+            if not message.expires or message.expires > utc:
+                yield position, message
 
     def drop_expired(self, most: int = sys.maxsize) -> float:
         """Drop what has expired at the head; returns when what is there now will (UTC), or NEVER.

@@ -98,6 +98,6 @@ def _administrators(port: int) -> list[Path]:
 
 def _reason(error: HTTPError) -> str:
     try:
-        return f"{error.code}: {orjson.loads(error.read())['error']}"
+        return f"{error.code}: {orjson.loads(error.read())['detail']}"
     except (orjson.JSONDecodeError, KeyError, TypeError):
         return f"{error.code} {error.reason}"

@@ -81,14 +81,13 @@ def show_page(
     if as_json:
         typer.echo(orjson.dumps(found))
         return
-    if found["shown"]:
-        rows = [[said_of(one) for said_of in columns.values()] for one in found["shown"]]
+    if found["items"]:
+        rows = [[said_of(one) for said_of in columns.values()] for one in found["items"]]
         typer.echo("\n".join(table(rows, tuple(columns), right=NUMBERS)))
-    matching = found[path.rpartition("/")[2] if path != "/api/retained" else "topics"]
-    if not found["shown"]:
-        typer.echo("there are none" if not matching else "there are no more")
+    if not found["items"]:
+        typer.echo("there are none" if not found["total"] else "there are no more")
     elif found["next"] is not None:
-        typer.echo(f"{matching} in all; the next: --after {_quoted(found['next'])}", err=True)
+        typer.echo(f"{found['total']} in all; the next: --after {_quoted(found['next'])}", err=True)
 
 
 def _quoted(key: str) -> str:

@@ -40,15 +40,15 @@ def list_clients(
 ) -> None:
     """Print the clients that are connected."""
     query = _wanted(client, user, address, endpoint) | {"count": str(count)}
-    found = ask(url, token_file, f"/api/clients?{urlencode(query)}")
+    found = ask(url, token_file, f"/api/v1/connections?{urlencode(query)}")
     if as_json:
         typer.echo(orjson.dumps(found))
         return
-    if found["clients"]:
-        rows = [[one[word] for word in COLUMNS] for one in found["clients"]]
+    if found["items"]:
+        rows = [[one[word] for word in COLUMNS] for one in found["items"]]
         typer.echo("\n".join(table(rows, COLUMNS)))
-    left = found["connected"] - len(found["clients"])
-    if left or not found["connected"]:
+    left = found["total"] - len(found["items"])
+    if left or not found["total"]:
         typer.echo(f"and {left} more" if left else "there are none")
 
 
@@ -65,7 +65,7 @@ def disconnect(
     """Disconnect clients by --client, --user or --address. Exit code 1 when there is none."""
     if client is None and user is None and address is None:
         raise typer.BadParameter("give --client, --user or --address")
-    found = ask(url, token_file, "/api/clients/disconnect", _wanted(client, user, address, endpoint))
+    found = ask(url, token_file, "/api/v1/connections/disconnect", _wanted(client, user, address, endpoint))
     typer.echo(orjson.dumps(found) if as_json else f"{found['disconnected']} disconnected")
     if not found["disconnected"]:
         raise typer.Exit(Exit.FAILED)

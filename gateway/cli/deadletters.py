@@ -37,14 +37,14 @@ def list_letters(
 ) -> None:
     """Print the newest dead letters, newest first."""
     query = {"count": str(count)} | ({} if route is None else {"route": route})
-    found = ask(url, token_file, f"/api/dead-letters?{urlencode(query)}")
+    found = ask(url, token_file, f"/api/v1/dead-letters?{urlencode(query)}")
     if as_json:
         typer.echo(orjson.dumps(found))
         return
-    if not found:
+    if not found["items"]:
         typer.echo("there are none")
         return
-    rows = [[one[word] for word in COLUMNS] + [_why(one)] for one in found]
+    rows = [[one[word] for word in COLUMNS] + [_why(one)] for one in found["items"]]
     headings = [word.replace("_", " ") for word in COLUMNS]
     typer.echo("\n".join(table(rows, (*headings, "reason"), right=("id", "body bytes"))))
 
@@ -61,7 +61,7 @@ def show(
     as_json: AsJson = False,
 ) -> None:
     """Print one dead letter with its properties and its body. Exit code 1 when there is none."""
-    found = ask(url, token_file, f"/api/dead-letters/{quote(id, safe='')}")
+    found = ask(url, token_file, f"/api/v1/dead-letters/{quote(id, safe='')}")
     if as_json:
         typer.echo(orjson.dumps(found))
         return
@@ -84,7 +84,7 @@ def redrive(
     as_json: AsJson = False,
 ) -> None:
     """Publish dead letters again. Those that are accepted are gone; exit code 1 when some are not."""
-    found = ask(url, token_file, "/api/dead-letters/redrive", _choice(ids, route, every=every))
+    found = ask(url, token_file, "/api/v1/dead-letters/redrive", _choice(ids, route, every=every))
     if as_json:
         typer.echo(orjson.dumps(found))
     else:
@@ -111,7 +111,7 @@ def purge(
     as_json: AsJson = False,
 ) -> None:
     """Forget dead letters. Exit code 1 when an id is not known."""
-    found = ask(url, token_file, "/api/dead-letters/purge", _choice(ids, route, every=every))
+    found = ask(url, token_file, "/api/v1/dead-letters/purge", _choice(ids, route, every=every))
     if as_json:
         typer.echo(orjson.dumps(found))
     else:

@@ -2,11 +2,9 @@
 
 from __future__ import annotations
 
-import base64
 import time
 from collections import deque
 from collections.abc import Iterator
-from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
 
@@ -18,6 +16,7 @@ from gateway.cli.options import settings_of
 from gateway.settings import Settings
 from gateway.store.journal.reader import Extent, Gap, JournalReader, Only, Row, fits
 from gateway.store.journal.segments import Hole
+from gateway.store.journal.shown import document_of, time_of
 
 
 def newest(
@@ -93,7 +92,7 @@ def print_item(item: Row | Gap, as_json: bool) -> None:
         rows = f"{item.rows} rows from {item.first} on are missing"
         typer.echo(f"{item.shard} {rows}: {item.reason} {item.text}".rstrip(), err=True)
     elif as_json:
-        typer.echo(orjson.dumps(_document(item)))
+        typer.echo(orjson.dumps(document_of(item)))
     else:
         way = f"{item['source_endpoint']} {item['source_address']}"
         if item["route"]:
@@ -102,32 +101,13 @@ def print_item(item: Row | Gap, as_json: bool) -> None:
         if item["reason"] != "none":
             told += f" ({item['reason']}: {item['reason_text']})"
         place = f"{item['shard']}:{item['sequence']}"
-        typer.echo(f"{_time(item['received'])} {place} {way} {item['body_size']} octets {told}")
-
-
-def _document(row: Row) -> dict[str, Any]:
-    """A row in JSON: times in ISO 8601, properties as an object, the body as text or in base64."""
-    document = dict(row)
-    for name in ("received", "settled", "expires"):
-        document[name] = None if row[name] is None else _time(row[name])
-    document["properties"] = orjson.loads(row["properties"])
-    body = row["body"]
-    if body is not None:
-        try:
-            document["body"], document["body_encoding"] = body.decode(), "utf-8"
-        except UnicodeDecodeError:
-            document["body"], document["body_encoding"] = base64.b64encode(body).decode(), "base64"
-    return document
-
-
-def _time(microseconds: int) -> str:
-    return datetime.fromtimestamp(microseconds / 1_000_000, UTC).isoformat(timespec="microseconds")
+        typer.echo(f"{time_of(item['received'])} {place} {way} {item['body_size']} octets {told}")
 
 
 def compaction(extent: Extent) -> str:
     """What was merged, and what will be."""
     whole = extent.segments - extent.unindexed
-    low = "not known" if extent.low_us is None else _time(extent.low_us)
+    low = "not known" if extent.low_us is None else time_of(extent.low_us)
     return (
         f"{extent.replaced} blocks were merged into fewer, {extent.small} are small;"
         f" {whole} files have an index; complete up to {low}"
@@ -146,7 +126,7 @@ def retention(extent: Extent, octets_max: int, secs_max: float) -> str:
 def described(extent: Extent) -> str:
     span = "no rows"
     if extent.first_us is not None and extent.last_us is not None:
-        span = f"received {_time(extent.first_us)} to {_time(extent.last_us)}"
+        span = f"received {time_of(extent.first_us)} to {time_of(extent.last_us)}"
     return (
         f"shard {extent.shard}: rows {extent.first} to {extent.next - 1} ({extent.rows} there,"
         f" {extent.missing} missing), {extent.blocks} blocks in {extent.segments} files,"

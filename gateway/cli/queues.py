@@ -65,7 +65,7 @@ def list_queues(
 ) -> None:
     """Print queues, in order of protocol, virtual host, kind and name."""
     words = _words(queue, protocol, virtual_host, kind, empty, idle) | chosen(in_use=in_use)
-    show_page(url, token_file, "/api/queues", words, COLUMNS, count=count, after=after, as_json=as_json)
+    show_page(url, token_file, "/api/v1/queues", words, COLUMNS, count=count, after=after, as_json=as_json)
 
 
 def _state(one: dict[str, Any]) -> str:
@@ -103,7 +103,7 @@ def remove(
 ) -> None:
     """Delete queues with their messages. Exit code 1 when there is none."""
     words = _words(queue, protocol, virtual_host, kind, empty, idle)
-    found = ask(url, token_file, "/api/queues/remove", removal(words, every=every, yes=yes, in_use=in_use))
+    found = ask(url, token_file, "/api/v1/queues/remove", removal(words, every=every, yes=yes, in_use=in_use))
     if as_json:
         typer.echo(orjson.dumps(found))
     else:
@@ -129,7 +129,7 @@ def purge(
 ) -> None:
     """Drop the ready messages of queues, which stay. Exit code 1 when there are none."""
     words = _words(queue, protocol, virtual_host, kind, None, idle)
-    found = ask(url, token_file, "/api/queues/purge", removal(words, every=every, yes=yes))
+    found = ask(url, token_file, "/api/v1/queues/purge", removal(words, every=every, yes=yes))
     typer.echo(
         orjson.dumps(found) if as_json else f"{found['purged']} purged of {found['messages']} messages"
     )

@@ -38,7 +38,7 @@ def list_retained(
 ) -> None:
     """Print topics with a retained message, in their order."""
     words = chosen(topic=topic, client=client, user=user)
-    show_page(url, token_file, "/api/retained", words, COLUMNS, count=count, after=after, as_json=as_json)
+    show_page(url, token_file, "/api/v1/retained", words, COLUMNS, count=count, after=after, as_json=as_json)
 
 
 COLUMNS: Final[dict[str, Callable[[dict[str, Any]], object]]] = {
@@ -64,7 +64,7 @@ def remove(
 ) -> None:
     """Clear retained messages; subscribers hear nothing of it. Exit code 1 when there is none."""
     words = chosen(topic=topic, client=client, user=user)
-    found = ask(url, token_file, "/api/retained/remove", removal(words, every=every, yes=yes))
+    found = ask(url, token_file, "/api/v1/retained/remove", removal(words, every=every, yes=yes))
     typer.echo(orjson.dumps(found) if as_json else f"{found['removed']} removed")
     if not found["removed"]:
         raise typer.Exit(Exit.FAILED)

@@ -40,7 +40,7 @@ def list_sessions(
 ) -> None:
     """Print sessions, in order of client id."""
     words = chosen(client=client, user=user, idle=idle, in_use=in_use)
-    show_page(url, token_file, "/api/sessions", words, COLUMNS, count=count, after=after, as_json=as_json)
+    show_page(url, token_file, "/api/v1/sessions", words, COLUMNS, count=count, after=after, as_json=as_json)
 
 
 COLUMNS: Final[dict[str, Callable[[dict[str, Any]], object]]] = {
@@ -68,7 +68,9 @@ def remove(
 ) -> None:
     """End sessions, with all that they are owed. Exit code 1 when there is none, or some are left."""
     words = chosen(client=client, user=user, idle=idle)
-    found = ask(url, token_file, "/api/sessions/remove", removal(words, every=every, yes=yes, in_use=in_use))
+    found = ask(
+        url, token_file, "/api/v1/sessions/remove", removal(words, every=every, yes=yes, in_use=in_use)
+    )
     if as_json:
         typer.echo(orjson.dumps(found))
     else:

@@ -24,7 +24,7 @@ Name = Annotated[str, typer.Argument(metavar="NAME", help="Its name.")]
 @tokens.command(name="list")
 def list_tokens(url: Url = HERE, token_file: TokenFile = None, as_json: AsJson = False) -> None:
     """Print the tokens that were made; their texts are not known."""
-    found = ask(url, token_file, "/api/tokens")
+    found = ask(url, token_file, "/api/v1/tokens")
     if as_json:
         typer.echo(orjson.dumps(found))
         return
@@ -48,14 +48,14 @@ def make(
     choice: dict[str, Any] = {"name": name, "console": "write" if write else "read"}
     if days is not None:
         choice["days"] = days
-    found = ask(url, token_file, "/api/tokens/make", choice)
+    found = ask(url, token_file, "/api/v1/tokens/make", choice)
     typer.echo(orjson.dumps(found) if as_json else found["token"])
 
 
 @tokens.command()
 def revoke(name: Name, url: Url = HERE, token_file: TokenFile = None, as_json: AsJson = False) -> None:
     """Revoke a token: it opens nothing any more. Exit code 1 when there is none of that name."""
-    found = ask(url, token_file, "/api/tokens/revoke", {"name": name})
+    found = ask(url, token_file, "/api/v1/tokens/revoke", {"name": name})
     typer.echo(orjson.dumps(found) if as_json else f"{found['revoked']} revoked")
     if not found["revoked"]:
         raise typer.Exit(Exit.FAILED)

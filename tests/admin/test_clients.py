@@ -11,12 +11,13 @@ import pytest
 import trio
 
 from gateway.admin import AdminState, ClientsApi, Connected, Readiness, serve
+from gateway.admin.models import ConnectionRow
 from gateway.settings import Http
 from tests.operator import admitting
 from tests.telemetry.samples import metrics_with_traffic
 
 LOOPBACK = "127.0.0.1"
-AT = "/api/clients"
+AT = "/api/v1/connections"
 ROWS = (
     ("mqtt", "mqtt", "ann", "a", "10.0.0.1:1"),
     ("mqtt", "mqtt", "bob", "b", "10.0.0.1:2"),
@@ -41,8 +42,8 @@ class Scene:
     @asynccontextmanager
     async def serving(self) -> AsyncIterator[httpx.AsyncClient]:
         admission, headers = admitting()
-        api = ClientsApi(self.connected, self.flush, admission)
-        state = AdminState(metrics_with_traffic(), Readiness(), admission, clients=api)
+        api = ClientsApi(self.connected, self.flush)
+        state = AdminState(metrics_with_traffic(), Readiness(), admission, (api,))
         async with trio.open_nursery() as nursery:
             port = await nursery.start(serve, Http(host=LOOPBACK, port=0), state)
             url = f"http://{LOOPBACK}:{port}"
@@ -65,10 +66,10 @@ class Scene:
 async def test_who_is_connected(query: dict[str, str], connected: int, shown: list[str]) -> None:
     async with Scene().serving() as client:
         found = (await client.get(AT, params=query)).json()
-        assert found["connected"] == connected
-        assert [one["address"] for one in found["clients"]] == shown
-        for one in found["clients"]:
-            assert set(one) == {"endpoint", "protocol", "client", "user", "address"}
+        assert found["total"] == connected
+        assert [one["address"] for one in found["items"]] == shown
+        for one in found["items"]:
+            assert set(one) == ConnectionRow.model_fields.keys()
 
 
 @pytest.mark.parametrize("query", [{"count": "x"}, {"name": "ann"}])

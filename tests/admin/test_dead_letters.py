@@ -22,7 +22,7 @@ from tests.operator import admitting
 from tests.telemetry.samples import metrics_with_traffic
 
 LOOPBACK = "127.0.0.1"
-AT = "/api/dead-letters"
+AT = "/api/v1/dead-letters"
 REFUSED = Outcome(Verdict.REJECTED, Reason.TARGET_REFUSED, "no")
 
 
@@ -32,10 +32,8 @@ async def serving(
 ) -> AsyncIterator[httpx.AsyncClient]:
     redriving = Redriving(bench.dispatcher, bench.letters)
     admission, headers = admitting()
-    api = LettersApi(
-        bench.letters, redriving, lambda: None, admission, redrive_secs=redrive_secs, read_secs=read_secs
-    )
-    state = AdminState(metrics_with_traffic(), Readiness(), admission, api)
+    api = LettersApi(bench.letters, redriving, lambda: None, redrive_secs=redrive_secs, read_secs=read_secs)
+    state = AdminState(metrics_with_traffic(), Readiness(), admission, (api,))
     async with trio.open_nursery() as nursery:
         port = await nursery.start(serve, Http(host=LOOPBACK, port=0), state)
         url = f"http://{LOOPBACK}:{port}"
@@ -57,10 +55,13 @@ def filled() -> Bench:
 
 async def test_the_newest_are_listed() -> None:
     async with serving(filled()) as client:
-        found = (await client.get(AT)).json()
+        found = (await client.get(AT)).json()["items"]
         assert [one["id"] for one in found] == ["m3", "m2", "m1"]
-        assert [one["id"] for one in (await client.get(AT, params={"count": 1})).json()] == ["m3"]
-        assert [one["id"] for one in (await client.get(AT, params={"route": "up"})).json()] == ["m2", "m1"]
+        assert [one["id"] for one in (await client.get(AT, params={"count": 1})).json()["items"]] == ["m3"]
+        assert [one["id"] for one in (await client.get(AT, params={"route": "up"})).json()["items"]] == [
+            "m2",
+            "m1",
+        ]
         assert (await client.get(AT, params={"count": "x"})).status_code == 400
     one = found[2]
     time = one.pop("time")
@@ -92,7 +93,7 @@ async def test_one_is_shown_whole() -> None:
         assert (large["body_encoding"], len(large["body"])) == ("base64", 2_668)
         assert (await client.get(f"{AT}/m4")).json()["properties"] == {"unreadable": "malformed"}
         answer = await client.get(f"{AT}/m9")
-        assert (answer.status_code, answer.json()) == (404, {"error": "there is no dead letter m9"})
+        assert (answer.status_code, answer.json()["detail"]) == (404, "there is no dead letter m9")
 
 
 @pytest.mark.parametrize(
@@ -108,7 +109,7 @@ async def test_the_chosen_are_purged(choice: dict[str, Any], purged: int, left: 
     async with serving(filled()) as client:
         answer = (await client.post(f"{AT}/purge", json=choice)).json()
         assert answer == {"purged": purged, "unknown": ["m9"] if "ids" in choice else []}
-        assert [one["id"] for one in (await client.get(AT)).json()] == left
+        assert [one["id"] for one in (await client.get(AT)).json()["items"]] == left
 
 
 async def test_what_the_disk_refuses_to_forget_is_not_purged(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -118,7 +119,7 @@ async def test_what_the_disk_refuses_to_forget_is_not_purged(monkeypatch: pytest
     async with serving(bench) as client:
         answer = await client.post(f"{AT}/purge", json={"all": True})
         assert answer.status_code == 503
-        assert answer.json() == {"error": "they are purged when the disk takes it: no space"}
+        assert answer.json()["detail"] == "they are purged when the disk takes it: no space"
 
 
 async def test_a_disk_that_does_not_answer_is_named(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -127,7 +128,7 @@ async def test_a_disk_that_does_not_answer_is_named(monkeypatch: pytest.MonkeyPa
     async with serving(bench, read_secs=0.01) as client:
         answer = await client.get(AT)
         assert answer.status_code == 503
-        assert answer.json() == {"error": "the disk has not answered for 0.01 s"}
+        assert answer.json()["detail"] == "the disk has not answered for 0.01 s"
 
 
 @pytest.mark.parametrize(
@@ -150,7 +151,7 @@ async def test_a_disk_that_does_not_answer_is_named(monkeypatch: pytest.MonkeyPa
 async def test_a_choice_that_is_none_does_nothing(what: str, body: bytes) -> None:
     async with serving(filled()) as client:
         assert (await client.post(f"{AT}/{what}", content=body)).status_code == 400
-        assert len((await client.get(AT)).json()) == 3
+        assert len((await client.get(AT)).json()["items"]) == 3
 
 
 async def test_the_accepted_are_gone_and_the_others_say_why() -> None:
@@ -161,7 +162,7 @@ async def test_the_accepted_are_gone_and_the_others_say_why() -> None:
         (left,) = answer.pop("left")
         assert answer == {"redriven": 2, "waiting": [], "untried": 0, "unknown": ["m9"]}
         assert (left["id"], left["reason"]) == ("m3", "no_route")
-        assert [one["id"] for one in (await client.get(AT)).json()] == ["m3"]
+        assert [one["id"] for one in (await client.get(AT)).json()["items"]] == ["m3"]
     assert [message.body[:3] for message in bench.erp.messages] == [b"one", b"\xff\xff\xff"]
 
 
@@ -173,6 +174,6 @@ async def test_what_takes_too_long_is_told_and_taken_off_the_list_later(
     async with serving(bench, redrive_secs=0.01) as client:
         answer = (await client.post(f"{AT}/redrive", json={"route": "up"})).json()
         assert answer == {"redriven": 0, "left": [], "waiting": ["m1"], "untried": 1, "unknown": []}
-        assert len((await client.get(AT)).json()) == 3
+        assert len((await client.get(AT)).json()["items"]) == 3
         bench.erp.parts[0].settle(ACCEPTED)
-        assert [one["id"] for one in (await client.get(AT)).json()] == ["m3", "m2"]
+        assert [one["id"] for one in (await client.get(AT)).json()["items"]] == ["m3", "m2"]

@@ -62,9 +62,9 @@ class Scene:
         self.admission = Admission(
             self.tokens, self.sessions, access=self.access, right_of=self.right_of, token_file=token_file
         )
-        clients = ClientsApi(list, lambda: None, self.admission)
+        clients = ClientsApi(list, lambda: None)
         self.state = AdminState(
-            metrics_with_traffic(), Readiness(), self.admission, clients=clients, scrape_token_file=scrape
+            metrics_with_traffic(), Readiness(), self.admission, (clients,), scrape_token_file=scrape
         )
 
     @staticmethod
@@ -89,18 +89,18 @@ def bearing(token: str) -> Json:
 
 
 async def log_in(client: httpx.AsyncClient, **said: str) -> httpx.Response:
-    return await client.post("/api/login", json=said)
+    return await client.post("/api/v1/login", json=said)
 
 
 CLOSED = [
-    ("GET", "/api/status"),
-    ("GET", "/api/clients"),
-    ("POST", "/api/clients/disconnect"),
-    ("GET", "/api/session"),
-    ("POST", "/api/logout"),
-    ("GET", "/api/tokens"),
-    ("POST", "/api/tokens/make"),
-    ("POST", "/api/tokens/revoke"),
+    ("GET", "/api/v1/status"),
+    ("GET", "/api/v1/connections"),
+    ("POST", "/api/v1/connections/disconnect"),
+    ("GET", "/api/v1/session"),
+    ("POST", "/api/v1/logout"),
+    ("GET", "/api/v1/tokens"),
+    ("POST", "/api/v1/tokens/make"),
+    ("POST", "/api/v1/tokens/revoke"),
 ]
 STRANGERS = [
     {},
@@ -108,7 +108,7 @@ STRANGERS = [
     {"X-Forwarded-For": LOOPBACK},
     {"Authorization": "Bearer"},
     {"Authorization": "Bearer wrong"},
-    {"Authorization": "Basic YW5uOnJpZ2h0"},
+    {"Authorization": "Basic YW5uOndyb25n"},
     {"Authorization": "Bearer s\u00e9cret".encode("latin-1")},
     {"Cookie": "gateway_session=wrong"},
     {"Cookie": "gateway_session="},
@@ -121,7 +121,7 @@ async def test_no_address_opens_anything(tmp_path: Path, headers: dict[str, Any]
         for method, path in CLOSED:
             answer = await client.request(method, path, headers=headers, json={})
             assert (answer.status_code, path) == (401, path)
-            assert answer.json()["error"]
+            assert answer.json()["detail"]
         for path in ("/livez", "/readyz", "/metrics", "/login"):
             assert (await client.get(path, headers=headers)).status_code == 200
         page = await client.get("/", headers=headers)
@@ -134,7 +134,7 @@ async def test_every_route_below_api_is_closed(tmp_path: Path) -> None:
 
     scene = Scene(tmp_path)
     paths = {(method, route.path) for route in application(scene.state).routes for method in route.methods}  # type: ignore[attr-defined]
-    open_to_all = {"/livez", "/readyz", "/metrics", "/login", "/api/login", "/"}
+    open_to_all = {"/livez", "/readyz", "/metrics", "/login", "/api/v1/login", "/"}
     async with scene.serving() as client:
         for method, path in sorted(paths):
             if path not in open_to_all and method != "HEAD":
@@ -155,18 +155,18 @@ async def test_what_users_may(tmp_path: Path, user: str) -> None:
         cookie = answer.headers["set-cookie"].lower()
         assert all(word in cookie for word in ("httponly", "samesite=strict", "path=/"))
         assert (await client.get("/")).status_code == 200
-        assert (await client.get("/api/status")).status_code == 200
-        session = (await client.get("/api/session")).json()
+        assert (await client.get("/api/v1/status")).status_code == 200
+        session = (await client.get("/api/v1/session")).json()
         assert (session["user"], session["right"]) == (user, right)
         shown = {"X-CSRF-Token": session["csrf"]}
         allowed = 200 if right == "write" else 403
-        disconnect = "/api/clients/disconnect"
+        disconnect = "/api/v1/connections/disconnect"
         assert (await client.post(disconnect, json={"user": "x"}, headers=shown)).status_code == allowed
         for forged in ({}, {"X-CSRF-Token": ""}, {"X-CSRF-Token": "wrong"}):
             assert (await client.post(disconnect, json={"user": "x"}, headers=forged)).status_code == 403
-        assert (await client.post("/api/logout")).status_code == 403
-        assert (await client.post("/api/logout", headers=shown)).status_code == 200
-        assert (await client.get("/api/status")).status_code == 401
+        assert (await client.post("/api/v1/logout")).status_code == 403
+        assert (await client.post("/api/v1/logout", headers=shown)).status_code == 200
+        assert (await client.get("/api/v1/status")).status_code == 401
 
 
 @pytest.mark.parametrize(
@@ -205,13 +205,13 @@ async def test_logins_that_are_refused(tmp_path: Path, said: Json) -> None:
 )
 async def test_a_login_that_is_none(tmp_path: Path, content: bytes, kind: str, code: int) -> None:
     async with Scene(tmp_path).serving() as client:
-        answer = await client.post("/api/login", content=content, headers={"Content-Type": kind})
+        answer = await client.post("/api/v1/login", content=content, headers={"Content-Type": kind})
         assert answer.status_code == code
 
 
 async def test_guesses_are_counted_also_from_this_machine(tmp_path: Path) -> None:
     async with Scene(tmp_path).serving() as client:
-        told = [(await log_in(client, user="ann", password=f"{n}")).json()["error"] for n in range(7)]
+        told = [(await log_in(client, user="ann", password=f"{n}")).json()["detail"] for n in range(7)]
         assert [text.startswith("too many") for text in told] == [False] * 5 + [True] * 2
         assert (await log_in(client, user="ann", password="right")).status_code == 401
         assert (await log_in(client, user="vera", password="right")).status_code == 200
@@ -221,10 +221,10 @@ async def test_tokens_are_made_listed_and_revoked(tmp_path: Path) -> None:
     scene = Scene(tmp_path)
     root = scene.tokens.make("root", "write", by="test")
     async with scene.serving(headers=bearing(root)) as client:
-        made = await client.post("/api/tokens/make", json={"name": "ci", "console": "read", "days": 1})
+        made = await client.post("/api/v1/tokens/make", json={"name": "ci", "console": "read", "days": 1})
         text = made.json()["token"]
-        ended = await client.post("/api/tokens/make", json={"name": "short", "days": 1e-9})
-        listed = (await client.get("/api/tokens")).json()["tokens"]
+        ended = await client.post("/api/v1/tokens/make", json={"name": "short", "days": 1e-9})
+        listed = (await client.get("/api/v1/tokens")).json()["tokens"]
         assert [(one["name"], one["console"], one["by"]) for one in listed] == [
             ("root", "write", "test"),
             ("ci", "read", "root"),
@@ -232,10 +232,12 @@ async def test_tokens_are_made_listed_and_revoked(tmp_path: Path) -> None:
         ]
         assert text not in str(listed)
         reads = bearing(text)
-        assert (await client.get("/api/status", headers=reads)).status_code == 200
-        assert (await client.post("/api/tokens/make", json={"name": "x"}, headers=reads)).status_code == 403
+        assert (await client.get("/api/v1/status", headers=reads)).status_code == 200
+        assert (
+            await client.post("/api/v1/tokens/make", json={"name": "x"}, headers=reads)
+        ).status_code == 403
         assert (await log_in(client, token=text)).status_code == 401, "it is for programs"
-        assert (await client.get("/api/status", headers=bearing(ended.json()["token"]))).status_code == 401
+        assert (await client.get("/api/v1/status", headers=bearing(ended.json()["token"]))).status_code == 401
         for bad in (
             {},
             {"name": ""},
@@ -243,15 +245,15 @@ async def test_tokens_are_made_listed_and_revoked(tmp_path: Path) -> None:
             {"name": "y", "console": "all"},
             {"name": "z", "days": -1},
         ):
-            assert (await client.post("/api/tokens/make", json=bad)).status_code == 400
-        assert (await client.post("/api/tokens/revoke", json={"name": "ci"})).json() == {"revoked": 1}
-        assert (await client.post("/api/tokens/revoke", json={"name": "ci"})).json() == {"revoked": 0}
-        assert (await client.get("/api/status", headers=reads)).status_code == 401
+            assert (await client.post("/api/v1/tokens/make", json=bad)).status_code == 400
+        assert (await client.post("/api/v1/tokens/revoke", json={"name": "ci"})).json() == {"revoked": 1}
+        assert (await client.post("/api/v1/tokens/revoke", json={"name": "ci"})).json() == {"revoked": 0}
+        assert (await client.get("/api/v1/status", headers=reads)).status_code == 401
         client.headers.pop("Authorization")
         assert (await log_in(client, token=root)).status_code == 200
-        assert (await client.get("/api/status")).status_code == 200
+        assert (await client.get("/api/v1/status")).status_code == 200
         scene.tokens.revoke("root")
-        assert (await client.get("/api/status")).status_code == 401, "what the token began ends with it"
+        assert (await client.get("/api/v1/status")).status_code == 401, "what the token began ends with it"
 
 
 @pytest.mark.parametrize(
@@ -261,10 +263,12 @@ async def test_tokens_are_made_listed_and_revoked(tmp_path: Path) -> None:
 async def test_tokens_of_others(tmp_path: Path, roles: list[str], reads: int, writes: int) -> None:
     async with Scene(tmp_path).serving() as client:
         shown = bearing(SIGNER.token("somebody", roles=roles))
-        assert (await client.get("/api/status", headers=shown)).status_code == reads
-        answer = await client.post("/api/clients/disconnect", json={"user": "x"}, headers=shown)
+        assert (await client.get("/api/v1/status", headers=shown)).status_code == reads
+        answer = await client.post("/api/v1/connections/disconnect", json={"user": "x"}, headers=shown)
         assert answer.status_code == writes
-        assert (await client.get("/api/status", headers=bearing(SIGNER.token(secs=-60)))).status_code == 401
+        assert (
+            await client.get("/api/v1/status", headers=bearing(SIGNER.token(secs=-60)))
+        ).status_code == 401
 
 
 async def test_the_secret_of_a_file(tmp_path: Path) -> None:
@@ -280,7 +284,7 @@ async def test_the_secret_of_a_file(tmp_path: Path) -> None:
         ):
             if content is not None:
                 file.write_text(content)
-            assert (await client.get("/api/status", headers=bearing(shown))).status_code == code
+            assert (await client.get("/api/v1/status", headers=bearing(shown))).status_code == code
 
 
 async def test_a_link_logs_in_once(tmp_path: Path) -> None:
@@ -288,7 +292,7 @@ async def test_a_link_logs_in_once(tmp_path: Path) -> None:
     code = scene.sessions.make_link()
     async with scene.serving() as client:
         assert (await log_in(client, code=code)).json()["right"] == "write"
-        assert (await client.get("/api/status")).status_code == 200
+        assert (await client.get("/api/v1/status")).status_code == 200
         client.cookies.clear()
         assert (await log_in(client, code=code)).status_code == 401
 
@@ -297,13 +301,13 @@ async def test_a_session_ends_with_its_user_and_with_its_rights(tmp_path: Path) 
     scene = Scene(tmp_path)
     async with scene.serving() as client:
         await log_in(client, user="ann", password="right")
-        assert (await client.get("/api/status")).status_code == 200
+        assert (await client.get("/api/v1/status")).status_code == 200
         scene.access.users.replace({"vera": HASH}, {})
-        assert (await client.get("/api/status")).status_code == 401
+        assert (await client.get("/api/v1/status")).status_code == 401
         scene.access.users.replace(dict.fromkeys(RIGHTS, HASH), {})
         await log_in(client, user="ann", password="right")
         scene.admission.right_of = lambda _: "none"
-        assert (await client.get("/api/status")).status_code == 403
+        assert (await client.get("/api/v1/status")).status_code == 403
 
 
 async def test_metrics_may_need_a_token(tmp_path: Path) -> None:
@@ -318,7 +322,7 @@ async def test_metrics_may_need_a_token(tmp_path: Path) -> None:
         assert codes == [200, 200, 401]
         assert (await client.get("/metrics")).status_code == 401
         assert (await client.get("/livez")).status_code == 200
-        assert (await client.get("/api/status", headers=bearing("scraper"))).status_code == 401
+        assert (await client.get("/api/v1/status", headers=bearing("scraper"))).status_code == 401
 
 
 async def test_health_on_a_port_of_its_own_and_tls(tmp_path: Path) -> None:
@@ -333,9 +337,9 @@ async def test_health_on_a_port_of_its_own_and_tls(tmp_path: Path) -> None:
             assert (await client.get(path)).status_code == 404
             there = f"https://{LOOPBACK}:{scene.state.health_port}{path}"
             assert (await client.get(there)).status_code == 200
-        there = f"https://{LOOPBACK}:{scene.state.health_port}/api/status"
+        there = f"https://{LOOPBACK}:{scene.state.health_port}/api/v1/status"
         assert (await client.get(there, headers=bearing(root))).status_code == 404
-        assert (await client.get("/api/status", headers=bearing(root))).status_code == 200
+        assert (await client.get("/api/v1/status", headers=bearing(root))).status_code == 200
         answer = await log_in(client, user="ann", password="right")
         assert "secure" in answer.headers["set-cookie"].lower()
         async with await trio.open_tcp_stream(LOOPBACK, scene.state.health_port) as stream:
@@ -348,7 +352,7 @@ async def test_health_on_a_port_of_its_own_and_tls(tmp_path: Path) -> None:
                 except trio.BrokenResourceError:
                     pass
             assert b"200" not in said
-        assert (await client.get("/api/status", headers=bearing(root))).status_code == 200
+        assert (await client.get("/api/v1/status", headers=bearing(root))).status_code == 200
 
 
 # Sessions and tokens by themselves
@@ -492,14 +496,14 @@ async def test_who_changed_something_stands_in_the_audit_log(tmp_path: Path) -> 
     code = scene.sessions.make_link()
     with capture_logs() as lines:
         async with scene.serving() as client:
-            await client.post("/api/clients/disconnect", json={"user": "eve"}, headers=bearing(root))
-            made = await client.post("/api/tokens/make", json={"name": "ci"}, headers=bearing(root))
+            await client.post("/api/v1/connections/disconnect", json={"user": "eve"}, headers=bearing(root))
+            made = await client.post("/api/v1/tokens/make", json={"name": "ci"}, headers=bearing(root))
             await log_in(client, user="ann", password="right")
             await log_in(client, user="ann", password="guess-7")
             await log_in(client, code=code)
-            session = (await client.get("/api/session")).json()
-            await client.post("/api/logout", headers={"X-CSRF-Token": session["csrf"]})
-            await client.get("/api/status", headers=bearing("wrong"))
+            session = (await client.get("/api/v1/session")).json()
+            await client.post("/api/v1/logout", headers={"X-CSRF-Token": session["csrf"]})
+            await client.get("/api/v1/status", headers=bearing("wrong"))
     told = [line for line in lines if line["event"] == "audit"]
     assert [line["audit"] for line in told] == [
         "administered",
@@ -514,7 +518,7 @@ async def test_who_changed_something_stands_in_the_audit_log(tmp_path: Path) -> 
     assert (first["user"], first["credential"], first["action"]) == (
         "root",
         "token root",
-        "/api/clients/disconnect",
+        "/api/v1/connections/disconnect",
     )
     assert (first["target"], first["count"], first["status"]) == ("user=eve", 0, 200)
     assert first["remote"].startswith(LOOPBACK)

@@ -93,7 +93,7 @@ async def test_metrics_are_prometheus_text() -> None:
 async def test_status_tells_endpoints_routes_and_frames() -> None:
     async with serving() as (client, readiness):
         readiness.require("link erp")
-        document = (await client.get("/api/status")).json()
+        document = (await client.get("/api/v1/status")).json()
     assert (document["version"], document["ready"], document["not_ready"]) == (
         "1.2.3",
         False,

@@ -16,7 +16,7 @@ UPGRADE = b"GET / HTTP/1.1\r\n" + HOST + b"Connection: Upgrade\r\nUpgrade: webso
 SETTINGS = b"Connection: Upgrade, HTTP2-Settings\r\nUpgrade: h2c\r\nHTTP2-Settings: "
 
 REQUESTS = (
-    b"POST /api/clients HTTP/1.1\r\n" + HOST + b"Transfer-Encoding: chunked\r\n\r\nzz\r\n",
+    b"POST /api/v1/connections HTTP/1.1\r\n" + HOST + b"Transfer-Encoding: chunked\r\n\r\nzz\r\n",
     UPGRADE + b"\r\n\x81\x85\x01\x02\x03\x04abcde",
     UPGRADE + b"Sec-WebSocket-Protocol: \xff\r\n\r\n",
     *(
@@ -68,7 +68,7 @@ def mutated_requests(arena: Arena) -> None:
 @case()
 def bodies_that_never_come(arena: Arena) -> None:
     """More of them than there are places: others are still answered (the probe asks for /livez)."""
-    request = b"POST /api/clients HTTP/1.1\r\n" + HOST + b"Content-Length: 100000\r\n\r\nx"
+    request = b"POST /api/v1/connections HTTP/1.1\r\n" + HOST + b"Content-Length: 100000\r\n\r\nx"
     held = []
     for number in range(600):
         with suppress(OSError):

@@ -51,7 +51,7 @@ class Operator:
 
     def listed(self, what: str, word: str) -> list[str]:
         """That word of all that there are."""
-        return [one[word] for one in json.loads(self(what, "list", "--json"))["shown"]]
+        return [one[word] for one in json.loads(self(what, "list", "--json"))["items"]]
 
 
 @pytest.fixture
@@ -94,7 +94,7 @@ def test_queues_of_both_protocols_and_subscriptions(gateway: GatewayProcess, ope
         check_queues(gateway, operator, connection.channel())
     gateway.restart()
     found = json.loads(operator("queues", "list", "--json"))
-    assert [(one["queue"], one["messages"]) for one in found["shown"]] == [("orders", 0)]
+    assert [(one["queue"], one["messages"]) for one in found["items"]] == [("orders", 0)]
 
 
 def check_queues(gateway: GatewayProcess, operator: Operator, channel: BlockingChannel) -> None:
@@ -109,7 +109,7 @@ def check_queues(gateway: GatewayProcess, operator: Operator, channel: BlockingC
     assert operator.listed("queues", "queue") == ["junk 1", "junk 2", "mine", "orders", "junk.fast", "d/sub"]
     page = json.loads(operator("queues", "list", "-n", "2", "--json"))
     rest = json.loads(operator("queues", "list", "--after", page["next"], "--json"))
-    assert [one["queue"] for one in page["shown"] + rest["shown"]] == operator.listed("queues", "queue")
+    assert [one["queue"] for one in page["items"] + rest["items"]] == operator.listed("queues", "queue")
     lines = operator("queues", "list", "--queue", "junk.*").splitlines()
     assert [line.split() for line in lines[1:]] == [
         ["amqpfast", "/", "queue", "junk.fast", "1", "268", "0", "0", "durable", "-"]
@@ -156,15 +156,15 @@ def test_a_program_without_a_library(gateway: GatewayProcess) -> None:
     body = b'{"client": "e*"}'
     shown = f"Authorization: {bearer(gateway.port('http'))['Authorization']}\r\n"
     with Raw(gateway.port("http")) as raw:
-        head = f"POST /api/sessions/remove HTTP/1.1\r\nHost: localhost\r\nContent-Length: {len(body)}\r\n"
+        head = f"POST /api/v1/sessions/remove HTTP/1.1\r\nHost: localhost\r\nContent-Length: {len(body)}\r\n"
         raw.send(f"{head}{shown}Connection: close\r\n\r\n".encode() + body)
         said = raw.rest()
         assert said.startswith(b"HTTP/1.1 200 ")
         assert said.endswith(b'{"removed":1,"in_use":0,"leaving":0}')
     with Raw(gateway.port("http")) as raw:
-        head = "GET /api/sessions?in_use=false HTTP/1.1\r\nHost: elsewhere\r\n"
+        head = "GET /api/v1/sessions?in_use=false HTTP/1.1\r\nHost: elsewhere\r\n"
         raw.send(f"{head}{shown}Connection: close\r\n\r\n".encode())
-        assert raw.rest().endswith(b'{"sessions":0,"shown":[],"next":null}')
+        assert raw.rest().endswith(b'{"total":0,"items":[],"next":null}')
     with Raw(gateway.port("http")) as raw:
-        raw.send(b"GET /api/queues HTTP/1.1\r\nHost: localhost\r\nConnection: close\r\n\r\n")
+        raw.send(b"GET /api/v1/queues HTTP/1.1\r\nHost: localhost\r\nConnection: close\r\n\r\n")
         assert raw.rest().startswith(b"HTTP/1.1 401 ")

@@ -39,7 +39,7 @@ def test_they_are_listed(run: Run, gateway: Running) -> None:
         ]
         assert run("clients", "list", *at(gateway), "-n", "1").out.splitlines()[2:] == ["and 1 more"]
         found = json.loads(run("clients", "list", *at(gateway), "--endpoint", "mqtt", "--json").out)
-        assert [one["client"] for one in found["clients"]] == ["device", "other"]
+        assert [one["client"] for one in found["items"]] == ["device", "other"]
     assert run("clients", "list", *at(gateway), "--user", "nobody").out == "there are none\n"
 
 

@@ -95,8 +95,8 @@ def test_the_link_of_the_welcome_logs_in_once(gateway: Running) -> None:
     said = gateway.ask(lambda: welcome(gateway.gateway, with_link=True))
     code = said.partition("login#code=")[2].split()[0]
     with httpx.Client(base_url=url(gateway), trust_env=False) as client:
-        assert client.get("/api/status").status_code == 401
-        assert client.post("/api/login", json={"code": code}).status_code == 200
-        assert client.get("/api/status").status_code == 200
-        assert client.post("/api/login", json={"code": code}).status_code == 401
+        assert client.get("/api/v1/status").status_code == 401
+        assert client.post("/api/v1/login", json={"code": code}).status_code == 200
+        assert client.get("/api/v1/status").status_code == 200
+        assert client.post("/api/v1/login", json={"code": code}).status_code == 401
     assert "code=" not in gateway.ask(lambda: welcome(gateway.gateway)), "a log is no place for it"

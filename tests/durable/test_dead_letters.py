@@ -81,9 +81,9 @@ def ran(gateway: GatewayProcess, monkeypatch: pytest.MonkeyPatch, capsys: pytest
 
 
 def listed(gateway: GatewayProcess) -> list[Any]:
-    url = f"http://{LOOPBACK}:{gateway.ports['http']}/api/dead-letters"
+    url = f"http://{LOOPBACK}:{gateway.ports['http']}/api/v1/dead-letters"
     with closing(httpx.Client(trust_env=False, headers=bearer(gateway.ports["http"]))) as client:
-        found: list[Any] = client.get(url).json()
+        found: list[Any] = client.get(url).json()["items"]
         return found
 
 
@@ -94,7 +94,7 @@ def test_they_survive_are_shown_driven_again_and_purged(gateway: GatewayProcess,
 
     code, text = ran("list", "--json")
     assert code == 0
-    letters = json.loads(text)
+    letters = json.loads(text)["items"]
     assert [(one["body"], one["route"], one["reason"]) for one in letters] == [
         ("three", "strict", "no_route"),
         ("two", "strict", "no_route"),
@@ -104,7 +104,7 @@ def test_they_survive_are_shown_driven_again_and_purged(gateway: GatewayProcess,
     headings, first = (line.split() for line in ran("list")[1].splitlines()[:2])
     assert headings == ["id", "time", "route", "protocol", "address", "body", "bytes", "reason"]
     assert (first[0], first[2:7]) == (three, ["strict", "amqp091", "amq.topic:in.never", "5", "no_route:"])
-    assert len(json.loads(ran("list", "-n", "1", "--json")[1])) == 1
+    assert len(json.loads(ran("list", "-n", "1", "--json")[1])["items"]) == 1
 
     code, text = ran("show", one, "--json")
     shown = json.loads(text)

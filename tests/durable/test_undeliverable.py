@@ -63,9 +63,9 @@ def gateway(tmp_path: Path) -> Iterator[GatewayProcess]:
 
 def letters(gateway: GatewayProcess) -> set[bytes]:
     """The bodies of the dead letters."""
-    api = f"http://{LOOPBACK}:{gateway.ports['http']}/api/dead-letters"
+    api = f"http://{LOOPBACK}:{gateway.ports['http']}/api/v1/dead-letters"
     headers = bearer(gateway.ports["http"])
-    found = httpx.get(api, params={"count": 10 * COUNT}, trust_env=False, headers=headers).json()
+    found = httpx.get(api, params={"count": 10 * COUNT}, trust_env=False, headers=headers).json()["items"]
     return {str(letter["body"]).encode() for letter in found}
 
 

@@ -28,17 +28,20 @@ AT_ONCE: Final = 16
 
 METHODS: Final = b"GET GET GET POST POST HEAD OPTIONS PUT CONNECT PRI TRACE".split()
 TARGETS: Final = (
-    *b"/ /livez /livez/ /readyz /metrics /api/status * /nothing // /%ff%00/../x ? /?a=b&&=&%".split(),
+    *b"/ /livez /livez/ /readyz /metrics /api/v1/status * /nothing // /%ff%00/../x ? /?a=b&&=&%".split(),
     *b"http://[ http://localhost/livez http://x localhost:80".split(),
-    b"/api/dead-letters/redrive",
-    *b"/api/dead-letters /api/dead-letters?count=x /api/dead-letters?count=9&route=%ff".split(),
-    *b"/api/dead-letters/1 /api/dead-letters/%F0%9F /api/dead-letters/purge".split(),
-    *b"/api/clients /api/clients?count=%00 /api/clients?user=%ff /api/clients/disconnect".split(),
-    *b"/api/sessions /api/sessions?count=-1 /api/sessions?client=[*&count=5 /api/sessions/remove".split(),
-    *b"/api/queues /api/queues?queue=%ff* /api/queues/remove /api/queues/purge".split(),
-    *b"/api/retained /api/retained?topic=[ /api/retained/remove".split(),
-    b"/api/dead-letters/" + b"9" * 5_000,
-    b"/api/clients?count=" + b"9" * 5_000,
+    b"/api/v1/dead-letters/redrive",
+    *b"/api/v1/dead-letters /api/v1/dead-letters?count=x /api/v1/dead-letters?count=9&route=%ff".split(),
+    *b"/api/v1/dead-letters/1 /api/v1/dead-letters/%F0%9F /api/v1/dead-letters/purge".split(),
+    *b"/api/v1/connections /api/v1/connections?count=%00 /api/v1/connections?user=%ff".split(),
+    *b"/api/v1/connections/disconnect /api/v1/sessions /api/v1/sessions?count=-1".split(),
+    *b"/api/v1/sessions?client=[*&count=5 /api/v1/sessions/remove /api/v1/openapi.json".split(),
+    *b"/api/v1/journal?count=x /api/v1/publish /api/v1/mappings/dry-run /api/v1/queues/peek".split(),
+    *b"/api/queues /api/queues/%2F/a /api/queues/%ff/%00?page=0 /api/bindings?columns=a..b /api/".split(),
+    *b"/api/v1/queues /api/v1/queues?queue=%ff* /api/v1/queues/remove /api/v1/queues/purge".split(),
+    *b"/api/v1/retained /api/v1/retained?topic=[ /api/v1/retained/remove".split(),
+    b"/api/v1/dead-letters/" + b"9" * 5_000,
+    b"/api/v1/connections?count=" + b"9" * 5_000,
     b"/" + b"a" * 20_000,
 )
 VERSIONS: Final = (b"1.1",) * 8 + (b"1.0", b"2.0", b"0.9", b"3.0", b"1.7")

@@ -156,7 +156,7 @@ def test_a_rolled_out_sidecar_loses_nothing(tmp_path: Path, end: str) -> None:
 
         def subscribed() -> bool:
             assert plant.publish("plant/warm", "warm")
-            (queue,) = asked(gateway, "/api/queues")["shown"]
+            (queue,) = asked(gateway, "/api/v1/queues")["items"]
             return bool(queue["messages"])
 
         until(subscribed, "the link has subscribed, and the queue is there")
@@ -178,5 +178,5 @@ def test_a_rolled_out_sidecar_loses_nothing(tmp_path: Path, end: str) -> None:
                 plant.stop()
                 acknowledged = set(plant.acknowledged)
                 until(lambda: acknowledged <= application.received, "all of it has arrived")
-        assert asked(gateway, "/api/dead-letters") == []
+        assert asked(gateway, "/api/v1/dead-letters")["items"] == []
         assert "reject" not in gateway.log

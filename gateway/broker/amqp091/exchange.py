@@ -9,7 +9,7 @@ no look at the others'. What an index still says of them is passed over, and swe
 
 from __future__ import annotations
 
-from collections.abc import Callable, Collection, Sequence
+from collections.abc import Callable, Collection, Iterator, Sequence
 from typing import Any, Final, NamedTuple
 
 from gateway.broker.queue import Queue
@@ -149,6 +149,13 @@ class Exchange:
             del self._keys[key][destination]
             if not self._keys[key]:
                 del self._keys[key]
+
+    def bindings(self) -> Iterator[tuple[Queue | Exchange, str, Headers]]:
+        """Every binding: what is bound, the key, and the arguments. What there is may change meanwhile."""
+        for destination, keys in list(self._to.items()):
+            for key, several in list(keys.items()):
+                for arguments in list(several):
+                    yield destination, key, arguments
 
     def binds(self, destination: Queue | Exchange, key: str, arguments: Headers) -> bool:
         """Whether there is this binding."""

@@ -75,7 +75,7 @@ def reconcile(
 
 def _waiting(url: str, token_file: Path | None) -> dict[str, int]:
     """What the outbox of each route holds."""
-    status = ask(url, token_file, "/api/status")
+    status = ask(url, token_file, "/api/v1/status")
     return {one["route"]: one["messages"] for one in status["outboxes"]}
 
 

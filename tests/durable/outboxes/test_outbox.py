@@ -125,7 +125,7 @@ def declare(rabbitmq: RabbitMQ, queue: str, **arguments: Any) -> None:
 
 def status(gateway: GatewayProcess) -> dict[str, Any]:
     document: dict[str, Any] = httpx.get(
-        f"http://{LOOPBACK}:{gateway.ports['http']}/api/status",
+        f"http://{LOOPBACK}:{gateway.ports['http']}/api/v1/status",
         trust_env=False,
         headers=bearer(gateway.ports["http"]),
     ).json()
@@ -217,10 +217,10 @@ def test_a_poison_message_blocks_nobody_and_can_be_driven_again(rabbitmq: Rabbit
         publish(gateway, "outbox.later", 13)
         publish(gateway, "outbox.d", 1, 2, 3)
         assert fetch(rabbitmq, "outbox.d", 3) == [1, 2, 3]
-        api = f"http://{LOOPBACK}:{gateway.ports['http']}/api/dead-letters"
+        api = f"http://{LOOPBACK}:{gateway.ports['http']}/api/v1/dead-letters"
         asks = httpx.Client(trust_env=False, headers=bearer(gateway.ports["http"]))
-        until(lambda: asks.get(api).json())
-        (letter,) = asks.get(api).json()
+        until(lambda: asks.get(api).json()["items"])
+        (letter,) = asks.get(api).json()["items"]
         asks.close()
         assert (letter["route"], letter["reason"], letter["body"]) == ("out", "no_route", "13")
         gateway.restart()
@@ -229,7 +229,7 @@ def test_a_poison_message_blocks_nobody_and_can_be_driven_again(rabbitmq: Rabbit
         answer = httpx.post(f"{api}/redrive", json={"all": True}, trust_env=False, headers=headers).json()
         assert answer["redriven"] == 1
         assert fetch(rabbitmq, "outbox.later", 1) == [13]
-        assert httpx.get(api, trust_env=False, headers=headers).json() == []
+        assert httpx.get(api, trust_env=False, headers=headers).json()["items"] == []
 
 
 def test_an_outbox_without_its_route_waits_for_it(rabbitmq: RabbitMQ, tmp_path: Path) -> None:

@@ -1,0 +1,175 @@
+"""What there is in the embedded broker beside queues: exchanges, bindings, destinations."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from typing import Any, Final, NamedTuple
+
+from starlette.requests import Request
+from starlette.responses import Response
+
+from gateway.admin.choosing import matcher, page_of, query_of
+from gateway.admin.messages import plain
+from gateway.admin.models import BindingRow, DestinationRow, ExchangeRow
+from gateway.admin.operations import Operation
+from gateway.broker.amqp091.exchange import Exchange
+from gateway.broker.amqp091.hosts import AmqpHosts
+from gateway.broker.amqpfast.hosts import FastHosts
+from gateway.broker.queue import Queue
+from gateway.mapping.conditions import plain_headers
+from gateway.model.properties import Headers
+
+NAMES: Final = {"name": str, "virtual_host": str}
+BOUND: Final = {"source": str, "destination": str, "virtual_host": str}
+
+
+class ListedExchange(NamedTuple):
+    """An exchange and where it is."""
+
+    virtual_host: str
+    exchange: Exchange
+
+    @property
+    def name(self) -> str:
+        """Its name."""
+        return self.exchange.name
+
+    @property
+    def key(self) -> str:
+        """What pages are ordered by."""
+        return f"{self.virtual_host}\n{self.name}"
+
+
+class ListedBinding(NamedTuple):
+    """A binding of an exchange."""
+
+    virtual_host: str
+    source: str
+    destination: Queue | Exchange
+    routing_key: str
+    arguments: Headers
+
+    @property
+    def kind(self) -> str:
+        """What it leads to."""
+        return "exchange" if isinstance(self.destination, Exchange) else "queue"
+
+    @property
+    def key(self) -> str:
+        """What pages are ordered by."""
+        words = (self.virtual_host, self.source, self.kind, self.destination.name, self.routing_key)
+        return "\n".join((*words, repr(self.arguments)))
+
+
+class ListedDestination(NamedTuple):
+    """A destination of AMQP/Fast."""
+
+    virtual_host: str
+    service: str
+    name: str
+    temporary: bool
+
+    @property
+    def key(self) -> str:
+        """What pages are ordered by."""
+        return "\n".join(self[:3])
+
+
+def exchanges_of(hosts: AmqpHosts) -> Iterator[ListedExchange]:
+    """Every exchange."""
+    for host in list(hosts.values()):
+        for exchange in list(host.exchanges.values()):
+            yield ListedExchange(host.name, exchange)
+
+
+def bindings_of(hosts: AmqpHosts) -> Iterator[ListedBinding]:
+    """Every binding that was made; that of each queue to the default exchange goes without saying."""
+    for host, exchange in exchanges_of(hosts):
+        for destination, key, arguments in exchange.bindings():
+            yield ListedBinding(host, exchange.name, destination, key, arguments)
+
+
+class NamespacesApi:
+    """They only read."""
+
+    def __init__(self, hosts: AmqpHosts, fast_hosts: FastHosts) -> None:
+        self._hosts = hosts
+        self._fast_hosts = fast_hosts
+
+    def operations(self) -> Sequence[Operation]:
+        """What can be asked."""
+        fast = "Destinations of AMQP/Fast"
+        return [
+            Operation("GET", "/exchanges", "Exchanges", self._exchanges, ExchangeRow, NAMES, paged=True),
+            Operation("GET", "/bindings", "Bindings", self._bindings, BindingRow, BOUND, paged=True),
+            Operation("GET", "/destinations", fast, self._destinations, DestinationRow, NAMES, paged=True),
+        ]
+
+    async def _exchanges(self, request: Request) -> Response:
+        wanted, count, after = await query_of(request, NAMES)
+        every = exchanges_of(self._hosts)
+        page = await page_of(every, _named(wanted), lambda one: one.key, _exchange, count, after)
+        return page.answer()
+
+    async def _bindings(self, request: Request) -> Response:
+        wanted, count, after = await query_of(request, BOUND)
+
+        def chosen(one: ListedBinding) -> bool:
+            said = {
+                "source": one.source,
+                "destination": one.destination.name,
+                "virtual_host": one.virtual_host,
+            }
+            return all(said[word] == value for word, value in wanted.items())
+
+        every = bindings_of(self._hosts)
+        return (await page_of(every, chosen, lambda one: one.key, _binding, count, after)).answer()
+
+    async def _destinations(self, request: Request) -> Response:
+        wanted, count, after = await query_of(request, NAMES)
+        page = await page_of(
+            self._all_destinations(),
+            _named(wanted),
+            lambda one: one.key,
+            ListedDestination._asdict,
+            count,
+            after,
+        )
+        return page.answer()
+
+    def _all_destinations(self) -> Iterator[ListedDestination]:
+        for host in list(self._fast_hosts.values()):
+            for queue in list(host.queues.values()):
+                yield ListedDestination(host.name, "queue", queue.name, queue.owner is not None)
+            for topic in list(host.topics.values()):
+                yield ListedDestination(host.name, "topic", topic.name, topic.owner is not None)
+
+
+def _named(wanted: Mapping[str, Any]) -> Callable[[ListedExchange | ListedDestination], bool]:
+    name, host = matcher(wanted.get("name", "*")), wanted.get("virtual_host")
+    return lambda one: name(one.name) and host in (None, one.virtual_host)
+
+
+def _exchange(one: ListedExchange) -> dict[str, Any]:
+    exchange = one.exchange
+    return {
+        "virtual_host": one.virtual_host,
+        "name": exchange.name,
+        "type": exchange.kind,
+        "durable": exchange.durable,
+        "auto_delete": exchange.auto_delete,
+        "internal": exchange.internal,
+        "alternate": exchange.alternate,
+        "bindings": len(exchange.destinations),
+    }
+
+
+def _binding(one: ListedBinding) -> dict[str, Any]:
+    return {
+        "virtual_host": one.virtual_host,
+        "source": one.source,
+        "destination": one.destination.name,
+        "destination_kind": one.kind,
+        "key": one.routing_key,
+        "arguments": plain(plain_headers(one.arguments)),
+    }

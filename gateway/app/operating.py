@@ -1,0 +1,104 @@
+"""What the HTTP interface is told of the process as a whole, and what it may do to it."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from typing import Protocol
+
+from gateway.access.authorization import Authorization
+from gateway.admin import Limit, Process, State
+from gateway.app.mappings import MappingFiles
+from gateway.broker.amqp091.hosts import AmqpHosts
+from gateway.broker.amqpfast.hosts import FastHosts
+from gateway.broker.core import BrokerCore
+from gateway.broker.dead_letters import DeadLetters
+from gateway.broker.dispatcher import Dispatcher
+from gateway.broker.memory import Memory
+from gateway.broker.mqtt.namespace import MqttNamespace
+from gateway.broker.publishing import Publishing
+from gateway.egress.link import Link
+from gateway.ingress.listener import Listener
+from gateway.model.dialect import Dialect
+from gateway.protocols.amqp091.dialect import AMQP091
+from gateway.protocols.amqpfast.dialect import AMQPFAST
+from gateway.settings import Settings
+from gateway.telemetry.metrics import Metrics
+from gateway.transport.stream import WriteSet
+
+
+class Operated(Protocol):
+    """What is looked at of the gateway."""
+
+    settings: Settings
+    metrics: Metrics
+    listeners: dict[str, Listener]
+    links: dict[str, Link]
+    dispatcher: Dispatcher
+    core: BrokerCore
+    authorization: Authorization
+    mapping_files: MappingFiles
+    writes: WriteSet
+    mqtt: MqttNamespace
+    hosts: AmqpHosts
+    fast_hosts: FastHosts
+    dead_letters: DeadLetters
+    memory: Memory
+
+    def reload_mappings(self) -> bool:
+        """Read the mapping files again; whether they are in force."""
+
+    def stop(self) -> None:
+        """Drain and leave."""
+
+
+def process_of(gateway: Operated) -> Process:
+    """The process that this gateway is."""
+    settings = gateway.settings
+    return Process(
+        stats=gateway.metrics.endpoints,
+        states=lambda: states_of(gateway),
+        router=lambda: gateway.dispatcher.router,
+        outboxes=gateway.core.outbox_states,
+        roles=lambda: gateway.authorization.roles,
+        limits=lambda: limits_of(gateway),
+        publishing=Publishing(gateway.dispatcher),
+        protocols=settings.endpoints(),
+        journal=settings.journal_path() if settings.journal.enabled else None,
+        candidate=gateway.mapping_files.read,
+        reload=lambda: "" if gateway.reload_mappings() else gateway.mapping_files.refused,
+        drain=gateway.stop,
+        flush=gateway.writes.flush,
+    )
+
+
+def states_of(gateway: Operated) -> dict[str, State]:
+    """Where the endpoints are, and how they are."""
+    found = {name: State(listener.place, True) for name, listener in gateway.listeners.items()}
+    for name, link in gateway.links.items():
+        found[name] = State(link.stats.address, link.up, "" if link.up else link.why or "not connected yet")
+    return found
+
+
+def limits_of(gateway: Operated) -> Iterator[Limit]:
+    """How much of what peers can make grow is there."""
+    limits, mqtt = gateway.settings.limits, gateway.mqtt
+    for name, listener in gateway.listeners.items():
+        most = gateway.settings.limits_of(name).connections_max
+        yield Limit("connections_max", name, most, len(listener.connections))
+    yield Limit("sessions_max", "", limits.sessions_max, len(mqtt.sessions))
+    yield Limit("subscriptions_total_max", "", limits.subscriptions_total_max, mqtt.subscriptions)
+    yield Limit("retained_messages_max", "", limits.retained_messages_max, len(mqtt.retained))
+    for host in gateway.hosts.values():
+        yield Limit("queues_max", _of(AMQP091, host.name), limits.queues_max, len(host.queues))
+        exchanges = len(host.exchanges)
+        yield Limit("exchanges_max", _of(AMQP091, host.name), limits.exchanges_max, exchanges)
+        yield Limit("bindings_max", _of(AMQP091, host.name), limits.bindings_max, host.bindings)
+    for fast in gateway.fast_hosts.values():
+        yield Limit("queues_max", _of(AMQPFAST, fast.name), limits.queues_max, len(fast.queues))
+        yield Limit("topics_max", _of(AMQPFAST, fast.name), limits.topics_max, len(fast.topics))
+    yield Limit("dead_letters_max", "", limits.dead_letters_max, len(gateway.dead_letters))
+    yield Limit("memory_bytes_max", "", int(gateway.memory.mark), int(gateway.memory.used))
+
+
+def _of(dialect: Dialect, host: str) -> str:
+    return f"{dialect.name} {host}"

@@ -1,0 +1,47 @@
+"""Messages that an operator publishes: as a client of an endpoint would, with somebody who hears what became
+of each.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+from gateway import clock
+from gateway.broker.dispatcher import UNROUTED, Dispatcher
+from gateway.broker.memory import LOW_ON_MEMORY
+from gateway.model.message import Message, Sender
+from gateway.model.outcome import ACCEPTED, Outcome
+from gateway.model.times import Monotonic
+
+Told = Callable[[Outcome], None]
+
+
+class Publishing:
+    """The source of such messages."""
+
+    def __init__(self, dispatcher: Dispatcher) -> None:
+        self._dispatcher = dispatcher
+
+    def publish(self, endpoint: str, message: Message, told: Told) -> None:
+        """As a client of this listener does, or as if it had come from this link."""
+        dispatcher = self._dispatcher
+        if dispatcher.memory.short:
+            told(LOW_ON_MEMORY)
+            return
+        local = None if endpoint in dispatcher.links else dispatcher.namespaces[endpoint]
+        batch = dispatcher.batch(self, clock.now())
+        entry = dispatcher.entry(endpoint, local, message.address)
+        if not dispatcher.publish(batch, entry, message, told):
+            told(UNROUTED)
+        batch.send()
+
+    # What batches ask: this is their source.
+
+    def hold(self, senders: set[Sender]) -> list[Callable[[], None]]:
+        """One message at a time needs no holding."""
+        return []
+
+    def settle(self, receipts: list[Told], refused: dict[int, Outcome] | None, received: Monotonic) -> None:
+        """Tell everybody."""
+        for at, told in enumerate(receipts):
+            told((refused or {}).get(at, ACCEPTED))

@@ -1,0 +1,31 @@
+"""A row of the journal for people and programs."""
+
+from __future__ import annotations
+
+import base64
+from datetime import UTC, datetime
+from typing import Any
+
+import orjson
+
+from gateway.store.journal.reader import Row
+
+
+def document_of(row: Row) -> dict[str, Any]:
+    """In words of JSON: times in ISO 8601, properties as an object, the body as text or in base64."""
+    document = dict(row)
+    for name in ("received", "settled", "expires"):
+        document[name] = None if row[name] is None else time_of(row[name])
+    document["properties"] = orjson.loads(row["properties"])
+    body = row["body"]
+    if body is not None:
+        try:
+            document["body"], document["body_encoding"] = body.decode(), "utf-8"
+        except UnicodeDecodeError:
+            document["body"], document["body_encoding"] = base64.b64encode(body).decode(), "base64"
+    return document
+
+
+def time_of(microseconds: int) -> str:
+    """A time of the journal."""
+    return datetime.fromtimestamp(microseconds / 1_000_000, UTC).isoformat(timespec="microseconds")

@@ -1,0 +1,155 @@
+"""`rabbitmqadmin`, as Debian ships it with RabbitMQ, against the gateway's HTTP port; and the fields of
+RabbitMQ's own answers, which those of the gateway have, too."""
+
+from __future__ import annotations
+
+import json
+import shutil
+import subprocess
+import sys
+from collections.abc import Iterator
+from typing import Any, Final
+from urllib.parse import quote
+
+import httpx
+import pika
+import pytest
+
+from gateway.access.console_tokens import left_tokens
+from gateway.access.users import hash_password
+from gateway.settings import AmqpPermissions, Http, Role, User
+from tests.conftest import missing
+from tests.interop.gateway_fixture import LOOPBACK, Running, running, settings_of
+
+PASSWORD: Final = "right"
+
+
+@pytest.fixture(scope="module")
+def gateway() -> Iterator[Running]:
+    every = {"/": AmqpPermissions(configure=".*", write=".*", read=".*")}
+    settings = settings_of(
+        http=Http(host=LOOPBACK, port=0),
+        users={"ann": User(password_hash=hash_password(PASSWORD), roles=("boss",))},
+        roles={"boss": Role(console="write", amqp091=every), "guest": Role(amqp091=every)},
+        default_roles={"guest": ("guest",)},
+    )
+    with running(settings) as started:
+        yield started
+
+
+@pytest.fixture(scope="module")
+def filled(gateway: Running) -> Iterator[Running]:
+    connection = pika.BlockingConnection(pika.URLParameters(gateway.amqp_url))
+    channel = connection.channel()
+    channel.queue_declare("orders", durable=True, arguments={"x-max-length": 7})
+    channel.queue_declare("a/b %", auto_delete=True)
+    channel.exchange_declare("readings", "topic", durable=True)
+    channel.queue_bind("orders", "readings", "eu.#")
+    channel.confirm_delivery()
+    for number in range(3):
+        channel.basic_publish("", "orders", str(number).encode())
+    yield gateway
+    connection.close()
+
+
+def admin(
+    gateway: Running, *arguments: str, expect: int = 0, user: str = "ann", password: str = PASSWORD
+) -> str:
+    program = shutil.which("rabbitmqadmin")
+    if program is None:
+        missing("rabbitmqadmin is not installed")
+        return ""
+    at = ["--host", LOOPBACK, "--port", str(gateway.gateway.http_port), "-u", user, "-p", password]
+    done = subprocess.run(
+        [sys.executable, program, *at, *arguments], capture_output=True, text=True, timeout=60, check=False
+    )
+    assert done.returncode == expect, done.stdout + done.stderr
+    return done.stdout + done.stderr
+
+
+def listed(gateway: Running, kind: str, *columns: str) -> list[dict[str, Any]]:
+    found: list[dict[str, Any]] = json.loads(admin(gateway, "-f", "raw_json", "list", kind, *columns))
+    return found
+
+
+def test_what_it_lists(filled: Running) -> None:
+    table = admin(filled, "list", "queues", "name", "messages")
+    assert "| orders | 3        |" in table
+    assert {one["name"] for one in listed(filled, "queues")} == {"orders", "a/b %"}
+    assert {"amq.topic", "readings"} <= {one["name"] for one in listed(filled, "exchanges")}
+    bindings = [(one["source"], one["destination"], one["routing_key"]) for one in listed(filled, "bindings")]
+    assert ("readings", "orders", "eu.#") in bindings
+    assert ("", "orders", "orders") in bindings
+    (connection,) = listed(filled, "connections")
+    assert (connection["user"], connection["channels"], connection["vhost"]) == ("guest", 1, "/")
+    assert [one["name"] for one in listed(filled, "vhosts")] == ["/"]
+    assert [(one["name"], one["tags"]) for one in listed(filled, "users")] == [("ann", ["administrator"])]
+    assert listed(filled, "permissions")[0]["configure"] == ".*"
+    for kind in ("nodes", "channels", "consumers", "policies", "parameters"):
+        listed(filled, kind)
+    overview = admin(filled, "show", "overview")
+    assert "rabbitmq_version" in overview
+
+
+def test_what_it_does(filled: Running) -> None:
+    admin(filled, "purge", "queue", "name=orders")
+    assert {one["name"]: one["messages"] for one in listed(filled, "queues")}["orders"] == 0
+    admin(filled, "delete", "queue", "name=a/b %")
+    assert [one["name"] for one in listed(filled, "queues")] == ["orders"]
+    assert "Not found" in admin(filled, "delete", "queue", "name=none", expect=1)
+
+
+def test_an_export_is_taken_by_the_gateway(filled: Running, tmp_path: Any) -> None:
+    file = tmp_path / "definitions.json"
+    admin(filled, "export", str(file))
+    said = json.loads(file.read_text())
+    assert [one["name"] for one in said["queues"]] == ["orders"]
+    assert [one["name"] for one in said["exchanges"]] == ["readings"]
+    assert [one["routing_key"] for one in said["bindings"]] == ["eu.#"]
+    with running(settings_of(declare={"definitions": str(file)})) as other:
+        assert other.gateway.host.queues["orders"].options.length_max == 7
+        assert other.gateway.host.exchanges["readings"].kind == "topic"
+
+
+def test_a_token_is_a_password_too(filled: Running) -> None:
+    (left,) = left_tokens(filled.gateway.http_port)[:1]
+    token = left.read_text().strip()
+    assert "orders" in admin(filled, "list", "queues", user="command line", password=token)
+    assert "Access refused" in admin(filled, "list", "queues", user="somebody", password=token, expect=1)
+    assert "Access refused" in admin(filled, "list", "queues", password="wrong", expect=1)
+    assert "Access refused" in admin(filled, "list", "queues", user="guest", password="guest", expect=1)
+
+
+PATHS: Final = {
+    "overview": {"object_totals", "queue_totals", "node", "exchange_types", "listeners"},
+    "queues": {"name", "vhost", "durable", "auto_delete", "exclusive", "arguments", "type", "state", "node"},
+    "exchanges": {"name", "vhost", "type", "durable", "auto_delete", "internal", "arguments"},
+    "bindings": {"source", "vhost", "destination", "destination_type", "routing_key", "properties_key"},
+    "vhosts": {"name", "tracing"},
+    "nodes": {"name", "type", "running"},
+    "whoami": {"name", "tags"},
+    "aliveness-test/%2F": {"status"},
+}
+
+
+def test_fields_paths_and_pages(filled: Running) -> None:
+    at = f"http://{LOOPBACK}:{filled.gateway.http_port}/api"
+    with httpx.Client(base_url=at, auth=("ann", PASSWORD), trust_env=False) as client:
+        for path, fields in PATHS.items():
+            found = client.get(f"{at}/{path}").json()
+            row = found[0] if isinstance(found, list) else found
+            assert fields <= row.keys(), path
+        host = quote("/", safe="")
+        assert client.get(f"{at}/queues/{host}/orders").json()["arguments"] == {"x-max-length": 7}
+        assert len(client.get(f"{at}/queues/{host}/orders/bindings").json()) == 2
+        for path in ("queues/none", f"queues/{host}/none", "nothing", "aliveness-test/none", ""):
+            answer = client.get(f"{at}/{path}")
+            assert (answer.status_code, answer.json()["reason"]) == (404, "Not Found"), path
+        page = client.get(
+            f"{at}/exchanges", params={"page": 2, "page_size": 3, "columns": "name,type"}
+        ).json()
+        assert (page["page_count"], page["item_count"], page["total_count"]) == (2, 3, 6)
+        assert page["items"][0].keys() == {"name", "type"}
+        assert client.get(f"{at}/exchanges", params={"name": "topic"}).json()[0]["name"] == "amq.topic"
+        for wrong in ({"page": "0"}, {"page": "x"}, {"page": "1", "page_size": "501"}):
+            assert client.get(f"{at}/exchanges", params=wrong).status_code == 400, wrong
