@@ -24,6 +24,7 @@ FILES: Final = {
     "completion": "completion",
     "deadletters": "deadletters",
     "explain": "mapping",
+    "import": "import_",
     "journal": "journal",
     "passwd": "passwd",
     "pipeline": "pipeline",

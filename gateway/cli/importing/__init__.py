@@ -1,0 +1,1 @@
+"""Other brokers' configurations, read line by line, and what becomes of them here."""

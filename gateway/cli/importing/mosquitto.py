@@ -1,0 +1,284 @@
+"""mosquitto.conf(5): listeners, access rules, limits, and bridges.
+
+The file is lines of a key and its value. `listener` and `connection` begin a part of their own; what stands
+before is about the default listener and about everything.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any, Final, NamedTuple
+
+from gateway.cli.importing.made import Made, name_of
+from gateway.mapping.linter import Severity
+from gateway.protocols.mqtt.dialect import MQTT
+
+EVERY: Final = {"protocol": MQTT.name}  # of endpoints: all listeners of it
+SCHEMES: Final = {one.transport: one.name for one in MQTT.schemes}
+LIMITS: Final = {
+    "max_inflight_messages": ("inflight_max", 65_535),
+    "max_keepalive": ("keep_alive_secs_max", 65_535),
+    "max_packet_size": ("message_bytes_max", 268_435_455),
+    "message_size_limit": ("message_bytes_max", 268_435_455),
+    "max_queued_messages": ("queue_messages_max", 1 << 62),
+}
+LISTENER_FILES: Final = {"certfile": "cert_file", "keyfile": "key_file", "cafile": "client_ca_file"}
+BRIDGE_FILES: Final = {
+    "bridge_cafile": "ca_file",
+    "bridge_certfile": "cert_file",
+    "bridge_keyfile": "key_file",
+}
+VERSIONS: Final = {"mqttv31": "3.1", "mqttv311": "3.1.1", "mqttv50": "5.0"}
+MEANINGLESS: Final = frozenset(
+    (
+        *("user", "pid_file", "log_dest", "log_type", "log_timestamp", "log_timestamp_format"),
+        *("connection_messages", "autosave_interval", "autosave_on_changes", "sys_interval"),
+        *("set_tcp_nodelay", "per_listener_settings", "allow_zero_length_clientid", "try_private"),
+        *("start_type", "notifications", "restart_timeout", "retry_interval", "persistence_file"),
+        *("queue_qos0_messages", "upgrade_outgoing_qos", "retain_available"),
+    )
+)
+"""Keys about which nothing has to be said: Mosquitto's own business, or what the gateway does anyway."""
+
+
+class Line(NamedTuple):
+    """A line that says something."""
+
+    file: Path
+    number: int
+    key: str
+    value: str
+
+
+class Part:
+    """A listener or a bridge: what was said of it."""
+
+    def __init__(self, line: Line) -> None:
+        self.line = line
+        self.said: dict[str, str] = {}
+        self.topics: list[Line] = []
+
+
+def made_of(file: Path, folder: Path) -> Made:
+    """What becomes of a mosquitto.conf."""
+    made = Made(file, folder)
+    listeners: list[Part] = [Part(Line(file, 0, "listener", "1883"))]
+    bridges: list[Part] = []
+    part = listeners[0]
+    for line in _lines(file, made):
+        if line.key in ("listener", "connection"):
+            part = Part(line)
+            (listeners if line.key == "listener" else bridges).append(part)
+        elif line.key == "topic" and part in bridges:
+            part.topics.append(line)
+        elif line.key in LIMITS:
+            _limit(made, line)
+        elif line.key in _GENERAL:
+            _GENERAL[line.key](made, line)
+        elif line.key in _OF_LISTENERS or line.key in _OF_BRIDGES:
+            part.said[line.key] = line.value
+        elif line.key not in MEANINGLESS:
+            made.told(Severity.WARNING, "untaken", f"{line.key} is not taken", line.number, line.file)
+    first = listeners[0].said
+    if len(listeners) > 1 and not first.keys() & {"port", "bind_address"}:
+        default = listeners.pop(0)  # only what else is said there holds, and for all
+        for one in listeners:
+            one.said = {**default.said, **one.said}
+    made.configuration["listeners"] = {
+        name: _listener(made, one) for name, one in zip(_names(listeners), listeners, strict=True)
+    }
+    for bridge in bridges:
+        _bridge(made, bridge)
+    return made
+
+
+def _lines(file: Path, made: Made) -> Iterator[Line]:
+    try:
+        text = file.read_text(encoding="utf-8")
+    except (OSError, UnicodeDecodeError) as error:
+        made.told(Severity.ERROR, "unreadable", f"cannot be read: {error}", file=file)
+        return
+    for number, line in enumerate(text.splitlines(), 1):
+        words = line.strip().split(None, 1)
+        if not words or words[0].startswith("#"):
+            continue
+        value = words[1].strip() if len(words) > 1 else ""
+        if words[0] == "include_dir":
+            for inner in sorted(Path(value).glob("*.conf")):
+                yield from _lines(inner, made)
+        else:
+            yield Line(file, number, words[0], value)
+
+
+def _names(listeners: list[Part]) -> list[str]:
+    """`mqtt` for one, and ports behind it for more."""
+    if len(listeners) == 1:
+        return [MQTT.name]
+    return [f"{MQTT.name}-{(one.said.get('port') or one.line.value).split()[0]}" for one in listeners]
+
+
+def _listener(made: Made, part: Part) -> dict[str, Any]:
+    said = part.said
+    port, *host = part.line.value.split()
+    found: dict[str, Any] = {**EVERY, "port": _number(made, part.line, said.get("port", port))}
+    if place := said.get("bind_address") or " ".join(host):
+        found["host"] = place
+    if said.get("protocol") == "websockets":
+        found["websocket_path"] = "/mqtt"
+        made.told(Severity.NOTE, "otherwise", "WebSocket is served at /mqtt alone", part.line.number)
+    tls = {ours: said[theirs] for theirs, ours in LISTENER_FILES.items() if theirs in said}
+    if "cert_file" in tls:
+        if "client_ca_file" in tls and said.get("require_certificate") != "true":
+            tls["client_certificate"] = "optional"
+        found["tls"] = tls
+    found["anonymous"] = "always" if said.get("allow_anonymous") == "true" else "never"
+    if (number := _number(made, part.line, said.get("max_connections", "0"))) > 0:  # -1 is no limit there
+        found["limits"] = {"connections_max": number}
+    return found
+
+
+def _number(made: Made, line: Line, text: str) -> int:
+    try:
+        return int(text)
+    except ValueError:
+        made.told(Severity.ERROR, "invalid", f"{line.key}: {text!r} is no number", line.number, line.file)
+        return 0
+
+
+def _limit(made: Made, line: Line) -> None:
+    name, most = LIMITS[line.key]
+    number = _number(made, line, line.value)
+    if number > 0:  # 0 is no limit there
+        made.configuration.setdefault("limits", {})[name] = min(number, most)
+
+
+# Keys that hold for everything.
+
+
+def _persistence(made: Made, line: Line) -> None:
+    made.configuration.setdefault("store", {})["enabled"] = line.value == "true"
+
+
+def _location(made: Made, line: Line) -> None:
+    text = f"{line.key}: what is there cannot be read by the gateway; it keeps its own in store.path"
+    made.told(Severity.NOTE, "otherwise", text, line.number, line.file)
+
+
+def _passwords(made: Made, line: Line) -> None:
+    try:
+        names = [one.partition(":")[0] for one in Path(line.value).read_text(encoding="utf-8").splitlines()]
+    except (OSError, UnicodeDecodeError) as error:
+        names = []
+        made.told(Severity.WARNING, "unreadable", f"{line.value} cannot be read: {error}", line.number)
+    for name in filter(None, names):
+        text = (
+            f"user {name!r}: Mosquitto's hash cannot be taken; say users.{name}.password_hash, as"
+            " `gateway passwd` prints it"
+        )
+        made.told(Severity.WARNING, "password", text, line.number, line.file)
+
+
+def _rules(made: Made, line: Line) -> None:
+    """An ACL file: roles by user, one of those who have no name, and one that everybody has."""
+    file = Path(line.value)
+    role = "anonymous"
+    for one in _lines(file, made):
+        if one.key == "user":
+            role = name_of(one.value)
+            made.configuration.setdefault("roles", {}).setdefault(role, {MQTT.name: {}})
+            text = f"user {one.value!r} needs the role {role!r}: users.{one.value}.roles"
+            made.told(Severity.NOTE, "role", text, one.number, file)
+            continue
+        if one.key not in ("topic", "pattern"):
+            made.told(Severity.WARNING, "untaken", f"{one.key} is not taken", one.number, file)
+            continue
+        words = one.value.split(None, 1)
+        access, topic = words if words[0] in _ACCESS and len(words) > 1 else ["readwrite", one.value]
+        whose = "everybody" if one.key == "pattern" else role
+        topic = topic.replace("%u", "{user}").replace("%c", "{client_id}")
+        rules = made.configuration.setdefault("roles", {}).setdefault(whose, {MQTT.name: {}})[MQTT.name]
+        for word in _ACCESS[access]:
+            rules.setdefault(word, []).append(topic)
+    roles = made.configuration.get("roles", {})
+    every = ["everybody"] if "everybody" in roles else []
+    anonymous = [*(["anonymous"] if "anonymous" in roles else []), *every]
+    made.configuration["default_roles"] = {"anonymous": anonymous, "authenticated": every}
+
+
+_ACCESS: Final = {
+    "read": ("subscribe",),
+    "write": ("publish",),
+    "readwrite": ("publish", "subscribe"),
+    "deny": ("deny_publish", "deny_subscribe"),
+}
+_GENERAL: Final[dict[str, Callable[[Made, Line], None]]] = {
+    "persistence": _persistence,
+    "persistence_location": _location,
+    "password_file": _passwords,
+    "acl_file": _rules,
+}
+_OF_LISTENERS: Final = frozenset(
+    (*LISTENER_FILES, "port", "bind_address", "protocol", "require_certificate", "allow_anonymous")
+) | {"max_connections"}
+_OF_BRIDGES: Final = frozenset(
+    (*BRIDGE_FILES, "address", "addresses", "remote_username", "username", "remote_password", "password")
+) | {"remote_clientid", "clientid", "cleansession", "keepalive_interval", "bridge_protocol_version"}
+
+
+# Bridges.
+
+
+def _bridge(made: Made, part: Part) -> None:
+    said, name = part.said, name_of(part.line.value)
+    places = (said.get("address") or said.get("addresses") or "").split()
+    if not places:
+        made.told(Severity.ERROR, "invalid", f"connection {name}: it has no address", part.line.number)
+        return
+    tls = {ours: said[theirs] for theirs, ours in BRIDGE_FILES.items() if theirs in said}
+    scheme = SCHEMES["tls" if tls else "plain"]
+    link: dict[str, Any] = {"urls": [f"{scheme}://{one}" for one in places], "bridge": True}
+    if tls:
+        link["tls"] = tls
+    for ours, theirs in (("username", "remote_username"), ("password", "remote_password")):
+        if value := said.get(theirs) or said.get(ours):
+            link[ours] = value
+    if client := said.get("remote_clientid") or said.get("clientid"):
+        link["client_id"] = client
+    if version := VERSIONS.get(said.get("bridge_protocol_version", "")):
+        link["version"] = version
+    if "keepalive_interval" in said:
+        link["heartbeat_secs"] = _number(made, part.line, said["keepalive_interval"])
+    if said.get("cleansession") == "true":
+        link["session_expiry_secs"] = 0
+    taken = [0]
+    for line in part.topics:
+        taken.append(_topic(made, name, line))
+    link["qos"] = max(taken)
+    made.configuration.setdefault("links", {})[name] = link
+
+
+def _topic(made: Made, name: str, line: Line) -> int:
+    """`topic PATTERN [DIRECTION [QOS [LOCAL [REMOTE]]]]`; returns the QoS to subscribe with."""
+    words = [one.strip('"') for one in line.value.split()]
+    pattern, direction, qos, local, remote = [*words, *("", "out", "0", "", "")[len(words) :]]
+    if direction not in ("in", "out", "both"):
+        made.told(Severity.ERROR, "invalid", f"topic: {direction!r} is no direction", line.number, line.file)
+        return 0
+    here, there = _template(local, pattern), _template(remote, pattern)
+    ours, theirs = {"endpoint": dict(EVERY), "topic": here}, {"endpoint": name, "topic": there}
+    if direction in ("out", "both"):
+        made.route(f"{name}-out", ours, theirs)
+    if direction in ("in", "both"):
+        made.route(f"{name}-in", theirs, ours)
+    return _number(made, line, qos) if direction != "out" else 0
+
+
+def _template(prefix: str, pattern: str) -> str:
+    """A pattern of ours: wildcards by name, so that both sides have the same."""
+    levels = pattern.split("/")
+    named = [
+        f"{{level{at}}}" if one == "+" else "{rest...}" if one == "#" else one
+        for at, one in enumerate(levels)
+    ]
+    return prefix + "/".join(named) if pattern else prefix.rstrip("/") or prefix

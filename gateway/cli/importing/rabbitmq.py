@@ -1,0 +1,166 @@
+"""RabbitMQ's definitions.json. Queues, exchanges, bindings, users and policies are read by the gateway itself
+out of this file (`declare`); dynamic shovels and federated exchanges become links with routes.
+"""
+
+from __future__ import annotations
+
+import re
+from pathlib import Path
+from typing import Any, Final
+from urllib.parse import urlsplit
+
+import orjson
+
+from gateway.cli.importing.made import Made, name_of
+from gateway.mapping.linter import Severity
+from gateway.protocols.amqp091.dialect import AMQP091
+from gateway.protocols.mqtt.dialect import MQTT
+from gateway.settings import parse_url
+
+HERE: Final = AMQP091.name  # the listener that speaks it
+SHOVEL, UPSTREAM = "shovel", "federation-upstream"
+
+
+def made_of(file: Path, folder: Path) -> Made:
+    """What becomes of definitions."""
+    made = Made(file, folder)
+    try:
+        said = orjson.loads(file.read_bytes())
+    except (OSError, orjson.JSONDecodeError) as error:
+        made.told(Severity.ERROR, "unreadable", f"cannot be read: {error}")
+        return made
+    if not isinstance(said, dict):
+        made.told(Severity.ERROR, "invalid", "definitions are an object of lists")
+        return made
+    declare: dict[str, Any] = {"definitions": str(file.resolve())}
+    if said.get("users"):
+        declare["users"] = True
+    if said.get("policies"):
+        declare["policies"] = True
+    made.configuration |= {
+        "listeners": {name: {"protocol": name} for name in (HERE, MQTT.name)},
+        "declare": declare,
+        "mappings": ["identity.yaml"],  # as RabbitMQ's MQTT plug-in has it: topics are keys of amq.topic
+    }
+    for one in _rows(said, "parameters"):
+        component, name = str(one.get("component")), str(one.get("name"))
+        value = one.get("value")
+        if component == SHOVEL and isinstance(value, dict):
+            _shovel(made, name_of(name), value)
+        elif component == UPSTREAM and isinstance(value, dict):
+            _upstream(made, name_of(name), name, value, said)
+        else:
+            made.told(Severity.WARNING, "untaken", f"parameter {component} {name!r} is not taken")
+    return made
+
+
+def _rows(said: dict[str, Any], word: str) -> list[dict[str, Any]]:
+    rows = said.get(word)
+    return [one for one in rows if isinstance(one, dict)] if isinstance(rows, list) else []
+
+
+def _end(made: Made, name: str, side: str, value: dict[str, Any]) -> str | None:
+    """The endpoint at one side of a shovel; None: there can be none."""
+    uris = value.get(f"{side}-uri", [])
+    urls = [uris] if isinstance(uris, str) else [str(one) for one in uris]
+    protocol = value.get(f"{side}-protocol", HERE)
+    if protocol != HERE:
+        made.told(Severity.WARNING, "untaken", f"shovel {name!r}: {side}-protocol {protocol} is not taken")
+        return None
+    if all(not urlsplit(one).hostname for one in urls):
+        return HERE  # `amqp://` is the broker itself
+    return _link(made, f"{name}-{side}", urls)
+
+
+def _link(made: Made, name: str, urls: list[str]) -> str | None:
+    """A link; None, and told, when its address is none."""
+    plain = [one.partition("?")[0] for one in urls if urlsplit(one).hostname]
+    try:
+        for one in plain:
+            parse_url(one)
+    except ValueError as error:
+        made.told(Severity.WARNING, "untaken", f"link {name!r}: {error}")
+        return None
+    if any("?" in one for one in urls):
+        made.told(
+            Severity.NOTE, "otherwise", f"link {name!r}: see `tls` for what its address said behind `?`"
+        )
+    made.configuration.setdefault("links", {})[name] = {"urls": plain}
+    return name
+
+
+def _shovel(made: Made, name: str, value: dict[str, Any]) -> None:
+    source, target = _end(made, name, "src", value), _end(made, name, "dest", value)
+    if source is None or target is None:
+        return
+    queue, exchange = value.get("src-queue"), value.get("src-exchange")
+    taken: dict[str, Any] = {"endpoint": source}
+    captures = ""
+    if exchange is not None:
+        key = _pattern(str(value.get("src-exchange-key", "#")))
+        captures = key
+        taken |= {"exchange": str(exchange), "binding_key": key}
+    elif queue is None:
+        made.told(Severity.WARNING, "untaken", f"shovel {name!r}: it names no queue and no exchange")
+        return
+    elif source == HERE:
+        taken |= {"exchange": "", "routing_key": str(queue)}
+        text = f"shovel {name!r}: what is published to {queue!r} by its name crosses, not what is bound to it"
+        made.told(Severity.WARNING, "otherwise", text)
+    else:
+        taken["queue"] = str(queue)
+    to: dict[str, Any] = {"endpoint": target}
+    if value.get("dest-queue") is not None:
+        to["queue"] = str(value["dest-queue"])
+    else:
+        given = value.get("dest-exchange-key")
+        to |= {
+            "exchange": str(value.get("dest-exchange", "")),
+            "routing_key": str(given) if given is not None else captures or str(taken.get("queue", "")),
+        }
+    made.route(name, taken, to)
+
+
+def _upstream(made: Made, name: str, upstream: str, value: dict[str, Any], said: dict[str, Any]) -> None:
+    """Exchanges that a policy federates from this upstream, or from all."""
+    uris = value.get("uri", [])
+    if _link(made, name, [uris] if isinstance(uris, str) else [str(one) for one in uris]) is None:
+        return
+    found = 0
+    for policy in _rows(said, "policies"):
+        definition = policy.get("definition") or {}
+        wanted = definition.get(UPSTREAM) == upstream or definition.get("federation-upstream-set") == "all"
+        if not wanted:
+            continue
+        if policy.get("apply-to") == "queues":
+            text = f"policy {policy.get('name')!r}: federated queues are not taken"
+            made.told(Severity.WARNING, "untaken", text)
+            continue
+        for exchange in _rows(said, "exchanges"):
+            if _matches(str(policy.get("pattern", "")), str(exchange.get("name"))):
+                where = str(exchange["name"])
+                source = {"endpoint": name, "exchange": where, "binding_key": "{key...}"}
+                made.route(f"{name}-{where}", source, {**source, "endpoint": HERE} | _keyed())
+                made.routes[-1]["to"].pop("binding_key")
+                found += 1
+    if not found:
+        made.told(Severity.NOTE, "otherwise", f"upstream {upstream!r}: no policy names an exchange for it")
+
+
+def _keyed() -> dict[str, str]:
+    return {"routing_key": "{key...}"}
+
+
+def _matches(pattern: str, name: str) -> bool:
+    try:
+        return re.search(pattern, name) is not None
+    except re.error:
+        return False
+
+
+def _pattern(key: str) -> str:
+    """A binding key as a pattern of ours: wildcards by name."""
+    words = key.split(".")
+    return ".".join(
+        f"{{word{at}}}" if one == "*" else "{key...}" if one == "#" else one for at, one in enumerate(words)
+    )
