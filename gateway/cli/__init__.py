@@ -19,6 +19,7 @@ from gateway.errors import ConfigurationError, GatewayError
 
 FILES: Final = {
     "access": "access",
+    "bench": "bench",
     "check": "check",
     "clients": "clients",
     "completion": "completion",
@@ -38,6 +39,7 @@ FILES: Final = {
     "subscribe": "messages",
     "test": "mapping",
     "tokens": "tokens",
+    "top": "top",
     "version": "version",
 }
 """Which file has which command."""

@@ -1,0 +1,63 @@
+"""`gateway bench`: how many messages a broker takes, and how long they take, of any protocol."""
+
+from __future__ import annotations
+
+from typing import Annotated
+
+import orjson
+import typer
+
+from gateway.cli.exits import Exit
+from gateway.cli.messages import CaFile, Service, Timeout, Url
+from gateway.cli.options import AsJson
+
+app = typer.Typer()
+
+
+@app.command()
+def bench(
+    url: Url,
+    topic: Annotated[str | None, typer.Option(help="MQTT topic.")] = None,
+    exchange: Annotated[str, typer.Option(help="AMQP exchange.")] = "",
+    routing_key: Annotated[str, typer.Option(help="AMQP routing key.")] = "",
+    queue: Annotated[str | None, typer.Option(help="AMQP queue, which has to be there.")] = None,
+    service: Service = "topic",
+    destination: Annotated[str | None, typer.Option(help="AMQP/Fast destination.")] = None,
+    count: Annotated[int, typer.Option("--count", "-n", min=1, help="So many messages.")] = 10_000,
+    size: Annotated[int, typer.Option(min=8, max=1 << 24, help="Octets of each body.")] = 100,
+    qos: Annotated[int, typer.Option(min=0, max=2, help="MQTT QoS; others: above 0 is persistent.")] = 1,
+    in_flight: Annotated[
+        int, typer.Option(min=1, max=65_535, help="Published and not confirmed, at most.")
+    ] = 500,
+    rate: Annotated[
+        float | None, typer.Option(min=0.1, help="Messages a second; default: as many as it takes.")
+    ] = None,
+    receive: Annotated[
+        bool, typer.Option("--receive", help="Consume them, too, on a connection of its own.")
+    ] = False,
+    timeout: Timeout = 10.0,
+    ca_file: CaFile = None,
+    as_json: AsJson = False,
+) -> None:
+    """Publish messages, and measure them. Exit code 1 when some are refused, or do not arrive.
+
+    Times are those until the broker has confirmed a group of --in-flight messages, or of what --rate has
+    for a hundredth of a second; with --receive, those until each message has come back.
+    """
+    from gateway.cli.benching import Load, measured
+    from gateway.cli.sending import address_of, target_of
+
+    target = target_of(url)
+    words = {
+        "topic": topic,
+        "exchange": exchange if queue is None else None,
+        "routing_key": routing_key if queue is None else None,
+        "queue": queue,
+        "service": service,
+        "destination": destination,
+    }
+    address = address_of(target, **words)
+    result = measured(target, address, Load(count, size, qos, in_flight, rate, receive), timeout, ca_file)
+    typer.echo(orjson.dumps(result.as_json()) if as_json else "\n".join(result.lines()))
+    if result.refused or result.lost:
+        raise typer.Exit(Exit.FAILED)

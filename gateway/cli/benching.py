@@ -1,0 +1,227 @@
+"""The load of `gateway bench`: one connection publishes in groups, another may consume.
+
+A body begins with a mark of this run and its number; when it was published is remembered here, so that no
+clock but ours takes part. What else waits in a queue is consumed, and does not count.
+"""
+
+from __future__ import annotations
+
+import secrets
+import sys
+import threading
+import time
+from array import array
+from dataclasses import dataclass, field
+from typing import Any, Final, NamedTuple
+
+from gateway.cli.sending import peer_to
+from gateway.clients.wire import Client
+from gateway.errors import LinkError
+from gateway.model.address import Address
+from gateway.model.message import Message
+from gateway.protocols import dialect_of
+from gateway.settings import Target
+
+GROUPS_PER_SEC: Final = 100  # of messages, when there is a rate
+MARK_OCTETS: Final = 4
+NUMBER_OCTETS: Final = 4
+SHARES: Final = (0.5, 0.9, 0.99, 0.999, 1.0)
+QUIET_SECS: Final = 5.0  # after the last confirmation: what has not come by then is lost
+
+
+class Load(NamedTuple):
+    """What is sent: `rate` in messages a second, None: as fast as it goes."""
+
+    messages: int
+    size: int
+    qos: int
+    in_flight: int
+    rate: float | None
+    receive: bool
+
+
+@dataclass
+class Measured:
+    """What came of it. `latencies` are in seconds, sorted; of groups, or of messages that came back."""
+
+    sent: int = 0
+    refused: int = 0
+    received: int | None = None
+    send_secs: float = 0.0
+    receive_secs: float = 0.0
+    latencies: list[float] = field(default_factory=list)
+    why: str = ""
+
+    @property
+    def lost(self) -> int:
+        """What was taken and did not come back, if that was asked for."""
+        return 0 if self.received is None else max(self.sent - self.refused - self.received, 0)
+
+    def as_json(self) -> dict[str, Any]:
+        """For programs."""
+        return {
+            "sent": self.sent,
+            "refused": self.refused,
+            "received": self.received,
+            "lost": self.lost,
+            "send_secs": self.send_secs,
+            "receive_secs": self.receive_secs,
+            "latency_secs": {f"p{share * 100:g}": self.quantile(share) for share in SHARES},
+        }
+
+    def lines(self) -> list[str]:
+        """For people."""
+        lines = [f"sent      {self.sent} in {self.send_secs:.2f} s: {self.sent / self.send_secs:.0f}/s"]
+        if self.refused:
+            lines.append(f"refused   {self.refused}: {self.why}")
+        if self.received is not None:
+            per_sec = self.received / self.receive_secs if self.receive_secs else 0.0
+            lines.append(f"received  {self.received} in {self.receive_secs:.2f} s: {per_sec:.0f}/s")
+            if self.lost:
+                lines.append(f"lost      {self.lost}")
+        told = [f"p{share * 100:g} {(self.quantile(share) or 0.0) * 1_000:.2f}" for share in SHARES]
+        what = "until confirmed" if self.received is None else "until received"
+        lines.append(f"{what}, in ms: {', '.join(told)}")
+        return lines
+
+    def quantile(self, share: float) -> float | None:
+        """The latency that this share of all does not exceed."""
+        if not self.latencies:
+            return None
+        return self.latencies[min(int(share * len(self.latencies)), len(self.latencies) - 1)]
+
+
+def measured(target: Target, address: Address, load: Load, timeout: float, ca_file: str | None) -> Measured:
+    """Run the load. Raises LinkError when the broker cannot be reached, or goes away."""
+    began = array("d", bytes(8 * load.messages))
+    mark = secrets.token_bytes(MARK_OCTETS)
+    result = Measured()
+    receiver = (
+        Receiver(peer_to(target, timeout, ca_file), address, load, mark, began) if load.receive else None
+    )
+    publisher = peer_to(target, timeout, ca_file)
+    try:
+        _publish(publisher, address, load, mark, began, result)
+    except BaseException:
+        publisher.cut()
+        if receiver is not None:
+            receiver.end()
+        raise
+    publisher.close()
+    if receiver is not None:
+        receiver.wait(result.sent - result.refused)
+        result.received, result.receive_secs = len(receiver.latencies), receiver.secs
+        result.latencies = receiver.latencies
+    result.latencies.sort()
+    return result
+
+
+def _publish(
+    peer: Client, address: Address, load: Load, mark: bytes, began: array[float], result: Measured
+) -> None:
+    from rich.console import Console
+    from rich.progress import Progress, TextColumn, TimeRemainingColumn
+
+    group = load.in_flight if load.rate is None else max(int(load.rate / GROUPS_PER_SEC), 1)
+    rest = bytes(load.size - MARK_OCTETS - NUMBER_OCTETS)
+    start = time.perf_counter()
+    columns = (*Progress.get_default_columns()[:3], TextColumn("{task.fields[rate]}"), TimeRemainingColumn())
+    console = Console(stderr=True)
+    with Progress(*columns, console=console, disable=not sys.stderr.isatty(), transient=True) as progress:
+        shown = progress.add_task("publishing", total=load.messages, rate="")
+        for first in range(0, load.messages, group):
+            if load.rate is not None:
+                ahead = first / load.rate - (time.perf_counter() - start)
+                if ahead > 0:
+                    peer.rest(ahead)
+            numbers = range(first, min(first + group, load.messages))
+            now = time.perf_counter()
+            for number in numbers:
+                began[number] = now
+            messages = [
+                Message(
+                    address,
+                    mark + number.to_bytes(NUMBER_OCTETS) + rest,
+                    assurance=load.qos,
+                    durable=load.qos > 0,
+                )
+                for number in numbers
+            ]
+            refused = peer.publish_many(messages, in_flight=load.in_flight)
+            done = time.perf_counter()
+            result.latencies.append(done - now)
+            result.sent += len(numbers)
+            result.refused += len(refused)
+            result.why = next((one.text for one in refused.values()), result.why)
+            rate = f"{result.sent / max(done - start, 1e-9):.0f}/s"
+            progress.update(shown, completed=result.sent, rate=rate)
+    result.send_secs = max(time.perf_counter() - start, 1e-9)
+
+
+def consumed(address: Address) -> dict[str, str]:
+    """The words by which to consume what is published to an address."""
+    dialect = dialect_of(address)
+    words = {word: text for word, text in dialect.words_of(address).items() if text is not None}
+    if dialect.queue_word is not None and not address.scope:
+        return {dialect.queue_word: address.name}
+    return {dialect.pattern_word if word == dialect.name_word else word: text for word, text in words.items()}
+
+
+class Receiver:
+    """Consumes in a thread; `latencies` by the order of arrival."""
+
+    def __init__(self, peer: Client, address: Address, load: Load, mark: bytes, began: array[float]) -> None:
+        self.latencies: list[float] = []
+        self._peer = peer
+        self._mark = mark
+        self._began = began
+        self._first = self._last = 0.0
+        self._over = threading.Event()
+        self._failed: LinkError | None = None
+        peer.listen(consumed(address), load.qos)
+        self._early = peer.arrivals(0.2)  # an AMQP broker answers a consumer when it comes to it
+        self._thread = threading.Thread(target=self._run, name="receiver", daemon=True)
+        self._thread.start()
+
+    @property
+    def secs(self) -> float:
+        """From the first arrival to the last."""
+        return self._last - self._first
+
+    def _run(self) -> None:
+        try:
+            while not self._over.is_set():
+                arrivals, self._early = [*self._early, *self._peer.arrivals(0.2)], []
+                now = time.perf_counter()
+                for one in arrivals:
+                    body = one.message.body
+                    if body.startswith(self._mark):
+                        number = int.from_bytes(body[MARK_OCTETS : MARK_OCTETS + NUMBER_OCTETS])
+                        self.latencies.append(now - self._began[number])
+                        self._first = self._first or now
+                        self._last = now
+                self._peer.acknowledge(arrivals)
+        except LinkError as error:
+            self._failed = error
+
+    def wait(self, wanted: int) -> None:
+        """Until so many have come, or nothing more comes. Raises LinkError when the connection failed."""
+        quiet, seen = time.perf_counter(), -1
+        while len(self.latencies) < wanted and time.perf_counter() - quiet < QUIET_SECS:
+            if len(self.latencies) != seen:
+                quiet, seen = time.perf_counter(), len(self.latencies)
+            self._thread.join(0.02)
+            if not self._thread.is_alive():
+                break
+        self.end()
+        if self._failed is not None:
+            raise self._failed
+
+    def end(self) -> None:
+        """Consume no more."""
+        self._over.set()
+        self._thread.join()
+        if self._failed is None:
+            self._peer.close()
+        else:
+            self._peer.cut()

@@ -1,0 +1,31 @@
+"""`gateway top`: what a running gateway does, second by second, in a terminal."""
+
+from __future__ import annotations
+
+from typing import Annotated
+
+import typer
+
+from gateway.cli.options import HERE, TokenFile, Url
+
+app = typer.Typer()
+
+
+@app.command()
+def top(
+    interval: Annotated[
+        float, typer.Option("--interval", "-i", min=0.2, max=60.0, help="Seconds between two looks.")
+    ] = 2.0,
+    once: Annotated[
+        bool, typer.Option("--once", help="Two looks, one page without control characters, and an end.")
+    ] = False,
+    url: Url = HERE,
+    token_file: TokenFile = None,
+) -> None:
+    """Watch endpoints, routes, outboxes and the longest queues, with rates; Ctrl-C ends it."""
+    from gateway.cli.watching import once_to, watch
+
+    if once:
+        once_to(url, token_file, interval)
+    else:
+        watch(url, token_file, interval)

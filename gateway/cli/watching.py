@@ -1,0 +1,172 @@
+"""What `gateway top` shows: two looks at the gateway, and what has happened in between.
+
+Counters only grow, so a rate is the difference of two looks by the gateway's own clock. What was not there at
+the first look, or has begun anew, has no rate yet.
+"""
+
+from __future__ import annotations
+
+import shutil
+import time
+from collections.abc import Callable, Mapping
+from pathlib import Path
+from typing import Any, Final, NamedTuple
+
+import typer
+
+from gateway.cli.options import ask
+from gateway.cli.tables import table
+from gateway.errors import GatewayError
+
+ROWS_MAX: Final = 12  # of each table
+QUEUES_READ: Final = 1_000  # the longest of so many are shown
+UNITS: Final = ((1e9, "G"), (1e6, "M"), (1e3, "k"))
+RIGHT: Final = (
+    *("connections", "in/s", "out/s", "B/s in", "B/s out", "in flight", "errors", "matched/s", "delivered/s"),
+    *("failed", "messages", "unacknowledged", "consumers", "octets", "+/s"),
+)
+
+
+class Look(NamedTuple):
+    """What there is at one time."""
+
+    status: Mapping[str, Any]
+    queues: list[Mapping[str, Any]]
+
+
+def look(url: str, token_file: Path | None) -> Look:
+    """Ask the gateway. Raises GatewayError."""
+    status = ask(url, token_file, "/api/v1/status")
+    found = ask(url, token_file, f"/api/v1/queues?count={QUEUES_READ}&empty=false")
+    return Look(status, found["items"])
+
+
+def once_to(url: str, token_file: Path | None, interval: float) -> None:
+    """Print one page."""
+    before = look(url, token_file)
+    time.sleep(interval)
+    typer.echo("\n".join(page(before, look(url, token_file))))
+
+
+def watch(url: str, token_file: Path | None, interval: float) -> None:
+    """Show page after page until Ctrl-C. A gateway that is away for a while is waited for."""
+    from rich.live import Live
+    from rich.text import Text
+
+    before = now = look(url, token_file)
+    try:
+        with Live(auto_refresh=False, screen=True) as live:
+            while True:
+                size = shutil.get_terminal_size()
+                lines = [line[: size.columns] for line in page(before, now)][: size.lines - 1]
+                live.update(Text("\n".join(lines)), refresh=True)
+                time.sleep(interval)
+                try:
+                    before, now = now, look(url, token_file)
+                except GatewayError as error:
+                    live.update(Text(f"{error}\nTrying again; Ctrl-C ends it."), refresh=True)
+                    time.sleep(interval)
+    except KeyboardInterrupt:
+        return
+
+
+def page(before: Look, now: Look) -> list[str]:
+    """The lines of a page."""
+    status = now.status
+    secs = status["at_secs"] - before.status["at_secs"]
+    ready = "ready" if status["ready"] else f"NOT READY: {'; '.join(status['not_ready'])}"
+    lines = [f"gateway {status['version']}, up {status['uptime_secs'] / 3_600:.1f} h, {ready}"]
+
+    def part(title: str, rows: list[list[object]], headings: tuple[str, ...]) -> None:
+        if rows:
+            lines.extend(["", *table(rows[:ROWS_MAX], (title, *headings), right=RIGHT)])
+        if len(rows) > ROWS_MAX:
+            lines.append(f"and {len(rows) - ROWS_MAX} more")
+
+    rate = _rates(before.status["endpoints"], secs)
+    part(
+        "endpoint",
+        [
+            [
+                one["name"],
+                one["protocol"],
+                _state(one),
+                one["connections"],
+                *(rate(one, word) for word in ("messages_in", "messages_out", "bytes_in", "bytes_out")),
+                one.get("in_flight", 0),
+                sum(one["protocol_errors"].values()) + sum(one.get("failures", {}).values()),
+            ]
+            for one in status["endpoints"]
+        ],
+        ("protocol", "state", "connections", "in/s", "out/s", "B/s in", "B/s out", "in flight", "errors"),
+    )
+    rate = _rates(before.status["routes"], secs)
+    part(
+        "route",
+        [
+            [
+                one["name"],
+                f"{one['source']} -> {one['target']}",
+                *(rate(one, word) for word in ("matched", "delivered")),
+                one["in_flight"],
+                one["failed"],
+            ]
+            for one in sorted(status["routes"], key=lambda one: (-one["failed"], -one["matched"]))
+        ],
+        ("way", "matched/s", "delivered/s", "in flight", "failed"),
+    )
+    part(
+        "outbox",
+        [[one["route"], one["link"], one["messages"], one["problem"] or "-"] for one in status["outboxes"]],
+        ("link", "messages", "problem"),
+    )
+    lengths = {_key(one): one["messages"] for one in before.queues}
+    part(
+        "queue",
+        [
+            [
+                one["queue"],
+                f"{one['protocol']} {one['virtual_host']}",
+                one["messages"],
+                _signed(one["messages"] - lengths.get(_key(one), 0), secs),
+                one["unacknowledged"],
+                one["consumers"],
+                _short(one["messages_bytes"]),
+            ]
+            for one in sorted(now.queues, key=lambda one: -one["messages"])
+        ],
+        ("of", "messages", "+/s", "unacknowledged", "consumers", "octets"),
+    )
+    return lines
+
+
+def _rates(before: list[Mapping[str, Any]], secs: float) -> Callable[[Mapping[str, Any], str], str]:
+    known = {one["name"]: one for one in before}
+
+    def rate(one: Mapping[str, Any], word: str) -> str:
+        grown = one[word] - known.get(one["name"], {}).get(word, one[word])
+        return _short(grown / secs) if secs > 0 and grown >= 0 else "-"
+
+    return rate
+
+
+def _key(queue: Mapping[str, Any]) -> tuple[str, ...]:
+    return tuple(queue[word] for word in ("protocol", "virtual_host", "kind", "queue"))
+
+
+def _state(endpoint: Mapping[str, Any]) -> str:
+    if endpoint["kind"] == "listener":
+        return "open"
+    return ("blocked" if endpoint["blocked"] else "up") if endpoint["up"] else "DOWN"
+
+
+def _signed(grown: int, secs: float) -> str:
+    return "-" if secs <= 0 or not grown else f"{grown / secs:+.1f}"
+
+
+def _short(number: float) -> str:
+    """Three digits or so."""
+    for size, unit in UNITS:
+        if number >= size:
+            return f"{number / size:.1f}{unit}"
+    return f"{number:.0f}"
