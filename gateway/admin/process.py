@@ -5,6 +5,7 @@ what an operator does to all of it: publish a message, read the mapping again, d
 from __future__ import annotations
 
 import base64
+from collections import deque
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -51,6 +52,7 @@ from gateway.store.journal.shown import document_of
 from gateway.telemetry.stats import EndpointStats, LinkStats
 
 PUBLISH_SECS: Final = 10.0
+JOURNAL_LOOKED_AT: Final = 100_000  # rows of a shard, for those of a route
 ADDRESS_WORDS: Final = ("topic", "exchange", "routing_key", "queue", "service", "destination")
 
 log = structlog.get_logger()
@@ -292,9 +294,9 @@ def _newest(folder: Path, count: int, route: str | None) -> list[dict[str, Any]]
     found: list[Any] = []
     for shard in reader.shards() if folder.is_dir() else ():
         extent = reader.extent(shard)
-        start = extent.first if only is not None else max(extent.first, extent.next - count)
-        rows = [one for one in reader.rows(shard, start, only=only) if not isinstance(one, Gap)]
-        found += rows[-count:] if count else []
+        start = max(extent.first, extent.next - (count if only is None else JOURNAL_LOOKED_AT))
+        rows = (one for one in reader.rows(shard, start, only=only) if not isinstance(one, Gap))
+        found += deque(rows, maxlen=count)
     found.sort(key=lambda row: row["received"], reverse=True)
     return [document_of(row) for row in found[:count]]
 

@@ -14,7 +14,7 @@ from collections.abc import Awaitable, Callable, Iterable, Iterator, Sequence
 from typing import Any, Final
 from urllib.parse import unquote
 
-import structlog
+import orjson
 from starlette.requests import Request
 from starlette.responses import Response
 from starlette.routing import BaseRoute, Route
@@ -23,7 +23,7 @@ from gateway.access.authorization import Roles
 from gateway.access.console import console_right
 from gateway.access.principal import Principal
 from gateway.admin.admission import Admission, Caller
-from gateway.admin.answers import UnavailableError, answer, problem
+from gateway.admin.answers import NEVER_STORE, UnavailableError, answer, problem
 from gateway.admin.choosing import Pace, on_disk, slices
 from gateway.admin.clients import Connected
 from gateway.admin.messages import plain
@@ -43,7 +43,6 @@ PAGE_SIZE_MAX: Final = 500
 METHODS: Final = ("GET", "DELETE")
 
 Found = dict[str, Any]
-log = structlog.get_logger()
 
 
 class NotThereError(Exception):
@@ -111,7 +110,8 @@ class RabbitApi:
             serve = self._words.get(word)
             if serve is None:
                 raise NotThereError
-            return answer(_chosen(request, await serve(request, rest)))
+            found = _chosen(request, await serve(request, rest))
+            return await _listed(found) if isinstance(found, list) else answer(found)
         except NotThereError:
             return answer({"error": "Object Not Found", "reason": "Not Found"}, 404)
         except ValueError as error:
@@ -337,7 +337,8 @@ class RabbitApi:
         kept |= {(one["vhost"], "exchange", one["name"]) for one in map(_exchange, exchanges_of(self._hosts))}
         bindings = [
             {word: value for word, value in one.items() if word != "properties_key"}
-            for one in map(_binding, bindings_of(self._hosts))
+            async for some in slices(bindings_of(self._hosts))
+            for one in map(_binding, some)
             if one["vhost"] in names and (one["vhost"], one["destination_type"], one["destination"]) in kept
         ]
         return {
@@ -403,6 +404,12 @@ class RabbitApi:
         if host is None:
             raise NotThereError
         return host
+
+
+async def _listed(rows: list[Found]) -> Response:
+    """A list as JSON, some rows at a time: there may be very many."""
+    parts = [orjson.dumps(some)[1:-1] async for some in slices(rows)]
+    return Response(b"[" + b",".join(parts) + b"]", 200, NEVER_STORE, "application/json")
 
 
 def _built_in(name: str) -> bool:
