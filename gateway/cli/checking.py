@@ -20,7 +20,7 @@ from gateway.errors import ConfigurationError, MappingError
 from gateway.mapping import load
 from gateway.mapping.linter import Finding, Severity, lint, unstorable_routes
 from gateway.mapping.router import Router, compile_routes
-from gateway.settings import Settings, effective, masked, shipped_mappings
+from gateway.settings import FastListener, Settings, effective, masked, shipped_mappings
 from gateway.store.folder import fault
 
 
@@ -139,7 +139,9 @@ def absent(settings: Settings) -> list[Finding]:
     """Folders shared with clients that are not there: until they are, channels that name them are closed."""
     found = []
     for name, listener in settings.listeners.items():
-        if listener.out_of_band is not None and not (folder := listener.out_of_band.folder).is_dir():
+        if not isinstance(listener, FastListener) or listener.out_of_band is None:
+            continue
+        if not (folder := listener.out_of_band.folder).is_dir():
             place = ("listeners", name, "out_of_band", "folder")
             text = f"{dotted(place)}: there is no folder {folder}"
             found.append(at(settings, Severity.WARNING, "absent", place, text))

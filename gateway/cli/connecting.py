@@ -19,9 +19,7 @@ from gateway.errors import ConfigurationError, LinkError
 from gateway.mapping.linter import Finding, Severity
 from gateway.mapping.router import Router
 from gateway.protocols import DIALECTS
-from gateway.protocols.amqp091.dialect import AMQP091
-from gateway.protocols.mqtt.dialect import MQTT
-from gateway.settings import Link, Settings
+from gateway.settings import AmqpLink, Link, MqttLink, Settings
 
 
 class Trial(NamedTuple):
@@ -67,7 +65,8 @@ def _untried(link: Link) -> str:
     """Why a link cannot be tried from here; "": it can."""
     if not link.tls.verify:
         return "tls.verify is false"
-    return "it proves its password by SCRAM" if link.authentication != "password" else ""
+    scram = isinstance(link, MqttLink) and link.authentication != "password"
+    return "it proves its password by SCRAM" if scram else ""
 
 
 def _access(link: Link, number: int) -> Access:
@@ -83,10 +82,10 @@ def _connected(access: Access) -> Client:
 
 def _trials(link: Link, name: str, router: Router) -> Iterator[Trial]:
     sources, targets = router.subscriptions(name), router.targets(name)
-    if link.protocol == MQTT.name:
+    if isinstance(link, MqttLink):
         for _, topic in sources.bindings:
             yield Trial(f"subscribe to {topic!r}", Severity.ERROR, _subscribe(topic, link.qos))
-    elif link.protocol == AMQP091.name:
+    elif isinstance(link, AmqpLink):
         missing = Severity.NOTE if link.declare == "create" else Severity.ERROR
         for queue in dict.fromkeys((*sources.queues, *targets.queues)):
             yield Trial(f"the queue {queue!r}", missing, _look(queue=queue))

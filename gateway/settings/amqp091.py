@@ -21,9 +21,9 @@ def _names(given: Any) -> Any:
 class AmqpListener(Listener):
     """A listener for AMQP 0-9-1 clients."""
 
-    virtual_hosts: Annotated[tuple[str, ...], Strict(False), BeforeValidator(_names)] = Field(
-        ("/",), min_length=1
-    )
+    virtual_hosts: Annotated[
+        tuple[str, ...], Strict(False), BeforeValidator(_names, json_schema_input_type=list[str])
+    ] = Field(("/",), min_length=1)
     """Their names. Routes of the mapping files join the first one; the others keep to themselves."""
     announce: Literal["rabbitmq", "gateway"] = "rabbitmq"
     """The product that clients are told they are connected to: programs that know RabbitMQ's ways take them

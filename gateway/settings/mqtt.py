@@ -10,7 +10,10 @@ from gateway.settings.endpoints import AnonymousListener, Link, WebListener, par
 
 MqttVersion = Annotated[
     Literal["auto", "5.0", "3.1.1", "3.1"],
-    BeforeValidator(lambda given: f"{float(given)}" if isinstance(given, int | float) else given),
+    BeforeValidator(
+        lambda given: f"{float(given)}" if isinstance(given, int | float) else given,
+        json_schema_input_type=Literal["auto", "5.0", "3.1.1", "3.1"] | float,
+    ),
 ]
 
 
