@@ -1,7 +1,8 @@
 """What Spark says when a job fails, as one line for a person.
 
-A failure in a Python worker arrives as the worker's traceback inside Java's; the line that matters is the
-last of the first. What a job of ours raised there is said in its own words.
+A failure in a Python worker arrives as the worker's traceback inside Java's, behind a line that says only
+that there was one. What our code raised there is said in its own words, and of anything else the last line
+of the traceback, which has the cause.
 """
 
 from __future__ import annotations
@@ -17,6 +18,9 @@ from pyspark.errors import PySparkException
 from gateway.errors import PipelineError
 
 OURS: Final = re.compile(r"^(?:gateway\.[\w.]+Error): (.+)$", re.MULTILINE)
+TRACEBACK: Final = "Traceback (most recent call last):"
+RAISED: Final = re.compile(r"^((?:\w+\.)*[A-Z]\w*(?:: .*)?)$", re.MULTILINE)
+JAVA: Final = re.compile(r"^\s+at |^Caused by: |^Driver stacktrace:", re.MULTILINE)
 
 
 @contextmanager
@@ -35,5 +39,10 @@ def plain(text: str) -> str:
     ours = OURS.findall(text)
     if ours:
         return str(ours[-1])
+    _, found, traceback = text.partition(TRACEBACK)
+    if found:
+        raised = RAISED.findall(JAVA.split(traceback)[0])
+        if raised:
+            return f"a Python worker of Spark: {raised[-1]}"
     lines = [line.strip() for line in text.splitlines() if line.strip()]
     return f"Spark: {lines[0] if lines else 'it did not say why'}"

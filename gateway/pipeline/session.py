@@ -1,8 +1,9 @@
 """Spark sessions, and how the gateway's formats get into one.
 
-On a laptop `session` starts Spark itself; under spark-submit it takes what was submitted. A session of
-somebody else's becomes ours by `register`. What has to be installed is looked at first, for Spark's own
-messages about a missing Java do not say what to do.
+On a laptop `session` starts Spark itself; under spark-submit it takes what was submitted; and with a master
+of another machine it starts a driver there, and hands the gateway's own code to its executors. A session of
+somebody else's gets the formats by `register`, and stays as it is otherwise. What has to be installed is
+looked at first, for what Spark says of a missing Java or a wrong Python does not tell what to do.
 """
 
 from __future__ import annotations
@@ -11,15 +12,25 @@ import os
 import shutil
 import subprocess
 import sys
-from collections.abc import Mapping
+import tempfile
+from collections.abc import Iterable, Mapping
+from functools import cache
 from importlib import import_module
 from importlib.util import find_spec
 from pathlib import Path
 from typing import Final
 
+import pyspark
+from pyspark import SparkContext
 from pyspark.sql import SparkSession
 
 from gateway.errors import PipelineError
+from gateway.pipeline.archive.tables import FORMATS as TABLES
+from gateway.pipeline.archive.tables import format_at, is_table_name
+from gateway.pipeline.archive.tables import session_options as table_options
+from gateway.pipeline.bundle import write_code
+from gateway.pipeline.journal.source import JournalSource
+from gateway.pipeline.stores import hadoop_of, place_of
 
 FORMATS: Final[tuple[str, ...]] = (
     "gateway.pipeline.journal.source:JournalSource",
@@ -34,17 +45,24 @@ JAVA_MIN: Final = 17
 OPTIONS: Final = {
     # Without it Spark refuses a source that takes filters, rather than not to push them.
     "spark.sql.python.filterPushdown.enabled": "true",
-    "spark.sql.session.timeZone": "UTC",
 }
-"""What every session of ours has; these may be set in a running session."""
+"""What the formats need of a session; it may be set in a running one."""
+
+OURS: Final = {"spark.sql.session.timeZone": "UTC"}
+"""What a session of ours has besides."""
 
 STARTING: Final = {
     "spark.ui.enabled": "false",
     "spark.ui.showConsoleProgress": "false",
-    "spark.driver.bindAddress": "127.0.0.1",
     "spark.sql.shuffle.partitions": "8",
 }
-"""What a session has besides when it is started here, and not submitted; the caller's options win."""
+"""What it has when it is started here, and not submitted; the caller's options win."""
+
+ALONE: Final = {"spark.driver.bindAddress": "127.0.0.1", "spark.driver.host": "127.0.0.1"}
+"""And when nobody on another machine has to reach it."""
+
+PROBE: Final = "import pyspark, gateway.pipeline.journal.source, gateway.pipeline.live.sink"
+PROBE_SECS_MAX: Final = 60.0
 
 
 def submitted() -> bool:
@@ -53,38 +71,124 @@ def submitted() -> bool:
 
 
 def session(
-    name: str, *, master: str | None = None, options: Mapping[str, str] | None = None
+    name: str,
+    *,
+    master: str | None = None,
+    options: Mapping[str, str] | None = None,
+    formats: Iterable[str] = (),
+    archive: str | None = None,
 ) -> SparkSession:
     """The session of this process with the gateway's formats, started when there is none.
 
     `name` is shown in Spark's pages; `master`: for instance `local[2]`; None: what was submitted, else all
-    cores of this machine. Raises PipelineError when Java is missing.
+    cores of this machine; `formats`: of tables that are wanted, and that of `archive`, if it is one. Their
+    packages are fetched where nothing is submitted and no jars are named. Raises PipelineError: Java is
+    missing, or nobody answers where the archive is.
     """
-    chosen = dict(OPTIONS)
+    chosen = OPTIONS | OURS
     builder = SparkSession.builder.appName(name)
+    given = dict(options or {})
+    wanted = {one for one in formats if one in TABLES}
+    fresh = not submitted() and SparkContext._active_spark_context is None
+    if archive is not None and fresh and not is_table_name(archive):
+        found = format_at(place_of(archive, hadoop_in(given)))
+        wanted |= set() if found is None else {found.name}
+    chosen |= table_options(wanted, pyspark.__version__, given, fetch=fresh)
+    here = not submitted() and is_local(master)
     if not submitted():
         java()
-        _let_workers_import()
-        builder = builder.master(master or "local[*]")
         chosen |= STARTING
-        chosen["spark.driver.host"] = "127.0.0.1"
+        builder = builder.master(master or "local[*]")
+        if here:
+            _let_workers_import()
+            chosen |= ALONE
     elif master is not None:
         builder = builder.master(master)
-    for key, value in (chosen | dict(options or {})).items():
+    for key, value in (chosen | given).items():
         builder = builder.config(key, value)
     spark = builder.getOrCreate()
     spark.sparkContext.setLogLevel("ERROR")
+    if not submitted() and not here:
+        _hand_over_code(spark)
     return register(spark)
 
 
+def hadoop_in(options: Mapping[str, str]) -> dict[str, str]:
+    """The options of Hadoop among Spark's."""
+    prefix = "spark.hadoop."
+    return {key.removeprefix(prefix): value for key, value in options.items() if key.startswith(prefix)}
+
+
+def is_local(master: str | None) -> bool:
+    """Whether everything of a session with this master runs on this machine, in one process of Java."""
+    return master is None or master.partition("[")[0] == "local"
+
+
 def register(spark: SparkSession) -> SparkSession:
-    """Give a session the gateway's formats. Repeating it does no harm."""
+    """Give a session the gateway's formats; its time zone and all else stay as they are. Repeating it does no
+    harm. Raises PipelineError: the Python that Spark starts for its workers has no gateway."""
+    _look_at_workers(spark)
     for key, value in OPTIONS.items():
         spark.conf.set(key, value)
+    hadoop = hadoop_of(spark)
     for place in FORMATS:
         module, _, name = place.partition(":")
-        spark.dataSource.register(getattr(import_module(module), name))
+        found = getattr(import_module(module), name)
+        spark.dataSource.register(found.of(hadoop) if found is JournalSource else found)
     return spark
+
+
+def _hand_over_code(spark: SparkSession) -> None:
+    """Executors elsewhere get this very gateway; what it depends on their Python has."""
+    with tempfile.TemporaryDirectory(prefix="gateway-") as folder:
+        spark.sparkContext.addPyFile(str(write_code(Path(folder))))
+
+
+def _look_at_workers(spark: SparkSession) -> None:
+    """Spark runs what plans a source in a Python that it starts beside the driver; what it says of one
+    without a gateway is a traceback of forty lines."""
+    context = getattr(spark, "_sc", None)
+    if context is None:
+        return  # of Spark Connect: the server has the Python
+    program = context.pythonExec
+    found = shutil.which(program)
+    if found is not None and Path(found).absolute() == Path(sys.executable).absolute():
+        return
+    wrong = _why_not(found, program)
+    if wrong is not None:
+        raise PipelineError(
+            f"Spark's workers would run {program}, and {wrong}: activate the environment of the gateway"
+            f" before Spark is started, or set PYSPARK_PYTHON={sys.executable} (on a cluster: a Python that"
+            " every machine has under that name)"
+        )
+
+
+@cache
+def _why_not(found: str | None, program: str) -> str | None:
+    """Why this Python cannot be a worker of ours; None: it can."""
+    if found is None:
+        return "there is no such program here"
+    spark = find_spec("pyspark")
+    assert spark is not None
+    assert spark.origin is not None
+    shipped = [path for path in sys.path if path.endswith((".zip", ".egg", ".jar"))]  # by --py-files
+    shipped += map(str, Path(spark.origin).parent.glob("python/lib/*.zip"))  # as Spark does
+    paths = os.pathsep.join(filter(None, (*shipped, os.environ.get("PYTHONPATH"))))
+    try:
+        done = subprocess.run(
+            (found, "-c", PROBE),
+            env=os.environ | {"PYTHONPATH": paths},
+            capture_output=True,
+            text=True,
+            timeout=PROBE_SECS_MAX,
+            check=False,
+        )
+    except (OSError, subprocess.TimeoutExpired) as error:
+        return f"{found} does not run: {error}"
+    if not done.returncode:
+        return None
+    said = done.stderr.strip().rpartition("\n")[2] or f"it ended with code {done.returncode}"
+    return f"{found} has not what it needs ({said})"
 
 
 def java() -> str:

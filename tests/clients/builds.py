@@ -75,6 +75,11 @@ def java(folder: Path) -> None:
     )
 
 
+def jars(folder: Path) -> None:
+    """What Maven keeps of it outside of this checkout is not fetched again."""
+    run(folder, "mvn", "-q", "-B", "dependency:copy-dependencies", "-DoutputDirectory=jars")
+
+
 def go(folder: Path) -> None:
     """What is fetched is what go.sum has the digests of."""
     run(folder, "go", "build", "-mod=readonly", "-trimpath", "-o", "main", ".", CGO_ENABLED="0")
@@ -98,10 +103,12 @@ def rust(folder: Path) -> None:
 BUILDS: Final = {
     "amqp-connection-manager": Build("node/amqp-connection-manager", ("node", "npm"), node),
     "autopaho": Build("go/autopaho", ("go",), go),
+    "hdfs": Build("hdfs", ("java", "mvn"), jars),
     "helm": Build("../deploy/tools/helm", ("go",), go_tool),
     "java": Build("java", ("java", "javac", "mvn"), java),
     "kube-score": Build("../deploy/tools/kube-score", ("go",), go_tool),
     "rumqttc": Build("rust/rumqttc", ("cargo",), rust),
+    "spark": Build("spark", ("java", "mvn"), jars),
 }
 
 

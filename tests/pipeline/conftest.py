@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import warnings
 from collections.abc import Callable, Iterator
+from contextlib import suppress
 from pathlib import Path
 from typing import TYPE_CHECKING, Final
 
@@ -14,6 +15,7 @@ import pytest
 
 from gateway.errors import PipelineError
 from tests.cli.conftest import run
+from tests.clients.builds import NotBuiltError, built
 from tests.conftest import missing
 from tests.needs import needed
 
@@ -29,6 +31,8 @@ OPTIONS: Final = {
     "spark.sql.shuffle.partitions": "2",
     "spark.driver.memory": "1g",
     "spark.sql.streaming.stopTimeout": "60s",
+    "spark.databricks.delta.snapshotPartitions": "1",
+    "spark.databricks.delta.vacuum.parallelDelete.enabled": "false",
 }
 
 
@@ -37,12 +41,14 @@ OPTIONS: Final = {
 def spark(tmp_path_factory: pytest.TempPathFactory) -> Iterator[SparkSession]:
     """The session, with the gateway's formats, on two cores."""
     warehouse = tmp_path_factory.mktemp("warehouse")
+    own = {"spark.sql.warehouse.dir": str(warehouse)}
+    with suppress(NotBuiltError):  # what needs them asks for them, see `tables`
+        own["spark.jars"] = ",".join(map(str, (built("spark") / "jars").glob("*.jar")))
     try:
         from gateway.pipeline.session import session
 
-        found = session(
-            "tests", master="local[2]", options=OPTIONS | {"spark.sql.warehouse.dir": str(warehouse)}
-        )
+        formats = ["delta"] if "spark.jars" in own else []
+        found = session("tests", master="local[2]", options=OPTIONS | own, formats=formats)
     except (ImportError, PipelineError) as error:
         missing(str(error))
         raise
@@ -50,6 +56,45 @@ def spark(tmp_path_factory: pytest.TempPathFactory) -> Iterator[SparkSession]:
     with warnings.catch_warnings():
         warnings.simplefilter("ignore", ResourceWarning)  # py4j leaves its sockets to the collector
         found.stop()
+
+
+@pytest.fixture(scope="session")
+def tables(spark: SparkSession) -> SparkSession:
+    """The session, which has Delta Lake and S3."""
+    try:
+        built("spark")
+    except NotBuiltError as error:
+        missing(str(error))
+    return spark
+
+
+@pytest.fixture(scope="session")
+@needed("an S3 server")
+def s3(tables: SparkSession, tmp_path_factory: pytest.TempPathFactory) -> Iterator[str]:
+    """The URI of an empty bucket that the session reaches."""
+    from gateway.pipeline.session import register
+    from tests.pipeline.servers import S3
+
+    with S3(tmp_path_factory.mktemp("s3")) as server:
+        for name, value in server.options.items():
+            tables.conf.set(name, value)
+        register(tables)
+        yield server.uri
+
+
+@pytest.fixture(scope="session")
+@needed("HDFS")
+def hdfs(spark: SparkSession, tmp_path_factory: pytest.TempPathFactory) -> Iterator[str]:
+    """The URI of a cluster of HDFS."""
+    from tests.pipeline.servers import Hdfs
+
+    try:
+        jars = built("hdfs") / "jars"
+    except NotBuiltError as error:
+        missing(str(error))
+        raise
+    with Hdfs(tmp_path_factory.mktemp("hdfs"), jars) as server:
+        yield server.uri
 
 
 @pytest.fixture

@@ -17,6 +17,7 @@ from gateway.pipeline.failures import plain
 from gateway.pipeline.jobs import archive as job
 from gateway.pipeline.journal.options import options_of
 from gateway.pipeline.journal.source import JournalTable
+from gateway.pipeline.stores import place_of
 from gateway.store.journal.reader import GoneError
 from tests.cli.conftest import Run
 from tests.pipeline.journals import START, Journal, written
@@ -39,7 +40,7 @@ def filed(to: Path, journal: Path, file_octets: int = 1 << 27) -> list[Filed]:
     return [
         file
         for part in table.partitions()
-        for file in write(Archive(str(to)), "0", table.read(part), file_octets)
+        for file in write(Archive(place_of(str(to))), "0", table.read(part), file_octets)
     ]
 
 
@@ -78,7 +79,7 @@ def test_a_run_takes_what_has_come_since_and_days_go(spark: SparkSession, tmp_pa
     assert (done.rows, done.dropped, done.total_rows) == (10, 0, 70)
     found = [(row.shard, row.sequence) for row in job.read_archive(spark, str(to)).collect()]
     assert sorted(found) == [*(("0", n) for n in range(10)), *(("replica/0", n) for n in range(60))]
-    done = job.run(spark, str(folder), str(to), keep_days=1, today=date(2023, 11, 16))
+    done = job.run(spark, str(folder), str(to), keep_days=1, today=date(2023, 11, 16), grace_secs=0)
     assert (done.dropped, done.total_rows, files(to)) == (6, 0, [])
     assert job.read_archive(spark, str(to)).count() == 0
     assert job.run(spark, str(folder), str(to)).rows == 0, "what is dropped does not come back"
@@ -87,7 +88,7 @@ def test_a_run_takes_what_has_come_since_and_days_go(spark: SparkSession, tmp_pa
 def test_small_files_are_merged_and_rows_stay(spark: SparkSession, tmp_path: Path) -> None:
     folder, to = tmp_path / "j", tmp_path / "a"
     written(folder, 200, block_rows=10, segment_bytes=3_000)
-    archive = Archive(str(to))
+    archive = Archive(place_of(str(to)))
     table = JournalTable(options_of({"path": str(folder), "minPartitions": "10"}, stream=False), NAMES)
     made = [
         file
@@ -96,7 +97,7 @@ def test_small_files_are_merged_and_rows_stay(spark: SparkSession, tmp_path: Pat
     ]
     archive.save(Manifest().changed(offsets={"0": 200}, gained=made))
     assert len(made) >= 2 * SMALL_MAX
-    done = job.run(spark, str(folder), str(to))
+    done = job.run(spark, str(folder), str(to), grace_secs=0)
     assert (done.merged, done.total_files, done.total_rows) == (len(made), 2, 200)
     assert [Path(path).name[:6] for path in files(to)] == ["merged", "merged"]
     assert job.read_archive(spark, str(to)).select("sequence").distinct().count() == 200
@@ -124,7 +125,7 @@ def test_what_is_worth_merging(there: list[tuple[str, int]], merged: list[int]) 
 def test_what_a_killed_run_left_is_swept_away(spark: SparkSession, tmp_path: Path) -> None:
     folder, to = tmp_path / "j", tmp_path / "a"
     written(folder, 20)
-    archive = Archive(str(to))
+    archive = Archive(place_of(str(to)))
     filed(to, folder)
     (to / STAGING).mkdir(parents=True, exist_ok=True)
     (to / STAGING / "half.parquet").write_bytes(b"PAR1")
@@ -144,12 +145,12 @@ def test_what_a_killed_run_left_is_swept_away(spark: SparkSession, tmp_path: Pat
 def test_another_folder_is_left_alone(tmp_path: Path) -> None:
     (tmp_path / "mine.parquet").write_bytes(b"PAR1")
     with pytest.raises(PipelineError, match="is not empty and no archive"):
-        Archive(str(tmp_path)).sweep(Manifest())
+        Archive(place_of(str(tmp_path))).sweep(Manifest())
     assert (tmp_path / "mine.parquet").exists()
 
 
 def test_two_runs_at_a_time_are_refused(tmp_path: Path) -> None:
-    archive = Archive(str(tmp_path / "a"))
+    archive = Archive(place_of(str(tmp_path / "a")))
     archive.save(Manifest().changed(offsets={"0": 1}))
     with pytest.raises(PipelineError, match="run one at a time"):
         archive.save(Manifest().changed(offsets={"0": 2}))
@@ -157,7 +158,7 @@ def test_two_runs_at_a_time_are_refused(tmp_path: Path) -> None:
 
 
 def test_old_manifests_go(tmp_path: Path) -> None:
-    archive = Archive(str(tmp_path))
+    archive = Archive(place_of(str(tmp_path)))
     manifest = Manifest()
     for number in range(6):
         manifest = archive.save(manifest.changed(offsets={"0": number}))
@@ -227,16 +228,14 @@ def test_the_command(run: Run, spark: SparkSession, journal: Callable[..., Path]
             ran = run(*orc)
         assert ran.out == f"{rows} rows archived as orc\n"
     assert spark.read.orc(str(tmp_path / "orc")).where("route = 'up'").count() == 25
-    nowhere = run(
-        "pipeline", "archive", "--journal", folder, "--to", str(tmp_path / "d"), "--format", "delta"
-    )
-    assert (nowhere.code, "cannot write delta" in nowhere.err) == (1, True)
+    nowhere = run("pipeline", "archive", "--journal", folder, "--to", str(tmp_path / "d"), "--format", "hudi")
+    assert (nowhere.code, "cannot write hudi" in nowhere.err) == (1, True)
     assert "spark.jars.packages" in nowhere.err
 
 
 ERRORS = [
     (("--format", "orc", "--keep-days", "3"), "--keep-days is for parquet"),
-    (("--format", "iceberg", "--to", "catalog.table"), "say --checkpoint"),
+    (("--format", "orc", "--to", "catalog.table"), "say --checkpoint"),
     (("--journal", "/nonexistent"), "no such folder"),
 ]
 
@@ -276,6 +275,12 @@ PLAIN = [
     ("x\ngateway.errors.PipelineError: no such thing\n at java", "no such thing"),
     ("a\ngateway.store.journal.reader.GoneError: rows 1 to 2 are gone\n", "rows 1 to 2 are gone"),
     ("\n [X] Path does not exist: y\n at z", "Spark: [X] Path does not exist: y"),
+    (
+        "An exception was thrown from the Python worker:\nTraceback (most recent call last):\n"
+        '  File "x.py", line 3, in y\n    raise OSError\nOSError: [Errno 5] no: such disk\n\n'
+        "\tat org.x(Y)\nCaused by: Z",
+        "a Python worker of Spark: OSError: [Errno 5] no: such disk",
+    ),
     ("", "Spark: it did not say why"),
 ]
 

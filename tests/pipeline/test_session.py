@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import gc
 from collections.abc import Iterator
-from typing import TYPE_CHECKING, Any
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, Final
 
 import pytest
 
@@ -12,8 +13,11 @@ pytest.importorskip("pyspark")
 
 import pyarrow as pa
 
+from gateway.errors import PipelineError
 from gateway.pipeline import session
+from gateway.pipeline.jobs import rates
 from gateway.pipeline.workers import spare_imports
+from tests.pipeline.journals import START, written
 
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
@@ -21,6 +25,50 @@ if TYPE_CHECKING:
 
 def test_it_is_ours(spark: SparkSession) -> None:
     assert {key: spark.conf.get(key) for key in session.OPTIONS} == session.OPTIONS
+
+
+ZONE: Final = "spark.sql.session.timeZone"
+
+
+@pytest.fixture
+def elsewhere(spark: SparkSession) -> Iterator[SparkSession]:
+    """The session, with another time zone."""
+    spark.conf.set(ZONE, "America/New_York")
+    yield spark
+    spark.conf.set(ZONE, "UTC")
+
+
+def test_a_session_of_somebody_else_stays_as_it_is(elsewhere: SparkSession, tmp_path: Path) -> None:
+    """And times are right in its zone."""
+    written(tmp_path, 2_500)
+    assert session.register(elsewhere).conf.get(ZONE) == "America/New_York"
+    for options in ({}, {"pushFilters": "true"}):
+        found = elsewhere.read.format("gateway_journal").options(**options).load(str(tmp_path))
+        assert found.where("received < timestamp'2023-11-14 17:13:21'").count() == 1_000
+        first = found.where("sequence = 0").selectExpr("cast(received as string)", "unix_micros(received)")
+        assert [tuple(row) for row in first.collect()] == [("2023-11-14 17:13:20", int(START * 1e6))]
+    late = rates.run(elsewhere, str(tmp_path), window="1 second", since="2023-11-14T22:13:21")
+    assert late.messages == 1_500
+
+
+def test_a_python_without_the_gateway_is_named(
+    spark: SparkSession, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    program = tmp_path / "python"
+    program.write_text("#!/bin/sh\necho \"ModuleNotFoundError: No module named 'gateway'\" >&2\nexit 1\n")
+    program.chmod(0o755)
+    monkeypatch.setattr(spark.sparkContext, "pythonExec", str(program))
+    with pytest.raises(PipelineError, match="No module named 'gateway'.*PYSPARK_PYTHON") as raised:
+        session.register(spark)
+    assert "\n" not in str(raised.value)
+
+
+MASTERS = [(None, True), ("local[2]", True), ("local", True), ("spark://h:7077", False), ("yarn", False)]
+
+
+@pytest.mark.parametrize("master, here", MASTERS)
+def test_who_is_told_to_call_this_machine_alone(master: str | None, here: bool) -> None:
+    assert session.is_local(master) is here
 
 
 def test_only_workers_spare_their_imports(spark: SparkSession) -> None:

@@ -20,7 +20,7 @@ def archive(
     journal: JournalFolder = None,
     config: ConfigFile = None,
     format_: Annotated[
-        str, typer.Option("--format", help="parquet; or what the session has: delta, iceberg, orc.")
+        str, typer.Option("--format", help="parquet; a table: delta, iceberg; or what the session has: orc.")
     ] = "parquet",
     keep_days: Annotated[
         int | None, typer.Option(min=0, help="Drop days before these; default: none.")
@@ -29,6 +29,9 @@ def archive(
     checkpoint: Annotated[
         str | None, typer.Option(metavar="FOLDER", help="Of another format: where to keep the position.")
     ] = None,
+    grace_minutes: Annotated[
+        int, typer.Option(min=0, help="Of parquet: how long files stay that were merged or dropped.")
+    ] = 60,
     skip_lost: Annotated[
         bool, typer.Option("--skip-lost", help="Go on where rows were deleted or damaged before.")
     ] = False,
@@ -36,13 +39,24 @@ def archive(
     conf: SparkOption = None,
 ) -> None:
     """Bring the archive up to the end of the journal: new rows once, small files merged, old days dropped."""
-    if format_ != "parquet" and keep_days is not None:
-        raise PipelineError(f"--keep-days is for parquet; {format_} has commands of its own")
+    if format_ not in ("parquet", "delta", "iceberg") and keep_days is not None:
+        raise PipelineError(f"--keep-days is for parquet and tables; {format_} has commands of its own")
     folder = journal_of(journal, config)
-    spark = started("archive", master, conf)
+    spark = started("archive", master, conf, formats=[format_])
+    from gateway.pipeline.archive import tables
     from gateway.pipeline.failures import plainly
     from gateway.pipeline.jobs import archive as job
 
+    if format_ in tables.FORMATS:
+        with plainly():
+            appended = tables.run(
+                spark, folder, to, format_, keep_days=keep_days, fail=not skip_lost, tell=progress
+            )
+        typer.echo(
+            f"{appended.rows} rows archived as {format_}, {appended.missing} rows of the journal missing;"
+            f" {appended.total_rows} rows now"
+        )
+        return
     if format_ != job.PARQUET:
         with plainly():
             rows = job.run_stream(spark, folder, to, format_, checkpoint=checkpoint, fail=not skip_lost)
@@ -51,7 +65,14 @@ def archive(
     octets = file_mib * MEBIBYTE
     with plainly():
         done = job.run(
-            spark, folder, to, keep_days=keep_days, file_octets=octets, fail=not skip_lost, tell=progress
+            spark,
+            folder,
+            to,
+            keep_days=keep_days,
+            file_octets=octets,
+            fail=not skip_lost,
+            grace_secs=60.0 * grace_minutes,
+            tell=progress,
         )
     typer.echo(
         f"{done.rows} rows archived in {done.files} files, {done.missing} rows of the journal missing;"

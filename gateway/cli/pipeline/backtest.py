@@ -59,7 +59,7 @@ def backtest(
     mappings = mappings_of(files or [], config)
     if tests is not None and len(mappings) != 1:
         raise typer.BadParameter("--tests is for one mapping file")
-    spark = started("backtest", master, conf)
+    spark = started("backtest", master, conf, archive=archive)
     from gateway.pipeline.failures import plainly
     from gateway.pipeline.jobs import backtest as job
     from gateway.pipeline.progress import progress as watched

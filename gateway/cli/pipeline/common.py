@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterable
 from importlib.util import find_spec
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Final
@@ -18,7 +19,11 @@ PACKAGES: Final = ("pyspark", "pyarrow", "pandas")
 
 JournalFolder = Annotated[
     str | None,
-    typer.Option("--journal", metavar="FOLDER", help="The journal; default: that of the configuration."),
+    typer.Option(
+        "--journal",
+        metavar="FOLDER",
+        help="The journal, a folder or URI; default: the configuration's.",
+    ),
 ]
 Master = Annotated[
     str | None,
@@ -40,13 +45,35 @@ def installed() -> None:
         )
 
 
-def started(name: str, master: str | None, conf: list[str] | None) -> SparkSession:
-    """A session for the command `name`. Raises PipelineError: what has to be installed."""
-    options = dict(_pair(text) for text in conf or ())
+def started(
+    name: str,
+    master: str | None,
+    conf: list[str] | None,
+    *,
+    formats: Iterable[str] = (),
+    archive: str | None = None,
+) -> SparkSession:
+    """A session for the command `name`, which can write tables of these `formats`, and read the `archive`.
+    Raises PipelineError: what has to be installed, or where nobody answers."""
+    options = options_of(conf)
     installed()
     from gateway.pipeline.session import session
 
-    return session(f"gateway pipeline {name}", master=master, options=options)
+    return session(
+        f"gateway pipeline {name}", master=master, options=options, formats=formats, archive=archive
+    )
+
+
+def options_of(conf: list[str] | None) -> dict[str, str]:
+    """Spark's options."""
+    return dict(_pair(text) for text in conf or ())
+
+
+def hadoop_of(conf: list[str] | None) -> dict[str, str]:
+    """Those of Hadoop among them, for commands that need no session."""
+    from gateway.pipeline.session import hadoop_in
+
+    return hadoop_in(options_of(conf))
 
 
 def _pair(text: str) -> tuple[str, str]:
@@ -57,8 +84,11 @@ def _pair(text: str) -> tuple[str, str]:
 
 
 def journal_of(folder: str | None, config: Path | None) -> str:
-    """The journal that was named, else that of the configuration. Raises ConfigurationError."""
-    return folder or str(settings_of(config).journal_path())
+    """The journal that was named, else that of the configuration; a path is absolute. Raises
+    ConfigurationError."""
+    if folder is not None and "://" in folder:
+        return folder
+    return str(Path(folder or settings_of(config).journal_path()).absolute())
 
 
 def progress(text: str) -> None:

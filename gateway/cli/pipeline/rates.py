@@ -23,7 +23,13 @@ def rates(
     clients: Annotated[bool, typer.Option("--clients", help="By client, too.")] = False,
     since: Annotated[str | None, typer.Option(metavar="TIME", help="From this time on, ISO 8601.")] = None,
     until: Annotated[str | None, typer.Option(metavar="TIME", help="Before this time.")] = None,
-    to: Annotated[str | None, typer.Option(metavar="FOLDER", help="Write Parquet here.")] = None,
+    to: Annotated[str | None, typer.Option(metavar="FOLDER", help="Write them here, or to a table.")] = None,
+    format_: Annotated[
+        str, typer.Option("--format", help="parquet; a table, in which windows are replaced: delta, iceberg.")
+    ] = "parquet",
+    checkpoint: Annotated[
+        str | None, typer.Option(metavar="FOLDER", help="With --follow into a named table: for the position.")
+    ] = None,
     report: Annotated[Path | None, typer.Option(metavar="FILE", help="Write a page with plots.")] = None,
     follow: Annotated[bool, typer.Option("--follow", "-f", help="Go on as the journal is written.")] = False,
     late: Annotated[
@@ -40,14 +46,15 @@ def rates(
             "--follow reads the journal, from its first row on: no --archive, --since, --until"
         )
     folder = archive or journal_of(journal, config)
-    spark = started("rates", master, conf)
+    spark = started("rates", master, conf, formats=[format_], archive=archive)
     from gateway.pipeline.failures import plainly
     from gateway.pipeline.jobs import rates as job
 
     given: dict[str, Any] = {"window": window, "clients": clients, "report": report, "tell": progress}
+    given |= {"format_": format_}
     with plainly():
         if follow:
-            query = job.follow(spark, folder, to=str(to), late=late, **given)
+            query = job.follow(spark, folder, to=str(to), late=late, checkpoint=checkpoint, **given)
             try:
                 query.awaitTermination()
             except KeyboardInterrupt:

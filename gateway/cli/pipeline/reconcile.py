@@ -52,7 +52,7 @@ def reconcile(
 
     Exit code 1 when something is, or rows of the journal itself are missing.
     """
-    spark = started("reconcile", master, conf)
+    spark = started("reconcile", master, conf, archive=archive)
     from gateway.pipeline.failures import plainly
     from gateway.pipeline.jobs import reconcile as job
     from gateway.pipeline.progress import progress as watched
@@ -64,7 +64,7 @@ def reconcile(
         rows = traffic(spark, folder, job.COLUMNS, Span(begin, end, where), archive=archive)
         got = None if received is None else _received(spark, received)
         account = job.reconcile(rows, got, waiting=waiting, still=still)
-    missing = 0 if archive else _missing(folder)
+    missing = 0 if archive else _missing(spark, folder)
     if as_json:
         typer.echo(orjson.dumps(account.as_json() | {"rows_missing": missing}))
     else:
@@ -80,18 +80,29 @@ def _waiting(url: str, token_file: Path | None) -> dict[str, int]:
 
 
 def _received(spark: SparkSession, folder: str) -> DataFrame:
-    if any(Path(folder).glob("**/*.gwj")):
+    from gateway.pipeline.archive.tables import format_at, is_table_name
+    from gateway.pipeline.stores import hadoop_of, place_of, spark_reaches
+    from gateway.store.journal.reader import JournalReader
+
+    place = place_of(folder, hadoop_of(spark))
+    if not is_table_name(folder) and JournalReader(place.path()).is_there():
         return (
             spark.read.format("gateway_journal").option("columns", "message_id,body,body_size").load(folder)
         )
-    return spark.read.parquet(folder)
+    if is_table_name(folder):
+        return spark.table(folder)
+    found = format_at(place)
+    if found is not None:
+        return spark.table(found.table(spark, place))
+    return spark.read.parquet(spark_reaches(spark, place))
 
 
-def _missing(folder: str) -> int:
+def _missing(spark: SparkSession, folder: str) -> int:
     """Rows that the journal says it could not write, or that are damaged or gone from its middle."""
+    from gateway.pipeline.stores import hadoop_of, place_of
     from gateway.store.journal.reader import JournalReader
 
-    reader = JournalReader(Path(folder), skip=True)
+    reader = JournalReader(place_of(folder, hadoop_of(spark)).path(), skip=True)
     return sum(reader.extent(shard).missing for shard in reader.shards())
 
 

@@ -63,7 +63,7 @@ def replay(
     access = _access(url, password_file, timeout, ca_file)
     protocol = access.target.protocol
     to = _to(protocol, topic, exchange, routing_key, queue, service, destination)
-    spark = started("replay", master, conf)
+    spark = started("replay", master, conf, archive=archive)
     from gateway.pipeline.failures import plainly
     from gateway.pipeline.jobs import replay as job
     from gateway.pipeline.traffic.loading import Span, traffic

@@ -47,7 +47,7 @@ def schema(
 ) -> None:
     """Print the schema of a route's messages: captures are columns, a JSON body is a struct."""
     mappings = mappings_of(files or [], config)
-    spark = started("schema", master, conf)
+    spark = started("schema", master, conf, archive=archive)
     from gateway.pipeline.failures import plainly
     from gateway.pipeline.jobs import schema as job
     from gateway.pipeline.progress import progress as watched
@@ -67,7 +67,9 @@ def schema(
         typer.echo(table.schema.json() if as_json else _ddl(table))
         newest = job.last_values(table)
         if out is not None:
-            newest.write.mode("overwrite").parquet(out)
+            from gateway.pipeline.stores import hadoop_of, place_of, spark_reaches
+
+            newest.write.mode("overwrite").parquet(spark_reaches(spark, place_of(out, hadoop_of(spark))))
         if last is not None:
             words = [f"`{name}`" for name in newest.columns]
             lines = newest.orderBy("address").limit(last).selectExpr(f"to_json(struct({', '.join(words)}))")

@@ -3,7 +3,8 @@
 `_archive/<number>.json` lists every file and the next row of each shard; the newest number is the truth. A
 file counts from the moment a manifest names it until one no longer does. So a run that is killed has either
 happened or not: what it left without a name is swept away by the next one, which starts where the manifest
-says. One process at a time writes an archive; any number read it.
+says. A file that counts no longer stays where it is until its grace is over, for a reader that has planned
+before will still open it. One process at a time writes an archive; any number read it.
 """
 
 from __future__ import annotations
@@ -12,7 +13,6 @@ import json
 import re
 from collections.abc import Collection, Iterable
 from dataclasses import asdict, dataclass, field, replace
-from pathlib import Path
 from typing import Final
 from urllib.parse import quote
 
@@ -21,6 +21,7 @@ from pyarrow import fs
 from gateway.errors import PipelineError
 from gateway.pipeline.columns import Arrow
 from gateway.pipeline.journal.options import Offsets
+from gateway.pipeline.stores import Place
 
 FOLDER: Final = "_archive"
 STAGING: Final = f"{FOLDER}/staging"
@@ -41,12 +42,22 @@ class Filed:
 
 
 @dataclass(frozen=True)
+class Left:
+    """A file that counts no longer, since the time `since` (seconds UTC)."""
+
+    path: str
+    since: float
+
+
+@dataclass(frozen=True)
 class Manifest:
-    """What the archive holds. `offsets`: the next row of each shard that is not in it."""
+    """What the archive holds. `offsets`: the next row of each shard that is not in it; `left`: files that
+    readers may still be at."""
 
     number: int = 0
     offsets: Offsets = field(default_factory=dict)
     files: tuple[Filed, ...] = ()
+    left: tuple[Left, ...] = ()
 
     def changed(
         self,
@@ -54,21 +65,40 @@ class Manifest:
         offsets: Offsets | None = None,
         gained: Iterable[Filed] = (),
         lost: Collection[Filed] = (),
+        now: float = 0.0,
     ) -> Manifest:
-        """The manifest after this one."""
+        """The manifest after this one. `now`: seconds UTC, at which files are `lost`."""
         gone = set(lost)
-        files = tuple(file for file in (*self.files, *gained) if file not in gone)
-        return replace(self, number=self.number + 1, offsets=self.offsets | (offsets or {}), files=files)
+        return replace(
+            self,
+            number=self.number + 1,
+            offsets=self.offsets | (offsets or {}),
+            files=tuple(file for file in (*self.files, *gained) if file not in gone),
+            left=(*self.left, *(Left(file.path, now) for file in lost)),
+        )
+
+    def without(self, left: Collection[Left]) -> Manifest:
+        """The manifest after this one, when these are deleted."""
+        kept = tuple(one for one in self.left if one not in left)
+        return replace(self, number=self.number + 1, left=kept)
 
 
 class Archive:
-    """A folder, or the URI of one that Arrow can write (s3://, gs://, hdfs://)."""
+    """A folder, of this machine or in a store."""
 
-    def __init__(self, uri: str) -> None:
-        self.uri = uri if "://" in uri else str(Path(uri).absolute())
-        self.system: Arrow
-        self.root: str
-        self.system, self.root = fs.FileSystem.from_uri(self.uri)
+    def __init__(self, place: Place) -> None:
+        self.place = place
+        self.uri = place.uri
+
+    @property
+    def system(self) -> Arrow:
+        """Arrow's file system."""
+        return self.place.kept().system
+
+    @property
+    def root(self) -> str:
+        """The folder on it."""
+        return self.place.kept().path
 
     def path(self, below: str) -> str:
         """The whole path of a file of the archive."""
@@ -81,7 +111,9 @@ class Archive:
             return Manifest()
         with self.system.open_input_stream(self.path(f"{FOLDER}/{names[-1]}")) as stream:
             given = json.loads(stream.read())
-        return Manifest(given["number"], given["offsets"], tuple(Filed(**file) for file in given["files"]))
+        left = tuple(Left(**one) for one in given.get("left", ()))  # earlier releases have none
+        files = tuple(Filed(**file) for file in given["files"])
+        return Manifest(given["number"], given["offsets"], files, left)
 
     def save(self, manifest: Manifest) -> Manifest:
         """Make `manifest` the newest. Raises PipelineError when somebody else made one meanwhile."""
@@ -109,7 +141,7 @@ class Archive:
         found = [info.path.removeprefix(f"{self.root}/") for info in self.system.get_file_info(selector)]
         if not manifest.number and found and FOLDER not in found:
             raise PipelineError(f"{self.uri} is not empty and no archive; give another folder")
-        named = {file.path for file in manifest.files}
+        named = {file.path for file in manifest.files} | {file.path for file in manifest.left}
         left = [path for path in found if OURS.fullmatch(path) and path not in named]
         for path in left:
             self.system.delete_file(self.path(path))
@@ -117,10 +149,12 @@ class Archive:
             self.system.delete_dir_contents(self.path(STAGING))
         return len(left)
 
-    def delete(self, files: Iterable[Filed]) -> None:
-        """Delete files that the manifest no longer names."""
+    def delete(self, files: Iterable[Left]) -> None:
+        """Delete files that nobody is at any more; a run that was killed may have deleted some of them."""
         for file in files:
-            self.system.delete_file(self.path(file.path))
+            path = self.path(file.path)
+            if self.system.get_file_info(path).type != fs.FileType.NotFound:
+                self.system.delete_file(path)
 
     def _manifests(self) -> list[str]:
         selector = fs.FileSelector(self.path(FOLDER), allow_not_found=True)

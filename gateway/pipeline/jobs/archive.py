@@ -1,13 +1,14 @@
 """`archive`: the journal into Parquet by day and route, once each row, in files of a useful size.
 
 A run takes what has come since the last one, merges small files, and drops days beyond the retention; a run
-with nothing to do changes nothing. Other formats (Delta, Iceberg, ORC) are written by their own sinks, as a
-stream that ends; those keep house themselves.
+with nothing to do changes nothing. Tables (Delta, Iceberg) are `gateway/pipeline/archive/tables.py`; other
+formats (ORC) are written by their own sinks, as a stream that ends.
 """
 
 from __future__ import annotations
 
 import json
+import time
 from datetime import UTC, date, datetime, timedelta
 from typing import Final, NamedTuple
 
@@ -20,16 +21,20 @@ from pyspark.sql.types import DateType, StructField, StructType
 from gateway.errors import PipelineError
 from gateway.pipeline.archive.compacting import merge, merges_of
 from gateway.pipeline.archive.manifest import Archive, Filed, Manifest
+from gateway.pipeline.archive.tables import format_at, is_table_name, utc_date
 from gateway.pipeline.archive.writing import NAMES, write
 from gateway.pipeline.columns import spark_schema
 from gateway.pipeline.journal.options import Offsets, Options, options_of
 from gateway.pipeline.journal.planning import Part, next_of, reader_of
 from gateway.pipeline.journal.source import JournalTable
 from gateway.pipeline.progress import Tell, progress
+from gateway.pipeline.stores import hadoop_of, place_of, spark_reaches
 
 FILE_OCTETS: Final = 128 * 1_048_576
 TASK_OCTETS: Final = 64 * 1_048_576  # of journal; less would make many files, more few tasks
 PARQUET: Final = "parquet"
+GRACE_SECS: Final = 3_600.0
+"""That a file which counts no longer stays: longer than a reader takes that has planned with it."""
 
 
 class Archived(NamedTuple):
@@ -55,15 +60,16 @@ def run(
     file_octets: int = FILE_OCTETS,
     fail: bool = True,
     today: date | None = None,
+    grace_secs: float = GRACE_SECS,
     tell: Tell = lambda _: None,
 ) -> Archived:
     """Bring the archive `to` (folder or URI) up to the end of the journal.
 
     `keep_days`: days before `today` (None: now, UTC) that are kept; `file_octets`: a useful size of a file;
-    `fail`: False goes on where journal rows were deleted or damaged before they were archived.
-    Raises PipelineError, and what the journal's reader raises.
+    `fail`: False goes on where journal rows were deleted or damaged before they were archived; `grace_secs`:
+    that files stay which were merged or dropped. Raises PipelineError, and what the journal's reader raises.
     """
-    archive = Archive(to)
+    archive = Archive(place_of(to, hadoop_of(spark)).reached())
     before = archive.manifest()
     swept = archive.sweep(before)
     if swept:
@@ -73,6 +79,7 @@ def run(
         written = set(manifest.files) - set(before.files)
         manifest, dropped = _retained(archive, manifest, keep_days, today or datetime.now(UTC).date())
         manifest, merged = _compacted(spark, archive, manifest, file_octets)
+        _deleted(archive, manifest, grace_secs)
     return Archived(
         rows=sum(file.rows for file in written),
         files=len(written),
@@ -89,7 +96,7 @@ def _appended(
     spark: SparkSession, archive: Archive, manifest: Manifest, journal: str, file_octets: int, *, fail: bool
 ) -> tuple[Manifest, int]:
     """What has come since; and how many rows are missing in it."""
-    options = _options(manifest.offsets, journal, fail=fail)
+    options = _options(spark, manifest.offsets, journal, fail=fail)
     table = JournalTable(options, NAMES)
     parts = [part for part in table.partitions() if isinstance(part, Part)]
     if not parts:
@@ -110,13 +117,14 @@ def _appended(
     return archive.save(manifest.changed(offsets=ends, gained=files)), missing
 
 
-def _options(offsets: Offsets, journal: str, *, fail: bool) -> Options:
+def _options(spark: SparkSession, offsets: Offsets, journal: str, *, fail: bool) -> Options:
+    hadoop = hadoop_of(spark)
     given = {
         "path": journal,
         "partitionBytes": str(TASK_OCTETS),
         "failOnDataLoss": str(fail).lower(),
     }
-    reader = reader_of(options_of(given, stream=False))
+    reader = reader_of(options_of(given, stream=False, hadoop=hadoop))
     shards = reader.shards()
     known = {shard: number for shard, number in offsets.items() if shard in shards}
     for shard, number in known.items():
@@ -126,7 +134,7 @@ def _options(offsets: Offsets, journal: str, *, fail: bool) -> Options:
                 f"shard {shard} of the journal in {journal} ends before row {end}, and the archive has the"
                 f" rows before {number}: its end is lost, or it is another journal; --skip-lost goes on"
             )
-    return options_of(given | {"startingOffsets": json.dumps(known)}, stream=False)
+    return options_of(given | {"startingOffsets": json.dumps(known)}, stream=False, hadoop=hadoop)
 
 
 def _retained(
@@ -138,8 +146,7 @@ def _retained(
     oldest = (today - timedelta(days=keep_days)).isoformat()
     old = [file for file in manifest.files if file.date < oldest]
     if old:
-        manifest = archive.save(manifest.changed(lost=old))
-        archive.delete(old)
+        manifest = archive.save(manifest.changed(lost=old, now=time.time()))
     return manifest, len(old)
 
 
@@ -156,28 +163,54 @@ def _compacted(
         .collect()
     )
     old = [file for one in wanted for file in one.files]
-    manifest = archive.save(manifest.changed(gained=[file for some in made for file in some], lost=old))
-    archive.delete(old)
-    return manifest, len(old)
+    gained = [file for some in made for file in some]
+    return archive.save(manifest.changed(gained=gained, lost=old, now=time.time())), len(old)
+
+
+def _deleted(archive: Archive, manifest: Manifest, grace_secs: float) -> None:
+    """Delete what counts no longer, and has not for so long."""
+    over = [one for one in manifest.left if one.since <= time.time() - grace_secs]
+    if over:
+        archive.delete(over)
+        archive.save(manifest.without(over))
 
 
 def read_archive(spark: SparkSession, path: str) -> DataFrame:
-    """The archive as a table: the journal's columns, and `date`; `date` and `route` choose files.
+    """The archive as a table: the journal's columns, and `date`; `date` and `route` choose files. `path`: a
+    folder, a URI, or the name of a table.
 
-    Reads what the newest manifest names. Raises PipelineError: there is no archive.
+    Of Parquet reads what the newest manifest names. Raises PipelineError: there is no archive.
     """
-    archive = Archive(path)
+    if is_table_name(path):
+        return _of_table(spark.table(path), path)
+    place = place_of(path, hadoop_of(spark))
+    form = format_at(place)
+    if form is not None:
+        return _of_table(spark.table(form.table(spark, place)), path)
+    archive = Archive(place)
     manifest = archive.manifest()
     if not manifest.number:
         raise PipelineError(f"there is no archive in {path}; gateway pipeline archive --to {path} makes one")
     schema = StructType([*spark_schema().fields, StructField("date", DateType())])
     if not manifest.files:
         return spark.createDataFrame([], schema)
-    root = archive.uri if "://" in archive.uri else f"file://{archive.root}"
+    root = spark_reaches(spark, place)
     found = spark.read.schema(schema).option("basePath", root)
     table = found.parquet(*(f"{root}/{file.path}" for file in manifest.files))
     route = F.coalesce(F.col("route"), F.lit("")).alias("route")
     return table.select(*(route if name == "route" else name for name in (*NAMES, "date")))
+
+
+def _of_table(table: DataFrame, name: str) -> DataFrame:
+    """The journal's columns of it, in their order; what an older table lacks is null. Raises PipelineError:
+    it is another table."""
+    if not {"shard", "sequence", "date"} <= set(table.columns):
+        raise PipelineError(f"{name} is no archive: it has the columns {', '.join(table.columns)}")
+    types = {one.name: one.dataType for one in spark_schema().fields}
+    there = set(table.columns)
+    lacking = {one: F.lit(None).cast(types[one]).alias(one) for one in NAMES if one not in there}
+    lacking["route"] = F.coalesce(F.col("route"), F.lit("")).alias("route")  # a part of nothing is null
+    return table.select(*(lacking.get(one, F.col(one)) for one in NAMES), "date")
 
 
 def run_stream(
@@ -194,13 +227,14 @@ def run_stream(
 
     Raises PipelineError: the session has no such format, or could not write.
     """
-    is_table = "/" not in to
+    is_table = is_table_name(to)
+    to = to if is_table else spark_reaches(spark, place_of(to, hadoop_of(spark)))
     if is_table and checkpoint is None:
         raise PipelineError(f"{to} is the name of a table: say --checkpoint, where to keep the position")
     options = {"startingOffsets": "earliest", "failOnDataLoss": str(fail).lower()}
     rows = spark.readStream.format("gateway_journal").options(**options).load(journal)
     sink = (
-        rows.withColumn("date", F.to_date("received"))
+        rows.withColumn("date", utc_date())
         .writeStream.format(format_)
         .partitionBy("date", "route")
         .option("checkpointLocation", checkpoint or f"{to}/_checkpoint")

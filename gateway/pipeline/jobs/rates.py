@@ -22,10 +22,14 @@ from pyspark.sql import functions as F
 from pyspark.sql.streaming.query import StreamingQuery
 
 from gateway.errors import PipelineError
-from gateway.pipeline.jobs.archive import read_archive
+from gateway.pipeline.archive.tables import FORMATS, is_table_name, read_table, upsert
+from gateway.pipeline.jobs.archive import PARQUET, read_archive
 from gateway.pipeline.journal.options import options_of
+from gateway.pipeline.journal.planning import reader_of
 from gateway.pipeline.progress import Tell, progress
 from gateway.pipeline.report.page import Rate, page
+from gateway.pipeline.stores import hadoop_of, place_of, spark_reaches
+from gateway.pipeline.times import moment
 from gateway.pipeline.traffic.windows import Touched, Windows, duration_us, runs_of
 from gateway.protocols import DIALECTS
 from gateway.store.journal.columns import LEFT_OUTBOX
@@ -46,6 +50,7 @@ NEEDED: Final = (
     "delivered_assurance",
     "body_size",
 )
+KEYS: Final = ("begin", "end", "route", "source_protocol", "target_protocol", "client")
 LATE: Final = "10 minutes"
 RANGES_MAX: Final = 20  # of times, in one condition; more are read as one
 REPORT_ROWS_MAX: Final = 200_000
@@ -139,25 +144,28 @@ def run(
     since: str | None = None,
     until: str | None = None,
     to: str | None = None,
+    format_: str = PARQUET,
     report: Path | None = None,
     tell: Tell = lambda _: None,
 ) -> Rates:
     """Rates of a journal (or archive) from `since` to before `until` (ISO 8601), as Parquet in `to`, which
-    must be new, and as a page in `report`. Raises PipelineError."""
+    must be new, or in a table of this format, in the place of older ones; and as a page in `report`. Raises
+    PipelineError."""
     rows = read_archive(spark, source) if archive else _journal(spark, source)
-    for text, condition in (
-        (since, F.col("received") >= F.lit(since)),
-        (until, F.col("received") < F.lit(until)),
-    ):
-        if text is not None:
-            rows = rows.where(condition)
+    received = F.col("received")
+    if since is not None:
+        rows = rows.where(received >= F.lit(moment(since)))
+    if until is not None:
+        rows = rows.where(received < F.lit(moment(until)))
     try:
         with progress(spark, "rates", tell):
             found = rates(rows, window, clients=clients).orderBy("begin", "route").persist()
             counted = found.agg(F.count("*"), F.sum("messages")).first()
             assert counted is not None
-            if to is not None:
-                found.coalesce(1).write.parquet(to)
+            if to is not None and format_ in FORMATS:
+                upsert(spark, to, format_, found, _keys(found))
+            elif to is not None:
+                found.coalesce(1).write.parquet(_written(spark, to))
             if report is not None:
                 _report(found, source, report)
             found.unpersist()
@@ -171,6 +179,8 @@ def follow(
     journal: str,
     *,
     to: str,
+    format_: str = PARQUET,
+    checkpoint: str | None = None,
     window: str = "1 minute",
     late: str = LATE,
     clients: bool = False,
@@ -183,13 +193,20 @@ def follow(
     """The same as a stream: each window when the journal is complete up to its end, or rows that came `late`
     after it have been read; as `to`/batch=N/*.parquet, and the page anew each time. A window that has rows
     later still is told again, in a higher batch: `told` has the newest. `available_now`: end when the journal
-    does. The position is kept in `to`/_checkpoint, the windows that wait in `to`/_windows.
+    does. The position is kept in `to`/_checkpoint, the windows that wait in `to`/_windows. A table of another
+    format has each window once, the newest; its name needs a `checkpoint`, where those are kept.
     """
+    if is_table_name(to) and checkpoint is None:
+        raise PipelineError(f"{to} is the name of a table: say --checkpoint, where to keep the position")
+    kept = _written(spark, to if checkpoint is None else checkpoint)
+    to = to if is_table_name(to) else _written(spark, to)
     late_us = duration_us(late)
-    reader = JournalReader(options_of({"path": journal}, stream=True).folder, skip=True)
+    reader = reader_of(
+        options_of({"path": journal, "failOnDataLoss": "false"}, stream=True, hadoop=hadoop_of(spark))
+    )
 
     def tell_batch(batch: DataFrame, number: int) -> None:
-        before = _windows(spark, to, number - 1)
+        before = _windows(spark, kept, number - 1)
         touched = _touched(batch, window)
         windows = before.read(number, touched)
         marks = {shard: reader.low_water(shard, windows.ends.get(shard)) for shard in reader.shards()}
@@ -216,18 +233,32 @@ def follow(
             wanted = _micros("begin") == F.col("begin_us")
             found = rates(rows, window, clients=clients).join(F.broadcast(begins), wanted).drop("begin_us")
             # Written over when Spark repeats the batch, as it does after a kill: so it is there once.
-            found.coalesce(1).write.mode("overwrite").parquet(f"{to}/batch={number}")
+            if format_ in FORMATS:
+                upsert(spark, to, format_, found, _keys(found))
+            else:
+                found.coalesce(1).write.mode("overwrite").parquet(f"{to}/batch={number}")
             if report is not None:
-                _report(told(spark, to), journal, report)
+                newest = read_table(spark, to, format_) if format_ in FORMATS else told(spark, to)
+                _report(newest, journal, report)
             tell(f"rates: {len(chosen)} windows more in {to}")
         state = spark.createDataFrame([(windows.encode(),)], "value string")
-        state.coalesce(1).write.mode("overwrite").text(f"{to}/_windows/{number % 2}")
+        state.coalesce(1).write.mode("overwrite").text(f"{kept}/_windows/{number % 2}")
 
     stream = spark.readStream.format("gateway_journal").option("columns", "shard,sequence,received")
     writer = stream.option("startingOffsets", starting).load(journal).writeStream.foreachBatch(tell_batch)
-    writer = writer.option("checkpointLocation", f"{to}/_checkpoint").queryName("rates")
+    writer = writer.option("checkpointLocation", f"{kept}/_checkpoint").queryName("rates")
     ready = writer.trigger(availableNow=True) if available_now else writer.trigger(processingTime=every)
     return ready.start()
+
+
+def _keys(found: DataFrame) -> list[str]:
+    """The columns that tell rates apart."""
+    return [one for one in KEYS if one in found.columns]
+
+
+def _written(spark: SparkSession, to: str) -> str:
+    """A folder, as Spark's own writers want it. Raises PipelineError: nobody answers there."""
+    return spark_reaches(spark, place_of(to, hadoop_of(spark)))
 
 
 def told(spark: SparkSession, to: str) -> DataFrame:
@@ -280,8 +311,9 @@ def _between(begin: int, end: int) -> Column:
 
 
 def _journal(spark: SparkSession, folder: str, **options: str) -> DataFrame:
-    given = spark.read.format("gateway_journal").option("columns", ",".join(NEEDED))
-    return given.options(**options).load(folder)
+    """Each range of times is a table of its own, so that its condition holds for it alone."""
+    given = {"columns": ",".join(NEEDED), "pushFilters": "true"} | options
+    return spark.read.format("gateway_journal").options(**given).load(folder)
 
 
 def _report(found: DataFrame, source: str, path: Path) -> None:

@@ -131,7 +131,7 @@ def table(traffic: DataFrame, candidate: Candidate, name: str, body: DataType | 
 
 def _parsed(body: DataType) -> Column:
     if isinstance(body, StructType | ArrayType | MapType):
-        return F.from_json(F.col(BODY).cast("string"), body)
+        return F.from_json(F.col(BODY).cast("string"), body.json())
     return F.expr(f"try_cast(cast({BODY} as string) as {body.simpleString()})")
 
 

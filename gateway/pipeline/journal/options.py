@@ -2,7 +2,7 @@
 
 | option | default | |
 |---|---|---|
-| `path` | | the journal's folder, as every worker sees it |
+| `path` | | the journal's folder, as every worker sees it, or a URI |
 | `columns` | all | names with commas between them; Spark does not tell a source which columns it needs |
 | `routes`, `protocols` | all | only rows of these routes ("": none) and source protocols |
 | `startingOffsets` | `earliest`; of a stream `latest` | or JSON: `{"0": 123}`; -2: earliest, -1: latest |
@@ -12,6 +12,7 @@
 | `minPartitions` | 1 | tasks, at least |
 | `partitionBytes` | 64 MiB | of blocks in a task |
 | `failOnDataLoss` | `true` | `false`: go on where retention deleted or damage took rows |
+| `pushFilters` | `false` | `true`: conditions pass over blocks; for a table with one use in a query |
 
 Offsets are sequence numbers by shard, those of the next row. Unknown options are refused.
 """
@@ -19,15 +20,14 @@ Offsets are sequence numbers by shard, those of the next row. Unknown options ar
 from __future__ import annotations
 
 import json
-import re
 from collections.abc import Mapping
 from dataclasses import dataclass
 from datetime import UTC, datetime
 from difflib import get_close_matches
-from pathlib import Path
 from typing import Final
 
 from gateway.errors import PipelineError
+from gateway.pipeline.stores import Hadoop, Place, place_of
 
 EARLIEST: Final = -2
 LATEST: Final = -1
@@ -44,6 +44,7 @@ NAMES: Final = (
     "minPartitions",
     "partitionBytes",
     "failOnDataLoss",
+    "pushFilters",
 )
 PARTITION_OCTETS: Final = 64 * 1_048_576  # a task has a cost of its own, of some 20 MiB
 
@@ -64,7 +65,7 @@ class Bound:
 class Options:
     """The options of one load."""
 
-    folder: Path
+    folder: Place
     routes: frozenset[str] | None
     protocols: frozenset[str] | None
     start: Bound
@@ -73,10 +74,12 @@ class Options:
     partitions_min: int
     partition_octets: int
     fail: bool
+    push: bool
 
 
-def options_of(given: Mapping[str, str], *, stream: bool) -> Options:
-    """Read Spark's options, whose names may be of any case. Raises PipelineError: which is wrong, and why."""
+def options_of(given: Mapping[str, str], *, stream: bool, hadoop: Hadoop | None = None) -> Options:
+    """Read Spark's options, whose names may be of any case; `hadoop`: by which stores are reached. Raises
+    PipelineError: which is wrong, and why."""
     known = {name.lower(): name for name in NAMES}
     stated = {key.lower(): value for key, value in given.items()}
     for key in stated:
@@ -90,7 +93,7 @@ def options_of(given: Mapping[str, str], *, stream: bool) -> Options:
     if stream and ("endingoffsets" in stated or "endingtimestamp" in stated):
         raise PipelineError("a stream has no end: endingOffsets and endingTimestamp are for batches")
     return Options(
-        folder=Path(re.sub("^file:(?=/)(//)?", "", path)),
+        folder=place_of(path, hadoop),
         routes=_set(stated.get("routes")),
         protocols=_set(stated.get("protocols")),
         start=_bound(stated, "starting", LATEST if stream else EARLIEST),
@@ -98,7 +101,8 @@ def options_of(given: Mapping[str, str], *, stream: bool) -> Options:
         rows_max=_number(stated, "maxOffsetsPerTrigger", None),
         partitions_min=_number(stated, "minPartitions", 1) or 1,
         partition_octets=_number(stated, "partitionBytes", PARTITION_OCTETS) or PARTITION_OCTETS,
-        fail=_truth(stated, "failOnDataLoss"),
+        fail=_truth(stated, "failOnDataLoss", "true"),
+        push=_truth(stated, "pushFilters", "false"),
     )
 
 
@@ -124,8 +128,8 @@ def _number(stated: Mapping[str, str], name: str, otherwise: int | None) -> int 
     return int(text)
 
 
-def _truth(stated: Mapping[str, str], name: str) -> bool:
-    text = stated.get(name.lower(), "true").lower()
+def _truth(stated: Mapping[str, str], name: str, otherwise: str) -> bool:
+    text = stated.get(name.lower(), otherwise).lower()
     if text not in ("true", "false"):
         raise PipelineError(f"{name} is true or false, not {text!r}")
     return text == "true"

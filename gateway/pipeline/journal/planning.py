@@ -117,7 +117,7 @@ class Shard:
 
 def reader_of(options: Options) -> JournalReader:
     """The journal that the options name."""
-    return JournalReader(options.folder, skip=not options.fail, expand=expand_runs)
+    return JournalReader(options.folder.path(), skip=not options.fail, expand=expand_runs)
 
 
 def first_of(reader: JournalReader, shard: str) -> int:

@@ -9,7 +9,8 @@ batch that is read again has exactly the same rows, whatever was killed in betwe
 from __future__ import annotations
 
 from collections.abc import Iterable, Iterator
-from typing import Final
+from socket import gethostname
+from typing import ClassVar, Final
 
 from pyspark.sql.datasource import (
     DataSource,
@@ -41,14 +42,23 @@ from gateway.pipeline.journal.planning import (
     reader_of,
     shared_out,
 )
+from gateway.pipeline.stores import Hadoop
 from gateway.pipeline.workers import spare_imports
-from gateway.store.journal.reader import Gap
+from gateway.store.journal.reader import Gap, NoFolderError
 
 BATCH_ROWS: Final = 10_000  # that go to Spark at a time; a flush of the gateway may be few
 
 
 class JournalSource(DataSource):
     """`format("gateway_journal")`; options.py has its options, and a given schema chooses columns, too."""
+
+    hadoop: ClassVar[Hadoop] = {}
+    """By which stores are reached; a session gets a class of its own with its options (`of`)."""
+
+    @classmethod
+    def of(cls, hadoop: Hadoop) -> type[JournalSource]:
+        """The source for a session with these options; where it is planned there is no session to ask."""
+        return type(cls.__name__, (cls,), {"hadoop": hadoop, "__doc__": cls.__doc__})
 
     @classmethod
     def name(cls) -> str:
@@ -62,11 +72,13 @@ class JournalSource(DataSource):
     def reader(self, schema: StructType) -> DataSourceReader:
         """A table."""
         spare_imports()
-        return JournalTable(options_of(self.options, stream=False), _names(schema))
+        options = options_of(self.options, stream=False, hadoop=self.hadoop)
+        made = FilteredTable if options.push else JournalTable
+        return made(options, _names(schema))
 
     def streamReader(self, schema: StructType) -> DataSourceStreamReader:
         """A stream."""
-        return JournalStream(options_of(self.options, stream=True), _names(schema))
+        return JournalStream(options_of(self.options, stream=True, hadoop=self.hadoop), _names(schema))
 
 
 def _names(schema: StructType) -> tuple[str, ...]:
@@ -81,10 +93,26 @@ def _names(schema: StructType) -> tuple[str, ...]:
 
 
 def _read(options: Options, wanted: Wanted, names: tuple[str, ...], part: InputPartition) -> Iterator[Arrow]:
-    """The rows of a part, about BATCH_ROWS in a batch."""
+    """The rows of a part, about BATCH_ROWS in a batch. Raises JournalError; PipelineError for what only this
+    machine has against it."""
     if not isinstance(part, Part):  # Spark's own, when there is nothing to read
         return
     spare_imports()
+    try:
+        yield from _batches(options, wanted, names, part)
+    except NoFolderError as error:
+        raise PipelineError(
+            f"{error} on {gethostname()}, though the driver has it: every executor needs the journal under"
+            " the same path, or it is shipped to a store (gateway pipeline ship)"
+        ) from error
+    except OSError as error:
+        raise PipelineError(
+            f"shard {part.shard} of the journal in {options.folder.uri} cannot be read on {gethostname()}:"
+            f" {error}"
+        ) from error
+
+
+def _batches(options: Options, wanted: Wanted, names: tuple[str, ...], part: Part) -> Iterator[Arrow]:
     gathered: list[Arrow] = []
     rows = 0
     received = wanted.received
@@ -125,11 +153,6 @@ class JournalTable(DataSourceReader):
         self._names = names
         self._wanted = wanted_of(options)
 
-    def pushFilters(self, filters: list[Filter]) -> Iterable[Filter]:
-        """Take what helps to pass over blocks; Spark applies all of them again."""
-        self._wanted = narrowed(self._wanted, filters)
-        return filters
-
     def partitions(self) -> list[InputPartition]:
         """Parts of all shards. Raises GoneError, DamageError, PipelineError."""
         options, wanted = self._options, self._wanted
@@ -152,6 +175,16 @@ class JournalTable(DataSourceReader):
     def read(self, partition: InputPartition) -> Iterator[Arrow]:
         """The rows of a part."""
         return _read(self._options, self._wanted, self._names, partition)
+
+
+class FilteredTable(JournalTable):
+    """The same, where conditions pass over blocks. Spark gives all uses of one table of a Python source in a
+    query the conditions of the last, so whoever asks for this uses it once."""
+
+    def pushFilters(self, filters: list[Filter]) -> Iterable[Filter]:
+        """Take what helps to pass over blocks; Spark applies all of them again."""
+        self._wanted = narrowed(self._wanted, filters)
+        return filters
 
 
 class JournalStream(DataSourceStreamReader, SupportsTriggerAvailableNow):
@@ -226,8 +259,8 @@ class JournalStream(DataSourceStreamReader, SupportsTriggerAvailableNow):
             end = next_of(self._reader, name)
             if end < first and self._options.fail:
                 raise PipelineError(
-                    f"shard {name} of the journal in {self._options.folder} ends before row {end}, and row"
-                    f" {first} is wanted next: its end is lost, or it is another journal; with a new"
+                    f"shard {name} of the journal in {self._options.folder.uri} ends before row {end},"
+                    f" and row {first} is wanted next: its end is lost, or it is another journal; with a new"
                     " checkpoint, or failOnDataLoss=false, the query goes on"
                 )
             shard = self._shards[name] = Shard(

@@ -10,18 +10,18 @@ from __future__ import annotations
 
 import re
 from collections.abc import Callable, Iterable, Iterator, Sequence
-from datetime import UTC, datetime
 from typing import TYPE_CHECKING, Any, Final, NamedTuple
 
 import pyarrow.compute as pc
 from pyspark.sql import functions as F
 from pyspark.sql.datasource import Filter, GreaterThanOrEqual, InputPartition, LessThan
 
-from gateway.errors import PipelineError
 from gateway.pipeline.columns import BY_NAME, Arrow
 from gateway.pipeline.jobs.archive import read_archive
 from gateway.pipeline.journal.options import options_of
-from gateway.pipeline.journal.source import JournalTable
+from gateway.pipeline.journal.source import FilteredTable
+from gateway.pipeline.stores import hadoop_of
+from gateway.pipeline.times import moment
 from gateway.pipeline.traffic.rows import LEFT
 from gateway.store.journal.columns import LEFT_OUTBOX
 
@@ -67,8 +67,10 @@ class Recording(NamedTuple):
             staying = rows.where(~F.coalesce(F.expr(LEFT), F.lit(False)))
             return staying.select(*names).mapInArrow(function, schema)
         cores = self.spark.sparkContext.defaultParallelism
-        options = options_of({"path": self.folder, "minPartitions": str(cores)}, stream=False)
-        table = JournalTable(options, tuple(dict.fromkeys((*names, REASON))))
+        options = options_of(
+            {"path": self.folder, "minPartitions": str(cores)}, stream=False, hadoop=hadoop_of(self.spark)
+        )
+        table = FilteredTable(options, tuple(dict.fromkeys((*names, REASON))))
         for bound in _bounds(self.span):
             table.pushFilters([bound])
         parts = table.partitions()
@@ -79,7 +81,7 @@ class Recording(NamedTuple):
 class _Straight:
     """`mapInArrow` of numbers of parts: reads them, and hands their rows on."""
 
-    def __init__(self, table: JournalTable, parts: Sequence[InputPartition], function: Batches) -> None:
+    def __init__(self, table: FilteredTable, parts: Sequence[InputPartition], function: Batches) -> None:
         self._table = table
         self._parts = parts
         self._function = function
@@ -116,7 +118,9 @@ def traffic(
     columns = list(dict.fromkeys((*ALWAYS, *names, *span.columns)))
     if archive is not None:
         return within(read_archive(spark, archive).select(*columns), span)
-    rows = spark.read.format("gateway_journal").option("columns", ",".join(columns)).load(folder)
+    # Each job uses what it gets here once in a query.
+    options = {"columns": ",".join(columns), "pushFilters": "true"}
+    rows = spark.read.format("gateway_journal").options(**options).load(folder)
     return within(rows, span)
 
 
@@ -128,17 +132,6 @@ def within(rows: DataFrame, span: Span) -> DataFrame:
     if span.end is not None:
         rows = rows.where(received < F.lit(moment(span.end)))
     return rows if span.where is None else rows.where(span.where)
-
-
-def moment(text: str) -> datetime:
-    """A time that a person wrote. Raises PipelineError."""
-    try:
-        found = datetime.fromisoformat(text)
-    except ValueError as error:
-        raise PipelineError(
-            f"{text!r} is no time; write 2026-05-01T06:00 or 2026-05-01T06:00:00.5Z"
-        ) from error
-    return found if found.tzinfo is not None else found.replace(tzinfo=UTC)
 
 
 def rows_at(rows: DataFrame, places: Sequence[tuple[str, int]]) -> list[dict[str, Any]]:

@@ -67,6 +67,10 @@ class GoneError(JournalError):
         self.first = first
 
 
+class NoFolderError(JournalError):
+    """There is no such folder."""
+
+
 class Gap(NamedTuple):
     """`rows` rows from number `first` on are missing.
 
@@ -256,14 +260,18 @@ class JournalReader:
         self._summaries: dict[Path, tuple[Segment, Summary | None]] = {}
 
     def segments(self, shard: str | None = None) -> list[Segment]:
-        """The files as they are now, in order of shard and sequence. Raises JournalError: no such folder."""
+        """The files as they are now, in order of shard and sequence. Raises NoFolderError."""
         if not self.folder.is_dir():
-            raise JournalError(f"there is no journal in {self.folder}: no such folder")
+            raise NoFolderError(f"there is no journal in {self.folder}: no such folder")
         found = segments_in(self.folder)
         for below in sorted(self.folder.iterdir()):
             if below.is_dir():
                 found += segments_in(below, f"{below.name}/")
         return [one for one in found if shard is None or one.shard == shard]
+
+    def is_there(self) -> bool:
+        """Whether the folder is there, and has segments."""
+        return self.folder.is_dir() and bool(self.segments())
 
     def shards(self) -> list[str]:
         """The shards that have segments."""

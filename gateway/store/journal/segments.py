@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Iterator
-from os import fstat
+from os import SEEK_END
 from pathlib import Path
 from typing import BinaryIO, Final, NamedTuple
 
@@ -81,8 +81,8 @@ def segments_in(folder: Path, prefix: str = "") -> list[Segment]:
 
 
 def size_of(file: BinaryIO) -> int:
-    """The size of an open file, as it is now."""
-    return fstat(file.fileno()).st_size
+    """The size of an open file, as it is now; it stands at its end then."""
+    return file.seek(0, SEEK_END)
 
 
 def walk(file: BinaryIO, path: Path, offset: int = 0) -> Iterator[At | Hole]:

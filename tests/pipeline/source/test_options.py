@@ -19,13 +19,13 @@ DAY = datetime(2023, 11, 15, tzinfo=UTC)
 
 @pytest.mark.parametrize("text", ["/j/k", "file:/j/k", "file:///j/k"])
 def test_paths(text: str) -> None:
-    assert options_of({"path": text}, stream=False).folder == Path("/j/k")
+    assert options_of({"path": text}, stream=False).folder.path() == Path("/j/k")
 
 
 def test_defaults_are_kafkas() -> None:
     table = options_of({"PATH": "file:///j"}, stream=False)
     stream = options_of({"path": "/j"}, stream=True)
-    assert table.folder == stream.folder == Path("/j")
+    assert table.folder.path() == stream.folder.path() == Path("/j")
     assert (table.start.otherwise, stream.start.otherwise) == (EARLIEST, LATEST)
     assert table.end.otherwise == LATEST
     assert (table.rows_max, table.partitions_min, table.fail) == (None, 1, True)

@@ -16,7 +16,7 @@ from gateway.pipeline.columns import COLUMNS, spark_schema
 from gateway.pipeline.journal.filters import narrowed
 from gateway.pipeline.journal.options import microseconds_of, options_of
 from gateway.pipeline.journal.planning import Part
-from gateway.pipeline.journal.source import JournalTable
+from gateway.pipeline.journal.source import FilteredTable, JournalTable
 from gateway.protocols.mqtt.dialect import topic_address
 from gateway.store.journal.reader import Gap, JournalReader
 from gateway.store.journal.writer import Options
@@ -102,7 +102,8 @@ def test_a_wrong_option_is_named(
 def test_filters_reach_the_blocks_and_the_rows_are_right(spark: SparkSession, tmp_path: Path) -> None:
     written(tmp_path, 1_000, block_rows=100)
     written(tmp_path, 500, shard=1, block_rows=100)
-    everything = table(spark, tmp_path, columns="shard,sequence,received,route,source_protocol,client")
+    names = "shard,sequence,received,route,source_protocol,client"
+    everything = table(spark, tmp_path, columns=names, pushFilters="true")
     assert everything.count() == 1_500
     found = everything.where("received >= timestamp'2023-11-14 22:13:20.250Z' and route = 'up'")
     assert numbers(found) == [
@@ -119,11 +120,18 @@ def test_filters_reach_the_blocks_and_the_rows_are_right(spark: SparkSession, tm
     assert table(spark, tmp_path, columns="sequence", routes="", protocols="mqtt,amqp091").count() == 750
 
 
+def test_each_use_of_a_table_has_its_own_conditions(spark: SparkSession, journal: Make) -> None:
+    found = table(spark, journal(60), columns="sequence")
+    few, others = found.where("sequence < 10"), found.where("sequence >= 50")
+    assert few.union(others).count() == 20
+    assert few.alias("a").join(found.where("sequence >= 5").alias("b"), "sequence").count() == 5
+
+
 def test_pushed_filters_pass_over_blocks(journal: Make) -> None:
     from pyspark.sql.datasource import EqualTo, GreaterThan
 
     folder = journal(1_000, block_rows=100)
-    found = JournalTable(options_of({"path": str(folder)}, stream=False), ("sequence",))
+    found = FilteredTable(options_of({"path": str(folder)}, stream=False), ("sequence",))
     filters = [GreaterThan(("sequence",), 850), EqualTo(("route",), "up")]
     assert list(found.pushFilters(list(filters))) == filters, "Spark applies them again"
     (part,) = found.partitions()

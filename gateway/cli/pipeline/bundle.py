@@ -1,0 +1,37 @@
+"""`gateway pipeline bundle`: what the executors of a cluster need, as files for spark-submit."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+from gateway.cli.pipeline.common import installed
+
+app = typer.Typer()
+
+
+@app.command()
+def bundle(
+    to: Annotated[Path, typer.Option(metavar="FOLDER", help="Where the files go.")] = Path("bundle"),
+    environment: Annotated[
+        bool,
+        typer.Option(
+            "--environment", help="Pack what the gateway depends on, too, for a cluster that has only Spark."
+        ),
+    ] = False,
+) -> None:
+    """Write the program and the code that a cluster runs, and say how they are submitted.
+
+    The driver's Python and the executors' have the same version as this one.
+    """
+    installed()
+    from gateway.pipeline.bundle import ENVIRONMENT, write
+
+    made = write(to, environment=environment)
+    given = [f"--py-files {made.code}"]
+    if made.environment is not None:
+        given.append(f"--archives {made.environment}#{ENVIRONMENT}")
+        given.append(f"--conf spark.executorEnv.PYTHONPATH={ENVIRONMENT}")
+    typer.echo(f"spark-submit --master MASTER {' '.join(given)} {made.submit} COMMAND …")

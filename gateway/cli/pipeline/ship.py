@@ -1,0 +1,38 @@
+"""`gateway pipeline ship`: what is complete of the journal, copied to a store."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+from gateway.cli.options import ConfigFile
+from gateway.cli.pipeline.common import JournalFolder, SparkOption, hadoop_of, installed, journal_of
+from gateway.errors import PipelineError
+
+app = typer.Typer()
+
+
+@app.command()
+def ship(
+    to: Annotated[str, typer.Option(metavar="URI", help="s3a://, gs://, abfs://, hdfs://, or a folder.")],
+    journal: JournalFolder = None,
+    config: ConfigFile = None,
+    conf: SparkOption = None,
+) -> None:
+    """Copy the files of the journal that are complete, and not there yet, to a store. Starts no Spark.
+
+    The other commands, and Spark's jobs, read the journal there: --journal URI.
+    """
+    installed()
+    from gateway.pipeline.shipping import ship as job
+    from gateway.pipeline.stores import place_of
+
+    folder = journal_of(journal, config)
+    if "://" in folder:
+        raise PipelineError(f"a journal is shipped from a folder, not from {folder}")
+    done = job(Path(folder), place_of(to, hadoop_of(conf)))
+    typer.echo(
+        f"{done.files} files shipped ({done.octets} octets), {done.deleted} deleted, {done.total} there now"
+    )

@@ -1,0 +1,324 @@
+"""Archives in tables: Delta Lake and Iceberg, which have snapshots, so that no reader loses a file, and their
+own merging, retention and evolution.
+
+A run appends what has come since the last one in a single commit, and the position in the journal stands in
+that commit: both are there, or neither is. So nothing else is kept, and a run that is killed has happened or
+not. Should the commit have been forgotten by its table (Delta keeps its log for a month), the rows themselves
+say where the archive ends.
+"""
+
+from __future__ import annotations
+
+import json
+import time
+import zlib
+from collections.abc import Mapping, Sequence
+from datetime import UTC, date, datetime, timedelta
+from typing import Any, Final, NamedTuple, Protocol
+
+from py4j.protocol import Py4JJavaError
+from pyarrow import fs
+from pyspark.errors import PySparkException
+from pyspark.sql import Column, DataFrame, Row, SparkSession
+from pyspark.sql import functions as F
+
+from gateway.errors import PipelineError
+from gateway.pipeline.columns import spark_schema
+from gateway.pipeline.journal.options import Offsets, options_of
+from gateway.pipeline.journal.planning import bounded, next_of, reader_of
+from gateway.pipeline.progress import Tell, progress
+from gateway.pipeline.stores import Place, hadoop_of, place_of, spark_reaches
+
+POSITION: Final = "gateway.offsets"
+"""The name of the position in a commit of Iceberg; Delta's commits have one text."""
+
+CATALOG: Final = "gateway_tables"
+FRESH: Final = "gateway_fresh_rows"
+DAY_US: Final = 86_400_000_000
+PARTS: Final = ("date", "route")
+
+
+class Appended(NamedTuple):
+    """What a run did: rows, those that are missing in the journal, and what the table has now."""
+
+    rows: int
+    missing: int
+    total_rows: int
+
+
+class Position(NamedTuple):
+    """The next row of each shard that is not in the table; `at_us`: when that was committed (microseconds
+    UTC)."""
+
+    offsets: Offsets
+    at_us: int
+
+
+class TableFormat(Protocol):
+    """What is to be said otherwise to each."""
+
+    name: str
+    mark: str
+    """A file or folder that a table has."""
+
+    options: Mapping[str, str]
+    """Of a session that has it."""
+
+    def packages(self, spark: str) -> str:
+        """Maven's name of it for a release of Spark. Raises PipelineError: there is none."""
+
+    def table(self, spark: SparkSession, place: Place) -> str:
+        """What SQL calls the table in a folder."""
+
+    def append(self, spark: SparkSession, table: str, rows: DataFrame, offsets: Offsets) -> int:
+        """Append in one commit that has the position; returns the rows."""
+
+    def position(self, spark: SparkSession, table: str) -> Position | None:
+        """The newest position in the table's commits; None: there is none."""
+
+    def keep_house(self, spark: SparkSession, table: str) -> None:
+        """Merge small files, and forget old versions, as long as the table's own properties say."""
+
+
+class Delta:
+    """Delta Lake."""
+
+    name = "delta"
+    mark = "_delta_log"
+    options: Mapping[str, str] = {
+        "spark.sql.extensions": "io.delta.sql.DeltaSparkSessionExtension",
+        "spark.sql.catalog.spark_catalog": "org.apache.spark.sql.delta.catalog.DeltaCatalog",
+        # VACUUM lists folders in so many tasks, however few they are; Spark's own number is 10 000.
+        "spark.sql.sources.parallelPartitionDiscovery.parallelism": "16",
+    }
+
+    def packages(self, spark: str) -> str:
+        release = ".".join(spark.split(".")[:2])
+        if release not in ("4.1", "4.2"):
+            raise PipelineError(f"there is no Delta Lake for Spark {spark}; pyspark 4.2 has one")
+        return f"io.delta:delta-spark_{release}_2.13:4.4.0"
+
+    def table(self, spark: SparkSession, place: Place) -> str:
+        return f"delta.`{spark_reaches(spark, place)}`"
+
+    def append(self, spark: SparkSession, table: str, rows: DataFrame, offsets: Offsets) -> int:
+        text = json.dumps({POSITION: offsets})
+        rows.writeTo(table).option("userMetadata", text).append()
+        (newest,) = spark.sql(f"DESCRIBE HISTORY {table} LIMIT 1").collect()
+        return int(newest["operationMetrics"]["numOutputRows"])
+
+    def position(self, spark: SparkSession, table: str) -> Position | None:
+        history = spark.sql(f"DESCRIBE HISTORY {table}").where(F.col("userMetadata").contains(POSITION))
+        row = history.orderBy(F.desc("version")).select("userMetadata", F.unix_micros("timestamp")).first()
+        return None if row is None else Position(_offsets(json.loads(row[0])[POSITION]), row[1])
+
+    def keep_house(self, spark: SparkSession, table: str) -> None:
+        spark.sql(f"OPTIMIZE {table}").collect()
+        spark.sql(f"VACUUM {table}").collect()
+
+
+class Iceberg:
+    """Apache Iceberg. A folder is a table of a catalog of its own, of Hadoop's kind: its parent."""
+
+    name = "iceberg"
+    mark = "metadata"
+    options: Mapping[str, str] = {
+        "spark.sql.extensions": "org.apache.iceberg.spark.extensions.IcebergSparkSessionExtensions"
+    }
+
+    def packages(self, spark: str) -> str:
+        if not spark.startswith("4.1."):
+            raise PipelineError(f"there is no Iceberg for Spark {spark}; pyspark 4.1 has one, and Delta, too")
+        return "org.apache.iceberg:iceberg-spark-runtime-4.1_2.13:1.12.0"
+
+    def table(self, spark: SparkSession, place: Place) -> str:
+        parent, _, name = spark_reaches(spark, place).rpartition("/")
+        catalog = f"{CATALOG}_{zlib.crc32(parent.encode())}"
+        spark.conf.set(f"spark.sql.catalog.{catalog}", "org.apache.iceberg.spark.SparkCatalog")
+        spark.conf.set(f"spark.sql.catalog.{catalog}.type", "hadoop")
+        spark.conf.set(f"spark.sql.catalog.{catalog}.warehouse", parent)
+        return f"{catalog}.`{name}`"
+
+    def append(self, spark: SparkSession, table: str, rows: DataFrame, offsets: Offsets) -> int:
+        rows.writeTo(table).option(f"snapshot-property.{POSITION}", json.dumps(offsets)).append()
+        row = self._snapshots(spark, table).first()
+        assert row is not None
+        return int(row["summary"].get("added-records", 0))
+
+    def position(self, spark: SparkSession, table: str) -> Position | None:
+        found = F.col("summary").getItem(POSITION)
+        rows = self._snapshots(spark, table).where(found.isNotNull())
+        row = rows.select(found, F.unix_micros("committed_at")).first()
+        return None if row is None else Position(_offsets(json.loads(row[0])), row[1])
+
+    def keep_house(self, spark: SparkSession, table: str) -> None:
+        catalog, _, name = table.partition(".")
+        for procedure in ("rewrite_data_files", "expire_snapshots"):
+            spark.sql(f"CALL {catalog}.system.{procedure}(table => '{name}')").collect()
+
+    @staticmethod
+    def _snapshots(spark: SparkSession, table: str) -> DataFrame:
+        return spark.table(f"{table}.snapshots").orderBy(F.desc("committed_at"))
+
+
+FORMATS: Final[Mapping[str, TableFormat]] = {one.name: one for one in (Delta(), Iceberg())}
+
+
+def is_table_name(text: str) -> bool:
+    """Whether it is the name of a table of a catalog, and no folder."""
+    return "/" not in text and "." in text.strip(".")
+
+
+def format_at(place: Place) -> TableFormat | None:
+    """The format of the table in a folder; None: there is none. Raises PipelineError: nobody answers."""
+    system, path = place.reached().kept()
+    for found in FORMATS.values():
+        if system.get_file_info(f"{path}/{found.mark}").type == fs.FileType.Directory:
+            return found
+    return None
+
+
+def session_options(
+    formats: set[str], spark: str, given: Mapping[str, str], *, fetch: bool
+) -> dict[str, str]:
+    """What a session needs of options for these formats, beside those that are `given`; `fetch`: their
+    packages, too, unless jars are named. Raises PipelineError."""
+    found: dict[str, str] = {}
+    packages = []
+    for one in (FORMATS[name] for name in sorted(formats)):
+        for key, value in one.options.items():
+            if key == "spark.sql.extensions":
+                value = ",".join(filter(None, (found.get(key), value)))
+            found[key] = value
+        package = one.packages(spark)
+        if fetch and not {"spark.jars", "spark.jars.packages"} & set(given):
+            packages.append(package)
+    if packages:
+        found["spark.jars.packages"] = ",".join(packages)
+    return {key: value for key, value in found.items() if key not in given}
+
+
+def run(
+    spark: SparkSession,
+    journal: str,
+    to: str,
+    format_: str,
+    *,
+    keep_days: int | None = None,
+    fail: bool = True,
+    today: date | None = None,
+    tell: Tell = lambda _: None,
+) -> Appended:
+    """Bring the table `to` (folder, URI or name) up to the end of the journal; as `jobs/archive.py`'s. Raises
+    PipelineError, and what the journal's reader raises."""
+    form = FORMATS[format_]
+    with progress(spark, "archive", tell):
+        table = _made(spark, form, to)
+        position = form.position(spark, table)
+        before = position.offsets if position is not None else _ends(spark, table)
+        starts, ends = _bounds(spark, journal, before, fail=fail)
+        rows = missing = 0
+        if any(ends[shard] > starts[shard] for shard in ends):
+            options = {
+                "startingOffsets": json.dumps(starts),
+                "endingOffsets": json.dumps(ends),
+                "failOnDataLoss": str(fail).lower(),
+            }
+            found = spark.read.format("gateway_journal").options(**options).load(journal)
+            rows = form.append(spark, table, found.withColumn("date", utc_date()), before | ends)
+            missing = sum(ends.values()) - sum(starts.values()) - rows
+        if keep_days is not None:
+            oldest = (today or datetime.now(UTC).date()) - timedelta(days=keep_days)
+            spark.sql(f"DELETE FROM {table} WHERE date < DATE'{oldest.isoformat()}'").collect()
+        if rows and position is not None and position.at_us // DAY_US < time.time() * 1e6 // DAY_US:
+            form.keep_house(spark, table)  # what the days before have left; it costs more than a run
+        return Appended(rows, missing, spark.table(table).count())
+
+
+def upsert(spark: SparkSession, to: str, format_: str, rows: DataFrame, keys: Sequence[str]) -> None:
+    """Put rows into the table `to`, in the place of those with the same keys. Raises PipelineError."""
+    form = FORMATS[format_]
+    columns = {one.name: one.dataType.simpleString() for one in rows.schema.fields}
+    table = made(spark, form, to, columns)
+    rows.createOrReplaceTempView(FRESH)
+    alike = " AND ".join(f"there.`{key}` = fresh.`{key}`" for key in keys)
+    spark.sql(
+        f"MERGE INTO {table} there USING {FRESH} fresh ON {alike}"
+        " WHEN MATCHED THEN UPDATE SET * WHEN NOT MATCHED THEN INSERT *"
+    ).collect()
+
+
+def read_table(spark: SparkSession, to: str, format_: str) -> DataFrame:
+    """The table that is written as `to`."""
+    if is_table_name(to):
+        return spark.table(to)
+    return spark.table(FORMATS[format_].table(spark, place_of(to, hadoop_of(spark))))
+
+
+def utc_date() -> Column:
+    """The day of `received`, whatever the session's time zone."""
+    return F.date_from_unix_date(F.floor(F.unix_micros("received") / DAY_US).cast("int"))
+
+
+def _made(spark: SparkSession, form: TableFormat, to: str) -> str:
+    """The name of the table, which is there then, with all columns of the journal."""
+    schema = spark_schema().add("date", "date")
+    return made(spark, form, to, {one.name: one.dataType.simpleString() for one in schema.fields}, PARTS)
+
+
+def made(
+    spark: SparkSession, form: TableFormat, to: str, columns: Mapping[str, str], parts: tuple[str, ...] = ()
+) -> str:
+    """The name of the table `to`, which is there then, with these columns. Raises PipelineError: it has one
+    of another type, or the session has not this format."""
+    table = to if is_table_name(to) else form.table(spark, place_of(to, hadoop_of(spark)))
+    stated = ", ".join(f"`{name}` {kind}" for name, kind in columns.items())
+    parted = f" PARTITIONED BY ({', '.join(parts)})" if parts else ""
+    try:
+        spark.sql(f"CREATE TABLE IF NOT EXISTS {table} ({stated}) USING {form.name}{parted}")
+        there = {one.name: one.dataType.simpleString() for one in spark.table(table).schema.fields}
+        fresh = {name: kind for name, kind in columns.items() if name not in there}
+        if fresh:
+            added = ", ".join(f"`{name}` {kind}" for name, kind in fresh.items())
+            spark.sql(f"ALTER TABLE {table} ADD COLUMNS ({added})")
+    except (PySparkException, Py4JJavaError) as error:
+        raise PipelineError(f"{to} cannot be made a table of {form.name}: {_said(error)}") from error
+    for name, kind in columns.items():
+        if name in there and there[name] != kind:
+            raise PipelineError(f"the column {name} of {to} is {there[name]}, and should be {kind}")
+    return table
+
+
+def _said(error: PySparkException | Py4JJavaError) -> str:
+    text = str(error.java_exception if isinstance(error, Py4JJavaError) else error)
+    return text.strip().partition("\n")[0]
+
+
+def _offsets(given: Any) -> Offsets:
+    return {str(shard): int(number) for shard, number in given.items()}
+
+
+def _ends(spark: SparkSession, table: str) -> Offsets:
+    """Where the rows of a table end that does not know any more."""
+    rows: list[Row] = spark.table(table).groupBy("shard").agg(F.max("sequence") + 1).collect()
+    return {row[0]: row[1] for row in rows}
+
+
+def _bounds(spark: SparkSession, journal: str, before: Offsets, *, fail: bool) -> tuple[Offsets, Offsets]:
+    """From which row of each shard, to before which. Raises PipelineError: the journal has lost its end."""
+    given = {"path": journal, "failOnDataLoss": str(fail).lower()}
+    options = options_of(given, stream=False, hadoop=hadoop_of(spark))
+    reader = reader_of(options)
+    shards = reader.shards()
+    starts = bounded(reader, options.start, shards)
+    starts |= {shard: number for shard, number in before.items() if shard in starts}
+    ends = {shard: next_of(reader, shard) for shard in shards}
+    for shard, number in starts.items():
+        if ends[shard] < number and fail:
+            raise PipelineError(
+                f"shard {shard} of the journal in {journal} ends before row {ends[shard]}, and the archive"
+                f" has the rows before {number}: its end is lost, or it is another journal; --skip-lost goes"
+                " on"
+            )
+        ends[shard] = max(ends[shard], number)
+    return starts, ends

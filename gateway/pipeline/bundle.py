@@ -1,0 +1,151 @@
+"""What executors need, as files that spark-submit takes along: the gateway's code, and what it depends on.
+
+The code is a zip, for `--py-files` takes no wheel. What it depends on has extensions in C, which Python does
+not import out of a zip; so that is an archive which Spark unpacks beside each executor, to be named in its
+PYTHONPATH. It is packed from what is installed here, so that both are of one kind: the executors' Python has
+to be of the same version, and their machines of the same processor. Neither has Spark in it, which the
+cluster has.
+"""
+
+from __future__ import annotations
+
+import gzip
+import io
+import platform
+import re
+import sys
+import tarfile
+import zipfile
+from collections.abc import Iterator
+from importlib.metadata import Distribution, PackageNotFoundError, distribution
+from importlib.resources import files
+from importlib.resources.abc import Traversable
+from pathlib import Path
+from typing import Final, NamedTuple
+
+from gateway import __version__
+from gateway.errors import PipelineError
+
+OF_THE_CLUSTER: Final = frozenset({"pyspark", "py4j"})
+OF_OURS: Final = "gateway"
+EXTRA: Final = "pipeline"
+ENVIRONMENT: Final = "environment"
+"""The folder into which Spark unpacks it, beside each executor."""
+MOMENT: Final = (1980, 1, 1, 0, 0, 0)  # the earliest that a zip has; the same files make the same archive
+SUBMIT: Final = '''"""What spark-submit runs: the commands of `gateway pipeline`, with the same arguments."""
+
+import sys
+
+from gateway.cli import main
+
+sys.argv.insert(1, "pipeline")
+main()
+'''
+_NAME: Final = re.compile(r"^([A-Za-z0-9._-]+)")
+_MARKER: Final = re.compile(r"extra\s*==\s*['\"]([\w-]+)['\"]")
+
+
+class Bundle(NamedTuple):
+    """The files: the program, the code, and what it depends on (None: not asked for)."""
+
+    submit: Path
+    code: Path
+    environment: Path | None
+
+
+def write(folder: Path, *, environment: bool) -> Bundle:
+    """Write a bundle into `folder`. Raises PipelineError: something is not installed here."""
+    folder.mkdir(parents=True, exist_ok=True)
+    submit = folder / "submit.py"
+    submit.write_text(SUBMIT, encoding="utf-8")
+    return Bundle(submit, write_code(folder), write_environment(folder) if environment else None)
+
+
+def write_code(folder: Path) -> Path:
+    """Write gateway-VERSION.zip, for `--py-files`; what is compiled stays behind, for it cannot be imported
+    from there."""
+    path = folder / f"{OF_OURS}-{__version__}.zip"
+    with zipfile.ZipFile(path, "w", zipfile.ZIP_DEFLATED) as archive:
+        for name, source in sorted(_below(files(OF_OURS), OF_OURS)):
+            archive.writestr(zipfile.ZipInfo(name, MOMENT), source.read_bytes(), zipfile.ZIP_DEFLATED)
+    return path
+
+
+def _below(folder: Traversable, prefix: str) -> Iterator[tuple[str, Traversable]]:
+    for found in folder.iterdir():
+        name = f"{prefix}/{found.name}"
+        if found.is_dir():
+            if found.name != "__pycache__":
+                yield from _below(found, name)
+        elif not found.name.endswith((".so", ".pyc", ".pyd")):
+            yield name, found
+
+
+def write_environment(folder: Path) -> Path:
+    """Write what the gateway and its extra `pipeline` depend on, for `--archives`. Raises PipelineError: a
+    part of it is not installed."""
+    tag = f"cp{sys.version_info.major}{sys.version_info.minor}-{platform.machine()}"
+    path = folder / f"{OF_OURS}-{__version__}-{tag}.tar.gz"
+    with (
+        path.open("wb") as file,
+        gzip.GzipFile(path.name, "wb", compresslevel=1, fileobj=file, mtime=0) as packed,
+        tarfile.open(fileobj=packed, mode="w") as archive,
+    ):
+        for found in sorted(_needed(), key=lambda one: one.name):
+            _add(archive, found)
+    return path
+
+
+def _add(archive: tarfile.TarFile, found: Distribution) -> None:
+    for file in sorted(found.files or ()):
+        if ".." in file.parts or file.suffix == ".pyc" or "tests" in file.parts:
+            continue  # programs, and what is made anew
+        octets = Path(str(found.locate_file(file))).read_bytes()
+        info = tarfile.TarInfo(str(file))
+        info.size = len(octets)
+        info.mode = 0o755 if file.suffix == ".so" else 0o644
+        archive.addfile(info, io.BytesIO(octets))
+
+
+def _needed() -> list[Distribution]:
+    """The distributions that the gateway and its extra need, without those of the cluster."""
+    found: dict[str, Distribution] = {}
+    waiting = [*_requirements(_installed(OF_OURS), EXTRA)]
+    while waiting:
+        name = waiting.pop()
+        if name in found or name in OF_THE_CLUSTER:
+            continue
+        found[name] = _installed(name)
+        waiting += _requirements(found[name])
+    return list(found.values())
+
+
+def _requirements(of: Distribution, extra: str = "") -> Iterator[str]:
+    """The names that a distribution requires, and with this extra; those of other systems are passed over
+    where they are not installed."""
+    for text in of.requires or ():
+        stated = _NAME.match(text)
+        asked = _MARKER.search(text)
+        if stated is None or (asked is not None and asked[1] != extra):
+            continue
+        name = re.sub(r"[-_.]+", "-", stated[1]).lower()
+        if ";" in text and asked is None and not _is_installed(name):
+            continue
+        yield name
+
+
+def _is_installed(name: str) -> bool:
+    try:
+        distribution(name)
+    except PackageNotFoundError:
+        return False
+    return True
+
+
+def _installed(name: str) -> Distribution:
+    try:
+        return distribution(name)
+    except PackageNotFoundError as error:
+        raise PipelineError(
+            f"{name} is not installed here, and executors need it: pip install 'gateway[{EXTRA}]'"
+        ) from error

@@ -1,0 +1,352 @@
+"""Folders by the names that Spark has for them: paths, `file:`, `s3a:`, `gs:`, `abfs:` and `hdfs:`.
+
+Spark's JVM reaches a store with Hadoop's classes; our Python, in planners, tasks and the driver, with
+Arrow's, which need no JVM. Both go by the same options: what a session has under `spark.hadoop.`
+(`hadoop_of`) goes along with a Place, endpoint, region and credentials among it. Arrow's own answer within
+seconds when nobody is there, so what a job will need is asked for by them first.
+
+The journal's reader wants paths; a StoredPath is what it needs of one, with files that are read ahead, for
+each request to a store takes as long as a mebibyte of it.
+"""
+
+from __future__ import annotations
+
+import os
+import re
+import socket
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass, field
+from functools import lru_cache
+from io import SEEK_END, SEEK_SET
+from pathlib import Path
+from types import TracebackType
+from typing import TYPE_CHECKING, Any, Final, NamedTuple, Self, cast
+from urllib.parse import urlsplit
+
+from pyarrow import fs
+
+from gateway.errors import PipelineError
+from gateway.pipeline.columns import Arrow
+
+if TYPE_CHECKING:
+    from pyspark.sql import SparkSession
+
+CONNECT_SECS: Final = 3.0
+REQUEST_SECS: Final = 20.0
+ATTEMPTS: Final = 3
+SAID_MAX: Final = 300  # of a store's own words
+AHEAD_OCTETS: Final = 8 * 1_048_576  # asked for at a time; a task holds one such piece
+SECRETS: Final = ("fs.s3a.access.key", "fs.s3a.secret.key", "fs.s3a.session.token")
+"""What Hadoop may keep in a credential provider."""
+
+PREFIXES: Final = ("fs.s3a.", "fs.gs.", "fs.azure.")
+JARS: Final = {
+    "s3a": "org.apache.hadoop:hadoop-aws:{hadoop}",
+    "gs": "com.google.cloud.bigdataoss:gcs-connector (its jar with dependencies)",
+    "abfs": "org.apache.hadoop:hadoop-azure:{hadoop}",
+    "abfss": "org.apache.hadoop:hadoop-azure:{hadoop}",
+}
+"""The package by which Spark itself reads a scheme."""
+
+Hadoop = Mapping[str, str]
+
+
+class Kept(NamedTuple):
+    """A file system of Arrow's, and the path on it."""
+
+    system: Arrow
+    path: str
+
+
+@dataclass(frozen=True)
+class Place:
+    """A folder, by its path or URI, and the options of Hadoop by which its store is reached."""
+
+    uri: str
+    hadoop: tuple[tuple[str, str], ...] = field(default=(), repr=False)  # there are secrets among them
+
+    @property
+    def scheme(self) -> str:
+        """`file` for a path."""
+        return urlsplit(self.uri).scheme or "file"
+
+    @property
+    def is_local(self) -> bool:
+        """Whether it is a path of this machine."""
+        return self.scheme == "file"
+
+    def kept(self) -> Kept:
+        """Where it is for Arrow. Raises PipelineError: the scheme is not known, or options are missing."""
+        return _kept(self)
+
+    def path(self) -> Path:
+        """It as a path, or what stands for one where the journal's reader needs one."""
+        if self.is_local:
+            return Path(self.uri)
+        return cast("Path", StoredPath(self, self.kept().path))
+
+    def reached(self) -> Place:
+        """Itself, when somebody answers there; such a folder need not be there. Raises PipelineError."""
+        system, path = self.kept()
+        try:
+            system.get_file_info(path)
+        except OSError as error:
+            raise PipelineError(f"{self.uri} cannot be reached: {_short(error)}") from error
+        return self
+
+
+def place_of(uri: str, hadoop: Hadoop | None = None) -> Place:
+    """A folder by its name; a relative path is one of this process, and absolute from here on."""
+    if not re.match("[A-Za-z][A-Za-z0-9+.-]*://", uri):
+        path = Path(re.sub("^file:(?=/)", "", uri)).absolute()
+        return Place(str(path))
+    if uri.startswith("file://"):
+        return Place(urlsplit(uri).path)
+    return Place(uri.rstrip("/"), tuple(sorted((hadoop or {}).items())))
+
+
+def hadoop_of(spark: SparkSession) -> Hadoop:
+    """What the session has of options for stores, its cluster's files among them. A session of Spark Connect
+    does not tell; what its workers have of their own is used then."""
+    known = _configuration(spark)
+    if known is None:
+        return {}
+    found: dict[str, str] = {}
+    for prefix in PREFIXES:
+        for name, value in dict(known.getPropsWithPrefix(prefix)).items():
+            found[f"{prefix}{name}"] = value
+    for name in SECRETS:
+        secret = known.getPassword(name)
+        if secret is not None:
+            found[name] = "".join(secret)
+    return found
+
+
+def _configuration(spark: SparkSession) -> Any:
+    """Hadoop's, with what was set in the session; None: it is one of Spark Connect."""
+    session: Any = getattr(spark, "_jsparkSession", None)
+    return None if session is None else session.sessionState().newHadoopConf()
+
+
+def spark_reaches(spark: SparkSession, place: Place) -> str:
+    """The name of a folder for Spark's own readers and writers. Raises PipelineError: nobody answers, or the
+    session has not the classes for it, which Spark says in a traceback, and some of them after minutes."""
+    if place.is_local:
+        return f"file://{place.uri}"
+    place.reached()
+    jvm: Any = spark.sparkContext._jvm
+    try:
+        jvm.org.apache.hadoop.fs.FileSystem.getFileSystemClass(place.scheme, _configuration(spark))
+    except Exception as error:  # py4j raises what Java did
+        package = JARS.get(place.scheme, f"the classes of Hadoop for {place.scheme}://")
+        version = jvm.org.apache.hadoop.util.VersionInfo.getVersion()
+        raise PipelineError(
+            f"Spark cannot read {place.scheme}:// here: it needs"
+            f" --conf spark.jars.packages={package.format(hadoop=version)}"
+        ) from error
+    return place.uri
+
+
+@lru_cache(maxsize=64)
+def _kept(place: Place) -> Kept:
+    if place.is_local:
+        return Kept(fs.LocalFileSystem(), place.uri)
+    parts = urlsplit(place.uri)
+    below = f"{parts.netloc.rpartition('@')[0] or parts.netloc}{parts.path}".rstrip("/")
+    make = _SYSTEMS.get(parts.scheme)
+    if make is None:
+        raise PipelineError(
+            f"{place.uri}: folders are paths, or begin with {', '.join(f'{one}://' for one in _SYSTEMS)}"
+        )
+    if parts.scheme == "hdfs":
+        below = parts.path.rstrip("/") or "/"
+    try:
+        return Kept(make(dict(place.hadoop), parts.netloc), below)
+    except (OSError, ValueError) as error:
+        raise PipelineError(f"{place.uri} cannot be reached: {_short(error)}") from error
+
+
+def _s3(hadoop: Hadoop, bucket: str) -> Arrow:
+    def option(name: str) -> str | None:
+        found = hadoop.get(f"fs.s3a.bucket.{bucket}.{name}") or hadoop.get(f"fs.s3a.{name}")
+        return found or None
+
+    given: dict[str, Any] = {
+        "access_key": option("access.key"),
+        "secret_key": option("secret.key"),
+        "session_token": option("session.token"),
+        "region": option("endpoint.region"),
+        "role_arn": option("assumed.role.arn"),
+        "anonymous": "AnonymousAWSCredentialsProvider" in (option("aws.credentials.provider") or ""),
+        "connect_timeout": CONNECT_SECS,
+        "request_timeout": REQUEST_SECS,
+        "retry_strategy": fs.AwsStandardS3RetryStrategy(max_attempts=ATTEMPTS),
+    }
+    if given["role_arn"] is not None:
+        given["access_key"] = given["secret_key"] = given["session_token"] = None
+    endpoint = option("endpoint")
+    if endpoint is not None:
+        scheme, _, host = endpoint.rpartition("://")
+        given["endpoint_override"] = host.rstrip("/")
+        given["scheme"] = scheme or ("https" if option("connection.ssl.enabled") != "false" else "http")
+        given["force_virtual_addressing"] = option("path.style.access") == "false"
+    return fs.S3FileSystem(**given)
+
+
+def _gs(hadoop: Hadoop, bucket: str) -> Arrow:
+    from datetime import timedelta
+
+    del bucket
+    keyfile = hadoop.get("fs.gs.auth.service.account.json.keyfile")
+    if keyfile:
+        os.environ.setdefault("GOOGLE_APPLICATION_CREDENTIALS", keyfile)
+    scheme, _, host = hadoop.get("fs.gs.storage.root.url", "").rpartition("://")
+    return fs.GcsFileSystem(
+        anonymous=hadoop.get("fs.gs.auth.type") == "UNAUTHENTICATED",
+        endpoint_override=host.rstrip("/") or None,
+        scheme=scheme or None,
+        retry_time_limit=timedelta(seconds=CONNECT_SECS * ATTEMPTS),
+    )
+
+
+def _abfs(hadoop: Hadoop, netloc: str) -> Arrow:
+    """`container@account.dfs.core.windows.net`."""
+    host = netloc.rpartition("@")[2]
+    account = host.partition(".")[0]
+
+    def option(name: str) -> str | None:
+        return hadoop.get(f"fs.azure.{name}.{host}") or hadoop.get(f"fs.azure.{name}") or None
+
+    endpoint = option("account.oauth2.client.endpoint") or ""
+    tenant = re.search(r"/([^/]+)/oauth2/", endpoint)
+    return fs.AzureFileSystem(
+        account_name=account,
+        account_key=option("account.key"),
+        sas_token=option("sas.fixed.token"),
+        client_id=option("account.oauth2.client.id"),
+        client_secret=option("account.oauth2.client.secret"),
+        tenant_id=None if tenant is None else tenant[1],
+    )
+
+
+def _hdfs(hadoop: Hadoop, netloc: str) -> Arrow:
+    """By its own protocol; name services, users and Kerberos as $HADOOP_CONF_DIR has them."""
+    del hadoop
+    try:
+        from hdfs_native.fsspec import HdfsFileSystem
+    except ImportError as error:
+        raise PipelineError("hdfs:// needs hdfs-native: pip install 'gateway[hdfs]'") from error
+    host, _, port = netloc.partition(":")
+    if port:  # else it is a name service; the library would ask one that is not there for minutes
+        socket.create_connection((host, int(port)), CONNECT_SECS).close()
+    found = HdfsFileSystem(host or None, int(port) if port else None)
+    return fs.PyFileSystem(fs.FSSpecHandler(found))
+
+
+_SYSTEMS: Final = {"s3a": _s3, "s3": _s3, "gs": _gs, "abfs": _abfs, "abfss": _abfs, "hdfs": _hdfs}
+
+
+def _short(error: BaseException) -> str:
+    """What the store, or nobody, said, in a line; Google's library says all that it tried."""
+    lines = [line.strip() for line in str(error).splitlines() if line.strip()]
+    said = lines[0] if lines else type(error).__name__
+    return said if len(said) <= SAID_MAX else f"{said[:SAID_MAX]} …"
+
+
+class StoredPath:
+    """What the journal's reader asks of a path, of one in a store."""
+
+    def __init__(self, place: Place, path: str, info: Arrow | None = None) -> None:
+        self._place = place
+        self._path = path
+        self._info = info
+
+    def __str__(self) -> str:
+        below = self._path.removeprefix(self._place.kept().path)
+        return f"{self._place.uri}{below}"
+
+    def __eq__(self, other: object) -> bool:
+        return isinstance(other, StoredPath) and str(self) == str(other)
+
+    def __hash__(self) -> int:
+        return hash(self._path)
+
+    def __lt__(self, other: StoredPath) -> bool:
+        return self._path < other._path
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        return StoredPath, (self._place, self._path)
+
+    @property
+    def name(self) -> str:
+        """Its last part."""
+        return self._path.rpartition("/")[2]
+
+    def is_dir(self) -> bool:
+        """Whether it is a folder. Raises PipelineError: nobody answers."""
+        return bool(self._known().type == fs.FileType.Directory)
+
+    def iterdir(self) -> Iterator[StoredPath]:
+        """What lies in it."""
+        system = self._place.kept().system
+        for info in system.get_file_info(fs.FileSelector(self._path)):
+            yield StoredPath(self._place, info.path, info)
+
+    def stat(self) -> os.stat_result:
+        """Its size; and its time, by which it is told from a later one, as its inode. Raises
+        FileNotFoundError."""
+        info = self._known()
+        if info.type != fs.FileType.File:
+            raise FileNotFoundError(str(self))
+        changed = info.mtime_ns or 0
+        return os.stat_result((0, changed, 0, 1, 0, 0, info.size or 0, 0, 0, 0))
+
+    def open(self, mode: str = "rb", buffering: int = 0) -> StoredFile:
+        """Open it for reading."""
+        del mode, buffering  # as the reader says them of files on disks
+        source = self._place.kept().system.open_input_file(self._path)
+        return StoredFile(source)
+
+    def _known(self) -> Arrow:
+        if self._info is None:
+            try:
+                self._info = self._place.kept().system.get_file_info(self._path)
+            except OSError as error:
+                raise PipelineError(f"{self._place.uri} cannot be reached: {_short(error)}") from error
+        return self._info
+
+
+class StoredFile:
+    """A file of a store, read ahead."""
+
+    def __init__(self, source: Arrow) -> None:
+        self._source = source
+        self._size = int(source.size())
+        self._at = 0
+        self._begin = 0
+        self._ahead = b""
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self._source.close()
+
+    def seek(self, offset: int, whence: int = SEEK_SET) -> int:
+        """Go to an offset, from the beginning or the end."""
+        self._at = offset + (self._size if whence == SEEK_END else 0)
+        return self._at
+
+    def read(self, count: int) -> bytes:
+        """So many octets, or what is left."""
+        count = min(count, self._size - self._at)
+        if count <= 0:
+            return b""
+        first = self._at - self._begin
+        if first < 0 or first + count > len(self._ahead):
+            self._begin, first = self._at, 0
+            self._ahead = self._source.read_at(min(max(count, AHEAD_OCTETS), self._size - self._at), self._at)
+        self._at += count
+        return self._ahead[first : first + count]

@@ -1,0 +1,18 @@
+"""Times as people write them."""
+
+from __future__ import annotations
+
+from datetime import UTC, datetime
+
+from gateway.errors import PipelineError
+
+
+def moment(text: str) -> datetime:
+    """A time that a person wrote. Raises PipelineError."""
+    try:
+        found = datetime.fromisoformat(text)
+    except ValueError as error:
+        raise PipelineError(
+            f"{text!r} is no time; write 2026-05-01T06:00 or 2026-05-01T06:00:00.5Z"
+        ) from error
+    return found if found.tzinfo is not None else found.replace(tzinfo=UTC)

@@ -1,0 +1,115 @@
+"""Journals and archives in stores: S3 and HDFS, by the names and options of Spark."""
+
+from __future__ import annotations
+
+import time
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+import pytest
+
+pytest.importorskip("pyspark")
+
+from gateway.errors import PipelineError
+from gateway.pipeline.archive.manifest import Archive
+from gateway.pipeline.jobs import archive as job
+from gateway.pipeline.stores import Place, _short, hadoop_of, place_of, spark_reaches
+from tests.cli.conftest import Run
+from tests.pipeline.journals import written
+
+if TYPE_CHECKING:
+    from pyspark.sql import SparkSession
+
+
+@pytest.fixture(params=["s3", "hdfs"])
+def store(request: pytest.FixtureRequest) -> str:
+    """A URI, of each kind that there is a server of here."""
+    uri: str = request.getfixturevalue(request.param)
+    return uri
+
+
+def test_a_journal_is_shipped_read_and_archived(
+    spark: SparkSession, store: str, run: Run, tmp_path: Path
+) -> None:
+    """By the commands; the second time only what is new goes, and every row is there once."""
+    folder = tmp_path / "journal"
+    written(folder / "replica", 300, block_rows=20, segment_bytes=40_000)
+    ship = ("pipeline", "ship", "--journal", str(folder), "--to", f"{store}/journal")
+    confs = [
+        word for key, value in hadoop_of(spark).items() for word in ("--conf", f"spark.hadoop.{key}={value}")
+    ]
+    first = run(*ship, *confs)
+    assert first.code == 0, first.err
+    assert " 0 files shipped" not in first.out
+    again = run(*ship, *confs)
+    assert "0 files shipped" in again.out
+    found = spark.read.format("gateway_journal").load(f"{store}/journal")
+    there = found.count()
+    assert 0 < there <= 300
+    assert found.where("route = 'up' and sequence < 100").count() == 50
+    assert found.select("sequence").distinct().count() == there
+    done = job.run(spark, f"{store}/journal", f"{store}/archive")
+    assert (done.rows, done.missing) == (there, 0)
+    assert job.run(spark, f"{store}/journal", f"{store}/archive").rows == 0
+
+
+def test_an_archive_in_s3(spark: SparkSession, s3: str, run: Run, tmp_path: Path) -> None:
+    """Spark's own reader of Parquet and Arrow's writer agree on where it is."""
+    folder, to = str(written(tmp_path / "j", 100)), f"{s3}/plain"
+    ran = run("pipeline", "archive", "--journal", folder, "--to", to)
+    assert (ran.code, ran.out.startswith("100 rows archived in 2 files")) == (0, True), ran.err
+    assert job.read_archive(spark, to).where("route = 'up'").count() == 50
+    rates = run("pipeline", "rates", "--archive", to, "--to", f"{s3}/rates")
+    assert rates.out == "100 messages in 2 rows\n", rates.err
+    assert spark.read.parquet(f"{s3}/rates").count() == 2
+
+
+NOBODY = [
+    ("s3a://plant/a", {"fs.s3a.endpoint": "http://127.0.0.1:1"}, "cannot be reached"),
+    ("hdfs://127.0.0.1:1/a", {}, "cannot be reached"),
+    ("ftp://host/a", {}, "folders are paths, or begin with s3a://"),
+]
+
+
+@pytest.mark.parametrize("uri, hadoop, text", NOBODY, ids=[uri for uri, _, _ in NOBODY])
+def test_who_does_not_answer_is_named_within_seconds(uri: str, hadoop: dict[str, str], text: str) -> None:
+    begun = time.monotonic()
+    with pytest.raises(PipelineError, match=text) as raised:
+        place_of(uri, hadoop | {"fs.s3a.access.key": "a", "fs.s3a.secret.key": "b"}).reached()
+    assert time.monotonic() - begun < 20
+    assert "\n" not in str(raised.value)
+
+
+def test_secrets_are_not_shown() -> None:
+    place = place_of("s3a://plant/a", {"fs.s3a.secret.key": "very secret"})
+    assert "very secret" not in repr(place)
+
+
+def test_a_scheme_that_spark_has_no_classes_for(spark: SparkSession, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(Place, "reached", lambda place: place)
+    with pytest.raises(PipelineError, match=r"cannot read gs:// here: .*gcs-connector") as raised:
+        spark_reaches(spark, place_of("gs://bucket/folder"))
+    assert "\n" not in str(raised.value)
+
+
+def test_what_a_store_says_is_cut() -> None:
+    assert len(_short(OSError("x" * 5_000))) < 310
+
+
+def test_what_readers_may_still_be_at_stays(spark: SparkSession, tmp_path: Path) -> None:
+    """A reader that has planned finds its files, though they were merged since; later they go."""
+    folder, to = tmp_path / "j", tmp_path / "a"
+    for first in range(0, 80, 10):
+        written(folder, 10, first=first)
+        job.run(spark, str(folder), str(to), file_octets=1)
+    planned = job.read_archive(spark, str(to))
+    before = Archive(place_of(str(to))).manifest()
+    assert len(before.files) == 16
+    merged = job.run(spark, str(folder), str(to))
+    assert (merged.merged, merged.total_files) == (16, 2)
+    assert planned.count() == 80
+    assert job.read_archive(spark, str(to)).count() == 80
+    job.run(spark, str(folder), str(to), grace_secs=0)
+    assert not (to / before.files[0].path).exists()
+    assert len(list(to.rglob("*.parquet"))) == 2
+    assert Archive(place_of(str(to))).manifest().left == ()

@@ -1,0 +1,97 @@
+"""The archive as a table of Delta Lake: appended once, merged by the table, with columns that are added."""
+
+from __future__ import annotations
+
+from datetime import date
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+import pytest
+
+pytest.importorskip("pyspark")
+
+from gateway.errors import PipelineError
+from gateway.pipeline.archive import tables as job
+from gateway.pipeline.jobs import rates
+from gateway.pipeline.jobs.archive import read_archive
+from gateway.pipeline.stores import place_of
+from tests.cli.conftest import Run
+from tests.pipeline.journals import written
+
+if TYPE_CHECKING:
+    from pyspark.sql import SparkSession
+
+YEARS_AGO = date(2023, 11, 14)
+
+
+def test_a_run_appends_what_has_come_since(tables: SparkSession, run: Run, tmp_path: Path) -> None:
+    folder, to = tmp_path / "j", str(tmp_path / "table")
+    archive = ("pipeline", "archive", "--journal", str(folder), "--to", to, "--format", "delta")
+    for first in (0, 60):
+        written(folder, 60, first=first)
+        ran = run(*archive)
+        assert (
+            ran.out == f"60 rows archived as delta, 0 rows of the journal missing; {first + 60} rows now\n"
+        ), ran.err
+    assert run(*archive).out.startswith("0 rows archived")
+    found = read_archive(tables, to)
+    journal = tables.read.format("gateway_journal").load(str(folder))
+    assert found.columns == [*journal.columns, "date"]
+    assert found.drop("date").orderBy("sequence").collect() == journal.orderBy("sequence").collect()
+    assert {row.date for row in found.select("date").distinct().collect()} == {YEARS_AGO}
+    measured = run("pipeline", "rates", "--archive", to, "--to", str(tmp_path / "rates"))
+    assert measured.out == "120 messages in 2 rows\n", measured.err
+
+
+def test_days_go_and_do_not_come_back(tables: SparkSession, tmp_path: Path) -> None:
+    """And the table can still be read when it has been put in order."""
+    folder, to = tmp_path / "j", str(tmp_path / "table")
+    written(folder, 20)
+    assert job.run(tables, str(folder), to, "delta").total_rows == 20
+    gone = job.run(tables, str(folder), to, "delta", keep_days=1, today=date(2023, 11, 16))
+    assert (gone.rows, gone.total_rows) == (0, 0)
+    written(folder, 5, first=20)
+    assert job.run(tables, str(folder), to, "delta").total_rows == 5
+    delta = job.FORMATS["delta"]
+    table = delta.table(tables, place_of(to))
+    delta.keep_house(tables, table)
+    assert tables.table(table).count() == 5
+
+
+def test_an_older_table_is_gone_on_with(tables: SparkSession, tmp_path: Path) -> None:
+    """Its rows say where it ends when no commit does, and it gets the columns that it lacks; a column of
+    another type is an error."""
+    folder, to = tmp_path / "j", str(tmp_path / "table")
+    written(folder, 10)
+    rows = tables.read.format("gateway_journal").load(str(folder)).withColumn("date", job.utc_date())
+    rows.drop("headers", "hops").where("sequence < 4").write.format("delta").save(to)
+    assert read_archive(tables, to).where("hops is null").count() == 4
+    assert job.run(tables, str(folder), to, "delta") == job.Appended(6, 0, 10)
+    assert read_archive(tables, to).where("hops is null").count() == 4
+    with pytest.raises(PipelineError, match="the column hops of .* is smallint, and should be string"):
+        job.made(tables, job.FORMATS["delta"], to, {"hops": "string"})
+
+
+def test_rates_are_put_in_the_place_of_older_ones(tables: SparkSession, tmp_path: Path) -> None:
+    folder, to = tmp_path / "j", str(tmp_path / "rates")
+    for first in (0, 60):
+        written(folder, 60, first=first)
+        rates.run(tables, str(folder), to=to, format_="delta")
+        found = tables.read.format("delta").load(to)
+        assert found.count() == 2
+        assert sum(row.messages for row in found.collect()) == first + 60
+
+
+def test_a_table_in_s3(tables: SparkSession, s3: str, tmp_path: Path) -> None:
+    folder, to = tmp_path / "j", f"{s3}/table"
+    written(folder, 20)
+    assert job.run(tables, str(folder), to, "delta").rows == 20
+    assert read_archive(tables, to).where("route = 'up'").count() == 10
+
+
+def test_a_session_without_it(spark: SparkSession, run: Run, tmp_path: Path) -> None:
+    written(tmp_path / "j", 1)
+    given = ("--journal", str(tmp_path / "j"), "--to", str(tmp_path / "t"))
+    ran = run("pipeline", "archive", *given, "--format", "iceberg")
+    assert ran.code == 1
+    assert "there is no Iceberg for Spark" in ran.err
