@@ -8,6 +8,7 @@ looked at first, for what Spark says of a missing Java or a wrong Python does no
 
 from __future__ import annotations
 
+import atexit
 import os
 import shutil
 import subprocess
@@ -22,6 +23,7 @@ from typing import Final
 
 import pyspark
 from pyspark import SparkContext
+from pyspark.errors import PySparkRuntimeError
 from pyspark.sql import SparkSession
 
 from gateway.errors import PipelineError
@@ -106,11 +108,21 @@ def session(
         builder = builder.master(master)
     for key, value in (chosen | given).items():
         builder = builder.config(key, value)
-    spark = builder.getOrCreate()
+    spark = _started(builder, fetched=(chosen | given).get("spark.jars.packages"))
     spark.sparkContext.setLogLevel("ERROR")
     if not submitted() and not here:
         _hand_over_code(spark)
     return register(spark)
+
+
+def _started(builder: SparkSession.Builder, *, fetched: str | None) -> SparkSession:
+    try:
+        return builder.getOrCreate()
+    except PySparkRuntimeError as error:
+        advice = "; what it has written says why"
+        if fetched is not None:
+            advice += f". It was to fetch {fetched}: where that is not reached, name the jars with spark.jars"
+        raise PipelineError(f"Spark did not start{advice}") from error
 
 
 def hadoop_in(options: Mapping[str, str]) -> dict[str, str]:
@@ -140,8 +152,15 @@ def register(spark: SparkSession) -> SparkSession:
 
 def _hand_over_code(spark: SparkSession) -> None:
     """Executors elsewhere get this very gateway; what it depends on their Python has."""
-    with tempfile.TemporaryDirectory(prefix="gateway-") as folder:
-        spark.sparkContext.addPyFile(str(write_code(Path(folder))))
+    spark.sparkContext.addPyFile(str(_code()))
+
+
+@cache
+def _code() -> Path:
+    """The code, for as long as this process runs: executors that start later fetch it, too."""
+    folder = tempfile.mkdtemp(prefix="gateway-")
+    atexit.register(shutil.rmtree, folder, ignore_errors=True)
+    return write_code(Path(folder))
 
 
 def _look_at_workers(spark: SparkSession) -> None:

@@ -1,7 +1,8 @@
 """A standalone cluster of Spark on this machine: a master, and two workers that share as little as they can.
 
-Each worker has an address, a working folder and a Python of its own, in which there is nothing: whatever an
-executor needs has to come with what is submitted.
+Each worker has an address, a working folder and Pythons of its own: a bare one, for which all has to come
+with what is submitted, and one that has what the gateway depends on, and not the gateway. To unpack all that
+takes an executor seconds, so one of the tests does it.
 """
 
 from __future__ import annotations
@@ -16,6 +17,8 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any, Final
 
+import pyarrow
+
 from gateway.pipeline.bundle import ENVIRONMENT, Bundle, write
 from gateway.pipeline.session import java
 from tests.needs import needed
@@ -25,6 +28,7 @@ MASTER: Final = "127.0.0.1"
 DRIVER: Final = "127.0.0.4"
 WORKERS: Final = ("127.0.0.2", "127.0.0.3")
 NO_REST: Final = {"SPARK_MASTER_OPTS": "-Dspark.master.rest.enabled=false"}
+EQUIPPED: Final = "python-with-dependencies"
 EXECUTOR: Final = b"CoarseGrainedExecutorBackend"
 OPTIONS: Final = {
     "spark.driver.memory": "512m",
@@ -76,6 +80,9 @@ class Cluster:
         for address in WORKERS:
             place = self._folder / address
             subprocess.run((sys.executable, "-m", "venv", "--without-pip", str(place / "python")), check=True)
+            packages = Path(pyarrow.__file__).parents[1]
+            bare = place / "python" / "bin"
+            _program(bare / EQUIPPED, f'PYTHONPATH="$PYTHONPATH:{packages}" exec "{bare / "python3"}" "$@"')
             where = ("--host", address, "--cores", "1", "--memory", "1g", "--webui-port", "0")
             self._start(
                 address, address, "worker.Worker", *where, "--work-dir", str(place / "work"), self.url
@@ -110,16 +117,29 @@ class Cluster:
         log = self._folder / name / "log"
         until(lambda: text in log.read_bytes(), f"{name} does not start")
 
-    def submit(self, program: Path, *arguments: str, **options: str) -> tuple[str, ...]:
-        """The command of a driver with what `gateway pipeline bundle` has made; `options` are Spark's."""
-        assert self.bundle.environment is not None
-        given = OPTIONS | {"spark.executorEnv.PYTHONPATH": ENVIRONMENT} | options
+    def submit(self, program: Path, *arguments: str) -> tuple[str, ...]:
+        """The command of spark-submit for a driver with the code that `gateway pipeline bundle` has made,
+        where Pythons have the rest."""
         return (
             *(str(self._home / "bin" / "spark-submit"), "--master", self.url),
-            *("--py-files", str(self.bundle.code), "--archives", f"{self.bundle.environment}#{ENVIRONMENT}"),
-            *(word for key, value in given.items() for word in ("--conf", f"{key}={value}")),
-            *(str(program), *arguments),
+            *("--py-files", str(self.bundle.code), *_confs(OPTIONS), str(program), *arguments),
         )
+
+    def command(self, *arguments: str) -> tuple[str, ...]:
+        """A command of `gateway pipeline` that is a driver itself, and hands its code over; the rest comes
+        as an archive, to bare Pythons."""
+        archive = f"{self.bundle.environment}#{ENVIRONMENT}"
+        given = OPTIONS | {"spark.executorEnv.PYTHONPATH": ENVIRONMENT, "spark.archives": archive}
+        return (sys.executable, "-m", "gateway", "pipeline", *arguments, "--master", self.url, *_confs(given))
+
+    def environment(self, python: str = "python3") -> dict[str, str]:
+        """Of a driver: an environment of Python that is activated, with Spark's workers in the Python of this
+        name, which is there on all machines."""
+        here = self._folder / "driver" / "bin"
+        here.mkdir(parents=True, exist_ok=True)
+        _program(here / EQUIPPED, f'exec "{sys.executable}" "$@"')
+        paths = os.pathsep.join((str(here), str(Path(sys.executable).parent), os.environ["PATH"]))
+        return plain() | {"PATH": paths, "PYTHONPATH": str(ROOT), "PYSPARK_PYTHON": python}
 
     def executors(self) -> list[int]:
         """The executors that run now."""
@@ -143,7 +163,10 @@ def plain() -> dict[str, str]:
     return {key: value for key, value in os.environ.items() if not key.startswith(("PYTHON", "PYSPARK"))}
 
 
-def environment() -> dict[str, str]:
-    """Of a driver: an environment of Python that is activated, and no gateway on any path but its own."""
-    paths = f"{Path(sys.executable).parent}{os.pathsep}{os.environ['PATH']}"
-    return plain() | {"PATH": paths, "PYTHONPATH": str(ROOT)}
+def _program(path: Path, line: str) -> None:
+    path.write_text(f"#!/bin/sh\n{line}\n")
+    path.chmod(0o755)
+
+
+def _confs(options: dict[str, str]) -> list[str]:
+    return [word for key, value in options.items() for word in ("--conf", f"{key}={value}")]

@@ -1,6 +1,6 @@
 """A driver that is meant to be killed: the journal as a stream into Parquet, in small micro-batches.
 
-    python -m tests.pipeline.kill_driver JOURNAL FOLDER [finish]
+    python -m tests.pipeline.kill_driver JOURNAL FOLDER [finish]    (or spark-submit)
 
 `finish` reads to the end of the journal, and prints what has arrived as JSON.
 """
@@ -12,12 +12,13 @@ import sys
 
 from pyspark.sql import functions as F
 
-from gateway.pipeline.session import session
+from gateway.pipeline.session import session, submitted
 
 
 def main(journal: str, folder: str, *, finish: bool) -> None:
     """Run until killed, or finish."""
-    spark = session("kills", master="local[2]", options={"spark.driver.memory": "512m"})
+    master = None if submitted() else "local[2]"
+    spark = session("kills", master=master, options={"spark.driver.memory": "512m"})
     options = {
         "startingOffsets": "earliest",
         "columns": "shard,sequence,body",

@@ -18,7 +18,7 @@ from gateway.pipeline.archive.manifest import Archive
 from gateway.pipeline.stores import place_of
 from tests.conftest import missing
 from tests.needs import needed
-from tests.pipeline.cluster import Cluster, environment, until
+from tests.pipeline.cluster import EQUIPPED, Cluster, until
 from tests.pipeline.journals import written
 from tests.pipeline.killing import PATIENCE_SECS, ROOT, commits, killed
 from tests.pipeline.streams import TOO_LATE
@@ -39,12 +39,12 @@ def cluster(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Cluster]:
         raise
 
 
-def ended(command: tuple[str, ...], folder: Path) -> subprocess.CompletedProcess[str]:
+def ended(command: tuple[str, ...], folder: Path, env: dict[str, str]) -> subprocess.CompletedProcess[str]:
     """A driver, from its start to its end."""
     return subprocess.run(
         command,
         cwd=folder,
-        env=environment(),
+        env=env,
         capture_output=True,
         text=True,
         check=False,
@@ -56,9 +56,9 @@ def test_an_archive_while_an_executor_is_killed(cluster: Cluster, tmp_path: Path
     """From a folder with a relative path to the journal, which no executor works in."""
     for shard in range(SHARDS):
         written(tmp_path / "journal", ROWS, shard=shard)
-    command = cluster.submit(cluster.bundle.submit, "archive", "--journal", "journal", "--to", "archive")
+    command = cluster.command("archive", "--journal", "journal", "--to", "archive")
     with (tmp_path / "log").open("wb") as said:
-        driver = subprocess.Popen(command, cwd=tmp_path, env=environment(), stdout=said, stderr=said)
+        driver = subprocess.Popen(command, cwd=tmp_path, env=cluster.environment(), stdout=said, stderr=said)
     try:
         until(
             lambda: driver.poll() is not None or any((tmp_path / "archive").rglob("*.parquet")),
@@ -79,14 +79,15 @@ def test_an_archive_while_an_executor_is_killed(cluster: Cluster, tmp_path: Path
 
 def test_a_stream_while_an_executor_and_the_driver_are_killed(cluster: Cluster, tmp_path: Path) -> None:
     journal, folder = written(tmp_path / "journal", SHARDS * ROWS), tmp_path / "out"
+    env = cluster.environment(EQUIPPED)
     command = cluster.submit(DRIVER, str(journal), str(folder))
-    assert killed(command, folder, then=cluster.kill_an_executor, env=environment()) > 1
+    assert killed(command, folder, then=cluster.kill_an_executor, env=env) > 1
     before = commits(folder)
     finish = cluster.submit(DRIVER, str(journal), str(folder), "finish")
     done = subprocess.run(
         finish,
         cwd=tmp_path,
-        env=environment(),
+        env=env,
         capture_output=True,
         text=True,
         check=False,
@@ -96,7 +97,7 @@ def test_a_stream_while_an_executor_and_the_driver_are_killed(cluster: Cluster, 
         done = subprocess.run(
             finish,
             cwd=tmp_path,
-            env=environment(),
+            env=env,
             capture_output=True,
             text=True,
             check=False,

@@ -17,6 +17,7 @@ from gateway.pipeline.jobs.archive import read_archive
 from gateway.pipeline.stores import place_of
 from tests.cli.conftest import Run
 from tests.pipeline.journals import written
+from tests.pipeline.streams import finished
 
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
@@ -80,6 +81,17 @@ def test_rates_are_put_in_the_place_of_older_ones(tables: SparkSession, tmp_path
         found = tables.read.format("delta").load(to)
         assert found.count() == 2
         assert sum(row.messages for row in found.collect()) == first + 60
+
+
+def test_a_stream_of_windows_goes_into_a_table(tables: SparkSession, tmp_path: Path) -> None:
+    folder, to = tmp_path / "j", str(tmp_path / "rates")
+    given = {"format_": "delta", "window": "1 second", "late": "0 seconds"}
+    for first, count, told in ((0, 1_500, 1_000), (1_500, 1_000, 2_000)):
+        written(folder, count, first=first)
+        finished(lambda: rates.follow(tables, str(folder), to=to, available_now=True, **given))
+        found = tables.read.format("delta").load(to)
+        assert sum(row.messages for row in found.collect()) == told
+        assert found.select("begin", "route").distinct().count() == found.count()
 
 
 def test_a_table_in_s3(tables: SparkSession, s3: str, tmp_path: Path) -> None:

@@ -34,6 +34,12 @@ POSITION: Final = "gateway.offsets"
 
 CATALOG: Final = "gateway_tables"
 FRESH: Final = "gateway_fresh_rows"
+OF_SPARK: Final = (
+    *("org.apache.hadoop", "org.apache.parquet", "org.slf4j", "org.apache.logging.log4j", "org.scala-lang"),
+    *("com.fasterxml.jackson.core", "com.fasterxml.jackson.datatype", "org.roaringbitmap", "io.airlift"),
+)
+"""Groups of packages that Spark has itself, in its own versions, and tables ask for in others."""
+
 DAY_US: Final = 86_400_000_000
 PARTS: Final = ("date", "route")
 
@@ -195,6 +201,7 @@ def session_options(
             packages.append(package)
     if packages:
         found["spark.jars.packages"] = ",".join(packages)
+        found["spark.jars.excludes"] = ",".join(f"{group}:*" for group in OF_SPARK)
     return {key: value for key, value in found.items() if key not in given}
 
 

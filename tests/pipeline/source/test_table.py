@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Any
 import pytest
 from pyspark.errors import AnalysisException, PythonException
 
+from gateway.errors import PipelineError
 from gateway.model.message import Message
 from gateway.model.outcome import ACCEPTED
 from gateway.pipeline.columns import COLUMNS, spark_schema
@@ -125,6 +126,23 @@ def test_each_use_of_a_table_has_its_own_conditions(spark: SparkSession, journal
     few, others = found.where("sequence < 10"), found.where("sequence >= 50")
     assert few.union(others).count() == 20
     assert few.alias("a").join(found.where("sequence >= 5").alias("b"), "sequence").count() == 5
+
+
+def test_an_executor_without_the_folder_says_what_is_wanted(tmp_path: Path) -> None:
+    found = JournalTable(options_of({"path": str(tmp_path / "j")}, stream=False), ("sequence",))
+    with pytest.raises(PipelineError, match=r"no such folder on \S+, though the driver has it: every"):
+        list(found.read(Part("0", 0, 5, None)))
+
+
+def test_a_file_that_cannot_be_read_is_named(journal: Make, monkeypatch: pytest.MonkeyPatch) -> None:
+    found = JournalTable(options_of({"path": str(journal(5))}, stream=False), ("sequence",))
+
+    def refused(*_: object, **__: object) -> None:
+        raise OSError(5, "Input/output error", "0-0.gwj")
+
+    monkeypatch.setattr(JournalReader, "blocks", refused)
+    with pytest.raises(PipelineError, match=r"shard 0 of the journal in .* cannot be read on .*0-0\.gwj"):
+        list(found.read(Part("0", 0, 5, None)))
 
 
 def test_pushed_filters_pass_over_blocks(journal: Make) -> None:
