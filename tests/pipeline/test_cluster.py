@@ -23,6 +23,7 @@ from tests.pipeline.journals import written
 from tests.pipeline.killing import PATIENCE_SECS, ROOT, commits, killed
 from tests.pipeline.streams import TOO_LATE
 
+pytestmark = pytest.mark.timeout(900)  # a driver starts three times, and executors more often
 SHARDS: Final = 12
 ROWS: Final = 2_000  # of a shard
 DRIVER: Final = ROOT / "tests" / "pipeline" / "kill_driver.py"
