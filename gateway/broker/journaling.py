@@ -205,11 +205,12 @@ class Journaling:
         router: Router,
         *,
         all_: bool,
-        open_batches: OpenBatches | None = None,
+        open_batches: OpenBatches,
     ) -> None:
+        """`open_batches`: those that `writer` asks for the oldest."""
         self.writer = writer
         self.router = router  # the one in force
-        self.open_batches = open_batches or OpenBatches()
+        self.open_batches = open_batches
         self._all = all_
 
     def recorder(self, route: Route | None, endpoint: str) -> RecipientRecorder | None:

@@ -13,7 +13,7 @@ from gateway.broker.dead_letters import DeadLetters, Letter
 from gateway.broker.dead_letters.forwarding import Forwarding
 from gateway.broker.dead_letters.redriving import Redriving
 from gateway.broker.dispatcher import Dispatcher
-from gateway.broker.journaling import Journaling, RecordingDispatcher
+from gateway.broker.journaling import Journaling, OpenBatches, RecordingDispatcher
 from gateway.mapping import parse
 from gateway.mapping.router import Router
 from gateway.model.batch import SubBatch
@@ -296,7 +296,7 @@ class Bench:
         }
         self.dispatcher = Dispatcher(router, self.letters, **given)
         if journal is not None:
-            noting = Journaling(journal, router, all_=True)
+            noting = Journaling(journal, router, all_=True, open_batches=OpenBatches())
             self.dispatcher = RecordingDispatcher(router, self.letters, journaling=noting, **given)
         self.redriving = Redriving(self.dispatcher, self.letters)
         self.told: dict[str, Outcome] = {}

@@ -2,14 +2,21 @@
 
 from __future__ import annotations
 
+from pathlib import Path
 from typing import Any
 
-from gateway.broker.journaling import RecipientRecorder, RecordedBatch
+from gateway import clock
+from gateway.broker.journaling import RecipientRecorder, RecordedBatch, open_journal
+from gateway.mapping import parse
+from gateway.mapping.router import Router
 from gateway.model.address import Address
 from gateway.model.batch import Recipient
 from gateway.model.message import Message
 from gateway.model.outcome import ACCEPTED
+from gateway.model.times import Monotonic
+from gateway.settings.journal import Journal
 from gateway.store.journal.gathering import RowLabels
+from gateway.store.journal.reader import Gap, JournalReader
 from tests.model.test_batch import Answers, Kept, message
 
 FACTS = RowLabels("r", "v", "e", "p")
@@ -62,3 +69,36 @@ def test_a_whole_part_is_told_without_slots() -> None:
     batch.send()
     sink.parts[-1].accept()
     assert noted.told == [(None, None)]
+
+
+class Deaf:
+    """A source that needs no answers."""
+
+    def settle(self, receipts: object, refused: object, received: object) -> None:
+        """It does not listen."""
+
+
+async def test_the_journal_is_complete_up_to_the_oldest_message_that_is_open(tmp_path: Path) -> None:
+    """What is written meanwhile is newer: its low-water mark says what may still come."""
+    routes = "version: 1\nroutes: [{name: r, from: {endpoint: a, topic: '#'}, to: {endpoint: a, topic: b}}]"
+    router = Router([parse(routes, "t.yaml")], {"a": "mqtt"})
+    journaling = open_journal(Journal(enabled=True), tmp_path, router)
+    held, gone = Kept(), Kept()
+    marks = []
+    now = clock.now()
+    for ago, sink in ((3.0, held), (2.0, gone), (1.0, gone)):
+        recipient = Recipient(sink, journaling.recorder(None, "a"))
+        batch = RecordedBatch(Deaf(), Monotonic(now - ago), journaling.open_batches)
+        batch.add_only(0, recipient, message())
+        batch.came(message())
+        batch.send()
+        if sink is gone:
+            sink.parts[-1].accept()
+        marks.append(journaling.open_batches.oldest())
+    assert marks == [now - 3.0] * 3
+    journaling.writer.close()
+    reader = JournalReader(tmp_path)
+    first, second = (row["received"] for row in reader.rows("0") if not isinstance(row, Gap))
+    mark = reader.low_water("0")
+    assert mark is not None
+    assert mark < first < second

@@ -10,7 +10,7 @@ import pytest
 
 from gateway.broker.dead_letters import DeadLetters
 from gateway.broker.dispatcher import Dispatcher
-from gateway.broker.journaling import Journaling, RecordingDispatcher
+from gateway.broker.journaling import Journaling, OpenBatches, RecordingDispatcher
 from gateway.mapping import parse
 from gateway.mapping.router import Router
 from gateway.model.batch import Batch, SubBatch
@@ -100,7 +100,9 @@ def rows_of(
     """
     router = Router([parse(ROUTES + back, "t.yaml")], ENDPOINTS)
     made = writer(folder)
-    dispatcher = RecordingDispatcher(router, DeadLetters(), journaling=Journaling(made, router, all_=True))
+    dispatcher = RecordingDispatcher(
+        router, DeadLetters(), journaling=Journaling(made, router, all_=True, open_batches=OpenBatches())
+    )
     erp, other, own = Link(), Link(), Nowhere()
     dispatcher.namespaces = {"mqtt": own, "erp": erp, "other": other}
     batch = dispatcher.batch(Answers(), time.monotonic())
