@@ -2,10 +2,15 @@
 
 from __future__ import annotations
 
+import pkgutil
+from importlib import import_module
+from types import ModuleType
+
 import pytest
 from typer.core import TyperGroup
 from typer.main import get_command
 
+import gateway.cli.pipeline
 from gateway.cli import commands
 from tests.cli.conftest import Run
 
@@ -23,6 +28,16 @@ def all_paths() -> list[tuple[str, ...]]:
     whole = get_command(commands())
     assert isinstance(whole, TyperGroup)
     return paths(whole)
+
+
+@pytest.mark.parametrize("group", [gateway.cli, gateway.cli.pipeline], ids=lambda one: str(one.__name__))
+def test_every_file_with_commands_is_known_to_its_group(group: ModuleType) -> None:
+    files = {
+        found.name
+        for found in pkgutil.iter_modules(group.__path__)
+        if not found.ispkg and hasattr(import_module(f"{group.__name__}.{found.name}"), "app")
+    }
+    assert files - set(group.FILES.values()) == set()
 
 
 @pytest.mark.parametrize("path", all_paths(), ids=" ".join)

@@ -14,6 +14,7 @@ pytest.importorskip("pyarrow")
 import pyarrow.feather as feather
 import pyarrow.parquet as pq
 
+from gateway.cli.exits import Exit
 from gateway.store.journal.reader import Gap, JournalReader
 from tests.cli.conftest import Run
 from tests.pipeline.journals import START, written
@@ -60,18 +61,18 @@ def test_only_what_is_asked_for(folder: Path, run: Run, tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize(
-    "arguments, text",
+    "arguments, code, text",
     [
-        ((), "--parquet FILE or --arrow FILE"),
-        (("--parquet", "x", "--arrow", "y"), "--parquet FILE or --arrow FILE"),
-        (("--parquet", "/nonexistent/x"), "cannot be written"),
-        (("--parquet", "x", "--since", "yesterday"), "ISO 8601"),
-        (("--parquet", "x", "--columns", "topic"), "no column topic"),
+        ((), Exit.USAGE, "--parquet FILE or --arrow FILE"),
+        (("--parquet", "x", "--arrow", "y"), Exit.USAGE, "--parquet FILE or --arrow FILE"),
+        (("--parquet", "/nonexistent/x"), Exit.FAILED, "cannot be written"),
+        (("--parquet", "x", "--since", "yesterday"), Exit.USAGE, "ISO 8601"),
+        (("--parquet", "x", "--columns", "topic"), Exit.FAILED, "no column topic"),
     ],
 )
-def test_errors(folder: Path, run: Run, arguments: tuple[str, ...], text: str) -> None:
+def test_errors(folder: Path, run: Run, arguments: tuple[str, ...], code: Exit, text: str) -> None:
     ran = run("journal", "export", "--folder", str(folder), *arguments)
-    assert (ran.code, text in ran.err) == (1, True), ran.err
+    assert (ran.code, text in ran.err) == (code, True), ran.err
 
 
 def test_it_needs_no_spark(folder: Path, tmp_path: Path) -> None:

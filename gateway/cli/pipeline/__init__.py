@@ -13,7 +13,8 @@ import typer
 from gateway.cli.groups import group_of
 
 FILES: Final = {
-    name: name for name in ("archive", "backtest", "check", "rates", "reconcile", "replay", "schema")
+    name: name
+    for name in ("archive", "backtest", "bundle", "check", "rates", "reconcile", "replay", "schema", "ship")
 }
 """Which file has which command."""
 

@@ -244,15 +244,20 @@ def run(
 
 def upsert(spark: SparkSession, to: str, format_: str, rows: DataFrame, keys: Sequence[str]) -> None:
     """Put rows into the table `to`, in the place of those with the same keys. Raises PipelineError."""
-    form = FORMATS[format_]
-    columns = {one.name: one.dataType.simpleString() for one in rows.schema.fields}
-    table = made(spark, form, to, columns)
+    table = made_for(spark, to, format_, rows)
     rows.createOrReplaceTempView(FRESH)
     alike = " AND ".join(f"there.`{key}` = fresh.`{key}`" for key in keys)
     spark.sql(
         f"MERGE INTO {table} there USING {FRESH} fresh ON {alike}"
         " WHEN MATCHED THEN UPDATE SET * WHEN NOT MATCHED THEN INSERT *"
     ).collect()
+
+
+def made_for(spark: SparkSession, to: str, format_: str, rows: DataFrame) -> str:
+    """The name of the table `to`, which is there then, with the columns of `rows`. Raises PipelineError."""
+    return made(
+        spark, FORMATS[format_], to, {one.name: one.dataType.simpleString() for one in rows.schema.fields}
+    )
 
 
 def read_table(spark: SparkSession, to: str, format_: str) -> DataFrame:

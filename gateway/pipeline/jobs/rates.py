@@ -22,7 +22,7 @@ from pyspark.sql import functions as F
 from pyspark.sql.streaming.query import StreamingQuery
 
 from gateway.errors import PipelineError
-from gateway.pipeline.archive.tables import FORMATS, is_table_name, read_table, upsert
+from gateway.pipeline.archive.tables import FORMATS, is_table_name, made_for, read_table, upsert
 from gateway.pipeline.jobs.archive import PARQUET, read_archive
 from gateway.pipeline.journal.options import options_of
 from gateway.pipeline.journal.planning import reader_of
@@ -200,6 +200,9 @@ def follow(
         raise PipelineError(f"{to} is the name of a table: say --checkpoint, where to keep the position")
     kept = _written(spark, to if checkpoint is None else checkpoint)
     to = to if is_table_name(to) else _written(spark, to)
+    if format_ in FORMATS:
+        # Before the position is kept in its folder: Delta takes a folder with something in it for a table.
+        made_for(spark, to, format_, rates(_journal(spark, journal), window, clients=clients))
     late_us = duration_us(late)
     reader = reader_of(
         options_of({"path": journal, "failOnDataLoss": "false"}, stream=True, hadoop=hadoop_of(spark))
