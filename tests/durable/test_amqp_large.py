@@ -70,7 +70,9 @@ def test_what_was_confirmed_survives(gateway: GatewayProcess, way: str) -> None:
         assert method is not None
         assert method.redelivered is (way == "killed"), "after a planned stop it is known who had what"
         channel.basic_ack(method.delivery_tag)
-        channel.queue_declare("q", durable=True)  # and so the ack has been heard
+        channel.queue_declare("other", durable=True)
+        # What was said before is on disk when this is confirmed.
+        channel.basic_publish("", "other", b"", DURABLE)
     gateway.restart()
     assert spool(gateway) == []
 

@@ -198,8 +198,7 @@ class MqttLinkPublisher(ConfirmedSink):
         """The connection is gone. `too_large`: the broker said that a packet of ours was."""
         if self._outlet is None:
             return  # it was us who could not go on, and what is to blame is looked for already
-        unanswered = len(self._numbers) - len(self._received)
-        self.close()
+        unanswered = self.close()
         if self._fruitful or not unanswered:
             self._clear()
         else:
@@ -208,8 +207,9 @@ class MqttLinkPublisher(ConfirmedSink):
             self._suspect(unanswered, TOO_LARGE if too_large else POISON, window=1, times=times)
 
     def close(self) -> int:
-        """The connection is gone: what it has not confirmed is to be sent again. Returns their number."""
+        """The connection is gone. Returns how much is to be sent again: what the broker has not received."""
         self._outlet = None
+        received = len(self._received)
         for packet_id, number in self._numbers.items():
             run = self._run_of(number)
             assert run is not None
@@ -219,7 +219,7 @@ class MqttLinkPublisher(ConfirmedSink):
                 self._released[entry] = None
         self._numbers.clear()
         self._received.clear()
-        return super().close()
+        return super().close() - received
 
     # Sending.
 
@@ -244,10 +244,13 @@ class MqttLinkPublisher(ConfirmedSink):
         return (part, at) not in self._kept
 
     def _take(self, room: int) -> Waiting:
-        """The next of what waits; of what the broker has received nothing, which is not to blame either."""
-        if self._outlet is None and self._released:
-            return self._withdraw_waiting(lambda part, at: (part, at) not in self._released, most=1)[0]
-        return super()._take(room)
+        """The next of what waits. Without a connection it is the one to blame, which the broker has not
+        received; its packet id is free."""
+        if self._outlet is not None:
+            return super()._take(room)
+        (taken,) = self._withdraw_waiting(lambda part, at: (part, at) not in self._released, most=1)
+        self._kept.pop((taken.part, taken.positions[0]), None)
+        return taken
 
     def _send(self, part: SubBatch, positions: Positions, messages: list[Message]) -> Positions:
         outlet, stream = self._outlet, self._stream
@@ -559,13 +562,14 @@ class MqttLinkPublisher(ConfirmedSink):
 
     def _number_anew(self) -> None:
         """One that is not acknowledged for long holds fast all that came behind it: number what is open."""
-        ids = iter([packet_id for packet_id, _ in sorted(self._numbers.items(), key=lambda pair: pair[1])])
+        ids = sorted(self._numbers, key=self._numbers.__getitem__)
         runs, self._runs, self._firsts = self._runs, [], []
         self._early.clear()
         self._next = self._floor = 1
         for run in runs:
             if left := run.left():
-                self._numbers.update(zip(ids, self._number(run.part, left, run.sent), strict=False))
+                self._number(run.part, left, run.sent)
+        self._numbers = dict(zip(ids, range(self._floor, self._next), strict=True))
 
     def _bore_fruit(self) -> None:
         if not self._fruitful:

@@ -50,10 +50,16 @@ class FakeStream:
         self.why = ""
         self.last = b""
         self.unread = False
+        self.doomed: Exception | None = None
         self._postponed: list[Event] | None = None
 
     def mark(self) -> None:
         """Everything is collected by `World.talk`."""
+
+    def doom(self, error: Exception) -> None:
+        """The test drops it then."""
+        self.doomed = error
+        self.congested = True
 
     def again(self) -> None:
         assert self.peer is not None
