@@ -28,7 +28,6 @@ from tests.chaos.workers.amqpfast import FastReceiver, FastSender
 from tests.chaos.workers.common import PROBE, Receiver, Sender, Worker
 from tests.chaos.workers.mqtt import MqttReceiver, MqttSender
 from tests.ingress.amqpfast.client import QUEUE, TOPIC
-from tests.interop import gateway_process
 from tests.interop.gateway_fixture import LOOPBACK
 from tests.interop.gateway_process import GatewayProcess
 from tests.interop.servers import Mosquitto, RabbitMQ
@@ -206,7 +205,6 @@ def rigged(row: Row, folder: Path, chance: Random, rabbitmq: RabbitMQ | None) ->
         if "clock" in row.faults:
             clock = Clock(folder / "clock")
             stack.enter_context(patch.dict("os.environ", {CLOCK_FILE: str(clock.file)}))
-            stack.enter_context(patch.object(gateway_process, "PROGRAM", (sys.executable, "-c", WRONG_CLOCK)))
         remote_ports = {
             "rabbitmq": rabbitmq.port if rabbitmq is not None else 0,
             "mosquitto": mosquitto.port if mosquitto is not None else 0,
@@ -215,6 +213,8 @@ def rigged(row: Row, folder: Path, chance: Random, rabbitmq: RabbitMQ | None) ->
         links = {name: stack.enter_context(Proxy(remote_ports[name])) for name in sorted(row.remotes)}
         store = disk.folder if disk is not None else folder
         gateway = gateway_of(row, folder, tag, links, store)
+        if clock is not None:
+            gateway.program = (sys.executable, "-c", WRONG_CLOCK)
         own = {name: gateway.configuration["listeners"][key]["port"] for name, key in LISTENERS.items()}
         ports = {**remote_ports, **own}
         near, far = (stack.enter_context(Proxy(ports[place])) for place in (row.source, row.target))

@@ -9,12 +9,13 @@ import subprocess
 import sys
 import threading
 from pathlib import Path
-from typing import Any, Final, Self
+from typing import Any, BinaryIO, Final, Self
 
 import yaml
 
 from tests.interop.gateway_fixture import LOOPBACK
 from tests.interop.servers import free_ports
+from tests.interop.zygote import Forked, started
 from tests.needs import needed, refuse_alone
 
 ROOT: Final = Path(__file__).resolve().parents[2]
@@ -58,7 +59,8 @@ class GatewayProcess:
         self.configuration = own | more
         self.ports: dict[str, int] = {}
         self.python_path: tuple[Path, ...] = (ROOT,)
-        self._process: subprocess.Popen[str] | None = None
+        self.program: tuple[str, ...] | None = None  # instead of the gateway of this checkout
+        self._process: subprocess.Popen[str] | Forked | None = None
 
     def __enter__(self) -> Self:
         self.start()
@@ -72,19 +74,24 @@ class GatewayProcess:
         file = self.folder / "gateway.yaml"
         file.write_text(yaml.safe_dump(self.configuration))
         with (self.folder / "log").open("ab") as log:
-            self._process = subprocess.Popen(
-                (*PROGRAM, "run", "--config", str(file)),
-                cwd=self.folder,
-                env=self._environment(),
-                stdout=subprocess.PIPE,
-                stderr=log,
-                text=True,
-            )
+            self._process = self._started(("run", "--config", str(file)), log)
         try:
             self.ports = self._announced(self._process)
         except BaseException:
             self.kill()
             raise
+
+    def _started(self, arguments: tuple[str, ...], log: BinaryIO) -> subprocess.Popen[str] | Forked:
+        if self.program is None and self.python_path == (ROOT,):
+            return started(list(arguments), self.folder, self._environment(), log.fileno())
+        return subprocess.Popen(
+            (*(self.program or PROGRAM), *arguments),
+            cwd=self.folder,
+            env=self._environment(),
+            stdout=subprocess.PIPE,
+            stderr=log,
+            text=True,
+        )
 
     def command(self, *words: str) -> str:
         """What another command of the gateway says and complains about, run as this process is."""
@@ -103,7 +110,7 @@ class GatewayProcess:
     def _environment(self) -> dict[str, str]:
         return environment() | {"PYTHONPATH": os.pathsep.join(map(str, self.python_path))}
 
-    def _announced(self, process: subprocess.Popen[str]) -> dict[str, int]:
+    def _announced(self, process: subprocess.Popen[str] | Forked) -> dict[str, int]:
         assert process.stdout is not None
         giving_up = threading.Timer(PATIENCE_SECS, process.kill)
         giving_up.start()
@@ -125,7 +132,7 @@ class GatewayProcess:
         return self.ports[listener]
 
     @property
-    def process(self) -> subprocess.Popen[str]:
+    def process(self) -> subprocess.Popen[str] | Forked:
         """The process that runs."""
         assert self._process is not None
         return self._process
