@@ -13,6 +13,7 @@ import os
 import subprocess
 import types
 from collections.abc import Callable, Iterator
+from functools import cache
 from typing import Any, Final, TypeVar
 
 import pytest
@@ -47,9 +48,13 @@ def needs_of(item: pytest.Item) -> set[str]:
 
 def declared(*functions: Callable[..., Any]) -> set[str]:
     """What is declared by all that these reach by the names in their code, over functions of tests."""
+    return set[str]().union(*map(_declared, functions))
+
+
+@cache
+def _declared(function: Callable[..., Any]) -> set[str]:
     seen: dict[int, Any] = {}
-    for function in functions:
-        _reach(function, seen)
+    _reach(function, seen)
     found = {vars(thing).get(NEED) for thing in seen.values() if hasattr(thing, "__dict__")} - {None}
     return found | ({"processes"} if id(subprocess) in seen else set())
 
