@@ -222,15 +222,15 @@ def bounds_of(given: Schema) -> str:
 
 def metric_table() -> Iterator[str]:
     """All metrics, with the names that Prometheus sees."""
-    asked = metrics.Metrics("")
-    for name in metrics.BROKER_GAUGES:
-        asked.broker_gauge(name, float)
-    for part, tables_ in (
-        ("store", metrics.STORE_COUNTERS | metrics.STORE_GAUGES),
-        ("journal", metrics.JOURNAL_COUNTERS | metrics.JOURNAL_GAUGES),
-    ):
-        setattr(asked, part, SimpleNamespace(**{attribute: 0 for _, attribute in tables_.values()}))
-    asked.turns = Latency()
+    store = metrics.STORE_COUNTERS | metrics.STORE_GAUGES
+    journal = metrics.JOURNAL_COUNTERS | metrics.JOURNAL_GAUGES
+    sources = metrics.Sources(
+        store=SimpleNamespace(**{attribute: 0 for _, attribute in store.values()}),
+        journal=SimpleNamespace(**{attribute: 0 for _, attribute in journal.values()}),
+        turns=Latency(),
+        gauges=dict.fromkeys(metrics.BROKER_GAUGES, float),
+    )
+    asked = metrics.Metrics("", sources)
     labels = {name: given for name, (_, given) in (metrics.COUNTERS | metrics.GAUGES).items()}
     labels |= {metrics.SETTLE_SECONDS: metrics.ENDPOINT, "gateway_build": ("version", "python")}
     endings = {"counter": "_total", "info": "_info"}

@@ -22,7 +22,7 @@ def status(metrics: Metrics, reasons: list[str], at_secs: float, started_secs: f
         "ready": not reasons,
         "not_ready": reasons,
         "endpoints": [_endpoint(stats) for stats in metrics.endpoints()],
-        "routes": [_route(route) for route in metrics.routes()],
+        "routes": [_route(route) for route in metrics.sources.routes()],
         "broker": metrics.broker(),
         "disks": metrics.disks(),
         "mapping_reloads": dict(metrics.mapping_reloads),

@@ -85,7 +85,8 @@ def _link(
 ) -> Link:
     given = settings.links[endpoint]
     dialect = DIALECTS[given.protocol]
-    status = LinkStatus(name, metrics.link(name, given.protocol, dialect.frame_names), when_up)
+    stats = metrics.link(name, given.protocol, dialect.frame_names, given.addresses)
+    status = LinkStatus(name, stats, when_up)
     session: LinkSession = resolve_name(dialect.link)(
         endpoint, given, core.dispatcher, settings.limits, status, client_id=client_id
     )

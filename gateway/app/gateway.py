@@ -66,13 +66,13 @@ from gateway.ingress.guests import Connection, Farewell
 from gateway.ingress.listener import Listener
 from gateway.ingress.mqtt.connection import MqttConnection
 from gateway.ingress.services import Services
-from gateway.mapping.router import Router
 from gateway.model.message import Message
 from gateway.model.outcome import Outcome
 from gateway.settings import Settings, SharedListener
 from gateway.telemetry.audit import audit, configure_audit, trail
 from gateway.telemetry.logs import tell_what_was_limited
-from gateway.telemetry.metrics import Metrics
+from gateway.telemetry.metrics import Metrics, Sources
+from gateway.telemetry.stats import RouteCounts
 from gateway.telemetry.watchdog import Watchdog
 from gateway.transport.stream import WriteSet
 from gateway.transport.tasks import Tasks, forever
@@ -92,24 +92,21 @@ class Gateway:
         self.settings = settings = with_imported_hosts(settings)
         self.listeners: dict[str, Listener] = {}
         self.links: dict[str, Link] = {}
-        self.metrics = Metrics(__version__)
         start_audit(settings)
         self.readiness = Readiness()
         limits = settings.limits
         self.store = open_store(settings, self._disk_changed)
         if self.store is not None:
-            self.metrics.store = self.store.figures
             self.readiness.watch("store", partial(getattr, self.store, "failure"))
         with ExitStack() as undo:  # what the configuration says, and cannot be, leaves nothing open behind
             if self.store is not None:
                 undo.callback(self.store.close)
             self.mapping_files = MappingFiles(settings, return_key(self.store))
-            router = self._load_router()
+            router = self.mapping_files.load()
             self.journaling: Journaling | None = None
             if settings.journal.enabled:
                 self.journaling = open_journal(settings.journal, settings.journal_path(), router)
                 undo.callback(self.journaling.writer.close)
-                self.metrics.journal = self.journaling.writer
             self.memory = watched_memory(limits.memory_bytes_max, self._memory_changed, self._publishers)
             self.core = BrokerCore(
                 self.store,
@@ -168,7 +165,6 @@ class Gateway:
             self.authorization = Authorization(roles_of(settings, self.identities.users), self.authorizer)
             self.rules = Rules(self)
             self.watchdog = Watchdog(settings.log.slow_turn_secs)
-            self.metrics.turns = self.watchdog.turns
             self.memory_shares = MemoryShares(
                 self.memory,
                 self._claims,
@@ -179,7 +175,7 @@ class Gateway:
             self.http_port = self.health_port = 0
             self.console = Console(settings, self.access, self.authorization)
             self._stopping = trio.Event()
-            self._gauges()
+            self.metrics = Metrics(__version__, self._sources())
             undo.pop_all()
 
     async def run(
@@ -273,7 +269,7 @@ class Gateway:
     def reload_mappings(self) -> bool:
         """Read the mapping files again; a bad one leaves the old ones in force. True: the new ones are."""
         try:
-            router = self._load_router()
+            router = self.mapping_files.load()
         except ConfigurationError as error:
             self.metrics.mapping_reloads["refused"] += 1
             log.error("mappings not reloaded, the old ones stay in force", error=str(error))
@@ -378,11 +374,6 @@ class Gateway:
         for name in self.listeners:
             self.readiness.require(f"listener {name}")
 
-    def _load_router(self) -> Router:
-        router = self.mapping_files.load()
-        self.metrics.routes = lambda: (*router.routes, *router.answers)
-        return router
-
     def _route_links(self) -> None:
         """Tell the links what the mappings want of their brokers."""
         router = self.dispatcher.router
@@ -395,7 +386,32 @@ class Gateway:
         self.core.use(router.routes)
         self.writes.flush()
 
-    def _gauges(self) -> None:
+    def _sources(self) -> Sources:
+        """Whom the metrics ask."""
+        core, access, identities, authorizer = self.core, self.access, self.identities, self.authorizer
+        return Sources(
+            routes=self._routes,
+            dropped=self._dropped,
+            evicted_sessions=lambda: self.mqtt.evicted,
+            dropped_letters=lambda: self.dead_letters.crowded_out,
+            dead_lettered=lambda: self.dead_letters.counted,
+            forwarded=core.forwarded,
+            forgotten_ids=core.forgotten_ids,
+            outboxes=core.outbox_states,
+            authorizer_failures=int if authorizer is None else lambda: authorizer.failures,
+            authentications=lambda: access.counts,
+            authentication_failures=identities.failures,
+            store=None if self.store is None else self.store.figures,
+            journal=None if self.journaling is None else self.journaling.writer,
+            turns=self.watchdog.turns,
+            gauges=self._gauges(),
+        )
+
+    def _routes(self) -> tuple[RouteCounts, ...]:
+        router = self.dispatcher.router
+        return *router.routes, *router.answers
+
+    def _gauges(self) -> dict[str, Callable[[], float]]:
         gauges: dict[str, Callable[[], float]] = {
             "gateway_sessions": lambda: len(self.mqtt.sessions),
             "gateway_subscriptions": lambda: self.mqtt.subscriptions,
@@ -406,25 +422,16 @@ class Gateway:
             **self.memory_shares.gauges(),
             **self.bodies.gauges(),
         }
-        for name, read in self.fast_hosts.added_to(gauges).items():
-            self.metrics.broker_gauge(name, read)
-        self.metrics.dropped = lambda: {
+        return self.fast_hosts.added_to(gauges)
+
+    def _dropped(self) -> dict[str, int]:
+        return {
             **asdict(self.mqtt.tally),
             "retained_full": self.mqtt.retained.refused,
             "queue_refused": self.hosts.refused + self.fast_hosts.refused,
             **self.hosts.dropped(),
             "memory": self.memory.refused,
         }
-        if self.authorizer is not None:
-            self.metrics.authorizer_failures = partial(getattr, self.authorizer, "failures")
-        self.metrics.authentications = lambda: self.access.counts
-        self.metrics.authentication_failures = self.identities.failures
-        self.metrics.evicted_sessions = lambda: self.mqtt.evicted
-        self.metrics.dropped_letters = lambda: self.dead_letters.crowded_out
-        self.metrics.dead_lettered = lambda: self.dead_letters.counted
-        self.metrics.forwarded = self.core.forwarded
-        self.metrics.forgotten_ids = self.core.forgotten_ids
-        self.metrics.outboxes = self.core.outbox_states
 
     def _dead_letter(self, messages: list[Message], outcome: Outcome) -> None:
         self.dead_letters.add(messages, "", outcome)

@@ -200,7 +200,6 @@ class Link:
         self._peer: LinkConnection | None = None
         self._stream: Stream | None = None
         self._stopping = False
-        status.stats.addresses = settings.addresses
 
     @property
     def up(self) -> bool:
@@ -253,13 +252,13 @@ class Link:
                     address=self.stats.address,
                     why=self.why,
                     retry_in_secs=round(pause, 2),
-                    next=self.stats.addresses[self._turns.at],
+                    next=self.settings.addresses[self._turns.at],
                 )
                 await trio.sleep(pause)
 
     async def _once(self) -> None:
         """One connection, from its socket to its end. Raises LinkError when there is none."""
-        self.stats.address = self.stats.addresses[self._turns.at]
+        self.stats.address = self.settings.addresses[self._turns.at]
         try:
             target = self.settings.target(self._turns.at)
         except ConfigurationError as error:

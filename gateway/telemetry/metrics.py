@@ -9,6 +9,7 @@ from __future__ import annotations
 import platform
 from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
 from typing import Final, get_args
 
 from prometheus_client import (
@@ -170,42 +171,47 @@ TURN_SECONDS: Final = "gateway_loop_turn_seconds"
 ROUTE_OUTCOMES: Final = ("matched", "delivered", "failed", "retried", "dropped", "unparsable", "undecided")
 
 
-def no_routes() -> Iterable[RouteCounts]:
-    """The routes before any mapping is in force."""
-    return ()
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Sources:
+    """What is asked at every scrape.
+
+    `gauges` by their names in BROKER_GAUGES; `dropped` by reason, `dead_lettered` by route and reason,
+    `forwarded` (copies of dead letters) by outcome, `forgotten_ids` by route, `authentications` by back end
+    and outcome. `store` and `journal` have the attributes that their tables name. `turns`: of the loop.
+    """
+
+    routes: Callable[[], Iterable[RouteCounts]] = tuple
+    dropped: Callable[[], Mapping[str, int]] = dict
+    evicted_sessions: Callable[[], int] = int
+    dropped_letters: Callable[[], int] = int
+    dead_lettered: Callable[[], Mapping[tuple[str, str], int]] = dict
+    forwarded: Callable[[], Mapping[str, int]] = dict
+    forgotten_ids: Callable[[], Mapping[str, int]] = dict
+    outboxes: Callable[[], Iterable[OutboxCounts]] = list
+    authorizer_failures: Callable[[], int] = int
+    authentications: Callable[[], Mapping[tuple[str, str], int]] = dict
+    authentication_failures: Callable[[], Mapping[str, int]] = dict
+    store: object | None = None
+    journal: object | None = None
+    turns: Latency | None = None
+    gauges: Mapping[str, Callable[[], float]] = field(default_factory=dict)
 
 
 class Metrics(Collector):
-    """Knows what is counted where; one per process.
+    """Knows what is counted where; one per process."""
 
-    `routes` is asked at every scrape, since a reload replaces them; so is what the broker counts: `dropped`
-    (by reason), `dead_lettered` (by route and reason), `forwarded` (copies of dead letters, by outcome),
-    `forgotten_ids` (by route) and `outboxes`.
-    """
-
-    def __init__(self, version: str) -> None:
+    def __init__(self, version: str, sources: Sources | None = None) -> None:
+        """Raises KeyError for a gauge that is not in BROKER_GAUGES."""
         self.version = version
+        self.sources = Sources() if sources is None else sources
+        if unknown := self.sources.gauges.keys() - BROKER_GAUGES.keys():
+            raise KeyError(f"{sorted(unknown)} are not in BROKER_GAUGES")
         self.listeners: dict[str, ListenerStats] = {}
         self.links: dict[str, LinkStats] = {}
-        self.routes: Callable[[], Iterable[RouteCounts]] = no_routes
-        self.dropped: Callable[[], Mapping[str, int]] = dict
-        self.evicted_sessions: Callable[[], int] = int
-        self.dropped_letters: Callable[[], int] = int
-        self.dead_lettered: Callable[[], Mapping[tuple[str, str], int]] = dict
-        self.forwarded: Callable[[], Mapping[str, int]] = dict
-        self.forgotten_ids: Callable[[], Mapping[str, int]] = dict
-        self.outboxes: Callable[[], Iterable[OutboxCounts]] = list
         self.mapping_reloads = {"taken": 0, "refused": 0}
-        self.authorizer_failures: Callable[[], int] = int
         self.rule_reloads = {"taken": 0, "refused": 0}
-        self.authentications: Callable[[], Mapping[tuple[str, str], int]] = dict
-        self.authentication_failures: Callable[[], Mapping[str, int]] = dict
         self.http_connections: Callable[[], int] = int
         self.http_refused: Counter[str] = Counter()  # by reason, all of them constants of the HTTP server
-        self.store: object | None = None  # with the attributes that STORE_COUNTERS and STORE_GAUGES name
-        self.journal: object | None = None  # likewise
-        self.turns: Latency | None = None  # of the loop
-        self._broker: dict[str, Callable[[], float]] = {}
         self._registry = CollectorRegistry(auto_describe=False)
         self._registry.register(self)
         ProcessCollector(registry=self._registry)
@@ -217,21 +223,17 @@ class Metrics(Collector):
         stats = self.listeners[name] = ListenerStats(name, protocol, frame_names)
         return stats
 
-    def link(self, name: str, protocol: str, frame_names: Sequence[str] = ()) -> LinkStats:
-        """The counters of a new link."""
-        stats = self.links[name] = LinkStats(name, protocol, frame_names)
+    def link(
+        self, name: str, protocol: str, frame_names: Sequence[str] = (), addresses: tuple[str, ...] = ()
+    ) -> LinkStats:
+        """The counters of a new link to these `host:port`."""
+        stats = self.links[name] = LinkStats(name, protocol, frame_names, addresses)
         return stats
-
-    def broker_gauge(self, name: str, read: Callable[[], float]) -> None:
-        """Ask `read` for one of BROKER_GAUGES at every scrape."""
-        if name not in BROKER_GAUGES:
-            raise KeyError(f"{name} is not in BROKER_GAUGES")
-        self._broker[name] = read
 
     def broker(self) -> dict[str, float]:
         """The broker's gauges as they are now: numbers, also of what is true or false, for the page adds no
         words to them."""
-        return {name: +read() for name, read in sorted(self._broker.items())}
+        return {name: +read() for name, read in sorted(self.sources.gauges.items())}
 
     def endpoints(self) -> Iterator[EndpointStats]:
         """Listeners, then links."""
@@ -262,14 +264,14 @@ class Metrics(Collector):
             families[name].add_metric(values, number)
         yield from families.values()
         yield self._latencies()
-        if self.turns is not None:
+        if self.sources.turns is not None:
             turns = HistogramMetricFamily(TURN_SECONDS, "Steps of tasks, during which nobody else is served.")
-            turns.add_metric((), _cumulative(self.turns), self.turns.sum_secs)
+            turns.add_metric((), _cumulative(self.sources.turns), self.sources.turns.sum_secs)
             yield turns
         for name, number in self.broker().items():
             yield GaugeMetricFamily(name, BROKER_GAUGES[name], value=number)
-        yield from _attributes(self.store, STORE_COUNTERS, STORE_GAUGES)
-        yield from _attributes(self.journal, JOURNAL_COUNTERS, JOURNAL_GAUGES)
+        yield from _attributes(self.sources.store, STORE_COUNTERS, STORE_GAUGES)
+        yield from _attributes(self.sources.journal, JOURNAL_COUNTERS, JOURNAL_GAUGES)
 
     def _samples(self) -> Iterator[tuple[str, Sequence[str], float]]:
         for stats in self.endpoints():
@@ -279,24 +281,24 @@ class Metrics(Collector):
         for link in self.links.values():
             yield from _link_samples(link)
         yield from self._route_samples()
-        for reason, count in self.dropped().items():
+        for reason, count in self.sources.dropped().items():
             yield "gateway_dropped", (reason,), count
-        yield "gateway_sessions_evicted", (), self.evicted_sessions()
-        yield "gateway_dead_letters_dropped", (), self.dropped_letters()
-        for (name, reason), count in self.dead_lettered().items():
+        yield "gateway_sessions_evicted", (), self.sources.evicted_sessions()
+        yield "gateway_dead_letters_dropped", (), self.sources.dropped_letters()
+        for (name, reason), count in self.sources.dead_lettered().items():
             yield "gateway_dead_lettered", (name, reason), count
-        for outcome, count in self.forwarded().items():
+        for outcome, count in self.sources.forwarded().items():
             yield "gateway_dead_letters_forwarded", (outcome,), count
-        for name, count in self.forgotten_ids().items():
+        for name, count in self.sources.forgotten_ids().items():
             yield "gateway_deduplication_forgotten", (name,), count
-        for outbox in self.outboxes():
+        for outbox in self.sources.outboxes():
             at = (outbox.link, outbox.route)
             yield "gateway_outbox_messages", at, outbox.messages
             yield "gateway_outbox_bytes", at, outbox.octets
             yield "gateway_outbox_oldest_seconds", at, outbox.oldest_secs
         for outcome, count in self.mapping_reloads.items():
             yield "gateway_mapping_reloads", (outcome,), count
-        yield "gateway_authorizer_failures", (), self.authorizer_failures()
+        yield "gateway_authorizer_failures", (), self.sources.authorizer_failures()
         for outcome, count in self.rule_reloads.items():
             yield "gateway_rule_reloads", (outcome,), count
         yield "gateway_http_connections", (), self.http_connections()
@@ -307,9 +309,9 @@ class Metrics(Collector):
             yield "gateway_internal_errors", (where,), counted[where]
 
     def _who(self) -> Iterator[tuple[str, Sequence[str], float]]:
-        for (backend, outcome), count in self.authentications().items():
+        for (backend, outcome), count in self.sources.authentications().items():
             yield "gateway_authentications", (backend, outcome), count
-        for backend, count in self.authentication_failures().items():
+        for backend, count in self.sources.authentication_failures().items():
             yield "gateway_authentication_failures", (backend,), count
         kept = trail()
         for event, count in kept.counts.items():
@@ -317,7 +319,7 @@ class Metrics(Collector):
             yield "gateway_audit_events", (event, "dropped"), kept.dropped[event]
 
     def _route_samples(self) -> Iterator[tuple[str, Sequence[str], float]]:
-        for route in self.routes():
+        for route in self.sources.routes():
             for outcome in ROUTE_OUTCOMES:
                 yield "gateway_route_messages", (route.name, outcome), getattr(route, outcome)
             yield "gateway_route_in_flight", (route.name,), route.in_flight
@@ -332,8 +334,8 @@ class Metrics(Collector):
         """What the store and the journal have done and how they are, by short names; only those there are."""
         found: dict[str, dict[str, float]] = {}
         for part, source, names in (
-            ("store", self.store, STORE_COUNTERS | STORE_GAUGES),
-            ("journal", self.journal, JOURNAL_COUNTERS | JOURNAL_GAUGES),
+            ("store", self.sources.store, STORE_COUNTERS | STORE_GAUGES),
+            ("journal", self.sources.journal, JOURNAL_COUNTERS | JOURNAL_GAUGES),
         ):
             if source is not None:
                 found[part] = {

@@ -284,7 +284,9 @@ class LinkStats(EndpointStats):
     broker takes no publishes for now.
     """
 
-    def __init__(self, name: str, protocol: str, frame_names: Sequence[str] = ()) -> None:
+    def __init__(
+        self, name: str, protocol: str, frame_names: Sequence[str] = (), addresses: tuple[str, ...] = ()
+    ) -> None:
         super().__init__(name, protocol, frame_names)
         self.filters_refused = 0  # topic filters that routes need and the broker does not grant now
         self.lessened = Reasons()  # messages that went without all that they had, for want at the broker
@@ -293,7 +295,7 @@ class LinkStats(EndpointStats):
         self.connects = 0
         self.in_flight = 0
         self.failures = Reasons()
-        self.addresses: tuple[str, ...] = ()
+        self.addresses = addresses
         self.address = ""
         self.blocked = False
 

@@ -125,9 +125,8 @@ async def test_the_page_needs_nothing_from_elsewhere() -> None:
 
 
 def test_the_page_reads_only_what_status_says() -> None:
-    metrics = metrics_with_traffic()
-    metrics.store = Figures()
-    metrics.journal = SimpleNamespace(rows=0, octets=0, dropped=0, errors=0, backlog=0, healthy=True)
+    journal = SimpleNamespace(rows=0, octets=0, dropped=0, errors=0, backlog=0, healthy=True)
+    metrics = metrics_with_traffic(store=Figures(), journal=journal)
     document = status(metrics, [], 5.0, 2.0) | {"outboxes": [OutboxState._fields]}
     page = files("gateway.admin").joinpath("page.html").read_text()
     assert document["uptime_secs"] == 3.0

@@ -144,7 +144,7 @@ def test_unconfirmed_messages_are_dropped_and_counted(gateway: Watched) -> None:
         client.call(m.BasicConsume("q"), m.BasicConsumeOk)
         gateway.use(SCARCE)
         client.publish("", "q", b"1", b"2")
-        eventually(lambda: gateway.gateway.metrics.dropped()["memory"] == 2)
+        eventually(lambda: gateway.gateway.metrics.sources.dropped()["memory"] == 2)
 
 
 def test_clients_who_come_later_are_told_when_they_publish(gateway: Watched) -> None:

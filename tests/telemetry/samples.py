@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 from dataclasses import dataclass, field
+from typing import Any
 
 from gateway.model.outcome import Outcome, Reason, Verdict
-from gateway.telemetry.metrics import Metrics
+from gateway.telemetry.metrics import Metrics, Sources
 
 Counts = list[int] | dict[str, int]
 
@@ -49,9 +50,17 @@ class Waiting:
     oldest_secs: float = 1.5
 
 
-def metrics_with_traffic() -> Metrics:
-    """One listener with a connection, one link that is up, and one route."""
-    metrics = Metrics("1.2.3")
+def metrics_with_traffic(**more: Any) -> Metrics:
+    """One listener with a connection, one link that is up, and one route; `more` sources."""
+    sources = Sources(
+        routes=lambda: [ResolvedRoute()],
+        forgotten_ids=lambda: {"telemetry": 6},
+        forwarded=lambda: {"refused": 8},
+        outboxes=lambda: [Waiting()],
+        gauges={"gateway_queues": lambda: 3},
+        **more,
+    )
+    metrics = Metrics("1.2.3", sources)
     listener = metrics.listener("mqtt", "mqtt", ("", "connect", "publish"))
     machine = Machine()
     listener.accepted += 1
@@ -63,8 +72,7 @@ def metrics_with_traffic() -> Metrics:
     listener.refuse(Outcome(Verdict.REJECTED, Reason.QUOTA))
     listener.refused.add("credentials", 2)
     listener.latency.observe(0.0007, 4)
-    link = metrics.link("erp", "amqp091")
-    link.addresses = ("rabbit-1:5672", "rabbit-2:5672")
+    link = metrics.link("erp", "amqp091", addresses=("rabbit-1:5672", "rabbit-2:5672"))
     link.address = link.addresses[1]
     link.blocked = True
     link.up = True
@@ -72,9 +80,4 @@ def metrics_with_traffic() -> Metrics:
     link.failures.add("refused", 2)
     link.opened(Machine({"basic.ack": 4}, {"basic.publish": 4}))
     link.octets_in, link.octets_out = 7, 8
-    metrics.routes = lambda: [ResolvedRoute()]
-    metrics.forgotten_ids = lambda: {"telemetry": 6}
-    metrics.forwarded = lambda: {"refused": 8}
-    metrics.outboxes = lambda: [Waiting()]
-    metrics.broker_gauge("gateway_queues", lambda: 3)
     return metrics

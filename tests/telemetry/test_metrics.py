@@ -8,7 +8,7 @@ from copy import copy
 import pytest
 from prometheus_client.parser import text_string_to_metric_families
 
-from gateway.telemetry.metrics import BROKER_GAUGES, COUNTERS, GAUGES, Metrics
+from gateway.telemetry.metrics import BROKER_GAUGES, COUNTERS, GAUGES, Metrics, Sources
 from gateway.telemetry.stats import REASONS_MAX, EndpointStats, Latency, ListenerStats, Reasons
 from tests.telemetry.samples import Counts, Machine, ResolvedRoute, metrics_with_traffic
 
@@ -108,19 +108,19 @@ def test_names_and_labels_hold_to_the_rules() -> None:
 
 def test_a_gauge_that_is_not_in_the_table_is_refused() -> None:
     with pytest.raises(KeyError, match="not in BROKER_GAUGES"):
-        Metrics("0").broker_gauge("gateway_topics", lambda: 0)
+        Metrics("0", Sources(gauges={"gateway_topics": lambda: 0}))
 
 
 def test_what_is_true_or_false_is_a_number() -> None:
-    metrics = Metrics("0.0.1")
-    metrics.broker_gauge("gateway_memory_blocked", lambda: False)
+    metrics = Metrics("0.0.1", Sources(gauges={"gateway_memory_blocked": lambda: False}))
     assert repr(metrics.broker()) == "{'gateway_memory_blocked': 0}", "JSON tells the two apart"
 
 
 def test_routes_are_asked_at_every_scrape() -> None:
-    metrics = Metrics("0")
+    routes: list[ResolvedRoute] = []
+    metrics = Metrics("0", Sources(routes=lambda: routes))
     assert not any("gateway_route" in name for name in read(metrics))
-    metrics.routes = lambda: [ResolvedRoute("new")]
+    routes.append(ResolvedRoute("new"))
     assert 'gateway_route_in_flight{route="new"}' in read(metrics)
 
 

@@ -9,7 +9,7 @@ import pytest
 import trio
 from structlog.testing import capture_logs
 
-from gateway.telemetry.metrics import TURN_SECONDS, Metrics
+from gateway.telemetry.metrics import TURN_SECONDS, Metrics, Sources
 from gateway.telemetry.watchdog import TOLD, Watchdog
 
 
@@ -76,8 +76,7 @@ async def test_0_tells_nothing_and_measures_all() -> None:
 async def test_turns_are_a_histogram() -> None:
     world = World(0.1)
     await world.run(0.004, 0.2)
-    metrics = Metrics("1")
-    metrics.turns = world.dog.turns
+    metrics = Metrics("1", Sources(turns=world.dog.turns))
     text = metrics.exposition().decode()
     assert f'{TURN_SECONDS}_bucket{{le="10.0"}} {float(sum(world.dog.turns.counts))}' in text
     assert f"{TURN_SECONDS}_sum 0.20" in text

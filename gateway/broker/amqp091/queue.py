@@ -66,6 +66,8 @@ class AmqpQueue(Queue):
         auto_delete: bool,
         arguments: Headers,
         options: QueueArguments,
+        owner: object | None = None,
+        user: str | None = "",
         **more: Any,
     ) -> None:
         super().__init__(
@@ -77,8 +79,8 @@ class AmqpQueue(Queue):
             **more,
         )
         self.auto_delete = auto_delete
-        self.owner: object | None = None  # the connection of an exclusive queue
-        self.user: str | None = ""  # whose connection has declared it; None: the configuration
+        self.owner = owner  # the connection of an exclusive queue
+        self.user = user  # whose connection has declared it; None: the configuration
         self.exclusive_consumer: Consumer | None = None
         self.arguments = arguments
         self.options = options
@@ -460,11 +462,29 @@ def part_of(part: SubBatch, start: int, stop: int) -> SubBatch:
     return found
 
 
-def make_queue(name: str, host: Host, *, durable: bool, auto_delete: bool, arguments: Headers) -> AmqpQueue:
+def make_queue(
+    name: str,
+    host: Host,
+    *,
+    durable: bool,
+    auto_delete: bool,
+    arguments: Headers,
+    owner: object | None = None,
+    user: str | None,
+) -> AmqpQueue:
     """A queue as its arguments want it, and the policy that holds for it. Refused 406."""
     what = f"queue '{name}' in vhost '{host.name}'"
     options = queue_arguments(arguments, what)  # what it says itself has to be right
     if host.policies:
         options = queue_arguments(governed(host.policies, name, arguments), what)
     kind = QuorumQueue if options.quorum else AmqpPriorityQueue if options.priority_max else AmqpQueue
-    return kind(name, host, durable=durable, auto_delete=auto_delete, arguments=arguments, options=options)
+    return kind(
+        name,
+        host,
+        durable=durable,
+        auto_delete=auto_delete,
+        arguments=arguments,
+        options=options,
+        owner=owner,
+        user=user,
+    )

@@ -110,9 +110,11 @@ class VirtualHost:
             self.exchanges[exchange.name] = exchange
         for name, auto_delete, arguments, user in definitions.queues():
             with set_aside(QUEUE, name):
-                queue = make_queue(name, self, durable=True, auto_delete=auto_delete, arguments=arguments)
+                queue = make_queue(
+                    name, self, durable=True, auto_delete=auto_delete, arguments=arguments, user=user
+                )
                 definitions.keep(queue)
-                self._enter(queue, user)
+                self._enter(queue)
                 queue.watch_use()
         for source, kind, name, key, arguments in definitions.bindings():
             to = self.queues.get(name) if kind == QUEUE else self.exchanges.get(name)
@@ -324,12 +326,11 @@ class VirtualHost:
         found.used = time.monotonic()
         return found
 
-    def _enter(self, queue: AmqpQueue, user: str | None) -> None:
-        """The queue is there, and the user's."""
-        queue.user = user
+    def _enter(self, queue: AmqpQueue) -> None:
+        """The queue is there."""
         self.queues[queue.name] = queue
-        if user is not None:
-            self._users.add(user)
+        if queue.user is not None:
+            self._users.add(queue.user)
 
     def declare_queue(
         self,
@@ -362,12 +363,19 @@ class VirtualHost:
         self._check_disk(durable)
         if not name:
             name = generated or self.new_queue_name()
-        queue = make_queue(name, self, durable=durable, auto_delete=auto_delete, arguments=arguments)
+        queue = make_queue(
+            name,
+            self,
+            durable=durable,
+            auto_delete=auto_delete,
+            arguments=arguments,
+            owner=owner if exclusive else None,
+            user=user,
+        )
         if queue.options.quorum:
             what = f"queue '{name}' in vhost '{self.name}'"
             check_quorum(what, durable=said_durable, exclusive=exclusive, auto_delete=auto_delete)
-        queue.owner = owner if exclusive else None
-        self._enter(queue, user)
+        self._enter(queue)
         if durable and self._definitions is not None:
             self.written |= self._definitions.add_queue(queue)
         queue.watch_use()

@@ -48,12 +48,19 @@ class FastQueue(PriorityQueue):
     """A destination of the queue service. `owner` is the client of a temporary one, which alone consumes."""
 
     def __init__(
-        self, name: str, *, durable: bool, messages_max: int, octets_max: int, owner: str | None = None
+        self,
+        name: str,
+        *,
+        durable: bool,
+        messages_max: int,
+        octets_max: int,
+        owner: str | None = None,
+        maker: str | None = None,
     ) -> None:
         super().__init__(name, priority_of, durable=durable, messages_max=messages_max, octets_max=octets_max)
         self.address = fast_address("queue", name)
         self.owner = owner
-        self.maker: str | None = None  # the user who has made it; None: the configuration, or a route
+        self.maker = maker  # the user who has made it; None: the configuration, or a route
         self.channel: object | None = None  # a temporary destination ends with it
 
     def takes(self, consumer: Consumer) -> bool:
@@ -66,11 +73,11 @@ class Topic:
 
     __slots__ = ("address", "channel", "maker", "name", "owner")
 
-    def __init__(self, name: str, owner: str | None = None) -> None:
+    def __init__(self, name: str, owner: str | None = None, maker: str | None = None) -> None:
         self.name = name
         self.address = fast_address("topic", name)
         self.owner = owner
-        self.maker: str | None = None
+        self.maker = maker
         self.channel: object | None = None
 
 
@@ -114,7 +121,13 @@ class Subscription(PriorityQueue):
     """The messages of a topic that one consumer is owed. `key` is (client, identifier) of a durable one."""
 
     def __init__(
-        self, interest: Interest, *, messages_max: int, octets_max: int, key: tuple[str, str] | None = None
+        self,
+        interest: Interest,
+        *,
+        messages_max: int,
+        octets_max: int,
+        key: tuple[str, str] | None = None,
+        maker: str | None = None,
     ) -> None:
         super().__init__(
             interest.name,
@@ -125,7 +138,7 @@ class Subscription(PriorityQueue):
         )
         self.interest = interest
         self.key = key
-        self.maker: str | None = None
+        self.maker = maker
         self.attached = False  # a handle consumes it
         self.local: Sender | None = None  # whose messages are not taken
 

@@ -111,26 +111,26 @@ class FastHost:
         """What an earlier process left."""
         for name, maker in definitions.names(QUEUE):
             with set_aside(QUEUE, name):
-                queue = FastQueue(name, durable=True, **self._queue_limits)
+                queue = FastQueue(name, durable=True, maker=maker, **self._queue_limits)
                 definitions.keep(queue, QUEUE, name)
                 if self.auto_create or name in queues or len(queue):
                     self.queues[name] = queue
-                    self._count("queue", queue, maker)
+                    self._count("queue", queue)
                 else:
                     definitions.remove(QUEUE, name)
                     queue.delete()
         for name, maker in definitions.names(TOPIC):
             if self.auto_create or name in topics:
-                topic = self.topics[name] = Topic(name)
-                self._count("topic", topic, maker)
+                topic = self.topics[name] = Topic(name, maker=maker)
+                self._count("topic", topic)
             else:
                 definitions.remove(TOPIC, name)
         for client, identifier, interest, maker in definitions.subscriptions():
             with set_aside(SUBSCRIPTION, (client, identifier)):
-                found = Subscription(interest, key=(client, identifier), **self._queue_limits)
+                found = Subscription(interest, key=(client, identifier), maker=maker, **self._queue_limits)
                 definitions.keep(found, SUBSCRIPTION, client, identifier)
                 self.durable[client, identifier] = found
-                self._count("session", found, maker)
+                self._count("session", found)
                 self._enter(found)
 
     def note_untouched(self) -> None:
@@ -263,11 +263,10 @@ class FastHost:
             text = f"limits.{limit} ({self._per_user[service]}) is reached"
             raise Refused(ReplyCode.INSUFFICIENT_RESOURCES, text)
 
-    def _count(self, service: str, made: Named | Subscription, maker: str | None) -> None:
-        """It is there, and that user's."""
-        made.maker = maker
-        if maker is not None:
-            self._made[service].add(maker)
+    def _count(self, service: str, made: Named | Subscription) -> None:
+        """It is there."""
+        if made.maker is not None:
+            self._made[service].add(made.maker)
 
     def _uncount(self, service: str, made: Named | Subscription) -> None:
         """It is gone."""
@@ -277,19 +276,19 @@ class FastHost:
 
     def _add_queue(self, name: str, owner: str | None = None, maker: str | None = None) -> FastQueue:
         self._check_room("queue", len(self.queues), maker)
-        queue = FastQueue(name, durable=owner is None, owner=owner, **self._queue_limits)
+        queue = FastQueue(name, durable=owner is None, owner=owner, maker=maker, **self._queue_limits)
         if owner is None and self._definitions is not None:
             self._definitions.add(QUEUE, name, maker)
             self._definitions.keep(queue, QUEUE, name)
         self.queues[name] = queue
-        self._count("queue", queue, maker)
+        self._count("queue", queue)
         self._changed()
         return queue
 
     def _add_topic(self, name: str, owner: str | None = None, maker: str | None = None) -> Topic:
         self._check_room("topic", len(self.topics), maker)
-        topic = self.topics[name] = Topic(name, owner)
-        self._count("topic", topic, maker)
+        topic = self.topics[name] = Topic(name, owner, maker)
+        self._count("topic", topic)
         if owner is None and self._definitions is not None:
             self._definitions.add(TOPIC, name, maker)
         self._changed()
@@ -375,12 +374,14 @@ class FastHost:
             if before.interest == interest:
                 return before
             self.unsubscribe(before)
-        if key is not None:
+        if key is None:
+            maker = None
+        else:
             self._check_room("session", len(self.durable), maker)
-        found = Subscription(interest, key=key, **self._queue_limits)
+        found = Subscription(interest, key=key, maker=maker, **self._queue_limits)
         if key is not None:
             self.durable[key] = found
-            self._count("session", found, maker)
+            self._count("session", found)
             if self._definitions is not None:
                 self._definitions.add_subscription(*key, interest, maker)
                 self._definitions.keep(found, SUBSCRIPTION, *key)
