@@ -49,9 +49,9 @@ class Token(NamedTuple):
 
     def shown(self) -> dict[str, Any]:
         """For people and programs."""
-        facts = self._asdict()
-        del facts["digest"]
-        return facts
+        row = self._asdict()
+        del row["digest"]
+        return row
 
 
 class ConsoleTokens:

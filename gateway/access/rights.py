@@ -67,7 +67,7 @@ class Rights:
         self._roles = roles
         self._scopes: Sequence[Scope] = parse_scopes(principal.scopes)
         self._scope_host = host
-        self._facts = {
+        self._variables = {
             **principal.fields,
             "user": principal.name,
             "username": principal.name,
@@ -105,7 +105,7 @@ class Rights:
         """Whether that client identifier, or client-name, may be used."""
         stated = [(name, text) for name, role in self._roles for text in role.client_id]
         for name, text in stated:
-            compiled = wildcard(text, {**self._facts, "client_id": ""})
+            compiled = wildcard(text, {**self._variables, "client_id": ""})
             if compiled is not None and compiled.fullmatch(client_id):
                 return Decision(True, f"roles.{name}.client_id: {text}")
         return Decision(False, NOTHING) if stated else Decision(True, "no role binds client identifiers")
@@ -160,10 +160,10 @@ class Rights:
 
     def _topic(self, action: str, name: str, qos: int = 0) -> Decision:
         grant = self.mqtt
-        denied = grant.denied(action, name, self._facts)
+        denied = grant.denied(action, name, self._variables)
         if denied is not None:
             return Decision(False, denied)
-        rule = grant.allowed(action, name, self._facts)
+        rule = grant.allowed(action, name, self._variables)
         if rule is not None:
             return Decision(True, rule)
         hosts = [host for _, host in grant.hosts] + [self._scope_host] * bool(self._scopes)
@@ -199,7 +199,7 @@ class Rights:
         """What is allowed in a virtual host; nothing: it may not be entered."""
         found = self._amqp.get(host)
         if found is None:
-            found = self._amqp[host] = amqp_grants(self._roles, self._scopes, host, self._facts)
+            found = self._amqp[host] = amqp_grants(self._roles, self._scopes, host, self._variables)
         return found
 
     def enters_amqp(self, host: str) -> Decision:
@@ -236,7 +236,7 @@ class Rights:
         """What is allowed in a virtual host of AMQP/Fast."""
         found = self._fast.get(host)
         if found is None:
-            found = self._fast[host] = fast_grants(self._roles, self._scopes, host, self._facts)
+            found = self._fast[host] = fast_grants(self._roles, self._scopes, host, self._variables)
         return found
 
     def enters_fast(self, host: str) -> Decision:

@@ -8,7 +8,7 @@ from typing import Final, NamedTuple
 
 from gateway.access.filters import FilterSet
 from gateway.access.scopes import Scope
-from gateway.access.templates import Facts, beginning, expression, fill, topic_filter
+from gateway.access.templates import Variables, beginning, expression, fill, topic_filter
 from gateway.settings.access import (
     EVERY_HOST,
     AmqpPermissions,
@@ -58,13 +58,13 @@ class MqttGrant:
         self.session_expiry_secs_max = max(stated) if stated and len(stated) == len(expiries) else None
         self.hosts = [(name, one.as_virtual_host) for name, one in given if one.as_virtual_host is not None]
 
-    def allowed(self, action: str, name: str, facts: Facts) -> str | None:
-        """The rule that allows a client with these facts to `publish` or `subscribe`."""
-        return self._filters[action].covering(name, lambda text: topic_filter(text, facts))
+    def allowed(self, action: str, name: str, variables: Variables) -> str | None:
+        """The rule that allows a client with these variables to `publish` or `subscribe`."""
+        return self._filters[action].covering(name, lambda text: topic_filter(text, variables))
 
-    def denied(self, action: str, name: str, facts: Facts) -> str | None:
+    def denied(self, action: str, name: str, variables: Variables) -> str | None:
         """The rule that forbids it."""
-        return self._filters[f"deny_{action}"].meeting(name, lambda text: topic_filter(text, facts))
+        return self._filters[f"deny_{action}"].meeting(name, lambda text: topic_filter(text, variables))
 
 
 class AmqpGrant(NamedTuple):
@@ -92,20 +92,20 @@ class AmqpGrant(NamedTuple):
         return found is not None and found.search(key) is not None
 
 
-def _given_in(host: str, several: Mapping[str, object], facts: Facts) -> Iterable[str]:
+def _given_in(host: str, several: Mapping[str, object], variables: Variables) -> Iterable[str]:
     """The keys of what is said by virtual host that mean this one."""
     for key in several:
-        if key == EVERY_HOST or fill(key, facts, lambda value: value) == host:
+        if key == EVERY_HOST or fill(key, variables, lambda value: value) == host:
             yield key
 
 
-def amqp_grants(roles: Named, scopes: Sequence[Scope], host: str, facts: Facts) -> list[AmqpGrant]:
+def amqp_grants(roles: Named, scopes: Sequence[Scope], host: str, variables: Variables) -> list[AmqpGrant]:
     """What a client may do in a virtual host of AMQP 0-9-1; none: it may not even enter it."""
-    facts = {**facts, "vhost": host}
+    variables = {**variables, "vhost": host}
     found = []
     for name, role in roles:
-        for key in _given_in(host, role.amqp091, facts):
-            found.append(_amqp_grant(f"roles.{name}.amqp091.{key}", role.amqp091[key], facts))
+        for key in _given_in(host, role.amqp091, variables):
+            found.append(_amqp_grant(f"roles.{name}.amqp091.{key}", role.amqp091[key], variables))
     for scope in scopes:
         if scope.host.search(host):
             names = {scope.permission: scope.name}
@@ -113,12 +113,12 @@ def amqp_grants(roles: Named, scopes: Sequence[Scope], host: str, facts: Facts) 
     return found
 
 
-def _amqp_grant(rule: str, given: AmqpPermissions, facts: Facts) -> AmqpGrant:
+def _amqp_grant(rule: str, given: AmqpPermissions, variables: Variables) -> AmqpGrant:
     words = ("configure", "write", "read")
-    compiled = {word: expression(getattr(given, word), facts) for word in words}
+    compiled = {word: expression(getattr(given, word), variables) for word in words}
     names = {word: one for word, one in compiled.items() if one is not None}
     topics = {
-        (exchange, word): expression(getattr(one, word), facts)
+        (exchange, word): expression(getattr(one, word), variables)
         for exchange, one in given.topics.items()
         for word in ("write", "read")
     }
@@ -164,13 +164,13 @@ def _may_mean(text: str, name: str) -> bool:
     return text.rstrip("*").startswith(name) or (text[-1:] == "*" and name.startswith(text[:-1]))
 
 
-def fast_grants(roles: Named, scopes: Sequence[Scope], host: str, facts: Facts) -> list[FastGrant]:
+def fast_grants(roles: Named, scopes: Sequence[Scope], host: str, variables: Variables) -> list[FastGrant]:
     """What a client may do in a virtual host of AMQP/Fast; none: it may not even enter it."""
-    facts = {**facts, "vhost": host}
+    variables = {**variables, "vhost": host}
     found = []
     for name, role in roles:
-        for key in _given_in(host, role.amqpfast, facts):
-            found.append(_fast_grant(f"roles.{name}.amqpfast.{key}", role.amqpfast[key], facts))
+        for key in _given_in(host, role.amqpfast, variables):
+            found.append(_fast_grant(f"roles.{name}.amqpfast.{key}", role.amqpfast[key], variables))
     for scope in scopes:
         if scope.host.search(host):
             rights = {"configure": ("create",), "write": ("write",), "read": ("read", "browse")}
@@ -180,15 +180,15 @@ def fast_grants(roles: Named, scopes: Sequence[Scope], host: str, facts: Facts) 
     return found
 
 
-def _fast_grant(rule: str, given: FastPermissions, facts: Facts) -> FastGrant:
-    names: dict[tuple[str, str], tuple[str, ...]] = {("peer", "talk"): _filled(given.peers, facts)}
+def _fast_grant(rule: str, given: FastPermissions, variables: Variables) -> FastGrant:
+    names: dict[tuple[str, str], tuple[str, ...]] = {("peer", "talk"): _filled(given.peers, variables)}
     services: tuple[tuple[str, Destinations], ...] = (("queue", given.queues), ("topic", given.topics))
     for service, one in services:
         for right in ("read", "write", "create"):
-            names[service, right] = _filled(getattr(one, right), facts)
-        names[service, "browse"] = _filled((*one.browse, *one.read), facts)
+            names[service, right] = _filled(getattr(one, right), variables)
+        names[service, "browse"] = _filled((*one.browse, *one.read), variables)
     return FastGrant(rule, names, given.out_of_band)
 
 
-def _filled(texts: Iterable[str], facts: Facts) -> tuple[str, ...]:
-    return tuple(one for text in texts if (one := beginning(text, facts)) is not None)
+def _filled(texts: Iterable[str], variables: Variables) -> tuple[str, ...]:
+    return tuple(one for text in texts if (one := beginning(text, variables)) is not None)

@@ -12,17 +12,17 @@ from typing import Final
 
 from gateway.settings.access import PLACEHOLDER
 
-Facts = Mapping[str, str]
+Variables = Mapping[str, str]
 NOT_IN_A_LEVEL: Final = frozenset("/+#\0")
 
 
-def fill(text: str, facts: Facts, quote: Callable[[str], str | None]) -> str | None:
+def fill(text: str, variables: Variables, quote: Callable[[str], str | None]) -> str | None:
     """The text with its placeholders filled in, each as `quote` has it; None: one cannot be."""
     missing = False
 
     def replaced(found: re.Match[str]) -> str:
         nonlocal missing
-        value = facts.get(found[1], "")
+        value = variables.get(found[1], "")
         quoted = quote(value) if value else None
         missing |= quoted is None
         return quoted or ""
@@ -35,28 +35,28 @@ def _one_level(value: str) -> str | None:
     return None if NOT_IN_A_LEVEL.intersection(value) else value
 
 
-def topic_filter(text: str, facts: Facts) -> str | None:
+def topic_filter(text: str, variables: Variables) -> str | None:
     """A topic filter; a value that is no level, or a wildcard, does not fit in."""
-    filled = fill(text, facts, _one_level)
+    filled = fill(text, variables, _one_level)
     if filled is None or (filled[:1] == "$") != (text[:1] == "$"):
         return None  # nobody reads $SYS by being called $SYS
     return filled
 
 
-def expression(text: str, facts: Facts) -> re.Pattern[str] | None:
+def expression(text: str, variables: Variables) -> re.Pattern[str] | None:
     """A regular expression; an empty one matches nothing, as in RabbitMQ."""
-    filled = fill(text, facts, re.escape) if text else None
+    filled = fill(text, variables, re.escape) if text else None
     return None if filled is None else re.compile(filled)
 
 
-def wildcard(text: str, facts: Facts) -> re.Pattern[str] | None:
+def wildcard(text: str, variables: Variables) -> re.Pattern[str] | None:
     """A text with `*` for any characters, as a whole."""
-    pieces = [fill(piece, facts, lambda value: value) for piece in text.split("*")]
+    pieces = [fill(piece, variables, lambda value: value) for piece in text.split("*")]
     if any(piece is None for piece in pieces):
         return None
     return re.compile(".*".join(re.escape(piece or "") for piece in pieces), re.DOTALL)
 
 
-def beginning(text: str, facts: Facts) -> str | None:
+def beginning(text: str, variables: Variables) -> str | None:
     """A name, or the beginning of names with a `*` behind it; a value never says the `*`."""
-    return fill(text, facts, lambda value: None if "*" in value or "." in value else value)
+    return fill(text, variables, lambda value: None if "*" in value or "." in value else value)

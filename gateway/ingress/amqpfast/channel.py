@@ -165,13 +165,13 @@ class FastGuest(ABC):
     def let_go_for_memory(self) -> None: ...
 
 
-class Arriving(Protocol):
+class FragmentedMessage(Protocol):
     """A message that comes in fragments."""
 
     handle: FastHandle
 
 
-class Conversation(Protocol):
+class PeerSession(Protocol):
     """What a handle and a peer have to do with each other."""
 
     def message(self, head: bytes, body: bytes) -> None:
@@ -281,7 +281,7 @@ class FastChannel:
         self.streamed = False  # a stream of ours was begun on it, which may still be under way
         self.handles: dict[int, FastHandle] = {}
         self.next_number = 1
-        self.arriving: Arriving | None = None
+        self.incoming: FragmentedMessage | None = None
         self.pending: list[tuple[RoutingEntry, Message]] = []  # sent within the transaction
         self.calls: list[Call] = []  # of peers, within the transaction
         self.pending_octets = 0  # of bodies that are in memory
@@ -471,7 +471,7 @@ class FastChannel:
     def close(self) -> None:
         """The channel is over: its handles are gone already; what is not acknowledged returns."""
         self._drop_sent()
-        self.arriving = None
+        self.incoming = None
         back = [*self._acked, *self._deliveries]
         self._acked.clear()
         self._deliveries.clear()
@@ -736,7 +736,7 @@ class FastHandle:
         self.generation = -1
         self.index: Index | None = None
         self.browser: Notifier | None = None
-        self.conversations: dict[str, Conversation] = {}  # with peers, by their names
+        self.peer_sessions: dict[str, PeerSession] = {}  # with peers, by their names
 
     def pause(self, paused: bool) -> None:
         """HANDLE FLOW: its messages go to others, or wait."""
@@ -767,9 +767,9 @@ class FastHandle:
             subscription.local = None
             if subscription.key is None:
                 host.unsubscribe(subscription)
-        conversations, self.conversations = self.conversations, {}
-        for conversation in conversations.values():
-            conversation.end()
+        peer_sessions, self.peer_sessions = self.peer_sessions, {}
+        for peer_session in peer_sessions.values():
+            peer_session.end()
 
 
 Receipt = FastHandle | tuple[FastHandle, int] | Join

@@ -154,34 +154,34 @@ class IncomingTransfers:
         channel = handle.channel
         try:
             if event.first:
-                channel.arriving = self._begin(handle, event)
-            arriving = channel.arriving
-            assert isinstance(arriving, IncomingTransfer)
-            arriving.add(event.octets)
+                channel.incoming = self._begin(handle, event)
+            incoming = channel.incoming
+            assert isinstance(incoming, IncomingTransfer)
+            incoming.add(event.octets)
             if event.last:
-                arriving.write()
+                incoming.write()
         except SpoolFull as error:
             self._connection.refuse(handle, ReplyCode.INSUFFICIENT_RESOURCES, str(error))
             return
         stream = self._connection.stream
         if event.last:
             stream.read_octets = READ_OCTETS
-            self._complete(arriving, event)
+            self._complete(incoming, event)
             return
-        if arriving.file is not None:
-            self.unwritten[arriving] = None
-        if arriving.body_size > LARGE_READ_OCTETS:
+        if incoming.file is not None:
+            self.unwritten[incoming] = None
+        if incoming.body_size > LARGE_READ_OCTETS:
             stream.read_octets = LARGE_READ_OCTETS
 
     def write(self) -> None:
         """Write to their files what has come of messages in this wake-up."""
         unwritten = list(self.unwritten)
         self.unwritten.clear()
-        for arriving in unwritten:
+        for incoming in unwritten:
             try:
-                arriving.write()
+                incoming.write()
             except SpoolFull as error:
-                self._connection.refuse(arriving.handle, ReplyCode.INSUFFICIENT_RESOURCES, str(error))
+                self._connection.refuse(incoming.handle, ReplyCode.INSUFFICIENT_RESOURCES, str(error))
 
     def _begin(self, handle: FastHandle, event: Fragment) -> IncomingTransfer:
         spool = self._ingress.spool
@@ -248,24 +248,24 @@ class IncomingTransfers:
 
     # Complete.
 
-    def _complete(self, arriving: IncomingTransfer, event: Fragment) -> None:
-        arriving.handle.channel.arriving = None
-        arriving.leave()
-        if arriving.file is None:
-            body = b"".join(arriving.parts)
-            self._publisher.sends([(event.handle, event.tag, arriving.head, body, event.dest_name)])
+    def _complete(self, incoming: IncomingTransfer, event: Fragment) -> None:
+        incoming.handle.channel.incoming = None
+        incoming.leave()
+        if incoming.file is None:
+            body = b"".join(incoming.parts)
+            self._publisher.sends([(event.handle, event.tag, incoming.head, body, event.dest_name)])
             return
-        sync = self._ingress.keeps and bool(arriving.head[0] & 1)  # persistent
-        if sync or arriving.digest:
+        sync = self._ingress.keeps and bool(incoming.head[0] & 1)  # persistent
+        if sync or incoming.digest:
             self._beside(
-                arriving.handle, partial(arriving.seal, sync), partial(self._sealed, arriving, event)
+                incoming.handle, partial(incoming.seal, sync), partial(self._sealed, incoming, event)
             )
         else:
-            self._sealed(arriving, event, True)
+            self._sealed(incoming, event, True)
 
-    def _sealed(self, arriving: IncomingTransfer, event: Fragment, whole: bool) -> None:
+    def _sealed(self, incoming: IncomingTransfer, event: Fragment, whole: bool) -> None:
         connection = self._connection
-        handle, transfer = arriving.handle, arriving.partial
+        handle, transfer = incoming.handle, incoming.partial
         partials = self._ingress.partials
         if not whole:
             assert transfer is not None
@@ -276,9 +276,9 @@ class IncomingTransfers:
             if transfer is not None:
                 partials.release(transfer)
             return
-        assert arriving.file is not None
-        body = arriving.file.body()
-        self._publisher.send_large(handle, event.tag, arriving.head, body, event.dest_name, transfer)
+        assert incoming.file is not None
+        body = incoming.file.body()
+        self._publisher.send_large(handle, event.tag, incoming.head, body, event.dest_name, transfer)
 
     def _beside(self, handle: FastHandle, work: Callable[[], T], then: Callable[[T], None]) -> None:
         """Do what takes its time in a thread; meanwhile nothing more of what the client says is done."""
@@ -316,41 +316,41 @@ class IncomingTransfers:
             except OSError as error:
                 raise Fault(ReplyCode.MESSAGE_CONTENTS_INVALID, f"out of band: {error}") from None
 
-        def then(arriving: IncomingTransfer) -> None:
+        def then(incoming: IncomingTransfer) -> None:
             if self._connection.handles.get(handle.number) is not handle:
-                arriving.leave()
+                incoming.leave()
                 return
-            channel.arriving = arriving
+            channel.incoming = incoming
             if event.last:
-                if arriving.size != arriving.body_size:
-                    text = f"{arriving.size} octets of a body of {arriving.body_size}"
+                if incoming.size != incoming.body_size:
+                    text = f"{incoming.size} octets of a body of {incoming.body_size}"
                     raise Fault(ReplyCode.MESSAGE_CONTENTS_INVALID, text)
-                self._complete(arriving, event)
+                self._complete(incoming, event)
 
         self._beside(handle, work, then)
 
     def _read(self, handle: FastHandle, event: Fragment, descriptor: int) -> IncomingTransfer:
         """The fragment in a file. Raises Fault, OSError, SpoolFull."""
-        arriving = handle.channel.arriving
+        incoming = handle.channel.incoming
         at = 0
-        if not isinstance(arriving, IncomingTransfer):
-            arriving, at = self._read_head(handle, descriptor)
+        if not isinstance(incoming, IncomingTransfer):
+            incoming, at = self._read_head(handle, descriptor)
         try:
-            if arriving.size + event.size - at > arriving.body_size:
-                text = f"more than the {arriving.body_size} octets of the body"
+            if incoming.size + event.size - at > incoming.body_size:
+                text = f"more than the {incoming.body_size} octets of the body"
                 raise Fault(ReplyCode.MESSAGE_CONTENTS_INVALID, text)
             while at < event.size:
                 octets = os.pread(descriptor, PIECE_OCTETS, at)
                 if not octets:
                     raise OSError("a file has become shorter")
-                arriving.add(octets)
-                arriving.write()
+                incoming.add(octets)
+                incoming.write()
                 at += len(octets)
         except (GatewayError, OSError):
             if event.first:
-                arriving.leave()
+                incoming.leave()
             raise
-        return arriving
+        return incoming
 
     def _read_head(self, handle: FastHandle, descriptor: int) -> tuple[IncomingTransfer, int]:
         """The beginning of a message, and where its body begins in the file."""
@@ -372,15 +372,15 @@ class IncomingTransfers:
         """A handle is over; what it had begun may be resumed, if it was announced."""
         partials = self._ingress.partials
         channel = handle.channel
-        arriving = channel.arriving
-        if isinstance(arriving, IncomingTransfer) and arriving.handle is handle:
-            channel.arriving = None
-            arriving.leave()
-            if arriving in self.unwritten:
-                del self.unwritten[arriving]
+        incoming = channel.incoming
+        if isinstance(incoming, IncomingTransfer) and incoming.handle is handle:
+            channel.incoming = None
+            incoming.leave()
+            if incoming in self.unwritten:
+                del self.unwritten[incoming]
                 with suppress(SpoolFull):  # what did fit counts; the rest will have to be sent again
-                    arriving.write()
-            if arriving.partial is not None:
-                partials.release(arriving.partial)
+                    incoming.write()
+            if incoming.partial is not None:
+                partials.release(incoming.partial)
         if prepared := self._prepared.pop(handle, None):
             partials.release(prepared[0])

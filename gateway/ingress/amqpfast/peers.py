@@ -15,7 +15,7 @@ import trio
 
 from gateway.broker.amqpfast.virtual_host import Refused
 from gateway.errors import LocalProtocolError
-from gateway.ingress.amqpfast.channel import Conversation, FastHandle, notifier_of
+from gateway.ingress.amqpfast.channel import FastHandle, PeerSession, notifier_of
 from gateway.ingress.amqpfast.large_deliveries import LARGE_OCTETS, Large
 from gateway.protocols.amqpfast.events import Fragment
 from gateway.protocols.amqpfast.sending import Transfer
@@ -29,8 +29,8 @@ UNSENT_OCTETS_HIGH: Final = 262_144  # towards the address; then the client is n
 CONGESTED_SECS: Final = 0.05  # how often a tunnel looks whether its client reads again
 
 
-def converse(peer: Peer, handle: FastHandle, name: str) -> Conversation:
-    """The beginning of a conversation with the peer called `name`."""
+def begin_session(peer: Peer, handle: FastHandle, name: str) -> PeerSession:
+    """The beginning of a session with the peer called `name`."""
     return Tunnel(peer, handle, name) if peer.kind == "tcp" else Echo(handle, name)
 
 

@@ -18,15 +18,15 @@ from gateway.broker.memory import LOW_ON_MEMORY
 from gateway.errors import RemoteProtocolError
 from gateway.ingress.amqpfast.channel import (
     Call,
-    Conversation,
     FastChannel,
     FastGuest,
     FastHandle,
     Join,
+    PeerSession,
     Receipt,
 )
 from gateway.ingress.amqpfast.ingress import FastIngress
-from gateway.ingress.amqpfast.peers import converse
+from gateway.ingress.amqpfast.peers import begin_session
 from gateway.model.address import Address
 from gateway.model.message import MESSAGE_OCTETS, Message
 from gateway.model.outcome import ACCEPTED, Outcome
@@ -305,13 +305,13 @@ class Publisher:
 
     def _call(self, call: Call) -> None:
         """Raises Refused."""
-        self._conversation(call.handle, call.peer).message(call.head, call.body)
+        self._peer_session(call.handle, call.peer).message(call.head, call.body)
 
-    def _conversation(self, handle: FastHandle, peer: str) -> Conversation:
-        found = handle.conversations.get(peer)
+    def _peer_session(self, handle: FastHandle, peer: str) -> PeerSession:
+        found = handle.peer_sessions.get(peer)
         if found is None:
             given = self._ingress.peers[self._connection.host.name][peer]
-            found = handle.conversations[peer] = converse(given, handle, peer)
+            found = handle.peer_sessions[peer] = begin_session(given, handle, peer)
         return found
 
     def stream(self, handle: FastHandle, event: Fragment) -> None:
@@ -321,7 +321,7 @@ class Publisher:
             if handle.channel.transacted:
                 raise Refused(ReplyCode.COMMAND_NOT_VALID, "a stream cannot be taken back by a transaction")
             for peer in self._peers(handle, b""):
-                self._conversation(handle, peer).fragment(event)
+                self._peer_session(handle, peer).fragment(event)
         except Refused as error:
             connection.refuse(handle, error.code, str(error))
             return

@@ -59,7 +59,7 @@ from gateway.protocols.amqp091.spec import (
     SOFT_CODES,
     ReplyCode,
 )
-from gateway.protocols.amqp091.states import CONNECTION_CLASS, Channel, ChannelState, State, interrupted
+from gateway.protocols.amqp091.states import CONNECTION_CLASS, Channel, ChannelState, State
 from gateway.protocols.amqp091.table import FIELDS_UNBOUNDED
 
 MESSAGE_BYTES_MAX: Final = 16 * 1024 * 1024
@@ -312,7 +312,7 @@ class Connection(ABC):
             text = "UNEXPECTED_FRAME - expected method frame, got non method frame instead"
             raise RemoteProtocolError(text, reason=ReplyCode.UNEXPECTED_FRAME)
         if channel.index and not begun:
-            raise interrupted(channel)
+            raise channel.interrupted()
         return channel
 
     def _begin(self, channel: Channel, index: int, payload: bytes) -> None:
@@ -325,7 +325,7 @@ class Connection(ABC):
 
     def _take_header(self, channel: Channel, payload: bytes, events: list[Event]) -> None:
         if channel.properties is not None:
-            raise interrupted(channel)
+            raise channel.interrupted()
         size, properties = decode_content_header(payload, channel.index)
         if size > self.message_bytes_max:
             most = self.message_bytes_max
@@ -354,7 +354,7 @@ class Connection(ABC):
 
     def _take_body(self, channel: Channel, payload: bytes, events: list[Event]) -> None:
         if channel.properties is None:
-            raise interrupted(channel)
+            raise channel.interrupted()
         size = len(payload)
         if size > channel.left:
             raise self._fault("a body longer than announced", ReplyCode.FRAME_ERROR, channel.index)
@@ -476,7 +476,7 @@ class Connection(ABC):
                 self._send(number, m.ChannelCloseOk())
             return
         if channel.index:
-            raise interrupted(channel)
+            raise channel.interrupted()
         if type(method) not in self._legal[channel.state]:
             raise self._invalid(method)
         if isinstance(method, m.ChannelClose):

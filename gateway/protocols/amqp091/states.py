@@ -65,15 +65,16 @@ class Channel:
         """Octets of the content that has begun."""
         return len(self.method) + len(self.properties or b"") + len(self.body)
 
-
-def interrupted(channel: Channel) -> RemoteProtocolError:
-    """The fault of a peer whose channel has begun a content, and who says something else."""
-    what = "header" if channel.properties is None else "body"
-    text = f"UNEXPECTED_FRAME - expected content {what} for class 60, got non content {what} frame instead"
-    class_id, method_id = channel.index >> 16, channel.index & 0xFFFF
-    return RemoteProtocolError(
-        text, reason=ReplyCode.UNEXPECTED_FRAME, class_id=class_id, method_id=method_id
-    )
+    def interrupted(self) -> RemoteProtocolError:
+        """The fault of a peer who has begun a content here, and says something else."""
+        what = "header" if self.properties is None else "body"
+        text = (
+            f"UNEXPECTED_FRAME - expected content {what} for class 60, got non content {what} frame instead"
+        )
+        class_id, method_id = self.index >> 16, self.index & 0xFFFF
+        return RemoteProtocolError(
+            text, reason=ReplyCode.UNEXPECTED_FRAME, class_id=class_id, method_id=method_id
+        )
 
 
 def legal_methods(direction: int) -> dict[ChannelState, frozenset[type[m.Method]]]:

@@ -54,7 +54,6 @@ from gateway.protocols.amqpfast.states import (
     Handle,
     HandleState,
     State,
-    admit,
 )
 
 NOTIFY: Final = Struct(">HBHIIBB").unpack_from  # size, type, handle, number, fragment-size, bits, name length
@@ -353,7 +352,7 @@ class ClientConnection(Connection):
     def _admit(self, handle: Handle, command: Fragmented) -> None:
         if handle.number not in self._ready and not isinstance(command, m.HandlePrepare):
             raise self._invalid(command)
-        admit(handle.channel, handle, command)
+        handle.admit(command)
 
     def _took_whole(
         self,

@@ -62,10 +62,7 @@ from gateway.protocols.amqpfast.states import (
     Rule,
     ScopedFault,
     State,
-    begin_flow,
     bits_of,
-    take_fragment,
-    take_prepare,
 )
 from gateway.protocols.amqpfast.tables import FIELD_OCTETS_MIN, FIELDS_MAX
 
@@ -310,7 +307,7 @@ class Connection(Lifetime):
                 self._admit(handle, command)  # type: ignore[arg-type]
                 whole = after + size <= len(data)
                 if not whole or size >= PIECE_OCTETS_MIN:
-                    self._flow = begin_flow(handle, command)  # type: ignore[arg-type]
+                    self._flow = handle.begin_flow(command)  # type: ignore[arg-type]
                     if self._flow is not None:
                         self.received[command.type] += 1
                         return after
@@ -405,7 +402,7 @@ class Connection(Lifetime):
     def _take_fragment(self, handle: Handle, command: Fragmented, octets: bytes, events: list[Event]) -> None:
         self._forget_lead()
         if isinstance(command, m.HandlePrepare):
-            found = take_prepare(handle.channel, handle, octets, self.message_bytes_max)
+            found = handle.take_prepare(octets, self.message_bytes_max)
             self._check_head(handle, found[0])
             events.append(Prepared(handle.number, *found, command.content_hash))
         else:
@@ -414,7 +411,7 @@ class Connection(Lifetime):
     def _take_part(
         self, handle: Handle, command: m.HandleSend | m.HandleNotify, octets: bytes, events: list[Event]
     ) -> None:
-        found = take_fragment(handle.channel, handle, command, octets, self.message_bytes_max)
+        found = handle.take_fragment(command, octets, self.message_bytes_max)
         first, head, body_size, offset, body = found
         self._check_head(handle, head)
         last = not command.partial

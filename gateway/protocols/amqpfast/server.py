@@ -58,7 +58,6 @@ from gateway.protocols.amqpfast.states import (
     HandleState,
     ScopedFault,
     State,
-    admit,
 )
 from gateway.protocols.amqpfast.tables import FIELD_OCTETS_MIN, FIELDS_MAX
 
@@ -364,7 +363,7 @@ class ServerConnection(Connection):
     def _admit(self, handle: Handle, command: Fragmented) -> None:
         if handle.number not in self._ready:
             raise _no_right(handle, "producer")
-        admit(handle.channel, handle, command)
+        handle.admit(command)
 
     def _took_whole(
         self,

@@ -284,6 +284,14 @@ class Channel:
             self.awaited.clear()
             self.awaited.extend(kept)
 
+    def fault(self, text: str) -> ScopedFault:
+        """A command that is not valid now, which costs the channel."""
+        return ScopedFault(text, ReplyCode.COMMAND_NOT_VALID, Scope.CHANNEL, self.number)
+
+
+# Of a message: whether it is the first, head, body size, offset, octets of the body.
+Part = tuple[bool, bytes, int, int, bytes]
+
 
 class Handle:
     """A handle. `granted`: the rights that it was opened with.
@@ -325,6 +333,114 @@ class Handle:
         if self.prepared is not None and self.prepared[2] is not None:
             self.prepared = None
 
+    # Messages in fragments, 2.2.8.8 and 3.5.3.
+
+    def admit(self, command: Fragmented) -> None:
+        """Raise the fault of a SEND, NOTIFY or PREPARE that may not come now, whatever its octets are."""
+        incoming = self.channel.incoming
+        if isinstance(command, m.HandlePrepare):
+            if incoming is not None or not self.channel.restartable:
+                raise self.channel.fault("PREPARE is not valid now on this channel")
+            if self.prepared is not None and self.prepared[2] is None:
+                raise self._fault("a second PREPARE before READY", ReplyCode.COMMAND_NOT_VALID)
+            return
+        if incoming is None:
+            self._admit_mode(command)
+        elif incoming.handle is not self or incoming.number != getattr(command, "message_number", 0):
+            raise self.channel.fault("a message begins within another")
+        elif incoming.mode != mode_of(command):
+            if incoming.mode & STREAMING:
+                raise self.channel.fault("a message begins within a stream")
+            raise self._fault("the fragments of a message differ in mode", ReplyCode.BAD_FIELD_VALUE)
+        if command.streaming and not command.partial:
+            raise self._fault("streaming without partial", ReplyCode.BAD_FIELD_VALUE)
+
+    def _admit_mode(self, command: m.HandleSend | m.HandleNotify) -> None:
+        if command.streaming:
+            if self.service != Service.PEER:
+                raise self._fault("only peers stream", ReplyCode.COMMAND_NOT_VALID)
+            if command.recovery:
+                raise self._fault("streaming with recovery", ReplyCode.BAD_FIELD_VALUE)
+        if command.out_of_band and not self.channel.out_of_band:
+            raise self._fault("no out-of-band transfer was agreed", ReplyCode.NOT_IMPLEMENTED)
+        if command.recovery and (self.prepared is None or self.prepared[2] is None):
+            raise self._fault("recovery without PREPARE and READY", ReplyCode.COMMAND_NOT_VALID)
+
+    def begin_flow(self, command: Fragmented) -> Flowing | None:
+        """How to take the octets of an admitted fragment before all of them are here; None: not at all.
+
+        Raises ScopedFault when they will not add up.
+        """
+        incoming = self.channel.incoming
+        if incoming is None or isinstance(command, m.HandlePrepare):
+            return None
+        self._check_total(incoming.got + command.fragment_size, incoming.body_size, last=not command.partial)
+        return Flowing(self, command, incoming)
+
+    def take_fragment(self, command: m.HandleSend | m.HandleNotify, octets: bytes, limit: int) -> Part:
+        """Take an admitted fragment: (whether it is the first, head, body size, offset, octets of the body).
+
+        Raises ScopedFault for a head that is none, a body over `limit` octets and sizes that do not add up.
+        """
+        mode, incoming = mode_of(command), self.channel.incoming
+        head = b""
+        if incoming is not None:
+            body_size, offset = incoming.body_size, incoming.got
+        elif mode & OUT_OF_BAND:
+            body_size, offset = -1, 0
+        elif mode & RECOVERY:
+            assert self.prepared is not None
+            _, body_size, held = self.prepared
+            offset = held or 0
+        else:
+            head, body_size, octets = self._take_head(octets, limit)
+            offset = 0
+            if mode & STREAMING:
+                if body_size:
+                    raise self._fault("a stream with a body-size", ReplyCode.BAD_FIELD_VALUE)
+                body_size = -1
+        got = offset + (command.fragment_size if mode & OUT_OF_BAND else len(octets))
+        last = not command.partial
+        self._check_total(got, body_size, last=last)
+        if incoming is None:
+            self.begin()
+        if last:
+            self.channel.incoming = None
+        elif incoming is not None:
+            incoming.got = got
+        else:
+            number = getattr(command, "message_number", 0)
+            self.channel.incoming = Incoming(self, mode, number, body_size, got)
+        return incoming is None, head, max(body_size, 0), offset, octets
+
+    def take_prepare(self, octets: bytes, limit: int) -> tuple[bytes, int, bytes]:
+        """Take an admitted PREPARE: (head, body size, first octets of the body). Raises ScopedFault."""
+        head, body_size, octets = self._take_head(octets, limit)
+        if len(octets) > body_size:
+            text = f"{len(octets)} octets of a body of {body_size}"
+            raise self._fault(text, ReplyCode.MESSAGE_CONTENTS_INVALID)
+        self.prepared = (head, body_size, None)
+        return head, body_size, octets
+
+    def _take_head(self, octets: bytes, limit: int) -> tuple[bytes, int, bytes]:
+        try:
+            end = find_head_end(octets, 0, len(octets))
+        except RemoteProtocolError as fault:
+            raise self._fault(str(fault), ReplyCode.MESSAGE_CONTENTS_INVALID) from None
+        body_size: int = BODY_SIZE.unpack_from(octets)[0]
+        if body_size > limit:
+            text = f"a message of {body_size} octets exceeds {limit}"
+            raise ScopedFault(text, ReplyCode.MESSAGE_TOO_LARGE, Scope.CHANNEL, self.channel.number)
+        return octets[BODY_SIZE.size : end], body_size, octets[end:]
+
+    def _check_total(self, got: int, body_size: int, *, last: bool) -> None:
+        if body_size >= 0 and (got > body_size or (last and got != body_size)):
+            text = f"{got} octets of a body of {body_size}"
+            raise self._fault(text, ReplyCode.MESSAGE_CONTENTS_INVALID)
+
+    def _fault(self, text: str, code: ReplyCode) -> ScopedFault:
+        return ScopedFault(text, code, Scope.HANDLE, self.number)
+
 
 class Incoming:
     """A message of the peer that has begun: how much of it has come.
@@ -341,6 +457,11 @@ class Incoming:
         self.number = number
         self.body_size = body_size
         self.got = got
+
+
+def mode_of(command: m.HandleSend | m.HandleNotify) -> int:
+    """The bits that all fragments of a message share."""
+    return command.out_of_band * OUT_OF_BAND | command.recovery * RECOVERY | command.streaming * STREAMING
 
 
 def bits_of(command: m.HandleSend | m.HandleNotify, *, last: bool) -> int:
@@ -361,134 +482,3 @@ class Flowing:
         self.command = command
         self.incoming = incoming
         self.left = command.fragment_size
-
-
-# --- messages in fragments, 2.2.8.8 and 3.5.3
-
-
-def admit(channel: Channel, handle: Handle, command: Fragmented) -> None:
-    """Raise the fault of a SEND, NOTIFY or PREPARE that may not come now, whatever its octets are."""
-    incoming = channel.incoming
-    if isinstance(command, m.HandlePrepare):
-        if incoming is not None or not channel.restartable:
-            raise _channel_fault(channel, "PREPARE is not valid now on this channel")
-        if handle.prepared is not None and handle.prepared[2] is None:
-            raise _handle_fault(handle, "a second PREPARE before READY", ReplyCode.COMMAND_NOT_VALID)
-        return
-    if incoming is None:
-        _admit_mode(channel, handle, command)
-    elif incoming.handle is not handle or incoming.number != getattr(command, "message_number", 0):
-        raise _channel_fault(channel, "a message begins within another")
-    elif incoming.mode != mode_of(command):
-        if incoming.mode & STREAMING:
-            raise _channel_fault(channel, "a message begins within a stream")
-        raise _handle_fault(handle, "the fragments of a message differ in mode", ReplyCode.BAD_FIELD_VALUE)
-    if command.streaming and not command.partial:
-        raise _handle_fault(handle, "streaming without partial", ReplyCode.BAD_FIELD_VALUE)
-
-
-def _admit_mode(channel: Channel, handle: Handle, command: m.HandleSend | m.HandleNotify) -> None:
-    if command.streaming:
-        if handle.service != Service.PEER:
-            raise _handle_fault(handle, "only peers stream", ReplyCode.COMMAND_NOT_VALID)
-        if command.recovery:
-            raise _handle_fault(handle, "streaming with recovery", ReplyCode.BAD_FIELD_VALUE)
-    if command.out_of_band and not channel.out_of_band:
-        raise _handle_fault(handle, "no out-of-band transfer was agreed", ReplyCode.NOT_IMPLEMENTED)
-    if command.recovery and (handle.prepared is None or handle.prepared[2] is None):
-        raise _handle_fault(handle, "recovery without PREPARE and READY", ReplyCode.COMMAND_NOT_VALID)
-
-
-def mode_of(command: m.HandleSend | m.HandleNotify) -> int:
-    """The bits that all fragments of a message share."""
-    return command.out_of_band * OUT_OF_BAND | command.recovery * RECOVERY | command.streaming * STREAMING
-
-
-def begin_flow(handle: Handle, command: Fragmented) -> Flowing | None:
-    """How to take the octets of an admitted fragment before all of them are here; None: not at all.
-
-    Raises ScopedFault when they will not add up.
-    """
-    incoming = handle.channel.incoming
-    if incoming is None or isinstance(command, m.HandlePrepare):
-        return None
-    _check_total(handle, incoming.got + command.fragment_size, incoming.body_size, last=not command.partial)
-    return Flowing(handle, command, incoming)
-
-
-def _check_total(handle: Handle, got: int, body_size: int, *, last: bool) -> None:
-    if body_size >= 0 and (got > body_size or (last and got != body_size)):
-        text = f"{got} octets of a body of {body_size}"
-        raise _handle_fault(handle, text, ReplyCode.MESSAGE_CONTENTS_INVALID)
-
-
-Part = tuple[bool, bytes, int, int, bytes]
-
-
-def take_fragment(
-    channel: Channel, handle: Handle, command: m.HandleSend | m.HandleNotify, octets: bytes, limit: int
-) -> Part:
-    """Take an admitted fragment: (whether it is the first, head, body size, offset, octets of the body).
-
-    Raises ScopedFault for a head that is none, a body over `limit` octets and sizes that do not add up.
-    """
-    mode, incoming = mode_of(command), channel.incoming
-    head = b""
-    if incoming is not None:
-        body_size, offset = incoming.body_size, incoming.got
-    elif mode & OUT_OF_BAND:
-        body_size, offset = -1, 0
-    elif mode & RECOVERY:
-        assert handle.prepared is not None
-        _, body_size, held = handle.prepared
-        offset = held or 0
-    else:
-        head, body_size, octets = _take_head(channel, handle, octets, limit)
-        offset = 0
-        if mode & STREAMING:
-            if body_size:
-                raise _handle_fault(handle, "a stream with a body-size", ReplyCode.BAD_FIELD_VALUE)
-            body_size = -1
-    got = offset + (command.fragment_size if mode & OUT_OF_BAND else len(octets))
-    last = not command.partial
-    _check_total(handle, got, body_size, last=last)
-    if incoming is None:
-        handle.begin()
-    if last:
-        channel.incoming = None
-    elif incoming is not None:
-        incoming.got = got
-    else:
-        number = getattr(command, "message_number", 0)
-        channel.incoming = Incoming(handle, mode, number, body_size, got)
-    return incoming is None, head, max(body_size, 0), offset, octets
-
-
-def take_prepare(channel: Channel, handle: Handle, octets: bytes, limit: int) -> tuple[bytes, int, bytes]:
-    """Take an admitted PREPARE: (head, body size, first octets of the body). Raises ScopedFault."""
-    head, body_size, octets = _take_head(channel, handle, octets, limit)
-    if len(octets) > body_size:
-        text = f"{len(octets)} octets of a body of {body_size}"
-        raise _handle_fault(handle, text, ReplyCode.MESSAGE_CONTENTS_INVALID)
-    handle.prepared = (head, body_size, None)
-    return head, body_size, octets
-
-
-def _take_head(channel: Channel, handle: Handle, octets: bytes, limit: int) -> tuple[bytes, int, bytes]:
-    try:
-        end = find_head_end(octets, 0, len(octets))
-    except RemoteProtocolError as fault:
-        raise _handle_fault(handle, str(fault), ReplyCode.MESSAGE_CONTENTS_INVALID) from None
-    body_size: int = BODY_SIZE.unpack_from(octets)[0]
-    if body_size > limit:
-        text = f"a message of {body_size} octets exceeds {limit}"
-        raise ScopedFault(text, ReplyCode.MESSAGE_TOO_LARGE, Scope.CHANNEL, channel.number)
-    return octets[BODY_SIZE.size : end], body_size, octets[end:]
-
-
-def _channel_fault(channel: Channel, text: str) -> ScopedFault:
-    return ScopedFault(text, ReplyCode.COMMAND_NOT_VALID, Scope.CHANNEL, channel.number)
-
-
-def _handle_fault(handle: Handle, text: str, code: ReplyCode) -> ScopedFault:
-    return ScopedFault(text, code, Scope.HANDLE, handle.number)
