@@ -199,6 +199,7 @@ def test_a_queue_of_the_configuration_is_nobodys(tmp_path: Path) -> None:
 self_ = object()
 
 
+@pytest.mark.needs("time")  # ten thousand of them
 def test_ten_thousand_queues(tmp_path: Path) -> None:
     names = [f"q{at}" for at in range(10_000)]
     queues = [

@@ -95,6 +95,8 @@ def numbers_of(rows: list[Row]) -> list[int]:
 def until(condition: Callable[[], bool], seconds: float = 20.0) -> None:
     """Wait for another thread or process."""
     deadline = time.monotonic() + seconds
+    pause = 0.0001
     while not condition():
         assert time.monotonic() < deadline, "it did not happen"
-        time.sleep(0.005)
+        time.sleep(pause)
+        pause = min(pause * 2, 0.01)

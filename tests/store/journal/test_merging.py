@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import shutil
 from collections.abc import Callable
 from itertools import pairwise
 from pathlib import Path
@@ -97,20 +98,33 @@ def segments(folder: Path) -> list[Segment]:
     return JournalReader(folder).segments("0")
 
 
+def leave_unmerged(patch: pytest.MonkeyPatch) -> None:
+    """Segments end by their size, with an index and as they are."""
+    patch.setattr(appending, "MERGED_FROM", 1 << 30)
+    patch.setattr(Appender, "_put_together", lambda *_: None)
+
+
 @pytest.fixture
 def unmerged(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Segments end by their size, with an index and as they are."""
-    monkeypatch.setattr(appending, "MERGED_FROM", 1 << 30)
-    monkeypatch.setattr(Appender, "_put_together", lambda *_: None)
+    leave_unmerged(monkeypatch)
+
+
+@pytest.fixture(scope="module")
+def written(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    folder = tmp_path_factory.mktemp("quiet")
+    with pytest.MonkeyPatch.context() as patch:
+        leave_unmerged(patch)
+        made = Quiet(folder, Options(flush_interval_secs=60.0, body_bytes_max=20, segment_bytes=60_000))
+        made.write(100)
+        made.writer.close()
+    assert len(segments(folder)) > 3
+    return folder
 
 
 @pytest.fixture
-def quiet(tmp_path: Path, unmerged: None) -> Path:
+def quiet(written: Path, tmp_path: Path, unmerged: None) -> Path:
     """Several complete segments of small blocks, and one in use."""
-    made = Quiet(tmp_path, Options(flush_interval_secs=60.0, body_bytes_max=20, segment_bytes=60_000))
-    made.write(100)
-    made.writer.close()
-    assert len(segments(tmp_path)) > 3
+    shutil.copytree(written, tmp_path, dirs_exist_ok=True)
     return tmp_path
 
 
