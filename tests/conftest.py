@@ -30,6 +30,7 @@ Peer = TypeVar("Peer", Mosquitto, RabbitMQ)
 
 # No example fails for the time that it took: a machine may be busy.
 settings.register_profile("patient", deadline=None, suppress_health_check=[HealthCheck.too_slow])
+settings.register_profile("brief", parent=settings.get_profile("patient"), max_examples=20)
 settings.load_profile("patient")
 
 
@@ -38,6 +39,7 @@ def pytest_configure(config: pytest.Config) -> None:
         pytest.exit("tests of stale extensions would say nothing", 2)
     if config.getoption("markexpr") == "not needs":
         os.environ[ALONE] = "1"
+        settings.load_profile("brief")  # `make check`; all examples are for `make test`
 
 
 @pytest.hookimpl(tryfirst=True)
