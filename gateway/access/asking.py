@@ -10,7 +10,6 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Final
 
-import httpx
 import trio
 
 from gateway.errors import ConfigurationError
@@ -37,6 +36,8 @@ class Asker:
 
         Raises ConfigurationError when `ca_file` cannot be used.
         """
+        import httpx  # which takes its time, and most gateways ask nobody
+
         try:
             trusted = ssl.create_default_context(cafile=None if ca_file is None else str(ca_file))
         except OSError as error:
@@ -67,6 +68,8 @@ class Asker:
         query: Mapping[str, str] | None = None,
         form: Mapping[str, str] | None = None,
     ) -> bytes:
+        import httpx
+
         where = httpx.URL(url)
         if query:
             where = where.copy_merge_params(query)

@@ -7,13 +7,15 @@ from __future__ import annotations
 
 from typing import Any, Literal
 
-from pydantic import BaseModel, ConfigDict
+from pydantic import ConfigDict, Field
+
+from gateway.documented import Documented
 
 
-class Row(BaseModel):
+class Row(Documented):
     """A part of an answer or of a request. Nothing else is in it."""
 
-    model_config = ConfigDict(extra="forbid", use_attribute_docstrings=True)
+    model_config = ConfigDict(extra="forbid")
 
 
 class Whatever(Row):
@@ -446,7 +448,7 @@ class PublishAsked(Row):
     retain: bool = False
     content_type: str | None = None
     reply_to: str | None = None
-    headers: dict[str, str] = {}
+    headers: dict[str, str] = Field(default_factory=dict)
 
 
 class Published(Row):

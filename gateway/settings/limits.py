@@ -7,13 +7,15 @@ from __future__ import annotations
 
 from typing import Literal
 
-from pydantic import BaseModel, ConfigDict, Field
+from pydantic import ConfigDict, Field
+
+from gateway.documented import Documented
 
 
-class Section(BaseModel):
+class Section(Documented):
     """A part of the configuration: strict in its types, not changed once read, without unknown keys."""
 
-    model_config = ConfigDict(strict=True, frozen=True, extra="forbid", use_attribute_docstrings=True)
+    model_config = ConfigDict(strict=True, frozen=True, extra="forbid")
 
 
 class Limits(Section):

@@ -10,6 +10,7 @@ from typing import Annotated, Final, Literal, Self
 from pydantic import Field, PrivateAttr, SecretStr, Strict, model_validator
 from pydantic_settings import BaseSettings, PydanticBaseSettingsSource, SettingsConfigDict
 
+from gateway.documented import Documented
 from gateway.documents import Place, dotted, suggestion
 from gateway.model.address import Address
 from gateway.model.dialect import Dialect, NameRefused
@@ -260,15 +261,13 @@ class ReadFrom:
         return isinstance(other, ReadFrom)
 
 
-class Settings(BaseSettings):
+class Settings(Documented, BaseSettings):
     """The configuration of one gateway process.
 
     `load_settings` gives it its sources, file and environment; by itself it takes nothing from either.
     """
 
-    model_config = SettingsConfigDict(
-        strict=True, frozen=True, extra="forbid", use_attribute_docstrings=True, case_sensitive=True
-    )
+    model_config = SettingsConfigDict(strict=True, frozen=True, extra="forbid", case_sensitive=True)
 
     replica: str = Field("gateway", min_length=1, max_length=64, json_schema_extra={"default": None})
     """Name of this process among its replicas; absent: the host name. Fills `{replica}` in client ids."""
