@@ -501,10 +501,11 @@ def _columns(row: Found, columns: Sequence[str]) -> Found:
         value: Any = row
         for step in column.split("."):
             value = value.get(step) if isinstance(value, dict) else None
+        if value is None:
+            continue
         place = made
         *above, last = column.split(".")
         for step in above:
             place = place.setdefault(step, {})
-        if value is not None:
-            place[last] = value
+        place[last] = value
     return made

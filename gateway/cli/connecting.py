@@ -52,7 +52,11 @@ def _of(link: Link, name: str, router: Router) -> Iterator[tuple[Severity, str, 
         let_in = let_in or access
     for trial in () if let_in is None else _trials(link, name, router):
         assert let_in is not None
-        peer = _connected(let_in)  # a channel that was refused something is closed
+        try:
+            peer = _connected(let_in)  # a channel that was refused something is closed
+        except LinkError as error:
+            yield Severity.ERROR, "unreached", f"{trial.what}: {error}"
+            return
         try:
             trial.act(peer)
             peer.close()

@@ -61,11 +61,10 @@ def publish(
 ) -> None:
     """Publish one message and wait until the broker has it. Exit code 1 when it does not take it."""
     from gateway.cli.sending import (
-        AMQPFAST,
-        FastCommands,
         Shown,
         address_of,
         body_of,
+        commands_to,
         headers_of,
         is_unicode,
         made_of,
@@ -87,14 +86,13 @@ def publish(
         service=service,
         destination=destination,
     )
-    file_by_itself = file is not None and target.protocol == AMQPFAST.name and transaction is None
+    own = commands_to(target, timeout, ca_file)
+    file_by_itself = file is not None and own is not None and transaction is None
     body = b"" if file_by_itself else body_of(message, file)
     made = made_of(target, address, body, qos, retain, content_type, reply_to, headers_of(header or ()))
-    if target.protocol == AMQPFAST.name:
+    if own is not None:
         show = Shown(None, as_json=False).show
-        refused = FastCommands(target, timeout, ca_file).publish(
-            made, file if file_by_itself else None, transaction, show
-        )
+        refused = own.publish(made, file if file_by_itself else None, transaction, show)
     else:
         refused = publish_with(peer_to(target, timeout, ca_file), made)
     if refused:
@@ -129,10 +127,9 @@ def subscribe(
 ) -> None:
     """Print messages as they come, one line each. Exit code 1 when --count was not reached in --seconds."""
     from gateway.cli.sending import (
-        AMQPFAST,
-        FastCommands,
         Shown,
         address_of,
+        commands_to,
         demand,
         messages,
         peer_to,
@@ -141,8 +138,9 @@ def subscribe(
 
     target = target_of(url)
     shown = Shown(count, as_json)
-    if target.protocol == AMQPFAST.name:
-        interrupted = FastCommands(target, timeout, ca_file).subscribe(
+    own = commands_to(target, timeout, ca_file)
+    if own is not None:
+        interrupted = own.subscribe(
             address_of(target, service=service, destination=destination),
             shown.show,
             seconds=seconds,

@@ -5,15 +5,14 @@ client that speaks the protocol of a URL.
 from __future__ import annotations
 
 import sys
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 from pathlib import Path
 from pkgutil import resolve_name
-from typing import Final
+from typing import Final, Protocol
 
 import orjson
 import typer
 
-from gateway.cli.amqpfast.commands import FastCommands
 from gateway.clients.wire import Access, Client, messages
 from gateway.errors import LinkError
 from gateway.model.address import Address
@@ -21,15 +20,13 @@ from gateway.model.dialect import Dialect, NameRefused
 from gateway.model.message import Message
 from gateway.model.properties import Properties, Value, ValueType, is_unicode, property_set, string
 from gateway.protocols import DIALECTS, dialect_of
-from gateway.protocols.amqpfast.dialect import AMQPFAST
 from gateway.settings import Target, parse_url
 
 __all__ = [
-    "AMQPFAST",
-    "FastCommands",
     "Shown",
     "address_of",
     "body_of",
+    "commands_to",
     "demand",
     "headers_of",
     "is_unicode",
@@ -41,6 +38,10 @@ __all__ = [
 ]
 
 DEFAULTED: Final = frozenset(("service",))  # words that have a value when nobody says one
+
+
+Show = Callable[[Message, Path | None], bool]
+"""Prints a message, or where its body was saved; False: that was the last one that is wanted."""
 
 
 class Shown:
@@ -67,6 +68,32 @@ def peer_to(target: Target, timeout: float, ca_file: str | None) -> Client:
     if not dialect_to(target).peer:
         raise typer.BadParameter(f"the command line does not speak {dialect_to(target).title}")
     made: Client = resolve_name(dialect_to(target).peer)(Access(target, timeout, ca_file))
+    return made
+
+
+class Commands(Protocol):
+    """A protocol whose words have more to them than a client of any protocol can do."""
+
+    def publish(self, message: Message, file: Path | None, transaction: int | None, show: Show) -> str:
+        """Send a message, or what is in a file; returns why it was refused, or ""."""
+
+    def subscribe(
+        self,
+        address: Address,
+        show: Show,
+        *,
+        seconds: float | None,
+        browse: bool,
+        transaction: int | None,
+        save: Path | None,
+    ) -> bool:
+        """Show what comes. True: it was interrupted."""
+
+
+def commands_to(target: Target, timeout: float, ca_file: str | None) -> Commands | None:
+    """Those of the target's own protocol; None: it has none."""
+    name = dialect_to(target).commands
+    made: Commands | None = resolve_name(name)(target, timeout, ca_file) if name else None
     return made
 
 

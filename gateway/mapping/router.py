@@ -215,17 +215,6 @@ class Router:
             return IdentifyingRoute(resolved, self._ids)
         return resolved
 
-    def reply_address(self, origin: str, target: str, text: str) -> str | None:
-        """The reply address at `target` from which a route leads back to `text` at `origin`.
-
-        None when no route does; the text is then kept as it is. The first route in file order decides.
-        """
-        for route in self._reverses(origin, target):
-            there = route.invert(text)
-            if there is not None:
-                return there
-        return None
-
     def is_return(self, address: Address) -> bool:
         """Whether it looks like a return address: nothing else leads from there anywhere."""
         return self.returns is not None and DIALECTS[address.protocol].returned(address) is not None

@@ -121,6 +121,9 @@ class Dialect(ABC):
     """The same of a link."""
     peer: ClassVar[str] = ""
     """The class of a connection that blocks, for the command line and the data pipeline; "": it has none."""
+    commands: ClassVar[str] = ""
+    """The class of what `gateway publish` and `subscribe` do beyond what such a connection can, a
+    gateway.cli.sending.Commands; "": nothing."""
 
     # Connections
     has_virtual_hosts: ClassVar[bool] = False

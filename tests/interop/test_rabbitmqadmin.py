@@ -150,6 +150,10 @@ def test_fields_paths_and_pages(filled: Running) -> None:
         ).json()
         assert (page["page_count"], page["item_count"], page["total_count"]) == (2, 3, 6)
         assert page["items"][0].keys() == {"name", "type"}
+        odd = client.get(
+            f"{at}/queues/{host}/orders", params={"columns": "name,name.x.y,arguments.x-max-length"}
+        )
+        assert odd.json() == {"name": "orders", "arguments": {"x-max-length": 7}}
         assert client.get(f"{at}/exchanges", params={"name": "topic"}).json()[0]["name"] == "amq.topic"
         for wrong in ({"page": "0"}, {"page": "x"}, {"page": "1", "page_size": "501"}):
             assert client.get(f"{at}/exchanges", params=wrong).status_code == 400, wrong

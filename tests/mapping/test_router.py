@@ -303,6 +303,12 @@ def test_a_route_knows_what_its_deliverer_needs() -> None:
     assert (other.mandatory, other.settle, other.on_reject) == (True, "confirmed", None)
 
 
+def reply_address(made: Router, origin: str, target: str, text: str) -> str | None:
+    """That at `target` from which a route leads back to `text` at `origin`; None: no route does."""
+    found = (route.invert(text) for route in made._reverses(origin, target))
+    return next((there for there in found if there is not None), None)
+
+
 REPLY = (
     down(source="exchange: '', binding_key: 'mqtt.{caller...}'", to="topic: '{caller...}'"),
     up(topic="'answer/{caller...}'", to="queue: '{caller...}'"),
@@ -320,7 +326,7 @@ REPLY = (
     ],
 )
 def test_reply_addresses(origin: str, target: str, text: str, there: str | None) -> None:
-    assert router(*REPLY).reply_address(origin, target, text) == there
+    assert reply_address(router(*REPLY), origin, target, text) == there
 
 
 @pytest.mark.parametrize(
@@ -335,7 +341,7 @@ def test_reply_addresses(origin: str, target: str, text: str, there: str | None)
     ],
 )
 def test_routes_that_cannot_be_reversed(route: str) -> None:
-    assert router(route).reply_address("mqtt", "amqp", "r/x") is None
+    assert reply_address(router(route), "mqtt", "amqp", "r/x") is None
 
 
 @pytest.mark.parametrize(
@@ -348,7 +354,7 @@ def test_routes_that_cannot_be_reversed(route: str) -> None:
     ],
 )
 def test_routes_that_can_be_reversed(route: str, text: str, there: str | None) -> None:
-    assert router(route).reply_address("mqtt", "amqp", text) == there
+    assert reply_address(router(route), "mqtt", "amqp", text) == there
 
 
 def test_reply_addresses_cross_with_the_message() -> None:
@@ -372,8 +378,8 @@ def test_reply_addresses_of_amqp_fast() -> None:
         "name: a, from: {endpoint: mqtt, topic: '{x...}'}, to: {endpoint: fast, destination: '{x...}'}",
         "name: b, from: {endpoint: fast, destination: '{x...}'}, to: {endpoint: mqtt, topic: '{x...}'}",
     )
-    assert made.reply_address("mqtt", "fast", "r/v1.2") == "r.v1%2E2"
-    assert made.reply_address("fast", "mqtt", "tmp-1.x") == "tmp-1/x"
+    assert reply_address(made, "mqtt", "fast", "r/v1.2") == "r.v1%2E2"
+    assert reply_address(made, "fast", "mqtt", "tmp-1.x") == "tmp-1/x"
     result = crossed(made, "mqtt", Message(topic_address("q"), b"", property_set(Properties(reply_to="r/1"))))
     assert (result.address, result.properties.reply_to) == (fast_address("topic", "q"), "r.1")
 

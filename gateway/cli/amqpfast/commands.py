@@ -13,7 +13,6 @@ import secrets
 import shutil
 import signal
 import sys
-from collections.abc import Callable
 from contextlib import aclosing, suppress
 from dataclasses import dataclass
 from pathlib import Path
@@ -21,6 +20,7 @@ from typing import Final
 
 import trio
 
+from gateway.cli.sending import Show
 from gateway.egress.amqpfast.channel import ClientChannel
 from gateway.egress.amqpfast.client import Lost, Refused, Unreached, connect
 from gateway.egress.amqpfast.handles import Delivery, PeerStream
@@ -38,9 +38,6 @@ PREFETCH: Final = 100
 STDIN: Final = 0
 READ_OCTETS: Final = 65_536
 MEGABYTE: Final = 1_000_000
-
-Show = Callable[[Message, Path | None], bool]
-"""Prints a message, or where its body was saved; False: that was the last one that is wanted."""
 
 
 @dataclass(frozen=True)

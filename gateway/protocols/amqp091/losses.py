@@ -5,8 +5,6 @@ from __future__ import annotations
 from typing import Final
 
 from gateway.model.losses import Loss, losing
-from gateway.model.outcome import Reason
-from gateway.protocols.amqp091.spec import ReplyCode
 
 LOSSES: Final = (
     Loss("header_name_long", "headers", "a name longer than 255 octets", "drop"),
@@ -23,21 +21,3 @@ LOSSES: Final = (
 )
 """The named losses of this translation. `losses` tells which of them a message suffers."""
 LOSING: Final = losing(LOSSES)
-
-REPLY_CODES: Final = {
-    Reason.NONE: ReplyCode.SUCCESS,
-    Reason.NO_ROUTE: ReplyCode.NO_ROUTE,
-    Reason.NOT_AUTHORIZED: ReplyCode.ACCESS_REFUSED,
-    Reason.NAME_INVALID: ReplyCode.PRECONDITION_FAILED,
-    Reason.TOO_LARGE: ReplyCode.CONTENT_TOO_LARGE,
-    Reason.QUOTA: ReplyCode.PRECONDITION_FAILED,
-    Reason.TARGET_DOWN: ReplyCode.NO_CONSUMERS,
-    Reason.TARGET_REFUSED: ReplyCode.PRECONDITION_FAILED,
-    Reason.EXPIRED: ReplyCode.PRECONDITION_FAILED,
-    Reason.HOPS: ReplyCode.PRECONDITION_FAILED,
-    Reason.MALFORMED: ReplyCode.PRECONDITION_FAILED,
-    Reason.LOST_PROPERTY: ReplyCode.PRECONDITION_FAILED,
-    Reason.STORE: ReplyCode.PRECONDITION_FAILED,
-    Reason.INTERNAL: ReplyCode.PRECONDITION_FAILED,
-}
-"""What basic.return or channel.close says: soft codes, for one message is not worth a connection."""

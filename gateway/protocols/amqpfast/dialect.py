@@ -46,6 +46,7 @@ class FastDialect(Dialect):
     listener_settings = "gateway.settings.amqpfast:FastListener"
     link_settings = "gateway.settings.amqpfast:FastLink"
     peer = "gateway.clients.amqpfast:FastClient"
+    commands = "gateway.cli.amqpfast.commands:FastCommands"
     has_virtual_hosts = True
     meeting = "virtual_host"
     schemes = (Scheme("amqpfast", "plain", 3018), Scheme("amqpfasts", "tls", 3019))

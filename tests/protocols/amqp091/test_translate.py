@@ -11,12 +11,10 @@ from hypothesis import strategies as st
 
 from gateway.errors import RemoteProtocolError
 from gateway.model.message import NEVER, Message
-from gateway.model.outcome import Reason
 from gateway.model.properties import Properties, PropertySet, Value, ValueType, property_set, string
 from gateway.protocols.amqp091 import losses
 from gateway.protocols.amqp091 import translate as t
 from gateway.protocols.amqp091.codec import BasicProperties, decode_properties, encode_basic_properties
-from gateway.protocols.amqp091.spec import SOFT_CODES, ReplyCode
 from gateway.protocols.mqtt.dialect import topic_address
 from tests.protocols.amqp091.wires import all_properties, headers
 
@@ -280,9 +278,3 @@ def test_forms_are_remembered_and_bounded() -> None:
     for resolved in range(t.FORMS_MAX + 5):
         t.encode_properties(message(said, hops=resolved), 0.0)
     assert len(said.forms[t.NONE]) <= t.FORMS_MAX
-
-
-def test_every_reason_has_a_soft_code() -> None:
-    assert set(losses.REPLY_CODES) == set(Reason)
-    assert {code for reason, code in losses.REPLY_CODES.items() if reason is not Reason.NONE} <= SOFT_CODES
-    assert losses.REPLY_CODES[Reason.NONE] is ReplyCode.SUCCESS
