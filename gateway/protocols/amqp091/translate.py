@@ -6,8 +6,8 @@ Sets of other protocols are translated from the model. Both are remembered in th
 that repeats itself costs one look-up per message; only a relative expiration is put in for each message.
 
 What AMQP has no property for travels in headers of the gateway's own (`x-mqtt-...`, `x-gateway-...`; `x-...`
-for texts longer than a short string), which are taken out again on the way back. What is left
-is in losses.py.
+for texts longer than a short string), which are taken out again on the way back. LOSSES
+lists what is left.
 """
 
 from __future__ import annotations
@@ -21,6 +21,7 @@ from struct import error as StructError
 from typing import Any, Final, NamedTuple
 
 from gateway.errors import LocalProtocolError, RemoteProtocolError
+from gateway.model.losses import Loss, losing
 from gateway.model.message import NEVER, Message
 from gateway.model.properties import (
     Headers,
@@ -40,7 +41,6 @@ from gateway.protocols.amqp091.codec import (
     encode_basic_properties,
     encode_short_string,
 )
-from gateway.protocols.amqp091.losses import LOSING
 from gateway.protocols.amqp091.spec import (
     FLAG_CONTINUED,
     FLAG_DELIVERY_MODE,
@@ -75,6 +75,22 @@ LONG_TEXTS: Final = {
     "app_id": "x-app-id",
     "user_id": "x-user-id",
 }
+
+LOSSES: Final = (
+    Loss("header_name_long", "headers", "a name longer than 255 octets", "drop"),
+    Loss("header_name", "headers", "a name that is no Unicode: half a character", "drop"),
+    Loss("header_value", "headers", "a value that its type cannot hold on the wire", "downgrade"),
+    Loss("header_repeated", "headers", "repeated with values that are not all strings", "downgrade"),
+    Loss("header_order", "headers", "a repeated name with others between", "downgrade"),
+    Loss("header_own", "headers", "a name that the gateway uses for itself", "drop"),
+    Loss("priority_range", "priority", "not within 0 to 255", "drop"),
+    Loss("timestamp_range", "timestamp", "negative, or beyond 64 bits", "drop"),
+    Loss("text", "texts", "no Unicode: half a character", "drop"),
+    Loss("long_text", "texts", "longer than 255 octets: in a header of its own", "encode"),
+    Loss("correlation_octets", "correlation", "not UTF-8, or too long: base64, or a header", "encode"),
+)
+"""The named losses of this translation. `losses` tells which of them a message suffers."""
+LOSING: Final = losing(LOSSES)
 OWN_HEADERS: Final = frozenset(
     {RETAIN_HEADER, UTF8_HEADER, HOPS_HEADER, CORRELATION_HEADER, ENCODING_HEADER, *LONG_TEXTS.values()}
 )
@@ -381,7 +397,7 @@ def _with_hops(property_set: PropertySet, crossed: int) -> bytes:
 
 
 def losses(message: Message) -> tuple[str, ...]:
-    """The names of the LOSSES (losses.py) that `message` suffers, without those that are encoded. What is
+    """The names of the LOSSES that `message` suffers, without those that are encoded. What is
     made here is what `encode_properties` will need."""
     if message.property_set.protocol == PROTOCOL:
         return ()
