@@ -18,7 +18,7 @@ import trio
 
 from gateway.containment import contained
 
-SLEEP_SECS_MAX: Final = 3_600.0  # the wall clock may be set
+SLEEP_SECS_MAX: Final = 10.0  # the wall clock may be set, or the machine have slept
 CANCELLED_MAX: Final = 1_024  # alarms that may wait in vain, besides as many as do not
 
 

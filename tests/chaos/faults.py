@@ -9,7 +9,6 @@ from __future__ import annotations
 
 import errno
 import os
-import struct
 import subprocess
 import time
 from collections.abc import Callable
@@ -31,17 +30,6 @@ DELAY_SECS: Final = (0.01, 0.1)
 SLOW_SECS: Final = (0.5, 1.5)
 CLOCK_SECS: Final = 3_600.0
 POLL_SECS: Final = 0.01
-CLOCK_FILE: Final = "GATEWAYS_CLOCK_FILE"  # not GATEWAY_...: that would be a setting
-# Runs the gateway with a clock that is wrong by as many seconds as a file says at that moment.
-WRONG_CLOCK: Final = f"""
-import mmap, os, struct, time
-shared = mmap.mmap(os.open(os.environ["{CLOCK_FILE}"], os.O_RDONLY), 8, prot=mmap.PROT_READ)
-right, right_ns = time.time, time.time_ns
-time.time = lambda: right() + struct.unpack("d", shared[:8])[0]
-time.time_ns = lambda: right_ns() + int(struct.unpack("d", shared[:8])[0] * 1e9)
-from gateway.cli import main
-main()
-"""
 
 Fault = Callable[["Rig", Random], None]
 
@@ -85,21 +73,6 @@ def _written(file: int, octets: bytes) -> bool:
         if error.errno != errno.ENOSPC:
             raise
         return False
-
-
-class Clock:
-    """How wrong the gateway's clock is."""
-
-    def __init__(self, file: Path) -> None:
-        self.file = file
-        self.offset_secs = 0.0
-        file.write_bytes(bytes(8))
-
-    def step(self, seconds: float) -> None:
-        """Move it, for good."""
-        self.offset_secs += seconds
-        with self.file.open("r+b") as file:
-            file.write(struct.pack("d", self.offset_secs))
 
 
 def kill_gateway(rig: Rig, chance: Random) -> None:

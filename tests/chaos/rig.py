@@ -7,20 +7,18 @@ remote broker. Names carry a tag, so that rows share a RabbitMQ and find nothing
 from __future__ import annotations
 
 import json
-import sys
 from collections.abc import Iterator, Sequence
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
 from random import Random
 from typing import Any, Final
-from unittest.mock import patch
 
 import yaml
 
 from gateway.protocols.mqtt.spec import Version
 from tests.chaos.checker import History, Interval
-from tests.chaos.faults import CLOCK_FILE, WRONG_CLOCK, Clock, Disk
+from tests.chaos.faults import Disk
 from tests.chaos.proxy import Proxy
 from tests.chaos.scenarios import Place, Row
 from tests.chaos.workers.amqp import AmqpReceiver, AmqpSender, queue_at
@@ -31,6 +29,7 @@ from tests.ingress.amqpfast.client import QUEUE, TOPIC
 from tests.interop.gateway_fixture import LOOPBACK
 from tests.interop.gateway_process import GatewayProcess
 from tests.interop.servers import Mosquitto, RabbitMQ
+from tests.interop.wrong_clock import Clock
 
 ADDRESSES: Final = ("a0", "a1", "a2")
 LISTENERS: Final = {"mqtt": "mqtt", "amqp": "amqp091", "fast": "amqpfast"}
@@ -204,7 +203,6 @@ def rigged(row: Row, folder: Path, chance: Random, rabbitmq: RabbitMQ | None) ->
         clock = None
         if "clock" in row.faults:
             clock = Clock(folder / "clock")
-            stack.enter_context(patch.dict("os.environ", {CLOCK_FILE: str(clock.file)}))
         remote_ports = {
             "rabbitmq": rabbitmq.port if rabbitmq is not None else 0,
             "mosquitto": mosquitto.port if mosquitto is not None else 0,
@@ -214,7 +212,7 @@ def rigged(row: Row, folder: Path, chance: Random, rabbitmq: RabbitMQ | None) ->
         store = disk.folder if disk is not None else folder
         gateway = gateway_of(row, folder, tag, links, store)
         if clock is not None:
-            gateway.program = (sys.executable, "-c", WRONG_CLOCK)
+            gateway.program = clock.program
         own = {name: gateway.configuration["listeners"][key]["port"] for name, key in LISTENERS.items()}
         ports = {**remote_ports, **own}
         near, far = (stack.enter_context(Proxy(ports[place])) for place in (row.source, row.target))

@@ -25,7 +25,7 @@ from tests.interop.servers import RabbitMQ
 HERE: Final = Path(__file__).resolve().parent
 CUT: Final = "cut me off"
 DONE: Final = "done"
-PROGRAM_SECS_MAX: Final = 90.0
+PROGRAM_SECS_MAX: Final = 140.0
 
 
 def program(name: str) -> Path:

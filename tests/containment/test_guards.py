@@ -14,7 +14,7 @@ import trio
 from pydantic import SecretStr
 
 from gateway.access.users import hash_password
-from gateway.app import Gateway
+from gateway.app.mappings import MappingFiles
 from gateway.broker.amqp091.virtual_host import VirtualHost
 from gateway.broker.deduplication import Guard
 from gateway.broker.priorities import PriorityQueue
@@ -333,7 +333,7 @@ def test_a_fault_of_a_reload_leaves_the_old_mappings(
     monkeypatch: pytest.MonkeyPatch, gateway: Running, bystander: Mqtt, counted: Counter[str]
 ) -> None:
     before = gateway.gateway.dispatcher.router
-    monkeypatch.setattr(Gateway, "_load_router", raises)
+    monkeypatch.setattr(MappingFiles, "load", raises)
     assert gateway.ask(gateway.gateway.reload_mappings) is False
     assert gateway.gateway.dispatcher.router is before
     monkeypatch.undo()

@@ -2,11 +2,10 @@
 
 from __future__ import annotations
 
-import time
 from collections.abc import Iterator
 from contextlib import contextmanager, suppress
 from pathlib import Path
-from typing import Any
+from typing import Any, Final
 
 import pika
 import pytest
@@ -15,6 +14,7 @@ from pika.adapters.blocking_connection import BlockingChannel
 from gateway.broker.amqp091.definitions import BINDINGS_FEW
 from tests.interop.gateway_fixture import LOOPBACK
 from tests.interop.gateway_process import GatewayProcess
+from tests.interop.wrong_clock import Clock
 
 PERSISTENT = pika.BasicProperties(delivery_mode=2)
 TRANSIENT = pika.BasicProperties(delivery_mode=1)
@@ -307,30 +307,54 @@ def test_a_committed_transaction_survives_and_an_open_one_does_not(gateway: Gate
         assert opened.queue_declare("q", durable=True, passive=True).method.message_count == 0
 
 
-def test_what_expired_while_the_gateway_was_down_becomes_dead_letters(tmp_path: Path) -> None:
+@pytest.fixture
+def clock(tmp_path: Path) -> Clock:
+    return Clock(tmp_path / "clock")
+
+
+@pytest.fixture
+def wrong(tmp_path: Path, clock: Clock) -> Iterator[GatewayProcess]:
+    """A small gateway that goes by the clock."""
+    made = GatewayProcess(tmp_path / "gateway", limits=SMALL)
+    made.program = clock.program
+    with made:
+        yield made
+
+
+HOUR_SECS: Final = 3_600.0
+HALF_AN_HOUR_MS: Final = 1_800_000
+
+
+def test_what_expired_while_the_gateway_was_down_becomes_dead_letters(
+    wrong: GatewayProcess, clock: Clock
+) -> None:
     """Of the queue that they go to, most waits on disk alone."""
-    with GatewayProcess(tmp_path, limits=SMALL) as gateway:
-        with channel(gateway) as opened:
-            declare_dying(opened, x_max_length=400, x_message_ttl=2_000)
-            publish(opened, 500)
-            last = time.monotonic()
-            gateway.kill()
-        time.sleep(max(last + 2.1 - time.monotonic(), 0))  # all of them have expired then
-        gateway.start()
-        with channel(gateway) as opened:
-            assert [number for number, _, _ in deaths(opened, 500)] == list(range(500))
+    with channel(wrong) as opened:
+        declare_dying(opened, x_max_length=400, x_message_ttl=HALF_AN_HOUR_MS)
+        publish(opened, 500)
+        wrong.kill()
+    clock.step(HOUR_SECS)
+    wrong.start()
+    with channel(wrong) as opened:
+        assert [number for number, _, _ in deaths(opened, 500)] == list(range(500))
 
 
 @pytest.mark.parametrize("restart", [False, True])
-def test_a_limit_and_a_time_to_live_hold_for_what_waits_on_disk(tmp_path: Path, restart: bool) -> None:
-    with GatewayProcess(tmp_path, limits=SMALL) as gateway:
-        with channel(gateway) as opened:
-            declare_dying(opened, x_max_length=400, x_message_ttl=3_000)
-            publish(opened, 500)
-            if restart:
-                gateway.restart()
-        with channel(gateway) as opened:
-            found = deaths(opened, 500)
-            assert [number for number, _, _ in found] == list(range(500))
-            assert {reason for _, reason, _ in found[:100]} == {"maxlen"}
-            assert {reason for _, reason, _ in found[100:]} == {"expired"}
+def test_a_limit_and_a_time_to_live_hold_for_what_waits_on_disk(
+    wrong: GatewayProcess, clock: Clock, restart: bool
+) -> None:
+    with channel(wrong) as opened:
+        declare_dying(opened, x_max_length=400, x_message_ttl=HALF_AN_HOUR_MS)
+        publish(opened, 500)
+        if restart:
+            wrong.kill()
+    clock.step(HOUR_SECS)
+    if restart:
+        wrong.start()
+    with channel(wrong) as opened:
+        while opened.queue_declare("q", passive=True).method.message_count:
+            assert opened.basic_get("q")[0] is None  # which is when it looks at the clock
+        found = deaths(opened, 500)
+        assert [number for number, _, _ in found] == list(range(500))
+        assert {reason for _, reason, _ in found[:100]} == {"maxlen"}
+        assert {reason for _, reason, _ in found[100:]} == {"expired"}

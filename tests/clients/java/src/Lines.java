@@ -9,7 +9,7 @@ import java.util.concurrent.TimeUnit;
 
 /** The lines that a program prints, and what its callbacks have put aside to be printed in one order. */
 final class Lines {
-    static final int PATIENCE_SECS = 20;
+    static final int PATIENCE_SECS = 60;
 
     private Lines() {}
 

@@ -54,7 +54,7 @@ import org.springframework.transaction.support.TransactionTemplate;
  * lines have one order whoever answers.
  */
 public final class SpringAmqp {
-    static final int PATIENCE_SECS = 20;
+    static final int PATIENCE_SECS = 60;
     static final int ATTEMPTS = 3;
     static final BlockingQueue<String> HEARD = new LinkedBlockingQueue<>();
     static URI url;
