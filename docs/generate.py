@@ -232,7 +232,8 @@ def metric_table() -> Iterator[str]:
     )
     asked = metrics.Metrics("", sources)
     labels = {name: given for name, (_, given) in (metrics.COUNTERS | metrics.GAUGES).items()}
-    labels |= {metrics.SETTLE_SECONDS: metrics.ENDPOINT, "gateway_build": ("version", "python")}
+    labels |= {metrics.SETTLE_SECONDS: metrics.ENDPOINT, metrics.ROUTE_SECONDS: ("route",)}
+    labels["gateway_build"] = ("version", "python")
     endings = {"counter": "_total", "info": "_info"}
     yield from table(
         ("metric", "kind", "labels", "meaning"),

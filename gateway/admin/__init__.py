@@ -8,10 +8,12 @@ Whatever is below /api needs admission (admission.py). Each of its parts says wh
 from gateway.admin.admission import Admission
 from gateway.admin.clients import ClientsApi, Connected
 from gateway.admin.dead_letters import LettersApi
+from gateway.admin.mappings import MappingsApi
 from gateway.admin.namespaces import NamespacesApi
 from gateway.admin.process import Limit, Process, ProcessApi, State
 from gateway.admin.queues import QueuesApi
 from gateway.admin.rabbitmq import RabbitApi
+from gateway.admin.rates import RatesApi
 from gateway.admin.readiness import Readiness
 from gateway.admin.retained import RetainedApi
 from gateway.admin.server import AdminState, application, serve
@@ -24,11 +26,13 @@ __all__ = [
     "Connected",
     "LettersApi",
     "Limit",
+    "MappingsApi",
     "NamespacesApi",
     "Process",
     "ProcessApi",
     "QueuesApi",
     "RabbitApi",
+    "RatesApi",
     "Readiness",
     "RetainedApi",
     "SessionsApi",

@@ -26,7 +26,7 @@ from gateway.access.console_tokens import ADMINISTRATOR, ConsoleTokens
 from gateway.access.credentials import Credentials
 from gateway.access.principal import Principal
 from gateway.access.tokens import Tokens
-from gateway.admin.answers import BadChoiceError, problem
+from gateway.admin.answers import BadChoiceError, problem, unless_known
 from gateway.errors import ConfigurationError
 from gateway.settings import secret_from
 from gateway.telemetry.audit import audit
@@ -84,8 +84,9 @@ class Admission:
                 response = await serve(request)
             except BadChoiceError as error:
                 response = problem(400, str(error))
-            if request.method not in READING:
-                await self._note(request, caller, response)
+            if request.method in READING:
+                return unless_known(request, response)
+            await self._note(request, caller, response)
             return response
 
         return serve_or_refuse

@@ -5,6 +5,7 @@ by a JSON object.
 from __future__ import annotations
 
 from collections.abc import Mapping
+from hashlib import blake2b
 from http import HTTPStatus
 from typing import Any, Final
 
@@ -13,6 +14,7 @@ from starlette.requests import Request
 from starlette.responses import Response
 
 NEVER_STORE: Final = {"Cache-Control": "no-store", "X-Content-Type-Options": "nosniff"}
+ENTITY: Final = ("content-length", "content-type")  # what speaks of a body
 PROBLEM: Final = "application/problem+json"
 
 
@@ -37,6 +39,19 @@ def problem(code: int, detail: str, headers: Mapping[str, str] | None = None) ->
     """What is wrong, as RFC 9457 has it."""
     document = {"type": "about:blank", "title": HTTPStatus(code).phrase, "status": code, "detail": detail}
     return Response(orjson.dumps(document), code, {**NEVER_STORE, **(headers or {})}, PROBLEM)
+
+
+def unless_known(request: Request, response: Response) -> Response:
+    """The answer with its ETag; 304, and nothing more, when whoever asks has it (`If-None-Match`)."""
+    if response.status_code != 200:
+        return response
+    tag = f'"{blake2b(bytes(response.body), digest_size=12).hexdigest()}"'
+    response.headers["ETag"] = tag
+    known = request.headers.get("if-none-match", "")
+    if tag not in [one.strip().removeprefix("W/") for one in known.split(",")]:
+        return response
+    kept = {name: value for name, value in response.headers.items() if name not in ENTITY}
+    return Response(status_code=304, headers=kept)
 
 
 async def choice_of(request: Request) -> Any:

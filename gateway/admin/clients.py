@@ -6,10 +6,13 @@ becomes of its session and its will, is its protocol's business.
 
 from __future__ import annotations
 
+import time
 from collections.abc import Callable, Iterable, Mapping, Sequence
+from datetime import UTC, datetime
 from typing import Any, Final, NamedTuple
 
 import structlog
+import trio
 from starlette.requests import Request
 from starlette.responses import Response
 
@@ -17,9 +20,12 @@ from gateway.admin.answers import BadChoiceError, answer, choice_of
 from gateway.admin.choosing import page_of, query_of
 from gateway.admin.models import ConnectionRow, Disconnected
 from gateway.admin.operations import Operation
+from gateway.transport.stream import Stream
 
 WORDS: Final = ("client", "user", "address")
 CHOICE: Final = dict.fromkeys((*WORDS, "endpoint", "protocol"), str)
+ASKED: Final = {**CHOICE, "rates": bool}
+WATCHED_SECS: Final = 1.0
 
 log = structlog.get_logger()
 
@@ -27,7 +33,7 @@ log = structlog.get_logger()
 class Connected(NamedTuple):
     """A connection. `client` and `user` are "" until it has said who it is; `dismiss` says goodbye to it.
 
-    `virtual_host` is "" where there are none.
+    `virtual_host` is "" where there are none. `since` it was let in, by the event loop's clock.
     """
 
     endpoint: str
@@ -39,6 +45,9 @@ class Connected(NamedTuple):
     virtual_host: str = ""
     channels: int = 0
     idle: bool = True
+    version: str = ""
+    since: float | None = None
+    stream: Stream | None = None
 
     @property
     def key(self) -> str:
@@ -48,7 +57,13 @@ class Connected(NamedTuple):
     def shown(self) -> dict[str, Any]:
         """For people and programs."""
         facts = self._asdict()
-        del facts["dismiss"]
+        del facts["dismiss"], facts["stream"]
+        since = facts.pop("since")
+        began = None if since is None else time.time() - (trio.current_time() - since)
+        facts["since"] = (
+            None if began is None else datetime.fromtimestamp(began, UTC).isoformat("T", "seconds")
+        )
+        facts["bytes_in_per_sec"] = facts["bytes_out_per_sec"] = None
         return facts
 
 
@@ -67,7 +82,7 @@ class ClientsApi:
         """What can be asked."""
         at = "/connections"
         return [
-            Operation("GET", at, "Clients that are connected", self._list, ConnectionRow, CHOICE, paged=True),
+            Operation("GET", at, "Clients that are connected", self._list, ConnectionRow, ASKED, paged=True),
             Operation(
                 "POST",
                 f"{at}/disconnect",
@@ -79,10 +94,18 @@ class ClientsApi:
         ]
 
     async def _list(self, request: Request) -> Response:
-        wanted, count, after = await query_of(request, CHOICE)
-        page = await page_of(
-            self._connected(), chooser(wanted), lambda one: one.key, Connected.shown, count, after
-        )
+        wanted, count, after = await query_of(request, ASKED)
+        rates = wanted.pop("rates", False)
+        streams: list[Stream | None] = []
+
+        def show(one: Connected) -> dict[str, Any]:
+            streams.append(one.stream)
+            return one.shown()
+
+        page = await page_of(self._connected(), chooser(wanted), lambda one: one.key, show, count, after)
+        if rates:
+            for row, (read, written) in zip(page.shown, await measured(streams), strict=True):
+                row["bytes_in_per_sec"], row["bytes_out_per_sec"] = read, written
         return page.answer()
 
     async def _disconnect(self, request: Request) -> Response:
@@ -95,6 +118,26 @@ class ClientsApi:
         if chosen:
             log.info("an operator disconnected clients", count=len(chosen), **wanted)
         return answer({"disconnected": len(chosen)})
+
+
+async def measured(streams: Sequence[Stream | None]) -> list[tuple[float, float] | tuple[None, None]]:
+    """What each has read and written per second, counted for a while: it is not otherwise known."""
+    began = trio.current_time()
+    watched = [None if stream is None else stream.watch() for stream in streams]
+    before = [(0, 0) if one is None else (one.read, one.written) for one in watched]
+    try:
+        await trio.sleep(WATCHED_SECS)
+    finally:
+        for stream, one in zip(streams, watched, strict=True):
+            if stream is not None and one is not None:
+                stream.unwatch(one)
+    secs = trio.current_time() - began
+    return [
+        (None, None)
+        if one is None
+        else (round((one.read - read) / secs, 1), round((one.written - written) / secs, 1))
+        for one, (read, written) in zip(watched, before, strict=True)
+    ]
 
 
 def chooser(wanted: Mapping[str, str]) -> Callable[[Connected], bool]:

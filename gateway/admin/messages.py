@@ -3,17 +3,22 @@
 from __future__ import annotations
 
 import base64
+from collections.abc import Mapping
 from typing import Any, Final, TypeVar
 
 from pydantic import ValidationError
 
 from gateway.admin.answers import BadChoiceError
-from gateway.admin.models import Row
+from gateway.admin.models import PublishAsked, Row
 from gateway.errors import RemoteProtocolError
 from gateway.mapping.conditions import plain_headers
-from gateway.model.message import Message
-from gateway.protocols import show
+from gateway.model.address import Address
+from gateway.model.dialect import NameRefused
+from gateway.model.message import Message, Sender
+from gateway.model.properties import Properties, property_set, string
+from gateway.protocols import DIALECT_OF_WORD, DIALECTS, dialect_of, show
 
+ADDRESS_WORDS: Final = ("topic", "exchange", "routing_key", "queue", "service", "destination")
 BODY_SHOWN: Final = 1_024  # octets of a body in a list
 
 Asked = TypeVar("Asked", bound=Row)
@@ -27,6 +32,41 @@ def asked_of(given: Any, model: type[Asked]) -> Asked:
         first = error.errors(include_url=False)[0]
         place = ".".join(map(str, first["loc"])) or "the body"
         raise BadChoiceError(f"{place}: {first['msg'][:1].lower()}{first['msg'][1:]}") from error
+
+
+def message_of(asked: PublishAsked, protocols: Mapping[str, str], client: str, user: str) -> Message:
+    """The message as somebody publishes it. Raises BadChoiceError for what cannot be."""
+    protocol = protocols.get(asked.endpoint)
+    if protocol is None:
+        known = ", ".join(protocols)
+        raise BadChoiceError(f"endpoint: {asked.endpoint!r} is none; there are: {known}")
+    words = {word: text for word in ADDRESS_WORDS if (text := getattr(asked, word)) is not None}
+    other = {DIALECT_OF_WORD[word].name for word in words} - {protocol}
+    if other or not words:
+        raise BadChoiceError(f"{asked.endpoint!r} speaks {protocol}, the address does not")
+    try:
+        address: Address = DIALECTS[protocol].published(words)[0]
+        body = base64.b64decode(asked.body, validate=True) if asked.body_encoding == "base64" else None
+    except NameRefused as error:
+        raise BadChoiceError(str(error)) from error
+    except ValueError as error:
+        raise BadChoiceError(f"body: {error}") from error
+    if not 0 <= asked.qos <= dialect_of(address).assurance_max:
+        raise BadChoiceError(f"qos: {protocol} has no {asked.qos}")
+    properties = Properties(
+        content_type=asked.content_type,
+        reply_to=asked.reply_to,
+        headers=tuple((name, string(text)) for name, text in asked.headers.items()),
+    )
+    return Message(
+        address,
+        asked.body.encode() if body is None else body,
+        property_set(properties),
+        asked.qos,
+        asked.qos > 0,
+        asked.retain and "retain" in dialect_of(address).target_options,
+        sender=Sender(asked.endpoint, client, user),
+    )
 
 
 def message_shown(message: Message) -> dict[str, Any]:

@@ -18,6 +18,24 @@ class Row(Documented):
     model_config = ConfigDict(extra="forbid")
 
 
+class RateRow(Row):
+    """What one counter has counted in the last hour, per second."""
+
+    kind: Literal["process", "listener", "link", "route"]
+    name: str
+    """Of the listener, link or route."""
+    what: str
+    """`in`, `out`, `settled`, `refused` or `dead_letters`; of a route `in` is what matched it, `out` what it
+    has delivered, and `refused` what failed or was dropped."""
+    now: float
+    """Over the last five seconds."""
+    step_secs: int
+    until: str
+    """When the last of the steps ended."""
+    values: list[float]
+    """Of each step, the oldest first; as many as there have been, at most an hour of them."""
+
+
 class Whatever(Row):
     """Something that is described elsewhere."""
 
@@ -38,6 +56,13 @@ class ConnectionRow(Row):
     channels: int
     idle: bool
     """Nothing that it has published waits to be settled."""
+    version: str
+    """Of the protocol; empty until it is known."""
+    since: str | None
+    """When it was let in; null: it has not said who it is."""
+    bytes_in_per_sec: float | None
+    """Read from it, with `rates`, as `bytes_out_per_sec` written to it."""
+    bytes_out_per_sec: float | None
 
 
 class SessionRow(Row):
@@ -93,6 +118,10 @@ class QueueRow(Row):
     messages: int
     messages_bytes: int
     unacknowledged: int
+    in_per_sec: float
+    """Messages that came, over the time since this was asked for last; 0 the first time."""
+    out_per_sec: float
+    """Messages that left, whichever way."""
     consumers: int
     durable: bool
     in_use: bool
@@ -190,6 +219,14 @@ class EndpointRow(Row):
     errors: dict[str, int]
     """What its peers did wrong, or how it failed, by reason."""
     in_flight: int
+    paused: bool
+    """An operator has paused this link."""
+    in_per_sec: float
+    """Messages over the last five seconds, as `out_per_sec`."""
+    out_per_sec: float
+    p50_secs: float | None
+    """From reading a message to answering its source, for half of all; null: there was none."""
+    p99_secs: float | None
 
 
 class RouteRow(Row):
@@ -211,6 +248,29 @@ class RouteRow(Row):
     undecided: int
     duplicates: int
     in_flight: int
+    paused: bool
+    """An operator has paused this route."""
+    held: int
+    """Messages that wait for it to go on, not in an outbox."""
+    in_per_sec: float
+    """Messages over the last five seconds, as `out_per_sec`."""
+    out_per_sec: float
+    p50_secs: float | None
+    """From reading a message to its acceptance at the end, or in the outbox, for half of all."""
+    p99_secs: float | None
+
+
+class Named(Row):
+    """One of them, by its name."""
+
+    name: str
+
+
+class Paused(Row):
+    """Whether it waits."""
+
+    name: str
+    paused: bool
 
 
 class OutboxRow(Row):
@@ -260,6 +320,22 @@ class JournalRows(Row):
     """The newest rows."""
 
     items: list[JournalRow]
+    next: str | None
+    """What to say as `after` to get those before them; null: there are none."""
+
+
+class TransferRow(Row):
+    """A transfer of AMQP/Fast: a message that comes in parts, and can be gone on with."""
+
+    virtual_host: str
+    client: str
+    body_bytes: int
+    """So much will come."""
+    received_bytes: int
+    under_way: bool
+    """Somebody sends it now."""
+    heard: str
+    """When something of it came last."""
 
 
 class Status(Whatever):
@@ -476,6 +552,37 @@ class Fault(Row):
     line: int
     column: int
     message: str
+
+
+class MappingRow(Row):
+    """A mapping file, as it is on disk now."""
+
+    file: str
+    text: str | None
+    """Null: it cannot be read, or is too large to be shown."""
+    why: str
+    """Why there is no text."""
+
+
+class ExplainAsked(PublishAsked):
+    """A message that nobody publishes: what would become of it?"""
+
+    client: str = ""
+    """Of its sender, for templates that name it."""
+    user: str = ""
+    files: dict[str, str] | None = None
+    """Texts in place of those of these mapping files; a name that there is none of is another file."""
+
+
+class Explained(Row):
+    """What the routes say of a message. With `faults` there is no more than these."""
+
+    faults: list[Fault]
+    address: str
+    matches: list[Whatever]
+    """Routes that take it, in the order of the files: where it goes, what it becomes, or why it does not."""
+    misses: list[Whatever]
+    """Routes that do not, and why."""
 
 
 class DryRun(Row):

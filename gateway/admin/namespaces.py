@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
+from datetime import UTC, datetime
 from typing import Any, Final, NamedTuple
 
 from starlette.requests import Request
@@ -10,16 +11,18 @@ from starlette.responses import Response
 
 from gateway.admin.choosing import matcher, page_of, query_of
 from gateway.admin.messages import plain
-from gateway.admin.models import BindingRow, DestinationRow, ExchangeRow
+from gateway.admin.models import BindingRow, DestinationRow, ExchangeRow, TransferRow
 from gateway.admin.operations import Operation
 from gateway.broker.amqp091.exchange import Exchange
 from gateway.broker.amqp091.hosts import AmqpHosts
 from gateway.broker.amqpfast.hosts import FastHosts
+from gateway.broker.amqpfast.partials import Partial
 from gateway.broker.queue import Queue
 from gateway.mapping.conditions import plain_headers
 from gateway.model.properties import Headers
 
 NAMES: Final = {"name": str, "virtual_host": str}
+HOST: Final = {"virtual_host": str}
 BOUND: Final = {"source": str, "destination": str, "virtual_host": str}
 
 
@@ -98,10 +101,11 @@ class NamespacesApi:
 
     def operations(self) -> Sequence[Operation]:
         """What can be asked."""
-        fast = "Destinations of AMQP/Fast"
+        fast, transfers = "Destinations of AMQP/Fast", "Transfers of AMQP/Fast that can be gone on with"
         return [
             Operation("GET", "/exchanges", "Exchanges", self._exchanges, ExchangeRow, NAMES, paged=True),
             Operation("GET", "/bindings", "Bindings", self._bindings, BindingRow, BOUND, paged=True),
+            Operation("GET", "/transfers", transfers, self._transfers, TransferRow, HOST, paged=True),
             Operation("GET", "/destinations", fast, self._destinations, DestinationRow, NAMES, paged=True),
         ]
 
@@ -137,6 +141,19 @@ class NamespacesApi:
         )
         return page.answer()
 
+    async def _transfers(self, request: Request) -> Response:
+        wanted, count, after = await query_of(request, HOST)
+        host = wanted.get("virtual_host")
+        page = await page_of(
+            self._fast_hosts.partials,
+            lambda one: host in (None, one.sender[0]),
+            lambda one: one.key,
+            _transfer,
+            count,
+            after,
+        )
+        return page.answer()
+
     def _all_destinations(self) -> Iterator[ListedDestination]:
         for host in list(self._fast_hosts.values()):
             for queue in list(host.queues.values()):
@@ -161,6 +178,18 @@ def _exchange(one: ListedExchange) -> dict[str, Any]:
         "internal": exchange.internal,
         "alternate": exchange.alternate,
         "bindings": len(exchange.destinations),
+    }
+
+
+def _transfer(one: Partial) -> dict[str, Any]:
+    host, client = one.sender
+    return {
+        "virtual_host": host,
+        "client": client,
+        "body_bytes": one.body_size,
+        "received_bytes": one.file.size,
+        "under_way": one.busy,
+        "heard": datetime.fromtimestamp(one.utc, UTC).isoformat(timespec="seconds"),
     }
 
 

@@ -32,15 +32,17 @@ MEANINGS: Final = {
     "endpoint": "By the endpoint's name.",
     "idle_longer_than": "Unused for so many seconds.",
     "in_use": "In use, or not; of removals: also those in use.",
-    "kind": "`queue` or `subscription`.",
+    "kind": "`queue` or `subscription`; of rates `process`, `listener`, `link` or `route`.",
     "name": "By name; * is any text.",
     "protocol": "By protocol: `mqtt`, `amqp091` or `amqpfast`.",
     "queue": "By the queue's name; * is any text.",
+    "rates": "Whether octets per second are wanted; they are counted while the answer waits, for a second.",
     "route": "By the route's name.",
     "source": "By the exchange that it is bound to.",
     "topic": "By an MQTT topic filter.",
     "user": "By user; in lists of sessions and retained messages * is any text.",
     "virtual_host": "By virtual host.",
+    "what": "By what is counted: `in`, `out`, `settled`, `refused` or `dead_letters`.",
 }
 
 

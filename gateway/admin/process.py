@@ -1,13 +1,15 @@
 """The process as a whole over HTTP: its endpoints and routes, its users and limits, what crossed last; and
-what an operator does to all of it: publish a message, read the mapping again, drain.
+what an operator does to all of it: publish a message, have routes and links wait, drain.
 """
 
 from __future__ import annotations
 
-import base64
+import heapq
 from collections import deque
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Container, Iterable, Mapping, Sequence
 from dataclasses import dataclass
+from functools import partial
+from itertools import islice, takewhile
 from pathlib import Path
 from typing import Any, Final, NamedTuple
 
@@ -19,41 +21,38 @@ from starlette.responses import Response
 
 from gateway.access.authorization import Roles
 from gateway.admin.answers import AbsentError, BadChoiceError, answer, choice_of
-from gateway.admin.choosing import matcher, page_of, query_of
-from gateway.admin.messages import asked_of
+from gateway.admin.choosing import matcher, on_disk, page_of, query_of
+from gateway.admin.messages import asked_of, message_of
 from gateway.admin.models import (
     Draining,
-    DryRun,
     EndpointRow,
     JournalRows,
     LimitRow,
+    Named,
     OutboxRow,
+    Paused,
     PublishAsked,
     Published,
-    Reloaded,
     RoleRow,
     RouteRow,
     UserRow,
 )
 from gateway.admin.operations import Operation
 from gateway.broker.outbox.outbox import OutboxState
+from gateway.broker.pausing import Pauses
 from gateway.broker.publishing import Publishing
-from gateway.errors import ConfigurationError
 from gateway.mapping.router import Router
 from gateway.mapping.routes import Route
-from gateway.model.address import Address
-from gateway.model.dialect import NameRefused
-from gateway.model.message import Message, Sender
 from gateway.model.outcome import Outcome
-from gateway.model.properties import Properties, property_set, string
-from gateway.protocols import DIALECT_OF_WORD, DIALECTS, dialect_of
 from gateway.store.journal.reader import Gap, JournalReader
 from gateway.store.journal.shown import document_of
-from gateway.telemetry.stats import EndpointStats, LinkStats
+from gateway.store.store import Store
+from gateway.telemetry.history import History, Key
+from gateway.telemetry.stats import EndpointStats, Latency, LinkStats
 
 PUBLISH_SECS: Final = 10.0
 JOURNAL_LOOKED_AT: Final = 100_000  # rows of a shard, for those of a route
-ADDRESS_WORDS: Final = ("topic", "exchange", "routing_key", "queue", "service", "destination")
+NEVER_MEASURED: Final = Latency()
 
 log = structlog.get_logger()
 
@@ -78,11 +77,14 @@ class State(NamedTuple):
     place: str
     up: bool
     why: str = ""
+    paused: bool = False
 
 
 @dataclass(frozen=True)
 class Process:
-    """What the process tells, and takes. `candidate` reads the mapping files and puts nothing in force."""
+    """What the process tells, and takes. `candidate` reads the mapping files, or texts in place of some, and
+    puts nothing in force; `pause` and `resume` take a kind, `route` or `link`, and a name.
+    """
 
     stats: Callable[[], Iterable[EndpointStats]]
     states: Callable[[], Mapping[str, State]]
@@ -92,9 +94,17 @@ class Process:
     limits: Callable[[], Iterable[Limit]]
     publishing: Publishing
     protocols: Mapping[str, str]
+    links: Container[str]
     journal: Path | None
-    candidate: Callable[[], Router]
+    store: Store | None
+    history: History
+    latencies: Callable[[], Mapping[str, Latency]]
+    mapping_files: Callable[[], list[str]]
+    candidate: Callable[[Mapping[str, str]], Router]
     reload: Callable[[], str]
+    pauses: Pauses
+    pause: Callable[[str, str], None]
+    resume: Callable[[str, str], None]
     drain: Callable[[], None]
     flush: Callable[[], None]
 
@@ -123,14 +133,44 @@ class ProcessApi:
                 "The newest rows of the journal, the newest first",
                 self._journal,
                 JournalRows,
-                {"route": str, "count": int},
+                {"route": str, "count": int, "after": str},
                 absent=True,
             ),
             Operation("POST", "/publish", "Publish a message", self._publish, Published, takes=PublishAsked),
-            Operation("POST", "/mappings/reload", "Read the mapping files again", self._reload, Reloaded),
-            Operation("POST", "/mappings/dry-run", "What a reload would change", self.dry_run, DryRun),
+            *self._pausing("route", "/routes"),
+            *self._pausing("link", "/links"),
             Operation("POST", "/drain", "Stop when what is under way has settled", self._drain, Draining),
         ]
+
+    def _pausing(self, kind: str, at: str) -> list[Operation]:
+        return [
+            Operation("POST", f"{at}/{word}", summary, partial(serve, kind), Paused, takes=Named, absent=True)
+            for word, summary, serve in (
+                ("pause", f"Have a {kind} wait; what comes meanwhile is held", self._pause),
+                ("resume", f"Have a {kind} go on", self._resume),
+            )
+        ]
+
+    async def _pause(self, kind: str, request: Request) -> Response:
+        return await self._set_paused(kind, request, self._process.pause)
+
+    async def _resume(self, kind: str, request: Request) -> Response:
+        return await self._set_paused(kind, request, self._process.resume)
+
+    async def _set_paused(self, kind: str, request: Request, act: Callable[[str, str], None]) -> Response:
+        name = asked_of(await choice_of(request), Named).name
+        process = self._process
+        if kind == "route":
+            known = any(one.name == name for one in process.router().routes)
+        else:
+            known = name in process.links
+        if not known:
+            raise AbsentError(f"there is no {kind} {name!r}")
+        act(kind, name)
+        await on_disk(process.store, process.flush)
+        pauses = process.pauses
+        names = pauses.routes if kind == "route" else pauses.links
+        return answer({"name": name, "paused": name in names})
 
     async def _rows(
         self, request: Request, rows: Iterable[dict[str, Any]], key: str = "name", words: Any = None
@@ -150,13 +190,41 @@ class ProcessApi:
 
     async def _endpoints(self, request: Request) -> Response:
         states = self._process.states()
-        rows = [_endpoint(one, states.get(one.name)) for one in self._process.stats()]
+        history = self._process.history
+        rows = [_endpoint(one, states.get(one.name), history) for one in self._process.stats()]
         return await self._rows(request, rows)
 
     async def _routes(self, request: Request) -> Response:
         router = self._process.router()
-        rows = [_route(one) for one in (*router.routes, *router.answers)]
+        rows = [self._route(one) for one in (*router.routes, *router.answers)]
         return await self._rows(request, rows, words={"name": str})
+
+    def _route(self, route: Route) -> dict[str, Any]:
+        rule, pauses = route.rule, self._process.pauses
+        gate = pauses.gates.get(route.name)
+        latency = self._process.latencies().get(route.name, NEVER_MEASURED)
+        return {
+            "name": route.name,
+            "file": route.file,
+            "line": route.line,
+            "source": route.source,
+            "target": route.target_endpoint,
+            "when": rule.when,
+            "settle": route.settle,
+            "matched": route.matched,
+            "delivered": route.delivered,
+            "failed": route.failed,
+            "retried": route.retried,
+            "dropped": route.dropped,
+            "unparsable": route.unparsable,
+            "undecided": route.undecided,
+            "duplicates": route.duplicates,
+            "in_flight": route.in_flight,
+            "paused": route.name in pauses.routes,
+            "held": 0 if gate is None else gate.messages,
+            **_rates(self._process.history, "route", route.name),
+            **_latency(latency),
+        }
 
     async def _outboxes(self, request: Request) -> Response:
         return await self._rows(request, [one._asdict() for one in self._process.outboxes()], "route")
@@ -184,19 +252,23 @@ class ProcessApi:
         return page.answer()
 
     async def _journal(self, request: Request) -> Response:
-        wanted, count, _ = await query_of(request, {"route": str})
+        wanted, count, after = await query_of(request, {"route": str})
         if self._process.journal is None:
             raise AbsentError("the journal is off (journal.enabled)")
         route = wanted.get("route")
-        rows = await trio.to_thread.run_sync(_newest, self._process.journal, count, route)
-        return answer({"items": rows})
+        try:
+            before = _places(after)
+        except ValueError:
+            raise BadChoiceError("after is what `next` of another page said") from None
+        rows, reached = await trio.to_thread.run_sync(_newest, self._process.journal, count, route, before)
+        return answer({"items": rows, "next": reached})
 
     # Acts.
 
     async def _publish(self, request: Request) -> Response:
         asked = asked_of(await choice_of(request), PublishAsked)
         caller = request.state.caller
-        message = self._message(asked, caller.principal.name)
+        message = message_of(asked, self._process.protocols, "", caller.principal.name)
         told: list[Outcome] = []
         heard = trio.Event()
 
@@ -215,68 +287,6 @@ class ProcessApi:
             {"outcome": outcome.verdict.name.lower(), "reason": outcome.reason.value, "text": outcome.text}
         )
 
-    def _message(self, asked: PublishAsked, user: str) -> Message:
-        """Raises BadChoiceError for what cannot be."""
-        protocol = self._process.protocols.get(asked.endpoint)
-        if protocol is None:
-            known = ", ".join(self._process.protocols)
-            raise BadChoiceError(f"endpoint: {asked.endpoint!r} is none; there are: {known}")
-        words = {word: text for word in ADDRESS_WORDS if (text := getattr(asked, word)) is not None}
-        other = {DIALECT_OF_WORD[word].name for word in words} - {protocol}
-        if other or not words:
-            raise BadChoiceError(f"{asked.endpoint!r} speaks {protocol}, the address does not")
-        try:
-            address: Address = DIALECTS[protocol].published(words)[0]
-            body = base64.b64decode(asked.body, validate=True) if asked.body_encoding == "base64" else None
-        except NameRefused as error:
-            raise BadChoiceError(str(error)) from error
-        except ValueError as error:
-            raise BadChoiceError(f"body: {error}") from error
-        if not 0 <= asked.qos <= dialect_of(address).assurance_max:
-            raise BadChoiceError(f"qos: {protocol} has no {asked.qos}")
-        properties = Properties(
-            content_type=asked.content_type,
-            reply_to=asked.reply_to,
-            headers=tuple((name, string(text)) for name, text in asked.headers.items()),
-        )
-        return Message(
-            address,
-            asked.body.encode() if body is None else body,
-            property_set(properties),
-            asked.qos,
-            asked.qos > 0,
-            asked.retain and "retain" in dialect_of(address).target_options,
-            sender=Sender(asked.endpoint, "", user),
-        )
-
-    async def _reload(self, _: Request) -> Response:
-        why = self._process.reload()
-        routes = len(self._process.router().routes)
-        log.info("an operator has the mapping read again", taken=not why)
-        return answer({"taken": not why, "why": why, "routes": routes})
-
-    async def dry_run(self, _: Request | None) -> Response:
-        """What is wrong with the mapping files, or which routes they would add, remove and change."""
-        try:
-            candidate = await trio.to_thread.run_sync(self._process.candidate)
-        except ConfigurationError as error:
-            faults = [
-                {"file": one.file, "line": one.line, "column": one.column, "message": one.reason}
-                for one in (error, *error.others)
-            ]
-            return answer({"good": False, "faults": faults, "added": [], "removed": [], "changed": []})
-        now = {one.name: one.rule for one in self._process.router().routes}
-        then = {one.name: one.rule for one in candidate.routes}
-        return answer(
-            {
-                "good": True,
-                "faults": [],
-                "added": sorted(then.keys() - now.keys()),
-                "removed": sorted(now.keys() - then.keys()),
-                "changed": sorted(name for name in now.keys() & then.keys() if now[name] != then[name]),
-            }
-        )
-
     async def _drain(self, _: Request) -> Response:
         response = answer({"draining": True})
         response.background = BackgroundTask(self._drain_now)  # once that is said
@@ -287,21 +297,46 @@ class ProcessApi:
         self._process.drain()
 
 
-def _newest(folder: Path, count: int, route: str | None) -> list[dict[str, Any]]:
-    """The newest rows of all shards, of one route or all; the newest first. In a thread: files are read."""
+def _places(after: str) -> dict[str, int]:
+    """Up to which row of each shard a page goes on, as `next` of another one has said. Raises ValueError."""
+    pairs = [one.rpartition(":") for one in after.split(",") if one]
+    return {shard: int(number) for shard, _, number in pairs}
+
+
+def _newest(
+    folder: Path, count: int, route: str | None, before: Mapping[str, int]
+) -> tuple[list[dict[str, Any]], str | None]:
+    """The newest rows of all shards, of one route or all; the newest first, of each shard in its order. In
+    a thread: files are read. `before`: up to which row of each shard; and where the next page goes on.
+    """
     reader = JournalReader(folder, skip=True)
     only = None if route is None else {"route": [route]}
-    found: list[Any] = []
+    firsts: dict[str, int] = {}
+    reached: dict[str, int] = {}
+    each: dict[str, list[Any]] = {}
     for shard in reader.shards() if folder.is_dir() else ():
         extent = reader.extent(shard)
-        start = max(extent.first, extent.next - (count if only is None else JOURNAL_LOOKED_AT))
-        rows = (one for one in reader.rows(shard, start, only=only) if not isinstance(one, Gap))
-        found += deque(rows, maxlen=count)
-    found.sort(key=lambda row: row["received"], reverse=True)
-    return [document_of(row) for row in found[:count]]
+        end = min(before.get(shard, extent.next), extent.next)
+        start = max(extent.first, end - (count if only is None else JOURNAL_LOOKED_AT))
+        rows = reader.rows(shard, start, only=only) if start < end else ()
+        sound = (one for one in rows if not isinstance(one, Gap))
+        last = deque(takewhile(lambda row, end=end: row["sequence"] < end, sound), maxlen=count)  # type: ignore[misc]
+        each[shard] = list(reversed(last))
+        firsts[shard], reached[shard] = extent.first, start if len(last) < count else end
+    merged = heapq.merge(*each.values(), key=lambda row: -row["received"])
+    found = list(islice(merged, count))
+    for shard, rows_of in each.items():
+        taken = sum(row["shard"] == shard for row in found)
+        if taken and (taken < len(rows_of) or taken == count):
+            reached[shard] = rows_of[taken - 1]["sequence"]
+        elif rows_of and not taken:
+            reached[shard] = rows_of[0]["sequence"] + 1
+    more = any(reached[shard] > first for shard, first in firsts.items())
+    words = [f"{shard}:{number}" for shard, number in sorted(reached.items())]
+    return [document_of(row) for row in found], ",".join(words) if more else None
 
 
-def _endpoint(stats: EndpointStats, state: State | None) -> dict[str, Any]:
+def _endpoint(stats: EndpointStats, state: State | None, history: History) -> dict[str, Any]:
     link = isinstance(stats, LinkStats)
     errors = dict(stats.protocol_errors.counts)
     if isinstance(stats, LinkStats):
@@ -320,26 +355,15 @@ def _endpoint(stats: EndpointStats, state: State | None) -> dict[str, Any]:
         "bytes_out": stats.octets_out,
         "errors": errors,
         "in_flight": stats.in_flight if isinstance(stats, LinkStats) else 0,
+        "paused": state is not None and state.paused,
+        **_rates(history, "link" if link else "listener", stats.name),
+        **_latency(stats.latency),
     }
 
 
-def _route(route: Route) -> dict[str, Any]:
-    rule = route.rule
-    return {
-        "name": route.name,
-        "file": route.file,
-        "line": route.line,
-        "source": route.source,
-        "target": route.target_endpoint,
-        "when": rule.when,
-        "settle": route.settle,
-        "matched": route.matched,
-        "delivered": route.delivered,
-        "failed": route.failed,
-        "retried": route.retried,
-        "dropped": route.dropped,
-        "unparsable": route.unparsable,
-        "undecided": route.undecided,
-        "duplicates": route.duplicates,
-        "in_flight": route.in_flight,
-    }
+def _rates(history: History, kind: str, name: str) -> dict[str, float]:
+    return {f"{what}_per_sec": round(history.now(Key(kind, name, what)), 3) for what in ("in", "out")}
+
+
+def _latency(latency: Latency) -> dict[str, float | None]:
+    return {"p50_secs": latency.quantile(0.5), "p99_secs": latency.quantile(0.99)}

@@ -22,6 +22,7 @@ from gateway.admin.choosing import Pace, matcher, on_disk, page_of, query_of, re
 from gateway.admin.messages import asked_of, message_shown
 from gateway.admin.models import PeekAsked, Peeked, QueueRow, QueuesPurged, QueuesRemoved
 from gateway.admin.operations import Operation
+from gateway.admin.rates import Meter
 from gateway.broker.amqp091.hosts import AmqpHosts
 from gateway.broker.amqp091.queue import AmqpQueue
 from gateway.broker.amqpfast.destinations import FastQueue
@@ -88,6 +89,7 @@ class QueuesApi:
         self._fast_hosts = fast_hosts
         self._store = store
         self._flush = flush
+        self._meter = Meter()
 
     def operations(self) -> Sequence[Operation]:
         """What can be asked."""
@@ -149,8 +151,28 @@ class QueuesApi:
 
     async def _list(self, request: Request) -> Response:
         wanted, count, after = await query_of(request, WORDS | FLAGS)
-        page = await page_of(self.all(), _chooser(wanted), lambda one: one.key, shown, count, after)
+        page = await page_of(self.all(), _chooser(wanted), lambda one: one.key, self._shown, count, after)
         return page.answer()
+
+    def _shown(self, one: ListedQueue) -> dict[str, Any]:
+        """For people and programs."""
+        queue, idle = one.queue, one.idle_secs
+        return {
+            "protocol": one.protocol,
+            "virtual_host": one.virtual_host,
+            "kind": one.kind,
+            "queue": one.name,
+            "messages": len(queue),
+            "messages_bytes": queue.octets,
+            "unacknowledged": queue.unacknowledged,
+            "in_per_sec": self._meter.rate(f"in {one.key}", queue.next),
+            "out_per_sec": self._meter.rate(f"out {one.key}", gone_from(queue)),
+            "consumers": len(queue.consumers),
+            "durable": queue.durable,
+            "in_use": one.in_use,
+            "idle_secs": None if idle is None else round(idle, 3),
+            "temporary": isinstance(queue, FastQueue | AmqpQueue) and queue.owner is not None,
+        }
 
     async def _remove(self, request: Request) -> Response:
         wanted = await removal_of(request, WORDS, FLAGS)
@@ -210,20 +232,6 @@ def _chooser(wanted: Mapping[str, Any]) -> Callable[[ListedQueue], bool]:
     return chosen
 
 
-def shown(one: ListedQueue) -> dict[str, Any]:
-    """For people and programs."""
-    queue, idle = one.queue, one.idle_secs
-    return {
-        "protocol": one.protocol,
-        "virtual_host": one.virtual_host,
-        "kind": one.kind,
-        "queue": one.name,
-        "messages": len(queue),
-        "messages_bytes": queue.octets,
-        "unacknowledged": queue.unacknowledged,
-        "consumers": len(queue.consumers),
-        "durable": queue.durable,
-        "in_use": one.in_use,
-        "idle_secs": None if idle is None else round(idle, 3),
-        "temporary": isinstance(queue, FastQueue | AmqpQueue) and queue.owner is not None,
-    }
+def gone_from(queue: Queue) -> int:
+    """How many messages have left it since there is a count of them, whichever way."""
+    return queue.next - len(queue) - queue.unacknowledged

@@ -2,7 +2,8 @@
 clients ask for most, of the embedded broker of AMQP 0-9-1.
 
 What is said is said in RabbitMQ's words (https://www.rabbitmq.com/docs/http-api-reference); what the gateway
-does not know, such as rates, is left out, as RabbitMQ does where there are none. Lists come whole or, asked
+does not know is left out, as RabbitMQ does where there is none. Rates of queues are over the time since they
+were asked for last. Lists come whole or, asked
 for with `page`, in pages; `columns` chooses fields, `name` a part of the name.
 """
 
@@ -28,13 +29,17 @@ from gateway.admin.choosing import Pace, on_disk, slices
 from gateway.admin.clients import Connected
 from gateway.admin.messages import plain
 from gateway.admin.namespaces import ListedBinding, ListedExchange, bindings_of, exchanges_of
+from gateway.admin.queues import gone_from
+from gateway.admin.rates import Meter
 from gateway.broker.amqp091.exchange import TYPES
 from gateway.broker.amqp091.hosts import AmqpHosts
 from gateway.broker.amqp091.queue import AmqpQueue
 from gateway.broker.amqp091.virtual_host import VirtualHost
 from gateway.mapping.conditions import plain_headers
 from gateway.model.properties import Headers
+from gateway.protocols.amqp091.dialect import AMQP091
 from gateway.store.store import Store
+from gateway.telemetry.history import History, Key
 from gateway.telemetry.metrics import Metrics
 
 TAGS: Final = {"write": ["administrator"], "read": ["monitoring"], "none": []}
@@ -57,6 +62,7 @@ class RabbitApi:
         hosts: AmqpHosts,
         clients: Callable[[], Iterable[Connected]],
         metrics: Metrics,
+        history: History,
         roles: Callable[[], Roles],
         *,
         why_not: Callable[[], list[str]] = list,
@@ -67,6 +73,8 @@ class RabbitApi:
         self._hosts = hosts
         self._clients = clients
         self._metrics = metrics
+        self._history = history
+        self._meter = Meter()
         self._roles = roles
         self._why_not = why_not
         self._store = store
@@ -125,7 +133,7 @@ class RabbitApi:
         version = self._metrics.version
         return {
             "management_version": version,
-            "rates_mode": "none",
+            "rates_mode": "basic",
             "product_name": "gateway",
             "product_version": version,
             "rabbitmq_version": version,
@@ -144,13 +152,24 @@ class RabbitApi:
                 "messages_ready": ready,
                 "messages_unacknowledged": unacknowledged,
             },
-            "message_stats": {},
+            "message_stats": self._all_stats(),
             "listeners": [
                 {"node": self._node, "protocol": stats.protocol, "name": name}
                 for name, stats in self._metrics.listeners.items()
             ],
             "contexts": [],
         }
+
+    def _all_stats(self) -> Found:
+        found: Found = {}
+        for word, what in (("publish", "in"), ("deliver_get", "out")):
+            count, rate = 0, 0.0
+            for name, stats in self._metrics.listeners.items():
+                if stats.protocol == AMQP091.name:
+                    count += stats.messages_in if what == "in" else stats.messages_out
+                    rate += self._history.now(Key("listener", name, what))
+            found |= _stat(word, count, rate)
+        return found
 
     async def _whoami(self, request: Request, _: Sequence[str]) -> Found:
         caller: Caller = request.state.caller
@@ -170,7 +189,7 @@ class RabbitApi:
             "mem_alarm": any("memory" in one for one in self._why_not()),
             "disk_free_alarm": any("store" in one for one in self._why_not()),
             "partitions": [],
-            "rates_mode": "none",
+            "rates_mode": "basic",
         }
         if not rest:
             return [node]
@@ -211,7 +230,7 @@ class RabbitApi:
         return rows
 
     def _queue(self, host: VirtualHost, queue: AmqpQueue) -> Found:
-        quorum = queue.deliveries is not None
+        quorum, gone, key = queue.deliveries is not None, gone_from(queue), f"{host.name} {queue.name}"
         return {
             "name": queue.name,
             "vhost": host.name,
@@ -227,6 +246,10 @@ class RabbitApi:
             "messages_ready": len(queue),
             "messages_unacknowledged": queue.unacknowledged,
             "message_bytes_ready": queue.octets,
+            "message_stats": {
+                **_stat("publish", queue.next, self._meter.rate(f"publish {key}", queue.next)),
+                **_stat("ack", gone, self._meter.rate(f"ack {key}", gone)),
+            },
             "consumers": len(queue.consumers),
             "memory": queue.in_memory,
         }
@@ -410,6 +433,10 @@ async def _listed(rows: list[Found]) -> Response:
     """A list as JSON, some rows at a time: there may be very many."""
     parts = [orjson.dumps(some)[1:-1] async for some in slices(rows)]
     return Response(b"[" + b",".join(parts) + b"]", 200, NEVER_STORE, "application/json")
+
+
+def _stat(word: str, count: int, rate: float) -> Found:
+    return {word: count, f"{word}_details": {"rate": round(rate, 3)}}
 
 
 def _built_in(name: str) -> bool:

@@ -26,6 +26,7 @@ def connected(listeners: Mapping[str, Listener]) -> Iterator[Connected]:
         for connection in list(listener.connections):
             stream, sender = connection.stream, connection.sender
             if not (stream.closed or stream.ending):
+                entrance = listener.entrance(connection)
                 yield Connected(
                     listener.name,
                     listener.stats.protocol,
@@ -35,6 +36,9 @@ def connected(listeners: Mapping[str, Listener]) -> Iterator[Connected]:
                     partial(connection.shut_down, Farewell.DISMISSED),
                     *_worlds(connection),
                     connection.idle,
+                    "" if entrance is None else entrance.version,
+                    None if entrance is None else entrance.since,
+                    stream,
                 )
 
 

@@ -25,10 +25,12 @@ from gateway.admin import (
     AdminState,
     ClientsApi,
     LettersApi,
+    MappingsApi,
     NamespacesApi,
     ProcessApi,
     QueuesApi,
     RabbitApi,
+    RatesApi,
     Readiness,
     RetainedApi,
     SessionsApi,
@@ -42,7 +44,7 @@ from gateway.app.descriptors import divided_descriptors
 from gateway.app.endpoints import links_of, listener_of
 from gateway.app.mappings import MappingFiles
 from gateway.app.memory import watched_memory
-from gateway.app.operating import process_of
+from gateway.app.operating import pause_links, process_of
 from gateway.app.rules import Rules
 from gateway.app.storage import open_store, return_key, start_store
 from gateway.broker.amqp091.declaring import policies_of
@@ -70,6 +72,7 @@ from gateway.model.message import Message
 from gateway.model.outcome import Outcome
 from gateway.settings import Settings, SharedListener
 from gateway.telemetry.audit import audit, configure_audit, trail
+from gateway.telemetry.history import History
 from gateway.telemetry.logs import tell_what_was_limited
 from gateway.telemetry.metrics import Metrics, Sources
 from gateway.telemetry.stats import RouteCounts
@@ -176,6 +179,7 @@ class Gateway:
             self.console = Console(settings, self.access, self.authorization)
             self._stopping = trio.Event()
             self.metrics = Metrics(__version__, self._sources())
+            self.history = History(self.metrics)
             undo.pop_all()
 
     async def run(
@@ -205,14 +209,17 @@ class Gateway:
         admission = self.console.admission
         flush, store = self.writes.flush, self.store
         clients = partial(connected, self.listeners)
+        process = process_of(self)
         apis = (
-            ProcessApi(process_of(self)),
+            ProcessApi(process),
+            MappingsApi(process),
             LettersApi(self.dead_letters, self.core.redriving, flush),
             ClientsApi(clients, flush),
             SessionsApi(self.mqtt, dismiss, flush),
             QueuesApi(self.hosts, self.fast_hosts, store, flush),
             RetainedApi(self.mqtt.retained, store, flush),
             NamespacesApi(self.hosts, self.fast_hosts),
+            RatesApi(self.history),
         )
         state = AdminState(
             self.metrics,
@@ -225,6 +232,7 @@ class Gateway:
                 self.hosts,
                 clients,
                 self.metrics,
+                self.history,
                 lambda: self.authorization.roles,
                 why_not=self.readiness.reasons,
                 store=store,
@@ -239,6 +247,7 @@ class Gateway:
                 self.http_port = await nursery.start(serve, self.settings.http, state)
                 self.health_port = state.health_port
                 self.console.open(self.http_port)
+                nursery.start_soon(forever, "timer", self.history.run)
             self._add_endpoints(Tasks(nursery))
             self._route_links()
             for listener in self.listeners.values():
@@ -351,6 +360,7 @@ class Gateway:
                 self.links[link.name] = link
                 if stated.required:
                     self.readiness.require(f"link {link.name}")
+        pause_links(self)
         services = Services(
             settings=settings,
             dispatcher=self.dispatcher,
@@ -404,6 +414,9 @@ class Gateway:
             store=None if self.store is None else self.store.figures,
             journal=None if self.journaling is None else self.journaling.writer,
             turns=self.watchdog.turns,
+            route_latencies=lambda: self.dispatcher.latencies,
+            paused_routes=core.pauses.held,
+            paused_links=lambda: sorted(core.pauses.links),
             gauges=self._gauges(),
         )
 

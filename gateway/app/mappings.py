@@ -3,16 +3,17 @@
 from __future__ import annotations
 
 import secrets
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from itertools import count
 from pathlib import Path
+from types import MappingProxyType
 from typing import Final
 
 import watchfiles
 
 from gateway.broker.dispatcher import tell_reply_kept
 from gateway.errors import ConfigurationError, MappingError
-from gateway.mapping import load
+from gateway.mapping import load, parse
 from gateway.mapping.linter import unstorable_routes
 from gateway.mapping.router import Router
 from gateway.settings import Settings
@@ -20,6 +21,9 @@ from gateway.settings import Settings
 WATCH_MILLISECONDS: Final = 500  # the watching thread looks up this often; stopping waits for it
 
 ID_OCTETS: Final = 12  # of chance in what every message id of this process begins with
+
+Texts = Mapping[str, str]
+NO_TEXTS: Final[Texts] = MappingProxyType({})
 
 Taken = dict[Path, tuple[int, int, int] | None]
 
@@ -52,11 +56,18 @@ class MappingFiles:
         self.refused = ""
         return router
 
-    def read(self) -> Router:
-        """The routes of the files as they are now. Raises ConfigurationError."""
+    def read(self, drafts: Texts = NO_TEXTS) -> Router:
+        """The routes of the files as they are now, or of `drafts`, texts by file, in place of some. Raises
+        ConfigurationError.
+        """
         given = self.settings
         endpoints = given.endpoints()
-        mappings = load(given.mapping_files())
+        left = dict(drafts)
+        mappings = []
+        for path in given.mapping_files():
+            text = left.pop(str(path), None)
+            mappings += load([path]) if text is None else [parse(text, str(path))]
+        mappings += [parse(text, file) for file, text in left.items()]
         hops_max = given.limits.hops_max
         router = Router(
             mappings,

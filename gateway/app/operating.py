@@ -3,25 +3,31 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
+from functools import partial
 from typing import Protocol
 
 from gateway.access.authorization import Authorization
 from gateway.admin import Limit, Process, State
+from gateway.app.console import Console
 from gateway.app.mappings import MappingFiles
 from gateway.broker.amqp091.hosts import AmqpHosts
 from gateway.broker.amqpfast.hosts import FastHosts
+from gateway.broker.bodies import Bodies
 from gateway.broker.core import BrokerCore
 from gateway.broker.dead_letters import DeadLetters
 from gateway.broker.dispatcher import Dispatcher
 from gateway.broker.memory import Memory
 from gateway.broker.mqtt.namespace import MqttNamespace
 from gateway.broker.publishing import Publishing
+from gateway.broker.queue import Queue
 from gateway.egress.link import Link
 from gateway.ingress.listener import Listener
 from gateway.model.dialect import Dialect
 from gateway.protocols.amqp091.dialect import AMQP091
 from gateway.protocols.amqpfast.dialect import AMQPFAST
 from gateway.settings import Settings
+from gateway.store.store import Store
+from gateway.telemetry.history import History
 from gateway.telemetry.metrics import Metrics
 from gateway.transport.stream import WriteSet
 
@@ -43,6 +49,10 @@ class Operated(Protocol):
     fast_hosts: FastHosts
     dead_letters: DeadLetters
     memory: Memory
+    store: Store | None
+    bodies: Bodies
+    console: Console
+    history: History
 
     def reload_mappings(self) -> bool:
         """Read the mapping files again; whether they are in force."""
@@ -63,19 +73,49 @@ def process_of(gateway: Operated) -> Process:
         limits=lambda: limits_of(gateway),
         publishing=Publishing(gateway.dispatcher),
         protocols=settings.endpoints(),
+        links=settings.links,
         journal=settings.journal_path() if settings.journal.enabled else None,
+        store=gateway.store,
+        history=gateway.history,
+        latencies=lambda: gateway.dispatcher.latencies,
+        mapping_files=gateway.mapping_files.names,
         candidate=gateway.mapping_files.read,
         reload=lambda: "" if gateway.reload_mappings() else gateway.mapping_files.refused,
+        pauses=gateway.core.pauses,
+        pause=partial(pause, gateway),
+        resume=partial(resume, gateway),
         drain=gateway.stop,
         flush=gateway.writes.flush,
     )
+
+
+def pause(gateway: Operated, kind: str, name: str) -> None:
+    """A route, or a link with all its connections, waits until `resume`."""
+    gateway.core.pauses.pause(kind, name)
+    pause_links(gateway)
+
+
+def resume(gateway: Operated, kind: str, name: str) -> None:
+    """It goes on."""
+    gateway.core.pauses.resume(kind, name)
+    pause_links(gateway)
+
+
+def pause_links(gateway: Operated) -> None:
+    """Those that are to wait do, and no others."""
+    for link in gateway.links.values():
+        if link.endpoint in gateway.core.pauses.links:
+            link.pause()
+        else:
+            link.resume()
 
 
 def states_of(gateway: Operated) -> dict[str, State]:
     """Where the endpoints are, and how they are."""
     found = {name: State(listener.place, True) for name, listener in gateway.listeners.items()}
     for name, link in gateway.links.items():
-        found[name] = State(link.stats.address, link.up, "" if link.up else link.why or "not connected yet")
+        why = "" if link.up else link.why or "not connected yet"
+        found[name] = State(link.stats.address, link.up, why, link.paused)
     return found
 
 
@@ -96,6 +136,21 @@ def limits_of(gateway: Operated) -> Iterator[Limit]:
     for fast in gateway.fast_hosts.values():
         yield Limit("queues_max", _of(AMQPFAST, fast.name), limits.queues_max, len(fast.queues))
         yield Limit("topics_max", _of(AMQPFAST, fast.name), limits.topics_max, len(fast.topics))
+    queues: list[Queue] = [*gateway.hosts.queues(), *gateway.fast_hosts.queues()]
+    if queues:
+        fullest = max(queues, key=len)
+        yield Limit("queue_messages_max", f"queue {fullest.name}", fullest.messages_max, len(fullest))
+        largest = max(queues, key=lambda queue: queue.octets)
+        yield Limit("queue_bytes_max", f"queue {largest.name}", largest.octets_max, largest.octets)
+    partials, spool = gateway.fast_hosts.partials, gateway.bodies.spool
+    yield Limit("fast_partials_max", "", limits.fast_partials_max, len(partials))
+    yield Limit("fast_partial_bytes_max", "", limits.fast_partial_bytes_max, partials.octets)
+    yield Limit("spool_bytes_max", "", limits.spool_bytes_max, spool.used)
+    yield Limit("retained_bytes_max", "", limits.retained_bytes_max, mqtt.retained.octets)
+    yield Limit("dead_letters_bytes_max", "", limits.dead_letters_bytes_max, gateway.dead_letters.octets)
+    http = gateway.settings.http
+    yield Limit("http.connections_max", "", http.connections_max, gateway.metrics.http_connections())
+    yield Limit("http.sessions_max", "", http.sessions_max, len(gateway.console.admission.sessions))
     yield Limit("dead_letters_max", "", limits.dead_letters_max, len(gateway.dead_letters))
     yield Limit("memory_bytes_max", "", int(gateway.memory.mark), int(gateway.memory.used))
 

@@ -20,6 +20,7 @@ from gateway.broker.journaling import Journaling, RecordingDispatcher
 from gateway.broker.memory import Memory
 from gateway.broker.outbox.outbox import OutboxLimits, OutboxState, OutboxTarget
 from gateway.broker.outbox.outboxes import Outboxes
+from gateway.broker.pausing import Pauses
 from gateway.containment import contained
 from gateway.mapping.router import Router, Targets
 from gateway.mapping.routes import Route
@@ -58,6 +59,7 @@ class BrokerCore:
             forward=None if self.forwarding is None else self.forwarding.forward,
         )
         self.deduplication = Deduplication(store)
+        self.pauses = Pauses(store)
         self.outboxes: Outboxes | None = None
         if store is not None:
             self.outboxes = Outboxes(
@@ -75,9 +77,12 @@ class BrokerCore:
             links=links.keys(),
             namespaces=namespaces,
             outbox=None if self.outboxes is None else self.outboxes.of,
+            pauses=self.pauses,
             disk_healthy=lambda: store is None or store.healthy,
             memory=memory,
         )
+        self.pauses.changed = self._paused
+        self._paused()
         self.redriving = Redriving(self.dispatcher, self.dead_letters)
         self._forward = forward
         self._journaling = journaling
@@ -96,8 +101,15 @@ class BrokerCore:
 
     def use(self, routes: Iterable[Route]) -> None:
         """These routes are in force; all links are known."""
+        routes = list(routes)
         if self.outboxes is not None:
             self.outboxes.use(routes)
+        self.pauses.use(routes)
+
+    def _paused(self) -> None:
+        self.dispatcher.changed()
+        if self.outboxes is not None:
+            self.outboxes.pause(self.pauses.routes)
 
     def targets(self, link: str, targets: Targets) -> Targets:
         """What has to exist at a link: what its routes need, and where copies of dead letters go."""
@@ -113,7 +125,7 @@ class BrokerCore:
 
     async def run(self, flush: Callable[[], None]) -> None:
         """What is due by the clock, until cancelled; `flush` ends each turn as it ends a wake-up."""
-        ticks = [self.dead_letters.tick, self.deduplication.tick]
+        ticks = [self.dead_letters.tick, self.deduplication.tick, self.pauses.tick]
         if self.outboxes is not None:
             ticks.insert(0, self.outboxes.tick)
         if self._journaling is not None:

@@ -21,10 +21,12 @@ from typing import Literal, Protocol
 
 import structlog
 
+from gateway import clock
 from gateway.broker.dead_letters import DeadLetters
 from gateway.broker.deduplication import Deduplication, Guard
 from gateway.broker.memory import Memory, plenty
 from gateway.broker.mqtt.echoes import Echoes
+from gateway.broker.pausing import Gate, Pauses
 from gateway.broker.poison import poisoned
 from gateway.containment import contained
 from gateway.errors import ProtocolError
@@ -40,6 +42,7 @@ from gateway.model.properties import NO_PROPERTIES
 from gateway.model.spooled import Spooled
 from gateway.model.times import Monotonic
 from gateway.store.journal.columns import WAS_STORED
+from gateway.telemetry.stats import Latency
 
 FILTERS_MAX = 64  # subscriptions that come and go between two looks; beyond it everything is looked up again
 log = structlog.get_logger(limited=True)
@@ -97,7 +100,7 @@ class RouteRecipient(Recipient):
     told).
     """
 
-    __slots__ = ("_dead_letters", "route")
+    __slots__ = ("_dead_letters", "_latency", "route")
 
     def __init__(
         self,
@@ -105,10 +108,13 @@ class RouteRecipient(Recipient):
         route: Route,
         dead_letters: DeadLetters | None,
         recorder: Recorder | None = None,
+        latency: Latency | None = None,
     ) -> None:
+        """`latency` hears how long messages have taken since they were read; None: nobody asks."""
         super().__init__(sink, recorder)
         self.route = route
         self._dead_letters = dead_letters
+        self._latency = latency
 
     @property
     def mandatory(self) -> bool:
@@ -134,9 +140,15 @@ class RouteRecipient(Recipient):
         route.in_flight -= len(messages)
         if outcome is ACCEPTED:
             route.delivered += len(messages)
+            self.observe(part, len(messages))
         else:
             route.failed += len(messages)
         self.answer(part, messages, slots, outcome)
+
+    def observe(self, part: SubBatch, count: int) -> None:
+        """So many messages of the part have been accepted."""
+        if self._latency is not None:
+            self._latency.observe(clock.now() - part.batch.received, count)
 
     def answer(self, part: SubBatch, messages: list[Message], slots: list[int], outcome: Outcome) -> None:
         """Tell the batch, or keep dead letters and tell it then."""
@@ -160,6 +172,8 @@ class StagedRecipient(RouteRecipient):
 
     def settle(self, part: SubBatch, messages: list[Message], slots: list[int], outcome: Outcome) -> None:
         """Only tell the batch; the journal hears that an outbox has accepted."""
+        if self.route.settle == "stored" and outcome is ACCEPTED:
+            self.observe(part, len(messages))
         if self._recorder is not None and self.route.settle == "stored":
             self._recorder.record(part, messages, slots, outcome._replace(text=outcome.text or WAS_STORED))
         self.answer(part, messages, slots, outcome)
@@ -299,7 +313,7 @@ class Dispatcher:
     `links` are the endpoints that are remote brokers; `namespaces` has those that are here, by endpoint.
     `requesters` has for each listener what finds the address at which its clients take answers, by the reply
     address that they have said. `outbox` gives that of a route with `settle: stored`; None when there is no
-    store, and no such route. `disk_healthy`: the
+    store, and no such route. `pauses`: which routes wait. `disk_healthy`: the
     store, if any, takes messages. `memory`: whether there is enough for more of them, which sources ask.
     """
 
@@ -312,6 +326,7 @@ class Dispatcher:
         links: Collection[str] = (),
         namespaces: dict[str, Namespace] | None = None,
         outbox: Callable[[Route], Namespace] | None = None,
+        pauses: Pauses | None = None,
         disk_healthy: Callable[[], bool] = _always,
         memory: Memory | None = None,
     ) -> None:
@@ -325,12 +340,14 @@ class Dispatcher:
         self.requesters: dict[str, AddressOf] = {}
         self.disk_healthy = disk_healthy
         self.memory = memory or plenty()
+        self.pauses = pauses or Pauses(None)
         self._outbox = outbox
         self._recipients: dict[tuple[Sink, str], Recipient] = {}
         self._guards: dict[str, Guard] = {}
         self._unheard_routes: dict[Route, bool] = {}
         self._unheard_branches: dict[Route, RouteBranch] = {}
         self._idle_routes: dict[tuple[Route, ...], tuple[Route, ...]] = {}  # one object for many addresses
+        self.latencies: dict[str, Latency] = {}  # by the names of routes that are in force
         self._told: set[tuple[str, object]] = set()  # of this wake-up, that the log knows
         self._told_at = 0.0
         self._filters: deque[list[str]] = deque(maxlen=FILTERS_MAX)  # of the last changes, if only those
@@ -363,6 +380,8 @@ class Dispatcher:
     def use(self, router: Router) -> None:
         """Put new mappings in force."""
         self.router = router
+        names = {route.name for route in (*router.routes, *router.answers)}
+        self.latencies = {name: latency for name, latency in self.latencies.items() if name in names}
         self._idle_routes.clear()
         self._unheard_branches.clear()
         self.changed()
@@ -451,14 +470,33 @@ class Dispatcher:
         return None if found is None or there is None else (found.endpoint, there)
 
     def end(self, route: Route) -> Namespace | None:
-        """What a route leads to: its endpoint, or the outbox in front of it. None: it is not here."""
+        """What a route leads to: its endpoint, or what is in front of it, an outbox or, of a route that is
+        paused, its gate. None: it is not here."""
+        end = self._last(route)
+        pauses = self.pauses
+        if end is None or self.outboxed(route) or not (pauses.routes or pauses.gates):
+            return end
+        gate = pauses.gates.get(route.name)
+        if gate is None and route.name in pauses.routes:
+            gate = pauses.gates[route.name] = Gate(route, self._behind_gate, _when_unrouted)
+        return end if gate is None else gate
+
+    def _last(self, route: Route) -> Namespace | None:
         if self._outbox is not None and route.settle == "stored":
             return self._outbox(route)
         return self.namespaces.get(route.target_endpoint)
 
+    def _behind_gate(self, route: Route, message: Message) -> tuple[Recipient, ...]:
+        end = self._last(route)
+        return () if end is None else self._behind(end, route, message)[0]
+
     def outboxed(self, route: Route) -> bool:
         """Whether what a route leads to is an outbox."""
         return route.settle == "stored" and self._outbox is not None
+
+    def staged(self, route: Route, sink: Sink) -> bool:
+        """Whether this sink of a route is a stage on the way, behind which its tally is kept."""
+        return self.outboxed(route) or sink is self._guards.get(route.name) or type(sink) is Gate
 
     def _entrance(self, route: Route) -> Namespace | None:
         """`end`, or the guard in front of it."""
@@ -472,7 +510,7 @@ class Dispatcher:
                 route,
                 partial(self._behind, end, route),
                 local=route.settle == "stored" or route.target_endpoint not in self.links,
-                unrouted=UNROUTED if _mandatory(route) else ACCEPTED,
+                unrouted=_when_unrouted(route),
             )
         return guard
 
@@ -671,10 +709,10 @@ class Dispatcher:
             recorder = self._recorder(route, endpoint)
             if route is None:
                 recipient = Recipient(sink, recorder)
-            elif self.outboxed(route) or sink is self._guards.get(route.name):
-                recipient = StagedRecipient(sink, route, self._letters_of(route), recorder)
             else:
-                recipient = RouteRecipient(sink, route, self._letters_of(route), recorder)
+                kind = StagedRecipient if self.staged(route, sink) else RouteRecipient
+                latency = self.latencies.setdefault(route.name, Latency())
+                recipient = kind(sink, route, self._letters_of(route), recorder, latency)
             self._recipients[key] = recipient
         return recipient
 
@@ -762,3 +800,7 @@ def _failed(branch: RouteBranch, error: Exception) -> Outcome:
 def _mandatory(route: Route) -> bool:
     """Not every protocol can ask for a queue: a topic without subscribers is no error in MQTT."""
     return route.mandatory and "mandatory" in route.target.dialect.target_options
+
+
+def _when_unrouted(route: Route) -> Outcome:
+    return UNROUTED if _mandatory(route) else ACCEPTED

@@ -18,6 +18,7 @@ from gateway.broker.dead_letters import DeadLetters
 from gateway.broker.deduplication import Deduplication
 from gateway.broker.dispatcher import Dispatcher, Namespace, RoutingEntry
 from gateway.broker.memory import Memory
+from gateway.broker.pausing import Pauses
 from gateway.containment import contained
 from gateway.mapping.router import Router
 from gateway.mapping.routes import Route
@@ -262,6 +263,7 @@ class RecordingDispatcher(Dispatcher):
         links: Collection[str] = (),
         namespaces: dict[str, Namespace] | None = None,
         outbox: Callable[[Route], Namespace] | None = None,
+        pauses: Pauses | None = None,
         disk_healthy: Callable[[], bool] = lambda: True,
         memory: Memory | None = None,
     ) -> None:
@@ -272,6 +274,7 @@ class RecordingDispatcher(Dispatcher):
             links=links,
             namespaces=namespaces,
             outbox=outbox,
+            pauses=pauses,
             disk_healthy=disk_healthy,
             memory=memory,
         )

@@ -37,6 +37,7 @@ from gateway.transport.websocket import WebSocketClient
 TICK_SECS: Final = 1.0
 # A connection that held this long was a success: the next failure starts with the shortest wait again.
 STABLE_SECS: Final = 10.0
+PAUSED: Final = "an operator has paused it"
 
 log = structlog.get_logger()
 
@@ -200,6 +201,8 @@ class Link:
         self._peer: LinkConnection | None = None
         self._stream: Stream | None = None
         self._stopping = False
+        self._goes_on = trio.Event()  # nobody has paused it
+        self._goes_on.set()
 
     @property
     def up(self) -> bool:
@@ -221,6 +224,22 @@ class Link:
         """Write what was encoded outside a wake-up."""
         self._writes.flush()
 
+    @property
+    def paused(self) -> bool:
+        """An operator wants it down."""
+        return not self._goes_on.is_set()
+
+    def pause(self) -> None:
+        """Say goodbye, and stay down until `resume`: as a link whose broker is away."""
+        if not self.paused:
+            self._goes_on = trio.Event()
+            if self._peer is not None:
+                self._peer.shut_down()
+
+    def resume(self) -> None:
+        """Connect again."""
+        self._goes_on.set()
+
     def shut_down(self) -> None:
         """The gateway is stopping: say goodbye."""
         self._stopping = True
@@ -233,6 +252,10 @@ class Link:
             nursery.start_soon(self._poller.run)
             nursery.start_soon(self._tick)
             while True:
+                if self.paused:
+                    self.status.why = PAUSED
+                    log.info("link is paused", link=self.name)
+                    await self._goes_on.wait()
                 began = trio.current_time()
                 try:
                     await self._once()
@@ -241,6 +264,8 @@ class Link:
                 except Exception as error:
                     contained("link", error, link=self.name)
                     self.status.why = "internal error"
+                if self.paused:
+                    continue
                 held = trio.current_time() - began > STABLE_SECS
                 self.stats.failures.add("lost" if held else "failed")
                 if self._stopping:
@@ -270,6 +295,9 @@ class Link:
         )
         layer = within(self._tls(target), websocket)
         sock = await self._open(target)
+        if self.paused:
+            sock.close()
+            raise LinkError(PAUSED)
         self.status.connected()
         stream = Stream(
             sock,

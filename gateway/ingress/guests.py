@@ -6,7 +6,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping
 from enum import Enum
-from typing import Final, Protocol
+from typing import Final, NamedTuple, Protocol
 
 import structlog
 import trio
@@ -33,6 +33,13 @@ class Farewell(Enum):
     DISMISSED = "an operator has disconnected this client"
     EXPIRED = "its credentials have expired"
     REVOKED = "its user is no more"
+
+
+class Entrance(NamedTuple):
+    """A client was let in, by the event loop's clock; the version of its protocol that it speaks."""
+
+    since: float
+    version: str
 
 
 class Connection(StreamOwner, Protocol):

@@ -24,7 +24,7 @@ from gateway.errors import ConfigurationError
 from gateway.ingress.front.layers import Front
 from gateway.ingress.front.pending import PendingConnection
 from gateway.ingress.front.proxy_header import AwaitingProxyHeader, within_any
-from gateway.ingress.guests import Connection, Guests
+from gateway.ingress.guests import Connection, Entrance, Guests
 from gateway.settings import Limits
 from gateway.transport.poller import Poller
 from gateway.transport.stacked import within
@@ -54,6 +54,9 @@ class Ingress(Protocol):
 
     def tick(self, now: float) -> None:
         """Do what is due by the clock, beside its connections."""
+
+    def entrance(self, connection: Connection) -> Entrance | None:
+        """When a client was let in; None: it has not said who it is."""
 
 
 class Listener:
@@ -87,6 +90,10 @@ class Listener:
         self._sockets: list[socket.socket] = []
         self._poller = Poller(writes, protocol.turn_done)
         self._accepting = trio.CancelScope()
+
+    def entrance(self, connection: Connection) -> Entrance | None:
+        """When a client was let in; None: it has not said who it is."""
+        return self._protocol.entrance(connection)
 
     def bind(self) -> None:
         """Open the listening sockets; port 0 takes a free one and sets `port`. ConfigurationError when

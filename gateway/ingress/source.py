@@ -19,7 +19,7 @@ from gateway.access.principal import Principal
 from gateway.access.questions import Undecided
 from gateway.access.rights import Decision, Rights
 from gateway.broker.dispatcher import AnswerEntry, Namespace, RoutingEntry
-from gateway.ingress.guests import Connection, Farewell, Guests
+from gateway.ingress.guests import Connection, Entrance, Farewell, Guests
 from gateway.ingress.logins import Logins
 from gateway.ingress.services import Services
 from gateway.model.address import Address
@@ -57,7 +57,7 @@ class ListenerSource(ABC):
         self.spool = services.bodies.spool
         self.batch = self.dispatcher.batch(self, self.now())
         self.logins = Logins(services.access, guests.stats, services.tasks, self.flush)
-        self._entered: dict[Connection, float] = {}  # clients that were let in, and when
+        self._entered: dict[Connection, Entrance] = {}  # clients that were let in
         self._expiring: dict[Connection, float] = {}  # those whose identity ends, and when (seconds of 1970)
         self._unwanted: Message | None = None  # the last that nobody wanted, until it is told
         self._tell_unwanted_at = 0.0
@@ -168,7 +168,7 @@ class ListenerSource(ABC):
             self._counted[connection] = principal.name
             self.authorization.enters(principal.name)
         self.guests.named(connection, principal.name, rights)
-        self._entered[connection] = self.now()
+        self._entered[connection] = Entrance(self.now(), version)
         self._lasts(connection, principal)
         audit(
             "connected",
@@ -222,7 +222,7 @@ class ListenerSource(ABC):
             self.authorization.leaves(user)
         self.guests.forget(connection)
         self._expiring.pop(connection, None)
-        if (since := self._entered.pop(connection, None)) is not None:
+        if (entered := self._entered.pop(connection, None)) is not None:
             audit(
                 "disconnected",
                 endpoint=self.name,
@@ -230,8 +230,12 @@ class ListenerSource(ABC):
                 client=connection.sender.client,
                 remote=connection.stream.remote,
                 reason=reason,
-                secs=round(self.now() - since, 3),
+                secs=round(self.now() - entered.since, 3),
             )
+
+    def entrance(self, connection: Connection) -> Entrance | None:
+        """When a client was let in; None: it has not said who it is."""
+        return self._entered.get(connection)
 
     def rights_of(self, principal: Principal, client_id: str = "") -> Rights:
         """What a client may do, as the rules are now."""

@@ -105,8 +105,12 @@ COUNTERS: Final[dict[str, tuple[str, tuple[str, ...]]]] = {
 }
 GAUGES: Final[dict[str, tuple[str, tuple[str, ...]]]] = {
     "gateway_connections": ("Open connections.", ENDPOINT),
+    "gateway_rates_left_out": ("Counters whose last hour is not kept, for there are too many.", ()),
     "gateway_http_connections": ("Open HTTP connections.", ()),
     "gateway_link_up": ("1 while the link is connected.", ENDPOINT),
+    "gateway_link_paused": ("1 while an operator has paused the link.", ("endpoint",)),
+    "gateway_route_paused": ("1 while an operator has paused the route.", ("route",)),
+    "gateway_route_held": ("Messages that wait in front of a paused route, not in an outbox.", ("route",)),
     "gateway_link_address": ("1 for the address that a link is connected to.", (*ENDPOINT, "address")),
     "gateway_link_blocked": ("1 while the remote broker lets the link publish nothing.", ENDPOINT),
     "gateway_link_in_flight": ("Messages published by a link and not yet confirmed.", ENDPOINT),
@@ -167,6 +171,7 @@ JOURNAL_GAUGES: Final[dict[str, tuple[str, str]]] = {
     "gateway_journal_healthy": ("1 while the journal can be written.", "healthy"),
 }
 SETTLE_SECONDS: Final = "gateway_settle_seconds"
+ROUTE_SECONDS: Final = "gateway_route_seconds"
 TURN_SECONDS: Final = "gateway_loop_turn_seconds"
 ROUTE_OUTCOMES: Final = ("matched", "delivered", "failed", "retried", "dropped", "unparsable", "undecided")
 
@@ -177,7 +182,8 @@ class Sources:
 
     `gauges` by their names in BROKER_GAUGES; `dropped` by reason, `dead_lettered` by route and reason,
     `forwarded` (copies of dead letters) by outcome, `forgotten_ids` by route, `authentications` by back end
-    and outcome. `store` and `journal` have the attributes that their tables name. `turns`: of the loop.
+    and outcome; `paused_routes` with how many messages each holds. `store` and `journal` have the attributes
+    that their tables name. `turns`: of the loop.
     """
 
     routes: Callable[[], Iterable[RouteCounts]] = tuple
@@ -194,6 +200,9 @@ class Sources:
     store: object | None = None
     journal: object | None = None
     turns: Latency | None = None
+    route_latencies: Callable[[], Mapping[str, Latency]] = dict
+    paused_routes: Callable[[], Mapping[str, int]] = dict
+    paused_links: Callable[[], Iterable[str]] = tuple
     gauges: Mapping[str, Callable[[], float]] = field(default_factory=dict)
 
 
@@ -211,6 +220,7 @@ class Metrics(Collector):
         self.mapping_reloads = {"taken": 0, "refused": 0}
         self.rule_reloads = {"taken": 0, "refused": 0}
         self.http_connections: Callable[[], int] = int
+        self.rates_left_out: Callable[[], int] = int
         self.http_refused: Counter[str] = Counter()  # by reason, all of them constants of the HTTP server
         self._registry = CollectorRegistry(auto_describe=False)
         self._registry.register(self)
@@ -264,6 +274,7 @@ class Metrics(Collector):
             families[name].add_metric(values, number)
         yield from families.values()
         yield self._latencies()
+        yield self._route_latencies()
         if self.sources.turns is not None:
             turns = HistogramMetricFamily(TURN_SECONDS, "Steps of tasks, during which nobody else is served.")
             turns.add_metric((), _cumulative(self.sources.turns), self.sources.turns.sum_secs)
@@ -281,6 +292,7 @@ class Metrics(Collector):
         for link in self.links.values():
             yield from _link_samples(link)
         yield from self._route_samples()
+        yield from self._paused()
         for reason, count in self.sources.dropped().items():
             yield "gateway_dropped", (reason,), count
         yield "gateway_sessions_evicted", (), self.sources.evicted_sessions()
@@ -302,11 +314,19 @@ class Metrics(Collector):
         for outcome, count in self.rule_reloads.items():
             yield "gateway_rule_reloads", (outcome,), count
         yield "gateway_http_connections", (), self.http_connections()
+        yield "gateway_rates_left_out", (), self.rates_left_out()
         for reason, count in self.http_refused.items():
             yield "gateway_http_refused", (reason,), count
         yield from self._who()
         for where in get_args(Where):
             yield "gateway_internal_errors", (where,), counted[where]
+
+    def _paused(self) -> Iterator[tuple[str, Sequence[str], float]]:
+        for name, held in self.sources.paused_routes().items():
+            yield "gateway_route_paused", (name,), 1
+            yield "gateway_route_held", (name,), held
+        for name in self.sources.paused_links():
+            yield "gateway_link_paused", (name,), 1
 
     def _who(self) -> Iterator[tuple[str, Sequence[str], float]]:
         for (backend, outcome), count in self.sources.authentications().items():
@@ -355,6 +375,13 @@ class Metrics(Collector):
             family.add_metric(
                 (stats.name, stats.protocol), _cumulative(stats.latency), stats.latency.sum_secs
             )
+        return family
+
+    def _route_latencies(self) -> HistogramMetricFamily:
+        text = "From reading a message to its acceptance at the end of a route, or in its outbox."
+        family = HistogramMetricFamily(ROUTE_SECONDS, text, labels=("route",))
+        for name, latency in self.sources.route_latencies().items():
+            family.add_metric((name,), _cumulative(latency), latency.sum_secs)
         return family
 
 

@@ -124,6 +124,45 @@ class Octets:
         self.octets_out = 0
 
 
+class Watched:
+    """Counts the octets of one stream by themselves, and as those of whoever counted them before: it stands
+    in between while somebody asks, for nobody else is to pay for it.
+    """
+
+    __slots__ = ("counts", "read", "watchers", "written")
+
+    def __init__(self, counts: OctetCounts) -> None:
+        self.counts = counts
+        self.read = 0
+        self.written = 0
+        self.watchers = 0
+
+    @property
+    def name(self) -> str:
+        """The endpoint's."""
+        return getattr(self.counts, "name", "")
+
+    @property
+    def octets_in(self) -> int:
+        """Of all, as the next."""
+        return self.counts.octets_in
+
+    @octets_in.setter
+    def octets_in(self, octets: int) -> None:
+        self.read += octets - self.counts.octets_in
+        self.counts.octets_in = octets
+
+    @property
+    def octets_out(self) -> int:
+        """Written."""
+        return self.counts.octets_out
+
+    @octets_out.setter
+    def octets_out(self, octets: int) -> None:
+        self.written += octets - self.counts.octets_out
+        self.counts.octets_out = octets
+
+
 class WriteSet:
     """The streams that have something to write when this wake-up ends. One for the whole process."""
 
@@ -297,6 +336,20 @@ class Stream:
         before, self._counts = self._counts, counts
         counts.octets_in += before.octets_in
         counts.octets_out += before.octets_out
+
+    def watch(self) -> Watched:
+        """Its octets by themselves, until `unwatch`."""
+        counts = self._counts
+        if not isinstance(counts, Watched):
+            counts = self._counts = Watched(counts)
+        counts.watchers += 1
+        return counts
+
+    def unwatch(self, watched: Watched) -> None:
+        """One of those that asked has had enough."""
+        watched.watchers -= 1
+        if not watched.watchers and self._counts is watched:
+            self._counts = watched.counts
 
     def mark(self) -> None:
         """Collect and write the peer's octets when this wake-up ends."""

@@ -20,7 +20,7 @@ import trio
 from openapi_spec_validator import validate
 
 from gateway.access.users import hash_password
-from gateway.admin import ProcessApi
+from gateway.admin import MappingsApi
 from gateway.app.operating import process_of
 from gateway.mapping.loading import parse
 from gateway.mapping.router import Router
@@ -46,7 +46,18 @@ MORE: Final = (
     to: {endpoint: amqp091, queue: x}
 """
 )
-FILLED: Final = ("connections", "sessions", "retained", "queues", "exchanges", "bindings", "dead-letters")
+FILLED: Final = (
+    "transfers",
+    "rates",
+    "mappings",
+    "connections",
+    "sessions",
+    "retained",
+    "queues",
+    "exchanges",
+    "bindings",
+    "dead-letters",
+)
 
 
 @pytest.fixture(scope="module")
@@ -102,6 +113,7 @@ def filled(gateway: Running, client: httpx.Client) -> Iterator[httpx.Client]:
     subscriber.publish("x/kept", b"kept", 1, retain=True).wait_for_publish(10)
     subscriber.publish("up/t", b"21.5", 1).wait_for_publish(10)
     gateway.until(lambda: len(gateway.gateway.mqtt.retained) == 1)
+    gateway.ask(lambda: gateway.gateway.fast_hosts.partials.claim("/", "slow", b"head", 1_000))
     lost = Message(topic_address("lost/t"), b"lost", sender=Sender("mqtt", "c1", "ann"))
     outcome = Outcome(Verdict.REJECTED, Reason.NO_ROUTE, "nobody")
     gateway.ask(lambda: gateway.gateway.dead_letters.add([lost], "up", outcome))
@@ -167,6 +179,26 @@ def test_everything_that_is_read_is_as_it_is_described(
     assert read >= 18
 
 
+def test_the_last_hour_is_shown(filled: httpx.Client, described: dict[str, Any]) -> None:
+    asked = {"kind": "listener", "name": "m*", "what": "in"}
+    found = checked(described, f"{V1}/rates", "get", filled.get(f"{V1}/rates", params=asked))
+    assert [(one["name"], one["what"]) for one in found["items"]] == [("mqtt", "in")]
+    everything = filled.get(f"{V1}/rates", params={"count": 1_000}).json()
+    assert {one["kind"] for one in everything["items"]} == {"process", "listener", "route"}
+    assert all(one["now"] >= 0 for one in everything["items"])
+
+
+def test_what_one_has_already_is_not_sent_again(filled: httpx.Client) -> None:
+    first = filled.get(f"{V1}/roles")
+    tag = first.headers["etag"]
+    for known in (tag, f"W/{tag}", f'"other", {tag}'):
+        again = filled.get(f"{V1}/roles", headers={"If-None-Match": known})
+        assert (again.status_code, again.content, again.headers["etag"]) == (304, b"", tag)
+    other = filled.get(f"{V1}/users", headers={"If-None-Match": tag})
+    assert (other.status_code, other.headers["etag"] != tag) == (200, True)
+    assert "etag" not in filled.get(f"{V1}/sessions/nobody").headers
+
+
 def test_one_of_a_kind_is_shown(filled: httpx.Client, described: dict[str, Any]) -> None:
     path = f"{V1}/sessions/{{client}}"
     session = checked(described, path, "get", filled.get(f"{V1}/sessions/a/b"))
@@ -201,6 +233,13 @@ def test_rows_say_what_there_is(filled: httpx.Client) -> None:
     assert limits["connections_max", "mqtt"] == 1
     assert limits["retained_messages_max", ""] == 1
     assert limits["queues_max", "amqp091 /"] == 1
+    assert limits["queue_messages_max", "queue work"] == 3
+    (transfer,) = rows("transfers", virtual_host="/")
+    assert (transfer["client"], transfer["body_bytes"], transfer["under_way"]) == ("slow", 1_000, True)
+    assert rows("transfers", virtual_host="none") == []
+    stats = filled.get("/api/queues/%2F/work").json()["message_stats"]
+    assert (stats["publish"], stats["ack"], stats["publish_details"]) == (3, 0, {"rate": 0.0})
+    assert filled.get("/api/overview").json()["message_stats"]["publish"] >= 2
 
 
 def test_the_journals_newest_rows_are_shown(filled: httpx.Client, gateway: Running) -> None:
@@ -274,13 +313,79 @@ def test_a_mapping_is_tried_and_taken(filled: httpx.Client, described: dict[str,
     assert checked(described, reload, "post", filled.post(reload)) == {"taken": True, "why": "", "routes": 1}
 
 
+def test_a_draft_is_tried_on_a_message_and_changes_nothing(
+    filled: httpx.Client, described: dict[str, Any], folder: Path
+) -> None:
+    path, file = f"{V1}/mappings/explain", str(folder / "mapping.yaml")
+    (shown,) = checked(described, f"{V1}/mappings", "get", filled.get(f"{V1}/mappings"))["items"]
+    assert (shown["file"], shown["text"]) == (file, MAPPING)
+    asked = {"endpoint": "mqtt", "topic": "up/t", "body": "21.5", "qos": 1, "client": "c1"}
+
+    def explained(**more: Any) -> Any:
+        return checked(described, path, "post", filled.post(path, json=asked | more))
+
+    (match,) = explained()["matches"]
+    assert (match["route"], match["crosses"], match["made"]["routing_key"]) == ("up", True, "work")
+    assert explained(topic="down")["misses"][0]["route"] == "up"
+    drafted = explained(files={file: MORE})
+    assert [one["made"]["routing_key"] for one in drafted["matches"]] == ["elsewhere"]
+    assert [one["route"] for one in drafted["misses"]] == ["more"]
+    (fault, *_) = explained(files={file: MAPPING.replace("to:", "too:")})["faults"]
+    assert (fault["file"], fault["line"]) == (file, 3)
+    another = explained(files={"new.yaml": MORE.replace("name: up", "name: also")})
+    assert [one["route"] for one in another["matches"]] == ["up", "also"]
+    assert explained()["matches"][0]["made"]["routing_key"] == "work", "nothing has changed"
+    for wrong in ({"endpoint": "none"}, {"files": {"a": 1}}, {"files": []}, {"topic": "a/#"}):
+        assert checked(described, path, "post", filled.post(path, json=asked | wrong))["status"] == 400, wrong
+
+
+def test_pages_of_the_journal_have_every_row_once(filled: httpx.Client, gateway: Running) -> None:
+    for number in range(7):
+        asked = {"endpoint": "mqtt", "topic": f"up/{number}", "body": f"row {number}"}
+        assert filled.post(f"{V1}/publish", json=asked).json()["outcome"] == "accepted"
+
+    def pages(count: int, **more: str) -> list[tuple[str, int]]:
+        found, after = [], ""
+        while True:
+            asked = {"count": str(count), **more} | ({"after": after} if after else {})
+            page = filled.get(f"{V1}/journal", params=asked).json()
+            found += [(row["shard"], row["sequence"]) for row in page["items"]]
+            if page["next"] is None:
+                return found
+            after = page["next"]
+
+    for _ in range(200):
+        everything = pages(1_000, route="up")
+        if len(everything) >= 8:
+            break
+        gateway.until(lambda: True)
+    assert len(everything) >= 8
+    for count in (1, 3, 8):
+        assert pages(count, route="up") == everything
+    assert set(pages(2)) >= set(everything)
+    assert len(set(pages(2))) == len(pages(2))
+    assert filled.get(f"{V1}/journal", params={"after": "nonsense"}).status_code == 400
+
+
+def test_rates_of_connections_are_counted_for_who_asks(
+    filled: httpx.Client, described: dict[str, Any]
+) -> None:
+    path = f"{V1}/connections"
+    asked = {"protocol": "mqtt", "rates": "true"}
+    (row,) = checked(described, path, "get", filled.get(path, params=asked))["items"]
+    assert row["bytes_in_per_sec"] >= 0
+    assert (row["version"], row["since"] is not None) == ("v5", True)
+    (row,) = filled.get(path, params={"protocol": "mqtt"}).json()["items"]
+    assert row["bytes_in_per_sec"] is None
+
+
 def test_a_dry_run_says_what_would_change(gateway: Running) -> None:
     """Of files that are in force at once, for the gateway watches its own."""
     process, endpoints = process_of(gateway.gateway), gateway.gateway.settings.endpoints()
 
     def changes(text: str) -> Any:
-        tried = replace(process, candidate=lambda: Router([parse(text)], endpoints))
-        return json.loads(trio.run(ProcessApi(tried).dry_run, None).body)
+        tried = replace(process, candidate=lambda drafts: Router([parse(text)], endpoints))
+        return json.loads(trio.run(MappingsApi(tried).dry_run, None).body)
 
     nothing = {"good": True, "faults": [], "added": [], "removed": [], "changed": []}
     assert changes(MAPPING) == nothing

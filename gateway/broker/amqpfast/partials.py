@@ -12,6 +12,7 @@ from __future__ import annotations
 import hashlib
 import json
 import time
+from collections.abc import Iterator
 from contextlib import suppress
 from typing import Final
 
@@ -36,6 +37,12 @@ class Partial:
         self.busy = True  # somebody sends it
         self.utc = utc  # when something was last heard of it
 
+    @property
+    def sender(self) -> tuple[str, str]:
+        """Virtual host and client-name of who sends it."""
+        host, client, _ = json.loads(self.key)
+        return host, client
+
 
 class Partials:
     """The transfers of all virtual hosts."""
@@ -53,6 +60,10 @@ class Partials:
         self._idle: dict[str, Partial] = {}  # the oldest first
         if store is not None:
             self._restore(store)
+
+    def __iter__(self) -> Iterator[Partial]:
+        """All that will be known again; they may come and go while this is gone through."""
+        return iter(list(self._known.values()))
 
     def __len__(self) -> int:
         return len(self._known)

@@ -90,7 +90,8 @@ class Redriving:
         sinks = sinks_of(end, made)
         if not sinks:
             return UNROUTED
-        kind = StagedRecipient if self._dispatcher.outboxed(route) else RouteRecipient
+        staged = any(self._dispatcher.staged(route, sink) for sink in sinks)
+        kind = StagedRecipient if staged else RouteRecipient
         found = [recipients.setdefault((sink, route.name), kind(sink, route, None)) for sink in sinks]
         if made.retain and end.retained is not None:
             found.append(recipients.setdefault((end.retained, ""), Recipient(end.retained)))

@@ -142,6 +142,7 @@ class Outbox:
         self._limits = OutboxLimits()
         self._attempts_max = 1
         self._stopped = False
+        self._held = False  # an operator has paused the route
         self._stale = False
         self._sending = False
         self._paused_until: Monotonic | None = None
@@ -194,6 +195,12 @@ class Outbox:
         """Hand out nothing more: the gateway is leaving."""
         self._stopped = True
 
+    def pause(self, on: bool) -> None:
+        """An operator wants nothing handed out, or no longer."""
+        was, self._held = self._held, on
+        if was and not on:
+            self.tick()
+
     def state(self) -> OutboxState:
         """What people and metrics are shown."""
         return OutboxState(
@@ -212,6 +219,8 @@ class Outbox:
             return f"there is no link {self.link!r}"
         if self._route is None:
             return f"the route {self.route_name!r} is in no mapping"
+        if self._held:
+            return "the route is paused"
         return "" if self._target.up() else "the link is down"
 
     # What the dispatcher asks: a namespace, and its only sink.
@@ -309,7 +318,7 @@ class Outbox:
     def room(self) -> int:
         """How many messages the link may be given now."""
         target = self._target
-        if target is None or self._route is None or self._stopped or not target.up():
+        if target is None or self._route is None or self._stopped or self._held or not target.up():
             return 0
         if self._octets >= IN_FLIGHT_OCTETS_MAX or self._is_paused():
             return 0
@@ -436,7 +445,8 @@ class Outbox:
         """Now and then: what has waited long enough is tried again, what is too old goes."""
         now = self._clock()
         target = self._target
-        if target is not None and self._route is not None and target.up() and not self._stopped:
+        going = target is not None and self._route is not None and target.up()
+        if going and not (self._stopped or self._held):
             due: list[int] = []
             while self._later and self._later[0][0] <= now:
                 due.append(heapq.heappop(self._later)[1])

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import random
 from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Set as AbstractSet
 
 import structlog
 
@@ -47,6 +48,7 @@ class Outboxes:
         self._targets: dict[str, OutboxTarget] = {}
         self._routes: dict[str, Route] = {}  # in force, by the name that their outbox has
         self._boxes: dict[str, Outbox] = {}
+        self._paused: AbstractSet[str] = frozenset()
         for found in store.logs():
             if found.kind == KIND:
                 with set_aside(KIND, found.name):
@@ -75,6 +77,7 @@ class Outboxes:
             if route.settle == "stored" and name not in self._boxes:
                 self._open(name)
         for outbox in list(self):
+            outbox.pause(outbox.route_name in self._paused)
             outbox.use(self._targets.get(outbox.link), self._routes.get(outbox.name), self._left)
             if outbox.name not in self._routes and len(outbox):
                 log.warning(
@@ -84,6 +87,12 @@ class Outboxes:
                     why=outbox.state().problem,
                 )
         self._sweep()
+
+    def pause(self, routes: AbstractSet[str]) -> None:
+        """The outboxes of these routes hand out nothing, all others do."""
+        self._paused = routes
+        for outbox in list(self):
+            outbox.pause(outbox.route_name in routes)
 
     def of(self, route: Route) -> Outbox:
         """The outbox of a route in force that has `settle: stored`."""

@@ -14,7 +14,7 @@ from typing import Final
 
 from gateway.ingress.front.layers import front_of
 from gateway.ingress.front.pending import PendingConnection
-from gateway.ingress.guests import Guests
+from gateway.ingress.guests import Connection, Entrance, Guests
 from gateway.ingress.listener import Listener
 from gateway.protocols import DIALECTS
 from gateway.settings import Settings, SharedListener
@@ -96,6 +96,9 @@ class SharedPort:
     def connect(self, stream: Stream, now: float) -> Undecided:
         """A client has connected."""
         return Undecided(self, self._guests, stream, now)
+
+    def entrance(self, connection: Connection) -> Entrance | None:
+        """Nobody is let in here: who has said what it speaks goes to another listener."""
 
     def turn_done(self) -> None:
         """What the connections said in the turn that decided about them is routed by their listeners."""

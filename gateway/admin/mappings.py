@@ -1,0 +1,120 @@
+"""The mapping files over HTTP: what they are, what would become of a message, by them or by a draft, and what
+a reload would change. Nothing here writes a file: they are the operator's, or a ConfigMap's.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import asdict
+from pathlib import Path
+from typing import Any, Final
+
+import structlog
+import trio
+from starlette.requests import Request
+from starlette.responses import Response
+
+from gateway.admin.answers import answer, choice_of
+from gateway.admin.choosing import page_of, query_of
+from gateway.admin.messages import asked_of, message_of, plain
+from gateway.admin.models import DryRun, ExplainAsked, Explained, MappingRow, Reloaded
+from gateway.admin.operations import Operation
+from gateway.admin.process import Process
+from gateway.errors import ConfigurationError
+from gateway.mapping.explain import explain
+
+TEXT_OCTETS_MAX: Final = 262_144  # of a file that is shown
+
+log = structlog.get_logger()
+
+
+class MappingsApi:
+    """See Process."""
+
+    def __init__(self, process: Process) -> None:
+        self._process = process
+
+    def operations(self) -> Sequence[Operation]:
+        """What can be asked."""
+        at, what = "/mappings", "What would become of a message, by the mapping or by a draft of it"
+        return [
+            Operation("GET", at, "The mapping files", self._list, MappingRow, paged=True),
+            Operation("POST", f"{at}/explain", what, self._explain, Explained, takes=ExplainAsked),
+            Operation("POST", f"{at}/reload", "Read the mapping files again", self._reload, Reloaded),
+            Operation("POST", f"{at}/dry-run", "What a reload would change", self.dry_run, DryRun),
+        ]
+
+    async def _list(self, request: Request) -> Response:
+        _, count, after = await query_of(request, {})
+        rows = await trio.to_thread.run_sync(lambda: [_file(name) for name in self._process.mapping_files()])
+        page = await page_of(
+            rows, lambda _: True, lambda row: str(row["file"]), lambda row: row, count, after
+        )
+        return page.answer()
+
+    async def _explain(self, request: Request) -> Response:
+        asked = asked_of(await choice_of(request), ExplainAsked)
+        process = self._process
+        message = message_of(asked, process.protocols, asked.client, asked.user)
+        router = process.router()
+        if asked.files is not None:
+            try:
+                router = await trio.to_thread.run_sync(process.candidate, asked.files)
+            except ConfigurationError as error:
+                return answer({"faults": _faults(error), "address": "", "matches": [], "misses": []})
+        found = explain(router, asked.endpoint, message.address, asked.queue or "", message.sender, message)
+        return answer(
+            {
+                "faults": [],
+                "address": found.address,
+                "matches": [plain(asdict(one)) for one in found.matches],
+                "misses": [asdict(one) for one in found.misses],
+            }
+        )
+
+    async def _reload(self, _: Request) -> Response:
+        why = self._process.reload()
+        routes = len(self._process.router().routes)
+        log.info("an operator has the mapping read again", taken=not why)
+        return answer({"taken": not why, "why": why, "routes": routes})
+
+    async def dry_run(self, _: Request | None) -> Response:
+        """What is wrong with the mapping files, or which routes they would add, remove and change."""
+        try:
+            candidate = await trio.to_thread.run_sync(self._process.candidate, {})
+        except ConfigurationError as error:
+            return answer(
+                {"good": False, "faults": _faults(error), "added": [], "removed": [], "changed": []}
+            )
+        now = {one.name: one.rule for one in self._process.router().routes}
+        then = {one.name: one.rule for one in candidate.routes}
+        return answer(
+            {
+                "good": True,
+                "faults": [],
+                "added": sorted(then.keys() - now.keys()),
+                "removed": sorted(now.keys() - then.keys()),
+                "changed": sorted(name for name in now.keys() & then.keys() if now[name] != then[name]),
+            }
+        )
+
+
+def _faults(error: ConfigurationError) -> list[dict[str, Any]]:
+    return [
+        {"file": one.file, "line": one.line, "column": one.column, "message": one.reason}
+        for one in (error, *error.others)
+    ]
+
+
+def _file(name: str) -> dict[str, Any]:
+    """In a thread: it is read."""
+    try:
+        with Path(name).open("rb") as file:
+            octets = file.read(TEXT_OCTETS_MAX + 1)
+        if len(octets) > TEXT_OCTETS_MAX:
+            return {"file": name, "text": None, "why": f"it has more than {TEXT_OCTETS_MAX} octets"}
+        return {"file": name, "text": octets.decode(), "why": ""}
+    except OSError as error:
+        return {"file": name, "text": None, "why": error.strerror or str(error)}
+    except UnicodeDecodeError as error:
+        return {"file": name, "text": None, "why": str(error)}

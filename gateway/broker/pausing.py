@@ -1,0 +1,206 @@
+"""Routes that an operator has paused, and links.
+
+What a paused route would deliver waits in front of its end, as much as `limits` say; then its sources are
+told that it cannot be taken now, as they are of a link that is down. In an outbox it waits as it does for a
+link. Nothing of it is accepted while it waits here: a gateway that is killed has promised nothing. When the
+route goes on, what waited goes first, in the order in which it came, some of it in each turn.
+
+Names are remembered in the store, if there is one: a restart does not let go on what somebody has stopped. A
+route that the mapping has no longer is paused no longer either, and what it held takes its way.
+"""
+
+from __future__ import annotations
+
+from collections import deque
+from collections.abc import Callable, Iterable
+from typing import Final
+
+import structlog
+
+from gateway.broker.poison import poisoned
+from gateway.mapping.routes import Route
+from gateway.model.address import Address
+from gateway.model.batch import Recipient, Sink, SubBatch
+from gateway.model.message import Message, Sender, weight_of
+from gateway.model.outcome import ACCEPTED, Outcome, Reason, Verdict
+from gateway.model.times import Monotonic
+from gateway.store.restoring import set_aside
+from gateway.store.store import Store
+
+KIND: Final = "paused"  # the kind of thing in the store
+HELD_MESSAGES_MAX: Final = 10_000  # of one route
+HELD_OCTETS_MAX: Final = 64 * 1024 * 1024
+RELEASED_AT_ONCE: Final = 2_000
+
+HELD_FULL: Final = Outcome(
+    Verdict.RELEASED, Reason.TARGET_DOWN, "the route is paused, and as many messages wait as may"
+)
+
+RecipientsOf = Callable[[Route, Message], tuple[Recipient, ...]]
+
+log = structlog.get_logger()
+
+
+class Gate:
+    """In front of the end of a paused route: namespace, and sink. `recipients_of` finds who is behind it, and
+    `unrouted` says what a message is answered when that is nobody. `open`: the route goes on.
+    """
+
+    def __init__(
+        self, route: Route, recipients_of: RecipientsOf, unrouted: Callable[[Route], Outcome]
+    ) -> None:
+        self.route = route
+        self.open = False
+        self.messages = 0
+        self.octets = 0
+        self._recipients_of = recipients_of
+        self._unrouted = unrouted
+        self._waiting: deque[tuple[SubBatch, int]] = deque()  # how many of the first of a part wait
+
+    # What the dispatcher asks: a namespace, and its only sink.
+
+    def sinks(self, address: Address) -> tuple[Sink, ...]:
+        """Everything waits here."""
+        return (self,)
+
+    def choose(self, message: Message) -> tuple[Sink, ...]:
+        """The address has decided."""
+        return (self,)
+
+    @property
+    def retained(self) -> Sink | None:
+        """What retains messages stands behind us."""
+        return None
+
+    def publish(self, part: SubBatch) -> None:
+        """Keep the part, as far as there is room."""
+        messages = part.messages
+        fits = self._room_for(messages)
+        if fits:
+            self.messages += fits
+            self.octets += weight_of(messages[:fits])
+            self._waiting.append((part, fits))
+        if fits < len(messages):
+            self.route.failed += len(messages) - fits
+            part.settle_at(range(fits, len(messages)), HELD_FULL)
+
+    def _room_for(self, messages: list[Message]) -> int:
+        room = min(len(messages), HELD_MESSAGES_MAX - self.messages)
+        octets = self.octets
+        for at, message in enumerate(messages[:room]):
+            octets += message.octets
+            if octets > HELD_OCTETS_MAX:
+                return at
+        return room
+
+    def release(self, most: int) -> None:
+        """Send about so many on their way."""
+        left = most
+        while self._waiting and left > 0:
+            part, count = self._waiting.popleft()
+            left -= count
+            self.messages -= count
+            self.octets -= weight_of(part.messages[:count])
+            self._pass_on(part, count)
+
+    def _pass_on(self, part: SubBatch, count: int) -> None:
+        batch = part.batch.onward(PassedPart(part))
+        for at, message in enumerate(part.messages[:count]):
+            try:
+                recipients = self._recipients_of(self.route, message)
+            except Exception as error:
+                part.settle_at((at,), poisoned(error, route=self.route.name))
+                continue
+            if recipients:
+                batch.add_from(part.slots[at], at, [(recipient, message) for recipient in recipients])
+            else:
+                outcome = self._unrouted(self.route)
+                self.route.failed += outcome is not ACCEPTED
+                part.settle_at((at,), outcome)
+        batch.send()
+
+
+class PassedPart:
+    """The source of what a gate passes on of one part. A receipt is a position in it."""
+
+    __slots__ = ("_part",)
+
+    def __init__(self, part: SubBatch) -> None:
+        self._part = part
+
+    def settle(self, receipts: list[int], refused: dict[int, Outcome] | None, received: Monotonic) -> None:
+        """The target says what became of messages."""
+        if refused is None:
+            self._part.settle_at(receipts)
+            return
+        self._part.settle_at([receipt for at, receipt in enumerate(receipts) if at not in refused])
+        for at, outcome in refused.items():
+            self._part.settle_at((receipts[at],), outcome)
+
+    def hold(self, senders: set[Sender]) -> list[Callable[[], None]]:
+        """Whoever published the part stops reading."""
+        return self._part.batch.source.hold(senders)
+
+
+class Pauses:
+    """Which routes and links are paused, by name, and the gates of the routes. Made before the store starts.
+
+    `changed` is called when something else is paused, or what routes lead to is another.
+    """
+
+    def __init__(self, store: Store | None) -> None:
+        self.routes: set[str] = set()
+        self.links: set[str] = set()
+        self.gates: dict[str, Gate] = {}
+        self.changed: Callable[[], None] = lambda: None
+        self._store = store
+        for key, _ in () if store is None else store.things(KIND):
+            assert isinstance(key, str)
+            with set_aside(KIND, key):
+                kind, _, name = key.partition("/")
+                {"route": self.routes, "link": self.links}[kind].add(name)
+
+    def pause(self, kind: str, name: str) -> None:
+        """`kind` is `route` or `link`. A repeated call changes nothing."""
+        (self.routes if kind == "route" else self.links).add(name)
+        if self._store is not None:
+            self._store.put(KIND, f"{kind}/{name}", b"")
+        gate = self.gates.get(name)
+        if kind == "route" and gate is not None:
+            gate.open = False
+        self.changed()
+        log.warning(f"an operator has paused a {kind}", name=name)
+
+    def resume(self, kind: str, name: str) -> None:
+        """It goes on; what waited goes first."""
+        (self.routes if kind == "route" else self.links).discard(name)
+        if self._store is not None:
+            self._store.delete(KIND, f"{kind}/{name}")
+        gate = self.gates.get(name)
+        if kind == "route" and gate is not None:
+            gate.open = True
+            self.tick()
+        self.changed()
+        log.info(f"a {kind} goes on", name=name)
+
+    def use(self, routes: Iterable[Route]) -> None:
+        """These routes are in force: those that are not any more go on."""
+        named = {route.name: route for route in routes}
+        for name, gate in self.gates.items():
+            gate.route = named.get(name, gate.route)
+        for name in self.routes - named.keys():
+            self.resume("route", name)
+
+    def tick(self) -> None:
+        """Several times a second: let some go of what waited."""
+        for name, gate in list(self.gates.items()):
+            if gate.open:
+                gate.release(RELEASED_AT_ONCE)
+                if not gate.messages:
+                    del self.gates[name]
+                    self.changed()
+
+    def held(self) -> dict[str, int]:
+        """The messages that wait in front of each paused route."""
+        names = (*sorted(self.routes), *(name for name in self.gates if name not in self.routes))
+        return {name: self.gates[name].messages if name in self.gates else 0 for name in names}

@@ -1,0 +1,157 @@
+"""The last hour, in steps of ten seconds: what the counters have counted, in rings, so that a chart has a
+past when somebody opens it.
+
+Once a second the counters that exist are read; nothing else is counted for it. A series is one counter: of
+the process, of a listener or link, of a route. Each takes as much memory whether anything happens or not,
+and there is a most of them. A counter that has begun anew, as those of routes do when the mapping changes,
+goes on from zero; one that is gone for an hour is forgotten.
+"""
+
+from __future__ import annotations
+
+from array import array
+from collections import deque
+from collections.abc import Iterator
+from typing import Final, NamedTuple
+
+import trio
+
+from gateway import clock
+from gateway.model.times import Monotonic
+from gateway.telemetry.metrics import Metrics
+from gateway.telemetry.stats import ListenerStats
+
+STEP_SECS: Final = 10
+STEPS: Final = 360
+SERIES_MAX: Final = 2_000  # of 1.5 KB each
+RECENT_SECS: Final = 5  # over which what happens now is measured
+TICK_SECS: Final = 1.0
+COUNT_MAX: Final = (1 << 32) - 1  # of one step
+
+
+class Key(NamedTuple):
+    """Which counter: its `kind` is process, listener, link or route; `what` it counts of `name`."""
+
+    kind: str
+    name: str
+    what: str
+
+
+class Series(NamedTuple):
+    """The rates (per second) of one counter: over the last seconds, and over each whole step, the oldest
+    first."""
+
+    key: Key
+    now: float
+    values: list[float]
+
+
+class History:
+    """Reads the counters of `metrics`. `until` is the wall time (seconds) at which the last whole step ended.
+
+    `left_out`: counters for which there was no place.
+    """
+
+    def __init__(self, metrics: Metrics) -> None:
+        self.until = 0.0
+        self.left_out = 0
+        self._metrics = metrics
+        metrics.rates_left_out = lambda: self.left_out
+        self._rings: dict[Key, array[int]] = {}
+        self._recent: deque[tuple[float, dict[Key, int]]] = deque(maxlen=RECENT_SECS + 1)
+        self._step = 0
+        self._whole = 0  # steps since the start, as many as a ring has at most
+
+    async def run(self) -> None:
+        """Until cancelled."""
+        while True:
+            self.tick(clock.now(), clock.utc())
+            await trio.sleep(TICK_SECS)
+
+    def tick(self, now: Monotonic, utc: float) -> None:
+        """Read the counters."""
+        seen: dict[Key, int] = {}
+        self.left_out = 0
+        for key, count in self._counted():
+            if key in self._rings or len(self._rings) < SERIES_MAX:
+                self._rings.setdefault(key, array("I", [0] * STEPS))
+                seen[key] = count
+            else:
+                self.left_out += 1
+        self._go_to(int(now // STEP_SECS), utc - now % STEP_SECS, seen)
+        if self._recent:
+            before = self._recent[-1][1]
+            place = self._step % STEPS
+            for key, count in seen.items():
+                if more := _more(before.get(key, 0), count):
+                    ring = self._rings[key]
+                    ring[place] = min(ring[place] + more, COUNT_MAX)
+        self._recent.append((now, seen))
+
+    def _go_to(self, step: int, began: float, seen: dict[Key, int]) -> None:
+        """The step that is being counted now, which began at that wall time."""
+        if not self._recent:
+            self._step = step
+            self.until = began
+        passed = step - self._step
+        if passed <= 0:
+            return
+        self._step, self.until = step, began
+        self._whole = min(self._whole + passed, STEPS - 1)
+        for key, ring in list(self._rings.items()):
+            for gone in range(max(step - STEPS, step - passed) + 1, step + 1):
+                ring[gone % STEPS] = 0
+            if key not in seen and not any(ring):
+                del self._rings[key]
+
+    def counters(self) -> list[Key]:
+        """What there is, in order."""
+        return sorted(self._rings)
+
+    def series(self, key: Key) -> Series:
+        """One of them; nothing of one that has gone meanwhile."""
+        ring = self._rings.get(key)
+        steps = range(self._step - self._whole, self._step)
+        values = [] if ring is None else [ring[step % STEPS] / STEP_SECS for step in steps]
+        return Series(key, self.now(key), values)
+
+    def now(self, key: Key) -> float:
+        """Its rate over the last seconds."""
+        if len(self._recent) < 2:
+            return 0.0
+        (began, before), (ended, after) = self._recent[0], self._recent[-1]
+        if key not in before or key not in after or ended <= began:
+            return 0.0
+        return _more(before[key], after[key]) / (ended - began)
+
+    def _counted(self) -> Iterator[tuple[Key, int]]:
+        metrics = self._metrics
+        letters: dict[str, int] = {}
+        for (route, _), count in metrics.sources.dead_lettered().items():
+            letters[route] = letters.get(route, 0) + count
+        totals = {"in": 0, "out": 0, "settled": 0, "refused": 0}
+        rows: list[tuple[Key, int]] = []
+        for stats in metrics.endpoints():
+            kind = "listener" if isinstance(stats, ListenerStats) else "link"
+            settled = refused = 0
+            for outcome, _, count in stats.settled():
+                settled += count
+                refused += count if outcome != "accepted" else 0
+            counts = (stats.messages_in, stats.messages_out, settled, refused)
+            for what, count in zip(totals, counts, strict=True):
+                totals[what] += count
+                rows.append((Key(kind, stats.name, what), count))
+        for what, count in totals.items():
+            yield Key("process", "", what), count
+        yield Key("process", "", "dead_letters"), sum(letters.values())
+        yield from rows
+        for one in metrics.sources.routes():
+            yield Key("route", one.name, "in"), one.matched
+            yield Key("route", one.name, "out"), one.delivered
+            yield Key("route", one.name, "refused"), one.failed + one.dropped
+            yield Key("route", one.name, "dead_letters"), letters.get(one.name, 0)
+
+
+def _more(before: int, after: int) -> int:
+    """How much was counted; a counter that is lower than it was has begun anew."""
+    return after - before if after >= before else after

@@ -1,0 +1,219 @@
+"""Paused routes: what comes waits in front of their end, in order; nothing is lost, or accepted early."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from gateway.broker import pausing
+from gateway.broker.pausing import HELD_FULL, KIND, Gate, Pauses
+from gateway.model.message import Message
+from gateway.model.outcome import ACCEPTED, Reason
+from tests.broker.outbox.bench import Bench as OutboxBench
+from tests.broker.parts import amqp, connected, mqtt, newest
+from tests.broker.test_dispatcher import DOWN, OUT, REFUSED, UP, Bench, routes
+from tests.store.parts import Opened
+
+
+def paused(*rows: str, name: str = "out") -> Bench:
+    bench = Bench(*rows)
+    bench.dispatcher.pauses.changed = bench.dispatcher.changed
+    bench.dispatcher.pauses.pause("route", name)
+    return bench
+
+
+def out(*numbers: int) -> list[Message]:
+    return [mqtt("out/x", b"%d" % number) for number in numbers]
+
+
+def test_what_comes_waits_and_goes_in_its_order() -> None:
+    bench = paused(OUT % "")
+    first, _ = bench.publish("mqtt", *out(1, 2))
+    second, _ = bench.publish("mqtt", *out(3))
+    assert (first.told, second.told, bench.link.parts) == ([], [], [])
+    assert bench.dispatcher.pauses.held() == {"out": 3}
+    bench.dispatcher.pauses.resume("route", "out")
+    assert [message.body for part in bench.link.parts for message in part.messages] == [b"1", b"2", b"3"]
+    assert first.told == [], "the broker has not confirmed"
+    for part in bench.link.parts:
+        part.accept()
+    assert (first.told, second.told) == ([(0, ACCEPTED), (1, ACCEPTED)], [(0, ACCEPTED)])
+    assert bench.counts("out") == (3, 3, 0, 0)
+    assert bench.dispatcher.pauses.held() == {}
+    bench.link.parts.clear()
+    bench.publish("mqtt", *out(4))
+    assert bench.link.parts[0].recipient is not None
+    assert bench.counts("out") == (4, 3, 0, 1), "it goes straight through again"
+
+
+def test_other_routes_and_the_own_world_go_on() -> None:
+    bench = paused(OUT % "", UP % (", mandatory: false", ""))
+    bench.queue("q")
+    outlet = connected(bench.space.session("c", "#"))
+    source, _ = bench.publish("mqtt", *out(1))
+    assert len(outlet.rows) == 1
+    assert len(bench.host.queues["q"]) == 1
+    assert source.told == [], "the worst outcome counts, and one is open"
+    bench.dispatcher.pauses.resume("route", "out")
+    bench.link.parts[0].accept()
+    assert source.outcomes == [ACCEPTED]
+
+
+def test_a_refusal_behind_the_gate_is_told_once() -> None:
+    bench = paused(OUT % "")
+    source, _ = bench.publish("mqtt", *out(1, 2))
+    bench.dispatcher.pauses.resume("route", "out")
+    (part,) = bench.link.parts
+    part.settle_at((0,), REFUSED)
+    part.accept()
+    assert [outcome.verdict.name for outcome in source.outcomes] == ["REJECTED", "ACCEPTED"]
+    assert bench.counts("out") == (2, 1, 1, 0)
+    kept = paused(OUT % ", on_reject: dead_letter")
+    source, _ = kept.publish("mqtt", *out(1))
+    kept.dispatcher.pauses.resume("route", "out")
+    kept.link.parts[0].settle(REFUSED)
+    assert source.outcomes == [ACCEPTED]
+    assert [letter.route for letter in newest(kept.letters)] == ["out"], "and one letter"
+
+
+def test_who_is_there_when_it_goes_on_gets_the_message() -> None:
+    bench = paused(UP % ("", ""), name="up")
+    first, _ = bench.publish("mqtt", mqtt("a/b", b"1"))
+    bench.queue("late")
+    bench.dispatcher.pauses.resume("route", "up")
+    assert (first.outcomes, len(bench.host.queues["late"])) == ([ACCEPTED], 1)
+    alone = paused(UP % ("", ""), name="up")
+    source, _ = alone.publish("mqtt", mqtt("a/b"))
+    alone.dispatcher.pauses.resume("route", "up")
+    assert [outcome.reason for outcome in source.outcomes] == [Reason.NO_ROUTE]
+    assert alone.counts("up") == (1, 0, 1, 0)
+
+
+def test_what_is_retained_is_so_when_it_goes_on() -> None:
+    bench = paused(DOWN.replace("topic: '{all...}'}", "topic: '{all...}', retain: true}"), name="down")
+    bench.queue("q")
+    bench.publish("amqp", amqp(b"kept", "a.b", "amq.topic"))
+    assert len(bench.space.retained) == 0
+    bench.dispatcher.pauses.resume("route", "down")
+    assert len(bench.space.retained) == 1
+
+
+@pytest.mark.parametrize("limit", ["HELD_MESSAGES_MAX", "HELD_OCTETS_MAX"])
+def test_there_is_a_most_that_waits(monkeypatch: pytest.MonkeyPatch, limit: str) -> None:
+    most = {"HELD_MESSAGES_MAX": 3, "HELD_OCTETS_MAX": 3 * mqtt("out/x", b"1").octets}[limit]
+    monkeypatch.setattr(pausing, limit, most)
+    bench = paused(OUT % "")
+    bench.publish("mqtt", *out(1, 2))
+    source, _ = bench.publish("mqtt", *out(3, 4, 5))
+    assert source.told == [(1, HELD_FULL), (2, HELD_FULL)]
+    last, _ = bench.publish("mqtt", *out(6))
+    assert last.outcomes == [HELD_FULL]
+    assert bench.counts("out") == (6, 0, 3, 0)
+    bench.dispatcher.pauses.resume("route", "out")
+    assert [message.body for part in bench.link.parts for message in part.messages] == [b"1", b"2", b"3"]
+    for part in bench.link.parts:
+        part.accept()
+    assert source.told[2:] == [(0, ACCEPTED)]
+
+
+def test_much_that_waited_goes_in_turns_and_before_what_comes(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(pausing, "RELEASED_AT_ONCE", 2)
+    bench = paused(OUT % "")
+    for number in range(5):
+        bench.publish("mqtt", *out(number))
+    pauses = bench.dispatcher.pauses
+    pauses.resume("route", "out")
+    bench.publish("mqtt", *out(5))
+    assert pauses.held() == {"out": 4}
+    pauses.tick()
+    pauses.pause("route", "out")
+    pauses.tick()
+    assert pauses.held() == {"out": 2}, "it was paused again meanwhile"
+    pauses.resume("route", "out")
+    pauses.tick()
+    bodies = [message.body for part in bench.link.parts for message in part.messages]
+    assert bodies == [b"%d" % number for number in range(6)]
+    assert pauses.gates == {}
+
+
+def test_a_new_mapping_keeps_the_pause_and_counts_on_the_new_route() -> None:
+    bench = paused(OUT % "")
+    bench.publish("mqtt", *out(1))
+    router = routes(OUT % "")
+    bench.dispatcher.use(router)
+    bench.dispatcher.pauses.use(router.routes)
+    bench.publish("mqtt", *out(2))
+    assert bench.link.parts == []
+    bench.dispatcher.pauses.resume("route", "out")
+    for part in bench.link.parts:
+        part.accept()
+    assert bench.counts("out")[1] == 2
+
+
+def test_a_route_that_is_no_more_lets_go_what_it_held() -> None:
+    bench = paused(OUT % "")
+    source, _ = bench.publish("mqtt", *out(1))
+    router = routes()
+    bench.dispatcher.use(router)
+    bench.dispatcher.pauses.use(router.routes)
+    assert [message.body for part in bench.link.parts for message in part.messages] == [b"1"]
+    bench.link.parts[0].accept()
+    assert source.outcomes == [ACCEPTED]
+    assert (bench.dispatcher.pauses.routes, bench.dispatcher.pauses.gates) == (set(), {})
+
+
+def test_a_route_that_refuses_repeats_waits_behind_its_guard() -> None:
+    bench = paused(OUT % ", deduplicate: {window: 60s}")
+    bench.publish("mqtt", *out(1))
+    assert bench.link.parts == []
+    bench.dispatcher.pauses.resume("route", "out")
+    assert [message.body for part in bench.link.parts for message in part.messages] == [b"1"]
+    bench.link.parts[0].accept()
+    assert bench.counts("out") == (1, 1, 0, 0)
+
+
+@pytest.fixture
+def outbox(tmp_path: Path) -> Iterator[OutboxBench]:
+    made = OutboxBench(tmp_path)
+    yield made
+    made.one.store.close()
+
+
+def test_an_outbox_fills_while_its_route_is_paused(outbox: OutboxBench) -> None:
+    outbox.outboxes.pause({"out"})
+    source = outbox.stored(1, 2)
+    assert source.outcomes == [ACCEPTED, ACCEPTED]
+    assert (outbox.link.parts, outbox.state.messages, outbox.state.problem) == ([], 2, "the route is paused")
+    outbox.after(60.0)
+    outbox.use(outbox.dispatcher.router)
+    assert outbox.link.parts == []
+    outbox.outboxes.pause(set())
+    assert outbox.link.bodies == [1, 2]
+    assert outbox.state.problem == ""
+
+
+def test_pauses_are_there_after_a_restart(tmp_path: Path) -> None:
+    found: list[Pauses] = []
+    one = Opened(tmp_path, before=lambda store: found.append(Pauses(store)))
+    for kind, name in (("route", "up"), ("route", "a/b"), ("link", "erp"), ("link", "gone")):
+        found[0].pause(kind, name)
+    found[0].resume("link", "gone")
+    one.commit()
+    one.store.put(KIND, "strange", b"")
+    one.commit()
+    one.store.close()
+    again = Opened(tmp_path, before=lambda store: found.append(Pauses(store)))
+    assert (found[1].routes, found[1].links) == ({"up", "a/b"}, {"erp"})
+    again.store.close()
+
+
+def test_a_gate_is_no_place_that_retains() -> None:
+    bench = paused(OUT % "")
+    bench.publish("mqtt", mqtt("out/x", retain=True))
+    (gate,) = bench.dispatcher.pauses.gates.values()
+    assert isinstance(gate, Gate)
+    assert bench.dispatcher.pauses.held() == {"out": 1}
