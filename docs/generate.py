@@ -22,12 +22,15 @@ from gateway.admin import (
     Admission,
     ClientsApi,
     LettersApi,
+    MappingsApi,
     NamespacesApi,
     ProcessApi,
     QueuesApi,
+    RatesApi,
     RetainedApi,
     SessionsApi,
 )
+from gateway.admin.events import EventsApi
 from gateway.admin.logins import LoginsApi
 from gateway.admin.operations import description_of
 from gateway.cli import commands
@@ -315,7 +318,10 @@ def _operations() -> Iterator[tuple[str, str, Mapping[str, Any]]]:
         QueuesApi(none, none, none, none),
         NamespacesApi(none, none),
         LettersApi(none, none, none),
-        LoginsApi(admission, ""),
+        LoginsApi(admission),
+        EventsApi(admission, none),
+        RatesApi(none),
+        MappingsApi(none),
     )
     described = description_of([one for api in apis for one in api.operations()], "0")
     for path, methods in described["paths"].items():

@@ -1,4 +1,4 @@
-"""What a browser, Prometheus and Kubernetes see over HTTP: health, metrics, status, a live page; and the
+"""What a browser, Prometheus and Kubernetes see over HTTP: health, metrics, status, a console; and the
 interface by which operators and programs look at everything, and change it.
 
 Whatever is below /api needs admission (admission.py). Each of its parts says what can be asked of it in rows

@@ -43,7 +43,7 @@ def problem(code: int, detail: str, headers: Mapping[str, str] | None = None) ->
 
 def unless_known(request: Request, response: Response) -> Response:
     """The answer with its ETag; 304, and nothing more, when whoever asks has it (`If-None-Match`)."""
-    if response.status_code != 200:
+    if response.status_code != 200 or not response.body:
         return response
     tag = f'"{blake2b(bytes(response.body), digest_size=12).hexdigest()}"'
     response.headers["ETag"] = tag

@@ -7,20 +7,18 @@ from __future__ import annotations
 
 import time
 from collections.abc import Sequence
-from importlib.resources import files
 from typing import Any, Final
 
 import trio
 from starlette.requests import Request
-from starlette.responses import HTMLResponse, Response
-from starlette.routing import BaseRoute, Route
+from starlette.responses import Response
 
 from gateway.access.backends import Denial
 from gateway.access.console_tokens import ADMINISTRATOR, TokenRefused
 from gateway.access.credentials import Credentials
 from gateway.access.principal import Principal
 from gateway.admin.admission import COOKIE, Admission, Caller, remote_of, strange
-from gateway.admin.answers import NEVER_STORE, BadChoiceError, UnavailableError, answer, choice_of, problem
+from gateway.admin.answers import BadChoiceError, UnavailableError, answer, choice_of, problem
 from gateway.admin.models import (
     LoggedOut,
     LoginAsked,
@@ -41,16 +39,10 @@ WORDS: Final = ({"user", "password"}, {"token"}, {"code"})
 
 
 class LoginsApi:
-    """The routes. `policy` is the page's Content-Security-Policy."""
+    """The routes."""
 
-    def __init__(self, admission: Admission, policy: str) -> None:
+    def __init__(self, admission: Admission) -> None:
         self._admission = admission
-        self._headers = {**NEVER_STORE, "Content-Security-Policy": policy, "Referrer-Policy": "no-referrer"}
-        self._page = files("gateway.admin").joinpath("login.html").read_text(encoding="utf-8")
-
-    def page(self) -> BaseRoute:
-        """The page that asks."""
-        return Route("/login", self._show)
 
     def operations(self) -> Sequence[Operation]:
         """What can be asked."""
@@ -64,9 +56,6 @@ class LoginsApi:
             Operation("POST", "/tokens/make", make, self._make, TokenMade, takes=TokenAsked),
             Operation("POST", "/tokens/revoke", revoke, self._revoke, Revoked, takes=TokenNamed),
         ]
-
-    async def _show(self, _: Request) -> Response:
-        return HTMLResponse(self._page, headers=self._headers)
 
     async def _log_in(self, request: Request) -> Response:
         if not request.headers.get("content-type", "").startswith("application/json"):

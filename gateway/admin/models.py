@@ -339,7 +339,7 @@ class TransferRow(Row):
 
 
 class Status(Whatever):
-    """The state of the gateway, as the live page shows it."""
+    """The state of the gateway, as the console shows it."""
 
 
 class SessionOfCaller(Row):

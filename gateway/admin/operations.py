@@ -32,7 +32,7 @@ MEANINGS: Final = {
     "endpoint": "By the endpoint's name.",
     "idle_longer_than": "Unused for so many seconds.",
     "in_use": "In use, or not; of removals: also those in use.",
-    "kind": "`queue` or `subscription`; of rates `process`, `listener`, `link` or `route`.",
+    "kind": "By kind: `queue` or `subscription`, `listener` or `link`, of rates also `process` and `route`.",
     "name": "By name; * is any text.",
     "protocol": "By protocol: `mqtt`, `amqp091` or `amqpfast`.",
     "queue": "By the queue's name; * is any text.",
@@ -61,6 +61,7 @@ class Operation(NamedTuple):
     takes: Words | type[Row] | None = None
     paged: bool = False
     absent: bool = False  # it may answer 404
+    streams: bool = False  # the answer is server-sent events, with such data
     door: bool = False
 
 
@@ -151,6 +152,7 @@ def _operation(one: Operation, schemas: dict[str, Any]) -> dict[str, Any]:
                 },
             },
         }
+    kind = "text/event-stream" if one.streams else "application/json"
     said: dict[str, Any] = {
         "operationId": "_".join(
             word.strip("{}").replace("-", "_").replace(":", "_")
@@ -160,7 +162,7 @@ def _operation(one: Operation, schemas: dict[str, Any]) -> dict[str, Any]:
         "tags": [one.path.split("/")[1]],
         "summary": one.summary,
         "responses": {
-            "200": {"description": "Done.", "content": {"application/json": {"schema": answers}}},
+            "200": {"description": "Done.", "content": {kind: {"schema": answers}}},
             **{str(code): _failure(why) for code, why in FAILURES.items() if code != 404 or one.absent},
         },
     }

@@ -119,7 +119,15 @@ class ProcessApi:
         """What can be asked."""
         named = {"name": str}
         return [
-            Operation("GET", "/endpoints", "Listeners and links", self._endpoints, EndpointRow, paged=True),
+            Operation(
+                "GET",
+                "/endpoints",
+                "Listeners and links",
+                self._endpoints,
+                EndpointRow,
+                {"kind": str, "name": str},
+                paged=True,
+            ),
             Operation(
                 "GET", "/routes", "Routes with their counters", self._routes, RouteRow, named, paged=True
             ),
@@ -180,7 +188,10 @@ class ProcessApi:
         named = matcher(wanted.get("name", "*"))
         page = await page_of(
             rows,
-            lambda row: "name" not in row or named(row["name"]),
+            lambda row: (
+                ("name" not in row or named(row["name"]))
+                and ("kind" not in wanted or row["kind"] == wanted["kind"])
+            ),
             lambda row: str(row[key]),
             lambda row: row,
             count,
@@ -192,7 +203,7 @@ class ProcessApi:
         states = self._process.states()
         history = self._process.history
         rows = [_endpoint(one, states.get(one.name), history) for one in self._process.stats()]
-        return await self._rows(request, rows)
+        return await self._rows(request, rows, words={"kind": str, "name": str})
 
     async def _routes(self, request: Request) -> Response:
         router = self._process.router()

@@ -1,7 +1,7 @@
 """The HTTP side: Starlette's routes on a small server of our own (http/), in the gateway's own event loop.
 
 `/livez`, `/readyz` and `/metrics` answer to everybody, on a port of their own if the configuration says so.
-The others need a login (admission.py, logins.py): the live page, what is below `/api/v1`, of which
+The others need a login (admission.py, logins.py): the console (page.py), what is below `/api/v1`, of which
 `/api/v1/openapi.json` says what there is, and what RabbitMQ has below `/api` (rabbitmq.py).
 """
 
@@ -11,24 +11,25 @@ import socket
 import ssl
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
-from importlib.resources import files
 from pathlib import Path
-from typing import Any, Final
+from typing import Any
 
 import orjson
 import trio
 from starlette.applications import Starlette
 from starlette.exceptions import HTTPException
 from starlette.requests import Request
-from starlette.responses import HTMLResponse, PlainTextResponse, Response
+from starlette.responses import PlainTextResponse, Response
 from starlette.routing import BaseRoute, Route
 
 from gateway.admin.admission import Admission, shows_secret
-from gateway.admin.answers import NEVER_STORE, AbsentError, UnavailableError, problem
+from gateway.admin.answers import NEVER_STORE, AbsentError, UnavailableError, answer, problem
+from gateway.admin.events import EventsApi
 from gateway.admin.http import HttpServer
 from gateway.admin.logins import LoginsApi
 from gateway.admin.models import Status
 from gateway.admin.operations import PREFIX, Api, Operation, description_of, routes_of
+from gateway.admin.page import Page
 from gateway.admin.rabbitmq import RabbitApi
 from gateway.admin.readiness import Readiness
 from gateway.admin.status import status
@@ -37,12 +38,6 @@ from gateway.errors import ConfigurationError
 from gateway.settings import Http, HttpTls
 from gateway.telemetry.metrics import CONTENT_TYPE, Metrics
 from gateway.transport.certificates import server_context
-
-# The page is one file without anything from elsewhere, and the browser is told to hold it to that.
-PAGE_POLICY: Final = (
-    "default-src 'none'; style-src 'unsafe-inline'; script-src 'unsafe-inline'; connect-src 'self'; "
-    "img-src data:; base-uri 'none'; form-action 'none'; frame-ancestors 'none'"
-)
 
 
 @dataclass
@@ -89,21 +84,25 @@ def application(state: AdminState, *, with_health: bool = True) -> Starlette:
     """The ASGI application; without health it is for those alone who have logged in."""
     admitted = state.admission.admitted
 
-    async def api_status(_: Request) -> Response:
+    def shown() -> dict[str, Any]:
         document = status(state.metrics, state.readiness.reasons(), state.clock(), state.started_secs)
         document["outboxes"] = [outbox._asdict() for outbox in state.outboxes()]
-        return Response(orjson.dumps(document), headers=NEVER_STORE, media_type="application/json")
+        return document
 
-    page = files("gateway.admin").joinpath("page.html").read_text(encoding="utf-8")
+    async def api_status(_: Request) -> Response:
+        return answer(shown())
 
-    async def live_page(request: Request) -> Response:
+    page = Page()
+
+    async def console(request: Request) -> Response:
         if isinstance(await state.admission.caller(request, quiet=True), Response):
             return Response(status_code=303, headers={**NEVER_STORE, "Location": "login"})
-        return HTMLResponse(page, headers=NEVER_STORE | {"Content-Security-Policy": PAGE_POLICY})
+        return page.file(request, "index.html")
 
-    logins = LoginsApi(state.admission, PAGE_POLICY)
+    logins, events = LoginsApi(state.admission), EventsApi(state.admission, shown)
     state_of = Operation("GET", "/status", "The state of the gateway", api_status, Status)
-    operations = [state_of, *(one for api in (logins, *state.apis) for one in api.operations())]
+    apis: tuple[Api, ...] = (logins, events, *state.apis)
+    operations = [state_of, *(one for api in apis for one in api.operations())]
     described: list[bytes] = []
 
     async def description(_: Request) -> Response:
@@ -113,8 +112,8 @@ def application(state: AdminState, *, with_health: bool = True) -> Starlette:
         return Response(described[0], headers=headers, media_type="application/json")
 
     routes: list[BaseRoute] = [
-        Route("/", live_page),
-        logins.page(),
+        Route("/", console),
+        *page.routes(),
         Route(f"{PREFIX}/openapi.json", admitted(description)),
         *routes_of(operations, state.admission),
         *(() if state.rabbit is None else state.rabbit.routes(state.admission)),

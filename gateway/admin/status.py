@@ -1,4 +1,4 @@
-"""The state of the gateway as one JSON document, which the live page polls.
+"""The state of the gateway as one JSON document, which the console is told every two seconds.
 
 Counters only grow; whoever wants rates subtracts two documents and divides by the difference of `at_secs`.
 """

@@ -157,6 +157,8 @@ def test_everything_that_is_read_is_as_it_is_described(
     for path, methods in described["paths"].items():
         if "get" not in methods or "{" in path:
             continue
+        if "text/event-stream" in methods["get"]["responses"]["200"]["content"]:
+            continue  # it has no end
         answer = filled.get(path)
         assert answer.status_code == 200, (path, answer.text)
         found = checked(described, path, "get", answer)

@@ -4,29 +4,35 @@ from __future__ import annotations
 
 import re
 import socket
-from collections.abc import AsyncIterator
+from collections import Counter
+from collections.abc import AsyncIterator, Callable
 from contextlib import asynccontextmanager
 from importlib.resources import files
+from pathlib import Path
 from types import SimpleNamespace
 
 import httpx
 import pytest
 import trio
+from starlette.applications import Starlette
+from starlette.requests import Request
+from starlette.routing import Route
 
 from gateway.admin import AdminState, Readiness, serve
-from gateway.admin.dead_letters import shown
+from gateway.admin.answers import UnavailableError
+from gateway.admin.events import LISTENERS_MAX, EventsApi
+from gateway.admin.http import HttpServer
+from gateway.admin.logins import LoginsApi
+from gateway.admin.models import Row
 from gateway.admin.status import status
-from gateway.broker.dead_letters import Letter
-from gateway.broker.outbox.outbox import OutboxState
 from gateway.errors import ConfigurationError
-from gateway.model.outcome import ACCEPTED
 from gateway.settings import Http
 from gateway.store.writer import Figures
-from tests.broker.parts import mqtt
 from tests.operator import admitting
 from tests.telemetry.samples import metrics_with_traffic
 
 LOOPBACK = "127.0.0.1"
+ROOT = Path(__file__).resolve().parents[2]
 
 
 @asynccontextmanager
@@ -114,38 +120,120 @@ async def test_status_tells_endpoints_routes_and_frames() -> None:
     assert document["broker"] == {"gateway_queues": 3}
 
 
-async def test_the_page_needs_nothing_from_elsewhere() -> None:
+async def test_the_console_needs_nothing_from_elsewhere() -> None:
+    root = files("gateway.admin") / "console"
     async with serving() as (client, _):
-        answer = await client.get("/")
-    assert answer.headers["content-type"] == "text/html; charset=utf-8"
-    assert "default-src 'none'" in answer.headers["content-security-policy"]
-    addresses = set(re.findall(r"https?://[^\"' )]+", answer.text))
-    assert addresses == {"http://www.w3.org/2000/svg"}, "a namespace, which nothing fetches"
-    assert "innerHTML" not in answer.text, "names come from users and are never markup"
+        page = await client.get("/")
+        assert page.headers["content-type"] == "text/html; charset=utf-8"
+        login = await client.get("/login", headers={"Authorization": ""})
+        assert login.status_code == 200
+        names = [one.name for one in root.iterdir() if one.name.endswith((".js", ".css"))]
+        names += [f"vendor/{one.name}" for one in (root / "vendor").iterdir()]
+        assert {"app.js", "console.css", "vendor/htm.js", "vendor/LICENSES.txt"} <= set(names)
+        for name in names:
+            answer = await client.get(f"/console/{name}", headers={"Authorization": ""})
+            assert answer.status_code == 200, name
+            known = {"If-None-Match": answer.headers["etag"]}
+            assert (await client.get(f"/console/{name}", headers=known)).status_code == 304
+            policy = answer.headers["content-security-policy"]
+            assert "default-src 'none'" in policy
+            assert "unsafe" not in policy
+            if not name.startswith("vendor/"):
+                assert "innerHTML" not in answer.text, "names come from users and are never markup"
+                assert "http://" not in answer.text
+                assert "https://" not in answer.text
+        for text in (page.text, login.text):
+            assert "<style" not in text
+            assert not re.search(r"<script(?! src)", text)
+        for wrong in ("/console/", "/console/none.js", "/console/../server.py", "/console/%2e%2e/server.py"):
+            assert (await client.get(wrong)).status_code == 404, wrong
 
 
-def test_the_page_reads_only_what_status_says() -> None:
+def test_the_console_reads_only_what_status_says() -> None:
+    store = Figures()
     journal = SimpleNamespace(rows=0, octets=0, dropped=0, errors=0, backlog=0, healthy=True)
-    metrics = metrics_with_traffic(store=Figures(), journal=journal)
-    document = status(metrics, [], 5.0, 2.0) | {"outboxes": [OutboxState._fields]}
-    page = files("gateway.admin").joinpath("page.html").read_text()
+    metrics = metrics_with_traffic(store=store, journal=journal)
+    document = status(metrics, [], 5.0, 2.0) | {"outboxes": []}
     assert document["uptime_secs"] == 3.0
-    for key in set(re.findall(r"\bnow\.([a-z_]+)", page)):
-        assert key in document
-    for key in set(re.findall(r"\broute\.([a-z_]+)", page)):
-        assert key in document["routes"][0]
-    letter = shown(Letter("1", mqtt(), "up", ACCEPTED, 0.0, False))
-    for name, known in (
-        ("one", set().union(*document["endpoints"])),
-        ("box", document["outboxes"][0]),
-        ("letter", letter),
-        ("store", document["disks"]["store"]),
-        ("journal", document["disks"]["journal"]),
-    ):
-        found = set(re.findall(rf"\b{name}\.([a-z_]+)", page))
-        assert found, name
-        for key in found:
-            assert key in known, name
+    root = files("gateway.admin") / "console"
+    text = "".join((root / name).read_text() for name in ("app.js", "overview.js"))
+    for key in set(re.findall(r"\bstate\??\.([a-z_]+)", text)):
+        assert key in document, key
+    for name in ("store", "journal"):
+        found = set(re.findall(rf"\b{name}\.([a-z_]+)", text))
+        assert found
+        assert found <= document["disks"][name].keys()
+
+
+def test_the_console_names_only_what_there_is() -> None:
+    """Fields of rows, and paths, as the views of the console say them."""
+    root = files("gateway.admin") / "console"
+    text = "".join(one.read_text() for one in root.iterdir() if one.name.endswith(".js"))
+    fields = {name for model in Row.__subclasses__() for name in model.model_fields}
+    fields |= {"source_endpoint", "source_name", "target_name", "shard", "sequence", "client", "body_size"}
+    fields |= {"target_endpoint", "outcome", "reason", "received", "route", "failing"}
+    assert set(re.findall(r"\brow\.([a-z_0-9]+)", text)) <= fields
+    paths = set(re.findall(r'(?:get|post)\("([a-z/-]+)"', text)) | set(re.findall(r'path="([a-z/-]+)"', text))
+    known = {one.path[1:] for one in LoginsApi(admitting()[0]).operations()}
+    assert {"queues/peek", "mappings/explain", "routes"} <= paths
+    described = (ROOT / "docs/reference/http.md").read_text()
+    for path in paths - known:
+        assert f"/api/v1/{path}`" in described, path
+
+
+async def test_the_state_is_told_again_and_again_to_who_may_hear_it() -> None:
+    admission, headers = admitting()
+    events = EventsApi(admission, lambda: {"at": 1}, each_secs=0.01)
+    (listen,) = events.operations()
+    app = Starlette(routes=[Route("/events", admission.admitted(listen.serve))])
+    listening = socket.create_server((LOOPBACK, 0))
+    listening.setblocking(False)
+    server = HttpServer(app, Http(host=LOOPBACK, port=0), Counter())
+    port = listening.getsockname()[1]
+    shown = f"Authorization: {headers['Authorization']}\r\n"
+
+    async def asked(method: str, more: str) -> trio.SocketStream:
+        stream = await trio.open_tcp_stream(LOOPBACK, port)
+        await stream.send_all(f"{method} /events HTTP/1.1\r\nHost: here\r\n{more}\r\n".encode())
+        return stream
+
+    async def read(stream: trio.SocketStream, until: Callable[[bytes], bool]) -> bytes:
+        found = b""
+        while not until(found):
+            octets = await stream.receive_some()
+            assert octets
+            found += octets
+        return found
+
+    async with trio.open_nursery() as nursery:
+        await nursery.start(server.run, listening)
+        with trio.fail_after(20):
+            async with await asked("GET", "") as stream:
+                assert b" 401 " in await read(stream, lambda found: b"needed" in found)
+            async with await asked("HEAD", shown) as stream:
+                head = await read(stream, lambda found: found.endswith(b"\r\n\r\n"))
+                assert b"text/event-stream" in head
+                assert b"etag" not in head.lower()
+            async with await asked("GET", shown) as stream:
+                await read(stream, lambda found: found.count(b'event: state\ndata: {"at":1}\n\n') >= 2)
+                assert events.listeners == 1
+            while events.listeners:  # it has gone
+                await trio.sleep(0.001)
+            async with await asked("GET", shown) as stream:
+                await read(stream, lambda found: b"data" in found)
+                admission.tokens.revoke("a test")
+                await read(stream, lambda found: found.endswith(b"0\r\n\r\n"))
+            assert events.listeners == 0
+        nursery.cancel_scope.cancel()
+
+
+async def test_only_so_many_listen() -> None:
+    admission, _ = admitting()
+    events = EventsApi(admission, dict)
+    events.listeners = LISTENERS_MAX
+    (listen,) = events.operations()
+    with pytest.raises(UnavailableError, match="20 listen already"):
+        await listen.serve(Request({"type": "http", "method": "GET", "headers": []}))
 
 
 @pytest.mark.parametrize("method, path, code", [("GET", "/nothing", 404), ("POST", "/livez", 405)])

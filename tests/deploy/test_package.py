@@ -34,7 +34,12 @@ def test_the_wheel_holds_the_page_and_the_mapping_files(tmp_path: Path) -> None:
     (wheel,) = tmp_path.glob("*.whl")
     names = set(zipfile.ZipFile(wheel).namelist())
     shipped = {f"gateway/shipped_mappings/{path.name}" for path in (ROOT / "mappings").glob("*.yaml")}
-    assert {"gateway/admin/page.html", "gateway/py.typed", *shipped} <= names
+    assert {
+        "gateway/admin/console/index.html",
+        "gateway/admin/console/vendor/htm.js",
+        "gateway/py.typed",
+        *shipped,
+    } <= names
     assert "gateway/shipped_mappings/identity.yaml" in names
     assert not any(name.startswith("tests") for name in names)
 

@@ -1,6 +1,6 @@
 #!/bin/sh
 # Installs the programs that the tests talk to or run on: Debian's brokers, command line clients and shells, Prometheus'
-# promtool, the Java that Spark and Java's clients need, and the usual Node clients into .node/. Does nothing when they are there. Without
+# promtool, Chromium, the Java that Spark and Java's clients need, and the usual Node clients into .node/. Does nothing when they are there. Without
 # the right to install, says what is missing; the tests that need it are skipped then, or fail under CI=true.
 set -u
 cd "$(dirname "$0")/../.."
@@ -9,7 +9,7 @@ NODE_PACKAGES="mqtt@5.16.0 amqplib@2.3.1 rabbitmq-client@5.0.8 @cloudamqp/amqp-c
 
 missing_debian() {
     for pair in mosquitto:mosquitto mosquitto_pub:mosquitto-clients amqp-publish:amqp-tools node:nodejs npm:npm \
-        java:default-jre-headless javac:default-jdk-headless mvn:maven promtool:prometheus zsh:zsh fish:fish; do
+        java:default-jre-headless javac:default-jdk-headless mvn:maven promtool:prometheus chromium:chromium zsh:zsh fish:fish; do
         command -v "${pair%%:*}" >/dev/null 2>&1 || [ -x "/usr/sbin/${pair%%:*}" ] || echo "${pair#*:}"
     done
     ls /usr/lib/rabbitmq/lib/rabbitmq_server-*/sbin/rabbitmq-server >/dev/null 2>&1 || echo rabbitmq-server

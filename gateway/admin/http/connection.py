@@ -233,8 +233,12 @@ class HttpConnection:
         }
 
     async def _send(self, message: Message) -> None:
-        """What the application says. Nothing of it is written once there is an answer of our own."""
-        if self._gone or self._refusal is not None:
+        """What the application says. Nothing of it is written once there is an answer of our own. Raises
+        BrokenPipeError when the peer has gone before: who goes on and on has to hear of it.
+        """
+        if self._gone:
+            raise BrokenPipeError("the peer has gone")
+        if self._refusal is not None:
             return
         if message["type"] == "http.response.start":
             headers = [*message.get("headers", []), (b"Date", formatdate(usegmt=True).encode())]

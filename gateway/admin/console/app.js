@@ -1,0 +1,27 @@
+// The console: a page of views over the interface below /api/v1.
+import {html, render, useEffect, useState} from "./vendor/htm.js";
+import {begin, leave, listen, session} from "./api.js";
+import {Notice, period, said} from "./parts.js";
+import {Endpoints, Overview, Routes} from "./overview.js";
+import {Connections, DeadLetters, Journal, Limits, Queues, Sessions} from "./broker.js";
+import {Mappings} from "./mappings.js";
+
+const Links = () => html`<h2>Links</h2><section><${Endpoints} kind="link" /></section>`;
+const VIEWS = {overview: ["Overview", Overview], routes: ["Routes", Routes], links: ["Links", Links], connections: ["Connections", Connections], sessions: ["Sessions", Sessions],
+  queues: ["Queues", Queues], "dead-letters": ["Dead letters", DeadLetters], mappings: ["Mappings", Mappings], journal: ["Journal", Journal], limits: ["Limits", Limits]};
+const chosen = () => VIEWS[location.hash.slice(2)] ? location.hash.slice(2) : "overview";
+
+function Console() {
+  const [view, turn] = useState(chosen()), [state, set] = useState(null), [lost, lose] = useState(false);
+  useEffect(() => { addEventListener("hashchange", () => { turn(chosen()); said(""); }); listen(document => { set(document); lose(false); }, () => lose(true)); }, []);
+  useEffect(() => { document.title = `gateway: ${VIEWS[view][0]}`; }, [view]);
+  const [text, kind] = lost ? ["no answer", "bad"] : !state ? ["connecting", ""] : state.ready ? ["ready", "good"] : ["not ready", "bad"];
+  return html`<header><h1>gateway</h1><span class="pill ${kind}">${text}</span>
+      ${state && html`<span class="soft">version ${state.version}, up ${period(state.uptime_secs)}</span>`}<span class="bad">${state?.not_ready.join("; ")}</span>
+      <span class="soft leave">${session.user} (${session.right})</span>${session.csrf && html`<button onClick=${leave}>Log out</button>`}</header>
+    <nav aria-label="Views"><ul>${Object.entries(VIEWS).map(([name, [title]]) => html`<li><a href=${`#/${name}`} aria-current=${name === view ? "page" : null}>${title}</a></li>`)}</ul></nav>
+    <main><${VIEWS[view][1]} key=${view} state=${state} /></main><${Notice} />`;
+}
+
+await begin();
+render(html`<${Console} />`, document.getElementById("app"));

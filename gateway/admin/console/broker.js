@@ -1,0 +1,94 @@
+// Queues, connections, sessions, limits, dead letters, the journal.
+import {html, useState} from "./vendor/htm.js";
+import {get, may, post, useAsked} from "./api.js";
+import {Act, Body, Dialog, List, MessageFields, messageOf, moment, number, octets, period, red, said} from "./parts.js";
+
+const PROTOCOLS = ["mqtt", "amqp091", "amqpfast"];
+
+export function Queues() {
+  const [looked, look] = useState(null), [into, publish] = useState(null);
+  const words = row => ({protocol: row.protocol, virtual_host: row.virtual_host, kind: row.kind, queue: row.queue});
+  return html`<h2>Queues</h2>
+    <section><${List} path="queues" caption="Queues and durable subscriptions" keyed=${row => `${row.protocol} ${row.virtual_host} ${row.kind} ${row.queue}`}
+      filters=${[["queue", "Name (* is any text)"], ["protocol", "Protocol", PROTOCOLS.slice(1)], ["empty", "Empty", ["true", "false"]]]} columns=${again => [
+      ["Queue", row => row.queue, "text"], ["Of", row => `${row.protocol} ${row.virtual_host}`], ["Messages", row => number(row.messages), "number"], ["Octets", row => octets(row.messages_bytes), "number"],
+      ["Unacknowledged", row => number(row.unacknowledged), "number"], ["In /s", row => number(row.in_per_sec), "number"], ["Out /s", row => number(row.out_per_sec), "number"],
+      ["Consumers", row => row.messages && !row.consumers ? html`<span class="warn">none</span>` : number(row.consumers), "number"], ["Durable", row => row.durable ? "yes" : "no"], ["Idle", row => period(row.idle_secs), "number"],
+      ["", row => html`<span class="acts">
+        ${row.kind === "queue" && html`<${Act} label="Peek" name=${row.queue} act=${async () => { look({row, ...await post("queues/peek", {protocol: row.protocol, virtual_host: row.virtual_host, queue: row.queue})}); }} />`}
+        ${row.kind === "queue" && may() && html`<button aria-label=${`Publish to ${row.queue}`} onClick=${() => publish(row)}>Publish</button>`}
+        <${Act} label="Purge" name=${row.queue} sure=${`Drop the ${row.messages} ready messages of ${row.queue}?`} act=${async () => { const told = await post("queues/purge", words(row)); await again(); return `${told.messages} messages are gone`; }} />
+        <${Act} label="Delete" name=${row.queue} sure=${`Delete ${row.queue} with its messages?`} act=${async () => { const told = await post("queues/remove", words(row)); await again(); return told.in_use ? "it is in use" : `${told.removed} deleted`; }} /></span>`]]} /></section>
+    ${looked && html`<${Dialog} title=${`First messages of ${looked.row.queue}`} close=${() => look(null)}>
+      <p class="soft">${number(looked.messages)} wait; they stay where they are.</p>
+      ${looked.shown.map(one => html`<section><b>${one.address}</b> <span class="soft">from ${one.sender.client || one.sender.user || one.sender.endpoint || "somebody"}, ${octets(one.body_bytes)}${one.content_type ? `, ${one.content_type}` : ""}</span>
+        <${Body} of=${one} />${Object.keys(one.headers).length > 0 && html`<pre class="soft">${JSON.stringify(one.headers)}</pre>`}</section>`)}
+      ${!looked.shown.length && html`<p>None of them is in memory.</p>`}<//>`}
+    ${into && html`<${Dialog} title=${`Publish to ${into.queue}`} close=${() => publish(null)}><${PublishTo} row=${into} /><//>`}`;
+}
+
+function PublishTo({row}) {
+  const {document: endpoints} = useAsked(() => get("endpoints", {count: 1000}), [], false);
+  const [told, tell] = useState("");
+  const known = endpoints?.items.filter(one => one.kind === "listener" && one.protocol === row.protocol) || [];
+  const send = async event => {
+    event.preventDefault();
+    const {endpoint, body} = Object.fromEntries(new FormData(event.target));
+    const address = row.protocol === "amqp091" ? {exchange: "", routing_key: row.queue} : {service: "queue", destination: row.queue};
+    try {
+      const found = await post("publish", {endpoint, body, ...address});
+      tell(`${found.outcome} ${found.text}`);
+    } catch (error) { tell(error.message); }
+  };
+  return html`<form onSubmit=${send}><label>By listener<select name="endpoint">${known.map(one => html`<option>${one.name}</option>`)}</select></label>
+    <label>Body<textarea name="body"></textarea></label><button class="act">Publish</button> <span role="status">${told}</span></form>`;
+}
+
+export function Connections() {
+  return html`<h2>Connections</h2><section><${List} path="connections" caption="Clients that are connected" words=${{rates: true}} keyed=${row => `${row.address} ${row.endpoint}`}
+    filters=${[["client", "Client"], ["user", "User"], ["address", "Address"], ["protocol", "Protocol", PROTOCOLS]]} columns=${again => [
+    ["Client", row => row.client || "–", "text"], ["User", row => row.user || "–"], ["Address", row => row.address], ["Listener", row => row.endpoint], ["Protocol", row => `${row.protocol} ${row.version}`],
+    ["Virtual host", row => row.virtual_host || "–"], ["Since", row => moment(row.since)], ["In /s", row => octets(row.bytes_in_per_sec), "number"], ["Out /s", row => octets(row.bytes_out_per_sec), "number"], ["Busy", row => row.idle ? "no" : "yes"],
+    ["", row => html`<${Act} label="Disconnect" name=${row.client || row.address} sure=${`Disconnect ${row.client || row.address}?`} act=${async () => { const told = await post("connections/disconnect", {address: row.address}); await again(); return `${told.disconnected} disconnected`; }} />`]]} /></section>`;
+}
+
+export function Sessions() {
+  const [shown, show] = useState(null);
+  return html`<h2>Sessions</h2><section><${List} path="sessions" caption="MQTT sessions" keyed=${row => row.client} filters=${[["client", "Client (* is any text)"], ["user", "User"], ["in_use", "Connected", ["true", "false"]]]} columns=${again => [
+    ["Client", row => row.client, "text"], ["User", row => row.user || "–"], ["Connected", row => row.in_use ? "yes" : "no"], ["Away for", row => period(row.idle_secs), "number"], ["Subscriptions", row => number(row.subscriptions), "number"],
+    ["Waiting", row => number(row.waiting), "number"], ["In flight", row => number(row.in_flight), "number"],
+    ["", row => html`<span class="acts"><button aria-label=${`Subscriptions of ${row.client}`} onClick=${async () => show(await get(`sessions/${encodeURIComponent(row.client)}`))}>Show</button>
+      <${Act} label="End" name=${row.client} sure=${`End the session of ${row.client}, with all that it is owed?`} act=${async () => { const told = await post("sessions/remove", {client: row.client, in_use: true}); await again(); return `${told.removed} ended`; }} /></span>`]]} /></section>
+    ${shown && html`<${Dialog} title=${`Subscriptions of ${shown.client}`} close=${() => show(null)}><ul>${shown.filters.map(one => html`<li><code>${one.filter}</code> QoS ${one.qos}</li>`)}</ul><//>`}`;
+}
+
+export function Limits() {
+  const share = row => row.limit ? Math.min(row.used / row.limit, 1) : 0;
+  const shown = row => /bytes/.test(row.name) ? octets : number;
+  return html`<h2>Limits</h2><section><${List} path="limits" caption="How much of each limit is used" words=${{count: 1000}} keyed=${row => `${row.name} ${row.of}`} columns=${() => [
+    ["Limit", row => row.name], ["Of", row => row.of || "the gateway", "text"], ["Used", row => shown(row)(row.used), "number"], ["Limit", row => row.limit ? shown(row)(row.limit) : "none", "number"],
+    ["Share", row => html`<span class="bar ${share(row) > .8 ? "bad" : ""}"><span style=${{width: `${100 * share(row)}%`}}></span></span>`], ["", row => row.limit ? `${Math.round(100 * share(row))} %` : "", "number"]]} /></section>`;
+}
+
+export function DeadLetters() {
+  const [shown, show] = useState(null);
+  const redriven = told => `${told.redriven} published again` + (told.left.length ? `, ${told.left.length} refused again: ${told.left[0].text || told.left[0].reason}` : "") + (told.waiting.length ? `, ${told.waiting.length} wait` : "");
+  let again = async () => {};
+  return html`<h2>Dead letters</h2>
+    <section><p class="acts"><${Act} label="Redrive all" sure="Publish all dead letters again?" act=${async () => { const told = await post("dead-letters/redrive", {all: true}); await again(); return redriven(told); }} />
+      <${Act} label="Purge all" sure="Forget all dead letters?" act=${async () => { const told = await post("dead-letters/purge", {all: true}); await again(); return `${told.purged} forgotten`; }} /></p>
+    <${List} path="dead-letters" caption="Dead letters, the newest first" choose=${one => { again = one; }} filters=${[["route", "Route"]]} keyed=${row => row.id} columns=${list => [
+    ["Time", row => moment(row.time)], ["Route", row => row.route || "–"], ["Address", row => row.address, "text"], ["Why", row => row.text ? `${row.reason}: ${row.text}` : row.reason, "text"], ["Octets", row => octets(row.body_bytes), "number"],
+    ["", row => html`<span class="acts"><button aria-label=${`Show ${row.id}`} onClick=${async () => { try { show(await get(`dead-letters/${row.id}`)); } catch (error) { said(error.message); } }}>Show</button>
+      <${Act} label="Redrive" name=${row.id} act=${async () => { const told = await post("dead-letters/redrive", {ids: [row.id]}); await list(); return redriven(told); }} />
+      <${Act} label="Purge" name=${row.id} sure="Forget this dead letter?" act=${async () => { await post("dead-letters/purge", {ids: [row.id]}); await list(); return "forgotten"; }} /></span>`]]} /></section>
+    ${shown && html`<${Dialog} title=${`Dead letter ${shown.id}`} close=${() => show(null)}><p>${shown.address}, ${shown.reason} ${shown.text}</p><${Body} of=${shown} /><pre class="soft">${JSON.stringify(shown.properties, null, 1)}</pre><//>`}`;
+}
+
+export function Journal() {
+  const [live, follow] = useState(true);
+  return html`<h2>Journal</h2><section><label><input type="checkbox" checked=${live} onChange=${event => follow(event.target.checked)} /> Follow what is new</label>
+    <${List} path="journal" key=${live} caption="Newest rows of the journal" live=${live} filters=${[["route", "Route"]]} keyed=${row => `${row.shard} ${row.sequence}`} columns=${() => [
+    ["Received", row => moment(row.received)], ["Route", row => row.route || "–"], ["From", row => `${row.source_endpoint} ${row.source_name ?? ""}`, "text"], ["To", row => row.target_endpoint ? `${row.target_endpoint} ${row.target_name ?? ""}` : "–", "text"],
+    ["Outcome", row => row.outcome === "accepted" ? row.outcome : html`<span class="bad">${row.outcome} ${row.reason}</span>`], ["Client", row => row.client || "–"], ["Octets", row => octets(row.body_size), "number"]]} /></section>`;
+}

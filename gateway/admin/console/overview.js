@@ -1,0 +1,135 @@
+// Overview: what happens now, the last hour, routes as a picture.
+import {html, useEffect, useRef} from "./vendor/htm.js";
+import {get, post, useAsked} from "./api.js";
+import {Act, List, millis, number, octets, period, red} from "./parts.js";
+
+const ROUTES_DRAWN_MAX = 24, SLOW_SECS = 1, HOUR_SECS = 3600;
+
+const clock = secs => new Date(secs * 1000).toTimeString().slice(0, 5);
+const colour = name => getComputedStyle(document.documentElement).getPropertyValue(name).trim();
+
+// Lines over the last hour; the numbers are in a table beside it for who cannot see them.
+export function Chart({title, lines, stepSecs, until}) {
+  const place = useRef(null), drawn = useRef(null), hour = useRef([0, 1]);
+  const shape = JSON.stringify(lines.map(([name]) => name));
+  useEffect(() => {
+    const width = () => Math.max(place.current.clientWidth, 200);
+    const ink = colour("--soft"), grid = {stroke: colour("--line"), width: 1};
+    const made = new uPlot({
+      width: width(), height: 180, cursor: {drag: {x: false, y: false}}, legend: {live: false}, scales: {x: {range: () => hour.current}, y: {range: (_, low, high) => [0, high || 1]}},
+      axes: [{stroke: ink, grid, values: (_, ticks) => ticks.map(clock)}, {stroke: ink, grid, size: 56, values: (_, ticks) => ticks.map(number)}],
+      series: [{}, ...lines.map(([label, , stroke]) => ({label, stroke: colour(stroke), width: 2}))],
+    }, [[]], place.current);
+    drawn.current = made;
+    const watched = new ResizeObserver(() => made.setSize({width: width(), height: 180}));
+    watched.observe(place.current);
+    return () => { watched.disconnect(); made.destroy(); };
+  }, [shape]);
+  useEffect(() => {
+    const count = Math.max(0, ...lines.map(([, values]) => values.length));
+    const end = Date.parse(until) / 1000;
+    hour.current = [end - HOUR_SECS, end];
+    const times = Array.from({length: count}, (_, at) => end - (count - at) * stepSecs);
+    drawn.current.setData([times, ...lines.map(([, values]) => [...Array(count - values.length).fill(null), ...values])]);
+  }, [lines, until]);
+  const told = lines.map(([name, values]) => `${name}: at most ${number(Math.max(0, ...values))}, last ${number(values.at(-1) ?? 0)}`).join("; ");
+  return html`<section><h3>${title}</h3><div ref=${place} role="img" aria-label=${`${title}, per second. ${told}`}></div></section>`;
+}
+
+export const Numbers = ({pairs}) => html`<dl class="numbers">${pairs.map(([text, value, kind]) => html`<div><dt>${text}</dt><dd class=${kind}>${value}</dd></div>`)}</dl>`;
+
+export function Overview({state}) {
+  const {document: rates} = useAsked(() => get("rates", {kind: "process"}), []);
+  const lines = names => names.map(([what, label, stroke]) => [label, rates?.items.find(one => one.what === what)?.values || [], stroke]);
+  const first = rates?.items[0];
+  if (!state) return html`<p class="soft">…</p>`;
+  const sum = field => state.endpoints.reduce((all, one) => all + one[field], 0);
+  const now = what => rates?.items.find(one => one.what === what)?.now ?? 0;
+  return html`<h2>Overview</h2>
+    <section><h3>Now</h3><${Numbers} pairs=${[
+      ["messages in /s", number(now("in"))], ["messages out /s", number(now("out"))], ["refused /s", number(now("refused")), now("refused") ? "bad" : ""],
+      ["connections", number(sum("connections"))], ["queues", number(state.broker.gateway_queues ?? 0)], ["sessions", number(state.broker.gateway_sessions ?? 0)],
+      ["dead letters", number(state.broker.gateway_dead_letters ?? 0), state.broker.gateway_dead_letters ? "warn" : ""],
+      ["refused mapping reloads", number(state.mapping_reloads.refused), state.mapping_reloads.refused ? "warn" : ""]]} /></section>
+    ${first && html`<div class="columns">
+      <${Chart} title="Messages" stepSecs=${first.step_secs} until=${first.until} lines=${lines([["in", "in", "--flow"], ["out", "out", "--good"]])} />
+      <${Chart} title="Settled, and not" stepSecs=${first.step_secs} until=${first.until} lines=${lines([["settled", "settled", "--flow"], ["refused", "refused", "--bad"], ["dead_letters", "dead letters", "--warn"]])} />
+    </div>`}
+    <section><h3>Endpoints</h3><${Endpoints} /></section>
+    ${state.outboxes.length > 0 && html`<section><h3>Outboxes</h3><${List} path="outboxes" caption="Outboxes" keyed=${row => row.route} columns=${() => [
+      ["Route", row => row.route, "text"], ["Link", row => row.link], ["Wait", row => number(row.messages), "number"], ["Octets", row => octets(row.octets), "number"],
+      ["Oldest", row => row.messages ? period(row.oldest_secs) : "–", "number"], ["Dropped", row => red(row.dropped), "number"], ["Problem", row => row.problem || "none", "text"]]} /></section>`}
+    <section><h3>Store and journal</h3><${Disks} disks=${state.disks} /></section>`;
+}
+
+function Disks({disks: {store, journal}}) {
+  const health = one => [one.healthy ? "healthy" : "not written", one.healthy ? "good" : "bad"];
+  return html`<${Numbers} pairs=${[
+    ...(store ? [["store", ...health(store)], ["wait for the disk", number(store.pending_messages)], ["refused for the disk", number(store.refused), store.refused ? "bad" : ""]] : [["store", "off", "soft"]]),
+    ...(journal ? [["journal", ...health(journal)], ["rows wait", number(journal.backlog_rows)], ["rows dropped", number(journal.dropped), journal.dropped ? "warn" : ""]] : [["journal", "off", "soft"]])]} />`;
+}
+
+const errorsOf = row => Object.entries(row.errors).map(([reason, count]) => `${reason} ${number(count)}`).join(", ") || "none";
+
+// `kind`: links alone, or all.
+export function Endpoints({kind}) {
+  return html`<${List} path="endpoints" caption=${kind === "link" ? "Links" : "Listeners and links"} words=${kind ? {kind} : {}} keyed=${row => row.name} columns=${again => [
+    ["Name", row => row.name], ["Kind", row => `${row.protocol} ${row.kind}`],
+    ["State", row => row.kind === "listener" ? `${number(row.connections)} connected` : row.paused ? html`<span class="warn">paused</span>` : row.up ? html`<span class="good">up at ${row.place}</span>` : html`<span class="bad">down: ${row.why}</span>`, "text"],
+    ["In /s", row => number(row.in_per_sec), "number"], ["Out /s", row => number(row.out_per_sec), "number"], ["Half within", row => millis(row.p50_secs), "number"], ["99 % within", row => millis(row.p99_secs), "number"],
+    ["In flight", row => number(row.in_flight), "number"], ["Errors", errorsOf, "text"],
+    ["", row => row.kind === "link" && !row.name.endsWith(" (in)") && html`<${Pause} at="links" row=${row} again=${again} />`]]} />`;
+}
+
+export function Pause({at, row, again}) {
+  const word = row.paused ? "resume" : "pause";
+  const act = async () => { await post(`${at}/${word}`, {name: row.name}); await again(); return `${row.name}: ${row.paused ? "goes on" : "paused"}`; };
+  return html`<${Act} label=${row.paused ? "Resume" : "Pause"} name=${row.name} act=${act} />`;
+}
+
+const cut = (text, most) => text.length > most ? text.slice(0, most - 1) + "…" : text;
+
+// Which endpoint feeds which; the table below says the same in words.
+function Picture({routes, endpoints}) {
+  const shown = [...routes].sort((a, b) => b.in_per_sec - a.in_per_sec).slice(0, ROUTES_DRAWN_MAX).sort((a, b) => a.name.localeCompare(b.name));
+  const known = new Map(endpoints.map(one => [one.name, one]));
+  const column = key => [...new Set(shown.map(route => route[key]))].sort();
+  const sources = column("source"), targets = column("target");
+  const height = 20 + Math.max(shown.length * 50, sources.length * 62, targets.length * 62, 50);
+  const place = (list, name) => 10 + (list.indexOf(name) + .5) * (height - 20) / list.length;
+  const box = (x, y, width, text, note, kind) => html`<g><rect x=${x} y=${y - 20} width=${width} height="40" rx="6" />
+    <text x=${x + 12} y=${y - 3}>${cut(text, Math.floor((width - 24) / 7))}</text><text x=${x + 12} y=${y + 13} class="small ${kind}">${note}</text></g>`;
+  const curve = (x1, y1, x2, y2, rate, kind) => html`<path class="${rate > 0 ? "live" : ""} ${kind}" stroke-width=${1.5 + 1.6 * Math.log10(1 + rate)}
+    d=${`M${x1},${y1} C${(x1 + x2) / 2},${y1} ${(x1 + x2) / 2},${y2} ${x2},${y2}`} />`;
+  const kindOf = route => route.failing ? "failing" : (route.p99_secs || 0) >= SLOW_SECS ? "slow" : "";
+  const noteOf = route => route.paused ? [`paused, ${number(route.held)} held`, "warn"] : route.failing ? [`${number(route.out_per_sec)}/s, failing`, "bad"]
+    : kindOf(route) ? [`${number(route.out_per_sec)}/s, slow`, "warn"] : [`${number(route.out_per_sec)}/s`, ""];
+  const endpoint = (x, y, name) => {
+    const one = known.get(name), down = !one || (one.kind === "link" && !one.up);
+    return box(x, y, 200, name, one ? `${one.protocol} ${one.kind}${down ? ", down" : ""}` : "not configured", down ? "bad" : "");
+  };
+  const told = shown.map(route => `${route.source} to ${route.target} by ${route.name}: ${noteOf(route)[0]}`).join("; ");
+  return html`<div class="scroll" tabindex="0" role="region" aria-label="Picture of the routes"><svg class="flow" role="img" aria-label=${told || "no routes"} viewBox=${`0 0 1100 ${height}`}>
+    ${shown.map((route, at) => {
+      const y = 10 + (at + .5) * (height - 20) / shown.length, [note, kind] = noteOf(route);
+      return html`<g key=${route.name}>${curve(210, place(sources, route.source), 425, y, route.in_per_sec, "")}
+        ${curve(675, y, 890, place(targets, route.target), route.out_per_sec, kindOf(route))}${box(425, y, 250, route.name, note, kind)}</g>`;
+    })}
+    ${sources.map(name => endpoint(10, place(sources, name), name))}${targets.map(name => endpoint(890, place(targets, name), name))}</svg></div>`;
+}
+
+export function Routes() {
+  const {document: found, again} = useAsked(async () => {
+    const [routes, endpoints, rates] = await Promise.all([get("routes", {count: 1000}), get("endpoints", {count: 1000}), get("rates", {kind: "route", what: "refused", count: 200})]);
+    const failing = new Set(rates.items.filter(one => one.now > 0).map(one => one.name));
+    return {routes: routes.items.map(one => ({...one, failing: failing.has(one.name)})), endpoints: endpoints.items};
+  }, []);
+  return html`<h2>Routes</h2>
+    ${found && html`<section><h3>What flows from where to where</h3><${Picture} ...${found} /></section>`}
+    <section><${List} path="routes" caption="Routes" filters=${[["name", "Name (* is any text)"]]} keyed=${row => row.name} empty="No routes are in force." columns=${list => [
+      ["Route", row => row.name], ["From", row => row.source], ["To", row => row.target], ["In /s", row => number(row.in_per_sec), "number"], ["Out /s", row => number(row.out_per_sec), "number"],
+      ["99 % within", row => millis(row.p99_secs), "number"], ["Matched", row => number(row.matched), "number"], ["Delivered", row => number(row.delivered), "number"],
+      ["In flight", row => number(row.in_flight + row.held), "number"], ["Retried", row => number(row.retried), "number"], ["Failed", row => red(row.failed), "number"], ["Dropped", row => red(row.dropped), "number"],
+      ["Undecided", row => red(row.unparsable + row.undecided), "number"], ["Where", row => `${row.file}:${row.line}`, "text"],
+      ["", row => html`<${Pause} at="routes" row=${row} again=${async () => { await list(); await again(); }} />`]]} /></section>`;
+}

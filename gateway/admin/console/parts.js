@@ -1,0 +1,97 @@
+// What views are made of.
+import {html, useEffect, useRef, useState} from "./vendor/htm.js";
+import {get, may, useAsked} from "./api.js";
+
+export const number = n => n === null || n === undefined ? "–" : n >= 1e6 ? (n / 1e6).toFixed(2) + " M" : n >= 1e4 ? (n / 1e3).toFixed(1) + " k"
+  : n >= 100 || Number.isInteger(n) ? String(Math.round(n)) : n.toFixed(n < 1 ? 2 : 1);
+export const octets = n => n === null ? "–" : n >= 1e9 ? (n / 1e9).toFixed(1) + " GB" : n >= 1e6 ? (n / 1e6).toFixed(1) + " MB" : n >= 1e3 ? (n / 1e3).toFixed(1) + " kB" : Math.round(n) + " B";
+export const millis = s => s === null ? "–" : "≤ " + number(s * 1000) + " ms";
+export const period = s => s === null ? "–" : s < 120 ? Math.round(s) + " s" : s < 7200 ? Math.round(s / 60) + " min" : (s / 3600).toFixed(1) + " h";
+export const moment = text => text ? text.slice(0, 19).replace("T", " ") : "–";
+export const red = n => n > 0 ? html`<span class="bad">${number(n)}</span>` : number(n);
+
+let tell = () => {};
+export const said = text => tell(text);
+
+// Says what became of an act; read out to who does not see it.
+export function Notice() {
+  const [text, set] = useState("");
+  tell = set;
+  return html`<p class="notice" role="status">${text}</p>`;
+}
+
+// A button for those who may; `sure` asks first.
+export function Act({label, act, sure, name}) {
+  const [busy, set] = useState(false);
+  if (!may()) return null;
+  const go = async () => {
+    if (sure && !confirm(sure)) return;
+    set(true);
+    try { said(await act() || ""); } catch (error) { said(error.message); }
+    set(false);
+  };
+  return html`<button disabled=${busy} onClick=${go} aria-label=${name ? `${label} ${name}` : null}>${label}</button>`;
+}
+
+// Columns are [head, cell of a row, "number" or "text" or nothing].
+export function Table({caption, columns, rows, keyed, empty = "There are none."}) {
+  if (!rows) return html`<p class="soft">…</p>`;
+  if (!rows.length) return html`<p class="soft">${empty}</p>`;
+  return html`<div class="scroll" tabindex="0" role="region" aria-label=${caption}><table>
+    <caption>${caption}</caption>
+    <thead><tr>${columns.map(([head, , kind]) => html`<th scope="col" class=${kind}>${head}</th>`)}</tr></thead>
+    <tbody>${rows.map(row => html`<tr key=${keyed(row)}>${columns.map(([, cell, kind]) => html`<td class=${kind}>${cell(row)}</td>`)}</tr>`)}</tbody>
+  </table></div>`;
+}
+
+// A list of the interface, a page at a time, that is asked for anew while it is looked at.
+export function List({path, caption, columns, keyed, words = {}, filters = [], choose = () => {}, empty, live = true}) {
+  const [chosen, setChosen] = useState({});
+  const [pages, setPages] = useState([""]);
+  const after = pages[pages.length - 1];
+  const {document: found, error, again} = useAsked(() => get(path, {count: 50, after, ...words, ...chosen}), [path, after, JSON.stringify(words), JSON.stringify(chosen)], live);
+  choose(again);
+  const given = event => { event.preventDefault(); setPages([""]); setChosen(Object.fromEntries(new FormData(event.target))); };
+  return html`
+    ${filters.length > 0 && html`<form class="line" role="search" onSubmit=${given}>
+      ${filters.map(([name, label, options]) => html`<label>${label}${options
+        ? html`<select name=${name}><option value="">any</option>${options.map(one => html`<option>${one}</option>`)}</select>`
+        : html`<input name=${name} />`}</label>`)}
+      <button>Show</button></form>`}
+    ${error && html`<p class="bad" role="alert">${error}</p>`}
+    <${Table} caption=${found && found.total !== undefined ? `${caption}: ${number(found.total)}` : caption} columns=${columns(again)} rows=${found && found.items} keyed=${keyed} empty=${empty} />
+    ${(pages.length > 1 || found?.next) && html`<p class="acts">
+      <button disabled=${pages.length < 2} onClick=${() => setPages(pages.slice(0, -1))}>Previous page</button>
+      <button disabled=${!found?.next} onClick=${() => setPages([...pages, found.next])}>Next page</button></p>`}`;
+}
+
+export function Dialog({title, close, children}) {
+  const drawn = useRef(null);
+  useEffect(() => { drawn.current.showModal(); }, []);
+  return html`<dialog ref=${drawn} aria-labelledby="dialog-title" onClose=${close}>
+    <h2 id="dialog-title">${title}</h2>${children}
+    <p><button onClick=${() => drawn.current.close()}>Close</button></p></dialog>`;
+}
+
+export const Body = ({of}) => html`<pre>${of.body_encoding === "base64" ? `(base64) ${of.body}` : of.body}${of.body_bytes > of.body.length && of.body.length >= 1000 ? " …" : ""}</pre>`;
+
+// The words of an address, by the protocol of an endpoint.
+export const WORDS = {mqtt: [["topic", "Topic"]], amqp091: [["exchange", "Exchange"], ["routing_key", "Routing key or queue"]],
+  amqpfast: [["service", "Service (queue or topic)"], ["destination", "Destination"]]};
+
+// Fields of a message as somebody publishes it, and what they say.
+export function MessageFields({endpoints, endpoint, setEndpoint}) {
+  const known = endpoints || [];
+  const protocol = (known.find(one => one.name === endpoint) || known[0])?.protocol;
+  return html`<label>Endpoint<select name="endpoint" value=${endpoint || known[0]?.name} onChange=${event => setEndpoint(event.target.value)}>
+      ${known.map(one => html`<option value=${one.name}>${one.name}</option>`)}</select></label>
+    ${(WORDS[protocol] || []).map(([word, label]) => html`<label key=${word}>${label}<input name=${word} /></label>`)}
+    <label>Content type<input name="content_type" /></label>
+    <label>QoS<select name="qos"><option>0</option><option>1</option>${protocol === "mqtt" && html`<option>2</option>`}</select></label>
+    <label style="flex-basis: 100%; max-width: none">Body<textarea name="body"></textarea></label>`;
+}
+
+export function messageOf(form) {
+  const said = Object.fromEntries(new FormData(form));
+  return {...Object.fromEntries(Object.entries(said).filter(([name, text]) => text !== "" || name === "exchange")), qos: Number(said.qos || 0)};
+}

@@ -1,0 +1,64 @@
+"""The console's files, as a browser gets them: read once, the same for everybody, who has logged in or not.
+They hold nothing that anybody may not see; what they show they ask for, below /api/v1.
+"""
+
+from __future__ import annotations
+
+from importlib.resources import files
+from typing import Final
+
+from starlette.exceptions import HTTPException
+from starlette.requests import Request
+from starlette.responses import Response
+from starlette.routing import BaseRoute, Route
+
+from gateway.admin.answers import unless_known
+
+# Everything comes from here, and the browser holds the page to that: no script or style stands in it.
+POLICY: Final = (
+    "default-src 'none'; style-src 'self'; script-src 'self'; connect-src 'self'; "
+    "img-src data:; base-uri 'none'; form-action 'none'; frame-ancestors 'none'"
+)
+HEADERS: Final = {
+    "Cache-Control": "no-cache",
+    "Content-Security-Policy": POLICY,
+    "Referrer-Policy": "no-referrer",
+    "X-Content-Type-Options": "nosniff",
+}
+TYPES: Final = {
+    "css": "text/css; charset=utf-8",
+    "html": "text/html; charset=utf-8",
+    "js": "text/javascript; charset=utf-8",
+    "txt": "text/plain; charset=utf-8",
+}
+
+
+class Page:
+    """Serves them."""
+
+    def __init__(self) -> None:
+        root = files("gateway.admin") / "console"
+        self._files = {
+            place + one.name: one.read_bytes()
+            for place, folder in (("", root), ("vendor/", root / "vendor"))
+            for one in folder.iterdir()
+            if one.is_file()
+        }
+
+    def file(self, request: Request, name: str) -> Response:
+        """One of them. Raises HTTPException when there is none."""
+        octets = self._files.get(name)
+        if octets is None:
+            raise HTTPException(404, "Not Found")
+        kind = TYPES[name.rpartition(".")[2]]
+        return unless_known(request, Response(octets, headers={**HEADERS, "Content-Type": kind}))
+
+    def routes(self) -> list[BaseRoute]:
+        """All but the page itself, and the page that asks who one is."""
+        return [Route("/login", self._login), Route("/console/{name:path}", self._one)]
+
+    async def _login(self, request: Request) -> Response:
+        return self.file(request, "login.html")
+
+    async def _one(self, request: Request) -> Response:
+        return self.file(request, request.path_params["name"])

@@ -1,0 +1,289 @@
+"""The console in a real Chromium: what an operator finds there, by the roles and names that a reader has."""
+
+from __future__ import annotations
+
+import os
+import re
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any, Final
+
+import paho.mqtt.client as mqtt
+import pika
+import pytest
+from axe_playwright_python.base import AXE_SCRIPT
+from playwright.sync_api import Browser, Page, expect, sync_playwright
+
+from gateway.access.users import hash_password
+from gateway.settings import AmqpPermissions, Http, MqttRules, Role, Store, User
+from gateway.settings.journal import Journal
+from tests.conftest import missing
+from tests.interop.gateway_fixture import LOOPBACK, Running, running, settings_of
+from tests.needs import needed
+
+CHROMIUM: Final = "/usr/bin/chromium"
+VIEWS: Final = (
+    *("Overview", "Routes", "Links", "Connections", "Sessions", "Queues", "Dead letters", "Mappings"),
+    *("Journal", "Limits"),
+)
+COLOURED: Final = ("Overview", "Queues", "Mappings")  # what is of any colour anywhere is in these
+MAPPING: Final = """version: 1
+routes:
+  - name: readings
+    from: {endpoint: mqtt, topic: "plant/{line}/reading"}
+    to: {endpoint: amqp091, queue: stuck}
+  - name: alarms
+    from: {endpoint: mqtt, topic: "plant/{line}/alarm"}
+    to: {endpoint: amqp091, queue: "alarm"}
+    on_reject: dead_letter
+"""
+MENDED: Final = MAPPING.replace('queue: "alarm"', 'queue: "alarms"')
+
+
+@pytest.fixture(scope="module")
+def file(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    made = tmp_path_factory.mktemp("console") / "mapping.yaml"
+    made.write_text(MAPPING)
+    return made
+
+
+@pytest.fixture(scope="module")
+def gateway(file: Path) -> Iterator[Running]:
+    """With a queue that nobody consumes, a route that fails, a client, and a session."""
+    settings = settings_of(
+        http=Http(host=LOOPBACK, port=0),
+        store=Store(path=file.parent / "data"),
+        journal=Journal(enabled=True),
+        mappings=(str(file),),
+        users={
+            "ann": User(password_hash=hash_password("right"), roles=("boss",)),
+            "bob": User(password_hash=hash_password("right"), roles=("looker",)),
+        },
+        roles={
+            "boss": Role(console="write", mqtt=MqttRules(publish=("#",), subscribe=("#",))),
+            "looker": Role(console="read"),
+            "all": Role(amqp091={"/": AmqpPermissions(configure=".*", write=".*", read=".*")}),
+        },
+        default_roles={"guest": ("all",), "anonymous": ("boss",)},
+    )
+    with running(settings) as started:
+        connection = pika.BlockingConnection(pika.URLParameters(started.amqp_url))
+        channel = connection.channel()
+        for name in ("stuck", "alarms"):
+            channel.queue_declare(name, durable=True)
+        client = mqtt.Client(mqtt.CallbackAPIVersion.VERSION2, "press 7", protocol=mqtt.MQTTv5)
+        client.connect(LOOPBACK, started.mqtt)
+        client.loop_start()
+        client.subscribe("plant/+/command", 1)
+        for number in range(3):
+            client.publish("plant/l1/reading", f"21.{number}", 1).wait_for_publish(10)
+        client.publish("plant/l1/alarm", "too hot", 1).wait_for_publish(10)
+        started.until(lambda: len(started.gateway.dead_letters) == 1)
+        yield started
+        client.disconnect()
+        client.loop_stop()
+        connection.close()
+
+
+@needed("Chromium")
+@pytest.fixture(scope="module")
+def browser() -> Iterator[Browser]:
+    if not Path(CHROMIUM).exists():
+        missing("Chromium: apt-get install chromium")
+    with sync_playwright() as playwright:
+        chosen = playwright.chromium.launch(executable_path=CHROMIUM, args=["--no-sandbox"])
+        yield chosen
+        chosen.close()
+
+
+class Scene:
+    """A page of the console, and what the browser has complained of."""
+
+    def __init__(self, browser: Browser, gateway: Running, **more: Any) -> None:
+        self.at = f"http://{LOOPBACK}:{gateway.gateway.http_port}"
+        self.context = browser.new_context(**more)
+        self.page: Page = self.context.new_page()
+        self.page.set_default_timeout(10_000)
+        self.complaints: list[str] = []
+        self.page.on("pageerror", lambda error: self.complaints.append(str(error)))
+        self.page.on("console", self._heard)
+        self.page.on("dialog", lambda dialog: dialog.accept())
+
+    def _heard(self, message: Any) -> None:
+        if message.type == "error" and "status of 401" not in message.text:
+            self.complaints.append(message.text)
+
+    def log_in(self, user: str = "ann") -> None:
+        self.page.goto(self.at)
+        self.page.get_by_label("User").fill(user)
+        self.page.get_by_label("Password").fill("right")
+        self.page.get_by_role("button", name="Log in").click()
+        expect(self.page.get_by_role("heading", name="Overview")).to_be_visible()
+
+    def turn(self, view: str) -> None:
+        self.page.get_by_role("link", name=view, exact=True).click()
+        expect(self.page.get_by_role("heading", name=view, exact=True)).to_be_visible()
+
+    def row(self, text: str) -> Any:
+        return self.page.get_by_role("row").filter(has_text=text)
+
+    def shot(self, name: str) -> None:
+        """For eyes: CONSOLE_PICTURES names a folder."""
+        if folder := os.environ.get("CONSOLE_PICTURES"):
+            self.page.screenshot(path=f"{folder}/{name}.png", full_page=True)
+
+    def close(self) -> None:
+        self.context.close()
+        assert self.complaints == []
+
+
+def serious(page: Page) -> list[str]:
+    """What axe finds that keeps somebody out."""
+    if not page.evaluate("'axe' in window"):
+        page.evaluate(AXE_SCRIPT)
+    found = page.evaluate("axe.run({runOnly: ['wcag2a', 'wcag2aa', 'best-practice']})")["violations"]
+    return [
+        f"{one['id']}: {node['html']}"
+        for one in found
+        if one["impact"] in ("serious", "critical")
+        for node in one["nodes"]
+    ]
+
+
+def test_an_operator_finds_what_is_stuck_and_mends_it(browser: Browser, gateway: Running, file: Path) -> None:
+    """A queue is stuck: look in, find the route that fails, try a mended mapping, reload, redrive."""
+    scene = Scene(browser, gateway)
+    page = scene.page
+    scene.log_in()
+    state = page.get_by_text("ready", exact=True)
+    expect(state).to_be_visible()
+    seen = state.evaluate("one => [getComputedStyle(one).color, getComputedStyle(one).backgroundColor]")
+    assert seen == ["rgb(255, 255, 255)", "rgb(20, 105, 58)"]
+    scene.turn("Queues")
+    expect(scene.row("stuck")).to_contain_text("none")
+    page.get_by_role("button", name="Peek stuck").click()
+    dialog = page.get_by_role("dialog")
+    expect(dialog).to_contain_text("21.0")
+    expect(dialog).to_contain_text("press 7")
+    dialog.get_by_role("button", name="Close").click()
+    expect(dialog).to_be_hidden()
+    scene.turn("Routes")
+    expect(scene.row("alarms")).to_have_text(re.compile("alarms.*mqtt.*amqp091"))
+    failed = scene.row("alarms").locator(".bad")
+    expect(failed.first).to_have_text("1")
+    scene.turn("Dead letters")
+    expect(scene.row("alarms")).to_contain_text("no_route")
+    scene.turn("Mappings")
+    draft = page.get_by_label(str(file))
+    draft.fill(MAPPING.replace("to:", "too:"))
+    page.get_by_label("Endpoint").select_option("mqtt")
+    page.get_by_label("Topic").fill("plant/l1/alarm")
+    page.get_by_label("Body").fill("too hot")
+    page.get_by_role("button", name="Try").click()
+    expect(page.get_by_text("The draft is no mapping")).to_be_visible()
+    expect(page.get_by_text("did you mean 'to'").first).to_be_visible()
+    draft.fill(MENDED)
+    page.get_by_role("button", name="Try").click()
+    told = page.get_by_role("listitem").filter(has_text="takes it")
+    expect(told).to_contain_text("alarms takes it to amqp091: ")
+    expect(told).to_contain_text("too hot")
+    assert file.read_text() == MAPPING, "trying changes nothing"
+    file.write_text(MENDED)
+    page.get_by_role("button", name="Reload", exact=True).click()
+    expect(page.get_by_text("taken: 2 routes")).to_be_visible()
+    scene.turn("Dead letters")
+    page.get_by_role("button", name=re.compile("^Redrive [^a]")).click()
+    expect(page.get_by_text("1 published again")).to_be_visible()
+    expect(page.get_by_text("There are none.")).to_be_visible()
+    scene.turn("Queues")
+    page.get_by_role("button", name="Peek alarms").click()
+    expect(page.get_by_role("dialog")).to_contain_text("too hot")
+    scene.close()
+
+
+def test_a_route_is_paused_and_goes_on(browser: Browser, gateway: Running) -> None:
+    scene = Scene(browser, gateway)
+    scene.log_in()
+    scene.turn("Routes")
+    scene.page.get_by_role("button", name="Pause readings").click()
+    expect(scene.page.get_by_text("readings: paused")).to_be_visible()
+    expect(scene.page.get_by_role("img", name=re.compile("readings: paused, 0 held"))).to_be_visible()
+    scene.page.get_by_role("button", name="Resume readings").click()
+    expect(scene.page.get_by_role("button", name="Pause readings")).to_be_visible()
+    scene.close()
+
+
+def test_who_only_reads_finds_nothing_to_change(browser: Browser, gateway: Running) -> None:
+    scene = Scene(browser, gateway)
+    scene.log_in("bob")
+    expect(scene.page.get_by_text("bob (read)")).to_be_visible()
+    for view in VIEWS[1:]:
+        scene.turn(view)
+        expect(scene.page.get_by_role("status")).to_have_count(1)
+        words = re.compile("Pause|Purge|Delete|Redrive|Disconnect|End|Publish|Reload|Peek|Try")
+        expect(scene.page.get_by_role("button", name=words)).to_have_count(0)
+    scene.page.get_by_role("button", name="Log out").click()
+    expect(scene.page.get_by_role("button", name="Log in")).to_be_visible()
+    scene.page.goto(scene.at)
+    expect(scene.page.get_by_role("button", name="Log in")).to_be_visible()
+    scene.close()
+
+
+@pytest.mark.parametrize("scheme, width", [("light", 1_280), ("dark", 360)])
+def test_every_view_is_for_everybody(browser: Browser, gateway: Running, scheme: Any, width: int) -> None:
+    """axe finds nothing serious, and nothing is wider than the window, however narrow that is."""
+    scene = Scene(browser, gateway, color_scheme=scheme, viewport={"width": width, "height": 900})
+    scene.page.goto(scene.at)
+    assert serious(scene.page) == []
+    scene.log_in()
+    for view in VIEWS:
+        scene.turn(view)
+        expect(scene.page.get_by_text("…", exact=True)).to_have_count(0)
+        wide = scene.page.evaluate("document.documentElement.scrollWidth")
+        assert wide <= width, view
+        assert (scheme == "dark" and view not in COLOURED) or serious(scene.page) == [], view
+        scene.shot(f"{view} {scheme} {width}")
+    scene.close()
+
+
+def test_a_wide_window_is_used(browser: Browser, gateway: Running) -> None:
+    scene = Scene(browser, gateway, viewport={"width": 2_560, "height": 1_200})
+    scene.log_in()
+    box = scene.page.get_by_role("main").bounding_box()
+    assert box is not None
+    assert box["width"] > 2_000
+    scene.shot("wide")
+    scene.close()
+
+
+def test_what_comes_leaves_selections_and_the_keyboard_alone(browser: Browser, gateway: Running) -> None:
+    scene = Scene(browser, gateway)
+    scene.log_in()
+    scene.turn("Queues")
+    page = scene.page
+    expect(scene.row("stuck")).to_be_visible()
+    cell = "[...document.querySelectorAll('td')].find(one => one.textContent === 'stuck')"
+    page.evaluate(f"getSelection().selectAllChildren({cell})")
+    page.get_by_role("button", name="Peek stuck").focus()
+    before = len(gateway.ask(lambda: gateway.gateway.host.queues["stuck"]))
+    with page.expect_response(re.compile("api/v1/queues")):
+        client = pika.BlockingConnection(pika.URLParameters(gateway.amqp_url))
+        client.channel().basic_publish("", "stuck", b"more")
+        client.close()
+    expect(scene.row("stuck").get_by_role("cell").nth(2)).to_have_text(str(before + 1))
+    assert page.evaluate("String(getSelection())") == "stuck"
+    expect(page.get_by_role("button", name="Peek stuck")).to_be_focused()
+    page.keyboard.press("Enter")
+    expect(page.get_by_role("dialog")).to_be_visible()
+    page.keyboard.press("Escape")
+    expect(page.get_by_role("dialog")).to_be_hidden()
+    scene.close()
+
+
+def test_a_gateway_that_does_not_answer_is_told(browser: Browser, gateway: Running) -> None:
+    scene = Scene(browser, gateway)
+    scene.log_in()
+    expect(scene.page.get_by_text("ready", exact=True)).to_be_visible()
+    scene.context.clear_cookies()
+    expect(scene.page.get_by_role("button", name="Log in")).to_be_visible(timeout=15_000)
+    scene.context.close()
