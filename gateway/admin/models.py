@@ -500,6 +500,19 @@ class MessageRow(Row):
     body_encoding: Literal["utf-8", "base64"]
 
 
+class PassedRow(Row):
+    """A message that has passed, as it was delivered."""
+
+    route: str
+    """Empty: it stayed in the namespace in which it was published."""
+    endpoint: str
+    """By which it came."""
+    outcome: str
+    reason: str
+    text: str
+    message: MessageRow
+
+
 class Peeked(Row):
     """The first messages of a queue that are in memory. They stay where they are."""
 

@@ -34,6 +34,7 @@ MEANINGS: Final = {
     "in_use": "In use, or not; of removals: also those in use.",
     "kind": "By kind: `queue` or `subscription`, `listener` or `link`, of rates also `process` and `route`.",
     "name": "By name; * is any text.",
+    "per_second": "So many at most.",
     "protocol": "By protocol: `mqtt`, `amqp091` or `amqpfast`.",
     "queue": "By the queue's name; * is any text.",
     "rates": "Whether octets per second are wanted; they are counted while the answer waits, for a second.",

@@ -34,6 +34,7 @@ from gateway.admin.rabbitmq import RabbitApi
 from gateway.admin.readiness import Readiness
 from gateway.admin.status import status
 from gateway.broker.outbox.outbox import OutboxState
+from gateway.broker.tapping import Taps
 from gateway.errors import ConfigurationError
 from gateway.settings import Http, HttpTls
 from gateway.telemetry.metrics import CONTENT_TYPE, Metrics
@@ -51,6 +52,7 @@ class AdminState:
     outboxes: Callable[[], list[OutboxState]] = list
     scrape_token_file: Path | None = None
     rabbit: RabbitApi | None = None
+    taps: Taps | None = None
     clock: Callable[[], float] = trio.current_time
     started_secs: float = field(init=False)
     health_port: int = 0
@@ -99,7 +101,7 @@ def application(state: AdminState, *, with_health: bool = True) -> Starlette:
             return Response(status_code=303, headers={**NEVER_STORE, "Location": "login"})
         return page.file(request, "index.html")
 
-    logins, events = LoginsApi(state.admission), EventsApi(state.admission, shown)
+    logins, events = LoginsApi(state.admission), EventsApi(state.admission, shown, state.taps)
     state_of = Operation("GET", "/status", "The state of the gateway", api_status, Status)
     apis: tuple[Api, ...] = (logins, events, *state.apis)
     operations = [state_of, *(one for api in apis for one in api.operations())]

@@ -239,6 +239,7 @@ class Gateway:
                 flush=flush,
                 node=self.settings.replica,
             ),
+            self.dispatcher.taps,
         )
         async with trio.open_nursery() as nursery:
             if signals:  # before anybody can be told that the gateway runs

@@ -28,6 +28,7 @@ from gateway.broker.memory import Memory, plenty
 from gateway.broker.mqtt.echoes import Echoes
 from gateway.broker.pausing import Gate, Pauses
 from gateway.broker.poison import poisoned
+from gateway.broker.tapping import Taps
 from gateway.containment import contained
 from gateway.errors import ProtocolError
 from gateway.mapping.answering import answer_to
@@ -341,6 +342,7 @@ class Dispatcher:
         self.disk_healthy = disk_healthy
         self.memory = memory or plenty()
         self.pauses = pauses or Pauses(None)
+        self.taps = Taps(self.changed)
         self._outbox = outbox
         self._recipients: dict[tuple[Sink, str], Recipient] = {}
         self._guards: dict[str, Guard] = {}
@@ -707,6 +709,8 @@ class Dispatcher:
         recipient = self._recipients.get(key)
         if recipient is None:
             recorder = self._recorder(route, endpoint)
+            if self.taps.open:
+                recorder = self.taps.recorder(recorder, route, endpoint)
             if route is None:
                 recipient = Recipient(sink, recorder)
             else:

@@ -37,6 +37,7 @@ FILES: Final = {
     "sessions": "sessions",
     "store": "store",
     "subscribe": "messages",
+    "tap": "tap",
     "test": "mapping",
     "tokens": "tokens",
     "top": "top",

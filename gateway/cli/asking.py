@@ -27,6 +27,32 @@ CONNECT_SECS: Final = 1.0
 
 def answered(url: str, token_file: Path | None, path: str, choice: dict[str, Any] | None = None) -> Any:
     """What the gateway answers. Raises GatewayError when it does not, or refuses."""
+    try:
+        with opened(url, token_file, path, choice) as answer:
+            return orjson.loads(answer.read())
+    except (OSError, http.client.HTTPException, orjson.JSONDecodeError) as error:
+        raise GatewayError(f"{url}: no answer of a gateway: {error}") from error
+
+
+def events(url: str, token_file: Path | None, path: str) -> Iterator[tuple[str, Any]]:
+    """The server-sent events of a path, by name, as they come, until the gateway ends them. Raises
+    GatewayError as `answered` does.
+    """
+    name = ""
+    try:
+        with opened(url, token_file, path) as answer:
+            for line in answer:
+                word, _, rest = line.decode().rstrip("\n").partition(": ")
+                if word == "event":
+                    name = rest
+                elif word == "data":
+                    yield name, orjson.loads(rest)
+    except (OSError, http.client.HTTPException, orjson.JSONDecodeError) as error:
+        raise GatewayError(f"{url}: no answer of a gateway: {error}") from error
+
+
+def opened(url: str, token_file: Path | None, path: str, choice: dict[str, Any] | None = None) -> Any:
+    """The answer, to be read. Raises GatewayError."""
     body = None if choice is None else orjson.dumps(choice)
     at = _here(url)
     refused: HTTPError | None = None
@@ -36,13 +62,12 @@ def answered(url: str, token_file: Path | None, path: str, choice: dict[str, Any
             headers["Authorization"] = f"Bearer {token}"
         request = Request(at.rstrip("/") + path, body, headers)
         try:
-            with build_opener(ProxyHandler({})).open(request, timeout=PATIENCE_SECS) as answer:
-                return orjson.loads(answer.read())
+            return build_opener(ProxyHandler({})).open(request, timeout=PATIENCE_SECS)
         except HTTPError as error:
             if error.code != UNAUTHORIZED:
                 raise GatewayError(f"{url}: {_reason(error)}") from error
             refused = refused or error
-        except (URLError, OSError, http.client.HTTPException, orjson.JSONDecodeError) as error:
+        except (URLError, OSError, http.client.HTTPException) as error:
             why = error.reason if isinstance(error, URLError) else error
             raise GatewayError(f"{url}: no answer of a gateway: {why}") from error
     assert refused is not None, "one attempt at least was made"

@@ -33,8 +33,13 @@ def settings_of(config: Path | None) -> Settings:
 
 def ask(url: str, token_file: Path | None, path: str, choice: dict[str, Any] | None = None) -> Any:
     """What the gateway answers. Raises GatewayError when it does not, or refuses."""
-    if not url.startswith(("http://", "https://")):
-        raise typer.BadParameter(f"--url wants http:// or https://, not {url!r}")
     from gateway.cli.asking import answered
 
-    return answered(url, token_file, path, choice)
+    return answered(checked(url), token_file, path, choice)
+
+
+def checked(url: str) -> str:
+    """The address of the HTTP side. Raises BadParameter for what is none."""
+    if not url.startswith(("http://", "https://")):
+        raise typer.BadParameter(f"--url wants http:// or https://, not {url!r}")
+    return url

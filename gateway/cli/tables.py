@@ -20,7 +20,7 @@ def table(
     from rich.table import Table
     from rich.text import Text
 
-    cells = [[Text(_cell(value)) for value in row] for row in rows]
+    cells = [[Text(printable(value)) for value in row] for row in rows]
     if not cells:
         return []
     made = Table(box=None, show_header=bool(headings), pad_edge=False, padding=(0, 2, 0, 0), header_style="")
@@ -34,7 +34,7 @@ def table(
     return [line.rstrip() for line in captured.get().splitlines()]
 
 
-def _cell(value: object) -> str:
+def printable(value: object) -> str:
     """A value as one line of text: names come from peers, and may hold what a terminal would obey."""
     text = "-" if value is None or value == "" else str(value)
     return "".join(one if one.isprintable() else repr(one)[1:-1] for one in text)

@@ -184,7 +184,7 @@ def test_the_console_names_only_what_there_is() -> None:
 async def test_the_state_is_told_again_and_again_to_who_may_hear_it() -> None:
     admission, headers = admitting()
     events = EventsApi(admission, lambda: {"at": 1}, each_secs=0.01)
-    (listen,) = events.operations()
+    listen, _ = events.operations()
     app = Starlette(routes=[Route("/events", admission.admitted(listen.serve))])
     listening = socket.create_server((LOOPBACK, 0))
     listening.setblocking(False)
@@ -231,7 +231,7 @@ async def test_only_so_many_listen() -> None:
     admission, _ = admitting()
     events = EventsApi(admission, dict)
     events.listeners = LISTENERS_MAX
-    (listen,) = events.operations()
+    listen, _ = events.operations()
     with pytest.raises(UnavailableError, match="20 listen already"):
         await listen.serve(Request({"type": "http", "method": "GET", "headers": []}))
 

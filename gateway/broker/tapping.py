@@ -1,0 +1,145 @@
+"""Messages that somebody watches while they pass, without any harm to them.
+
+A tap hears of a message when a recipient has settled it, as it was delivered. Recipients are made with a
+recorder that tells it, and made anew without when the last tap has gone: who is not watched pays nothing. A
+tap takes so many a second and keeps so many until they are fetched; it counts the others. One message that
+goes to several subscribers of its own namespace is heard of once.
+"""
+
+from __future__ import annotations
+
+from collections import deque
+from collections.abc import Callable
+from typing import Final, NamedTuple
+
+import trio
+
+from gateway import clock
+from gateway.containment import contained
+from gateway.mapping.routes import Route
+from gateway.model.batch import Recorder, SubBatch
+from gateway.model.message import Message
+from gateway.model.outcome import Outcome
+
+KEPT_MAX: Final = 200  # messages of a tap that nobody has fetched
+SEEN_MAX: Final = 100
+KEPT_OCTETS_MAX: Final = 8 * 1024 * 1024
+
+
+class Passed(NamedTuple):
+    """A message that has passed by a route ("": it stayed in its own namespace), and what became of it."""
+
+    route: str
+    endpoint: str
+    message: Message
+    outcome: Outcome
+
+
+class Tap:
+    """Watches one route, one endpoint's messages, or names that match; "" and None: all."""
+
+    def __init__(
+        self,
+        *,
+        route: str = "",
+        endpoint: str = "",
+        named: Callable[[str], bool] | None = None,
+        per_second: float = 10.0,
+    ) -> None:
+        self.route = route
+        self.endpoint = endpoint
+        self.skipped = 0  # since they were fetched last
+        self._named = named
+        self._per_second = per_second
+        self._allowed = max(per_second, 1.0)
+        self._since = clock.now()
+        self._kept: deque[Passed] = deque()
+        self._octets = 0
+        self._seen: dict[int, Message] = {}  # by identity: the last of those that stay in their namespace
+        self._heard = trio.Event()
+
+    def wants(self, route: str, endpoint: str) -> bool:
+        """Whether messages of a recipient may be its."""
+        return self.route in ("", route) and self.endpoint in ("", endpoint)
+
+    def offer(self, route: str, endpoint: str, messages: list[Message], outcome: Outcome) -> None:
+        """These have been settled."""
+        now = clock.now()
+        most = max(self._per_second, 1.0)
+        self._allowed = min(most, self._allowed + (now - self._since) * self._per_second)
+        self._since = now
+        for message in messages:
+            if self._named is not None and not self._named(message.address.name):
+                continue
+            if not route and self._knows(message):
+                continue
+            full = len(self._kept) >= KEPT_MAX or self._octets + message.octets > KEPT_OCTETS_MAX
+            if self._allowed < 1.0 or full:
+                self.skipped += 1
+                continue
+            self._allowed -= 1.0
+            self._kept.append(Passed(route, endpoint, message, outcome))
+            self._octets += message.octets
+            self._heard.set()
+
+    def _knows(self, message: Message) -> bool:
+        """Whether it has been heard of, from another recipient."""
+        if id(message) in self._seen:
+            return True
+        self._seen[id(message)] = message
+        if len(self._seen) > SEEN_MAX:
+            del self._seen[next(iter(self._seen))]
+        return False
+
+    async def fetch(self, secs: float) -> tuple[list[Passed], int]:
+        """What has passed, and how many more; waits until something has, but no longer than `secs`."""
+        with trio.move_on_after(secs):
+            await self._heard.wait()
+        self._heard = trio.Event()
+        found, self._kept, self._octets = list(self._kept), deque(), 0
+        skipped, self.skipped = self.skipped, 0
+        return found, skipped
+
+
+class TappedRecorder:
+    """What a recipient tells, for the journal, if there is one, and for taps."""
+
+    def __init__(self, inner: Recorder | None, taps: list[Tap], route: str, endpoint: str) -> None:
+        self._inner = inner
+        self._taps = taps
+        self._route = route
+        self._endpoint = endpoint
+
+    def record(self, part: SubBatch, messages: list[Message], slots: list[int], outcome: Outcome) -> None:
+        """Never raises."""
+        if self._inner is not None:
+            self._inner.record(part, messages, slots, outcome)
+        for tap in self._taps:
+            try:
+                tap.offer(self._route, self._endpoint, messages, outcome)
+            except Exception as error:
+                contained("message", error, route=self._route)
+
+
+class Taps:
+    """Those that are open. `changed`: recipients have to be made anew."""
+
+    def __init__(self, changed: Callable[[], None]) -> None:
+        self.open: list[Tap] = []
+        self._changed = changed
+
+    def add(self, tap: Tap) -> None:
+        """Somebody watches."""
+        self.open.append(tap)
+        self._changed()
+
+    def remove(self, tap: Tap) -> None:
+        """Nobody does any more."""
+        self.open.remove(tap)
+        self._changed()
+
+    def recorder(self, inner: Recorder | None, route: Route | None, endpoint: str) -> Recorder | None:
+        """What a recipient tells: `inner`, and those taps that want to hear of it."""
+        name, source = ("", endpoint) if route is None else (route.name, route.source)
+        taps = [tap for tap in self.open if tap.wants(name, source)]
+        return TappedRecorder(inner, taps, name, source) if taps else inner
