@@ -71,21 +71,24 @@ class History:
     def tick(self, now: Monotonic, utc: float) -> None:
         """Read the counters."""
         seen: dict[Key, int] = {}
+        rings = self._rings
         self.left_out = 0
         for key, count in self._counted():
-            if key in self._rings or len(self._rings) < SERIES_MAX:
-                self._rings.setdefault(key, array("I", [0] * STEPS))
-                seen[key] = count
-            else:
-                self.left_out += 1
+            if key not in rings:
+                if len(rings) >= SERIES_MAX:
+                    self.left_out += 1
+                    continue
+                rings[key] = array("I", [0] * STEPS)
+            seen[key] = count
         self._go_to(int(now // STEP_SECS), utc - now % STEP_SECS, seen)
         if self._recent:
             before = self._recent[-1][1]
             place = self._step % STEPS
             for key, count in seen.items():
-                if more := _more(before.get(key, 0), count):
-                    ring = self._rings[key]
-                    ring[place] = min(ring[place] + more, COUNT_MAX)
+                known = before.get(key, 0)
+                if count != known:
+                    ring = rings[key]
+                    ring[place] = min(ring[place] + _more(known, count), COUNT_MAX)
         self._recent.append((now, seen))
 
     def _go_to(self, step: int, began: float, seen: dict[Key, int]) -> None:
