@@ -19,6 +19,7 @@ from paho.mqtt.packettypes import PacketTypes
 from paho.mqtt.properties import Properties
 from paho.mqtt.subscribeoptions import SubscribeOptions
 
+from gateway.app.operating import pause, resume
 from gateway.egress.mqtt.session import MqttLinkSession
 from tests.chaos.proxy import Proxy
 from tests.configured import make_link
@@ -281,6 +282,29 @@ def test_an_outage_loses_nothing_and_keeps_the_order(tmp_path: Path) -> None:
                 heard = [subscriber.next().payload for _ in range(len(bodies) + 1)]
             assert heard == [b"before", *bodies]
             assert conversation(gateway).stats.connects == 2
+
+
+def test_a_paused_link_loses_nothing_of_either_direction(mosquitto: Mosquitto, tmp_path: Path) -> None:
+    with (
+        linked(mosquitto.port, tmp_path) as gateway,
+        channel(gateway) as opened,
+        Subscriber(mosquitto.port, "down/#") as subscriber,
+    ):
+        queue = queue_of(opened, "up.#")
+        link = gateway.gateway.links["plant"]
+        gateway.ask(lambda: pause(gateway.gateway, "link", "plant"))
+        gateway.until(lambda: not link.up)
+        publish(mosquitto.port, "up/x", b"kept by the broker")
+        sent = pika.BlockingConnection(pika.URLParameters(gateway.amqp_url))
+        for body in (b"1", b"2"):
+            sent.channel().basic_publish("amq.topic", "down.x", body, mqtt())
+        gateway.until(lambda: link.session.unconfirmed == 2)
+        assert subscriber.quiet()
+        assert (link.up, link.why) == (False, "an operator has paused it")
+        gateway.ask(lambda: resume(gateway.gateway, "link", "plant"))
+        assert [subscriber.next().payload for _ in range(2)] == [b"1", b"2"]
+        assert fetch(opened, queue, 1)[0][2] == b"kept by the broker"
+        sent.close()
 
 
 def publish_all(gateway: Running, bodies: list[bytes], confirmed: list[int]) -> None:
