@@ -514,7 +514,7 @@ class PassedRow(Row):
 
 
 class Peeked(Row):
-    """The first messages of a queue that are in memory. They stay where they are."""
+    """The first messages of a queue. They stay where they are."""
 
     messages: int
     """So many wait in all."""

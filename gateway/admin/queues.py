@@ -14,6 +14,7 @@ from itertools import islice
 from typing import Any, Final, NamedTuple
 
 import structlog
+import trio
 from starlette.requests import Request
 from starlette.responses import Response
 
@@ -42,6 +43,7 @@ WORDS: Final = {
 }
 FLAGS: Final = {"in_use": bool}
 PEEKED_MAX: Final = 100
+LOAD_SECS: Final = 5.0  # the disk may be slow; then what is in memory is shown
 
 log = structlog.get_logger()
 
@@ -128,6 +130,7 @@ class QueuesApi:
         if queue is None:
             where = f"{asked.protocol} in {asked.virtual_host!r}"
             raise AbsentError(f"there is no queue {asked.queue!r} of {where}")
+        await _load(queue)
         found = islice(queue.browse(), min(max(asked.count, 0), PEEKED_MAX))
         shown = [message_shown(message) for _, message in found]
         return answer({"messages": len(queue), "shown": shown})
@@ -230,6 +233,16 @@ def _chooser(wanted: Mapping[str, Any]) -> Callable[[ListedQueue], bool]:
         )
 
     return chosen
+
+
+async def _load(queue: Queue) -> None:
+    """Have the first messages in memory, if all are on disk alone, as before anybody consumes them."""
+    queue.dispatch()
+    if queue.loading and queue.storage is not None:
+        there = trio.Event()
+        queue.storage.when_loaded(there.set)
+        with trio.move_on_after(LOAD_SECS):
+            await there.wait()
 
 
 def gone_from(queue: Queue) -> int:

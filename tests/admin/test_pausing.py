@@ -121,6 +121,8 @@ def test_pauses_of_routes_and_links(settings: Settings, broker: Running) -> None
         scene = Scene(gateway)
         assert scene.row("routes", "near")["paused"] is True
         assert scene.row("endpoints", "erp")["paused"] is True
+        peeked = scene.http.post("/queues/peek", json={"protocol": "amqp091", "queue": "near"}).json()
+        assert [one["body"] for one in peeked["shown"]] == ["1"], "it is on disk alone"
         waiting = scene.client.publish("near/t", b"2", 1)
         scene.act("routes/resume", "near")
         scene.act("links/resume", "erp")

@@ -23,7 +23,7 @@ export function Queues() {
       <p class="soft">${number(looked.messages)} wait; they stay where they are.</p>
       ${looked.shown.map(one => html`<section><b>${one.address}</b> <span class="soft">from ${one.sender.client || one.sender.user || one.sender.endpoint || "somebody"}, ${octets(one.body_bytes)}${one.content_type ? `, ${one.content_type}` : ""}</span>
         <${Body} of=${one} />${Object.keys(one.headers).length > 0 && html`<pre class="soft">${JSON.stringify(one.headers)}</pre>`}</section>`)}
-      ${!looked.shown.length && html`<p>None of them is in memory.</p>`}<//>`}
+      ${!looked.shown.length && html`<p>There is none to be handed out now.</p>`}<//>`}
     ${into && html`<${Dialog} title=${`Publish to ${into.queue}`} close=${() => publish(null)}><${PublishTo} row=${into} /><//>`}`;
 }
 
