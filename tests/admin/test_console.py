@@ -24,7 +24,7 @@ from tests.needs import needed
 CHROMIUM: Final = "/usr/bin/chromium"
 VIEWS: Final = (
     *("Overview", "Routes", "Links", "Connections", "Sessions", "Queues", "Dead letters", "Mappings"),
-    *("Journal", "Limits"),
+    *("Journal", "Tap", "Limits"),
 )
 COLOURED: Final = ("Overview", "Queues", "Mappings")  # what is of any colour anywhere is in these
 MAPPING: Final = """version: 1
@@ -219,7 +219,7 @@ def test_who_only_reads_finds_nothing_to_change(browser: Browser, gateway: Runni
     expect(scene.page.get_by_text("bob (read)")).to_be_visible()
     for view in VIEWS[1:]:
         scene.turn(view)
-        expect(scene.page.get_by_role("status")).to_have_count(1)
+        expect(scene.page.get_by_text("…", exact=True)).to_have_count(0)
         words = re.compile("Pause|Purge|Delete|Redrive|Disconnect|End|Publish|Reload|Peek|Try")
         expect(scene.page.get_by_role("button", name=words)).to_have_count(0)
     scene.page.get_by_role("button", name="Log out").click()
@@ -253,6 +253,31 @@ def test_a_wide_window_is_used(browser: Browser, gateway: Running) -> None:
     assert box is not None
     assert box["width"] > 2_000
     scene.shot("wide")
+    scene.close()
+
+
+def test_messages_are_watched_as_they_pass(browser: Browser, gateway: Running) -> None:
+    scene = Scene(browser, gateway)
+    page = scene.page
+    scene.log_in("bob")
+    scene.turn("Tap")
+    page.get_by_label("Route").fill("readings")
+    page.get_by_role("button", name="Watch").click()
+    expect(page.get_by_text("Watching.")).to_be_visible()
+    taps = gateway.gateway.dispatcher.taps
+    gateway.until(lambda: len(taps.open) == 1)
+    client = mqtt.Client(mqtt.CallbackAPIVersion.VERSION2, "press 8")
+    client.connect(LOOPBACK, gateway.mqtt)
+    client.loop_start()
+    for topic in ("plant/l1/other", "plant/l1/reading"):
+        client.publish(topic, "<b>22</b>", 1).wait_for_publish(10)
+    client.disconnect()
+    client.loop_stop()
+    row = page.get_by_role("row").filter(has_text="press 8")
+    expect(row).to_have_count(1)
+    expect(row).to_contain_text("<b>22</b>")
+    page.get_by_role("button", name="Stop").click()
+    gateway.until(lambda: not taps.open)
     scene.close()
 
 

@@ -1,0 +1,34 @@
+// Messages as they pass, for as long as somebody watches.
+import {html, useEffect, useState} from "./vendor/htm.js";
+import {get, query} from "./api.js";
+import {Body, Table, number, octets} from "./parts.js";
+
+const SHOWN_MAX = 100;
+
+export function Tap() {
+  const [words, watch] = useState(null), [seen, see] = useState({rows: [], skipped: 0}), [why, tell] = useState("");
+  useEffect(() => {
+    if (!words) return;
+    let count = 0;
+    const source = new EventSource(`api/v1/tap?${query(words)}`);
+    source.addEventListener("message", event => see(({rows, skipped}) => ({rows: [{...JSON.parse(event.data), count: ++count}, ...rows].slice(0, SHOWN_MAX), skipped})));
+    source.addEventListener("skipped", event => see(({rows, skipped}) => ({rows, skipped: skipped + JSON.parse(event.data).messages})));
+    source.addEventListener("error", () => {
+      if (source.readyState !== EventSource.CLOSED) return;
+      watch(null);
+      get("session").then(() => tell("The gateway has ended it: five may watch at a time."), error => tell(error.message));
+    });
+    return () => source.close();
+  }, [words]);
+  const begin = event => { event.preventDefault(); tell(""); see({rows: [], skipped: 0}); watch(Object.fromEntries(new FormData(event.target))); };
+  return html`<h2>Tap</h2><section>
+    <form class="line" onSubmit=${begin}><label>Route<input name="route" /></label><label>Listener or link<input name="endpoint" /></label>
+      <label>Topic, key or destination (* is any text)<input name="name" /></label><label>So many a second<input name="per_second" type="number" min="1" max="100" value="10" /></label>
+      <button class="act">Watch</button>${words && html`<button type="button" onClick=${() => watch(null)}>Stop</button>`}</form>
+    <p role="status" class="soft">${words ? "Watching." : "Nobody is disturbed by this: messages pass as ever."}${seen.skipped > 0 && ` ${number(seen.skipped)} more have passed unseen.`}</p>
+    ${why && html`<p class="bad" role="alert">${why}</p>`}
+    <${Table} caption="Messages that have passed, the last first" rows=${seen.rows} keyed=${row => row.count} empty="None yet." columns=${[
+      ["Address", row => row.message.address, "text"], ["Route", row => row.route || "–"], ["From", row => row.message.sender.client || row.message.sender.user || row.endpoint, "text"],
+      ["Outcome", row => row.outcome === "accepted" ? row.outcome : html`<span class="bad">${row.outcome} ${row.text || row.reason}</span>`, "text"],
+      ["Octets", row => octets(row.message.body_bytes), "number"], ["Body", row => html`<${Body} of=${row.message} />`, "text"]]} /></section>`;
+}
