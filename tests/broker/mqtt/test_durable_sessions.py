@@ -11,6 +11,7 @@ from hypothesis import settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, invariant, precondition, rule
 
+from gateway import is_compiled
 from gateway.broker import storage
 from gateway.broker.mqtt.durable_session import DurableSession
 from gateway.broker.mqtt.retained import Retained
@@ -30,7 +31,7 @@ from tests.broker.parts import Answers, Connection, Space, connected, mqtt, publ
 from tests.store.parts import Disk, Opened
 
 MEMORY_MAX = 5
-PIECE_MAX = 3
+PIECE_MAX = storage.PIECE_MESSAGES_MAX if is_compiled() else 3  # which nobody can change when compiled
 LIMITS = SessionLimits(memory_messages_max=MEMORY_MAX)
 
 
