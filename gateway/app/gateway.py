@@ -454,7 +454,8 @@ class Gateway:
 
     async def _watch_links(self) -> None:
         """Readiness follows the required links."""
-        required = [link for link in self.links.values() if link.settings.required]
+        stated = self.settings.links
+        required = [link for link in self.links.values() if stated[link.endpoint].required]
         while required:
             for link in required:
                 if link.up:

@@ -25,8 +25,7 @@ from gateway.model.address import Address
 from gateway.model.batch import Sink
 from gateway.model.message import Message
 from gateway.protocols import DIALECTS
-from gateway.settings.endpoints import Link as LinkSettings
-from gateway.settings.endpoints import Target, address_of
+from gateway.settings.endpoints import Remote, Target, address_of
 from gateway.telemetry.stats import FrameCounts, LinkStats
 from gateway.transport.poller import Poller
 from gateway.transport.stacked import within
@@ -173,7 +172,7 @@ class Link:
     def __init__(
         self,
         status: LinkStatus,
-        settings: LinkSettings,
+        settings: Remote,
         session: LinkSession,
         writes: WriteSet,
         *,
@@ -361,7 +360,7 @@ class Link:
             if tls.cert_file is not None:
                 context.load_cert_chain(tls.cert_file, tls.key_file)
         except OSError as error:
-            raise LinkError(f"the TLS files of links.{self.name} cannot be used: {error}") from error
+            raise LinkError(f"the TLS files of {self.name} cannot be used: {error}") from error
         return TlsFilter(context, server_side=False, server_hostname=target.host)
 
     async def _tick(self) -> None:

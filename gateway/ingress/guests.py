@@ -33,6 +33,7 @@ class Farewell(Enum):
     DISMISSED = "an operator has disconnected this client"
     EXPIRED = "its credentials have expired"
     REVOKED = "its user is no more"
+    UNSERVED = "what serves this client is away for too long"
 
 
 class Entrance(NamedTuple):

@@ -259,9 +259,8 @@ class Outbox(Section):
     """At a limit: refuse new messages, drop the oldest, or make them dead letters."""
 
 
-class Link(Section):
-    """Our client connection to one remote broker, which may have several addresses: what is the same for all
-    protocols."""
+class Remote(Section):
+    """How one remote broker is reached, which may have several addresses, and how much may be on its way."""
 
     url: str | None = None
     """`amqps://user@host:port/virtual-host`, `mqtts://user@host:port`, `wss://user@host:port/path` or
@@ -274,22 +273,12 @@ class Link(Section):
     """Instead of the URL's, for a laboratory: secrets belong in files."""
     password_file: FilePath | None = None
     """Read at every connection, so that a rotated secret is taken."""
-    client_id: str = Field("gateway-{replica}", min_length=1)
-    """MQTT client identifier, AMQP connection name or AMQP/Fast client-name; `{replica}` is this process' own
-    name."""
-    connections: Literal[1, 2] = 1
-    """2: one to consume, and one to publish, with `-out` behind its `client_id`: a broker that takes no more
-    of what is published, and stops reading, still hears what was consumed acknowledged."""
     tls: LinkTls = LinkTls()
     """How the broker is known, and we by it; TLS is on when the scheme ends in `s`."""
-    required: bool = False
-    """Whether /readyz waits for this link."""
     prefetch: int = Field(1_000, ge=1, le=65_535)
     """Unsettled messages that the broker may send us."""
     in_flight_max: int = Field(10_000, ge=1)
     """Published and not yet confirmed; what comes beyond it waits here, within `limits`."""
-    outbox: Outbox = Outbox()
-    """Of routes with `settle: stored`."""
     heartbeat_secs: int = Field(30, ge=0, le=65_535)
     """MQTT keep-alive or AMQP heartbeat; 0 is none, and a dead peer is then not noticed. AMQP/Fast: nor is
     one that has never said PING."""
@@ -351,3 +340,18 @@ class Link(Section):
         elif self.password_file is not None:
             password = secret_from(self.password_file)
         return target._replace(username=self.username or target.username, password=password)
+
+
+class Link(Remote):
+    """Our client connection to one remote broker: what is the same for all protocols."""
+
+    client_id: str = Field("gateway-{replica}", min_length=1)
+    """MQTT client identifier, AMQP connection name or AMQP/Fast client-name; `{replica}` is this process' own
+    name."""
+    connections: Literal[1, 2] = 1
+    """2: one to consume, and one to publish, with `-out` behind its `client_id`: a broker that takes no more
+    of what is published, and stops reading, still hears what was consumed acknowledged."""
+    required: bool = False
+    """Whether /readyz waits for this link."""
+    outbox: Outbox = Outbox()
+    """Of routes with `settle: stored`."""

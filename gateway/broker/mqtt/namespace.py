@@ -25,6 +25,7 @@ from gateway.containment import contained
 from gateway.model.address import Address
 from gateway.model.batch import Sink
 from gateway.model.message import Message, Sender
+from gateway.model.outcome import Outcome
 from gateway.protocols.mqtt.packets import Will
 from gateway.protocols.mqtt.spec import Property
 from gateway.store.restoring import set_aside
@@ -63,6 +64,16 @@ class SessionShares(NamedTuple):
         return share_of(self.subscriptions_max, self.subscriptions_user_max)
 
 
+class Offers(NamedTuple):
+    """What clients may ask for of whatever stands behind the topics: the highest QoS, sessions that outlive
+    their connections, and shared subscriptions.
+    """
+
+    qos_max: int = 2
+    persistent: bool = True
+    shared: bool = True
+
+
 class LeftWill(NamedTuple):
     """A will of a client that was lost with an earlier process, and the seconds until it is to be
     published.
@@ -93,6 +104,7 @@ class MqttNamespace:
         """
         self.limits = limits or SessionLimits()
         self.sessions_max = sessions_max
+        self.offers = Offers()
         self.evicted = 0  # sessions that ended before their time, for others
         self._shares = shares or SessionShares()
         self._users = Shares()
@@ -186,6 +198,23 @@ class MqttNamespace:
     def failing(self) -> bool:
         """There is a store, and it takes nothing now."""
         return self.records is not None and bool(self.records.failure)
+
+    @property
+    def unavailable(self) -> str:
+        """Why no client can be let in now; "": it can."""
+        return ""
+
+    def unsaid(self, before: int) -> bool:
+        """Since `recorded` was `before` something has changed that a client must not be told yet.
+
+        While the disk takes nothing, nothing new is promised to clients, and what ends goes on at once.
+        """
+        return self.recorded != before and not self.failing
+
+    def after_recorded(self, done: Callable[[Outcome], None]) -> None:
+        """`done` hears ACCEPTED when clients may be told all that has changed until now."""
+        assert self.store is not None
+        self.store.after_commit(done)
 
     # Topics.
 

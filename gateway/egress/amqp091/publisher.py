@@ -10,7 +10,7 @@ import re
 import time
 from bisect import bisect_right
 from collections.abc import Callable
-from typing import Final
+from typing import ClassVar, Final
 
 from gateway.broker.dispatcher import RouteRecipient
 from gateway.broker.poison import poisoned
@@ -40,6 +40,8 @@ class AmqpLinkPublisher(ConfirmedSink):
 
     `missing` is called with an exchange that the broker does not have or does not let us use, and why.
     """
+
+    _nacked: ClassVar[Outcome] = REFUSED_BY_BROKER
 
     def __init__(
         self,
@@ -147,9 +149,9 @@ class AmqpLinkPublisher(ConfirmedSink):
                 self._settle_singles(singles, ACCEPTED)
                 singles = []
                 if multiple:
-                    self._advance(number + 1, REFUSED_BY_BROKER)
+                    self._advance(number + 1, self._nacked)
                 else:
-                    self._settle_singles([number], REFUSED_BY_BROKER)
+                    self._settle_singles([number], self._nacked)
                 floor = self._floor
             elif multiple:
                 if number >= floor:

@@ -69,6 +69,7 @@ FAREWELLS: Final = {
     Farewell.DISMISSED: ReplyCode.TEMPORARILY_FORBIDDEN,
     Farewell.EXPIRED: ReplyCode.ACCESS_REFUSED,
     Farewell.REVOKED: ReplyCode.ACCESS_REFUSED,
+    Farewell.UNSERVED: ReplyCode.TEMPORARILY_FORBIDDEN,
 }
 
 

@@ -54,12 +54,6 @@ def identifier_refused(packet: Connect) -> bool:
     return packet.version < Version.V311 or not packet.clean_start
 
 
-def expiry_secs_max(limits: Limits, rights: Rights) -> int:
-    """How long a session may outlive its connection."""
-    own = None if rights.unlimited else rights.mqtt.session_expiry_secs_max
-    return limits.session_expiry_secs_max if own is None else min(own, limits.session_expiry_secs_max)
-
-
 def expiry_secs(packet: Connect, most: int) -> float:
     """How long the session outlives its connection: 0, or at most `most`."""
     if packet.version < Version.V5:
@@ -75,7 +69,7 @@ def connack_properties(
     """What the CONNACK of MQTT 5 says besides the limits that the machine announces itself (§3.2.2.3)."""
     if packet.version < Version.V5:
         return {}
-    properties: dict[Property, Any] = {Property.SHARED_SUBSCRIPTION_AVAILABLE: 1}
+    properties: dict[Property, Any] = {Property.SHARED_SUBSCRIPTION_AVAILABLE: int(offer.shared)}
     if offer.qos_max < 2:
         properties[Property.MAXIMUM_QOS] = offer.qos_max
     if not offer.retain:
@@ -313,7 +307,7 @@ class AdmittedGuest(MqttGuest):
         before = namespace.recorded
         self._ingress.take_over(client_id)  # a session that ends with its connection is not found any more
         present = client_id in namespace.sessions and not packet.clean_start
-        expiry_max, offer = expiry_secs_max(self._ingress.limits, rights), self._ingress.offer_to(rights)
+        expiry_max, offer = self._ingress.expiry_secs_max(rights), self._ingress.offer_to(rights)
         properties = connack_properties(
             packet, client_id, self._ingress.limits, self._ingress.options, offer, expiry_max
         )
@@ -357,15 +351,19 @@ class AdmittedGuest(MqttGuest):
         """Why a client who may connect cannot have the session that it asks for."""
         namespace, user, remote = self._ingress.namespace, sender.user, sender.address
         known = namespace.sessions.get(packet.client_id)
+        if why := namespace.unavailable:
+            return ReasonCode.SERVER_UNAVAILABLE, why
         if identifier_refused(packet):
             return ReasonCode.CLIENT_IDENTIFIER_NOT_VALID, "a client identifier is needed"
+        if not namespace.offers.persistent and packet.version < Version.V5 and not packet.clean_start:
+            return ReasonCode.SERVER_UNAVAILABLE, "sessions end with their connections: ask for a clean one"
         if not rights.unlimited and (refused := self._not_its_own(packet, rights, sender)) is not None:
             return refused
         alone = known is None or known.outlet is None  # or it takes another one's place
         if alone and (limit := self._ingress.place_refusal(rights, user, remote)):
             return ReasonCode.QUOTA_EXCEEDED, f"{limit} is reached"
         recorded = known is not None and known.kept and not packet.clean_start
-        expires = expiry_secs(packet, expiry_secs_max(self._ingress.limits, rights))
+        expires = expiry_secs(packet, self._ingress.expiry_secs_max(rights))
         if namespace.failing and not recorded and expires > 0:
             return ReasonCode.QUOTA_EXCEEDED, "the gateway cannot store a session now"
         refused = None if packet.will is None else self._will_refusal(packet.will, rights, sender)

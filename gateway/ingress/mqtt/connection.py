@@ -23,7 +23,7 @@ from gateway.broker.poison import poisoned
 from gateway.errors import RemoteProtocolError
 from gateway.ingress.guests import Farewell
 from gateway.ingress.mqtt.acknowledgements import Answers, acknowledged
-from gateway.ingress.mqtt.admission import AdmittedGuest, expiry_secs_max
+from gateway.ingress.mqtt.admission import AdmittedGuest
 from gateway.ingress.mqtt.bursts import BURST_MIN, Burst, burst_in
 from gateway.ingress.mqtt.guest import Receipt
 from gateway.ingress.mqtt.ingress import MqttIngress
@@ -69,6 +69,7 @@ OPEN: Final = State.OPEN
 FAREWELLS: Final = {
     Farewell.EXPIRED: ReasonCode.NOT_AUTHORIZED,
     Farewell.REVOKED: ReasonCode.NOT_AUTHORIZED,
+    Farewell.UNSERVED: ReasonCode.SERVER_BUSY,
 }
 
 
@@ -262,8 +263,8 @@ class MqttConnection(AdmittedGuest):
             self._answers.tick()
 
     def shut_down(self, farewell: Farewell) -> None:
-        """0x8B, 0x9D, 0x87 or 0x98 in MQTT 5. The will is published, but for a client that is sent elsewhere:
-        it goes on there.
+        """0x8B, 0x9D, 0x87, 0x89 or 0x98 in MQTT 5. The will is published, but for a client that is sent
+        elsewhere: it goes on there.
         """
         reason, reference = FAREWELLS.get(farewell, ReasonCode.ADMINISTRATIVE_ACTION), ""
         if farewell is Farewell.STOPPING:
@@ -721,6 +722,8 @@ class MqttConnection(AdmittedGuest):
     ) -> ReasonCode | None:
         if wanted.filter.count("/") >= self._ingress.limits.topic_levels_max or not is_filter(wanted.filter):
             return ReasonCode.TOPIC_FILTER_INVALID
+        if shared_pattern(wanted.filter) is not None and not self._ingress.namespace.offers.shared:
+            return ReasonCode.SHARED_SUBSCRIPTIONS_NOT_SUPPORTED
         if not decision.allowed:
             self._ingress.denied(self.sender, "subscribe", wanted.filter, decision.rule)
             return ReasonCode.NOT_AUTHORIZED
@@ -757,7 +760,7 @@ class MqttConnection(AdmittedGuest):
                     "a session that was to end with its connection cannot be prolonged",
                     reason=ReasonCode.PROTOCOL_ERROR,
                 )
-            most = expiry_secs_max(self._ingress.limits, self.current_rights())
+            most = self._ingress.expiry_secs_max(self.current_rights())
             session.expiry_secs = float(min(expiry, most))
         self.stream.end("DISCONNECT")
 
@@ -775,22 +778,19 @@ class MqttConnection(AdmittedGuest):
         self.stream.mark()
 
     def wait_for_commit(self, before: int) -> None:
-        """Say nothing until what has changed since `before` is on disk.
-
-        While the disk takes nothing, nothing new is promised to clients (admission.py), and what ends
-        goes on at once.
-        """
+        """Say nothing until what has changed since `before` is where it survives."""
         namespace = self._ingress.namespace
-        if namespace.recorded != before and not namespace.failing:
-            assert namespace.store is not None
+        if namespace.unsaid(before):
             self.stream.hold_output()
-            namespace.store.after_commit(self._committed)
+            namespace.after_recorded(self._committed)
 
     def _committed(self, outcome: Outcome) -> None:
-        if outcome is ACCEPTED:
-            self.stream.release_output()
-        else:
+        if outcome is not ACCEPTED:
             self.stream.abort(outcome.text)
+            return
+        self.stream.release_output()
+        if self.session is not None and self.session.owed and not self.gone:
+            self._ingress.owe_retained(self.session)
 
     def taken_over(self) -> None:
         """Another connection has come with the same client identifier (§3.1.4)."""

@@ -175,10 +175,19 @@ class MqttIngress(ListenerSource):
 
     def offer_to(self, rights: Rights) -> Offer:
         """What a client with these rights may publish with."""
-        qos_max, retain = int(self.options.qos_max), self.options.retain
+        offers = self.namespace.offers
+        qos_max, retain = min(int(self.options.qos_max), offers.qos_max), self.options.retain
         if not rights.unlimited:
             qos_max, retain = min(qos_max, rights.mqtt.qos_max), retain and rights.mqtt.retain
-        return Offer(qos_max, retain)
+        return Offer(qos_max, retain, offers.shared)
+
+    def expiry_secs_max(self, rights: Rights) -> int:
+        """How long a session may outlive its connection."""
+        if not self.namespace.offers.persistent:
+            return 0
+        own = None if rights.unlimited else rights.mqtt.session_expiry_secs_max
+        most = self.limits.session_expiry_secs_max
+        return most if own is None else min(own, most)
 
     def publish_again(self, receipt: Receipt) -> None:
         """A message that was refused gets another chance."""

@@ -63,6 +63,7 @@ FORMS_MAX: Final = 64  # encodings of one set: a peer chooses the hop count that
 RETAIN_HEADER: Final = "x-mqtt-retain"
 UTF8_HEADER: Final = "x-mqtt-utf8"
 HOPS_HEADER: Final = "x-gateway-hops"
+ENGINE_HEADER: Final = "x-gateway-engine"  # what replicas tell each other of a message
 CORRELATION_HEADER: Final = "x-correlation-id"  # octets that do not fit a short string
 ENCODING_HEADER: Final = "x-correlation-encoding"  # base64: correlation-id is not the text it looks like
 BASE64: Final = "base64"
@@ -92,7 +93,10 @@ LOSSES: Final = (
 """The named losses of this translation. `losses` tells which of them a message suffers."""
 LOSING: Final = losing(LOSSES)
 OWN_HEADERS: Final = frozenset(
-    {RETAIN_HEADER, UTF8_HEADER, HOPS_HEADER, CORRELATION_HEADER, ENCODING_HEADER, *LONG_TEXTS.values()}
+    {
+        *(RETAIN_HEADER, UTF8_HEADER, HOPS_HEADER, ENGINE_HEADER, CORRELATION_HEADER, ENCODING_HEADER),
+        *LONG_TEXTS.values(),
+    }
 )
 BEFORE_EXPIRATION: Final = PROPERTIES[: [name for name, _, _ in PROPERTIES].index("expiration")]
 BEFORE_HEADERS: Final = 0xC000  # flags of the two short strings before the table
@@ -379,21 +383,23 @@ def _with_hops(property_set: PropertySet, crossed: int) -> bytes:
     found: tuple[int, bytes] | None = property_set.forms.get(CROSSED)
     if found is not None and found[0] == crossed:
         return found[1]
-    raw = property_set.raw
-    pair = HOPS_PAIR + U32.pack(crossed)
+    octets = with_pair(property_set.raw, HOPS_PAIR + U32.pack(crossed))
+    property_set.forms[CROSSED] = (crossed, octets)
+    return octets
+
+
+def with_pair(raw: bytes, pair: bytes) -> bytes:
+    """The octets of a content header with one more header, whose name, type and value `pair` is."""
     flags = U16.unpack_from(raw)[0]
     if flags & FLAG_HEADERS:
         at = _positions(raw)[0]
         size = U32.unpack_from(raw, at)[0]
         end = at + 4 + size
-        octets = raw[:at] + U32.pack(size + len(pair)) + raw[at + 4 : end] + pair + raw[end:]
-    else:
-        at = _behind_flags(raw)
-        for _ in _present(flags & BEFORE_HEADERS):
-            at += raw[at] + 1
-        octets = U16.pack(flags | FLAG_HEADERS) + raw[2:at] + U32.pack(len(pair)) + pair + raw[at:]
-    property_set.forms[CROSSED] = (crossed, octets)
-    return octets
+        return raw[:at] + U32.pack(size + len(pair)) + raw[at + 4 : end] + pair + raw[end:]
+    at = _behind_flags(raw)
+    for _ in _present(flags & BEFORE_HEADERS):
+        at += raw[at] + 1
+    return U16.pack(flags | FLAG_HEADERS) + raw[2:at] + U32.pack(len(pair)) + pair + raw[at:]
 
 
 def losses(message: Message) -> tuple[str, ...]:
