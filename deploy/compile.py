@@ -31,6 +31,7 @@ COMPILED: Final = (
     "gateway/broker/outbox/*.py",
     "gateway/egress/{confirming,connection,link,session}.py",
     "gateway/egress/*/{consumer,publisher,receiver,session}.py",
+    "gateway/engine/*.py",
     "gateway/ingress/{listener,outstanding,source}.py",
     "gateway/ingress/amqp091/*.py",
     "gateway/ingress/amqpfast/{channel,commands,connection,ingress,publishing}.py",

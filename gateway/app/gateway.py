@@ -47,6 +47,7 @@ from gateway.app.memory import watched_memory
 from gateway.app.operating import pause_links, process_of
 from gateway.app.rules import Rules
 from gateway.app.storage import open_store, return_key, start_store
+from gateway.app.topics import engine_link, topics_of
 from gateway.broker.amqp091.declaring import policies_of
 from gateway.broker.amqp091.hosts import AmqpHosts
 from gateway.broker.amqpfast.hosts import FastHosts
@@ -55,9 +56,6 @@ from gateway.broker.core import BrokerCore
 from gateway.broker.journaling import Journaling, open_journal
 from gateway.broker.memory import Publisher
 from gateway.broker.memory_shares import Claim, MemoryShares
-from gateway.broker.mqtt.namespace import MqttNamespace, SessionShares
-from gateway.broker.mqtt.retained import Retained
-from gateway.broker.mqtt.session import SessionLimits
 from gateway.containment import contained
 from gateway.egress.link import Link
 from gateway.errors import ConfigurationError
@@ -71,6 +69,7 @@ from gateway.ingress.services import Services
 from gateway.model.message import Message
 from gateway.model.outcome import Outcome
 from gateway.settings import Settings, SharedListener
+from gateway.settings.engine import ENGINE
 from gateway.telemetry.audit import audit, configure_audit, trail
 from gateway.telemetry.history import History
 from gateway.telemetry.logs import tell_what_was_limited
@@ -121,32 +120,9 @@ class Gateway:
                 journaling=self.journaling,
             )
             self.dead_letters, self.dispatcher = self.core.dead_letters, self.core.dispatcher
-            self.mqtt = MqttNamespace(
-                self.dispatcher.subscribed,
-                SessionLimits(
-                    limits.queue_messages_max,
-                    limits.queue_bytes_max,
-                    limits.inflight_max,
-                    limits.queue_memory_messages_max,
-                    limits.queue_memory_bytes_max,
-                    limits.session_full == "hold",
-                    limits.stall_secs,
-                ),
-                shares=SessionShares(
-                    limits.sessions_per_user_max,
-                    limits.sessions_per_address_max,
-                    limits.subscriptions_total_max,
-                    limits.subscriptions_per_user_max,
-                    limits.sessions_policy == "expire_soonest",
-                ),
-                sessions_max=limits.sessions_max,
-                retained=Retained(
-                    messages_max=limits.retained_messages_max,
-                    octets_max=limits.retained_bytes_max,
-                    store=self.store,
-                ),
-                store=self.store,
-            )
+            self.mqtt, self.engine = topics_of(settings, self.dispatcher, self.store, self._let_clients_go)
+            if self.engine is not None:
+                self.readiness.watch(ENGINE, partial(getattr, self.engine, "why_not"))
             changed = self.dispatcher.changed
             self.bodies = Bodies(limits, self.store)
             self.hosts = AmqpHosts(
@@ -295,6 +271,13 @@ class Gateway:
         audit("mapping_changed", routes=len(router.routes), files=self.mapping_files.names())
         return True
 
+    def _let_clients_go(self) -> None:
+        """The engine is away for longer than clients wait."""
+        self._say_goodbye(self._connections(), Farewell.UNSERVED)
+
+    def _connections(self) -> list[Connection]:
+        return [one for listener in self.listeners.values() for one in list(listener.connections)]
+
     def _users_gone(self, names: frozenset[str]) -> None:
         """Whoever is connected as one of them has to go."""
         revoke(self.listeners, names)
@@ -361,6 +344,8 @@ class Gateway:
                 self.links[link.name] = link
                 if stated.required:
                     self.readiness.require(f"link {link.name}")
+        if self.engine is not None:
+            self.links[ENGINE] = engine_link(self.engine, writes, metrics)
         pause_links(self)
         services = Services(
             settings=settings,
@@ -400,10 +385,12 @@ class Gateway:
     def _sources(self) -> Sources:
         """Whom the metrics ask."""
         core, access, identities, authorizer = self.core, self.access, self.identities, self.authorizer
+        engine = self.engine
         return Sources(
             routes=self._routes,
             dropped=self._dropped,
             evicted_sessions=lambda: self.mqtt.evicted,
+            engine_records=dict if engine is None else lambda: engine.records,
             dropped_letters=lambda: self.dead_letters.crowded_out,
             dead_lettered=lambda: self.dead_letters.counted,
             forwarded=core.forwarded,
@@ -435,6 +422,7 @@ class Gateway:
             **self.memory.gauges(),
             **self.memory_shares.gauges(),
             **self.bodies.gauges(),
+            **({} if self.engine is None else self.engine.gauges()),
         }
         return self.fast_hosts.added_to(gauges)
 
@@ -455,7 +443,9 @@ class Gateway:
     async def _watch_links(self) -> None:
         """Readiness follows the required links."""
         stated = self.settings.links
-        required = [link for link in self.links.values() if stated[link.endpoint].required]
+        required = [
+            link for link in self.links.values() if link.endpoint in stated and stated[link.endpoint].required
+        ]
         while required:
             for link in required:
                 if link.up:
@@ -491,7 +481,7 @@ class Gateway:
         await self._settle(deadline)
         if self._publish_wills():
             await self._settle(max(deadline, trio.current_time() + FAREWELL_SECS))
-        self._say_goodbye(one for listener in self.listeners.values() for one in list(listener.connections))
+        self._say_goodbye(self._connections())
         for link in self.links.values():
             try:
                 link.shut_down()
@@ -525,10 +515,10 @@ class Gateway:
         self.writes.flush()
         return bool(leaving) or published
 
-    def _say_goodbye(self, connections: Iterable[Connection]) -> None:
+    def _say_goodbye(self, connections: Iterable[Connection], farewell: Farewell = Farewell.STOPPING) -> None:
         for connection in connections:
             try:
-                connection.shut_down(Farewell.STOPPING)
+                connection.shut_down(farewell)
             except Exception as error:
                 connection.stream.fail(error)
 

@@ -184,13 +184,16 @@ class Batch:
 class SubBatch:
     """The messages of a batch that take one recipient; its sink settles each of them exactly once."""
 
-    __slots__ = ("_settled", "batch", "messages", "recipient", "slots")
+    __slots__ = ("_settled", "batch", "messages", "number", "recipient", "slots")
 
     def __init__(self, batch: Batch, recipient: Recipient) -> None:
         self.batch = batch
         self.recipient = recipient
         self.messages: list[Message] = []
         self.slots: list[int] = []
+        self.number = (
+            0  # of its first message, if its sink numbers what it may have to send again; 0: none yet
+        )
         self._settled: set[int] | None = None  # None: none yet. Positions, once settled one by one
 
     def accept(self) -> None:

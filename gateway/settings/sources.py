@@ -18,6 +18,8 @@ from pydantic_settings import EnvSettingsSource, InitSettingsSource
 from gateway.documents import Document, Place, below, dotted, keys_of, options, parse, suggestion
 from gateway.errors import ConfigurationError
 from gateway.protocols import OWN
+from gateway.protocols.mqtt.dialect import MQTT
+from gateway.settings.engine import RABBITMQ
 from gateway.settings.tree import Settings
 
 PREFIX: Final = "GATEWAY_"
@@ -28,7 +30,8 @@ DEFAULT_LISTENERS: Final = {one.name: {"protocol": one.name} for one in OWN}
 
 
 class FileSource(InitSettingsSource):
-    """What the file says. Where it says nothing: the three listeners, and `replica` as the process's name."""
+    """What the file says. Where it says nothing: the three listeners, or that of MQTT on a shared engine, and
+    `replica` as the process's name."""
 
     def __init__(self, document: Document, replica: str) -> None:
         """Raises ConfigurationError for a document that is no table of keys."""
@@ -39,7 +42,10 @@ class FileSource(InitSettingsSource):
             raise ConfigurationError(reason, file=document.file, line=1, column=1)
         # A key without a value (`links:` with everything below it commented out) stands for its default.
         tree = {str(key): value for key, value in stated.items() if value is not None}
-        super().__init__(Settings, {"replica": replica, "listeners": DEFAULT_LISTENERS} | tree)
+        broker = tree.get("broker")
+        shared = isinstance(broker, dict) and broker.get("engine") == RABBITMQ
+        listeners = {MQTT.name: DEFAULT_LISTENERS[MQTT.name]} if shared else DEFAULT_LISTENERS
+        super().__init__(Settings, {"replica": replica, "listeners": listeners} | tree)
 
 
 class EnvironmentSource(EnvSettingsSource):

@@ -15,12 +15,14 @@ from gateway.documents import Place, dotted, suggestion
 from gateway.model.address import Address
 from gateway.model.dialect import Dialect, NameRefused
 from gateway.protocols import DIALECT_OF_WORD, DIALECTS
+from gateway.protocols.mqtt.dialect import MQTT
 from gateway.settings.access import DefaultRoles, HttpAuthorizer, Names, Role
 from gateway.settings.amqp091 import AmqpListener
 from gateway.settings.amqpfast import FastListener, FastVirtualHost
 from gateway.settings.audit import Audit
 from gateway.settings.declare import Declare, Origin
 from gateway.settings.endpoints import (
+    SHARED,
     Admission,
     FilePath,
     Link,
@@ -30,6 +32,7 @@ from gateway.settings.endpoints import (
     check_shares,
     secret_from,
 )
+from gateway.settings.engine import ENGINE, AnyEngine, EmbeddedEngine, RabbitEngine
 from gateway.settings.identity import USERS_ALONE, Backend, UsersBackend, check_backends
 from gateway.settings.journal import Journal
 from gateway.settings.limits import Limits, Section
@@ -278,6 +281,8 @@ class Settings(Documented, BaseSettings):
     mappings: Annotated[tuple[str, ...], Strict(False)] = ()
     """Paths or globs of mapping files, relative to the working directory; none: the shipped identity.yaml,
     which is also found by that name."""
+    broker: AnyEngine = EmbeddedEngine()
+    """What stands behind the listeners: the embedded broker, or a RabbitMQ cluster that replicas share."""
     limits: Limits = Limits()
     """How much of everything."""
     store: Store = Store()
@@ -326,6 +331,22 @@ class Settings(Documented, BaseSettings):
             raise ValueError(
                 f"{both[0]!r} names a listener and a link; a mapping file could not tell them apart"
             )
+        return self
+
+    @model_validator(mode="after")
+    def _engine(self) -> Self:
+        if not isinstance(self.broker, RabbitEngine):
+            return self
+        if ENGINE in self.endpoints():
+            raise ValueError(f"no endpoint is called {ENGINE!r} with engine: rabbitmq, whose connection is")
+        for name, one in self.listeners.items():
+            if one.protocol not in (MQTT.name, SHARED):
+                raise ValueError(
+                    f"listeners.{name}: protocol {one.protocol} is for the embedded broker; with"
+                    " engine: rabbitmq listeners speak MQTT, and other programs connect to the cluster"
+                )
+        if self.declare != Declare():
+            raise ValueError("declare is for the embedded broker; declare queues at the cluster itself")
         return self
 
     @model_validator(mode="after")
@@ -512,6 +533,12 @@ class Settings(Documented, BaseSettings):
             named += [(("links", name, "password_file"), link.password_file)]
             named += [((*at, "ca_file"), own.ca_file), ((*at, "cert_file"), own.cert_file)]
             named += [((*at, "key_file"), own.key_file)]
+        if isinstance(broker := self.broker, RabbitEngine):
+            named += [(("broker", "password_file"), broker.password_file)]
+            named += [
+                (("broker", "tls", key), getattr(broker.tls, key))
+                for key in ("ca_file", "cert_file", "key_file")
+            ]
         named += [(("http", "token_file"), self.http.token_file)]
         named += [(("http", "scrape_token_file"), self.http.scrape_token_file)]
         health = self.http.health

@@ -78,6 +78,7 @@ COUNTERS: Final[dict[str, tuple[str, tuple[str, ...]]]] = {
         "Properties that a route could not say in the target.",
         ("route", "reason"),
     ),
+    "gateway_engine_records": ("Records of the cluster's log, by what came of them.", ("outcome",)),
     "gateway_sessions_evicted": (
         "MQTT sessions whose client was away and that ended before their time, for there was no place.",
         (),
@@ -126,6 +127,9 @@ BROKER_GAUGES: Final[dict[str, str]] = {
     "gateway_dead_letters": "Dead letters kept.",
     "gateway_dead_letters_bytes": "What they weigh: bodies, properties, and 256 octets each.",
     "gateway_deduplication_ids": "Message ids remembered by routes that deduplicate.",
+    "gateway_engine_bindings": "Binding keys that this replica's queue has on the cluster.",
+    "gateway_engine_log_position": "The last record of the log that this replica has read; -1: none.",
+    "gateway_engine_unconfirmed_clients": "Clients whose answer waits for the cluster.",
     "gateway_exchanges": "AMQP exchanges of the embedded broker.",
     "gateway_memory_blocked": "1 while publishers are stopped for want of memory.",
     "gateway_memory_bytes": "Memory that the process occupies.",
@@ -181,14 +185,15 @@ class Sources:
     """What is asked at every scrape.
 
     `gauges` by their names in BROKER_GAUGES; `dropped` by reason, `dead_lettered` by route and reason,
-    `forwarded` (copies of dead letters) by outcome, `forgotten_ids` by route, `authentications` by back end
-    and outcome; `paused_routes` with how many messages each holds. `store` and `journal` have the attributes
-    that their tables name. `turns`: of the loop.
+    `forwarded` (copies of dead letters) and `engine_records` by outcome, `forgotten_ids` by route,
+    `authentications` by back end and outcome; `paused_routes` with how many messages each holds. `store` and
+    `journal` have the attributes that their tables name. `turns`: of the loop.
     """
 
     routes: Callable[[], Iterable[RouteCounts]] = tuple
     dropped: Callable[[], Mapping[str, int]] = dict
     evicted_sessions: Callable[[], int] = int
+    engine_records: Callable[[], Mapping[str, int]] = dict
     dropped_letters: Callable[[], int] = int
     dead_lettered: Callable[[], Mapping[tuple[str, str], int]] = dict
     forwarded: Callable[[], Mapping[str, int]] = dict
@@ -296,6 +301,8 @@ class Metrics(Collector):
         for reason, count in self.sources.dropped().items():
             yield "gateway_dropped", (reason,), count
         yield "gateway_sessions_evicted", (), self.sources.evicted_sessions()
+        for outcome, count in self.sources.engine_records().items():
+            yield "gateway_engine_records", (outcome,), count
         yield "gateway_dead_letters_dropped", (), self.sources.dropped_letters()
         for (name, reason), count in self.sources.dead_lettered().items():
             yield "gateway_dead_lettered", (name, reason), count

@@ -109,7 +109,7 @@ class Gateway(Process):
         self.pid = process.pid
         deadline = time.monotonic() + START_SECS_MAX
         try:
-            while not (mqtt_answers(self.mqtt_port) and amqp_answers(self.amqp_port)):
+            while not self._answers():
                 if process.poll() is not None or time.monotonic() > deadline:
                     raise SubjectError(f"the gateway did not start:\n{self._log.read_text()[-2_000:]}")
                 time.sleep(POLL_SECS)
@@ -117,6 +117,9 @@ class Gateway(Process):
             self.__exit__()
             raise
         return self
+
+    def _answers(self) -> bool:
+        return mqtt_answers(self.mqtt_port) and amqp_answers(self.amqp_port)
 
     def __exit__(self, *_: object) -> None:
         process, self._process = self._process, None
@@ -133,6 +136,22 @@ class Gateway(Process):
     def said(self) -> str:
         """What it has logged: warnings and errors only."""
         return self._log.read_text()
+
+
+class Replica(Gateway):
+    """One of several gateways over the RabbitMQ at `port`; its only listener is that for MQTT."""
+
+    name = "replica"
+
+    def __init__(self, folder: Path, port: int, **broker: Any) -> None:
+        (mqtt_port,) = free_ports(1)
+        engine = {"engine": "rabbitmq", "urls": [f"amqp://guest:guest@{LOOPBACK}:{port}/"], **broker}
+        listeners = {"mqtt": {"protocol": "mqtt", "host": LOOPBACK, "port": mqtt_port}}
+        super().__init__(folder, broker=engine, listeners=listeners, replica=folder.name)
+        self.mqtt_port, self.amqp_port = mqtt_port, port
+
+    def _answers(self) -> bool:
+        return mqtt_answers(self.mqtt_port)
 
 
 class Rabbit(Process):

@@ -38,7 +38,8 @@ NAMED_EXCHANGE: Final = re.compile(r"exchange '(.*?)' in vhost")  # how RabbitMQ
 class AmqpLinkPublisher(ConfirmedSink):
     """The sink of an AMQP 0-9-1 link.
 
-    `missing` is called with an exchange that the broker does not have or does not let us use, and why.
+    `missing` is called with an exchange that the broker does not have or does not let us use, and why. None:
+    no exchange is held to be missing.
     """
 
     _nacked: ClassVar[Outcome] = REFUSED_BY_BROKER
@@ -46,7 +47,7 @@ class AmqpLinkPublisher(ConfirmedSink):
     def __init__(
         self,
         stats: LinkStats,
-        missing: Callable[[str, Outcome], None],
+        missing: Callable[[str, Outcome], None] | None,
         *,
         in_flight_max: int,
         messages_max: int,
@@ -86,7 +87,7 @@ class AmqpLinkPublisher(ConfirmedSink):
         named = (
             NAMED_EXCHANGE.search(text) if code in (ReplyCode.ACCESS_REFUSED, ReplyCode.NOT_FOUND) else None
         )
-        if named is not None and self._concerns(named[1]):
+        if named is not None and self._missing is not None and self._concerns(named[1]):
             self.refuse(named[1], outcome)
             self._missing(named[1], outcome)
         else:

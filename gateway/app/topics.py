@@ -1,0 +1,76 @@
+"""What is behind the topics of MQTT: the embedded broker, or the engine that replicas share."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+from gateway.broker.dispatcher import Dispatcher
+from gateway.broker.mqtt.namespace import MqttNamespace, SessionShares
+from gateway.broker.mqtt.retained import Retained
+from gateway.broker.mqtt.session import SessionLimits
+from gateway.egress.link import Link, LinkStatus
+from gateway.engine.namespace import EngineNamespace
+from gateway.engine.session import EngineSession
+from gateway.protocols import DIALECTS
+from gateway.settings import Settings
+from gateway.settings.engine import ENGINE, RabbitEngine
+from gateway.store.store import Store
+from gateway.telemetry.metrics import Metrics
+from gateway.telemetry.stats import LinkStats
+from gateway.transport.stream import WriteSet
+
+
+def topics_of(
+    settings: Settings,
+    dispatcher: Dispatcher,
+    store: Store | None,
+    let_go: Callable[[], None],
+) -> tuple[MqttNamespace, EngineSession | None]:
+    """The topics, before the store starts; with an engine, what is said to it.
+
+    `let_go` ends the connections of all clients.
+    """
+    limits, given = settings.limits, settings.broker
+    of_sessions = SessionLimits(
+        limits.queue_messages_max,
+        limits.queue_bytes_max,
+        limits.inflight_max,
+        limits.queue_memory_messages_max,
+        limits.queue_memory_bytes_max,
+        limits.session_full == "hold",
+        limits.stall_secs,
+    )
+    shares = SessionShares(
+        limits.sessions_per_user_max,
+        limits.sessions_per_address_max,
+        limits.subscriptions_total_max,
+        limits.subscriptions_per_user_max,
+        limits.sessions_policy == "expire_soonest",
+    )
+    if isinstance(given, RabbitEngine):
+        dialect = DIALECTS[given.protocol]
+        stats = LinkStats(ENGINE, dialect.name, dialect.frame_names, given.addresses)
+        status = LinkStatus(ENGINE, stats)
+        engine = EngineSession(given, settings.replica, dispatcher, limits, status, store, let_go)
+        topics = EngineNamespace(
+            engine, of_sessions, shares=shares, sessions_max=limits.sessions_max, store=store
+        )
+        return topics, engine
+    retained = Retained(
+        messages_max=limits.retained_messages_max, octets_max=limits.retained_bytes_max, store=store
+    )
+    embedded = MqttNamespace(
+        dispatcher.subscribed,
+        of_sessions,
+        shares=shares,
+        sessions_max=limits.sessions_max,
+        retained=retained,
+        store=store,
+    )
+    return embedded, None
+
+
+def engine_link(engine: EngineSession, writes: WriteSet, metrics: Metrics) -> Link:
+    """What keeps the engine connected."""
+    metrics.links[ENGINE] = engine.stats
+    return Link(engine.status, engine.settings, engine, writes)

@@ -1,0 +1,371 @@
+"""One connection to the cluster, and what is said over it.
+
+It has five channels: to declare and bind; to publish with confirms; to write records into the log; to consume
+this replica's queue; to follow the log. All that must exist is declared in one go, answers come in the order
+of the questions, and what the broker does not grant ends the connection, which says why. When everything is
+there, and the log has been read up to a mark of our own, the engine is up.
+"""
+
+from __future__ import annotations
+
+from collections import deque
+from collections.abc import Callable, Iterable
+from typing import Final, Protocol
+
+import structlog
+
+from gateway.egress.amqp091.consumer import AmqpLinkConsumer
+from gateway.egress.amqp091.session import CONTENT_FAULTS, GUEST, POLITE, client_properties
+from gateway.egress.connection import QueueLinkConnection
+from gateway.engine.bindings import Bindings
+from gateway.engine.names import Names
+from gateway.engine.publisher import EnginePublisher
+from gateway.engine.records import Mark, Opened, encode_record
+from gateway.engine.retained import EngineRetained
+from gateway.model.properties import Headers, Value, ValueType, string
+from gateway.model.spooled import Body, Nowhere
+from gateway.protocols.amqp091 import methods as m
+from gateway.protocols.amqp091.client import ClientConnection, Delivery
+from gateway.protocols.amqp091.codec import PLAIN, encode_response
+from gateway.protocols.amqp091.dialect import amqp_address
+from gateway.protocols.amqp091.events import (
+    Challenged,
+    ChannelClosed,
+    ChannelOpened,
+    Closed,
+    Confirms,
+    Deliveries,
+    Event,
+    MethodReceived,
+)
+from gateway.protocols.amqp091.events import (
+    Opened as ConnectionOpened,
+)
+from gateway.protocols.amqp091.sending import Publisher
+from gateway.protocols.amqp091.spec import BASIC, BASIC_PUBLISH, ReplyCode
+from gateway.settings import Limits
+from gateway.settings.endpoints import Target
+from gateway.settings.engine import RabbitEngine
+from gateway.telemetry.stats import LinkStats
+from gateway.transport.stream import Stream
+
+log = structlog.get_logger(limited=True)
+
+VERSION: Final = "0-9-1"
+PUBLISH_METHOD: Final = BASIC_PUBLISH & 0xFFFF
+PERSISTENT: Final = b"\x10\x00\x02"  # a content header that says delivery-mode 2, and nothing else
+LOG_PREFETCH: Final = 1_000
+OUTLIVES_SECS: Final = 60.0  # for how long the queue of a replica stays when its clients have gone
+Answered = Callable[[], None]
+
+
+class Speaker(Protocol):
+    """Whoever has something to say over a connection, and hears what comes."""
+
+    settings: RabbitEngine
+    limits: Limits
+    stats: LinkStats
+    names: Names
+    bindings: Bindings
+    kept: EngineRetained
+    publisher: EnginePublisher
+
+    @property
+    def queue(self) -> str:
+        """The queue of this replica."""
+
+    def follows(self) -> None:
+        """The log is being read."""
+
+    def deliver(self, wire: bytes, raw: bytes, body: Body) -> None:
+        """A message of the replica's queue."""
+
+    def record(self, wire: bytes, raw: bytes, body: Body) -> None:
+        """A record of the log."""
+
+    def disconnected(self, peer: EngineConnection, why: str) -> None:
+        """The connection is gone."""
+
+
+class EngineConnection(QueueLinkConnection[ClientConnection, AmqpLinkConsumer]):
+    """The peer object of the engine's stream, for as long as that connection lives."""
+
+    _codes = ReplyCode
+
+    def __init__(self, session: Speaker, stream: Stream, target: Target, now: float) -> None:
+        settings, limits = session.settings, session.limits
+        machine = ClientConnection(
+            mechanism=PLAIN,
+            response=encode_response(PLAIN, target.username or GUEST, target.password or GUEST),
+            virtual_host=target.virtual_host,
+            client_properties=client_properties(session.queue),
+            frame_max=limits.frame_bytes_max,
+            heartbeat=settings.heartbeat_secs,
+            message_bytes_max=limits.message_bytes_max,
+            bounded=True,
+            sink=Nowhere,
+        )
+        super().__init__(machine, session.stats, stream, now + settings.connect_timeout_secs)
+        self.ready = False  # all that is needed is there; records can be written
+        self._session = session
+        self._asked: deque[Answered | None] = (
+            deque()
+        )  # of the first channel, to be told when they are answered
+        self._declaring = self._publishing = self._recording = self._consuming = self._following = 0
+        self._records: Publisher | None = None
+        self._begun: set[int] = set()  # channels of which more than that they are open has been asked
+        self._arrived: dict[int, int] = {}  # the last delivery tags, by channel
+        self._done: dict[int, int] = {}  # those of them that can be acknowledged
+        self._answering = False
+
+    # What the stream asks.
+
+    def receive(self, data: bytes, now: float) -> None:
+        """Octets arrived, or its turn has come for what was left."""
+        self._process(self.machine.receive_data(data, now))
+        if self.machine.unread:
+            self._stream.again()
+
+    def data_to_send(self) -> bytes:
+        """Acknowledgements of what has been dealt with, and whatever was encoded."""
+        for channel, tag in self._done.items():
+            self.machine.ack(channel, tag, multiple=True)
+        self._done.clear()
+        return self.machine.data_to_send()
+
+    def drained(self) -> None:
+        """The broker reads again."""
+        self._session.publisher.pump()
+
+    def lost(self, reason: str) -> None:
+        """The connection is gone."""
+        self.ready = False
+        self._session.disconnected(self, self._why or reason)
+
+    # What the link asks.
+
+    def tick(self, now: float) -> None:
+        """Heartbeats, and the time for the handshake."""
+        if self._in_time(now):
+            self._stream.mark()
+
+    # What the session asks.
+
+    def dealt_with(self) -> None:
+        """All that has arrived has been handed out."""
+        if self._arrived:
+            self._done.update(self._arrived)
+            self._arrived.clear()
+            self._stream.mark()
+
+    def bind(self, key: str) -> None:
+        """Have this replica's queue get what has such keys."""
+        session = self._session
+        if self._answering:
+            self._ask(m.QueueBind(session.queue, session.names.topics, key))
+
+    def unbind(self, key: str) -> None:
+        """The queue is not to get it any more."""
+        session = self._session
+        if self._answering:
+            self._ask(m.QueueUnbind(session.queue, session.names.topics, key))
+
+    def after_bound(self, done: Answered) -> None:
+        """`done` is called when everything that has been asked for is there."""
+        if not self._asked:
+            done()
+            return
+        last = self._asked.pop()
+        self._asked.append(done if last is None else _both(last, done))
+
+    def write(self, record: Mark | Opened) -> None:
+        """Append a record to the log."""
+        assert self._records is not None
+        wire = amqp_address("", self._session.names.state).wire
+        self._records.publish_many([(wire, PERSISTENT, encode_record(record))])
+        self._stream.mark()
+
+    def write_again(self, rows: list[tuple[bytes, bytes, bytes]]) -> None:
+        """Append retained messages: address, octets of the content header, body."""
+        assert self._records is not None
+        self._records.publish_many(rows)
+        self._stream.mark()
+
+    def shut_down(self) -> None:
+        """The gateway is stopping: its queue is not needed any more."""
+        if self._answering:
+            self._ask(m.QueueDelete(self._session.queue))
+        super().shut_down()
+
+    def give_up(self, why: str) -> None:
+        """End the connection; the next one begins anew."""
+        self._why = why
+        self._stream.abort(why)
+
+    # Events.
+
+    def _process(self, events: list[Event]) -> None:
+        for event in events:
+            if isinstance(event, Confirms):
+                self._session.publisher.confirm(event.confirms)
+            elif isinstance(event, Deliveries):
+                self._deliveries(event.contents)
+            elif isinstance(event, MethodReceived):
+                self._method(event)
+            elif isinstance(event, ChannelOpened):
+                self._channel_opened(event.channel)
+            elif isinstance(event, ChannelClosed):
+                self._channel_closed(event)
+            elif isinstance(event, ConnectionOpened):
+                self._opened()
+            elif isinstance(event, Challenged):
+                self._why = "the broker wants more than a name and password"
+                self.machine.close(ReplyCode.NOT_ALLOWED, self._why)
+            elif isinstance(event, Closed):
+                self._closed(event)
+        if self.machine.closed:
+            self._stream.end(self._why or "closed")
+        self._stream.mark()
+
+    def _opened(self) -> None:
+        self._session.stats.spoke(self.machine, VERSION)
+        self.open = True
+        opened = [self.machine.open_channel() for _ in range(5)]
+        self._declaring, self._publishing, self._recording, self._consuming, self._following = opened
+
+    def _channel_opened(self, number: int) -> None:
+        if number == self._declaring:
+            self._answering = True
+            for method in self._needed():
+                self._ask(method)
+            self.after_bound(self._declared)
+        elif number == self._recording:
+            self._records = Publisher(self.machine, number)
+        self._go_on()
+
+    def _needed(self) -> Iterable[m.Method]:
+        """All that has to exist."""
+        session, names = self._session, self._session.names
+        settings = session.settings
+        given = names.topics.startswith("amq.")  # the broker's own, which nobody declares
+        yield m.ExchangeDeclare(names.topics, "topic", passive=given, durable=True)
+        yield m.ExchangeDeclare(names.retained, "fanout", durable=True)
+        yield m.ExchangeDeclare(names.kept, "fanout", durable=True)
+        yield m.QueueDeclare(names.state, durable=True, arguments=_log_arguments(settings))
+        yield m.ExchangeBind(names.topics, names.retained)
+        yield m.QueueBind(names.state, names.retained)
+        yield m.QueueBind(names.state, names.kept)
+        yield m.QueueDeclare(session.queue, durable=True, arguments=_queue_arguments(settings))
+        for key in session.bindings:
+            yield m.QueueBind(session.queue, names.topics, key)
+
+    def _ask(self, method: m.Method) -> None:
+        self._asked.append(None)
+        self.machine.send_method(self._declaring, method)
+        self._stream.mark()
+
+    def _declared(self) -> None:
+        self.ready = True
+        self._go_on()
+
+    def _go_on(self) -> None:
+        """Do what has become possible: nothing is consumed or published before everything exists."""
+        if not self.ready or self._records is None:
+            return
+        session = self._session
+        open_now = set(self.machine.channels) - self._begun
+        self._begun |= open_now
+        if self._publishing in open_now:
+            self.machine.send_method(self._publishing, m.ConfirmSelect())
+        if self._consuming in open_now:
+            self._consume(self._consuming, session.queue, session.settings.prefetch, ())
+        if self._following in open_now:
+            at = session.kept.position
+            begin = string("first") if at < 0 else Value(ValueType.INT64, at + 1)
+            self._consume(self._following, session.names.state, LOG_PREFETCH, (("x-stream-offset", begin),))
+            session.follows()
+
+    def _consume(self, channel: int, queue: str, prefetch: int, arguments: Headers) -> None:
+        self.machine.send_method(channel, m.BasicQos(prefetch_count=prefetch))
+        self.machine.send_method(channel, m.BasicConsume(queue, arguments=arguments))
+
+    def _method(self, event: MethodReceived) -> None:
+        method, number = event.method, event.channel
+        if isinstance(method, m.ConnectionBlocked):
+            log.warning("the cluster blocks publishing", reason=method.reason)
+            self._block(True)
+        elif isinstance(method, m.ConnectionUnblocked):
+            log.info("the cluster takes publishes again")
+            self._block(False)
+        elif number == self._declaring:
+            done = self._asked.popleft() if self._asked else None
+            if done is not None:
+                done()
+        elif isinstance(method, m.ConfirmSelectOk):
+            self._session.publisher.open(self.machine, number, self._stream)
+            self._session.publisher.flow(not self._session.stats.blocked)
+        elif isinstance(method, m.BasicCancel):
+            self.give_up("the cluster has cancelled a consumer")
+
+    def _block(self, on: bool) -> None:
+        self._session.stats.blocked = on
+        self._session.publisher.flow(not on)
+
+    def _channel_closed(self, event: ChannelClosed) -> None:
+        if not event.by_peer:
+            self._count_fault(event.reply_code)
+        if event.channel == self._publishing:
+            self._session.publisher.close_over(event.reply_code, event.text)
+        log.warning("the cluster has closed a channel", why=event.text)
+        self._why = event.text
+        self.machine.close(ReplyCode.SUCCESS, "")
+        self._stream.end(event.text)
+
+    def _closed(self, event: Closed) -> None:
+        self._why = self._why or f"{event.reply_code} {event.text}"
+        if event.reply_code not in POLITE:
+            self._count_fault(event.reply_code)
+        over_content = (event.class_id, event.method_id) == (BASIC, PUBLISH_METHOD)
+        if event.by_peer and (over_content or event.reply_code in CONTENT_FAULTS):
+            self._session.publisher.close_over(event.reply_code, event.text)
+
+    def _deliveries(self, contents: list[Delivery]) -> None:
+        session, following = self._session, self._following
+        for number, _, tag, _, wire, raw, body in contents:
+            self._arrived[number] = tag
+            if number == following:
+                session.record(wire, raw, body)
+            else:
+                session.deliver(wire, raw, body)
+        session.stats.messages_in += len(contents)
+
+    def _leave(self, consumer: AmqpLinkConsumer) -> None:
+        """There are no consumers that come and go."""
+
+
+def _log_arguments(settings: RabbitEngine) -> Headers:
+    return (
+        ("x-queue-type", string("stream")),
+        ("x-max-age", string(f"{int(settings.state_secs)}s")),
+        ("x-stream-max-segment-size-bytes", Value(ValueType.INT64, settings.state_segment_bytes)),
+    )
+
+
+def _queue_arguments(settings: RabbitEngine) -> Headers:
+    """At its limit a queue refuses more; it goes with a replica that is away for longer than its clients
+    stay."""
+    expires = int((settings.engine_timeout_secs + OUTLIVES_SECS) * 1000)
+    return (
+        ("x-queue-type", string(settings.queue_type)),
+        ("x-expires", Value(ValueType.INT64, expires)),
+        ("x-max-length-bytes", Value(ValueType.INT64, settings.queue_bytes_max)),
+        ("x-overflow", string("reject-publish")),
+    )
+
+
+def _both(one: Answered, other: Answered) -> Answered:
+    def call() -> None:
+        one()
+        other()
+
+    return call

@@ -1,0 +1,65 @@
+"""What is what on the cluster: names, and topics as routing keys.
+
+A topic becomes a key as `mappings/identity.yaml` has it: levels stay levels, and what a level cannot hold
+there is percent-encoded, so that each key is read back as the topic that it was. A topic filter becomes a
+binding key in the same way, for `+` is `*` and `#` is `#`. RabbitMQ lets a trailing `#` match no level at
+all, as MQTT does, but knows nothing of `$`: whoever gets a message matches it again.
+"""
+
+from __future__ import annotations
+
+from typing import Final, NamedTuple
+
+from gateway.mapping.names import LevelTranslation, translation
+from gateway.model.address import Address
+from gateway.model.dialect import NameRefused
+from gateway.protocols.amqp091.dialect import AMQP091
+from gateway.protocols.amqp091.spec import SHORT_STRING_MAX
+from gateway.protocols.mqtt.dialect import MQTT
+
+TO_KEY: Final[LevelTranslation] = translation(MQTT, AMQP091, "percent")
+TO_TOPIC: Final[LevelTranslation] = translation(AMQP091, MQTT, "percent")
+WILD: Final = {"+": "*", "#": "#"}
+
+
+class Names(NamedTuple):
+    """The exchanges and the log of one namespace.
+
+    What is published to `retained` goes to `topics` and to the log, `state`; to `kept`, to the log alone.
+    """
+
+    topics: str
+    retained: str
+    kept: str
+    state: str
+    queues: str  # with what the names of queues begin
+
+
+def names_of(namespace: str, topic_exchange: str) -> Names:
+    """The names of a namespace."""
+    return Names(
+        topic_exchange,
+        f"{namespace}.retained",
+        f"{namespace}.kept",
+        f"{namespace}.state",
+        f"{namespace}.replica",
+    )
+
+
+def key_of(topic: str) -> bytes | None:
+    """The routing key of a topic, in UTF-8; None: it would be longer than a key may be."""
+    key = ".".join([TO_KEY(level) for level in topic.split("/")]).encode()
+    return key if len(key) <= SHORT_STRING_MAX else None
+
+
+def binding_of(levels: list[str]) -> str | None:
+    """The binding key of a topic filter; None: no topic that fits into a key can match it."""
+    key = ".".join([WILD.get(level) or TO_KEY(level) for level in levels])
+    return key if len(key.encode()) <= SHORT_STRING_MAX else None
+
+
+def topic_of(key: str) -> Address:
+    """The address of the topic that a key stands for. Raises NameRefused for one that stands for none."""
+    if not key:
+        raise NameRefused("the empty key is no topic")
+    return MQTT.address("", "/".join([TO_TOPIC(level) for level in key.split(".")]))

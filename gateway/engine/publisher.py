@@ -1,0 +1,136 @@
+"""What a replica publishes to the cluster: MQTT's messages of its clients, confirmed before they are
+acknowledged.
+
+A retained message goes to an exchange of its own, behind which are both the topic exchange and the log: so it
+is one publish with one confirm, and whoever subscribes meanwhile gets it from either.
+"""
+
+from __future__ import annotations
+
+import secrets
+import time
+from typing import ClassVar, Final
+
+from gateway.broker.poison import poisoned
+from gateway.egress.amqp091.publisher import FRAME_TOO_SMALL, AmqpLinkPublisher
+from gateway.egress.confirming import Positions
+from gateway.engine.envelope import LIFE_OCTETS, Number, encode
+from gateway.engine.names import Names, key_of
+from gateway.model.batch import SubBatch
+from gateway.model.message import Message
+from gateway.model.outcome import Outcome, Reason, Verdict
+from gateway.model.properties import NO_PROPERTIES
+from gateway.protocols.amqp091.codec import encode_short_string
+from gateway.protocols.amqp091.sending import PublishRow
+from gateway.protocols.amqp091.spec import ReplyCode
+from gateway.telemetry.stats import LinkStats
+
+KEY_TOO_LONG: Final = Outcome(
+    Verdict.REJECTED, Reason.NAME_INVALID, "as a routing key the topic has more than 255 octets"
+)
+NOT_TAKEN: Final = Outcome(Verdict.RELEASED, Reason.QUOTA, "a queue of the cluster is full")
+GONE: Final = frozenset({ReplyCode.NOT_FOUND, ReplyCode.ACCESS_REFUSED})
+RAWS_MAX: Final = 4_096
+ONCE: Final = 2  # of assurance
+Where = tuple[bytes, bytes]
+
+
+class EnginePublisher(AmqpLinkPublisher):
+    """The sink of every topic."""
+
+    _nacked: ClassVar[Outcome] = NOT_TAKEN
+
+    def __init__(
+        self,
+        stats: LinkStats,
+        names: Names,
+        *,
+        in_flight_max: int,
+        messages_max: int,
+        octets_max: int,
+        topics_max: int,
+    ) -> None:
+        """`topics_max`: how many topics' keys are remembered."""
+        super().__init__(
+            stats,
+            None,
+            in_flight_max=in_flight_max,
+            messages_max=messages_max,
+            octets_max=octets_max,
+        )
+        self._topics_max = topics_max
+        self._live = encode_short_string(names.topics)
+        self._retained = encode_short_string(names.retained)
+        self._wires: dict[str, Where | None] = {}  # by topic: where it goes, and where if it is retained
+        self._life = secrets.token_bytes(LIFE_OCTETS)
+        self._next_number = 1
+        self._raws: dict[tuple[str, int, int], bytes] = {}  # by client, QoS and hops, if there is no more
+
+    def close_over(self, code: int, text: str) -> None:
+        """An exchange that is gone is declared with the next connection; everything else is some message's
+        fault."""
+        if code in GONE:
+            self.close()
+        else:
+            super().close_over(code, text)
+
+    def _send(self, part: SubBatch, positions: Positions, messages: list[Message]) -> Positions:
+        utc = time.time()
+        rows: list[PublishRow] = []
+        sent: list[int] = []
+        octets = 0
+        for at, message in zip(positions, messages, strict=True):
+            topic = message.address.name
+            where = self._wires[topic] if topic in self._wires else self._find(topic)
+            if where is None:
+                part.settle_at((at,), KEY_TOO_LONG)
+                continue
+            try:
+                number = self._number_of(part, at) if message.assurance == ONCE else None
+                raw = self._encoded(message, utc, number)
+            except Exception as error:
+                part.settle_at((at,), poisoned(error))
+                continue
+            octets += len(message.body)
+            rows.append((where[message.retain], raw, message.body))
+            sent.append(at)
+        assert self._publishers is not None
+        unsent = self._publishers[0].publish_many(rows)
+        if unsent:
+            part.settle_at([sent[row] for row in unsent], FRAME_TOO_SMALL)
+            sent = [at for row, at in enumerate(sent) if row not in unsent]
+        whole = len(sent) == len(positions)
+        self._sent(part, positions if whole else sent, octets)
+        return ()
+
+    def _number_of(self, part: SubBatch, at: int) -> Number:
+        """The same whenever the message is sent: after a lost connection it may have come already."""
+        if not part.number:
+            part.number = self._next_number
+            self._next_number += len(part.messages)
+        return self._life, part.number + at
+
+    def _encoded(self, message: Message, utc: float, number: Number | None) -> bytes:
+        if message.retain:
+            return encode(message, utc, written=int(utc * 1000), number=number)
+        if message.property_set is not NO_PROPERTIES or message.expires or number is not None:
+            return encode(message, utc, number=number)
+        key = (message.sender.client, message.assurance, message.hops)
+        raw = self._raws.get(key)
+        if raw is None:
+            if len(self._raws) >= RAWS_MAX:
+                self._raws.clear()
+            raw = self._raws[key] = encode(message, utc)
+        return raw
+
+    def _find(self, topic: str) -> Where | None:
+        key = key_of(topic)
+        if len(self._wires) >= self._topics_max:
+            self._wires.clear()
+        if key is None:
+            found = None
+        else:
+            tail = bytes((len(key),)) + key
+            found = (self._live + tail, self._retained + tail)
+        self._wires[topic] = found
+        return found

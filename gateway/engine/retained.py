@@ -1,0 +1,149 @@
+"""Retained messages, as the log of the namespace says them: the same at every replica.
+
+Whoever publishes one publishes it to the log, and every replica, his own too, keeps what comes out of it, in
+the order of the log. So the limits strike everywhere alike, if the replicas have the same. With a store a
+replica remembers them and the position it has come to, in one transaction, and goes on from there.
+
+The log forgets what is older than `state_secs`. So whoever finds that a record has lived for half of that
+writes it again, under the offset of the first one, its origin. Of two records of a topic that counts whose
+origin is later: a record that was written again does not undo what others have published meanwhile. Each
+replica looks at a moment of its own, and what one has written again is young for the others.
+"""
+
+from __future__ import annotations
+
+import random
+import time
+from collections.abc import Callable
+from struct import Struct
+from typing import Final, NamedTuple
+
+from gateway.broker.mqtt.retained import Retained
+from gateway.broker.mqtt.system import SYS
+from gateway.model.batch import SubBatch
+from gateway.model.message import Message
+from gateway.store.restoring import set_aside
+from gateway.store.store import Store
+
+POSITION: Final = "position"
+PLACED: Final = Struct(">QQ")  # origin, and when it was written, in milliseconds UTC
+HALF: Final = 0.5
+SPREAD: Final = 0.25  # of its time, by which replicas look at different moments
+AGAIN_MAX: Final = 500  # records that are written again at once
+
+
+class Placed(NamedTuple):
+    """Where the log has what a topic retains, and since when (milliseconds UTC)."""
+
+    origin: int
+    written: int
+
+
+class EngineRetained(Retained):
+    """What the log retains. It is a sink, but what is published is kept when it comes back."""
+
+    def __init__(
+        self,
+        namespace: str,
+        publish: Callable[[Message], None],
+        *,
+        messages_max: int,
+        octets_max: int,
+        store: Store | None,
+    ) -> None:
+        """`publish` writes a message to the log. What is in `store`, which has not been started, is there at
+        once."""
+        super().__init__(messages_max=messages_max, octets_max=octets_max)
+        self.position = -1  # the last record that has been read; -1: none
+        self._publish = publish
+        self._kind = f"engine retained {namespace}"
+        self._placed_kind = f"engine placed {namespace}"
+        self._log_kind = f"engine log {namespace}"
+        self._kept_in = store
+        self._placed: dict[str, Placed] = {}
+        self._noted = -1
+        if store is not None:
+            self._take_from(store)
+
+    def _take_from(self, store: Store) -> None:
+        for key, octets in store.things(self._placed_kind):
+            assert isinstance(octets, bytes)
+            assert isinstance(key, bytes)
+            self._placed[key.decode()] = Placed(*PLACED.unpack(octets))
+        for key, message in store.things(self._kind):
+            assert isinstance(message, Message)
+            with set_aside(self._kind, key):
+                self._set(message)
+        for _, octets in store.things(self._log_kind):
+            assert isinstance(octets, bytes)
+            self.position = self._noted = int.from_bytes(octets, "big")
+
+    def publish(self, part: SubBatch) -> None:
+        """What is published goes to the log by the way that all messages go; only `$SYS` stays here."""
+        for message in part.messages:
+            if message.address.name.startswith(SYS):
+                self.show(message)
+        part.accept()
+
+    def forget(self, message: Message) -> bool:
+        """Have every replica forget this message; False: its topic has another one, or none."""
+        if self._messages.get(message.address.name) is not message:
+            return False
+        self._publish(Message(message.address, b"", assurance=1, durable=True, retain=True))
+        return True
+
+    # What the log says.
+
+    def apply(self, message: Message, offset: int, *, origin: int, written: int) -> bool:
+        """A record at `offset`, which is the origin unless it says another. False: a later one counts."""
+        topic, store = message.address.name, self._kept_in
+        first = offset if origin < 0 else origin
+        before = self._placed.get(topic)
+        if before is not None and before.origin > first:
+            return False
+        kept = self._set(message)
+        key = message.address.wire
+        if kept:
+            placed = self._placed[topic] = Placed(first, written)
+            if store is not None:
+                store.put(self._kind, key, message)
+                store.put(self._placed_kind, key, PLACED.pack(*placed))
+        elif before is not None:
+            del self._placed[topic]
+            if store is not None:
+                store.delete(self._kind, key)
+                store.delete(self._placed_kind, key)
+        return True
+
+    def note(self) -> None:
+        """The wake-up is over: the position goes to disk with what was read."""
+        if self._kept_in is not None and self.position != self._noted:
+            self._noted = self.position
+            self._kept_in.put(self._log_kind, POSITION, max(self.position, 0).to_bytes(8, "big"))
+
+    def begin_anew(self) -> None:
+        """The log does not go back as far as we have read, or is another one: what it says now counts."""
+        for message in self.messages():
+            if not message.address.name.startswith(SYS):
+                self._set(Message(message.address, b""))
+        self._placed.clear()
+        self.position = -1
+        if self._kept_in is not None:
+            for kind in (self._kind, self._placed_kind, self._log_kind):
+                self._kept_in.delete_all(kind)
+            self._noted = -1
+
+    def due(self, state_secs: float) -> list[tuple[Message, int]]:
+        """Messages that have to be written again, with their origins; those that have expired are dropped."""
+        utc = time.time()
+        limit = (utc - state_secs * (HALF + SPREAD * random.random())) * 1000
+        found: list[tuple[Message, int]] = []
+        for topic, placed in list(self._placed.items()):
+            if placed.written > limit:
+                continue
+            message = self._messages[topic]
+            if message.expires and message.expires <= utc:
+                self.apply(Message(message.address, b""), placed.origin, origin=-1, written=0)
+            elif len(found) < AGAIN_MAX:
+                found.append((message, placed.origin))
+        return found

@@ -1,0 +1,61 @@
+"""What stands behind the listeners: the embedded broker, or a RabbitMQ cluster that many gateways share."""
+
+from __future__ import annotations
+
+from typing import Annotated, Any, Final, Literal, Self
+
+from pydantic import Discriminator, Field, Tag, model_validator
+
+from gateway.protocols.amqp091.dialect import AMQP091
+from gateway.settings.endpoints import Remote
+from gateway.settings.limits import Section
+
+EMBEDDED: Final = "embedded"
+RABBITMQ: Final = "rabbitmq"
+ENGINE: Final = "engine"
+"""What the connection to the cluster is called where endpoints are listed."""
+
+
+class EmbeddedEngine(Section):
+    """The gateway is its own broker: sessions, queues and retained messages belong to this process."""
+
+    engine: Literal["embedded"] = "embedded"
+    """Which engine this is."""
+
+
+class RabbitEngine(Remote):
+    """A RabbitMQ cluster, through which gateways with the same `namespace` serve the same MQTT clients."""
+
+    engine: Literal["rabbitmq"]
+    """Which engine this is."""
+    namespace: str = Field("gateway", pattern=r"^[A-Za-z0-9_-]{1,64}$")
+    """With what the names of queues and exchanges begin; replicas of one world say the same."""
+    topic_exchange: str = Field("amq.topic", min_length=1, max_length=127)
+    """The topic exchange that every MQTT message passes; programs that speak AMQP bind their queues to it."""
+    queue_type: Literal["classic", "quorum"] = "quorum"
+    """Of the queues: `quorum` survives the loss of a node; `classic` costs less and stays on one."""
+    queue_bytes_max: int = Field(1024 * 1024 * 1024, ge=1_048_576)
+    """Octets that may wait on the cluster for one replica; publishers are refused beyond it."""
+    state_secs: float = Field(604_800.0, ge=60.0)
+    """How long the cluster keeps the log of retained messages; each is written again when half of that is
+    over. A replica that was away for longer reads it anew. The same for all replicas."""
+    state_segment_bytes: int = Field(16 * 1024 * 1024, ge=65_536)
+    """Octets in one file of that log, which goes as a whole. The same for all replicas."""
+    engine_timeout_secs: float = Field(60.0, gt=0)
+    """How long clients stay connected while the cluster is away."""
+
+    @model_validator(mode="after")
+    def _speaks_amqp(self) -> Self:
+        if self.protocol != AMQP091.name:
+            raise ValueError("the urls of a RabbitMQ cluster begin with amqp:// or amqps://")
+        return self
+
+
+def _tag(given: Any) -> str:
+    name = given.get("engine", EMBEDDED) if isinstance(given, dict) else getattr(given, "engine", EMBEDDED)
+    return RABBITMQ if name == RABBITMQ else EMBEDDED
+
+
+AnyEngine = Annotated[
+    Annotated[EmbeddedEngine, Tag(EMBEDDED)] | Annotated[RabbitEngine, Tag(RABBITMQ)], Discriminator(_tag)
+]

@@ -1,0 +1,47 @@
+"""MQTT QoS 1 through replicas over a RabbitMQ, against what speaks to that RabbitMQ itself.
+
+Everything happens at one node, in turn, and is persistent: through one replica to an AMQP consumer at the
+cluster, against an AMQP publisher with confirms; from one replica to another, against an AMQP publisher and
+consumer, and against the broker's own MQTT plugin. All publish over as many connections with the same window.
+"""
+
+from __future__ import annotations
+
+from contextlib import ExitStack
+from pathlib import Path
+from typing import Final
+
+from tests.benchmarks.load import Measured, run
+from tests.benchmarks.report import Figure
+from tests.benchmarks.roles import Load
+from tests.benchmarks.sections.comparing import compared
+from tests.benchmarks.subjects import Rabbit, Replica
+
+AGAINST_BARE: Final = 0.8
+AGAINST_PLUGIN: Final = 2.0
+
+
+def measure(folder: Path, seconds: float, repeat: int) -> list[Figure]:
+    """Three figures of medians of `repeat` runs."""
+    with ExitStack() as stack:
+        rabbit = stack.enter_context(Rabbit(folder / "rabbitmq"))
+        port = rabbit.amqp_port
+        one, two = (
+            stack.enter_context(Replica(folder / name, port, queue_type="classic")) for name in ("one", "two")
+        )
+        loads = (
+            (Load("mqtt", "amqp", one.mqtt_port, port, durable=True, seconds=seconds), one),
+            (Load("amqp", "amqp", port, port, durable=True, seconds=seconds), rabbit),
+            (Load("mqtt", "mqtt", one.mqtt_port, two.mqtt_port, seconds=seconds), one),
+            (Load("mqtt", "mqtt", rabbit.mqtt_port, rabbit.mqtt_port, seconds=seconds), rabbit),
+        )
+        found: list[list[Measured]] = [[] for _ in loads]
+        for _ in range(repeat):
+            for runs, (load, subject) in zip(found, loads, strict=True):
+                runs.append(run(load, subject.cpu))
+    inwards, bare, across, plugin = found
+    return [
+        compared("MQTT QoS 1 -> replica -> AMQP, against AMQP with confirms", inwards, bare, AGAINST_BARE),
+        compared("MQTT -> two replicas -> MQTT, against AMQP -> AMQP", across, bare, AGAINST_BARE),
+        compared("the same against RabbitMQ's MQTT plugin", across, plugin, AGAINST_PLUGIN),
+    ]

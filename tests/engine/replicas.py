@@ -1,0 +1,161 @@
+"""Replicas of one namespace in threads of the test, and paho clients that connect to any of them."""
+
+from __future__ import annotations
+
+import threading
+import time
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any, Final
+
+import paho.mqtt.client as paho
+from paho.mqtt.enums import CallbackAPIVersion
+from paho.mqtt.properties import Properties
+from paho.mqtt.reasoncodes import ReasonCode
+
+from gateway.engine.session import EngineSession
+from gateway.settings import Store
+from gateway.settings.engine import RabbitEngine
+from tests.configured import make_listener
+from tests.interop.gateway_fixture import LOOPBACK, Running, no_errors_logged, quickened, settings_of
+from tests.interop.pahos import leave
+
+PATIENCE_SECS: Final = 15.0
+
+
+class Replica(Running):
+    """One gateway over the cluster at `url`; `more` are keys of `broker`."""
+
+    def __init__(self, name: str, url: str, namespace: str, folder: Path | None = None, **more: Any) -> None:
+        listener = make_listener(protocol="mqtt", host=LOOPBACK, port=0)
+        broker = RabbitEngine(engine="rabbitmq", urls=(url,), namespace=namespace, **more)
+        store = Store(enabled=False) if folder is None else Store(path=folder)
+        super().__init__(settings_of(listeners={"mqtt": listener}, broker=broker, replica=name, store=store))
+
+    @property
+    def engine(self) -> EngineSession:
+        engine = self.gateway.engine
+        assert engine is not None
+        return engine
+
+    def until_ready(self) -> None:
+        """Return when clients are let in."""
+        self.until(lambda: not self.gateway.readiness.reasons(), PATIENCE_SECS)
+
+
+@contextmanager
+def replicas(*given: Replica, ready: bool = True) -> Iterator[None]:
+    """All of them run; they are stopped and looked after when the block ends."""
+    begun: list[Replica] = []
+    with no_errors_logged(), quickened():
+        try:
+            for one in given:
+                one.start()
+                begun.append(one)
+            for one in given:
+                if ready:
+                    one.until_ready()
+            yield
+        finally:
+            for one in begun:
+                one.stop()
+
+
+class Client:
+    """A paho client in a thread of its own, and what it has heard."""
+
+    def __init__(
+        self,
+        port: int,
+        name: str,
+        *,
+        version: int = paho.MQTTv5,
+        clean: bool | None = None,
+        properties: Properties | None = None,
+        will: str = "",
+    ) -> None:
+        self.messages: list[paho.MQTTMessage] = []
+        self.answers: list[list[ReasonCode]] = []
+        self.ended: list[ReasonCode] = []
+        self.welcome: ReasonCode | None = None
+        self.offered: Any = None
+        self.present = False
+        self._changed = threading.Condition()
+        given = {} if version == paho.MQTTv5 else {"clean_session": True if clean is None else clean}
+        paho_client = paho.Client(CallbackAPIVersion.VERSION2, name, protocol=version, **given)
+        paho_client.on_connect = self._on_connect
+        paho_client.on_message = self._on_message
+        paho_client.on_subscribe = self._on_subscribe
+        paho_client.on_disconnect = self._on_disconnect
+        if will:
+            paho_client.will_set(will, b"gone", qos=1)
+        self.paho = paho_client
+        paho_client.connect(LOOPBACK, port, properties=properties)
+        paho_client.loop_start()
+        self.until(lambda: self.welcome is not None)
+
+    def _on_connect(self, _: Any, __: Any, flags: Any, reason: ReasonCode, properties: Any) -> None:
+        self._note(welcome=reason, offered=properties, present=flags.session_present)
+
+    def _on_message(self, _: Any, __: Any, message: paho.MQTTMessage) -> None:
+        with self._changed:
+            self.messages.append(message)
+            self._changed.notify_all()
+
+    def _on_subscribe(self, _: Any, __: Any, ___: int, reasons: list[ReasonCode], ____: Any) -> None:
+        with self._changed:
+            self.answers.append(reasons)
+            self._changed.notify_all()
+
+    def _on_disconnect(self, _: Any, __: Any, ___: Any, reason: ReasonCode, ____: Any) -> None:
+        with self._changed:
+            self.ended.append(reason)
+            self._changed.notify_all()
+
+    def _note(self, **found: Any) -> None:
+        with self._changed:
+            for name, value in found.items():
+                setattr(self, name, value)
+            self._changed.notify_all()
+
+    def until(self, condition: Any) -> None:
+        """Return when it holds."""
+        deadline = time.monotonic() + PATIENCE_SECS
+        with self._changed:
+            assert self._changed.wait_for(condition, deadline - time.monotonic()), self.told
+
+    @property
+    def told(self) -> list[tuple[str, bytes]]:
+        return [(message.topic, message.payload) for message in self.messages]
+
+    def subscribe(self, topic_filter: str, **options: Any) -> list[str]:
+        """Returns the names of the answers."""
+        count = len(self.answers)
+        self.paho.subscribe(topic_filter, **options)
+        self.until(lambda: len(self.answers) > count)
+        return [str(reason) for reason in self.answers[-1]]
+
+    def publish(self, topic: str, body: bytes, *, qos: int = 1, **more: Any) -> paho.MQTTMessageInfo:
+        """Returns when it is acknowledged, if it is to be."""
+        info = self.paho.publish(topic, body, qos=qos, **more)
+        info.wait_for_publish(PATIENCE_SECS)
+        assert info.is_published()
+        return info
+
+    def leave(self) -> None:
+        leave(self.paho)
+
+    def vanish(self) -> None:
+        """The connection is lost without a goodbye."""
+        sock = self.paho.socket()
+        assert sock is not None
+        sock.shutdown(2)
+        self.until(lambda: self.ended)
+        leave(self.paho)
+
+    def __enter__(self) -> Client:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.leave()

@@ -1,0 +1,75 @@
+"""Topics as keys, filters as binding keys, and which of them a replica has asked for."""
+
+from __future__ import annotations
+
+import pytest
+
+from gateway.engine.bindings import Bindings
+from gateway.engine.names import binding_of, key_of, topic_of
+from gateway.model.dialect import NameRefused
+
+KEYS = [
+    ("plant/l1/t", "plant.l1.t"),
+    ("plant/v1.2/t", "plant.v1%2E2.t"),
+    ("a/*/b", "a.%2A.b"),
+    ("%2E", "%252E"),
+    ("/", "."),
+    ("a//b/", "a..b."),
+    ("$data/x", "$data.x"),
+    ("Ünï/☃", "Ünï.☃"),
+]
+
+
+@pytest.mark.parametrize("topic, key", KEYS)
+def test_a_topic_comes_back_from_its_key(topic: str, key: str) -> None:
+    assert key_of(topic) == key.encode()
+    assert topic_of(key).name == topic
+
+
+@pytest.mark.parametrize("key", ["a/b", "a+b", "#", "*", "a#.b"])
+def test_every_key_of_others_is_a_topic_that_leads_back(key: str) -> None:
+    topic = topic_of(key).name
+    assert not set(topic.replace("/", "")) & set("+#")
+    assert key_of(topic) is not None
+
+
+def test_the_empty_key_is_no_topic() -> None:
+    with pytest.raises(NameRefused):
+        topic_of("")
+
+
+@pytest.mark.parametrize("topic", ["x" * 256, "é" * 128, "." * 86])
+def test_a_key_has_255_octets_at_most(topic: str) -> None:
+    assert key_of(topic) is None
+    assert binding_of(topic.split("/")) is None
+    assert key_of(topic[:-1]) is not None
+
+
+@pytest.mark.parametrize(
+    "topic_filter, key",
+    [
+        ("#", "#"),
+        ("+/a/#", "*.a.#"),
+        ("a/+", "a.*"),
+        ("a.b/*/+", "a%2Eb.%2A.*"),
+        ("+", "*"),
+    ],
+)
+def test_a_filter_is_a_binding_key(topic_filter: str, key: str) -> None:
+    assert binding_of(topic_filter.split("/")) == key
+
+
+def test_a_key_is_bound_once_and_unbound_when_nobody_needs_it() -> None:
+    bindings = Bindings()
+    assert [bindings.add(["a", "+"]) for _ in range(3)] == ["a.*", None, None]
+    assert list(bindings) == ["a.*"]
+    assert [bindings.remove(["a", "+"]) for _ in range(3)] == [None, None, "a.*"]
+    assert not len(bindings)
+
+
+def test_what_is_of_this_replica_alone_is_not_bound() -> None:
+    bindings = Bindings()
+    for levels in (["$SYS", "#"], ["x" * 300]):
+        assert bindings.add(levels) is None
+        assert bindings.remove(levels) is None
+    assert not len(bindings)

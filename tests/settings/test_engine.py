@@ -1,0 +1,69 @@
+"""What is said of the engine, and what it does not go with."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+import yaml
+
+from gateway.errors import ConfigurationError
+from gateway.settings import load_settings
+from gateway.settings.engine import EmbeddedEngine, RabbitEngine
+
+RABBIT = "broker: {engine: rabbitmq, urls: ['amqp://gateway@one', 'amqp://gateway@two:5673']}\n"
+
+
+def load(tmp_path: Path, text: str) -> object:
+    path = tmp_path / "gateway.yaml"
+    path.write_text(text)
+    return load_settings(path, {})
+
+
+def test_the_embedded_broker_is_what_there_is_by_default(tmp_path: Path) -> None:
+    settings = load_settings(None, {})
+    assert settings.broker == EmbeddedEngine()
+    assert sorted(settings.listeners) == ["amqp091", "amqpfast", "mqtt"]
+    assert load(tmp_path, "broker: {engine: embedded}\n") == settings
+    assert load(tmp_path, "broker: {}\n") == settings
+
+
+def test_a_cluster_has_its_own_keys_and_serves_mqtt(tmp_path: Path) -> None:
+    path = tmp_path / "gateway.yaml"
+    path.write_text(RABBIT)
+    settings = load_settings(path, {"GATEWAY_BROKER__NAMESPACE": "plant"})
+    assert isinstance(settings.broker, RabbitEngine)
+    assert settings.broker.namespace == "plant"
+    assert settings.broker.addresses == ("one:5672", "two:5673")
+    assert list(settings.listeners) == ["mqtt"]
+
+
+@pytest.mark.parametrize(
+    "text, why",
+    [
+        ("broker: {engine: rabbitmq}\n", "broker: say url, or urls"),
+        ("broker: {engine: rabbitmq, urls: ['mqtt://one']}\n", "begin with amqp://"),
+        ("broker: {engine: kafka}\n", "broker.engine: "),
+        ("broker: {namespace: plant}\n", "broker.namespace: "),
+        (RABBIT.replace("}", ", namespace: 'a b'}"), "broker.namespace: "),
+        (RABBIT.replace("}", ", replica: one}"), "broker.replica: "),
+        (
+            RABBIT + "listeners: {a: {protocol: amqp091}}\n",
+            "listeners.a: protocol amqp091 is for the embedded",
+        ),
+        (RABBIT + "listeners: {a: {protocol: amqpfast}}\n", "listeners.a: protocol amqpfast is for the"),
+        (RABBIT + "listeners: {engine: {protocol: mqtt}}\n", "no endpoint is called 'engine'"),
+        (RABBIT + "declare: {queues: [{name: orders}]}\n", "declare is for the embedded broker"),
+    ],
+)
+def test_what_does_not_go_together_is_a_sentence(tmp_path: Path, text: str, why: str) -> None:
+    yaml.safe_load(text)
+    with pytest.raises(ConfigurationError) as caught:
+        load(tmp_path, text)
+    assert why in str(caught.value)
+
+
+def test_a_password_is_not_shown(tmp_path: Path) -> None:
+    path = tmp_path / "gateway.yaml"
+    path.write_text(RABBIT.replace("gateway@one", "gateway:secret@one"))
+    assert "secret" not in load_settings(path, {}).model_dump_json()
