@@ -234,6 +234,8 @@ class EngineConnection(QueueLinkConnection[ClientConnection, AmqpLinkConsumer]):
         self._declaring, self._publishing, self._recording, self._consuming, self._following = opened
 
     def _channel_opened(self, number: int) -> None:
+        if number not in self.machine.channels:
+            return  # the connection has been given up since
         if number == self._declaring:
             self._answering = True
             for method in self._needed():

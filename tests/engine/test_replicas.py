@@ -78,6 +78,34 @@ def test_properties_come_whole_and_in_their_order(two: tuple[Replica, Replica], 
         assert 90 <= found.MessageExpiryInterval <= 100
 
 
+def test_what_a_cluster_would_obey_is_only_a_property(
+    two: tuple[Replica, Replica], topic: str, rabbitmq: RabbitMQ
+) -> None:
+    """Else a client could publish where it may not, or have the connection of its replica closed."""
+    said = Properties(PacketTypes.PUBLISH)
+    other = f"{topic}/other".replace("/", ".")
+    said.UserProperty = [
+        ("CC", other),
+        ("CC", other),
+        ("BCC", other),
+        ("amqp-user-id", "somebody"),
+        ("x-stream-offset", "9000"),
+        ("x-gateway-engine", "mine"),
+        ("gateway-types", '{"x-stream-offset": "int64"}'),
+    ]
+    with Client(two[0].mqtt, "publisher") as publisher, Client(two[1].mqtt, "subscriber") as subscriber:
+        subscriber.subscribe(f"{topic}/#", qos=1)
+        position = two[1].engine.kept.position
+        for at in range(3):
+            publisher.publish(f"{topic}/{at}", b"x", properties=said, retain=True)
+        subscriber.until(lambda: len(subscriber.messages) == 3)
+        assert [found.topic for found in subscriber.messages] == [f"{topic}/{at}" for at in range(3)]
+        assert subscriber.messages[0].properties.UserProperty == said.UserProperty
+        two[1].until(lambda: f"{topic}/2" in two[1].engine.kept)
+        assert two[1].engine.kept.position < position + 100
+    assert two[0].gateway.links["engine"].stats.connects == 1
+
+
 def test_order_is_kept_and_nothing_is_missing(two: tuple[Replica, Replica], topic: str) -> None:
     with Client(two[0].mqtt, "publisher") as publisher, Client(two[1].mqtt, "subscriber") as subscriber:
         subscriber.subscribe(f"{topic}/#", qos=1)
@@ -267,11 +295,14 @@ def test_while_the_cluster_is_away_publishers_are_held_and_clients_stay(
             proxy.shut()
             cut.until(lambda: bool(cut.gateway.readiness.reasons()))
             info = here.paho.publish(topic, b"held", qos=1)
+            here.paho.subscribe(f"{topic}/more", qos=1)
             with Client(cut.mqtt, "late") as late:
                 assert late.welcome is not None
                 assert late.welcome.value == 0x88
             assert not info.is_published()
+            assert len(here.answers) == 1
             proxy.open()
+            here.until(lambda: len(here.answers) == 2)
             here.until(lambda: here.messages)
             info.wait_for_publish(10)
             assert here.told == [(topic, b"held")]

@@ -1,0 +1,123 @@
+"""Replicas that are killed or frozen, and a broker that goes down and comes back."""
+
+from __future__ import annotations
+
+import signal
+import time
+from collections.abc import Callable
+from pathlib import Path
+
+from tests.engine.replicas import PATIENCE_SECS, Client, Replica, replicas
+from tests.interop.gateway_process import GatewayProcess
+from tests.interop.servers import LOOPBACK, RabbitMQ, free_ports
+
+NAMESPACE = "faults"
+
+
+def apart(folder: Path, rabbitmq: RabbitMQ, name: str) -> GatewayProcess:
+    """A replica as a process, which RabbitMQ gives up when it says nothing for two seconds."""
+    (port,) = free_ports(1)
+    return GatewayProcess(
+        folder / name,
+        replica=name,
+        listeners={"mqtt": {"protocol": "mqtt", "host": LOOPBACK, "port": port}},
+        broker={
+            "engine": "rabbitmq",
+            "urls": [rabbitmq.url],
+            "namespace": NAMESPACE,
+            "heartbeat_secs": 1,
+            "reconnect_max_secs": 0.5,
+        },
+    )
+
+
+def test_a_frozen_replica_lets_go_of_a_client_that_went_elsewhere(rabbitmq: RabbitMQ, tmp_path: Path) -> None:
+    here = Replica("awake", rabbitmq.url, NAMESPACE)
+    with replicas(here), apart(tmp_path, rabbitmq, "frozen") as frozen:
+        until(lambda: _serves(frozen))
+        with Client(frozen.port("mqtt"), "wanderer") as before:
+            before.subscribe("faults/frozen", qos=1)
+            frozen.process.send_signal(signal.SIGSTOP)
+            try:
+                with Client(here.mqtt, "wanderer") as after:
+                    after.subscribe("faults/frozen", qos=1)
+                    after.publish("faults/frozen", b"x")
+                    after.until(lambda: after.messages)
+                    until(lambda: _given_up(rabbitmq, "frozen"))
+                    frozen.process.send_signal(signal.SIGCONT)
+                    before.until(lambda: before.ended)
+                    assert before.ended[0].value == 0x8E
+                    assert not after.ended
+            finally:
+                frozen.process.send_signal(signal.SIGCONT)
+
+
+def test_what_a_killed_replica_leaves_is_everybodys(rabbitmq: RabbitMQ, tmp_path: Path) -> None:
+    """Its clients go elsewhere, and find what it has retained; their wills come when it is back."""
+    here = Replica("left", rabbitmq.url, NAMESPACE)
+    with replicas(here), apart(tmp_path, rabbitmq, "killed") as killed:
+        until(lambda: _serves(killed))
+        with (
+            Client(here.mqtt, "heir") as heir,
+            Client(killed.port("mqtt"), "poor", will="faults/will") as poor,
+        ):
+            heir.subscribe("faults/#", qos=1)
+            poor.publish("faults/kept", b"x", retain=True)
+            killed.kill()
+            poor.until(lambda: poor.ended)
+            with Client(here.mqtt, "poor") as again:
+                again.subscribe("faults/kept", qos=1)
+                again.until(lambda: again.messages)
+                assert again.messages[0].retain
+            killed.start()
+            heir.until(lambda: ("faults/will", b"gone") in heir.told)
+
+
+def test_all_of_it_survives_a_broker_that_is_started_again(rabbitmq: RabbitMQ) -> None:
+    one, other = (
+        Replica(name, rabbitmq.url, NAMESPACE, reconnect_max_secs=0.5) for name in ("first", "second")
+    )
+    with (
+        replicas(one, other),
+        Client(one.mqtt, "publisher") as publisher,
+        Client(other.mqtt, "subscriber") as subscriber,
+    ):
+        subscriber.subscribe("faults/broker/#", qos=2)
+        publisher.publish("faults/broker/retained", b"before", retain=True)
+        subscriber.until(lambda: subscriber.messages)
+        rabbitmq.stop()
+        try:
+            held = [publisher.paho.publish(f"faults/broker/{at}", b"%d" % at, qos=2) for at in range(10)]
+            one.until(lambda: bool(one.gateway.readiness.reasons()))
+        finally:
+            rabbitmq.start()
+        for info in held:
+            info.wait_for_publish(30)
+        subscriber.until(lambda: len(subscriber.messages) > len(held))
+        assert [body for _, body in subscriber.told[1:]] == [b"%d" % at for at in range(10)]
+        assert not publisher.ended
+        assert not subscriber.ended
+        one.until_ready()
+        with Client(one.mqtt, "late") as late:
+            late.subscribe("faults/broker/retained", qos=1)
+            late.until(lambda: late.messages)
+            assert late.told == [("faults/broker/retained", b"before")]
+
+
+def until(condition: Callable[[], bool]) -> None:
+    """Return when it holds."""
+    deadline = time.monotonic() + PATIENCE_SECS
+    while not condition():
+        assert time.monotonic() < deadline, "it did not come true"
+        time.sleep(0.1)
+
+
+def _given_up(rabbitmq: RabbitMQ, name: str) -> bool:
+    """The broker has closed its connection."""
+    return f".{name}." not in rabbitmq.control("list_connections", "client_properties")
+
+
+def _serves(replica: GatewayProcess) -> bool:
+    """It lets clients in."""
+    with Client(replica.port("mqtt"), "probe") as probe:
+        return probe.welcome is not None and not probe.welcome.is_failure
