@@ -22,26 +22,31 @@ AGAINST_PLUGIN: Final = 2.0
 
 
 def measure(folder: Path, seconds: float, repeat: int) -> list[Figure]:
-    """Three figures of medians of `repeat` runs."""
+    """Four figures of medians of `repeat` runs."""
     with ExitStack() as stack:
         rabbit = stack.enter_context(Rabbit(folder / "rabbitmq"))
         port = rabbit.amqp_port
-        one, two = (
-            stack.enter_context(Replica(folder / name, port, queue_type="classic")) for name in ("one", "two")
+        one, two, three = (
+            stack.enter_context(Replica(folder / name, port, queue_type=queue_type))
+            for name, queue_type in (("one", "classic"), ("two", "classic"), ("three", "quorum"))
         )
         loads = (
             (Load("mqtt", "amqp", one.mqtt_port, port, durable=True, seconds=seconds), one),
             (Load("amqp", "amqp", port, port, durable=True, seconds=seconds), rabbit),
             (Load("mqtt", "mqtt", one.mqtt_port, two.mqtt_port, seconds=seconds), one),
+            (Load("mqtt", "mqtt", one.mqtt_port, three.mqtt_port, seconds=seconds), one),
             (Load("mqtt", "mqtt", rabbit.mqtt_port, rabbit.mqtt_port, seconds=seconds), rabbit),
         )
         found: list[list[Measured]] = [[] for _ in loads]
         for _ in range(repeat):
             for runs, (load, subject) in zip(found, loads, strict=True):
                 runs.append(run(load, subject.cpu))
-    inwards, bare, across, plugin = found
+    inwards, bare, across, quorum, plugin = found
     return [
         compared("MQTT QoS 1 -> replica -> AMQP, against AMQP with confirms", inwards, bare, AGAINST_BARE),
         compared("MQTT -> two replicas -> MQTT, against AMQP -> AMQP", across, bare, AGAINST_BARE),
-        compared("the same against RabbitMQ's MQTT plugin", across, plugin, AGAINST_PLUGIN),
+        compared("the same, of which the second has a quorum queue", quorum, bare, AGAINST_BARE),
+        compared(
+            "MQTT -> two replicas -> MQTT, against RabbitMQ's MQTT plugin", across, plugin, AGAINST_PLUGIN
+        ),
     ]
