@@ -349,6 +349,7 @@ def _log_arguments(settings: RabbitEngine) -> Headers:
     return (
         ("x-queue-type", string("stream")),
         ("x-max-age", string(f"{int(settings.state_secs)}s")),
+        ("x-max-length-bytes", Value(ValueType.INT64, settings.state_bytes_max)),
         ("x-stream-max-segment-size-bytes", Value(ValueType.INT64, settings.state_segment_bytes)),
     )
 

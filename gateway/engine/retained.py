@@ -4,10 +4,11 @@ Whoever publishes one publishes it to the log, and every replica, his own too, k
 the order of the log. So the limits strike everywhere alike, if the replicas have the same. With a store a
 replica remembers them and the position it has come to, in one transaction, and goes on from there.
 
-The log forgets what is older than `state_secs`. So whoever finds that a record has lived for half of that
-writes it again, under the offset of the first one, its origin. Of two records of a topic that counts whose
-origin is later: a record that was written again does not undo what others have published meanwhile. Each
-replica looks at a moment of its own, and what one has written again is young for the others.
+The log forgets what is older than `state_secs`, or has `state_bytes_max` behind it. So whoever finds that a
+record has lived for half of that writes it again, under the offset of the first one, its origin. Of two
+records of a topic that counts whose origin is later: a record that was written again does not undo what
+others have published meanwhile. Each replica looks at a moment of its own, and what one has written again is
+young for the others.
 """
 
 from __future__ import annotations
@@ -26,15 +27,17 @@ from gateway.store.restoring import set_aside
 from gateway.store.store import Store
 
 POSITION: Final = "position"
-PLACED: Final = Struct(">QQ")  # origin, and when it was written, in milliseconds UTC
+PLACED: Final = Struct(">QQQ")  # the fields of Placed
+RECORD_OCTETS: Final = 256  # that a record has, before any has been read
 HALF: Final = 0.5
-SPREAD: Final = 0.25  # of its time, by which replicas look at different moments
+SPREAD: Final = 0.25  # of its life, by which replicas differ in what they find due
 AGAIN_MAX: Final = 500  # records that are written again at once
 
 
 class Placed(NamedTuple):
-    """Where the log has what a topic retains, and since when (milliseconds UTC)."""
+    """Where the log has what a topic retains, now and at first, and since when (milliseconds UTC)."""
 
+    offset: int
     origin: int
     written: int
 
@@ -54,6 +57,8 @@ class EngineRetained(Retained):
         """`publish` writes a message to the log. What is in `store`, which has not been started, is there at
         once."""
         super().__init__(messages_max=messages_max, octets_max=octets_max)
+        self.octets_read = 0  # of the log, and
+        self.records_read = 0
         self.position = -1  # the last record that has been read; -1: none
         self._publish = publish
         self._kind = f"engine retained {namespace}"
@@ -104,7 +109,7 @@ class EngineRetained(Retained):
         kept = self._set(message)
         key = message.address.wire
         if kept:
-            placed = self._placed[topic] = Placed(first, written)
+            placed = self._placed[topic] = Placed(offset, first, written)
             if store is not None:
                 store.put(self._kind, key, message)
                 store.put(self._placed_kind, key, PLACED.pack(*placed))
@@ -133,17 +138,23 @@ class EngineRetained(Retained):
                 self._kept_in.delete_all(kind)
             self._noted = -1
 
-    def due(self, state_secs: float) -> list[tuple[Message, int]]:
-        """Messages that have to be written again, with their origins; those that have expired are dropped."""
+    def due(self, state_secs: float, state_octets: int) -> list[tuple[Message, int]]:
+        """Messages that have to be written again, with their origins; those that have expired are dropped.
+
+        `state_octets` are what the log keeps; how many records that are, the records tell that were read.
+        """
         utc = time.time()
-        limit = (utc - state_secs * (HALF + SPREAD * random.random())) * 1000
+        share = HALF - SPREAD * random.random()
+        limit = (utc - state_secs * share) * 1000
+        each = self.octets_read / self.records_read if self.records_read else RECORD_OCTETS
+        oldest = self.position - state_octets * share / each
         found: list[tuple[Message, int]] = []
         for topic, placed in list(self._placed.items()):
-            if placed.written > limit:
+            if placed.written > limit and placed.offset > oldest:
                 continue
             message = self._messages[topic]
             if message.expires and message.expires <= utc:
-                self.apply(Message(message.address, b""), placed.origin, origin=-1, written=0)
+                self.apply(Message(message.address, b""), placed.offset, origin=placed.origin, written=0)
             elif len(found) < AGAIN_MAX:
                 found.append((message, placed.origin))
         return found

@@ -56,6 +56,7 @@ MARK_SECS: Final = 15.0  # a mark that has not come back says that we follow ano
 ARRIVED_MAX: Final = 4_096  # content headers that are remembered, and
 ARRIVED_OCTETS_MAX: Final = 1_024  # the largest that is worth it
 AGAIN_SECS: Final = 60.0  # how often the log is looked through for what has to be written again, at most
+RECORD_OVERHEAD: Final = 64  # octets of a record on the cluster's disks besides properties and body, about
 ONCE_MIN: Final = (
     65_536  # numbers that are remembered of each life, at least: replicas differ in their windows
 )
@@ -129,6 +130,7 @@ class EngineSession:
         self._mark: int | None = None  # its number, while one is on its way
         self._mark_since = 0.0
         self._look_at = 0.0
+        self._look_behind = 0  # octets of the log
         self._entries: dict[bytes, Entry] = {}
         self._recipients: dict[Sink, Recipient] = {}
         self._known: dict[bytes, Arrived] = {}
@@ -213,8 +215,9 @@ class EngineSession:
             log.warning("the log is read from its beginning", position=self.kept.position)
             self.kept.begin_anew()
             self._peer.give_up("a mark did not come back on the log")
-        elif self._up and now >= self._look_at:
+        elif self._up and (now >= self._look_at or self.kept.octets_read >= self._look_behind):
             self._look_at = now + min(AGAIN_SECS, self.settings.state_secs / 20)
+            self._look_behind = self.kept.octets_read + self.settings.state_bytes_max // 20
             self._write_again()
 
     def _give_clients_up(self, now: float) -> None:
@@ -227,7 +230,7 @@ class EngineSession:
         assert self._peer is not None
         utc = time.time()
         rows = []
-        for message, origin in self.kept.due(self.settings.state_secs):
+        for message, origin in self.kept.due(self.settings.state_secs, self.settings.state_bytes_max):
             wire = amqp_address(self.names.kept, (key_of(message.address.name) or b"").decode()).wire
             raw = encode(message, utc, written=int(utc * 1000), origin=origin)
             rows.append((wire, raw, bytes(message.body)))
@@ -297,6 +300,8 @@ class EngineSession:
         except RemoteProtocolError as error:
             self._refuse(wire, body, Outcome(Verdict.REJECTED, Reason.MALFORMED, str(error)))
             return
+        self.kept.octets_read += len(raw) + len(body) + RECORD_OVERHEAD
+        self.kept.records_read += 1
         position = self.kept.position
         if arrived.offset >= 0:
             if 0 <= position < arrived.offset - 1:

@@ -201,7 +201,7 @@ def test_records_are_written_again_before_the_log_forgets_them(
     with Client(one.mqtt, "publisher") as publisher:
         publisher.publish(topic, b"x", retain=True)
         before = one.engine.records["written_again"]
-        monkeypatch.setattr(retained, "HALF", -1.0)  # everything is old
+        monkeypatch.setattr(retained, "HALF", 0.0)  # everything is old
         monkeypatch.setattr(retained, "SPREAD", 0.0)
         one.ask(lambda: setattr(one.engine, "_look_at", 0.0))
         one.until(lambda: one.engine.records["written_again"] > before)

@@ -61,13 +61,23 @@ def test_a_replica_that_begins_in_the_middle_takes_what_was_written_again() -> N
 
 def test_what_is_old_is_due_with_its_origin_and_what_has_expired_is_gone() -> None:
     retained = made()
-    retained.apply(message_of(b"old", "old", retain=True), 5, origin=3, written=NOW_MS - 80_000)
+    retained.apply(message_of(b"old", "old", retain=True), 5, origin=3, written=NOW_MS - 80_000_000)
     retained.apply(message_of(b"young", "young", retain=True), 6, origin=-1, written=NOW_MS)
     expired = message_of(b"gone", "gone", retain=True, expires=time.time() - 1)
-    retained.apply(expired, 7, origin=-1, written=NOW_MS - 80_000)
-    due = retained.due(100.0)
+    retained.apply(expired, 7, origin=-1, written=NOW_MS - 80_000_000)
+    due = retained.due(100_000.0, 1 << 30)
     assert [(message.address.name, origin) for message, origin in due] == [("old", 3)]
     assert set(bodies(retained)) == {"old", "young"}
+
+
+def test_what_has_half_of_the_log_behind_it_is_due() -> None:
+    """As clients make it longer by coming and going, or others by retaining."""
+    retained = made()
+    say(retained, b"1", 10, topic="behind")
+    say(retained, b"2", 1_000, topic="ahead")
+    retained.records_read, retained.octets_read = 10, 1_000  # a hundred octets each
+    assert not retained.due(1e6, 400_000)
+    assert [message.address.name for message, _ in retained.due(1e6, 190_000)] == ["behind"]
 
 
 def test_the_limit_strikes_new_topics_and_counts() -> None:

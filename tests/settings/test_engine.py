@@ -53,6 +53,7 @@ def test_a_cluster_has_its_own_keys_and_serves_mqtt(tmp_path: Path) -> None:
         ),
         (RABBIT + "listeners: {a: {protocol: amqpfast}}\n", "listeners.a: protocol amqpfast is for the"),
         (RABBIT + "listeners: {engine: {protocol: mqtt}}\n", "no endpoint is called 'engine'"),
+        (RABBIT + "limits: {retained_bytes_max: 300_000_000}\n", "four times limits.retained_bytes_max"),
         (RABBIT + "declare: {queues: [{name: orders}]}\n", "declare is for the embedded broker"),
     ],
 )
