@@ -192,8 +192,8 @@ class EngineConnection(QueueLinkConnection[ClientConnection, AmqpLinkConsumer]):
         self._stream.mark()
 
     def shut_down(self) -> None:
-        """The gateway is stopping: its queue is not needed any more."""
-        if self._answering:
+        """The gateway is stopping, or the link waits: a queue that no client needs any more goes."""
+        if self._answering and not len(self._session.bindings):
             self._ask(m.QueueDelete(self._session.queue))
         super().shut_down()
 
