@@ -29,20 +29,17 @@ from gateway.errors import RemoteProtocolError
 from gateway.model.message import NEVER, Message, Sender
 from gateway.model.properties import NO_PROPERTIES, PropertySet, ValueType
 from gateway.protocols.amqp091.codec import (
-    U16,
     U32,
     decode_properties,
-    encode_basic_properties,
     encode_short_string,
 )
-from gateway.protocols.amqp091.spec import FLAG_USER_ID
 from gateway.protocols.amqp091.translate import (
-    COPIES,
     ENGINE_HEADER,
     content_properties,
     encode_properties,
     essentials,
     with_pair,
+    without_orders,
 )
 from gateway.protocols.mqtt.dialect import MQTT
 from gateway.protocols.mqtt.translate import publish_essentials
@@ -61,9 +58,7 @@ NUMBER: Final = Struct(">8sQ")
 LIFE_OCTETS: Final = 8
 PAIR: Final = encode_short_string(ENGINE_HEADER) + b"x"
 OFFSET_HEADER: Final = "x-stream-offset"
-OFFSET_OCTETS: Final = OFFSET_HEADER.encode()
-OBEYED: Final = frozenset((*COPIES, OFFSET_HEADER))
-COPY: Final = b"CC"  # in either of COPIES
+PLACES: Final = frozenset((OFFSET_HEADER,))  # in the log, which only a broker may say
 HOPS_MAX: Final = 0xFF
 ENGINE: Final = "engine"
 
@@ -123,21 +118,9 @@ def encode(
         flags |= LISTED
         tail += raw
     value = HEAD.pack(VERSION, flags, min(message.hops, HOPS_MAX), len(client)) + client + tail
-    return with_pair(_harmless(encode_properties(message, utc)), PAIR + U32.pack(len(value)) + value)
-
-
-def _harmless(raw: bytes) -> bytes:
-    """Without what a cluster obeys: a user it would compare with ours, keys for copies, a place in the log.
-
-    Replicas find it among MQTT's octets all the same.
-    """
-    if not (COPY in raw or OFFSET_OCTETS in raw or U16.unpack_from(raw)[0] & FLAG_USER_ID):
-        return raw
-    native = decode_properties(raw)
-    native.user_id = None
-    if native.headers is not None:
-        native.headers = tuple([pair for pair in native.headers if pair[0] not in OBEYED])
-    return encode_basic_properties(native)
+    # Replicas find what the cluster would obey among MQTT's octets all the same.
+    harmless = without_orders(encode_properties(message, utc), also=PLACES)
+    return with_pair(harmless, PAIR + U32.pack(len(value)) + value)
 
 
 def decode(raw: bytes) -> Arrived:

@@ -70,7 +70,8 @@ COUNTERS: Final[dict[str, tuple[str, tuple[str, ...]]]] = {
     "gateway_link_reconnects": ("Connections of a link after its first.", ENDPOINT),
     "gateway_link_failures": ("Connections of a link that failed or were lost.", (*ENDPOINT, "reason")),
     "gateway_link_lessened": (
-        "Messages that a link published with less QoS, or without retain, since its broker offers no more.",
+        "Messages that a link published with less QoS, or without retain, since its broker offers no more; or"
+        " without what they would have had it do.",
         (*ENDPOINT, "reason"),
     ),
     "gateway_route_messages": ("Messages of a route, by what became of them.", ("route", "outcome")),

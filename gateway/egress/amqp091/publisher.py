@@ -24,7 +24,7 @@ from gateway.protocols.amqp091.dialect import amqp_address
 from gateway.protocols.amqp091.events import Returned
 from gateway.protocols.amqp091.sending import Publisher, PublishRow
 from gateway.protocols.amqp091.spec import ReplyCode
-from gateway.protocols.amqp091.translate import encode_properties
+from gateway.protocols.amqp091.translate import encode_properties, without_orders
 from gateway.telemetry.stats import LinkStats
 from gateway.transport.stream import Stream
 
@@ -108,9 +108,7 @@ class AmqpLinkPublisher(ConfirmedSink):
         mandatory = not isinstance(recipient, RouteRecipient) or recipient.mandatory
         utc = time.time()
         try:
-            rows = [
-                (message.address.wire, encode_properties(message, utc), message.body) for message in messages
-            ]
+            rows = [(message.address.wire, self._told(message, utc), message.body) for message in messages]
         except Exception:
             rows, positions = self._rows_one_by_one(part, positions, utc)
         unsent = self._publishers[mandatory].publish_many(rows)
@@ -120,9 +118,16 @@ class AmqpLinkPublisher(ConfirmedSink):
         self._sent(part, positions, sum([len(row[2]) for row in rows]), mandatory=mandatory)
         return ()
 
-    @staticmethod
+    def _told(self, message: Message, utc: float) -> bytes:
+        """The octets of its content header, without what a client must not tell this broker to do."""
+        octets = encode_properties(message, utc)
+        told = without_orders(octets)
+        if told is not octets:
+            self._stats.lessened.add("orders")
+        return told
+
     def _rows_one_by_one(
-        part: SubBatch, positions: Positions, utc: float
+        self, part: SubBatch, positions: Positions, utc: float
     ) -> tuple[list[PublishRow], list[int]]:
         """As the loop in `_send`, when the properties of some message cannot be written."""
         rows: list[PublishRow] = []
@@ -130,7 +135,7 @@ class AmqpLinkPublisher(ConfirmedSink):
         for at in positions:
             message = part.messages[at]
             try:
-                rows.append((message.address.wire, encode_properties(message, utc), message.body))
+                rows.append((message.address.wire, self._told(message, utc), message.body))
             except Exception as error:
                 part.settle_at((at,), poisoned(error))
             else:
@@ -200,13 +205,11 @@ def _find(run: Run, start: int, address: Address, properties: bytes | None, body
     messages = run.part.messages
     for offset in range(max(run.done, start - run.first), len(run.positions)):
         message = messages[run.positions[offset]]
-        if (
-            message.body == body
-            and message.address == address
-            and offset not in run.settled
-            and (properties is None or message.expires or encode_properties(message, 0.0) == properties)
-        ):
-            return offset
+        if message.body == body and message.address == address and offset not in run.settled:
+            if properties is None or message.expires:
+                return offset
+            if without_orders(encode_properties(message, 0.0)) == properties:
+                return offset
     return -1
 
 

@@ -140,6 +140,7 @@ CROSSED: Final = "amqp091 crossed"  # as it came, with a hop count
 NO_ESSENTIALS: Final = Essentials(False, None, False, 0, False)
 PRIORITY: Final = "amqp091 priority"
 COPIES: Final = ("CC", "BCC")
+_OBEYED: Final = tuple(encode_short_string(name) for name in COPIES)
 DIRECT_REPLY_PREFIX: Final = b"amq.rabbitmq.reply-to."
 DIRECT_REPLY_TO: Final = encode_short_string("amq.rabbitmq.reply-to")
 
@@ -400,6 +401,24 @@ def with_pair(raw: bytes, pair: bytes) -> bytes:
     for _ in _present(flags & BEFORE_HEADERS):
         at += raw[at] + 1
     return U16.pack(flags | FLAG_HEADERS) + raw[2:at] + U32.pack(len(pair)) + pair + raw[at:]
+
+
+def without_orders(raw: bytes, *, also: frozenset[str] = frozenset()) -> bytes:
+    """The octets of a content header for another broker, without what that would obey: the keys to which it
+    sends copies, and headers called as in `also`. A user id, which it would compare with our own, becomes a
+    header. The same object when there is none of these.
+    """
+    visible, blind = _OBEYED
+    said = visible in raw or blind in raw or U16.unpack_from(raw)[0] & FLAG_USER_ID
+    if not said and not any(one.encode() in raw for one in also):
+        return raw
+    native = decode_properties(raw)
+    headers = tuple([pair for pair in native.headers or () if pair[0] not in COPIES and pair[0] not in also])
+    if native.user_id is not None:
+        name, user, native.user_id = LONG_TEXTS["user_id"], native.user_id, None
+        headers = (*[pair for pair in headers if pair[0] != name], (name, string(user)))
+    native.headers = headers or None
+    return encode_basic_properties(native)
 
 
 def losses(message: Message) -> tuple[str, ...]:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import AsyncIterator, Callable
+from collections.abc import AsyncIterator, Callable, Sequence
 from contextlib import asynccontextmanager
 from pathlib import Path
 from typing import Any, Final
@@ -11,6 +11,8 @@ import paho.mqtt.client as paho
 import pika
 import trio
 from paho.mqtt.enums import CallbackAPIVersion, MQTTProtocolVersion
+from paho.mqtt.packettypes import PacketTypes
+from paho.mqtt.properties import Properties
 
 from gateway.app import Gateway
 from gateway.settings import Settings
@@ -105,8 +107,12 @@ class Device:
     def _on_subscribe(self, client: object, data: object, mid: int, *_: object) -> None:
         self.subscribed += 1
 
-    def publish(self, topic: str, body: bytes, qos: int = 1) -> int:
-        return self._client.publish(topic, body, qos).mid
+    def publish(self, topic: str, body: bytes, qos: int = 1, *, pairs: Sequence[tuple[str, str]] = ()) -> int:
+        """`pairs`: user properties, in MQTT 5."""
+        properties = Properties(PacketTypes.PUBLISH) if pairs else None
+        if properties is not None:
+            properties.UserProperty = list(pairs)
+        return self._client.publish(topic, body, qos, properties=properties).mid
 
     async def subscribe(self, topic: str) -> None:
         self._client.subscribe(topic, 1)

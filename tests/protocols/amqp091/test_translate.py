@@ -277,3 +277,30 @@ def test_forms_are_remembered_and_bounded() -> None:
     for resolved in range(t.FORMS_MAX + 5):
         t.encode_properties(message(said, hops=resolved), 0.0)
     assert len(said.forms[t.NONE]) <= t.FORMS_MAX
+
+
+@pytest.mark.parametrize(
+    "said, left",
+    [
+        ({"headers": (("CC", string("q")), ("n", string("1")))}, {"headers": (("n", string("1")),)}),
+        ({"headers": (("BCC", string("q")),)}, {}),
+        ({"user_id": "ann"}, {"headers": (("x-user-id", string("ann")),)}),
+        (
+            {"user_id": "ann", "headers": (("x-user-id", string("bob")),)},
+            {"headers": (("x-user-id", string("ann")),)},
+        ),
+        ({"headers": (("x-place", string("7")),)}, {}),
+    ],
+)
+def test_another_broker_is_given_no_orders(said: dict[str, Any], left: dict[str, Any]) -> None:
+    raw = encode_basic_properties(BasicProperties(content_type="t", **said))
+    told = t.without_orders(raw, also=frozenset(("x-place",)))
+    assert decode_properties(told) == BasicProperties(content_type="t", **left)
+    assert t.without_orders(told, also=frozenset(("x-place",))) is told
+    assert not t.essentials(t.content_properties(told)).special
+
+
+def test_what_gives_no_orders_goes_as_it_is() -> None:
+    headers = (("CCC", string("CC BCC")), ("user-id", string("x")))
+    raw = encode_basic_properties(BasicProperties(headers=headers))
+    assert t.without_orders(raw) is raw
