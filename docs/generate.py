@@ -48,6 +48,7 @@ PART: Final = re.compile(r"(<!-- generated: (\S+)(?: ([^\n]+?))? -->\n).*?(<!-- 
 Schema = Mapping[str, Any]
 
 PLACES: Final = {
+    "Truncate": "`{truncate: number}`",
     "AmqpPermissions": "[permissions](roles.md#amqp-0-9-1)",
     "Audit": "[audit log](audit-log.md)",
     "Group": "`{protocol: …}`",
@@ -232,6 +233,7 @@ def metric_table() -> Iterator[str]:
     sources = metrics.Sources(
         store=SimpleNamespace(**{attribute: 0 for _, attribute in store.values()}),
         journal=SimpleNamespace(**{attribute: 0 for _, attribute in journal.values()}),
+        redaction=SimpleNamespace(**{attribute: 0 for _, attribute in metrics.REDACTION_COUNTERS.values()}),
         turns=Latency(),
         gauges=dict.fromkeys(metrics.BROKER_GAUGES, float),
     )

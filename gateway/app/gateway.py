@@ -401,6 +401,7 @@ class Gateway:
             authentication_failures=identities.failures,
             store=None if self.store is None else self.store.figures,
             journal=None if self.journaling is None else self.journaling.writer,
+            redaction=self.journaling,
             turns=self.watchdog.turns,
             route_latencies=lambda: self.dispatcher.latencies,
             paused_routes=core.pauses.held,

@@ -14,7 +14,7 @@ import watchfiles
 from gateway.broker.dispatcher import tell_reply_kept
 from gateway.errors import ConfigurationError, MappingError
 from gateway.mapping import load, parse
-from gateway.mapping.linter import unstorable_routes
+from gateway.mapping.linter import unkeyed_routes, unstorable_routes
 from gateway.mapping.router import Router
 from gateway.settings import Settings
 
@@ -78,7 +78,10 @@ class MappingFiles:
             return_key=self._return_key,
             reply_kept=tell_reply_kept,
         )
-        if missing := unstorable_routes(router.routes, given.links, store=given.store.enabled):
+        missing = unstorable_routes(router.routes, given.links, store=given.store.enabled)
+        if given.journal.enabled and given.journal.hash_key is None:
+            missing += unkeyed_routes(router.routes)
+        if missing:
             first, *others = missing
             raise MappingError(first.reason, file=first.file, line=first.line, others=others)
         return router

@@ -19,6 +19,7 @@ from gateway.broker.deduplication import Deduplication
 from gateway.broker.dispatcher import Dispatcher, Namespace, RoutingEntry
 from gateway.broker.memory import Memory
 from gateway.broker.pausing import Pauses
+from gateway.broker.redacting import Redactor, Redactors
 from gateway.containment import contained
 from gateway.mapping.router import Router
 from gateway.mapping.routes import Route
@@ -30,6 +31,7 @@ from gateway.model.times import Monotonic
 from gateway.settings.journal import Journal
 from gateway.store.journal.bursts import Bursts
 from gateway.store.journal.gathering import RowLabels
+from gateway.store.journal.mappings import keep
 from gateway.store.journal.writer import JournalWriter, Options
 
 log = structlog.get_logger()
@@ -67,9 +69,20 @@ class RecordedBatch(Batch):
     `sources` has, for each slot, the message as it came in, or only its address, when that is all that its
     one recipient's route changes (so the message itself can go); `whole` of them are messages. `origins` are
     the slots in the batch that this one goes onward from, if it does. `bursts`: what was published in bursts.
+    `private`: by slot, what takes out of a message what a route says must not be told.
     """
 
-    __slots__ = ("_before", "_open_batches", "_sent", "_told", "bursts", "origins", "sources", "whole")
+    __slots__ = (
+        "_before",
+        "_open_batches",
+        "_sent",
+        "_told",
+        "bursts",
+        "origins",
+        "private",
+        "sources",
+        "whole",
+    )
 
     def __init__(
         self,
@@ -87,6 +100,7 @@ class RecordedBatch(Batch):
         self.whole = 0
         self.origins: list[int] = []
         self.bursts: Bursts | None = None
+        self.private: dict[int, Redactor] = {}
 
     def came(self, source: Message | Address) -> None:
         """Note how the message in the newest slot came in."""
@@ -114,6 +128,8 @@ class RecordedBatch(Batch):
         self.origins.append(origin)
         if self._before is not None and self._before.sources:
             self.came(self._before.sources[origin])
+            if origin in self._before.private:
+                self.private[len(self.receipts)] = self._before.private[origin]
         return self.add(receipt, placed)
 
     def send(self) -> None:
@@ -138,11 +154,13 @@ class RecipientRecorder:
     settlement.
     """
 
-    __slots__ = ("_labels", "_writer")
+    __slots__ = ("_labels", "_redactor", "_writer")
 
-    def __init__(self, writer: JournalWriter, labels: RowLabels) -> None:
+    def __init__(self, writer: JournalWriter, labels: RowLabels, redactor: Redactor | None = None) -> None:
+        """`redactor`: of a route; rows of a message's own world go by their message."""
         self._writer = writer
         self._labels = labels
+        self._redactor = redactor
 
     def record(self, part: SubBatch, messages: list[Message], slots: list[int], outcome: Outcome) -> None:
         """See Recorder."""
@@ -155,6 +173,8 @@ class RecipientRecorder:
         batch = part.batch
         if not isinstance(batch, RecordedBatch):  # the gateway's own: its messages came in as they are
             places = None if slots is part.slots and len(slots) == len(batch.receipts) else slots
+            if self._redactor is not None:
+                messages = [self._redactor(message) for message in messages]
             self._writer.record(self._labels, messages, outcome, batch.received, None, places)
             return
         came, origins, bursts = batch.sources, batch.origins, batch.bursts
@@ -166,8 +186,21 @@ class RecipientRecorder:
             sources = [came[slot] for slot in slots] if came else None
             known = [origins[slot] for slot in slots] if origins else slots
             bursts = None
+        if self._redactor is not None or batch.private:
+            bursts = None
+            redactors = [self._redactor or batch.private.get(slot) for slot in slots]
+            messages = [_redacted(one, by) for one, by in zip(messages, redactors, strict=True)]
+            if sources is not None:
+                sources = [
+                    _redacted(one, by) if isinstance(one, Message) else one
+                    for one, by in zip(sources, redactors, strict=True)
+                ]
         alike = None if sources is None else _alike(sources, messages, batch.whole)
         self._writer.record(self._labels, messages, outcome, batch.received, alike, known, bursts)
+
+
+def _redacted(message: Message, redactor: Redactor | None) -> Message:
+    return message if redactor is None else redactor(message)
 
 
 def _alike(
@@ -207,19 +240,34 @@ class Journaling:
         *,
         all_: bool,
         open_batches: OpenBatches,
+        hash_key: bytes = b"",
     ) -> None:
         """`open_batches`: those that `writer` asks for the oldest."""
         self.writer = writer
         self.router = router  # the one in force
+        self._hash_key = hash_key
+        self.redactors = Redactors(router.routes, hash_key)
         self.open_batches = open_batches
         self._all = all_
+
+    @property
+    def redacted(self) -> int:
+        """Messages of which less was told than there was."""
+        return self.redactors.redacted
+
+    @property
+    def withheld(self) -> int:
+        """Bodies that were not told at all, for nobody could look into them."""
+        return self.redactors.withheld
 
     def recorder(self, route: Route | None, endpoint: str) -> RecipientRecorder | None:
         """What hears of a recipient; `endpoint` is where its messages stay without a route. None: nothing
         does.
         """
         if route is not None:
-            return RecipientRecorder(self.writer, self._labels(route)) if self._wanted(route) else None
+            if not self._wanted(route):
+                return None
+            return RecipientRecorder(self.writer, self._labels(route), self.redactors.of(route))
         if not self._all:
             return None
         labels = RowLabels("", "", endpoint, self.router.endpoints.get(endpoint, ""), False)
@@ -230,12 +278,34 @@ class Journaling:
     ) -> None:
         """A route would not let a message cross."""
         if self._wanted(route):
-            self.writer.refuse(self._labels(route), [message], outcome, received, [slot])
+            told = _redacted(message, self.redactors.of(route))
+            self.writer.refuse(self._labels(route), [told], outcome, received, [slot])
 
     def left(self, route: Route, messages: list[Message], outcome: Outcome, received: Monotonic) -> None:
         """Messages have left the outbox of a route."""
         if self._wanted(route):
-            self.writer.record(self._labels(route), messages, outcome, received)
+            redactor = self.redactors.of(route)
+            told = messages if redactor is None else [redactor(message) for message in messages]
+            self.writer.record(self._labels(route), told, outcome, received)
+
+    def use(self, router: Router) -> None:
+        """A new mapping is in force."""
+        self.router = router
+        self.redactors = Redactors(router.routes, self._hash_key, self.redactors)
+        self.note_mappings()
+
+    def note_mappings(self) -> None:
+        """Keep the mapping files beside the journal, whose rows name them by their versions."""
+        try:
+            keep(self.writer.folder, self.router.texts)
+        except OSError as error:
+            log.warning("the mapping files were not kept beside the journal", error=error.strerror)
+
+    def private(self, entry: RoutingEntry) -> Redactor | None:
+        """What takes out of messages to an address what a route there says; None: there is no such route."""
+        if not self.redactors:
+            return None
+        return self.redactors.at([branch.resolved.route for branch in entry.branches])
 
     def _wanted(self, route: Route) -> bool:
         return self._all or route.rule.journal
@@ -286,7 +356,7 @@ class RecordingDispatcher(Dispatcher):
 
     def use(self, router: Router) -> None:
         """A new mapping is in force, also for what is recorded."""
-        self.journaling.router = router
+        self.journaling.use(router)
         super().use(router)
 
     def publish(self, batch: Batch, entry: RoutingEntry, message: Message, receipt: Receipt) -> bool:
@@ -294,7 +364,10 @@ class RecordingDispatcher(Dispatcher):
         if not Dispatcher.publish(self, batch, entry, message, receipt):
             return False
         target = None if message.property_set.asks and entry.bare else entry.target
-        cast(RecordedBatch, batch).came(message if target is None or message.retain else entry.address)
+        recorded = cast(RecordedBatch, batch)
+        recorded.came(message if target is None or message.retain else entry.address)
+        if self.journaling.redactors:
+            self._keep_private(recorded, entry, 1)
         return True
 
     def publish_burst(
@@ -305,8 +378,18 @@ class RecordingDispatcher(Dispatcher):
             return False
         target = entry.address if entry.route is None else entry.target
         assert target is not None
-        cast(RecordedBatch, batch).came_in_burst(messages, target, changed=entry.route is not None)
+        recorded = cast(RecordedBatch, batch)
+        recorded.came_in_burst(messages, target, changed=entry.route is not None)
+        if self.journaling.redactors:
+            self._keep_private(recorded, entry, len(messages))
         return True
+
+    def _keep_private(self, batch: RecordedBatch, entry: RoutingEntry, count: int) -> None:
+        """Note what must not be told of the newest messages."""
+        redactor = self.journaling.private(entry)
+        if redactor is not None:
+            end = len(batch.receipts)
+            batch.private.update(dict.fromkeys(range(end - count, end), redactor))
 
     def _recorder(self, route: Route | None, endpoint: str) -> RecipientRecorder | None:
         return self.journaling.recorder(route, endpoint)
@@ -317,7 +400,7 @@ class RecordingDispatcher(Dispatcher):
 
 def open_journal(settings: Journal, folder: Path, router: Router) -> Journaling:
     """The journal in `folder`. Raises JournalError when it cannot be written."""
-    options = Options(**settings.model_dump(exclude={"enabled", "all", "path", "shard"}))
+    options = Options(**settings.model_dump(exclude={"enabled", "all", "path", "shard", "hash_key"}))
     open_batches = OpenBatches()
     writer = JournalWriter(
         folder,
@@ -329,4 +412,7 @@ def open_journal(settings: Journal, folder: Path, router: Router) -> Journaling:
     )
     if writer.cut:
         log.warning("the journal's end was incomplete and has been cut off", octets=writer.cut)
-    return Journaling(writer, router, all_=settings.all, open_batches=open_batches)
+    key = b"" if settings.hash_key is None else settings.hash_key.get_secret_value().encode()
+    made = Journaling(writer, router, all_=settings.all, open_batches=open_batches, hash_key=key)
+    made.note_mappings()
+    return made

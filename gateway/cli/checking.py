@@ -18,7 +18,7 @@ from gateway.cli.options import settings_of
 from gateway.documents import Place, dotted
 from gateway.errors import ConfigurationError, MappingError
 from gateway.mapping import load
-from gateway.mapping.linter import Finding, Severity, lint, unstorable_routes
+from gateway.mapping.linter import Finding, Severity, lint, unkeyed_routes, unstorable_routes
 from gateway.mapping.router import Router, compile_routes
 from gateway.settings import FastListener, Settings, effective, masked, shipped_mappings
 from gateway.store.folder import fault
@@ -241,6 +241,8 @@ def mapping_findings(settings: Settings, rehearsed: Rehearsal) -> list[Finding]:
         return faults(error)
     routes = compile_routes(mappings, settings.endpoints(), settings.worlds()).routes
     refused = unstorable_routes(routes, settings.links, store=settings.store.enabled)
+    if settings.journal.enabled and settings.journal.hash_key is None:
+        refused += unkeyed_routes(routes)
     hosts = rehearsed.hosts
     return [
         *(finding for error in refused for finding in faults(error)),

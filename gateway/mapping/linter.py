@@ -354,3 +354,16 @@ def unstorable_routes(routes: Iterable[Route], links: Collection[str], *, store:
             continue
         found.append(MappingError(told, file=route.file, line=route.line))
     return found
+
+
+def unkeyed_routes(routes: Iterable[Route]) -> list[MappingError]:
+    """Routes whose `private` hashes: they need a key."""
+    return [
+        MappingError(
+            f"route {route.name!r}: private: hash needs journal.hash_key, which is not set",
+            file=route.file,
+            line=route.line,
+        )
+        for route in routes
+        if "hash" in route.rule.private.values()
+    ]

@@ -26,12 +26,13 @@ class Mapping:
     `version` is short and differs when the text does.
     """
 
-    __slots__ = ("_source", "document", "file", "version")
+    __slots__ = ("_source", "document", "file", "text", "version")
 
     def __init__(self, source: Document) -> None:
         """Raises pydantic's ValidationError."""
         self.file = source.file
         self.document = MappingFile.model_validate(source.content)
+        self.text = source.text
         self.version = sha256(source.text.encode()).hexdigest()[:VERSION_DIGITS]
         self._source = source
 

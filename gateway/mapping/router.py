@@ -152,6 +152,7 @@ class Router:
         compiled = compile_routes(mappings, endpoints, worlds)
         self._worlds = dict(worlds or {})
         self.versions = {mapping.file: mapping.version for mapping in mappings}
+        self.texts = {mapping.version: (mapping.file, mapping.text) for mapping in mappings}
         if compiled.problems:
             raise compiled.problems[0]
         self.routes = compiled.routes

@@ -181,6 +181,17 @@ class Deduplicate(Strict):
         return float(int(self.window[:-1]) * SECONDS_OF[self.window[-1]])
 
 
+# What of a message a rule of `private` is about.
+PRIVATE = r"^(client|user|remote_address|body(\.[^.]+)*|headers\.[^.].*|properties\.[a-z_]+)$"
+PRIVATE_PROPERTIES = ("app_id", "correlation", "message_id", "reply_to", "type", "user_id")
+
+
+class Truncate(Strict):
+    """Keep the beginning of a text; what is no text is left out."""
+
+    truncate: Annotated[int, Field(ge=1)] = Field(description="Characters that are kept.")
+
+
 class RouteRule(Strict):
     """One rule: from an endpoint's pattern to an endpoint's address template."""
 
@@ -217,6 +228,16 @@ class RouteRule(Strict):
     )
     deduplicate: Deduplicate | None = Field(None, description="Accept repeats without passing them on.")
     journal: bool = Field(False, description="Write it down even when the journal does not note all.")
+    private: dict[Annotated[str, StringConstraints(pattern=PRIVATE)], Literal["drop", "hash"] | Truncate] = (
+        Field(
+            {},
+            description="What the journal must not have as it came, in every row of a message that the"
+            " route could take: `client`, `user`, `remote_address`, `body`, `body.FIELD.FIELD` of JSON (`*`:"
+            " any), `headers.NAME`, `properties.NAME`. It is dropped, hashed (needs `journal.hash_key`), or"
+            " truncated.",
+            examples=[{"body.patient.name": "drop", "user": "hash", "body.note": {"truncate": 8}}],
+        )
+    )
     escape: Escape = Field(
         "percent", description="What becomes of a separator or wildcard inside a level of a name."
     )
@@ -251,6 +272,14 @@ class RouteRule(Strict):
             self.delivery.transient is not None or self.delivery.persistent is not None
         ):
             raise ValueError("to.qos and delivery.transient/persistent both say the QoS; give one of them")
+        return self
+
+    @model_validator(mode="after")
+    def _private_properties(self) -> RouteRule:
+        for name in self.private:
+            head, _, rest = name.partition(".")
+            if head == "properties" and rest not in PRIVATE_PROPERTIES:
+                raise ValueError(f"private: {name} is none of {', '.join(PRIVATE_PROPERTIES)}")
         return self
 
     @model_validator(mode="after")

@@ -104,6 +104,21 @@ class PassedOver(bytes):
         return made
 
 
+class Withheld(Spooled):
+    """The body of a message of which nothing is told but its size."""
+
+    def __new__(cls, size: int) -> Withheld:
+        made = bytes.__new__(cls)
+        made.size = size
+        return made
+
+    def __eq__(self, other: object) -> bool:
+        return isinstance(other, Withheld) and other.size == self.size
+
+    def __hash__(self) -> int:
+        return hash(self.size)
+
+
 class Nowhere:
     """Where the body goes that is passed over."""
 

@@ -2,10 +2,14 @@
 
 from __future__ import annotations
 
-from pydantic import Field
+from typing import Final
+
+from pydantic import Field, SecretStr, field_validator
 
 from gateway.settings.endpoints import FilePath
 from gateway.settings.limits import Section
+
+HASH_KEY_CHARACTERS_MIN: Final = 16  # a shorter one is found by trying
 
 
 class Journal(Section):
@@ -32,9 +36,19 @@ class Journal(Section):
     """zlib's level; 0: blocks are not compressed."""
     body_bytes_max: int = Field(65_536, ge=0)
     """Larger bodies are left out, their size is kept; 0: all are left out."""
+    hash_key: SecretStr | None = None
+    """With what `private` of a route hashes, 16 characters at least: the same key makes the same hash of a
+    value for ever, and who has it can try values. Best said by the environment."""
     flush_interval_secs: float = Field(0.2, gt=0)
     """A row is in the file this soon; with little traffic, longer makes smaller files."""
     sync_interval_secs: float = Field(1.0, ge=0)
     """Between fsyncs; 0: when the system sees fit."""
     backlog_bytes_max: int = Field(64 * 1024 * 1024, ge=1_048_576)
     """Blocks that wait for the disk; beyond it rows are dropped, counted, and marked as a gap."""
+
+    @field_validator("hash_key")
+    @classmethod
+    def _long_enough(cls, given: SecretStr | None) -> SecretStr | None:
+        if given is not None and len(given.get_secret_value()) < HASH_KEY_CHARACTERS_MIN:
+            raise ValueError(f"has less than {HASH_KEY_CHARACTERS_MIN} characters")
+        return given

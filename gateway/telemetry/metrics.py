@@ -171,6 +171,13 @@ JOURNAL_COUNTERS: Final[dict[str, tuple[str, str]]] = {
     "gateway_journal_dropped": ("Rows that the journal's disk did not take in time.", "dropped"),
     "gateway_journal_errors": ("Writes of the journal that failed.", "errors"),
 }
+REDACTION_COUNTERS: Final[dict[str, tuple[str, str]]] = {
+    "gateway_journal_redacted": ("Messages of which the journal was told less, by `private`.", "redacted"),
+    "gateway_journal_withheld": (
+        "Bodies of them that are no JSON, and that it was not told at all.",
+        "withheld",
+    ),
+}
 JOURNAL_GAUGES: Final[dict[str, tuple[str, str]]] = {
     "gateway_journal_backlog_rows": ("Rows that wait to be written.", "backlog"),
     "gateway_journal_healthy": ("1 while the journal can be written.", "healthy"),
@@ -187,8 +194,8 @@ class Sources:
 
     `gauges` by their names in BROKER_GAUGES; `dropped` by reason, `dead_lettered` by route and reason,
     `forwarded` (copies of dead letters) and `engine_records` by outcome, `forgotten_ids` by route,
-    `authentications` by back end and outcome; `paused_routes` with how many messages each holds. `store` and
-    `journal` have the attributes that their tables name. `turns`: of the loop.
+    `authentications` by back end and outcome; `paused_routes` with how many messages each holds. `store`,
+    `journal` and `redaction` have the attributes that their tables name. `turns`: of the loop.
     """
 
     routes: Callable[[], Iterable[RouteCounts]] = tuple
@@ -205,6 +212,7 @@ class Sources:
     authentication_failures: Callable[[], Mapping[str, int]] = dict
     store: object | None = None
     journal: object | None = None
+    redaction: object | None = None
     turns: Latency | None = None
     route_latencies: Callable[[], Mapping[str, Latency]] = dict
     paused_routes: Callable[[], Mapping[str, int]] = dict
@@ -289,6 +297,7 @@ class Metrics(Collector):
             yield GaugeMetricFamily(name, BROKER_GAUGES[name], value=number)
         yield from _attributes(self.sources.store, STORE_COUNTERS, STORE_GAUGES)
         yield from _attributes(self.sources.journal, JOURNAL_COUNTERS, JOURNAL_GAUGES)
+        yield from _attributes(self.sources.redaction, REDACTION_COUNTERS, {})
 
     def _samples(self) -> Iterator[tuple[str, Sequence[str], float]]:
         for stats in self.endpoints():

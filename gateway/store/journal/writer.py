@@ -173,6 +173,11 @@ class JournalWriter:
         return self._appender.next
 
     @property
+    def folder(self) -> Path:
+        """Where the journal is."""
+        return self._appender.folder
+
+    @property
     def segments(self) -> int:
         """Files of this shard."""
         return self._appender.segments

@@ -1,18 +1,22 @@
 """`make bench-pipeline`: rows per second of the source and the jobs, on one core and on two.
 
-    python -m tests.pipeline.bench [--rows N] [--rounds N] [--masters local[1],local[2]] [--only WORD]
+    python -m tests.pipeline.bench [--rows N] [--rounds N] [--masters local[1],local[2]] [--only PATTERN]
+                                   [--folder FOLDER]
 
-Each master has a Spark of its own. The figures are medians; the processor's seconds say more than the clock's
-on a machine that has other things to do.
+The journal is made in FOLDER and stays there for the next time; without one it is made anew. Each master has
+a Spark of its own. The figures are medians; the processor's seconds say more than the clock's on a machine
+that has other things to do.
 """
 
 from __future__ import annotations
 
 import argparse
 import json
+import re
 import subprocess
 import sys
 import tempfile
+from contextlib import ExitStack
 from pathlib import Path
 
 from gateway.pipeline.session import session
@@ -24,13 +28,13 @@ MEBIBYTE = 1_048_576
 PLAIN = str.maketrans("[]*,", "----")  # what Spark would take for a pattern in a path
 
 
-def measure(master: str, folder: Path, rounds: int, only: str) -> dict[str, Usage]:
+def measure(master: str, folder: Path, rows: int, rounds: int, only: str) -> dict[str, Usage]:
     """All jobs on one master."""
     spark = session("bench", master=master, options={"spark.driver.memory": "2g"})
-    bench = Bench(spark, folder / "journal", folder / master.translate(PLAIN))
+    bench = Bench(spark, folder / f"journal-{rows}", folder / f"{master.translate(PLAIN)}-{rows}")
     found: dict[str, Usage] = {}
     for group in GROUPS:
-        chosen = [(name, job) for name, job in group if only in name]
+        chosen = [(name, job) for name, job in group if re.search(only, name)]
         runs: dict[str, list[Usage]] = {name: [] for name, _ in chosen}
         for turn in range(rounds + 1):
             for name, job in chosen:
@@ -48,14 +52,19 @@ def main() -> None:
     parser.add_argument("--rounds", type=int, default=5)
     parser.add_argument("--masters", default="local[1],local[2]")
     parser.add_argument("--only", default="")
-    parser.add_argument("--child", nargs=2, metavar=("MASTER", "FOLDER"))
+    parser.add_argument("--folder", type=Path)
+    parser.add_argument("--child", nargs=3, metavar=("MASTER", "FOLDER", "ROWS"))
     given = parser.parse_args()
     if given.child:
-        print(json.dumps(measure(given.child[0], Path(given.child[1]), given.rounds, given.only)))
+        child, name, rows = given.child
+        print(json.dumps(measure(child, Path(name), int(rows), given.rounds, given.only)))
         return
-    with tempfile.TemporaryDirectory(prefix="gateway-bench-") as name:
-        journal = made(Path(name) / "journal", given.rows)
-        quiet(Path(name) / "quiet")
+    with ExitStack() as stack:
+        name = str(given.folder or stack.enter_context(tempfile.TemporaryDirectory(prefix="gateway-bench-")))
+        journal = Path(name) / f"journal-{given.rows}"
+        if not journal.exists():
+            made(journal, given.rows)
+            quiet(Path(name) / "quiet")
         octets = sum(path.stat().st_size for path in journal.glob("*.gwj"))
         print(
             f"{given.rows:,} rows, {octets / given.rows:.0f} octets each; medians of {given.rounds}",
@@ -66,7 +75,7 @@ def main() -> None:
             flush=True,
         )
         for master in given.masters.split(","):
-            command = (sys.executable, "-m", "tests.pipeline.bench", "--child", master, name)
+            command = (sys.executable, "-m", "tests.pipeline.bench", "--child", master, name, str(given.rows))
             options = ("--rounds", str(given.rounds), "--only", given.only)
             done = subprocess.run((*command, *options), stdout=subprocess.PIPE, text=True, check=True)
             for job, (wall, cpu, resident) in json.loads(done.stdout.splitlines()[-1]).items():

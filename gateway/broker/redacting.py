@@ -1,0 +1,258 @@
+"""What `private` of routes says is taken out of messages before the journal has them.
+
+A rule is about a message, not about a row: what one route must not tell, no other row of the same message may
+tell either. So a route goes by its own rules and by those of every route that could take the same message;
+and a row of the message's own world by those of the routes at its address. Whoever has no such routes has no
+redactor, and pays nothing.
+
+A body that rules look into has to be JSON. One that is not is withheld: what cannot be read cannot be known
+to be harmless.
+"""
+
+from __future__ import annotations
+
+import hmac
+from collections.abc import Iterable, Sequence
+from dataclasses import replace
+from typing import Any, Final, NamedTuple
+
+import orjson
+
+from gateway.errors import RemoteProtocolError
+from gateway.mapping.patterns import witness
+from gateway.mapping.routes import Route
+from gateway.mapping.schema import Truncate
+from gateway.model.message import Message, Sender
+from gateway.model.properties import Properties, PropertySet, Value, property_set, string
+from gateway.model.spooled import Body, Spooled, Withheld
+from gateway.store.journal.entries import octets_of
+
+HASH_OCTETS: Final = 16  # of the digest; two values of a billion are alike by chance once in 10^20
+SENDERS_MAX: Final = 10_000  # remembered; there is one for each connection
+ANY_KEY: Final = "*"
+SENDER_FIELDS: Final = {"client": "client", "user": "user", "remote_address": "address"}
+LEFT_OUT: Final = object()
+
+Action = str | Truncate
+"""`drop`, `hash`, or how much is kept."""
+
+
+class Step(NamedTuple):
+    """A rule that looks into a body: through these keys, and what is done there."""
+
+    path: tuple[str, ...]
+    action: Action
+
+
+class Redactor:
+    """Takes out of messages what some rules say. `redacted` and `withheld` count messages, and bodies that
+    could not be looked into."""
+
+    def __init__(self, rules: Iterable[tuple[str, Action]], key: bytes) -> None:
+        self._key = key
+        self._fields: list[Step] = []
+        self._body: Action | None = None
+        self._sender: list[tuple[str, Action]] = []
+        self._headers: dict[str, list[Action]] = {}
+        self._properties: list[tuple[str, Action]] = []
+        self._senders: dict[Sender, Sender] = {}
+        self.redacted = self.withheld = 0
+        for what, action in rules:
+            head, _, rest = what.partition(".")
+            if what == "body":
+                self._body = _stronger(self._body, action)
+            elif head == "body":
+                self._fields.append(Step(tuple(rest.split(".")), action))
+            elif head == "headers":
+                self._headers.setdefault(rest, []).append(action)
+            elif head == "properties":
+                self._properties.append((rest, action))
+            else:
+                self._sender.append((SENDER_FIELDS[what], action))
+
+    def __call__(self, message: Message) -> Message:
+        """The message as the journal may have it."""
+        self.redacted += 1
+        return Message(
+            message.address,
+            self._bodied(message.body),
+            self._set(message.property_set),
+            message.assurance,
+            message.durable,
+            message.retain,
+            message.expires,
+            message.hops,
+            self._who(message.sender),
+        )
+
+    def _bodied(self, body: Body) -> Body:
+        if isinstance(body, Spooled):  # of which the journal has only the size
+            return body
+        if self._body == "drop":
+            return Withheld(len(body))
+        if self._fields and body:
+            try:
+                found = orjson.loads(body)
+            except orjson.JSONDecodeError:
+                found = None
+            if not isinstance(found, dict | list):
+                self.withheld += 1
+                return Withheld(len(body))
+            for path, action in self._fields:
+                self._walk(found, path, action)
+            body = orjson.dumps(found)
+        if isinstance(self._body, Truncate):
+            return body[: self._body.truncate]
+        return body if self._body is None else self._hash(body).encode()
+
+    def _walk(self, found: Any, path: tuple[str, ...], action: Action) -> None:
+        """Do it at the end of the path, in each element of the lists on the way."""
+        if isinstance(found, list):
+            for one in found:
+                self._walk(one, path, action)
+            return
+        if not isinstance(found, dict):
+            return
+        name, rest = path[0], path[1:]
+        for key in list(found) if name == ANY_KEY else [name] if name in found else []:
+            if rest:
+                self._walk(found[key], rest, action)
+                continue
+            made = self._value(found[key], action)
+            if made is LEFT_OUT:
+                del found[key]
+            else:
+                found[key] = made
+
+    def _value(self, value: Any, action: Action) -> Any:
+        if isinstance(action, Truncate):
+            return value[: action.truncate] if isinstance(value, str) else LEFT_OUT
+        if action == "drop":
+            return LEFT_OUT
+        if isinstance(value, bytes):
+            return self._hash(value)
+        return self._hash(octets_of(value) if isinstance(value, str) else orjson.dumps(value, default=str))
+
+    def _hash(self, octets: bytes) -> str:
+        return hmac.digest(self._key, octets, "sha256")[:HASH_OCTETS].hex()
+
+    def _text(self, text: str, action: Action) -> str:
+        made = self._value(text, action) if text else ""
+        return "" if made is LEFT_OUT else str(made)
+
+    def _who(self, sender: Sender) -> Sender:
+        if not self._sender:
+            return sender
+        found = self._senders.get(sender)
+        if found is None:
+            if len(self._senders) >= SENDERS_MAX:
+                self._senders.clear()
+            found = sender
+            for name, action in self._sender:
+                found = found._replace(**{name: self._text(getattr(found, name), action)})
+            self._senders[sender] = found
+        return found
+
+    def _set(self, found: PropertySet) -> PropertySet:
+        """The same for the same set, by whose identity the journal knows it."""
+        if not self._headers and not self._properties:
+            return found
+        made: PropertySet | None = found.forms.get(self)
+        if made is None:
+            try:
+                made = property_set(self._told(found.properties))
+            except RemoteProtocolError:  # the journal records that they are malformed, and nothing of them
+                made = found
+            found.forms[self] = made
+        return made
+
+    def _told(self, properties: Properties) -> Properties:
+        for name, action in self._properties:
+            value = getattr(properties, name)
+            if value is None:
+                continue
+            made = self._value(value, action)
+            if made is not LEFT_OUT and name == "correlation":
+                made = made.encode()
+            changed: dict[str, Any] = {name: None if made is LEFT_OUT else made}
+            properties = replace(properties, **changed)
+        headers = []
+        for name, value in properties.headers:
+            kept: Value | None = value
+            for action in self._headers.get(name, ()):
+                if kept is not None:
+                    made = self._value(kept.value, action)
+                    kept = None if made is LEFT_OUT else string(made)
+            if kept is not None:
+                headers.append((name, kept))
+        return replace(properties, headers=tuple(headers))
+
+
+def _stronger(one: Action | None, other: Action) -> Action:
+    """Of two rules for the whole body: nothing is less than a hash, and a hash less than a beginning."""
+    if one is None or one == other:
+        return other
+    if "drop" in (one, other):
+        return "drop"
+    if "hash" in (one, other):
+        return "hash"
+    assert isinstance(one, Truncate)
+    assert isinstance(other, Truncate)
+    return min(one, other, key=lambda action: action.truncate)
+
+
+class Redactors:
+    """The redactors of the routes of one mapping."""
+
+    def __init__(self, routes: Sequence[Route], key: bytes, before: Redactors | None = None) -> None:
+        """`before`: those of the mapping before, whose counts go on."""
+        self._key = key
+        self._were = (0, 0) if before is None else (before.redacted, before.withheld)
+        self._made: dict[tuple[tuple[str, Action], ...], Redactor] = {}
+        private = [route for route in routes if route.rule.private]
+        self._by_route: dict[str, Redactor] = {}
+        self._rules: dict[str, tuple[tuple[str, Action], ...]] = {}
+        for route in routes if private else ():
+            rules = [
+                rule
+                for one in private
+                if one is route or _meet(one, route)
+                for rule in one.rule.private.items()
+            ]
+            if rules:
+                told = tuple(dict.fromkeys(rules))
+                self._rules[route.name] = told
+                self._by_route[route.name] = self._redactor(told)
+
+    def __bool__(self) -> bool:
+        return bool(self._by_route)
+
+    @property
+    def redacted(self) -> int:
+        """Messages of which something was taken out."""
+        return self._were[0] + sum([one.redacted for one in self._made.values()])
+
+    @property
+    def withheld(self) -> int:
+        """Bodies that could not be looked into."""
+        return self._were[1] + sum([one.withheld for one in self._made.values()])
+
+    def of(self, route: Route) -> Redactor | None:
+        """That of a route's rows."""
+        return self._by_route.get(route.name)
+
+    def at(self, routes: Iterable[Route]) -> Redactor | None:
+        """That of messages which could take all of these routes."""
+        rules = [rule for route in routes for rule in self._rules.get(route.name, ())]
+        return self._redactor(tuple(dict.fromkeys(rules))) if rules else None
+
+    def _redactor(self, rules: tuple[tuple[str, Action], ...]) -> Redactor:
+        found = self._made.get(rules)
+        if found is None:
+            found = self._made[rules] = Redactor(rules, self._key)
+        return found
+
+
+def _meet(one: Route, other: Route) -> bool:
+    """Whether there may be a message that could take both."""
+    return one.source == other.source and witness(one.pattern, other.pattern) is not None
