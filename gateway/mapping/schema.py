@@ -238,6 +238,12 @@ class RouteRule(Strict):
             examples=[{"body.patient.name": "drop", "user": "hash", "body.note": {"truncate": 8}}],
         )
     )
+    body_schema: str | None = Field(
+        None,
+        min_length=1,
+        description="File with the JSON Schema of the bodies, beside this one, for `gateway pipeline table`;"
+        " the gateway itself does not read it.",
+    )
     escape: Escape = Field(
         "percent", description="What becomes of a separator or wildcard inside a level of a name."
     )

@@ -299,7 +299,8 @@ class StoredPath:
         if info.type != fs.FileType.File:
             raise FileNotFoundError(str(self))
         changed = info.mtime_ns or 0
-        return os.stat_result((0, changed, 0, 1, 0, 0, info.size or 0, 0, 0, 0))
+        times = (changed // 1_000_000_000,) * 3
+        return os.stat_result((0, changed, 0, 1, 0, 0, info.size or 0, *times))
 
     def open(self, mode: str = "rb", buffering: int = 0) -> StoredFile:
         """Open it for reading."""

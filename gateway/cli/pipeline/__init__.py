@@ -14,7 +14,21 @@ from gateway.cli.groups import group_of
 
 FILES: Final = {
     name: name
-    for name in ("archive", "backtest", "bundle", "check", "rates", "reconcile", "replay", "schema", "ship")
+    for name in (
+        *(
+            "archive",
+            "backtest",
+            "bundle",
+            "check",
+            "lineage",
+            "rates",
+            "reconcile",
+            "replay",
+            "schema",
+            "ship",
+        ),
+        "table",
+    )
 }
 """Which file has which command."""
 

@@ -2,13 +2,25 @@
 
 from __future__ import annotations
 
-from typing import Annotated
+from typing import TYPE_CHECKING, Annotated, NamedTuple
 
 import typer
 
 from gateway.cli.options import ConfigFile
-from gateway.cli.pipeline.common import JournalFolder, Master, SparkOption, journal_of, progress, started
+from gateway.cli.pipeline.common import (
+    JournalFolder,
+    Master,
+    SparkOption,
+    SummaryFile,
+    installed,
+    journal_of,
+    progress,
+    started,
+)
 from gateway.errors import PipelineError
+
+if TYPE_CHECKING:
+    from pyspark.sql import SparkSession
 
 MEBIBYTE = 1_048_576
 app = typer.Typer()
@@ -35,6 +47,7 @@ def archive(
     skip_lost: Annotated[
         bool, typer.Option("--skip-lost", help="Go on where rows were deleted or damaged before.")
     ] = False,
+    summary: SummaryFile = None,
     master: Master = None,
     conf: SparkOption = None,
 ) -> None:
@@ -42,40 +55,73 @@ def archive(
     if format_ not in ("parquet", "delta", "iceberg") and keep_days is not None:
         raise PipelineError(f"--keep-days is for parquet and tables; {format_} has commands of its own")
     folder = journal_of(journal, config)
-    spark = started("archive", master, conf, formats=[format_])
+    installed()
+    from gateway.pipeline.telling import told
+
+    with told("archive", summary) as made:
+        spark = started("archive", master, conf, formats=[format_])
+        given = _Given(folder, to, format_, keep_days, file_mib, checkpoint, grace_minutes, not skip_lost)
+        text, figures = _archived(spark, given)
+        made.figures |= figures
+    typer.echo(text)
+
+
+class _Given(NamedTuple):
+    folder: str
+    to: str
+    format: str
+    keep_days: int | None
+    file_mib: int
+    checkpoint: str | None
+    grace_minutes: int
+    fail: bool
+
+
+def _archived(spark: SparkSession, given: _Given) -> tuple[str, dict[str, float]]:
+    """What was done, in words and in figures."""
     from gateway.pipeline.archive import tables
     from gateway.pipeline.failures import plainly
     from gateway.pipeline.jobs import archive as job
 
+    folder, to, format_, keep_days, _, checkpoint, _, fail = given
+
     if format_ in tables.FORMATS:
         with plainly():
-            appended = tables.run(
-                spark, folder, to, format_, keep_days=keep_days, fail=not skip_lost, tell=progress
-            )
-        typer.echo(
+            appended = tables.run(spark, folder, to, format_, keep_days=keep_days, fail=fail, tell=progress)
+        return (
             f"{appended.rows} rows archived as {format_}, {appended.missing} rows of the journal missing;"
-            f" {appended.total_rows} rows now"
+            f" {appended.total_rows} rows now",
+            {
+                "rows": appended.rows,
+                "rows_missing": appended.missing,
+                "total_rows": appended.total_rows,
+            },
         )
-        return
     if format_ != job.PARQUET:
         with plainly():
-            rows = job.run_stream(spark, folder, to, format_, checkpoint=checkpoint, fail=not skip_lost)
-        typer.echo(f"{rows} rows archived as {format_}")
-        return
-    octets = file_mib * MEBIBYTE
+            rows = job.run_stream(spark, folder, to, format_, checkpoint=checkpoint, fail=fail)
+        return f"{rows} rows archived as {format_}", {"rows": rows}
     with plainly():
         done = job.run(
             spark,
             folder,
             to,
             keep_days=keep_days,
-            file_octets=octets,
-            fail=not skip_lost,
-            grace_secs=60.0 * grace_minutes,
+            file_octets=given.file_mib * MEBIBYTE,
+            fail=fail,
+            grace_secs=60.0 * given.grace_minutes,
             tell=progress,
         )
-    typer.echo(
+    return (
         f"{done.rows} rows archived in {done.files} files, {done.missing} rows of the journal missing;"
         f" {done.merged} files merged, {done.dropped} dropped;"
-        f" {done.total_rows} rows in {done.total_files} files of {done.total_octets} octets"
+        f" {done.total_rows} rows in {done.total_files} files of {done.total_octets} octets",
+        {
+            "rows": done.rows,
+            "rows_missing": done.missing,
+            "files": done.files,
+            "deleted": done.dropped,
+            "total_rows": done.total_rows,
+            "octets": done.total_octets,
+        },
     )

@@ -34,6 +34,15 @@ SparkOption = Annotated[
     typer.Option("--conf", metavar="KEY=VALUE", help="An option of Spark; may repeat."),
 ]
 
+SummaryFile = Annotated[
+    Path | None,
+    typer.Option(
+        "--summary",
+        metavar="FILE",
+        help="Write what was done here, for schedulers: JSON, or of FILE.prom Prometheus' text format.",
+    ),
+]
+
 
 def installed() -> None:
     """Raises PipelineError, which says what to install, when the extra is missing."""

@@ -8,7 +8,16 @@ from typing import Annotated, Any
 import typer
 
 from gateway.cli.options import ConfigFile
-from gateway.cli.pipeline.common import JournalFolder, Master, SparkOption, journal_of, progress, started
+from gateway.cli.pipeline.common import (
+    JournalFolder,
+    Master,
+    SparkOption,
+    SummaryFile,
+    installed,
+    journal_of,
+    progress,
+    started,
+)
 from gateway.errors import PipelineError
 
 app = typer.Typer()
@@ -35,6 +44,7 @@ def rates(
     late: Annotated[
         str, typer.Option(help="How long a window waits at most for what is still open.")
     ] = "10 minutes",
+    summary: SummaryFile = None,
     master: Master = None,
     conf: SparkOption = None,
 ) -> None:
@@ -46,20 +56,25 @@ def rates(
             "--follow reads the journal, from its first row on: no --archive, --since, --until"
         )
     folder = archive or journal_of(journal, config)
-    spark = started("rates", master, conf, formats=[format_], archive=archive)
-    from gateway.pipeline.failures import plainly
-    from gateway.pipeline.jobs import rates as job
+    installed()
+    from gateway.pipeline.telling import told, watch
 
     given: dict[str, Any] = {"window": window, "clients": clients, "report": report, "tell": progress}
     given |= {"format_": format_}
-    with plainly():
-        if follow:
-            query = job.follow(spark, folder, to=str(to), late=late, checkpoint=checkpoint, **given)
-            try:
-                query.awaitTermination()
-            except KeyboardInterrupt:
-                query.stop()
-            return
-        whole = archive is not None
-        done = job.run(spark, folder, archive=whole, since=since, until=until, to=to, **given)
+    with told("rates", summary) as made:
+        spark = started("rates", master, conf, formats=[format_], archive=archive)
+        from gateway.pipeline.failures import plainly
+        from gateway.pipeline.jobs import rates as job
+
+        with plainly():
+            if follow:
+                query = job.follow(spark, folder, to=str(to), late=late, checkpoint=checkpoint, **given)
+                try:
+                    watch(query, made)
+                except KeyboardInterrupt:
+                    query.stop()
+                return
+            whole = archive is not None
+            done = job.run(spark, folder, archive=whole, since=since, until=until, to=to, **given)
+        made.figures |= {"rows": done.rows, "messages": done.messages}
     typer.echo(f"{done.messages} messages in {done.rows} rows")

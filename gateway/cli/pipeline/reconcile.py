@@ -10,7 +10,16 @@ import typer
 
 from gateway.cli.exits import Exit
 from gateway.cli.options import AsJson, ConfigFile, TokenFile, ask
-from gateway.cli.pipeline.common import JournalFolder, Master, SparkOption, journal_of, progress, started
+from gateway.cli.pipeline.common import (
+    JournalFolder,
+    Master,
+    SparkOption,
+    SummaryFile,
+    installed,
+    journal_of,
+    progress,
+    started,
+)
 from gateway.cli.pipeline.traffic import Archive, Begin, End, Where
 from gateway.cli.tables import table
 
@@ -18,6 +27,7 @@ if TYPE_CHECKING:
     from pyspark.sql import DataFrame, SparkSession
 
     from gateway.pipeline.jobs.reconcile import Account
+    from gateway.pipeline.tolerance import Tolerance
 
 app = typer.Typer()
 
@@ -42,35 +52,58 @@ def reconcile(
         typer.Option(metavar="URL", help="HTTP side of the gateway: asks what its outboxes hold now."),
     ] = None,
     token_file: TokenFile = None,
+    tolerance: Annotated[
+        str,
+        typer.Option(
+            metavar="N|N%",
+            help="So many may be lost, repeated or unknown: a number, or of what was accepted.",
+        ),
+    ] = "0",
     show: Annotated[int, typer.Option(min=0, help="Name so many messages.")] = 20,
     config: ConfigFile = None,
+    summary: SummaryFile = None,
     master: Master = None,
     conf: SparkOption = None,
     as_json: AsJson = False,
 ) -> None:
     """Hold what was accepted against what was delivered, is dead or waits, and name what is lost or repeated.
 
-    Exit code 1 when something is, or rows of the journal itself are missing.
+    Exit code 1 when more is than --tolerance, or rows of the journal itself are missing.
     """
-    spark = started("reconcile", master, conf, archive=archive)
-    from gateway.pipeline.failures import plainly
-    from gateway.pipeline.jobs import reconcile as job
-    from gateway.pipeline.progress import progress as watched
-    from gateway.pipeline.traffic.loading import Span, traffic
+    allowed = _tolerance(tolerance)
+    installed()
+    from gateway.pipeline.telling import told
 
-    folder = journal_of(journal or archive, config)
-    waiting = None if url is None else _waiting(url, token_file)
-    with plainly(), watched(spark, "reconcile", progress):
-        rows = traffic(spark, folder, job.COLUMNS, Span(begin, end, where), archive=archive)
-        got = None if received is None else _received(spark, received)
-        account = job.reconcile(rows, got, waiting=waiting, still=still)
-    missing = 0 if archive else _missing(spark, folder)
-    if as_json:
-        typer.echo(orjson.dumps(account.as_json() | {"rows_missing": missing}))
-    else:
-        _print(account, missing, show)
-    if missing or not account.balanced:
-        raise typer.Exit(Exit.FAILED)
+    with told("reconcile", summary) as made:
+        spark = started("reconcile", master, conf, archive=archive)
+        from gateway.pipeline.failures import plainly
+        from gateway.pipeline.jobs import reconcile as job
+        from gateway.pipeline.progress import progress as watched
+        from gateway.pipeline.traffic.loading import Span, traffic
+
+        folder = journal_of(journal or archive, config)
+        waiting = None if url is None else _waiting(url, token_file)
+        with plainly(), watched(spark, "reconcile", progress):
+            rows = traffic(spark, folder, job.COLUMNS, Span(begin, end, where), archive=archive)
+            got = None if received is None else _received(spark, received)
+            account = job.reconcile(rows, got, waiting=waiting, still=still)
+        missing = 0 if archive else _missing(spark, folder)
+        fine = account.within(allowed)
+        if as_json:
+            typer.echo(orjson.dumps(account.as_json() | {"rows_missing": missing, "within_tolerance": fine}))
+        else:
+            _print(account, missing, show)
+        made.figures |= {"rows_missing": missing, "messages": account.accepted}
+        made.figures |= {what: account.totals.get(what, 0) for what in job.FAULTS}
+        made.figures[job.WAITING] = account.totals.get(job.WAITING, 0)
+        if missing or not fine:
+            raise typer.Exit(Exit.FAILED)
+
+
+def _tolerance(text: str) -> Tolerance:
+    from gateway.pipeline.tolerance import Tolerance
+
+    return Tolerance.read(text)
 
 
 def _waiting(url: str, token_file: Path | None) -> dict[str, int]:

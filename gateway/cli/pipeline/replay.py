@@ -9,7 +9,16 @@ import typer
 
 from gateway.cli.exits import Exit
 from gateway.cli.options import ConfigFile
-from gateway.cli.pipeline.common import JournalFolder, Master, SparkOption, journal_of, progress, started
+from gateway.cli.pipeline.common import (
+    JournalFolder,
+    Master,
+    SparkOption,
+    SummaryFile,
+    installed,
+    journal_of,
+    progress,
+    started,
+)
 from gateway.cli.pipeline.traffic import Archive, Begin, End, Where
 
 if TYPE_CHECKING:
@@ -51,6 +60,7 @@ def replay(
     timeout: Annotated[float, typer.Option(help="Seconds to wait for an answer.", min=0.1)] = 30.0,
     ca_file: Annotated[str | None, typer.Option(help="PEM file of the authorities to trust.")] = None,
     config: ConfigFile = None,
+    summary: SummaryFile = None,
     master: Master = None,
     conf: SparkOption = None,
 ) -> None:
@@ -63,24 +73,29 @@ def replay(
     access = _access(url, password_file, timeout, ca_file)
     protocol = access.target.protocol
     to = _to(protocol, topic, exchange, routing_key, queue, service, destination)
-    spark = started("replay", master, conf, archive=archive)
-    from gateway.pipeline.failures import plainly
-    from gateway.pipeline.jobs import replay as job
-    from gateway.pipeline.traffic.loading import Span, traffic
+    installed()
+    from gateway.pipeline.telling import told
 
-    marks = job.Progress(resume)
-    folder = journal_of(journal or archive, config)
-    spoken = None
-    if to is None:  # an address of its own that this broker's protocol has
-        spoken = f"{'target' if at_target else 'source'}_protocol = '{protocol}'"
-    with plainly():
-        rows = traffic(spark, folder, job.COLUMNS, Span(begin, end, where), archive=archive)
-        chosen = job.selected(rows, where=spoken, after=marks.read())
-        progress("sorting")
-        done = _sent(access, chosen, job.Pace(speed, rate), marks, to, at_target)
-    typer.echo(f"{done.sent} messages sent, {done.refused} refused, {done.incomplete} not recorded whole")
-    if done.refused or done.incomplete:
-        raise typer.Exit(Exit.FAILED)
+    with told("replay", summary) as made:
+        spark = started("replay", master, conf, archive=archive)
+        from gateway.pipeline.failures import plainly
+        from gateway.pipeline.jobs import replay as job
+        from gateway.pipeline.traffic.loading import Span, traffic
+
+        marks = job.Progress(resume)
+        folder = journal_of(journal or archive, config)
+        spoken = None
+        if to is None:  # an address of its own that this broker's protocol has
+            spoken = f"{'target' if at_target else 'source'}_protocol = '{protocol}'"
+        with plainly():
+            rows = traffic(spark, folder, job.COLUMNS, Span(begin, end, where), archive=archive)
+            chosen = job.selected(rows, where=spoken, after=marks.read())
+            progress("sorting")
+            done = _sent(access, chosen, job.Pace(speed, rate), marks, to, at_target)
+        made.figures |= {"sent": done.sent, "rejected": done.refused, "rows_missing": done.incomplete}
+        typer.echo(f"{done.sent} messages sent, {done.refused} refused, {done.incomplete} not recorded whole")
+        if done.refused or done.incomplete:
+            raise typer.Exit(Exit.FAILED)
 
 
 def _sent(

@@ -8,7 +8,14 @@ from typing import Annotated
 import typer
 
 from gateway.cli.options import ConfigFile
-from gateway.cli.pipeline.common import JournalFolder, SparkOption, hadoop_of, installed, journal_of
+from gateway.cli.pipeline.common import (
+    JournalFolder,
+    SparkOption,
+    SummaryFile,
+    hadoop_of,
+    installed,
+    journal_of,
+)
 from gateway.errors import PipelineError
 
 app = typer.Typer()
@@ -17,8 +24,12 @@ app = typer.Typer()
 @app.command()
 def ship(
     to: Annotated[str, typer.Option(metavar="URI", help="s3a://, gs://, abfs://, hdfs://, or a folder.")],
+    keep_days: Annotated[
+        int | None, typer.Option(min=1, help="Delete files there whose newest row is older; default: none.")
+    ] = None,
     journal: JournalFolder = None,
     config: ConfigFile = None,
+    summary: SummaryFile = None,
     conf: SparkOption = None,
 ) -> None:
     """Copy the files of the journal that are complete, and not there yet, to a store. Starts no Spark.
@@ -28,11 +39,14 @@ def ship(
     installed()
     from gateway.pipeline.shipping import ship as job
     from gateway.pipeline.stores import place_of
+    from gateway.pipeline.telling import told
 
     folder = journal_of(journal, config)
     if "://" in folder:
         raise PipelineError(f"a journal is shipped from a folder, not from {folder}")
-    done = job(Path(folder), place_of(to, hadoop_of(conf)))
+    with told("ship", summary) as made:
+        done = job(Path(folder), place_of(to, hadoop_of(conf)), keep_days=keep_days)
+        made.figures |= {"files": done.files, "octets": done.octets, "deleted": done.deleted}
     typer.echo(
         f"{done.files} files shipped ({done.octets} octets), {done.deleted} deleted, {done.total} there now"
     )

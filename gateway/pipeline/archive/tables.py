@@ -253,6 +253,26 @@ def upsert(spark: SparkSession, to: str, format_: str, rows: DataFrame, keys: Se
     ).collect()
 
 
+def insert_new(spark: SparkSession, to: str, format_: str, rows: DataFrame, keys: Sequence[str]) -> None:
+    """Put those rows into the table `to`, which is there, that it has not: none of their `date` has the same
+    keys."""
+    session = rows.sparkSession  # that of a stream is another, and knows its own views
+    rows.createOrReplaceTempView(FRESH)
+    dates = ", ".join(f"DATE'{row[0]}'" for row in rows.select("date").distinct().collect())
+    alike = " AND ".join(f"there.`{key}` = fresh.`{key}`" for key in ("date", *keys))
+    session.sql(
+        f"MERGE INTO {_name_of(spark, to, format_)} there USING {FRESH} fresh"
+        f" ON there.date IN ({dates}) AND {alike} WHEN NOT MATCHED THEN INSERT *"
+    ).collect()
+
+
+def add_columns(spark: SparkSession, to: str, format_: str, columns: Mapping[str, str]) -> None:
+    """Give the table `to` these columns, by SQL's names and types; `body.unit` is one inside of another."""
+    if columns:
+        added = ", ".join(f"{name} {kind}" for name, kind in columns.items())
+        spark.sql(f"ALTER TABLE {_name_of(spark, to, format_)} ADD COLUMNS ({added})")
+
+
 def made_for(spark: SparkSession, to: str, format_: str, rows: DataFrame) -> str:
     """The name of the table `to`, which is there then, with the columns of `rows`. Raises PipelineError."""
     return made(
@@ -262,9 +282,12 @@ def made_for(spark: SparkSession, to: str, format_: str, rows: DataFrame) -> str
 
 def read_table(spark: SparkSession, to: str, format_: str) -> DataFrame:
     """The table that is written as `to`."""
-    if is_table_name(to):
-        return spark.table(to)
-    return spark.table(FORMATS[format_].table(spark, place_of(to, hadoop_of(spark))))
+    return spark.table(_name_of(spark, to, format_))
+
+
+def _name_of(spark: SparkSession, to: str, format_: str) -> str:
+    """What SQL calls it."""
+    return to if is_table_name(to) else FORMATS[format_].table(spark, place_of(to, hadoop_of(spark)))
 
 
 def utc_date() -> Column:
@@ -283,7 +306,7 @@ def made(
 ) -> str:
     """The name of the table `to`, which is there then, with these columns. Raises PipelineError: it has one
     of another type, or the session has not this format."""
-    table = to if is_table_name(to) else form.table(spark, place_of(to, hadoop_of(spark)))
+    table = _name_of(spark, to, form.name)
     stated = ", ".join(f"`{name}` {kind}" for name, kind in columns.items())
     parted = f" PARTITIONED BY ({', '.join(parts)})" if parts else ""
     try:

@@ -27,6 +27,7 @@ from gateway.pipeline.jobs.archive import PARQUET, read_archive
 from gateway.pipeline.journal.options import options_of
 from gateway.pipeline.journal.planning import reader_of
 from gateway.pipeline.progress import Tell, progress
+from gateway.pipeline.report.database import is_database, put
 from gateway.pipeline.report.page import Rate, page
 from gateway.pipeline.stores import hadoop_of, place_of, spark_reaches
 from gateway.pipeline.times import moment
@@ -149,8 +150,8 @@ def run(
     tell: Tell = lambda _: None,
 ) -> Rates:
     """Rates of a journal (or archive) from `since` to before `until` (ISO 8601), as Parquet in `to`, which
-    must be new, or in a table of this format, in the place of older ones; and as a page in `report`. Raises
-    PipelineError."""
+    must be new, or in a table of this format or a database, in the place of older ones; and as a page in
+    `report`. Raises PipelineError."""
     rows = read_archive(spark, source) if archive else _journal(spark, source)
     received = F.col("received")
     if since is not None:
@@ -162,7 +163,9 @@ def run(
             found = rates(rows, window, clients=clients).orderBy("begin", "route").persist()
             counted = found.agg(F.count("*"), F.sum("messages")).first()
             assert counted is not None
-            if to is not None and format_ in FORMATS:
+            if to is not None and is_database(to):
+                put(to, found.toLocalIterator())
+            elif to is not None and format_ in FORMATS:
                 upsert(spark, to, format_, found, _keys(found))
             elif to is not None:
                 found.coalesce(1).write.parquet(_written(spark, to))
@@ -196,11 +199,14 @@ def follow(
     does. The position is kept in `to`/_checkpoint, the windows that wait in `to`/_windows. A table of another
     format has each window once, the newest; its name needs a `checkpoint`, where those are kept.
     """
-    if is_table_name(to) and checkpoint is None:
-        raise PipelineError(f"{to} is the name of a table: say --checkpoint, where to keep the position")
+    database = is_database(to)
+    if (database or is_table_name(to)) and checkpoint is None:
+        raise PipelineError("a table that is no folder needs --checkpoint, where to keep the position")
+    if database and report is not None:
+        raise PipelineError("--report is for folders and tables; a database has pages of its own")
     kept = _written(spark, to if checkpoint is None else checkpoint)
-    to = to if is_table_name(to) else _written(spark, to)
-    if format_ in FORMATS:
+    to = to if database or is_table_name(to) else _written(spark, to)
+    if format_ in FORMATS and not database:
         # Before the position is kept in its folder: Delta takes a folder with something in it for a table.
         made_for(spark, to, format_, rates(_journal(spark, journal), window, clients=clients))
     late_us = duration_us(late)
@@ -236,14 +242,16 @@ def follow(
             wanted = _micros("begin") == F.col("begin_us")
             found = rates(rows, window, clients=clients).join(F.broadcast(begins), wanted).drop("begin_us")
             # Written over when Spark repeats the batch, as it does after a kill: so it is there once.
-            if format_ in FORMATS:
+            if database:
+                put(to, found.toLocalIterator())
+            elif format_ in FORMATS:
                 upsert(spark, to, format_, found, _keys(found))
             else:
                 found.coalesce(1).write.mode("overwrite").parquet(f"{to}/batch={number}")
             if report is not None:
                 newest = read_table(spark, to, format_) if format_ in FORMATS else told(spark, to)
                 _report(newest, journal, report)
-            tell(f"rates: {len(chosen)} windows more in {to}")
+            tell(f"rates: {len(chosen)} windows more" + ("" if database else f" in {to}"))
         state = spark.createDataFrame([(windows.encode(),)], "value string")
         state.coalesce(1).write.mode("overwrite").text(f"{kept}/_windows/{number % 2}")
 

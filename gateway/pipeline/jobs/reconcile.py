@@ -16,6 +16,7 @@ from typing import TYPE_CHECKING, Any, Final, NamedTuple
 from pyspark.sql import functions as F
 from pyspark.sql.window import Window
 
+from gateway.pipeline.tolerance import Tolerance
 from gateway.store.journal.columns import WAS_BURIED, WAS_DELIVERED, WAS_DROPPED, WAS_STORED
 
 if TYPE_CHECKING:
@@ -28,6 +29,7 @@ LOST: Final = "lost"
 REPEATED: Final = "repeated"
 WAITING: Final = "waiting"
 UNKNOWN: Final = "unknown"
+FAULTS: Final = (LOST, REPEATED, UNKNOWN)
 NAMED_MAX: Final = 100_000  # names that a report holds; more are counted
 
 MESSAGE: Final = ("shard", "source_endpoint", "received", "slot")
@@ -60,7 +62,21 @@ class Account:
     @property
     def balanced(self) -> bool:
         """Nothing is lost, repeated or unknown; what waits may."""
-        return not any(self.totals.get(what) for what in (LOST, REPEATED, UNKNOWN))
+        return not self.faults
+
+    @property
+    def faults(self) -> int:
+        """Messages that are lost, repeated or unknown."""
+        return sum(self.totals.get(what, 0) for what in FAULTS)
+
+    @property
+    def accepted(self) -> int:
+        """Messages that were."""
+        return sum(rows for (_, phase), rows in self.phases.items() if phase in (CONFIRMED, WAS_STORED))
+
+    def within(self, tolerance: Tolerance) -> bool:
+        """Whether no more is wrong than that, of what was accepted."""
+        return tolerance.allows(self.faults, self.accepted)
 
     def as_json(self) -> dict[str, Any]:
         """For programs."""

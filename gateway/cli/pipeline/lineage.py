@@ -1,0 +1,55 @@
+"""`gateway pipeline lineage`: by which mapping files the rows were made."""
+
+from __future__ import annotations
+
+from typing import Annotated
+
+import typer
+
+from gateway.cli.options import ConfigFile
+from gateway.cli.pipeline.common import JournalFolder, Master, SparkOption, journal_of, progress, started
+from gateway.cli.pipeline.traffic import Archive, Begin, End, Where
+from gateway.cli.tables import table
+
+app = typer.Typer()
+WORDS = ("route", "version", "file", "first", "last", "rows")
+
+
+@app.command()
+def lineage(
+    journal: JournalFolder = None,
+    archive: Archive = None,
+    begin: Begin = None,
+    end: End = None,
+    where: Where = None,
+    to: Annotated[
+        str | None, typer.Option(metavar="FOLDER", help="Write it as Parquet, with the text of each file.")
+    ] = None,
+    config: ConfigFile = None,
+    master: Master = None,
+    conf: SparkOption = None,
+) -> None:
+    """Say for each route by which versions of its mapping file rows were made, and from when to when.
+
+    The files lie beside the journal; with --archive the rows are the archive's.
+    """
+    spark = started("lineage", master, conf, archive=archive)
+    from gateway.pipeline.failures import plainly
+    from gateway.pipeline.jobs import lineage as job
+    from gateway.pipeline.progress import progress as watched
+    from gateway.pipeline.stores import hadoop_of, place_of, spark_reaches
+    from gateway.pipeline.traffic.loading import Span, traffic
+
+    with plainly(), watched(spark, "lineage", progress):
+        hadoop = hadoop_of(spark)
+        folder = journal_of(journal, config)
+        rows = traffic(spark, folder, ("route", "mapping_version"), Span(begin, end, where), archive=archive)
+        found = job.lineage(rows, job.mappings(spark, place_of(folder, hadoop))).persist()
+        if to is not None:
+            found.write.mode("overwrite").parquet(spark_reaches(spark, place_of(to, hadoop)))
+        shown = [
+            tuple("not kept" if row[word] is None else str(row[word]) for word in WORDS)
+            for row in found.select(*WORDS).toLocalIterator()
+        ]
+        found.unpersist()
+    typer.echo("\n".join(table(shown, WORDS, right=("rows",))) if shown else "no row took a route")

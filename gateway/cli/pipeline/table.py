@@ -1,0 +1,121 @@
+"""`gateway pipeline table`: a route's messages as a table with the columns of their JSON Schema."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated
+
+import typer
+
+from gateway.cli.exits import Exit
+from gateway.cli.options import ConfigFile
+from gateway.cli.pipeline.common import (
+    JournalFolder,
+    Master,
+    SparkOption,
+    SummaryFile,
+    installed,
+    journal_of,
+    progress,
+    started,
+)
+from gateway.cli.pipeline.traffic import candidate_of, mappings_of
+from gateway.errors import PipelineError
+
+if TYPE_CHECKING:
+    from gateway.pipeline.traffic.fates import Candidate
+
+app = typer.Typer()
+
+
+@app.command()
+def table(
+    route: Annotated[str, typer.Argument(help="A route of the mapping.")],
+    to: Annotated[str, typer.Option(metavar="FOLDER", help="Folder, URI or name of the table.")],
+    rejected: Annotated[
+        str | None,
+        typer.Option(metavar="FOLDER", help="The table of bodies that do not fit; default: TO_rejected."),
+    ] = None,
+    format_: Annotated[str, typer.Option("--format", help="parquet; a table: delta, iceberg.")] = "parquet",
+    files: Annotated[
+        list[Path] | None, typer.Option("--mapping", help="Mapping file; default: the configuration's.")
+    ] = None,
+    json_schema: Annotated[
+        Path | None, typer.Option(help="JSON Schema of the bodies; default: the route's body_schema.")
+    ] = None,
+    event_time: Annotated[
+        str | None,
+        typer.Option(metavar="FIELD", help="Of the body, as sent.at, or sent.at:s where it counts seconds."),
+    ] = None,
+    follow: Annotated[bool, typer.Option("--follow", "-f", help="Go on as the journal is written.")] = False,
+    checkpoint: Annotated[
+        str | None, typer.Option(metavar="FOLDER", help="Of a named table: where to keep the position.")
+    ] = None,
+    tolerance: Annotated[
+        str, typer.Option(metavar="N|N%", help="So many may not fit: a number, or of all messages.")
+    ] = "100%",
+    journal: JournalFolder = None,
+    config: ConfigFile = None,
+    summary: SummaryFile = None,
+    master: Master = None,
+    conf: SparkOption = None,
+) -> None:
+    """Bring a route's table up to the end of the journal: captures and the fields of bodies are columns.
+
+    Each message is there once; bodies that do not fit their JSON Schema are in a table of their own, with the
+    reason. Exit code 1 when more do not than --tolerance.
+    """
+    mappings = mappings_of(files or [], config)
+    installed()
+    from gateway.pipeline.telling import told, watch
+    from gateway.pipeline.tolerance import Tolerance
+
+    allowed = Tolerance.read(tolerance)
+    with told("table", summary) as made:
+        spark = started("table", master, conf, formats=[format_])
+        from gateway.pipeline.failures import plainly
+        from gateway.pipeline.jobs import table as job
+        from gateway.pipeline.jobs.bodies import EventTime, schema_of
+
+        candidate = candidate_of(mappings, config)
+        counted = {"rows": 0, "rejected": 0}
+
+        def count(done: job.Counted) -> None:
+            counted["rows"] += done.fitting
+            counted["rejected"] += done.rejected
+            made.figures |= counted
+
+        with plainly():
+            query = job.follow(
+                spark,
+                journal_of(journal, config),
+                candidate,
+                route,
+                schema_of(json_schema or _file(candidate, route)),
+                to=to,
+                rejected=rejected or f"{to}_rejected",
+                format_=format_,
+                event_time=None if event_time is None else EventTime.read(event_time),
+                checkpoint=checkpoint,
+                available_now=not follow,
+                count=count,
+                tell=progress,
+            )
+            try:
+                watch(query, made)
+            except KeyboardInterrupt:
+                query.stop()
+        made.figures |= counted
+        typer.echo(f"{counted['rows']} messages in the table, {counted['rejected']} do not fit")
+        if not allowed.allows(counted["rejected"], sum(counted.values())):
+            raise typer.Exit(Exit.FAILED)
+
+
+def _file(candidate: Candidate, name: str) -> Path:
+    """The file that the route names. Raises PipelineError."""
+    from gateway.pipeline.jobs.schema import route_of
+
+    route = route_of(candidate, name)
+    if route.rule.body_schema is None:
+        raise PipelineError(f"route {name} has no body_schema; say --json-schema FILE")
+    return Path(route.file).parent / route.rule.body_schema

@@ -1,0 +1,253 @@
+"""Bodies that fit a JSON Schema, and those that do not: each has a reason then, and its place in the body.
+
+What does not fit is told apart twice. In a Python worker the schema's own words are asked, keyword by
+keyword. Then Spark makes columns of it, and what has no place in them (a whole number of 20 digits, a date
+that is none) is told by Spark's parser. So no value becomes null on the way into a table.
+
+A body in the wire format of Confluent's serializers (a zero octet, the number of its schema in a registry,
+then JSON) loses those five octets, and its row has the number. Their registry is not asked, for the route's
+own schema is what the table's columns come from; Avro and Protobuf are no JSON, and are told so.
+"""
+
+from __future__ import annotations
+
+import json
+import struct
+from collections.abc import Iterable, Iterator
+from hashlib import sha256
+from pathlib import Path
+from typing import Any, Final, NamedTuple
+
+import jsonschema_rs
+import orjson
+import pyarrow as pa
+from pyspark.sql import Column
+from pyspark.sql import functions as F
+from pyspark.sql.types import (
+    ArrayType,
+    DataType,
+    DoubleType,
+    LongType,
+    MapType,
+    StringType,
+    StructField,
+    StructType,
+    TimestampType,
+)
+
+from gateway.errors import PipelineError
+from gateway.pipeline.jobs.schema import from_json_schema, route_of
+from gateway.pipeline.traffic.fates import Candidate
+from gateway.pipeline.traffic.rows import address_of
+
+VERSION_DIGITS: Final = 12  # of the digest of a schema that has no $id
+FAULT_CHARACTERS_MAX: Final = 300
+CORRUPT: Final = "_corrupt_record"
+ENVELOPE: Final = struct.Struct(">BI")  # of Confluent's wire format: zero, and the schema's number
+UNITS: Final = {"s": 1_000_000, "ms": 1_000, "us": 1}
+"""Microseconds in what a number of an event time may count."""
+
+KNOWN_MAX: Final = 200_000  # addresses whose captures a task remembers
+ADDED: Final = ("registry_id", "fault", "place")
+
+
+class BodySchema(NamedTuple):
+    """A JSON Schema: its text, Spark's type of what it describes, and by what rows know it: its `$id`, else
+    the beginning of its digest."""
+
+    text: str
+    kind: StructType
+    version: str
+
+
+def schema_of(file: Path) -> BodySchema:
+    """The schema in a file. Raises PipelineError: it cannot be read, or is none, or of no object."""
+    try:
+        text = file.read_text(encoding="utf-8")
+    except (OSError, UnicodeDecodeError) as error:
+        raise PipelineError(f"the JSON Schema {file} cannot be read: {error}") from error
+    kind = from_json_schema(text)
+    if not isinstance(kind, StructType):
+        raise PipelineError(f"{file} describes no object with properties, and a table's columns are those")
+    validator(text)
+    known = json.loads(text).get("$id")
+    return BodySchema(text, kind, str(known or sha256(text.encode()).hexdigest()[:VERSION_DIGITS]))
+
+
+def validator(text: str) -> Any:
+    """What asks the schema. Raises PipelineError: it is none."""
+    try:
+        return jsonschema_rs.validator_for(json.loads(text), validate_formats=True, retriever=_nowhere)
+    except jsonschema_rs.ValidationError as error:
+        raise PipelineError(f"the JSON Schema is none: {_first_line(error.message)}") from error
+
+
+def _nowhere(address: str) -> Any:
+    """A schema is one file: what a worker would fetch could change between two tasks."""
+    raise ValueError(f"{address} is another file")
+
+
+def _first_line(text: str) -> str:
+    return text.partition("\n")[0][:FAULT_CHARACTERS_MAX]
+
+
+class Fitted:
+    """`mapInArrow` of a route's rows: puts what it captures behind them, and of each body whether it fits."""
+
+    def __init__(self, candidate: Candidate, route: str, captures: tuple[str, ...], schema: str) -> None:
+        self._candidate = candidate
+        self._route = route
+        self._captures = captures
+        self._schema = schema
+
+    def __call__(self, batches: Iterable[Any]) -> Iterator[Any]:
+        route = route_of(self._candidate, self._route)
+        queue = self._candidate.queue_of(route.source, route.name)
+        separator = route.pattern.dialect.separator
+        known: dict[tuple[Any, ...], tuple[str | None, ...]] = {}
+        nothing: tuple[str | None, ...] = (None,) * len(self._captures)
+        asked = validator(self._schema)
+        for batch in batches:
+            captured = []
+            words = [batch.column(name).to_pylist() for name in ("protocol", "scope", "name")]
+            for address in zip(*words, strict=True):
+                if address not in known:
+                    if len(known) >= KNOWN_MAX:
+                        known.clear()
+                    found = route.pattern.match(address_of(*address), queue)
+                    known[address] = (
+                        nothing  # of a mapping before, which had another pattern
+                        if found is None
+                        else tuple(separator.join(found.get(name, ())) for name in self._captures)
+                    )
+                captured.append(known[address])
+            told = [told_of(body, asked) for body in batch.column("body").to_pylist()]
+            columns = dict(zip(batch.schema.names, batch.columns, strict=True))
+            columns["body"] = pa.array([one.body for one in told], pa.binary())
+            columns["registry_id"] = pa.array([one.registry_id for one in told], pa.int64())
+            columns["fault"] = pa.array([one.fault for one in told], pa.string())
+            columns["place"] = pa.array([one.place for one in told], pa.string())
+            for at, name in enumerate(self._captures):
+                columns[captured_as(name)] = pa.array([one[at] for one in captured], pa.string())
+            yield pa.RecordBatch.from_pydict(columns)
+
+
+def captured_as(capture: str) -> str:
+    """The name of a capture's column on the way, so that it is no other's."""
+    return f"capture {capture}"
+
+
+class Told(NamedTuple):
+    """A body without its envelope, the number that this had, and what is wrong with it; None: nothing."""
+
+    body: bytes | None
+    registry_id: int | None = None
+    fault: str | None = None
+    place: str | None = None
+
+
+def told_of(body: bytes | None, asked: Any) -> Told:
+    """What is to be said of a body."""
+    if body is None:
+        return Told(None, fault="the journal has no body")
+    number = None
+    if body[:1] == b"\0" and len(body) > ENVELOPE.size:
+        _, number = ENVELOPE.unpack_from(body)
+        body = body[ENVELOPE.size :]
+    try:
+        found = orjson.loads(body)
+    except orjson.JSONDecodeError as error:
+        return Told(body, number, f"no JSON: {_first_line(str(error))}")
+    if asked.is_valid(found):
+        return Told(body, number)
+    first = next(iter(asked.iter_errors(found)))
+    return Told(body, number, _first_line(first.message), "/".join(map(str, first.instance_path)))
+
+
+def parsed(kind: StructType) -> Column:
+    """The body as columns, and what had no place in them under CORRUPT."""
+    whole = StructType([*kind.fields, StructField(CORRUPT, StringType())])
+    options = {"columnNameOfCorruptRecord": CORRUPT}
+    return F.from_json(F.col("body").cast("string"), whole.json(), options)
+
+
+def merged(old: DataType, new: DataType, place: str) -> DataType:
+    """A type in which there is a place for values of both: the fields of both, in the order of the old one.
+    Raises PipelineError: the new one has another type for a field than a table has already."""
+    if isinstance(old, StructType) and isinstance(new, StructType):
+        return _merged_fields(old, new, place)
+    if isinstance(old, ArrayType) and isinstance(new, ArrayType):
+        return ArrayType(merged(old.elementType, new.elementType, f"{place}.element"))
+    if isinstance(old, MapType) and isinstance(new, MapType):
+        return MapType(StringType(), merged(old.valueType, new.valueType, f"{place}.value"))
+    if old == new or (isinstance(old, DoubleType) and isinstance(new, LongType)):
+        return old
+    raise PipelineError(
+        f"{place} is {old.simpleString()} in the table, and {new.simpleString()} by this schema: a column"
+        " keeps its type; give the field another name, or the rows another table"
+    )
+
+
+def _merged_fields(old: StructType, new: StructType, place: str) -> StructType:
+    after = {one.name: one.dataType for one in new.fields}
+    before = {one.name: one.dataType for one in old.fields}
+    kept = [
+        StructField(name, merged(kind, after.get(name, kind), f"{place}.{name}"))
+        for name, kind in before.items()
+    ]
+    fresh = [StructField(name, kind) for name, kind in after.items() if name not in before]
+    return StructType([*kept, *fresh])
+
+
+def additions(old: StructType, new: StructType, place: str) -> Iterator[tuple[str, str]]:
+    """The fields that `new`, a merged type, has besides: what SQL calls them, and their types."""
+    there = {one.name: one.dataType for one in old.fields}
+    for one in new.fields:
+        name = f"{place}.`{one.name}`"
+        if one.name in there:
+            yield from _inside(there[one.name], one.dataType, name)
+        else:
+            yield name, one.dataType.simpleString()
+
+
+def _inside(old: DataType, new: DataType, name: str) -> Iterator[tuple[str, str]]:
+    if isinstance(old, StructType) and isinstance(new, StructType):
+        yield from additions(old, new, name)
+    elif isinstance(old, ArrayType) and isinstance(new, ArrayType):
+        yield from _inside(old.elementType, new.elementType, f"{name}.element")
+    elif isinstance(old, MapType) and isinstance(new, MapType):
+        yield from _inside(old.valueType, new.valueType, f"{name}.value")
+
+
+class EventTime(NamedTuple):
+    """Where in a body its time stands: the fields that lead there, and what a number counts."""
+
+    path: tuple[str, ...]
+    unit: str = "ms"
+
+    @classmethod
+    def read(cls, text: str) -> EventTime:
+        """`field.field` or `field.field:unit`. Raises PipelineError."""
+        path, _, unit = text.partition(":")
+        if unit and unit not in UNITS:
+            raise PipelineError(f"an event time counts {', '.join(UNITS)}, not {unit!r}")
+        return cls(tuple(path.split(".")), unit or "ms")
+
+    def column(self, body: Column, kind: StructType) -> tuple[Column, Column]:
+        """The value in a body, and its time. Raises PipelineError: there is no such field, or it cannot be a
+        time."""
+        found: DataType = kind
+        for name in self.path:
+            fields = {one.name: one.dataType for one in found.fields} if isinstance(found, StructType) else {}
+            if name not in fields:
+                raise PipelineError(
+                    f"the schema has no field {'.'.join(self.path)}; there are {', '.join(fields) or 'none'}"
+                )
+            found, body = fields[name], body.getField(name)
+        if isinstance(found, TimestampType):
+            return body, body
+        if isinstance(found, StringType):
+            return body, F.try_to_timestamp(body)
+        if isinstance(found, LongType | DoubleType):
+            return body, F.timestamp_micros((body * UNITS[self.unit]).cast("long"))
+        raise PipelineError(f"{'.'.join(self.path)} is {found.simpleString()}, and no time")

@@ -1,0 +1,40 @@
+"""`lineage`: by which mapping files the rows of a journal were made, and what these said.
+
+A row has the version of its mapping file, which is the beginning of the digest of its text; the gateway keeps
+each such text beside the journal, and `ship` takes them along.
+"""
+
+from __future__ import annotations
+
+from pyspark.sql import DataFrame, SparkSession
+from pyspark.sql import functions as F
+
+from gateway.pipeline.stores import Place, place_of
+from gateway.store.journal.mappings import FOLDER, NAME
+
+VERSIONS = "version string, file string, text string"
+
+
+def mappings(spark: SparkSession, journal: Place) -> DataFrame:
+    """The mapping files that are kept: version, file (its name) and text; a row's `mapping_version` joins
+    `version`."""
+    found = []
+    folder = place_of(f"{journal.uri}/{FOLDER}", dict(journal.hadoop)).path()
+    for path in folder.iterdir() if folder.is_dir() else ():
+        named = NAME.fullmatch(path.name)
+        if named is not None:
+            with path.open("rb") as file:
+                found.append((named[1], named[2], file.read(path.stat().st_size).decode()))
+    return spark.createDataFrame(found, VERSIONS)
+
+
+def lineage(rows: DataFrame, files: DataFrame) -> DataFrame:
+    """For each route and version of a mapping file: the file and its text, if they are known, its rows, and
+    the first and last time that one was received."""
+    used = rows.where("route <> ''").groupBy("route", F.col("mapping_version").alias("version"))
+    counted = used.agg(
+        F.count("*").alias("rows"), F.min("received").alias("first"), F.max("received").alias("last")
+    )
+    known = F.broadcast(files)
+    found = counted.join(known, "version", "left").orderBy("first", "route")
+    return found.select("route", "version", "file", "first", "last", "rows", "text")

@@ -1,0 +1,273 @@
+"""`table`: the messages of a route as a table with the columns of their JSON Schema, and beside it a table of
+those that do not fit.
+
+A stream over the journal, which ends where the journal does or goes on. A message has a row for each of its
+targets, and is put in once: a table of Delta Lake takes it when it has not got it, so that a micro-batch that
+Spark repeats after a kill changes nothing. Parquet has a folder for each micro-batch, which is written over.
+A schema that has more fields than before adds columns, also inside of others; one that has fewer leaves them
+null.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from typing import Final, NamedTuple
+
+from pyspark.errors import AnalysisException
+from pyspark.sql import Column, DataFrame, SparkSession
+from pyspark.sql import functions as F
+from pyspark.sql.streaming.query import StreamingQuery
+from pyspark.sql.types import LongType, StringType, StructField, StructType
+
+from gateway.errors import PipelineError
+from gateway.pipeline.archive.tables import (
+    FORMATS,
+    add_columns,
+    insert_new,
+    is_table_name,
+    made,
+    read_table,
+    utc_date,
+)
+from gateway.pipeline.jobs.archive import PARQUET
+from gateway.pipeline.jobs.bodies import (
+    ADDED,
+    CORRUPT,
+    BodySchema,
+    EventTime,
+    Fitted,
+    additions,
+    captured_as,
+    merged,
+    parsed,
+)
+from gateway.pipeline.jobs.schema import NAME, route_of
+from gateway.pipeline.progress import Tell
+from gateway.pipeline.stores import hadoop_of, place_of, spark_reaches
+from gateway.pipeline.traffic.fates import Candidate
+from gateway.pipeline.traffic.rows import LEFT
+
+MESSAGE: Final = ("shard", "source_endpoint", "received", "slot")
+"""What the rows of one message have in common."""
+
+NEEDED: Final = (
+    *(*MESSAGE, "sequence", "source_protocol", "source_address", "source_scope", "source_name"),
+    *("client", "message_id", "mapping_version", "reason_text", "body"),
+)
+FEEDS: Final = ("source_protocol", "source_scope", "source_name")
+KEPT: Final = (*MESSAGE, "sequence", "address", "client", "message_id", "mapping_version")
+BATCH_ROWS: Final = 500_000  # of a micro-batch, which is held: about 200 MiB of memory and disk
+BODY: Final = "body"
+NO_TIME: Final = "no time stands there"
+NO_PLACE: Final = "a value has no place in its column"
+
+
+class Counted(NamedTuple):
+    """Messages of a micro-batch: in the table, and in that of what does not fit."""
+
+    fitting: int
+    rejected: int
+
+
+def follow(
+    spark: SparkSession,
+    journal: str,
+    candidate: Candidate,
+    name: str,
+    schema: BodySchema,
+    *,
+    to: str,
+    rejected: str,
+    format_: str = PARQUET,
+    event_time: EventTime | None = None,
+    checkpoint: str | None = None,
+    available_now: bool = True,
+    every: str = "10 seconds",
+    count: Callable[[Counted], None] = lambda _: None,
+    tell: Tell = lambda _: None,
+) -> StreamingQuery:
+    """The messages that route `name` has taken since the last time, into the tables `to` and `rejected`
+    (folders, URIs or names). `checkpoint`: where the position is kept; default: in the folder. Raises
+    PipelineError: no such route, or the table's columns are others."""
+    if is_table_name(to) and checkpoint is None:
+        raise PipelineError(f"{to} is the name of a table: say --checkpoint, where to keep the position")
+    if format_ not in (PARQUET, *FORMATS):
+        raise PipelineError(f"a route's table is parquet or {' or '.join(FORMATS)}, not {format_}")
+    targets = [one if is_table_name(one) else _reached(spark, one) for one in (to, rejected)]
+    good, bad = _Target(spark, targets[0], format_), _Target(spark, targets[1], format_)
+    kept = targets[0] if checkpoint is None else _reached(spark, checkpoint)
+    captures = route_of(candidate, name).pattern.names
+    kind = schema.kind
+    there = good.there()
+    if there is not None and BODY in there.fieldNames():
+        kind = _struct(merged(there[BODY].dataType, kind, BODY))
+    rows = spark.readStream.format("gateway_journal").options(
+        columns=",".join(NEEDED),
+        routes=name,
+        startingOffsets="earliest",
+        maxOffsetsPerTrigger=str(BATCH_ROWS),
+    )
+    shaped = _Shaped(candidate, name, tuple(captures), schema, kind, event_time)
+    sample = spark.createDataFrame([], _fed(spark, journal))
+    shaped.kind = good.ready(shaped.fitting(shaped(sample)), kind)
+    bad.ready(shaped.faulty(shaped(sample)), kind)
+
+    def write(batch: DataFrame, number: int) -> None:
+        whole = shaped(batch).persist()
+        try:
+            found = whole.agg(F.count("*"), F.count("fault")).first()
+            assert found is not None
+            done = Counted(found[0] - found[1], found[1])
+            if done.fitting:
+                good.write(shaped.fitting(whole), number)
+            if done.rejected:
+                bad.write(shaped.faulty(whole), number)
+        finally:
+            whole.unpersist()
+        count(done)
+        if any(done):
+            tell(
+                f"table: {done.fitting} messages more in {to}, {done.rejected} that do not fit in {rejected}"
+            )
+
+    writer = rows.load(journal).writeStream.foreachBatch(write).queryName(f"table {name}")
+    writer = writer.option("checkpointLocation", f"{kept}/_checkpoint")
+    ready = writer.trigger(availableNow=True) if available_now else writer.trigger(processingTime=every)
+    return ready.start()
+
+
+def _reached(spark: SparkSession, to: str) -> str:
+    """A folder, as Spark's own writers want it. Raises PipelineError: nobody answers there."""
+    return spark_reaches(spark, place_of(to, hadoop_of(spark)))
+
+
+def _fed(spark: SparkSession, journal: str) -> StructType:
+    return spark.read.format("gateway_journal").option("columns", ",".join(NEEDED)).load(journal).schema
+
+
+def _struct(found: object) -> StructType:
+    assert isinstance(found, StructType)
+    return found
+
+
+class _Shaped:
+    """From rows of the journal to those of the tables; `kind` is the type of a body in them."""
+
+    def __init__(
+        self,
+        candidate: Candidate,
+        name: str,
+        captures: tuple[str, ...],
+        schema: BodySchema,
+        kind: StructType,
+        event_time: EventTime | None,
+    ) -> None:
+        self._route = name
+        self._captures = captures
+        self._fitted = Fitted(candidate, name, captures, schema.text)
+        self._version = schema.version
+        self._event_time = event_time
+        self.kind = kind
+
+    def __call__(self, batch: DataFrame) -> DataFrame:
+        """Each message once, with `fault` and `place` if it does not fit, and its body in `parsed`."""
+        once = batch.where(~F.coalesce(F.expr(LEFT), F.lit(False))).dropDuplicates(list(MESSAGE))
+        rows = once.select(
+            *(*MESSAGE, "sequence", F.col("source_address").alias("address")),
+            *("client", "message_id", "mapping_version", BODY),
+            *(F.col(one).alias(one.removeprefix("source_")) for one in FEEDS),
+        )
+        plain = StructType(
+            [
+                *(StructField(one.name, one.dataType) for one in rows.schema.fields),
+                StructField(ADDED[0], LongType()),
+                *(StructField(one, StringType()) for one in ADDED[1:]),
+                *(StructField(captured_as(one), StringType()) for one in self._captures),
+            ]
+        )
+        found = rows.mapInArrow(self._fitted, plain).withColumn("parsed", parsed(self.kind))
+        misplaced = F.col("parsed").isNull() | F.col(f"parsed.{CORRUPT}").isNotNull()
+        fault = F.when(F.col("fault").isNull() & misplaced, NO_PLACE).otherwise(F.col("fault"))
+        found = found.withColumn("fault", fault).withColumn("schema_version", F.lit(self._version))
+        found = found.withColumn("date", utc_date())
+        if self._event_time is None:
+            return found
+        value, time = self._event_time.column(F.col("parsed"), self.kind)
+        none = F.col("fault").isNull() & value.isNotNull() & time.isNull()
+        return found.withColumns(
+            {
+                "event_time": time,
+                "place": F.when(none, "/".join(self._event_time.path)).otherwise(F.col("place")),
+                "fault": F.when(none, NO_TIME).otherwise(F.col("fault")),
+            }
+        )
+
+    def fitting(self, found: DataFrame) -> DataFrame:
+        """The rows of the table."""
+        times = [] if self._event_time is None else ["event_time"]
+        body: Column = F.col("parsed").dropFields(CORRUPT).alias(BODY)
+        captures = [F.col(captured_as(one)).alias(_column_of(one)) for one in self._captures]
+        rows = found.where(F.col("fault").isNull())
+        return rows.select("date", *KEPT, *times, "schema_version", "registry_id", *captures, body)
+
+    def faulty(self, found: DataFrame) -> DataFrame:
+        """The rows of what does not fit."""
+        rows = found.where(F.col("fault").isNotNull()).withColumn("route", F.lit(self._route))
+        return rows.select("date", "route", *KEPT, "schema_version", *ADDED, BODY)
+
+
+def _compared(to: str, there: StructType, fields: Mapping[str, str]) -> None:
+    for one in there.fields:
+        wanted = fields.get(one.name, one.dataType.simpleString())
+        if one.name != BODY and one.dataType.simpleString() != wanted:
+            raise PipelineError(
+                f"the column {one.name} of {to} is {one.dataType.simpleString()}, not {wanted}"
+            )
+
+
+def _column_of(capture: str) -> str:
+    """The names that a row has anyway stay what they are."""
+    found = NAME.sub("_", capture)
+    return f"{found}_" if found in ("date", "event_time", "schema_version", BODY, *KEPT, *ADDED) else found
+
+
+class _Target:
+    """A table that is written to."""
+
+    def __init__(self, spark: SparkSession, to: str, format_: str) -> None:
+        self._spark = spark
+        self._to = to
+        self._format = format_
+
+    def there(self) -> StructType | None:
+        """Its columns; None: there is none yet."""
+        try:
+            if self._format in FORMATS:
+                return read_table(self._spark, self._to, self._format).schema
+            return self._spark.read.option("mergeSchema", "true").parquet(self._to).schema
+        except AnalysisException:
+            return None
+
+    def ready(self, rows: DataFrame, kind: StructType) -> StructType:
+        """Make it, or give it the columns that it lacks; returns the type of bodies that rows are to have
+        (`kind` has a place for those that are there). Raises PipelineError: a column has another type."""
+        there = self.there()
+        fields = {one.name: one.dataType.simpleString() for one in rows.schema.fields}
+        if self._format not in FORMATS:
+            if there is not None:
+                _compared(self._to, there, fields)
+            return kind
+        if there is not None and BODY in there.fieldNames():
+            before = there[BODY].dataType
+            if isinstance(before, StructType):
+                add_columns(self._spark, self._to, self._format, dict(additions(before, kind, BODY)))
+        made(self._spark, FORMATS[self._format], self._to, fields, ("date",))
+        found = read_table(self._spark, self._to, self._format).schema[BODY].dataType
+        return found if isinstance(found, StructType) else kind
+
+    def write(self, rows: DataFrame, number: int) -> None:
+        """Put rows of a micro-batch in, once however often it is repeated."""
+        if self._format in FORMATS:
+            insert_new(self._spark, self._to, self._format, rows, MESSAGE)
+        else:
+            rows.write.mode("overwrite").parquet(f"{self._to}/batch={number}")

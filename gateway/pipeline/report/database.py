@@ -1,0 +1,97 @@
+"""Rates in a table of PostgreSQL, which Grafana and whoever speaks SQL read.
+
+The table `gateway_rates` is made when it is not there, in the first schema of the connection's search path. A
+window that comes again replaces itself, so a job that is repeated changes nothing. The URL is libpq's, and so
+are its variables: the password may stand in PGPASSWORD or a password file.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator, Sequence
+from datetime import UTC, datetime
+from functools import partial
+from itertools import islice
+from typing import Any, Final
+
+from gateway.errors import PipelineError
+
+SCHEMES: Final = ("postgresql://", "postgres://")
+TABLE: Final = "gateway_rates"
+CONNECT_SECS: Final = 10
+ROWS_AT_A_TIME: Final = 10_000
+KEYS: Final = {
+    "begin": "timestamptz",
+    "end": "timestamptz",
+    "route": "text",
+    "source_protocol": "text",
+    "target_protocol": "text",
+    "client": "text",
+}
+VALUES: Final = {
+    "messages": "bigint",
+    "octets": "bigint",
+    "frames": "bigint",
+    "released": "bigint",
+    "rejected": "bigint",
+    "p50_ms": "double precision",
+    "p95_ms": "double precision",
+    "p99_ms": "double precision",
+    "max_ms": "double precision",
+}
+NAMES: Final = (*KEYS, *VALUES)
+
+
+def is_database(to: str) -> bool:
+    """Whether it is a URL of a database, and no folder."""
+    return to.startswith(SCHEMES)
+
+
+def put(url: str, rows: Iterable[Any]) -> int:
+    """Put rates (rows with the columns of NAMES, `client` may lack) into the table; returns how many. Raises
+    PipelineError: nobody answers, or it is refused."""
+    try:
+        import psycopg
+    except ImportError as error:
+        raise PipelineError("PostgreSQL needs psycopg: pip install 'gateway[postgresql]'") from error
+    try:
+        with psycopg.connect(url, connect_timeout=CONNECT_SECS) as connection, connection.cursor() as cursor:
+            cursor.execute(_made())
+            count = 0
+            for some in _pieces(rows):
+                cursor.executemany(_upsert(), some)
+                count += len(some)
+            return count
+    except psycopg.Error as error:
+        raise PipelineError(f"the database does not take the rates: {str(error).strip()}") from error
+
+
+def _pieces(rows: Iterable[Any]) -> Iterator[Sequence[tuple[Any, ...]]]:
+    told = (tuple(map(partial(_value, row.asDict()), NAMES)) for row in rows)
+    while some := list(islice(told, ROWS_AT_A_TIME)):
+        yield some
+
+
+def _value(row: dict[str, Any], name: str) -> Any:
+    """A value as the database knows it: a time of Spark's says nothing of its zone, which is that of this
+    machine."""
+    value = row.get(name, "" if name in KEYS else None)
+    return value.astimezone(UTC) if isinstance(value, datetime) else value
+
+
+def _made() -> str:
+    columns = [f'"{name}" {kind} NOT NULL' for name, kind in KEYS.items()]
+    columns += [f'"{name}" {kind}' for name, kind in VALUES.items()]
+    return f"CREATE TABLE IF NOT EXISTS {TABLE} ({', '.join(columns)}, PRIMARY KEY ({_list(KEYS)}))"
+
+
+def _upsert() -> str:
+    places = ", ".join(["%s"] * len(NAMES))
+    changed = ", ".join(f'"{name}" = excluded."{name}"' for name in VALUES)
+    return (
+        f"INSERT INTO {TABLE} ({_list(NAMES)}) VALUES ({places})"
+        f" ON CONFLICT ({_list(KEYS)}) DO UPDATE SET {changed}"
+    )
+
+
+def _list(names: Iterable[str]) -> str:
+    return ", ".join(f'"{name}"' for name in names)

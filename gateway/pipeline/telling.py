@@ -1,0 +1,122 @@
+"""What a command did, as a file for whoever started it: a scheduler, or Prometheus' node exporter.
+
+`FILE.prom` is in Prometheus' text format (for the textfile collector), any other name JSON. The file is
+written when the command ends, also when it fails, and while a stream runs after each of its micro-batches;
+it is replaced as a whole, so nobody reads half of one.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import time
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, Final
+
+from prometheus_client import CollectorRegistry, Gauge, generate_latest
+
+from gateway.errors import PipelineError
+
+if TYPE_CHECKING:
+    from pyspark.sql.streaming.query import StreamingQuery
+
+WATCH_SECS: Final = 1
+PREFIX: Final = "gateway_pipeline_"
+FIGURES: Final = {
+    "ok": "1: the command did what it was to do, and found nothing wrong.",
+    "finished_seconds": "When this was written, seconds since 1970.",
+    "duration_seconds": "How long it took, or has run.",
+    "rows": "Rows that were read and put where they belong.",
+    "rows_missing": "Rows that the journal has lost.",
+    "rows_behind": "Rows of the journal that wait for the stream.",
+    "total_rows": "Rows that are there now.",
+    "messages": "Messages in them.",
+    "rejected": "Bodies that did not fit their schema.",
+    "files": "Files that were written.",
+    "deleted": "Files that were deleted.",
+    "octets": "Octets that were written.",
+    "lost": "Messages that are lost.",
+    "repeated": "Messages that are there more than once.",
+    "unknown": "Messages that were received, and never accepted.",
+    "waiting": "Messages that still wait.",
+    "sent": "Messages that were sent again.",
+}
+"""By their names without the prefix."""
+
+Figures = dict[str, float]
+
+
+class Summary:
+    """A file about one run of a command; None: nobody wants it. `figures` are what is to be told."""
+
+    def __init__(self, command: str, path: Path | None) -> None:
+        self._command = command
+        self._path = path
+        self._begun = time.time()
+        self.figures: Figures = {}
+
+    def write(self, *, ok: bool) -> None:
+        """Put the file in its place. Raises PipelineError."""
+        if self._path is None:
+            return
+        now = time.time()
+        told = {"ok": float(ok), "finished_seconds": now, "duration_seconds": now - self._begun}
+        draft = self._path.with_name(f".{self._path.name}.{os.getpid()}")
+        try:
+            draft.write_bytes(self._octets(told | self.figures))
+            draft.replace(self._path)
+        except OSError as error:
+            raise PipelineError(f"{self._path} cannot be written: {error.strerror}") from error
+
+    def _octets(self, told: Mapping[str, float]) -> bytes:
+        assert self._path is not None
+        if self._path.suffix != ".prom":
+            whole = {"command": self._command, **told, "ok": bool(told["ok"])}
+            return json.dumps(whole).encode() + b"\n"
+        registry = CollectorRegistry()
+        for name, value in told.items():
+            gauge = Gauge(f"{PREFIX}{name}", FIGURES[name], ["command"], registry=registry)
+            gauge.labels(self._command).set(value)
+        return generate_latest(registry)
+
+
+@contextmanager
+def told(command: str, path: Path | None) -> Iterator[Summary]:
+    """Write the file when the block ends, and say whether it did so by itself."""
+    summary = Summary(command, path)
+    try:
+        yield summary
+    except BaseException:
+        summary.write(ok=False)
+        raise
+    summary.write(ok=True)
+
+
+def rows_behind(progress: Mapping[str, Any]) -> int:
+    """How many rows the journals had that a stream had not taken, by a StreamingQueryProgress."""
+    return sum(
+        max(0, number - taken.get(shard, 0))
+        for source in progress["sources"]
+        for taken in [_position(source["endOffset"])]
+        for shard, number in _position(source["latestOffset"]).items()
+    )
+
+
+def _position(given: str | None) -> dict[str, int]:
+    """Offsets as Spark tells them, which is as JSON."""
+    return {} if given is None else dict(json.loads(given))
+
+
+def watch(query: StreamingQuery, summary: Summary) -> None:
+    """Wait for a stream to end, and write the file anew each time that it has got further."""
+    seen: object = None
+    ended = False
+    while not ended:
+        ended = bool(query.awaitTermination(WATCH_SECS))
+        progress = query.lastProgress
+        if progress is not None and progress["timestamp"] != seen:
+            seen = progress["timestamp"]
+            summary.figures["rows_behind"] = rows_behind(progress)
+            summary.write(ok=True)
