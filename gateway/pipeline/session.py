@@ -14,7 +14,8 @@ import shutil
 import subprocess
 import sys
 import tempfile
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Iterator, Mapping
+from contextlib import contextmanager
 from functools import cache
 from importlib import import_module
 from importlib.util import find_spec
@@ -143,11 +144,32 @@ def register(spark: SparkSession) -> SparkSession:
     for key, value in OPTIONS.items():
         spark.conf.set(key, value)
     hadoop = hadoop_of(spark)
-    for place in FORMATS:
-        module, _, name = place.partition(":")
-        found = getattr(import_module(module), name)
-        spark.dataSource.register(found.of(hadoop) if found is JournalSource else found)
+    with _active(spark):
+        for place in FORMATS:
+            module, _, name = place.partition(":")
+            found = getattr(import_module(module), name)
+            spark.dataSource.register(found.of(hadoop) if found is JournalSource else found)
     return spark
+
+
+@contextmanager
+def _active(spark: SparkSession) -> Iterator[None]:
+    """Make it the active session for the block: Spark asks that one whether a format is there already, and
+    where `spark` is a newSession() of it, it is."""
+    jvm = getattr(spark, "_jvm", None)
+    if jvm is None:  # of Spark Connect: each has a session of its own at the server
+        yield
+        return
+    known = SparkSession._get_j_spark_session_class(jvm)
+    before = known.getActiveSession()
+    known.setActiveSession(spark._jsparkSession)
+    try:
+        yield
+    finally:
+        if before.isDefined():
+            known.setActiveSession(before.get())
+        else:
+            known.clearActiveSession()
 
 
 def _hand_over_code(spark: SparkSession) -> None:

@@ -40,7 +40,7 @@ def filed(to: Path, journal: Path, file_octets: int = 1 << 27) -> list[Filed]:
     return [
         file
         for part in table.partitions()
-        for file in write(Archive(place_of(str(to))), "0", table.read(part), file_octets)
+        for file in write(Archive(place_of(str(to))), "0", table.read_coded(part), file_octets)
     ]
 
 
@@ -93,7 +93,7 @@ def test_small_files_are_merged_and_rows_stay(spark: SparkSession, tmp_path: Pat
     made = [
         file
         for number, part in enumerate(table.partitions())
-        for file in write(archive, f"0-{number}", table.read(part), 1 << 20)
+        for file in write(archive, f"0-{number}", table.read_coded(part), 1 << 20)
     ]
     archive.save(Manifest().changed(offsets={"0": 200}, gained=made))
     assert len(made) >= 2 * SMALL_MAX

@@ -12,6 +12,8 @@ import pytest
 pytest.importorskip("pyspark")
 
 import pyarrow as pa
+from py4j.protocol import Py4JJavaError
+from pyspark.errors import AnalysisException
 
 from gateway.errors import PipelineError
 from gateway.pipeline import session
@@ -49,6 +51,19 @@ def test_a_session_of_somebody_else_stays_as_it_is(elsewhere: SparkSession, tmp_
         assert [tuple(row) for row in first.collect()] == [("2023-11-14 17:13:20", int(START * 1e6))]
     late = rates.run(elsewhere, str(tmp_path), window="1 second", since="2023-11-14T22:13:21")
     assert late.messages == 1_500
+
+
+def test_another_session_of_the_same_spark_is_registered_for_itself(
+    spark: SparkSession, tmp_path: Path
+) -> None:
+    """Spark keeps sources by session: a new one has none of ours until it gets them."""
+    written(tmp_path, 10)
+    fresh = spark.newSession()
+    with pytest.raises((AnalysisException, Py4JJavaError), match="gateway_journal"):
+        fresh.read.format("gateway_journal").load(str(tmp_path)).count()
+    found = session.register(fresh).read.format("gateway_journal").load(str(tmp_path))
+    assert (found.sparkSession is fresh, found.count()) == (True, 10)
+    assert fresh.conf.get(ZONE) == spark.conf.get(ZONE)
 
 
 def test_a_python_without_the_gateway_is_named(

@@ -13,8 +13,10 @@ from typing import Final, NamedTuple
 import pyarrow.parquet as pq
 
 from gateway.pipeline.archive.manifest import Archive, Filed, Manifest
-from gateway.pipeline.archive.writing import Writer
+from gateway.pipeline.archive.writing import FILED, Writer
+from gateway.pipeline.journal.arrow import DICTIONARIES
 
+CODED_NAMES: Final = sorted(DICTIONARIES & set(FILED))
 SMALL_MAX: Final = 8  # small files of a day that goes on
 
 
@@ -57,6 +59,6 @@ def merge(archive: Archive, wanted: Merge, file_octets: int) -> list[Filed]:
     writer = Writer(archive, wanted.name, first.date, first.route, 2 * file_octets)
     for file in wanted.files:
         with archive.system.open_input_file(archive.path(file.path)) as source:
-            for batch in pq.ParquetFile(source).iter_batches():
+            for batch in pq.ParquetFile(source, read_dictionary=CODED_NAMES).iter_batches():
                 writer.write(batch)
     return writer.close()

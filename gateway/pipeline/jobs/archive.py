@@ -104,7 +104,7 @@ def _appended(
 
     def written(part: Part) -> list[Filed]:
         name = f"{part.shard.replace('/', '~')}-{part.first:020}"
-        return write(archive, name, table.read(part), file_octets)
+        return write(archive, name, table.read_coded(part), file_octets)
 
     found = spark.sparkContext.parallelize(parts, len(parts)).map(written).collect()
     files = [file for some in found for file in some]

@@ -17,6 +17,7 @@ import pyarrow as pa
 import pyarrow.compute as pc
 
 from gateway.pipeline.columns import BY_NAME, Arrow, arrow_schema
+from gateway.store.journal.columns import COLUMNS
 from gateway.store.journal.format import ALIGNMENT, Column, Kind, decode_runs
 from gateway.store.journal.reader import Block
 
@@ -27,6 +28,10 @@ FIXED: Final = {
     Kind.TIME: pa.timestamp("us", tz="UTC"),
     Kind.BOOLEAN: pa.uint8(),
 }
+CODED: Final = pa.dictionary(pa.int32(), pa.string())
+DICTIONARIES: Final = frozenset(("shard", *(one.name for one in COLUMNS if one.kind is Kind.CODED)))
+"""The columns that may be places in a dictionary."""
+
 HEADERS_ARROW: Final = BY_NAME["headers"].arrow
 
 
@@ -50,6 +55,50 @@ def batch_of(block: Block, names: Sequence[str]) -> Arrow:
     return pa.RecordBatch.from_arrays(
         [_array(block, name, made) for name in names], schema=arrow_schema(names)
     )
+
+
+def coded_batch_of(block: Block, names: Sequence[str]) -> Arrow:
+    """The same, with texts as places in a dictionary where the block has them so: whoever writes Parquet need
+    not look at each again."""
+    made: dict[tuple[object, ...], Arrow] = {}
+    return pa.RecordBatch.from_arrays(
+        [_coded(block, name, made) for name in names], schema=coded_schema(names)
+    )
+
+
+def coded_schema(names: Sequence[str]) -> Arrow:
+    """The schema of `coded_batch_of`."""
+    return pa.schema(
+        [(one.name, CODED if one.name in DICTIONARIES else one.type) for one in arrow_schema(names)]
+    )
+
+
+def _coded(block: Block, name: str, made: dict[tuple[object, ...], Arrow]) -> Arrow:
+    if name not in DICTIONARIES:
+        return _array(block, name, made)
+    rows = block.header.rows
+    if name == "shard":
+        return pa.DictionaryArray.from_arrays(pa.array(np.zeros(rows, np.int32)), pa.array([block.shard]))
+    column = block.columns.get(name)
+    if column is None or column.kind is not Kind.CODED:
+        return _array(block, name, made).dictionary_encode().cast(CODED)
+    key = (*column.buffers, CODED)
+    if key not in made:
+        indices, valid, offsets, octets = block.buffers(name)
+        if not indices:
+            made[key] = pa.nulls(rows, CODED)
+        else:
+            places = pa.Array.from_buffers(pa.int32(), rows, [None, pa.py_buffer(indices)])
+            made[key] = _dictionary(places, _texts(valid, offsets, octets))
+    return made[key]
+
+
+def _dictionary(places: Arrow, texts: Arrow) -> Arrow:
+    """A dictionary whose texts are there once, and none is null: as Parquet has them."""
+    found = texts.dictionary_encode()
+    if len(found.dictionary) != len(texts):
+        places, texts = found.indices.take(places), found.dictionary
+    return pa.DictionaryArray.from_arrays(places, texts)
 
 
 def _array(block: Block, name: str, made: dict[tuple[object, ...], Arrow]) -> Arrow:

@@ -8,7 +8,7 @@ batch that is read again has exactly the same rows, whatever was killed in betwe
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from socket import gethostname
 from typing import ClassVar, Final
 
@@ -29,7 +29,7 @@ from pyspark.sql.types import StructType
 
 from gateway.errors import PipelineError
 from gateway.pipeline.columns import BY_NAME, Arrow, spark_schema
-from gateway.pipeline.journal.arrow import batch_of, joined
+from gateway.pipeline.journal.arrow import batch_of, coded_batch_of, joined
 from gateway.pipeline.journal.filters import Wanted, narrowed, wanted_of
 from gateway.pipeline.journal.options import Offsets, Options, columns_of, options_of
 from gateway.pipeline.journal.planning import (
@@ -44,7 +44,7 @@ from gateway.pipeline.journal.planning import (
 )
 from gateway.pipeline.stores import Hadoop
 from gateway.pipeline.workers import spare_imports
-from gateway.store.journal.reader import Gap, NoFolderError
+from gateway.store.journal.reader import Block, Gap, NoFolderError
 
 BATCH_ROWS: Final = 10_000  # that go to Spark at a time; a flush of the gateway may be few
 
@@ -92,14 +92,20 @@ def _names(schema: StructType) -> tuple[str, ...]:
     return tuple(schema.names)
 
 
-def _read(options: Options, wanted: Wanted, names: tuple[str, ...], part: InputPartition) -> Iterator[Arrow]:
-    """The rows of a part, about BATCH_ROWS in a batch. Raises JournalError; PipelineError for what only this
-    machine has against it."""
+def _read(
+    options: Options,
+    wanted: Wanted,
+    names: tuple[str, ...],
+    part: InputPartition,
+    batches: Callable[[Options, Wanted, tuple[str, ...], Part], Iterator[Arrow]] | None = None,
+) -> Iterator[Arrow]:
+    """The rows of a part, as `batches` makes them (None: about BATCH_ROWS in a batch). Raises JournalError;
+    PipelineError for what only this machine has against it."""
     if not isinstance(part, Part):  # Spark's own, when there is nothing to read
         return
     spare_imports()
     try:
-        yield from _batches(options, wanted, names, part)
+        yield from (batches or _gathered)(options, wanted, names, part)
     except NoFolderError as error:
         raise PipelineError(
             f"{error} on {gethostname()}, though the driver has it: every executor needs the journal under"
@@ -112,9 +118,31 @@ def _read(options: Options, wanted: Wanted, names: tuple[str, ...], part: InputP
         ) from error
 
 
-def _batches(options: Options, wanted: Wanted, names: tuple[str, ...], part: Part) -> Iterator[Arrow]:
+def _gathered(options: Options, wanted: Wanted, names: tuple[str, ...], part: Part) -> Iterator[Arrow]:
     gathered: list[Arrow] = []
     rows = 0
+    for batch in _mapped(options, wanted, names, part, batch_of):
+        gathered.append(batch)
+        rows += batch.num_rows
+        if rows >= BATCH_ROWS:
+            yield joined(gathered)
+            gathered, rows = [], 0
+    if rows:
+        yield joined(gathered)
+
+
+def _coded(options: Options, wanted: Wanted, names: tuple[str, ...], part: Part) -> Iterator[Arrow]:
+    return _mapped(options, wanted, names, part, coded_batch_of)
+
+
+def _mapped(
+    options: Options,
+    wanted: Wanted,
+    names: tuple[str, ...],
+    part: Part,
+    made: Callable[[Block, Sequence[str]], Arrow],
+) -> Iterator[Arrow]:
+    """A batch for each block."""
     received = wanted.received
     for block in reader_of(options).blocks(
         part.shard,
@@ -127,22 +155,14 @@ def _batches(options: Options, wanted: Wanted, names: tuple[str, ...], part: Par
     ):
         if isinstance(block, Gap):
             continue
-        batch = batch_of(block, names)
+        batch = made(block, names)
         chosen = wanted.rows(block)
         first = max(part.first, block.begin) - block.header.base
         count = min(part.next, block.end) - block.header.base - first
         if count < batch.num_rows:
             batch = batch.slice(first, count)
             chosen = None if chosen is None else chosen.slice(first, count)
-        if chosen is not None:
-            batch = batch.filter(chosen)
-        gathered.append(batch)
-        rows += batch.num_rows
-        if rows >= BATCH_ROWS:
-            yield joined(gathered)
-            gathered, rows = [], 0
-    if rows:
-        yield joined(gathered)
+        yield batch if chosen is None else batch.filter(chosen)
 
 
 class JournalTable(DataSourceReader):
@@ -175,6 +195,10 @@ class JournalTable(DataSourceReader):
     def read(self, partition: InputPartition) -> Iterator[Arrow]:
         """The rows of a part."""
         return _read(self._options, self._wanted, self._names, partition)
+
+    def read_coded(self, partition: InputPartition) -> Iterator[Arrow]:
+        """The same, with texts as places in dictionaries, which Spark does not take."""
+        return _read(self._options, self._wanted, self._names, partition, _coded)
 
 
 class FilteredTable(JournalTable):

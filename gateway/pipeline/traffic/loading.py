@@ -14,13 +14,16 @@ from typing import TYPE_CHECKING, Any, Final, NamedTuple
 
 import pyarrow.compute as pc
 from pyspark.sql import functions as F
-from pyspark.sql.datasource import Filter, GreaterThanOrEqual, InputPartition, LessThan
+from pyspark.sql.datasource import Filter, GreaterThanOrEqual, LessThan
 
+from gateway.pipeline.archive.manifest import Archive
+from gateway.pipeline.archive.reading import FiledRows
+from gateway.pipeline.archive.tables import format_at, is_table_name
 from gateway.pipeline.columns import BY_NAME, Arrow
 from gateway.pipeline.jobs.archive import read_archive
-from gateway.pipeline.journal.options import options_of
+from gateway.pipeline.journal.options import microseconds_of, options_of
 from gateway.pipeline.journal.source import FilteredTable
-from gateway.pipeline.stores import hadoop_of
+from gateway.pipeline.stores import hadoop_of, place_of
 from gateway.pipeline.times import moment
 from gateway.pipeline.traffic.rows import LEFT
 from gateway.store.journal.columns import LEFT_OUTBOX
@@ -62,27 +65,47 @@ class Recording(NamedTuple):
     def through(self, names: Sequence[str], function: Batches, schema: str) -> DataFrame:
         """What `function` makes of batches with these columns; `schema` is Spark's, of what it makes. Raises
         PipelineError, JournalError."""
+        names_ = tuple(dict.fromkeys((*names, REASON)))
+        filed = self._filed(names_)
+        cores = self.spark.sparkContext.defaultParallelism
+        if filed is not None:
+            return self._straight(filed.read, filed.pieces(cores), function, schema)
         if self.archive is not None or self.span.where is not None:
             rows = traffic(self.spark, self.folder, names, self.span, archive=self.archive)
             staying = rows.where(~F.coalesce(F.expr(LEFT), F.lit(False)))
             return staying.select(*names).mapInArrow(function, schema)
-        cores = self.spark.sparkContext.defaultParallelism
         options = options_of(
             {"path": self.folder, "minPartitions": str(cores)}, stream=False, hadoop=hadoop_of(self.spark)
         )
-        table = FilteredTable(options, tuple(dict.fromkeys((*names, REASON))))
+        table = FilteredTable(options, names_)
         for bound in _bounds(self.span):
             table.pushFilters([bound])
-        parts = table.partitions()
+        return self._straight(table.read, table.partitions(), function, schema)
+
+    def _filed(self, names: Sequence[str]) -> FiledRows | None:
+        """The files of the archive; None: it is a table, or Spark has to ask a condition."""
+        if self.archive is None or self.span.where is not None or is_table_name(self.archive):
+            return None
+        place = place_of(self.archive, hadoop_of(self.spark))
+        if format_at(place) is not None or not Archive(place).manifest().number:
+            return None
+        begin, end = (None if text is None else microseconds_of(moment(text)) for text in self.span[:2])
+        return FiledRows(Archive(place), names, begin, end)
+
+    def _straight(
+        self, read: Callable[[Any], Iterator[Arrow]], parts: Sequence[Any], function: Batches, schema: str
+    ) -> DataFrame:
         numbers = self.spark.range(0, len(parts), 1, max(1, len(parts)))
-        return numbers.mapInArrow(_Straight(table, parts, function), schema)
+        return numbers.mapInArrow(_Straight(read, parts, function), schema)
 
 
 class _Straight:
     """`mapInArrow` of numbers of parts: reads them, and hands their rows on."""
 
-    def __init__(self, table: FilteredTable, parts: Sequence[InputPartition], function: Batches) -> None:
-        self._table = table
+    def __init__(
+        self, read: Callable[[Any], Iterator[Arrow]], parts: Sequence[Any], function: Batches
+    ) -> None:
+        self._read = read
         self._parts = parts
         self._function = function
 
@@ -92,7 +115,7 @@ class _Straight:
     def _rows(self, batches: Iterable[Arrow]) -> Iterator[Arrow]:
         for batch in batches:
             for number in batch.column(0).to_pylist():
-                yield from map(staying, self._table.read(self._parts[number]))
+                yield from map(staying, self._read(self._parts[number]))
 
 
 def _bounds(span: Span) -> Iterator[Filter]:

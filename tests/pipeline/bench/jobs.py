@@ -16,7 +16,7 @@ from gateway.mapping.loading import parse
 from gateway.pipeline.jobs import archive, rates
 from gateway.pipeline.jobs.backtest import backtest
 from gateway.pipeline.traffic.fates import Candidate
-from gateway.pipeline.traffic.loading import Recording
+from gateway.pipeline.traffic.loading import Recording, Span
 from tests.pipeline.bench.journal import QUIET_ROWS
 from tests.pipeline.streams import finished
 
@@ -118,9 +118,10 @@ routes:
 CONDITION = MAPPING + '    when: "body.pressure > 1010.0"\n'
 
 
-def _backtested(bench: Bench, text: str) -> None:
+def _backtested(bench: Bench, text: str, span: Span | None = None, archive: str | None = None) -> None:
     candidate = Candidate([parse(text)], {"<text>": text}, {})
-    assert backtest(Recording(bench.spark, str(bench.journal)), candidate).messages > 0
+    recording = Recording(bench.spark, str(bench.journal), span or Span(), archive)
+    assert backtest(recording, candidate).messages > 0
 
 
 def backtested(bench: Bench) -> None:
@@ -131,6 +132,19 @@ def backtested(bench: Bench) -> None:
 def backtested_with_condition(bench: Bench) -> None:
     """The same, with a condition that looks into one message of fifty."""
     _backtested(bench, CONDITION)
+
+
+def backtested_archive(bench: Bench) -> None:
+    """The same of an archive."""
+    to = bench.folder / "kept"
+    if not to.exists():
+        archive.run(bench.spark, str(bench.journal), str(to))
+    _backtested(bench, MAPPING, archive=str(to))
+
+
+def backtested_where(bench: Bench) -> None:
+    """The same of rows that Spark is asked for."""
+    _backtested(bench, MAPPING, Span(where="source_endpoint = 'mqtt'"))
 
 
 QUIET = "journal of ten messages a second, 50 000 rows"
@@ -144,5 +158,6 @@ GROUPS: tuple[tuple[tuple[str, Job], ...], ...] = (
     (("archive", archived),),
     (("rates", rated),),
     (("backtest", backtested), ("backtest with a condition", backtested_with_condition)),
+    (("backtest of an archive", backtested_archive), ("backtest with --where", backtested_where)),
 )
 """Jobs in a group are run in turns, so that what else the machine does meets them alike."""

@@ -13,6 +13,7 @@ pytest.importorskip("pyspark")
 
 from gateway.mapping.cases import run_cases
 from gateway.mapping.loading import load, parse
+from gateway.pipeline.jobs import archive
 from gateway.pipeline.jobs.backtest import Report, backtest
 from gateway.pipeline.traffic.fates import Candidate
 from gateway.pipeline.traffic.loading import Recording, Span
@@ -49,6 +50,33 @@ def test_the_mapping_in_force_changes_nothing(spark: SparkSession, recorded: Rec
         ("same", "far", "far"): STORED + WAITING,
     }
     assert (made.messages, made.changed, made.unexpected()) == (MESSAGES, 0, [])
+
+
+def test_an_archive_tells_what_its_journal_tells(
+    spark: SparkSession, recorded: Recorded, tmp_path: Path
+) -> None:
+    """Also of a span of time that ends in the middle of it, and of rows that Spark is asked for."""
+    to = str(tmp_path / "archive")
+    archive.run(spark, recorded.journal, to)
+    rows = spark.read.format("gateway_journal").load(recorded.journal)
+    times = [
+        row[0]
+        for row in rows.where("source_address like 'far/%'").selectExpr("unix_micros(received)").collect()
+    ]
+    middle = datetime.fromtimestamp(max(times) / 1e6, UTC).isoformat()
+    tried = candidate(MAPPING.replace("> 50", "> 55"))
+    spans = (Span(), Span(begin=middle), Span(end=middle), Span(where="route = 'hot'"))
+    of_all, *others = [
+        [found(backtest(Recording(spark, recorded.journal, span, one), tried)) for one in (None, to)]
+        for span in spans
+    ]
+    assert of_all[0] == of_all[1]
+    assert ("dropped", "hot", "") in of_all[0]
+    for journal, archived in others:
+        assert journal == archived
+        assert 0 < sum(journal.values()) < sum(of_all[0].values())
+    older = spark.read.parquet(f"{to}/date=*/*")
+    assert older.schema["source_address"].dataType.simpleString() == "string", "for whoever else reads it"
 
 
 def test_every_kind_of_change_is_counted_with_examples(spark: SparkSession, recorded: Recorded) -> None:

@@ -1,0 +1,91 @@
+"""The files of an archive for what Python computes: straight from Parquet to Arrow, in the tasks.
+
+Spark's own reader makes rows of them, and Arrow of those for a Python worker, which costs as much as a
+backtest itself.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from datetime import UTC, datetime
+from typing import Final
+
+import pyarrow as pa
+import pyarrow.compute as pc
+import pyarrow.parquet as pq
+
+from gateway.pipeline.archive.manifest import Archive, Filed
+from gateway.pipeline.columns import Arrow, arrow_schema
+
+BATCH_ROWS: Final = 32_768
+TIME: Final = "received"
+PIECES_PER_TASK: Final = 2  # so that a core that is done early has something left
+
+
+@dataclass(frozen=True)
+class Piece:
+    """What one task reads: of a file the row groups `first`, `first + step` and so on."""
+
+    file: Filed
+    first: int
+    step: int
+
+
+class FiledRows:
+    """These columns of the rows that were received from `begin_us` to before `until_us` (microseconds UTC;
+    None: no bound)."""
+
+    def __init__(
+        self, archive: Archive, names: Sequence[str], begin_us: int | None, until_us: int | None
+    ) -> None:
+        self._archive = archive
+        self._names = tuple(names)
+        self._begin_us = begin_us
+        self._until_us = until_us
+
+    def pieces(self, tasks: int) -> list[Piece]:
+        """All there is to read, in at least so many pieces, if there are rows for them."""
+        files = [file for file in self._archive.manifest().files if self._may_have(file)]
+        step = max(1, -(-PIECES_PER_TASK * tasks // max(1, len(files))))
+        return [Piece(file, first, step) for file in files for first in range(step)]
+
+    def read(self, piece: Piece) -> Iterator[Arrow]:
+        """The rows of a piece."""
+        wanted = [name for name in dict.fromkeys((*self._names, TIME)) if name != "route"]
+        with self._archive.system.open_input_file(self._archive.path(piece.file.path)) as source:
+            file = pq.ParquetFile(source)
+            groups = list(range(piece.first, file.num_row_groups, piece.step))
+            there = [name for name in wanted if name in file.schema_arrow.names]
+            for batch in file.iter_batches(BATCH_ROWS, row_groups=groups, columns=there, use_threads=False):
+                yield self._whole(self._within(batch), piece.file.route)
+
+    def _may_have(self, file: Filed) -> bool:
+        """By its day."""
+        if self._begin_us is not None and file.date < _day(self._begin_us):
+            return False
+        return self._until_us is None or file.date <= _day(self._until_us)
+
+    def _within(self, batch: Arrow) -> Arrow:
+        times = batch[TIME].cast(pa.int64())
+        if self._begin_us is not None:
+            batch = batch.filter(pc.greater_equal(times, self._begin_us))
+        if self._until_us is not None:
+            batch = batch.filter(pc.less(batch[TIME].cast(pa.int64()), self._until_us))
+        return batch
+
+    def _whole(self, batch: Arrow, route: str) -> Arrow:
+        """With the route, which the folder says, and nulls for columns that an older archive lacks."""
+        schema = arrow_schema(self._names)
+        there = set(batch.schema.names)
+        columns = []
+        for one in schema:
+            if one.name == "route":
+                columns.append(pa.repeat(pa.scalar(route), batch.num_rows))
+            else:
+                columns.append(batch[one.name] if one.name in there else pa.nulls(batch.num_rows, one.type))
+        return pa.RecordBatch.from_arrays(columns, schema=schema)
+
+
+def _day(us: int) -> str:
+    return datetime.fromtimestamp(us // 1_000_000, UTC).date().isoformat()
