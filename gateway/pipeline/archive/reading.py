@@ -55,10 +55,12 @@ class FiledRows:
         wanted = [name for name in dict.fromkeys((*self._names, TIME)) if name != "route"]
         with self._archive.system.open_input_file(self._archive.path(piece.file.path)) as source:
             file = pq.ParquetFile(source)
-            groups = list(range(piece.first, file.num_row_groups, piece.step))
             there = [name for name in wanted if name in file.schema_arrow.names]
-            for batch in file.iter_batches(BATCH_ROWS, row_groups=groups, columns=there, use_threads=False):
-                yield self._whole(self._within(batch), piece.file.route)
+            for group in range(piece.first, file.num_row_groups, piece.step):
+                for batch in file.iter_batches(
+                    BATCH_ROWS, row_groups=[group], columns=there, use_threads=False
+                ):
+                    yield self._whole(self._within(batch), piece.file.route)
 
     def _may_have(self, file: Filed) -> bool:
         """By its day."""

@@ -48,9 +48,9 @@ def measure(master: str, folder: Path, rows: int, rounds: int, only: str) -> dic
 def main() -> None:
     """Measure in a process for each master, and print a table."""
     parser = argparse.ArgumentParser()
-    parser.add_argument("--rows", type=int, default=1_000_000)
-    parser.add_argument("--rounds", type=int, default=5)
-    parser.add_argument("--masters", default="local[1],local[2]")
+    parser.add_argument("--rows", type=int, default=10_000_000)
+    parser.add_argument("--rounds", type=int, default=2)
+    parser.add_argument("--masters", default="local[2]")
     parser.add_argument("--only", default="")
     parser.add_argument("--folder", type=Path)
     parser.add_argument("--child", nargs=3, metavar=("MASTER", "FOLDER", "ROWS"))
@@ -71,17 +71,19 @@ def main() -> None:
             flush=True,
         )
         print(
-            "| job | master | rows/s | CPU s per million rows | memory, MiB |\n|---|---|---|---|---|",
+            "| job | master | rows/s | CPU s per million rows | memory, MiB | the largest Python process |\n"
+            "|---|---|---|---|---|---|",
             flush=True,
         )
         for master in given.masters.split(","):
             command = (sys.executable, "-m", "tests.pipeline.bench", "--child", master, name, str(given.rows))
             options = ("--rounds", str(given.rounds), "--only", given.only)
             done = subprocess.run((*command, *options), stdout=subprocess.PIPE, text=True, check=True)
-            for job, (wall, cpu, resident) in json.loads(done.stdout.splitlines()[-1]).items():
+            for job, (wall, cpu, resident, worker) in json.loads(done.stdout.splitlines()[-1]).items():
                 rows = ROWS.get(job, given.rows)
                 speed, cost = f"{rows / wall:,.0f}", f"{cpu / rows * 1e6:.2f}" if cpu > 0 else "?"
-                print(f"| {job} | {master} | {speed} | {cost} | {resident / MEBIBYTE:.0f} |", flush=True)
+                memory = f"{resident / MEBIBYTE:.0f} | {worker / MEBIBYTE:.0f}"
+                print(f"| {job} | {master} | {speed} | {cost} | {memory} |", flush=True)
 
 
 if __name__ == "__main__":

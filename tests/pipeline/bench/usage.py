@@ -20,53 +20,70 @@ SAMPLE_SECS: Final = 0.05
 
 
 class Usage(NamedTuple):
-    """Of one run: seconds by the clock and of processors, octets resident at most."""
+    """Of one run: seconds by the clock and of processors, octets resident at most: of all, and of the largest
+    process that is not Java's."""
 
     wall: float
     cpu: float
+    resident: int
+    worker: int
+
+
+class Process(NamedTuple):
+    """What the system says of one."""
+
+    name: str
+    spent: float
     resident: int
 
 
 def measured(job: Callable[[], object]) -> Usage:
     """Run a job."""
-    peak = [0]
+    peak, worker = [0], [0]
     done = threading.Event()
 
     def watch() -> None:
         while not done.wait(SAMPLE_SECS):
-            peak[0] = max(peak[0], sum(resident for _, resident in _tree()))
+            there = list(_tree())
+            peak[0] = max(peak[0], sum(one.resident for one in there))
+            worker[0] = max(worker[0], *(one.resident for one in there if one.name != "java"))
 
     watcher = threading.Thread(target=watch, daemon=True)
     watcher.start()
-    cpu, wall = sum(spent for spent, _ in _tree()), time.perf_counter()
+    cpu, wall = sum(one.spent for one in _tree()), time.perf_counter()
     job()
     wall = time.perf_counter() - wall
-    cpu = sum(spent for spent, _ in _tree()) - cpu
+    cpu = sum(one.spent for one in _tree()) - cpu
     done.set()
     watcher.join()
-    return Usage(wall, cpu, peak[0])
+    return Usage(wall, cpu, peak[0], worker[0])
 
 
 def middle(runs: list[Usage]) -> Usage:
     """The medians, and the highest memory."""
     return Usage(
-        median(run.wall for run in runs), median(run.cpu for run in runs), max(run.resident for run in runs)
+        median(run.wall for run in runs),
+        median(run.cpu for run in runs),
+        max(run.resident for run in runs),
+        max(run.worker for run in runs),
     )
 
 
-def _tree() -> Iterator[tuple[float, int]]:
+def _tree() -> Iterator[Process]:
     """Processor seconds (with those of ended children) and resident octets of each process of ours."""
     below: dict[int, list[int]] = {}
-    found: dict[int, tuple[float, int]] = {}
+    found: dict[int, Process] = {}
     for path in Path("/proc").iterdir():
         if not path.name.isdecimal():
             continue
         try:
-            fields = (path / "stat").read_text().rpartition(")")[2].split()
+            head, _, rest = (path / "stat").read_text().rpartition(")")
+            fields = rest.split()
         except (FileNotFoundError, ProcessLookupError):  # it has ended just now
             continue
         below.setdefault(int(fields[1]), []).append(int(path.name))
-        found[int(path.name)] = sum(map(int, fields[11:15])) / TICKS, int(fields[21]) * PAGE
+        name = head.partition("(")[2]
+        found[int(path.name)] = Process(name, sum(map(int, fields[11:15])) / TICKS, int(fields[21]) * PAGE)
     waiting = [os.getpid()]
     while waiting:
         process = waiting.pop()

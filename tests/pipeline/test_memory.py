@@ -1,0 +1,78 @@
+"""What a task holds does not grow with what it reads or writes."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+pytest.importorskip("pyspark")
+
+import pyarrow as pa
+
+from gateway.pipeline.archive import reading, writing
+from gateway.pipeline.archive.manifest import Archive
+from gateway.pipeline.archive.reading import FiledRows
+from gateway.pipeline.journal.options import options_of
+from gateway.pipeline.journal.source import JournalTable
+from gateway.pipeline.stores import place_of
+from tests.pipeline.journals import written
+
+SLACK = 1.3  # of what the allocator leaves or rounds up
+
+
+@pytest.fixture(scope="module")
+def journals(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, Path]:
+    """One, and one of four times as many rows."""
+    folder = tmp_path_factory.mktemp("journals")
+    return written(folder / "one", 12_000), written(folder / "four", 48_000)
+
+
+def table_of(journal: Path) -> JournalTable:
+    return JournalTable(options_of({"path": str(journal)}, stream=False), writing.NAMES)
+
+
+def most(batches: Iterator[Any]) -> int:
+    """Octets of Arrow's that are held at most while batches pass by."""
+    before = peak = pa.total_allocated_bytes()
+    for _ in batches:
+        peak = max(peak, pa.total_allocated_bytes())
+    return peak - before
+
+
+def test_a_task_that_reads(journals: tuple[Path, Path]) -> None:
+    held = []
+    for journal in journals:
+        table = table_of(journal)
+        (part,) = table.partitions()
+        held.append(most(table.read(part)))
+    assert 0 < held[1] < SLACK * held[0]
+
+
+def test_a_task_that_archives_and_one_that_reads_an_archive(
+    journals: tuple[Path, Path], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Row groups are written when they are full, and read in batches."""
+    monkeypatch.setattr(reading, "BATCH_ROWS", 1_024)
+    monkeypatch.setattr(writing, "GROUP_ROWS", 4_096)
+    written_, read = [], []
+    for place, journal in enumerate(journals):
+        table = table_of(journal)
+        (part,) = table.partitions()
+        archive = Archive(place_of(str(tmp_path / str(place))))
+        before, peak = pa.total_allocated_bytes(), [0]
+
+        def watched(batches: Iterator[Any], before: int = before, peak: list[int] = peak) -> Iterator[Any]:
+            for batch in batches:
+                peak[0] = max(peak[0], pa.total_allocated_bytes() - before)
+                yield batch
+
+        files = writing.write(archive, "0", watched(table.read_coded(part)), 1 << 30)
+        written_.append(peak[0])
+        archive.save(archive.manifest().changed(gained=files))
+        rows = FiledRows(archive, ("source_address", "body"), None, None)
+        read.append(max(most(rows.read(piece)) for piece in rows.pieces(1)))
+    assert 0 < written_[1] < SLACK * written_[0]
+    assert 0 < read[1] < SLACK * read[0]
