@@ -6,7 +6,7 @@ from importlib.metadata import version
 
 import typer
 
-from gateway.cli.pipeline.common import PACKAGES, installed
+from gateway.cli.pipeline import common
 
 app = typer.Typer()
 
@@ -14,10 +14,10 @@ app = typer.Typer()
 @app.command()
 def check() -> None:
     """Say which Spark and Java the pipeline would run on, or what to install."""
-    installed()
+    common.installed()
     from gateway.pipeline.session import java
 
     program = java()
-    for package in PACKAGES:
+    for package in common.PACKAGES:
         typer.echo(f"{package} {version(package)}")
     typer.echo(f"java {program}")

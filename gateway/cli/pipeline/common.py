@@ -15,7 +15,7 @@ from gateway.errors import PipelineError
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
 
-PACKAGES: Final = ("pyspark", "pyarrow", "pandas")
+PACKAGES: Final = ("pyspark", "pyarrow", "pandas", "jsonschema_rs")
 
 JournalFolder = Annotated[
     str | None,
