@@ -65,8 +65,8 @@ class Recording(NamedTuple):
     def through(self, names: Sequence[str], function: Batches, schema: str) -> DataFrame:
         """What `function` makes of batches with these columns; `schema` is Spark's, of what it makes. Raises
         PipelineError, JournalError."""
-        names_ = tuple(dict.fromkeys((*names, REASON)))
-        filed = self._filed(names_)
+        columns = tuple(dict.fromkeys((*names, REASON)))
+        filed = self._filed(columns)
         cores = self.spark.sparkContext.defaultParallelism
         if filed is not None:
             return self._straight(filed.read, filed.pieces(cores), function, schema)
@@ -77,7 +77,7 @@ class Recording(NamedTuple):
         options = options_of(
             {"path": self.folder, "minPartitions": str(cores)}, stream=False, hadoop=hadoop_of(self.spark)
         )
-        table = FilteredTable(options, names_)
+        table = FilteredTable(options, columns)
         for bound in _bounds(self.span):
             table.pushFilters([bound])
         return self._straight(table.read, table.partitions(), function, schema)
