@@ -114,7 +114,7 @@ FIELDS: dict[str, tuple[dict[str, Any], str, Any]] = {
 
 
 @pytest.mark.parametrize(("private", "name", "left"), FIELDS.values(), ids=FIELDS)
-def test_fields_of_bodies(tmp_path: Path, private: dict[str, Any], name: str, left: Any) -> None:
+async def test_fields_of_bodies(tmp_path: Path, private: dict[str, Any], name: str, left: Any) -> None:
     (row,) = rows_of(tmp_path, private, came())
     found = json.loads(row["body"])
     assert found[name] == left
@@ -131,12 +131,12 @@ UNREADABLE = {
 
 
 @pytest.mark.parametrize("body", UNREADABLE.values(), ids=UNREADABLE)
-def test_a_body_that_cannot_be_looked_into_is_withheld(tmp_path: Path, body: bytes) -> None:
+async def test_a_body_that_cannot_be_looked_into_is_withheld(tmp_path: Path, body: bytes) -> None:
     (row,) = rows_of(tmp_path, {"body.patient.name": "drop"}, came(body))
     assert (row["body"], row["body_size"]) == (None, len(body))
 
 
-def test_whole_bodies(tmp_path: Path) -> None:
+async def test_whole_bodies(tmp_path: Path) -> None:
     bodies = [
         rows_of(tmp_path / name, {"body": action}, came(b"Ada"))[0]["body"]
         for name, action in (("d", "drop"), ("h", "hash"), ("t", {"truncate": 2}))
@@ -144,7 +144,7 @@ def test_whole_bodies(tmp_path: Path) -> None:
     assert bodies == [None, hashed(b"Ada").encode(), b"Ad"]
 
 
-def test_who_sent_it_and_what_it_says_of_itself(tmp_path: Path) -> None:
+async def test_who_sent_it_and_what_it_says_of_itself(tmp_path: Path) -> None:
     private = {
         "client": {"truncate": 3},
         "user": "hash",
@@ -174,7 +174,7 @@ def test_who_sent_it_and_what_it_says_of_itself(tmp_path: Path) -> None:
         ("ward/both/1", True, False),
     ],
 )
-def test_no_row_of_a_message_tells_what_one_of_its_routes_must_not(
+async def test_no_row_of_a_message_tells_what_one_of_its_routes_must_not(
     tmp_path: Path, topic: str, home: bool, burst: bool
 ) -> None:
     some = [came(b'{"name": "Ada", "n": %d}' % number, topic) for number in range(5)]
@@ -186,12 +186,12 @@ def test_no_row_of_a_message_tells_what_one_of_its_routes_must_not(
     assert [sorted(json.loads(row["body"])) for row in rows] == [["n"]] * len(rows)
 
 
-def test_other_messages_are_recorded_as_they_are(tmp_path: Path) -> None:
+async def test_other_messages_are_recorded_as_they_are(tmp_path: Path) -> None:
     (row,) = rows_of(tmp_path, {"body": "drop"}, came(topic="plant/1"))
     assert (row["body"], row["client"]) == (BODY, "bed-7")
 
 
-def test_what_leaves_an_outbox_and_what_is_refused_tells_no_more(tmp_path: Path) -> None:
+async def test_what_leaves_an_outbox_and_what_is_refused_tells_no_more(tmp_path: Path) -> None:
     router = router_of({"body.name": "drop"})
     made = writer(tmp_path)
     journaling = Journaling(made, router, all_=True, open_batches=OpenBatches(), hash_key=KEY)
@@ -209,7 +209,7 @@ def test_what_leaves_an_outbox_and_what_is_refused_tells_no_more(tmp_path: Path)
     assert (journaling.redacted, journaling.withheld) == (4, 1)
 
 
-def test_a_body_on_disk_stays_there(tmp_path: Path) -> None:
+async def test_a_body_on_disk_stays_there(tmp_path: Path) -> None:
     """Only its size is recorded anyway."""
 
     class File:
@@ -230,18 +230,18 @@ WRONG = {
 
 
 @pytest.mark.parametrize("private", WRONG.values(), ids=WRONG)
-def test_rules_that_are_none(private: dict[str, Any]) -> None:
+async def test_rules_that_are_none(private: dict[str, Any]) -> None:
     with pytest.raises(MappingError, match="private"):
         router_of(private)
 
 
-def test_a_hash_needs_a_key() -> None:
+async def test_a_hash_needs_a_key() -> None:
     (fault,) = unkeyed_routes(router_of({"user": "hash"}).routes)
     assert "journal.hash_key" in fault.reason
     assert not unkeyed_routes(router_of({"user": "drop"}).routes)
 
 
-def test_the_mapping_of_each_row_is_kept_beside_the_journal(tmp_path: Path) -> None:
+async def test_the_mapping_of_each_row_is_kept_beside_the_journal(tmp_path: Path) -> None:
     made = writer(tmp_path)
     first, second = router_of({}), router_of({"user": "drop"})
     journaling = Journaling(made, first, all_=True, open_batches=OpenBatches())
@@ -256,7 +256,7 @@ def test_the_mapping_of_each_row_is_kept_beside_the_journal(tmp_path: Path) -> N
     assert JournalReader(tmp_path).segments() == []
 
 
-def test_only_so_many_mappings_are_kept(tmp_path: Path) -> None:
+async def test_only_so_many_mappings_are_kept(tmp_path: Path) -> None:
     keep(tmp_path, {f"{number:x}": ("/etc/t.yaml", "") for number in range(KEPT_MAX + 3)})
     assert len(kept(tmp_path)) == KEPT_MAX
     assert {one.name for one in kept(tmp_path)} == {"t.yaml"}
