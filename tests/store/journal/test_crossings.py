@@ -141,7 +141,7 @@ ROUTE = {"up": "plain", "shaped": "shaped", "once": "once"}
 @pytest.mark.parametrize("back", ["", BACK], ids=["one way", "with ways back"])
 @pytest.mark.parametrize("halves", [False, True], ids=["together", "in halves"])
 @pytest.mark.parametrize("messages", MESSAGES.values(), ids=MESSAGES)
-def test_a_row_says_how_its_message_came_in(
+async def test_a_row_says_how_its_message_came_in(
     tmp_path: Path, messages: list[Message], halves: bool, back: str
 ) -> None:
     expected = set()
@@ -174,7 +174,7 @@ BURSTS: dict[str, dict[str, Any]] = {
 @pytest.mark.parametrize("halves", [False, True], ids=["together", "in halves"])
 @pytest.mark.parametrize("kinds", [*((kind,) for kind in BURSTS), ("plain", "other"), ("plain", "shaped")])
 @pytest.mark.parametrize("single", [False, True], ids=["bursts only", "and one more"])
-def test_bursts_are_recorded_as_single_messages_are(
+async def test_bursts_are_recorded_as_single_messages_are(
     tmp_path: Path, kinds: tuple[str, ...], halves: bool, back: str, single: bool
 ) -> None:
     many = 40
@@ -186,7 +186,7 @@ def test_bursts_are_recorded_as_single_messages_are(
     assert len(together) >= len(messages)
 
 
-def test_only_what_the_address_decides_is_published_together() -> None:
+async def test_only_what_the_address_decides_is_published_together() -> None:
     router = Router([parse(ROUTES + BACK, "t.yaml")], ENDPOINTS)
     dispatcher = Dispatcher(router, DeadLetters())
     erp, other, own = Link(), Link(), Nowhere()
@@ -206,7 +206,7 @@ def test_only_what_the_address_decides_is_published_together() -> None:
     assert {route.name: (route.matched, route.in_flight) for route in router.routes}["plain"] == (12, 12)
 
 
-def test_a_row_has_the_reply_address_that_came_in(tmp_path: Path) -> None:
+async def test_a_row_has_the_reply_address_that_came_in(tmp_path: Path) -> None:
     messages = [came("up/x", 0), came("up/x", 1, property_set=ASKS), came("up/x", 2)]
     rows = rows_of(tmp_path, *messages, back=BACK, columns=("body", "properties", "target_name"))
     said = {body: (properties or "", target) for body, properties, target in rows}
@@ -214,7 +214,7 @@ def test_a_row_has_the_reply_address_that_came_in(tmp_path: Path) -> None:
     assert ["up/the/answer" in said[b"%d" % number][0] for number in range(3)] == [False, True, False]
 
 
-def test_what_a_route_refuses_leaves_the_others_as_they_came(tmp_path: Path) -> None:
+async def test_what_a_route_refuses_leaves_the_others_as_they_came(tmp_path: Path) -> None:
     too_far = came("up/x", 1, hops=8)
     rows = rows_of(tmp_path, came("up/a", 0), too_far, came("up/b", 2))
     assert {row[:4] for row in rows} == {
