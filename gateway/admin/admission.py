@@ -146,8 +146,8 @@ class Admission:
         if self._token_file is not None and is_secret(shown, self._token_file):
             return Caller(Principal(ADMINISTRATOR), "write", "http.token_file")
         if self.access is not None and any(one.kind == Tokens.kind for one in self.access.backends):
-            said = Credentials("", shown.encode(errors="replace"), strange(request), backend=Tokens.kind)
-            found = self.access.known(said) or await self.access.verify(said)
+            given = Credentials("", shown.encode(errors="replace"), strange(request), backend=Tokens.kind)
+            found = self.access.known(given) or await self.access.verify(given)
             if isinstance(found, Principal):
                 return Caller(found, self.right_of(found), "jwt")
             if found is Denial.EXPIRED:
@@ -169,8 +169,8 @@ class Admission:
             return Caller(Principal(name), token.console, f"token {name}")
         if self.access is None:
             return "the name or password is wrong"
-        said = Credentials(name, secret.encode(), strange(request))
-        found = self.access.known(said) or await self.access.verify(said)
+        given = Credentials(name, secret.encode(), strange(request))
+        found = self.access.known(given) or await self.access.verify(given)
         if isinstance(found, Principal):
             return Caller(found, self.right_of(found), "password")
         return "the name or password is wrong"

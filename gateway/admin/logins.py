@@ -121,10 +121,10 @@ class LoginsApi:
             return "the name or password is wrong"
         backend = "jwt" if "token" in choice else ""
         secret = choice.get("password", choice.get("token", "")).encode(errors="replace")
-        said = Credentials(choice.get("user", ""), secret, strange(request), backend=backend)
-        if not backend and not said.user:
+        given = Credentials(choice.get("user", ""), secret, strange(request), backend=backend)
+        if not backend and not given.user:
             return "the name or password is wrong"
-        found = access.known(said) or await access.verify(said)
+        found = access.known(given) or await access.verify(given)
         if isinstance(found, Principal):
             return found, False, found.backend
         return DENIED[found]

@@ -119,12 +119,12 @@ class NamespacesApi:
         wanted, count, after = await query_of(request, BOUND)
 
         def chosen(one: ListedBinding) -> bool:
-            said = {
+            given = {
                 "source": one.source,
                 "destination": one.destination.name,
                 "virtual_host": one.virtual_host,
             }
-            return all(said[word] == value for word, value in wanted.items())
+            return all(given[word] == value for word, value in wanted.items())
 
         every = bindings_of(self._hosts)
         return (await page_of(every, chosen, lambda one: one.key, _binding, count, after)).answer()

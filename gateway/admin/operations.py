@@ -154,7 +154,7 @@ def _operation(one: Operation, schemas: dict[str, Any]) -> dict[str, Any]:
             },
         }
     kind = "text/event-stream" if one.streams else "application/json"
-    said: dict[str, Any] = {
+    given: dict[str, Any] = {
         "operationId": "_".join(
             word.strip("{}").replace("-", "_").replace(":", "_")
             for word in (one.method.lower(), *one.path.split("/"))
@@ -177,13 +177,13 @@ def _operation(one: Operation, schemas: dict[str, Any]) -> dict[str, Any]:
         for word, kind in reads.items()
     ]
     if parameters:
-        said["parameters"] = parameters
+        given["parameters"] = parameters
     if one.takes is not None:
-        said["requestBody"] = {
+        given["requestBody"] = {
             "required": True,
             "content": {"application/json": {"schema": _body(one.takes, schemas)}},
         }
-    return said
+    return given
 
 
 def _named(path: str) -> list[str]:
@@ -199,9 +199,9 @@ def _body(takes: Words | type[Row], schemas: dict[str, Any]) -> dict[str, Any]:
 
 def _schema(model: type[Row], schemas: dict[str, Any]) -> dict[str, Any]:
     """A reference to the schema of a model, which is put beside the others."""
-    said = model.model_json_schema(ref_template="#/components/schemas/{model}")
-    schemas.update(said.pop("$defs", {}))
-    schemas[model.__name__] = said
+    given = model.model_json_schema(ref_template="#/components/schemas/{model}")
+    schemas.update(given.pop("$defs", {}))
+    schemas[model.__name__] = given
     return {"$ref": f"#/components/schemas/{model.__name__}"}
 
 

@@ -47,7 +47,7 @@ PAGE_SIZE: Final = 100
 PAGE_SIZE_MAX: Final = 500
 METHODS: Final = ("GET", "DELETE")
 
-Found = dict[str, Any]
+Fields = dict[str, Any]
 
 
 class NotThereError(Exception):
@@ -121,13 +121,13 @@ class RabbitApi:
             found = _chosen(request, await serve(request, rest))
             return await _listed(found) if isinstance(found, list) else answer(found)
         except NotThereError:
-            return answer({"error": "Object Not Found", "reason": "Not Found"}, 404)
+            return answer({"error": "Object Not Fields", "reason": "Not Fields"}, 404)
         except ValueError as error:
             return answer({"error": "bad_request", "reason": str(error)}, 400)
 
     # What there is.
 
-    async def _overview(self, _: Request, __: Sequence[str]) -> Found:
+    async def _overview(self, _: Request, __: Sequence[str]) -> Fields:
         queues = [queue for host in self._hosts.values() for queue in host.queues.values()]
         ready, unacknowledged = sum(map(len, queues)), sum(one.unacknowledged for one in queues)
         version = self._metrics.version
@@ -160,8 +160,8 @@ class RabbitApi:
             "contexts": [],
         }
 
-    def _all_stats(self) -> Found:
-        found: Found = {}
+    def _all_stats(self) -> Fields:
+        found: Fields = {}
         for word, what in (("publish", "in"), ("deliver_get", "out")):
             count, rate = 0, 0.0
             for name, stats in self._metrics.listeners.items():
@@ -171,7 +171,7 @@ class RabbitApi:
             found |= _stat(word, count, rate)
         return found
 
-    async def _whoami(self, request: Request, _: Sequence[str]) -> Found:
+    async def _whoami(self, request: Request, _: Sequence[str]) -> Fields:
         caller: Caller = request.state.caller
         return {"name": caller.principal.name, "tags": TAGS[caller.right]}
 
@@ -223,13 +223,13 @@ class RabbitApi:
                 return [_default_binding(host.name, queue), *map(_binding, every)]
             return self._queue(host, queue)
         hosts = [self._host(rest[0])] if rest else list(self._hosts.values())
-        rows: list[Found] = []
+        rows: list[Fields] = []
         for host in hosts:
             async for some in slices(list(host.queues.values())):
                 rows += [self._queue(host, queue) for queue in some]
         return rows
 
-    def _queue(self, host: VirtualHost, queue: AmqpQueue) -> Found:
+    def _queue(self, host: VirtualHost, queue: AmqpQueue) -> Fields:
         quorum, gone, key = queue.deliveries is not None, gone_from(queue), f"{host.name} {queue.name}"
         return {
             "name": queue.name,
@@ -269,7 +269,7 @@ class RabbitApi:
             return [one for one in every if one[rest[3]] == rest[1] and kind.items() <= one.items()]
         return found
 
-    async def _bindings(self, _: Request, rest: Sequence[str]) -> list[Found]:
+    async def _bindings(self, _: Request, rest: Sequence[str]) -> list[Fields]:
         hosts = [self._host(rest[0])] if rest else list(self._hosts.values())
         names = {host.name for host in hosts}
         rows = [_default_binding(host.name, queue) for host in hosts for queue in host.queues.values()]
@@ -278,12 +278,12 @@ class RabbitApi:
         return rows
 
     async def _connections(self, _: Request, rest: Sequence[str]) -> Any:
-        rows: list[Found] = []
+        rows: list[Fields] = []
         async for some in slices(list(self._clients())):
             rows += [self._connection(one) for one in some]
         return _only(rows, rest[0]) if rest else rows
 
-    def _connection(self, one: Connected) -> Found:
+    def _connection(self, one: Connected) -> Fields:
         host, _, port = one.address.rpartition(":")
         return {
             "name": one.address,
@@ -300,7 +300,7 @@ class RabbitApi:
             "client_properties": {"connection_name": one.client},
         }
 
-    async def _consumers(self, _: Request, rest: Sequence[str]) -> list[Found]:
+    async def _consumers(self, _: Request, rest: Sequence[str]) -> list[Fields]:
         hosts = [self._host(rest[0])] if rest else list(self._hosts.values())
         return [
             {"queue": {"name": queue.name, "vhost": host.name}}
@@ -309,7 +309,7 @@ class RabbitApi:
             for _ in queue.consumers
         ]
 
-    async def _none(self, _: Request, __: Sequence[str]) -> list[Found]:
+    async def _none(self, _: Request, __: Sequence[str]) -> list[Fields]:
         """What there is none of here, or what is not told."""
         return []
 
@@ -317,26 +317,26 @@ class RabbitApi:
         rows = list(self._all_users())
         return _only(rows, rest[0]) if rest else rows
 
-    def _all_users(self) -> Iterator[Found]:
+    def _all_users(self) -> Iterator[Fields]:
         roles = self._roles()
         for name, has in roles.users.items():
             yield {"name": name, "tags": TAGS[console_right(Principal(name, roles=has), roles.roles)]}
 
-    async def _permissions(self, _: Request, __: Sequence[str]) -> list[Found]:
+    async def _permissions(self, _: Request, __: Sequence[str]) -> list[Fields]:
         roles = self._roles()
         return [
             {
                 "user": user,
                 "vhost": host,
-                **{word: getattr(said, word) or "" for word in ("configure", "write", "read")},
+                **{word: getattr(given, word) or "" for word in ("configure", "write", "read")},
             }
             for user, has in roles.users.items()
             for name in has
             if name in roles.roles
-            for host, said in roles.roles[name].amqp091.items()
+            for host, given in roles.roles[name].amqp091.items()
         ]
 
-    async def _definitions(self, request: Request, rest: Sequence[str]) -> Found:
+    async def _definitions(self, request: Request, rest: Sequence[str]) -> Fields:
         hosts = [self._host(rest[0])] if rest else list(self._hosts.values())
         names = {host.name for host in hosts}
         queues = [
@@ -384,13 +384,13 @@ class RabbitApi:
             "bindings": bindings,
         }
 
-    async def _alive(self, _: Request, rest: Sequence[str]) -> Found:
+    async def _alive(self, _: Request, rest: Sequence[str]) -> Fields:
         self._host(rest[0] if rest else "/")
         if reasons := self._why_not():
             raise UnavailableError("; ".join(reasons))
         return {"status": "ok"}
 
-    async def _healthy(self, _: Request, __: Sequence[str]) -> Found:
+    async def _healthy(self, _: Request, __: Sequence[str]) -> Fields:
         if reasons := self._why_not():
             return {"status": "failed", "reason": "; ".join(reasons)}
         return {"status": "ok"}
@@ -429,13 +429,13 @@ class RabbitApi:
         return host
 
 
-async def _listed(rows: list[Found]) -> Response:
+async def _listed(rows: list[Fields]) -> Response:
     """A list as JSON, some rows at a time: there may be very many."""
     parts = [orjson.dumps(some)[1:-1] async for some in slices(rows)]
     return Response(b"[" + b",".join(parts) + b"]", 200, NEVER_STORE, "application/json")
 
 
-def _stat(word: str, count: int, rate: float) -> Found:
+def _stat(word: str, count: int, rate: float) -> Fields:
     return {word: count, f"{word}_details": {"rate": round(rate, 3)}}
 
 
@@ -443,7 +443,7 @@ def _built_in(name: str) -> bool:
     return not name or name.startswith("amq.")
 
 
-def _only(rows: Iterable[Found], name: str) -> Found:
+def _only(rows: Iterable[Fields], name: str) -> Fields:
     for row in rows:
         if row["name"] == name:
             return row
@@ -454,7 +454,7 @@ def _arguments(headers: Headers) -> Any:
     return plain(plain_headers(headers))
 
 
-def _exchange(one: ListedExchange) -> Found:
+def _exchange(one: ListedExchange) -> Fields:
     exchange = one.exchange
     arguments = {} if exchange.alternate is None else {"alternate-exchange": exchange.alternate}
     return {
@@ -468,7 +468,7 @@ def _exchange(one: ListedExchange) -> Found:
     }
 
 
-def _binding(one: ListedBinding) -> Found:
+def _binding(one: ListedBinding) -> Fields:
     return {
         "source": one.source,
         "vhost": one.virtual_host,
@@ -480,7 +480,7 @@ def _binding(one: ListedBinding) -> Found:
     }
 
 
-def _default_binding(host: str, queue: AmqpQueue) -> Found:
+def _default_binding(host: str, queue: AmqpQueue) -> Fields:
     """Every queue is bound to the default exchange, by its name."""
     return {
         "source": "",
@@ -519,11 +519,11 @@ def _chosen(request: Request, found: Any) -> Any:
     return [_columns(row, columns) for row in rows] if isinstance(found, list) else _columns(found, columns)
 
 
-def _columns(row: Found, columns: Sequence[str]) -> Found:
+def _columns(row: Fields, columns: Sequence[str]) -> Fields:
     """`a.b` is `b` in `a`."""
     if not columns:
         return row
-    made: Found = {}
+    made: Fields = {}
     for column in columns:
         value: Any = row
         for step in column.split("."):

@@ -59,7 +59,7 @@ class BrokerCore:
             forward=None if self.forwarding is None else self.forwarding.forward,
         )
         self.deduplication = Deduplication(store)
-        self.pauses = Pauses(store)
+        self.pauses = Pauses(store, self._paused)
         self.outboxes: Outboxes | None = None
         if store is not None:
             self.outboxes = Outboxes(
@@ -81,7 +81,6 @@ class BrokerCore:
             disk_healthy=lambda: store is None or store.healthy,
             memory=memory,
         )
-        self.pauses.changed = self._paused
         self._paused()
         self.redriving = Redriving(self.dispatcher, self.dead_letters)
         self._forward = forward

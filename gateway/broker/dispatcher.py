@@ -341,7 +341,7 @@ class Dispatcher:
         self.requesters: dict[str, AddressOf] = {}
         self.disk_healthy = disk_healthy
         self.memory = memory or plenty()
-        self.pauses = pauses or Pauses(None)
+        self.pauses = Pauses(None) if pauses is None else pauses
         self.taps = Taps(self.changed)
         self._outbox = outbox
         self._recipients: dict[tuple[Sink, str], Recipient] = {}

@@ -148,11 +148,11 @@ class Pauses:
     `changed` is called when something else is paused, or what routes lead to is another.
     """
 
-    def __init__(self, store: Store | None) -> None:
+    def __init__(self, store: Store | None, changed: Callable[[], None] = lambda: None) -> None:
         self.routes: set[str] = set()
         self.links: set[str] = set()
         self.gates: dict[str, Gate] = {}
-        self.changed: Callable[[], None] = lambda: None
+        self._changed = changed
         self._store = store
         for key, _ in () if store is None else store.things(KIND):
             assert isinstance(key, str)
@@ -168,7 +168,7 @@ class Pauses:
         gate = self.gates.get(name)
         if kind == "route" and gate is not None:
             gate.open = False
-        self.changed()
+        self._changed()
         log.warning(f"an operator has paused a {kind}", name=name)
 
     def resume(self, kind: str, name: str) -> None:
@@ -180,7 +180,7 @@ class Pauses:
         if kind == "route" and gate is not None:
             gate.open = True
             self.tick()
-        self.changed()
+        self._changed()
         log.info(f"a {kind} goes on", name=name)
 
     def use(self, routes: Iterable[Route]) -> None:
@@ -198,7 +198,7 @@ class Pauses:
                 gate.release(RELEASED_AT_ONCE)
                 if not gate.messages:
                     del self.gates[name]
-                    self.changed()
+                    self._changed()
 
     def held(self) -> dict[str, int]:
         """The messages that wait in front of each paused route."""

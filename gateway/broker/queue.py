@@ -130,6 +130,15 @@ class Queue:
         self._pressure = Pressure()
         self._allowed: int | None = None  # octets; while its owner holds too much, and `octets_max` is less
 
+    def keep_in(self, storage: Storage, end: int, octets: int, gate: Gate) -> None:
+        """Keep what is published in `storage`, which has so many octets already, of positions before `end`.
+        `gate`: whether messages are handed out, that of the store."""
+        self.storage = storage
+        self.next = end
+        self.octets += octets
+        self.gate = gate
+        self.gone = []
+
     def __len__(self) -> int:
         paged = 0 if self.storage is None else self.storage.count
         return len(self._ready) + len(self._returned) + paged

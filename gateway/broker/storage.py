@@ -171,14 +171,11 @@ class QueueStorage(PagedLog):
         extent = store.extent(log)
         self.recovered = extent.end  # positions below it are from before this process
         self._untouched: list[Range] = []  # of those
+        octets = 0
         if extent.count:
             octets = extent.octets if queue.weigh is weight_of else self._weigh_stored(extent.first)
             self.put(extent.first, extent.end, extent.count, octets)
-            queue.octets += octets
-        queue.next = extent.end
-        queue.storage = self
-        queue.gate = store.gate
-        queue.gone = []
+        queue.keep_in(self, extent.end, octets, store.gate)
 
     # Before this process.
 

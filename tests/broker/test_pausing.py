@@ -19,7 +19,7 @@ from tests.store.parts import Opened
 
 def paused(*rows: str, name: str = "out") -> Bench:
     bench = Bench(*rows)
-    bench.dispatcher.pauses.changed = bench.dispatcher.changed
+    bench.dispatcher.pauses._changed = bench.dispatcher.changed
     bench.dispatcher.pauses.pause("route", name)
     return bench
 

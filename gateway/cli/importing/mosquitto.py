@@ -56,7 +56,7 @@ class Part:
 
     def __init__(self, line: Line) -> None:
         self.line = line
-        self.said: dict[str, str] = {}
+        self.given: dict[str, str] = {}
         self.topics: list[Line] = []
 
 
@@ -77,14 +77,14 @@ def made_of(file: Path, folder: Path) -> Made:
         elif line.key in _GENERAL:
             _GENERAL[line.key](made, line)
         elif line.key in _OF_LISTENERS or line.key in _OF_BRIDGES:
-            part.said[line.key] = line.value
+            part.given[line.key] = line.value
         elif line.key not in MEANINGLESS:
             made.told(Severity.WARNING, "untaken", f"{line.key} is not taken", line.number, line.file)
-    first = listeners[0].said
+    first = listeners[0].given
     if len(listeners) > 1 and not first.keys() & {"port", "bind_address"}:
         default = listeners.pop(0)  # only what else is said there holds, and for all
         for one in listeners:
-            one.said = {**default.said, **one.said}
+            one.given = {**default.given, **one.given}
     made.configuration["listeners"] = {
         name: _listener(made, one) for name, one in zip(_names(listeners), listeners, strict=True)
     }
@@ -115,25 +115,25 @@ def _names(listeners: list[Part]) -> list[str]:
     """`mqtt` for one, and ports behind it for more."""
     if len(listeners) == 1:
         return [MQTT.name]
-    return [f"{MQTT.name}-{(one.said.get('port') or one.line.value).split()[0]}" for one in listeners]
+    return [f"{MQTT.name}-{(one.given.get('port') or one.line.value).split()[0]}" for one in listeners]
 
 
 def _listener(made: Made, part: Part) -> dict[str, Any]:
-    said = part.said
+    given = part.given
     port, *host = part.line.value.split()
-    found: dict[str, Any] = {**EVERY, "port": _number(made, part.line, said.get("port", port))}
-    if place := said.get("bind_address") or " ".join(host):
+    found: dict[str, Any] = {**EVERY, "port": _number(made, part.line, given.get("port", port))}
+    if place := given.get("bind_address") or " ".join(host):
         found["host"] = place
-    if said.get("protocol") == "websockets":
+    if given.get("protocol") == "websockets":
         found["websocket_path"] = "/mqtt"
         made.told(Severity.NOTE, "otherwise", "WebSocket is served at /mqtt alone", part.line.number)
-    tls = {ours: said[theirs] for theirs, ours in LISTENER_FILES.items() if theirs in said}
+    tls = {ours: given[theirs] for theirs, ours in LISTENER_FILES.items() if theirs in given}
     if "cert_file" in tls:
-        if "client_ca_file" in tls and said.get("require_certificate") != "true":
+        if "client_ca_file" in tls and given.get("require_certificate") != "true":
             tls["client_certificate"] = "optional"
         found["tls"] = tls
-    found["anonymous"] = "always" if said.get("allow_anonymous") == "true" else "never"
-    if (number := _number(made, part.line, said.get("max_connections", "0"))) > 0:  # -1 is no limit there
+    found["anonymous"] = "always" if given.get("allow_anonymous") == "true" else "never"
+    if (number := _number(made, part.line, given.get("max_connections", "0"))) > 0:  # -1 is no limit there
         found["limits"] = {"connections_max": number}
     return found
 
@@ -230,26 +230,26 @@ _OF_BRIDGES: Final = frozenset(
 
 
 def _bridge(made: Made, part: Part) -> None:
-    said, name = part.said, name_of(part.line.value)
-    places = (said.get("address") or said.get("addresses") or "").split()
+    given, name = part.given, name_of(part.line.value)
+    places = (given.get("address") or given.get("addresses") or "").split()
     if not places:
         made.told(Severity.ERROR, "invalid", f"connection {name}: it has no address", part.line.number)
         return
-    tls = {ours: said[theirs] for theirs, ours in BRIDGE_FILES.items() if theirs in said}
+    tls = {ours: given[theirs] for theirs, ours in BRIDGE_FILES.items() if theirs in given}
     scheme = SCHEMES["tls" if tls else "plain"]
     link: dict[str, Any] = {"urls": [f"{scheme}://{one}" for one in places], "bridge": True}
     if tls:
         link["tls"] = tls
     for ours, theirs in (("username", "remote_username"), ("password", "remote_password")):
-        if value := said.get(theirs) or said.get(ours):
+        if value := given.get(theirs) or given.get(ours):
             link[ours] = value
-    if client := said.get("remote_clientid") or said.get("clientid"):
+    if client := given.get("remote_clientid") or given.get("clientid"):
         link["client_id"] = client
-    if version := VERSIONS.get(said.get("bridge_protocol_version", "")):
+    if version := VERSIONS.get(given.get("bridge_protocol_version", "")):
         link["version"] = version
-    if "keepalive_interval" in said:
-        link["heartbeat_secs"] = _number(made, part.line, said["keepalive_interval"])
-    if said.get("cleansession") == "true":
+    if "keepalive_interval" in given:
+        link["heartbeat_secs"] = _number(made, part.line, given["keepalive_interval"])
+    if given.get("cleansession") == "true":
         link["session_expiry_secs"] = 0
     taken = [0]
     for line in part.topics:

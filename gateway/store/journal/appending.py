@@ -25,7 +25,7 @@ from typing import Final
 from gateway.clock import utc as wall_time
 from gateway.model.times import WallTime
 from gateway.store.journal.format import DamageError, JournalError, Laid, Octets, lay_out, seal
-from gateway.store.journal.merging import facts_of, merge_segments, remove_leftovers
+from gateway.store.journal.merging import merge_segments, remove_leftovers, statistics_of
 from gateway.store.journal.reader import block_from
 from gateway.store.journal.segments import At, Segment, content_of, segment_name, segments_in, size_of, walk
 from gateway.store.journal.summary import Summary, index_draft, is_small, summary_of
@@ -125,8 +125,8 @@ class Appender:
             with suppress(OSError):  # what is left of it would be written over, or cut at the next start
                 os.ftruncate(self._file, self._octets)
             raise
-        for header, _, facts in blocks[:count]:
-            self._summary.add(self._octets, header, facts, small=is_small(header))
+        for header, _, statistics in blocks[:count]:
+            self._summary.add(self._octets, header, statistics, small=is_small(header))
             self._octets += header.octets
         self.next = self._summary.next
         self._unsynced = True
@@ -196,8 +196,8 @@ class Appender:
                 if isinstance(at, At) and (raw := content_of(file, at)) is not None:
                     opened = opened if end else WallTime(at.header.first_us / 1e6)
                     plain = at.header.rows and not at.header.gap
-                    facts = facts_of(block_from(newest.shard, at, raw)) if plain else None
-                    summary.add(at.offset, at.header, facts, small=is_small(at.header))
+                    statistics = statistics_of(block_from(newest.shard, at, raw)) if plain else None
+                    summary.add(at.offset, at.header, statistics, small=is_small(at.header))
                     end = at.end
             octets = size_of(file)
         self.next = summary.next

@@ -28,9 +28,9 @@ from gateway.store.journal.columns import ADDRESS, COLUMNS, OUTCOME, RECIPIENT, 
 from gateway.store.journal.entries import NUMBER, Entries, bitmap, even_offsets, octets_of, offsets
 from gateway.store.journal.format import (
     VERSION,
+    BlockStatistics,
     Buffer,
     Draft,
-    Facts,
     Header,
     Octets,
     encode_columns,
@@ -104,8 +104,8 @@ class Encoder:
         came = [part.received_us for part in parts]
         header = Header(VERSION, 0, self._shard, 0, base, rows, min(came), max(came), len(COLUMNS), 0, 0, 0)
         done = [part.settled_us for part in parts]
-        facts = Facts(min(done), max(done), frozenset([part.labels.route for part in parts]))
-        return Draft(header, ENCODED_COLUMNS, buffers, facts)
+        statistics = BlockStatistics(min(done), max(done), frozenset([part.labels.route for part in parts]))
+        return Draft(header, ENCODED_COLUMNS, buffers, statistics)
 
     def _sender_indices(self, kinds: Runs[Message], rows: int) -> Buffer:
         numbers = self._sender_numbers

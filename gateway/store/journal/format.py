@@ -232,7 +232,7 @@ def decode_columns(raw: bytes, count: int) -> tuple[Column, ...]:
     return tuple(columns)
 
 
-class Facts(NamedTuple):
+class BlockStatistics(NamedTuple):
     """What the rows of a block have in common, for the index of its segment: the first and the last time of
     settlement, in microseconds UTC, and the routes."""
 
@@ -247,7 +247,7 @@ class Laid(NamedTuple):
 
     header: Header
     pieces: list[Octets]
-    facts: Facts | None = None
+    statistics: BlockStatistics | None = None
 
 
 class Repeated:
@@ -305,12 +305,12 @@ class Draft(NamedTuple):
     header: Header
     columns: bytes
     buffers: list[Buffer]
-    facts: Facts | None = None
+    statistics: BlockStatistics | None = None
 
 
 def lay_out(draft: Draft, level: int) -> Laid:
     """Lay out a block; `seal` completes it. `level` is zlib's, 0: nothing is compressed."""
-    header, columns, buffers, facts = draft
+    header, columns, buffers, statistics = draft
     if not columns:
         (given,) = buffers
         assert isinstance(given, bytes)
@@ -340,7 +340,7 @@ def lay_out(draft: Draft, level: int) -> Laid:
         table += place
     head = _low_water(header) + struct.pack(f"<{len(table)}I", *table) + columns + pad
     done = header._replace(octets=at, buffers=len(buffers), directory_octets=directory + len(pad))
-    return Laid(done, [head, *pieces], facts)
+    return Laid(done, [head, *pieces], statistics)
 
 
 def _low_water(header: Header) -> bytes:
@@ -372,7 +372,7 @@ def seal(laid: Laid, crc32: Callable[[Octets, int], int] = zlib.crc32) -> Laid:
     for piece in pieces:
         crc = crc32(piece, crc)
     header = laid.header._replace(crc=crc)
-    return Laid(header, [encode_header(header), *pieces], laid.facts)
+    return Laid(header, [encode_header(header), *pieces], laid.statistics)
 
 
 def _compressed(buffer: Octets, level: int) -> Octets:

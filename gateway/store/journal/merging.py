@@ -21,10 +21,10 @@ from gateway.store.journal.format import (
     INDEX,
     MARK,
     VERSION,
+    BlockStatistics,
     Buffer,
     DamageError,
     Draft,
-    Facts,
     Header,
     Octets,
     Repeated,
@@ -124,7 +124,7 @@ def merged(blocks: Sequence[Block]) -> Draft:
         *(len(COLUMNS), 0, 0, 0),
         max(block.header.low_us for block in blocks),
     )
-    return Draft(header, ENCODED_COLUMNS, buffers, Facts(min(times), max(times), routes))
+    return Draft(header, ENCODED_COLUMNS, buffers, BlockStatistics(min(times), max(times), routes))
 
 
 def _runs(values: bytes, width: int) -> Buffer:
@@ -185,7 +185,7 @@ def _bodies(blocks: Sequence[Block]) -> tuple[bytes, bytes, bytes]:
     return b"" if all(present) else bitmap(present), offsets(sizes), b"".join(found)
 
 
-Piece = Block | tuple[Header, bytes, Facts | None]
+Piece = Block | tuple[Header, bytes, BlockStatistics | None]
 """A block to merge, or one to copy."""
 
 
@@ -203,9 +203,9 @@ def merge_segments(
     try:
         with draft.open("wb") as out:
             os.fchmod(out.fileno(), 0o600)
-            for header, pieces, facts in _rewritten(segments, summary, level):
+            for header, pieces, statistics in _rewritten(segments, summary, level):
                 out.writelines(pieces)
-                summary.add(offset, header, facts, small=is_small(header))
+                summary.add(offset, header, statistics, small=is_small(header))
                 offset += header.octets
                 pause()
             laid = seal(lay_out(index_draft(int(first.shard), offset, summary), 0))
@@ -225,7 +225,7 @@ def merge_segments(
 
 def _rewritten(
     segments: Iterable[Segment], summary: Summary, level: int
-) -> Iterator[tuple[Header, list[Octets], Facts | None]]:
+) -> Iterator[tuple[Header, list[Octets], BlockStatistics | None]]:
     waiting: list[Block] = []
     rows = octets = 0
     for piece in _pieces(segments, summary):
@@ -237,15 +237,15 @@ def _rewritten(
             waiting.append(block)
             rows, octets = rows + block.header.rows, octets + block.header.octets
         elif isinstance(piece, tuple):
-            header, raw, facts = piece
-            yield header, [raw], facts
+            header, raw, statistics = piece
+            yield header, [raw], statistics
     if waiting:
         yield _laid(waiting, level)
 
 
-def _laid(blocks: list[Block], level: int) -> tuple[Header, list[Octets], Facts | None]:
+def _laid(blocks: list[Block], level: int) -> tuple[Header, list[Octets], BlockStatistics | None]:
     if len(blocks) == 1:
-        return blocks[0].header, [blocks[0].octets], facts_of(blocks[0])
+        return blocks[0].header, [blocks[0].octets], statistics_of(blocks[0])
     return seal(lay_out(merged(blocks), level))
 
 
@@ -276,7 +276,7 @@ def _pieces(segments: Iterable[Segment], summary: Summary) -> Iterator[Piece]:
                 summary.replaced += not counted
                 block = block_from(segment.shard, at, octets)
                 if header.rows * 2 > MERGED_ROWS or header.octets > MERGED_OCTETS // 2 or not _ours(block):
-                    yield header, octets, facts_of(block)
+                    yield header, octets, statistics_of(block)
                 else:
                     yield block
 
@@ -288,14 +288,14 @@ def _ours(block: Block) -> bool:
     )
 
 
-def facts_of(block: Block) -> Facts | None:
+def statistics_of(block: Block) -> BlockStatistics | None:
     """What a writer knows of its block, from what is written; None when it has other columns."""
     if "settled" not in block.columns or "route" not in block.columns:
         return None
     settled = block.buffers("settled")[1].cast("q")
     texts = block.texts("route")
     routes = frozenset(texts[one] or "" for one in set(block.buffers("route")[0].cast("I")))
-    return Facts(min(settled), max(settled), routes)
+    return BlockStatistics(min(settled), max(settled), routes)
 
 
 def remove_leftovers(folder: Path, shard: int) -> None:

@@ -16,9 +16,9 @@ from gateway.store.journal.format import (
     INDEX,
     MARK,
     VERSION,
+    BlockStatistics,
     DamageError,
     Draft,
-    Facts,
     Header,
     padding,
 )
@@ -62,8 +62,10 @@ class Summary:
     routes: set[str] | None = field(default_factory=set)
     spans: list[Span] = field(default_factory=list)
 
-    def add(self, offset: int, header: Header, facts: Facts | None, *, small: bool = False) -> None:
-        """A block follows. `facts` None: they are not known."""
+    def add(
+        self, offset: int, header: Header, statistics: BlockStatistics | None, *, small: bool = False
+    ) -> None:
+        """A block follows. `statistics` None: they are not known."""
         self.low_us = max(self.low_us, header.low_us)
         self.next = header.next
         if header.flags & (INDEX | MARK):
@@ -76,12 +78,12 @@ class Summary:
         self.small += small
         self.rows += header.rows
         self.received = wider(self.received, header.first_us, header.last_us)
-        if facts is None:
+        if statistics is None:
             self.routes = None
         else:
-            self.settled = wider(self.settled, facts.first_us, facts.last_us)
+            self.settled = wider(self.settled, statistics.first_us, statistics.last_us)
             if self.routes is not None:
-                self.routes |= facts.routes
+                self.routes |= statistics.routes
                 if len(self.routes) > ROUTES_MAX:
                     self.routes = None
         span = self.spans[-1] if self.spans else None
