@@ -121,7 +121,7 @@ class RabbitApi:
             found = _chosen(request, await serve(request, rest))
             return await _listed(found) if isinstance(found, list) else answer(found)
         except NotThereError:
-            return answer({"error": "Object Not Fields", "reason": "Not Fields"}, 404)
+            return answer({"error": "Object Not Found", "reason": "Not Found"}, 404)
         except ValueError as error:
             return answer({"error": "bad_request", "reason": str(error)}, 400)
 
