@@ -9,7 +9,7 @@ from collections import deque
 from collections.abc import Callable, Container, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial
-from itertools import islice, takewhile
+from itertools import islice
 from pathlib import Path
 from typing import Any, Final, NamedTuple
 
@@ -329,9 +329,13 @@ def _newest(
         extent = reader.extent(shard)
         end = min(before.get(shard, extent.next), extent.next)
         start = max(extent.first, end - (count if only is None else JOURNAL_LOOKED_AT))
-        rows = reader.rows(shard, start, only=only) if start < end else ()
-        sound = (one for one in rows if not isinstance(one, Gap))
-        last = deque(takewhile(lambda row, end=end: row["sequence"] < end, sound), maxlen=count)  # type: ignore[misc]
+        last: deque[Any] = deque(maxlen=count)
+        for row in reader.rows(shard, start, only=only) if start < end else ():
+            if isinstance(row, Gap):
+                continue
+            if row["sequence"] >= end:
+                break
+            last.append(row)
         each[shard] = list(reversed(last))
         firsts[shard], reached[shard] = extent.first, start if len(last) < count else end
     merged = heapq.merge(*each.values(), key=lambda row: -row["received"])

@@ -246,7 +246,7 @@ class Journaling:
         self.writer = writer
         self.router = router  # the one in force
         self._hash_key = hash_key
-        self.redactors = Redactors(router.routes, hash_key)
+        self.redactors = Redactors(router.routes, hash_key, writer.options.body_bytes_max)
         self.open_batches = open_batches
         self._all = all_
 
@@ -291,7 +291,9 @@ class Journaling:
     def use(self, router: Router) -> None:
         """A new mapping is in force."""
         self.router = router
-        self.redactors = Redactors(router.routes, self._hash_key, self.redactors)
+        self.redactors = Redactors(
+            router.routes, self._hash_key, self.writer.options.body_bytes_max, self.redactors
+        )
         self.note_mappings()
 
     def note_mappings(self) -> None:

@@ -6,7 +6,7 @@ and a row of the message's own world by those of the routes at its address. Whoe
 redactor, and pays nothing.
 
 A body that rules look into has to be JSON. One that is not is withheld: what cannot be read cannot be known
-to be harmless.
+to be harmless. One that is larger than the journal has them is not looked into, and left out.
 """
 
 from __future__ import annotations
@@ -48,8 +48,10 @@ class Redactor:
     """Takes out of messages what some rules say. `redacted` and `withheld` count messages, and bodies that
     could not be looked into."""
 
-    def __init__(self, rules: Iterable[tuple[str, Action]], key: bytes) -> None:
+    def __init__(self, rules: Iterable[tuple[str, Action]], key: bytes, body_octets_max: int) -> None:
+        """`body_octets_max`: of larger bodies the journal has the size alone."""
         self._key = key
+        self._body_octets_max = body_octets_max
         self._fields: list[Step] = []
         self._body: Action | None = None
         self._sender: list[tuple[str, Action]] = []
@@ -88,31 +90,41 @@ class Redactor:
     def _bodied(self, body: Body) -> Body:
         if isinstance(body, Spooled):  # of which the journal has only the size
             return body
-        if self._body == "drop":
+        if self._body == "drop" or (self._fields and len(body) > self._body_octets_max):
             return Withheld(len(body))
         if self._fields and body:
-            try:
-                found = orjson.loads(body)
-            except orjson.JSONDecodeError:
-                found = None
-            if not isinstance(found, dict | list):
+            told = self._looked_into(body)
+            if told is None:
                 self.withheld += 1
                 return Withheld(len(body))
-            for path, action in self._fields:
-                self._walk(found, path, action)
-            body = orjson.dumps(found)
+            body = told
         if isinstance(self._body, Truncate):
             return body[: self._body.truncate]
         return body if self._body is None else self._hash(body).encode()
 
+    def _looked_into(self, body: bytes) -> bytes | None:
+        """The body as the rules leave it; None: it is no JSON, or nested more deeply than can be written."""
+        try:
+            found = orjson.loads(body)
+            if not isinstance(found, dict | list):
+                return None
+            for path, action in self._fields:
+                self._walk(found, path, action)
+            return orjson.dumps(found)
+        except (orjson.JSONDecodeError, orjson.JSONEncodeError):
+            return None
+
     def _walk(self, found: Any, path: tuple[str, ...], action: Action) -> None:
-        """Do it at the end of the path, in each element of the lists on the way."""
-        if isinstance(found, list):
-            for one in found:
-                self._walk(one, path, action)
-            return
-        if not isinstance(found, dict):
-            return
+        """Do it at the end of the path, in each element of the lists on the way, however deep these are."""
+        left = [found]
+        while left:
+            one = left.pop()
+            if isinstance(one, list):
+                left += one
+            elif isinstance(one, dict):
+                self._at(one, path, action)
+
+    def _at(self, found: dict[str, Any], path: tuple[str, ...], action: Action) -> None:
         name, rest = path[0], path[1:]
         for key in list(found) if name == ANY_KEY else [name] if name in found else []:
             if rest:
@@ -204,9 +216,12 @@ def _stronger(one: Action | None, other: Action) -> Action:
 class Redactors:
     """The redactors of the routes of one mapping."""
 
-    def __init__(self, routes: Sequence[Route], key: bytes, before: Redactors | None = None) -> None:
+    def __init__(
+        self, routes: Sequence[Route], key: bytes, body_octets_max: int, before: Redactors | None = None
+    ) -> None:
         """`before`: those of the mapping before, whose counts go on."""
         self._key = key
+        self._body_octets_max = body_octets_max
         self._were = (0, 0) if before is None else (before.redacted, before.withheld)
         self._made: dict[tuple[tuple[str, Action], ...], Redactor] = {}
         private = [route for route in routes if route.rule.private]
@@ -249,7 +264,7 @@ class Redactors:
     def _redactor(self, rules: tuple[tuple[str, Action], ...]) -> Redactor:
         found = self._made.get(rules)
         if found is None:
-            found = self._made[rules] = Redactor(rules, self._key)
+            found = self._made[rules] = Redactor(rules, self._key, self._body_octets_max)
         return found
 
 

@@ -15,7 +15,7 @@ from typing import Final, Protocol
 import structlog
 
 from gateway.egress.amqp091.consumer import AmqpLinkConsumer
-from gateway.egress.amqp091.session import CONTENT_FAULTS, GUEST, POLITE, client_properties
+from gateway.egress.amqp091.session import CONTENT_FAULTS, POLITE, machine_to
 from gateway.egress.connection import QueueLinkConnection
 from gateway.engine.bindings import Bindings
 from gateway.engine.names import Names
@@ -23,10 +23,9 @@ from gateway.engine.publisher import EnginePublisher
 from gateway.engine.records import Mark, Opened, encode_record
 from gateway.engine.retained import EngineRetained
 from gateway.model.properties import Headers, Value, ValueType, string
-from gateway.model.spooled import Body, Nowhere
+from gateway.model.spooled import Body
 from gateway.protocols.amqp091 import methods as m
 from gateway.protocols.amqp091.client import ClientConnection, Delivery
-from gateway.protocols.amqp091.codec import PLAIN, encode_response
 from gateway.protocols.amqp091.dialect import amqp_address
 from gateway.protocols.amqp091.events import (
     Challenged,
@@ -94,17 +93,7 @@ class EngineConnection(QueueLinkConnection[ClientConnection, AmqpLinkConsumer]):
 
     def __init__(self, session: Speaker, stream: Stream, target: Target, now: float) -> None:
         settings, limits = session.settings, session.limits
-        machine = ClientConnection(
-            mechanism=PLAIN,
-            response=encode_response(PLAIN, target.username or GUEST, target.password or GUEST),
-            virtual_host=target.virtual_host,
-            client_properties=client_properties(session.queue),
-            frame_max=limits.frame_bytes_max,
-            heartbeat=settings.heartbeat_secs,
-            message_bytes_max=limits.message_bytes_max,
-            bounded=True,
-            sink=Nowhere,
-        )
+        machine = machine_to(target, limits, name=session.queue, heartbeat=settings.heartbeat_secs)
         super().__init__(machine, session.stats, stream, now + settings.connect_timeout_secs)
         self.ready = False  # all that is needed is there; records can be written
         self._session = session

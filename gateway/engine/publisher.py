@@ -64,7 +64,8 @@ class EnginePublisher(AmqpLinkPublisher):
         self._wires: dict[str, Where | None] = {}  # by topic: where it goes, and where if it is retained
         self._life = secrets.token_bytes(LIFE_OCTETS)
         self._next_number = 1
-        self._raws: dict[tuple[str, int, int], bytes] = {}  # by client, QoS and hops, if there is no more
+        # By client, QoS, durability and hops, of messages that say no more.
+        self._raws: dict[tuple[str, int, bool, int], bytes] = {}
 
     def close_over(self, code: int, text: str) -> None:
         """An exchange that is gone is declared with the next connection; everything else is some message's
@@ -115,7 +116,7 @@ class EnginePublisher(AmqpLinkPublisher):
             return encode(message, utc, written=int(utc * 1000), number=number)
         if message.property_set is not NO_PROPERTIES or message.expires or number is not None:
             return encode(message, utc, number=number)
-        key = (message.sender.client, message.assurance, message.hops)
+        key = (message.sender.client, message.assurance, message.durable, message.hops)
         raw = self._raws.get(key)
         if raw is None:
             if len(self._raws) >= RAWS_MAX:

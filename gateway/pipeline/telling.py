@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import json
 import os
+import sys
 import time
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
@@ -89,7 +90,10 @@ def told(command: str, path: Path | None) -> Iterator[Summary]:
     try:
         yield summary
     except BaseException:
-        summary.write(ok=False)
+        try:
+            summary.write(ok=False)
+        except PipelineError as error:  # beside what the command has failed of, which it says itself
+            print(error, file=sys.stderr)
         raise
     summary.write(ok=True)
 

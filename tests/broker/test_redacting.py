@@ -13,6 +13,7 @@ import pytest
 
 from gateway.broker.dead_letters import DeadLetters
 from gateway.broker.journaling import Journaling, OpenBatches, RecordingDispatcher
+from gateway.broker.redacting import Redactor
 from gateway.errors import MappingError
 from gateway.mapping import parse
 from gateway.mapping.linter import unkeyed_routes
@@ -20,7 +21,7 @@ from gateway.mapping.router import Router
 from gateway.model.message import Message, Sender
 from gateway.model.outcome import ACCEPTED
 from gateway.model.properties import Properties, Value, ValueType, property_set, string
-from gateway.model.spooled import Spooled
+from gateway.model.spooled import Spooled, Withheld
 from gateway.model.times import Monotonic
 from gateway.protocols.mqtt.dialect import topic_address
 from gateway.store.journal.mappings import KEPT_MAX, keep, kept
@@ -134,6 +135,30 @@ UNREADABLE = {
 async def test_a_body_that_cannot_be_looked_into_is_withheld(tmp_path: Path, body: bytes) -> None:
     (row,) = rows_of(tmp_path, {"body.patient.name": "drop"}, came(body))
     assert (row["body"], row["body_size"]) == (None, len(body))
+
+
+async def test_bodies_that_are_nested_deeply_cost_no_rows(tmp_path: Path) -> None:
+    """Not even those of the messages beside them."""
+    private = {"body.a.b": "drop", "body.h": "hash"}
+    deep = [
+        b'{"a":' + b"[" * 300 + b"]" * 300 + b"}",
+        b"[" * 1_000 + b'{"a":{"b":1}}' + b"]" * 1_000,
+        b'{"h":' + b"[" * 300 + b"]" * 300 + b"}",
+        b"[" * 100_000,
+    ]
+    shallow = b"[" * 200 + b'{"a":{"b":1,"c":2}}' + b"]" * 200
+    assert len(rows_of(tmp_path, private, *map(came, deep), came())) == len(deep) + 1
+    redactor = Redactor(private.items(), KEY, 1 << 20)
+    for body in (*deep[:2], deep[3]):
+        assert redactor(came(body)).body == Withheld(len(body))
+    assert b"[[" not in redactor(came(deep[2])).body
+    assert redactor(came(shallow)).body == shallow.replace(b'"b":1,', b"")
+
+
+async def test_what_the_journal_leaves_out_is_not_looked_into() -> None:
+    redactor = Redactor([("body.patient", "drop")], KEY, len(BODY) - 1)
+    assert redactor(came(BODY)).body == Withheld(len(BODY))
+    assert redactor.withheld == 0, "it would have been left out without any rule"
 
 
 async def test_whole_bodies(tmp_path: Path) -> None:

@@ -83,8 +83,9 @@ def started(arguments: list[str], folder: Path, environment: dict[str, str], std
     finally:
         os.close(written)
         os.close(exits)
-    pid = int(zygote.recv(16))
-    return Forked(pid, exited, os.fdopen(stdout))
+    pid = zygote.recv(16)
+    assert pid, "the process that starts gateways has ended: see what it said on standard error"
+    return Forked(int(pid), exited, os.fdopen(stdout))
 
 
 @cache

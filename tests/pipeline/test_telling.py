@@ -47,6 +47,12 @@ def test_prometheus_reads_it(tmp_path: Path) -> None:
     assert ok.value == 1.0
 
 
+def test_what_a_command_failed_of_is_what_it_says(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    with pytest.raises(PipelineError, match="the disk"), told("ship", tmp_path / "no" / "s.json"):
+        raise PipelineError("the disk")
+    assert "cannot be written" in capsys.readouterr().err
+
+
 def test_a_file_that_cannot_be_written(tmp_path: Path) -> None:
     with pytest.raises(PipelineError, match="cannot be written"), told("ship", tmp_path / "no" / "s.json"):
         pass

@@ -88,6 +88,21 @@ def client_properties(connection_name: str) -> Headers:
     )
 
 
+def machine_to(target: Target, limits: Limits, *, name: str, **more: int) -> ClientConnection:
+    """The machine of a connection called `name` that takes contents within limits."""
+    return ClientConnection(
+        mechanism=PLAIN,
+        response=encode_response(PLAIN, target.username or GUEST, target.password or GUEST),
+        virtual_host=target.virtual_host,
+        client_properties=client_properties(name),
+        frame_max=limits.frame_bytes_max,
+        message_bytes_max=limits.message_bytes_max,
+        bounded=True,
+        sink=Nowhere,
+        **more,
+    )
+
+
 class AmqpLinkConnection(QueueLinkConnection[ClientConnection, AmqpLinkConsumer]):
     """The peer object of a link's stream, for as long as that connection lives."""
 
@@ -95,17 +110,12 @@ class AmqpLinkConnection(QueueLinkConnection[ClientConnection, AmqpLinkConsumer]
 
     def __init__(self, session: AmqpLinkSession, stream: Stream, target: Target, now: float) -> None:
         settings, limits = session.options, session.limits
-        machine = ClientConnection(
-            mechanism=PLAIN,
-            response=encode_response(PLAIN, target.username or GUEST, target.password or GUEST),
-            virtual_host=target.virtual_host,
-            client_properties=client_properties(session.client_id),
-            frame_max=limits.frame_bytes_max,
-            channel_max=limits.channels_max,
+        machine = machine_to(
+            target,
+            limits,
+            name=session.client_id,
             heartbeat=settings.heartbeat_secs,
-            message_bytes_max=limits.message_bytes_max,
-            bounded=True,
-            sink=Nowhere,
+            channel_max=limits.channels_max,
         )
         super().__init__(machine, session.stats, stream, now + settings.connect_timeout_secs)
         self._session = session
