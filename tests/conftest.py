@@ -5,6 +5,7 @@ A missing program skips the test; under CI=true, where everything is meant to be
 
 from __future__ import annotations
 
+import gc
 import os
 import re
 import subprocess
@@ -21,7 +22,7 @@ from hypothesis import HealthCheck, settings
 
 from gateway import is_compiled
 from tests.interop.servers import Mosquitto, PeerMissingError, RabbitMQ
-from tests.needs import ALONE, needs_of
+from tests.needs import ALONE, needs_of, refuse_programs
 
 DESCRIPTORS_MAX: Final = 500
 ROOT: Final = Path(__file__).resolve().parent.parent
@@ -50,6 +51,14 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
             item.add_marker(pytest.mark.needs(what))
         if is_compiled() and item.get_closest_marker("interpreted"):
             item.add_marker(pytest.mark.skip("a class of the test has the place of a compiled one"))
+
+
+def pytest_collection_finish() -> None:
+    """What was collected stays: no collection of garbage looks at it again."""
+    gc.collect()
+    gc.freeze()
+    if ALONE in os.environ:  # not sooner: pytest-xdist starts its workers
+        sys.addaudithook(refuse_programs)
 
 
 class PatchesInterpreted(pytest.MonkeyPatch):

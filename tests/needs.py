@@ -38,6 +38,12 @@ def refuse_alone(what: str) -> None:
     assert ALONE not in os.environ, f"{what} is needed, and nothing that the test reaches says so"
 
 
+def refuse_programs(event: str, arguments: tuple[object, ...]) -> None:
+    """An audit hook: no program is started by whatever library a test calls, if the test does not say so."""
+    if event in {"subprocess.Popen", "os.posix_spawn", "os.system"}:
+        refuse_alone(str(arguments[0]))
+
+
 def needs_of(item: pytest.Item) -> set[str]:
     """What a test and its fixtures need."""
     if not isinstance(item, pytest.Function):

@@ -131,3 +131,27 @@ class Authorization:
             authorizer=self.authorizer,
             shared=self._compiled,
         )
+
+
+class CurrentRights:
+    """What one client may do, found anew when the rules have changed."""
+
+    __slots__ = ("_authorization", "_generation", "_rights")
+
+    def __init__(self, authorization: Authorization) -> None:
+        self._authorization = authorization
+        self._generation = -1  # of the rules that the rights are by
+        self._rights: Rights | None = None
+
+    def of(self, principal: Principal | None, client_id: str = "") -> Rights:
+        """As the rules are now. A client that has not been let in is not asked about: AssertionError."""
+        rights, authorization = self._rights, self._authorization
+        if rights is None or self._generation != authorization.generation:
+            assert principal is not None
+            self._generation = authorization.generation
+            rights = self._rights = authorization.rights_of(principal, client_id)
+        return rights
+
+    def forget(self) -> None:
+        """The client has proved anew who it is, and perhaps with other rights."""
+        self._rights = None

@@ -33,8 +33,7 @@ def listener_of(
     stats = metrics.listener(name, given.protocol, dialect.frame_names)
     guests = Guests(settings.limits_of(name), stats, writes, services.users)
     ingress: ListenerSource = resolve_name(dialect.listener)(name, services, guests)
-    dispatcher.namespaces[name] = ingress.namespace
-    dispatcher.requesters[name] = ingress.requester
+    dispatcher.join(name, ingress.namespace, ingress.requester)
     return Listener(
         name,
         given.host,
@@ -66,7 +65,7 @@ def links_of(
         ]
     publishing = links[-1]
     core.add_link(name, given, publishing.session, lambda: publishing.up)
-    core.dispatcher.namespaces[name] = publishing.session
+    core.dispatcher.join(name, publishing.session)
     return links
 
 

@@ -354,6 +354,13 @@ class Dispatcher:
         self._told_at = 0.0
         self._filters: deque[list[str]] = deque(maxlen=FILTERS_MAX)  # of the last changes, if only those
 
+    def join(self, endpoint: str, namespace: Namespace, requester: AddressOf | None = None) -> None:
+        """An endpoint is there from now on. `requester` finds where its clients take answers, if they do."""
+        self.namespaces[endpoint] = namespace
+        if requester is not None:
+            self.requesters[endpoint] = requester
+        self.changed()
+
     def batch(self, source: Source, received: Monotonic) -> Batch:
         """A batch for what `source` publishes here."""
         return Batch(source, received)

@@ -11,7 +11,7 @@ import pytest
 from tests.interop import servers
 from tests.interop.gateway_fixture import Running, running
 from tests.interop.servers import Mosquitto, RabbitMQ
-from tests.needs import ALONE, declared, needed, refuse_alone
+from tests.needs import ALONE, declared, needed, refuse_alone, refuse_programs
 
 
 def names_a_type(rabbitmq: RabbitMQ) -> RabbitMQ:
@@ -76,3 +76,6 @@ def test_a_test_that_does_not_say_what_it_needs_is_told(monkeypatch: pytest.Monk
     monkeypatch.setenv(ALONE, "1")
     with pytest.raises(AssertionError, match="openssl is needed, and nothing"):
         servers.program("openssl")
+    with pytest.raises(AssertionError, match="java is needed, and nothing"):
+        refuse_programs("subprocess.Popen", ("java", ["java", "-version"], None, None))
+    refuse_programs("open", ("java", "r", 0))

@@ -14,6 +14,7 @@ import pytest
 from gateway.cli.exits import Exit
 from gateway.cli.pipeline import common
 from tests.cli.conftest import Run
+from tests.needs import needed
 
 ROOT: Final = Path(__file__).resolve().parents[2]
 HEAVY: Final = "{'pyspark', 'pyarrow', 'pandas', 'numpy'}"
@@ -43,6 +44,7 @@ def test_a_missing_extra_is_named(run: Run, monkeypatch: pytest.MonkeyPatch) -> 
 OLD: Final = "#!/bin/sh\necho 'openjdk version \"11.0.2\" 2019-01-15' >&2\n"
 
 
+@needed("processes")
 @pytest.mark.parametrize(
     "script, text", [(None, "is no program"), (OLD, "is of version 11.0.2")], ids=["none", "old"]
 )
@@ -65,6 +67,7 @@ def test_a_missing_java_is_named(
     assert "default-jre-headless" in ran.err
 
 
+@needed("Java")
 def test_what_is_there_is_named(run: Run) -> None:
     ran = run("pipeline", "check")
     assert ran.code in (Exit.OK, Exit.FAILED)

@@ -10,6 +10,7 @@ from typing import Any, Final, NoReturn
 
 import trio
 
+from gateway.access.authorization import CurrentRights
 from gateway.access.backends import Denial
 from gateway.access.credentials import Credentials
 from gateway.access.principal import Principal
@@ -109,8 +110,7 @@ class AmqpConnection(ActingGuest):
         self._deadline = now + limits.connect_timeout_secs
         self.channels = {}
         self.principal = None
-        self._rights: Rights | None = None
-        self._rules = -1  # the generation of the rules that they are by
+        self._current_rights = CurrentRights(ingress.authorization)
         self.sender = Sender(ingress.name)
         self._client_properties: dict[str, Any] = {}
         self._ready = False
@@ -127,12 +127,7 @@ class AmqpConnection(ActingGuest):
     @property
     def rights(self) -> Rights:
         """As the rules are now."""
-        rights, authorization = self._rights, self._ingress.authorization
-        if rights is None or self._rules != authorization.generation:
-            assert self.principal is not None
-            self._rules = authorization.generation
-            rights = self._rights = self._ingress.rights_of(self.principal)
-        return rights
+        return self._current_rights.of(self.principal)
 
     def check(self, permission: str, kind: str, name: str) -> None:
         """Whether `configure`, `write` or `read` is given on an exchange or queue; Refused 403, in the words
@@ -429,7 +424,7 @@ class AmqpConnection(ActingGuest):
             self.principal = found
             self._ingress.renewed(self, found)
             self.machine.send_method(0, m.ConnectionUpdateSecretOk())
-            self._rules = -1  # it may have other rights
+            self._current_rights.forget()
             with suppress(Undecided):
                 self.rules_changed()
         else:

@@ -7,6 +7,7 @@ from functools import partial
 from typing import Any, Final
 from weakref import WeakValueDictionary
 
+from gateway.access.authorization import CurrentRights
 from gateway.access.backends import Denial
 from gateway.access.principal import Principal
 from gateway.access.questions import Undecided
@@ -98,8 +99,7 @@ class FastConnection(ActingGuest):
         self.channels = {}
         self.handles = {}
         self.principal: Principal | None = None
-        self._rights: Rights | None = None
-        self._rules = -1  # the generation of the rules that they are by
+        self._current_rights = CurrentRights(ingress.authorization)
         self.sender = Sender(ingress.name)
         self.client_name = ""
         self.owner = ""  # of temporary destinations: the client-name, or a name for this connection alone
@@ -124,12 +124,7 @@ class FastConnection(ActingGuest):
     @property
     def rights(self) -> Rights:
         """As the rules are now."""
-        rights, authorization = self._rights, self._ingress.authorization
-        if rights is None or self._rules != authorization.generation:
-            assert self.principal is not None
-            self._rules = authorization.generation
-            rights = self._rights = self._ingress.rights_of(self.principal, self.client_name)
-        return rights
+        return self._current_rights.of(self.principal, self.client_name)
 
     def check(self, right: str, service: str, name: str, *, whole: bool = False) -> None:
         """Whether a right is given on a destination, or (`whole`) on all that begin with `name`. Refused

@@ -13,6 +13,7 @@ from contextlib import suppress
 from functools import partial
 from typing import Any, Final
 
+from gateway.access.authorization import CurrentRights
 from gateway.access.questions import Undecided
 from gateway.access.rights import Decision, Rights
 from gateway.broker.dispatcher import RoutingEntry
@@ -78,6 +79,7 @@ class MqttConnection(AdmittedGuest):
 
     __slots__ = (
         "_answers",
+        "_current_rights",
         "_deadline",
         "_entries",
         "_generation",
@@ -85,7 +87,6 @@ class MqttConnection(AdmittedGuest):
         "_pubacks",
         "_pubrecs",
         "_retries",
-        "_rules",
         "_unreleased",
         "_yields",
         "offer",
@@ -114,7 +115,7 @@ class MqttConnection(AdmittedGuest):
         self._retries: Retries | None = None  # None: nothing has been refused
         self._unreleased: set[int] | None = None  # QoS 2 on this connection: PUBREC was due, PUBREL is
         self.rights: Rights | None = None
-        self._rules = -1  # the generation of the rules that they are by
+        self._current_rights = CurrentRights(ingress.authorization)
         self.offer: Offer | None = None  # None: everything is offered
         self._yields = True  # what it was owed of shared subscriptions, when it is lost
         self._deadline = now + limits.connect_timeout_secs
@@ -124,19 +125,17 @@ class MqttConnection(AdmittedGuest):
 
     def current_rights(self) -> Rights:
         """As the rules are now."""
-        rights, authorization = self.rights, self._ingress.authorization
-        if rights is None or self._rules != authorization.generation:
-            assert self.principal is not None
-            self._rules = authorization.generation
-            client_id = self.sender.client
-            rights = self.rights = self._ingress.rights_of(self.principal, client_id)
+        rights = self._current_rights.of(self.principal, self.sender.client)
+        if rights is not self.rights:
+            self.rights = rights
             offer = self._ingress.offer_to(rights)
             self.offer = None if offer == WHOLE_OFFER else offer
         return rights
 
     def renew_rights(self) -> None:
         """The client has proved anew who it is, and perhaps with other rights."""
-        self._rules = self._generation = -1
+        self._current_rights.forget()
+        self._generation = -1
         with suppress(Undecided):  # what it holds it keeps until it is known otherwise
             self.rules_changed()
 

@@ -328,7 +328,7 @@ routes:
     )
     dispatcher = Dispatcher(router, DeadLetters())
     one = LinkRig(dispatcher)
-    dispatcher.namespaces["erp"] = one.session
+    dispatcher.join("erp", one.session)
     one.world.exchanges[EX] = "topic"
     one.world.unroutable.add("a")
     one.connect()

@@ -30,6 +30,7 @@ from gateway.store.journal.columns import WAS_DELIVERED
 from gateway.store.journal.mappings import keep
 from gateway.store.journal.writer import JournalWriter, Options
 from tests.cli.conftest import Run
+from tests.needs import needed
 from tests.pipeline.journals import SENDERS, START, UP, Clock
 from tests.pipeline.streams import finished
 
@@ -178,6 +179,7 @@ def test_what_fits_and_what_does_not(
         bring("delta", other)
 
 
+@needed("Spark")
 def test_by_the_command(traffic: Traffic, run: Run, tmp_path: Path) -> None:
     """With the schema that the route names, a tolerance, and a file for schedulers."""
     traffic.write(*FITTING, FAULTY[0][0])
