@@ -15,12 +15,13 @@ from gateway.broker.dead_letters import DeadLetters
 from gateway.broker.dead_letters.forwarding import Forwarding
 from gateway.broker.dead_letters.redriving import Redriving
 from gateway.broker.deduplication import Deduplication
-from gateway.broker.dispatcher import Dispatcher, Namespace
+from gateway.broker.dispatcher import Dispatcher
 from gateway.broker.journaling import Journaling, RecordingDispatcher
 from gateway.broker.memory import Memory
 from gateway.broker.outbox.outbox import OutboxLimits, OutboxState, OutboxTarget
 from gateway.broker.outbox.outboxes import Outboxes
 from gateway.broker.pausing import Pauses
+from gateway.broker.routing import Namespace
 from gateway.containment import contained
 from gateway.mapping.router import Router, Targets
 from gateway.mapping.routes import Route

@@ -17,7 +17,6 @@ from __future__ import annotations
 from collections import deque
 from collections.abc import Callable, Collection
 from functools import partial
-from typing import Literal, Protocol
 
 import structlog
 
@@ -28,6 +27,7 @@ from gateway.broker.memory import Memory, plenty
 from gateway.broker.mqtt.echoes import Echoes
 from gateway.broker.pausing import Gate, Pauses
 from gateway.broker.poison import poisoned
+from gateway.broker.routing import AnswerEntry, Branch, Namespace, RoutingEntry, RoutingPlan, is_mandatory
 from gateway.broker.tapping import Taps
 from gateway.containment import contained
 from gateway.errors import ProtocolError
@@ -45,33 +45,12 @@ from gateway.model.times import Monotonic
 from gateway.store.journal.columns import WAS_STORED
 from gateway.telemetry.stats import Latency
 
+PLANS_MAX = 4_096  # of addresses that each lead somewhere else no plan serves two
 FILTERS_MAX = 64  # subscriptions that come and go between two looks; beyond it everything is looked up again
 log = structlog.get_logger(limited=True)
 
 UNROUTED = Outcome(Verdict.REJECTED, Reason.NO_ROUTE, "no queue or subscription takes it")
-TOO_LARGE = Outcome(Verdict.REJECTED, Reason.TOO_LARGE, "a route takes no more than limits.message_bytes_max")
-
-Cross = Callable[[Message], "Message | Outcome | None"]
 AddressOf = Callable[[str], Address | None]
-Lost = Literal["gone", "unknown", "no_route"]
-"""Why nobody takes an answer: whoever asked waits no more; nobody has made that return address, or it was
-another life of this gateway; no direct route has led from there to here, as the mapping is now."""
-
-
-class Namespace(Protocol):
-    """Where an endpoint's messages can end: an embedded namespace, or a link."""
-
-    def sinks(self, address: Address) -> tuple[Sink, ...] | None:
-        """The sinks of an address; None when only the message decides."""
-
-    def choose(self, message: Message) -> tuple[Sink, ...]:
-        """The sinks of one message."""
-
-    # And maybe `nobody_at(scope: str) -> bool`: no address in the scope has a sink, and nothing is retained.
-
-    @property
-    def retained(self) -> Sink | None:
-        """What keeps retained messages; None where nothing is retained, or the remote broker does it."""
 
 
 def sinks_of(namespace: Namespace, message: Message) -> tuple[Sink, ...]:
@@ -180,130 +159,6 @@ class StagedRecipient(RouteRecipient):
         self.answer(part, messages, slots, outcome)
 
 
-class RouteBranch:
-    """One crossing out of an address, with the recipients at its end when the address decides them."""
-
-    __slots__ = ("cross", "idle", "mandatory", "namespace", "recipients", "resolved")
-
-    def __init__(
-        self, resolved: ResolvedRoute, namespace: Namespace, recipients: tuple[Recipient, ...] | None
-    ) -> None:
-        self.resolved = resolved
-        self.cross: Cross = resolved.cross
-        self.namespace = namespace
-        self.recipients = recipients
-        self.mandatory = _mandatory(resolved.route)
-        # Nobody would hear of what crosses here, unless the route itself retains it.
-        self.idle = recipients == () and not self.mandatory and resolved.route.retain is not True
-
-
-class LargeBranch(RouteBranch):
-    """The same for messages that may be on disk."""
-
-    __slots__ = ()
-
-    def __init__(self, branch: RouteBranch, octets_max: int) -> None:
-        super().__init__(branch.resolved, branch.namespace, branch.recipients)
-        self.cross = partial(_cross_from_memory, branch, octets_max)
-
-
-def _cross_from_memory(branch: RouteBranch, octets_max: int, message: Message) -> Message | Outcome | None:
-    crossed = branch.cross(message)
-    if type(crossed) is not Message:
-        return crossed
-    if len(crossed.body) > octets_max:
-        branch.resolved.route.failed += 1
-        return TOO_LARGE
-    if isinstance(crossed.body, Spooled):
-        try:
-            return crossed.holding(crossed.body.octets())
-        except OSError as error:
-            branch.resolved.route.failed += 1
-            return Outcome(Verdict.RELEASED, Reason.STORE, f"the spool cannot be read: {error}")
-    return crossed
-
-
-class RoutingEntry:
-    """Everything that the address of a message decides.
-
-    The common case, one recipient in all (`only`), is prepared so that it costs no loop, and touches no
-    object but this one of those that each address has for itself. Routes that lead nowhere now (`idle`), as
-    those of identity.yaml to a protocol that nobody speaks, make no message.
-    """
-
-    __slots__ = (
-        "address",
-        "bare",
-        "branch",
-        "branches",
-        "bursts",
-        "hops_max",
-        "idle",
-        "idle_hops_max",
-        "idle_routes",
-        "namespace",
-        "only",
-        "recipients",
-        "route",
-        "target",
-    )
-
-    def __init__(
-        self,
-        address: Address,
-        namespace: Namespace | None,
-        recipients: tuple[Recipient, ...] | None,
-        branches: tuple[RouteBranch, ...],
-    ) -> None:
-        self.address = address
-        self.namespace = namespace  # None: what a link brings in takes routes only
-        self.recipients = recipients  # in its own namespace; None: the message decides
-        self.branches = branches
-        self.idle = tuple([branch.resolved for branch in branches if branch.idle])
-        self.idle_routes = tuple([resolved.route for resolved in self.idle])
-        self.idle_hops_max = min([resolved.bare_hops_max for resolved in self.idle]) if self.idle else 0
-        self.only: Recipient | None = None
-        self.branch: RouteBranch | None = None
-        self.route: Route | None = None  # of `way`
-        self.target: Address | None = None  # all that the way changes, besides counting a hop
-        self.bare = False  # the same, but of messages without a reply address only
-        self.hops_max = 0
-        busy = [branch for branch in branches if not branch.idle]
-        if recipients is not None and len(recipients) == 1 and not busy:
-            self.only = recipients[0]
-        elif (
-            recipients == ()
-            and len(busy) == 1
-            and busy[0].recipients is not None
-            and len(busy[0].recipients) == 1
-        ):
-            self.branch = busy[0]
-            self.only = busy[0].recipients[0]
-            resolved = busy[0].resolved
-            self.route = resolved.route
-            if resolved.bare_plain:
-                self.target = resolved.target
-                self.bare = not resolved.plain
-                self.hops_max = resolved.bare_hops_max
-        # Messages that differ in nothing but their bodies may go together.
-        self.bursts = self.only is not None and (self.route is None or self.target is not None)
-
-
-class AnswerEntry(RoutingEntry):
-    """Of a return address: its one branch leads to whoever asked (`requester`; None: nobody has). `lost` says
-    why a message is, that nobody takes there.
-    """
-
-    __slots__ = ("lost", "requester")
-
-    def __init__(
-        self, address: Address, branches: tuple[RouteBranch, ...], lost: Lost, requester: Return | None
-    ) -> None:
-        super().__init__(address, None, (), branches)
-        self.lost = lost
-        self.requester = requester
-
-
 def _always() -> bool:
     return True
 
@@ -347,8 +202,7 @@ class Dispatcher:
         self._recipients: dict[tuple[Sink, str], Recipient] = {}
         self._guards: dict[str, Guard] = {}
         self._unheard_routes: dict[Route, bool] = {}
-        self._unheard_branches: dict[Route, RouteBranch] = {}
-        self._idle_routes: dict[tuple[Route, ...], tuple[Route, ...]] = {}  # one object for many addresses
+        self._plans: dict[tuple[object, ...], RoutingPlan] = {}  # by what decides them
         self.latencies: dict[str, Latency] = {}  # by the names of routes that are in force
         self._told: set[tuple[str, object]] = set()  # of this wake-up, that the log knows
         self._told_at = 0.0
@@ -375,6 +229,7 @@ class Dispatcher:
         self._recipients.clear()
         self._guards.clear()
         self._unheard_routes.clear()
+        self._plans.clear()
 
     def subscribed(self, pattern: list[str]) -> None:
         """The same, of what leads to MQTT topics that match this filter (its levels), and of nothing else."""
@@ -391,8 +246,6 @@ class Dispatcher:
         self.router = router
         names = {route.name for route in (*router.routes, *router.answers)}
         self.latencies = {name: latency for name, latency in self.latencies.items() if name in names}
-        self._idle_routes.clear()
-        self._unheard_branches.clear()
         self.changed()
 
     def entry(
@@ -406,7 +259,7 @@ class Dispatcher:
         try:
             return self._entry(endpoint, namespace, address, queue)
         except Exception as error:
-            return RoutingEntry(address, Nowhere(error), None, ())
+            return RoutingEntry(address, RoutingPlan(Nowhere(error), None))
 
     def _entry(
         self, endpoint: str, namespace: Namespace | None, address: Address, queue: str
@@ -414,25 +267,52 @@ class Dispatcher:
         if endpoint not in self.links and self.router.is_return(address):
             return self._answer_entry(endpoint, address)
         sinks = () if namespace is None else namespace.sinks(address)
+        ways: list[ResolvedRoute] = []
+        decided: list[object] = [endpoint, namespace, sinks]
+        for resolved in self.router.resolve(endpoint, address, queue, self._unheard):
+            route = resolved.route
+            if resolved is route.unheard:
+                decided.append(resolved)
+            else:
+                target = self._entrance(route)
+                if target is None:
+                    continue
+                ends = None if resolved.target is None else target.sinks(resolved.target)
+                decided += (route, type(resolved), ends)
+            ways.append(resolved)
+        made = tuple(ways)
+        key = tuple(decided)
+        plan = self._plans.get(key)
+        if plan is None:
+            plan = self._plan(key, endpoint, namespace, sinks, made)
+        return RoutingEntry(address, plan, plan.ways or made)
+
+    def _plan(
+        self,
+        key: tuple[object, ...],
+        endpoint: str,
+        namespace: Namespace | None,
+        sinks: tuple[Sink, ...] | None,
+        ways: tuple[ResolvedRoute, ...],
+    ) -> RoutingPlan:
+        """The plan of addresses of an endpoint that lead to these sinks, and by these ways beside."""
         recipients = (
             None if sinks is None else tuple([self._recipient(sink, None, endpoint) for sink in sinks])
         )
         branches = []
-        for resolved in self.router.resolve(endpoint, address, queue, self._unheard):
+        for resolved in ways:
             route = resolved.route
-            if resolved is route.unheard:
-                branches.append(self._unheard_branches[route])
-                continue
             target = self._entrance(route)
-            if target is None:
-                continue
-            ends = target.sinks(resolved.target) if resolved.target is not None else None
+            assert target is not None, "the way has been taken"
+            ends: tuple[Sink, ...] | None = ()
+            if resolved is not route.unheard:
+                ends = None if resolved.target is None else target.sinks(resolved.target)
             found = None if ends is None else tuple([self._recipient(sink, route) for sink in ends])
-            branches.append(RouteBranch(resolved, target, found))
-        entry = RoutingEntry(address, namespace, recipients, tuple(branches))
-        if entry.idle_routes:
-            entry.idle_routes = self._idle_routes.setdefault(entry.idle_routes, entry.idle_routes)
-        return entry
+            branches.append(Branch(route, target, found))
+        if len(self._plans) >= PLANS_MAX:
+            self._plans.clear()
+        plan = self._plans[key] = RoutingPlan(namespace, recipients, tuple(branches), ways)
+        return plan
 
     def _unheard(self, route: Route) -> bool:
         """Whether nobody is at the end of a route, whose scope is always the same, for any address."""
@@ -441,11 +321,9 @@ class Dispatcher:
             assert route.short is not None
             target = self._entrance(route)
             nobody_at = getattr(target, "nobody_at", None)  # not every namespace can tell
-            known = nobody_at is not None and nobody_at(route.short.scope)
+            known = target is not None and nobody_at is not None and nobody_at(route.short.scope)
             if known and target is not None:
-                branch = RouteBranch(route.unheard, target, ())
-                known = branch.idle
-                self._unheard_branches[route] = branch
+                known = Branch(route, target, ()).idle
             self._unheard_routes[route] = known
         return known
 
@@ -453,19 +331,20 @@ class Dispatcher:
         """Where answers to a return address go."""
         found = self.router.requester(address)
         if found is None:
-            return AnswerEntry(address, (), "unknown", None)
+            return AnswerEntry(address, "unknown", None)
         route = self.router.answer_route(endpoint, found.endpoint)
         namespace = self.namespaces.get(found.endpoint)
         if route is None or namespace is None:
-            return AnswerEntry(address, (), "no_route", found)
+            return AnswerEntry(address, "no_route", found)
         there = self._address_of(found)
         if there is None:
-            return AnswerEntry(address, (), "gone", found)
+            return AnswerEntry(address, "gone", found)
         resolved = answer_to(route, there, self.router.hops_max, coded=found.coded)
         ends = namespace.sinks(there)
         recipients = None if ends is None else tuple(self._recipient(sink, route) for sink in ends)
-        branch = RouteBranch(resolved, namespace, recipients)
-        return AnswerEntry(address, (branch,), "gone", found)
+        ways = (resolved,)
+        plan = RoutingPlan(None, (), (Branch(route, namespace, recipients),), ways)
+        return AnswerEntry(address, "gone", found, plan, ways)
 
     def _address_of(self, requester: Return) -> Address | None:
         find = self.requesters.get(requester.endpoint)
@@ -541,26 +420,28 @@ class Dispatcher:
         """Put a message on its recipients. False: there is none, and the receipt is still the caller's to
         answer.
         """
-        asks = message.property_set.asks
-        target = None if asks and entry.bare else entry.target
-        recipient = entry.only
+        plan = entry.plan
+        recipient = plan.only
         if recipient is None or message.retain:
             return self._publish_all(batch, entry, message, receipt)
-        if entry.idle:
-            if asks or message.hops >= entry.idle_hops_max:
-                for idle in entry.idle:
-                    if not idle.certain(message):
+        asks = message.property_set.asks
+        if plan.idle:
+            if asks or message.hops >= plan.idle_hops_max:
+                for at in plan.idle:
+                    if not entry.ways[at].certain(message):
                         return self._publish_all(batch, entry, message, receipt)
-            for route in entry.idle_routes:
-                route.matched += 1
-        if entry.route is None:
+            for idle in plan.idle_routes:
+                idle.matched += 1
+        route = plan.route
+        if route is None:
             batch.add_only(receipt, recipient, message)
             return True
-        if target is not None and message.hops < entry.hops_max:
-            entry.route.matched += 1
+        target = None if asks and plan.bare else entry.target
+        if target is not None and message.hops < plan.hops_max:
+            route.matched += 1
             crossed = message.crossed(target)
-            if message.property_set is not NO_PROPERTIES and entry.route.foreign:
-                self._note_losses(batch, entry.route, crossed)  # whose form its receiver needs, too
+            if message.property_set is not NO_PROPERTIES and route.foreign:
+                self._note_losses(batch, route, crossed)  # whose form its receiver needs, too
             batch.add_only(receipt, recipient, crossed)
             return True
         return self._publish_across(batch, entry, recipient, message, receipt)
@@ -571,12 +452,7 @@ class Dispatcher:
         """`publish` of a message that may be too large for routes. Queues in its own namespace take it as it
         is, on disk; whoever is behind a route gets it from memory, or refuses one over `octets_max`.
         """
-        branches = tuple(
-            branch if branch.idle and not message.retain else LargeBranch(branch, octets_max)
-            for branch in entry.branches
-        )
-        everybody = RoutingEntry(entry.address, entry.namespace, entry.recipients, branches)
-        everybody.only = everybody.target = None  # nothing goes the short way, which knows addresses only
+        everybody = entry.from_disk(octets_max, retained=message.retain)
         return self.publish(batch, everybody, message, receipt)
 
     def publish_burst(
@@ -585,18 +461,19 @@ class Dispatcher:
         """`publish` of messages that differ in nothing but their bodies. False: they have to be published one
         by one, for they have no recipient or several, or more changes than their address.
         """
-        first, route, recipient = messages[0], entry.route, entry.only
+        plan = entry.plan
+        first, route, recipient = messages[0], plan.route, plan.only
         asks = first.property_set.asks
-        target = entry.address if route is None else None if asks and entry.bare else entry.target
+        target = entry.address if route is None else None if asks and plan.bare else entry.target
         if (
             recipient is None
             or first.retain
             or target is None
-            or (route is not None and first.hops >= entry.hops_max)
-            or (entry.idle and (asks or first.hops >= entry.idle_hops_max))
+            or (route is not None and first.hops >= plan.hops_max)
+            or (plan.idle and (asks or first.hops >= plan.idle_hops_max))
         ):
             return False
-        for idle in entry.idle_routes:
+        for idle in plan.idle_routes:
             idle.matched += len(messages)
         if route is not None:
             route.matched += len(messages)
@@ -611,28 +488,30 @@ class Dispatcher:
         self, batch: Batch, entry: RoutingEntry, recipient: Recipient, message: Message, receipt: Receipt
     ) -> bool:
         """By the one way that there is, which changes more than the address."""
-        assert entry.branch is not None
+        place = entry.plan.way
+        branch = entry.plan.branches[place]
         try:
-            crossed = entry.branch.cross(message)
+            crossed = entry.ways[place].cross(message)
         except Exception as error:
-            crossed = _failed(entry.branch, error)
+            crossed = _failed(branch.route, error)
         if type(crossed) is Message and not crossed.retain:
-            if crossed.property_set is not NO_PROPERTIES and entry.branch.resolved.route.foreign:
-                self._note_losses(batch, entry.branch.resolved.route, crossed)
+            if crossed.property_set is not NO_PROPERTIES and branch.route.foreign:
+                self._note_losses(batch, branch.route, crossed)
             batch.add_only(receipt, recipient, crossed)
             return True
         if crossed is None:
             return False
         placed: list[tuple[Recipient, Message]] = []
         refused: list[tuple[Route, Outcome]] = []
-        self._place_crossed(batch, entry.branch, crossed, placed, refused)
+        self._place_crossed(batch, branch, crossed, placed, refused)
         return self._place(batch, receipt, message, placed, refused)
 
     def _publish_all(self, batch: Batch, entry: RoutingEntry, message: Message, receipt: Receipt) -> bool:
         placed: list[tuple[Recipient, Message]] = []
         refused: list[tuple[Route, Outcome]] = []
-        namespace = entry.namespace
-        recipients = entry.recipients
+        plan = entry.plan
+        namespace = plan.namespace
+        recipients = plan.recipients
         if recipients is None:
             assert namespace is not None
             endpoint = message.sender.endpoint
@@ -652,11 +531,11 @@ class Dispatcher:
         if namespace is not None:
             endpoint = message.sender.endpoint
             placed += [(recipient, message) for recipient in self._retaining(namespace, message, endpoint)]
-        for branch in entry.branches:
+        for way, branch in zip(entry.ways, plan.branches, strict=True):
             try:
-                crossed = branch.cross(message)
+                crossed = way.cross(message)
             except Exception as error:
-                crossed = _failed(branch, error)
+                crossed = _failed(branch.route, error)
             if crossed is not None:
                 self._place_crossed(batch, branch, crossed, placed, refused)
         return self._place(batch, receipt, message, placed, refused)
@@ -664,13 +543,13 @@ class Dispatcher:
     def _place_crossed(
         self,
         batch: Batch,
-        branch: RouteBranch,
+        branch: Branch,
         crossed: Message | Outcome,
         placed: list[tuple[Recipient, Message]],
         refused: list[tuple[Route, Outcome]],
     ) -> None:
         """Add the recipients of what came out of a crossing, or why there are none."""
-        route = branch.resolved.route
+        route = branch.route
         if isinstance(crossed, Outcome):
             refused.append((route, crossed))
             return
@@ -801,17 +680,11 @@ def tell_reply_kept(route: Route, message: Message) -> None:
     )
 
 
-def _failed(branch: RouteBranch, error: Exception) -> Outcome:
+def _failed(route: Route, error: Exception) -> Outcome:
     """What goes wrong on a way is the outcome there."""
-    route = branch.resolved.route
     route.failed += 1
     return poisoned(error, route=route.name)
 
 
-def _mandatory(route: Route) -> bool:
-    """Not every protocol can ask for a queue: a topic without subscribers is no error in MQTT."""
-    return route.mandatory and "mandatory" in route.target.dialect.target_options
-
-
 def _when_unrouted(route: Route) -> Outcome:
-    return UNROUTED if _mandatory(route) else ACCEPTED
+    return UNROUTED if is_mandatory(route) else ACCEPTED

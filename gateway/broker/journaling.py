@@ -16,10 +16,11 @@ import structlog
 from gateway import clock
 from gateway.broker.dead_letters import DeadLetters
 from gateway.broker.deduplication import Deduplication
-from gateway.broker.dispatcher import Dispatcher, Namespace, RoutingEntry
+from gateway.broker.dispatcher import Dispatcher
 from gateway.broker.memory import Memory
 from gateway.broker.pausing import Pauses
 from gateway.broker.redacting import Redactor, Redactors
+from gateway.broker.routing import Namespace, RoutingEntry
 from gateway.containment import contained
 from gateway.mapping.router import Router
 from gateway.mapping.routes import Route
@@ -307,7 +308,7 @@ class Journaling:
         """What takes out of messages to an address what a route there says; None: there is no such route."""
         if not self.redactors:
             return None
-        return self.redactors.at([branch.resolved.route for branch in entry.branches])
+        return self.redactors.at([branch.route for branch in entry.plan.branches])
 
     def _wanted(self, route: Route) -> bool:
         return self._all or route.rule.journal
@@ -365,7 +366,7 @@ class RecordingDispatcher(Dispatcher):
         """As every dispatcher does; what was taken is noted as it came in."""
         if not Dispatcher.publish(self, batch, entry, message, receipt):
             return False
-        target = None if message.property_set.asks and entry.bare else entry.target
+        target = None if message.property_set.asks and entry.plan.bare else entry.target
         recorded = cast(RecordedBatch, batch)
         recorded.came(message if target is None or message.retain else entry.address)
         if self.journaling.redactors:
@@ -378,10 +379,10 @@ class RecordingDispatcher(Dispatcher):
         """The same for messages that differ in nothing but their bodies."""
         if not Dispatcher.publish_burst(self, batch, entry, messages, receipts):
             return False
-        target = entry.address if entry.route is None else entry.target
+        target = entry.address if entry.plan.route is None else entry.target
         assert target is not None
         recorded = cast(RecordedBatch, batch)
-        recorded.came_in_burst(messages, target, changed=entry.route is not None)
+        recorded.came_in_burst(messages, target, changed=entry.plan.route is not None)
         if self.journaling.redactors:
             self._keep_private(recorded, entry, len(messages))
         return True

@@ -12,9 +12,10 @@ from collections.abc import Callable
 from typing import Generic, Protocol, TypeVar
 
 from gateway import clock
-from gateway.broker.dispatcher import Dispatcher, RoutingEntry
+from gateway.broker.dispatcher import Dispatcher
 from gateway.broker.memory import LOW_ON_MEMORY
 from gateway.broker.pressure import Held
+from gateway.broker.routing import RoutingEntry
 from gateway.egress.confirming import ConfirmedSink
 from gateway.egress.link import LinkStatus
 from gateway.model.address import Address
@@ -154,8 +155,8 @@ class QueueLinkSession(ABC, Generic[PeerT, ConsumerT, SinkT]):
             return
         consumer, _, message = receipt
         entry = self.dispatcher.entry(self.name, None, message.address, self.queue_of(consumer))
-        for branch in entry.branches:
-            branch.resolved.route.retried += 1
+        for branch in entry.plan.branches:
+            branch.route.retried += 1
         if not self.dispatcher.publish(self.batch, entry, message, receipt):
             self.unclaimed(entry, receipt)
 

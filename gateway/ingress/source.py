@@ -18,7 +18,7 @@ from gateway import clock
 from gateway.access.principal import Principal
 from gateway.access.questions import Undecided
 from gateway.access.rights import Decision, Rights
-from gateway.broker.dispatcher import AnswerEntry, Namespace, RoutingEntry
+from gateway.broker.routing import AnswerEntry, Namespace, RoutingEntry
 from gateway.ingress.guests import Connection, Entrance, Farewell, Guests
 from gateway.ingress.logins import Logins
 from gateway.ingress.services import Services
@@ -251,10 +251,10 @@ class ListenerSource(ABC):
 
     def may_cross(self, rights: Rights, entry: RoutingEntry) -> Decision:
         """Whether the publisher has the roles that the routes ask for which take what it publishes."""
-        for branch in entry.branches:
-            role = branch.resolved.route.rule.role
+        for branch in entry.plan.branches:
+            role = branch.route.rule.role
             if role is not None and role not in rights.roles:
-                return Decision(False, f"route {branch.resolved.route.name} takes it from role {role}")
+                return Decision(False, f"route {branch.route.name} takes it from role {role}")
         return WHATEVER
 
     def decide(self, stream: Stream, question: Undecided, then: Callable[[], None] | None = None) -> None:

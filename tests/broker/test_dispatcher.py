@@ -9,8 +9,9 @@ import structlog
 
 from gateway.broker.amqp091.virtual_host import VirtualHost
 from gateway.broker.dead_letters import DeadLetters
-from gateway.broker.dispatcher import AnswerEntry, Dispatcher, RoutingEntry, tell_reply_kept
+from gateway.broker.dispatcher import Dispatcher, tell_reply_kept
 from gateway.broker.mqtt.session import SubscriptionOptions
+from gateway.broker.routing import AnswerEntry, RoutingEntry
 from gateway.mapping import parse
 from gateway.mapping.router import Router
 from gateway.model.address import Address
@@ -230,7 +231,7 @@ IDLE = "{name: idle, from: {endpoint: mqtt, topic: '#'}, to: {endpoint: amqp, ex
 def test_a_route_that_leads_nowhere_is_counted_and_costs_the_others_nothing() -> None:
     bench = Bench(OUT % "", IDLE % ", mandatory: false")
     entry = bench.dispatcher.entry("mqtt", bench.space, mqtt("out/x").address)
-    assert entry.only is not None, "the prepared way is taken"
+    assert entry.plan.only is not None, "the prepared way is taken"
     source, _ = bench.publish("mqtt", mqtt("out/x"), mqtt("out/x"))
     bench.link.parts[0].accept()
     assert source.outcomes == [ACCEPTED] * 2
@@ -314,7 +315,7 @@ def test_what_a_link_brings_is_no_answer() -> None:
         Bench(UP % ("", "")).dispatcher.entry("amqp", None, there),
     ):
         assert type(entry) is RoutingEntry
-        assert entry.branches == ()
+        assert entry.plan.branches == ()
     asks = mqtt("out/1", properties=property_set(Properties(reply_to="r/x")))
     bench.publish("mqtt", asks)
     (part,) = bench.link.parts

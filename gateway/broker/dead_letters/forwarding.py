@@ -13,7 +13,8 @@ from datetime import UTC, datetime
 from typing import Final
 
 from gateway import clock
-from gateway.broker.dispatcher import Namespace, sinks_of
+from gateway.broker.dispatcher import sinks_of
+from gateway.broker.routing import Namespace
 from gateway.errors import RemoteProtocolError
 from gateway.model.address import Address
 from gateway.model.batch import Batch, Recipient

@@ -20,9 +20,10 @@ from collections.abc import Callable, Iterable
 from typing import TYPE_CHECKING, Final, Literal, NamedTuple
 
 from gateway.broker.dead_letters import DeadLetters
-from gateway.broker.dispatcher import Namespace, RouteRecipient
+from gateway.broker.dispatcher import RouteRecipient
 from gateway.broker.outbox.marks import MARK_SECS, Marks
 from gateway.broker.queue import Queue
+from gateway.broker.routing import Namespace
 from gateway.broker.storage import QueueStorage
 from gateway.containment import contained
 from gateway.mapping.routes import Route

@@ -14,8 +14,9 @@ import structlog
 import trio
 
 from gateway import __version__, clock
-from gateway.broker.dispatcher import UNROUTED, Dispatcher, RoutingEntry
+from gateway.broker.dispatcher import UNROUTED, Dispatcher
 from gateway.broker.memory import LOW_ON_MEMORY
+from gateway.broker.routing import RoutingEntry
 from gateway.egress.amqp091.consumer import AmqpLinkConsumer
 from gateway.egress.amqp091.publisher import AmqpLinkPublisher
 from gateway.egress.amqp091.topology import (
@@ -499,7 +500,7 @@ class AmqpLinkSession(QueueLinkSession[AmqpLinkConnection, AmqpLinkConsumer, Amq
 
     def unclaimed(self, entry: RoutingEntry, receipt: Receipt) -> None:
         """No route takes the message: without any it is a dead letter, but the broker is rid of it."""
-        if not entry.branches:
+        if not entry.plan.branches:
             self.dispatcher.dead_letters.add([receipt[2]], "", UNROUTED)
         self.settle([receipt], None, clock.now())
 

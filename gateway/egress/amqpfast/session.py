@@ -14,8 +14,9 @@ import structlog
 import trio
 
 from gateway import clock
-from gateway.broker.dispatcher import UNROUTED, Dispatcher, RoutingEntry
+from gateway.broker.dispatcher import UNROUTED, Dispatcher
 from gateway.broker.memory import LOW_ON_MEMORY
+from gateway.broker.routing import RoutingEntry
 from gateway.egress.amqpfast.consumer import FastLinkConsumer, Receipt
 from gateway.egress.amqpfast.opening import client_machine
 from gateway.egress.amqpfast.publisher import FastLinkPublisher
@@ -571,7 +572,7 @@ class FastLinkSession(QueueLinkSession[FastLinkConnection, FastLinkConsumer, Fas
         """No route takes the message. From a queue that makes it a dead letter, if there is no route at all;
         a topic's subscription may well be wider than the routes."""
         message = receipt[2]
-        if not entry.branches and message.address.wire.startswith(b"queue:"):
+        if not entry.plan.branches and message.address.wire.startswith(b"queue:"):
             self.bury(receipt, UNROUTED)
         else:
             self.settle([receipt], None, clock.now())

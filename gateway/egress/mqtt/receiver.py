@@ -20,9 +20,10 @@ from typing import Final
 import trio
 
 from gateway import clock
-from gateway.broker.dispatcher import Dispatcher, RoutingEntry
+from gateway.broker.dispatcher import Dispatcher
 from gateway.broker.memory import LOW_ON_MEMORY
 from gateway.broker.pressure import Held
+from gateway.broker.routing import RoutingEntry
 from gateway.errors import RemoteProtocolError
 from gateway.model.message import NEVER, Message, Sender
 from gateway.model.outcome import Outcome, Reason, Verdict
@@ -289,8 +290,8 @@ class MqttLinkReceiver:
             self.unsettled -= 1  # the broker has delivered it again on this connection
             return
         entry = self._dispatcher.entry(self._name, None, message.address)
-        for branch in entry.branches:
-            branch.resolved.route.retried += 1
+        for branch in entry.plan.branches:
+            branch.route.retried += 1
         if not self._dispatcher.publish(self.batch, entry, message, receipt):
             self._accept(receipt)
 

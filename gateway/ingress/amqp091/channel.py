@@ -24,9 +24,9 @@ from gateway.broker.amqp091.queue import AmqpQueue
 from gateway.broker.amqp091.refusals import Refused, failed
 from gateway.broker.amqp091.replies import ReplyTo
 from gateway.broker.amqp091.virtual_host import VirtualHost
-from gateway.broker.dispatcher import RoutingEntry
 from gateway.broker.poison import poisoned
 from gateway.broker.queue import DISPATCH_MESSAGES_MAX, Queue
+from gateway.broker.routing import RoutingEntry
 from gateway.errors import ProtocolError, RemoteProtocolError
 from gateway.ingress.amqp091.line import Line
 from gateway.ingress.outstanding import Outstanding
@@ -575,7 +575,7 @@ class Transaction:
         """
         if not self._publishes:
             self._generation = self._channel.connection.ingress.dispatcher.generation
-        if entry.recipients is None and not _says_the_queue(entry):
+        if entry.plan.recipients is None and not _says_the_queue(entry):
             entry = self._routed(entry, message)
         self._publishes.append((entry, message, content))
         self.octets += message.octets - len(message.body) * isinstance(message.body, Spooled)
@@ -626,25 +626,26 @@ class Transaction:
 
     def _routed(self, entry: RoutingEntry, message: Message) -> RoutingEntry:
         """The entry of a message that decides where it goes, with its decision."""
-        assert entry.namespace is not None
+        namespace = entry.plan.namespace
+        assert namespace is not None
         try:
-            sinks = entry.namespace.choose(message)
+            sinks = namespace.choose(message)
         except ProtocolError:
             raise
         except Exception:  # the commit meets it again, and makes a dead letter of the message
             return entry
-        return RoutingEntry(entry.address, Routed(self._channel.connection.host, sinks), None, entry.branches)
+        return entry.chosen_by(Routed(self._channel.connection.host, sinks))
 
     def _renewed(self, entry: RoutingEntry) -> RoutingEntry:
         """The entry as it is now, save for where its message was routed to."""
         connection = self._channel.connection
         fresh = connection.ingress.dispatcher.entry(connection.endpoint, connection.host, entry.address)
-        found = entry.namespace
-        if entry.recipients is not None and _says_the_queue(entry):
+        found, recipients = entry.plan.namespace, entry.plan.recipients
+        if recipients is not None and _says_the_queue(entry):
             return fresh
-        if entry.recipients is not None:
-            found = Routed(connection.host, (recipient.sink for recipient in entry.recipients))
-        return RoutingEntry(entry.address, found, None, fresh.branches)
+        if recipients is not None:
+            found = Routed(connection.host, (recipient.sink for recipient in recipients))
+        return fresh.chosen_by(found)
 
     def _settle(self) -> bool:
         """Settle the deliveries; True: there were some, which may be on disk, or their letters."""

@@ -18,8 +18,8 @@ from gateway.access.questions import Undecided
 from gateway.access.rights import DEFAULT_EXCHANGE, Rights
 from gateway.access.tokens import Tokens
 from gateway.broker.amqp091.refusals import Refused, access_refused, failed
-from gateway.broker.dispatcher import RoutingEntry
 from gateway.broker.memory import LOW_ON_MEMORY
+from gateway.broker.routing import RoutingEntry
 from gateway.broker.spool import SpoolFile
 from gateway.errors import RemoteProtocolError
 from gateway.ingress.amqp091.channel import (

@@ -12,7 +12,8 @@ import structlog
 
 from gateway.access.rights import Rights
 from gateway.broker.amqp091.virtual_host import VirtualHost
-from gateway.broker.dispatcher import UNROUTED, AnswerEntry, RoutingEntry
+from gateway.broker.dispatcher import UNROUTED
+from gateway.broker.routing import AnswerEntry, RoutingEntry
 from gateway.errors import RemoteProtocolError
 from gateway.ingress.amqp091.announcing import server_properties
 from gateway.ingress.amqp091.channel import AmqpChannel, AmqpGuest, AmqpSource, PublishTarget, Receipt
@@ -121,10 +122,10 @@ class AmqpIngress(AmqpSource):
         """No queue and no route takes the message: returned if it is mandatory, and confirmed all the
         same.
         """
-        if entry.namespace is None and isinstance(entry, AnswerEntry):
+        if entry.plan.namespace is None and isinstance(entry, AnswerEntry):
             self.answer_lost(entry, message)
         if receipt is None or receipt[2] is None:
-            if not entry.branches:
+            if not entry.plan.branches:
                 self.dead_letters.add([message], "", UNROUTED)
             self.nobody_wanted(message)
             outcome = None

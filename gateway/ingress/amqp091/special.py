@@ -11,7 +11,7 @@ from gateway.broker.amqp091.dead_lettering import COPIES_MAX, copied_keys
 from gateway.broker.amqp091.refusals import TYPE_NAMES, failed
 from gateway.broker.amqp091.replies import REPLY_TO
 from gateway.broker.amqp091.virtual_host import VirtualHost
-from gateway.broker.dispatcher import RoutingEntry
+from gateway.broker.routing import RoutingEntry
 from gateway.errors import LocalProtocolError
 from gateway.ingress.amqp091.channel import AmqpChannel
 from gateway.model.address import Address
@@ -78,7 +78,7 @@ def look_closer(
         for key in copies:
             channel.connection.check_key("write", address.scope, key)
         keys = (address.name, *copies)
-        entry = RoutingEntry(address, Copies(host, address.scope, keys), None, entry.branches)
+        entry = entry.chosen_by(Copies(host, address.scope, keys))
     if not changed:
         return entry, given
     try:

@@ -20,10 +20,10 @@ from gateway.access.rights import Decision, Rights
 from gateway.broker.amqpfast.destinations import FastQueue, Subscription
 from gateway.broker.amqpfast.partials import Partial, Partials
 from gateway.broker.amqpfast.virtual_host import FastHost
-from gateway.broker.dispatcher import RoutingEntry
 from gateway.broker.poison import poisoned
 from gateway.broker.priorities import PriorityQueue
 from gateway.broker.queue import DISPATCH_MESSAGES_MAX, Queue
+from gateway.broker.routing import RoutingEntry
 from gateway.errors import LocalProtocolError
 from gateway.ingress.amqpfast.large_deliveries import LARGE_OCTETS, Large, LargeDeliveries
 from gateway.ingress.amqpfast.shared_folder import SharedFolder

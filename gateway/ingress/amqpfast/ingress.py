@@ -13,7 +13,8 @@ from pathlib import Path
 import structlog
 
 from gateway.broker.amqpfast.virtual_host import FastHost, Refused
-from gateway.broker.dispatcher import UNROUTED, AnswerEntry, RoutingEntry
+from gateway.broker.dispatcher import UNROUTED
+from gateway.broker.routing import AnswerEntry, RoutingEntry
 from gateway.containment import contained
 from gateway.ingress.amqpfast.channel import FastGuest, FastHandle, FastSource, Receipt
 from gateway.ingress.amqpfast.shared_folder import SharedFolder, agreed

@@ -13,8 +13,8 @@ from contextlib import suppress
 from gateway.access.questions import Undecided
 from gateway.broker.amqpfast.partials import Partial
 from gateway.broker.amqpfast.virtual_host import Refused
-from gateway.broker.dispatcher import RoutingEntry
 from gateway.broker.memory import LOW_ON_MEMORY
+from gateway.broker.routing import RoutingEntry
 from gateway.errors import RemoteProtocolError
 from gateway.ingress.amqpfast.channel import (
     Call,

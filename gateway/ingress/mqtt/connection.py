@@ -16,11 +16,11 @@ from typing import Any, Final
 from gateway.access.authorization import CurrentRights
 from gateway.access.questions import Undecided
 from gateway.access.rights import Decision, Rights
-from gateway.broker.dispatcher import RoutingEntry
 from gateway.broker.memory import LOW_ON_MEMORY
 from gateway.broker.mqtt.session import Row, Session, SubscriptionOptions
 from gateway.broker.mqtt.shared import shared_pattern
 from gateway.broker.poison import poisoned
+from gateway.broker.routing import NOWHERE, RoutingEntry
 from gateway.errors import RemoteProtocolError
 from gateway.ingress.guests import Farewell
 from gateway.ingress.mqtt.acknowledgements import Answers, acknowledged
@@ -417,7 +417,7 @@ class MqttConnection(AdmittedGuest):
         """Whether no route that the message took asks for another attempt."""
         entry = receipt[4]
         return outcome.verdict is Verdict.REJECTED and not any(
-            branch.resolved.route.on_reject == "retry" for branch in entry.branches
+            branch.route.on_reject == "retry" for branch in entry.plan.branches
         )
 
     def _forget_incoming(self, receipt: Receipt) -> None:
@@ -498,7 +498,7 @@ class MqttConnection(AdmittedGuest):
             except Undecided as question:
                 ingress.decide(self.stream, question)
                 return rows
-            if shared.bursts and (burst := burst_in(rows, body_max)) is not None:
+            if shared.plan.bursts and (burst := burst_in(rows, body_max)) is not None:
                 self._publish_burst(shared, burst)
                 one_by_one = iter(())
         for flags, topic, packet_id, raw, body in one_by_one:
@@ -584,7 +584,7 @@ class MqttConnection(AdmittedGuest):
                 self._ingress.entries.keep(entry, entries)
                 return entry
         elif decision.allowed:
-            nowhere = RoutingEntry(address, None, (), ())
+            nowhere = RoutingEntry(address, NOWHERE)
             self._ingress.entries.keep(nowhere, entries)
             return nowhere
         denied = DeniedEntry(address, decision.rule)
@@ -651,7 +651,7 @@ class MqttConnection(AdmittedGuest):
         ingress, publish = self._ingress, packet.publish
         ingress.stats.messages_in += 1
         address = topic_address(publish.topic)
-        nowhere = RoutingEntry(address, None, (), ())
+        nowhere = RoutingEntry(address, NOWHERE)
         if publish.qos == 2 and not self._first_time(publish.packet_id, nowhere):
             return
         message = Message(address, b"", NO_PROPERTIES, publish.qos, sender=self.sender._replace(endpoint=""))

@@ -5,7 +5,7 @@ from __future__ import annotations
 from abc import ABC, abstractmethod
 from collections.abc import Callable
 
-from gateway.broker.dispatcher import RoutingEntry
+from gateway.broker.routing import RoutingEntry
 from gateway.ingress.guests import Farewell
 from gateway.model.message import Message, Sender
 from gateway.model.outcome import Outcome

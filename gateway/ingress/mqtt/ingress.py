@@ -18,9 +18,10 @@ import trio
 from gateway.access.principal import Principal
 from gateway.access.questions import Undecided
 from gateway.access.rights import Rights
-from gateway.broker.dispatcher import UNROUTED, AnswerEntry, RoutingEntry
+from gateway.broker.dispatcher import UNROUTED
 from gateway.broker.mqtt.namespace import OVERDUE, MqttNamespace
 from gateway.broker.mqtt.session import Session
+from gateway.broker.routing import AnswerEntry, Branch, RoutingEntry
 from gateway.containment import contained
 from gateway.errors import RemoteProtocolError
 from gateway.ingress.guests import Guests
@@ -123,8 +124,8 @@ class MqttIngress(ListenerSource):
         """No remote broker has to confirm what is published to this address: it is stored here, or lost."""
         links = self.dispatcher.links
         return all(
-            branch.resolved.route.settle == "stored" or branch.resolved.route.target_endpoint not in links
-            for branch in entry.branches
+            branch.route.settle == "stored" or branch.route.target_endpoint not in links
+            for branch in entry.plan.branches
         )
 
     @staticmethod
@@ -144,7 +145,7 @@ class MqttIngress(ListenerSource):
         if isinstance(entry, DeniedEntry):
             self._not_allowed(entry, message, receipt)
             return
-        if entry.namespace is None:
+        if entry.plan.namespace is None:
             if isinstance(entry, AnswerEntry):
                 self.answer_lost(entry, message)
             else:
@@ -156,7 +157,7 @@ class MqttIngress(ListenerSource):
                 return
             self.tell_refused(message, refusal)
         else:
-            if not entry.branches:
+            if not entry.plan.branches:
                 self.dead_letters.add([message], "", UNROUTED)
             self.nobody_wanted(message)
         if receipt is not None:
@@ -193,8 +194,8 @@ class MqttIngress(ListenerSource):
         """A message that was refused gets another chance."""
         _, _, _, message, entry = receipt
         entry = self.dispatcher.entry(self.name, self.namespace, entry.address)
-        for branch in entry.branches:
-            branch.resolved.route.retried += 1
+        for branch in entry.plan.branches:
+            branch.route.retried += 1
         if not self.dispatcher.publish(self.begun_batch(), entry, message, receipt):
             self.unclaimed(entry, message, receipt)
 
@@ -296,12 +297,12 @@ class MqttIngress(ListenerSource):
     ) -> None:
         """A message that nobody will ever take, of a client that cannot be told so. Its letter has the name
         of the route that refused it, or of the first that may have: by that it is sent again."""
-        branches = () if entry is None else entry.branches
+        branches: tuple[Branch, ...] = () if entry is None else entry.plan.branches
         asking = (
             [branch for branch in branches if branch.mandatory] if outcome.reason is Reason.NO_ROUTE else ()
         )
         first = next(iter(asking or branches), None)
-        self.dead_letters.add([message], "" if first is None else first.resolved.route.name, outcome, then)
+        self.dead_letters.add([message], "" if first is None else first.route.name, outcome, then)
 
     def drop_forbidden(
         self, session: Session, rights: Rights, sender: Sender, *, patient: bool = False

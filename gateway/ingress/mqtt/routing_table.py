@@ -8,7 +8,8 @@ any of them.
 
 from __future__ import annotations
 
-from gateway.broker.dispatcher import Dispatcher, Namespace, RoutingEntry
+from gateway.broker.dispatcher import Dispatcher
+from gateway.broker.routing import NOWHERE, Namespace, RoutingEntry
 from gateway.model.address import Address
 
 TABLES_MAX = 10_000  # rules with {client_id} give each client one of its own
@@ -23,7 +24,7 @@ class DeniedEntry(RoutingEntry):
     __slots__ = ("rule",)
 
     def __init__(self, address: Address, rule: str) -> None:
-        super().__init__(address, None, (), ())
+        super().__init__(address, NOWHERE)
         self.rule = rule
 
 
@@ -73,8 +74,7 @@ class RoutingTable:
         self.keep(entry, entries)
         namespaces = self.dispatcher.namespaces
         if any(
-            namespaces.get(branch.resolved.route.target_endpoint) is self._namespace
-            for branch in entry.branches
+            namespaces.get(branch.route.target_endpoint) is self._namespace for branch in entry.plan.branches
         ):
             if len(self._through) >= self._most:
                 self._forget([])

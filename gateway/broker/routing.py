@@ -1,0 +1,207 @@
+"""What the address of a published message decides: its routing entry.
+
+There are as many entries as addresses, and a fleet has more of these than any cache holds. So an entry is
+small and soon made: what all addresses have in common that lead to the same recipients by the same routes is
+their `RoutingPlan`, which is worked out once.
+"""
+
+from __future__ import annotations
+
+from typing import Final, Literal, Protocol
+
+from gateway.mapping.return_addresses import Return
+from gateway.mapping.routes import ResolvedRoute, Route
+from gateway.model.address import Address
+from gateway.model.batch import Recipient, Sink
+from gateway.model.message import Message
+from gateway.model.outcome import Outcome, Reason, Verdict
+from gateway.model.spooled import Spooled
+
+TOO_LARGE = Outcome(Verdict.REJECTED, Reason.TOO_LARGE, "a route takes no more than limits.message_bytes_max")
+
+Lost = Literal["gone", "unknown", "no_route"]
+"""Why nobody takes an answer: whoever asked waits no more; nobody has made that return address, or it was
+another life of this gateway; no direct route has led from there to here, as the mapping is now."""
+
+
+class Namespace(Protocol):
+    """Where an endpoint's messages can end: an embedded namespace, or a link."""
+
+    def sinks(self, address: Address) -> tuple[Sink, ...] | None:
+        """The sinks of an address; None when only the message decides."""
+
+    def choose(self, message: Message) -> tuple[Sink, ...]:
+        """The sinks of one message."""
+
+    # And maybe `nobody_at(scope: str) -> bool`: no address in the scope has a sink, and nothing is retained.
+
+    @property
+    def retained(self) -> Sink | None:
+        """What keeps retained messages; None where nothing is retained, or the remote broker does it."""
+
+
+class Branch:
+    """One route that addresses take, with the recipients at its end when the address decides them."""
+
+    __slots__ = ("idle", "mandatory", "namespace", "recipients", "route")
+
+    def __init__(self, route: Route, namespace: Namespace, recipients: tuple[Recipient, ...] | None) -> None:
+        self.route = route
+        self.namespace = namespace
+        self.recipients = recipients
+        self.mandatory = is_mandatory(route)
+        # Nobody would hear of what crosses here, unless the route itself retains it.
+        self.idle = recipients == () and not self.mandatory and route.retain is not True
+
+
+class RoutingPlan:
+    """What addresses have in common that lead to the same recipients by the same routes.
+
+    The common case, one recipient in all (`only`), is prepared so that it costs no loop. Routes that lead
+    nowhere now (`idle`), as those of identity.yaml to a protocol that nobody speaks, make no message.
+    """
+
+    __slots__ = (
+        "bare",
+        "branches",
+        "bursts",
+        "hops_max",
+        "idle",
+        "idle_hops_max",
+        "idle_routes",
+        "namespace",
+        "only",
+        "plain",
+        "recipients",
+        "route",
+        "way",
+        "ways",
+    )
+
+    def __init__(
+        self,
+        namespace: Namespace | None,
+        recipients: tuple[Recipient, ...] | None,
+        branches: tuple[Branch, ...] = (),
+        ways: tuple[ResolvedRoute, ...] = (),
+    ) -> None:
+        """`ways` are the crossings of one such address, one for each branch."""
+        self.namespace = namespace  # None: what a link brings in takes routes only
+        self.recipients = recipients  # in its own namespace; None: the message decides
+        self.branches = branches
+        everywhere = all(way is branch.route.unheard for way, branch in zip(ways, branches, strict=True))
+        self.ways = ways if everywhere else None  # the same for each address; None: each has its own
+        idle = [at for at, branch in enumerate(branches) if branch.idle]
+        self.idle = tuple(idle)
+        self.idle_routes = tuple([branches[at].route for at in idle])
+        self.idle_hops_max = min([ways[at].bare_hops_max for at in idle], default=0)
+        self.only: Recipient | None = None
+        self.way = 0  # the place of the one way that is taken, if `route` is not None
+        self.route: Route | None = None  # of that way
+        self.plain = False  # it changes nothing but the address, besides counting a hop
+        self.bare = False  # the same, but of messages without a reply address only
+        self.hops_max = 0
+        busy = [at for at, branch in enumerate(branches) if not branch.idle]
+        if recipients is not None and len(recipients) == 1 and not busy:
+            self.only = recipients[0]
+        elif recipients == () and len(busy) == 1:
+            ends = branches[busy[0]].recipients
+            if ends is not None and len(ends) == 1:
+                self.way = busy[0]
+                self.only = ends[0]
+                self.route = branches[self.way].route
+                resolved = ways[self.way]
+                if resolved.bare_plain:
+                    self.plain = True
+                    self.bare = not resolved.plain
+                    self.hops_max = resolved.bare_hops_max
+        # Messages that differ in nothing but their bodies may go together.
+        self.bursts = self.only is not None and (self.route is None or self.plain)
+
+
+NOWHERE: Final = RoutingPlan(None, ())
+
+
+class RoutingEntry:
+    """Where messages to one address go. `target` is the address to which the one way of a plain plan leads;
+    `ways` are the crossings, one for each branch of the plan.
+    """
+
+    __slots__ = ("address", "plan", "target", "ways")
+
+    def __init__(self, address: Address, plan: RoutingPlan, ways: tuple[ResolvedRoute, ...] = ()) -> None:
+        self.address = address
+        self.plan = plan
+        self.ways = ways
+        self.target = ways[plan.way].target if plan.plain else None
+
+    def chosen_by(self, namespace: Namespace | None) -> RoutingEntry:
+        """The same routes, while `namespace` says of each message where it goes beside them."""
+        plan = RoutingPlan(namespace, None, self.plan.branches, self.ways)
+        return RoutingEntry(self.address, plan, self.ways)
+
+    def from_disk(self, octets_max: int, *, retained: bool) -> RoutingEntry:
+        """The same for a message that may be on disk: whoever is behind a route gets it from memory, or
+        refuses one over `octets_max`."""
+        plan = self.plan
+        ways = tuple(
+            [
+                way if branch.idle and not retained else LargeRoute(way, octets_max)
+                for way, branch in zip(self.ways, plan.branches, strict=True)
+            ]
+        )
+        everybody = RoutingPlan(plan.namespace, plan.recipients, plan.branches, ways)
+        everybody.only = None  # nothing goes the short way, which knows addresses only
+        return RoutingEntry(self.address, everybody, ways)
+
+
+class AnswerEntry(RoutingEntry):
+    """Of a return address: its one branch leads to whoever asked (`requester`; None: nobody has). `lost` says
+    why a message is, that nobody takes there.
+    """
+
+    __slots__ = ("lost", "requester")
+
+    def __init__(
+        self,
+        address: Address,
+        lost: Lost,
+        requester: Return | None,
+        plan: RoutingPlan = NOWHERE,
+        ways: tuple[ResolvedRoute, ...] = (),
+    ) -> None:
+        super().__init__(address, plan, ways)
+        self.lost = lost
+        self.requester = requester
+
+
+class LargeRoute(ResolvedRoute):
+    """Another crossing, for messages that may be on disk."""
+
+    __slots__ = ("_inner", "_octets_max")
+
+    def __init__(self, inner: ResolvedRoute, octets_max: int) -> None:
+        super().__init__(inner.route, inner.target)
+        self._inner = inner
+        self._octets_max = octets_max
+
+    def cross(self, message: Message) -> Message | Outcome | None:
+        crossed = self._inner.cross(message)
+        if type(crossed) is not Message:
+            return crossed
+        if len(crossed.body) > self._octets_max:
+            self.route.failed += 1
+            return TOO_LARGE
+        if isinstance(crossed.body, Spooled):
+            try:
+                return crossed.holding(crossed.body.octets())
+            except OSError as error:
+                self.route.failed += 1
+                return Outcome(Verdict.RELEASED, Reason.STORE, f"the spool cannot be read: {error}")
+        return crossed
+
+
+def is_mandatory(route: Route) -> bool:
+    """Whether a message that nobody takes at the route's end is refused. Not every protocol can ask for a
+    queue: a topic without subscribers is no error in MQTT."""
+    return route.mandatory and "mandatory" in route.target.dialect.target_options
