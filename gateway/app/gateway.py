@@ -317,6 +317,8 @@ class Gateway:
         if short:
             log.warning("memory is short, publishers are stopped", **figures)
             self.readiness.lost("memory", "it is short, publishers are stopped")
+            for listener in self.listeners.values():
+                listener.forget_entries()
         else:
             log.info("there is memory again, publishers go on", **figures)
             self.readiness.met("memory")

@@ -206,6 +206,8 @@ class Trie(Generic[T]):
         `hidden`: the first level must be named, a wildcard does not match it (MQTT's `$` topics).
         """
         found: dict[T, None] = {}
+        if not self._count:
+            return found
         stack: list[tuple[Node[T], int]] = [(self._root, 0)]
         if hidden:
             named = self._root.children.get(levels[0])

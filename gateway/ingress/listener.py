@@ -58,6 +58,9 @@ class Ingress(Protocol):
     def entrance(self, connection: Connection) -> Entrance | None:
         """When a client was let in; None: it has not said who it is."""
 
+    def forget_entries(self) -> None:
+        """Memory is short: what has been worked out of addresses goes, and is worked out again."""
+
 
 class Listener:
     """One listening address of one protocol."""
@@ -153,6 +156,10 @@ class Listener:
         for sock in self._sockets:
             sock.close()
         self._sockets.clear()
+
+    def forget_entries(self) -> None:
+        """Memory is short."""
+        self._protocol.forget_entries()
 
     async def run(self) -> None:
         """Serve until cancelled."""

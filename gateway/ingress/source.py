@@ -73,6 +73,9 @@ class ListenerSource(ABC):
         published there, or answers do not come to this protocol's clients from others."""
         return None
 
+    def forget_entries(self) -> None:  # noqa: B027 - not every protocol remembers any
+        """Memory is short: what has been worked out of addresses goes, and is worked out again."""
+
     # What the listener asks.
 
     @abstractmethod

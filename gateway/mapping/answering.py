@@ -44,7 +44,7 @@ def answering(asking: Route) -> Route:
 
 def answer_to(route: Route, requester: Address, hops_max: int, *, coded: bool) -> ResolvedRoute:
     """What becomes of messages at a return address that leads to this one. `coded`: see Return."""
-    plain = ShapedRoute(route, requester, hops_max, ())
+    plain = ShapedRoute(route, requester, hops_max, route.shape)
     return CodedAnswer(plain) if coded else plain
 
 

@@ -96,7 +96,7 @@ class RouteIndex:
     only those are looked at that have it.
     """
 
-    __slots__ = ("_always", "_by_level", "_places")
+    __slots__ = ("_always", "_by_level", "_everywhere", "_places")
 
     def __init__(self, routes: Sequence[Route]) -> None:
         self._always: list[tuple[int, Route]] = []  # by their place in the files, which is their order
@@ -106,6 +106,7 @@ class RouteIndex:
             into = self._by_level.setdefault(literals[0], []) if literals else self._always
             into.append((number, route))
         self._places = sorted({at for at, _ in self._by_level})
+        self._everywhere = [route for _, route in self._always]
 
     def candidates(self, levels: Levels) -> list[Route]:
         """Those whose patterns may match, in their order."""
@@ -116,8 +117,9 @@ class RouteIndex:
             more = self._by_level.get((at, levels[at]))
             if more is not None:
                 found = found + more
-        if found is not self._always:
-            found.sort(key=_number)
+        if found is self._always:
+            return self._everywhere
+        found.sort(key=_number)
         return [route for _, route in found]
 
 
@@ -189,32 +191,39 @@ class Router:
         if index is None:
             return ()
         found: list[ResolvedRoute] = []
-        levels = DIALECTS[address.protocol].levels(address.name)
+        dialect = DIALECTS[address.protocol]
+        levels = dialect.levels(address.name)
+        hidden = bool(dialect.hidden and levels and levels[0].startswith(dialect.hidden))
+        scope = address.scope
         for route in index.candidates(levels):
-            resolved = self._resolve(route, address, levels, queue, unheard)
+            pattern = route.pattern
+            resolved: ResolvedRoute | None
+            fits = route.fits
+            if fits is not None and not queue and pattern.dialect is dialect:
+                if pattern.scope != scope or (hidden and pattern.first is None) or not fits(levels):
+                    continue
+                if unheard(route):
+                    resolved = route.unheard
+                else:
+                    resolved = self._identified(route.resolve_levels(levels, address.name, self.hops_max))
+            else:
+                resolved = self._resolve(route, address, levels, queue)
             if resolved is not None:
                 found.append(resolved)
         return tuple(found)
 
-    def _resolve(
-        self, route: Route, address: Address, levels: Levels, queue: str, unheard: Unheard
-    ) -> ResolvedRoute | None:
+    def _resolve(self, route: Route, address: Address, levels: Levels, queue: str) -> ResolvedRoute | None:
+        """What a route does whose pattern or target is interpreted."""
         pattern = route.pattern
-        if not pattern.takes_from(address, queue) or pattern.hides(levels):
+        if not pattern.takes_from(address, queue):
             return None
-        resolved: ResolvedRoute | None
-        if route.short is not None and route.fits is not None:
-            if not route.fits(levels):
-                return None
-            if unheard(route):
-                return route.unheard
-            resolved = route.resolve_levels(levels, address.name, self.hops_max)
-        else:
-            captures = pattern.capture(levels)
-            resolved = None if captures is None else route.resolve(address, captures, queue, self.hops_max)
-        if resolved is not None and route.rule.message_id == "add":
-            return IdentifyingRoute(resolved, self._ids)
-        return resolved
+        captures = pattern.match_levels(levels)
+        resolved = None if captures is None else route.resolve(address, captures, queue, self.hops_max)
+        return None if resolved is None else self._identified(resolved)
+
+    def _identified(self, resolved: ResolvedRoute) -> ResolvedRoute:
+        """With ids, if the route gives them."""
+        return IdentifyingRoute(resolved, self._ids) if resolved.route.rule.message_id == "add" else resolved
 
     def is_return(self, address: Address) -> bool:
         """Whether it looks like a return address: nothing else leads from there anywhere."""

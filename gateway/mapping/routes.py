@@ -107,6 +107,7 @@ class Route:
         "returns",
         "rule",
         "settle",
+        "shape",
         "short",
         "source",
         "target",
@@ -147,8 +148,9 @@ class Route:
         templates = (target.name, target.scope, *(template for _, template in headers))
         # Whether target or headers name the client or the user.
         self.per_sender = any(isinstance(one, Template | Text) and one.per_message for one in templates)
-        self.fits = fits(pattern)
         self.short = self._shortened()
+        # Whether levels match, where that and the compiled way decide everything; None: ask the pattern.
+        self.fits = None if self.short is None or pattern.queue is not None else fits(pattern)
         self.unheard = UnheardRoute(self)
         self.guarantee = guarantee_of(rule)
         self.retain = rule.to.retain
@@ -159,6 +161,7 @@ class Route:
         self.kept_because = ""  # the last reply address that was kept as it is
         self.tell_kept: ReplyKept = unheard
         self._reverses: tuple[Route, ...] = ()
+        self.shape = Shape(self, () if self.short is None else self.short.extra)
         self.matched = self.delivered = self.failed = self.retried = self.dropped = self.in_flight = 0
         self.unparsable = self.undecided = self.reply_kept = self.duplicates = 0
 
@@ -242,7 +245,9 @@ class Route:
     def _to(self, target: Address, hops_max: int, extra: Extra) -> ResolvedRoute:
         if not (extra or self.translates_replies) and self.guarantee is None and self.retain is None:
             return PlainRoute(self, target, hops_max)
-        return ShapedRoute(self, target, hops_max, extra)
+        return ShapedRoute(
+            self, target, hops_max, self.shape if extra is self.shape.extra else Shape(self, extra)
+        )
 
     def resolve_for(
         self, address: Address, captures: Captures, queue: str, hops_max: int, sender: Sender
@@ -267,6 +272,7 @@ class Route:
         self.tell_kept = tell_kept
         self.returns = returns
         self._reverses = reverses
+        self.shape = Shape(self, self.shape.extra)
 
     @property
     def translates_replies(self) -> bool:
@@ -441,36 +447,46 @@ class PlainRoute(ResolvedRoute):
         return message.crossed(self._address)
 
 
+class Shape:
+    """What a route changes beside the address, where it says the same of all: headers (`extra`), the reply
+    address, guarantee and retain flag."""
+
+    __slots__ = ("derives", "extra", "key", "only_replies")
+
+    def __init__(self, route: Route, extra: Extra) -> None:
+        self.extra = extra
+        self.derives = bool(extra or route.translates_replies)
+        self.key = f"{route.key} {[value.value for _, value in extra]!r}" if extra else route.key
+        self.only_replies = not extra and route.guarantee is None and route.retain is None
+
+
 class ShapedRoute(ResolvedRoute):
-    """A new address, and a change of headers, reply address, guarantee or retain flag.
+    """A new address, and a shape.
 
     What became of a property set is remembered in its `forms`, under the route's name and the headers' texts;
     the route stands beside it, so that a route of the same name in a new mapping does not find it.
     """
 
-    __slots__ = ("_address", "_derives", "_extra", "_guarantee", "_hops_max", "_key", "_retain")
+    __slots__ = ("_address", "_hops_max", "_shape")
 
-    def __init__(self, route: Route, target: Address, hops_max: int, extra: Extra) -> None:
-        super().__init__(route, target, 0 if extra else hops_max)
+    def __init__(self, route: Route, target: Address, hops_max: int, shape: Shape) -> None:
+        super().__init__(route, target, 0 if shape.extra else hops_max)
         self._address = target
         self._hops_max = hops_max
-        self._extra = extra
-        self._derives = bool(extra or route.translates_replies)
-        self._key = f"{route.key} {[value.value for _, value in extra]!r}" if extra else route.key
-        self._guarantee = route.guarantee
-        self._retain = route.retain
+        self._shape = shape
 
     @property
     def bare_plain(self) -> bool:
-        return not self._extra and self._guarantee is None and self._retain is None
+        return self._shape.only_replies
 
     def certain(self, message: Message) -> bool:
         """Once a property set has been derived it is sound."""
         if message.hops >= self._hops_max:
             return False
-        if not self._derives or not (self._extra or message.property_set.asks):
+        shape = self._shape
+        if not shape.derives or not (shape.extra or message.property_set.asks):
             return True
-        form = message.property_set.forms.get(self._key)
+        form = message.property_set.forms.get(shape.key)
         return form is not None and form[0] is self.route
 
     def cross(self, message: Message) -> Message | Outcome | None:
@@ -480,23 +496,24 @@ class ShapedRoute(ResolvedRoute):
             route.failed += 1
             return HOPS_EXCEEDED
         properties = message.property_set
-        if self._derives and (self._extra or properties.asks):
-            form = properties.forms.get(self._key)
+        shape = self._shape
+        if shape.derives and (shape.extra or properties.asks):
+            form = properties.forms.get(shape.key)
             if form is not None and form[0] is route:
                 properties = form[1]
             else:
                 kept = route.reply_kept
                 try:
-                    properties = route.derive(properties, self._key, self._extra)
+                    properties = route.derive(properties, shape.key, shape.extra)
                 except RemoteProtocolError as error:
                     route.failed += 1
                     return Outcome(Verdict.REJECTED, Reason.MALFORMED, str(error))
                 if route.reply_kept != kept:
                     route.tell_kept(route, message)
         assurance, durable = message.assurance, message.durable
-        if self._guarantee is not None:
-            assurance, durable = self._guarantee[assurance * 2 + durable]
-        retain = self._retain
+        if route.guarantee is not None:
+            assurance, durable = route.guarantee[assurance * 2 + durable]
+        retain = route.retain
         route.matched += 1
         return Message(
             self._address,

@@ -178,8 +178,8 @@ class Limits(Section):
     """Dead letters kept; beyond it the oldest go."""
     dead_letters_bytes_max: int = Field(64 * 1024 * 1024, ge=0)
     """Octets of all of them."""
-    cache_entries_max: int = Field(10_000, ge=16)
-    """Entries of each cache of what is derived from an address (routes, encoded headers)."""
+    cache_entries_max: int = Field(100_000, ge=16)
+    """Addresses that a listener or a link remembers the routes of, of some 700 octets each; the oldest go."""
 
     def overridden_by(self, other: Limits | None) -> Limits:
         """These limits with those that `other` sets itself."""

@@ -10,6 +10,8 @@ import trio
 
 from gateway.app.memory import resident_reader
 from gateway.broker.memory import BEGUN_SECS
+from gateway.ingress.mqtt.ingress import MqttIngress
+from gateway.ingress.mqtt.routing_table import EVERYBODY
 from gateway.protocols.amqp091 import methods as m
 from gateway.protocols.amqp091.events import ChannelClosed, Confirms, MethodReceived
 from gateway.protocols.amqpfast.events import ChannelClosed as FastChannelClosed
@@ -310,3 +312,23 @@ def test_the_watermark_of_a_gateway_reads_its_own_memory(gateway: Watched) -> No
     if resident_reader() is None:
         pytest.skip("there is no /proc here")
     eventually(lambda: gateway.gateway.memory.used > 1 << 20)
+
+
+def test_what_is_remembered_of_addresses_makes_room(gateway: Watched) -> None:
+    """It would be worked out again, and a small gateway has nothing else to give."""
+    ingress = gateway.gateway.listeners["mqtt"]._protocol
+    assert isinstance(ingress, MqttIngress)
+    with connect(gateway, "one")[0] as one:
+        for number in range(1, 21):
+            one.machine.publish(b"t/%d" % number, b"", 1, packet_id=number)
+        one.flush()
+        for number in range(1, 21):
+            assert one.acked(PacketType.PUBACK)[0] == number
+        kept = [gateway.ask(lambda: len(ingress.entries.of(EVERYBODY)))]
+        gateway.use(SHORT)
+        kept.append(gateway.ask(lambda: len(ingress.entries.of(EVERYBODY))))
+        gateway.use(PLENTY)
+        one.machine.publish(b"t/1", b"", 1, packet_id=21)
+        one.flush()
+        assert one.acked(PacketType.PUBACK)[0] == 21
+    assert kept == [20, 0]

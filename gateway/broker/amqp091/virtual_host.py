@@ -144,12 +144,16 @@ class VirtualHost:
         """The queues that a message to this address goes to; None when only the message decides, or the
         moment: requesters of direct replies come and go.
         """
-        if not address.scope and address.name.startswith(PREFIX):
+        scope, key = address.scope, address.name
+        if not scope:
+            queue = self.queues.get(key)
+            return None if key.startswith(PREFIX) else () if queue is None else (queue,)
+        exchange = self.exchanges.get(scope)
+        if exchange is None:
+            return ()
+        if exchange.selective:
             return None
-        exchange = self.exchanges.get(address.scope)
-        if exchange is not None and exchange.selective:
-            return None
-        return self._route(address, None)
+        return tuple([one for one in exchange.route((key,), None) if isinstance(one, AmqpQueue)])
 
     def nobody_at(self, scope: str) -> bool:
         """Whether nothing is bound to an exchange, nor behind it."""

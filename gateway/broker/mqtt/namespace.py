@@ -230,9 +230,12 @@ class MqttNamespace:
     def sinks(self, address: Address) -> tuple[Sink, ...]:
         """The sessions that get messages of this topic, each once, and the groups."""
         levels = address.name.split("/")
+        matching = self._trie.match(levels, hidden=levels[0].startswith("$"))
+        if not matching:
+            return ()
         merged: dict[Session, list[SubscriptionOptions]] = {}
         groups: list[SharedGroup] = []
-        for subscriber in self._trie.match(levels, hidden=levels[0].startswith("$")):
+        for subscriber in matching:
             if isinstance(subscriber, SharedGroup):
                 groups.append(subscriber)
             else:

@@ -32,6 +32,7 @@ from gateway.egress.link import LinkStatus
 from gateway.egress.session import Entries, QueueLinkSession
 from gateway.errors import LocalProtocolError, RemoteProtocolError
 from gateway.mapping.router import Subscriptions, Targets
+from gateway.model.caches import make_room
 from gateway.model.message import NEVER, Message, Sender
 from gateway.model.outcome import Outcome, Reason, Verdict
 from gateway.model.properties import Headers, Value, ValueType, string
@@ -493,8 +494,7 @@ class AmqpLinkSession(QueueLinkSession[AmqpLinkConnection, AmqpLinkConsumer, Amq
     def resolve(self, queue: str, wire: bytes, entries: Entries) -> RoutingEntry:
         """An address seen for the first time. Raises RemoteProtocolError when it cannot be read."""
         address = amqp_address(*decode_address(wire))
-        if len(entries) >= self.limits.cache_entries_max:
-            entries.clear()
+        make_room(entries, self.limits.cache_entries_max)
         entry = entries[wire] = self.dispatcher.entry(self.name, None, address, queue)
         return entry
 

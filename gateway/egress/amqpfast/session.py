@@ -27,6 +27,7 @@ from gateway.egress.link import LinkStatus
 from gateway.egress.session import Entries, QueueLinkSession
 from gateway.errors import LocalProtocolError, RemoteProtocolError
 from gateway.mapping.router import Subscriptions, Targets
+from gateway.model.caches import make_room
 from gateway.model.message import Message, Sender
 from gateway.model.outcome import Outcome, Reason, Verdict
 from gateway.model.properties import NO_PROPERTIES
@@ -562,8 +563,7 @@ class FastLinkSession(QueueLinkSession[FastLinkConnection, FastLinkConsumer, Fas
 
     def resolve(self, service: str, name: bytes, entries: Entries) -> RoutingEntry:
         """A destination seen for the first time."""
-        if len(entries) >= self.limits.cache_entries_max:
-            entries.clear()
+        make_room(entries, self.limits.cache_entries_max)
         address = fast_address(service, name.decode())
         entry = entries[name] = self.dispatcher.entry(self.name, None, address)
         return entry

@@ -25,6 +25,7 @@ from gateway.broker.memory import LOW_ON_MEMORY
 from gateway.broker.pressure import Held
 from gateway.broker.routing import RoutingEntry
 from gateway.errors import RemoteProtocolError
+from gateway.model.caches import make_room
 from gateway.model.message import NEVER, Message, Sender
 from gateway.model.outcome import Outcome, Reason, Verdict
 from gateway.model.properties import NO_PROPERTIES
@@ -299,8 +300,7 @@ class MqttLinkReceiver:
         """A topic seen for the first time since the mapping changed; RemoteProtocolError if it is none."""
         entry = self._dispatcher.entry(self._name, None, topic_address(decode_topic(topic), topic))
         if len(topic) <= TOPIC_OCTETS_MAX:
-            if len(self._entries) >= self._limits.cache_entries_max:
-                self._entries.clear()
+            make_room(self._entries, self._limits.cache_entries_max)
             self._entries[topic] = entry
         return entry
 

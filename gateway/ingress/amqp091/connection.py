@@ -38,6 +38,7 @@ from gateway.ingress.amqp091.special import look_closer
 from gateway.ingress.guests import Farewell
 from gateway.ingress.logins import certificate_of
 from gateway.ingress.outstanding import Outstanding
+from gateway.model.caches import make_room
 from gateway.model.message import NEVER, Message, Sender
 from gateway.model.outcome import ACCEPTED, Outcome, Reason
 from gateway.model.spooled import Piece, Spooled
@@ -668,8 +669,7 @@ class AmqpConnection(ActingGuest):
         if not decision.allowed:
             what = f"exchange '{method.exchange}' with routing key '{method.routing_key}'"
             self._refuse_access("write", what, decision.rule)
-        if len(entries) >= ingress.limits.cache_entries_max:
-            entries.clear()
+        make_room(entries, ingress.limits.cache_entries_max)
         entries[octets] = found
         return found
 

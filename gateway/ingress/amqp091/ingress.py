@@ -111,6 +111,10 @@ class AmqpIngress(AmqpSource):
             found = self._entries[key] = {}
         return found
 
+    def forget_entries(self) -> None:
+        for entries in self._entries.values():
+            entries.clear()
+
     def publish_large(
         self, batch: Batch, entry: RoutingEntry, message: Message, receipt: Receipt | None
     ) -> bool:

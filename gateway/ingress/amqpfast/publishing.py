@@ -9,6 +9,7 @@ number, which may be opened again before the answer is known.
 from __future__ import annotations
 
 from contextlib import suppress
+from typing import Final
 
 from gateway.access.questions import Undecided
 from gateway.broker.amqpfast.partials import Partial
@@ -28,6 +29,7 @@ from gateway.ingress.amqpfast.channel import (
 from gateway.ingress.amqpfast.ingress import FastIngress
 from gateway.ingress.amqpfast.peers import begin_session
 from gateway.model.address import Address
+from gateway.model.caches import make_room
 from gateway.model.message import MESSAGE_OCTETS, Message
 from gateway.model.outcome import ACCEPTED, Outcome
 from gateway.model.properties import PropertySet
@@ -37,6 +39,8 @@ from gateway.protocols.amqpfast.dialect import AMQPFAST, fast_address
 from gateway.protocols.amqpfast.events import Fragment, SendRow
 from gateway.protocols.amqpfast.spec import ReplyCode, Scope
 from gateway.protocols.amqpfast.translate import REFUSALS, essentials, fill_defaults, head_properties
+
+HANDLE_ENTRIES_MAX: Final = 10_000  # of names behind its own; a client has many handles
 
 
 def _properties(handle: FastHandle, head: bytes) -> PropertySet:
@@ -271,8 +275,7 @@ class Publisher:
         if handle.generation != ingress.dispatcher.generation:
             handle.generation = ingress.dispatcher.generation
             handle.entries.clear()
-        if len(handle.entries) >= ingress.limits.cache_entries_max:
-            handle.entries.clear()
+        make_room(handle.entries, min(ingress.limits.cache_entries_max, HANDLE_ENTRIES_MAX))
         handle.entries[name] = tuple(entries)
         return handle.entries[name]
 

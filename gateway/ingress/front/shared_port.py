@@ -100,6 +100,9 @@ class SharedPort:
     def entrance(self, connection: Connection) -> Entrance | None:
         """Nobody is let in here: who has said what it speaks goes to another listener."""
 
+    def forget_entries(self) -> None:
+        """The listeners that have entries are told, too."""
+
     def turn_done(self) -> None:
         """What the connections said in the turn that decided about them is routed by their listeners."""
         for listener in (*self.by_protocol.values(), *self.by_path.values()):

@@ -120,6 +120,9 @@ class MqttIngress(ListenerSource):
         """The store, if any, takes messages."""
         return self.dispatcher.disk_healthy()
 
+    def forget_entries(self) -> None:
+        self.entries.forget()
+
     def ends_here(self, entry: RoutingEntry) -> bool:
         """No remote broker has to confirm what is published to this address: it is stored here, or lost."""
         links = self.dispatcher.links

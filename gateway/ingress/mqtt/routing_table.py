@@ -9,13 +9,14 @@ any of them.
 from __future__ import annotations
 
 from gateway.broker.dispatcher import Dispatcher
-from gateway.broker.routing import NOWHERE, Namespace, RoutingEntry
+from gateway.broker.routing import NOWHERE, Namespace, RoutingEntry, RoutingPlan
 from gateway.model.address import Address
+from gateway.model.caches import make_room
 
 TABLES_MAX = 10_000  # rules with {client_id} give each client one of its own
 EVERYBODY = object()  # the key of what topics lead to, whoever may publish to them
 WILDCARDS = frozenset("+#")
-TOPIC_OCTETS_MAX = 1_024  # a longer topic is looked up each time: ten thousand of 64 KiB are no cache
+TOPIC_OCTETS_MAX = 512  # a longer topic is looked up each time: a hundred thousand of 64 KiB are no cache
 
 
 class DeniedEntry(RoutingEntry):
@@ -31,7 +32,17 @@ class DeniedEntry(RoutingEntry):
 class RoutingTable:
     """The entries of one listener, by rights (their `key`) and topic."""
 
-    __slots__ = ("_endpoint", "_generation", "_most", "_namespace", "_tables", "_through", "dispatcher")
+    __slots__ = (
+        "_endpoint",
+        "_generation",
+        "_last",
+        "_leads_back",
+        "_most",
+        "_namespace",
+        "_tables",
+        "_through",
+        "dispatcher",
+    )
 
     def __init__(self, endpoint: str, dispatcher: Dispatcher, namespace: Namespace, most: int) -> None:
         """At most `most` topics are kept for the same rights."""
@@ -42,6 +53,8 @@ class RoutingTable:
         self._generation = -1
         self._tables: dict[object, dict[bytes, RoutingEntry]] = {}
         self._through: set[bytes] = set()
+        self._last = NOWHERE  # the plan of the last entry, which mostly is that of the next, too
+        self._leads_back = False
 
     def of(self, key: object) -> dict[bytes, RoutingEntry]:
         """The entries for those rights, without stale ones; asked for when `dispatcher.generation` moves."""
@@ -55,32 +68,43 @@ class RoutingTable:
                 self._forget(filters)
         found = self._tables.get(key)
         if found is None:
-            if len(self._tables) >= TABLES_MAX:
-                self._tables.clear()
+            make_room(self._tables, TABLES_MAX)
             found = self._tables[key] = {}
         return found
+
+    def forget(self) -> None:
+        """Every topic; connections hold these very tables."""
+        for entries in self._tables.values():
+            entries.clear()
+        self._through.clear()
 
     def _forget(self, filters: list[list[str]]) -> None:
         for entries in self._tables.values():
             for topic in self._through:
                 entries.pop(topic, None)
-            for pattern in filters:
-                _forget_matching(pattern, entries)
+            _forget_matching(filters, entries)
         self._through.clear()
 
     def resolve(self, address: Address, entries: dict[bytes, RoutingEntry]) -> RoutingEntry:
         """Find out where a topic leads, and keep it among `entries`."""
         entry = self.dispatcher.entry(self._endpoint, self._namespace, address)
         self.keep(entry, entries)
-        namespaces = self.dispatcher.namespaces
-        if any(
-            namespaces.get(branch.route.target_endpoint) is self._namespace for branch in entry.plan.branches
-        ):
+        plan = entry.plan
+        if plan is not self._last:
+            self._last, self._leads_back = plan, self._returns(plan)
+        if self._leads_back:
             if len(self._through) >= self._most:
                 self._forget([])
             if address.wire in entries:
                 self._through.add(address.wire)
         return entry
+
+    def _returns(self, plan: RoutingPlan) -> bool:
+        """Whether a route of the plan leads back into the topic tree."""
+        namespaces = self.dispatcher.namespaces
+        return any(
+            namespaces.get(branch.route.target_endpoint) is self._namespace for branch in plan.branches
+        )
 
     def find(self, address: Address) -> RoutingEntry:
         """Where a topic leads, for whoever may publish to it: that does not depend on who it is."""
@@ -92,21 +116,25 @@ class RoutingTable:
         if len(entry.address.wire) > TOPIC_OCTETS_MAX:
             return
         if len(entries) >= self._most:
-            entries.clear()
+            make_room(entries, self._most)
         entries[entry.address.wire] = entry
 
 
-def _forget_matching(pattern: list[str], entries: dict[bytes, RoutingEntry]) -> None:
-    """Forget every topic that the filter (its levels) may match, and perhaps some more."""
-    named = 0
-    while named < len(pattern) and pattern[named] not in WILDCARDS:
-        named += 1
-    begin = "/".join(pattern[:named]).encode()
-    if not named:
-        entries.clear()
-        return
-    entries.pop(begin, None)
-    if named < len(pattern):
-        below = begin + b"/"
-        for topic in [topic for topic in entries if topic.startswith(below)]:
+def _forget_matching(filters: list[list[str]], entries: dict[bytes, RoutingEntry]) -> None:
+    """Forget every topic that one of the filters (its levels) may match, and perhaps some more."""
+    below: set[bytes] = set()
+    for pattern in filters:
+        named = 0
+        while named < len(pattern) and pattern[named] not in WILDCARDS:
+            named += 1
+        if not named:
+            entries.clear()
+            return
+        begin = "/".join(pattern[:named]).encode()
+        entries.pop(begin, None)
+        if named < len(pattern):
+            below.add(begin + b"/")
+    if below and entries:  # one look at each topic, however many filters there are
+        begins = tuple(below)
+        for topic in [topic for topic in entries if topic.startswith(begins)]:
             del entries[topic]

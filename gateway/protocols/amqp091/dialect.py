@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
+from functools import lru_cache
 from typing import Final
 
 from gateway.model.address import Address
@@ -11,6 +12,9 @@ from gateway.model.message import Message
 from gateway.model.properties import PropertySet
 from gateway.protocols.amqp091.spec import SHORT_STRING_MAX
 from gateway.protocols.amqp091.translate import content_properties, losses
+
+LENGTHS: Final = [bytes((octets,)) for octets in range(SHORT_STRING_MAX + 1)]
+EXCHANGES_KNOWN: Final = 1_024
 
 
 class AmqpDialect(Dialect):
@@ -87,11 +91,20 @@ class AmqpDialect(Dialect):
 def amqp_address(exchange: str, routing_key: str) -> Address:
     """The address of an exchange and a routing key. `wire` is the two short strings (length octet and UTF-8
     each) as `basic.deliver` carries them. Raises ValueError when either exceeds 255 octets."""
-    first, second = exchange.encode(), routing_key.encode()
-    if len(first) > SHORT_STRING_MAX or len(second) > SHORT_STRING_MAX:
-        raise ValueError("an exchange name or routing key has at most 255 octets")
-    wire = bytes((len(first),)) + first + bytes((len(second),)) + second
-    return Address("amqp091", exchange, routing_key, wire)
+    second = routing_key.encode()
+    octets = len(second)
+    if octets > SHORT_STRING_MAX:
+        raise ValueError("a routing key has at most 255 octets")
+    return Address("amqp091", exchange, routing_key, _begun(exchange) + LENGTHS[octets] + second)
+
+
+@lru_cache(EXCHANGES_KNOWN)
+def _begun(exchange: str) -> bytes:
+    """What the addresses of an exchange begin with."""
+    octets = exchange.encode()
+    if len(octets) > SHORT_STRING_MAX:
+        raise ValueError("an exchange name has at most 255 octets")
+    return bytes((len(octets),)) + octets
 
 
 AMQP091: Final = AmqpDialect()

@@ -14,6 +14,7 @@ from struct import Struct
 from typing import Final
 
 from gateway.errors import LocalProtocolError
+from gateway.model.caches import make_room
 from gateway.model.spooled import Body, Piece, Spooled
 from gateway.protocols.amqp091.codec import END, FRAME, U32, body_frames, encode_short_string
 from gateway.protocols.amqp091.connection import Connection
@@ -85,8 +86,7 @@ class ContentWriter(ABC):
             middle += BODY(FRAME_END, FRAME_BODY, self._channel.number, size) if whole else END
             known = (middle, whole)
             if len(properties) <= PREPARED_OCTETS_MAX:
-                if len(self._middles) >= PREPARED_MAX:
-                    self._middles.clear()
+                make_room(self._middles, PREPARED_MAX)
                 self._middles[properties, size] = known
         self._middle, self._whole = known
         self._properties, self._size = properties, size

@@ -21,6 +21,7 @@ from struct import error as StructError
 from typing import Any, Final, NamedTuple
 
 from gateway.errors import LocalProtocolError, RemoteProtocolError
+from gateway.model.caches import make_room
 from gateway.model.losses import Loss, losing
 from gateway.model.message import NEVER, Message
 from gateway.model.properties import (
@@ -159,8 +160,7 @@ def content_properties(raw: bytes) -> PropertySet:
     if found is None:
         found = PropertySet(PROTOCOL, raw, decode_model)
         if len(raw) <= SET_OCTETS_MAX:
-            if len(_sets) >= SETS_MAX:
-                _sets.clear()
+            make_room(_sets, SETS_MAX)
             _sets[raw] = found
     return found
 

@@ -18,6 +18,7 @@ from struct import Struct
 from typing import Final
 
 from gateway.errors import LocalProtocolError
+from gateway.model.caches import make_room
 from gateway.model.spooled import Body, Piece
 from gateway.protocols.amqpfast.client import ClientConnection
 from gateway.protocols.amqpfast.codec import END, U16, U32
@@ -103,8 +104,7 @@ class MessageWriter(ABC):
             self._begin = BEGIN(self._fields + len(given), self._kind, self._handle.number)
             fragment = FRAGMENT(4 + len(head) + self._room, bits | partial, len(given))
             self._middle = fragment + given + END + NUMBER(size) + head
-            if len(self._prepared) >= PREPARED_MAX:
-                self._prepared.clear()
+            make_room(self._prepared, PREPARED_MAX)
             if len(head) <= PREPARED_OCTETS_MAX:
                 self._prepared[name, size, bits] = (head, self._begin, self._middle, self._room)
         self._name, self._head, self._size, self._bits = name, head, size, bits

@@ -16,6 +16,7 @@ from dataclasses import replace
 from math import ceil
 from typing import Any, Final, NamedTuple
 
+from gateway.model.caches import make_room
 from gateway.model.losses import Loss, losing
 from gateway.model.message import NEVER, Message
 from gateway.model.outcome import Reason
@@ -163,8 +164,7 @@ def head_properties(raw: bytes) -> PropertySet:
     if found is None:
         found = PropertySet(PROTOCOL, raw, decode_model)
         if len(raw) <= SET_OCTETS_MAX:
-            if len(_sets) >= SETS_MAX:
-                _sets.clear()
+            make_room(_sets, SETS_MAX)
             _sets[raw] = found
     return found
 

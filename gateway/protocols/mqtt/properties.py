@@ -11,6 +11,7 @@ from itertools import islice
 from typing import Any, Final, NamedTuple
 
 from gateway.errors import LocalProtocolError, RemoteProtocolError
+from gateway.model.caches import make_room
 from gateway.protocols.mqtt.octets import (
     Reader,
     encode_binary,
@@ -213,8 +214,7 @@ def scanned(raw: bytes, most: int = VARINT_MAX) -> Scan:
     if known is None:
         known = scan(raw, most) or _look_closely(raw, most)
         if len(raw) <= _SCANNED_OCTETS_MAX:
-            if len(_scans) >= _SCANS_MAX:
-                _scans.clear()
+            make_room(_scans, _SCANS_MAX)
             _scans[raw] = known
     return known
 

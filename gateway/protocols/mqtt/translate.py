@@ -17,6 +17,7 @@ from collections.abc import Iterable, Sequence
 from math import ceil
 from typing import Any, Final, NamedTuple
 
+from gateway.model.caches import make_room
 from gateway.model.losses import Loss, losing
 from gateway.model.message import Message
 from gateway.model.outcome import Reason
@@ -128,8 +129,7 @@ def publish_essentials(raw: bytes, most: int = VARINT_MAX) -> Essentials:
     if found is None:
         found = _find(raw, most)
         if len(raw) <= _FACTS_OCTETS_MAX:
-            if len(_essentials) >= _ESSENTIALS_MAX:
-                _essentials.clear()
+            make_room(_essentials, _ESSENTIALS_MAX)
             _essentials[raw] = found
     return found
 

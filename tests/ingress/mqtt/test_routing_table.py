@@ -60,6 +60,31 @@ def test_only_what_a_filter_may_match_is_forgotten(topic_filter: str, forgotten:
     assert bench.kept() == set(TOPICS) - forgotten
 
 
+def test_many_filters_forget_what_any_of_them_may_match() -> None:
+    bench = Bench()
+    for topic_filter in ("a/b/#", "b", "c/+"):
+        bench.subscribe(topic_filter)
+    assert bench.kept() == {"a", "ab", "in/x"}
+
+
+def test_a_full_table_forgets_what_came_first() -> None:
+    bench = Bench()
+    table = bench.entries.of("u")
+    for number in range(200):
+        bench.entries.resolve(topic_address(f"t/{number}"), table)
+        assert len(table) <= 100
+    assert {f"t/{number}".encode() for number in range(110, 200)} <= table.keys()
+    assert b"t/0" not in table
+
+
+def test_when_memory_is_short_connections_hold_no_old_tables() -> None:
+    bench = Bench()
+    table = bench.entries.of("u")
+    bench.entries.forget()
+    assert table == {}
+    assert bench.entries.of("u") is table
+
+
 def test_what_a_route_leads_back_is_forgotten_with_any_filter() -> None:
     bench = Bench(BACK)
     bench.subscribe("out/x")
