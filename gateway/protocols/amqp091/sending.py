@@ -86,7 +86,8 @@ class ContentWriter(ABC):
             middle += BODY(FRAME_END, FRAME_BODY, self._channel.number, size) if whole else END
             known = (middle, whole)
             if len(properties) <= PREPARED_OCTETS_MAX:
-                make_room(self._middles, PREPARED_MAX)
+                if len(self._middles) >= PREPARED_MAX:
+                    make_room(self._middles, PREPARED_MAX)
                 self._middles[properties, size] = known
         self._middle, self._whole = known
         self._properties, self._size = properties, size

@@ -104,7 +104,8 @@ class MessageWriter(ABC):
             self._begin = BEGIN(self._fields + len(given), self._kind, self._handle.number)
             fragment = FRAGMENT(4 + len(head) + self._room, bits | partial, len(given))
             self._middle = fragment + given + END + NUMBER(size) + head
-            make_room(self._prepared, PREPARED_MAX)
+            if len(self._prepared) >= PREPARED_MAX:
+                make_room(self._prepared, PREPARED_MAX)
             if len(head) <= PREPARED_OCTETS_MAX:
                 self._prepared[name, size, bits] = (head, self._begin, self._middle, self._room)
         self._name, self._head, self._size, self._bits = name, head, size, bits

@@ -164,7 +164,8 @@ def head_properties(raw: bytes) -> PropertySet:
     if found is None:
         found = PropertySet(PROTOCOL, raw, decode_model)
         if len(raw) <= SET_OCTETS_MAX:
-            make_room(_sets, SETS_MAX)
+            if len(_sets) >= SETS_MAX:
+                make_room(_sets, SETS_MAX)
             _sets[raw] = found
     return found
 

@@ -214,7 +214,8 @@ def scanned(raw: bytes, most: int = VARINT_MAX) -> Scan:
     if known is None:
         known = scan(raw, most) or _look_closely(raw, most)
         if len(raw) <= _SCANNED_OCTETS_MAX:
-            make_room(_scans, _SCANS_MAX)
+            if len(_scans) >= _SCANS_MAX:
+                make_room(_scans, _SCANS_MAX)
             _scans[raw] = known
     return known
 

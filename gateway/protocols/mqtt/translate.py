@@ -129,7 +129,8 @@ def publish_essentials(raw: bytes, most: int = VARINT_MAX) -> Essentials:
     if found is None:
         found = _find(raw, most)
         if len(raw) <= _FACTS_OCTETS_MAX:
-            make_room(_essentials, _ESSENTIALS_MAX)
+            if len(_essentials) >= _ESSENTIALS_MAX:
+                make_room(_essentials, _ESSENTIALS_MAX)
             _essentials[raw] = found
     return found
 
