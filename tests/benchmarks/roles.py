@@ -7,9 +7,10 @@ and compared with what was published, and in every read the place where a messag
 
 from __future__ import annotations
 
+import select
 import socket
 import struct
-from collections.abc import Callable
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 from random import Random
 from typing import Final, Literal, Protocol
@@ -41,6 +42,8 @@ class Load:
     each MQTT publisher, used in turn, ten at most. `vary`: what each message of a publisher differs in, until
     it has sent `distinct` of them, and begins again; topics come in an order of chance, a property that
     differs comes after `properties` that do not. `level` of MQTT: 5 where there are properties.
+    `subscribers`: MQTT clients that consume; more than one have topics that differ in equal parts, by filters
+    that name them.
     """
 
     publish: str
@@ -66,6 +69,7 @@ class Load:
     distinct: int = 1
     properties: int = 0
     level: int = 4
+    subscribers: int = 1
 
     @property
     def queues(self) -> list[str]:
@@ -109,7 +113,8 @@ class Wrong(Exception):
 class Role(Protocol):
     """One connection of the load."""
 
-    sock: socket.socket
+    @property
+    def sock(self) -> socket.socket | Gathered: ...
 
     def readable(self) -> int:
         """Read once; returns how many messages that settled or brought."""
@@ -165,9 +170,9 @@ class MqttPublisher:
 class MqttSubscriber:
     """One subscriber of everything under `bench/`; acknowledges every message singly."""
 
-    def __init__(self, load: Load) -> None:
-        self.sock = wires.mqtt_connect(load.consume_port, "sub", load.level)
-        wires.mqtt_subscribe(self.sock, "bench/#", load.qos, load.level)
+    def __init__(self, load: Load, client_id: str = "sub", filters: Sequence[str] = ("bench/#",)) -> None:
+        self.sock = wires.mqtt_connect(load.consume_port, client_id, load.level)
+        wires.mqtt_subscribe(self.sock, filters, load.qos, load.level)
         self._level = load.level
         self._topic_octets = len(f"bench/00000{load.levels(0)[0]}")
         self._qos = load.qos
@@ -206,6 +211,50 @@ class MqttSubscriber:
             ids = [b"\x40\x02" + data[begin : begin + 2] for begin in range(at, count * size, size)]
             wires.send_all(self.sock, b"".join(ids))
         return count
+
+
+class Gathered:
+    """Many sockets, which are readable when one of them is."""
+
+    def __init__(self, socks: Iterable[socket.socket]) -> None:
+        self._epoll = select.epoll()
+        for sock in socks:
+            sock.setblocking(False)
+            self._epoll.register(sock, select.EPOLLIN)
+
+    def fileno(self) -> int:
+        """For whoever waits."""
+        return self._epoll.fileno()
+
+    def setblocking(self, blocking: bool) -> None:
+        """None of them blocks."""
+
+    def readable(self) -> list[int]:
+        """The descriptors that are."""
+        return [descriptor for descriptor, _ in self._epoll.poll(0)]
+
+
+class MqttSubscribers:
+    """Many subscribers, each of its own part of the topics."""
+
+    def __init__(self, load: Load) -> None:
+        topics = [
+            f"bench/{number:05d}{level}"
+            for number in range(load.connections)
+            for level in load.levels(number)
+        ]
+        Random(0).shuffle(topics)
+        part = len(topics) // load.subscribers
+        every = [
+            MqttSubscriber(load, f"sub-{at:05d}", topics[at * part : (at + 1) * part])
+            for at in range(load.subscribers)
+        ]
+        self._by_descriptor = {one.sock.fileno(): one for one in every}
+        self.sock = Gathered([one.sock for one in every])
+
+    def readable(self) -> int:
+        """All that can be read is."""
+        return sum([self._by_descriptor[descriptor].readable() for descriptor in self.sock.readable()])
 
 
 class AmqpConsumer:
@@ -417,7 +466,7 @@ PUBLISHERS: Final[dict[str, Callable[[Load, int], Publisher]]] = {
     "fast": FastPublisher,
 }
 CONSUMERS: Final[dict[str, Callable[[Load], Role]]] = {
-    "mqtt": MqttSubscriber,
+    "mqtt": lambda load: MqttSubscriber(load) if load.subscribers == 1 else MqttSubscribers(load),
     "amqp": AmqpConsumer,
     "fast": FastConsumer,
 }

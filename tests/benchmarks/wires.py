@@ -103,13 +103,21 @@ def mqtt_connect(port: int, client_id: str, level: int = 4) -> socket.socket:
     return sock
 
 
-def mqtt_subscribe(sock: socket.socket, topic_filter: str, qos: int, level: int = 4) -> None:
-    """Subscribe, and be granted that QoS."""
+def mqtt_subscribe(sock: socket.socket, topic_filters: Sequence[str], qos: int, level: int = 4) -> None:
+    """Subscribe to them with one packet, and be granted that QoS."""
     properties = b"\x00" if level == MQTT_5 else b""
-    sock.sendall(packet(0x82, b"\x00\x01" + properties + text(topic_filter) + bytes((qos,))))
+    asked = b"".join([text(one) + bytes((qos,)) for one in topic_filters])
+    sock.sendall(packet(0x82, b"\x00\x01" + properties + asked))
     answer = mqtt_answer(sock, 0x90)
-    if answer != b"\x00\x01" + properties + bytes((qos,)):
+    if answer != b"\x00\x01" + properties + bytes((qos,)) * len(topic_filters):
         raise ConnectionError(f"SUBACK {answer!r}")
+
+
+def mqtt_unsubscribe(sock: socket.socket, topic_filter: str) -> None:
+    """Unsubscribe, MQTT 3.1.1."""
+    sock.sendall(packet(0xA2, b"\x00\x01" + text(topic_filter)))
+    if mqtt_answer(sock, 0xB0) != b"\x00\x01":
+        raise ConnectionError("no UNSUBACK")
 
 
 def user_properties(pairs: Pairs) -> bytes:
@@ -228,9 +236,21 @@ def amqp_queue(sock: socket.socket, queue: str, exchange: str, binding_key: str,
     flags = bytes((0x02 if durable else 0,))
     sock.sendall(method(1, 50, 10, b"\x00\x00" + short(queue) + flags + b"\x00" * 4))
     expect(sock, 50, 11)
-    bind = b"\x00\x00" + short(queue) + short(exchange) + short(binding_key) + b"\x00" + b"\x00" * 4
-    sock.sendall(method(1, 50, 20, bind))
+    amqp_bind(sock, queue, exchange, binding_key)
+
+
+def amqp_bind(sock: socket.socket, queue: str, exchange: str, binding_key: str) -> None:
+    """One more binding."""
+    names = b"\x00\x00" + short(queue) + short(exchange) + short(binding_key)
+    sock.sendall(method(1, 50, 20, names + b"\x00" + b"\x00" * 4))
     expect(sock, 50, 21)
+
+
+def amqp_unbind(sock: socket.socket, queue: str, exchange: str, binding_key: str) -> None:
+    """One binding less."""
+    names = b"\x00\x00" + short(queue) + short(exchange) + short(binding_key)
+    sock.sendall(method(1, 50, 50, names + b"\x00" * 4))
+    expect(sock, 50, 51)
 
 
 def amqp_consume(

@@ -5,12 +5,17 @@ Each row stands beside a peer, and beside the same load of the gateway in which 
 
 from __future__ import annotations
 
-from contextlib import ExitStack
+import multiprocessing
+import time
+from collections.abc import Iterator
+from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass, replace
+from itertools import count
 from pathlib import Path
 from typing import Final
 
-from tests.benchmarks.load import Measured, run
+from tests.benchmarks import wires
+from tests.benchmarks.load import LoadError, Measured, run
 from tests.benchmarks.report import Figure
 from tests.benchmarks.roles import Load
 from tests.benchmarks.sections.comparing import compared
@@ -20,6 +25,9 @@ from tests.benchmarks.wires import MQTT_5
 TOPICS: Final = 100_000
 PUBLISHERS: Final = 20
 DISTINCT: Final = TOPICS // PUBLISHERS
+FEW: Final = 1_000
+SUBSCRIBERS: Final = 1_000
+CHANGES: Final = 10  # a second, and as many are taken back
 PROPERTIES: Final = 4
 LARGE_OCTETS: Final = 262_144
 ROUTES: Final = 200
@@ -41,7 +49,9 @@ OTHER: Final = """  - name: other{number}
 
 @dataclass(frozen=True)
 class Row:
-    """A load at the gateway and maybe at a peer; `uniform` is the same without what differs."""
+    """A load at the gateway and maybe at a peer; `uniform` is the same without what differs. `changes`: the
+    protocol of a client that subscribes, or binds, and takes it back, CHANGES times a second meanwhile.
+    """
 
     name: str
     load: Load
@@ -49,6 +59,7 @@ class Row:
     peer: Subject | None
     target: float | None
     uniform: Load | None = None
+    changes: str = ""
 
 
 def _loads() -> dict[str, Load]:
@@ -78,6 +89,7 @@ def measure(folder: Path, seconds: float, repeat: int) -> list[Figure]:
     others = "".join(OTHER.format(number=number) for number in range(ROUTES))
     mapping.write_text(MAPPING.format(others=others))
     loads = _loads()
+    few = replace(loads["a"], vary="topic", distinct=FEW // PUBLISHERS)
     with ExitStack() as stack:
         enter = stack.enter_context
         memory: Subject = enter(Gateway(folder / "memory"))
@@ -96,9 +108,53 @@ def measure(folder: Path, seconds: float, repeat: int) -> list[Figure]:
                 mosquitto, AGAINST_MOSQUITTO, loads["five"]),
             Row("the same from MQTT 5 to AMQP", replace(_property(loads["five"]), consume="amqp"), memory,
                 None, None, replace(loads["five"], consume="amqp")),
+            Row(f"MQTT QoS 1, {SUBSCRIBERS} subscribers of {TOPICS // SUBSCRIBERS} filters each",
+                replace(_topics(loads["a"]), consume="mqtt", subscribers=SUBSCRIBERS), memory, mosquitto,
+                AGAINST_MOSQUITTO, replace(_topics(loads["a"]), consume="mqtt")),
+            Row("1 000 topics, and 20 times a second somebody subscribes", few, memory, rabbit,
+                AGAINST_RABBIT, few, changes="mqtt"),
+            Row("1 000 topics, and 20 times a second somebody binds", few, memory, rabbit,
+                AGAINST_RABBIT, few, changes="amqp"),
             Row("256 KiB to a durable queue, AMQP", loads["large"], stored, rabbit, 1.0),
         ]  # fmt: skip
         return [figure for row in rows for figure in _figures(row, seconds, repeat)]
+
+
+@contextmanager
+def changing(protocol: str, subject: Subject) -> Iterator[None]:
+    """Somebody subscribes, or binds, and takes it back, until the block ends; "": nobody does."""
+    if not protocol:
+        yield
+        return
+    change, port = (_subscribe, subject.mqtt_port) if protocol == "mqtt" else (_bind, subject.amqp_port)
+    process = multiprocessing.Process(target=change, args=(port,))
+    process.start()
+    try:
+        yield
+        if not process.is_alive():
+            raise LoadError("whoever changes subscriptions has ended")
+    finally:
+        process.terminate()
+        process.join()
+
+
+def _subscribe(port: int) -> None:
+    with wires.mqtt_connect(port, "changing") as sock:
+        for number in count():
+            wires.mqtt_subscribe(sock, (f"change/{number}/#",), 1)
+            time.sleep(0.5 / CHANGES)
+            wires.mqtt_unsubscribe(sock, f"change/{number}/#")
+            time.sleep(0.5 / CHANGES)
+
+
+def _bind(port: int) -> None:
+    with wires.amqp_connect(port) as sock:
+        wires.amqp_queue(sock, "changing", "amq.topic", "change.first", durable=False)
+        for number in count():
+            wires.amqp_bind(sock, "changing", "amq.topic", f"change.{number}")
+            time.sleep(0.5 / CHANGES)
+            wires.amqp_unbind(sock, "changing", "amq.topic", f"change.{number}")
+            time.sleep(0.5 / CHANGES)
 
 
 def _topics(load: Load) -> Load:
@@ -110,13 +166,14 @@ def _property(load: Load) -> Load:
 
 
 def _figures(row: Row, seconds: float, repeat: int) -> list[Figure]:
-    runs: list[tuple[Subject, Load]] = [(row.ours, row.load)]
-    runs += [] if row.peer is None else [(row.peer, row.load)]
-    runs += [] if row.uniform is None else [(row.ours, row.uniform)]
+    runs: list[tuple[Subject, Load, str]] = [(row.ours, row.load, row.changes)]
+    runs += [] if row.peer is None else [(row.peer, row.load, row.changes)]
+    runs += [] if row.uniform is None else [(row.ours, row.uniform, "")]
     found: list[list[Measured]] = [[] for _ in runs]
     for _ in range(repeat):
-        for measured, (subject, load) in zip(found, runs, strict=True):
-            measured.append(run(_at(subject, load, seconds), subject.cpu))
+        for measured, (subject, load, changes) in zip(found, runs, strict=True):
+            with changing(changes, subject):
+                measured.append(run(_at(subject, load, seconds), subject.cpu))
     figures = []
     if row.peer is not None:
         figures.append(compared(row.name, found[0], found[1], row.target))
