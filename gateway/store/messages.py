@@ -82,23 +82,30 @@ def encode_messages(messages: Sequence[Message], offsets: Sequence[int] | None =
     addresses, with_address = _numbers(address_ids, messages)
     sets, with_set = _numbers(set_ids, messages)
     senders, with_sender = _numbers(sender_ids, messages)
-    content = b"".join(
-        (
-            _HEAD.pack(version, count),
-            bytes((COUNTING,)) if offsets is None else _column("H", offsets),
-            addresses,
-            sets,
-            senders,
-            _column("I", marks),
-            _column("d", expires) if any(expires) else _NEVER,
-            _column("I", list(map(len, bodies))),
-            _dictionary([_name(message.address.protocol) + message.address.wire for message in with_address]),
-            _dictionary([_set_octets(message.property_set) for message in with_set]),
-            _dictionary([_sender_octets(message.sender) for message in with_sender]),
-            *bodies,
-        )
+    parts = (
+        b"".join(
+            (
+                _HEAD.pack(version, count),
+                bytes((COUNTING,)) if offsets is None else _column("H", offsets),
+                addresses,
+                sets,
+                senders,
+                _column("I", marks),
+                _column("d", expires) if any(expires) else _NEVER,
+                _column("I", list(map(len, bodies))),
+                _dictionary(
+                    [_name(message.address.protocol) + message.address.wire for message in with_address]
+                ),
+                _dictionary([_set_octets(message.property_set) for message in with_set]),
+                _dictionary([_sender_octets(message.sender) for message in with_sender]),
+            )
+        ),
+        *bodies,
     )
-    return _CRC.pack(crc32(content)) + content
+    checksum = 0
+    for part in parts:
+        checksum = crc32(part, checksum)
+    return b"".join((_CRC.pack(checksum), *parts))
 
 
 def _numbers(ids: list[int], messages: Sequence[Message]) -> tuple[bytes, list[Message]]:
