@@ -112,7 +112,7 @@ def feed(side: Connection, octets: bytes, now: float, chance: random.Random) -> 
         for event in side.receive_data(octets[at : at + piece], now):
             use(event, side, chance)
         at += piece
-        assert sum(map(len, side._rest)) <= ROOM
+        assert side.begun <= ROOM
     side.data_to_send()
     side.tick(now)
     for handle in side._handles.values():

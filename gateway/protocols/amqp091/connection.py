@@ -26,6 +26,7 @@ from typing import Any, ClassVar, Final
 
 from gateway.errors import LocalProtocolError, RemoteProtocolError
 from gateway.model.beats import Beats
+from gateway.model.gathered import Gathered
 from gateway.model.spooled import Body, BodySink, Piece, Spooled, joined
 from gateway.protocols.amqp091 import methods as m
 from gateway.protocols.amqp091.codec import (
@@ -118,7 +119,7 @@ class Connection(ABC):
         self._properties_max = properties_max
         self._properties_bytes_max = properties_bytes_max
         self._steps = 0
-        self._rest: bytes | bytearray = b""
+        self._rest: Gathered | None = None  # behind what has been read
         self._needed = 0  # octets that `_rest` needs before it says more
         self._guilt: tuple[RemoteProtocolError, int] | None = None  # of this channel, to be refused next
         self._channels: dict[int, Channel] = {}
@@ -177,14 +178,12 @@ class Connection(ABC):
         events: list[Event] = []
         if data:
             self._heard = now
-        if self._rest:
-            if len(self._rest) + len(data) < self._needed:  # gathered without copying it each time
-                if isinstance(self._rest, bytes):
-                    self._rest = bytearray(self._rest)
-                self._rest += data
+        if self._rest is not None:
+            self._rest.add(data)
+            if self._rest.octets < self._needed:
                 return events
-            data = bytes(self._rest) + data
-            self._rest = b""
+            data = self._rest.joined()
+            self._rest = None
         if self.closed:
             return events
         try:
@@ -194,9 +193,9 @@ class Connection(ABC):
             self.refuse(fault, 0, events)
             self._state = State.CLOSED
             return events
-        if not self.closed:
-            self._rest = data[at:]
-            if len(self._rest) > PAUSED_BYTES_MAX and self._state in self._paused:
+        if not self.closed and at < len(data):
+            self._rest = Gathered(data[at:])
+            if self._rest.octets > PAUSED_BYTES_MAX and self._state in self._paused:
                 self.refuse(frame_error("too many octets before the connection is open"), 0, events)
         return events
 
@@ -364,14 +363,18 @@ class Connection(ABC):
             if not channel.left:
                 self._complete(channel, channel.sink.finish(), events)
             return
-        if size == channel.left and not channel.body:
+        body = channel.body
+        if size == channel.left and body is None:
             self._complete(channel, payload, events)
             return
         channel.left -= size
-        channel.body += payload
+        if body is None:
+            body = channel.body = Gathered()
+        body.add(payload)
         self._hold(size)
         if not channel.left:
-            self._complete(channel, bytes(channel.body), events)
+            self._partial -= body.octets  # which leave it here, so that the channel holds them no more
+            self._complete(channel, body.joined(), events)
 
     def _complete(self, channel: Channel, body: bytes, events: list[Event]) -> None:
         index, method, properties = channel.index, channel.method, channel.properties
@@ -389,7 +392,7 @@ class Connection(ABC):
     @property
     def begun(self) -> int:
         """Octets of contents, and of a frame, that have not come whole."""
-        return self._partial + len(self._rest)
+        return self._partial + (0 if self._rest is None else self._rest.octets)
 
     def _hold(self, octets: int) -> None:
         self._partial += octets

@@ -9,6 +9,7 @@ from enum import Enum, auto
 from typing import Final
 
 from gateway.errors import RemoteProtocolError
+from gateway.model.gathered import Gathered
 from gateway.model.spooled import BodySink
 from gateway.protocols.amqp091 import methods as m
 from gateway.protocols.amqp091.spec import ReplyCode
@@ -57,13 +58,14 @@ class Channel:
         self.method = b""
         self.properties: bytes | None = None
         self.left = 0
-        self.body = bytearray()
+        self.body: Gathered | None = None  # of which some has come; None: nothing
         self.sink: BodySink | None = None  # of a large body, instead
 
     @property
     def held(self) -> int:
         """Octets of the content that has begun."""
-        return len(self.method) + len(self.properties or b"") + len(self.body)
+        body = 0 if self.body is None else self.body.octets
+        return len(self.method) + len(self.properties or b"") + body
 
     def interrupted(self) -> RemoteProtocolError:
         """The fault of a peer who has begun a content here, and says something else."""

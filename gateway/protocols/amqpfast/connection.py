@@ -25,6 +25,7 @@ from collections.abc import Callable
 from typing import Any, ClassVar, Final
 
 from gateway.errors import LocalProtocolError, RemoteProtocolError
+from gateway.model.gathered import Gathered
 from gateway.model.spooled import Body, Piece, joined
 from gateway.protocols.amqpfast import commands as m
 from gateway.protocols.amqpfast.codec import (
@@ -69,7 +70,6 @@ from gateway.protocols.amqpfast.tables import FIELD_OCTETS_MIN, FIELDS_MAX
 STEPS_MAX: Final = 128  # of a server at each call: a few milliseconds, so that no flood holds up the others
 STEP_OCTETS: Final = 32  # of a command or a head, beside the step for itself
 RUN_STEP_OCTETS: Final = 1_024  # of what a run has taken
-PIECES_MAX: Final = 64  # of what waits for its end; a peer that sends single octets fills one piece with them
 PIECE_OCTETS_MIN: Final = 16_384  # of what is passed on before its fragment is whole
 LARGE_PIECE_OCTETS: Final = 16_384  # shorter ones are joined with what is around them
 Action = Callable[[Any, Any, list[Event]], None]
@@ -106,8 +106,7 @@ class Connection(Lifetime):
         self._properties_bytes_max = properties_bytes_max
         self._steps = 0
         self._rules = RULES[self._side]
-        self._rest: list[bytes | bytearray] = []
-        self._held = 0  # octets in `_rest`
+        self._rest: Gathered | None = None  # behind what has been read
         self._needed = 0  # octets that `_rest` needs before it says more
         self._last_octets = b""  # of what a peer says whose frames cannot be read
         self._large: list[Piece] = []  # of bodies, and what goes before each; `out` is behind them
@@ -191,14 +190,12 @@ class Connection(Lifetime):
         if self._state is State.BROKEN:
             self._look_for_close(data)
             return events
-        rest = self._rest
-        if rest:
-            if data:
-                self._gather(data)
-            if self._held < self._needed:
+        if self._rest is not None:
+            self._rest.add(data)
+            if self._rest.octets < self._needed:
                 return events
-            data = b"".join(rest)
-            rest.clear()
+            data = self._rest.joined()
+            self._rest = None
         try:
             at = self._read(data, events)
         except RemoteProtocolError as fault:
@@ -210,12 +207,16 @@ class Connection(Lifetime):
         if self._state in DEAF:
             self.unread = False
         elif at < len(data):
-            rest.append(data[at:])
-            self._held = len(data) - at
-            if self._held > PAUSED_BYTES_MAX and self._state in self._paused:
-                rest.clear()
+            self._rest = Gathered(data[at:])
+            if self._rest.octets > PAUSED_BYTES_MAX and self._state in self._paused:
+                self._rest = None
                 self._fail(framing_error("too many octets before the connection is open"), events)
         return events
+
+    @property
+    def begun(self) -> int:
+        """Octets of what has not come whole."""
+        return 0 if self._rest is None else self._rest.octets
 
     def _look_for_close(self, data: bytes) -> None:
         """Frames are broken, so nothing of what follows can be read but the peer's CLOSE: it is the last that
@@ -224,17 +225,6 @@ class Connection(Lifetime):
         self._last_octets = octets[-CLOSE_OCTETS_MAX:]
         if ends_with_close(self._last_octets):
             self._state = State.CLOSED
-
-    def _gather(self, data: bytes) -> None:
-        rest = self._rest
-        last = rest[-1]
-        if isinstance(last, bytearray):
-            last += data
-        elif len(rest) < PIECES_MAX:
-            rest.append(data)
-        else:
-            rest.append(bytearray(data))
-        self._held += len(data)
 
     def _read(self, data: bytes, events: list[Event]) -> int:
         """Read all that is complete; returns where the incomplete begins, which needs `_needed` octets."""

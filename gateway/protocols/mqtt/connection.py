@@ -22,6 +22,7 @@ from struct import pack
 from typing import ClassVar, Final
 
 from gateway.errors import LocalProtocolError, RemoteProtocolError
+from gateway.model.gathered import Gathered
 from gateway.model.spooled import Body
 from gateway.protocols.mqtt.codec import decode_packet
 from gateway.protocols.mqtt.octets import (
@@ -161,7 +162,7 @@ class Connection:
         self._byte_order: ByteOrder = byte_order
         self._aliases: dict[int, bytes] = {}
         self._said_aliases: dict[bytes, bytes] = {}
-        self._buffer: bytearray | None = None
+        self._buffer: Gathered | None = None
         self._needed = 0
         self._oversized: Oversized | None = None  # what is read past now, and so much is still to come
         self._left = 0
@@ -221,7 +222,7 @@ class Connection:
             elif isinstance(event, Acks):
                 self.received[event.kind] += len(event.rows)
         if at < len(data) and self.state is not State.CLOSED:
-            self._keep(bytearray(data[at:]))
+            self._keep(Gathered(data[at:]))
         return events
 
     def _decode_all(self, data: bytes, events: list[Event]) -> int:
@@ -255,18 +256,18 @@ class Connection:
             error, self._error = self._error, None
             raise error
 
-    def _joined(self, buffer: bytearray, data: bytes) -> bytes:
+    def _joined(self, buffer: Gathered, data: bytes) -> bytes:
         """What has gathered, with `data`, if it can be decoded now; nothing if it goes on gathering."""
-        buffer += data
+        buffer.add(data)
         if self.state not in self.reading:
             self._hold(buffer)
             return b""
-        if len(buffer) < self._needed:
+        if buffer.octets < self._needed:
             return b""
         self._buffer = None
-        return bytes(buffer)
+        return buffer.joined()
 
-    def _keep(self, rest: bytearray) -> None:
+    def _keep(self, rest: Gathered) -> None:
         """The octets behind what was decoded wait for more, or for the next call."""
         self._buffer = rest
         if self.unread:
@@ -286,14 +287,14 @@ class Connection:
     @property
     def begun(self) -> int:
         """Octets of a packet that has not come whole."""
-        return 0 if self._buffer is None else len(self._buffer)
+        return 0 if self._buffer is None else self._buffer.octets
 
-    def _hold(self, buffer: bytearray) -> None:
+    def _hold(self, buffer: Gathered) -> None:
         """Nothing is decoded now; what a peer may pipeline meanwhile is limited."""
         self._needed = 0
         if self.state is State.CLOSED:
             self._buffer = None
-        elif len(buffer) > PIPELINED_BYTES_MAX:
+        elif buffer.octets > PIPELINED_BYTES_MAX:
             self.state = State.CLOSED
             text = "too much was sent before the CONNACK"
             self._fail_later(RemoteProtocolError(text, reason=ReasonCode.QUOTA_EXCEEDED))

@@ -12,7 +12,6 @@ from gateway.errors import LocalProtocolError
 from gateway.protocols.amqpfast import commands as m
 from gateway.protocols.amqpfast import events as e
 from gateway.protocols.amqpfast.codec import Head, encode_command, encode_head_properties
-from gateway.protocols.amqpfast.connection import PIECES_MAX
 from gateway.protocols.amqpfast.sending import PREPARED_MAX, Notifier, Producer
 from gateway.protocols.amqpfast.spec import (
     DELIVERED,
@@ -358,7 +357,7 @@ def test_an_oversize_fragment_is_passed_over() -> None:
     assert closed.reply_code == ReplyCode.FRAMING_ERROR
     for _ in range(10):
         assert wire.server.receive_data(b"\xce" * 10_000, 0) == []
-        assert wire.server._rest == []
+        assert wire.server.begun == 0
     assert wire.server.receive_data(encode_command(m.ConnectionClose()), 0) == []
     assert wire.server.closed
 
@@ -368,10 +367,10 @@ def test_memory_holds_one_fragment() -> None:
     octets = b"".join(send_octets(1, b"x" * 4000) for _ in range(50))
     for at in range(0, len(octets), 1000):
         wire.server.receive_data(octets[at : at + 1000], 0)
-        assert wire.server._held <= 4096 + 20 + 1000
+        assert wire.server.begun <= 4096 + 20 + 1000
     for at in range(3000):
         wire.server.receive_data(octets[at : at + 1], 0)
-        assert len(wire.server._rest) <= PIECES_MAX + 1
+        assert wire.server.begun <= 4096 + 20
 
 
 def test_a_handle_opens_with_defaults() -> None:
