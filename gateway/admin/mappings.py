@@ -73,7 +73,7 @@ class MappingsApi:
         )
 
     async def _reload(self, _: Request) -> Response:
-        why = self._process.reload()
+        why = await self._process.reload()
         routes = len(self._process.router().routes)
         log.info("an operator has the mapping read again", taken=not why)
         return answer({"taken": not why, "why": why, "routes": routes})

@@ -6,7 +6,7 @@ from __future__ import annotations
 
 import heapq
 from collections import deque
-from collections.abc import Callable, Container, Iterable, Mapping, Sequence
+from collections.abc import Awaitable, Callable, Container, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial
 from itertools import islice
@@ -101,7 +101,7 @@ class Process:
     latencies: Callable[[], Mapping[str, Latency]]
     mapping_files: Callable[[], list[str]]
     candidate: Callable[[Mapping[str, str]], Router]
-    reload: Callable[[], str]
+    reload: Callable[[], Awaitable[str]]
     pauses: Pauses
     pause: Callable[[str, str], None]
     resume: Callable[[str, str], None]

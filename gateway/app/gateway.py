@@ -154,6 +154,7 @@ class Gateway:
             self.http_port = self.health_port = 0
             self.console = Console(settings, self.access, self.authorization)
             self._stopping = trio.Event()
+            self._reloading = trio.Lock()
             self.metrics = Metrics(__version__, self._sources())
             self.history = History(self.metrics)
             undo.pop_all()
@@ -252,10 +253,17 @@ class Gateway:
         """Drain and leave."""
         self._stopping.set()
 
-    def reload_mappings(self) -> bool:
-        """Read the mapping files again; a bad one leaves the old ones in force. True: the new ones are."""
+    async def reload_mappings(self) -> bool:
+        """Read the mapping files again; a bad one leaves the old ones in force. True: the new ones are.
+
+        Thousands of routes take seconds, so they are read in a thread.
+        """
+        async with self._reloading:
+            return await self._reload_mappings()
+
+    async def _reload_mappings(self) -> bool:
         try:
-            router = self.mapping_files.load()
+            router = await trio.to_thread.run_sync(self.mapping_files.load)
         except ConfigurationError as error:
             self.metrics.mapping_reloads["refused"] += 1
             log.error("mappings not reloaded, the old ones stay in force", error=str(error))
@@ -468,7 +476,7 @@ class Gateway:
             task_status.started()
             async for number in received:
                 if number == signal.SIGHUP:
-                    self.reload_mappings()
+                    await self.reload_mappings()
                     await self.rules.reload()
                 else:
                     log.info("stopping", signal=signal.Signals(number).name)

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import secrets
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Awaitable, Callable, Iterator, Mapping
 from itertools import count
 from pathlib import Path
 from types import MappingProxyType
@@ -90,8 +90,8 @@ class MappingFiles:
         """The files, as the configuration finds them."""
         return [str(path) for path in self.settings.mapping_files()]
 
-    async def watch(self, changed: Callable[[], object]) -> None:
-        """Call `changed` when a file is not what was read.
+    async def watch(self, changed: Callable[[], Awaitable[object]]) -> None:
+        """Await `changed` when a file is not what was read.
 
         Kubernetes swaps a ConfigMap's folder behind a symbolic link.
         """
@@ -108,7 +108,7 @@ class MappingFiles:
             yield_on_timeout=True,
         ):
             if self._fingerprint() != self._taken:
-                changed()
+                await changed()
 
     def _fingerprint(self) -> dict[Path, tuple[int, int, int] | None]:
         found: dict[Path, tuple[int, int, int] | None] = {}

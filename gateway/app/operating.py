@@ -54,11 +54,15 @@ class Operated(Protocol):
     console: Console
     history: History
 
-    def reload_mappings(self) -> bool:
+    async def reload_mappings(self) -> bool:
         """Read the mapping files again; whether they are in force."""
 
     def stop(self) -> None:
         """Drain and leave."""
+
+
+async def _reload(gateway: Operated) -> str:
+    return "" if await gateway.reload_mappings() else gateway.mapping_files.refused
 
 
 def process_of(gateway: Operated) -> Process:
@@ -80,7 +84,7 @@ def process_of(gateway: Operated) -> Process:
         latencies=lambda: gateway.dispatcher.latencies,
         mapping_files=gateway.mapping_files.names,
         candidate=gateway.mapping_files.read,
-        reload=lambda: "" if gateway.reload_mappings() else gateway.mapping_files.refused,
+        reload=partial(_reload, gateway),
         pauses=gateway.core.pauses,
         pause=partial(pause, gateway),
         resume=partial(resume, gateway),

@@ -170,9 +170,14 @@ class Router:
         if return_key is not None:
             self.returns = ReturnAddresses(return_key, worlds or {name: name for name in endpoints})
         self._answering: dict[tuple[str, str], Route] = {}
+        self._reversible: dict[tuple[str, str], list[Route]] = {}  # by the worlds of both ends
+        for route in self.routes:
+            if route.reversible:
+                ends = self._ends(route.source, route.target_endpoint)
+                self._reversible.setdefault(ends, []).append(route)
         for route in self.routes:
             direct = self.returns is not None and route.rule.answers == "direct"
-            reverses = tuple(self._reverses(route.source, route.target_endpoint))
+            reverses = tuple(self.reverses(route.source, route.target_endpoint))
             route.join(reply_kept, self.returns if direct else None, reverses)
             if direct:  # what brings the answers home: from its target's world to where it takes its messages
                 world = self._worlds.get(route.target_endpoint, route.target_endpoint)
@@ -266,16 +271,13 @@ class Router:
             ),
         )
 
-    def _reverses(self, origin: str, target: str) -> list[Route]:
-        """The routes that lead back from where `target` is to where `origin` is."""
-        origin, target = self._worlds.get(origin, origin), self._worlds.get(target, target)
-        return [
-            route
-            for route in self.routes
-            if self._worlds.get(route.source, route.source) == target
-            and self._worlds.get(route.target_endpoint, route.target_endpoint) == origin
-            and route.reversible
-        ]
+    def reverses(self, origin: str, target: str) -> Sequence[Route]:
+        """The routes by which reply addresses at `origin` are found that mean `target`: they lead back."""
+        return self._reversible.get(self._ends(target, origin), ())
+
+    def _ends(self, source: str, target: str) -> tuple[str, str]:
+        """The worlds of a route's two endpoints."""
+        return self._worlds.get(source, source), self._worlds.get(target, target)
 
 
 def _widest(patterns: list[Pattern]) -> list[Pattern]:

@@ -334,10 +334,10 @@ def test_a_fault_of_a_reload_leaves_the_old_mappings(
 ) -> None:
     before = gateway.gateway.dispatcher.router
     monkeypatch.setattr(MappingFiles, "load", raises)
-    assert gateway.ask(gateway.gateway.reload_mappings) is False
+    assert gateway.await_(gateway.gateway.reload_mappings) is False
     assert gateway.gateway.dispatcher.router is before
     monkeypatch.undo()
-    assert gateway.ask(gateway.gateway.reload_mappings) is True
+    assert gateway.await_(gateway.gateway.reload_mappings) is True
     assert counted == {"reload": 1}
 
 

@@ -7,7 +7,7 @@ line logged as an error, fails the test that used it, when the gateway is stoppe
 from __future__ import annotations
 
 import threading
-from collections.abc import AsyncIterator, Callable, Iterator
+from collections.abc import AsyncIterator, Awaitable, Callable, Iterator
 from contextlib import asynccontextmanager, contextmanager
 from typing import Any, Final, TypeVar
 from unittest.mock import patch
@@ -99,6 +99,10 @@ class Running:
     def ask(self, question: Callable[[], T]) -> T:
         """Call `question` in the gateway's own loop, between two turns."""
         return trio.from_thread.run_sync(question, trio_token=self._token)
+
+    def await_(self, question: Callable[[], Awaitable[T]]) -> T:
+        """The same, of what takes its time there."""
+        return trio.from_thread.run(question, trio_token=self._token)
 
     def until(self, condition: Callable[[], bool], seconds: float = 10.0) -> None:
         """Return when `condition` (asked in the gateway's loop) holds; AssertionError when it never does."""

@@ -305,7 +305,7 @@ def test_a_route_knows_what_its_deliverer_needs() -> None:
 
 def reply_address(made: Router, origin: str, target: str, text: str) -> str | None:
     """That at `target` from which a route leads back to `text` at `origin`; None: no route does."""
-    found = (route.invert(text) for route in made._reverses(origin, target))
+    found = (route.invert(text) for route in made.reverses(origin, target))
     return next((there for there in found if there is not None), None)
 
 

@@ -99,7 +99,7 @@ def test_routes_that_change_change_the_right_one(tmp_path: Path) -> None:
     with site(tmp_path, connections=2) as (near, far):
         mapping = tmp_path / "far.yaml"
         mapping.write_text(ROUTES.replace("LINK", "far").replace('"down/', '"other/'))
-        near.ask(near.gateway.reload_mappings)
+        near.await_(near.gateway.reload_mappings)
         sessions = far.gateway.mqtt.sessions
         far.until(lambda: list(sessions["near"].subscriptions) == ["other/#"])
         assert far.ask(lambda: list(sessions["near-out"].subscriptions)) == []

@@ -56,7 +56,7 @@ async def test_what_is_consumed_goes_on_over_a_connection_of_its_own(
             device.publish("t/first", b"x")
             await until(lambda: gateway.links["erp"].stats.blocked)
             (tmp_path / "mapping.yaml").write_text(MAPPING)
-            assert gateway.reload_mappings()
+            assert await gateway.reload_mappings()
             if connections == 2:
                 await until(lambda: len(device.heard) == MANY)
                 assert device.acked == {}

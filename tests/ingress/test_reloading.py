@@ -1,0 +1,64 @@
+"""Mapping files are read in a thread: thousands of routes take seconds, in which clients are served."""
+
+from __future__ import annotations
+
+import threading
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
+
+import pytest
+
+from gateway.app.mappings import MappingFiles
+from gateway.mapping.router import Router
+from tests.ingress.clients import connect
+from tests.interop.gateway_fixture import Running, running, settings_of
+
+PATIENCE_SECS = 30.0
+ROUTE = """version: 1
+routes:
+  - name: NAME
+    from: {endpoint: mqtt, topic: "a/{rest...}"}
+    to: {endpoint: amqp091, exchange: amq.topic, routing_key: "a.{rest...}"}
+"""
+
+
+def test_clients_are_served_while_files_are_read(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    """And who asks for it again meanwhile gets what the files say then."""
+    mapping = tmp_path / "m.yaml"
+    mapping.write_text(ROUTE.replace("NAME", "first"))
+    begun, go_on = threading.Semaphore(0), threading.Semaphore(0)
+    load = MappingFiles.load
+
+    def slowly(files: MappingFiles) -> Router:
+        found = load(files)
+        begun.release()
+        assert go_on.acquire(timeout=PATIENCE_SECS)
+        return found
+
+    def reloaded(gateway: Running) -> bool:
+        return gateway.await_(gateway.gateway.reload_mappings)
+
+    def routes(gateway: Running) -> list[str]:
+        return gateway.ask(lambda: [route.name for route in gateway.gateway.dispatcher.router.routes])
+
+    with (
+        running(settings_of(mappings=[str(mapping)])) as gateway,
+        connect(gateway, "one")[0] as client,
+        ThreadPoolExecutor(2) as threads,
+    ):
+        monkeypatch.setattr(MappingFiles, "load", slowly)
+        mapping.write_text(ROUTE.replace("NAME", "second"))
+        every = [threads.submit(reloaded, gateway) for _ in range(2)]
+        assert begun.acquire(timeout=PATIENCE_SECS)
+        client.ping()
+        assert routes(gateway) == ["first"]
+        assert not begun.acquire(timeout=0.05), "one at a time"
+        mapping.write_text(ROUTE.replace("NAME", "third"))
+        go_on.release()
+        assert begun.acquire(timeout=PATIENCE_SECS)
+        client.ping()
+        assert routes(gateway) == ["second"]
+        for _ in range(4):  # the watcher has seen the file, too
+            go_on.release()
+        assert [one.result(PATIENCE_SECS) for one in every] == [True, True]
+        assert routes(gateway) == ["third"]
