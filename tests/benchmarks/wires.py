@@ -8,7 +8,8 @@ from __future__ import annotations
 import select
 import socket
 import struct
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
 from typing import Final
 
 WAIT_SECS: Final = 30.0
@@ -71,11 +72,11 @@ def packet(first: int, rest: bytes) -> bytes:
             return bytes((first,)) + length + rest
 
 
-def mqtt_say_connect(port: int, client_id: str, level: int = 4) -> socket.socket:
-    """A client with a clean session and no keep-alive that has said CONNECT."""
+def mqtt_say_connect(port: int, client_id: str, level: int = 4, *, clean: bool = True) -> socket.socket:
+    """A client without keep-alive, and mostly with a clean session, that has said CONNECT."""
     sock = open_socket(port)
     properties = b"\x00" if level == MQTT_5 else b""
-    told = text("MQTT") + bytes((level, 2, 0, 0)) + properties + text(client_id)
+    told = text("MQTT") + bytes((level, 2 * clean, 0, 0)) + properties + text(client_id)
     sock.sendall(packet(0x10, told))
     return sock
 
@@ -101,6 +102,22 @@ def mqtt_connect(port: int, client_id: str, level: int = 4) -> socket.socket:
     sock = mqtt_say_connect(port, client_id, level)
     mqtt_expect_connack(sock)
     return sock
+
+
+@contextmanager
+def mqtt_connection(port: int, client_id: str) -> Iterator[socket.socket]:
+    """A client whose session stays when it goes, which it does with a DISCONNECT."""
+    with mqtt_say_connect(port, client_id, clean=False) as sock:
+        mqtt_expect_connack(sock)
+        yield sock
+        sock.sendall(packet(0xE0, b""))
+
+
+def mqtt_publish(sock: socket.socket, topic: str, body: bytes, *, retain: bool = False) -> None:
+    """Publish with QoS 1, MQTT 3.1.1, and wait for the acknowledgement."""
+    sock.sendall(packet(0x33 if retain else 0x32, text(topic) + b"\x00\x01" + body))
+    if mqtt_answer(sock, 0x40) != b"\x00\x01":
+        raise ConnectionError("no PUBACK")
 
 
 def mqtt_subscribe(sock: socket.socket, topic_filters: Sequence[str], qos: int, level: int = 4) -> None:

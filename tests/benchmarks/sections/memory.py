@@ -1,19 +1,27 @@
-"""What an idle MQTT connection costs in resident memory, ours and RabbitMQ's."""
+"""What things cost in resident memory: an idle MQTT connection, beside RabbitMQ; what an MQTT broker keeps,
+beside Mosquitto.
+"""
 
 from __future__ import annotations
 
 import socket
 import time
+from collections.abc import Callable
 from pathlib import Path
 from typing import Final
 
 from tests.benchmarks import wires
 from tests.benchmarks.report import Figure
-from tests.benchmarks.subjects import Gateway, Rabbit, Subject
+from tests.benchmarks.subjects import Gateway, Mosquitto, Rabbit, Subject
 
 COUNTS: Final = (1_000, 5_000)
 AT_ONCE: Final = 250  # connections that are being made at the same time
 SETTLE_SECS: Final = 2.0  # for what the server does after a CONNACK
+SUBSCRIBERS: Final = 1_000
+FILTERS: Final = 100  # of each
+SESSIONS: Final = 20_000
+MESSAGES: Final = 20_000
+BODY: Final = bytes(128)
 
 
 def _connect(port: int, first: int, last: int) -> list[socket.socket]:
@@ -47,11 +55,66 @@ def _costs(subject: Subject) -> list[float]:
     return costs
 
 
+def _subscriptions(port: int) -> int:
+    for number in range(SUBSCRIBERS):
+        with wires.mqtt_connection(port, f"keeps-{number:05d}") as sock:
+            wires.mqtt_subscribe(sock, [f"plant/{number:05d}/{at:03d}/+" for at in range(FILTERS)], 1)
+    return SUBSCRIBERS * FILTERS
+
+
+def _sessions(port: int) -> int:
+    for number in range(SESSIONS):
+        with wires.mqtt_connection(port, f"session-{number:05d}"):
+            pass
+    return SESSIONS
+
+
+def _retained(port: int) -> int:
+    with wires.mqtt_connect(port, "retains") as sock:
+        for number in range(MESSAGES):
+            wires.mqtt_publish(sock, f"retained/{number:06d}/state", BODY, retain=True)
+    return MESSAGES
+
+
+def _queued(port: int) -> int:
+    with wires.mqtt_connection(port, "is-away") as sock:
+        wires.mqtt_subscribe(sock, ("queued/#",), 1)
+    with wires.mqtt_connect(port, "publishes") as sock:
+        for number in range(MESSAGES):
+            wires.mqtt_publish(sock, f"queued/{number % 100}", BODY)
+    return MESSAGES
+
+
+KEPT: Final[dict[str, Callable[[int], int]]] = {
+    "a subscription of an MQTT session": _subscriptions,
+    "an MQTT session that is away": _sessions,
+    "a retained message of 128 octets": _retained,
+    "a message of 128 octets for a session that is away": _queued,
+}
+"""Who makes so many of a thing, at a port."""
+
+
+def _kept(subject: Subject, make: Callable[[int], int]) -> float:
+    """Octets each."""
+    with subject:
+        with wires.mqtt_connect(subject.mqtt_port, "first"):
+            time.sleep(SETTLE_SECS)
+        before = subject.rss()
+        count = make(subject.mqtt_port)
+        time.sleep(SETTLE_SECS)
+        return (subject.rss() - before) / count
+
+
 def measure(folder: Path, seconds: float, repeat: int) -> list[Figure]:
-    """One figure per number of connections, each measured once: memory does not vary as time does."""
+    """One figure per number of connections and thing, each measured once: memory varies less than time."""
     ours = _costs(Gateway(folder / "gateway"))
     peer = _costs(Rabbit(folder / "rabbitmq"))
-    return [
+    figures = [
         Figure(f"{count} idle MQTT connections", "KiB each", one, other, ratio=other / one)
         for count, one, other in zip(COUNTS, ours, peer, strict=True)
     ]
+    for number, (name, make) in enumerate(KEPT.items()):
+        mine = _kept(Gateway(folder / f"keeps-{number}"), make)
+        theirs = _kept(Mosquitto(folder / f"mosquitto-{number}"), make)
+        figures.append(Figure(f"{name}, beside Mosquitto", "octets each", mine, theirs, ratio=theirs / mine))
+    return figures
