@@ -19,7 +19,6 @@ PUBREC the message is forgotten and its id recorded as released, together; PUBRE
 from __future__ import annotations
 
 import time
-from collections import deque
 from collections.abc import Callable
 from dataclasses import replace
 from functools import partial
@@ -120,7 +119,7 @@ class DurableSession(Session):
     # In.
 
     def __len__(self) -> int:
-        return len(self._waiting) + (0 if self._aside is None else self._aside.count)
+        return super().__len__() + (0 if self._aside is None else self._aside.count)
 
     def take(self, part: SubBatch, grant: Grant) -> None:
         """Owe the messages of the part; those that are stored are accepted when the commit has them."""
@@ -175,7 +174,7 @@ class DurableSession(Session):
             self.tally.offline += len(messages)
             return
         messages = self._fitting(messages)
-        self._waiting.extend([(message, grant, UNKEPT) for message in messages])
+        self._wait([(message, grant, UNKEPT) for message in messages])
         self._octets += weight_of(messages)
 
     def _keep(self, messages: list[Message], grant: Grant, told: Told, stored_first: bool = False) -> None:
@@ -194,7 +193,7 @@ class DurableSession(Session):
         if alone:
             self._on_disk().put(first, self.next, count, octets)
         else:
-            self._waiting.extend([(message, grant, first + at) for at, message in enumerate(messages)])
+            self._wait([(message, grant, first + at) for at, message in enumerate(messages)])
         self._octets += octets
         written = partial(self._written, first, count, octets, alone, told)
         self._records.store.append(self.log, first, messages, written, tag=grant.encode())
@@ -210,7 +209,7 @@ class DurableSession(Session):
 
     def _memory_full(self) -> bool:
         limits = self.limits
-        return len(self._waiting) >= limits.memory_messages_max or self.in_memory >= limits.memory_octets_max
+        return super().__len__() >= limits.memory_messages_max or self.in_memory >= limits.memory_octets_max
 
     def _on_disk(self) -> PagedLog:
         if self._aside is None:
@@ -235,9 +234,9 @@ class DurableSession(Session):
             self.pump()
 
     def _withdraw(self, first: int, end: int) -> None:
-        kept = [row for row in self._waiting if not first <= row[2] < end]
-        self._octets -= weight_of(message for message, _, at in self._waiting if first <= at < end)
-        self._waiting = deque(kept)
+        waiting, self._waiting = self._waiting or (), None
+        self._octets -= weight_of(message for message, _, at in waiting if first <= at < end)
+        self._wait([row for row in waiting if not first <= row[2] < end])
 
     # Out.
 
@@ -264,7 +263,7 @@ class DurableSession(Session):
         if self._waiting or not self._aside or self.outlet is None:
             return False
         piece = self._aside.next_piece()
-        self._waiting.extend([(message, self._granted(tag), at) for at, message, tag in piece])
+        self._wait([(message, self._granted(tag), at) for at, message, tag in piece])
         self._aside.read_ahead()
         return bool(piece)
 
@@ -321,7 +320,7 @@ class DurableSession(Session):
         """As Session; that the client is here is recorded."""
         self.outlet = outlet
         self.credit = receive_maximum - len(self.released)
-        self._again = deque(self.in_flight.values())
+        self._again = list(reversed(self.in_flight.values()))
         self._record(attached=True)
         for packet_id in self.released:
             outlet.send_release(packet_id)

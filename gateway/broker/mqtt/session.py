@@ -12,7 +12,7 @@ from __future__ import annotations
 
 import time
 from collections import deque
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from itertools import islice
 from typing import ClassVar, Final, NamedTuple, Protocol
@@ -193,6 +193,10 @@ class SessionLimits:
     stall_secs: float = 30.0  # how long for, when the client takes nothing
 
 
+Waiting = tuple[Message, Grant, int]
+"""A message that is owed, by what, and its position, or UNKEPT."""
+
+
 class Session:
     """One client's subscriptions and what it is owed."""
 
@@ -246,15 +250,15 @@ class Session:
         self.patient = limits.holds  # its sources are held; after a stall not again before half of it is gone
         self.moved = False  # something was sent since `stalled` was asked
         self._since = 0.0  # monotonic
-        self._again: deque[Row] = deque()  # in flight when the last connection was lost
-        self._waiting: deque[tuple[Message, Grant, int]] = deque()  # position, or UNKEPT
+        self._again: list[Row] = []  # in flight when the last connection was lost; the first is the last here
+        self._waiting: deque[Waiting] | None = None  # an empty one takes 760 octets, of each session
         self._octets = 0  # that wait or are in flight
         self._tight = False  # sources are held, or it has stalled
         self._last_id = 0
         self._allowed: SessionLimits | None = None  # while its owner holds too much, and `limits` are less
 
     def __len__(self) -> int:
-        return len(self._waiting)
+        return 0 if self._waiting is None else len(self._waiting)
 
     @property
     def persistent(self) -> bool:
@@ -317,7 +321,7 @@ class Session:
             self.tally.offline += len(messages) - len(owed)
             messages = owed
         messages = self._fitting(messages)
-        self._waiting.extend([(message, grant, UNKEPT) for message in messages])
+        self._wait([(message, grant, UNKEPT) for message in messages])
         self._octets += weight_of(messages)
         if self.outlet is not None:
             self.pump()
@@ -443,7 +447,7 @@ class Session:
         rows: list[Row] = []
         octets = 0
         while self._again and self.credit > 0 and len(rows) < ROWS_MAX and octets < ROWS_OCTETS_MAX:
-            row = self._again.popleft()
+            row = self._again.pop()
             self.credit -= 1
             octets += row.message.octets
             rows.append(row._replace(dup=True))
@@ -453,7 +457,8 @@ class Session:
         """A connection resumes the session: what was in flight is sent again first, in its order."""
         self.outlet = outlet
         self.credit = receive_maximum - len(self.released)
-        self._again = deque(row for row in self.in_flight.values() if row.packet_id not in self.released)
+        self._again = [row for row in self.in_flight.values() if row.packet_id not in self.released]
+        self._again.reverse()
         for packet_id in self.in_flight:
             if packet_id in self.released:
                 outlet.send_release(packet_id)
@@ -462,7 +467,16 @@ class Session:
     def detach(self) -> None:
         """The connection is gone; nobody waits for it any longer."""
         self.outlet = None
+        if not self._waiting:
+            self._waiting = None
         self.pressure.relieve()
+
+    def _wait(self, rows: Sequence[Waiting]) -> None:
+        """These wait behind the others."""
+        if rows:
+            if self._waiting is None:
+                self._waiting = deque()
+            self._waiting.extend(rows)
 
     def share(self, pass_on: Callable[[Message, Grant], bool]) -> None:
         """The client is gone: others may have what it was owed of shared subscriptions (5: 4.8.2).
@@ -473,17 +487,17 @@ class Session:
         for packet_id, row in sent:
             if row.qos == 1 and pass_on(row.message, row.grant):
                 self.finish(packet_id)
-        if not any(grant.shared for _, grant, _ in self._waiting):
+        if not any(grant.shared for _, grant, _ in self._waiting or ()):
             self.pump()
             return
-        waiting, self._waiting = self._waiting, deque()
-        for message, grant, position in waiting:
+        waiting, self._waiting = self._waiting, None
+        for message, grant, position in waiting or ():
             owed = grant.shared and grant.qos and message.assurance
             if owed and pass_on(message, grant):
                 self._let_go(message.octets)
                 self._passed(position)
             else:
-                self._waiting.append((message, grant, position))
+                self._wait([(message, grant, position)])
         self.pump()
 
     def _passed(self, position: int) -> None:
