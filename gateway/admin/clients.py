@@ -45,6 +45,8 @@ class Connected(NamedTuple):
     virtual_host: str = ""
     channels: int = 0
     idle: bool = True
+    unsettled: int = 0
+    unacknowledged: int = 0
     version: str = ""
     since: float | None = None
     stream: Stream | None = None

@@ -56,6 +56,10 @@ class ConnectionRow(Row):
     channels: int
     idle: bool
     """Nothing that it has published waits to be settled."""
+    unsettled: int
+    """Messages that it has published and waits to be told of."""
+    unacknowledged: int
+    """Messages that it has been sent and has not acknowledged."""
     version: str
     """Of the protocol; empty until it is known."""
     since: str | None

@@ -36,6 +36,7 @@ def connected(listeners: Mapping[str, Listener]) -> Iterator[Connected]:
                     partial(connection.shut_down, Farewell.DISMISSED),
                     *_worlds(connection),
                     connection.idle,
+                    *connection.in_flight(),
                     "" if entrance is None else entrance.version,
                     None if entrance is None else entrance.since,
                     stream,

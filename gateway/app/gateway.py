@@ -9,7 +9,7 @@ reloads the mappings; a bad file leaves the old ones in force.
 from __future__ import annotations
 
 import signal
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import ExitStack
 from dataclasses import asdict
 from functools import partial
@@ -66,7 +66,7 @@ from gateway.ingress.guests import Connection, Farewell
 from gateway.ingress.listener import Listener
 from gateway.ingress.mqtt.connection import MqttConnection
 from gateway.ingress.services import Services
-from gateway.model.message import Message
+from gateway.model.message import Message, Sender
 from gateway.model.outcome import Outcome
 from gateway.settings import Settings, SharedListener
 from gateway.settings.engine import ENGINE
@@ -512,6 +512,9 @@ class Gateway:
                 await trio.sleep(DRAIN_POLL_SECS)
         if waited.cancelled_caught:
             log.warning("drain_timeout_secs is over, some messages are still in flight")
+        held = sum(self.core.pauses.held_of().values())
+        if held:
+            log.warning("messages that paused routes hold are left to their senders", count=held)
 
     def _publish_wills(self) -> bool:
         """Clients that leave a will go first: links and others are there to take it. False: there is none."""
@@ -534,15 +537,20 @@ class Gateway:
                 connection.stream.fail(error)
 
     def _idle(self) -> bool:
+        """Nothing is under way but what paused routes hold: nobody lets that go on now, and it is not
+        answered, so that its senders have it still."""
+        held = self.core.pauses.held_of()
         return all(
-            connection.idle for listener in self.listeners.values() for connection in listener.connections
-        ) and all(self._done(link) for link in self.links.values())
+            connection.idle or connection.in_flight().unsettled <= held[connection.sender]
+            for connection in self._connections()
+        ) and all(self._done(link, held) for link in self.links.values())
 
-    def _done(self, link: Link) -> bool:
+    def _done(self, link: Link, held: Mapping[Sender, int]) -> bool:
         """Nothing is under way at a link; or it is down, and its outboxes hold all that waits for it."""
         session = link.session
-        if session.idle or link.up:
-            return session.idle
+        of_link = sum(count for sender, count in held.items() if sender.endpoint == link.name)
+        if link.up or session.idle_but(of_link):
+            return session.idle_but(of_link)
         return session.unconfirmed == self.core.handed_out(link.name)
 
 

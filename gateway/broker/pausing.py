@@ -11,8 +11,8 @@ route that the mapping has no longer is paused no longer either, and what it hel
 
 from __future__ import annotations
 
-from collections import deque
-from collections.abc import Callable, Iterable
+from collections import Counter, deque
+from collections.abc import Callable, Iterable, Iterator
 from typing import Final
 
 import structlog
@@ -92,6 +92,10 @@ class Gate:
             if octets > HELD_OCTETS_MAX:
                 return at
         return room
+
+    def waiting(self) -> Iterator[tuple[SubBatch, int]]:
+        """Parts, and how many of the first of each wait."""
+        yield from self._waiting
 
     def release(self, most: int) -> None:
         """Send about so many on their way."""
@@ -199,6 +203,16 @@ class Pauses:
                 if not gate.messages:
                     del self.gates[name]
                     self._changed()
+
+    def held_of(self) -> Counter[Sender]:
+        """How many messages of each sender wait, each once, whatever routes hold it."""
+        found = {
+            (id(part.batch), slot): message.sender
+            for gate in self.gates.values()
+            for part, count in gate.waiting()
+            for message, slot in zip(part.messages[:count], part.slots[:count], strict=True)
+        }
+        return Counter(found.values())
 
     def held(self) -> dict[str, int]:
         """The messages that wait in front of each paused route."""

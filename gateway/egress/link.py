@@ -106,6 +106,9 @@ class LinkSession(Protocol):
     def idle(self) -> bool:
         """Nothing waits for the broker, and nothing that it sent waits for us."""
 
+    def idle_but(self, held: int) -> bool:
+        """The same, but for so many of the messages that it sent."""
+
     @property
     def unconfirmed(self) -> int:
         """Messages for the broker that it has not confirmed, sent or not."""

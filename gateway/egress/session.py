@@ -102,8 +102,13 @@ class QueueLinkSession(ABC, Generic[PeerT, ConsumerT, SinkT]):
     @property
     def idle(self) -> bool:
         """Nothing waits for the broker, and nothing that it sent waits for us."""
+        return self.idle_but(0)
+
+    def idle_but(self, held: int) -> bool:
+        """The same, but for so many of the messages that it sent."""
         peer = self._peer
-        return self.publisher.idle and not len(self.batch) and (peer is None or not peer.outstanding)
+        nothing_of_ours = self.publisher.idle and not len(self.batch)
+        return nothing_of_ours and (peer is None or peer.outstanding <= held)
 
     @property
     def unconfirmed(self) -> int:

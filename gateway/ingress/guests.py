@@ -43,6 +43,14 @@ class Entrance(NamedTuple):
     version: str
 
 
+class InFlight(NamedTuple):
+    """Messages that are under way at a connection: those that its client has published and waits to be told
+    of, and those that it has been sent and has not acknowledged."""
+
+    unsettled: int = 0
+    unacknowledged: int = 0
+
+
 class Connection(StreamOwner, Protocol):
     """A peer object of a listener."""
 
@@ -65,6 +73,9 @@ class Connection(StreamOwner, Protocol):
     @property
     def idle(self) -> bool:
         """True: nothing of this connection awaits settlement."""
+
+    def in_flight(self) -> InFlight:
+        """What is under way."""
 
 
 class Guests:

@@ -23,8 +23,8 @@ from tests.needs import needed
 
 CHROMIUM: Final = "/usr/bin/chromium"
 VIEWS: Final = (
-    *("Overview", "Routes", "Links", "Connections", "Sessions", "Queues", "Dead letters", "Mappings"),
-    *("Journal", "Tap", "Limits"),
+    *("Overview", "Routes", "Links", "Connections", "Sessions", "Queues", "Exchanges", "Retained"),
+    *("Destinations", "Dead letters", "Mappings", "Journal", "Tap", "Users", "Limits"),
 )
 COLOURED: Final = ("Overview", "Queues", "Mappings")  # what is of any colour anywhere is in these
 MAPPING: Final = """version: 1
@@ -213,6 +213,43 @@ def test_a_route_is_paused_and_goes_on(browser: Browser, gateway: Running) -> No
     scene.close()
 
 
+def test_what_is_there_beside_queues(browser: Browser, gateway: Running) -> None:
+    """Exchanges and what is bound to them; what is retained, until somebody clears it; who may do what."""
+    client = mqtt.Client(mqtt.CallbackAPIVersion.VERSION2, "keeper", protocol=mqtt.MQTTv5)
+    client.connect(LOOPBACK, gateway.mqtt)
+    client.loop_start()
+    for topic in ("kept/<one>", "kept/two"):
+        client.publish(topic, "on", 1, retain=True).wait_for_publish(10)
+    connection = pika.BlockingConnection(pika.URLParameters(gateway.amqp_url))
+    connection.channel().exchange_declare("bells", "headers")
+    connection.channel().queue_bind("alarms", "bells", "any", {"x-match": "any", "line": "l1"})
+    scene = Scene(browser, gateway)
+    page = scene.page
+    scene.log_in()
+    scene.turn("Exchanges")
+    expect(scene.row("bells").first).to_have_text(re.compile("bells/headers"))
+    bound = page.get_by_role("row").filter(has_text="x-match")
+    expect(bound).to_have_text(re.compile('bells/anyalarmsqueue.*"line":"l1"'))
+    scene.turn("Retained")
+    expect(scene.row("kept/<one>")).to_contain_text("keeper")
+    page.get_by_role("button", name="Clear kept/<one>").click()
+    expect(page.get_by_text("1 cleared")).to_be_visible()
+    expect(scene.row("kept/<one>")).to_have_count(0)
+    expect(scene.row("kept/two")).to_be_visible()
+    scene.turn("Destinations")
+    expect(page.get_by_text("There is none.")).to_have_count(2)
+    scene.turn("Users")
+    expect(scene.row("ann")).to_have_text("annboss")
+    expect(scene.row("looker").last).to_contain_text("read")
+    scene.turn("Connections")
+    expect(scene.row("keeper")).to_contain_text("mqtt v5")
+    scene.close()
+    client.publish("kept/two", "", 1, retain=True).wait_for_publish(10)
+    client.disconnect()
+    client.loop_stop()
+    connection.close()
+
+
 def test_who_only_reads_finds_nothing_to_change(browser: Browser, gateway: Running) -> None:
     scene = Scene(browser, gateway)
     scene.log_in("bob")
@@ -220,7 +257,7 @@ def test_who_only_reads_finds_nothing_to_change(browser: Browser, gateway: Runni
     for view in VIEWS[1:]:
         scene.turn(view)
         expect(scene.page.get_by_text("…", exact=True)).to_have_count(0)
-        words = re.compile("Pause|Purge|Delete|Redrive|Disconnect|End|Publish|Reload|Peek|Try")
+        words = re.compile("Pause|Purge|Delete|Clear|Redrive|Disconnect|End|Publish|Reload|Peek|Try")
         expect(scene.page.get_by_role("button", name=words)).to_have_count(0)
     scene.page.get_by_role("button", name="Log out").click()
     expect(scene.page.get_by_role("button", name="Log in")).to_be_visible()

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import time
 from collections.abc import Iterator
+from pathlib import Path
 from typing import Final
 
 import httpx
@@ -20,6 +22,13 @@ MAPPING: Final = """version: 1
 routes:
   - {name: near, from: {endpoint: mqtt, topic: "near/#"}, to: {endpoint: amqp091, queue: near}}
   - {name: far, from: {endpoint: mqtt, topic: "far/#"}, to: {endpoint: erp, queue: far}}
+"""
+
+
+NEAR: Final = """version: 1
+routes:
+  - {name: near, from: {endpoint: mqtt, topic: "near/#"}, to: {endpoint: amqp091, queue: near}}
+  - {name: also, from: {endpoint: mqtt, topic: "near/#"}, to: {endpoint: amqp091, queue: near}}
 """
 
 
@@ -129,4 +138,28 @@ def test_pauses_of_routes_and_links(settings: Settings, broker: Running) -> None
         waiting.wait_for_publish(10)
         scene.link_is(True)
         assert depth(gateway, "near") == 2
+        scene.close()
+
+
+def test_a_gateway_that_stops_waits_for_no_route_that_is_paused(settings: Settings, tmp_path: Path) -> None:
+    """Its senders have what it holds: they were told nothing, and say it again."""
+    file = tmp_path / "near.yaml"
+    file.write_text(NEAR)
+    other = {"store": Store(path=tmp_path), "links": {}, "mappings": (str(file),)}
+    more = settings.model_copy(update={"drain_timeout_secs": 60.0, **other})
+    with running(more) as gateway:
+        scene = Scene(gateway)
+        with pika.BlockingConnection(pika.URLParameters(gateway.amqp_url)) as connection:
+            connection.channel().queue_declare("near", durable=True)
+        scene.act("routes/pause", "near")
+        scene.act("routes/pause", "also")
+        client = scene.client
+        client.publish("near/t", b"0", 0)
+        waiting = [client.publish("near/t", b"%d" % number, 1) for number in range(3)]
+        gateway.until(lambda: gateway.gateway.core.pauses.held() == {"also": 4, "near": 4})
+        assert gateway.ask(gateway.gateway.core.pauses.held_of).total() == 4
+        began = time.monotonic()
+        gateway.stop()
+        assert time.monotonic() - began < 30, "it has not waited for drain_timeout_secs"
+        assert not any(one.is_published() for one in waiting)
         scene.close()

@@ -9,11 +9,11 @@ import pytest
 
 from gateway.broker import pausing
 from gateway.broker.pausing import HELD_FULL, KIND, Gate, Pauses
-from gateway.model.message import Message
+from gateway.model.message import Message, Sender
 from gateway.model.outcome import ACCEPTED, Reason
 from tests.broker.outbox.bench import Bench as OutboxBench
-from tests.broker.parts import amqp, connected, mqtt, newest
-from tests.broker.test_dispatcher import DOWN, OUT, REFUSED, UP, Bench, routes
+from tests.broker.parts import SENDER, amqp, connected, mqtt, newest
+from tests.broker.test_dispatcher import DIRECT, DOWN, OUT, REFUSED, UP, Asked, Bench, routes
 from tests.store.parts import Opened
 
 
@@ -98,6 +98,27 @@ def test_what_is_retained_is_so_when_it_goes_on() -> None:
     assert len(bench.space.retained) == 0
     bench.dispatcher.pauses.resume("route", "down")
     assert len(bench.space.retained) == 1
+
+
+def test_an_answer_goes_home_while_questions_wait() -> None:
+    bench = Asked(DIRECT)
+    bench.dispatcher.pauses._changed = bench.dispatcher.changed
+    outlet = connected(bench.space.session("c", "r/x"))
+    there = bench.there("r/x")
+    bench.dispatcher.pauses.pause("route", "up")
+    asked, _ = bench.publish("mqtt", mqtt("ask", b"again?"))
+    answered, _ = bench.publish("amqp", Message(there, b"42"))
+    assert (asked.told, answered.outcomes) == ([], [ACCEPTED])
+    assert [row.message.body for row in outlet.rows] == [b"42"]
+
+
+def test_what_is_held_is_counted_once_for_each_sender() -> None:
+    bench = paused(OUT % "", OUT.replace("name: out", "name: too") % "")
+    bench.dispatcher.pauses.pause("route", "too")
+    other = Sender("mqtt", "other")
+    bench.publish("mqtt", *out(1, 2), mqtt("out/x", b"3", sender=other))
+    assert bench.dispatcher.pauses.held() == {"out": 3, "too": 3}
+    assert bench.dispatcher.pauses.held_of() == {SENDER: 2, other: 1}
 
 
 @pytest.mark.parametrize("limit", ["HELD_MESSAGES_MAX", "HELD_OCTETS_MAX"])

@@ -7,7 +7,7 @@ from typing import Any, Final
 
 from gateway.broker.queue import Queue
 from gateway.errors import RemoteProtocolError
-from gateway.ingress.guests import Farewell, Guests
+from gateway.ingress.guests import Farewell, Guests, InFlight
 from gateway.ingress.services import Services
 from gateway.ingress.source import ListenerSource
 from gateway.model.dialect import NameRefused
@@ -115,6 +115,9 @@ class StompConnection:
     @property
     def idle(self) -> bool:
         return not any(one.taken for one in self._subscriptions.values())
+
+    def in_flight(self) -> InFlight:
+        return InFlight(0, sum(len(one.taken) for one in self._subscriptions.values()))
 
     def receive(self, data: bytes, now: float) -> None:
         try:

@@ -5,11 +5,12 @@ import {Notice, period, said} from "./parts.js";
 import {Endpoints, Overview, Routes} from "./overview.js";
 import {Connections, DeadLetters, Journal, Limits, Queues, Sessions} from "./broker.js";
 import {Mappings} from "./mappings.js";
+import {Destinations, Exchanges, Retained, Users} from "./names.js";
 import {Tap} from "./tap.js";
 
 const Links = () => html`<h2>Links</h2><section><${Endpoints} kind="link" /></section>`;
 const VIEWS = {overview: ["Overview", Overview], routes: ["Routes", Routes], links: ["Links", Links], connections: ["Connections", Connections], sessions: ["Sessions", Sessions],
-  queues: ["Queues", Queues], "dead-letters": ["Dead letters", DeadLetters], mappings: ["Mappings", Mappings], journal: ["Journal", Journal], tap: ["Tap", Tap], limits: ["Limits", Limits]};
+  queues: ["Queues", Queues], exchanges: ["Exchanges", Exchanges], retained: ["Retained", Retained], destinations: ["Destinations", Destinations], "dead-letters": ["Dead letters", DeadLetters], mappings: ["Mappings", Mappings], journal: ["Journal", Journal], tap: ["Tap", Tap], users: ["Users", Users], limits: ["Limits", Limits]};
 const chosen = () => VIEWS[location.hash.slice(2)] ? location.hash.slice(2) : "overview";
 
 function Console() {

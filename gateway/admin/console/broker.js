@@ -48,7 +48,7 @@ export function Connections() {
   return html`<h2>Connections</h2><section><${List} path="connections" caption="Clients that are connected" words=${{rates: true}} keyed=${row => `${row.address} ${row.endpoint}`}
     filters=${[["client", "Client"], ["user", "User"], ["address", "Address"], ["protocol", "Protocol", PROTOCOLS]]} columns=${again => [
     ["Client", row => row.client || "–", "text"], ["User", row => row.user || "–"], ["Address", row => row.address], ["Listener", row => row.endpoint], ["Protocol", row => `${row.protocol} ${row.version}`],
-    ["Virtual host", row => row.virtual_host || "–"], ["Since", row => moment(row.since)], ["In /s", row => octets(row.bytes_in_per_sec), "number"], ["Out /s", row => octets(row.bytes_out_per_sec), "number"], ["Busy", row => row.idle ? "no" : "yes"],
+    ["Virtual host", row => row.virtual_host || "–"], ["Since", row => moment(row.since)], ["In /s", row => octets(row.bytes_in_per_sec), "number"], ["Out /s", row => octets(row.bytes_out_per_sec), "number"], ["Unsettled", row => number(row.unsettled), "number"], ["Unacknowledged", row => number(row.unacknowledged), "number"],
     ["", row => html`<${Act} label="Disconnect" name=${row.client || row.address} sure=${`Disconnect ${row.client || row.address}?`} act=${async () => { const told = await post("connections/disconnect", {address: row.address}); await again(); return `${told.disconnected} disconnected`; }} />`]]} /></section>`;
 }
 

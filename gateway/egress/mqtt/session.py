@@ -311,8 +311,11 @@ class MqttLinkSession:
     @property
     def idle(self) -> bool:
         """Nothing waits for the broker, and nothing that it sent waits for us."""
-        publisher = self.publisher
-        return publisher.idle and not self.receiver.unsettled
+        return self.idle_but(0)
+
+    def idle_but(self, held: int) -> bool:
+        """The same, but for so many of the messages that it sent."""
+        return self.publisher.idle and self.receiver.unsettled <= held
 
     @property
     def unconfirmed(self) -> int:

@@ -35,7 +35,7 @@ from gateway.ingress.amqp091.large import LargeBody
 from gateway.ingress.amqp091.line import Line
 from gateway.ingress.amqp091.methods import METHODS, ActingGuest, Later
 from gateway.ingress.amqp091.special import look_closer
-from gateway.ingress.guests import Farewell
+from gateway.ingress.guests import Farewell, InFlight
 from gateway.ingress.logins import certificate_of
 from gateway.ingress.outstanding import Outstanding
 from gateway.model.caches import make_room
@@ -236,6 +236,10 @@ class AmqpConnection(ActingGuest):
     def idle(self) -> bool:
         """Nothing that this client published awaits its outcome."""
         return not self.unsettled
+
+    def in_flight(self) -> InFlight:
+        """What is under way."""
+        return InFlight(self.unsettled, sum([len(one.unacknowledged) for one in self.channels.values()]))
 
     def hold(self) -> Callable[[], None] | None:
         """Stop reading, unless the client must go on acknowledging; returns what undoes it."""

@@ -317,6 +317,11 @@ class FastChannel:
         large = self.large_deliveries.active
         self._sent = (self.next_number if large is None else large.limit) - 1
 
+    @property
+    def unacknowledged(self) -> int:
+        """Messages that were sent and not acknowledged."""
+        return sum([delivery.count for delivery in self._deliveries])
+
     def acknowledge(self, number: int, touched: dict[Queue, None]) -> None:
         """The client has everything up to `number`; `touched` gets the queues that may go on."""
         for delivery in self._take(min(number, self._sent)):

@@ -22,7 +22,7 @@ from gateway.ingress.amqpfast.commands import CONNECTION_COMMANDS, HANDLE_COMMAN
 from gateway.ingress.amqpfast.incoming_transfers import IncomingTransfers
 from gateway.ingress.amqpfast.ingress import FastIngress
 from gateway.ingress.amqpfast.publishing import Publisher
-from gateway.ingress.guests import Farewell
+from gateway.ingress.guests import Farewell, InFlight
 from gateway.ingress.outstanding import Outstanding
 from gateway.model.message import Sender
 from gateway.model.outcome import Outcome
@@ -278,6 +278,11 @@ class FastConnection(ActingGuest):
     def idle(self) -> bool:
         """Nothing that this client wants to be told about awaits its outcome."""
         return not self.publisher.unsettled and not self._pauses
+
+    def in_flight(self) -> InFlight:
+        """What is under way."""
+        sent = sum([channel.unacknowledged for channel in self.channels.values()])
+        return InFlight(self.publisher.unsettled, sent)
 
     def hold(self) -> Callable[[], None] | None:
         """Stop reading, unless the client must go on acknowledging; returns what undoes it."""

@@ -7,7 +7,7 @@ from typing import Any, Self
 
 import structlog
 
-from gateway.ingress.guests import Farewell, Guests
+from gateway.ingress.guests import Farewell, Guests, InFlight
 from gateway.model.message import Sender
 from gateway.transport.stream import Stream
 
@@ -94,6 +94,10 @@ class PendingConnection:
     def idle(self) -> bool:
         """It has published nothing."""
         return True
+
+    def in_flight(self) -> InFlight:
+        """It has published nothing, and has been sent nothing."""
+        return InFlight()
 
     def hold(self) -> Callable[[], None] | None:
         """It has published nothing that could fill a queue."""

@@ -22,7 +22,7 @@ from gateway.broker.mqtt.shared import shared_pattern
 from gateway.broker.poison import poisoned
 from gateway.broker.routing import NOWHERE, RoutingEntry
 from gateway.errors import RemoteProtocolError
-from gateway.ingress.guests import Farewell
+from gateway.ingress.guests import Farewell, InFlight
 from gateway.ingress.mqtt.acknowledgements import Answers, acknowledged
 from gateway.ingress.mqtt.admission import AdmittedGuest
 from gateway.ingress.mqtt.bursts import BURST_MIN, Burst, burst_in
@@ -234,6 +234,11 @@ class MqttConnection(AdmittedGuest):
     def idle(self) -> bool:
         """Nothing that this client published awaits its outcome."""
         return not self.unsettled
+
+    def in_flight(self) -> InFlight:
+        """What is under way."""
+        session = self.session
+        return InFlight(self.unsettled, 0 if session is None else len(session.in_flight))
 
     def hold(self) -> Callable[[], None] | None:
         """Stop reading, unless the client must go on acknowledging; returns what undoes it."""

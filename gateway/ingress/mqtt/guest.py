@@ -6,7 +6,7 @@ from abc import ABC, abstractmethod
 from collections.abc import Callable
 
 from gateway.broker.routing import RoutingEntry
-from gateway.ingress.guests import Farewell
+from gateway.ingress.guests import Farewell, InFlight
 from gateway.model.message import Message, Sender
 from gateway.model.outcome import Outcome
 from gateway.protocols.mqtt.server import ServerConnection
@@ -54,6 +54,9 @@ class MqttGuest(ABC):
     @property
     @abstractmethod
     def idle(self) -> bool: ...
+
+    @abstractmethod
+    def in_flight(self) -> InFlight: ...
 
     @abstractmethod
     def hold(self) -> Callable[[], None] | None: ...
